@@ -30,7 +30,7 @@ def bind_arguments(walk: Evaluator, target: Function, call: CallSite, arguments:
     own = parameters[1:positional] if bound else parameters[:positional]
     for parameter, node, value in zip(own, call.node.args, arguments, strict=False):
         if isinstance(node, ast.Starred):
-            break  # who gets what is not known from here on
+            break  # from here on it is unknown which parameter gets which value
         join_parameter(target, parameter.arg, value)
     for keyword in call.node.keywords:
         if keyword.arg is not None:
@@ -51,7 +51,7 @@ def returned_value(function: Any, arguments: Arguments) -> AbstractValue:
 
 
 def _passed_through(function: Function, arguments: Arguments) -> AbstractValue | None:
-    """Of `default(mask, ones)` what this call gives, and not what other calls have given it."""
+    """The arguments that the function returns unchanged: the value of `default(mask, ones)` for this call only."""
     if not arguments or not function.passes or "" in function.passes:
         return None
     names = [one.arg for one in function.parameters][1 if function.cls is not None else 0 :]

@@ -45,12 +45,12 @@ _STEPS = frozenset(
 _HOST_KEYWORDS = frozenset(("collate_fn", "compute_metrics", "worker_init_fn", "transform", "target_transform",
     "preprocess_logits_for_metrics", "transforms"))  # fmt: skip
 _HOST_METHODS = frozenset(("map", "filter", "with_transform", "set_transform"))
-JIT = ("jit_compile", "experimental_compile")  # the second is the older name
+JIT = ("jit_compile", "experimental_compile")  # the second name is the older one
 _STEP_CLOSURES = frozenset(("torch_xla.core.xla_model.add_step_closure",))
 
 
 def record_effects(walk: Evaluator, call: CallSite, arguments: Sequence[AbstractValue]) -> None:
-    """Note what this call tells."""
+    """Records the effects of this call on loops and functions."""
     node = call.node
     if call.method:
         _record_method(walk, call, arguments)
@@ -79,7 +79,7 @@ def _record_method(walk: Evaluator, call: CallSite, arguments: Sequence[Abstract
     ):
         _step(walk)
     elif kind == STRATEGY and method == "run" and arguments:
-        if "Mirrored" not in call.receiver.name:  # of GPUs: XLA only where jit_compile says so
+        if "Mirrored" not in call.receiver.name:  # for GPUs: XLA only with jit_compile
             _compiled(arguments[0])
         _step(walk)
     elif method in _HOST_METHODS and kind in (DATASET, UNKNOWN, TFDATA) and arguments:
@@ -109,9 +109,9 @@ def _is_model_call(walk: Evaluator, node: ast.Call) -> bool:
 
 
 def _model_call(walk: Evaluator, of_sent: bool = False) -> None:
-    """A model that is called on what a loader gives makes the loop an evaluation's; one that is called again and again
-    outside of a module (a module goes over its layers) makes it a loop that generates. `of_sent`: it is called on what
-    was sent to the device."""
+    """A model call on a loader's batch makes the loop an evaluation loop; repeated calls outside a module (a module
+    loops over its layers) make it a generation loop. `of_sent`: the model is called on a tensor that was moved to the
+    device."""
     loops, function = walk.ctx.loops, walk.ctx.function
     if not loops:
         if function is not None:
@@ -127,7 +127,7 @@ def _model_call(walk: Evaluator, of_sent: bool = False) -> None:
 
 
 def record_called_function(walk: Evaluator, target: Function) -> None:
-    """A function of this program is called: what it does at each call, its caller does there."""
+    """Records the call of a function of this program: the caller does what the function does in each call."""
     if target.steps:
         _step(walk)
     elif target.runs_model and (target.cls is None or not target.cls.is_module):

@@ -59,7 +59,7 @@ _DESCRIBED = frozenset(
 
 
 def evaluate_call(walk: Evaluator, node: ast.Call) -> AbstractValue:
-    """What the call gives; the call is recorded in the program."""
+    """The value of the call, which is recorded in the program."""
     func = node.func
     receiver, method, name = UNKNOWN_VALUE, "", ""
     callee = walk.value(func)
@@ -93,7 +93,7 @@ def _note(walk: Evaluator, call: CallSite, callee: AbstractValue, arguments: Arg
 
 
 def _called(callee: AbstractValue) -> Function | None:
-    """The function of this program that a call runs."""
+    """The function of this program that the call runs."""
     if callee.kind == FUNCTION:
         return callee.ref if isinstance(callee.ref, Function) and not callee.prepared else None
     owner: Class | None = callee.ref if callee.kind in (MODEL, INSTANCE, CLASS) else None
@@ -132,7 +132,7 @@ def _result(
 
 
 def _item_method(walk: Evaluator, node: ast.Call, method: str, arguments: Arguments) -> AbstractValue:
-    """Of a part of something unknown that a loop goes over: a batch, where it is sent to a device."""
+    """A method of an item of an unknown iterable: a batch, if it is moved to a device."""
     if method == "items":
         return AbstractValue(LIST, item=AbstractValue(LIST, items=(A_NUMBER, UNKNOWN_ITEM)))
     if method == "values":
@@ -162,7 +162,7 @@ def _instance(walk: Evaluator, node: ast.Call, callee: AbstractValue) -> Abstrac
 
 
 def _fill(walk: Evaluator, node: ast.Call, cls: Class) -> None:
-    """The fields of a data class hold what it is made with."""
+    """Sets the fields of a dataclass to the arguments of the call."""
     for keyword in node.keywords:
         before = cls.attribute(keyword.arg) if keyword.arg is not None else None
         if keyword.arg is not None and before is not None:

@@ -30,10 +30,10 @@ class CodeCell:
     Attributes:
         path: the file, or `In [n]` for a cell of a running notebook.
         number: of a code cell in its notebook file, from 1; None for anything else.
-        text: as the person sees it; lines end in a line feed whatever the file has.
+        text: as the user sees it; lines end in a line feed, whatever the file has.
         tree: its lines are the lines of `text`, its columns (in UTF-8 bytes, as everywhere in `ast`) those of `text`.
             Empty for a cell in another language, None for one that does not parse.
-        magic: the name of the cell magic ("tpu_train", "time", "bash"), "" where there is none.
+        magic: the name of the cell magic ("tpu_train", "time", "bash"), "" if there is none.
         magic_line: the words after it.
         line_magics: `%name words` on its lines.
         problem: TPU001 where it does not parse.
@@ -72,8 +72,8 @@ class CodeCell:
 
 
 def cell_of(text: str, path: str = "<text>", number: int | None = None) -> CodeCell:
-    """Text as a cell. IPython's syntax is understood in cells of notebooks (a `number`, or a path `In [n]`) and in
-    `.ipy` files; in any other file its lines are a problem, and the rest is read."""
+    """Text as a cell. IPython syntax is valid in cells of notebooks (a `number`, or a path `In [n]`) and in `.ipy`
+    files; in other files its lines are a problem, and the rest is read."""
     text = _LINE_END.sub("\n", text)
     try:
         return CodeCell(path, number, text, syntax.parse(text))
@@ -93,7 +93,7 @@ def _interactive(text: str, path: str, number: int | None) -> CodeCell:
 
 
 def _parse_masked(lines: list[str]) -> ast.Module:
-    """IPython takes away the indentation that all lines share; here the lines become the body of an `if`."""
+    """IPython removes common indentation; here the lines become the body of an `if`."""
     first = next((line for line in lines if line.strip() and not line.lstrip().startswith("#")), "")
     text = "\n".join(lines)
     if not first[:1].isspace():
@@ -110,7 +110,7 @@ def _parse_masked(lines: list[str]) -> ast.Module:
 
 
 def _exported(text: str, path: str, error: PythonParseError) -> CodeCell:
-    """A Python file that does not parse. Colab writes the `!` lines of a notebook into one as they are."""
+    """A Python file that does not parse. Colab exports the `!` lines of a notebook unchanged."""
     masked = ipython.mask(text, cell_magics=False)
     try:
         tree = syntax.parse(masked.python)
@@ -187,14 +187,14 @@ def without_redefined(cells: Sequence[CodeCell], name: str = "", home: str = "")
 
 
 def _definitions(cell: CodeCell) -> Iterator[_Definition]:
-    """Those outside of everything that take a name of their own: `@show.register` gives its function to another."""
+    """Top-level definitions that bind their name; `@show.register` registers its function with another."""
     for node in cell.tree.body if cell.tree is not None else ():
         if isinstance(node, _Definition) and not any(map(registers, node.decorator_list)):
             yield node
 
 
 def registers(decorator: ast.expr) -> bool:
-    """Whether it gives its function to another (`@show.register`)."""
+    """Whether it registers its function with another (`@show.register`)."""
     called = decorator.func if isinstance(decorator, ast.Call) else decorator
     return isinstance(called, ast.Attribute) and called.attr == "register"
 

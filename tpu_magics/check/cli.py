@@ -95,7 +95,7 @@ def _explain(word: str, rules: Rules) -> int:
 
 
 def _say(text: str, stream: str = "stdout") -> int:
-    """Print what the stream's encoding can hold, and the rest as escapes."""
+    """Prints text; characters that the stream's encoding lacks become escapes."""
     file = getattr(sys, stream)
     encoding = getattr(file, "encoding", None) or "utf-8"
     file.write(text.encode(encoding, "backslashreplace").decode(encoding))
@@ -126,7 +126,8 @@ class _Check:
         return self._end()
 
     def stdin(self) -> int:
-        """Standard input as one file; with --fix its new text goes to standard output and the report beside it."""
+        """Checks standard input as one file; with --fix the new text goes to standard output, the report to standard
+        error."""
         data = sys.stdin.buffer.read()
         name = self.options.stdin_filename or ("<stdin>.ipynb" if _looks_like_notebook(data) else "<stdin>")
         self._file(name, data)
@@ -226,7 +227,7 @@ def _file_lines(path: str) -> list[list[int]]:
 
 
 def _line(lines: list[list[int]], finding: Finding) -> int:
-    """The line of the notebook's file; 1 where it cannot be known, as for standard input."""
+    """The line in the notebook's file; 1 if unknown, as for standard input."""
     number = (finding.cell or 0) - 1
     if not 0 <= number < len(lines):
         return 1

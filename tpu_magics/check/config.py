@@ -72,7 +72,7 @@ def _weight(word: str, code: str, group: str, name: str) -> int:
     if small == "all":
         return 1
     if small == group:
-        return 1 + len("tpu1")  # a group has the numbers of one hundred
+        return 1 + len("tpu1")  # a group has one hundred numbers
     if small == name:
         return 1 + len(code)
     return 1 + len(small) if small.startswith("tpu") and code.lower().startswith(small) else 0
@@ -120,7 +120,7 @@ class CheckConfig:
 
 
 def _matches(glob: str, path: str) -> bool:
-    """Whether a glob fits a path or a folder above it. Without a slash inside, it fits any name in the path."""
+    """Whether a glob matches a path or a folder above it. Without a slash it matches any name in the path."""
     glob = glob.removeprefix("./")
     parts = path.split("/")
     if "/" not in glob.rstrip("/"):
@@ -142,7 +142,7 @@ def _pattern(glob: str) -> re.Pattern[str]:
 
 @dataclass
 class ConfigFinder:
-    """The configuration of each folder: that of the nearest pyproject.toml above it with our table."""
+    """Finds the configuration of a folder: the nearest pyproject.toml above it with our table."""
 
     rules: Rules
     select: tuple[str, ...] = ()
@@ -173,7 +173,7 @@ class ConfigFinder:
 
 
 def read(path: Path, rules: Rules) -> CheckConfig | None:
-    """The configuration in a pyproject.toml; None where there is no file or no such table. Raises UsageError."""
+    """The configuration in a pyproject.toml; None if there is no file or no such table. Raises UsageError."""
     try:
         text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError):

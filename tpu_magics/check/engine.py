@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from tpu_magics.check.program import Function
     from tpu_magics.check.rule_context import RuleContext
 
-# Code that names none of these can break no rule, and is not walked.
+# Code without any of these words cannot break a rule and is skipped.
 _OURS = re.compile(r"torch|tensorflow|keras|transformers|accelerate|tpu|XLA_|import tf\b|tokeniz|timm")
-_DEEP = 10_000  # stack frames for deeply nested code; the parser itself gives up earlier
+_DEEP = 10_000  # stack frames for deeply nested code; the parser gives up earlier
 
 
 def check_program(cells: Sequence[CodeCell], rules: Sequence[ModuleType]) -> list[Finding]:
@@ -67,7 +67,8 @@ def _found(cells: Sequence[CodeCell], rules: Sequence[ModuleType]) -> Iterator[F
 
 
 def walk(cells: Sequence[CodeCell], interests: frozenset[type] = frozenset()) -> CheckedProgram:
-    """The program behind these cells, its values found. `program.recorded` holds the nodes of these kinds."""
+    """The program of these cells with its inferred values. `program.recorded` holds the nodes of the kinds in
+    `interests`."""
     program = CheckedProgram(cells)
     walker = Walker(program, interests)
     limit = sys.getrecursionlimit()
@@ -81,7 +82,7 @@ def walk(cells: Sequence[CodeCell], interests: frozenset[type] = frozenset()) ->
 
 
 def _once(recorded: list[tuple[ast.AST, RuleContext]]) -> list[tuple[ast.AST, RuleContext]]:
-    """A node that the walk meets twice (an attribute that is assigned to) is given to rules once, as met last."""
+    """A node that the walk visits twice (an attribute that is assigned to) is checked once, with the last context."""
     found = {id(node): (node, ctx) for node, ctx in recorded}
     return list(found.values())
 
@@ -100,7 +101,8 @@ class CodeSpan:
 
 
 def code_spans(cells: Sequence[CodeCell], name: str) -> list[CodeSpan]:
-    """Where a function, class or method (`Net.forward`) of these cells stands, and what it calls."""
+    """The source lines of a function, class or method (`Net.forward`) of these cells, and of the functions that it
+    calls."""
     program = walk(cells)
     wanted = [one for one in program.functions if _name(one) == name][-1:]
     classes = [one for one in program.classes if one.name == name][-1:]
@@ -111,7 +113,7 @@ def code_spans(cells: Sequence[CodeCell], name: str) -> list[CodeSpan]:
 
 
 def _reached(program: CheckedProgram, wanted: Sequence[Function]) -> list[Function]:
-    """These functions, what they call, what they name (`collate_fn=collate`), and what is defined in them."""
+    """These functions, the functions that they call or mention (`collate_fn=collate`), and those defined in them."""
     value_of_name: dict[str, list[Function]] = {}
     called: dict[int, list[Function]] = {}
     for one in program.functions:

@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from tpu_magics.check.program import CheckedProgram, Class, Function
     from tpu_magics.check.rule_context import RuleContext
 
-MOST_ITEMS = 24  # of a list or tuple that are known one by one
-EVERY_N = "%every-n"  # the name of a Python truth that holds only now and then
-FLAGS = ("varies", "read", "shape")  # of numbers: what is computed from one has them too
+MOST_ITEMS = 24  # items of a list or tuple that are tracked one by one
+EVERY_N = "%every-n"  # the name of a condition that holds only every N steps
+FLAGS = ("varies", "read", "shape")  # of numbers: the result of a computation has them too
 TENSORS = (TENSOR, OUTPUT, BATCH)
-# What a loop over something unknown gives, and its parts: sent to a device, it is a tensor and no model.
+# An item of an unknown iterable, and its parts: moved to a device, it is a tensor and not a model.
 UNKNOWN_ITEM = AbstractValue(UNKNOWN, name="%item")
 _BUILTINS = frozenset(dir(builtins))
 _MODULES: dict[str, AbstractValue] = {}
@@ -62,7 +62,7 @@ def module(name: str) -> AbstractValue:
 
 
 def element(value: AbstractValue) -> AbstractValue:
-    """What iterating over a value gives."""
+    """The item of an iteration over a value."""
     kind = value.kind
     if kind == LOADER:
         return AbstractValue(BATCH, lib=value.lib, where="device" if value.prepared else "")
@@ -82,13 +82,13 @@ def element(value: AbstractValue) -> AbstractValue:
         return value.with_(const=NOTHING)
     if value.name == UNKNOWN_ITEM.name:
         return value
-    if kind == UNKNOWN and value.prepared:  # by accelerate: iterated over, it is a loader
+    if kind == UNKNOWN and value.prepared:  # by accelerate: in a loop it is a loader
         return AbstractValue(BATCH, lib="torch", where="device")
     return UNKNOWN_VALUE
 
 
 def iterated_value(value: AbstractValue, node: ast.expr) -> AbstractValue:
-    """What a loop goes over; of a call that is not known the loader it is given (`logger.log_every(loader, 10)`)."""
+    """The iterable of a loop; for an unknown call the loader among its arguments (`logger.log_every(loader, 10)`)."""
     if value.kind != UNKNOWN or not isinstance(node, ast.Call):
         return value
     given: Iterable[AbstractValue] = (getattr(one, "_value", UNKNOWN_VALUE) for one in node.args)
@@ -96,7 +96,7 @@ def iterated_value(value: AbstractValue, node: ast.expr) -> AbstractValue:
 
 
 def common_placement(places: Iterable[str]) -> str:
-    """Where what is computed from tensors at these places is."""
+    """The device of a result that is computed from tensors on these devices."""
     found = set(places)
     if "device" in found:
         return "device"
@@ -111,7 +111,7 @@ def join_all(values: Iterable[AbstractValue]) -> AbstractValue:
 
 
 class Evaluator:
-    """Finds values of expressions in a frame. `recording`: the second pass, in which nodes are given to rules."""
+    """Evaluates expressions in a frame. `recording`: the second pass, which records nodes for the rules."""
 
     program: CheckedProgram
     ctx: RuleContext
@@ -133,7 +133,7 @@ class Evaluator:
     def values(self, nodes: Iterable[ast.expr | None]) -> list[AbstractValue]:
         return [self.value(node) for node in nodes]
 
-    # What walker.py gives:
+    # Implemented in walker.py:
 
     def bind(self, name: str, value: AbstractValue) -> None:
         raise NotImplementedError
@@ -226,7 +226,7 @@ def attribute(value: AbstractValue, name: str) -> AbstractValue:
     return handler(value, name) if handler is not None else value if value is UNKNOWN_ITEM else UNKNOWN_VALUE
 
 
-# Of a ModelOutput: None, or one tensor for each layer.
+# Fields of a ModelOutput: None, or one tensor for each layer.
 _TUPLES = frozenset(
     ("hidden_states", "attentions", "cross_attentions", "encoder_hidden_states", "decoder_hidden_states",
      "encoder_attentions", "decoder_attentions")
@@ -284,7 +284,7 @@ def _instance_attribute(value: AbstractValue, name: str) -> AbstractValue:
 
 
 def _is_loss(name: str) -> bool:
-    """Of what another file makes: `self.criterion = config.criterion`."""
+    """Whether it is a loss from another file: `self.criterion = config.criterion`."""
     return name in ("criterion", "loss_fn")
 
 
@@ -459,12 +459,13 @@ def _compare(walk: Evaluator, node: ast.Compare) -> AbstractValue:
         return AN_ARRAY
     flags: dict[str, Any] = {flag: any(getattr(value, flag) for value in values) for flag in FLAGS}
     unknown = any(value.kind == UNKNOWN for value in values)
-    dtype = "bool" if unknown else ""  # where one of them is a tensor
+    dtype = "bool" if unknown else ""  # if one of them is a tensor
     return AbstractValue(UNKNOWN if unknown else NUMBER, dtype=dtype, name=_now_and_then(values, node), **flags)
 
 
 def _now_and_then(values: list[AbstractValue], node: ast.Compare) -> str:
-    """`step % 100 == 0`, `step == 0`, `step in (1, 10)`: true only now and then. Ranks are told from steps."""
+    """Marks conditions that hold only every N steps: `step % 100 == 0`, `step == 0`, `step in (1, 10)`; not those on
+    ranks."""
     if any(value.name == "%rank" for value in values):
         return "%rank"
     op = node.ops[0]
@@ -480,7 +481,7 @@ _TENSOR_TYPES = frozenset(("torch.Tensor", "torch.FloatTensor", "torch.LongTenso
 
 
 def narrow(test: ast.expr, ctx: RuleContext) -> tuple[list[str], list[str]]:
-    """Names that are no tensors where a test holds, and where it fails: `isinstance(x, int)`, `torch.is_tensor(x)`."""
+    """Names that are not tensors if a test is true, and if it is false: `isinstance(x, int)`, `torch.is_tensor(x)`."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         holds, fails = narrow(test.operand, ctx)
         return fails, holds
@@ -509,7 +510,7 @@ def _by_type(test: ast.Call, name: str, ctx: RuleContext) -> tuple[list[str], li
 
 
 def _narrowed_operands(walk: Evaluator, node: ast.BoolOp) -> list[AbstractValue]:
-    """The parts of `isinstance(x, float) and x > 3`: each knows what those before it have told."""
+    """The operands of `isinstance(x, float) and x > 3`: each is narrowed by those before it."""
     before: dict[str, AbstractValue] = {}
     values = []
     for one in node.values:
@@ -537,7 +538,7 @@ def _bool_op(walk: Evaluator, node: ast.BoolOp) -> AbstractValue:
     return found
 
 
-# Asked by code that is also traced by other compilers.
+# Conditions in code that other compilers trace as well.
 _NEVER_ON_XLA = frozenset(
     ("torch.jit.is_tracing", "torch.jit.is_scripting", "torch.compiler.is_compiling", "torch._dynamo.is_compiling",
      "transformers.utils.is_torchdynamo_compiling", "transformers.utils.is_tracing")
@@ -553,7 +554,7 @@ def _if_exp(walk: Evaluator, node: ast.IfExp) -> AbstractValue:
 
 
 def _is_left_alone(walk: Evaluator, node: ast.IfExp) -> bool:
-    """`norm.item() if isinstance(norm, torch.Tensor) else norm`: what is left alone is no tensor."""
+    """`norm.item() if isinstance(norm, torch.Tensor) else norm`: the second `norm` is not a tensor."""
     test = node.test
     if not isinstance(test, ast.Call) or len(test.args) != 2 or walk.ctx.name(test) != "builtins.isinstance":
         return False
@@ -614,7 +615,7 @@ def subscript(value: AbstractValue, index: AbstractValue, node: ast.expr) -> Abs
     if kind == MODEL and value.ref is None:
         return value  # a Sequential or ModuleList
     if kind == DATASET and isinstance(index.const, str):
-        return value  # of a DatasetDict a split, of a Dataset a column
+        return value  # a split of a DatasetDict, a column of a Dataset
     return value if value is UNKNOWN_ITEM else UNKNOWN_VALUE
 
 
@@ -650,7 +651,7 @@ def _comprehension(
         item = walk.value(node.value)
     else:
         item = walk.value(node.elt)
-    for name, before in targets.items():  # a comprehension's names are its own
+    for name, before in targets.items():  # a comprehension has its own names
         walk.unbind(name) if before is None else walk.bind(name, before)
     return AbstractValue(LIST, item=item, made=node, name="builtins.dict" if isinstance(node, ast.DictComp) else "")
 
@@ -689,7 +690,7 @@ def _await(walk: Evaluator, node: ast.Await) -> AbstractValue:
 
 
 def _yield(walk: Evaluator, node: ast.Yield) -> AbstractValue:
-    """What a generator function gives is gathered: a list of such items, over the same loader as its loop."""
+    """Collects the items of a generator function: a list of them, with the loader of its loop."""
     item = walk.value(node.value)
     function, loops = walk.ctx.function, walk.ctx.loops
     if function is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from tpu_magics.check.config import ConfigFinder
 
 SUFFIXES = (".py", ".ipynb")
-# Folders that hold no code of the person's own.
+# Folders without the user's own code.
 SKIPPED = frozenset(("node_modules", "build", "dist", "__pycache__", "site-packages", "venv"))
 
 
@@ -45,7 +45,7 @@ def _walk(folder: Path, configs: ConfigFinder, above: frozenset[Path]) -> Iterat
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What is in a folder; nothing where it may not be read."""
+    """The entries of a folder; none if it is not readable."""
     try:
         return sorted(folder.iterdir())
     except OSError:

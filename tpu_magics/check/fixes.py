@@ -58,7 +58,7 @@ def fix(cells: Sequence[CodeCell], check: Check, findings: Sequence[Finding] | N
 
 
 def _apply_edits(cell: CodeCell, findings: Sequence[Finding]) -> tuple[CodeCell, int]:
-    """The cell with the edits of as many findings as fit beside each other, and still parse."""
+    """The cell after the edits of as many findings as possible: without overlaps, and if the result parses."""
     chosen = _non_overlapping(findings)
     new = _with_edits(cell, chosen)
     if new is not None:
@@ -71,7 +71,7 @@ def _apply_edits(cell: CodeCell, findings: Sequence[Finding]) -> tuple[CodeCell,
 
 
 def _non_overlapping(findings: Sequence[Finding]) -> list[Finding]:
-    """Those whose edits lie apart from those of all before them; the same edit may serve two."""
+    """Those whose edits do not overlap with earlier ones; two findings may share an edit."""
     taken: set[Edit] = set()
     chosen = []
     for finding in findings:
@@ -88,7 +88,7 @@ def _are_disjoint(one: Edit, other: Edit) -> bool:
 
 
 def _with_edits(cell: CodeCell, findings: Iterable[Finding]) -> CodeCell | None:
-    """The cell after the edits; None where nothing changes or where it no longer parses."""
+    """The cell after the edits; None if nothing changes or where it no longer parses."""
     text = applied(cell.text, {edit for finding in findings for edit in finding.edits})
     if text == cell.text:
         return None
@@ -97,7 +97,7 @@ def _with_edits(cell: CodeCell, findings: Iterable[Finding]) -> CodeCell | None:
 
 
 def applied(text: str, edits: Iterable[Edit]) -> str:
-    """The text after edits that lie apart."""
+    """The text after edits that do not overlap."""
     starts = [0]
     for line in text.split("\n"):
         starts.append(starts[-1] + len(line) + 1)
@@ -111,12 +111,12 @@ def applied(text: str, edits: Iterable[Edit]) -> str:
 
 
 def diff(fixed: FixResult) -> str:
-    """A unified diff of what changed; of a notebook one for each cell."""
+    """A unified diff of the changes; for a notebook one per cell."""
     return "".join(_diff(fixed.before[index], text) for index, text in fixed.changes.items())
 
 
 def _diff(old: CodeCell, text: str) -> str:
-    if old.number is None:  # plain paths: `patch` and `git apply` take it
+    if old.number is None:  # plain paths, for `patch` and `git apply`
         before, after = old.path, old.path
     else:
         before, after = (f"{old.path}, cell {old.number} ({when})" for when in ("before", "after"))
@@ -132,7 +132,7 @@ def _lines(text: str) -> list[str]:
 
 
 def write(path: str, data: bytes, fixed: FixResult) -> None:
-    """Put the changed cells into the file whose bytes were `data`; raises TpuMagicsError, and then it is as it was."""
+    """Writes the changed cells to the file whose bytes were `data`; on TpuMagicsError the file is unchanged."""
     new = new_bytes(path, data, fixed)
     if new != data:
         _write(Path(path).resolve(), data, new)
@@ -168,7 +168,7 @@ def _like(old: str, new: str) -> str:
 
 
 def _line_by_line(old: str, new: str, usual: str) -> str:
-    """Where a file mixes line ends: lines that stay keep theirs."""
+    """For a file with mixed line ends: unchanged lines keep theirs."""
     old_lines = _LINE_END.split(old)
     ends = [*_LINE_END.findall(old), ""]
     new_lines = new.split("\n")
@@ -180,7 +180,8 @@ def _line_by_line(old: str, new: str, usual: str) -> str:
 
 
 def _write(path: Path, old: bytes, new: bytes) -> None:
-    """All or nothing, with the file's mode; a file that changed meanwhile, or that may not be written, stays."""
+    """Replaces the file atomically and keeps its mode; a file that changed meanwhile, or is read-only, stays
+    unchanged."""
     try:
         if not os.access(path, os.W_OK):
             raise PermissionError(13, "the file is read-only")

@@ -87,7 +87,7 @@ def _block(finding: Finding, colour: bool) -> str:
 
 
 def _with_caret(finding: Finding) -> tuple[str, str]:
-    """The line of code without its indentation, and marks under the place; of a long line the part around it."""
+    """The line of code without its indentation, and carets under the finding; a long line is cut around it."""
     source = finding.source.rstrip()
     start = min(max(finding.column - 1, 0), len(source))
     end = min(finding.end_column - 1, len(source)) if finding.end_line == finding.line else len(source)
@@ -105,7 +105,7 @@ def _width(text: str) -> int:
 
 
 def _printable(text: str) -> str:
-    """Without what would move a terminal's cursor; a tab becomes a space."""
+    """Without control characters; a tab becomes a space."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else " " if one == "\t" else "\N{REPLACEMENT CHARACTER}" for one in text)
@@ -124,8 +124,8 @@ def as_json(report: CheckReport) -> str:
 
 
 def github(report: CheckReport) -> str:
-    """Workflow commands, which GitHub shows beside the line. In a notebook that is the line of the file, and the cell
-    is named."""
+    """Workflow commands, which GitHub shows next to the line. For a notebook this is the line of the file, and the text
+    names the cell."""
     return "".join(_annotation(finding, report) + "\n" for finding in report.findings)
 
 

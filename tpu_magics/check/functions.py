@@ -75,7 +75,7 @@ def _converted(name: str, const: Any) -> Any:
 
 
 def _same_number(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:
-    """abs, round, pow, max, min, sum of what is given."""
+    """abs, round, pow, max, min, sum of the arguments."""
     if len(arguments) == 1 and arguments[0].kind in (LIST, BATCH, OUTPUT):
         found = element(arguments[0])
     else:
@@ -102,7 +102,7 @@ def _enumerate(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments)
 
 
 def _source(value: AbstractValue) -> Any:
-    """The loader that a wrapped iterable goes over: kept so that a loop knows it."""
+    """The loader in a wrapped iterable, for the loop that uses it."""
     if value.kind in (LOADER, TFDATA, DATASET):
         return value
     return value.ref if value.kind == LIST and isinstance(value.ref, AbstractValue) else None
@@ -115,7 +115,7 @@ def _zip(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Ab
 
 
 def _passed_on(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:
-    """Wrappers that go over what they are given, or give it back."""
+    """Wrappers that return or iterate over their first argument."""
     if arguments:
         return arguments[0]
     given = next((one.value for one in node.keywords if one.arg in ("iterable", "model", "module")), None)
@@ -189,7 +189,7 @@ def _partial(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -
     if not arguments:
         return UNKNOWN_VALUE
     bound = len(arguments) > 1 and arguments[0].kind == FUNCTION
-    return arguments[0].with_(prepared=True) if bound else arguments[0]  # its parameters are other ones now
+    return arguments[0].with_(prepared=True) if bound else arguments[0]  # its parameters have changed
 
 
 def _torch_max(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:

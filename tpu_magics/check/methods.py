@@ -48,7 +48,7 @@ from tpu_magics.check.values import (
 if TYPE_CHECKING:
     Arguments = Sequence[AbstractValue]
 
-_OPTIONS = ("return_", "output_", "use_", "is_", "has_")  # of what a batch may hold, no tensors
+_OPTIONS = ("return_", "output_", "use_", "is_", "has_")  # keys of a batch that are not tensors
 
 
 def _batch_method(
@@ -161,7 +161,7 @@ def _accelerator_method(
 
 
 def _by_its_name(node: ast.expr, value: AbstractValue) -> AbstractValue:
-    """Of what is not known the kind that its name says: `train_dl` out of another file."""
+    """For an unknown value the kind that its name implies: `train_dl` from another file."""
     return value_of_name(node.id) if value.kind == UNKNOWN and isinstance(node, ast.Name) else value
 
 
@@ -254,7 +254,7 @@ _OF_REPLICA = AbstractValue(BATCH, lib="tf")
 
 
 def _give_replicas(walk: Evaluator, node: ast.Call, function: AbstractValue) -> None:
-    """`strategy.run(step, args=(next(iterator),))`: what nothing is known of is a part of a batch."""
+    """`strategy.run(step, args=(next(iterator),))`: an unknown argument is part of a batch."""
     if function.kind != FUNCTION or not isinstance(function.ref, Function):
         return
     given = (

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """Trees are many small objects that all live until the end: looking for garbage among them costs half the time."""
+    """Trees are many small objects that live until the end; collecting garbage among them takes half the time."""
     if not gc.isenabled():
         yield
         return

@@ -68,7 +68,7 @@ class Noqa:
 
 
 def _comments(text: str) -> Iterator[tuple[int, str]]:
-    """Line and text of the comments that may say something to us."""
+    """Line and text of the comments that may concern us."""
     line, counted = 1, 0
     for found in _PARTS.finditer(text):
         if found.lastgroup == "comment" and _HINT.search(found.group()):

@@ -22,7 +22,7 @@ class NotANotebook(ValueError):
 
 @dataclass(frozen=True)
 class Notebook:
-    """`sources` are its code cells in order; `language` is "" for Python, else what its kernel speaks."""
+    """`sources` are its code cells in order; `language` is "" for Python, else the language of its kernel."""
 
     sources: tuple[str, ...]
     language: str = ""
@@ -58,7 +58,7 @@ def _load(text: str) -> dict[str, Any]:
 
 
 def _language(found: Mapping[str, Any]) -> str:
-    """What the kernel speaks, in small letters; Python where nothing is said."""
+    """The kernel's language in lower case; Python if it is missing."""
     metadata = _dict(found.get("metadata"))
     said = (
         _dict(metadata.get("language_info")).get("name"),
@@ -79,7 +79,7 @@ def _code_cells(found: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _text(cell: Mapping[str, Any]) -> str:
-    """The source of a code cell, "" where the cell says that it is in another language."""
+    """The source of a code cell, "" if the cell says that it is in another language."""
     source = cell.get("source", cell.get("input"))
     written = cell.get("language", _dict(_dict(cell.get("metadata")).get("vscode")).get("languageId"))
     if isinstance(written, str) and written.lower() not in ("python", "ipython", ""):
@@ -127,13 +127,13 @@ def _after_comma(text: str, at: int) -> int:
 
 
 def _member(text: str, at: int, *keys: str) -> tuple[int, int] | None:
-    """Where the value of the first of `keys` stands; of a key that comes twice the last counts, as it does for json."""
+    """The position of the value of the first of `keys`; of duplicate keys the last counts, as in json."""
     found = {key: (start, end) for key, start, end in _members(text, at)}
     return next((found[key] for key in keys if key in found), None)
 
 
 def _source_places(text: str) -> list[tuple[int, int]]:
-    """Where the source of each code cell stands, (-1, -1) where it has none."""
+    """The position of the source of each code cell, (-1, -1) if it has none."""
     top = _skip(text, 0)
     cells = _member(text, top, "cells")
     arrays = [cells] if cells else _sheets(text, top)
@@ -153,7 +153,7 @@ def _sheets(text: str, top: int) -> list[tuple[int, int]]:
 
 
 def line_numbers(text: str) -> list[list[int]]:
-    """For each code cell the lines (from 1) of the file on which its lines begin."""
+    """For each code cell the lines (from 1) of the file at which its lines start."""
     return [_line_numbers(text, *place) for place in _source_places(text)]
 
 
@@ -176,8 +176,8 @@ def _line_numbers(text: str, start: int, end: int) -> list[int]:
 
 
 def rewritten(text: str, changes: Mapping[int, str]) -> str:
-    """The JSON with new sources for some code cells (from 1). Everything else, and the way in which the sources are
-    written (a list of lines or one string, indentation, escapes), stays as it is."""
+    """The JSON with new sources for some code cells (from 1). Everything else, and the format of the sources (a list of
+    lines or one string, indentation, escapes), is unchanged."""
     places = _source_places(text)
     ascii_only = text.isascii() and "\\u" in text
     for number in sorted(changes, reverse=True):

@@ -57,7 +57,7 @@ _OPTIONAL = re.compile(r"^(?:typing\.)?Optional\[(.*)\]$|^(.*?)\s*\|\s*None$|^No
 _MANY = re.compile(r"^(?:typing\.)?(?:list|List|tuple|Tuple|Sequence|Iterable|Set|set)\[(.*)\]$", re.S)
 _MAPPING = re.compile(r"^(?:typing\.)?(?:dict|Dict|Mapping)\[[^,]*,(.*)\]$", re.S)
 
-# Names that people give to one thing only.
+# Names that always mean the same kind of thing.
 _NAMED = (
     (
         re.compile(
@@ -96,13 +96,13 @@ _TRAINER_METHODS = frozenset(("compute_loss", "training_step", "prediction_step"
 
 
 def value_of_name(name: str) -> AbstractValue:
-    """What a name is that nothing binds (another file or cell does): by convention, where people have one."""
+    """The conventional value of a name that is bound in another file or cell."""
     return next((value for pattern, value in _NAMED if pattern.match(name)), UNKNOWN_VALUE)
 
 
-SURELY = 3  # by what nothing but a tensor of torch has: `loss.backward()`
+SURELY = 3  # a method that only torch tensors have: `loss.backward()`
 
-# Evidence against: what no tensor has, and what only mappings have.
+# Evidence against a tensor: methods that no tensor has, or only mappings have.
 MODEL_USE, _NO_TENSOR, _MAPPING_USE = -3, -2, -1
 _MODELS_HAVE = frozenset(("parameters", "named_parameters", "named_modules"))
 _MAPPINGS_HAVE = frozenset(("keys", "items", "update", "setdefault"))
@@ -114,7 +114,7 @@ def _no_tensor_has(method: str) -> bool:
 
 
 def guess(function: Function, argument: ast.arg, default: ast.expr | None, evidence: dict[str, int]) -> AbstractValue:
-    """The value of a parameter as its own function tells it."""
+    """Guesses the value of a parameter from its own function."""
     if argument.annotation is not None and (found := annotated(argument.annotation)) is not None:
         return UNKNOWN_VALUE if _is_foreign(argument.annotation, function) else found
     if isinstance(default, ast.Constant) and default.value is not None:
@@ -141,7 +141,7 @@ def guess(function: Function, argument: ast.arg, default: ast.expr | None, evide
             else UNKNOWN_VALUE
         )
     if function.compiled and default is None and _TENSORS.match(name):
-        return AbstractValue(TENSOR, lib="tf")  # of what it is given, tf.function makes tensors
+        return AbstractValue(TENSOR, lib="tf")  # tf.function converts its arguments to tensors
     if evidence.get(name, 0) >= (1 if _TENSORS.match(name) else 2):
         return AbstractValue(TENSOR)
     return UNKNOWN_VALUE
@@ -151,7 +151,7 @@ _TENSOR_LIBRARIES = ("torch", "tensorflow", "keras", "jaxtyping")
 
 
 def _is_foreign(annotation: ast.expr, function: Function) -> bool:
-    """Whether a `Tensor` in an annotation is a class of somebody else's."""
+    """Whether a `Tensor` in an annotation is a class of another library."""
     for node in nodes_of(annotation):
         if isinstance(node, ast.Name) and "Tensor" in node.id:
             value = function.ctx.program.globals.get(node.id)
@@ -176,12 +176,12 @@ def _in_callback(function: Function) -> bool:
 
 
 def _plainly(name: str, default: ast.expr | None, evidence: dict[str, int]) -> bool:
-    """In `forward(self, x)` a parameter without a default is a tensor; with `=None` where its name or use says so."""
+    """In `forward(self, x)` a parameter without a default is a tensor; with `=None` if its name or use shows it."""
     return default is None or bool(_TENSORS.match(name)) or evidence.get(name, 0) >= 1
 
 
 def annotated(node: ast.expr) -> AbstractValue | None:
-    """What an annotation says: NO_IDEA for a class that is not known here, None where it says nothing at all."""
+    """The value of an annotation: UNKNOWN_VALUE for an unknown class, None if it says nothing."""
     text = str(node.value) if isinstance(node, ast.Constant) else ast.unparse(node)
     return _read_annotation(text.strip(), 0)
 
@@ -225,17 +225,17 @@ def _parts(text: str) -> list[str]:
 
 
 def _union(values: list[AbstractValue | None]) -> AbstractValue | None:
-    """A tensor or a class that is not known: a tensor. A tensor or a number: neither."""
+    """A tensor or an unknown class: a tensor. A tensor or a number: neither."""
     known = [one for one in values if one is not None and one.kind != UNKNOWN]
     kinds = {one.kind for one in known}
     return known[0] if len(kinds) == 1 else UNKNOWN_VALUE
 
 
 def usage_evidence(body: ast.AST | list[ast.stmt], numeric: bool, libraries: Mapping[str, str]) -> dict[str, int]:
-    """How surely each name is used as a tensor: 2 by what only tensors have, 1 by what arrays have as well.
+    """How surely each name is used as a tensor: 2 by methods of tensors only, 1 by methods that arrays also have.
 
-    `numeric`: the program uses NumPy or pandas, so that what arrays have as well says nothing. `libraries`: names that
-    stand for something of a library, and its canonical name.
+    `numeric`: the program uses NumPy or pandas, so methods that arrays also have are no evidence. `libraries`: imported
+    names and their canonical names.
     """
     found: dict[str, int] = {}
     assigned: list[tuple[str, ast.expr]] = []
@@ -253,7 +253,7 @@ def usage_evidence(body: ast.AST | list[ast.stmt], numeric: bool, libraries: Map
                     _tell(node.value, 2, found)  # `x[:, 0]`, `x[..., None]`
             elif isinstance(node, ast.Compare):
                 _look_at_comparison(node, found)
-    for name, source in reversed(assigned):  # what a tensor was cut out of is one
+    for name, source in reversed(assigned):  # the source of a slice that is a tensor is a tensor
         if found.get(name, 0) > 0 and isinstance(source, (ast.Name, ast.Subscript, ast.Call)):
             _tell(source, found[name], found)
     return found
@@ -264,7 +264,7 @@ def _only_arrays(index: ast.expr) -> bool:
     return isinstance(index, ast.Slice) or (isinstance(index, ast.Constant) and index.value in (None, ...))
 
 
-# Of torch.* and tf.*: these take sizes, seeds or anything at all, and say nothing of their first argument.
+# Functions of torch and tf that take sizes, seeds or anything: no evidence for their first argument.
 _TAKE_ANYTHING = frozenset(
     [
         "tensor",
@@ -354,7 +354,7 @@ def _look_at_call(node: ast.Call, numeric: bool, found: dict[str, int], librarie
 
 
 def _look_at_library_call(node: ast.Call, name: str, found: dict[str, int]) -> None:
-    """`torch.sum(x)`, `F.cross_entropy(out, labels)`: what is given first is a tensor, of a loss also the second."""
+    """`torch.sum(x)`, `F.cross_entropy(out, labels)`: the first argument is a tensor, for a loss also the second."""
     owner, _, last = name.rpartition(".")
     if last in _LOSSES:
         for argument in [*node.args[:2], *(one.value for one in node.keywords if one.arg in ("input", "target"))]:
@@ -365,7 +365,7 @@ def _look_at_library_call(node: ast.Call, name: str, found: dict[str, int]) -> N
 
 
 def _tell(node: ast.expr, surely: int, found: dict[str, int]) -> None:
-    """Of the names behind an expression: `x`, `x[keep]`, `x.view(-1)`, `a[m] == b[m]`."""
+    """Adds evidence for the names in an expression: `x`, `x[keep]`, `x.view(-1)`, `a[m] == b[m]`."""
     while True:
         if isinstance(node, ast.Name):
             if found.get(node.id, 0) >= 0:

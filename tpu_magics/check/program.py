@@ -25,7 +25,7 @@ TRAINING_MAGICS = ("tpu_init", "tpu_train", "tpu_preflight")
 
 @dataclass(frozen=True)
 class RuleInfo:
-    """Which rule speaks: what its module declares."""
+    """The rule that is being checked, as its module declares it."""
 
     code: str
     group: str
@@ -34,7 +34,7 @@ class RuleInfo:
 
 @dataclass
 class CallSite:
-    """One call. `name` is canonical ("" where the callee has none), `method` and `receiver` are set for `x.m()`."""
+    """One call. `name` is canonical ("" if the callee has none), `method` and `receiver` are set for `x.m()`."""
 
     node: ast.Call
     ctx: RuleContext
@@ -54,24 +54,24 @@ class Function:
     ctx: RuleContext  # where it is defined
     outer: Function | None = None
     launched: bool = False
-    host: bool = False  # said by how it is used: a collate function, given to map() ...
-    steps: bool = False  # makes a step outside of its loops
+    host: bool = False  # by its use: a collate function, passed to map() ...
+    steps: bool = False  # performs a step outside its loops
     has_step: bool = False
     evidence: dict[str, int] | None = None  # how its names are used (parameters.py)
-    runs_model: bool = False  # calls a model outside of its loops
+    runs_model: bool = False  # calls a model outside its loops
     given: dict[str, AbstractValue] = field(default_factory=dict)  # parameters, joined over the call sites of this pass
     given_before: dict[str, AbstractValue] = field(default_factory=dict)  # of the pass before
     returns: AbstractValue | None = None
-    passes: frozenset[str] = frozenset()  # parameters that it returns as they are; "" among them: and something else
-    yields: AbstractValue | None = None  # of a generator: what it goes over gives
+    passes: frozenset[str] = frozenset()  # parameters that it returns unchanged; "" among them: and other values
+    yields: AbstractValue | None = None  # of a generator: a list of its items
     reads: set[str] = field(default_factory=set)
     env: dict[str, AbstractValue] = field(default_factory=dict)  # its names at the end
     inner: list[Function] = field(default_factory=list)
     calls: list[CallSite] = field(default_factory=list)
     callers: list[CallSite] = field(default_factory=list)
     decorators: tuple[str, ...] = ()
-    compiled: bool = False  # tf.function(jit_compile=True), or given to strategy.run
-    of_keras: bool = False  # a loss or metric given to a Keras model
+    compiled: bool = False  # tf.function(jit_compile=True), or passed to strategy.run
+    of_keras: bool = False  # a loss or metric of a Keras model
 
     @property
     def parameters(self) -> list[ast.arg]:
@@ -124,11 +124,11 @@ class CheckedProgram:
         self.globals: dict[str, AbstractValue] = {}
         self.imported: set[str] = set()  # canonical names of everything imported
         self.all_calls: list[CallSite] = []
-        self.rule = RuleInfo("", "", "")  # whose findings are made now
+        self.rule = RuleInfo("", "", "")  # the rule that is being checked
         self._by_name: dict[str, list[CallSite]] | None = None
         self._by_method: dict[str, list[CallSite]] = {}
-        self.recorded: list[tuple[ast.AST, RuleContext]] = []  # nodes that rules asked for
-        self.memo: dict[Any, Any] = {}  # for rules and regions.py: what costs a look over everything is looked up once
+        self.recorded: list[tuple[ast.AST, RuleContext]] = []  # nodes that rules are interested in
+        self.memo: dict[Any, Any] = {}  # a cache for rules and regions.py
 
     def uses(self, root: str) -> bool:
         """Whether anything of this package (dotted) is imported."""
@@ -145,7 +145,7 @@ class CheckedProgram:
         return _in_order(found)
 
     def methods(self, method: str, kind: str = "") -> list[CallSite]:
-        """Calls `x.method(...)` on a value, of that kind where one is given."""
+        """Calls `x.method(...)` on a value, of that kind if one is given."""
         self._index()
         return [call for call in self._by_method.get(method, ()) if not kind or call.receiver.kind == kind]
 
@@ -178,20 +178,19 @@ class CheckedProgram:
 
     @property
     def tpu_tf(self) -> bool:
-        """Whether TensorFlow is to run on a TPU here: a TPU is looked for, or the notebook trains with our magics."""
+        """Whether TensorFlow runs on a TPU: the code finds a TPU, or the notebook trains with our magics."""
         if "tpu_tf" not in self.memo:
             self.memo["tpu_tf"] = self.looks_for_tpu or self._has_tensorflow_in_magics()
         return bool(self.memo["tpu_tf"])
 
     @property
     def looks_for_tpu(self) -> bool:
-        """Whether TensorFlow is told to find a TPU by the code itself."""
+        """Whether the code itself makes TensorFlow find a TPU."""
         return bool(self.calls(*RESOLVERS, *STRATEGIES, "tensorflow.tpu.experimental."))
 
     @property
     def remote_tpu(self) -> bool | None:
-        """True: a resolver, or %tpu_init, is given a name or an address; False: "local", or no sign of one; None: not
-        known."""
+        """True: a resolver or %tpu_init has a name or an address; False: "local", or no TPU at all; None: unknown."""
         if not self.tpu_tf:
             return False
         said = [_remote(call) for call in self.calls(*RESOLVERS)]
@@ -207,7 +206,7 @@ class CheckedProgram:
         return any(name in TRAINING_MAGICS for name in here) and "torch" not in self.init_values("framework")
 
     def init_values(self, option: str) -> list[str]:
-        """What `%tpu_init --OPTION VALUE` says, in the order of the cells."""
+        """The values of `%tpu_init --OPTION VALUE`, in the order of the cells."""
         found = re.compile(rf"--{option}[= ]+(\S+)")
         magics = (magic for cell in self.cells for magic in cell.line_magics if magic.name == "tpu_init")
         return [match[1].strip("\"'") for magic in magics if (match := found.search(magic.words))]

@@ -18,8 +18,8 @@ from tpu_magics.check.nodes import nodes_of
 if TYPE_CHECKING:
     from tpu_magics.check.cells import CodeCell
 
-_OF_THE_PROCESS = ("launch", "precision")  # groups of rules about the process that runs, whatever the function reads
-_OF_WHAT_RUNS = ("values", "shapes")  # and those about operations: in a cell that ran before, they were not the run's
+_OF_THE_PROCESS = ("launch", "precision")  # rules about the whole process, whatever the function reads
+_OF_WHAT_RUNS = ("values", "shapes")  # rules about operations: in a cell that ran before, they are not part of the run
 
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -28,11 +28,11 @@ _WORD = re.compile(r"[^\W\d]\w*")
 
 @dataclass(eq=False)
 class _Statement:
-    """A statement outside of functions; of `if`, `for`, `with` and `try` the first lines, without their bodies."""
+    """A statement outside functions; of `if`, `for`, `with` and `try` only the header."""
 
     cell: CodeCell
     node: ast.stmt
-    heads: Sequence[ast.AST]  # what it consists of
+    heads: Sequence[ast.AST]  # its parts
 
     @property
     def is_definition(self) -> bool:
@@ -65,10 +65,10 @@ class _Statement:
 
 
 def reachable_findings(findings: Sequence[Finding], cells: Sequence[CodeCell], name: str) -> list[Finding]:
-    """The findings that a run of the function `name` has to do with: those in it, in what it reaches by name
-    (functions, classes with their methods, and the statements that made its models, loaders and arguments), and those
-    about the process. The last cell is the one that runs. Of a function that no cell defines (imported, a lambda) all
-    counts that plain cells reach.
+    """The findings that concern a run of the function `name`: those in it, in the code that it reaches by name
+    (functions, classes with their methods, and the statements that created its models, loaders and arguments), and
+    those about the process. The last cell is the one that runs. For a function that no cell defines (imported, a
+    lambda), all code that plain cells reach.
 
     Args:
         findings: of these cells.
@@ -96,7 +96,9 @@ def _reached(cells: Sequence[CodeCell], name: str) -> Iterator[_Statement]:
     modules = {word for each in imports for word in each.gives()}
     given: dict[str, list[_Statement]] = {}
     for one in statements:
-        for word in one.gives() - (set() if one in imports else modules):  # `torch.manual_seed(0)` makes no torch
+        for word in one.gives() - (
+            set() if one in imports else modules
+        ):  # `torch.manual_seed(0)` does not change `torch`
             given.setdefault(word, []).append(one)
     waiting, seen = list(_first(statements, cells, name)), set()
     while waiting:
@@ -152,7 +154,7 @@ def _lines(node: ast.AST) -> set[int]:
 
 
 def _root(node: ast.expr) -> str:
-    """`callbacks` of `callbacks[0].append(x)`; "" where there is no name, or nothing but a call of it."""
+    """`callbacks` of `callbacks[0].append(x)`; "" if there is no name, or nothing but a call of it."""
     inner: ast.expr = node.func if isinstance(node, ast.Call) else node
     if inner is not node and isinstance(inner, ast.Name):
         return ""
@@ -162,7 +164,7 @@ def _root(node: ast.expr) -> str:
 
 
 def _reads(node: ast.AST) -> set[str]:
-    """The names that code reads and does not bind itself, so those of the cells and of Python."""
+    """The names that code reads but does not bind itself: names of the cells and of Python."""
     if isinstance(node, _Function):
         arguments = node.args
         bound = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
@@ -176,7 +178,7 @@ def _reads(node: ast.AST) -> set[str]:
 
 
 def _names(nodes: Iterable[ast.AST]) -> tuple[set[str], set[str], set[str]]:
-    """The names that are read, bound, and said to be global, functions inside counted by what they leave over."""
+    """The names that are read, bound, and declared global; of inner functions only their free names."""
     reads: set[str] = set()
     stores: set[str] = set()
     everywhere: set[str] = set()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tpu_magics.check.program import CheckedProgram, Function
     from tpu_magics.check.rule_context import RuleContext
 
-# Methods that run on the host, once or for one sample: when a module is built, and all of a data set.
+# Methods that run on the host, once or for one sample: those that build a module or a dataset.
 _HOST_METHODS = frozenset(
     ("__init__", "_init_weights", "init_weights", "reset_parameters", "from_pretrained", "save_pretrained",
      "__repr__", "extra_repr", "get_config", "build", "setup", "prepare_data", "configure_optimizers",
@@ -27,7 +27,7 @@ _DATA = re.compile(
     r"\w*FeatureExtract\w*|TorchvisionBackend|PilBackend)$"
 )
 _DATA_CLASS = re.compile(r"(Dataset|Sampler|DataModule)$|Collat(e|or)")
-# What a transform or a collator is called with.
+# Parameters of a transform or a collator.
 _SAMPLES = [[name] for name in ("img", "image", "pil_img", "sample", "examples", "features", "instances")]
 _TEST_FILE = re.compile(r"(^|[/\\])(test_[^/\\]*|[^/\\]*_test|conftest)\.py$")
 _HOST_NAMES = re.compile(
@@ -46,9 +46,9 @@ def on_device(ctx: RuleContext) -> bool:
 
 
 def in_step(ctx: RuleContext) -> bool:
-    """Whether this place runs at each step."""
+    """Whether this place runs in each step."""
     if ctx.loops and any(loop.is_step for loop in ctx.loops):
-        # Between the epochs' loop and the step loop no step runs: the innermost loop with a step decides.
+        # The innermost loop with a step counts; code between the epoch loop and the step loop is not part of a step.
         return True
     return ctx.function is not None and _runs_at_each_step(ctx.function)
 
@@ -79,7 +79,7 @@ def _is_step_call(ctx: RuleContext, known_so_far: set[int]) -> bool:
 
 
 def _is_own_program(function: Function) -> bool:
-    """Whether it makes a step once, from beginning to end: what it does around the step is not done at each step."""
+    """Whether it runs one whole program around a step, so that its other code does not run in each step."""
     if function.launched:
         return True
     if any(call.value.kind in _OF_PROGRAMS and call.value.made is call.node for call in function.calls):
@@ -119,7 +119,7 @@ def _looks_host(function: Function, known_so_far: set[int]) -> bool:
 
 
 def _is_tested(function: Function) -> bool:
-    """Whether this is a test of pytest or unittest; `test_step` of a training program is none."""
+    """Whether this is a test of pytest or unittest, unlike `test_step` of a training program."""
     ctx = function.ctx
     return bool(_TEST_FILE.search(ctx.cell.path)) or ctx.program.uses("pytest") or ctx.program.uses("unittest")
 
@@ -141,7 +141,7 @@ def _is_host_method(function: Function, known_so_far: set[int]) -> bool:
 
 
 def _is_called_on_host(function: Function, known_so_far: set[int]) -> bool:
-    """Whether all calls of it that are seen are on the host."""
+    """Whether all visible calls of it are on the host."""
     callers = function.callers
     return bool(callers) and all(
         call.ctx.function is not None and id(call.ctx.function) in known_so_far for call in callers
@@ -185,8 +185,7 @@ def _holds_for(property_name: str, function: Function, answer: Callable[[Functio
 
 
 def _spread(program: CheckedProgram, answer: Callable[[Function, set[int]], bool]) -> set[int]:
-    """The functions of which something holds by themselves, or by where they are called: the least set that holds
-    together, whatever their order."""
+    """The functions for which `answer` is true, given those already found: the least fixed point."""
     dependents: dict[int, list[Function]] = {}
     for function in program.functions:
         for call in function.callers:

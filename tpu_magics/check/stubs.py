@@ -203,7 +203,7 @@ _EXACT: dict[str, AbstractValue] = {
     ),
 }  # fmt: skip
 
-# A prefix that ends in "." stands for what lies directly or deeper below; `Name` forms are told by their capital.
+# A prefix that ends in "." covers the names below it; a capital letter means a class.
 _BELOW: dict[str, tuple[AbstractValue, AbstractValue]] = {
     # prefix: (a function, a class)
     "torch.": (_TORCH, UNKNOWN_VALUE),
@@ -306,7 +306,7 @@ _KERAS_ITSELF = {"keras.Model": _TF_MODEL, "keras.Sequential": _TF_MODEL}
 
 @lru_cache(maxsize=50_000)
 def call(name: str) -> AbstractValue:
-    """What a call of this canonical name gives; NO_IDEA where that is not known."""
+    """The result of a call of this canonical name; UNKNOWN_VALUE if it is unknown."""
     found = _EXACT.get(name) or _KERAS_ITSELF.get(name)
     if found is not None:
         return found
@@ -331,7 +331,7 @@ def _below(name: str) -> AbstractValue:
         pair = _BELOW.get(prefix + ".")
         if pair is not None:
             last = name.rpartition(".")[2]
-            # Deeper names below a prefix are methods of a class there: not what the table is about.
+            # Deeper names are methods of a class, which the table does not cover.
             direct = name == f"{prefix}.{last}"
             return pair[1 if last[:1].isupper() else 0] if direct else UNKNOWN_VALUE
     return UNKNOWN_VALUE
@@ -446,7 +446,7 @@ NUMBER_ATTRIBUTES = frozenset(
     ]
 )
 
-# The evidence that a parameter without a name or annotation of its own is a tensor.
+# Evidence that a parameter without a telling name or annotation is a tensor.
 TENSOR_ONLY_METHODS = frozenset(
     [
         "unsqueeze",

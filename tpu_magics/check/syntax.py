@@ -68,7 +68,7 @@ def _from_syntax_error(text: str, error: SyntaxError) -> PythonParseError:
 
 
 def _from_value_error(text: str, error: Exception) -> PythonParseError:
-    """Null bytes and lone surrogates (which JSON can hold), for which Python names no place."""
+    """Null bytes and lone surrogates (valid in JSON), for which Python reports no position."""
     found = _UNREADABLE.search(text)
     if found is None:
         return PythonParseError(str(error))

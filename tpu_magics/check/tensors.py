@@ -74,12 +74,12 @@ def _where_given(walk: Evaluator, node: ast.Call) -> str:
 
 
 def _where_of_parts(name: str, arguments: Arguments) -> str:
-    # A parameter moves with its module, wherever its first value was.
+    # A parameter moves with its module, wherever its initial value was.
     return "" if name in ("torch.nn.Parameter", "torch.nn.parameter.Parameter") else where_of(arguments)
 
 
 def where_of_device(value: AbstractValue) -> str:
-    """Where a tensor is that was put on this device: "cpu" and the like is the host."""
+    """ "host" or "device" for a tensor on this device; "cpu" is the host."""
     if isinstance(value.const, str):
         return "host" if value.const.startswith("cpu") else "device"
     if value.kind == DEVICE:
@@ -120,7 +120,7 @@ def tensor_method(
     if method in stubs.TENSOR_NUMBERS or (method.startswith(("is_", "_is_")) and method not in stubs.TENSOR_READS):
         return A_SHAPE
     if method.startswith("get_"):
-        return UNKNOWN_VALUE  # `cache.get_seq_length()`: it is no tensor
+        return UNKNOWN_VALUE  # `cache.get_seq_length()`: not a tensor
     if method in stubs.TENSOR_READS:
         return AbstractValue(
             NUMBER,
@@ -189,6 +189,6 @@ def moved(walk: Evaluator, node: ast.Call, value: AbstractValue, method: str, ar
 
 
 def _may_be_device(node: ast.Call) -> bool:
-    """Whether what `.to()` is given may be a device: `self.device`, but not `self.dtype`."""
+    """Whether the argument of `.to()` may be a device: `self.device`, but not `self.dtype`."""
     given = [*node.args[:1], *(keyword.value for keyword in node.keywords if keyword.arg == "device")]
     return any("type" not in str(getattr(one, "attr", getattr(one, "id", ""))) for one in given)

@@ -7,7 +7,7 @@ from typing import Any
 
 NOTHING: Any = type("Nothing", (), {"__repr__": lambda _: "NOTHING", "__bool__": lambda _: False})()
 
-# Kinds. A tensor is what torch or tf made, a batch what a loader gave, an output what a model returned (a tensor or a
+# Kinds. A tensor is created by torch or tf, a batch comes from a loader, an output from a model (a tensor or a
 # structure of them); items and attributes of the last two are tensors.
 TENSOR = "tensor"
 OUTPUT = "output"
@@ -41,21 +41,21 @@ class AbstractValue:
 
     Attributes:
         kind: of the names above.
-        lib: "torch" or "tf" for tensors, models, optimizers; "" where it is not known.
-        where: "device" (on the XLA device), "host" (certainly on the CPU), "" (not known: as good as on the
-            device where code runs on it; also what torch made without being told a device).
+        lib: "torch" or "tf" for tensors, models, optimizers; "" if it is unknown.
+        where: "device" (on the XLA device), "host" (certainly on the CPU), "" (unknown: treated as on the device in
+            code that runs there; also tensors that torch created without a device argument).
         dtype: of a tensor: "bool", "int", "float" or "".
-        name: the canonical name that it stands for or that made it ("torch.utils.data.DataLoader").
-        made: the call that made it, for its arguments; None where there is none.
+        name: its canonical name, or that of the call that created it ("torch.utils.data.DataLoader").
+        made: the call that created it, for its arguments; None if there is none.
         made_ctx: the RuleContext of that call.
         const: the Python constant that it is, else NOTHING.
         varies: a Python number that changes from step to step.
-        read: a Python number (or list) that was read out of a tensor (`.item()`): data, though no tensor.
+        read: a Python number (or list) that was read from a tensor (`.item()`).
         shape: a Python number (or tuple) that comes from a tensor's shape or a container's length.
-        prepared: a loader or model that went through accelerate's prepare, MpDeviceLoader or the like.
-        items: of a list or tuple whose items are known one by one; None otherwise.
-        item: what an item of it is, where all are alike; None otherwise.
-        ref: the Function or Class of this program.
+        prepared: a loader or model returned by accelerate's prepare, MpDeviceLoader or the like.
+        items: the items of a list or tuple, if they are known one by one; else None.
+        item: the value of all items, if they are alike; else None.
+        ref: the Function or Class of this program; of a list its loader.
     """
 
     __slots__ = (
@@ -129,7 +129,7 @@ DEEPEST = 3  # levels of lists in lists that are joined item by item
 
 
 def join(one: AbstractValue, other: AbstractValue, depth: int = 0) -> AbstractValue:
-    """What is known where two paths meet: a tensor wins over a number (`total = 0` before `total += loss`)."""
+    """The value where two paths meet: a tensor wins over a number (`total = 0` before `total += loss`)."""
     if one is other:
         return one
     if one.kind == other.kind:

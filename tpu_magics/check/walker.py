@@ -60,7 +60,7 @@ _KERAS_MODULES = ("keras.Model", "keras.models.Model", "keras.layers.Layer", "ke
 _MISSING: Any = object()
 _TORCH_TENSOR = AbstractValue(TENSOR, lib="torch")
 _TORCH_MODEL = AbstractValue(MODEL, lib="torch")
-# What these make is no model and no loader of torch, whatever it is called.
+# Libraries that create no torch models or loaders, whatever the names say.
 _OTHER_LIBRARIES = re.compile(
     r"(sklearn|xgboost|lightgbm|catboost|argparse|json|joblib|pickle|spacy|gensim|numpy|pandas|scipy|tiktoken|jinja2|"
     r"sentencepiece|tokenizers|nltk|importlib|evaluate|statsmodels|onnx\w*|jax|flax|builtins|re|os|yaml|socket|codecs)\b"
@@ -94,7 +94,7 @@ class Walker(Evaluator):
     def run(self) -> None:
         """Walk everything."""
         self._pass()
-        # Between the passes, from the callers down: what functions return for what they are given.
+        # Between the passes, from callers to callees: the return values for the actual arguments.
         for function in [one for one in reversed(self.program.functions) if one.outer is None and _told(one)]:
             self._function_body(function)
         self.recording = True
@@ -112,7 +112,7 @@ class Walker(Evaluator):
         found = self.program.globals.items()
         self._libraries = {name: value.name for name, value in found if value.kind == MODULE}
         waiting, self._waiting = self._waiting, []
-        # First upwards from the callees, for what they return; then downwards from the callers, for what they give.
+        # First from callees to callers, for return values; then from callers to callees, for arguments.
         for function in reversed(waiting) if self.recording else waiting:
             self._function_body(function)
 
@@ -188,7 +188,7 @@ class Walker(Evaluator):
         items = value.items
         star = next((number for number, one in enumerate(targets) if isinstance(one, ast.Starred)), len(targets))
         for number, target in enumerate(targets):
-            index = number if number < star else number - len(targets)  # behind a star they count from the end
+            index = number if number < star else number - len(targets)  # after a star they count from the end
             if items is not None and number != star and -len(items) <= index < len(items):
                 self.assign(target, items[index])
             elif isinstance(target, ast.Starred):
@@ -213,7 +213,7 @@ class Walker(Evaluator):
             self.assign_again(target.value, owner.with_(item=item, items=None, const=NOTHING, made=None))
 
     def assign_again(self, node: ast.expr, value: AbstractValue) -> None:
-        """What a name or attribute stands for has changed in place."""
+        """Updates the value of a name or attribute that changed in place."""
         if isinstance(node, ast.Name) and node.id in self.env:
             self.bind(node.id, value)
         elif isinstance(node, ast.Attribute):
@@ -222,7 +222,7 @@ class Walker(Evaluator):
     # -- statements ---------------------------------------------------------------------------------------------------
 
     def _block(self, body: Sequence[ast.stmt]) -> bool:
-        """Walk statements; True where the end is not reached (return, raise, continue, break)."""
+        """Walks statements; True if their end is not reached (return, raise, continue, break)."""
         place = self.ctx
         ended = False
         for statement in body:
@@ -259,7 +259,7 @@ class Walker(Evaluator):
         return False
 
     def _named_by_convention(self, target: ast.expr, call: ast.Call) -> None:
-        """`train_loader, val_loader = get_loaders()` out of another file: what the names say."""
+        """`train_loader, val_loader = get_loaders()` from another file: values by the names."""
         if not _OTHER_LIBRARIES.match(self.ctx.name(call)):
             for name in names_in(target):
                 found = value_of_name(name)
@@ -274,7 +274,7 @@ class Walker(Evaluator):
         value = self.value(node.value)
         self.record(node)
         if self._class is not None and self.ctx.function is None and isinstance(node.target, ast.Name):
-            said = annotated(node.annotation)  # the field of a data class
+            said = annotated(node.annotation)  # the field of a dataclass
             if said is not None and (node.value is None or (value.const is None and said.kind != NUMBER)):
                 self.assign(node.target, said)
                 return False
@@ -333,7 +333,7 @@ class Walker(Evaluator):
         if test.name == "%modulo" and ended and place.loops and not node.orelse:
             self.ctx = self._place(
                 every_n=True
-            )  # `if step % 100: continue`: what follows in the block runs now and then
+            )  # `if step % 100: continue`: the rest of the block runs every 100 steps
             return False
         if test.name == "%modulo" and node.orelse and not place.every_n:
             self.ctx = self._place(every_n=True)
@@ -353,7 +353,7 @@ class Walker(Evaluator):
     def _branch(
         self, body: Sequence[ast.stmt], no_tensors: Iterable[str] = ()
     ) -> tuple[dict[str, AbstractValue], bool]:
-        """Walk a branch and undo what it bound: (name -> value at its end, whether its end is not reached)."""
+        """Walks a branch and undoes its bindings: (name -> value at its end, whether its end is not reached)."""
         outer, self._journal = self._journal, {}
         told = {name: UNKNOWN_VALUE.with_() for name in no_tensors if name in self.env}
         for name, value in told.items():
@@ -374,7 +374,7 @@ class Walker(Evaluator):
         self, then: dict[str, AbstractValue], ended: bool, other: dict[str, AbstractValue], other_ended: bool
     ) -> None:
         if ended and other_ended:
-            # Neither goes on: what follows is dead code, or in a loop; the names are kept known.
+            # Neither branch continues: the rest is dead code, or in a loop; the names keep their values.
             other_ended = ended = False
         if ended or other_ended:
             self._replay(other if ended else then, False)
@@ -401,7 +401,7 @@ class Walker(Evaluator):
         item = element(over)
         item = UNKNOWN_ITEM if item is UNKNOWN_VALUE else item
         if item.kind == NUMBER and not item.varies and over.name != "builtins.range":
-            # `for length in (7, 9, 12)`: another number each round.
+            # `for length in (7, 9, 12)`: another number in each iteration.
             several = over.items is not None and len({one.const for one in over.items}) > 1
             item = item.with_(varies=several, const=NOTHING)
         self._carry(node)
@@ -425,7 +425,7 @@ class Walker(Evaluator):
         return False
 
     def _carry(self, node: ast.stmt) -> None:
-        """At a loop's head a name is what it was before, or what the round before left."""
+        """At the start of a loop a name has its value from before the loop or from the previous iteration."""
         for name, value in self._carried.get(id(node), {}).items():
             before = self.env.get(name)
             self.bind(name, value if before is None else join(before, value))
@@ -446,7 +446,7 @@ class Walker(Evaluator):
             self._block(node.orelse)
 
     def _host_before_move(self, node: ast.For | ast.AsyncFor, over: AbstractValue) -> None:
-        """What an unprepared loader gives is on the host until the loop's body moves it."""
+        """The batches of a plain loader are on the host until the loop's body moves them."""
         loader = over if over.kind == LOADER else over.ref
         if loader.kind != LOADER or loader.prepared:
             return
@@ -606,7 +606,7 @@ class Walker(Evaluator):
         every_n: bool | None = None,
         withs: tuple[AbstractValue, ...] | None = None,
     ) -> RuleContext:
-        """The place that is now, with some of its surroundings changed."""
+        """The current context with some changes."""
         ctx = self.ctx
         return RuleContext(
             ctx.program,
@@ -658,7 +658,7 @@ class Walker(Evaluator):
             self.env[spec.kwarg.arg] = AbstractValue(LIST)
 
     def _evidence(self) -> dict[str, int]:
-        """How the names of this function, or of this cell, are used."""
+        """The evidence from the use of names in this function or cell."""
         function, cell = self.ctx.function, self.ctx.cell
         if function is None:
             key = ("evidence", self.ctx.cell_index)
@@ -673,7 +673,7 @@ class Walker(Evaluator):
         return function.evidence
 
     def _given(self, function: Function, name: str, guessed: AbstractValue, default: ast.expr | None) -> AbstractValue:
-        """What call sites give wins over a guess, where they say anything."""
+        """Values from call sites win over a guess, if they are known."""
         given = function.given.get(name) or function.given_before.get(name)
         if given is None or given.kind == UNKNOWN or (guessed.kind == NUMBER and default is None):
             return guessed  # an annotation says that it is a number
@@ -688,7 +688,8 @@ _NOT_PASSED = frozenset(("",))
 
 
 def _passed(node: ast.expr, function: Function) -> frozenset[str]:
-    """The parameters that a return hands back as they are (`return v if exists(v) else d`); "" where there is more."""
+    """The parameters that a return statement returns unchanged (`return v if exists(v) else d`); "" for other
+    values."""
     if isinstance(node, ast.IfExp):
         return _passed(node.body, function) | _passed(node.orelse, function)
     names = {one.arg for one in function.parameters}
@@ -763,7 +764,7 @@ def _moved_by(node: ast.AST) -> set[str]:
 
 
 def _parts_of(node: ast.AST, names: set[str]) -> Iterable[str]:
-    """Names given a part of these: `ids = batch["ids"]`, `x, y = batch`, `for image in images`."""
+    """Names bound to a part of these: `ids = batch["ids"]`, `x, y = batch`, `for image in images`."""
     if isinstance(node, ast.comprehension):
         return names_in(node.target) if _root(node.iter) in names else ()
     if isinstance(node, ast.Assign) and not isinstance(node.value, ast.Call) and _root(node.value) in names:

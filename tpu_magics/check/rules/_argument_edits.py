@@ -17,7 +17,7 @@ Span = tuple[Position, Position]
 
 
 def added(call: ast.Call, text: str, ctx: RuleContext) -> tuple[Edit, ...]:
-    """The edit that gives a call one more keyword: before its last keyword, so that no comment changes sides."""
+    """The edit that adds a keyword to a call: before its last keyword, so that comments stay in place."""
     if call.keywords:
         before = call.keywords[-1]
         start = ctx.replace(before, "").start
@@ -32,7 +32,7 @@ def added(call: ast.Call, text: str, ctx: RuleContext) -> tuple[Edit, ...]:
 
 
 def removed(call: ast.Call, keyword: ast.keyword, ctx: RuleContext) -> tuple[Edit, ...]:
-    """The edit that takes a keyword out of a call; none where a comment would be torn apart."""
+    """The edit that removes a keyword from a call; none if it would split a comment."""
     spans = sorted(_span(one, one, ctx) for one in (*call.args, *call.keywords))
     return _without(_span(keyword, keyword, ctx), spans, ctx.replace(call, "").end, ctx)
 
@@ -50,7 +50,7 @@ def _span(first: ast.AST, last: ast.AST, ctx: RuleContext) -> Span:
 
 
 def _without(wanted: Span, spans: Sequence[Span], closed: Position, ctx: RuleContext) -> tuple[Edit, ...]:
-    """Take one of the parts of a bracket out, that ends at `closed`."""
+    """Removes one of the items in a bracket that ends at `closed`."""
     start, end = wanted
     whole = _whole_lines(start, end, ctx)
     if whole is not None:
@@ -67,7 +67,7 @@ def _without(wanted: Span, spans: Sequence[Span], closed: Position, ctx: RuleCon
 
 
 def _whole_lines(start: Position, end: Position, ctx: RuleContext) -> Edit | None:
-    """The lines, where nothing else stands on them but a comment of their own."""
+    """The whole lines, if they contain nothing else but a comment."""
     before = ctx.cell.lines[start[0] - 1][: start[1]]
     after = ctx.cell.lines[end[0] - 1][end[1] :].strip()
     alone = not before.strip() and (after in ("", ",") or after.lstrip(", ").startswith("#"))

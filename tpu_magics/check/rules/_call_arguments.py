@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def constants(node: ast.expr | None, ctx: RuleContext) -> tuple[Any, ...]:
-    """What an expression is at this place: one constant, or of a parameter one for each start or call of its function
-    whose argument is known; NOTHING where one is not."""
+    """The possible constants of an expression: one, or for a parameter one for each launch or call of its function;
+    NOTHING for an unknown one."""
     found = ctx.constant(node)
     if found is not NOTHING or not isinstance(node, ast.Name) or ctx.function is None:
         return (found,)
@@ -28,7 +28,7 @@ def constants(node: ast.expr | None, ctx: RuleContext) -> tuple[Any, ...]:
 
 
 def _is_set(name: str, function: Function) -> bool:
-    """Whether the function gives the parameter another value."""
+    """Whether the function assigns the parameter."""
     stores = (one for one in nodes_of(function.node) if isinstance(one, ast.Name) and one.id == name)
     return any(not isinstance(one.ctx, ast.Load) for one in stores)
 
@@ -50,7 +50,7 @@ def _handed(function: Function, name: str, position: int) -> Iterator[Any]:
 
 
 def _launched(launch: LaunchSite, position: int, default: Any) -> Any:
-    """What workers are given; those of torch_xla's own launchers are given their index before it."""
+    """The argument of a launch; the launchers of torch_xla pass the index before the other arguments."""
     if launch.kind == OURS and launch.call is None:
         return NOTHING if _has_arguments(launch) else default
     if launch.kind == OURS and launch.call is not None:
@@ -74,8 +74,8 @@ def _positional(call: CallSite, position: int, default: Any) -> Any:
 
 
 def _has_arguments(launch: LaunchSite) -> bool:
-    """Whether words stand behind `%%tpu_train`, or behind `%tpu_train NAME`, that are no options. An option's own value
-    may count as one: then nothing is said."""
+    """Whether `%%tpu_train` or `%tpu_train NAME` has words that are not options. The value of an option may count as
+    one: then nothing is reported."""
     words = launch.words.split()[0 if launch.position[1] == END else 1 :]
     return any(not word.startswith("-") for word in words)
 

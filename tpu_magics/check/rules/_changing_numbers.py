@@ -26,7 +26,7 @@ _DRAWS = frozenset(
      "rand", "randn", "beta", "normal", "time", "perf_counter", "monotonic")
 )  # fmt: skip
 _KINDS = (NUMBER, UNKNOWN)
-# What gives a number of its arguments, and no new one.
+# Functions whose result depends only on their arguments.
 _NUMERIC = frozenset(
     ("int", "float", "round", "min", "max", "abs", "sum", "pow", "math.ceil", "math.floor", "math.sqrt", "math.exp",
      "math.cos", "math.sin", "math.log", "math.pow", "divmod")
@@ -34,7 +34,7 @@ _NUMERIC = frozenset(
 
 
 class StepScope:
-    """The code that runs at each step around a place: the body of the step loop, or a function called at each step."""
+    """The code that runs in each step around a node: the body of the step loop, or a function called in each step."""
 
     def __init__(self, ctx: RuleContext, loop: Loop | None) -> None:
         self.ctx = ctx
@@ -131,7 +131,7 @@ def _name_changes(scope: StepScope, node: ast.Name, far: int) -> bool:
 
 def _given_changes(scope: StepScope, name: str, given: ast.AST, far: int) -> bool:
     if isinstance(given, ast.AugAssign):
-        # Counted up in the step, and never set there: carried from step to step.
+        # Counted up but never reset in the step, so it changes from step to step.
         return len(scope.given[name]) == 1 and scope.loop is not None and scope.ctx.value(given.target).kind in _KINDS
     if any(_dotted(one) == name for one in nodes_of(given)):
         return False
@@ -179,7 +179,7 @@ def _literal_differs(scope: StepScope, node: ast.expr) -> bool:
 
 
 def _attribute_changes(scope: StepScope, node: ast.Attribute) -> bool:
-    """`self.step`, counted up by a method that runs at each step."""
+    """`self.step`, counted up by a method that runs in each step."""
     name = _dotted(node)
     function = scope.ctx.function
     if function is None or function.cls is None or not name.startswith("self."):
@@ -192,7 +192,7 @@ def _attribute_changes(scope: StepScope, node: ast.Attribute) -> bool:
 
 
 def _counted(cls: Class) -> dict[str, Function]:
-    """What the methods of a class count up, and where."""
+    """The attributes that the methods of a class count up."""
     return {
         _dotted(one.target): method
         for method in cls.methods.values()

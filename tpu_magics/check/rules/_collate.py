@@ -25,7 +25,7 @@ _LENGTHS = frozenset(("size", "numel", "__len__"))
 
 
 def is_collate(ctx: RuleContext) -> bool:
-    """Whether this place is in a collate function: named so, or a method of a class named so."""
+    """Whether this code is in a collate function: by its name, or by the name of its class."""
     function = ctx.function
     while function is not None:
         if _COLLATES.search(function.name) or (function.cls is not None and _COLLATES.search(function.cls.name)):
@@ -62,7 +62,7 @@ def _functions(ctx: RuleContext, node: ast.expr) -> Iterator[Function]:
 
 
 def pads_to_longest(node: ast.Call, ctx: RuleContext) -> bool:
-    """Whether a call of `pad_sequence` leaves the length open, and nothing in the function makes up for it."""
+    """Whether a call of `pad_sequence` leaves the length open, and nothing in the function fixes the length."""
     if ctx.name(node).startswith("keras"):
         given = ctx.argument(node, "maxlen", 1)
         return not ctx.has_unknown_arguments(node) and (given is None or ctx.constant(given) is None)
@@ -72,7 +72,7 @@ def pads_to_longest(node: ast.Call, ctx: RuleContext) -> bool:
 
 
 def _has_a_dummy(rows: ast.expr) -> bool:
-    """`pad_sequence([torch.zeros(LENGTH), *rows])`: one row that is as long as all should be."""
+    """`pad_sequence([torch.zeros(LENGTH), *rows])`: one row of the target length."""
     return any(isinstance(one, ast.Call) and _last(one) in _CREATES for one in nodes_of(rows))
 
 
@@ -118,7 +118,7 @@ def _is_length(node: ast.expr) -> bool:
 
 
 def _pads_plainly(ctx: RuleContext, name: str) -> bool:
-    """Whether rows are padded to the length as it is: no use of the name rounds it or looks it up in buckets."""
+    """Whether rows are padded to the exact length: no use of the name rounds it or looks it up in buckets."""
     assert ctx.function is not None
     uses = [one for one in nodes_of(ctx.function.node) if isinstance(one, ast.Name) and one.id == name]
     if sum(isinstance(one.ctx, ast.Store) for one in uses) != 1:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def constant(node: ast.expr | None, ctx: RuleContext) -> Any:
-    """The constant that an expression is; NOTHING where it is not known, or set to several."""
+    """The constant of an expression; NOTHING if it is unknown or has several values."""
     found = ctx.constant(node)
     if found is not NOTHING or not isinstance(node, ast.Subscript):
         return found
@@ -32,7 +32,7 @@ def _key(node: ast.Subscript) -> tuple[str, str]:
 
 
 def _items(program: CheckedProgram) -> dict[tuple[str, str], list[ast.expr]]:
-    """What items of containers are set to, in the whole program."""
+    """The values that items of containers are set to, in the whole program."""
     if "items_set" not in program.memo:
         found: dict[tuple[str, str], list[ast.expr]] = {}
         for cell in program.cells:

@@ -53,7 +53,7 @@ _SLICED = re.compile(r"^\w+\[(\d*):(\d+)\]$")
 
 
 def rows(ctx: RuleContext, node: ast.expr | None, path: _Path = (), far: int = 0) -> float | None:
-    """The length of what an expression (or the item of it at `path`) is; `inf` for a tf.data set that repeats."""
+    """The length of an expression (or of its item at `path`); `inf` for a tf.data dataset that repeats."""
     if node is None or far > _FAR:
         return None
     node, more = origin(ctx, node)
@@ -63,7 +63,7 @@ def rows(ctx: RuleContext, node: ast.expr | None, path: _Path = (), far: int = 0
 
 
 def whole(ctx: RuleContext, node: ast.expr | None) -> int | None:
-    """A whole number that an expression is."""
+    """The integer value of an expression, if it is one."""
     found = ctx.constant(node)
     return found if isinstance(found, int) and not isinstance(found, bool) else None
 
@@ -127,7 +127,7 @@ def _of_call(ctx: RuleContext, node: ast.Call, path: _Path, far: int) -> float |
 
 
 def _of_slices(ctx: RuleContext, node: ast.Call, far: int) -> float | None:
-    """Of a tuple of columns the first tells; a list is one tensor."""
+    """For a tuple of columns the length of the first; a list is one tensor."""
     if not node.args:
         return None
     first, path = origin(ctx, node.args[0])
@@ -224,7 +224,7 @@ _COUNTED: dict[str, Callable[[float | None, int | None, bool], float | None]] = 
 
 
 def _of_own(ctx: RuleContext, node: ast.Call, far: int) -> float | None:
-    """What `__len__` of a class of the program returns, or the length of what a function of it returns."""
+    """The result of `__len__` of a class of the program, or the length of the result of a function."""
     ref = ctx.value(node.func).ref
     if ctx.value(node.func).kind == FUNCTION and ref is not None and ref.calls:
         body = ref.node.body if isinstance(ref.node.body, list) else []

@@ -27,13 +27,13 @@ def note(node: Statement, ctx: RuleContext) -> Iterator[None]:
 
 
 def top_level(program: CheckedProgram) -> Sequence[tuple[Statement, RuleContext]]:
-    """The statements of the notebook itself (those of a cell that workers run are none)."""
+    """The statements of the notebook itself, without those of a cell that workers run."""
     found = program.memo.get("top_statements", {}).values()
     return [(node, ctx) for node, ctx in found if not _workers.launches_of(ctx)]
 
 
 def names_set(node: Statement, ctx: RuleContext) -> list[str]:
-    """The names that a statement gives what it makes; for `model.to(device)` that of the model."""
+    """The names that a statement binds; for `model.to(device)` that of the model."""
     if isinstance(node, ast.Expr):
         call = node.value
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
@@ -46,7 +46,7 @@ def names_set(node: Statement, ctx: RuleContext) -> list[str]:
 
 
 def users(name: str, position: _launches.Position, program: CheckedProgram) -> Iterator[_launches.LaunchSite]:
-    """The launches behind `position` whose workers read the notebook's `name`, or are given it."""
+    """The launches after `position` whose workers read the notebook's `name`, or get it as an argument."""
     for launch in _launches.launches(program):
         if launch.position > position and (name in _given(launch) or _is_read(name, launch, program)):
             yield launch
@@ -57,7 +57,7 @@ def _is_read(name: str, launch: _launches.LaunchSite, program: CheckedProgram) -
 
 
 def _given(launch: _launches.LaunchSite) -> set[str]:
-    """The names among a launch's arguments."""
+    """The names in a launch's arguments."""
     if launch.call is not None:
         skipped = 1 if launch.call.node.args else 0
         parts: list[ast.expr] = [*launch.call.node.args[skipped:], *(one.value for one in launch.call.node.keywords)]
@@ -66,7 +66,7 @@ def _given(launch: _launches.LaunchSite) -> set[str]:
 
 
 def parameters_for(name: str, launch: _launches.LaunchSite) -> Iterator[str]:
-    """The parameters of the launched function that are given the notebook's `name`."""
+    """The parameters of the launched function that get the notebook's `name`."""
     if launch.function is None:
         return
     given = launch.argument("args", 1)
@@ -85,7 +85,7 @@ def parameters_for(name: str, launch: _launches.LaunchSite) -> Iterator[str]:
 
 
 def statements(program: CheckedProgram) -> dict[int, tuple[Statement, RuleContext, str, _launches.LaunchSite]]:
-    """The statements of the notebook that put on an XLA device what a later launch's workers use."""
+    """The statements of the notebook that move objects to an XLA device that later workers use."""
     if "device_globals" not in program.memo:
         program.memo["device_globals"] = {id(found[0]): found for found in _device_statements(program)}
     known: dict[int, tuple[Statement, RuleContext, str, _launches.LaunchSite]] = program.memo["device_globals"]

@@ -18,7 +18,7 @@ _UNEQUAL = (ast.NotEq, ast.IsNot, ast.NotIn, ast.Lt, ast.LtE)
 
 
 def is_in_other_device_branch(node: ast.AST, ctx: RuleContext) -> bool:
-    """Whether a condition around this place sends it to another device than a TPU."""
+    """Whether a condition around this node selects another device than a TPU."""
     inner = node
     for outer in ctx.parents(node):
         if isinstance(outer, _FUNCTIONS):
@@ -49,7 +49,7 @@ _RESOLVING = ("TPUClusterResolver", "TPUStrategy", "xla_device", "torch_xla")
 
 
 def _sides(test: ast.expr) -> tuple[int, int]:
-    """For a condition, what its true and its false side are: 1 a TPU's, -1 another device's, 0 not known."""
+    """For a condition, the device of its true and of its false side: 1 a TPU, -1 another device, 0 unknown."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         one, other = _sides(test.operand)
         return other, one
@@ -81,7 +81,7 @@ def _of_comparison(test: ast.Compare) -> tuple[int, int]:
 
 def _of_words(text: str) -> tuple[int, int]:
     if _OTHER.search(text):
-        return -1, 0  # not on a GPU may be on a TPU
+        return -1, 0  # "not on a GPU" may be on a TPU
     return (1, -1) if _TPU.search(text) else (0, 0)
 
 
@@ -91,7 +91,7 @@ def is_for_other_device(node: ast.AST, ctx: RuleContext) -> bool:
 
 
 def is_gpu_program(program: CheckedProgram) -> bool:
-    """Whether the program itself sends things to "cuda" and has no sign of XLA."""
+    """Whether the program moves things to "cuda" and does not use XLA."""
     if "sends_to_cuda" not in program.memo:
         program.memo["sends_to_cuda"] = _sends_to_cuda(program)
     return bool(program.memo["sends_to_cuda"])

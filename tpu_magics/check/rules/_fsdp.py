@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tpu_magics.check.program import CheckedProgram
     from tpu_magics.check.rule_context import RuleContext
 
-# What XlaFullyShardedDataParallel takes beside the module. transformers gives it the two of the wrapping itself.
+# The arguments of XlaFullyShardedDataParallel, without the module and the two for wrapping, which transformers passes.
 XLA_SETTINGS = frozenset(
     ("reshard_after_forward", "flatten_parameters", "execute_sharding_on_init", "optimization_barrier_in_forward",
      "optimization_barrier_in_backward", "sync_on_finalization", "disable_reshard_on_root", "compute_dtype",
@@ -29,7 +29,7 @@ XLA_SETTINGS = frozenset(
      "_debug_dummy_forward_pass", "_debug_msg", "_debug_print", "_debug_dummy_all_gather_op",
      "_debug_dummy_all_reduce_op", "_debug_dummy_reduce_scatter_op", "_debug_dummy_optimization_barrier_op")
 )  # fmt: skip
-# What transformers reads out of fsdp_config, in 5.23 or in 4.57; without the prefix `fsdp_`, which it takes away.
+# The keys of fsdp_config that transformers reads, in 5.23 or in 4.57; without the prefix `fsdp_`, which it removes.
 CONFIG_KEYS = frozenset(
     ("version", "reshard_after_forward", "cpu_offload", "activation_checkpointing", "cpu_ram_efficient_loading",
      "state_dict_type", "auto_wrap_policy", "transformer_layer_cls_to_wrap", "min_num_params", "xla",
@@ -40,7 +40,7 @@ CONFIG_KEYS = frozenset(
 
 @dataclass(frozen=True)
 class FsdpEntry:
-    """One key: where it stands, the expression of its value (None out of JSON) and that value."""
+    """One key: its node, the expression of its value (None from JSON) and that value."""
 
     key: str
     node: ast.AST
@@ -58,7 +58,7 @@ class FsdpConfig:
     ctx: RuleContext
 
     def constant(self, key: str, default: Any = NOTHING) -> Any:
-        """The value of a key: NOTHING where it is not known, `default` where it is certainly not given."""
+        """The value of a key: NOTHING if it is unknown, `default` if it is certainly missing."""
         entry = self.entries.get(key)
         if entry is not None:
             return entry.constant
@@ -72,7 +72,7 @@ class FsdpConfig:
 
 @dataclass(frozen=True)
 class FsdpArguments:
-    """What TrainingArguments say of FSDP. `config` is None where it cannot be read, or is not given."""
+    """The FSDP settings of TrainingArguments. `config` is None if it cannot be read, or is missing."""
 
     arguments: _trainer.TrainingArgumentsCall
     fsdp: _trainer.TrainerArgument | None
@@ -102,7 +102,7 @@ def _is_empty(node: ast.expr) -> bool:
 
 
 def read(node: ast.expr, ctx: RuleContext, strip: str = "fsdp_") -> FsdpConfig | None:
-    """The keys behind an expression, without a prefix; None where it is no dict that can be seen."""
+    """The keys of a dict expression, without a prefix; None if the dict is not visible."""
     text = ctx.constant(node)
     if isinstance(text, str):
         return _of_json(text, node, ctx, strip)
@@ -143,7 +143,7 @@ def _key(text: str, strip: str) -> str:
 
 
 def _of_json(text: str, node: ast.expr, ctx: RuleContext, strip: str) -> FsdpConfig | None:
-    """transformers reads a text that begins with a brace as JSON; any other is the path of a file."""
+    """transformers reads a string that starts with a brace as JSON, any other as the path of a file."""
     try:
         found = json.loads(text) if text.lstrip().startswith("{") else None
     except ValueError:

@@ -158,7 +158,7 @@ def indices(node: ast.expr) -> Iterator[tuple[ast.expr, bool]]:
 
 
 def is_tensor(base: AbstractValue, index: ast.expr) -> bool:
-    """Whether `base[index]` is of a tensor: an output or a batch may be a tuple, which takes no slice of columns."""
+    """Whether `base` is a tensor: an output or a batch may be a tuple, which has no column slices."""
     if base.kind in (OUTPUT, BATCH):
         return isinstance(index, ast.Tuple) and any(isinstance(one, ast.Slice) for one in index.elts)
     return base.kind == TENSOR
@@ -176,7 +176,7 @@ def on_device(node: ast.Call, ctx: RuleContext, use: FixedArguments) -> bool:
 
 
 def is_there(value: AbstractValue, ctx: RuleContext) -> bool:
-    """Whether a tensor is certainly on the device: put there, or a tensor of a module's forward."""
+    """Whether a tensor is certainly on the device: moved there, or in a module's forward."""
     if value.kind not in (TENSOR, OUTPUT, BATCH):
         return False
     function = ctx.function
@@ -185,7 +185,7 @@ def is_there(value: AbstractValue, ctx: RuleContext) -> bool:
 
 
 def _is_moved(node: ast.Call, ctx: RuleContext) -> bool:
-    """`torch.randn(4, n).to(device)`, also further on in its own chain: `torch.randn(4, n).abs().to(device)`."""
+    """`torch.randn(4, n).to(device)`, also later in its chain: `torch.randn(4, n).abs().to(device)`."""
     inner: ast.AST = node
     for outer in ctx.parents(node):
         if isinstance(outer, ast.Call) and outer.func is inner:

@@ -25,7 +25,7 @@ _READS = frozenset(("item", "tolist", "numpy", "cpu", "to"))
 
 
 def decides_tensor_work(node: ast.AST, ctx: RuleContext) -> bool:
-    """Whether XLA's graph is another one when a test goes the other way (and not only what is saved or shown)."""
+    """Whether a test changes XLA's graph, and not only what is saved or shown."""
     if isinstance(node, ast.IfExp):
         return any(_is_work(one, ctx) for side in (node.body, node.orelse) for one in nodes_of(side))
     if isinstance(node, (ast.If, ast.While)):

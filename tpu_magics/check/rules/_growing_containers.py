@@ -26,7 +26,7 @@ _TENSORS = (TENSOR, OUTPUT, BATCH)
 
 
 class GrowingContainer(NamedTuple):
-    """A container that takes a tensor: its name as written, and the tensors."""
+    """A container to which a tensor is added: its name in the code, and the tensors."""
 
     name: str
     holder: ast.expr
@@ -34,7 +34,7 @@ class GrowingContainer(NamedTuple):
 
 
 def growing_container(node: ast.Call | ast.Assign | ast.AugAssign, ctx: RuleContext) -> GrowingContainer | None:
-    """The container to which this adds a tensor that may be on the device, at every step."""
+    """The container to which this adds a tensor that may be on the device, in each step."""
     found = _taking(node, ctx)
     if found is None or not ctx.in_step or ctx.every_n or not ctx.on_device:
         return None
@@ -61,7 +61,7 @@ def _taking(node: ast.Call | ast.Assign | ast.AugAssign, ctx: RuleContext) -> tu
 
 
 def _is_new_key(key: ast.expr, ctx: RuleContext) -> bool:
-    """`history[step] = loss`: a key of its own for each step."""
+    """`history[step] = loss`: a new key in each step."""
     return not isinstance(key, (ast.Constant, ast.Slice)) and changes(ctx, key)
 
 
@@ -77,7 +77,7 @@ def _tensors_in(node: ast.expr, ctx: RuleContext) -> Iterator[ast.expr]:
 
 
 def _step_nodes(ctx: RuleContext) -> list[ast.AST]:
-    """All nodes that run at each step around a place, gathered once."""
+    """All nodes that run in each step around this code, cached."""
     loop = step_loop(ctx)
     key = ("step-nodes", id(loop.node) if loop is not None else id(ctx.function))
     if key not in ctx.program.memo:
@@ -112,7 +112,7 @@ def _root(node: ast.AST) -> str:
 
 
 def _comes_from_outside(root: str, ctx: RuleContext) -> bool:
-    """In a function that runs at each step: an attribute of self, or a name of an outer scope."""
+    """In a function that runs in each step: an attribute of self, or a name of an outer scope."""
     function = ctx.function
     if function is None:
         return False
@@ -150,7 +150,7 @@ def _begins_anew(node: ast.AST, name: str, root: str) -> bool:
 
 
 def use_in_step(container: GrowingContainer, ctx: RuleContext) -> ast.Call | None:
-    """The call in the step that computes with the whole container."""
+    """The call in the step that uses the whole container."""
     for nodes in _bodies(container, ctx):
         for node in nodes:
             if isinstance(node, ast.Call) and _computes(node, container.name) and not _of_numbers(node):
@@ -175,12 +175,12 @@ def _computes(node: ast.Call, name: str) -> bool:
 
 
 def _of_numbers(node: ast.Call) -> bool:
-    """NumPy reads its arguments to the host: that is another rule's."""
+    """NumPy reads its arguments to the host, which another rule reports."""
     return ast.unparse(node.func).startswith(("np.", "numpy.", "statistics."))
 
 
 def undetached_loss(container: GrowingContainer, ctx: RuleContext) -> ast.expr | None:
-    """The loss that the step goes backward from, kept as it is."""
+    """The loss of the backward pass, if it is kept without detach."""
     losses = set(_backward_from(ctx))
     for given in container.given:
         written = ast.unparse(given)
@@ -195,14 +195,14 @@ def _root_of_output(node: ast.expr) -> str:
 
 
 def _backward_from(ctx: RuleContext) -> Iterator[str]:
-    """What `backward()` is called on, or `accelerator.backward` with, in this step."""
+    """The losses of `loss.backward()` and `accelerator.backward(loss)` in this step."""
     for node in _step_nodes(ctx):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
             yield ast.unparse(node.args[0] if node.args else node.func.value)
 
 
 def is_only_read(container: GrowingContainer, ctx: RuleContext) -> bool:
-    """Whether a detached entry does as well: nothing goes backward from what the container holds."""
+    """Whether a detached entry is enough: no backward pass uses the container."""
     if len(container.given) != 1 or not isinstance(container.given[0], (ast.Name, ast.Attribute)):
         return False
     text = ctx.cell.text

@@ -39,7 +39,7 @@ def _grows_in_step(ctx: RuleContext) -> bool:
 
 
 def _made_anew(written: str, node: ast.Assign, loop: Loop) -> bool:
-    """Whether each round of the loop begins with another tensor of that name."""
+    """Whether each iteration of the loop starts with a new tensor of that name."""
     return _is_target(loop.node, written) or any(
         isinstance(one, ast.Assign)
         and one is not node
@@ -54,7 +54,7 @@ def _is_target(node: ast.AST, written: str) -> bool:
 
 
 def _in_decoding_loop(written: str, ctx: RuleContext) -> bool:
-    """`logits = model(ids); ids = torch.cat([ids, next_id], dim=-1)`: the model is called with what grows."""
+    """`logits = model(ids); ids = torch.cat([ids, next_id], dim=-1)`: the model gets the growing tensor."""
     return any(
         isinstance(one, ast.Call)
         and ctx.value(one.func).kind == "model"

@@ -23,7 +23,7 @@ WEIGHTLESS = frozenset(
 _WEIGHTLESS_ENDS = ("Loss", "LossV2", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "Pool1d", "Pool2d", "Pool3d",
     "Pad1d", "Pad2d", "Pad3d")  # fmt: skip
 _WRAPPERS = ("torch.nn.parallel.", "torch.nn.DataParallel", "torch.distributed.", "torch_xla.distributed.")
-# Libraries of which the engine knows nothing.
+# Libraries without stubs.
 _OTHER_LIBRARIES = ("diffusers.", "sentence_transformers.", "segmentation_models_pytorch.", "monai.networks.")
 _IS_MODEL = re.compile(
     r"\.(\w*(Model|Pipeline|Transformer|Unet)|U[Nn]et\w*|\w*(Model|Pipeline|AutoencoderKL)\.from_pretrained)$"
@@ -34,7 +34,7 @@ _HARMLESS = frozenset(
 )  # fmt: skip
 _HARMLESS_METHODS = frozenset(("main_process_first", "local_main_process_first"))
 _BARE = ("torch.nn.Module", "torch.nn.modules.module.Module")
-# Methods that give a model back.
+# Methods that return the model.
 _SAME = frozenset(
     ("to", "cuda", "cpu", "train", "eval", "half", "float", "double", "bfloat16", "requires_grad_", "apply")
 )
@@ -55,7 +55,7 @@ def builds(call: CallSite) -> bool:
 
 
 def _has_weights(cls: Class) -> bool:
-    """Whether a module class of the program holds layers or parameters, as far as its code tells."""
+    """Whether a module class of the program has layers or parameters, as far as its code shows."""
     known = cls.method("__init__")
     if known is None:
         return not cls.methods or any(base not in _BARE for base in cls.all_bases())
@@ -67,7 +67,7 @@ def _is_bare(cls: Class) -> bool:
 
 
 def top_builds(calls: list[CallSite]) -> Iterator[CallSite]:
-    """The calls that build a model, but for those that are a part of another one."""
+    """The calls that build a model, without those that are part of another model."""
     found = [call for call in calls if builds(call)]
     nodes = {id(call.node) for call in found}
     yield from (call for call in found if not _is_part(call, nodes))
@@ -155,7 +155,7 @@ def _is_harmless(item: ast.withitem, ctx: RuleContext) -> bool:
 
 
 def helper_reason(call: CallSite, helper: Function, function: Function | None) -> str:
-    """The same for the call of a function of the program that builds a model and returns it."""
+    """The same for a call of a helper function that builds and returns a model."""
     if helper.outer is not None:
         return f"it is in the inner function `{helper.name}`, which may run any number of times"
     found = reason(call, function)
@@ -163,7 +163,7 @@ def helper_reason(call: CallSite, helper: Function, function: Function | None) -
 
 
 def _returned(helper: Function) -> str:
-    """What a helper returns besides a model that it builds."""
+    """Whether a helper returns something else than a model that it builds."""
     built = {id(one.node) for one in helper.calls if one.value.kind == MODEL and one.method not in _SAME}
     assigned = _ranks.definitions(helper)
     for node in nodes_of(helper.node):

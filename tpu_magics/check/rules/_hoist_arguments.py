@@ -139,7 +139,7 @@ def _stored(function: Function) -> dict[str, list[int]]:
 
 
 def _plain(function: Function) -> dict[str, list[ast.expr]]:
-    """What names are set to by `name = value`, on no condition."""
+    """The values of unconditional assignments `name = value`."""
     found: dict[str, list[ast.expr]] = {}
     for statement in _always(function.node.body if isinstance(function.node.body, list) else []):
         if isinstance(statement, ast.Assign):
@@ -170,7 +170,7 @@ def _changed(name: str, call: CallSite, function: Function) -> str:
 
 
 def _changes(node: ast.AST) -> str:
-    """The first name of what a node changes in place: `cfg` for `cfg.sub.width = 8` and `cfg.update(...)`."""
+    """The name of the object that a node changes in place: `cfg` for `cfg.sub.width = 8` and `cfg.update(...)`."""
     if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
         return _first(node)
     is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _MUTATORS

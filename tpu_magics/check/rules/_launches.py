@@ -36,12 +36,11 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass(frozen=True, eq=False)
 class LaunchSite:
-    """One start of workers.
+    """One place that starts workers.
 
-    `kind`: which launcher is written; `ours`: tpu_magics starts the workers, whatever is written; `function`: what they
-    run (None: not known, or the cell's own statements); `ranks`: how many, None for one on each chip, NOTHING where
-    that is not known; `words`: behind a magic; `call`: None for a magic; `position`: when it happens, in order of the
-    cells.
+    `kind`: the launcher in the code; `ours`: tpu_magics starts the workers, whatever the code says; `function`: the
+    function that they run (None: unknown, or the cell's own statements); `ranks`: how many, None for one per chip,
+    NOTHING if unknown; `words`: the arguments of a magic; `call`: None for a magic; `position`: the order in the cells.
     """
 
     kind: str
@@ -54,7 +53,7 @@ class LaunchSite:
 
     @property
     def several(self) -> bool:
-        """Whether it certainly starts more than one process where the host has more than one chip."""
+        """Whether it certainly starts more than one process on a host with more than one chip."""
         return self.ranks is None or (isinstance(self.ranks, int) and self.ranks > 1)
 
     def argument(self, name: str, position: int | None = None) -> ast.expr | None:
@@ -79,12 +78,12 @@ def is_ours(program: CheckedProgram) -> bool:
 
 
 def position_of(ctx: RuleContext, node: ast.AST) -> Position:
-    """Where a node stands in the order of cells and lines."""
+    """The position of a node in the order of cells and lines."""
     return (ctx.cell_index, getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
 
 
 def is_for_gpus(program: CheckedProgram) -> bool:
-    """Whether a program speaks of CUDA and never of a TPU: accelerate's launcher starts workers on GPUs as well."""
+    """Whether a program mentions CUDA and never a TPU: accelerate's launcher also starts workers on GPUs."""
     if "for_gpus" not in program.memo:
         texts = [cell.text for cell in program.cells]
         program.memo["for_gpus"] = any(map(_GPUS.search, texts)) and not any(map(_TPUS.search, texts))
@@ -111,7 +110,7 @@ _RANKS = {NOTEBOOK: ("num_processes", 2), SPAWN: ("nprocs", 2), OURS: ("processe
 
 
 def _ranks_of(call: CallSite, kind: str) -> Any:
-    """The number asked for; None where nothing is said, which for tpu_magics may be one chip or many: NOTHING."""
+    """The requested number; None if there is none; for tpu_magics NOTHING, which may be one chip or many."""
     ctx = call.ctx
     if kind == LAUNCH:
         return 1 if ctx.constant(ctx.argument(call.node, "debug_single_process", 3)) is True else None
@@ -146,7 +145,7 @@ def _by_magics(program: CheckedProgram) -> Iterator[LaunchSite]:
 
 
 def form(cell: CodeCell, index: int, program: CheckedProgram) -> int:
-    """Of a `%%tpu_train` cell: 2 where it calls a launcher, 1 where it ends in a function, else 3."""
+    """The form of a `%%tpu_train` cell: 2 if it calls a launcher, 1 if it ends in a function, else 3."""
     calls = program.calls(*(name for name, kind in NAMES.items() if kind != OURS))
     if any(call.ctx.cell_index == index and call.ctx.top_level for call in calls):
         return 2
@@ -165,14 +164,14 @@ def _words_ranks(program: CheckedProgram, index: int, words: str) -> Any:
 
 
 def _session_ranks(program: CheckedProgram, index: int) -> Any:
-    """What the last `%tpu_init -n N` before a cell says."""
+    """The number in the last `%tpu_init -n N` before a cell."""
     magics = (magic for cell in program.cells[: index + 1] for magic in cell.line_magics if magic.name == "tpu_init")
     said = [found for magic in magics if (found := _PROCESSES.search(magic.words))]
     return int(said[-1][1]) if said else NOTHING
 
 
 def has_magics(program: CheckedProgram) -> bool:
-    """Whether the notebook works with tpu_magics."""
+    """Whether the notebook uses tpu_magics."""
     if program.uses("tpu_magics"):
         return True
     lines = (magic for cell in program.cells for magic in cell.line_magics)

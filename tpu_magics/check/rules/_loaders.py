@@ -20,7 +20,7 @@ _TRAINING = re.compile(r"(^|_|\b)(train(ing)?|fit)" + _ENDS, re.IGNORECASE)
 
 
 def target(call: CallSite) -> str:
-    """The name that is given to what a call makes, through `x = wrapper(DataLoader(...))` too."""
+    """The name that the result of a call is assigned to, also in `x = wrapper(DataLoader(...))`."""
     for parent in call.ctx.parents(call.node):
         if isinstance(parent, ast.Assign) and len(parent.targets) == 1:
             return ast.unparse(parent.targets[0])
@@ -32,7 +32,7 @@ def target(call: CallSite) -> str:
 
 
 def purpose(call: CallSite) -> str:
-    """ "train", "evaluation", or "" where neither the names nor `shuffle` tell."""
+    """ "train", "evaluation", or "" if neither the names nor `shuffle` show it."""
     ctx = call.ctx
     data = ctx.argument(call.node, "dataset", 0)
     function = ctx.function.name if ctx.function is not None else ""
@@ -45,13 +45,13 @@ def purpose(call: CallSite) -> str:
 
 
 def is_for_evaluation(call: CallSite, program: CheckedProgram) -> bool:
-    """Whether a loader serves evaluation only."""
+    """Whether a loader is for evaluation only."""
     said = purpose(call)
     return said == "evaluation" or (not said and _has_no_step(call, program))
 
 
 def _has_no_step(call: CallSite, program: CheckedProgram) -> bool:
-    """Whether the loader is gone over, and never in a loop with a backward pass."""
+    """Whether loops use the loader, but never with a backward pass."""
     loops = [(loop, one) for one in program.all_calls for loop in one.ctx.loops]
     mine = [
         (loop, one) for loop, one in loops if (value := _steps.loader_of(loop)) is not None and value.made is call.node

@@ -57,7 +57,7 @@ def _form(each: str, mask: ast.expr, ctx: RuleContext, tf: bool, divided: bool =
 
 
 def _reduced(base: ast.expr, outer: ast.Attribute, mask: ast.expr, ctx: RuleContext) -> str:
-    """For what is asked of the selected elements as a whole; "" for anything else."""
+    """The fix for a reduction of the selected elements; "" for anything else."""
     kept, weight = shapes.atom(ctx, base, ""), shapes.atom(ctx, mask)
     wholes = {
         "sum": f"({kept} * {weight}).sum()",
@@ -80,7 +80,7 @@ def _compared(outer: ast.Compare, mask: ast.expr, ctx: RuleContext) -> str:
 
 
 def _is_averaged(outer: ast.Compare, ctx: RuleContext) -> bool:
-    """Whether a mean is asked for: `(preds[mask] == labels[mask]).float().mean()`."""
+    """Whether it is averaged: `(preds[mask] == labels[mask]).float().mean()`."""
     node: ast.AST | None = outer
     while node is not None:
         node = ctx.parent(node)
@@ -102,7 +102,7 @@ def _loss(call: ast.Call, mask: ast.expr, ctx: RuleContext, names: dict[str, str
     if not of_torch and not _is_loss(call, ctx):
         return ""
     arguments = _arguments(call, ctx, names)
-    if name.startswith("tensorflow.nn."):  # of one element each
+    if name.startswith("tensorflow.nn."):  # one loss per element
         return f"Compute the loss of all elements and {_ZEROED} {_form(_call(function, arguments), mask, ctx, True)}"
     if not of_torch:
         form = _form(_call(function, arguments), mask, ctx, tf)
@@ -131,7 +131,7 @@ def _arguments(call: ast.Call, ctx: RuleContext, names: dict[str, str]) -> list[
 
 
 def _is_loss(call: ast.Call, ctx: RuleContext) -> bool:
-    """A loss module or function, by what made it or by its name."""
+    """Whether it is a loss module or function, by its constructor or by its name."""
     if ctx.name(call).startswith("tensorflow.nn."):
         return "cross_entropy" in ctx.name(call)
     made = ctx.value(call.func).name.rpartition(".")[2]
@@ -163,7 +163,7 @@ def _later_loss(node: ast.expr, mask: ast.expr, ctx: RuleContext, tf: bool) -> s
 
 
 def _selections(mask: ast.expr, ctx: RuleContext) -> Iterator[tuple[str, str]]:
-    """The names in this body that stand for what the same mask selects, with what it selects from."""
+    """The names in this body for selections by the same mask, with the selected tensors."""
     wanted = ctx.source(mask)
     for one in _assignments(ctx):
         target, selected = one.targets[0], shapes.selection(one.value, ctx)

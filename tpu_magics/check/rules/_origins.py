@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from tpu_magics.check.rule_context import RuleContext
 
-_FAR = 12  # names that stand for names: no program goes further
+_FAR = 12  # assignments from name to name that are followed
 _TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))  # newer than the oldest Python we run on
 _BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Match, *_TRIES)
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
 class NameAssignment(NamedTuple):
-    """One assignment: where it stands, what was assigned, and which item of that where it was unpacked."""
+    """One assignment: its position, the assigned value, and the path to the item if it was unpacked."""
 
     cell: int
     line: int
@@ -25,7 +25,7 @@ class NameAssignment(NamedTuple):
 
 
 def origin(ctx: RuleContext, node: ast.expr) -> tuple[ast.expr, tuple[int, ...]]:
-    """The expression behind a name, and the path of items that lead from that to it; any other node is its own."""
+    """The expression that a name was assigned, and the path of items to it; any other node is its own origin."""
     path: tuple[int, ...] = ()
     for _ in range(_FAR):
         if not isinstance(node, ast.Name):
@@ -102,7 +102,7 @@ def _note(
 
 
 def own_statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """All statements of a body in order, with those of its loops and branches, but not of functions defined in it."""
+    """All statements of a body in order, with those of its loops and branches, without those of inner functions."""
     waiting = list(body)[::-1]
     while waiting:
         node = waiting.pop()
@@ -118,7 +118,7 @@ def _cases(node: ast.stmt) -> list[ast.ExceptHandler | ast.match_case]:
 
 
 def own_nodes(body: Iterable[ast.stmt]) -> Iterator[ast.AST]:
-    """All nodes of these statements in order, but not those of functions and classes defined in them."""
+    """All nodes of these statements in order, without those of inner functions and classes."""
     waiting: list[ast.AST] = []
     waiting.extend(list(body)[::-1])
     while waiting:

@@ -33,7 +33,7 @@ LANGUAGE_MODELING = ("transformers.DataCollatorForLanguageModeling", "transforme
 
 
 class PaddingSetting(NamedTuple):
-    """What a call is asked to pad to, and the arguments that say so."""
+    """The padding of a call, and the arguments that set it."""
 
     to: str
     said: ast.expr | None = None
@@ -41,13 +41,13 @@ class PaddingSetting(NamedTuple):
 
 
 def of_tokenizer(node: ast.Call, ctx: RuleContext) -> PaddingSetting | None:
-    """The padding of a tokenizer's call; None where the call is none."""
+    """The padding of a tokenizer's call; None if the call is none."""
     what = _asked_of(node, ctx)
     if what is None:
         return None
     given = ctx.argument(node, "padding", 1 if what == "pad" else None)
     if given is None and what == "pad" and _is_of_features(node):
-        return None  # of features that an extractor may have made equal already
+        return None  # features that an extractor may have padded already
     return _read(node, ctx, given, LONGEST if what == "pad" else NO, ctx.argument(node, "pad_to_multiple_of"))
 
 
@@ -112,7 +112,7 @@ def _meaning(given: ast.expr, ctx: RuleContext) -> str:
 
 
 def setting(node: ast.expr, ctx: RuleContext) -> AbstractValue:
-    """The value of an argument; `self.padding` is what the class says only if its instances here leave it at that."""
+    """The value of an argument; `self.padding` has the class's value only if no instance here changes it."""
     value, function = ctx.value(node), ctx.function
     if not isinstance(node, ast.Attribute) or value.kind == MODULE or function is None or function.cls is None:
         return value
@@ -158,20 +158,20 @@ def _collators(program: CheckedProgram) -> list[PaddingSetting]:
 
 
 def is_padded_before(program: CheckedProgram) -> bool:
-    """Whether the only collator gets rows that the only tokenizer's call over data has padded to few lengths.
+    """Whether the only tokenizer call over data pads the rows of the only collator to few lengths.
 
-    With several of either it is not known which goes with which.
+    With several of either it is unknown which belong together.
     """
     return [one.to for one in _over_data(program)] == [FIXED] and len(_collators(program)) == 1
 
 
 def is_padded_after(program: CheckedProgram) -> bool:
-    """Whether the only collator rounds up what the only tokenizer's call over data leaves."""
+    """Whether the only collator rounds up the lengths of the only tokenizer call over data."""
     return [one.to for one in _collators(program)] == [FIXED] and len(_over_data(program)) == 1
 
 
 def is_unpadded_before(program: CheckedProgram) -> bool:
-    """Whether rows surely differ in length: a tokenizer's call over data pads to the longest, or not at all."""
+    """Whether rows certainly differ in length: a tokenizer call over data pads to the longest, or not at all."""
     return any(one.to in (NO, LONGEST) for one in _over_data(program))
 
 

@@ -29,7 +29,7 @@ def is_float16(node: ast.expr | None, ctx: RuleContext, texts: bool = False) -> 
 
 
 def is_for_gpu(node: ast.AST, ctx: RuleContext) -> bool:
-    """Whether this runs on a GPU alone: under a condition that asks for one, or in a program that is for one."""
+    """Whether this runs on a GPU only: under a condition for a GPU, or in a program for a GPU."""
     return _asks_for_gpu(node, ctx) or gpu_only(ctx.program)
 
 
@@ -60,7 +60,7 @@ def mentions_gpu(node: ast.expr | None, ctx: RuleContext) -> bool:
 
 
 def gpu_only(program: CheckedProgram) -> bool:
-    """Whether the program sends everything to "cuda" and has no sign of XLA: a script for a GPU."""
+    """Whether the program moves everything to "cuda" and does not use XLA: a script for a GPU."""
     if "gpu_only" not in program.memo:
         program.memo["gpu_only"] = _looks_gpu_only(program)
     return bool(program.memo["gpu_only"])

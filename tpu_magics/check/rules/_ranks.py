@@ -35,8 +35,8 @@ _DEPTH = 5
 
 @dataclass(frozen=True)
 class RankGuard:
-    """A condition on the rank before a node. `others`: what the ranks that do not come here do instead; `main`: whether
-    those that come are the main one (True), all but it (False), or that is not known (None)."""
+    """A condition on the rank before a node. `others`: the code of the other ranks; `main`: whether the ranks that run
+    the node are the main one (True), all but it (False), or unknown (None)."""
 
     test: ast.expr
     others: Sequence[ast.stmt | ast.expr]
@@ -121,12 +121,12 @@ def _is_rank_name(name: str, ctx: RuleContext, depth: int) -> bool:
 
 
 def function_place(function: Function) -> RuleContext:
-    """A place inside of the function: its first call's, or where it is defined."""
+    """A context inside the function: that of its first call, or of its definition."""
     return function.calls[0].ctx if function.calls else function.ctx
 
 
 def index_parameter(function: Function) -> str:
-    """The parameter through which xmp.spawn and torch_xla.launch tell a function its rank; "" where there is none."""
+    """The parameter in which xmp.spawn and torch_xla.launch pass the rank; "" if there is none."""
     kinds = {one.kind for one in _launches.launches(function.ctx.program) if one.function is function}
     if not kinds & {_launches.SPAWN, _launches.LAUNCH} or not function.parameters:
         return ""
@@ -134,7 +134,7 @@ def index_parameter(function: Function) -> str:
 
 
 def definitions(function: Function) -> dict[str, list[ast.expr]]:
-    """What each name of a function is set to by plain assignments."""
+    """The values of plain assignments to each name of a function."""
     memo = function.ctx.program.memo
     key = ("definitions", id(function))
     if key not in memo:
@@ -167,7 +167,7 @@ def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 def polarity(test: ast.expr, ctx: RuleContext, depth: int = _DEPTH) -> bool | None:
-    """True where the condition holds on the main rank only, False where on all others, None where it is not known."""
+    """True if the condition holds on the main rank only, False if on all others, None if unknown."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         found = polarity(test.operand, ctx, depth)
         return None if found is None else not found
@@ -197,7 +197,7 @@ def _compared(op: ast.cmpop, other: ast.expr, ctx: RuleContext) -> bool | None:
 
 
 def is_guarded(node: ast.AST, ctx: RuleContext) -> bool:
-    """Whether only some ranks come to `node`: by a condition here, a decorator, or a condition around every call."""
+    """Whether only some ranks run `node`: by a condition here, a decorator, or a condition around every call."""
     if guard(node, ctx) is not None:
         return True
     return ctx.function is not None and _is_guarded_function(ctx.function)
@@ -215,12 +215,12 @@ def _is_guarded_function(function: Function) -> bool:
 def _is_only_called_guarded(function: Function) -> bool:
     if function.launched:
         return False
-    # Without callers it is only handed on (a closure, a callback): who calls it is not known.
+    # Without callers it is only passed on (a closure, a callback), and its caller is unknown.
     return all(is_guarded(call.node, call.ctx) for call in function.callers)
 
 
 def is_for_one_rank(function: Function) -> bool:
-    """Whether a decorator lets one rank only run the function."""
+    """Whether a decorator makes only one rank run the function."""
     return any(_last(one) in _DECORATORS for one in getattr(function.node, "decorator_list", ()))
 
 

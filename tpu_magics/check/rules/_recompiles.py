@@ -20,7 +20,7 @@ _EVALUATION = frozenset(
     ("eval", "evaluation", "val", "valid", "validation", "test", "testing", "dev", "predict", "prediction", "inference",
      "infer", "testset", "valset", "holdout")
 )  # fmt: skip
-# A condition that tells a TPU (or XLA) from other devices.
+# A condition on a TPU (or XLA).
 _ASKS_FOR_TPU = re.compile(r"tpu|xla", re.IGNORECASE)
 _BATCH_FUNCTION = re.compile(r"tokeni[sz]e|collat|preprocess|(^|_)encode(_|$)|to_features", re.IGNORECASE)
 _BATCH_PARAMETERS = frozenset(
@@ -29,13 +29,13 @@ _BATCH_PARAMETERS = frozenset(
 
 
 def sides(name: str) -> tuple[bool, bool]:
-    """Whether a name says training, and whether it says evaluation: `train_loader`, `valDataset`."""
+    """Whether a name means training, and whether it means evaluation: `train_loader`, `valDataset`."""
     words = {word.lower() for word in _WORDS.findall(name)}
     return bool(words & _TRAINING), bool(words & _EVALUATION)
 
 
 def side_of(names: Iterable[str]) -> str:
-    """ "training", "evaluation" or "": what the first of these names that says either says."""
+    """ "training", "evaluation" or "", by the first of these names that means one of them."""
     for name in names:
         training, evaluation = sides(name)
         if training != evaluation:
@@ -44,7 +44,7 @@ def side_of(names: Iterable[str]) -> str:
 
 
 def target_names(ctx: RuleContext, node: ast.AST) -> list[str]:
-    """The names that the value of an expression is given: assigned to, passed as, the key of a dict, returned by."""
+    """The names for the value of an expression: its target, keyword, dict key, or returning function."""
     found: list[str] = []
     for outer in ctx.parents(node):
         if isinstance(outer, ast.keyword) and outer.arg:
@@ -101,13 +101,13 @@ def runs_per_batch(ctx: RuleContext, seen: frozenset[int] = frozenset()) -> bool
 
 
 def _takes_a_batch(function: Function) -> bool:
-    """A function that nobody calls here: its name and its parameter say that it is for `map` or a loader."""
+    """Whether a function without calls is for `map` or a loader, by its name and its parameter."""
     own = [one.arg for one in function.parameters if one.arg not in ("self", "cls")]
     return bool(own) and (own[0] in _BATCH_PARAMETERS or bool(_BATCH_FUNCTION.search(function.name)))
 
 
 def _over_pieces(ctx: RuleContext) -> bool:
-    """`for i in range(0, len(texts), 32)`: a loop that takes a piece at a time."""
+    """`for i in range(0, len(texts), 32)`: a loop over chunks."""
     return any(
         isinstance(loop.node, (ast.For, ast.AsyncFor))
         and isinstance(loop.node.iter, ast.Call)
@@ -135,12 +135,12 @@ def _returns_on_tpu(ctx: RuleContext, node: ast.stmt) -> bool:
 
 
 def trains(program: CheckedProgram) -> bool:
-    """Whether this program trains with torch: code that only makes data for something else is left alone."""
+    """Whether this program trains with torch; code that only prepares data is not checked."""
     return program.xla or any(one.has_step for one in program.functions)
 
 
 def loader_of(value: AbstractValue) -> AbstractValue:
-    """The DataLoader's own value behind enumerate, tqdm, MpDeviceLoader and prepare."""
+    """The DataLoader inside enumerate, tqdm, MpDeviceLoader and prepare."""
     for _ in range(8):
         if value.kind == LIST and isinstance(value.ref, AbstractValue):
             value = value.ref

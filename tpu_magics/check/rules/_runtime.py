@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _XM, _XR = "torch_xla.core.xla_model.", "torch_xla.runtime."
 DEVICES = ("torch_xla.device", "torch_xla.torch_xla.device", _XM + "xla_device")
 ACCELERATORS = ("accelerate.Accelerator", "accelerate.PartialState", "accelerate.AcceleratorState")
-# tpu_magics keeps these from starting the runtime in a notebook that has loaded it.
+# With tpu_magics these do not start the runtime in a notebook.
 QUIETED = ("accelerate.utils.set_seed", "transformers.TrainingArguments", "transformers.Seq2SeqTrainingArguments")
 _OTHERS = (
     *("torch_xla.devices", "torch_xla.real_devices", "torch_xla.device_count", "torch_xla.sync",
@@ -75,7 +75,7 @@ def on_cpu(call: CallSite) -> bool:
 
 
 def devices_given(node: ast.AST, ctx: RuleContext) -> list[ast.expr]:
-    """The XLA devices that an expression puts something on: `x.to(device)`, `torch.ones(3, device=device)`."""
+    """The XLA devices that an expression uses: `x.to(device)`, `torch.ones(3, device=device)`."""
     found: list[ast.expr] = []
     for one in nodes_of(node):
         if not isinstance(one, ast.Call):

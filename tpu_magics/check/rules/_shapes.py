@@ -22,9 +22,9 @@ WHY_TF = (
     "on a TPU."
 )
 
-# Names that are given to what selects, and not to positions (`index`, `ids`, `order`) or lengths.
+# Names of masks, not of positions (`index`, `ids`, `order`) or lengths.
 _MASK_NAME = re.compile(r"(^|_)masks?$|^(is_)?(keep|kept|valid|invalid)$", re.IGNORECASE)
-# Of what is not known to be a tensor, only these: `keep = nms(...)` are positions.
+# Names of masks for unknown values: `keep = nms(...)` are positions.
 _SURE_NAME = re.compile(r"(^|_)mask$", re.IGNORECASE)
 _SELECTIONS = ("torch.masked_select", "torch.Tensor.masked_select", "tensorflow.boolean_mask")
 _RESHAPING = frozenset(("squeeze", "unsqueeze", "view", "reshape", "flatten", "contiguous", "expand_as", "detach", "t"))
@@ -35,31 +35,31 @@ ON_CPU = ("host",)
 
 
 def runs_on_xla(ctx: RuleContext, *values: AbstractValue) -> bool:
-    """Whether these tensors' code at this place is XLA's: TensorFlow's where it is compiled, torch's on the device."""
+    """Whether XLA runs code with these tensors here: compiled TensorFlow code, or torch code on the device."""
     if is_tf(ctx, *values):
         return ctx.compiled_tf
     return ctx.on_device or (ctx.top_level and ctx.program.uses("torch_xla") and any(_is_sent(one) for one in values))
 
 
 def _is_sent(value: AbstractValue) -> bool:
-    """At a program's top level, where tensors are the host's as a rule: what was put on the device."""
+    """Whether it was moved to the device; at top level other tensors are usually on the host."""
     return value.where == "device"
 
 
 def is_tf(ctx: RuleContext, *values: AbstractValue) -> bool:
-    """Whether this is TensorFlow's code: by what is known of the values, else by what the program imports."""
+    """Whether this is TensorFlow code: by the values, else by the imports."""
     if any(value.lib for value in values):
         return any(value.lib == "tf" for value in values)
     return ctx.program.uses("tensorflow") and not ctx.program.uses("torch")
 
 
 def is_array(value: AbstractValue) -> bool:
-    """Whether it may be a tensor on the device (tensors of the host are a loader's or NumPy's business)."""
+    """Whether it may be a tensor on the device."""
     return value.kind in _ON_DEVICE and value.where not in ON_CPU
 
 
 def mask_in(node: ast.Subscript, ctx: RuleContext) -> ast.expr | None:
-    """The boolean mask by which `x[...]` is indexed, alone or as one of several indices; None where there is none."""
+    """The boolean mask by which `x[...]` is indexed, alone or as one of several indices; None if there is none."""
     index = node.slice
     if isinstance(index, (ast.Constant, ast.Slice)) or not _may_be_indexed(ctx.value(node.value)):
         return None
@@ -75,8 +75,8 @@ def _may_be_indexed(value: AbstractValue) -> bool:
 def is_mask(node: ast.expr, ctx: RuleContext, of_tensor: bool) -> bool:
     """Whether an index is a boolean tensor.
 
-    A tensor of unknown dtype is one where its name says so (`mask`, `keep`, `valid`): nobody calls positions so. What
-    is not known to be a tensor is one only where a tensor is indexed (`of_tensor`) and the form says so (`ids != 0`).
+    A tensor of unknown dtype is a mask if its name says so (`mask`, `keep`, `valid`). An unknown value is a mask only
+    if a tensor is indexed (`of_tensor`) and the form shows it (`ids != 0`).
     """
     if isinstance(node, (ast.Constant, ast.Slice, ast.List, ast.ListComp)):
         return False
@@ -94,7 +94,7 @@ def _has_form_of_mask(node: ast.expr, ctx: RuleContext, of_tensor: bool) -> bool
     if isinstance(node, ast.Compare):
         return all(isinstance(one, _COMPARED) for one in node.ops) and _compares_data(node, ctx)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
-        return of_tensor or is_mask(node.operand, ctx, of_tensor)  # nobody inverts positions
+        return of_tensor or is_mask(node.operand, ctx, of_tensor)  # positions are not inverted
     if isinstance(node, ast.BinOp) and isinstance(node.op, _BITS):
         return is_mask(node.left, ctx, of_tensor) or is_mask(node.right, ctx, of_tensor)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _RESHAPING:
@@ -107,7 +107,7 @@ def _has_form_of_mask(node: ast.expr, ctx: RuleContext, of_tensor: bool) -> bool
 
 
 def _inverted(ctx: RuleContext) -> frozenset[str]:
-    """The names that this function inverts (`~pos`): what they stand for is bool."""
+    """The names that this function inverts (`~pos`), which must be bool."""
     function = ctx.function
     key = ("inverted", id(function) if function is not None else ctx.cell_index)
     if key not in ctx.program.memo:
@@ -120,12 +120,12 @@ def _inverted(ctx: RuleContext) -> frozenset[str]:
 
 
 def _compares_data(node: ast.Compare, ctx: RuleContext) -> bool:
-    """`x[i == 0]` with a Python number is no mask: somewhere a tensor has to be."""
+    """`x[i == 0]` with a Python number is not a mask: one side must be a tensor."""
     return any(ctx.value(one).kind in _ON_DEVICE for one in (node.left, *node.comparators))
 
 
 def selection(node: ast.AST, ctx: RuleContext) -> tuple[ast.expr, ast.expr] | None:
-    """What is selected from, and the mask: of `x[mask]`, `x.masked_select(mask)`, `tf.boolean_mask(x, mask)`."""
+    """The selected tensor and the mask of `x[mask]`, `x.masked_select(mask)`, `tf.boolean_mask(x, mask)`."""
     if isinstance(node, ast.Subscript):
         mask = mask_in(node, ctx)
         return None if mask is None else (node.value, mask)
@@ -141,7 +141,7 @@ def selection(node: ast.AST, ctx: RuleContext) -> tuple[ast.expr, ast.expr] | No
 
 
 def is_reported_beside(node: ast.expr, mask: ast.expr, ctx: RuleContext) -> bool:
-    """Whether the same mask selects earlier on the same line, or in the target that this is assigned to."""
+    """Whether the same mask is reported earlier on the same line, or in the target of this assignment."""
     by = ctx.source(mask)
     for outer in ctx.parents(node):
         if isinstance(outer, (ast.Assign, ast.AugAssign)):
@@ -177,13 +177,13 @@ def last_name(node: ast.AST) -> str:
 
 
 def short(ctx: RuleContext, node: ast.AST, otherwise: str = "it") -> str:
-    """The code of a node where it is short enough to stand in a sentence."""
+    """The code of a node, if it is short enough for a sentence."""
     text = " ".join(ctx.source(node).split())
     return text if 0 < len(text) <= 60 else otherwise
 
 
 def atom(ctx: RuleContext, node: ast.AST, otherwise: str = "mask") -> str:
-    """The same, in brackets where it is used with an operator."""
+    """The same, in brackets for use with an operator."""
     text = short(ctx, node, otherwise)
     plain = text == otherwise or isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant))
     return text if plain else f"({text})"

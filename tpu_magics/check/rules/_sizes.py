@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from tpu_magics.check.values import AbstractValue
 
 _DEEPEST = 6  # names followed from one to the next
-# Methods of tensors by which people come to a size.
+# Methods of tensors that compute a size.
 _COMPUTES = frozenset(
     ("max", "min", "amax", "amin", "sum", "mean", "prod", "cumsum", "argmax", "argmin", "count_nonzero", "median",
      "long", "int", "round", "ceil", "floor", "clamp", "squeeze", "unsqueeze", "flatten", "view", "reshape", "to",
      "detach", "add", "sub", "mul", "div", "abs", "any", "all", "float")
 )  # fmt: skip
 
-Definition = tuple[ast.expr, bool]  # what a name is given, and whether it is given an item of that
+Definition = tuple[ast.expr, bool]  # the assigned value, and whether the name gets an item of it
 
 
 def sizes_of_data(nodes: list[ast.expr], ctx: RuleContext) -> Iterator[ast.expr]:
-    """Those of these sizes (tuples and lists looked into) that data decides."""
+    """The sizes (also inside tuples and lists) that depend on data."""
     for node in nodes:
         if isinstance(node, (ast.Tuple, ast.List)):
             yield from sizes_of_data(node.elts, ctx)
@@ -40,7 +40,7 @@ def sizes_of_data(nodes: list[ast.expr], ctx: RuleContext) -> Iterator[ast.expr]
 
 
 def is_of_data(node: ast.expr, ctx: RuleContext) -> bool:
-    """Whether a size is a number read out of a tensor, or a tensor that was computed."""
+    """Whether a size is a number read from a tensor, or a tensor that was computed."""
     value = ctx.value(node)
     if value.kind in (NUMBER, LIST):
         return value.read or _is_list_of_data(value)
@@ -103,7 +103,7 @@ def _is_item_of_data(node: ast.expr, ctx: RuleContext, deeper: int) -> bool:
 
 
 def _definitions(ctx: RuleContext) -> dict[str, list[Definition]]:
-    """What each name of this function is given, looked up once."""
+    """The definitions of each name of this function, cached."""
     function = ctx.function
     key = ("definitions", id(function) if function is not None else ctx.cell_index)
     if key not in ctx.program.memo:

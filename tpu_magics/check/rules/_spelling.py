@@ -11,7 +11,7 @@ _XM = "torch_xla.core.xla_model"
 
 
 def spelled(module: str, ctx: RuleContext, candidates: tuple[str, ...]) -> str:
-    """The name under which code at this place has a module; "" where none of the usual ones is bound to it."""
+    """The name of a module in this code; "" if none of the candidates is bound to it."""
     scopes = [ctx.program.globals]
     function = ctx.function
     while function is not None:
@@ -22,11 +22,11 @@ def spelled(module: str, ctx: RuleContext, candidates: tuple[str, ...]) -> str:
 
 
 def xm(ctx: RuleContext) -> str:
-    """How code here spells torch_xla.core.xla_model; "" where it has no name for it."""
+    """The name of torch_xla.core.xla_model in this code; "" if it has none."""
     return spelled(_XM, ctx, ("xm", "xla_model", "xla"))
 
 
 def shown(text: str, most: int = 60) -> str:
-    """Code for a message: on one line, cut where it is long."""
+    """Code for a message: on one line, shortened."""
     line = " ".join(text.split())
     return f"`{line}`" if len(line) <= most else f"`{line[: most - 3]}...`"

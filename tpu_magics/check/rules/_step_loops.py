@@ -12,14 +12,14 @@ from tpu_magics.check.values import LOADER, TFDATA
 if TYPE_CHECKING:
     from tpu_magics.check.rule_context import Loop, RuleContext
 
-# Calls after which the graph is run: what follows is another one.
+# Calls that run the graph: the code after them is another graph.
 _CUTS = frozenset(
     ("backward", "step", "optimizer_step", "mark_step", "sync", "item", "tolist", "train_on_batch", "apply_gradients")
 )
 
 
 def step_loop(ctx: RuleContext) -> Loop | None:
-    """The innermost loop around a place of which each round is a graph of its own: a step is made or read in it."""
+    """The innermost loop around this code whose iterations are separate graphs."""
     return next((one for one in reversed(ctx.loops) if one.is_step and _is_cut(ctx, one)), None)
 
 

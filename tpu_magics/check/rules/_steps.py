@@ -30,7 +30,7 @@ DEVICE_LOADERS = ("MpDeviceLoader", "ParallelLoader")
 
 
 def round_calls(loop: Loop, calls: list[CallSite], program: CheckedProgram) -> list[CallSite]:
-    """The calls that one round of `loop` makes: those of `calls` in it, and those of the functions that it calls."""
+    """The calls of one iteration of `loop`: those of `calls` in it, and those of the functions that it calls."""
     own = [call for call in calls if loop in call.ctx.loops]
     found, seen = list(own), set()
     waiting = list(own)
@@ -49,7 +49,7 @@ def top_calls(program: CheckedProgram) -> list[CallSite]:
 
 
 def loader_of(loop: Loop) -> AbstractValue | None:
-    """The loader that a loop goes over, through enumerate, zip and tqdm; None where it is none."""
+    """The loader of a loop, also through enumerate, zip and tqdm; None if it has none."""
     value = loop.loader
     if value.kind == LOADER:
         return value
@@ -64,8 +64,8 @@ def is_device_loader(value: AbstractValue | None) -> bool:
 
 
 def never_syncs(loop: Loop, calls: list[CallSite]) -> bool:
-    """Whether what a loop goes over certainly runs no graph: a plain loader, a range, a list; also a loader that is not
-    known, where the loop moves its batches to the device itself."""
+    """Whether the iterable of a loop certainly runs no graph: a plain loader, a range, a list; also an unknown loader
+    if the loop moves its batches to the device itself."""
     loader = loader_of(loop)
     if loader is not None and (loader.made is not None or loader.prepared):
         return not loader.prepared and loader.name == "torch.utils.data.DataLoader"
@@ -76,7 +76,7 @@ def never_syncs(loop: Loop, calls: list[CallSite]) -> bool:
 
 
 def _moves_batches(loop: Loop, calls: list[CallSite]) -> bool:
-    """`x = x.to(device)` of what the loop is given."""
+    """Whether the loop moves its batches: `x = x.to(device)`."""
     if isinstance(loop.node, ast.While):
         return False
     given = {one.id for one in nodes_of(loop.node.target) if isinstance(one, ast.Name)}
@@ -99,7 +99,7 @@ def syncs(call: CallSite) -> bool:
 
 
 def is_compiled(function: Function | None, program: CheckedProgram) -> bool:
-    """Whether a function is given to `torch_xla.compile`, which runs its graph, or to another compiler."""
+    """Whether a function is passed to `torch_xla.compile`, which runs its graph, or to another compiler."""
     if function is None:
         return False
     if any(name in SYNCS or name == "torch.compile" for name in function.decorators):
@@ -115,8 +115,8 @@ def in_step_context(call: CallSite) -> bool:
 
 
 def is_handled(ctx: RuleContext) -> bool:
-    """Whether accelerate, SPMD, FSDP, DDP or the eager mode takes care of the steps at this place: for the program as a
-    whole, in its function, in those around it or that call it, or in those that it calls."""
+    """Whether accelerate, SPMD, FSDP, DDP or the eager mode handles the steps here: for the whole program, in this
+    function, its outer functions and callers, or in the functions that it calls."""
     handlers = _handlers(ctx.program)
     if not handlers or None in handlers or ctx.function is None:
         return bool(handlers)
@@ -125,7 +125,7 @@ def is_handled(ctx: RuleContext) -> bool:
 
 
 def _handlers(program: CheckedProgram) -> set[Function | None]:
-    """The functions that call what takes care of steps; None: the program's own statements or its imports."""
+    """The functions that call such a handler; None: the program's own statements or its imports."""
     if "step_handlers" not in program.memo:
         calls = [*program.calls(*_OTHERS)]
         for method in ("prepare", "backward", "prepare_optimizer"):

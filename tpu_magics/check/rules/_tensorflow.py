@@ -28,7 +28,7 @@ def strategies(program: CheckedProgram) -> list[CallSite]:
 
 
 def strategy_name(program: CheckedProgram) -> str:
-    """What the program calls its TPUStrategy."""
+    """The name of the program's TPUStrategy."""
     for call in program.methods("scope"):
         if isinstance(call.node.func, ast.Attribute):
             return call.ctx.source(call.node.func.value)
@@ -81,7 +81,7 @@ def _is_remote(call: CallSite) -> bool:
 
 
 def begins_with(node: ast.expr, ctx: RuleContext, deep: int = 6) -> str:
-    """What a text or a path is known to begin with; "" where nothing is."""
+    """The known start of a string or path; "" if it is unknown."""
     constant = ctx.constant(node)
     if isinstance(constant, (str, bytes)):
         return constant if isinstance(constant, str) else constant.decode(errors="replace")
@@ -93,7 +93,7 @@ def begins_with(node: ast.expr, ctx: RuleContext, deep: int = 6) -> str:
     return begins_with(first, ctx, deep - 1) if first is not None else ""
 
 
-# What gives a path of this machine.
+# Calls that return a local path.
 _LOCAL_PATHS = ("keras.utils.get_file", "tempfile.mkdtemp", "os.getcwd", "pathlib.Path.cwd", "pathlib.Path.home",
     "huggingface_hub.hf_hub_download", "huggingface_hub.snapshot_download")  # fmt: skip
 _JOINS = ("os.path.join", "posixpath.join", "tensorflow.io.gfile.join", "pathlib.Path", "pathlib.PurePath", "str",
@@ -124,7 +124,7 @@ def _first_part(node: ast.expr, ctx: RuleContext) -> ast.expr | None:
 
 
 def _only_assigned(program: CheckedProgram) -> dict[str, ast.expr]:
-    """What names stand for that are bound once in the whole program, by an assignment."""
+    """The values of names that are assigned once in the whole program."""
     if "only_assigned" not in program.memo:
         bound: Counter[str] = Counter()
         given: dict[str, ast.expr] = {}
@@ -144,7 +144,7 @@ def _only_assigned(program: CheckedProgram) -> dict[str, ast.expr]:
 
 
 def is_entered(program: CheckedProgram) -> bool:
-    """Whether a scope is entered without `with`, so that nobody can say from where on."""
+    """Whether a scope is entered without `with`, so that its extent is unknown."""
     if program.calls(*_SET):
         return True
     return any(program.methods(method) for method in _ENTERED)
@@ -188,7 +188,7 @@ def _is_under_with(node: ast.AST, ctx: RuleContext) -> bool:
         if isinstance(outer, _FUNCTIONS):
             return False
         if isinstance(outer, ast.Lambda):
-            return True  # whoever calls it may be in the scope
+            return True  # its caller may be in the scope
         if isinstance(outer, (ast.With, ast.AsyncWith)) and any(_is_scope(item.context_expr) for item in outer.items):
             return True
     return False
@@ -202,7 +202,7 @@ def _is_scope(node: ast.expr) -> bool:
 
 
 def knows_strategy(function: Function) -> bool:
-    """Whether a function makes a strategy, is given one, or enters a scope."""
+    """Whether a function creates a strategy, gets one, or enters a scope."""
     if any(value.kind == STRATEGY for value in (*function.given.values(), *function.env.values())):
         return True
     return _uses_strategy(function)
@@ -213,7 +213,7 @@ def _uses_strategy(function: Function) -> bool:
 
 
 def is_on_client(call: CallSite) -> bool:
-    """Whether a call stands under `with tf.device("/job:localhost")`, which keeps it on this machine."""
+    """Whether a call is inside `with tf.device("/job:localhost")`, which keeps it on this machine."""
     for outer in call.ctx.parents(call.node):
         for item in outer.items if isinstance(outer, (ast.With, ast.AsyncWith)) else ():
             context = item.context_expr

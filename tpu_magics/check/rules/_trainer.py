@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tpu_magics.check.program import CallSite, CheckedProgram, Class
     from tpu_magics.check.rule_context import RuleContext
 
-# Those of trl and sentence-transformers are subclasses that keep the fields and defaults of what is looked at here.
+# Those of trl and sentence-transformers are subclasses with the same fields and defaults.
 _NAMES = re.compile(
     r"transformers\.(Seq2Seq)?TrainingArguments|trl\.(SFT|DPO|Reward|ORPO|KTO|CPO)Config"
     r"|sentence_transformers\.SentenceTransformerTrainingArguments"
@@ -33,8 +33,7 @@ _EVALUATES = ("evaluate", "predict")
 
 @dataclass(frozen=True, eq=False)
 class TrainerArgument:
-    """One argument that is given: where it stands, its value and the keyword (None out of a `**` dict, which may be in
-    another cell)."""
+    """One given argument: its context, node, value and keyword (None in a `**` dict, which may be in another cell)."""
 
     ctx: RuleContext
     node: ast.AST
@@ -53,7 +52,7 @@ class TrainingArgumentsCall:
 
     @property
     def name(self) -> str:
-        """As the person calls it."""
+        """Its name in the code."""
         return self.ctx.source(self.node.func).rpartition(".")[2]
 
     def given(self, name: str) -> TrainerArgument | None:
@@ -89,7 +88,7 @@ class TrainingArgumentsCall:
 
     @property
     def is_for_other_device(self) -> bool:
-        """Whether these say themselves, or stand where it is said, that no TPU is used."""
+        """Whether these arguments, or the code around them, select another device than a TPU."""
         given = [self.given(name) for name in ("use_cpu", "no_cuda", "use_mps_device", "deepspeed")]
         said = any(one is not None and one.constant is not False and one.constant is not None for one in given)
         return said or self.is_in_other_device_code
@@ -110,7 +109,7 @@ def all_of(program: CheckedProgram) -> list[TrainingArgumentsCall]:
 
 
 def on_tpu(program: CheckedProgram) -> Iterator[TrainingArgumentsCall]:
-    """Those that are not said to be for another device."""
+    """Those that are not for another device."""
     return (one for one in all_of(program) if not one.is_for_other_device)
 
 
@@ -163,13 +162,13 @@ def _all_stored(program: CheckedProgram) -> Iterator[str]:
 
 
 def brings_optimizer(arguments: TrainingArgumentsCall) -> bool:
-    """Whether every Trainer that gets these arguments has an optimizer of its own."""
+    """Whether every Trainer with these arguments has its own optimizer."""
     trainers = trainers_of(arguments)
     return bool(trainers) and all(has_optimizer(one) for one in trainers)
 
 
 def overrides(arguments: TrainingArgumentsCall, method: str) -> bool:
-    """Whether every Trainer that gets these arguments is of a class that has its own `method`."""
+    """Whether the class of every Trainer with these arguments overrides `method`."""
     trainers = trainers_of(arguments)
     return bool(trainers) and all(_method(one, method) for one in trainers)
 
@@ -184,12 +183,12 @@ def only_evaluates(program: CheckedProgram) -> bool:
 
 
 def _of_trainer(call: CallSite) -> bool:
-    """`x.train()` of a Trainer, or of what may be one; of a model it switches a mode."""
+    """Whether `x.train()` may be a Trainer's; a model's switches its mode."""
     return call.receiver.kind != MODEL
 
 
 def trainers_of(arguments: TrainingArgumentsCall) -> list[CallSite]:
-    """The calls that make a Trainer with these arguments; where none surely does, those that may."""
+    """The calls that create a Trainer with these arguments; if none certainly does, those that may."""
     trainers = [(one, _given_to(one)) for one in _trainers(arguments.ctx.program)]
     sure = [one for one, given in trainers if given is arguments.node]
     return sure or [one for one, given in trainers if not isinstance(given, ast.Call)]
@@ -212,7 +211,7 @@ def _is_trainer(call: CallSite) -> bool:
 
 
 def without_arguments(program: CheckedProgram) -> Iterator[CallSite]:
-    """Trainers of transformers that are made without arguments, and so get the default ones."""
+    """Trainers of transformers without arguments, which get the defaults."""
     for one in _trainers(program):
         if (
             one.name in _PLAIN
@@ -223,7 +222,7 @@ def without_arguments(program: CheckedProgram) -> Iterator[CallSite]:
 
 
 def _given_to(trainer: CallSite) -> ast.AST | None:
-    """What made the arguments of a Trainer."""
+    """The call that created the arguments of a Trainer."""
     return trainer.ctx.value(trainer.ctx.argument(trainer.node, "args", 1)).made
 
 
@@ -243,7 +242,7 @@ def _method(trainer: CallSite, name: str) -> bool:
 
 
 def constant_of(arguments: TrainingArgumentsCall, name: str, default: Any) -> Any:
-    """The constant value of an argument: given, or its default; NOTHING where it is not known."""
+    """The constant value of an argument: given, or its default; NOTHING if it is unknown."""
     given = arguments.given(name)
     if given is not None:
         return given.constant

@@ -26,7 +26,7 @@ _NAMES = _COMPARING | {"builtins." + one for one in _TRUTHS | _ORDERS}
 
 
 def may_need_value(node: ast.AST, ctx: RuleContext) -> bool:
-    """The cheap look: most nodes ask for no value whatever stands in them."""
+    """A cheap test: most nodes never need a value."""
     if isinstance(node, ast.Call):
         func = node.func
         return func.attr in _CALLED if isinstance(func, ast.Attribute) else ctx.name(func) in _NAMES
@@ -38,7 +38,7 @@ def may_need_value(node: ast.AST, ctx: RuleContext) -> bool:
 
 
 def first_needed(node: ast.AST, ctx: RuleContext) -> ast.expr | None:
-    """The first expression whose value this needs; None where it needs none of a tensor."""
+    """The first tensor expression whose value this needs; None if there is none."""
     found = next(_needed_values(node, ctx), None)
     tests = _tests(node) if found is None else []
     inside = (
@@ -62,7 +62,7 @@ def _tests(node: ast.AST) -> list[ast.expr]:
 
 
 def _read(test: ast.expr, ctx: RuleContext) -> ast.expr | None:
-    """A number read out of a tensor on which a test depends."""
+    """A number read from a tensor on which a test depends."""
     if _values.now_and_then(test, ctx):
         return None
     leaves = _leaves(test)
@@ -92,12 +92,12 @@ def _needed_values(node: ast.AST, ctx: RuleContext) -> Iterator[ast.expr]:
 
 
 def _truth(node: ast.expr, ctx: RuleContext) -> Iterator[ast.expr]:
-    """The tensors whose truth is asked when that of this expression is."""
+    """The tensors whose truth value this expression needs."""
     if isinstance(node, ast.BoolOp):
         for value in node.values:
             yield from _truth(value, ctx)
             if isinstance(node.op, ast.And) and _values.now_and_then(value, ctx):
-                return  # what stands behind `step % 100 == 0 and` is looked at every 100 steps
+                return  # operands after `step % 100 == 0 and` run only every 100 steps
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         yield from _truth(node.operand, ctx)
     elif _values.computed(ctx.value(node), ctx) and not _tests_for_presence(node, ctx):
@@ -105,10 +105,10 @@ def _truth(node: ast.expr, ctx: RuleContext) -> Iterator[ast.expr]:
 
 
 def _tests_for_presence(node: ast.expr, ctx: RuleContext) -> bool:
-    """Whether `if labels:` asks for a flag, a list or None rather than for a tensor's value.
+    """Whether `if labels:` tests a flag, a list or None rather than a tensor's value.
 
-    Of most tensors Python cannot even ask for the truth. So a bare name is believed to be a tensor only where it was
-    computed here: not a parameter without an annotation, not a field of a model's output or of a batch.
+    Most tensors have no truth value. So a plain name counts as a tensor only if it was computed here: not a parameter
+    without an annotation, not a field of a model's output or of a batch.
     """
     if ctx.value(node).dtype == "bool":
         return False

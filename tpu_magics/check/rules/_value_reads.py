@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 _METHODS = frozenset(("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__index__", "__array__"))
 _NUMBERS = frozenset(("builtins.float", "builtins.int", "builtins.complex"))
-# These put what they are given on the host first.
+# These move their argument to the host first.
 _TO_HOST = frozenset(("torch_xla.core.xla_model.mesh_reduce", "torch_xla.core.xla_model._maybe_convert_to_cpu"))
 _OF_LISTS = frozenset(("torch.tensor", "torch.as_tensor"))
 
 
 def read_tensor(node: ast.AST, ctx: RuleContext) -> ast.expr | None:
-    """The tensor whose value a call reads; None where it reads none that XLA computes."""
+    """The tensor whose value a call reads; None if XLA computes none of them."""
     if not isinstance(node, ast.Call):
         return None
     tensor = next(_given(node, ctx), None)
@@ -32,7 +32,7 @@ _PASSING = frozenset("builtins." + one for one in ("int", "float", "bool", "max"
 
 
 def data(node: ast.expr, ctx: RuleContext) -> Iterator[ast.expr]:
-    """The parts of a number that were read out of tensors, here or before."""
+    """The parts of a number that were read from tensors, here or earlier."""
     if isinstance(node, ast.BinOp):
         yield from data(node.left, ctx)
         yield from data(node.right, ctx)
@@ -50,7 +50,7 @@ def data(node: ast.expr, ctx: RuleContext) -> Iterator[ast.expr]:
 
 
 def _is_own(node: ast.Call, ctx: RuleContext) -> bool:
-    """Whether a function of this program is called, which reads and returns what it read."""
+    """Whether a function of this program is called, which reads and returns the value."""
     return ctx.value(node.func).kind == FUNCTION
 
 
@@ -85,7 +85,7 @@ def _is_list(node: ast.expr, ctx: RuleContext) -> bool:
     return value.kind == LIST and _values.holds(value, ctx, 1)
 
 
-# These make a tensor on the CPU unless they are told a device.
+# These create a tensor on the CPU unless they get a device.
 MAKERS = frozenset(
     ("torch.tensor", "torch.rand", "torch.randn", "torch.randint", "torch.randperm", "torch.zeros", "torch.ones",
      "torch.full", "torch.arange", "torch.linspace", "torch.empty", "torch.eye", "torch.from_numpy")
@@ -96,8 +96,8 @@ _PERMUTATION = "torch.randperm"
 
 
 def is_made_on_cpu(tensor: ast.expr, ctx: RuleContext) -> bool:
-    """`torch.randint(0, 9, (1,)).item()` names no device, and is drawn on the CPU. What has a name may have been moved:
-    it counts as a tensor like any other, but for a permutation, by which the host goes over its data."""
+    """`torch.randint(0, 9, (1,)).item()` has no device argument and runs on the CPU. A tensor with a name may have been
+    moved and counts like any other, except a permutation, with which the host shuffles its data."""
     value = ctx.value(tensor)
     if value.name == _PERMUTATION and value.made_ctx is not None:
         return value.made_ctx.argument(value.made, "device") is None and value.where != "device"

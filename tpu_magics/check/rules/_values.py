@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tpu_magics.check.rule_context import RuleContext
 
 STRUCTURES = (OUTPUT, BATCH)
-# What the body of a program makes, and a helper is given.
+# Values that the main body of a program creates, and a helper only receives.
 _OF_PROGRAMS = frozenset((ACCELERATOR, ARGUMENTS, LOADER, OPTIMIZER, TOKENIZER, TRAINER))
 _TIME_TO_LOG = re.compile(
     r"^(should|do|will|must|time_to|is_time_to)_(log|print|report|record|eval|save)|^log_(now|this)"
@@ -44,12 +44,12 @@ def computed(value: AbstractValue, ctx: RuleContext) -> bool:
 
 
 def readable(value: AbstractValue, ctx: RuleContext) -> bool:
-    """The same, and also what a model or a loader gave: for what only a tensor can be asked for."""
+    """The same, and also the results of models and loaders: for operations that only tensors have."""
     return (value.kind == TENSOR or value.kind in STRUCTURES) and _here(value, ctx)
 
 
 def holds(value: AbstractValue, ctx: RuleContext, deep: int = 3) -> bool:
-    """Whether there are such tensors in it: showing it reads them."""
+    """Whether it contains such tensors: showing it reads them."""
     if value.kind != LIST:
         return readable(value, ctx)
     inside = (*(value.items or ()), *((value.item,) if value.item is not None else ()))
@@ -63,7 +63,7 @@ def _here(value: AbstractValue, ctx: RuleContext) -> bool:
 
 
 def is_eager_result(value: AbstractValue, ctx: RuleContext) -> bool:
-    """Whether it is a TensorFlow tensor that eager code has from what XLA runs: `loss = train_step(x)`."""
+    """Whether it is a TensorFlow tensor that eager code gets from compiled code: `loss = train_step(x)`."""
     eager = value.lib == "tf" and value.kind == TENSOR and value.where != "host" and not ctx.compiled_tf
     return eager and _has_compiled(ctx)
 
@@ -81,13 +81,13 @@ def is_compiled_tf(ctx: RuleContext) -> bool:
 
 
 def each_step(ctx: RuleContext) -> bool:
-    """Whether code here runs at each step, not only now and then."""
+    """Whether code here runs in each step, not only every N steps."""
     return ctx.in_step and not ctx.every_n
 
 
 def each_time(ctx: RuleContext) -> bool:
-    """The same, and also code that nothing places outside of the steps: functions that are not called here, or from
-    such code. What a program does before, between and after its steps is seldom enough."""
+    """The same, and also code that may run in a step: functions that are not called here, or called from such code.
+    Code before, between and after the steps runs rarely."""
     if ctx.every_n:
         return False
     return ctx.in_step or (ctx.function is not None and _is_no_program(ctx.function))
@@ -97,7 +97,7 @@ def _is_no_program(function: Function) -> bool:
     memo = function.ctx.program.memo
     key = ("no program", id(function))
     if key not in memo:
-        memo[key] = False  # of a function that calls itself
+        memo[key] = False  # for recursive functions
         memo[key] = not _is_program(function) and _is_called_so(function)
     return bool(memo[key])
 
@@ -107,7 +107,7 @@ def _is_called_so(function: Function) -> bool:
 
 
 def _is_program(function: Function) -> bool:
-    """Whether it holds steps, or makes what a program is made of."""
+    """Whether it contains steps, or creates models, loaders or optimizers."""
     if function.has_step:
         return True
     return any(call.value.kind in _OF_PROGRAMS or _makes_steps(call) for call in function.calls)
@@ -119,12 +119,12 @@ def _makes_steps(call: CallSite) -> bool:
 
 
 def now_and_then(test: ast.expr, ctx: RuleContext) -> bool:
-    """Whether a test holds at some steps only: `step % 100 == 0`."""
+    """Whether a test holds only in some steps: `step % 100 == 0`."""
     return ctx.value(test).name == EVERY_N
 
 
 def guarded(node: ast.AST, ctx: RuleContext) -> bool:
-    """Whether such a test in the same expression stands before this: `step % 100 == 0 and loss.item() > 3`."""
+    """Whether such a test comes before this in the same expression: `step % 100 == 0 and loss.item() > 3`."""
     for parent, child in expression_parents(node, ctx):
         if isinstance(parent, ast.BoolOp) and isinstance(parent.op, ast.And):
             before = parent.values[: next(i for i, value in enumerate(parent.values) if value is child)]
@@ -146,10 +146,9 @@ def expression_parents(node: ast.AST, ctx: RuleContext) -> Iterator[tuple[ast.AS
 
 
 def runs_rarely(node: ast.AST, ctx: RuleContext) -> bool:
-    """Whether this runs now and then only.
+    """Whether this runs rarely.
 
-    So does what stands in a `raise`, an `except`, an assertion's text, a block that leaves the loop, and behind a flag
-    that says that it is time to log.
+    Code in a `raise`, an `except`, an assertion's message, a block that leaves the loop, and under a flag for logging.
     """
     child = node
     for parent in ctx.parents(node):
@@ -173,7 +172,7 @@ def _is_seldom(parent: ast.If, child: ast.AST, ctx: RuleContext) -> bool:
 
 
 def _asks_for_cpu(test: ast.expr) -> bool:
-    """`if device.type == "cpu":`, where a read costs nothing."""
+    """`if device.type == "cpu":`, where a read is free."""
     if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.Eq):
         return False
     return any(isinstance(one, ast.Constant) and one.value == "cpu" for one in (test.left, *test.comparators))
@@ -187,7 +186,7 @@ def _leaves(block: list[ast.stmt], ctx: RuleContext) -> bool:
 
 
 def after_sync(node: ast.AST, ctx: RuleContext) -> bool:
-    """Whether the step's graph has been cut already where this runs: a statement before it in the loop's body syncs."""
+    """Whether a statement before this in the loop's body has already synced."""
     if not ctx.loops:
         return False
     body = ctx.loops[-1].node.body
@@ -206,19 +205,19 @@ def _cuts(call: ast.Call, ctx: RuleContext) -> bool:
 
 
 def shown(node: ast.AST, ctx: RuleContext, most: int = 60) -> str:
-    """The code of an expression on one line, cut where it is long."""
+    """The code of an expression on one line, shortened."""
     text = " ".join(ctx.source(node).split())
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def named(node: ast.AST, ctx: RuleContext, most: int = 50) -> str:
-    """The whole code of an expression, to be written as it stands; "" where it is long."""
+    """The whole code of an expression; "" if it is long."""
     text = shown(node, ctx, 10_000)
     return text if len(text) <= most else ""
 
 
 def spelled(root: str, ctx: RuleContext) -> str:
-    """By which name this program knows a package: `import tensorflow as tf` -> "tf"; "" where it imports it nowhere."""
+    """The name of a package in this program: `import tensorflow as tf` -> "tf"; "" if it is not imported."""
     key = ("spelled", root)
     memo = ctx.program.memo
     if key not in memo:

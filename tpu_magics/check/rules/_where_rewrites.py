@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def edits(node: ast.AST, ctx: RuleContext) -> tuple[Edit, ...]:
-    """`where` for the branch; only where both forms give equal values, shapes and dtypes."""
+    """`where` for the branch; only if both forms have equal values, shapes and dtypes."""
     if isinstance(node, ast.BoolOp):
         return _combined(node, ctx)
     parts = _parts(node)
@@ -98,7 +98,7 @@ def _is_tf(node: ast.expr, ctx: RuleContext) -> bool:
 
 
 def _spelling(test: ast.expr, ctx: RuleContext) -> str:
-    """By which name the library is imported here; "" where it is not."""
+    """The name of the imported library; "" if it is not imported."""
     return _values.spelled("tensorflow" if _is_tf(test, ctx) else "torch", ctx)
 
 
@@ -171,9 +171,9 @@ _KEEPING_CALLS = frozenset(("torch.zeros_like", "torch.ones_like", "tensorflow.z
 
 
 def _base(node: ast.expr, ctx: RuleContext) -> str | None:
-    """The name of the float tensor of which this is a copy with other numbers: of `x / 2.0` "x"; None where not sure.
+    """The name of the float tensor that this scales or shifts: "x" for `x / 2.0`; None if it is not certain.
 
-    Nothing here can fail or give a gradient that is not finite, so it may be computed in any case.
+    Nothing here can fail or give a non-finite gradient, so it can be computed unconditionally.
     """
     if isinstance(node, ast.Name):
         value = ctx.value(node)

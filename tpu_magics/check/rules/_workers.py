@@ -37,7 +37,7 @@ def workers(program: CheckedProgram) -> dict[Function, tuple[LaunchSite, ...]]:
 
 
 def reached(launch: LaunchSite, program: CheckedProgram) -> set[Function]:
-    """What a launch's workers run: its function, what that calls, and what is defined inside of these."""
+    """The functions of a launch's workers: its function, the functions that it calls, and inner functions."""
     if launch.function is not None:
         return closure({launch.function}, program)
     if launch.call is not None or launch.position[1] != END:

@@ -72,7 +72,7 @@ def check(node: ast.AST, ctx: RuleContext) -> Iterator[Finding]:
 
 
 def _is_in_test(node: ast.AST, ctx: RuleContext) -> bool:
-    """Whether a larger test holds this one: the larger one is reported."""
+    """Whether this is part of a larger test, which is reported instead."""
     for parent, child in _values.expression_parents(node, ctx):
         if getattr(parent, "test", None) is child or (isinstance(parent, ast.comprehension) and child in parent.ifs):
             return True

@@ -82,7 +82,7 @@ def _parts(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def _tensors(node: ast.expr, ctx: RuleContext) -> Iterator[ast.expr]:
-    """The tensors in what is shown, also inside of a tuple, a dict or another text."""
+    """The tensors in what is shown, also inside a tuple, a dict or another text."""
     if isinstance(node, ast.Starred):
         node = node.value
     if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
@@ -110,7 +110,7 @@ def _reads_when_shown(node: ast.expr, ctx: RuleContext) -> bool:
 
 
 def _in_a_larger_one(node: ast.AST, ctx: RuleContext) -> bool:
-    """Whether a call that is reported itself holds this text."""
+    """Whether this text is inside a call that is reported itself."""
     return any(_makes_text(parent, ctx) for parent, _ in _values.expression_parents(node, ctx))
 
 

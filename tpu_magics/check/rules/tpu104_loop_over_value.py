@@ -72,7 +72,7 @@ def _of_range(node: ast.Call, ctx: RuleContext) -> ast.expr | None:
 
 
 def _data(bound: ast.expr, ctx: RuleContext) -> Iterator[ast.expr]:
-    """The tensors, and numbers read out of tensors, that a bound depends on."""
+    """The tensors, and numbers read from tensors, that a bound depends on."""
     if _values.computed(ctx.value(bound), ctx) and not _value_reads.is_made_on_cpu(bound, ctx):
         yield bound
     for one in _value_reads.data(bound, ctx):
@@ -80,7 +80,7 @@ def _data(bound: ast.expr, ctx: RuleContext) -> Iterator[ast.expr]:
 
 
 def _of_index(node: ast.Subscript, ctx: RuleContext) -> ast.expr | None:
-    """What a Python sequence is indexed with. A dict goes by the tensor's identity, and reads nothing."""
+    """The index of a Python sequence. A dict uses the tensor's identity and reads nothing."""
     if not isinstance(node.ctx, ast.Load):
         return None
     inside = node.slice
@@ -92,7 +92,7 @@ def _of_index(node: ast.Subscript, ctx: RuleContext) -> ast.expr | None:
 
 
 def _is_drawn(index: ast.expr, ctx: RuleContext) -> bool:
-    """Rows of a corpus at random places: `for at in torch.randint(...): tokens[at : at + width]` is the host's work."""
+    """Random rows of a corpus: `for at in torch.randint(...): tokens[at : at + width]` runs on the host."""
     return any(
         ctx.value(one).name in _value_reads.MAKERS for one in nodes_of(index) if isinstance(one, (ast.Name, ast.Call))
     )

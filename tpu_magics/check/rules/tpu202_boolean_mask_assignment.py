@@ -88,7 +88,7 @@ def _is_selected(value: ast.expr) -> bool:
 
 
 def _view(target: ast.Subscript, mask: ast.expr, ctx: RuleContext) -> tuple[str, str]:
-    """What is changed, without the mask, and the mask in its shape: `x[:, 0]` and `mask` for `x[mask, 0]`."""
+    """The changed tensor without the mask, and the mask in its shape: `x[:, 0]` and `mask` for `x[mask, 0]`."""
     base, by = ctx.source(target.value), shapes.short(ctx, mask, "mask")
     if not isinstance(target.slice, ast.Tuple):
         return base, by
@@ -119,8 +119,8 @@ def _value(
 def _edits(target: ast.Subscript, mask: ast.expr, node: ast.Assign | ast.AugAssign, ctx: RuleContext) -> Sequence[Edit]:
     """`x[x == 0] = -1` as `x.masked_fill_(x == 0, -1)`: the same elements, the same tensor.
 
-    Not as the last line of a notebook's cell, which would show the tensor, and only for small integers, which every
-    dtype takes.
+    Not as the last line of a notebook's cell, which would show the tensor, and only for small integers, which fit every
+    dtype.
     """
     if not isinstance(node, ast.Assign) or len(node.targets) > 1 or (ctx.function is None and not ctx.loops):
         return ()

@@ -69,7 +69,7 @@ def _argument(name: str, position: int) -> Sizes:
 
 
 def _window(dim: int) -> Sizes:
-    """`narrow(dim, start, length)`: another start is another program as well."""
+    """`narrow(dim, start, length)`: another start is also another graph."""
 
     def found(node: ast.Call, ctx: RuleContext) -> list[ast.expr]:
         given = (ctx.argument(node, "start", dim + 1), ctx.argument(node, "length", dim + 2))
@@ -101,7 +101,7 @@ _METHODS: dict[str, Sizes] = {
     "repeat_interleave": _argument("repeats", 0),
 }  # fmt: skip
 _MADE = frozenset(("zeros", "ones", "empty", "rand", "randn", "full", "arange", "linspace", "eye", "randperm"))
-# TPU205 is about these where the count is a tensor; a number read out of one is a size.
+# TPU205 reports these for a tensor of counts; a number read from a tensor is a size.
 _BY_COUNT = "repeat_interleave"
 _LASTS = frozenset(
     (*(one.rpartition(".")[2] for one in _FUNCTIONS), *_METHODS, "one_hot", "pack_padded_sequence", "pack_sequence")
@@ -167,7 +167,7 @@ def _is_reported_before(node: ast.Subscript, by: ast.expr, ctx: RuleContext) -> 
 
 
 def _is_sliced_tensor(base: AbstractValue, node: ast.Subscript) -> bool:
-    """A tensor; of what is not known, what is sliced along several dimensions."""
+    """Whether it is a tensor; an unknown value is one if it is sliced along several dimensions."""
     return shapes.is_array(base) or (base.kind == UNKNOWN and isinstance(node.slice, ast.Tuple))
 
 
@@ -210,7 +210,7 @@ def _check_one_hot(node: ast.Call, given: ast.expr | None, ctx: RuleContext) -> 
 
 
 def _is_for_device(node: ast.Call, ctx: RuleContext) -> bool:
-    """What is made is used on the device: told so, sent there, or of a size that only the device knows."""
+    """Whether the new tensor is used on the device: by its device argument, `.to()`, or a size from the device."""
     if ctx.argument(node, "device") is not None or ctx.has_unknown_arguments(node):
         return True
     outer = ctx.parent(node)

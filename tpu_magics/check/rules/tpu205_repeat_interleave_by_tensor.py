@@ -76,7 +76,7 @@ def check(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
 
 
 def _arguments(node: ast.Call, name: str, ctx: RuleContext) -> tuple[ast.expr | None, ast.expr | None]:
-    """What is repeated (None where only counts are given), and the counts."""
+    """What is repeated (None if only counts are given), and the counts."""
     if name:
         counts = ctx.argument(node, "repeats", 1)
         given = node.args[0] if node.args else ctx.argument(node, "input")

@@ -183,7 +183,7 @@ def _is_open(ctx: RuleContext, shapes: ast.expr | None) -> bool:
 
 
 def _multiple_edits(node: ast.Call, ctx: RuleContext, found: padding.PaddingSetting) -> tuple[Edit, ...]:
-    """Add `pad_to_multiple_of`, where it cannot meet a max_length that is none of its multiples."""
+    """Adds `pad_to_multiple_of`, if a max_length is a multiple of it."""
     multiple = _fitting(node, ctx)
     if multiple is None:
         return ()
@@ -196,7 +196,7 @@ def _multiple_edits(node: ast.Call, ctx: RuleContext, found: padding.PaddingSett
 
 
 def _fitting(node: ast.Call, ctx: RuleContext) -> int | None:
-    """transformers refuses a truncation length that is no multiple: take a multiple that divides it."""
+    """transformers raises an error if the truncation length is not a multiple: use a multiple that divides it."""
     given = ctx.argument(node, "max_length")
     if given is None or recompiles.is_nothing(ctx.value(given)):
         return MULTIPLE

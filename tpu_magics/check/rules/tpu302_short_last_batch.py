@@ -72,7 +72,7 @@ def _short(call: CallSite) -> Finding | None:
 
 
 def _drops(call: CallSite) -> bool:
-    """Whether the last batch is dropped, or may be: only an absent or false `drop_last` is none."""
+    """Whether the last batch is or may be dropped: `drop_last` is given and not False."""
     given = call.ctx.argument(call.node, "drop_last", 2 if call.name == BATCH_SAMPLER else _DROP_LAST)
     return given is not None and call.ctx.constant(given) is not False
 
@@ -111,7 +111,7 @@ def _for_training(call: CallSite, dataset: ast.expr | None) -> bool:
 
 
 def _split_of(ctx: RuleContext, dataset: ast.expr | None) -> str:
-    """What `train=False` or `split="validation"` of the data set's own call says."""
+    """What `train=False` or `split="validation"` of the dataset's own call says."""
     made, _ = origin(ctx, dataset) if dataset is not None else (None, ())
     if not isinstance(made, ast.Call):
         return ""
@@ -134,7 +134,7 @@ def _shuffles(call: CallSite) -> bool:
 
 
 def _trained_on(program: CheckedProgram) -> set[int]:
-    """The ids of the DataLoader calls that loops with a backward pass or an optimiser's step go over."""
+    """The ids of the DataLoader calls of loops with a backward pass or an optimizer step."""
     if "trained_on" not in program.memo:
         program.memo["trained_on"] = {
             id(made)
@@ -155,7 +155,7 @@ def _is_step(call: CallSite) -> bool:
 
 
 def _surroundings(ctx: RuleContext) -> Iterator[RuleContext]:
-    """The place itself, and those that its function is called from."""
+    """The context itself, and those of the calls of its function."""
     yield ctx
     if ctx.function is not None and not ctx.loops:
         for call in ctx.function.callers:

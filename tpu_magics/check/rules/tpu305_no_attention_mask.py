@@ -76,7 +76,7 @@ def _is_of_images(node: ast.Call, model: AbstractValue) -> bool:
 
 
 def _is_transformer(model: AbstractValue, node: ast.Call, ids: ast.expr | None, ctx: RuleContext) -> bool:
-    """A model of transformers; one that is only a parameter where the arguments are such a model's."""
+    """Whether it is a model of transformers; an unknown one by its arguments."""
     if model.name.startswith("transformers."):
         return True
     if model.ref is not None or model.name.startswith(_OTHER_MODELS):
@@ -95,7 +95,7 @@ def _named_ids(ids: ast.expr | None) -> bool:
 
 
 def _padded_source(ids: ast.expr, ctx: RuleContext) -> str | None:
-    """How to write the mask that goes with these ids; None where they are not known to be padded."""
+    """The code of the mask for these ids; None if they are not known to be padded."""
     written = _item_of_batch(ids, ctx)
     if written is None:
         return _named_mask(ids, ctx)

@@ -124,7 +124,7 @@ def _names_of_chain(node: ast.Call) -> list[str]:
 
 
 def _chain(ctx: RuleContext, node: ast.expr) -> Iterator[ast.Call]:
-    """The calls that a data set is made by, the last first: `data.shuffle(n).batch(b)`, through names."""
+    """The calls that create a dataset, the last first: `data.shuffle(n).batch(b)`, also through names."""
     for _ in range(_FAR):
         node, _path = origin(ctx, node)
         if not isinstance(node, ast.Call):
@@ -159,7 +159,7 @@ def _shuffled_later(ctx: RuleContext, node: ast.AST) -> bool:
 
 
 def _trained_on(program: CheckedProgram) -> set[int]:
-    """The ids of all calls in the chains of data sets that are trained on."""
+    """The ids of all calls in the chains of datasets that are trained on."""
     if "tf_trained_on" not in program.memo:
         program.memo["tf_trained_on"] = {
             id(link) for ctx, data in _training_data(program) for link in _chain(ctx, data)
@@ -187,7 +187,7 @@ def _updates(call: CallSite) -> bool:
 
 
 def _given_to_steps(call: CallSite) -> Iterator[tuple[RuleContext, ast.expr]]:
-    """What the loops around a step go over, or what an iterator gives to the step."""
+    """The iterables of the loops around a step, or the arguments of `strategy.run`."""
     for ctx in _surroundings(call.ctx, 3):
         for loop in ctx.loops:
             if isinstance(loop.node, (ast.For, ast.AsyncFor)):
@@ -198,7 +198,7 @@ def _given_to_steps(call: CallSite) -> Iterator[tuple[RuleContext, ast.expr]]:
 
 
 def _surroundings(ctx: RuleContext, far: int) -> Iterator[RuleContext]:
-    """The place itself, and those that its function is called from."""
+    """The context itself, and those of the calls of its function."""
     yield ctx
     if ctx.function is not None and not ctx.loops and far:
         for call in ctx.function.callers:

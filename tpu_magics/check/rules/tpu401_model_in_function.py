@@ -64,7 +64,8 @@ def _keeps(launch: _launches.LaunchSite) -> bool:
 
 
 def _matters(call: CallSite, launch: _launches.LaunchSite) -> bool:
-    """In a script the workers of xmp.spawn are new interpreters, and build their models as torch_xla's examples do."""
+    """In a script the workers of xmp.spawn are new interpreters and build their own models, as in torch_xla's
+    examples."""
     if launch.ours or call.ctx.notebook or launch.kind == _launches.NOTEBOOK:
         return True
     forks = launch.call is not None and launch.call.ctx.constant(launch.argument("start_method")) == "fork"
@@ -75,7 +76,7 @@ def _matters(call: CallSite, launch: _launches.LaunchSite) -> bool:
 
 
 def _built(launch: _launches.LaunchSite, program: CheckedProgram) -> Iterator[tuple[CallSite, str]]:
-    """The calls of a launch's workers that build models, with what speaks against hoisting each."""
+    """The calls of a launch's workers that build models, each with the reason against hoisting."""
     function = launch.function
     own = function.calls if function is not None else _statements(launch, program)
     yield from ((call, _hoist.reason(call, function)) for call in _hoist.top_builds(own))
@@ -92,7 +93,7 @@ def _built(launch: _launches.LaunchSite, program: CheckedProgram) -> Iterator[tu
 
 
 def _is_method(function: Function) -> bool:
-    """The layers that a class makes for itself are parts of the model."""
+    """The layers that a class creates for itself are parts of the model."""
     return function.cls is not None or isinstance(function.ctx.parent(function.node), ast.ClassDef)
 
 

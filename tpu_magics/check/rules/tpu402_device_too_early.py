@@ -117,7 +117,7 @@ def _is_before(call: CallSite, launch: _launches.LaunchSite, program: CheckedPro
 
 
 def _reached_from_top(function: Function, depth: int) -> list[_launches.Position]:
-    """Where the top level calls a function, at the latest at the end."""
+    """The positions at which the top level calls a function, at the latest the end."""
     found: list[_launches.Position] = []
     for call in function.callers:
         if call.ctx.function is None:
@@ -131,7 +131,7 @@ def _reached_from_top(function: Function, depth: int) -> list[_launches.Position
 
 
 def _is_to_be_launched(program: CheckedProgram) -> bool:
-    """Whether a notebook's training stands in a function that nothing calls yet, and it trains nowhere itself."""
+    """Whether a notebook's training is in a function that nothing calls yet, and it trains nowhere itself."""
     if not program.notebook:
         return False
     steps = [call for call in program.all_calls if _is_step(call)]

@@ -36,7 +36,7 @@ WHY_NOTEBOOK = (
     "On a TPU accelerate ignores num_processes and starts one process per chip; before 1.3 it passed the number to "
     "torch_xla, which accepts only 1 or None."
 )
-# What a host with one or with eight chips starts in any case.
+# Numbers that a host with one or eight chips starts anyway.
 FINE = (None, 0, 1, 8)
 
 

@@ -97,14 +97,14 @@ def _is_reduced(call: CallSite, program: CheckedProgram) -> bool:
 
 
 def _has_xla_step_beside(ctx: RuleContext) -> bool:
-    """`if tpu: xm.optimizer_step(optimizer) else: optimizer.step()`: then this step is another device's."""
+    """`if tpu: xm.optimizer_step(optimizer) else: optimizer.step()`: this step is for another device."""
     steps = ctx.program.calls(_steps.OPTIMIZER_STEP)
     return any(one.ctx.function is ctx.function and one.ctx.loops == ctx.loops for one in steps)
 
 
 def _is_on_xla(ctx: RuleContext) -> bool:
-    """Whether the code around certainly uses an XLA device: its function, those around it and its callers, its workers,
-    or the notebook."""
+    """Whether the surrounding code certainly uses an XLA device: its function, outer functions and callers, its
+    workers, or the notebook."""
     around = {*_workers.around(ctx.function), None}
     mine = set(_workers.launches_of(ctx))
     calls = ctx.program.calls(*_runtime.DEVICES)
@@ -112,7 +112,7 @@ def _is_on_xla(ctx: RuleContext) -> bool:
 
 
 def _is_never_run(call: CallSite, program: CheckedProgram) -> bool:
-    """Whether the step stands in a loop, here or in the only caller, of which no round runs the graph."""
+    """Whether the step is in a loop, here or in the only caller, that never runs the graph."""
     ctx, depth = call.ctx, 3
     inside = [call]
     while not ctx.loops and ctx.function is not None and len(ctx.function.callers) == 1 and depth:
@@ -140,7 +140,7 @@ def _is_unrun_loop(ctx: RuleContext, program: CheckedProgram) -> bool:
 
 
 def _ends(call: CallSite) -> bool:
-    """Whether a call of a round runs the graph, or may: what a compiled function does is not followed."""
+    """Whether a call in an iteration runs the graph, or may run it."""
     return _steps.syncs(call) or call.name == "builtins.next"
 
 
@@ -173,7 +173,7 @@ def _without_barrier(call: CallSite, barrier: ast.expr | None) -> Finding:
 
 
 def _synced_again(call: CallSite) -> str:
-    """What syncs in each round besides the step; "" where nothing certainly does."""
+    """The code that syncs in each iteration besides the step; "" if nothing certainly does."""
     ctx = call.ctx
     if not ctx.loops:
         return ""
@@ -188,6 +188,6 @@ def _synced_again(call: CallSite) -> str:
 
 
 def _is_in_body(call: CallSite, loop: Loop) -> bool:
-    """Whether a call is a statement of the loop's own body, on no condition."""
+    """Whether a call is an unconditional statement of the loop's body."""
     statement = call.ctx.parent(call.node)
     return isinstance(statement, ast.stmt) and any(one is statement for one in loop.node.body)

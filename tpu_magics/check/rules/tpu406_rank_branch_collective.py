@@ -57,9 +57,9 @@ METHODS = {
         "check_trigger")),
     TRAINER: frozenset(("train", "evaluate", "predict")),
 }  # fmt: skip
-# Among some ranks only: then only these enter.
+# Arguments that limit a collective to some ranks.
 _GROUPS = ("group", "groups", "replicas")
-# On names that people give to an accelerator only.
+# Methods that only an accelerator has.
 _ONLY_THERE = frozenset(("gather_for_metrics", "wait_for_everyone"))
 
 
@@ -105,7 +105,7 @@ def _judge(call: CallSite, inside: str, program: CheckedProgram) -> Iterator[Fin
 
 
 def _single(ctx: RuleContext) -> bool:
-    """Whether one process only runs the code, for certain."""
+    """Whether certainly only one process runs the code."""
     found = _workers.launches_of(ctx)
     return bool(found) and all(one.ranks == 1 for one in found)
 
@@ -119,7 +119,7 @@ def _short(text: str, most: int = 60) -> str:
 
 
 def _others_do(call: CallSite, guard: _ranks.RankGuard, program: CheckedProgram) -> bool:
-    """Whether the ranks that do not come here enter the same collective in their own branch."""
+    """Whether the other ranks call the same collective in their branch."""
     spelling = _spelling(call.node)
     if any(_spelling(node) == spelling for one in guard.others for node in nodes_of(one)):
         return True
@@ -138,7 +138,7 @@ def _spelling(node: ast.AST) -> str:
 
 
 def _holders(program: CheckedProgram) -> dict[Function, str]:
-    """Functions of the program that enter a collective on every rank that runs them, with its spelling."""
+    """Functions of the program that call a collective on every rank that runs them, with its code."""
     found: dict[Function, str] = {}
     for call in program.all_calls:
         function = call.ctx.function

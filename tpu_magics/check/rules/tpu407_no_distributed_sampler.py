@@ -77,7 +77,7 @@ def _is_in_workers(call: CallSite, program: CheckedProgram) -> bool:
 
 
 def _is_split(call: CallSite) -> bool:
-    """Whether the ranks get different data, or it cannot be told."""
+    """Whether the ranks get different data, or it is unknown."""
     ctx, node = call.ctx, call.node
     if ctx.has_unknown_arguments(node) or ctx.argument(node, "batch_sampler", 4) is not None:
         return True
@@ -89,7 +89,7 @@ def _is_split(call: CallSite) -> bool:
 
 
 def _is_plain(sampler: ast.expr, ctx: RuleContext) -> bool:
-    """A sampler that knows of no ranks."""
+    """Whether a sampler ignores ranks."""
     value = ctx.value(sampler)
     if value.kind == NUMBER and value.const is not NOTHING:
         return value.const is None and isinstance(sampler, ast.Constant)
@@ -97,7 +97,7 @@ def _is_plain(sampler: ast.expr, ctx: RuleContext) -> bool:
 
 
 def _is_own(data: ast.expr, ctx: RuleContext) -> bool:
-    """Whether the data set depends on the rank, or is an iterable one that splits itself."""
+    """Whether the dataset depends on the rank, or is an iterable dataset that splits itself."""
     value = ctx.value(data)
     if "IterableDataset" in value.name:
         return True

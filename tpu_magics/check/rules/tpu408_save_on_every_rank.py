@@ -58,8 +58,8 @@ def check_program(program: CheckedProgram) -> Iterator[Finding]:
 
 
 def _is_accelerated(call: CallSite) -> bool:
-    """Whether the model's weights are saved in a function with an Accelerator of its own: `accelerate launch` or a
-    launcher elsewhere runs it in each process."""
+    """Whether a function with its own Accelerator saves the model's weights: `accelerate launch` or another launcher
+    runs it in each process."""
     sharded = any("Parallel" in name for name in call.ctx.program.imported)  # then all ranks take part in a save
     if sharded or not _saves_model(call) or call.ctx.function is None:
         return False

@@ -75,7 +75,7 @@ def _sizes(program: CheckedProgram) -> Iterator[tuple[str, Size]]:
 
 
 def _unequal(sizes: list[tuple[str, Size]]) -> Iterator[Finding]:
-    """Evaluation sizes that no training has: of the same function, or where it has none, of the program."""
+    """Evaluation sizes that no training uses: in the same function, or if it has none, in the program."""
     training = [size for purpose, size in sizes if purpose == "train"]
     for purpose, size in sizes:
         if purpose != "evaluation":

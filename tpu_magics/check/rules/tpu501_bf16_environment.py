@@ -91,7 +91,7 @@ def _variable(node: ast.expr, ctx: RuleContext) -> str:
 
 
 def _is_off(value: ast.expr, ctx: RuleContext) -> bool:
-    """Set to nothing, or put back to what it was before."""
+    """Whether it is disabled, or restored to its previous value."""
     if isinstance(value, ast.Call) and ctx.name(value) == "builtins.str" and value.args:
         value = value.args[0]
     constant = ctx.constant(value)
@@ -101,7 +101,7 @@ def _is_off(value: ast.expr, ctx: RuleContext) -> bool:
 
 
 def _puts_back(value: ast.expr, ctx: RuleContext) -> bool:
-    """`os.environ["XLA_USE_BF16"] = saved`, where `saved` came out of the environment."""
+    """`os.environ["XLA_USE_BF16"] = saved`, where `saved` comes from the environment."""
     made = ctx.value(value).made
     return any(isinstance(one, ast.Call) and ctx.name(one).startswith("os.") for one in (value, made)) or (
         isinstance(value, ast.Name) and re.search(r"old|saved|previous|before|orig", value.id) is not None

@@ -81,7 +81,7 @@ def check(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
 
 
 def _is_disabled(node: ast.Call, ctx: RuleContext) -> bool:
-    """`enabled=False`, or enabled where there is a GPU."""
+    """`enabled=False`, or enabled only with a GPU."""
     enabled = ctx.argument(node, "enabled")
     return enabled is not None and (ctx.constant(enabled) is False or precision.mentions_gpu(enabled, ctx))
 
@@ -145,7 +145,7 @@ def _floatx(node: ast.Call, ctx: RuleContext) -> MessageParts | None:
     return "Keras' default dtype is set to float16.", 'Leave "float32" and set the policy "mixed_bfloat16".', WHY
 
 
-# Keywords by which models are loaded as, or wrapped to compute in, a dtype, and the calls where `dtype` is one of them.
+# Keywords for the dtype of a loaded or wrapped model, and the calls for which `dtype` is one of them.
 _LOADING = ("torch_dtype", "dtype", "compute_dtype")
 _LOADERS = ("from_pretrained", "from_config", "from_single_file")
 

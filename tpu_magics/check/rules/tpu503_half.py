@@ -49,7 +49,7 @@ def check(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
 
 
 def _keeps_dtype(node: ast.Call, ctx: RuleContext) -> bool:
-    """`if x.dtype == torch.float16: y = y.half()`: code for every dtype that gives back what it was given."""
+    """`if x.dtype == torch.float16: y = y.half()`: code that keeps the dtype of its input."""
     tests = [ast.unparse(one.test) for one in ctx.parents(node) if isinstance(one, (ast.If, ast.IfExp))]
     return any("dtype" in test and ("float16" in test or "half" in test) for test in tests)
 
@@ -84,7 +84,7 @@ def _is_float16(node: ast.expr, ctx: RuleContext) -> bool:
 
 
 def _is_ours(func: ast.Attribute, node: ast.Call, ctx: RuleContext) -> bool:
-    """A tensor or model, or what may be one; of the host's only what is sent to a device here."""
+    """Whether it is or may be a tensor or model; on the host only if it is moved to a device here."""
     receiver = ctx.value(func.value)
     if receiver.lib == "tf" or (receiver.kind not in _KINDS and receiver.kind != UNKNOWN):
         return False
@@ -131,5 +131,5 @@ def _is_made_half(node: ast.Call, name: str, ctx: RuleContext) -> bool:
 
 
 def _is_of_module(ctx: RuleContext) -> bool:
-    """A module's `__init__` makes what its forward computes with."""
+    """A module's `__init__` creates the tensors of its forward."""
     return ctx.function is not None and ctx.function.cls is not None and ctx.function.cls.is_module

@@ -62,7 +62,7 @@ def check_program(program: CheckedProgram) -> Iterator[Finding]:
 
 
 def _renamed(arguments: _trainer.TrainingArgumentsCall, given: _trainer.TrainerArgument, new: str) -> tuple[Edit, ...]:
-    """The keyword under its new name; none where that one is given as well."""
+    """The keyword with its new name; none if the new one is given as well."""
     literal = isinstance(given.value, ast.Constant)
     if given.keyword is None or not literal or not arguments.is_left(new):
         return ()

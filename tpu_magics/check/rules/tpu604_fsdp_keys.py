@@ -49,7 +49,7 @@ _WHY_STRATEGY = 'With "xla": True transformers does full sharding only, and read
 _XLA_KEYS = ("xla_fsdp_v2", "xla_fsdp_grad_ckpt", "xla_fsdp_settings")
 _HARMLESS = ("full_shard", "auto_wrap")
 
-# Keys that only the FSDP for GPUs reads: the values with which they are missed on XLA, and what XLA has instead.
+# Keys that only FSDP for GPUs reads: the values that have no effect on XLA, and the replacement on XLA.
 _GPU_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
     "activation_checkpointing": ((True,), 'Write "xla_fsdp_grad_ckpt": True.'),
     "cpu_offload": ((True,), "Remove it: XLA FSDP keeps everything on the device."),
@@ -66,7 +66,7 @@ _OPTIONS = {
 def check_program(program: CheckedProgram) -> Iterator[Finding]:
     for one in _fsdp.all_of(program):
         if one.given is not None and one.config is None and one.given.constant is not None:
-            continue  # a path, or nothing that can be seen
+            continue  # a path, or an unknown value
         for rule in (_is_off, _is_for_gpus, _options, _keys_of_gpus, _both_wrappings, _settings_of_v1):
             yield from rule(one)
 
@@ -99,7 +99,7 @@ def _is_for_gpus(one: _fsdp.FsdpArguments) -> Iterator[Finding]:
 
 
 def _without_config(one: _fsdp.FsdpArguments) -> Any:
-    """`xla` where no fsdp_config is given: off, unless it may come from elsewhere."""
+    """`xla` without fsdp_config: False, unless it may be set elsewhere."""
     return False if one.given is not None or one.arguments.is_left("fsdp_config") else NOTHING
 
 

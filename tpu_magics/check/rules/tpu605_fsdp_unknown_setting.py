@@ -39,7 +39,7 @@ _WHY_V1 = (
     "after the model was loaded."
 )
 _WHY_DTYPE = "transformers looks up the dtype by its name, getattr(torch, ...), and raises an error for anything else."
-_NEVER = "min_split_size_mb"  # an allocator's setting on GPUs; neither FSDP has it
+_NEVER = "min_split_size_mb"  # a setting of the GPU allocator, not of FSDP
 _DTYPES = ("compute_dtype", "buffer_dtype")
 
 

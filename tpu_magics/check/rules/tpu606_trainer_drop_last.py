@@ -63,7 +63,7 @@ def _makes_own_loader(arguments: _trainer.TrainingArgumentsCall) -> bool:
 
 
 def _divides(arguments: _trainer.TrainingArgumentsCall) -> bool:
-    """Whether the training data is known to be whole batches."""
+    """Whether the training data certainly consists of whole batches."""
     batch = _trainer.constant_of(arguments, "per_device_train_batch_size", 8)
     trainers = _trainer.trainers_of(arguments)
     if not isinstance(batch, int) or batch < 1 or not trainers:
@@ -75,7 +75,7 @@ def _divides(arguments: _trainer.TrainingArgumentsCall) -> bool:
 
 
 def _length(ctx: RuleContext, node: ast.expr | None) -> int | None:
-    """How many samples a data set has, where its making says it."""
+    """The number of samples of a dataset, if the call that creates it shows it."""
     call = node if isinstance(node, ast.Call) else ctx.value(node).made
     if not isinstance(call, ast.Call):
         return None

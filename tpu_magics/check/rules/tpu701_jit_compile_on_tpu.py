@@ -72,7 +72,7 @@ def _is_model(call: CallSite) -> bool:
 
 
 def _is_apart(call: CallSite) -> bool:
-    """Whether a model is compiled outside of the scope, in a program that compiles one for the TPU inside of it."""
+    """Whether a model is compiled outside the scope, in a program that compiles one for the TPU inside it."""
     return _tensorflow.state(call) == _tensorflow.OUT and not _tensorflow.receiver_is_in_scope(call)
 
 

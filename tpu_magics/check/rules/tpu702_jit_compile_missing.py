@@ -42,7 +42,7 @@ def check_program(program: CheckedProgram) -> Iterator[Finding]:
     compiles = [call for call in program.methods("compile", MODEL) if call.receiver.lib == "tf"]
     if not compiles or program.looks_for_tpu or _is_distributed(program) or not _speaks_of_tpus(program):
         return
-    if any(cell.magic == "tpu_train" for cell in program.cells):  # puts it on, and takes it off on a TPU
+    if any(cell.magic == "tpu_train" for cell in program.cells):  # sets it, and removes it on a TPU
         return
     if any(_says_jit(call) for call in compiles) or not any(program.methods(method) for method in _FITS):
         return

@@ -89,7 +89,7 @@ def _trains(program: CheckedProgram) -> bool:
 
 
 def _is_part_of_module(call: CallSite) -> bool:
-    """What a module's own methods make is where the module is made."""
+    """Objects that a module's own methods create belong to the module."""
     function = call.ctx.function
     return function is not None and function.cls is not None and function.cls.is_module
 
@@ -98,7 +98,7 @@ def _is_part_of_module(call: CallSite) -> bool:
 
 
 def _models(program: CheckedProgram, made: list[CallSite]) -> list[CallSite]:
-    """The models outside that are trained; where it cannot be seen what is trained, all, unless one is made inside."""
+    """The models outside that are trained; if unknown, all of them, unless one is created inside."""
     states = [(call, _tensorflow.state(call)) for call in made if _is_model(call)]
     outside = [call for call, state in states if state == OUT]
     if not outside:
@@ -108,7 +108,7 @@ def _models(program: CheckedProgram, made: list[CallSite]) -> list[CallSite]:
         return own or outside[-1:]
     inside = [call for call, state in states if state == IN]
     trained = [call for call in outside if _trained(program, call)]
-    if any(_trained(program, call) for call in inside):  # those outside are something else, unless the scope meets them
+    if any(_trained(program, call) for call in inside):  # those outside are other models, unless the scope uses them
         return [call for call in trained if any(map(_tensorflow.is_in_scope, _trained(program, call)))]
     if trained or inside:
         return trained
@@ -137,7 +137,7 @@ def _optimizers(made: list[CallSite]) -> Iterator[CallSite]:
 
 
 def _metrics(program: CheckedProgram, made: list[CallSite]) -> Iterator[CallSite]:
-    """Metric objects in the arguments of a `compile` outside of the scope, and those that a compiled step updates."""
+    """Metric objects in the arguments of a `compile` outside the scope, and those that a compiled step updates."""
     metrics = [call for call in made if call.name and _METRICS.fullmatch(call.name)]
     updated = {id(node) for node in _updated(program)} if metrics else set()
     for call in metrics:
@@ -146,7 +146,7 @@ def _metrics(program: CheckedProgram, made: list[CallSite]) -> Iterator[CallSite
 
 
 def _updated(program: CheckedProgram) -> Iterator[ast.AST]:
-    """What made the values that are called, or whose `update_state` is called, in code that is compiled for the TPU."""
+    """The calls that created the values that compiled code calls, or whose `update_state` it calls."""
     for call in program.all_calls:
         if call.method == "update_state" or isinstance(call.node.func, ast.Name):
             value = call.receiver if call.method else call.ctx.value(call.node.func)
@@ -165,7 +165,7 @@ def _compile_of(call: CallSite) -> ast.Call | None:
 
 
 def _names_optimizer(call: CallSite) -> bool:
-    """`compile("adam")` outside of the scope, of a model that was made inside."""
+    """`compile("adam")` outside the scope, of a model that was made inside."""
     given = call.ctx.argument(call.node, "optimizer", 0)
     value_of_name = isinstance(call.ctx.constant(given), str)
     return value_of_name and _tensorflow.state(call) == OUT and _tensorflow.receiver_is_in_scope(call)
@@ -175,12 +175,12 @@ def _names_optimizer(call: CallSite) -> bool:
 
 
 def _group(call: CallSite) -> ast.AST:
-    """What is said once: all objects of one `compile`."""
+    """All objects of one `compile` are reported once."""
     return _compile_of(call) or call.node
 
 
 def _where_it_is_called(call: CallSite) -> CallSite:
-    """A function that makes and returns it is to be called in the scope: the place is that of its call."""
+    """If a function creates and returns it, the call of that function belongs in the scope."""
     for _ in range(5):
         function = call.ctx.function
         if function is None or not function.callers or _tensorflow.knows_strategy(function):

@@ -153,7 +153,7 @@ def _ending(path: ast.expr, start: str, source: str) -> str:
 
 
 def _default_directory(call: CallSite) -> Iterator[Finding]:
-    """tfds.load without a directory prepares the data under the home directory of this machine."""
+    """tfds.load without a directory prepares the data in the local home directory."""
     ctx, node = call.ctx, call.node
     if ctx.argument(node, "data_dir", 2) is not None or ctx.has_unknown_arguments(node):
         return

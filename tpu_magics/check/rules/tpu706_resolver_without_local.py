@@ -46,7 +46,7 @@ def check_program(program: CheckedProgram) -> Iterator[Finding]:
     if not (resolvers or strategies) or any(_tensorflow.mentions(program, one) for one in _NAMED):
         return
     if any(_tensorflow.is_local(call) for call in resolvers):
-        return  # another one is tried as well
+        return  # another one is tried too
     for call in resolvers:
         if _says_nothing(call):
             message = f"{call.ctx.source(call.node.func)} does not say which TPU to use."
