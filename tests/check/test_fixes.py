@@ -15,7 +15,7 @@ from tests.check.own_rules import RULES, edit, finding, notebook
 from tpu_magics.check import check_cells
 from tpu_magics.check.cells import CodeCell, cell_of, cells_of
 from tpu_magics.check.finding import Edit, Finding
-from tpu_magics.check.fixes import FixResult, applied, diff, fix, new_bytes, write
+from tpu_magics.check.fixes import FixResult, apply_edits, diff, fix, new_bytes, write
 from tpu_magics.errors import TpuMagicsError
 
 TORCH = "import torch\n"
@@ -37,11 +37,11 @@ def fixed_text(text: str, *findings: Finding) -> tuple[str, int]:
 
 def test_edits_replace_insert_and_delete() -> None:
     edits = [edit(1, 0, 1, "a"), edit(1, 2, 2, "é"), Edit((1, 5), (3, 1), ""), edit(4, 0, 0, "last")]
-    assert applied("xé€ab\ncd\nefg\n", edits) == "aéé€abfg\nlast"
-    assert applied("x€ = 1\ny = 2\n", [edit(1, 0, 2, "long"), edit(2, 4, 5, "3"), edit(3, 0, 0, "z\n")]) == (
+    assert apply_edits("xé€ab\ncd\nefg\n", edits) == "aéé€abfg\nlast"
+    assert apply_edits("x€ = 1\ny = 2\n", [edit(1, 0, 2, "long"), edit(2, 4, 5, "3"), edit(3, 0, 0, "z\n")]) == (
         "long = 1\ny = 3\nz\n"
     )
-    assert applied("a\nb\nc\n", [Edit((1, 1), (3, 0), "")]) == "ac\n"
+    assert apply_edits("a\nb\nc\n", [Edit((1, 1), (3, 0), "")]) == "ac\n"
 
 
 def test_of_edits_that_overlap_the_first_is_applied() -> None:

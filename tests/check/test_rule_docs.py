@@ -18,7 +18,7 @@ EVERY = pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.CODE)
 
 
 def test_a_docstring_is_taken_apart() -> None:
-    found = rule_docs.explained(RED)
+    found = rule_docs.rule_doc(RED)
     assert (found.code, found.name, found.group) == ("TPU901", "call-of-red", "values")
     assert found.title == "A call of red."
     assert tuple(found.sections) == rule_docs.SECTIONS
@@ -61,7 +61,7 @@ def test_docs_rules_is_in_step_with_the_rules() -> None:
 
 @EVERY
 def test_every_rule_explains_itself(rule: ModuleType) -> None:
-    found = rule_docs.explained(rule)
+    found = rule_docs.rule_doc(rule)
     assert tuple(found.sections) == rule_docs.SECTIONS
     assert all(found.sections.values())
     assert found.title.endswith(".")
@@ -72,7 +72,7 @@ def test_every_rule_explains_itself(rule: ModuleType) -> None:
 @EVERY
 @pytest.mark.parametrize("section", rule_docs.CODE)
 def test_examples_are_code_of_a_cell(rule: ModuleType, section: str) -> None:
-    cell = cell_of(rule_docs.explained(rule).section(section), "In [1]")
+    cell = cell_of(rule_docs.rule_doc(rule).section(section), "In [1]")
     assert (cell.problem is not None) is ((rule, section) == (syntax, "Example"))
 
 

@@ -49,7 +49,7 @@ def check_with_config(
     from tpu_magics.check.rules import RULES
 
     rules = Rules(tuple(RULES))
-    chosen = ConfigFinder(rules, rules.checked(select, "--select"), rules.checked(ignore, "--ignore"))
+    chosen = ConfigFinder(rules, rules.validate(select, "--select"), rules.validate(ignore, "--ignore"))
     return check_cells_of_file(cells, chosen.of(Path.cwd()))
 
 
@@ -72,7 +72,7 @@ def check_paths(paths: Sequence[str | Path], select: Sequence[str] = (), ignore:
     from tpu_magics.check.rules import RULES
 
     rules = Rules(RULES)
-    configs = ConfigFinder(rules, rules.checked(select, "select"), rules.checked(ignore, "ignore"))
+    configs = ConfigFinder(rules, rules.validate(select, "select"), rules.validate(ignore, "ignore"))
     missing: list[str] = []
     files = list(files_of([str(path) for path in paths], configs, missing))
     if missing:

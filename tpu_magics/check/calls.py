@@ -17,7 +17,7 @@ from tpu_magics.check.evaluate import (
 from tpu_magics.check.functions import SPECIAL
 from tpu_magics.check.methods import CALLED, METHODS
 from tpu_magics.check.program import CallSite, Class, Function
-from tpu_magics.check.tensors import made_tensor, moved
+from tpu_magics.check.tensors import create_tensor, move_tensor
 from tpu_magics.check.values import (
     A_NUMBER,
     ACCELERATOR,
@@ -76,11 +76,11 @@ def evaluate_call(walk: Evaluator, node: ast.Call) -> AbstractValue:
         walk.value(keyword.value)
     value = _result(walk, node, callee, name, receiver, method, arguments)
     call = CallSite(node, walk.ctx, name, method, receiver, value)
-    _note(walk, call, callee, arguments)
+    _record(walk, call, callee, arguments)
     return value
 
 
-def _note(walk: Evaluator, call: CallSite, callee: AbstractValue, arguments: Arguments) -> None:
+def _record(walk: Evaluator, call: CallSite, callee: AbstractValue, arguments: Arguments) -> None:
     if walk.recording:
         walk.program.all_calls.append(call)
         if walk.ctx.function is not None:
@@ -138,7 +138,7 @@ def _item_method(walk: Evaluator, node: ast.Call, method: str, arguments: Argume
     if method == "values":
         return AbstractValue(LIST, item=UNKNOWN_ITEM)
     if method in ("to", "cuda"):
-        sent = moved(walk, node, _SENT, method, arguments)
+        sent = move_tensor(walk, node, _SENT, method, arguments)
         return sent if sent.where == "device" else UNKNOWN_ITEM
     return UNKNOWN_ITEM if method in ("get", "pop", "copy") else UNKNOWN_VALUE
 
@@ -155,13 +155,13 @@ def _instance(walk: Evaluator, node: ast.Call, callee: AbstractValue) -> Abstrac
         if value is not UNKNOWN_VALUE and value.kind not in (TENSOR, NUMBER, ARRAY):
             return value.with_(made=node, made_ctx=walk.ctx, name=base)
     if cls.method("__init__") is None:
-        _fill(walk, node, cls)
+        _bind_fields(walk, node, cls)
     if any(base.rpartition(".")[2].endswith("Dataset") for base in cls.all_bases()):
         return AbstractValue(DATASET, lib="torch", ref=cls, made=node, made_ctx=walk.ctx, name=cls.name)
     return AbstractValue(INSTANCE, ref=cls, made=node, made_ctx=walk.ctx, name=cls.name)
 
 
-def _fill(walk: Evaluator, node: ast.Call, cls: Class) -> None:
+def _bind_fields(walk: Evaluator, node: ast.Call, cls: Class) -> None:
     """Sets the fields of a dataclass to the arguments of the call."""
     for keyword in node.keywords:
         before = cls.attribute(keyword.arg) if keyword.arg is not None else None
@@ -177,7 +177,7 @@ def _by_name(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -
     if value is UNKNOWN_VALUE:
         return UNKNOWN_VALUE
     if value.kind in (TENSOR, OUTPUT):
-        return made_tensor(walk, node, name, value, arguments)
+        return create_tensor(walk, node, name, value, arguments)
     if value.kind == MODEL and value.lib == "torch" and name.startswith("torch.nn.") and arguments:
         return value.with_(made=node, made_ctx=walk.ctx, name=name, item=_modules_in(arguments))
     if value.kind in _DESCRIBED or name.startswith("torch.nn."):

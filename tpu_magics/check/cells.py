@@ -15,7 +15,7 @@ from pathlib import Path
 from tpu_magics.check import ipython, notebook, syntax
 from tpu_magics.check.finding import Finding
 from tpu_magics.check.ipython import LineMagic
-from tpu_magics.check.nodes import no_collections
+from tpu_magics.check.nodes import gc_paused
 from tpu_magics.check.syntax import PythonParseError
 
 Note = Callable[[str], None]
@@ -88,7 +88,7 @@ def _interactive(text: str, path: str, number: int | None) -> CodeCell:
     try:
         cell.tree = _parse_masked(masked.lines) if masked.is_python else ast.Module(body=[], type_ignores=[])
     except PythonParseError as left:
-        cell.problem = syntax.problem(path, number, text, left)
+        cell.problem = syntax.syntax_finding(path, number, text, left)
     return cell
 
 
@@ -101,7 +101,7 @@ def _parse_masked(lines: list[str]) -> ast.Module:
     try:
         tree = syntax.parse("if 1:\n" + text)
     except PythonParseError as error:
-        raise PythonParseError(error.said, max(error.line - 1, 1), error.column) from None
+        raise PythonParseError(error.message, max(error.line - 1, 1), error.column) from None
     ast.increment_lineno(tree, -1)
     around = tree.body[0]
     if not isinstance(around, ast.If) or around.orelse:
@@ -115,8 +115,8 @@ def _exported(text: str, path: str, error: PythonParseError) -> CodeCell:
     try:
         tree = syntax.parse(masked.python)
     except PythonParseError:
-        return CodeCell(path, None, text, None, problem=syntax.problem(path, None, text, error))
-    problem = syntax.ipython_in_python(path, text, error)
+        return CodeCell(path, None, text, None, problem=syntax.syntax_finding(path, None, text, error))
+    problem = syntax.ipython_finding(path, text, error)
     return CodeCell(path, None, text, tree, line_magics=tuple(masked.line_magics), problem=problem)
 
 
@@ -128,7 +128,7 @@ def read_file(path: str | Path, note: Note = lambda _: None) -> list[CodeCell]:
     return cells_of(Path(path).read_bytes(), str(path), note)
 
 
-@no_collections()
+@gc_paused()
 def cells_of(data: bytes, path: str, note: Note = lambda _: None) -> list[CodeCell]:
     """The same for a file's bytes."""
     try:
@@ -147,7 +147,7 @@ def cells_of(data: bytes, path: str, note: Note = lambda _: None) -> list[CodeCe
 
 def _unreadable(path: str, error: PythonParseError, what: str) -> CodeCell:
     lines = "\n" * (error.line - 1)
-    return CodeCell(path, None, lines, None, problem=syntax.problem(path, None, lines, error, what))
+    return CodeCell(path, None, lines, None, problem=syntax.syntax_finding(path, None, lines, error, what))
 
 
 def decode(data: bytes) -> tuple[str, str]:

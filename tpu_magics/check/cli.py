@@ -66,7 +66,7 @@ def _run(found: argparse.Namespace, rules: Rules) -> int:
         found.write_docs.write_text(rule_docs.page(rules.all), encoding="utf-8")
         return CLEAN
     select, ignore = (
-        rules.checked(_split(words), f"--{name}")
+        rules.validate(_split(words), f"--{name}")
         for name, words in (("select", found.select), ("ignore", found.ignore))
     )
     check = _Check(found, ConfigFinder(rules, select, ignore))
@@ -198,12 +198,12 @@ class _Check:
         else:
             _say(formats.FORMATS[self.options.format](report), stream)
 
-    def _fail(self, said: str) -> None:
+    def _fail(self, text: str) -> None:
         self.failed = True
-        self._note(said)
+        self._note(text)
 
-    def _note(self, said: str) -> None:
-        _say(said + "\n", "stderr")
+    def _note(self, text: str) -> None:
+        _say(text + "\n", "stderr")
 
 
 def _looks_like_notebook(data: bytes) -> bool:

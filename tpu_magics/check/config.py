@@ -43,11 +43,11 @@ class Rules:
     def all(self) -> tuple[ModuleType, ...]:
         return (syntax, *self.modules)
 
-    def checked(self, words: Iterable[str], where: str) -> tuple[str, ...]:
+    def validate(self, words: Iterable[str], where: str) -> tuple[str, ...]:
         """The words unchanged; raises UsageError for a word that selects no rule."""
         words = tuple(words)
         for word in words:
-            if not any(_weight(word, rule.CODE, rule.GROUP, rule.NAME) for rule in self.all):
+            if not any(_specificity(word, rule.CODE, rule.GROUP, rule.NAME) for rule in self.all):
                 groups = ", ".join(dict.fromkeys(str(rule.GROUP) for rule in self.all))
                 raise UsageError(
                     f"{where}: no rule matches {word!r}.",
@@ -66,7 +66,7 @@ class Rules:
         return str(rule.NAME) if rule else ""
 
 
-def _weight(word: str, code: str, group: str, name: str) -> int:
+def _specificity(word: str, code: str, group: str, name: str) -> int:
     """How specifically a word selects a rule: 0 not at all, more for fewer rules."""
     small = word.lower()
     if small == "all":
@@ -92,12 +92,12 @@ class CheckConfig:
     def wants(self, finding: Finding) -> bool:
         """Whether a finding is selected. Of `select` and `ignore` the more specific word wins, on a tie `ignore`.
         TPU001 is reported whatever is selected."""
-        if self._heaviest(self._ignored_here(finding.path), finding):
+        if self._max_specificity(self._ignored_here(finding.path), finding):
             return False
-        ignored = self._heaviest(self.ignore, finding)
+        ignored = self._max_specificity(self.ignore, finding)
         if finding.code == syntax.CODE:
             return ignored <= 1
-        selected = self._heaviest(self.select, finding) if self.select else 1
+        selected = self._max_specificity(self.select, finding) if self.select else 1
         return selected > ignored or (selected > 0 and not ignored)
 
     def excludes(self, path: str | Path) -> bool:
@@ -110,9 +110,9 @@ class CheckConfig:
         relative = self._relative(path)
         return tuple(word for glob, words in self.per_file_ignores if _matches(glob, relative) for word in words)
 
-    def _heaviest(self, words: Iterable[str], finding: Finding) -> int:
+    def _max_specificity(self, words: Iterable[str], finding: Finding) -> int:
         name = self.rules.name(finding.code)
-        return max((_weight(word, finding.code, finding.group, name) for word in words), default=0)
+        return max((_specificity(word, finding.code, finding.group, name) for word in words), default=0)
 
     def _relative(self, path: str | Path) -> str:
         absolute = Path(path).absolute()
@@ -228,10 +228,10 @@ def _config(path: Path, table: Any, rules: Rules) -> CheckConfig:
     return CheckConfig(
         rules,
         path.parent,
-        rules.checked(_words(found, "select", where), where),
-        rules.checked(_words(found, "ignore", where), where),
+        rules.validate(_words(found, "select", where), where),
+        rules.validate(_words(found, "ignore", where), where),
         _words(found, "exclude", where),
-        tuple((glob, rules.checked(_words(per_file, glob, where), where)) for glob in per_file),
+        tuple((glob, rules.validate(_words(per_file, glob, where), where)) for glob in per_file),
     )
 
 

@@ -11,9 +11,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.finding import Finding, in_order
-from tpu_magics.check.nodes import no_collections, nodes_of
+from tpu_magics.check.nodes import gc_paused, nodes_of
 from tpu_magics.check.program import CheckedProgram, RuleInfo
-from tpu_magics.check.syntax import PythonParseError, problem
+from tpu_magics.check.syntax import PythonParseError, syntax_finding
 from tpu_magics.check.walker import Walker
 
 if TYPE_CHECKING:
@@ -32,21 +32,21 @@ def check_program(cells: Sequence[CodeCell], rules: Sequence[ModuleType]) -> lis
     if not any(_OURS.search(cell.text) for cell in cells):
         return in_order(broken)
     try:
-        with no_collections():
+        with gc_paused():
             return in_order([*broken, *_distinct(_found(cells, rules))])
     except RecursionError:
         deep = PythonParseError("the code is nested too deeply")
-        return in_order([*broken, problem(cells[0].path, cells[0].number, cells[0].text, deep)])
+        return in_order([*broken, syntax_finding(cells[0].path, cells[0].number, cells[0].text, deep)])
 
 
 def _distinct(findings: Iterable[Finding]) -> Iterator[Finding]:
     """One message per line (`assert nonzero(x).size(0) == 4, nonzero(x).size(0)`)."""
-    said = set()
+    seen = set()
     for one in findings:
         key = (one.code, one.path, one.cell, one.line, one.message)
-        if one.edits or key not in said:
+        if one.edits or key not in seen:
             yield one
-        said.add(key)
+        seen.add(key)
 
 
 def _found(cells: Sequence[CodeCell], rules: Sequence[ModuleType]) -> Iterator[Finding]:

@@ -448,7 +448,7 @@ _IDENTITY = (ast.Is, ast.IsNot, ast.In, ast.NotIn)
 def _compare(walk: Evaluator, node: ast.Compare) -> AbstractValue:
     values = [walk.value(node.left), *walk.values(node.comparators)]
     if all(isinstance(op, _IDENTITY) for op in node.ops):
-        return AbstractValue(NUMBER, name=_now_and_then(values, node))
+        return AbstractValue(NUMBER, name=_periodic_name(values, node))
     if any(_is_text(value) or value.const is None for value in values):
         return A_NUMBER
     tensors = [value for value in values if value.kind in TENSORS]
@@ -460,10 +460,10 @@ def _compare(walk: Evaluator, node: ast.Compare) -> AbstractValue:
     flags: dict[str, Any] = {flag: any(getattr(value, flag) for value in values) for flag in FLAGS}
     unknown = any(value.kind == UNKNOWN for value in values)
     dtype = "bool" if unknown else ""  # if one of them is a tensor
-    return AbstractValue(UNKNOWN if unknown else NUMBER, dtype=dtype, name=_now_and_then(values, node), **flags)
+    return AbstractValue(UNKNOWN if unknown else NUMBER, dtype=dtype, name=_periodic_name(values, node), **flags)
 
 
-def _now_and_then(values: list[AbstractValue], node: ast.Compare) -> str:
+def _periodic_name(values: list[AbstractValue], node: ast.Compare) -> str:
     """Marks conditions that hold only every N steps: `step % 100 == 0`, `step == 0`, `step in (1, 10)`; not those on
     ranks."""
     if any(value.name == "%rank" for value in values):
@@ -496,10 +496,10 @@ def narrow(test: ast.expr, ctx: RuleContext) -> tuple[list[str], list[str]]:
 
 
 def _by_type(test: ast.Call, name: str, ctx: RuleContext) -> tuple[list[str], list[str]]:
-    asked = ctx.name(test)
-    if asked in _TYPE_TESTS:
+    predicate = ctx.name(test)
+    if predicate in _TYPE_TESTS:
         return [], [name]
-    if asked != "builtins.isinstance" or len(test.args) != 2:
+    if predicate != "builtins.isinstance" or len(test.args) != 2:
         return [], []
     kinds = test.args[1]
     names = [ctx.name(one) for one in (kinds.elts if isinstance(kinds, ast.Tuple) else [kinds])]
@@ -550,10 +550,10 @@ def _if_exp(walk: Evaluator, node: ast.IfExp) -> AbstractValue:
     body, orelse = walk.value(node.body), walk.value(node.orelse)
     if walk.ctx.name(node.test) in _NEVER_ON_XLA:
         return orelse
-    return body if _is_left_alone(walk, node) else join(body, orelse)
+    return body if _keeps_non_tensor(walk, node) else join(body, orelse)
 
 
-def _is_left_alone(walk: Evaluator, node: ast.IfExp) -> bool:
+def _keeps_non_tensor(walk: Evaluator, node: ast.IfExp) -> bool:
     """`norm.item() if isinstance(norm, torch.Tensor) else norm`: the second `norm` is not a tensor."""
     test = node.test
     if not isinstance(test, ast.Call) or len(test.args) != 2 or walk.ctx.name(test) != "builtins.isinstance":

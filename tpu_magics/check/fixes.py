@@ -49,7 +49,7 @@ def fix(cells: Sequence[CodeCell], check: Check, findings: Sequence[Finding] | N
         done = 0
         for index, cell in enumerate(now):
             fixable = [one for one in in_order(found) if one.edits and (one.path, one.cell) == (cell.path, cell.number)]
-            now[index], done_here = _apply_edits(cell, fixable)
+            now[index], done_here = _fix_cell(cell, fixable)
             done += done_here
         count += done
         if not done:
@@ -57,7 +57,7 @@ def fix(cells: Sequence[CodeCell], check: Check, findings: Sequence[Finding] | N
     return FixResult(cells, now, count)
 
 
-def _apply_edits(cell: CodeCell, findings: Sequence[Finding]) -> tuple[CodeCell, int]:
+def _fix_cell(cell: CodeCell, findings: Sequence[Finding]) -> tuple[CodeCell, int]:
     """The cell after the edits of as many findings as possible: without overlaps, and if the result parses."""
     chosen = _non_overlapping(findings)
     new = _with_edits(cell, chosen)
@@ -72,12 +72,12 @@ def _apply_edits(cell: CodeCell, findings: Sequence[Finding]) -> tuple[CodeCell,
 
 def _non_overlapping(findings: Sequence[Finding]) -> list[Finding]:
     """Those whose edits do not overlap with earlier ones; two findings may share an edit."""
-    taken: set[Edit] = set()
+    edits: set[Edit] = set()
     chosen = []
     for finding in findings:
-        new = set(finding.edits) - taken
-        if all(_are_disjoint(one, other) for one in new for other in taken | new if one != other):
-            taken |= new
+        new = set(finding.edits) - edits
+        if all(_are_disjoint(one, other) for one in new for other in edits | new if one != other):
+            edits |= new
             chosen.append(finding)
     return chosen
 
@@ -89,14 +89,14 @@ def _are_disjoint(one: Edit, other: Edit) -> bool:
 
 def _with_edits(cell: CodeCell, findings: Iterable[Finding]) -> CodeCell | None:
     """The cell after the edits; None if nothing changes or where it no longer parses."""
-    text = applied(cell.text, {edit for finding in findings for edit in finding.edits})
+    text = apply_edits(cell.text, {edit for finding in findings for edit in finding.edits})
     if text == cell.text:
         return None
     new = cell_of(text, cell.path, cell.number)
     return new if new.tree is not None else None
 
 
-def applied(text: str, edits: Iterable[Edit]) -> str:
+def apply_edits(text: str, edits: Iterable[Edit]) -> str:
     """The text after edits that do not overlap."""
     starts = [0]
     for line in text.split("\n"):
@@ -145,7 +145,7 @@ def new_bytes(path: str, data: bytes, fixed: FixResult) -> bytes:
         text = data.decode("utf-8-sig")
         sources = notebook.read(data).sources
         changes = {index + 1: _like(sources[index], code) for index, code in fixed.changes.items()}
-        return mark + notebook.rewritten(text, changes).encode()
+        return mark + notebook.rewrite(text, changes).encode()
     text, encoding = decode(data)
     try:
         return _like(text, fixed.cells[0].text).encode(encoding)

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from tpu_magics.check.finding import Finding
-from tpu_magics.check.rule_docs import as_markdown, as_text, explained
+from tpu_magics.check.rule_docs import as_markdown, as_text, rule_doc
 
 WIDTH = 110  # columns of a shown line of code
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -61,12 +61,12 @@ def summary(report: CheckReport) -> str:
 
 def _counted(findings: Iterable[Finding]) -> str:
     advice = [finding.advice for finding in findings]
-    count, said = len(advice) - sum(advice), []
+    count, parts = len(advice) - sum(advice), []
     if count:
-        said.append(_plural(count, "finding"))
+        parts.append(_plural(count, "finding"))
     if any(advice):
-        said.append(f"{sum(advice)} advice")
-    return ", ".join(said)
+        parts.append(f"{sum(advice)} advice")
+    return ", ".join(parts)
 
 
 def _plural(count: int, word: str) -> str:
@@ -80,9 +80,9 @@ def _block(finding: Finding, colour: bool) -> str:
     if finding.source.strip():
         shown, caret = _with_caret(finding)
         lines += [f"    {shown}", "    " + _painted(caret, _RED, colour)]
-    for name, said in (("why", finding.why), ("fix", finding.fix)):
-        if said:
-            lines.append(f"    {_painted(name + ':', _CYAN, colour)} {_printable(said)}")
+    for name, parts in (("why", finding.why), ("fix", finding.fix)):
+        if parts:
+            lines.append(f"    {_painted(name + ':', _CYAN, colour)} {_printable(parts)}")
     return "\n".join([*lines, ""])
 
 
@@ -130,17 +130,17 @@ def github(report: CheckReport) -> str:
 
 
 def _annotation(finding: Finding, report: CheckReport) -> str:
-    said = [finding.message, finding.why, f"Fix: {finding.fix}" if finding.fix else ""]
+    parts = [finding.message, finding.why, f"Fix: {finding.fix}" if finding.fix else ""]
     where: dict[str, Any] = {"file": finding.path}
     if finding.cell is None:
         where |= {"line": finding.line, "endLine": finding.end_line, "col": finding.column}
     else:
         where["line"] = report.file_lines(finding)
-        said.insert(0, f"Cell {finding.cell}, line {finding.line}:")
+        parts.insert(0, f"Cell {finding.cell}, line {finding.line}:")
     where["title"] = finding.code
     level = "notice" if finding.advice else "error"
     properties = ",".join(f"{key}={_escaped(str(value), ':,')}" for key, value in where.items())
-    return f"::{level} {properties}::{_escaped(' '.join(part for part in said if part))}"
+    return f"::{level} {properties}::{_escaped(' '.join(part for part in parts if part))}"
 
 
 def _escaped(text: str, more: str = "") -> str:
@@ -167,7 +167,7 @@ def sarif(report: CheckReport) -> str:
 
 
 def _rule(rule: ModuleType) -> dict[str, Any]:
-    found = explained(rule)
+    found = rule_doc(rule)
     return {
         "id": found.code,
         "name": "".join(word.capitalize() for word in found.name.split("-")),
@@ -180,11 +180,11 @@ def _rule(rule: ModuleType) -> dict[str, Any]:
 
 
 def _result(finding: Finding, report: CheckReport, index: dict[str, int]) -> dict[str, Any]:
-    said = " ".join(part for part in (finding.message, finding.why, finding.fix) if part)
+    parts = " ".join(part for part in (finding.message, finding.why, finding.fix) if part)
     result: dict[str, Any] = {
         "ruleId": finding.code,
         "level": "note" if finding.advice else "error",
-        "message": {"text": said},
+        "message": {"text": parts},
         "locations": [_location(finding, report)],
     }
     if finding.code in index:

@@ -22,7 +22,7 @@ from tpu_magics.check.evaluate import (
     join_all,
 )
 from tpu_magics.check.program import Function
-from tpu_magics.check.tensors import made_tensor
+from tpu_magics.check.tensors import create_tensor
 from tpu_magics.check.values import (
     A_NUMBER,
     A_SHAPE,
@@ -193,7 +193,7 @@ def _partial(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -
 
 
 def _torch_max(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:
-    return made_tensor(walk, node, name, stubs.call(name), arguments)
+    return create_tensor(walk, node, name, stubs.call(name), arguments)
 
 
 def _path_join(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:

@@ -16,7 +16,7 @@ from tpu_magics.check.evaluate import (
 from tpu_magics.check.functions import SUPER_TRAINER
 from tpu_magics.check.parameters import value_of_name
 from tpu_magics.check.program import Class, Function
-from tpu_magics.check.tensors import moved, tensor_method, where_of, where_of_device
+from tpu_magics.check.tensors import move_tensor, tensor_method, where_of, where_of_device
 from tpu_magics.check.values import (
     A_NUMBER,
     ACCELERATOR,
@@ -62,7 +62,7 @@ def _batch_method(
     if method == "values":
         return AbstractValue(LIST, item=tensor)
     if method in ("to", "cuda"):
-        return moved(walk, node, value, method, arguments)
+        return move_tensor(walk, node, value, method, arguments)
     if method in ("get", "pop"):
         key = arguments[0].const if arguments else NOTHING
         return UNKNOWN_VALUE if isinstance(key, str) and key.startswith(_OPTIONS) else tensor
@@ -78,7 +78,7 @@ def _model_method(
     if own.kind == FUNCTION:
         return returned_value(own.ref, arguments)
     if own.kind in (MODEL, INSTANCE):
-        return called_model(walk, node, own, arguments)
+        return model_result(walk, node, own, arguments)
     if method in ("parameters", "buffers"):
         return AbstractValue(LIST, item=AbstractValue(TENSOR, lib=value.lib))
     if method in ("named_parameters", "named_buffers"):
@@ -119,7 +119,7 @@ _SAME_MODEL = frozenset(
 )
 
 
-def called_model(walk: Evaluator, node: ast.Call, callee: AbstractValue, arguments: Arguments) -> AbstractValue:
+def model_result(walk: Evaluator, node: ast.Call, callee: AbstractValue, arguments: Arguments) -> AbstractValue:
     method = None
     if callee.ref is not None:
         cls: Class = callee.ref
@@ -241,7 +241,7 @@ def _strategy_method(
     if method in ("run", "reduce", "experimental_run_v2"):
         function = arguments[0] if arguments else UNKNOWN_VALUE
         if method != "reduce":
-            _give_replicas(walk, node, function)
+            _bind_replica_arguments(walk, node, function)
         if method == "run" and function.kind == FUNCTION:
             return returned_value(function.ref, ())
         return AbstractValue(TENSOR, lib="tf") if method == "reduce" else UNKNOWN_VALUE
@@ -253,7 +253,7 @@ def _strategy_method(
 _OF_REPLICA = AbstractValue(BATCH, lib="tf")
 
 
-def _give_replicas(walk: Evaluator, node: ast.Call, function: AbstractValue) -> None:
+def _bind_replica_arguments(walk: Evaluator, node: ast.Call, function: AbstractValue) -> None:
     """`strategy.run(step, args=(next(iterator),))`: an unknown argument is part of a batch."""
     if function.kind != FUNCTION or not isinstance(function.ref, Function):
         return
@@ -317,7 +317,7 @@ def _instance_method(
     if own.kind == FUNCTION:
         return returned_value(own.ref, arguments)
     if own.kind in (MODEL, INSTANCE):
-        return called_model(walk, node, own, arguments)
+        return model_result(walk, node, own, arguments)
     return UNKNOWN_VALUE
 
 
@@ -372,8 +372,8 @@ def _collated(walk: Evaluator, node: ast.Call, callee: AbstractValue, arguments:
 
 _Called = Callable[[Evaluator, ast.Call, AbstractValue, Sequence[AbstractValue]], AbstractValue]
 CALLED: dict[str, _Called] = {
-    MODEL: called_model,
-    INSTANCE: called_model,
+    MODEL: model_result,
+    INSTANCE: model_result,
     TOKENIZER: _encoded,
     COLLATOR: _collated,
 }

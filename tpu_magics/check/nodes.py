@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def no_collections() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Trees are many small objects that live until the end; collecting garbage among them takes half the time."""
     if not gc.isenabled():
         yield

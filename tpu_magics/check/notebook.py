@@ -15,8 +15,8 @@ _DECODER = json.JSONDecoder()
 class NotANotebook(ValueError):
     """JSON that cannot be read, or that is not a notebook; `line` counts from 1."""
 
-    def __init__(self, said: str, line: int = 1) -> None:
-        super().__init__(said)
+    def __init__(self, names: str, line: int = 1) -> None:
+        super().__init__(names)
         self.line = line
 
 
@@ -60,12 +60,12 @@ def _load(text: str) -> dict[str, Any]:
 def _language(found: Mapping[str, Any]) -> str:
     """The kernel's language in lower case; Python if it is missing."""
     metadata = _dict(found.get("metadata"))
-    said = (
+    names = (
         _dict(metadata.get("language_info")).get("name"),
         _dict(metadata.get("kernelspec")).get("language"),
         metadata.get("language"),
     )
-    language = next((word.lower() for word in said if isinstance(word, str) and word), "python")
+    language = next((word.lower() for word in names if isinstance(word, str) and word), "python")
     return "python" if language.startswith(("python", "ipython")) else language
 
 
@@ -175,7 +175,7 @@ def _line_numbers(text: str, start: int, end: int) -> list[int]:
 # -- writing --------------------------------------------------------------------------------------------------------
 
 
-def rewritten(text: str, changes: Mapping[int, str]) -> str:
+def rewrite(text: str, changes: Mapping[int, str]) -> str:
     """The JSON with new sources for some code cells (from 1). Everything else, and the format of the sources (a list of
     lines or one string, indentation, escapes), is unchanged."""
     places = _source_places(text)

@@ -113,9 +113,11 @@ def _no_tensor_has(method: str) -> bool:
     return method in _MAPPINGS_HAVE or (method.startswith("get_") and method not in _TENSORS_HAVE)
 
 
-def guess(function: Function, argument: ast.arg, default: ast.expr | None, evidence: dict[str, int]) -> AbstractValue:
+def guess_parameter(
+    function: Function, argument: ast.arg, default: ast.expr | None, evidence: dict[str, int]
+) -> AbstractValue:
     """Guesses the value of a parameter from its own function."""
-    if argument.annotation is not None and (found := annotated(argument.annotation)) is not None:
+    if argument.annotation is not None and (found := value_of_annotation(argument.annotation)) is not None:
         return UNKNOWN_VALUE if _is_foreign(argument.annotation, function) else found
     if isinstance(default, ast.Constant) and default.value is not None:
         return A_NUMBER
@@ -180,7 +182,7 @@ def _plainly(name: str, default: ast.expr | None, evidence: dict[str, int]) -> b
     return default is None or bool(_TENSORS.match(name)) or evidence.get(name, 0) >= 1
 
 
-def annotated(node: ast.expr) -> AbstractValue | None:
+def value_of_annotation(node: ast.expr) -> AbstractValue | None:
     """The value of an annotation: UNKNOWN_VALUE for an unknown class, None if it says nothing."""
     text = str(node.value) if isinstance(node, ast.Constant) else ast.unparse(node)
     return _read_annotation(text.strip(), 0)
@@ -250,12 +252,12 @@ def usage_evidence(body: ast.AST | list[ast.stmt], numeric: bool, libraries: Map
                 if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
                     found[node.value.id] = _MAPPING_USE
                 elif not numeric and isinstance(node.slice, ast.Tuple) and any(map(_only_arrays, node.slice.elts)):
-                    _tell(node.value, 2, found)  # `x[:, 0]`, `x[..., None]`
+                    _add_evidence(node.value, 2, found)  # `x[:, 0]`, `x[..., None]`
             elif isinstance(node, ast.Compare):
                 _look_at_comparison(node, found)
     for name, source in reversed(assigned):  # the source of a slice that is a tensor is a tensor
         if found.get(name, 0) > 0 and isinstance(source, (ast.Name, ast.Subscript, ast.Call)):
-            _tell(source, found[name], found)
+            _add_evidence(source, found[name], found)
     return found
 
 
@@ -345,9 +347,9 @@ def _look_at_call(node: ast.Call, numeric: bool, found: dict[str, int], librarie
         found[func.value.id] = _MAPPING_USE if func.attr in _MAPPINGS_HAVE else _NO_TENSOR
         return
     if func.attr in TENSOR_ONLY_METHODS:
-        _tell(func.value, SURELY if func.attr in ("backward", "detach") else 2, found)
+        _add_evidence(func.value, SURELY if func.attr in ("backward", "detach") else 2, found)
     elif func.attr in _TORCH_ONLY or (func.attr in ARRAY_METHODS and not numeric):
-        _tell(func.value, 1, found)
+        _add_evidence(func.value, 1, found)
     if isinstance(func.value, ast.Name):
         owner = libraries.get(func.value.id) or CONVENTIONS.get(func.value.id, "")
         _look_at_library_call(node, f"{owner}.{func.attr}", found)
@@ -358,13 +360,13 @@ def _look_at_library_call(node: ast.Call, name: str, found: dict[str, int]) -> N
     owner, _, last = name.rpartition(".")
     if last in _LOSSES:
         for argument in [*node.args[:2], *(one.value for one in node.keywords if one.arg in ("input", "target"))]:
-            _tell(argument, 2, found)
+            _add_evidence(argument, 2, found)
     elif owner in _LIBRARIES and last[:1].islower() and last not in _TAKE_ANYTHING:
         for argument in node.args[: 2 if last in _PAIRS else 1]:
-            _tell(argument, 2, found)
+            _add_evidence(argument, 2, found)
 
 
-def _tell(node: ast.expr, surely: int, found: dict[str, int]) -> None:
+def _add_evidence(node: ast.expr, surely: int, found: dict[str, int]) -> None:
     """Adds evidence for the names in an expression: `x`, `x[keep]`, `x.view(-1)`, `a[m] == b[m]`."""
     while True:
         if isinstance(node, ast.Name):
@@ -378,7 +380,7 @@ def _tell(node: ast.expr, surely: int, found: dict[str, int]) -> None:
         elif isinstance(node, ast.Compare) and len(node.comparators) == 1:
             for one in (node.left, node.comparators[0]):
                 if isinstance(one, ast.Subscript):
-                    _tell(one, min(surely, 1), found)
+                    _add_evidence(one, min(surely, 1), found)
             return
         else:
             return

@@ -193,10 +193,10 @@ class CheckedProgram:
         """True: a resolver or %tpu_init has a name or an address; False: "local", or no TPU at all; None: unknown."""
         if not self.tpu_tf:
             return False
-        said = [_remote(call) for call in self.calls(*RESOLVERS)]
-        said += [name != LOCAL_TPU for name in self.init_values("tpu")]
-        unknown = None in said or (not said and not self._has_tensorflow_in_magics())
-        return True if True in said else None if unknown else False
+        remote = [_remote(call) for call in self.calls(*RESOLVERS)]
+        remote += [name != LOCAL_TPU for name in self.init_values("tpu")]
+        unknown = None in remote or (not remote and not self._has_tensorflow_in_magics())
+        return True if True in remote else None if unknown else False
 
     def _has_tensorflow_in_magics(self) -> bool:
         if not (self.uses("tensorflow") or self.uses("keras")):

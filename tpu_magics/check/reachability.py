@@ -51,7 +51,7 @@ class _Statement:
     def reads(self) -> set[str]:
         return _names(self.heads)[0]
 
-    def gives(self) -> set[str]:
+    def binds(self) -> set[str]:
         """The names that it binds, or whose values it changes (`callbacks.append(Stop())`)."""
         if isinstance(self.node, _Definition):
             return {self.node.name, *map(_root, filter(registers, self.node.decorator_list))}
@@ -84,8 +84,8 @@ def reachable_findings(findings: Sequence[Finding], cells: Sequence[CodeCell], n
 
     def counts(one: Finding) -> bool:
         reached = runs_later if one.group in _OF_WHAT_RUNS else anything
-        told = one.group in _OF_THE_PROCESS or (one.path, one.cell) in unread
-        return told or (one.path, one.cell, one.line) in reached
+        always = one.group in _OF_THE_PROCESS or (one.path, one.cell) in unread
+        return always or (one.path, one.cell, one.line) in reached
 
     return [one for one in findings if counts(one)]
 
@@ -93,10 +93,10 @@ def reachable_findings(findings: Sequence[Finding], cells: Sequence[CodeCell], n
 def _reached(cells: Sequence[CodeCell], name: str) -> Iterator[_Statement]:
     statements = [one for cell in cells if cell.tree is not None for one in _statements(cell, cell.tree.body)]
     imports = [one for one in statements if isinstance(one.node, (ast.Import, ast.ImportFrom))]
-    modules = {word for each in imports for word in each.gives()}
+    modules = {word for each in imports for word in each.binds()}
     given: dict[str, list[_Statement]] = {}
     for one in statements:
-        for word in one.gives() - (
+        for word in one.binds() - (
             set() if one in imports else modules
         ):  # `torch.manual_seed(0)` does not change `torch`
             given.setdefault(word, []).append(one)
@@ -137,7 +137,7 @@ def _first(statements: Sequence[_Statement], cells: Sequence[CodeCell], name: st
     plain = {cell for cell in cells if cell is last or not (homes or cell.magic == "tpu_train")}
     for one in statements:
         runs = not one.is_definition and one.cell in plain
-        if runs or one in homes or words & one.gives() or classes & one.reads():
+        if runs or one in homes or words & one.binds() or classes & one.reads():
             yield one
 
 

@@ -65,7 +65,7 @@ def _runs_at_each_step(function: Function) -> bool:
 def _looks_in_step(function: Function, known_so_far: set[int]) -> bool:
     if _is_host(function):
         return False
-    if function.steps and not _is_own_program(function):
+    if function.steps and not _is_training_program(function):
         return True
     if _is_step_method(function):
         return True
@@ -78,7 +78,7 @@ def _is_step_call(ctx: RuleContext, known_so_far: set[int]) -> bool:
     return any(loop.is_step for loop in ctx.loops) or (ctx.function is not None and id(ctx.function) in known_so_far)
 
 
-def _is_own_program(function: Function) -> bool:
+def _is_training_program(function: Function) -> bool:
     """Whether it runs one whole program around a step, so that its other code does not run in each step."""
     if function.launched:
         return True
@@ -172,8 +172,10 @@ def _looks_compiled(function: Function, known_so_far: set[int]) -> bool:
 def _compiles_models(function: Function) -> bool:
     program = function.ctx.program
     if "compiles_models" not in program.memo:
-        said = (call.ctx.constant(call.ctx.argument(call.node, "jit_compile")) for call in program.methods("compile"))
-        program.memo["compiles_models"] = any(one is True for one in said)
+        settings = (
+            call.ctx.constant(call.ctx.argument(call.node, "jit_compile")) for call in program.methods("compile")
+        )
+        program.memo["compiles_models"] = any(one is True for one in settings)
     return bool(program.memo["compiles_models"])
 
 

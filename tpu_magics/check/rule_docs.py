@@ -51,7 +51,7 @@ class RuleDoc:
 
 
 @cache
-def explained(rule: ModuleType) -> RuleDoc:
+def rule_doc(rule: ModuleType) -> RuleDoc:
     """Parses a rule's docstring: the title is its first line, a section begins at the margin."""
     lines = textwrap.dedent(rule.__doc__ or "").strip("\n").split("\n")
     sections: dict[str, list[str]] = {}
@@ -60,13 +60,13 @@ def explained(rule: ModuleType) -> RuleDoc:
             sections[line] = []
         elif sections:
             sections[list(sections)[-1]].append(line)
-    texts = {name: textwrap.dedent("\n".join(said)).strip("\n") for name, said in sections.items()}
+    texts = {name: textwrap.dedent("\n".join(section)).strip("\n") for name, section in sections.items()}
     return RuleDoc(rule.CODE, rule.NAME, rule.GROUP, lines[0].strip(), rule.WHY, texts)
 
 
 def as_text(rule: ModuleType) -> str:
     """For a terminal."""
-    found = explained(rule)
+    found = rule_doc(rule)
     parts = [f"{found.code} {found.name} (group {found.group})", found.title]
     parts += [f"{name}\n{textwrap.indent(text, '    ')}" for name, text in found.sections.items()]
     return "\n\n".join(parts) + "\n"
@@ -74,7 +74,7 @@ def as_text(rule: ModuleType) -> str:
 
 def as_markdown(rule: ModuleType, level: int = 3) -> str:
     """For the docs, and for the help of a SARIF viewer."""
-    found = explained(rule)
+    found = rule_doc(rule)
     parts = [f"{'#' * level} {found.code} {found.name}", found.title]
     for name, text in found.sections.items():
         parts.append(f"**{name}**")
@@ -84,9 +84,7 @@ def as_markdown(rule: ModuleType, level: int = 3) -> str:
 
 def overview(rules: Iterable[ModuleType]) -> str:
     """One line for each rule."""
-    return "".join(
-        f"{rule.CODE}  {rule.GROUP:<11} {rule.NAME:<34} {explained(rule).title}\n" for rule in _sorted(rules)
-    )
+    return "".join(f"{rule.CODE}  {rule.GROUP:<11} {rule.NAME:<34} {rule_doc(rule).title}\n" for rule in _sorted(rules))
 
 
 def page(rules: Iterable[ModuleType]) -> str:
@@ -104,7 +102,7 @@ def page(rules: Iterable[ModuleType]) -> str:
 
 
 def _cell(rule: ModuleType) -> str:
-    return explained(rule).title.replace("|", "\\|")
+    return rule_doc(rule).title.replace("|", "\\|")
 
 
 def _sorted(rules: Iterable[ModuleType]) -> list[ModuleType]:

@@ -37,9 +37,9 @@ _IPYTHON_FIX = "Call `get_ipython()` or `subprocess` instead, or keep the line i
 class PythonParseError(Exception):
     """Text that Python cannot parse: the error message, and where (line from 1, column from 1)."""
 
-    def __init__(self, said: str, line: int = 1, column: int = 1) -> None:
-        super().__init__(said)
-        self.said = said
+    def __init__(self, message: str, line: int = 1, column: int = 1) -> None:
+        super().__init__(message)
+        self.message = message
         self.line = line
         self.column = column
 
@@ -72,24 +72,26 @@ def _from_value_error(text: str, error: Exception) -> PythonParseError:
     found = _UNREADABLE.search(text)
     if found is None:
         return PythonParseError(str(error))
-    said = "it contains a null byte" if found.group() == "\0" else "it contains a surrogate, which is not a character"
+    message = (
+        "it contains a null byte" if found.group() == "\0" else "it contains a surrogate, which is not a character"
+    )
     before = text[: found.start()]
-    return PythonParseError(said, before.count("\n") + 1, len(before) - before.rfind("\n"))
+    return PythonParseError(message, before.count("\n") + 1, len(before) - before.rfind("\n"))
 
 
-def problem(path: str, number: int | None, text: str, error: PythonParseError, what: str = "") -> Finding:
+def syntax_finding(path: str, number: int | None, text: str, error: PythonParseError, what: str = "") -> Finding:
     """TPU001 at the error, clamped to the text. `what` names the source; by default the cell or the file."""
     lines = text.split("\n")
     line = min(error.line, len(lines))
     source = lines[line - 1]
     column = min(error.column, len(source) + 1) if error.line <= len(lines) else 1
     subject = what or ("This cell" if number is not None or path.startswith("In [") else "This file")
-    said = error.said.rstrip(".")
-    message = f"{subject} does not parse: {said}" + ("" if said.endswith("?") else ".")
+    message = error.message.rstrip(".")
+    message = f"{subject} does not parse: {message}" + ("" if message.endswith("?") else ".")
     return _finding(path, number, (line, column), source, message, _FIX)
 
 
-def ipython_in_python(path: str, text: str, error: PythonParseError) -> Finding:
+def ipython_finding(path: str, text: str, error: PythonParseError) -> Finding:
     """TPU001 for a line of IPython in a Python file, the rest of which parses."""
     lines = text.split("\n")
     line = min(error.line, len(lines))

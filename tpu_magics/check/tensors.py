@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Arguments = Sequence[AbstractValue]
 
 
-def made_tensor(
+def create_tensor(
     walk: Evaluator, node: ast.Call, name: str, value: AbstractValue, arguments: Arguments
 ) -> AbstractValue:
     where = value.where or _where_given(walk, node) or _where_of_parts(name, arguments)
@@ -134,7 +134,7 @@ def tensor_method(
     if method == "cpu":
         return AbstractValue(TENSOR, lib=lib, where="host", dtype=value.dtype)
     if method in ("to", "cuda", "type_as"):
-        return moved(walk, node, value, method, arguments)
+        return move_tensor(walk, node, value, method, arguments)
     if method in ("type",):
         return AbstractValue(TENSOR, lib=lib, where=where) if arguments else A_NUMBER
     if method in ("backward", "register_hook", "retain_grad"):
@@ -172,7 +172,9 @@ def _method_dtype(walk: Evaluator, node: ast.Call, value: AbstractValue, method:
     return value.dtype if method in _KEEPS else ""
 
 
-def moved(walk: Evaluator, node: ast.Call, value: AbstractValue, method: str, arguments: Arguments) -> AbstractValue:
+def move_tensor(
+    walk: Evaluator, node: ast.Call, value: AbstractValue, method: str, arguments: Arguments
+) -> AbstractValue:
     where, dtype = value.where, value.dtype
     if method == "cuda":
         where = "device"

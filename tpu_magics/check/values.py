@@ -113,9 +113,9 @@ class AbstractValue:
 
     def __repr__(self) -> str:
         empty = {"made", "made_ctx", "ref", "kind"}
-        said = ((name, getattr(self, name)) for name in AbstractValue.__slots__ if name not in empty)
-        kept = [f" {name}={what!r}" for name, what in said if what is not NOTHING and (what or name == "const")]
-        return f"<{self.kind}{''.join(kept)}>"
+        fields = ((name, getattr(self, name)) for name in AbstractValue.__slots__ if name not in empty)
+        shown = [f" {name}={what!r}" for name, what in fields if what is not NOTHING and (what or name == "const")]
+        return f"<{self.kind}{''.join(shown)}>"
 
 
 UNKNOWN_VALUE = AbstractValue(UNKNOWN)

@@ -28,7 +28,14 @@ from tpu_magics.check.evaluate import (
 )
 from tpu_magics.check.names import canonical
 from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.parameters import MODEL_USE, SURELY, annotated, guess, usage_evidence, value_of_name
+from tpu_magics.check.parameters import (
+    MODEL_USE,
+    SURELY,
+    guess_parameter,
+    usage_evidence,
+    value_of_annotation,
+    value_of_name,
+)
 from tpu_magics.check.program import CheckedProgram, Class, Function
 from tpu_magics.check.rule_context import Loop, RuleContext
 from tpu_magics.check.values import (
@@ -95,7 +102,9 @@ class Walker(Evaluator):
         """Walk everything."""
         self._pass()
         # Between the passes, from callers to callees: the return values for the actual arguments.
-        for function in [one for one in reversed(self.program.functions) if one.outer is None and _told(one)]:
+        for function in [
+            one for one in reversed(self.program.functions) if one.outer is None and _has_known_arguments(one)
+        ]:
             self._function_body(function)
         self.recording = True
         for function in self.program.functions:
@@ -223,12 +232,12 @@ class Walker(Evaluator):
 
     def _block(self, body: Sequence[ast.stmt]) -> bool:
         """Walks statements; True if their end is not reached (return, raise, continue, break)."""
-        place = self.ctx
+        outer_context = self.ctx
         ended = False
         for statement in body:
             handler = _STATEMENTS.get(statement.__class__)
             ended = (handler(self, statement) if handler is not None else self._other(statement)) or ended
-        self.ctx = place
+        self.ctx = outer_context
         return ended
 
     def record(self, node: ast.AST) -> None:
@@ -274,9 +283,9 @@ class Walker(Evaluator):
         value = self.value(node.value)
         self.record(node)
         if self._class is not None and self.ctx.function is None and isinstance(node.target, ast.Name):
-            said = annotated(node.annotation)  # the field of a dataclass
-            if said is not None and (node.value is None or (value.const is None and said.kind != NUMBER)):
-                self.assign(node.target, said)
+            declared = value_of_annotation(node.annotation)  # the field of a dataclass
+            if declared is not None and (node.value is None or (value.const is None and declared.kind != NUMBER)):
+                self.assign(node.target, declared)
                 return False
         if node.value is not None:
             self.assign(node.target, value)
@@ -324,21 +333,21 @@ class Walker(Evaluator):
     def _if(self, node: ast.If) -> bool:
         test = self.value(node.test)
         self.record(node)
-        place = self.ctx
-        if test.name == EVERY_N and not place.every_n:
-            self.ctx = self._place(every_n=True)
+        outer_context = self.ctx
+        if test.name == EVERY_N and not outer_context.every_n:
+            self.ctx = self._with_context(every_n=True)
         here, there = narrow(node.test, self.ctx)
         then, ended = self._branch(node.body, here)
-        self.ctx = place
-        if test.name == "%modulo" and ended and place.loops and not node.orelse:
-            self.ctx = self._place(
+        self.ctx = outer_context
+        if test.name == "%modulo" and ended and outer_context.loops and not node.orelse:
+            self.ctx = self._with_context(
                 every_n=True
             )  # `if step % 100: continue`: the rest of the block runs every 100 steps
             return False
-        if test.name == "%modulo" and node.orelse and not place.every_n:
-            self.ctx = self._place(every_n=True)
+        if test.name == "%modulo" and node.orelse and not outer_context.every_n:
+            self.ctx = self._with_context(every_n=True)
         other, other_ended = self._branch(node.orelse, there) if node.orelse else ({}, False)
-        self.ctx = place
+        self.ctx = outer_context
         self._merge(then, ended, other, other_ended)
         if ended and not node.orelse:
             for name in there:
@@ -355,14 +364,14 @@ class Walker(Evaluator):
     ) -> tuple[dict[str, AbstractValue], bool]:
         """Walks a branch and undoes its bindings: (name -> value at its end, whether its end is not reached)."""
         outer, self._journal = self._journal, {}
-        told = {name: UNKNOWN_VALUE.with_() for name in no_tensors if name in self.env}
-        for name, value in told.items():
+        narrowed = {name: UNKNOWN_VALUE.with_() for name in no_tensors if name in self.env}
+        for name, value in narrowed.items():
             self.bind(name, value)
         ended = self._block(body)
         journal, self._journal = self._journal, outer
         changes: dict[str, AbstractValue] = {}
         for name, before in journal.items():
-            if name in self.env and self.env[name] is not told.get(name):
+            if name in self.env and self.env[name] is not narrowed.get(name):
                 changes[name] = self.env[name]
             if before is _MISSING:
                 self.env.pop(name, None)
@@ -416,11 +425,11 @@ class Walker(Evaluator):
         if loop is None:
             loop = self._loops[id(node)] = Loop(node, UNKNOWN_VALUE)
         self._carry(node)
-        place = self.ctx
-        self.ctx = self._place(loops=(*place.loops, loop))
+        outer_context = self.ctx
+        self.ctx = self._with_context(loops=(*outer_context.loops, loop))
         self.value(node.test)
         self.record(node)
-        self.ctx = place
+        self.ctx = outer_context
         self._loop_body(node, loop)
         return False
 
@@ -431,14 +440,16 @@ class Walker(Evaluator):
             self.bind(name, value if before is None else join(before, value))
 
     def _loop_body(self, node: ast.For | ast.AsyncFor | ast.While, loop: Loop) -> None:
-        place = self.ctx
-        self.ctx = self._place(loops=(*place.loops, loop), every_n=False if loop.is_step else place.every_n)
+        outer_context = self.ctx
+        self.ctx = self._with_context(
+            loops=(*outer_context.loops, loop), every_n=False if loop.is_step else outer_context.every_n
+        )
         before = {name: self.env.get(name) for name in _assigned(node)}
         self._block(node.body)
         self._carried[id(node)] = {
             name: self.env[name] for name, value in before.items() if name in self.env and self.env[name] is not value
         }
-        self.ctx = place
+        self.ctx = outer_context
         for name, value in before.items():  # the body may not have run
             if value is not None and name in self.env and self.env[name] is not value:
                 self.bind(name, join(value, self.env[name]))
@@ -463,7 +474,7 @@ class Walker(Evaluator):
     # -- with, try, match ---------------------------------------------------------------------------------------------
 
     def _with(self, node: ast.With | ast.AsyncWith) -> bool:
-        place = self.ctx
+        outer_context = self.ctx
         entered = []
         for item in node.items:
             value = self.value(item.context_expr)
@@ -471,9 +482,9 @@ class Walker(Evaluator):
             if item.optional_vars is not None:
                 self.assign(item.optional_vars, value)
         self.record(node)
-        self.ctx = self._place(withs=(*place.withs, *entered))
+        self.ctx = self._with_context(withs=(*outer_context.withs, *entered))
         ended = self._block(node.body)
-        self.ctx = place
+        self.ctx = outer_context
         return ended
 
     def _try(self, node: Any) -> bool:
@@ -600,7 +611,7 @@ class Walker(Evaluator):
         self.record(node)
         return False
 
-    def _place(
+    def _with_context(
         self,
         loops: tuple[Loop, ...] | None = None,
         every_n: bool | None = None,
@@ -648,7 +659,7 @@ class Walker(Evaluator):
             if number == 0 and function.cls is not None and "staticmethod" not in function.decorators:
                 self.env[name] = AbstractValue(INSTANCE, ref=function.cls)
                 continue
-            guessed = guess(function, argument, defaults.get(name), self._evidence())
+            guessed = guess_parameter(function, argument, defaults.get(name), self._evidence())
             if self._only_tf and guessed.kind in (TENSOR, BATCH, MODEL) and not guessed.lib:
                 guessed = guessed.with_(lib="tf")
             self.env[name] = self._given(function, name, guessed, defaults.get(name))
@@ -696,7 +707,7 @@ def _passed(node: ast.expr, function: Function) -> frozenset[str]:
     return frozenset((node.id,)) if isinstance(node, ast.Name) and node.id in names else _NOT_PASSED
 
 
-def _told(function: Function) -> bool:
+def _has_known_arguments(function: Function) -> bool:
     return any(value.kind != UNKNOWN for value in function.given.values())
 
 

@@ -16,7 +16,7 @@ Position = tuple[int, int]
 Span = tuple[Position, Position]
 
 
-def added(call: ast.Call, text: str, ctx: RuleContext) -> tuple[Edit, ...]:
+def add_argument(call: ast.Call, text: str, ctx: RuleContext) -> tuple[Edit, ...]:
     """The edit that adds a keyword to a call: before its last keyword, so that comments stay in place."""
     if call.keywords:
         before = call.keywords[-1]
@@ -31,13 +31,13 @@ def added(call: ast.Call, text: str, ctx: RuleContext) -> tuple[Edit, ...]:
     return (Edit((line_number, column - 1), (line_number, column - 1), text),)
 
 
-def removed(call: ast.Call, keyword: ast.keyword, ctx: RuleContext) -> tuple[Edit, ...]:
+def remove_argument(call: ast.Call, keyword: ast.keyword, ctx: RuleContext) -> tuple[Edit, ...]:
     """The edit that removes a keyword from a call; none if it would split a comment."""
     spans = sorted(_span(one, one, ctx) for one in (*call.args, *call.keywords))
     return _without(_span(keyword, keyword, ctx), spans, ctx.replace(call, "").end, ctx)
 
 
-def removed_entry(made: ast.Dict, key: ast.expr, ctx: RuleContext) -> tuple[Edit, ...]:
+def remove_entry(made: ast.Dict, key: ast.expr, ctx: RuleContext) -> tuple[Edit, ...]:
     """The same for a key and its value in a dict literal."""
     pairs = [(one or value, value) for one, value in zip(made.keys, made.values, strict=True)]
     spans = [_span(first, last, ctx) for first, last in pairs]

@@ -24,7 +24,7 @@ def constants(node: ast.expr | None, ctx: RuleContext) -> tuple[Any, ...]:
     names = [one.arg for one in ctx.function.parameters]
     if node.id not in names or ctx.function.cls is not None or _is_set(node.id, ctx.function):
         return (found,)
-    return tuple(_handed(ctx.function, node.id, names.index(node.id))) or (_default(ctx.function, node.id),)
+    return tuple(_passed_constants(ctx.function, node.id, names.index(node.id))) or (_default(ctx.function, node.id),)
 
 
 def _is_set(name: str, function: Function) -> bool:
@@ -33,7 +33,7 @@ def _is_set(name: str, function: Function) -> bool:
     return any(not isinstance(one.ctx, ast.Load) for one in stores)
 
 
-def _handed(function: Function, name: str, position: int) -> Iterator[Any]:
+def _passed_constants(function: Function, name: str, position: int) -> Iterator[Any]:
     default = _default(function, name)
     for launch in launches(function.ctx.program):
         if launch.function is function:

@@ -66,12 +66,12 @@ def pads_to_longest(node: ast.Call, ctx: RuleContext) -> bool:
     if ctx.name(node).startswith("keras"):
         given = ctx.argument(node, "maxlen", 1)
         return not ctx.has_unknown_arguments(node) and (given is None or ctx.constant(given) is None)
-    if node.args and _has_a_dummy(node.args[0]):
+    if node.args and _has_full_length_row(node.args[0]):
         return False
     return not any(_last(one) in _FIXES_LENGTH for one in _calls_of(ctx) if one is not node)
 
 
-def _has_a_dummy(rows: ast.expr) -> bool:
+def _has_full_length_row(rows: ast.expr) -> bool:
     """`pad_sequence([torch.zeros(LENGTH), *rows])`: one row of the target length."""
     return any(isinstance(one, ast.Call) and _last(one) in _CREATES for one in nodes_of(rows))
 

@@ -140,8 +140,8 @@ def _of_split(ctx: RuleContext, node: ast.Call, name: str, path: _Path) -> float
     if name.startswith("keras."):
         return _SPLITS[name][path[0]] if path and path[0] < 2 else None
     train = ctx.argument(node, "train", 1)
-    said = True if train is None else ctx.constant(train)
-    return _SPLITS[name][0 if said else 1] if isinstance(said, bool) else None
+    is_train = True if train is None else ctx.constant(train)
+    return _SPLITS[name][0 if is_train else 1] if isinstance(is_train, bool) else None
 
 
 def _of_random_split(ctx: RuleContext, node: ast.Call, path: _Path) -> float | None:

@@ -19,7 +19,7 @@ NODES = (ast.Assign, ast.AnnAssign, ast.Expr)
 Statement = ast.Assign | ast.AnnAssign | ast.Expr
 
 
-def note(node: Statement, ctx: RuleContext) -> Iterator[None]:
+def collect_statements(node: Statement, ctx: RuleContext) -> Iterator[None]:
     """Keep the statements of the top level for later."""
     if ctx.function is None and isinstance(node.value, (ast.Call, ast.Tuple, ast.BinOp, ast.Dict, ast.List)):
         ctx.program.memo.setdefault("top_statements", {})[id(node)] = (node, ctx)
@@ -32,7 +32,7 @@ def top_level(program: CheckedProgram) -> Sequence[tuple[Statement, RuleContext]
     return [(node, ctx) for node, ctx in found if not _workers.launches_of(ctx)]
 
 
-def names_set(node: Statement, ctx: RuleContext) -> list[str]:
+def bound_names(node: Statement, ctx: RuleContext) -> list[str]:
     """The names that a statement binds; for `model.to(device)` that of the model."""
     if isinstance(node, ast.Expr):
         call = node.value
@@ -53,7 +53,7 @@ def users(name: str, position: _launches.Position, program: CheckedProgram) -> I
 
 
 def _is_read(name: str, launch: _launches.LaunchSite, program: CheckedProgram) -> bool:
-    return any(name in function.reads for function in _workers.reached(launch, program))
+    return any(name in function.reads for function in _workers.worker_functions(launch, program))
 
 
 def _given(launch: _launches.LaunchSite) -> set[str]:
@@ -97,16 +97,16 @@ def _device_statements(program: CheckedProgram) -> Iterator[tuple[Statement, Rul
         return
     for node, ctx in top_level(program):
         assert node.value is not None
-        if not _runtime.devices_given(node.value, ctx):
+        if not _runtime.xla_devices_in(node.value, ctx):
             continue
         position = _launches.position_of(ctx, node)
-        for name in names_set(node, ctx):
+        for name in bound_names(node, ctx):
             launch = next(users(name, position, program), None)
             if launch is not None:
                 yield node, ctx, name, launch
                 break
 
 
-def is_reported(call: CallSite, said: dict[int, tuple[Statement, RuleContext, str, _launches.LaunchSite]]) -> bool:
+def is_reported(call: CallSite, reported: dict[int, tuple[Statement, RuleContext, str, _launches.LaunchSite]]) -> bool:
     """Whether the call stands in one of these statements."""
-    return bool(said) and any(id(parent) in said for parent in call.ctx.parents(call.node))
+    return bool(reported) and any(id(parent) in reported for parent in call.ctx.parents(call.node))

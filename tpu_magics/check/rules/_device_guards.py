@@ -32,9 +32,9 @@ def is_in_other_device_branch(node: ast.AST, ctx: RuleContext) -> bool:
 
 
 def _is_other_branch(node: ast.If | ast.IfExp, inner: ast.AST) -> bool:
-    held = node.body if isinstance(node.body, list) else [node.body]
+    body = node.body if isinstance(node.body, list) else [node.body]
     when_true, when_false = _sides(node.test)
-    return (when_true if any(one is inner for one in held) else when_false) < 0
+    return (when_true if any(one is inner for one in body) else when_false) < 0
 
 
 def _looks_for_tpu(node: ast.Try) -> bool:

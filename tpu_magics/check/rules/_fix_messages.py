@@ -69,7 +69,7 @@ def fix_message(node: ast.AST, needed: ast.expr, ctx: RuleContext, tf: bool) -> 
         return sentences[xp]
     word = _word(node)
     if word:
-        return _BOTH.get(word, _COMPARE).format(xp=xp, needed=_values.named(needed, ctx) or "t", **_WORDS[xp])
+        return _BOTH.get(word, _COMPARE).format(xp=xp, needed=_values.full_source(needed, ctx) or "t", **_WORDS[xp])
     return _CHOOSE[xp]
 
 

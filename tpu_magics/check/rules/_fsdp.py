@@ -64,7 +64,7 @@ class FsdpConfig:
             return entry.constant
         return NOTHING if self.is_open else default
 
-    def says(self, key: str) -> FsdpEntry | None:
+    def enabled_entry(self, key: str) -> FsdpEntry | None:
         """The entry of a key that is given and not certainly off."""
         entry = self.entries.get(key)
         return entry if entry is not None and entry.constant not in (False, None, 0, "") else None
@@ -82,7 +82,7 @@ class FsdpArguments:
     @property
     def is_off(self) -> bool:
         if self.fsdp is None:
-            return self.arguments.is_left("fsdp")
+            return self.arguments.is_default("fsdp")
         return self.fsdp.constant in (False, None, "") or _is_empty(self.fsdp.value)
 
     @property
@@ -92,7 +92,7 @@ class FsdpArguments:
 
 def all_of(program: CheckedProgram) -> Iterator[FsdpArguments]:
     for arguments in _trainer.on_tpu(program):
-        fsdp, given = arguments.given("fsdp"), arguments.given("fsdp_config")
+        fsdp, given = arguments.argument("fsdp"), arguments.argument("fsdp_config")
         if fsdp is not None or given is not None:
             yield FsdpArguments(arguments, fsdp, given, read(given.value, arguments.ctx) if given is not None else None)
 

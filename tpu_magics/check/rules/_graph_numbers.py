@@ -95,7 +95,7 @@ class FixedArguments(NamedTuple):
     """The arguments of a call that are written into the graph; `made`: the call makes a tensor of that shape."""
 
     arguments: tuple[ast.expr, ...]
-    said: str
+    subject: str
     fix: str
     made: bool = False
 
@@ -167,15 +167,15 @@ def is_tensor(base: AbstractValue, index: ast.expr) -> bool:
 # -- whether the tensor is on the device -------------------------------------------------------------------------------
 
 
-def on_device(node: ast.Call, ctx: RuleContext, use: FixedArguments) -> bool:
+def acts_on_device(node: ast.Call, ctx: RuleContext, use: FixedArguments) -> bool:
     if use.made:
         return ctx.value(node).where == "device" or _is_moved(node, ctx)
     if ctx.name(node):
-        return bool(node.args) and is_there(ctx.value(node.args[0]), ctx)
-    return isinstance(node.func, ast.Attribute) and is_there(ctx.value(node.func.value), ctx)
+        return bool(node.args) and is_tensor_on_device(ctx.value(node.args[0]), ctx)
+    return isinstance(node.func, ast.Attribute) and is_tensor_on_device(ctx.value(node.func.value), ctx)
 
 
-def is_there(value: AbstractValue, ctx: RuleContext) -> bool:
+def is_tensor_on_device(value: AbstractValue, ctx: RuleContext) -> bool:
     """Whether a tensor is certainly on the device: moved there, or in a module's forward."""
     if value.kind not in (TENSOR, OUTPUT, BATCH):
         return False

@@ -46,7 +46,7 @@ def _is_work(node: ast.AST, ctx: RuleContext) -> bool:
     if isinstance(node, ast.AugAssign):
         return ctx.value(node.target).kind == TENSOR
     if isinstance(node, ast.Return):
-        return not ctx.loops and node.value is not None and _values.holds(ctx.value(node.value), ctx)
+        return not ctx.loops and node.value is not None and _values.holds_readable(ctx.value(node.value), ctx)
     return isinstance(node, ast.Continue)
 
 

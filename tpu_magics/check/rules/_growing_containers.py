@@ -102,7 +102,7 @@ def outlives_step(container: GrowingContainer, ctx: RuleContext) -> bool:
     made, _ = origin(ctx, container.holder)
     if isinstance(made, ast.Call) and any(one.arg == "maxlen" for one in made.keywords):
         return False
-    return not any(_begins_anew(one, container.name, root) for one in _step_nodes(ctx))
+    return not any(_is_reset(one, container.name, root) for one in _step_nodes(ctx))
 
 
 def _root(node: ast.AST) -> str:
@@ -126,7 +126,7 @@ def _binds(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store)
 
 
-def _begins_anew(node: ast.AST, name: str, root: str) -> bool:
+def _is_reset(node: ast.AST, name: str, root: str) -> bool:
     if isinstance(node, ast.Call):
         func = node.func
         return isinstance(func, ast.Attribute) and func.attr in _EMPTIES and ast.unparse(func.value) in (name, root)

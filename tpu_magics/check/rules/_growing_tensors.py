@@ -26,7 +26,7 @@ def grown_tensor(node: ast.Assign, ctx: RuleContext) -> str:
     written, parts = ctx.source(target), value.args[0]
     if not isinstance(parts, (ast.List, ast.Tuple)) or written not in [ctx.source(one) for one in parts.elts]:
         return ""
-    if not ctx.on_device or ctx.every_n or not ctx.loops or _made_anew(written, node, ctx.loops[-1]):
+    if not ctx.on_device or ctx.every_n or not ctx.loops or _is_reassigned(written, node, ctx.loops[-1]):
         return ""
     if not (_in_decoding_loop(written, ctx) or _grows_in_step(ctx)):
         return ""
@@ -38,7 +38,7 @@ def _grows_in_step(ctx: RuleContext) -> bool:
     return loop is not None and ctx.loops[-1] is loop
 
 
-def _made_anew(written: str, node: ast.Assign, loop: Loop) -> bool:
+def _is_reassigned(written: str, node: ast.Assign, loop: Loop) -> bool:
     """Whether each iteration of the loop starts with a new tensor of that name."""
     return _is_target(loop.node, written) or any(
         isinstance(one, ast.Assign)

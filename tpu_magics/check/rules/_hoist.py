@@ -41,7 +41,7 @@ _SAME = frozenset(
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
-def builds(call: CallSite) -> bool:
+def builds_model(call: CallSite) -> bool:
     """Whether a call builds a model with weights."""
     value, name = call.value, call.name
     if name.startswith(_OTHER_LIBRARIES) and _IS_MODEL.search(name):
@@ -66,9 +66,9 @@ def _is_bare(cls: Class) -> bool:
     return all(base in _BARE or base in {one.name for one in cls.line()} for base in cls.all_bases())
 
 
-def top_builds(calls: list[CallSite]) -> Iterator[CallSite]:
+def model_builds(calls: list[CallSite]) -> Iterator[CallSite]:
     """The calls that build a model, without those that are part of another model."""
-    found = [call for call in calls if builds(call)]
+    found = [call for call in calls if builds_model(call)]
     nodes = {id(call.node) for call in found}
     yield from (call for call in found if not _is_part(call, nodes))
 
@@ -98,7 +98,7 @@ def reason(call: CallSite, function: Function | None) -> str:
 def _part_problem(call: CallSite, function: Function | None) -> str:
     """Why a part of the model prevents that: `nn.Sequential(*[nn.Linear(8, 8) for _ in range(n)])`."""
     for part in function.calls if function is not None else ():
-        if part.node is call.node or not _spans(call.node, part.node) or not builds(part):
+        if part.node is call.node or not _spans(call.node, part.node) or not builds_model(part):
             continue
         found = _context(part, call.node)
         if found:
@@ -159,7 +159,7 @@ def helper_reason(call: CallSite, helper: Function, function: Function | None) -
     if helper.outer is not None:
         return f"it is in the inner function `{helper.name}`, which may run any number of times"
     found = reason(call, function)
-    return found or _returned(helper) or _hoist_arguments.effects(helper)
+    return found or _returned(helper) or _hoist_arguments.side_effects(helper)
 
 
 def _returned(helper: Function) -> str:

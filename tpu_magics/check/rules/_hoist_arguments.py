@@ -190,7 +190,7 @@ def _first(node: ast.AST) -> str:
 # -- helper functions ------------------------------------------------------------------------------------------------
 
 
-def effects(helper: Function) -> str:
+def side_effects(helper: Function) -> str:
     """The side effects of calling a helper in the notebook."""
     own = {*_stored(helper), *(one.arg for one in helper.parameters)}
     for node in nodes_of(helper.node):

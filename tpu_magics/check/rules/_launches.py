@@ -116,10 +116,10 @@ def _ranks_of(call: CallSite, kind: str) -> Any:
         return 1 if ctx.constant(ctx.argument(call.node, "debug_single_process", 3)) is True else None
     name, place = _RANKS[kind]
     given = ctx.argument(call.node, name, place)
-    asked = constant(given, ctx) if given is not None else None
+    ranks = constant(given, ctx) if given is not None else None
     if kind == OURS and given is None:
         return _session_ranks(ctx.program, ctx.cell_index)
-    return asked if asked is None or (isinstance(asked, int) and not isinstance(asked, bool)) else NOTHING
+    return ranks if ranks is None or (isinstance(ranks, int) and not isinstance(ranks, bool)) else NOTHING
 
 
 def _by_name(program: CheckedProgram, launched: set[int]) -> Iterator[LaunchSite]:
@@ -134,7 +134,7 @@ def _by_name(program: CheckedProgram, launched: set[int]) -> Iterator[LaunchSite
 
 def _by_magics(program: CheckedProgram) -> Iterator[LaunchSite]:
     for index, cell in enumerate(program.cells):
-        if cell.magic == TRAIN and form(cell, index, program) != 2:
+        if cell.magic == TRAIN and cell_form(cell, index, program) != 2:
             yield LaunchSite(OURS, True, _trained(cell, program), _words_ranks(program, index, cell.magic_line),
                 (index, END, END), cell.magic_line)  # fmt: skip
         for magic in cell.line_magics:
@@ -144,7 +144,7 @@ def _by_magics(program: CheckedProgram) -> Iterator[LaunchSite]:
                     _words_ranks(program, index, magic.words), (index, magic.line, 0), magic.words)  # fmt: skip
 
 
-def form(cell: CodeCell, index: int, program: CheckedProgram) -> int:
+def cell_form(cell: CodeCell, index: int, program: CheckedProgram) -> int:
     """The form of a `%%tpu_train` cell: 2 if it calls a launcher, 1 if it ends in a function, else 3."""
     calls = program.calls(*(name for name, kind in NAMES.items() if kind != OURS))
     if any(call.ctx.cell_index == index and call.ctx.top_level for call in calls):
@@ -159,15 +159,15 @@ def _trained(cell: CodeCell, program: CheckedProgram) -> Function | None:
 
 
 def _words_ranks(program: CheckedProgram, index: int, words: str) -> Any:
-    said = _PROCESSES.search(words)
-    return int(said[1]) if said else _session_ranks(program, index)
+    match = _PROCESSES.search(words)
+    return int(match[1]) if match else _session_ranks(program, index)
 
 
 def _session_ranks(program: CheckedProgram, index: int) -> Any:
     """The number in the last `%tpu_init -n N` before a cell."""
     magics = (magic for cell in program.cells[: index + 1] for magic in cell.line_magics if magic.name == "tpu_init")
-    said = [found for magic in magics if (found := _PROCESSES.search(magic.words))]
-    return int(said[-1][1]) if said else NOTHING
+    match = [found for magic in magics if (found := _PROCESSES.search(magic.words))]
+    return int(match[-1][1]) if match else NOTHING
 
 
 def has_magics(program: CheckedProgram) -> bool:

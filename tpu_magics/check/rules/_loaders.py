@@ -46,8 +46,8 @@ def purpose(call: CallSite) -> str:
 
 def is_for_evaluation(call: CallSite, program: CheckedProgram) -> bool:
     """Whether a loader is for evaluation only."""
-    said = purpose(call)
-    return said == "evaluation" or (not said and _has_no_step(call, program))
+    known = purpose(call)
+    return known == "evaluation" or (not known and _has_no_step(call, program))
 
 
 def _has_no_step(call: CallSite, program: CheckedProgram) -> bool:

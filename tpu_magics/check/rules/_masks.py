@@ -29,14 +29,14 @@ def without_mask(node: ast.expr, base: ast.expr, mask: ast.expr, ctx: RuleContex
     """The fix message for `x[mask]` (or the like) in its context."""
     outer = ctx.parent(node)
     tf = shapes.is_tf(ctx, ctx.value(base), ctx.value(mask))
-    if isinstance(outer, ast.Attribute) and not tf and (said := _reduced(base, outer, mask, ctx)):
-        return said
+    if isinstance(outer, ast.Attribute) and not tf and (message := _reduced(base, outer, mask, ctx)):
+        return message
     if isinstance(outer, ast.Compare) and not tf:
         return _compared(outer, mask, ctx)
     if isinstance(outer, ast.keyword):
         outer = ctx.parent(outer)
-    if isinstance(outer, ast.Call) and node is not outer.func and (said := _loss(outer, mask, ctx, {}, tf)):
-        return said
+    if isinstance(outer, ast.Call) and node is not outer.func and (message := _loss(outer, mask, ctx, {}, tf)):
+        return message
     return _later_loss(node, mask, ctx, tf) or _general(base, mask, ctx, tf)
 
 
@@ -157,8 +157,8 @@ def _later_loss(node: ast.expr, mask: ast.expr, ctx: RuleContext, tf: bool) -> s
     wanted, names = outer.targets[0].id, dict(_selections(mask, ctx))
     for call in _calls_after(outer, ctx):
         given = {one.id for one in nodes_of(call) if isinstance(one, ast.Name)}
-        if wanted in given and (said := _loss(call, mask, ctx, names, tf)):
-            return said
+        if wanted in given and (message := _loss(call, mask, ctx, names, tf)):
+            return message
     return ""
 
 

@@ -80,13 +80,13 @@ def _gathered(body: list[ast.stmt], cell: int) -> dict[str, list[NameAssignment]
     for node in own_statements(body):
         if isinstance(node, ast.Assign):
             for target in node.targets:
-                _note(target, node.value, (), cell, node.lineno, found)
+                _add_assignment(target, node.value, (), cell, node.lineno, found)
         elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            _note(node.target, node.value, (), cell, node.lineno, found)
+            _add_assignment(node.target, node.value, (), cell, node.lineno, found)
     return found
 
 
-def _note(
+def _add_assignment(
     target: ast.expr,
     value: ast.expr,
     path: tuple[int, ...],
@@ -98,7 +98,7 @@ def _note(
         found.setdefault(target.id, []).append(NameAssignment(cell, line, value, path))
     elif isinstance(target, (ast.Tuple, ast.List)) and not any(isinstance(one, ast.Starred) for one in target.elts):
         for number, one in enumerate(target.elts):
-            _note(one, value, (*path, number), cell, line, found)
+            _add_assignment(one, value, (*path, number), cell, line, found)
 
 
 def own_statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:

@@ -36,13 +36,13 @@ class PaddingSetting(NamedTuple):
     """The padding of a call, and the arguments that set it."""
 
     to: str
-    said: ast.expr | None = None
+    argument: ast.expr | None = None
     multiple: ast.expr | None = None
 
 
 def of_tokenizer(node: ast.Call, ctx: RuleContext) -> PaddingSetting | None:
     """The padding of a tokenizer's call; None if the call is none."""
-    what = _asked_of(node, ctx)
+    what = _tokenizer_call_kind(node, ctx)
     if what is None:
         return None
     given = ctx.argument(node, "padding", 1 if what == "pad" else None)
@@ -57,7 +57,7 @@ def of_collator(node: ast.Call, ctx: RuleContext, name: str) -> PaddingSetting:
     return _read(node, ctx, given, LONGEST, ctx.argument(node, "pad_to_multiple_of", multiple))
 
 
-def _asked_of(node: ast.Call, ctx: RuleContext) -> str | None:
+def _tokenizer_call_kind(node: ast.Call, ctx: RuleContext) -> str | None:
     """ "pad" for `tokenizer.pad(...)`, "encode" for the tokenizer's calls, None for all else."""
     if ctx.name(node) == _PARTIAL:
         return "encode" if node.args and ctx.value(node.args[0]).kind == TOKENIZER else None

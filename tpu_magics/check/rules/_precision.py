@@ -30,17 +30,17 @@ def is_float16(node: ast.expr | None, ctx: RuleContext, texts: bool = False) -> 
 
 def is_for_gpu(node: ast.AST, ctx: RuleContext) -> bool:
     """Whether this runs on a GPU only: under a condition for a GPU, or in a program for a GPU."""
-    return _asks_for_gpu(node, ctx) or gpu_only(ctx.program)
+    return _is_under_gpu_test(node, ctx) or gpu_only(ctx.program)
 
 
-def _asks_for_gpu(node: ast.AST, ctx: RuleContext) -> bool:
+def _is_under_gpu_test(node: ast.AST, ctx: RuleContext) -> bool:
     inner = node
     for outer in ctx.parents(node):
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return False
         if isinstance(outer, (ast.If, ast.IfExp)) and inner is not outer.test:
-            held = outer.body if isinstance(outer.body, list) else [outer.body]
-            if _is_gpu_branch(outer.test, any(one is inner for one in held)):
+            body = outer.body if isinstance(outer.body, list) else [outer.body]
+            if _is_gpu_branch(outer.test, any(one is inner for one in body)):
                 return True
         inner = outer
     return False

@@ -113,14 +113,14 @@ def _is_rank_name(name: str, ctx: RuleContext, depth: int) -> bool:
     while function is not None:
         values = definitions(function).get(name)
         if values:
-            return all(depends(one, function_place(function), depth - 1) for one in values)
+            return all(depends(one, function_context(function), depth - 1) for one in values)
         if any(one.arg == name for one in function.parameters):
             return name in _PARAMETERS or name == index_parameter(function)
         function = function.outer
     return False
 
 
-def function_place(function: Function) -> RuleContext:
+def function_context(function: Function) -> RuleContext:
     """A context inside the function: that of its first call, or of its definition."""
     return function.calls[0].ctx if function.calls else function.ctx
 

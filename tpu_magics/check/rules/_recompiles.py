@@ -117,7 +117,7 @@ def _over_pieces(ctx: RuleContext) -> bool:
     )
 
 
-def off_tpu(ctx: RuleContext, node: ast.AST) -> bool:
+def is_off_tpu(ctx: RuleContext, node: ast.AST) -> bool:
     """Whether a branch for TPUs comes before: `if accelerator.distributed_type == DistributedType.XLA: return ...`."""
     for outer in ctx.parents(node):
         if isinstance(outer, (ast.If, ast.IfExp)) and _ASKS_FOR_TPU.search(ctx.source(outer.test)):

@@ -74,7 +74,7 @@ def on_cpu(call: CallSite) -> bool:
     return call.ctx.constant(call.ctx.argument(call.node, "cpu")) is True
 
 
-def devices_given(node: ast.AST, ctx: RuleContext) -> list[ast.expr]:
+def xla_devices_in(node: ast.AST, ctx: RuleContext) -> list[ast.expr]:
     """The XLA devices that an expression uses: `x.to(device)`, `torch.ones(3, device=device)`."""
     found: list[ast.expr] = []
     for one in nodes_of(node):

@@ -65,7 +65,7 @@ def _is_computed(node: ast.expr, ctx: RuleContext, deeper: int) -> bool:
         return _computes(node, ctx)
     if isinstance(node, ast.Subscript):
         return _is_item_of_data(node.value, ctx, deeper)
-    if isinstance(node, ast.Name) and _is_said_to_be_tensor(node.id, ctx):
+    if isinstance(node, ast.Name) and _is_annotated_as_tensor(node.id, ctx):
         return True
     if isinstance(node, ast.Name):
         return any(
@@ -75,7 +75,7 @@ def _is_computed(node: ast.expr, ctx: RuleContext, deeper: int) -> bool:
     return False
 
 
-def _is_said_to_be_tensor(name: str, ctx: RuleContext) -> bool:
+def _is_annotated_as_tensor(name: str, ctx: RuleContext) -> bool:
     """A parameter annotated as a tensor and nothing else."""
     parameters = ctx.function.parameters if ctx.function is not None else ()
     given = next((one.annotation for one in parameters if one.arg == name), None)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 _XM = "torch_xla.core.xla_model"
 
 
-def spelled(module: str, ctx: RuleContext, candidates: tuple[str, ...]) -> str:
+def module_name(module: str, ctx: RuleContext, candidates: tuple[str, ...]) -> str:
     """The name of a module in this code; "" if none of the candidates is bound to it."""
     scopes = [ctx.program.globals]
     function = ctx.function
@@ -23,10 +23,10 @@ def spelled(module: str, ctx: RuleContext, candidates: tuple[str, ...]) -> str:
 
 def xm(ctx: RuleContext) -> str:
     """The name of torch_xla.core.xla_model in this code; "" if it has none."""
-    return spelled(_XM, ctx, ("xm", "xla_model", "xla"))
+    return module_name(_XM, ctx, ("xm", "xla_model", "xla"))
 
 
-def shown(text: str, most: int = 60) -> str:
+def quoted(text: str, most: int = 60) -> str:
     """Code for a message: on one line, shortened."""
     line = " ".join(text.split())
     return f"`{line}`" if len(line) <= most else f"`{line[: most - 3]}...`"

@@ -33,13 +33,13 @@ def strategy_name(program: CheckedProgram) -> str:
         if isinstance(call.node.func, ast.Attribute):
             return call.ctx.source(call.node.func.value)
     for call in strategies(program):
-        target = assigned_to(call.node, call.ctx)
+        target = assignment_target(call.node, call.ctx)
         if target is not None:
             return call.ctx.source(target)
     return "strategy"
 
 
-def assigned_to(node: ast.AST, ctx: RuleContext) -> ast.expr | None:
+def assignment_target(node: ast.AST, ctx: RuleContext) -> ast.expr | None:
     """The target that a value is bound to on its line."""
     parent = ctx.parent(node)
     if isinstance(parent, ast.Assign):
@@ -58,9 +58,9 @@ def mentions(program: CheckedProgram, word: str) -> bool:
 def is_remote(program: CheckedProgram) -> bool:
     """Whether the TPU is certainly on another host than this code: a TPU node, by its name or address."""
     if "is_remote_tpu" not in program.memo:
-        said = [_is_remote(call) for call in program.calls(*RESOLVERS)]
-        said += [name != LOCAL_TPU for name in program.init_values("tpu")]
-        program.memo["is_remote_tpu"] = any(said) and not any(is_local(call) for call in program.calls(*RESOLVERS))
+        remote = [_is_remote(call) for call in program.calls(*RESOLVERS)]
+        remote += [name != LOCAL_TPU for name in program.init_values("tpu")]
+        program.memo["is_remote_tpu"] = any(remote) and not any(is_local(call) for call in program.calls(*RESOLVERS))
     return bool(program.memo["is_remote_tpu"])
 
 
@@ -77,10 +77,10 @@ def _is_remote(call: CallSite) -> bool:
         return True
     if mentions(call.ctx.program, _COLAB_NODE):
         return True
-    return given is not None and begins_with(given, call.ctx).startswith("grpc://")
+    return given is not None and known_prefix(given, call.ctx).startswith("grpc://")
 
 
-def begins_with(node: ast.expr, ctx: RuleContext, deep: int = 6) -> str:
+def known_prefix(node: ast.expr, ctx: RuleContext, deep: int = 6) -> str:
     """The known start of a string or path; "" if it is unknown."""
     constant = ctx.constant(node)
     if isinstance(constant, (str, bytes)):
@@ -90,7 +90,7 @@ def begins_with(node: ast.expr, ctx: RuleContext, deep: int = 6) -> str:
     if deep == 0:
         return ""
     first = _first_part(node, ctx)
-    return begins_with(first, ctx, deep - 1) if first is not None else ""
+    return known_prefix(first, ctx, deep - 1) if first is not None else ""
 
 
 # Calls that return a local path.
@@ -159,11 +159,11 @@ def is_in_scope(call: CallSite) -> bool:
     return state(call) == IN
 
 
-def receiver_is_in_scope(call: CallSite) -> bool:
+def is_receiver_in_scope(call: CallSite) -> bool:
     """Whether `x` of `x.method(...)` is bound in a scope."""
     func, program = call.node.func, call.ctx.program
     if "bound_in_scope" not in program.memo:
-        targets = ((assigned_to(one.node, one.ctx), one) for one in program.all_calls)
+        targets = ((assignment_target(one.node, one.ctx), one) for one in program.all_calls)
         bound = {one.ctx.source(target) for target, one in targets if target is not None and is_in_scope(one)}
         program.memo["bound_in_scope"] = bound
     return isinstance(func, ast.Attribute) and call.ctx.source(func.value) in program.memo["bound_in_scope"]

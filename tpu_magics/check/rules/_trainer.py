@@ -55,24 +55,24 @@ class TrainingArgumentsCall:
         """Its name in the code."""
         return self.ctx.source(self.node.func).rpartition(".")[2]
 
-    def given(self, name: str) -> TrainerArgument | None:
+    def argument(self, name: str) -> TrainerArgument | None:
         value = self.ctx.argument(self.node, name)
         if value is None:
             return None
         keyword = next((one for one in self.node.keywords if one.arg == name), None)
-        return TrainerArgument(self._place_of(value), keyword or value, value, self.ctx.constant(value), keyword)
+        return TrainerArgument(self._context_of(value), keyword or value, value, self.ctx.constant(value), keyword)
 
-    def _place_of(self, value: ast.expr) -> RuleContext:
+    def _context_of(self, value: ast.expr) -> RuleContext:
         for keyword in self.node.keywords:
             known = self.ctx.value(keyword.value) if keyword.arg is None else None
             made = known.made if known is not None else None
-            held = made.values if isinstance(made, ast.Dict) else getattr(made, "keywords", ())
-            if known is not None and any(one is value or getattr(one, "value", None) is value for one in held):
+            values = made.values if isinstance(made, ast.Dict) else getattr(made, "keywords", ())
+            if known is not None and any(one is value or getattr(one, "value", None) is value for one in values):
                 place: RuleContext = known.made_ctx or self.ctx
                 return place
         return self.ctx
 
-    def is_left(self, name: str) -> bool:
+    def is_default(self, name: str) -> bool:
         """Whether an argument certainly has transformers' default."""
         if self.ctx.argument(self.node, name) is not None or self.ctx.has_unknown_arguments(self.node):
             return False
@@ -89,9 +89,9 @@ class TrainingArgumentsCall:
     @property
     def is_for_other_device(self) -> bool:
         """Whether these arguments, or the code around them, select another device than a TPU."""
-        given = [self.given(name) for name in ("use_cpu", "no_cuda", "use_mps_device", "deepspeed")]
-        said = any(one is not None and one.constant is not False and one.constant is not None for one in given)
-        return said or self.is_in_other_device_code
+        given = [self.argument(name) for name in ("use_cpu", "no_cuda", "use_mps_device", "deepspeed")]
+        elsewhere = any(one is not None and one.constant is not False and one.constant is not None for one in given)
+        return elsewhere or self.is_in_other_device_code
 
     @property
     def is_in_other_device_code(self) -> bool:
@@ -161,7 +161,7 @@ def _all_stored(program: CheckedProgram) -> Iterator[str]:
 # -- the Trainers ----------------------------------------------------------------------------------------------------
 
 
-def brings_optimizer(arguments: TrainingArgumentsCall) -> bool:
+def has_own_optimizer(arguments: TrainingArgumentsCall) -> bool:
     """Whether every Trainer with these arguments has its own optimizer."""
     trainers = trainers_of(arguments)
     return bool(trainers) and all(has_optimizer(one) for one in trainers)
@@ -243,7 +243,7 @@ def _method(trainer: CallSite, name: str) -> bool:
 
 def constant_of(arguments: TrainingArgumentsCall, name: str, default: Any) -> Any:
     """The constant value of an argument: given, or its default; NOTHING if it is unknown."""
-    given = arguments.given(name)
+    given = arguments.argument(name)
     if given is not None:
         return given.constant
-    return default if arguments.is_left(name) else NOTHING
+    return default if arguments.is_default(name) else NOTHING

@@ -63,11 +63,11 @@ def _tests(node: ast.AST) -> list[ast.expr]:
 
 def _read(test: ast.expr, ctx: RuleContext) -> ast.expr | None:
     """A number read from a tensor on which a test depends."""
-    if _values.now_and_then(test, ctx):
+    if _values.is_periodic(test, ctx):
         return None
     leaves = _leaves(test)
     sides = (one for leaf in leaves for one in (_sides(leaf) if isinstance(leaf, ast.Compare) else [leaf]))
-    return next((found for side in sides for found in _value_reads.data(side, ctx)), None)
+    return next((found for side in sides for found in _value_reads.reads_in(side, ctx)), None)
 
 
 def _leaves(test: ast.expr) -> Iterator[ast.expr]:
@@ -96,11 +96,11 @@ def _truth(node: ast.expr, ctx: RuleContext) -> Iterator[ast.expr]:
     if isinstance(node, ast.BoolOp):
         for value in node.values:
             yield from _truth(value, ctx)
-            if isinstance(node.op, ast.And) and _values.now_and_then(value, ctx):
+            if isinstance(node.op, ast.And) and _values.is_periodic(value, ctx):
                 return  # operands after `step % 100 == 0 and` run only every 100 steps
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         yield from _truth(node.operand, ctx)
-    elif _values.computed(ctx.value(node), ctx) and not _tests_for_presence(node, ctx):
+    elif _values.is_computed(ctx.value(node), ctx) and not _tests_for_presence(node, ctx):
         yield node
 
 
@@ -132,7 +132,7 @@ def _of_test(node: ast.If | ast.While | ast.Assert | ast.IfExp, ctx: RuleContext
 def _of_bool_op(node: ast.BoolOp, ctx: RuleContext) -> Iterator[ast.expr]:
     for value in node.values[:-1]:
         yield from _truth(value, ctx)
-        if isinstance(node.op, ast.And) and _values.now_and_then(value, ctx):
+        if isinstance(node.op, ast.And) and _values.is_periodic(value, ctx):
             return
 
 
@@ -145,7 +145,7 @@ def _of_compare(node: ast.Compare, ctx: RuleContext) -> Iterator[ast.expr]:
         yield from _of_in(node, ctx)
     elif len(node.ops) > 1:
         # `0 < t < 1` is `0 < t and t < 1`.
-        yield from (one for one in (node.left, *node.comparators) if _values.computed(ctx.value(one), ctx))
+        yield from (one for one in (node.left, *node.comparators) if _values.is_computed(ctx.value(one), ctx))
 
 
 def _of_in(node: ast.Compare, ctx: RuleContext) -> Iterator[ast.expr]:
@@ -153,9 +153,9 @@ def _of_in(node: ast.Compare, ctx: RuleContext) -> Iterator[ast.expr]:
     inside = node.comparators[0]
     if isinstance(ctx.constant(node.left), str):
         return  # a key
-    if _values.computed(ctx.value(inside), ctx):
+    if _values.is_computed(ctx.value(inside), ctx):
         yield inside
-    elif isinstance(inside, (ast.List, ast.Tuple)) and inside.elts and _values.computed(ctx.value(node.left), ctx):
+    elif isinstance(inside, (ast.List, ast.Tuple)) and inside.elts and _values.is_computed(ctx.value(node.left), ctx):
         yield node.left
 
 
@@ -167,8 +167,8 @@ def _of_call(node: ast.Call, ctx: RuleContext) -> Iterator[ast.expr]:
     elif builtin in _ORDERS and not any(one.arg == "key" for one in node.keywords):
         yield from _of_order(node, ctx)
     elif name in _COMPARING:
-        yield from (one for one in node.args if _values.readable(ctx.value(one), ctx))
-    elif not name and _values.readable(ctx.method(node)[0], ctx) and ctx.method(node)[1] in _COMPARING_METHODS:
+        yield from (one for one in node.args if _values.is_readable(ctx.value(one), ctx))
+    elif not name and _values.is_readable(ctx.method(node)[0], ctx) and ctx.method(node)[1] in _COMPARING_METHODS:
         yield node.func.value if isinstance(node.func, ast.Attribute) else node
 
 
@@ -184,15 +184,15 @@ def _of_truth_call(name: str, given: ast.expr, ctx: RuleContext) -> Iterator[ast
 def _of_order(node: ast.Call, ctx: RuleContext) -> Iterator[ast.expr]:
     """`max(a, b)` with a tensor, `max(losses)` over tensors, `sorted(t)`."""
     if len(node.args) > 1:
-        yield from (one for one in node.args if _values.computed(ctx.value(one), ctx))
-    elif node.args and (_values.computed(ctx.value(node.args[0]), ctx) or _holds_computed(node.args[0], ctx)):
+        yield from (one for one in node.args if _values.is_computed(ctx.value(one), ctx))
+    elif node.args and (_values.is_computed(ctx.value(node.args[0]), ctx) or _holds_computed(node.args[0], ctx)):
         yield node.args[0]
 
 
 def _holds_computed(node: ast.expr, ctx: RuleContext) -> bool:
     value = ctx.value(node)
     items = value.items if value.items is not None else (value.item,)
-    return value.kind == LIST and any(one is not None and _values.computed(one, ctx) for one in items)
+    return value.kind == LIST and any(one is not None and _values.is_computed(one, ctx) for one in items)
 
 
 def _of_comprehension(
@@ -206,7 +206,7 @@ def _of_comprehension(
 def _of_match(node: ast.Match, ctx: RuleContext) -> Iterator[ast.expr]:
     """Value patterns compare; class patterns, names and `_` do not."""
     compares = any(isinstance(one, ast.MatchValue) for case in node.cases for one in nodes_of(case.pattern))
-    if compares and _values.computed(ctx.value(node.subject), ctx):
+    if compares and _values.is_computed(ctx.value(node.subject), ctx):
         yield node.subject
     for case in node.cases:
         if case.guard is not None:

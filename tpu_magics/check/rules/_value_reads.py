@@ -31,18 +31,18 @@ def read_tensor(node: ast.AST, ctx: RuleContext) -> ast.expr | None:
 _PASSING = frozenset("builtins." + one for one in ("int", "float", "bool", "max", "min", "abs", "round", "sum"))
 
 
-def data(node: ast.expr, ctx: RuleContext) -> Iterator[ast.expr]:
+def reads_in(node: ast.expr, ctx: RuleContext) -> Iterator[ast.expr]:
     """The parts of a number that were read from tensors, here or earlier."""
     if isinstance(node, ast.BinOp):
-        yield from data(node.left, ctx)
-        yield from data(node.right, ctx)
+        yield from reads_in(node.left, ctx)
+        yield from reads_in(node.right, ctx)
     elif isinstance(node, ast.Call):
         tensor = read_tensor(node, ctx)
         if tensor is not None:
             yield node
         elif ctx.name(node) in _PASSING or ctx.name(node).startswith("math."):
             for one in node.args:
-                yield from data(one, ctx)
+                yield from reads_in(one, ctx)
         elif not ctx.name(node) and ctx.value(node).kind == NUMBER and ctx.value(node).read and _is_own(node, ctx):
             yield node
     elif ctx.value(node).kind == NUMBER and ctx.value(node).read:
@@ -65,7 +65,7 @@ def _given(node: ast.Call, ctx: RuleContext) -> Iterator[ast.expr]:
         wanted = node.args[1:2] if name in _TO_HOST and len(node.args) > 1 else node.args[:1]
         yield from (one for one in wanted if _readable(ctx.value(one), ctx))
     elif name.startswith(("numpy.", "math.")):
-        yield from (one for one in node.args if _values.computed(ctx.value(one), ctx) or _is_list(one, ctx))
+        yield from (one for one in node.args if _values.is_computed(ctx.value(one), ctx) or _is_list(one, ctx))
     elif name in _OF_LISTS:
         yield from (one for one in node.args[:1] if _is_list(one, ctx))
 
@@ -77,12 +77,12 @@ def _reads_its_receiver(node: ast.Call, func: ast.Attribute, ctx: RuleContext) -
 
 
 def _readable(value: AbstractValue, ctx: RuleContext) -> bool:
-    return _values.readable(value, ctx) or _values.is_eager_result(value, ctx)
+    return _values.is_readable(value, ctx) or _values.is_eager_result(value, ctx)
 
 
 def _is_list(node: ast.expr, ctx: RuleContext) -> bool:
     value = ctx.value(node)
-    return value.kind == LIST and _values.holds(value, ctx, 1)
+    return value.kind == LIST and _values.holds_readable(value, ctx, 1)
 
 
 # These create a tensor on the CPU unless they get a device.

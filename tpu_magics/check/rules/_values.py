@@ -38,22 +38,22 @@ _SYNCS = frozenset(("torch_xla.sync", "torch_xla.core.xla_model.mark_step", "tor
 _EXITS = frozenset(("sys.exit", "os._exit", "builtins.exit", "builtins.quit"))
 
 
-def computed(value: AbstractValue, ctx: RuleContext) -> bool:
+def is_computed(value: AbstractValue, ctx: RuleContext) -> bool:
     """Whether it is certainly a tensor, and XLA computes its value here."""
     return value.kind == TENSOR and _here(value, ctx)
 
 
-def readable(value: AbstractValue, ctx: RuleContext) -> bool:
+def is_readable(value: AbstractValue, ctx: RuleContext) -> bool:
     """The same, and also the results of models and loaders: for operations that only tensors have."""
     return (value.kind == TENSOR or value.kind in STRUCTURES) and _here(value, ctx)
 
 
-def holds(value: AbstractValue, ctx: RuleContext, deep: int = 3) -> bool:
+def holds_readable(value: AbstractValue, ctx: RuleContext, deep: int = 3) -> bool:
     """Whether it contains such tensors: showing it reads them."""
     if value.kind != LIST:
-        return readable(value, ctx)
+        return is_readable(value, ctx)
     inside = (*(value.items or ()), *((value.item,) if value.item is not None else ()))
-    return deep > 0 and any(holds(one, ctx, deep - 1) for one in inside)
+    return deep > 0 and any(holds_readable(one, ctx, deep - 1) for one in inside)
 
 
 def _here(value: AbstractValue, ctx: RuleContext) -> bool:
@@ -80,30 +80,30 @@ def is_compiled_tf(ctx: RuleContext) -> bool:
     return ctx.program.uses("tensorflow") and ctx.compiled_tf
 
 
-def each_step(ctx: RuleContext) -> bool:
+def runs_each_step(ctx: RuleContext) -> bool:
     """Whether code here runs in each step, not only every N steps."""
     return ctx.in_step and not ctx.every_n
 
 
-def each_time(ctx: RuleContext) -> bool:
+def may_run_each_step(ctx: RuleContext) -> bool:
     """The same, and also code that may run in a step: functions that are not called here, or called from such code.
     Code before, between and after the steps runs rarely."""
     if ctx.every_n:
         return False
-    return ctx.in_step or (ctx.function is not None and _is_no_program(ctx.function))
+    return ctx.in_step or (ctx.function is not None and _may_be_in_step(ctx.function))
 
 
-def _is_no_program(function: Function) -> bool:
+def _may_be_in_step(function: Function) -> bool:
     memo = function.ctx.program.memo
     key = ("no program", id(function))
     if key not in memo:
         memo[key] = False  # for recursive functions
-        memo[key] = not _is_program(function) and _is_called_so(function)
+        memo[key] = not _is_program(function) and _has_step_callers(function)
     return bool(memo[key])
 
 
-def _is_called_so(function: Function) -> bool:
-    return not function.callers or any(each_time(call.ctx) or call.ctx.top_level for call in function.callers)
+def _has_step_callers(function: Function) -> bool:
+    return not function.callers or any(may_run_each_step(call.ctx) or call.ctx.top_level for call in function.callers)
 
 
 def _is_program(function: Function) -> bool:
@@ -118,7 +118,7 @@ def _makes_steps(call: CallSite) -> bool:
     return value.kind == FUNCTION and value.ref is not None and bool(value.ref.has_step)
 
 
-def now_and_then(test: ast.expr, ctx: RuleContext) -> bool:
+def is_periodic(test: ast.expr, ctx: RuleContext) -> bool:
     """Whether a test holds only in some steps: `step % 100 == 0`."""
     return ctx.value(test).name == EVERY_N
 
@@ -128,9 +128,9 @@ def guarded(node: ast.AST, ctx: RuleContext) -> bool:
     for parent, child in expression_parents(node, ctx):
         if isinstance(parent, ast.BoolOp) and isinstance(parent.op, ast.And):
             before = parent.values[: next(i for i, value in enumerate(parent.values) if value is child)]
-            if any(now_and_then(value, ctx) for value in before):
+            if any(is_periodic(value, ctx) for value in before):
                 return True
-        if isinstance(parent, ast.IfExp) and child is parent.body and now_and_then(parent.test, ctx):
+        if isinstance(parent, ast.IfExp) and child is parent.body and is_periodic(parent.test, ctx):
             return True
     return False
 
@@ -155,7 +155,7 @@ def runs_rarely(node: ast.AST, ctx: RuleContext) -> bool:
         of_assert = isinstance(parent, ast.Assert) and child is parent.msg
         if of_assert or isinstance(parent, (ast.Raise, ast.ExceptHandler)):
             return True
-        if isinstance(parent, ast.If) and child is not parent.test and _is_seldom(parent, child, ctx):
+        if isinstance(parent, ast.If) and child is not parent.test and _is_rare_branch(parent, child, ctx):
             return True
         if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.For, ast.While)):
             return False
@@ -163,15 +163,15 @@ def runs_rarely(node: ast.AST, ctx: RuleContext) -> bool:
     return False
 
 
-def _is_seldom(parent: ast.If, child: ast.AST, ctx: RuleContext) -> bool:
+def _is_rare_branch(parent: ast.If, child: ast.AST, ctx: RuleContext) -> bool:
     block = parent.body if any(one is child for one in parent.body) else parent.orelse
     flags = (getattr(one, "attr", getattr(one, "id", "")) for one in nodes_of(parent.test))
-    if block is parent.body and _asks_for_cpu(parent.test):
+    if block is parent.body and _tests_for_cpu(parent.test):
         return True
     return _leaves(block, ctx) or (block is parent.body and any(_TIME_TO_LOG.search(flag) for flag in flags))
 
 
-def _asks_for_cpu(test: ast.expr) -> bool:
+def _tests_for_cpu(test: ast.expr) -> bool:
     """`if device.type == "cpu":`, where a read is free."""
     if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.Eq):
         return False
@@ -204,19 +204,19 @@ def _cuts(call: ast.Call, ctx: RuleContext) -> bool:
     return stepped or name in _SYNCS
 
 
-def shown(node: ast.AST, ctx: RuleContext, most: int = 60) -> str:
+def short_source(node: ast.AST, ctx: RuleContext, most: int = 60) -> str:
     """The code of an expression on one line, shortened."""
     text = " ".join(ctx.source(node).split())
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
-def named(node: ast.AST, ctx: RuleContext, most: int = 50) -> str:
+def full_source(node: ast.AST, ctx: RuleContext, most: int = 50) -> str:
     """The whole code of an expression; "" if it is long."""
-    text = shown(node, ctx, 10_000)
+    text = short_source(node, ctx, 10_000)
     return text if len(text) <= most else ""
 
 
-def spelled(root: str, ctx: RuleContext) -> str:
+def imported_name(root: str, ctx: RuleContext) -> str:
     """The name of a package in this program: `import tensorflow as tf` -> "tf"; "" if it is not imported."""
     key = ("spelled", root)
     memo = ctx.program.memo

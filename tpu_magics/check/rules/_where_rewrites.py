@@ -99,7 +99,7 @@ def _is_tf(node: ast.expr, ctx: RuleContext) -> bool:
 
 def _spelling(test: ast.expr, ctx: RuleContext) -> str:
     """The name of the imported library; "" if it is not imported."""
-    return _values.spelled("tensorflow" if _is_tf(test, ctx) else "torch", ctx)
+    return _values.imported_name("tensorflow" if _is_tf(test, ctx) else "torch", ctx)
 
 
 _SCALAR_METHODS = frozenset(("sum", "mean", "max", "min", "any", "all", "norm", "prod", "std", "var"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules._launches import END, TRAIN, LaunchSite, form, launches
+from tpu_magics.check.rules._launches import END, TRAIN, LaunchSite, cell_form, launches
 from tpu_magics.check.values import NOTHING
 
 if TYPE_CHECKING:
@@ -29,14 +29,14 @@ def workers(program: CheckedProgram) -> dict[Function, tuple[LaunchSite, ...]]:
     if "workers" not in program.memo:
         found: dict[Function, tuple[LaunchSite, ...]] = {}
         for launch in launches(program):
-            for function in reached(launch, program):
+            for function in worker_functions(launch, program):
                 found[function] = (*found.get(function, ()), launch)
         program.memo["workers"] = found
     known: dict[Function, tuple[LaunchSite, ...]] = program.memo["workers"]
     return known
 
 
-def reached(launch: LaunchSite, program: CheckedProgram) -> set[Function]:
+def worker_functions(launch: LaunchSite, program: CheckedProgram) -> set[Function]:
     """The functions of a launch's workers: its function, the functions that it calls, and inner functions."""
     if launch.function is not None:
         return closure({launch.function}, program)
@@ -85,7 +85,7 @@ def launches_of(ctx: RuleContext) -> tuple[LaunchSite, ...]:
     """The launches whose workers run the code at this place; () for code of the notebook or of a plain script."""
     if ctx.function is not None:
         return workers(ctx.program).get(ctx.function, ())
-    own = ctx.cell.magic == TRAIN and form(ctx.cell, ctx.cell_index, ctx.program) == 3
+    own = ctx.cell.magic == TRAIN and cell_form(ctx.cell, ctx.cell_index, ctx.program) == 3
     return tuple(one for one in launches(ctx.program) if one.position == (ctx.cell_index, END, END)) if own else ()
 
 
@@ -94,7 +94,7 @@ def in_several(ctx: RuleContext) -> bool:
     found = launches_of(ctx)
     if any(one.several for one in found):
         return True
-    return any(one.ranks is NOTHING for one in found) and _speaks_of_ranks(found, ctx.program)
+    return any(one.ranks is NOTHING for one in found) and _mentions_ranks(found, ctx.program)
 
 
 def may_be_several(ctx: RuleContext) -> bool:
@@ -109,6 +109,6 @@ _MULTI = (
 )  # fmt: skip
 
 
-def _speaks_of_ranks(found: tuple[LaunchSite, ...], program: CheckedProgram) -> bool:
+def _mentions_ranks(found: tuple[LaunchSite, ...], program: CheckedProgram) -> bool:
     """Whether the code of these workers is written for several ranks."""
     return any(set(launches_of(call.ctx)) & set(found) for call in program.calls(*_MULTI))

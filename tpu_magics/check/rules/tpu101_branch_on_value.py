@@ -60,7 +60,7 @@ NODES = (
 
 
 def check(node: ast.AST, ctx: RuleContext) -> Iterator[Finding]:
-    if not _truthiness.may_need_value(node, ctx) or not (_values.each_time(ctx) or _values.is_compiled_tf(ctx)):
+    if not _truthiness.may_need_value(node, ctx) or not (_values.may_run_each_step(ctx) or _values.is_compiled_tf(ctx)):
         return
     needed = _truthiness.first_needed(node, ctx)
     if needed is None or _values.runs_rarely(node, ctx) or _values.guarded(node, ctx):
@@ -94,7 +94,7 @@ def _finding(node: ast.AST, needed: ast.expr, ctx: RuleContext) -> Finding:
     place = getattr(node, "test", None) or (node.subject if isinstance(node, ast.Match) else node)
     return ctx.finding(
         place,
-        f"{_subject(node)} the value of {_values.shown(_operand(needed, ctx), ctx)}.",
+        f"{_subject(node)} the value of {_values.short_source(_operand(needed, ctx), ctx)}.",
         _fix_messages.fix_message(node, needed, ctx, tf),
         why=why,
         edits=_where_rewrites.edits(node, ctx),
@@ -127,5 +127,5 @@ def _operand(needed: ast.expr, ctx: RuleContext) -> ast.expr:
     """Of `loss > best` the loss."""
     if isinstance(needed, ast.Compare):
         sides = (needed.left, *needed.comparators)
-        return next((one for one in sides if _values.readable(ctx.value(one), ctx)), needed)
+        return next((one for one in sides if _values.is_readable(ctx.value(one), ctx)), needed)
     return needed

@@ -55,16 +55,17 @@ def check(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
         return
     if _is_reported_beside(node, ctx):
         return
+    read, source = _values.short_source(_whole(node, ctx), ctx), _values.short_source(tensor, ctx)
     yield ctx.finding(
         node,
-        f"{_values.shown(_whole(node, ctx), ctx)} reads the value of {_values.shown(tensor, ctx)} in each step.",
+        f"{read} reads the value of {source} in each step.",
         _fix_message(node, tensor, ctx),
         why=WHY_AFTER_SYNC if _values.after_sync(node, ctx) else None,
     )
 
 
 def _runs_often(ctx: RuleContext) -> bool:
-    return _values.each_step(ctx) or _values.is_compiled_tf(ctx)
+    return _values.runs_each_step(ctx) or _values.is_compiled_tf(ctx)
 
 
 def _whole(node: ast.Call, ctx: RuleContext) -> ast.AST:
@@ -110,10 +111,10 @@ def _on_one_line(one: ast.AST, other: ast.AST) -> bool:
 def _fix_message(node: ast.Call, tensor: ast.expr, ctx: RuleContext) -> str:
     if ctx.value(tensor).lib == "tf":
         return "Update a metric (`tf.keras.metrics.Mean`) in the step, and read its `result()` after the loop."
-    name = _values.named(tensor, ctx)
+    name = _values.full_source(tensor, ctx)
     for parent, _ in _values.expression_parents(node, ctx):
         if isinstance(parent, ast.AugAssign):
-            target = _values.shown(parent.target, ctx)
+            target = _values.short_source(parent.target, ctx)
             on_device = f"`{target} += {name}.detach()`" if name and parent.value is node else "without reading it"
             return f"Add it up on the device ({on_device}) and read {target} once after the loop."
         if _sinks.is_sink(parent, ctx):

@@ -43,15 +43,20 @@ NODES = (ast.Call, ast.JoinedStr, ast.BinOp)
 
 
 def check(node: ast.Call | ast.JoinedStr | ast.BinOp, ctx: RuleContext) -> Iterator[Finding]:
-    if not _makes_text(node, ctx) or not _values.each_step(ctx):
+    if not _makes_text(node, ctx) or not _values.runs_each_step(ctx):
         return
     tensor = _shown_tensor(node, ctx)
-    if tensor is None or _in_a_larger_one(node, ctx) or _values.runs_rarely(node, ctx) or _values.guarded(node, ctx):
+    if (
+        tensor is None
+        or _is_in_reported_call(node, ctx)
+        or _values.runs_rarely(node, ctx)
+        or _values.guarded(node, ctx)
+    ):
         return
     yield ctx.finding(
         node,
-        f"{_what(node)} reads the value of {_values.shown(tensor, ctx)} in each step.",
-        _sinks.fix_message(_values.named(tensor, ctx) or "it", ctx),
+        f"{_what(node)} reads the value of {_values.short_source(tensor, ctx)} in each step.",
+        _sinks.fix_message(_values.full_source(tensor, ctx) or "it", ctx),
         why=WHY_AFTER_SYNC if _values.after_sync(node, ctx) else None,
     )
 
@@ -106,10 +111,10 @@ def _reads_when_shown(node: ast.expr, ctx: RuleContext) -> bool:
         return _values.is_eager_result(value, ctx)
     if value.kind == BATCH or (value.kind == LIST and value.item is not None and value.item.kind == BATCH):
         return value.where == "device"
-    return _values.holds(value, ctx)
+    return _values.holds_readable(value, ctx)
 
 
-def _in_a_larger_one(node: ast.AST, ctx: RuleContext) -> bool:
+def _is_in_reported_call(node: ast.AST, ctx: RuleContext) -> bool:
     """Whether this text is inside a call that is reported itself."""
     return any(_makes_text(parent, ctx) for parent, _ in _values.expression_parents(node, ctx))
 

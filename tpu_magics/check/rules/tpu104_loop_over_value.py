@@ -50,11 +50,13 @@ def check(node: ast.Call | ast.Subscript | ast.BinOp, ctx: RuleContext) -> Itera
         needed = _of_index(node, ctx)
     else:
         needed = _of_repeat(node, ctx)
-    if needed is None or not (_values.each_time(ctx) or _values.is_compiled_tf(ctx)):
+    if needed is None or not (_values.may_run_each_step(ctx) or _values.is_compiled_tf(ctx)):
         return
     if not _values.guarded(node, ctx) and not _values.runs_rarely(node, ctx):
         yield ctx.finding(
-            node, _MESSAGES[type(node)].format(_values.shown(node, ctx), _values.shown(needed, ctx)), _fix_message(node)
+            node,
+            _MESSAGES[type(node)].format(_values.short_source(node, ctx), _values.short_source(needed, ctx)),
+            _fix_message(node),
         )
 
 
@@ -73,9 +75,9 @@ def _of_range(node: ast.Call, ctx: RuleContext) -> ast.expr | None:
 
 def _data(bound: ast.expr, ctx: RuleContext) -> Iterator[ast.expr]:
     """The tensors, and numbers read from tensors, that a bound depends on."""
-    if _values.computed(ctx.value(bound), ctx) and not _value_reads.is_made_on_cpu(bound, ctx):
+    if _values.is_computed(ctx.value(bound), ctx) and not _value_reads.is_made_on_cpu(bound, ctx):
         yield bound
-    for one in _value_reads.data(bound, ctx):
+    for one in _value_reads.reads_in(bound, ctx):
         yield _value_reads.read_tensor(one, ctx) or one
 
 
@@ -85,13 +87,13 @@ def _of_index(node: ast.Subscript, ctx: RuleContext) -> ast.expr | None:
         return None
     inside = node.slice
     parts = [inside.lower, inside.upper, inside.step] if isinstance(inside, ast.Slice) else [inside]
-    found = next((one for one in parts if one is not None and _values.computed(ctx.value(one), ctx)), None)
-    if found is None or _is_drawn(found, ctx):
+    found = next((one for one in parts if one is not None and _values.is_computed(ctx.value(one), ctx)), None)
+    if found is None or _is_random(found, ctx):
         return None
     return found if _is_sequence(ctx.value(node.value)) else None
 
 
-def _is_drawn(index: ast.expr, ctx: RuleContext) -> bool:
+def _is_random(index: ast.expr, ctx: RuleContext) -> bool:
     """Random rows of a corpus: `for at in torch.randint(...): tokens[at : at + width]` runs on the host."""
     return any(
         ctx.value(one).name in _value_reads.MAKERS for one in nodes_of(index) if isinstance(one, (ast.Name, ast.Call))
@@ -111,7 +113,7 @@ def _of_repeat(node: ast.BinOp, ctx: RuleContext) -> ast.expr | None:
     if not isinstance(node.op, ast.Mult):
         return None
     for one, other in ((node.left, node.right), (node.right, node.left)):
-        if isinstance(one, (ast.List, ast.Tuple)) and _values.computed(ctx.value(other), ctx):
+        if isinstance(one, (ast.List, ast.Tuple)) and _values.is_computed(ctx.value(other), ctx):
             return other
     return None
 

@@ -70,12 +70,12 @@ def check(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
 def _tokenizer(node: ast.Call, ctx: RuleContext, found: padding.PaddingSetting, partial: bool) -> Iterator[Finding]:
     if not partial and not recompiles.runs_per_batch(ctx):
         return
-    if recompiles.off_tpu(ctx, node) or _evened_by_collator(ctx):
+    if recompiles.is_off_tpu(ctx, node) or _is_padded_by_collator(ctx):
         return
     callee = ctx.source(node.args[0] if partial else node.func)
-    said = f" with padding={ctx.source(found.said)}" if found.said is not None else ""
+    argument = f" with padding={ctx.source(found.argument)}" if found.argument is not None else ""
     yield ctx.finding(
-        node, f"{callee}{said} pads each batch to its longest row.", _FIX, edits=_multiple_edits(node, ctx, found)
+        node, f"{callee}{argument} pads each batch to its longest row.", _FIX, edits=_multiple_edits(node, ctx, found)
     )
 
 
@@ -90,7 +90,7 @@ def _mapped(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
         yield ctx.finding(node, f"{ctx.source(node.args[0])} pads each batch of map to its longest row.", _FIX)
 
 
-def _evened_by_collator(ctx: RuleContext) -> bool:
+def _is_padded_by_collator(ctx: RuleContext) -> bool:
     """A collator with pad_to_multiple_of rounds up what a function for `map` has padded."""
     function = ctx.function
     maps = function is not None and (function.host or not function.callers) and not collate.is_collate(ctx)
@@ -99,7 +99,7 @@ def _evened_by_collator(ctx: RuleContext) -> bool:
 
 def _collator(node: ast.Call, ctx: RuleContext, name: str) -> Iterator[Finding]:
     found = padding.of_collator(node, ctx, name)
-    if found.to != padding.LONGEST or recompiles.off_tpu(ctx, node) or padding.is_padded_before(ctx.program):
+    if found.to != padding.LONGEST or recompiles.is_off_tpu(ctx, node) or padding.is_padded_before(ctx.program):
         return
     if name in padding.LANGUAGE_MODELING and padding.splits_into_blocks(ctx.program):
         return
@@ -133,7 +133,7 @@ def _is_of_images(given: ast.expr, ctx: RuleContext) -> bool:
 
 
 def _pad_sequence(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
-    if collate.pads_to_longest(node, ctx) and recompiles.runs_per_batch(ctx) and not recompiles.off_tpu(ctx, node):
+    if collate.pads_to_longest(node, ctx) and recompiles.runs_per_batch(ctx) and not recompiles.is_off_tpu(ctx, node):
         yield ctx.finding(
             node,
             f"{ctx.source(node.func)} pads each batch to its longest row.",
@@ -142,7 +142,7 @@ def _pad_sequence(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
 
 
 def _longest(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
-    if collate.is_longest(node, ctx) and not recompiles.off_tpu(ctx, node):
+    if collate.is_longest(node, ctx) and not recompiles.is_off_tpu(ctx, node):
         yield ctx.finding(
             node,
             f"Each batch is padded to its longest row: {ctx.source(node)}.",
@@ -155,7 +155,7 @@ def _longest(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
 
 def _tf(node: ast.Call, ctx: RuleContext, method: str) -> Iterator[Finding]:
     assert isinstance(node.func, ast.Attribute)
-    if ctx.value(node.func.value).kind != TFDATA or ctx.has_unknown_arguments(node) or recompiles.off_tpu(ctx, node):
+    if ctx.value(node.func.value).kind != TFDATA or ctx.has_unknown_arguments(node) or recompiles.is_off_tpu(ctx, node):
         return
     if method == "padded_batch" and not _is_open(ctx, ctx.argument(node, "padded_shapes", 1)):
         return

@@ -62,9 +62,9 @@ def _call(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
     if use is None or not ctx.in_step or ctx.every_n or not ctx.on_device:
         return
     for argument in use.arguments:
-        if changes(ctx, argument) and numbers.on_device(node, ctx, use):
+        if changes(ctx, argument) and numbers.acts_on_device(node, ctx, use):
             what, number = numbers.short(ctx, node), ctx.source(argument)
-            message = f"{use.said.format(what=what)} {number}, a Python number that changes every step."
+            message = f"{use.subject.format(what=what)} {number}, a Python number that changes every step."
             yield ctx.finding(node, message, use.fix.format(number=number))
             return
 
@@ -87,7 +87,7 @@ def _index(node: ast.Subscript, ctx: RuleContext) -> Iterator[Finding]:
     base = ctx.value(node.value)
     if not numbers.is_tensor(base, node.slice) or not ctx.in_step or ctx.every_n or not ctx.on_device:
         return
-    if not numbers.is_there(base, ctx):
+    if not numbers.is_tensor_on_device(base, ctx):
         return
     for bound, sliced in numbers.indices(node.slice):
         if changes(ctx, bound):
@@ -102,9 +102,15 @@ def _power(node: ast.BinOp | ast.AugAssign, ctx: RuleContext) -> Iterator[Findin
     left, right = (node.left, node.right) if isinstance(node, ast.BinOp) else (node.target, node.value)
     for tensor, number in ((left, right), (right, left)):
         base = ctx.value(tensor)
-        if base.kind == TENSOR and numbers.is_there(base, ctx) and ctx.in_step and ctx.on_device and not ctx.every_n:
+        if (
+            base.kind == TENSOR
+            and numbers.is_tensor_on_device(base, ctx)
+            and ctx.in_step
+            and ctx.on_device
+            and not ctx.every_n
+        ):
             if changes(ctx, number):
-                said = ctx.source(number)
-                message = f"{numbers.short(ctx, node)} uses {said}, a Python number that changes every step."
-                yield ctx.finding(node, message, numbers.FIX_TENSOR.format(number=said))
+                subject = ctx.source(number)
+                message = f"{numbers.short(ctx, node)} uses {subject}, a Python number that changes every step."
+                yield ctx.finding(node, message, numbers.FIX_TENSOR.format(number=subject))
             return

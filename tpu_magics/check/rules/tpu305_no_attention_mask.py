@@ -81,8 +81,8 @@ def _is_transformer(model: AbstractValue, node: ast.Call, ids: ast.expr | None, 
         return True
     if model.ref is not None or model.name.startswith(_OTHER_MODELS):
         return False
-    said = {one.arg for one in node.keywords}
-    return bool(said & {_IDS, "labels"}) or ctx.method(node)[1] == "generate" or _named_ids(ids)
+    keywords = {one.arg for one in node.keywords}
+    return bool(keywords & {_IDS, "labels"}) or ctx.method(node)[1] == "generate" or _named_ids(ids)
 
 
 def _named_ids(ids: ast.expr | None) -> bool:

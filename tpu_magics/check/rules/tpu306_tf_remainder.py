@@ -64,7 +64,7 @@ def _short(call: CallSite) -> Finding | None:
     ctx, node = call.ctx, call.node
     size_at, drop_at = _METHODS[call.method]
     assert isinstance(node.func, ast.Attribute)
-    if ctx.has_unknown_arguments(node) or _drops(call, drop_at) or _in_lambda(ctx) or _is_a_look(call):
+    if ctx.has_unknown_arguments(node) or _drops(call, drop_at) or _in_lambda(ctx) or _is_preview(call):
         return None
     number = whole(ctx, ctx.argument(node, "batch_size", size_at))
     length = rows(ctx, node.func.value)
@@ -83,7 +83,7 @@ def _in_lambda(ctx: RuleContext) -> bool:
     return ctx.function is not None and isinstance(ctx.function.node, ast.Lambda)
 
 
-def _is_a_look(call: CallSite) -> bool:
+def _is_preview(call: CallSite) -> bool:
     """`next(iter(data.batch(20)))`, `data.unbatch().batch(20)`: some rows to be shown, in batches of another size."""
     assert isinstance(call.node.func, ast.Attribute)
     data, outer = call.node.func.value, call.ctx.parent(call.node)

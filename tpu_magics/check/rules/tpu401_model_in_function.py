@@ -47,15 +47,15 @@ WHY = (
 
 
 def check_program(program: CheckedProgram) -> Iterator[Finding]:
-    said: set[int] = set()
+    reported: set[int] = set()
     for launch in _launches.launches(program):
         if not launch.ours and _launches.is_for_gpus(program):
             continue
         if launch.ranks == 1 or "--hoist off" in " ".join(launch.words.split()) or _keeps(launch):
             continue
         for call, problem in _built(launch, program):
-            if id(call.node) not in said and (problem or not launch.ours) and _matters(call, launch):
-                said.add(id(call.node))
+            if id(call.node) not in reported and (problem or not launch.ours) and _matters(call, launch):
+                reported.add(id(call.node))
                 yield _finding(call, launch, problem)
 
 
@@ -79,16 +79,16 @@ def _built(launch: _launches.LaunchSite, program: CheckedProgram) -> Iterator[tu
     """The calls of a launch's workers that build models, each with the reason against hoisting."""
     function = launch.function
     own = function.calls if function is not None else _statements(launch, program)
-    yield from ((call, _hoist.reason(call, function)) for call in _hoist.top_builds(own))
+    yield from ((call, _hoist.reason(call, function)) for call in _hoist.model_builds(own))
     helpers = {}
     for call in own:
         helper = _workers.targets(program).get(id(call.node))
         if helper is not None and call.value.kind == MODEL and call.value.made is not call.node and _makes(helper):
             helpers[helper] = call
             yield call, _hoist.helper_reason(call, helper, function)
-    for other in sorted(_workers.reached(launch, program) - {function}, key=lambda one: one.node.lineno):
+    for other in sorted(_workers.worker_functions(launch, program) - {function}, key=lambda one: one.node.lineno):
         if not _is_method(other) and other not in helpers:
-            for call in _hoist.top_builds(other.calls):
+            for call in _hoist.model_builds(other.calls):
                 yield call, _hoist.reason(call, function)
 
 
@@ -99,7 +99,7 @@ def _is_method(function: Function) -> bool:
 
 def _makes(helper: Function) -> bool:
     """Whether a function builds the model that it returns."""
-    return any(True for _ in _hoist.top_builds(helper.calls))
+    return any(True for _ in _hoist.model_builds(helper.calls))
 
 
 def _statements(launch: _launches.LaunchSite, program: CheckedProgram) -> list[CallSite]:
@@ -112,7 +112,7 @@ def _statements(launch: _launches.LaunchSite, program: CheckedProgram) -> list[C
 
 def _finding(call: CallSite, launch: _launches.LaunchSite, problem: str) -> Finding:
     ctx = call.ctx
-    code = _spelling.shown(ctx.source(call.node))
+    code = _spelling.quoted(ctx.source(call.node))
     name = launch.function.name if launch.function is not None else ""
     if launch.ours:
         where = f"of `{name}`" if name else "of this cell"

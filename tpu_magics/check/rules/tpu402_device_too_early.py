@@ -51,7 +51,7 @@ _DEPTH = 6
 
 
 NODES = _device_globals.NODES
-check = _device_globals.note
+check = _device_globals.collect_statements
 
 
 def check_program(program: CheckedProgram) -> Iterator[Finding]:
@@ -59,15 +59,15 @@ def check_program(program: CheckedProgram) -> Iterator[Finding]:
     if not starters:
         return
     launches = [one for one in _launches.launches(program) if one.ours or one.ranks != 1]
-    if not launches and not _is_to_be_launched(program):
+    if not launches and not _is_launched_later(program):
         return
-    said = _device_globals.statements(program)
+    reported = _device_globals.statements(program)
     quiet = _launches.has_magics(program)
     for call in starters:
         if (quiet and call.name in _runtime.QUIETED) or _runtime.on_cpu(call):
             continue
         launch = _launch_behind(call, launches)
-        if (launch is None and (launches or not _is_first_touch(call))) or _device_globals.is_reported(call, said):
+        if (launch is None and (launches or not _is_first_use(call))) or _device_globals.is_reported(call, reported):
             continue
         yield _finding(call, launch)
 
@@ -77,9 +77,9 @@ def _finding(call: CallSite, launch: _launches.LaunchSite | None) -> Finding:
     where = "in the notebook" if ctx.notebook else "in the main process"
     before = f", before {_what(launch)} starts the workers" if launch is not None else ", not in the training function"
     name = launch.function.name if launch is not None and launch.function is not None else "the training function"
-    code = _spelling.shown(ctx.source(call.node))
+    code = _spelling.quoted(ctx.source(call.node))
     return ctx.finding(
-        call.node, f"{code} runs {where}{before}.", _fix(call, _spelling.shown(name) if launch else name)
+        call.node, f"{code} runs {where}{before}.", _fix(call, _spelling.quoted(name) if launch else name)
     )
 
 
@@ -130,7 +130,7 @@ def _reached_from_top(function: Function, depth: int) -> list[_launches.Position
 # -- a notebook without a launch
 
 
-def _is_to_be_launched(program: CheckedProgram) -> bool:
+def _is_launched_later(program: CheckedProgram) -> bool:
     """Whether a notebook's training is in a function that nothing calls yet, and it trains nowhere itself."""
     if not program.notebook:
         return False
@@ -148,6 +148,6 @@ def _runs_in_notebook(ctx: RuleContext, depth: int) -> bool:
     return depth > 0 and any(_runs_in_notebook(one.ctx, depth - 1) for one in ctx.function.callers)
 
 
-def _is_first_touch(call: CallSite) -> bool:
+def _is_first_use(call: CallSite) -> bool:
     """The device or the accelerator itself, at notebook level."""
     return call.ctx.top_level and call.name in (*_runtime.DEVICES, *_runtime.ACCELERATORS)

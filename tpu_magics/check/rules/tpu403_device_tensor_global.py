@@ -47,7 +47,7 @@ WHY_OPTIMIZER = (
     "without an error."
 )
 NODES = _device_globals.NODES
-check = _device_globals.note
+check = _device_globals.collect_statements
 
 
 def check_program(program: CheckedProgram) -> Iterator[Finding]:
@@ -82,7 +82,7 @@ def _optimizer(node: _device_globals.Statement, ctx: RuleContext, program: Check
     if value.kind != OPTIMIZER or value.lib == "tf" or value.prepared or value.made is not node.value:
         return
     position = _launches.position_of(ctx, node)
-    for name in _device_globals.names_set(node, ctx):
+    for name in _device_globals.bound_names(node, ctx):
         launch = next(_device_globals.users(name, position, program), None)
         if launch is not None and not _is_prepared(name, launch, program):
             who = _who(launch)
@@ -95,7 +95,7 @@ def _optimizer(node: _device_globals.Statement, ctx: RuleContext, program: Check
 def _is_prepared(name: str, launch: _launches.LaunchSite, program: CheckedProgram) -> bool:
     """Whether the workers pass the optimizer to accelerate (or to a Trainer, which does)."""
     names = {name, *_device_globals.parameters_for(name, launch)}
-    for function in _workers.reached(launch, program):
+    for function in _workers.worker_functions(launch, program):
         for call in function.calls:
             if call.method not in ("prepare", "prepare_optimizer") and not call.name.endswith("Trainer"):
                 continue

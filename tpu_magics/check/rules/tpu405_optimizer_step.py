@@ -166,7 +166,7 @@ def _without_barrier(call: CallSite, barrier: ast.expr | None) -> Finding:
     optimizer = ctx.source(call.node.args[0]) if call.node.args else "optimizer"
     message = f"`{ctx.source(call.node)}` has no barrier, and nothing else in the loop runs the graph."
     fix = f"Write `xm.optimizer_step({optimizer}, barrier=True)`, or use an MpDeviceLoader, which syncs at each batch."
-    written = _argument_edits.added(call.node, "barrier=True", ctx)
+    written = _argument_edits.add_argument(call.node, "barrier=True", ctx)
     return ctx.finding(
         call.node, message, fix, edits=[ctx.replace(barrier, "True")] if barrier is not None else written
     )

@@ -70,9 +70,9 @@ def check_program(program: CheckedProgram) -> Iterator[Finding]:
     for call in program.all_calls:
         callee = _workers.targets(program).get(id(call.node))
         if is_collective(call):
-            yield from _judge(call, "", program)
+            yield from _check_branch(call, "", program)
         elif callee in holders and callee is not None:
-            yield from _judge(call, holders[callee], program)
+            yield from _check_branch(call, holders[callee], program)
 
 
 def is_collective(call: CallSite) -> bool:
@@ -82,9 +82,9 @@ def is_collective(call: CallSite) -> bool:
     return call.method in METHODS.get(call.receiver.kind, ()) or call.method in _ONLY_THERE
 
 
-def _judge(call: CallSite, inside: str, program: CheckedProgram) -> Iterator[Finding]:
+def _check_branch(call: CallSite, inside: str, program: CheckedProgram) -> Iterator[Finding]:
     ctx = call.ctx
-    if _single(ctx):
+    if _is_single_process(ctx):
         return
     found = _ranks.guard(call.node, ctx)
     function = ctx.function
@@ -93,7 +93,7 @@ def _judge(call: CallSite, inside: str, program: CheckedProgram) -> Iterator[Fin
             return
         where = f"in `{function.name}`, which only one rank runs"
     else:
-        if _others_do(call, found, program):
+        if _is_called_by_others(call, found, program):
             return
         where = f"under `{_short(ctx.source(found.test))}`, which depends on the rank"
     name = f"`{_short(ctx.source(call.node.func))}`"
@@ -104,7 +104,7 @@ def _judge(call: CallSite, inside: str, program: CheckedProgram) -> Iterator[Fin
     yield ctx.finding(call.node, f"{what} {where}.", fix)
 
 
-def _single(ctx: RuleContext) -> bool:
+def _is_single_process(ctx: RuleContext) -> bool:
     """Whether certainly only one process runs the code."""
     found = _workers.launches_of(ctx)
     return bool(found) and all(one.ranks == 1 for one in found)
@@ -118,7 +118,7 @@ def _short(text: str, most: int = 60) -> str:
 # -- the other ranks --------------------------------------------------------------------------------------------------
 
 
-def _others_do(call: CallSite, guard: _ranks.RankGuard, program: CheckedProgram) -> bool:
+def _is_called_by_others(call: CallSite, guard: _ranks.RankGuard, program: CheckedProgram) -> bool:
     """Whether the other ranks call the same collective in their branch."""
     spelling = _spelling(call.node)
     if any(_spelling(node) == spelling for one in guard.others for node in nodes_of(one)):

@@ -53,7 +53,7 @@ def check_program(program: CheckedProgram) -> Iterator[Finding]:
         return
     calls = [*program.calls(*SAVES, XM_SAVE), *(call for method in METHODS for call in program.methods(method))]
     for call in calls:
-        if (_workers.may_be_several(call.ctx) or (not launched and _is_accelerated(call))) and not _is_fine(call):
+        if (_workers.may_be_several(call.ctx) or (not launched and _is_accelerated(call))) and not _is_allowed(call):
             yield _finding(call)
 
 
@@ -69,7 +69,7 @@ def _is_accelerated(call: CallSite) -> bool:
     return prepares and bool(made) and not any(map(_runtime.on_cpu, made))
 
 
-def _is_fine(call: CallSite) -> bool:
+def _is_allowed(call: CallSite) -> bool:
     ctx, node = call.ctx, call.node
     if call.name == XM_SAVE and ctx.constant(ctx.argument(node, "master_only", 2)) is not False:
         return True
@@ -109,7 +109,7 @@ def _opened(node: ast.Call, ctx: RuleContext) -> Iterator[ast.expr]:
 
 def _finding(call: CallSite) -> Finding:
     ctx = call.ctx
-    code = _spelling.shown(ctx.source(call.node.func))
+    code = _spelling.quoted(ctx.source(call.node.func))
     fix = _fix(call)
     if any(one.ours for one in _workers.launches_of(ctx)) and _saves_model(call):
         fix += " After %%tpu_train the notebook's model has the trained weights: save it in the next cell."

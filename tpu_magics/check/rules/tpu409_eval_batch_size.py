@@ -96,10 +96,10 @@ def _arguments(program: CheckedProgram) -> Iterator[Finding]:
 
 
 def _compiles(program: CheckedProgram) -> bool:
-    said = (
+    settings = (
         call.ctx.constant(call.ctx.argument(call.node, "jit_compile")) for call in program.methods("compile", MODEL)
     )
-    return any(one is True for one in said)
+    return any(one is True for one in settings)
 
 
 def _keras(program: CheckedProgram) -> Iterator[Finding]:

@@ -50,7 +50,7 @@ def _started_anew(launch: _launches.LaunchSite) -> Iterator[Finding]:
     given = launch.argument("start_method", POSITIONS[launch.kind])
     if call.ctx.has_unknown_arguments(call.node) or (given is not None and call.ctx.constant(given) != "spawn"):
         return
-    edits: tuple[Edit, ...] = _argument_edits.added(call.node, 'start_method="fork"', call.ctx)
+    edits: tuple[Edit, ...] = _argument_edits.add_argument(call.node, 'start_method="fork"', call.ctx)
     if given is not None:
         edits = (call.ctx.replace(given, '"fork"'),)
     message = f"`{launch.kind}` starts new interpreters for `{launch.function.name}`, a function of this notebook."

@@ -86,8 +86,8 @@ def _settings_of_call(node: ast.AST, ctx: RuleContext) -> Iterator[tuple[str, as
 
 
 def _variable(node: ast.expr, ctx: RuleContext) -> str:
-    said = ctx.constant(node)
-    return said if isinstance(said, str) and said in VARIABLES else ""
+    name = ctx.constant(node)
+    return name if isinstance(name, str) and name in VARIABLES else ""
 
 
 def _is_off(value: ast.expr, ctx: RuleContext) -> bool:

@@ -72,11 +72,11 @@ MessageParts = tuple[str, str, str]  # message, fix, why
 
 
 def check(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
-    said = _loading(node, ctx) if any(one.arg in _LOADING or one.arg is None for one in node.keywords) else None
-    if said is None and (handler := _HANDLERS.get(ctx.name(node))) is not None:
-        said = handler(node, ctx)
-    if said is not None and not precision.is_for_gpu(node, ctx):
-        message, fix, why = said
+    parts = _loading(node, ctx) if any(one.arg in _LOADING or one.arg is None for one in node.keywords) else None
+    if parts is None and (handler := _HANDLERS.get(ctx.name(node))) is not None:
+        parts = handler(node, ctx)
+    if parts is not None and not precision.is_for_gpu(node, ctx):
+        message, fix, why = parts
         yield ctx.finding(node, message, fix, why=why)
 
 
@@ -154,8 +154,8 @@ def _loading(node: ast.Call, ctx: RuleContext) -> MessageParts | None:
     for name in _LOADING:
         given = ctx.argument(node, name)
         if given is not None and precision.is_float16(given, ctx, texts=True) and _is_loader(node, name, ctx):
-            said = f"{ctx.source(node.func)} uses {name}={ctx.source(given)}."
-            return said, f"Write `{name}=torch.bfloat16`.", WHY
+            parts = f"{ctx.source(node.func)} uses {name}={ctx.source(given)}."
+            return parts, f"Write `{name}=torch.bfloat16`.", WHY
     return None
 
 

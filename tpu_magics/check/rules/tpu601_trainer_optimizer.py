@@ -73,35 +73,35 @@ def check_program(program: CheckedProgram) -> Iterator[Finding]:
         return
     ours = _launches.is_ours(program)
     for arguments in _trainer.on_tpu(program):
-        if _trainer.brings_optimizer(arguments):
+        if _trainer.has_own_optimizer(arguments):
             continue
-        given = arguments.given("optim")
+        given = arguments.argument("optim")
         if given is not None:
             yield from _of_value(given.node, given.value, given.ctx, "The Trainer's optimizer is")
-        elif arguments.is_left("optim") and not ours:
+        elif arguments.is_default("optim") and not ours:
             yield arguments.ctx.finding(
                 arguments.node,
                 f"{arguments.name} leaves optim at its default, {_DEFAULT}.",
                 _FIX,
-                edits=_argument_edits.added(arguments.node, _XLA, arguments.ctx),
+                edits=_argument_edits.add_argument(arguments.node, _XLA, arguments.ctx),
             )
 
     for trainer in _trainer.without_arguments(program) if not ours else ():
         if not (_trainer.has_optimizer(trainer) or _device_guards.is_for_other_device(trainer.node, trainer.ctx)):
-            said = trainer.ctx.source(trainer.node.func)
-            message = f"{said} gets no TrainingArguments: its optimizer is the default, {_DEFAULT}."
+            subject = trainer.ctx.source(trainer.node.func)
+            message = f"{subject} gets no TrainingArguments: its optimizer is the default, {_DEFAULT}."
             yield trainer.ctx.finding(trainer.node, message, f"Write args=TrainingArguments({_XLA}).")
 
 
-def _of_value(node: ast.AST, value: ast.expr, ctx: RuleContext, said: str) -> Iterator[Finding]:
+def _of_value(node: ast.AST, value: ast.expr, ctx: RuleContext, subject: str) -> Iterator[Finding]:
     name = _optimizer(value, ctx)
     if name in _FUSED and not _launches.is_ours(ctx.program):
-        yield ctx.finding(node, f"{said} {name}.", _FIX, edits=_replaced(value, ctx))
+        yield ctx.finding(node, f"{subject} {name}.", _FIX, edits=_replaced(value, ctx))
     elif name in _BITSANDBYTES:
         fix = f'{_FIX[:-1]}, or optim="adafactor" if memory is short.'
-        yield ctx.finding(node, f"{said} {name}, an optimizer of bitsandbytes.", fix, why=_WHY_BITSANDBYTES)
+        yield ctx.finding(node, f"{subject} {name}, an optimizer of bitsandbytes.", fix, why=_WHY_BITSANDBYTES)
     elif name in _GONE:
-        yield ctx.finding(node, f"{said} {name}.", _FIX, why=_WHY_GONE)
+        yield ctx.finding(node, f"{subject} {name}.", _FIX, why=_WHY_GONE)
 
 
 def _optimizer(value: ast.expr, ctx: RuleContext) -> str:

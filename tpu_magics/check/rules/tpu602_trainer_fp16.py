@@ -49,7 +49,7 @@ def check(node: ast.Assign, ctx: RuleContext) -> Iterator[Finding]:
 def check_program(program: CheckedProgram) -> Iterator[Finding]:
     for arguments in _trainer.on_tpu(program):
         for old, (new, why) in _FP16.items():
-            given = arguments.given(old)
+            given = arguments.argument(old)
             if given is None or given.constant is not True:
                 continue
             yield given.ctx.finding(
@@ -64,6 +64,6 @@ def check_program(program: CheckedProgram) -> Iterator[Finding]:
 def _renamed(arguments: _trainer.TrainingArgumentsCall, given: _trainer.TrainerArgument, new: str) -> tuple[Edit, ...]:
     """The keyword with its new name; none if the new one is given as well."""
     literal = isinstance(given.value, ast.Constant)
-    if given.keyword is None or not literal or not arguments.is_left(new):
+    if given.keyword is None or not literal or not arguments.is_default(new):
         return ()
     return (arguments.ctx.replace(given.keyword, f"{new}=True"),)

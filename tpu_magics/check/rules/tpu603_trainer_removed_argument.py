@@ -39,7 +39,7 @@ def check_program(program: CheckedProgram) -> Iterator[Finding]:
         if arguments.is_in_other_device_code:
             continue
         for name, removed in ARGUMENTS.items():
-            given = arguments.given(name)
+            given = arguments.argument(name)
             if given is not None and not arguments.declares(name):
                 yield _found(arguments, given, name, removed)
 
@@ -70,14 +70,14 @@ def _edits(
     ctx, keyword = arguments.ctx, given.keyword
     if keyword is None:
         return ()
-    if removed.new and arguments.given(removed.new) is None and _means_the_same(name, given):
+    if removed.new and arguments.argument(removed.new) is None and _means_the_same(name, given):
         return (ctx.replace(keyword, f"{removed.new}={ctx.source(given.value)}"),)
     if not removed.instead or not isinstance(given.value, ast.Constant):
-        return _argument_edits.removed(arguments.node, keyword, ctx) if name in TAKEN_OUT else ()
+        return _argument_edits.remove_argument(arguments.node, keyword, ctx) if name in TAKEN_OUT else ()
     if given.constant is not True:
-        return _argument_edits.removed(arguments.node, keyword, ctx)
+        return _argument_edits.remove_argument(arguments.node, keyword, ctx)
     other = removed.instead.partition("=")[0]
-    return (ctx.replace(keyword, removed.instead),) if arguments.given(other) is None else ()
+    return (ctx.replace(keyword, removed.instead),) if arguments.argument(other) is None else ()
 
 
 def _means_the_same(name: str, given: _trainer.TrainerArgument) -> bool:

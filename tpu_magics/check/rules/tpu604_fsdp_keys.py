@@ -86,21 +86,21 @@ def _is_for_gpus(one: _fsdp.FsdpArguments) -> Iterator[Finding]:
     xla = config.constant("xla", False) if config is not None else _without_config(one)
     if xla is not False and xla is not None:
         return
-    entry = next((found for key in _XLA_KEYS if config is not None and (found := config.says(key))), None)
+    entry = next((found for key in _XLA_KEYS if config is not None and (found := config.enabled_entry(key))), None)
     if config is not None and entry is not None:
         message = f'fsdp_config has {entry.key}, but not "xla": True.'
         why = _WHY_OFF if one.is_off else _WHY_GPU
         yield config.ctx.finding(entry.node, message, 'Add "xla": True.', why, _with_xla(config, entry))
     elif one.fsdp is not None and one.fsdp.constant is not NOTHING and not one.is_off:
-        said = one.fsdp.ctx.source(one.fsdp.value)
+        source = one.fsdp.ctx.source(one.fsdp.value)
         where = one.given or one.fsdp
         fix = 'Write fsdp_config={"xla": True}.' if config is None else 'Add "xla": True to fsdp_config.'
-        yield where.ctx.finding(where.node, f'fsdp={said} is used without "xla": True in fsdp_config.', fix, _WHY_GPU)
+        yield where.ctx.finding(where.node, f'fsdp={source} is used without "xla": True in fsdp_config.', fix, _WHY_GPU)
 
 
 def _without_config(one: _fsdp.FsdpArguments) -> Any:
     """`xla` without fsdp_config: False, unless it may be set elsewhere."""
-    return False if one.given is not None or one.arguments.is_left("fsdp_config") else NOTHING
+    return False if one.given is not None or one.arguments.is_default("fsdp_config") else NOTHING
 
 
 def _with_xla(config: _fsdp.FsdpConfig, entry: _fsdp.FsdpEntry) -> tuple[Edit, ...]:
@@ -149,7 +149,7 @@ def _both_wrappings(one: _fsdp.FsdpArguments) -> Iterator[Finding]:
     config = one.config
     if config is None or one.is_off:
         return
-    size, classes = config.says("min_num_params"), config.says("transformer_layer_cls_to_wrap")
+    size, classes = config.enabled_entry("min_num_params"), config.enabled_entry("transformer_layer_cls_to_wrap")
     if size is None or classes is None or not isinstance(size.constant, (int, float)):
         return
     message = "fsdp_config has min_num_params and transformer_layer_cls_to_wrap, but only one of them has an effect."

@@ -90,7 +90,7 @@ def _fix(key: str, known: frozenset[str]) -> str:
 def _without(config: _fsdp.FsdpConfig, entry: _fsdp.FsdpEntry) -> tuple[Edit, ...]:
     if entry.made is None or not isinstance(entry.node, ast.expr) or entry.value is None:
         return ()
-    return _argument_edits.removed_entry(entry.made, entry.node, config.ctx)
+    return _argument_edits.remove_entry(entry.made, entry.node, config.ctx)
 
 
 def _dtypes(settings: _fsdp.FsdpConfig) -> Iterator[Finding]:

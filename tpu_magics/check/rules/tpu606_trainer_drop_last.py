@@ -46,14 +46,14 @@ _SLICE = re.compile(r"\w+\[(?::|0:)(\d+)\]")
 
 def check_program(program: CheckedProgram) -> Iterator[Finding]:
     for arguments in _trainer.on_tpu(program):
-        given = arguments.given(_NAME)
+        given = arguments.argument(_NAME)
         if given is not None and given.constant is not False:
             continue
-        if given is None and not arguments.is_left(_NAME):
+        if given is None and not arguments.is_default(_NAME):
             continue
         if not (_trainer.only_evaluates(program) or _makes_own_loader(arguments) or _divides(arguments)):
-            said = f"does not set {_NAME}" if given is None else f"sets {_NAME}=False"
-            message = f"{arguments.name} {said}: the last batch of an epoch may be smaller."
+            setting = f"does not set {_NAME}" if given is None else f"sets {_NAME}=False"
+            message = f"{arguments.name} {setting}: the last batch of an epoch may be smaller."
             ctx, node = (arguments.ctx, arguments.node) if given is None else (given.ctx, given.node)
             yield ctx.finding(node, message, f"Write {_NAME}=True.")
 

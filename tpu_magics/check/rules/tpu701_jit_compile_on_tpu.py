@@ -73,7 +73,7 @@ def _is_model(call: CallSite) -> bool:
 
 def _is_apart(call: CallSite) -> bool:
     """Whether a model is compiled outside the scope, in a program that compiles one for the TPU inside it."""
-    return _tensorflow.state(call) == _tensorflow.OUT and not _tensorflow.receiver_is_in_scope(call)
+    return _tensorflow.state(call) == _tensorflow.OUT and not _tensorflow.is_receiver_in_scope(call)
 
 
 def _found(call: CallSite) -> Iterator[Finding]:
@@ -88,5 +88,5 @@ def _found(call: CallSite) -> Iterator[Finding]:
             keyword or value,
             f"{callee} is called with {name}=True in a program for a TPU.",
             f"Remove {name}=True, or write {name}=not on_tpu if the program also runs on a CPU or GPU.",
-            edits=_argument_edits.removed(call.node, keyword, ctx) if keyword is not None else (),
+            edits=_argument_edits.remove_argument(call.node, keyword, ctx) if keyword is not None else (),
         )

@@ -40,7 +40,7 @@ _FITS = ("fit", "train_on_batch", "fit_generator")
 
 def check_program(program: CheckedProgram) -> Iterator[Finding]:
     compiles = [call for call in program.methods("compile", MODEL) if call.receiver.lib == "tf"]
-    if not compiles or program.looks_for_tpu or _is_distributed(program) or not _speaks_of_tpus(program):
+    if not compiles or program.looks_for_tpu or _is_distributed(program) or not _mentions_tpus(program):
         return
     if any(cell.magic == "tpu_train" for cell in program.cells):  # sets it, and removes it on a TPU
         return
@@ -66,5 +66,5 @@ def _says_jit(call: CallSite) -> bool:
     return eager or call.ctx.argument(call.node, "jit_compile") is not None or call.ctx.has_unknown_arguments(call.node)
 
 
-def _speaks_of_tpus(program: CheckedProgram) -> bool:
+def _mentions_tpus(program: CheckedProgram) -> bool:
     return any(_TPU.search(cell.text) for cell in program.cells)

@@ -71,7 +71,7 @@ def check_program(program: CheckedProgram) -> Iterator[Finding]:
     made = [call for call in program.all_calls if not _is_part_of_module(call)]
     places: dict[int, tuple[CallSite, CallSite]] = {}
     for call in (*_models(program, made), *_optimizers(made), *_metrics(program, made)):
-        shown = _where_it_is_called(call)
+        shown = _outermost_call(call)
         places.setdefault(id(_group(shown)), (call, shown))
     scope = f"with {_tensorflow.strategy_name(program)}.scope():"
     for call, shown in places.values():
@@ -168,7 +168,7 @@ def _names_optimizer(call: CallSite) -> bool:
     """`compile("adam")` outside the scope, of a model that was made inside."""
     given = call.ctx.argument(call.node, "optimizer", 0)
     value_of_name = isinstance(call.ctx.constant(given), str)
-    return value_of_name and _tensorflow.state(call) == OUT and _tensorflow.receiver_is_in_scope(call)
+    return value_of_name and _tensorflow.state(call) == OUT and _tensorflow.is_receiver_in_scope(call)
 
 
 # -- the message ------------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def _group(call: CallSite) -> ast.AST:
     return _compile_of(call) or call.node
 
 
-def _where_it_is_called(call: CallSite) -> CallSite:
+def _outermost_call(call: CallSite) -> CallSite:
     """If a function creates and returns it, the call of that function belongs in the scope."""
     for _ in range(5):
         function = call.ctx.function
@@ -192,7 +192,7 @@ def _where_it_is_called(call: CallSite) -> CallSite:
 
 
 def _message(call: CallSite, shown: CallSite) -> str:
-    target = _tensorflow.assigned_to(shown.node, shown.ctx)
+    target = _tensorflow.assignment_target(shown.node, shown.ctx)
     if target is not None:
         return f"{_short(target, shown.ctx)} is created outside the strategy's scope."
     return f"{_short(call.node.func, call.ctx)}(...) is created outside the strategy's scope."

@@ -127,7 +127,7 @@ def _is_checkpoint(call: CallSite) -> bool:
 
 def _checkpoints(program: CheckedProgram) -> set[str]:
     """The names that checkpoints are bound to."""
-    targets = ((_tensorflow.assigned_to(call.node, call.ctx), call.ctx) for call in program.calls(_CHECKPOINT))
+    targets = ((_tensorflow.assignment_target(call.node, call.ctx), call.ctx) for call in program.calls(_CHECKPOINT))
     return {ctx.source(target) for target, ctx in targets if target is not None}
 
 
@@ -137,7 +137,7 @@ def _found(call: CallSite, spec: tuple[str, int, str]) -> Iterator[Finding]:
     path = ctx.argument(call.node, keyword, position)
     if path is None or ctx.argument(call.node, "options") is not None:
         return
-    start = _tensorflow.begins_with(path, ctx)
+    start = _tensorflow.known_prefix(path, ctx)
     if not start or _SCHEME.match(start) or start.startswith("/job:") or _tensorflow.is_on_client(call):
         return
     source, callee = (" ".join(ctx.source(one).split()) for one in (path, call.node.func))

@@ -69,5 +69,5 @@ def _says_nothing(call: CallSite) -> bool:
 def _edits(call: CallSite) -> tuple[Edit, ...]:
     given = call.ctx.argument(call.node, "tpu", 0)
     if given is None:
-        return _argument_edits.added(call.node, _LOCAL, call.ctx)
+        return _argument_edits.add_argument(call.node, _LOCAL, call.ctx)
     return (call.ctx.replace(given, '"local"'),) if isinstance(given, ast.Constant) else ()
