@@ -21,10 +21,10 @@ from tests.check.own_rules import RULES as OWN
 from tests.check.own_rules import notebook
 from tpu_magics.check import check_cells, fixes, ipython
 from tpu_magics.check.cells import CodeCell, cell_of, cells_of
-from tpu_magics.check.cli import check_cells_of_file
 from tpu_magics.check.config import CheckConfig, Rules
+from tpu_magics.check.engine import check_cells_of_file
 from tpu_magics.check.finding import Edit, Finding
-from tpu_magics.check.formats import FORMATS, Report
+from tpu_magics.check.formats import FORMATS, CheckReport
 from tpu_magics.check.notebook import line_numbers
 from tpu_magics.check.rules import RULES
 
@@ -142,7 +142,7 @@ def looked_at(cells: list[CodeCell]) -> list[Finding]:
         assert 1 <= one.column <= len(lines[one.line - 1]) + 1
         assert (one.end_line, one.end_column) >= (one.line, one.column)
         assert one.message
-    report = Report(found, 1, rules=RULES)
+    report = CheckReport(found, 1, rules=RULES)
     for show in FORMATS.values():
         show(report)
     for cell in cells:

@@ -44,8 +44,8 @@ def check_with_config(
     Raises:
         TpuMagicsError: a word matches no rule, or `[tool.tpu_magics]` is invalid.
     """
-    from tpu_magics.check.cli import check_cells_of_file
     from tpu_magics.check.config import ConfigFinder, Rules
+    from tpu_magics.check.engine import check_cells_of_file
     from tpu_magics.check.rules import RULES
 
     rules = Rules(tuple(RULES))
@@ -66,8 +66,8 @@ def check_paths(paths: Sequence[str | Path], select: Sequence[str] = (), ignore:
         OSError: a file cannot be read.
     """
     from tpu_magics.check.cells import read_file
-    from tpu_magics.check.cli import check_cells_of_file
     from tpu_magics.check.config import ConfigFinder, Rules
+    from tpu_magics.check.engine import check_cells_of_file
     from tpu_magics.check.files import files_of
     from tpu_magics.check.rules import RULES
 

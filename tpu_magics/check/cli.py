@@ -14,9 +14,9 @@ from types import ModuleType
 from tpu_magics.check import fixes, formats, notebook, rule_docs
 from tpu_magics.check.cells import CodeCell, cells_of
 from tpu_magics.check.config import CheckConfig, ConfigFinder, Rules, UsageError
+from tpu_magics.check.engine import check_cells_of_file
 from tpu_magics.check.files import files_of
 from tpu_magics.check.finding import Finding, in_order
-from tpu_magics.check.noqa import without_suppressed
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.output import lost
 
@@ -209,14 +209,6 @@ class _Check:
 def _looks_like_notebook(data: bytes) -> bool:
     """JSON is also valid Python, without any findings."""
     return data.lstrip()[:1] == b"{" and b'"cells"' in data and b'"nbformat"' in data
-
-
-def check_cells_of_file(cells: Sequence[CodeCell], config: CheckConfig) -> list[Finding]:
-    """The findings of one file that comments and the configuration do not suppress."""
-    from tpu_magics.check import check_cells
-
-    found = [*check_cells(cells, config.rules.modules), *(cell.problem for cell in cells if cell.problem)]
-    return in_order([finding for finding in without_suppressed(found, cells) if config.wants(finding)])
 
 
 def _file_lines(path: str) -> list[list[int]]:

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 
 from tpu_magics.check.finding import Finding, in_order
 from tpu_magics.check.nodes import gc_paused, nodes_of
+from tpu_magics.check.noqa import without_suppressed
 from tpu_magics.check.program import CheckedProgram, RuleInfo
 from tpu_magics.check.syntax import PythonParseError, syntax_finding
 from tpu_magics.check.walker import Walker
 
 if TYPE_CHECKING:
     from tpu_magics.check.cells import CodeCell
+    from tpu_magics.check.config import CheckConfig
     from tpu_magics.check.program import Function
     from tpu_magics.check.rule_context import RuleContext
 
@@ -37,6 +39,12 @@ def check_program(cells: Sequence[CodeCell], rules: Sequence[ModuleType]) -> lis
     except RecursionError:
         deep = PythonParseError("the code is nested too deeply")
         return in_order([*broken, syntax_finding(cells[0].path, cells[0].number, cells[0].text, deep)])
+
+
+def check_cells_of_file(cells: Sequence[CodeCell], config: CheckConfig) -> list[Finding]:
+    """The findings of one file that comments and the configuration do not suppress."""
+    found = [*check_program(cells, config.rules.modules), *(cell.problem for cell in cells if cell.problem)]
+    return in_order([finding for finding in without_suppressed(found, cells) if config.wants(finding)])
 
 
 def _distinct(findings: Iterable[Finding]) -> Iterator[Finding]:

@@ -156,6 +156,9 @@ class Evaluator:
     def star_import(self, name: str) -> AbstractValue | None:
         raise NotImplementedError
 
+    def call(self, node: ast.Call) -> AbstractValue:
+        raise NotImplementedError
+
     def name_of(self, name: str) -> AbstractValue:
         found = self.env.get(name)
         if found is not None:
@@ -708,9 +711,7 @@ def _lambda(walk: Evaluator, node: ast.Lambda) -> AbstractValue:
 
 
 def _call(walk: Evaluator, node: ast.Call) -> AbstractValue:
-    from tpu_magics.check.calls import evaluate_call
-
-    return evaluate_call(walk, node)
+    return walk.call(node)
 
 
 _EXPRESSIONS: dict[type, Callable[[Evaluator, Any], AbstractValue]] = {

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_magics.check import stubs
 from tpu_magics.check.call_effects import JIT
+from tpu_magics.check.calls import evaluate_call
 from tpu_magics.check.evaluate import (
     EVERY_N,
     UNKNOWN_ITEM,
@@ -179,6 +180,9 @@ class Walker(Evaluator):
             if stubs.call(full) is not UNKNOWN_VALUE:
                 return module(full)
         return None
+
+    def call(self, node: ast.Call) -> AbstractValue:
+        return evaluate_call(self, node)
 
     def assign(self, target: ast.expr, value: AbstractValue) -> None:
         target._value = value  # type: ignore[attr-defined]
