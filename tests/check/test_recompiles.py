@@ -20,7 +20,6 @@ from tpu_magics.check.cells import cell_of, read_file
 from tpu_magics.check.finding import Finding
 from tpu_magics.check.fixes import fix
 from tpu_magics.check.rules import (
-    _graph_numbers,
     tpu301_pad_to_longest,
     tpu302_short_last_batch,
     tpu303_changing_number,
@@ -189,7 +188,7 @@ def measured() -> tuple[dict[str, int], dict[str, int]]:
 
 
 def test_every_operation_of_the_tables_is_measured() -> None:
-    known = {*_graph_numbers._ARGUMENTS, *_graph_numbers._SHAPES, *_graph_numbers._MAKERS}
+    known = {*tpu303_changing_number._ARGUMENTS, *tpu303_changing_number._SHAPES, *tpu303_changing_number._MAKERS}
     assert known <= set(FIXED), known - set(FIXED)
 
 

@@ -24,7 +24,6 @@ from tpu_magics.check.finding import Finding
 from tpu_magics.check.fixes import fix
 from tpu_magics.check.rules import (
     _fsdp,
-    _removed_arguments,
     tpu601_trainer_optimizer,
     tpu602_trainer_fp16,
     tpu603_trainer_removed_argument,
@@ -96,12 +95,12 @@ print(json.dumps({
 @pytest.mark.process
 def test_removed_arguments_are_gone_and_their_successors_are_there() -> None:
     fields = set(installed()["fields"])
-    assert not fields & _removed_arguments.ARGUMENTS.keys()
-    for name, removed in _removed_arguments.ARGUMENTS.items():
+    assert not fields & tpu603_trainer_removed_argument.ARGUMENTS.keys()
+    for name, removed in tpu603_trainer_removed_argument.ARGUMENTS.items():
         new = removed.new or removed.instead.partition("=")[0]
         assert not new or new in fields, name
         assert new or removed.fix, name
-    assert _removed_arguments.ARGUMENTS.keys() >= _removed_arguments.TAKEN_OUT
+    assert tpu603_trainer_removed_argument.ARGUMENTS.keys() >= tpu603_trainer_removed_argument.TAKEN_OUT
 
 
 @pytest.mark.process
