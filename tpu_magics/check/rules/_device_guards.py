@@ -104,12 +104,12 @@ def _sends_to_cuda(program: CheckedProgram) -> bool:
     if program.calls("torch.cuda.set_device") or any(not call.node.args for call in program.methods("cuda")):
         return True
     devices = [call for call in (*program.calls("torch.device"), *program.methods("to")) if call.node.args]
-    return any(_is_cuda(call.ctx.constant(call.node.args[0])) for call in devices)
+    return any(is_cuda(call.ctx.constant(call.node.args[0])) for call in devices)
 
 
 def _has_tpu_cell(program: CheckedProgram) -> bool:
     return any(cell.magic.startswith("tpu_") for cell in program.cells)
 
 
-def _is_cuda(constant: object) -> bool:
+def is_cuda(constant: object) -> bool:
     return isinstance(constant, str) and constant.partition(":")[0] == "cuda"

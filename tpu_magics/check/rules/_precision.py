@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from tpu_magics.check.rules import _device_guards
 from tpu_magics.check.values import NUMBER
 
 if TYPE_CHECKING:
@@ -78,8 +79,6 @@ def _looks_gpu_only(program: CheckedProgram) -> bool:
     if any(call.receiver.kind != NUMBER for call in program.methods("cuda")):
         return True
     devices = program.calls("torch.device") + program.methods("to")
-    return any(_is_cuda(call.ctx.constant(argument)) for call in devices for argument in call.node.args[:1])
-
-
-def _is_cuda(constant: object) -> bool:
-    return isinstance(constant, str) and constant.partition(":")[0] == "cuda"
+    return any(
+        _device_guards.is_cuda(call.ctx.constant(argument)) for call in devices for argument in call.node.args[:1]
+    )

@@ -28,5 +28,10 @@ def xm(ctx: RuleContext) -> str:
 
 def quoted(text: str, most: int = 60) -> str:
     """Code for a message: on one line, shortened."""
+    return f"`{shortened(text, most)}`"
+
+
+def shortened(text: str, most: int = 60) -> str:
+    """Code on one line, shortened."""
     line = " ".join(text.split())
-    return f"`{line}`" if len(line) <= most else f"`{line[: most - 3]}...`"
+    return line if len(line) <= most else line[: most - 3] + "..."

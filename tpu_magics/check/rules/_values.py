@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tpu_magics.check.evaluate import EVERY_N
 from tpu_magics.check.nodes import nodes_of
+from tpu_magics.check.rules import _spelling
 from tpu_magics.check.values import (
     ACCELERATOR,
     ARGUMENTS,
@@ -206,8 +207,7 @@ def _cuts(call: ast.Call, ctx: RuleContext) -> bool:
 
 def short_source(node: ast.AST, ctx: RuleContext, most: int = 60) -> str:
     """The code of an expression on one line, shortened."""
-    text = " ".join(ctx.source(node).split())
-    return text if len(text) <= most else text[: most - 3] + "..."
+    return _spelling.shortened(ctx.source(node), most)
 
 
 def full_source(node: ast.AST, ctx: RuleContext, most: int = 50) -> str:

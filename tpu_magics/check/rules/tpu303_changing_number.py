@@ -29,6 +29,7 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from tpu_magics.check.rules import _spelling
 from tpu_magics.check.rules._changing_numbers import changes
 from tpu_magics.check.values import BATCH, FUNCTION, NUMBER, OUTPUT, TENSOR, AbstractValue
 
@@ -62,7 +63,7 @@ def _call(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
         return
     for argument in use.arguments:
         if changes(ctx, argument) and acts_on_device(node, ctx, use):
-            what, number = short(ctx, node), ctx.source(argument)
+            what, number = _spelling.shortened(ctx.source(node)), ctx.source(argument)
             message = f"{use.subject.format(what=what)} {number}, a Python number that changes every step."
             yield ctx.finding(node, message, use.fix.format(number=number))
             return
@@ -91,7 +92,9 @@ def _index(node: ast.Subscript, ctx: RuleContext) -> Iterator[Finding]:
     for bound, sliced in indices(node.slice):
         if changes(ctx, bound):
             number = ctx.source(bound)
-            message = f"{short(ctx, node)} depends on {number}, a Python number that changes every step."
+            message = (
+                f"{_spelling.shortened(ctx.source(node))} depends on {number}, a Python number that changes every step."
+            )
             fix = FIX_SLICE if sliced else FIX_INDEX
             yield ctx.finding(node, message, fix.format(number=number))
             return
@@ -104,7 +107,9 @@ def _power(node: ast.BinOp | ast.AugAssign, ctx: RuleContext) -> Iterator[Findin
         if base.kind == TENSOR and is_tensor_on_device(base, ctx) and ctx.in_step and ctx.on_device and not ctx.every_n:
             if changes(ctx, number):
                 subject = ctx.source(number)
-                message = f"{short(ctx, node)} uses {subject}, a Python number that changes every step."
+                message = (
+                    f"{_spelling.shortened(ctx.source(node))} uses {subject}, a Python number that changes every step."
+                )
                 yield ctx.finding(node, message, FIX_TENSOR.format(number=subject))
             return
 
@@ -188,7 +193,6 @@ _MAKERS: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
 }
 _TORCH = ("torch.", "torch.nn.functional.", "torch.linalg.")
 _MOVES = frozenset(("to", "cuda"))
-_LONG = 60
 
 
 class FixedArguments(NamedTuple):
@@ -295,8 +299,3 @@ def _is_moved(node: ast.Call, ctx: RuleContext) -> bool:
             return False
         inner = outer
     return False
-
-
-def short(ctx: RuleContext, node: ast.AST) -> str:
-    text = " ".join(ctx.source(node).split())
-    return text if len(text) <= _LONG else text[: _LONG - 3] + "..."

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.rules import _ranks, _workers
+from tpu_magics.check.rules import _ranks, _spelling, _workers
 from tpu_magics.check.values import ACCELERATOR, TRAINER
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ def _check_branch(call: CallSite, inside: str, program: CheckedProgram) -> Itera
     else:
         if _is_called_by_others(call, found, program):
             return
-        where = f"under `{_short(ctx.source(found.test))}`, which depends on the rank"
-    name = f"`{_short(ctx.source(call.node.func))}`"
+        where = f"under `{_spelling.shortened(ctx.source(found.test))}`, which depends on the rank"
+    name = f"`{_spelling.shortened(ctx.source(call.node.func))}`"
     what = f"{name} contains the collective `{inside}` and is called" if inside else f"The collective {name} is called"
     fix = (
         f"Call {name} on every rank, outside the branch, and keep only the work of one rank (printing, saving) inside."
@@ -110,27 +110,22 @@ def _is_single_process(ctx: RuleContext) -> bool:
     return bool(found) and all(one.ranks == 1 for one in found)
 
 
-def _short(text: str, most: int = 60) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= most else line[: most - 3] + "..."
-
-
 # -- the other ranks --------------------------------------------------------------------------------------------------
 
 
 def _is_called_by_others(call: CallSite, guard: _ranks.RankGuard, program: CheckedProgram) -> bool:
     """Whether the other ranks call the same collective in their branch."""
-    spelling = _spelling(call.node)
-    if any(_spelling(node) == spelling for one in guard.others for node in nodes_of(one)):
+    spelling = _callee_code(call.node)
+    if any(_callee_code(node) == spelling for one in guard.others for node in nodes_of(one)):
         return True
     if guard.main is None:
         return False
     others = (one for one in program.all_calls if one.node is not call.node and one.ctx.function is call.ctx.function)
-    found = (_ranks.guard(one.node, one.ctx) for one in others if _spelling(one.node) == spelling)
+    found = (_ranks.guard(one.node, one.ctx) for one in others if _callee_code(one.node) == spelling)
     return any(one is not None and one.main is (not guard.main) for one in found)
 
 
-def _spelling(node: ast.AST) -> str:
+def _callee_code(node: ast.AST) -> str:
     return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
 
 
@@ -145,7 +140,7 @@ def _holders(program: CheckedProgram) -> dict[Function, str]:
         if function is None or function in found or not is_collective(call):
             continue
         if _ranks.guard(call.node, call.ctx) is None and not _ranks.is_for_one_rank(function):
-            found[function] = _short(call.ctx.source(call.node.func))
+            found[function] = _spelling.shortened(call.ctx.source(call.node.func))
     waiting = list(found)
     while waiting:
         one = waiting.pop()
