@@ -1,7 +1,4 @@
-"""Rules of the tests' own, so that the tests of the command do not hang on what the real rules say.
-
-What lives here: three rule modules, and a notebook maker. What does not: tests of real rules.
-"""
+"""Rules for tests of the command, which then do not depend on the real rules."""
 
 from __future__ import annotations
 

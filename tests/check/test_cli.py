@@ -107,7 +107,7 @@ def test_a_file_that_cannot_be_read_is_2_and_the_rest_is_checked(
     assert "b.py:2:1: TPU901" in shown.out
 
 
-def test_a_fault_of_a_rule_is_said_and_the_rest_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_in_a_rule_is_reported_and_the_rest_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
     def breaks(*_: Any) -> Any:
         raise RuntimeError("broken")
 
@@ -152,7 +152,7 @@ def test_a_wrong_table_is_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert "unknown key: selects" in capsys.readouterr().err
 
 
-def test_a_broken_cell_is_told_and_the_others_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_cell_is_reported_and_the_others_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
     write_notebook(Path("a.ipynb"), "import torch", "print 1", "!ls\nred(1)", "%%bash\nred(1)")
     records = found(capsys)
     assert [(one["code"], one["cell"], one["line"]) for one in records] == [("TPU001", 2, 1), ("TPU901", 3, 2)]

@@ -1,4 +1,4 @@
-"""Choosing rules: `[tool.tpu_magics]` and the options of the command line."""
+"""Rule selection: `[tool.tpu_magics]` and the options of the command line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What the walk knows of values and places, probed one by one.
-
-What lives here: the engine alone. What does not: rules (test_samples.py).
-"""
+"""The values and contexts that the walk infers, one by one."""
 
 from __future__ import annotations
 
@@ -153,7 +150,7 @@ def test_the_innermost_loop_with_a_step_is_the_step_loop() -> None:
         "rank == 0 and step % 10 == 0", "step and step % 10 == 0",
     ],
 )  # fmt: skip
-def test_what_runs_now_and_then_is_told_from_what_runs_each_step(condition: str) -> None:
+def test_code_every_n_steps_is_not_in_each_step(condition: str) -> None:
     assert looped(here=f"if {condition}:\n                probe(loss)").every_n
 
 
@@ -164,7 +161,7 @@ def test_what_runs_each_step_is_not_taken_for_now_and_then(condition: str) -> No
     assert not looped(here=f"if {condition}:\n                probe(loss)").every_n
 
 
-def test_what_stands_below_an_early_continue_runs_now_and_then() -> None:
+def test_code_below_an_early_continue_runs_every_n_steps() -> None:
     assert looped(here="if step % 100:\n                continue\n            probe(loss)").every_n
 
 

@@ -1,4 +1,4 @@
-"""Writing fixes: edits, rounds, diffs, and files of which every other byte stays."""
+"""Fixes: edits, rounds, diffs, and files whose other bytes are unchanged."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_nothing_to_fix_writes_nothing(tmp_path: Path) -> None:
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == (before.st_mtime_ns, before.st_ino)
 
 
-def test_a_file_that_changed_meanwhile_stays(tmp_path: Path) -> None:
+def test_a_file_that_changed_meanwhile_is_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "a.py"
     path.write_text("other\n")
     with pytest.raises(TpuMagicsError, match="It changed while it was checked"):
@@ -254,7 +254,7 @@ def test_a_write_that_breaks_off_leaves_the_file(tmp_path: Path, monkeypatch: py
     assert os.listdir(tmp_path) == ["a.py"]
 
 
-def test_a_file_that_may_not_be_written_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_file_is_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.py"
     path.write_text(TORCH + "red(1)\n")
     path.chmod(0o444)

@@ -1,7 +1,4 @@
-"""No input makes the checker crash: made-up text, code with pieces torn out, and the standard library's own files.
-
-What lives here: properties that hold for every input. What does not: what is found (test_samples.py).
-"""
+"""No input makes the checker crash: generated text, mutated code, and the standard library's own files."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The group `launch`: its fixes.
-
-What lives here: what `--fix` writes, run before and after on XLA:CPU. What does not: what is found (test_launch.py,
-samples/tpu4*).
-"""
+"""The group `launch`: the code that `--fix` writes, run before and after on XLA:CPU."""
 
 from __future__ import annotations
 
@@ -149,7 +145,7 @@ def test_ranks_that_step_alone_are_given_the_reducing_step() -> None:
     assert fixed_text(text) == text.replace("optimizer.step()", "xm.optimizer_step(optimizer)")
 
 
-def test_a_launch_in_a_notebook_is_told_to_fork() -> None:
+def test_a_launch_in_a_notebook_gets_fork() -> None:
     text = "import torch_xla\ndef f(index):\n    pass\n\ntorch_xla.launch(f)\ntorch_xla.launch(f, args=())\n"
     after = fixed_text(text, 1)
     assert after.endswith(

@@ -1,4 +1,4 @@
-"""Comments that silence findings."""
+"""Comments that suppress findings."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_comment_speaks_for_its_own_cell() -> None:
     assert without_suppressed(findings, cells) == [findings[0], findings[2]]
 
 
-def test_cells_of_a_running_notebook_are_told_apart_by_their_paths() -> None:
+def test_cells_of_a_running_notebook_differ_by_their_paths() -> None:
     cells = [cell_of("red(1)", "In [1]"), cell_of("red(1)  # noqa", "In [2]")]
     findings = [finding(path="In [1]"), finding(path="In [2]")]
     assert without_suppressed(findings, cells) == findings[:1]

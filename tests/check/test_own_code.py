@@ -1,4 +1,4 @@
-"""Our own code and tutorials keep the rules; what breaks one on purpose says so."""
+"""Our own code and tutorials follow the rules, or suppress a rule on purpose."""
 
 from __future__ import annotations
 

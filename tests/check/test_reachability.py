@@ -1,4 +1,4 @@
-"""What a run has to do with: by the names that its function reads, wherever in the notebook they were made."""
+"""The findings that concern a run, by the names that its function reads in any cell of the notebook."""
 
 from __future__ import annotations
 
@@ -108,5 +108,5 @@ def test_registered_implementations_go_with_their_function() -> None:
     assert codes(show, one, "%%tpu_train\ndef train():\n    pass\n") == []
 
 
-def test_a_cell_that_cannot_be_read_is_told() -> None:
+def test_a_cell_that_does_not_parse_is_reported() -> None:
     assert codes("def broken(:\n", TRAIN) == ["TPU001 2"]

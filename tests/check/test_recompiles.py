@@ -1,7 +1,5 @@
-"""The group `recompiles`: what samples cannot say.
-
-What lives here: that the rules agree with what was measured for whole programs and for single operations, and that
-rewritten code runs and gives the same. What does not: lines that must be found and lines that must not (samples/tpu3*).
+"""The group `recompiles`: the rules agree with measurements of programs and operations, and rewritten code gives equal
+results.
 """
 
 from __future__ import annotations
@@ -289,7 +287,7 @@ def ran(text: str, tokenizer: Any) -> Any:
         'tokenizer(batch["text"], padding=True  # to the longest\n    )',
     ],
 )
-def test_nothing_is_rewritten_that_transformers_might_refuse(call: str) -> None:
+def test_no_rewrite_that_transformers_might_reject(call: str) -> None:
     (finding,) = found(f"def tokenize(batch, length=50):\n    return {call}")
     assert (finding.code, finding.edits) == ("TPU301", ())
 

@@ -1,4 +1,4 @@
-"""Docstrings of rules, as people read them; docs/rules.md is made from them."""
+"""Documentation of rules: their docstrings, and docs/rules.md, which is generated from them."""
 
 from __future__ import annotations
 

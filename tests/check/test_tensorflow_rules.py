@@ -1,7 +1,6 @@
-"""The tensorflow group: what samples cannot say.
+"""The group `tensorflow`: fixes, advice, and the TPU that a program uses.
 
-What lives here: what the fixes write, which is advice, and which TPU a program is taken to use. What does not: which
-lines are found (samples/tpu70*.py). TensorFlow is not needed: what it does was measured with 2.20 and Keras 3.15.
+TensorFlow is not needed: its behaviour was measured with 2.20 and Keras 3.15.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.check import sampled
+from tests.check import expectations
 from tpu_magics.check import check_cells
 from tpu_magics.check.cells import CodeCell, cell_of
 from tpu_magics.check.finding import Finding
@@ -97,13 +96,13 @@ def test_jit_compile_is_taken_out_of_a_decorator() -> None:
         ('{0}(tpu="local")', '{0}(tpu="local")'),
     ],
 )
-def test_a_resolver_is_told_that_the_tpu_is_here(before: str, after: str) -> None:
+def test_a_resolver_gets_tpu_local(before: str, after: str) -> None:
     text = IMPORT + "resolver = " + before.format(RESOLVER) + "\n"
     assert fixed_text(text) == IMPORT + "resolver = " + after.format(RESOLVER) + "\n"
 
 
 def test_the_fixed_samples_are_left_alone_by_another_round() -> None:
-    for path in sampled.FOLDER.glob("tpu70*.py"):
+    for path in expectations.FOLDER.glob("tpu70*.py"):
         cells = fix([cell_of(path.read_text(), path.name)], check).cells
         assert cells[0].tree is not None
         assert not fix(cells, check).changes, path.name
@@ -149,7 +148,7 @@ def test_no_advice_beside_a_strategy_or_without_training() -> None:
         ('{0}(tpu="my-tpu-node") if node else {0}(tpu="local")', False),
     ],
 )
-def test_a_remote_tpu_is_told_by_its_resolver(resolver: str, remote: bool) -> None:
+def test_a_remote_tpu_is_known_by_its_resolver(resolver: str, remote: bool) -> None:
     text = f"{IMPORT}def main(name, node, address, options):\n"
     text += f"    strategy = tf.distribute.TPUStrategy({resolver.format(RESOLVER)})\n"
     text += "data = tf.data.Dataset.from_generator(iter, output_types=tf.int64)\n"

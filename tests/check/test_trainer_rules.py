@@ -1,8 +1,4 @@
-"""The trainer group: what samples cannot say.
-
-What lives here: that the tables are those of the installed transformers and torch_xla, and that what the fixes write is
-taken by them, trains, and gives the same. What does not: which lines are found (samples/tpu60*.py).
-"""
+"""The group `trainer`: the tables match the installed transformers and torch_xla, and fixed code trains equally."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests import forks
-from tests.check import sampled
+from tests.check import expectations
 from tpu_magics.check import check_cells
 from tpu_magics.check.cells import CodeCell, cell_of
 from tpu_magics.check.finding import Finding
@@ -216,7 +212,7 @@ def test_fsdp_keys_are_fixed() -> None:
 
 
 def test_the_fixed_samples_are_left_alone_by_another_round() -> None:
-    for path in sampled.FOLDER.glob("tpu60*.py"):
+    for path in expectations.FOLDER.glob("tpu60*.py"):
         cells = fix([cell_of(path.read_text(), path.name)], check).cells
         assert cells[0].tree is not None
         assert not fix(cells, check).changes, path.name

@@ -1,8 +1,4 @@
-"""The group `values`: what samples cannot say.
-
-What lives here: fixes that are run and give equal results, fixes that are not offered, and forms that depend on the
-place more than on the line. What does not: lines that must be found and lines that must not (samples/tpu10*).
-"""
+"""The group `values`: fixes give equal results, fixes that are not offered, findings that depend on other lines."""
 
 from __future__ import annotations
 
@@ -196,7 +192,7 @@ NOT_REWRITTEN = {
 
 
 @pytest.mark.parametrize("name", NOT_REWRITTEN)
-def test_what_is_not_provably_equal_is_said_and_not_rewritten(name: str) -> None:
+def test_code_that_is_not_provably_equal_is_reported_and_not_rewritten(name: str) -> None:
     text = step(NOT_REWRITTEN[name])
     assert codes(text) == ["TPU101"]
     assert fixed_text(text) == text
@@ -235,7 +231,7 @@ ONCE = {
 
 
 @pytest.mark.parametrize("body", ONCE)
-def test_one_fault_is_said_once(body: str) -> None:
+def test_one_problem_is_reported_only_once(body: str) -> None:
     assert codes(step(body)) == ONCE[body]
 
 

@@ -1,7 +1,4 @@
-"""What the sample files say of themselves.
-
-What lives here: reading `# TPU101: part of the message` and `# ok: TPU101` at line ends. What does not: checking.
-"""
+"""Reads the expected findings of sample files: `# TPU101: part of the message` and `# ok: TPU101` at line ends."""
 
 from __future__ import annotations
 
