@@ -165,7 +165,7 @@ def decode(data: bytes) -> tuple[str, str]:
         raise PythonParseError(str(error)) from None
 
 
-# -- definitions that were replaced -----------------------------------------------------------------------------------
+# -- redefined functions and classes ----------------------------------------------------------------------------------
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 

@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     choice = "codes (TPU101), prefixes (TPU1), groups (values) or names (branch-on-value), separated by commas"
     parser.add_argument("--select", action="append", metavar="RULES", help=f"only these rules: {choice}")
     parser.add_argument("--ignore", action="append", metavar="RULES", help="without these rules")
-    parser.add_argument("--fix", action="store_true", help="apply automatic fixes; shows the remaining findings")
-    parser.add_argument("--diff", action="store_true", help="show the changes of --fix as a diff, and write nothing")
+    parser.add_argument("--fix", action="store_true", help="apply automatic fixes, and show the remaining findings")
+    parser.add_argument("--diff", action="store_true", help="show the changes of --fix as a diff, without writing")
     parser.add_argument("--explain", metavar="RULE", help="explain a rule, by its code or name")
     parser.add_argument("--list-rules", action="store_true", help="list all rules, one per line")
     parser.add_argument("--exit-zero", action="store_true", help="exit with 0 even if there are findings")

@@ -357,7 +357,7 @@ METHODS: dict[str, _Method] = {
 }
 
 
-# -- calling a value -----------------------------------------------------------------------------------------------
+# -- calls of values --------------------------------------------------------------------------------------------------
 
 
 def _encoded(walk: Evaluator, node: ast.Call, callee: AbstractValue, arguments: Arguments) -> AbstractValue:

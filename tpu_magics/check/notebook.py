@@ -93,7 +93,7 @@ def _dict(found: Any) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-# -- places ---------------------------------------------------------------------------------------------------------
+# -- positions --------------------------------------------------------------------------------------------------------
 
 
 def _members(text: str, at: int) -> Iterator[tuple[str, int, int]]:

@@ -120,7 +120,7 @@ class RuleContext:
             return next((one.value for one in made.keywords if one.arg == name), None)
         return None
 
-    # -- where this runs ------------------------------------------------------------------------------------------
+    # -- where the code runs ------------------------------------------------------------------------------------------
 
     @property
     def top_level(self) -> bool:

@@ -82,7 +82,7 @@ def _is_part(call: CallSite, nodes: set[int]) -> bool:
     return False
 
 
-# -- why not ----------------------------------------------------------------------------------------------------------
+# -- reasons against hoisting -----------------------------------------------------------------------------------------
 
 
 def reason(call: CallSite, function: Function | None) -> str:

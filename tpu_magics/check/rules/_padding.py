@@ -132,7 +132,7 @@ _STRATEGIES = {
 }
 
 
-# -- what comes before the collator -----------------------------------------------------------------------------------
+# -- padding before the collator --------------------------------------------------------------------------------------
 
 
 def _encodings(program: CheckedProgram) -> list[tuple[CallSite, PaddingSetting]]:

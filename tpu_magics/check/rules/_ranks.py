@@ -88,7 +88,7 @@ def _early_exit(parent: ast.AST, child: ast.stmt, ctx: RuleContext) -> RankGuard
     return None
 
 
-# -- does it depend on the rank
+# -- dependence on the rank
 
 
 def depends(node: ast.expr, ctx: RuleContext, depth: int = _DEPTH) -> bool:
@@ -163,7 +163,7 @@ def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
         yield node.target, node.value
 
 
-# -- which ranks ------------------------------------------------------------------------------------------------------
+# -- the ranks --------------------------------------------------------------------------------------------------------
 
 
 def polarity(test: ast.expr, ctx: RuleContext, depth: int = _DEPTH) -> bool | None:

@@ -52,7 +52,7 @@ def mentions(program: CheckedProgram, word: str) -> bool:
     return any(word in cell.text for cell in program.cells)
 
 
-# -- which TPU ---------------------------------------------------------------------------------------------------------
+# -- the TPU ----------------------------------------------------------------------------------------------------------
 
 
 def is_remote(program: CheckedProgram) -> bool:

@@ -90,7 +90,7 @@ def _finding(call: CallSite, dataset: ast.expr | None, number: int | None, lengt
     return call.ctx.finding(call.node, message, fix)
 
 
-# -- what is for training --------------------------------------------------------------------------------------------
+# -- training or evaluation -------------------------------------------------------------------------------------------
 
 
 def _for_training(call: CallSite, dataset: ast.expr | None) -> bool:

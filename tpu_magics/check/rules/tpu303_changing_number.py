@@ -268,7 +268,7 @@ def is_tensor(base: AbstractValue, index: ast.expr) -> bool:
     return base.kind == TENSOR
 
 
-# -- whether the tensor is on the device -------------------------------------------------------------------------------
+# -- tensors on the device --------------------------------------------------------------------------------------------
 
 
 def acts_on_device(node: ast.Call, ctx: RuleContext, use: FixedArguments) -> bool:

@@ -137,7 +137,7 @@ def _tensors_in(node: ast.expr, ctx: RuleContext) -> Iterator[ast.expr]:
         yield node
 
 
-# -- whether it outlives the step --------------------------------------------------------------------------------------
+# -- lifetime ---------------------------------------------------------------------------------------------------------
 
 
 def _step_nodes(ctx: RuleContext) -> list[ast.AST]:
@@ -210,7 +210,7 @@ def _is_reset(node: ast.AST, name: str, root: str) -> bool:
     return False
 
 
-# -- what is done with it ----------------------------------------------------------------------------------------------
+# -- use --------------------------------------------------------------------------------------------------------------
 
 
 def use_in_step(container: GrowingContainer, ctx: RuleContext) -> ast.Call | None:

@@ -91,7 +91,7 @@ def _named_ids(ids: ast.expr | None) -> bool:
     return isinstance(ids, ast.Attribute) and ids.attr == _IDS
 
 
-# -- where the ids come from -------------------------------------------------------------------------------------------
+# -- origin of the ids ------------------------------------------------------------------------------------------------
 
 
 def _padded_source(ids: ast.expr, ctx: RuleContext) -> str | None:

@@ -100,7 +100,7 @@ def _finding(call: CallSite, number: int | None, length: float | None) -> Findin
     return call.ctx.finding(call.node, message, f"Write `.{call.method}(..., drop_remainder=True)`.")
 
 
-# -- what is for training --------------------------------------------------------------------------------------------
+# -- training or evaluation -------------------------------------------------------------------------------------------
 
 
 def _for_training(call: CallSite) -> bool:

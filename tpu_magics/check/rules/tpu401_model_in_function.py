@@ -72,7 +72,7 @@ def _matters(call: CallSite, launch: _launches.LaunchSite) -> bool:
     return forks and call.name.endswith(".from_pretrained")
 
 
-# -- what is built ----------------------------------------------------------------------------------------------------
+# -- models that are built --------------------------------------------------------------------------------------------
 
 
 def _built(launch: _launches.LaunchSite, program: CheckedProgram) -> Iterator[tuple[CallSite, str]]:

@@ -95,7 +95,7 @@ def _fix(call: CallSite, name: str) -> str:
     return f"Move it into {name}."
 
 
-# -- is it before a launch
+# -- calls before a launch
 
 
 def _launch_behind(call: CallSite, launches: list[_launches.LaunchSite]) -> _launches.LaunchSite | None:

@@ -94,7 +94,7 @@ def _is_part_of_module(call: CallSite) -> bool:
     return function is not None and function.cls is not None and function.cls.is_module
 
 
-# -- what is made ------------------------------------------------------------------------------------------------------
+# -- created objects --------------------------------------------------------------------------------------------------
 
 
 def _models(program: CheckedProgram, made: list[CallSite]) -> list[CallSite]:
