@@ -38,8 +38,8 @@ def bind_arguments(walk: Evaluator, target: Function, call: CallSite, arguments:
 
 
 def join_parameter(target: Function, name: str, value: AbstractValue) -> None:
-    before = target.given.get(name)
-    target.given[name] = value if before is None else join(before, value)
+    before = target.argument_values.get(name)
+    target.argument_values[name] = value if before is None else join(before, value)
 
 
 def returned_value(function: Any, arguments: Arguments) -> AbstractValue:
@@ -52,8 +52,8 @@ def returned_value(function: Any, arguments: Arguments) -> AbstractValue:
 
 def _passed_through(function: Function, arguments: Arguments) -> AbstractValue | None:
     """The arguments that the function returns unchanged: the value of `default(mask, ones)` for this call only."""
-    if not arguments or not function.passes or "" in function.passes:
+    if not arguments or not function.returned_parameters or "" in function.returned_parameters:
         return None
     names = [one.arg for one in function.parameters][1 if function.cls is not None else 0 :]
-    given = [value for name, value in zip(names, arguments, strict=False) if name in function.passes]
-    return join_all(given) if len(given) == len(function.passes) else None
+    given = [value for name, value in zip(names, arguments, strict=False) if name in function.returned_parameters]
+    return join_all(given) if len(given) == len(function.returned_parameters) else None

@@ -98,7 +98,7 @@ def _keras_functions(walk: Evaluator, node: ast.Call) -> None:
             if keyword.arg in ("loss", "metrics", "weighted_metrics") and one.kind == FUNCTION and one.ref is not None:
                 one.ref.of_keras = True
                 for parameter in one.ref.parameters[:2]:
-                    one.ref.given.setdefault(parameter.arg, AbstractValue(TENSOR, lib="tf"))
+                    one.ref.argument_values.setdefault(parameter.arg, AbstractValue(TENSOR, lib="tf"))
 
 
 def _is_model_call(walk: Evaluator, node: ast.Call) -> bool:

@@ -59,10 +59,14 @@ class Function:
     has_step: bool = False
     evidence: dict[str, int] | None = None  # how its names are used (parameters.py)
     runs_model: bool = False  # calls a model outside its loops
-    given: dict[str, AbstractValue] = field(default_factory=dict)  # parameters, joined over the call sites of this pass
-    given_before: dict[str, AbstractValue] = field(default_factory=dict)  # of the pass before
+    argument_values: dict[str, AbstractValue] = field(
+        default_factory=dict
+    )  # parameters, joined over the call sites of this pass
+    previous_arguments: dict[str, AbstractValue] = field(default_factory=dict)  # of the pass before
     returns: AbstractValue | None = None
-    passes: frozenset[str] = frozenset()  # parameters that it returns unchanged; "" among them: and other values
+    returned_parameters: frozenset[str] = (
+        frozenset()
+    )  # parameters that it returns unchanged; "" among them: and other values
     yields: AbstractValue | None = None  # of a generator: a list of its items
     reads: set[str] = field(default_factory=set)
     env: dict[str, AbstractValue] = field(default_factory=dict)  # its names at the end

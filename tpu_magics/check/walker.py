@@ -109,7 +109,7 @@ class Walker(Evaluator):
             self._function_body(function)
         self.recording = True
         for function in self.program.functions:
-            function.given_before, function.given = function.given, {}
+            function.previous_arguments, function.argument_values = function.argument_values, {}
         self._pass()
 
     def _pass(self) -> None:
@@ -324,7 +324,7 @@ class Walker(Evaluator):
         if function is not None and node.value is not None:
             before = function.returns
             function.returns = value if before is None else join(before, value)
-            function.passes = function.passes | _passed(node.value, function)
+            function.returned_parameters = function.returned_parameters | _passed(node.value, function)
         return True
 
     def _leave(self, node: ast.stmt) -> bool:
@@ -647,7 +647,7 @@ class Walker(Evaluator):
             function.returns = self.value(node.body)
         else:
             function.returns = function.yields = None
-            function.passes = frozenset()
+            function.returned_parameters = frozenset()
             self._block(node.body)
         function.env = self.env
         inner, self._waiting = self._waiting, waiting
@@ -689,7 +689,7 @@ class Walker(Evaluator):
 
     def _given(self, function: Function, name: str, guessed: AbstractValue, default: ast.expr | None) -> AbstractValue:
         """Values from call sites win over a guess, if they are known."""
-        given = function.given.get(name) or function.given_before.get(name)
+        given = function.argument_values.get(name) or function.previous_arguments.get(name)
         if given is None or given.kind == UNKNOWN or (guessed.kind == NUMBER and default is None):
             return guessed  # an annotation says that it is a number
         given = given.with_(made=None, name="") if given.kind == TENSOR and given.name else given
@@ -712,7 +712,7 @@ def _passed(node: ast.expr, function: Function) -> frozenset[str]:
 
 
 def _has_known_arguments(function: Function) -> bool:
-    return any(value.kind != UNKNOWN for value in function.given.values())
+    return any(value.kind != UNKNOWN for value in function.argument_values.values())
 
 
 def _defaults(spec: ast.arguments) -> dict[str, ast.expr]:

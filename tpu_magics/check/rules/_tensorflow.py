@@ -203,7 +203,7 @@ def _is_scope(node: ast.expr) -> bool:
 
 def knows_strategy(function: Function) -> bool:
     """Whether a function creates a strategy, gets one, or enters a scope."""
-    if any(value.kind == STRATEGY for value in (*function.given.values(), *function.env.values())):
+    if any(value.kind == STRATEGY for value in (*function.argument_values.values(), *function.env.values())):
         return True
     return _uses_strategy(function)
 
