@@ -381,7 +381,7 @@ def test_notebooks_of_nbformat_3() -> None:
 def test_notebooks_of_other_kernels_are_skipped_with_a_note(metadata: dict[str, Any]) -> None:
     notes: list[str] = []
     assert cells_of(json.dumps(notebook("x <- 1", **metadata)).encode(), "a.ipynb", notes.append) == []
-    assert notes == ["a.ipynb: not checked, a notebook in r"]
+    assert notes == ["a.ipynb: not checked, because it is a notebook in r"]
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_an_error_in_a_rule_is_reported_and_the_rest_is_checked(capsys: pytest.C
         (["--ignore", "values,E501"], "--ignore: no rule matches 'E501'"),
         (["--explain", "TPU777"], "There is no rule 'TPU777'"),
         (["-", "a.py"], "cannot be checked together with files"),
-        (["--stdin-filename", "a.py", "b.py"], "goes with - only"),
+        (["--stdin-filename", "a.py", "b.py"], "works with - only"),
     ],
 )
 def test_wrong_usage_is_2(argv: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,7 +161,7 @@ def test_a_broken_cell_is_reported_and_the_others_are_checked(capsys: pytest.Cap
 def test_a_notebook_of_another_kernel_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
     write("a.ipynb", json.dumps({"cells": [], "metadata": {"kernelspec": {"language": "julia"}}}))
     assert check("a.ipynb") == 0
-    assert capsys.readouterr().err == "a.ipynb: not checked, a notebook in julia\n"
+    assert capsys.readouterr().err == "a.ipynb: not checked, because it is a notebook in julia\n"
 
 
 def test_rules_are_chosen_by_options_tables_and_comments(capsys: pytest.CaptureFixture[str]) -> None:

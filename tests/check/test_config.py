@@ -52,14 +52,14 @@ def wanted(config: CheckConfig) -> set[str]:
     ],
 )
 def test_select_and_ignore(select: list[str], ignore: list[str], codes: str) -> None:
-    config = CheckConfig(ALL, select=ALL.checked(select, "x"), ignore=ALL.checked(ignore, "x"))
+    config = CheckConfig(ALL, select=ALL.validate(select, "x"), ignore=ALL.validate(ignore, "x"))
     assert wanted(config) == {f"TPU{code}" for code in codes.split()}
 
 
 @pytest.mark.parametrize("word", ["TPU903", "E501", "", "value", "TPU9011", "call-of", "tp", "T"])
 def test_a_word_that_names_no_rule_is_wrong(word: str) -> None:
     with pytest.raises(UsageError) as caught:
-        ALL.checked([word], "--select")
+        ALL.validate([word], "--select")
     assert repr(word) in str(caught.value)
     assert "syntax, values, shapes, launch" in str(caught.value)
 

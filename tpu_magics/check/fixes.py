@@ -187,7 +187,7 @@ def _write(path: Path, old: bytes, new: bytes) -> None:
             raise PermissionError(13, "the file is read-only")
         if path.read_bytes() != old:
             raise TpuMagicsError(
-                f"{path} was not changed.", "Another program changed it during the check.", "Run the check again."
+                f"{path} was not changed.", "The file changed during the check.", "Run the check again."
             )
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         temporary = Path(name)

@@ -109,7 +109,7 @@ def keep_large(tensors: list[torch.Tensor], names: list[str]):
 def between(x: torch.Tensor):
     inside = 0 < x.mean() < 1  # TPU101: The chained comparison needs the value of x.mean()
     half = bool(x.max() > 0.5)  # TPU101: bool() needs the value of x.max()
-    low, high = sorted((x.min(), x.max()))  # TPU101: sorted() asks
+    low, high = sorted((x.min(), x.max()))  # TPU101: sorted() needs
     ranked = sorted(x.shape)  # ok: TPU101
     square = 0 < x.dim() < 3  # ok: TPU101
     return inside, half, low, high, ranked, square

@@ -28,7 +28,7 @@ with strategy.scope():
 
 
 def data(name, bucket):
-    tf.data.TFRecordDataset("train.tfrecord")  # TPU705: tf.data.TFRecordDataset is given "train.tfrecord"
+    tf.data.TFRecordDataset("train.tfrecord")  # TPU705: tf.data.TFRecordDataset gets "train.tfrecord"
     tf.data.TFRecordDataset([f"{LOCAL}/{n}.tfrecord" for n in range(8)])  # TPU705: a local path
     tf.data.TFRecordDataset(os.path.join(FOLDER, name))  # TPU705: os.path.join(FOLDER, name)
     tf.data.TextLineDataset(LOCAL + "/lines.txt")  # TPU705: LOCAL + "/lines.txt"

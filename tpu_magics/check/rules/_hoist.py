@@ -327,7 +327,7 @@ def _changed(name: str, call: CallSite, function: Function) -> str:
     """Whether the function has changed the object behind a name before the call."""
     for node in nodes_of(function.node):
         if getattr(node, "lineno", call.node.lineno) < call.node.lineno and _changes(node) == name:
-            return f"needs `{name}`, which changes in line {getattr(node, 'lineno', 0)}"
+            return f"needs `{name}`, which is changed in line {getattr(node, 'lineno', 0)}"
     return ""
 
 
