@@ -58,7 +58,7 @@ def data(name, bucket):
 
 
 def checkpoints(path):
-    model.save("ckpt")  # TPU705: model.save is given "ckpt"
+    model.save("ckpt")  # TPU705: model.save gets "ckpt"
     model.save_weights("./checkpoints/weights")  # TPU705: model.save_weights
     model.load_weights(filepath="/tmp/weights")  # TPU705: "/tmp/weights"
     model.save_weights("model.weights.h5")  # TPU705: "model.weights.h5"
