@@ -31,7 +31,7 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _fix_messages, _truthiness, _value_reads, _values, _where_rewrites
+from tpu_magics.check.rules import _fix_messages, _truthiness, _value_reads, _values
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
@@ -97,7 +97,7 @@ def _finding(node: ast.AST, needed: ast.expr, ctx: RuleContext) -> Finding:
         f"{_subject(node)} the value of {_values.short_source(_operand(needed, ctx), ctx)}.",
         _fix_messages.fix_message(node, needed, ctx, tf),
         why=why,
-        edits=_where_rewrites.edits(node, ctx),
+        edits=_fix_messages.edits(node, ctx),
     )
 
 
