@@ -106,7 +106,7 @@ def _loss(call: ast.Call, mask: ast.expr, ctx: RuleContext, names: dict[str, str
         return f"Compute the loss of all elements and {_ZEROED} {_form(_call(function, arguments), mask, ctx, True)}"
     if not of_torch:
         form = _form(_call(function, arguments), mask, ctx, tf)
-        return f"Make {function} with {_EACH} and {_ZEROED} {form}"
+        return f"Create {function} with {_EACH} and {_ZEROED} {form}"
     if last in _IGNORE_INDEX and not any(one.arg == "ignore_index" for one in call.keywords):
         arguments += _ignored(mask, ctx)
     each = _call(function, [*arguments, _EACH])

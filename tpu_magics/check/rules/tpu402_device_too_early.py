@@ -44,7 +44,7 @@ CODE = "TPU402"
 NAME = "device-too-early"
 GROUP = "launch"
 WHY = (
-    "It starts the XLA runtime in the process that launches the workers, which then cannot start it: "
+    "It starts the XLA runtime in the launching process, and the workers then cannot start it: "
     '"Runtime is already initialized".'
 )
 _DEPTH = 6

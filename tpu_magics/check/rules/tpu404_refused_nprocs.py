@@ -33,7 +33,7 @@ NAME = "refused-nprocs"
 GROUP = "launch"
 WHY = "torch_xla accepts only 1 or None, and raises `Unsupported nprocs` for any other number before a worker starts."
 WHY_NOTEBOOK = (
-    "On a TPU accelerate ignores num_processes and starts one process per chip; before 1.3 it passed the number to "
+    "On a TPU, accelerate ignores num_processes and starts one process per chip; before 1.3 it passed the number to "
     "torch_xla, which accepts only 1 or None."
 )
 # Numbers that a host with one or eight chips starts anyway.
