@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tpu_magics.check.command import add_arguments as add_check_arguments
-from tpu_magics.check.command import run as run_check
+from tpu_magics.check.cli import add_arguments as add_check_arguments
+from tpu_magics.check.cli import run as run_check
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.magics.doctor_options import add_doctor
 from tpu_magics.magics.options import add_listed

@@ -1,7 +1,4 @@
-"""Rules of the tests' own, so that the tests of the command do not hang on what the real rules say.
-
-What lives here: three rule modules, and a notebook maker. What does not: tests of real rules.
-"""
+"""Rules for tests of the command, which then do not depend on the real rules."""
 
 from __future__ import annotations
 
@@ -20,13 +17,13 @@ What it does
     Reports calls of `{word}`.
 
     A second paragraph.
-Why it is bad
+Why this is bad
     It is not what was asked for.
 Example
     {word}(1)
 Use instead
     {better}(1)
-What it cannot see
+Limitations
     Calls through another name.
 """
 
@@ -37,10 +34,10 @@ def rule(code: str, name: str, group: str, word: str, better: str = "", advice: 
     module.CODE, module.NAME, module.GROUP = code, name, group
     module.WHY, module.NODES = f"Nobody wants {word}.", (ast.Call,)
 
-    def check(node: ast.Call, at: Any) -> Iterator[Finding]:
+    def check(node: ast.Call, ctx: Any) -> Iterator[Finding]:
         if isinstance(node.func, ast.Name) and node.func.id == word:
-            edits = [at.replace(node.func, better)] if better else []
-            yield at.finding(node, f"Here is {at.source(node)}.", "Write something else.", edits=edits, advice=advice)
+            edits = [ctx.replace(node.func, better)] if better else []
+            yield ctx.finding(node, f"Here is {ctx.source(node)}.", "Write something else.", edits=edits, advice=advice)
 
     module.check = check
     return module

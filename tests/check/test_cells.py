@@ -1,4 +1,4 @@
-"""Cells: files, notebooks and IPython's syntax as Python of the same lines and columns."""
+"""Cells: files, notebooks and IPython syntax as Python with the same lines and columns."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 
 from tests.check.own_rules import notebook
 from tpu_magics.check import check_cells
-from tpu_magics.check.cells import Cell, cell_of, cells_of, decode, read_file
+from tpu_magics.check.cells import CodeCell, cell_of, cells_of, decode, read_file
 from tpu_magics.check.ipython import mask
 from tpu_magics.check.notebook import line_numbers
-from tpu_magics.check.syntax import NotPython
+from tpu_magics.check.syntax import PythonParseError
 
 
-def cell(text: str) -> Cell:
+def cell(text: str) -> CodeCell:
     return cell_of(text, "In [1]")
 
 
@@ -31,7 +31,7 @@ def python(text: str) -> str:
     return ast.unparse(found.tree)
 
 
-def calls(found: Cell) -> list[tuple[int, str]]:
+def calls(found: CodeCell) -> list[tuple[int, str]]:
     """Line and code of the calls in a cell, as their places say."""
     assert found.tree is not None
     return sorted((node.lineno, found.segment(node)) for node in ast.walk(found.tree) if isinstance(node, ast.Call))
@@ -61,7 +61,7 @@ NOTHING = [
 
 
 @pytest.mark.parametrize("text", NOTHING)
-def test_magics_commands_and_questions_are_nothing_to_python(text: str) -> None:
+def test_magics_commands_and_help_become_pass(text: str) -> None:
     lines = text.count("\n") + 1
     found = cell(f"a = first(1)\n{text}\nb = last(2)")
     assert found.problem is None
@@ -106,13 +106,13 @@ def test_what_a_command_gives_is_assigned(text: str, kept: str) -> None:
         "def f(a=(\n% b)): pass",
     ],
 )
-def test_what_only_looks_like_a_magic_stays(text: str) -> None:
+def test_python_that_looks_like_a_magic_is_unchanged(text: str) -> None:
     """Inside a string, a bracket or a continued line."""
     assert mask(f"!ls\n{text}\n!ls").python == f"pass\n{text}\npass"
 
 
 @pytest.mark.parametrize("text", ["x = 5 %3", "a = b\\\n%c", "x = (1\n%2)", "s = '''\n!ls\n'''", "if a:\n  x = a != b"])
-def test_python_stays_what_it_is(text: str) -> None:
+def test_python_is_unchanged(text: str) -> None:
     assert python(text) == ast.unparse(ast.parse(text))
 
 
@@ -139,7 +139,7 @@ def test_a_timed_compound_statement_is_left_out() -> None:
     assert calls(cell("%time for i in range(3): f(i)\nh(3)")) == [(2, "h(3)")]
 
 
-def test_line_magics_are_told_with_their_words() -> None:
+def test_line_magics_are_recorded_with_their_words() -> None:
     found = cell(
         "%env XLA_USE_BF16=1\nif a:\n    %set_env X  1\n%tpu_train f model \\\n  -n 8\ny = %time f(1)\n%tpu_init"
     )
@@ -173,7 +173,7 @@ def test_comments_and_blank_lines_may_stand_above_a_cell_magic() -> None:
 
 
 @pytest.mark.parametrize("text", ["%%time\n%%tpu_train model\nf(1)", "%%tpu_train model\n%%time\nf(1)"])
-def test_of_two_cell_magics_ours_is_told(text: str) -> None:
+def test_of_two_cell_magics_ours_is_recorded(text: str) -> None:
     found = cell(text)
     assert (found.magic, found.magic_line, calls(found)) == ("tpu_train", "model", [(3, "f(1)")])
     assert cell("%%time\n%%bash\nif x; then").magic == "time"
@@ -214,7 +214,7 @@ def test_automagic_in_a_cell_of_one_line(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["pip install torch\nx = 1", "import os, print x", "pip ="])
-def test_automagic_is_for_nothing_else(text: str) -> None:
+def test_other_lines_are_not_automagic(text: str) -> None:
     assert cell(text).problem is not None
 
 
@@ -258,7 +258,7 @@ def test_what_is_nested_too_deeply_is_a_finding(text: str) -> None:
     assert "nested too deeply" in found.message
 
 
-def test_a_python_file_with_lines_of_ipython_is_told_and_read() -> None:
+def test_a_python_file_with_lines_of_ipython_is_reported_and_read() -> None:
     """Colab writes a notebook's `!` lines into its Python file as they are."""
     found = cell_of("import torch\nif x:\n  !pip install torch\ny = f(1)\n%time g(2)\n", "colab.py")
     assert found.problem is not None
@@ -340,12 +340,12 @@ def test_bytes_that_are_no_text_are_a_finding(data: bytes, line: int, part: str)
 
 
 def test_a_decoding_error_names_one_line_of_the_file() -> None:
-    with pytest.raises(NotPython) as caught:
+    with pytest.raises(PythonParseError) as caught:
         decode(b"a\n\nb = \xff")
     assert caught.value.line == 3
 
 
-def from_json(found: Any, **options: Any) -> list[Cell]:
+def from_json(found: Any, **options: Any) -> list[CodeCell]:
     return cells_of(json.dumps(found, **options).encode(), "a.ipynb")
 
 
@@ -381,7 +381,7 @@ def test_notebooks_of_nbformat_3() -> None:
 def test_notebooks_of_other_kernels_are_skipped_with_a_note(metadata: dict[str, Any]) -> None:
     notes: list[str] = []
     assert cells_of(json.dumps(notebook("x <- 1", **metadata)).encode(), "a.ipynb", notes.append) == []
-    assert notes == ["a.ipynb: not checked, a notebook in r"]
+    assert notes == ["a.ipynb: not checked, because it is a notebook in r"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Choosing rules: `[tool.tpu_magics]` and the options of the command line."""
+"""Rule selection: `[tool.tpu_magics]` and the options of the command line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.check.own_rules import RULES, finding
 from tpu_magics.check import config as module
-from tpu_magics.check.config import Config, Configs, Rules, WrongUsage, read
+from tpu_magics.check.config import CheckConfig, ConfigFinder, Rules, UsageError, read
 from tpu_magics.check.files import files_of
 
 ALL = Rules(RULES)
@@ -20,7 +20,7 @@ FINDINGS = {
 }
 
 
-def wanted(config: Config) -> set[str]:
+def wanted(config: CheckConfig) -> set[str]:
     return {code for code, found in FINDINGS.items() if config.wants(found)}
 
 
@@ -52,14 +52,14 @@ def wanted(config: Config) -> set[str]:
     ],
 )
 def test_select_and_ignore(select: list[str], ignore: list[str], codes: str) -> None:
-    config = Config(ALL, select=ALL.checked(select, "x"), ignore=ALL.checked(ignore, "x"))
+    config = CheckConfig(ALL, select=ALL.validate(select, "x"), ignore=ALL.validate(ignore, "x"))
     assert wanted(config) == {f"TPU{code}" for code in codes.split()}
 
 
 @pytest.mark.parametrize("word", ["TPU903", "E501", "", "value", "TPU9011", "call-of", "tp", "T"])
 def test_a_word_that_names_no_rule_is_wrong(word: str) -> None:
-    with pytest.raises(WrongUsage) as caught:
-        ALL.checked([word], "--select")
+    with pytest.raises(UsageError) as caught:
+        ALL.validate([word], "--select")
     assert repr(word) in str(caught.value)
     assert "syntax, values, shapes, launch" in str(caught.value)
 
@@ -116,26 +116,26 @@ def test_a_file_without_the_table_is_none(tmp_path: Path, text: str) -> None:
     ("text", "part"),
     [
         ("selects = []", "unknown key: selects"),
-        ("select = 'TPU9'", "select is no list of strings"),
-        ("select = [3]", "select is no list of strings"),
-        ("ignore = ['TPU777']", "names no rule: 'TPU777'"),
-        ("exclude = 3", "exclude is no list of strings"),
-        ("per-file-ignores = []", "per-file-ignores is no table"),
-        ("per-file-ignores = {'a' = 'values'}", "a is no list of strings"),
-        ("per-file-ignores = {'a' = ['TPU777']}", "names no rule: 'TPU777'"),
-        ("select = [", "is no TOML"),
+        ("select = 'TPU9'", "select is not a list of strings"),
+        ("select = [3]", "select is not a list of strings"),
+        ("ignore = ['TPU777']", "no rule matches 'TPU777'"),
+        ("exclude = 3", "exclude is not a list of strings"),
+        ("per-file-ignores = []", "per-file-ignores is not a table"),
+        ("per-file-ignores = {'a' = 'values'}", "a is not a list of strings"),
+        ("per-file-ignores = {'a' = ['TPU777']}", "no rule matches 'TPU777'"),
+        ("select = [", "is not valid TOML"),
     ],
 )
 def test_a_wrong_table_is_an_error_that_names_the_file(tmp_path: Path, text: str, part: str) -> None:
     path = table(tmp_path, f"[tool.tpu_magics]\n{text}\n")
-    with pytest.raises(WrongUsage) as caught:
+    with pytest.raises(UsageError) as caught:
         read(path, ALL)
     assert part in str(caught.value)
     assert str(path) in str(caught.value)
 
 
 def test_the_table_is_no_table(tmp_path: Path) -> None:
-    with pytest.raises(WrongUsage, match="is no table"):
+    with pytest.raises(UsageError, match="is not a table"):
         read(table(tmp_path, "[tool]\ntpu_magics = 3\n"), ALL)
 
 
@@ -145,7 +145,7 @@ def test_without_a_reader_of_toml_only_our_own_table_is_an_error(
     """Python 3.10 without tomli."""
     monkeypatch.setattr(module, "_toml", lambda: None)
     assert read(table(tmp_path, "[project]\nname = 'tpu_magics'\n"), ALL) is None
-    with pytest.raises(WrongUsage, match="pip install tomli"):
+    with pytest.raises(UsageError, match="pip install tomli"):
         read(table(tmp_path, "[tool.tpu_magics]\n"), ALL)
 
 
@@ -161,7 +161,7 @@ def test_the_nearest_table_counts(tmp_path: Path) -> None:
     ):
         (tmp_path / name).mkdir(parents=True, exist_ok=True)
         table(tmp_path / name, text)
-    configs = Configs(ALL)
+    configs = ConfigFinder(ALL)
     assert configs.of(tmp_path / "a" / "b" / "x.py").select == ("values",)
     assert configs.of(tmp_path / "c").select == ("shapes",)
     assert configs.of(tmp_path / "c" / "none" / "x.py").root == tmp_path / "c"
@@ -169,9 +169,9 @@ def test_the_nearest_table_counts(tmp_path: Path) -> None:
 
 def test_the_command_line_wins(tmp_path: Path) -> None:
     table(tmp_path, "[tool.tpu_magics]\nselect = ['values']\nignore = ['TPU902']\n")
-    assert wanted(Configs(ALL, select=("TPU902",)).of(tmp_path)) == {"TPU902", "TPU001"}
-    assert wanted(Configs(ALL, ignore=("TPU901",)).of(tmp_path)) == {"TPU001"}
-    assert wanted(Configs(ALL).of(tmp_path)) == {"TPU901", "TPU001"}
+    assert wanted(ConfigFinder(ALL, select=("TPU902",)).of(tmp_path)) == {"TPU902", "TPU001"}
+    assert wanted(ConfigFinder(ALL, ignore=("TPU901",)).of(tmp_path)) == {"TPU001"}
+    assert wanted(ConfigFinder(ALL).of(tmp_path)) == {"TPU901", "TPU001"}
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_the_command_line_wins(tmp_path: Path) -> None:
     ],
 )
 def test_globs(tmp_path: Path, glob: str, path: str, fits: bool) -> None:
-    assert Config(ALL, tmp_path, exclude=(glob,)).excludes(tmp_path / path) is fits
+    assert CheckConfig(ALL, tmp_path, exclude=(glob,)).excludes(tmp_path / path) is fits
 
 
 # -- folders --------------------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def test_globs(tmp_path: Path, glob: str, path: str, fits: bool) -> None:
 
 def walked(tmp_path: Path, *paths: str) -> tuple[list[str], list[str]]:
     missing: list[str] = []
-    found = files_of([str(tmp_path / path) for path in paths], Configs(ALL), missing)
+    found = files_of([str(tmp_path / path) for path in paths], ConfigFinder(ALL), missing)
     return [Path(one).relative_to(tmp_path).as_posix() for one in found], missing
 
 

@@ -1,7 +1,4 @@
-"""What the walk knows of values and places, probed one by one.
-
-What lives here: the engine alone. What does not: rules (test_samples.py).
-"""
+"""The values and contexts that the walk infers, one by one."""
 
 from __future__ import annotations
 
@@ -12,10 +9,10 @@ import pytest
 
 from tpu_magics.check import check_cells
 from tpu_magics.check.cells import cell_of
-from tpu_magics.check.engine import parts_of, walk
+from tpu_magics.check.engine import code_spans, walk
 from tpu_magics.check.names import canonical
-from tpu_magics.check.place import Place
-from tpu_magics.check.values import NOTHING, Value
+from tpu_magics.check.rule_context import RuleContext
+from tpu_magics.check.values import NOTHING, AbstractValue
 
 HEAD = """\
 import torch
@@ -29,19 +26,19 @@ from accelerate import Accelerator
 """
 
 
-def probed(code: str) -> list[tuple[Value, Place]]:
+def probed(code: str) -> list[tuple[AbstractValue, RuleContext]]:
     """The value and place of what each `probe(...)` is given, in the order of the lines."""
     program = walk([cell_of(HEAD + textwrap.dedent(code), "x.py")], frozenset((ast.Call,)))
-    calls = [(node, at) for node, at in program.recorded if isinstance(node, ast.Call)]
-    wanted = [(node, at) for node, at in calls if isinstance(node.func, ast.Name) and node.func.id == "probe"]
-    return [(at.value(node.args[0]), at) for node, at in sorted(wanted, key=lambda pair: pair[0].lineno)]
+    calls = [(node, ctx) for node, ctx in program.recorded if isinstance(node, ast.Call)]
+    wanted = [(node, ctx) for node, ctx in calls if isinstance(node.func, ast.Name) and node.func.id == "probe"]
+    return [(ctx.value(node.args[0]), ctx) for node, ctx in sorted(wanted, key=lambda pair: pair[0].lineno)]
 
 
-def value(code: str) -> Value:
+def value(code: str) -> AbstractValue:
     return probed(code)[-1][0]
 
 
-def place(code: str) -> Place:
+def place(code: str) -> RuleContext:
     return probed(code)[-1][1]
 
 
@@ -136,7 +133,7 @@ def train(model, optimizer, loader):
 """
 
 
-def looped(**lines: str) -> Place:
+def looped(**lines: str) -> RuleContext:
     return place(LOOP.format(**{"here": "pass", "between": "pass", "after": "pass", **lines}))
 
 
@@ -153,7 +150,7 @@ def test_the_innermost_loop_with_a_step_is_the_step_loop() -> None:
         "rank == 0 and step % 10 == 0", "step and step % 10 == 0",
     ],
 )  # fmt: skip
-def test_what_runs_now_and_then_is_told_from_what_runs_each_step(condition: str) -> None:
+def test_code_every_n_steps_is_not_in_each_step(condition: str) -> None:
     assert looped(here=f"if {condition}:\n                probe(loss)").every_n
 
 
@@ -164,7 +161,7 @@ def test_what_runs_each_step_is_not_taken_for_now_and_then(condition: str) -> No
     assert not looped(here=f"if {condition}:\n                probe(loss)").every_n
 
 
-def test_what_stands_below_an_early_continue_runs_now_and_then() -> None:
+def test_code_below_an_early_continue_runs_every_n_steps() -> None:
     assert looped(here="if step % 100:\n                continue\n            probe(loss)").every_n
 
 
@@ -229,6 +226,6 @@ def test_what_a_function_uses_is_found_by_calls_and_by_names() -> None:
     def names(parts: list[object]) -> set[str]:
         return {lines[part.first - 1].split("(")[0].split()[-1] for part in parts}  # type: ignore[attr-defined]
 
-    assert names(list(parts_of(cells, "train"))) == {"train", "used", "collate"}
-    assert names(list(parts_of(cells, "Net.forward"))) == {"forward", "helper"}
-    assert parts_of(cells, "nothing") == []
+    assert names(list(code_spans(cells, "train"))) == {"train", "used", "collate"}
+    assert names(list(code_spans(cells, "Net.forward"))) == {"forward", "helper"}
+    assert code_spans(cells, "nothing") == []

@@ -9,17 +9,17 @@ import pytest
 
 from tests.check.own_rules import RULES, edit, finding
 from tpu_magics.check.finding import Finding
-from tpu_magics.check.formats import FORMATS, Report, as_json, github, sarif, summary, text
+from tpu_magics.check.formats import FORMATS, CheckReport, as_json, github, sarif, summary, text
 
 
-def report(*findings: Finding, files: int = 3, **more: Any) -> Report:
-    return Report(findings, files, rules=RULES, **more)
+def report(*findings: Finding, files: int = 3, **more: Any) -> CheckReport:
+    return CheckReport(findings, files, rules=RULES, **more)
 
 
 # -- text -----------------------------------------------------------------------------------------------------------
 
 
-def test_text_shows_the_code_the_place_the_reason_and_the_cure() -> None:
+def test_text_shows_the_code_the_place_the_reason_and_the_fix() -> None:
     found = finding(2, 5, end_column=11, source="x = red(1) + 2", edits=(edit(2, 4, 7, "green"),))
     assert text(report(found)) == (
         "a.py: 1 finding\n"
@@ -29,7 +29,7 @@ def test_text_shows_the_code_the_place_the_reason_and_the_cure() -> None:
         "    why: Nobody wants red.\n"
         "    fix: Write green.\n"
         "\n"
-        "1 finding in 1 of 3 files. `--fix` can mend 1.\n"
+        "1 finding in 1 of 3 files. `--fix` can fix 1.\n"
     )
 
 
@@ -95,15 +95,15 @@ def test_colours_are_only_added() -> None:
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (report(), "Nothing found in 3 files."),
-        (report(files=1), "Nothing found in 1 file."),
+        (report(), "No findings in 3 files."),
+        (report(files=1), "No findings in 1 file."),
         (report(files=0), "No Python files or notebooks found."),
-        (report(fixed=2), "2 findings mended. Nothing found in 3 files."),
-        (report(finding(), fixed=1), "1 finding mended. 1 finding in 1 of 3 files."),
+        (report(fixed=2), "2 findings fixed. No findings in 3 files."),
+        (report(finding(), fixed=1), "1 finding fixed. 1 finding in 1 of 3 files."),
         (report(finding(advice=True), files=1), "1 advice in 1 of 1 file."),
     ],
 )
-def test_the_last_line_counts(found: Report, said: str) -> None:
+def test_the_last_line_counts(found: CheckReport, said: str) -> None:
     assert summary(found) == said
 
 

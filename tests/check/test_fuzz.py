@@ -1,7 +1,4 @@
-"""No input makes the checker crash: made-up text, code with pieces torn out, and the standard library's own files.
-
-What lives here: properties that hold for every input. What does not: what is found (test_samples.py).
-"""
+"""No input makes the checker crash: generated text, mutated code, and the standard library's own files."""
 
 from __future__ import annotations
 
@@ -19,12 +16,12 @@ from hypothesis import strategies as st
 
 from tests.check.own_rules import RULES as OWN
 from tests.check.own_rules import notebook
-from tpu_magics.check import check_cells, fixing, ipython
-from tpu_magics.check.cells import Cell, cell_of, cells_of
-from tpu_magics.check.command import check_cells_of_file
-from tpu_magics.check.config import Config, Rules
+from tpu_magics.check import check_cells, fixes, ipython
+from tpu_magics.check.cells import CodeCell, cell_of, cells_of
+from tpu_magics.check.config import CheckConfig, Rules
+from tpu_magics.check.engine import check_cells_of_file
 from tpu_magics.check.finding import Edit, Finding
-from tpu_magics.check.formats import FORMATS, Report
+from tpu_magics.check.formats import FORMATS, CheckReport
 from tpu_magics.check.notebook import line_numbers
 from tpu_magics.check.rules import RULES
 
@@ -32,7 +29,7 @@ STDLIB = Path(sysconfig.get_path("stdlib"))
 FILES = sorted(STDLIB.glob("*.py")) + sorted((STDLIB / "test").glob("test_[a-f]*.py"))
 CHOSEN = random.Random(5).sample(FILES, 40)
 SAMPLE = [*CHOSEN[:8], *(pytest.param(path, marks=pytest.mark.long) for path in CHOSEN[8:])]
-CONFIG = Config(Rules(RULES))
+CONFIG = CheckConfig(Rules(RULES))
 
 # What cells are made of, so that pieces meet in ways that nobody thought of.
 PIECES = st.sampled_from(
@@ -132,7 +129,7 @@ PIECES = st.sampled_from(
 TEXTS = st.one_of(st.text(max_size=200), st.lists(PIECES, max_size=30).map("".join))
 
 
-def looked_at(cells: list[Cell]) -> list[Finding]:
+def looked_at(cells: list[CodeCell]) -> list[Finding]:
     """Everything that a check does with cells, and what holds of every finding."""
     found = check_cells_of_file(cells, CONFIG)
     by_place = {(cell.path, cell.number): cell for cell in cells}
@@ -142,7 +139,7 @@ def looked_at(cells: list[Cell]) -> list[Finding]:
         assert 1 <= one.column <= len(lines[one.line - 1]) + 1
         assert (one.end_line, one.end_column) >= (one.line, one.column)
         assert one.message
-    report = Report(found, 1, rules=RULES)
+    report = CheckReport(found, 1, rules=RULES)
     for show in FORMATS.values():
         show(report)
     for cell in cells:
@@ -194,7 +191,7 @@ def test_any_json(found: Any) -> None:
         assert len(line_numbers(data)) == len(cells)
 
 
-# -- mending ----------------------------------------------------------------------------------------------------------
+# -- fixes ----------------------------------------------------------------------------------------------------------
 
 CODE = st.lists(
     st.sampled_from(
@@ -208,7 +205,7 @@ def own(cells: Any) -> list[Finding]:
 
 
 @given(st.lists(CODE, min_size=1, max_size=4), st.sampled_from([None, 1, 2, "\t"]), st.booleans(), st.booleans())
-def test_mending_a_notebook_is_mending_its_sources(
+def test_fixing_a_notebook_is_fixing_its_sources(
     codes: list[str], indent: Any, ascii_only: bool, as_list: bool
 ) -> None:
     def file(sources: list[str]) -> bytes:
@@ -217,17 +214,17 @@ def test_mending_a_notebook_is_mending_its_sources(
 
     data = file(codes)
     cells = cells_of(data, "a.ipynb")
-    fixed = fixing.fix(cells, own)
-    assert fixing.new_bytes("a.ipynb", data, fixed) == file([cell.text for cell in fixed.cells])
-    assert not fixing.fix(fixed.cells, own).changes
+    fixed = fixes.fix(cells, own)
+    assert fixes.new_bytes("a.ipynb", data, fixed) == file([cell.text for cell in fixed.cells])
+    assert not fixes.fix(fixed.cells, own).changes
     wanted = [code.replace("red(", "green(").replace("grey(", "gray(") for code in codes]
     assert [cell.text for cell in fixed.cells] == wanted
 
 
 @given(CODE, st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60), st.text("ab(\n'", max_size=4)), max_size=4))
 def test_any_edits_leave_code_that_parses(text: str, pieces: list[tuple[int, int, str]]) -> None:
-    def place(at: int) -> tuple[int, int]:
-        before = text[: min(at, len(text))]
+    def place(ctx: int) -> tuple[int, int]:
+        before = text[: min(ctx, len(text))]
         return before.count("\n") + 1, len(before) - before.rfind("\n") - 1
 
     edits = [Edit(place(min(one, other)), place(max(one, other)), new) for one, other, new in pieces]
@@ -236,9 +233,9 @@ def test_any_edits_leave_code_that_parses(text: str, pieces: list[tuple[int, int
         for edit in edits
     ]
     rounds = iter([findings])
-    fixed = fixing.fix([cell_of(text, "a.py")], lambda _: next(rounds, []))
+    fixed = fixes.fix([cell_of(text, "a.py")], lambda _: next(rounds, []))
     ast.parse(fixed.cells[0].text)
-    fixing.diff(fixed)
+    fixes.diff(fixed)
 
 
 # -- real files -------------------------------------------------------------------------------------------------------

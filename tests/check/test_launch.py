@@ -1,8 +1,4 @@
-"""The group `launch`: what samples cannot say.
-
-What lives here: that TPU401 agrees with what the launcher really hoists, and forms that depend on the notebook around a
-line. What does not: lines that must be found and lines that must not (samples/tpu4*), and fixes (test_launch_fixes.py).
-"""
+"""The group `launch`: TPU401 agrees with the launcher's hoisting, and findings that depend on other cells."""
 
 from __future__ import annotations
 
@@ -136,7 +132,7 @@ def test_seeds_and_arguments_are_kept_quiet_by_tpu_magics() -> None:
     assert codes("%load_ext tpu_magics", *cells, "%%tpu_train\ndef f():\n    pass\n") == []
 
 
-def test_one_fault_is_told_once() -> None:
+def test_one_problem_is_reported_once() -> None:
     cells = (
         "import torch\nimport torch_xla.core.xla_model as xm\nfrom accelerate import notebook_launcher",
         "weights = torch.ones(3).to(xm.xla_device())",

@@ -1,8 +1,4 @@
-"""The group `launch`: its fixes.
-
-What lives here: what `--fix` writes, run before and after on XLA:CPU. What does not: what is found (test_launch.py,
-samples/tpu4*).
-"""
+"""The group `launch`: the code that `--fix` writes, run before and after on XLA:CPU."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ import pytest
 from tests import forks
 from tpu_magics.check import check_cells
 from tpu_magics.check.cells import cell_of
-from tpu_magics.check.fixing import fix
+from tpu_magics.check.fixes import fix
 from tpu_magics.check.rules import RULES
 
 pytestmark = pytest.mark.process
@@ -27,7 +23,7 @@ XLA = (
 )
 
 
-def mended(text: str, number: int | None = None) -> str:
+def fixed_text(text: str, number: int | None = None) -> str:
     """The text after `--fix`; a second time must change nothing."""
     path = "x.py" if number is None else "nb.ipynb"
     once = fix([cell_of(text, path, number)], lambda cells: check_cells(cells, LAUNCH))
@@ -89,13 +85,13 @@ BARRIERS = (
 
 
 @pytest.mark.long
-def test_a_barrier_is_mended_and_the_weights_are_equal(tmp_path: Path) -> None:
+def test_a_barrier_is_fixed_and_the_weights_are_equal(tmp_path: Path) -> None:
     pytest.importorskip("torch_xla")
     texts = []
     for loader, step, after in BARRIERS:
         text = TRAINING.replace("LOADER", loader).replace("STEP", step)
-        assert mended(text) == text.replace(step, after)
-        texts += [text, mended(text)]
+        assert fixed_text(text) == text.replace(step, after)
+        texts += [text, fixed_text(text)]
     weights = run(*texts, folder=tmp_path)
     assert len(weights) == 6
     assert weights[0].startswith("[[")
@@ -124,7 +120,7 @@ def test_what_torch_xla_refuses_is_taken_out_and_files_hold_the_same(tmp_path: P
     pytest.importorskip("torch_xla")
     allowed = LAUNCHED.replace("nprocs=8", "nprocs=None")
     saved = allowed.replace("torch.save(", "xm.save(")
-    assert mended(LAUNCHED) == mended(allowed) == saved
+    assert fixed_text(LAUNCHED) == fixed_text(allowed) == saved
     refused, *others = run(LAUNCHED, allowed, saved, folder=tmp_path)
     assert "ValueError Unsupported nprocs (8)" in refused
     assert others == ["[0.0, 2.0, 4.0, 6.0, 8.0, 10.0] 3\n"] * 2
@@ -146,12 +142,12 @@ def test_ranks_that_step_alone_are_given_the_reducing_step() -> None:
         torch_xla.launch(_mp_fn, args=(model, loader))
         """
     )
-    assert mended(text) == text.replace("optimizer.step()", "xm.optimizer_step(optimizer)")
+    assert fixed_text(text) == text.replace("optimizer.step()", "xm.optimizer_step(optimizer)")
 
 
-def test_a_launch_in_a_notebook_is_told_to_fork() -> None:
+def test_a_launch_in_a_notebook_gets_fork() -> None:
     text = "import torch_xla\ndef f(index):\n    pass\n\ntorch_xla.launch(f)\ntorch_xla.launch(f, args=())\n"
-    after = mended(text, 1)
+    after = fixed_text(text, 1)
     assert after.endswith(
         'torch_xla.launch(f, start_method="fork")\ntorch_xla.launch(f, start_method="fork", args=())\n'
     )

@@ -1,4 +1,4 @@
-"""Comments that silence findings."""
+"""Comments that suppress findings."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import pytest
 
 from tests.check.own_rules import finding
 from tpu_magics.check.cells import cell_of
-from tpu_magics.check.noqa import Noqa, unsilenced
+from tpu_magics.check.noqa import Noqa, without_suppressed
 
 
 def silenced(text: str, line: int = 1, end_line: int = 0, code: str = "TPU901") -> bool:
     found = finding(line, 1, end_line=end_line or line, code=code)
-    return not unsilenced([found], [cell_of(text, "a.py")])
+    return not without_suppressed([found], [cell_of(text, "a.py")])
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_compound_statement_is_silenced_where_it_is_headed() -> None:
 def test_a_whole_file_is_skipped(comment: str) -> None:
     assert silenced(f"x = 1\n{comment}\ny = red(1)", 3)
     cells = [cell_of(text, "a.ipynb", number) for number, text in enumerate(("red(1)", comment, "red(2)"), start=1)]
-    assert not unsilenced([finding(cell=1), finding(cell=3)], cells)
+    assert not without_suppressed([finding(cell=1), finding(cell=3)], cells)
 
 
 @pytest.mark.parametrize("comment", ["'# tpu_magics: skip-file'", "# tpu_magics: skip", "# other: skip-file"])
@@ -125,13 +125,13 @@ def test_a_whole_file_is_not_skipped(comment: str) -> None:
 def test_a_comment_speaks_for_its_own_cell() -> None:
     cells = [cell_of(text, "a.ipynb", number) for number, text in enumerate(("red(1)", "red(1)  # noqa"), start=1)]
     findings = [finding(path="a.ipynb", cell=number) for number in (1, 2, None)]
-    assert unsilenced(findings, cells) == [findings[0], findings[2]]
+    assert without_suppressed(findings, cells) == [findings[0], findings[2]]
 
 
-def test_cells_of_a_running_notebook_are_told_apart_by_their_paths() -> None:
+def test_cells_of_a_running_notebook_differ_by_their_paths() -> None:
     cells = [cell_of("red(1)", "In [1]"), cell_of("red(1)  # noqa", "In [2]")]
     findings = [finding(path="In [1]"), finding(path="In [2]")]
-    assert unsilenced(findings, cells) == findings[:1]
+    assert without_suppressed(findings, cells) == findings[:1]
 
 
 def test_comments_of_a_cell_with_magics() -> None:
@@ -142,4 +142,4 @@ def test_comments_of_a_cell_with_magics() -> None:
 def test_what_does_not_parse_can_be_silenced_too() -> None:
     (cell,) = [cell_of("print 'x'  # noqa: TPU001\n", "a.py")]
     assert cell.problem is not None
-    assert not unsilenced([cell.problem], [cell])
+    assert not without_suppressed([cell.problem], [cell])

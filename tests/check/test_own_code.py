@@ -1,4 +1,4 @@
-"""Our own code and tutorials keep the rules; what breaks one on purpose says so."""
+"""Our own code and tutorials follow the rules, or suppress a rule on purpose."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_the_package_and_its_tutorials_keep_the_rules() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_tutorial_about_the_rules_breaks_them_and_is_mended_in_it() -> None:
+def test_the_tutorial_about_the_rules_breaks_them_and_is_fixed_in_it() -> None:
     from tpu_magics.check import check_cells
     from tpu_magics.check.cells import read_file
 

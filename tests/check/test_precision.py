@@ -1,8 +1,4 @@
-"""The group `precision`: what samples cannot say.
-
-What lives here: which programs are left alone, what turns nothing on, and that torch does what the rules say of it.
-What does not: lines that must be found and lines that must not (samples/tpu5*).
-"""
+"""The group `precision`: programs without findings, and that torch behaves as the rules say."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import textwrap
 
 import pytest
 
-from tests.check.measured import measured
+from tests.check.measurements import measurements
 from tpu_magics.check import check_cells, check_text
 from tpu_magics.check.cells import cell_of
 from tpu_magics.check.rules import tpu501_bf16_environment, tpu502_cuda_amp, tpu503_half
@@ -125,7 +121,7 @@ print("FOUND", json.dumps(found))
 def test_autocast_for_cuda_leaves_xla_in_float32_and_the_scaler_scales() -> None:
     """The reasons that TPU502 gives, as measured on XLA:CPU."""
     pytest.importorskip("torch_xla")
-    found = measured(MEASURED)
+    found = measurements(MEASURED)
     assert found == {"cuda": "torch.float32", "xla": "torch.bfloat16", "scale": 65536.0}
 
 

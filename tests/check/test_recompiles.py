@@ -1,7 +1,5 @@
-"""The group `recompiles`: what samples cannot say.
-
-What lives here: that the rules agree with what was measured for whole programs and for single operations, and that
-rewritten code runs and gives the same. What does not: lines that must be found and lines that must not (samples/tpu3*).
+"""The group `recompiles`: the rules agree with measurements of programs and operations, and rewritten code gives equal
+results.
 """
 
 from __future__ import annotations
@@ -18,9 +16,8 @@ from tests.cases.programs import Program, all_programs
 from tpu_magics.check import check_cells, check_text
 from tpu_magics.check.cells import cell_of, read_file
 from tpu_magics.check.finding import Finding
-from tpu_magics.check.fixing import fix
+from tpu_magics.check.fixes import fix
 from tpu_magics.check.rules import (
-    _graph_numbers,
     tpu301_pad_to_longest,
     tpu302_short_last_batch,
     tpu303_changing_number,
@@ -44,7 +41,7 @@ def found(text: str) -> list[Finding]:
     return check_text(HEAD + textwrap.dedent(text).strip() + "\n", "x.py", RULES)
 
 
-def mended(text: str) -> str:
+def fixed_text(text: str) -> str:
     """The text after `--fix`; a second time must change nothing."""
     once = fix([cell_of(text, "x.py")], lambda now: check_cells(now, RULES))
     twice = fix(once.cells, lambda now: check_cells(now, RULES))
@@ -132,10 +129,10 @@ DATA = {
     "dropout": "F.dropout(x, p=0.1 * step)", "lerp": "torch.lerp(x, x * 2, 0.1 * step)",
     "masked_fill": "x.masked_fill(x > 0, 0.3 * step)", "alpha": "x.add(x, alpha=0.3 * step)",
     "randint's bounds": "torch.randint(0, step, (4, 4), device=device)",
-    "the cure of an index": "x[torch.tensor([step], device=device)]",
-    "the cure of a slice": "x * (torch.arange(16, device=device) < torch.tensor([step], device=device))",
-    "the cure of a power": "x.abs() ** torch.tensor(float(step), device=device)",
-    "the cure of topk": "x.topk(8).values * (torch.arange(8, device=device) < torch.tensor([step], device=device))",
+    "the fix of an index": "x[torch.tensor([step], device=device)]",
+    "the fix of a slice": "x * (torch.arange(16, device=device) < torch.tensor([step], device=device))",
+    "the fix of a power": "x.abs() ** torch.tensor(float(step), device=device)",
+    "the fix of topk": "x.topk(8).values * (torch.arange(8, device=device) < torch.tensor([step], device=device))",
 }  # fmt: skip
 GROWING = {
     "stack": ("kept.append(loss.detach()); use = torch.stack(kept)", 6),
@@ -189,7 +186,7 @@ def measured() -> tuple[dict[str, int], dict[str, int]]:
 
 
 def test_every_operation_of_the_tables_is_measured() -> None:
-    known = {*_graph_numbers._ARGUMENTS, *_graph_numbers._SHAPES, *_graph_numbers._MAKERS}
+    known = {*tpu303_changing_number._ARGUMENTS, *tpu303_changing_number._SHAPES, *tpu303_changing_number._MAKERS}
     assert known <= set(FIXED), known - set(FIXED)
 
 
@@ -264,7 +261,7 @@ CALLS = [
 @pytest.mark.filterwarnings("ignore")
 def test_padding_to_a_multiple_keeps_every_token(call: str, tokenizer: Any) -> None:
     before = HEAD + f"def tokenize(batch):\n    return {call}\n"
-    after = mended(before)
+    after = fixed_text(before)
     assert not check_text(after, "x.py", RULES), after
     short, long = ran(before, tokenizer), ran(after, tokenizer)
     length = len(long["input_ids"][0])
@@ -290,7 +287,7 @@ def ran(text: str, tokenizer: Any) -> Any:
         'tokenizer(batch["text"], padding=True  # to the longest\n    )',
     ],
 )
-def test_nothing_is_rewritten_that_transformers_might_refuse(call: str) -> None:
+def test_no_rewrite_that_transformers_might_reject(call: str) -> None:
     (finding,) = found(f"def tokenize(batch, length=50):\n    return {call}")
     assert (finding.code, finding.edits) == ("TPU301", ())
 
@@ -312,7 +309,7 @@ def train(x, steps):
 
 def test_a_detached_loss_is_the_same_number() -> None:
     torch = pytest.importorskip("torch")
-    after = mended(HEAD + KEPT)
+    after = fixed_text(HEAD + KEPT)
     assert "losses.append(loss.detach())" in after
     assert not check_text(after, "x.py", RULES)
     x = torch.randn(8, 4)

@@ -1,8 +1,4 @@
-"""Every rule against its samples: what must be found is found, and nothing else.
-
-What lives here: the comparison, for all samples with all rules at once. What does not: the samples (samples/), and what
-they cannot say (test_values.py and the other groups).
-"""
+"""Every rule on its samples: all expected findings, and no others."""
 
 from __future__ import annotations
 
@@ -12,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.check import sampled
+from tests.check import expectations
 from tpu_magics.check import check_cells
 from tpu_magics.check.rules import RULES
 
 ENOUGH = 8  # lines that must be found, and lines that must not, for each rule
 
 
-@pytest.mark.parametrize("path", sampled.files(), ids=lambda path: path.name)
-def test_a_sample_is_told_what_it_says_and_nothing_else(path: Path) -> None:
-    cells = sampled.cells_of(path)
-    said = list(sampled.expected(cells))
+@pytest.mark.parametrize("path", expectations.files(), ids=lambda path: path.name)
+def test_a_sample_has_its_expected_findings_and_no_others(path: Path) -> None:
+    cells = expectations.cells_of(path)
+    said = list(expectations.expected(cells))
     findings = check_cells(cells)
     found = {(one.cell, one.line, one.code): one for one in findings}
     wanted = {(one.cell, one.line, one.code) for one in said}
@@ -32,7 +28,7 @@ def test_a_sample_is_told_what_it_says_and_nothing_else(path: Path) -> None:
     for one in said:
         message = found[one.cell, one.line, one.code].message
         assert one.part in message, f"{path.name}:{one.line} says {message!r}, not {one.part!r}"
-    for finding in findings:  # what, why, how to mend it, and where
+    for finding in findings:  # what, why, how to fix it, and where
         assert finding.message.endswith((".", "?")) and finding.why.endswith(".") and finding.fix.endswith("."), finding
         assert finding.line >= 1 and finding.column >= 1
         assert (finding.end_line, finding.end_column) >= (finding.line, finding.column), finding
@@ -41,10 +37,10 @@ def test_a_sample_is_told_what_it_says_and_nothing_else(path: Path) -> None:
 def test_each_rule_has_lines_that_must_be_found_and_lines_that_must_not() -> None:
     found: Counter[str] = Counter()
     silent: Counter[str] = Counter()
-    for path in sampled.files():
-        cells = sampled.cells_of(path)
-        found.update(one.code for one in sampled.expected(cells))
-        silent.update(code for _, _, code in sampled.silent(cells))
+    for path in expectations.files():
+        cells = expectations.cells_of(path)
+        found.update(one.code for one in expectations.expected(cells))
+        silent.update(code for _, _, code in expectations.silent(cells))
     codes = [rule.CODE for rule in RULES]
     assert [code for code in codes if found[code] < ENOUGH] == [], "too few lines that must be found"
     assert [code for code in codes if silent[code] < ENOUGH] == [], "too few lines that must not be found"

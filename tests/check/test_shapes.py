@@ -1,8 +1,4 @@
-"""The group `shapes`: what samples cannot say.
-
-What lives here: fixes that are run and give equal results, edits that are not offered, and that torch_xla does what the
-rules say of it. What does not: lines that must be found and lines that must not (samples/tpu2*).
-"""
+"""The group `shapes`: fixes give equal results, edits that are not offered, and torch_xla behaves as described."""
 
 from __future__ import annotations
 
@@ -12,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.check.measured import measured
+from tests.check.measurements import measurements
 from tpu_magics.check import check_cells, check_text
 from tpu_magics.check.cells import cell_of
 from tpu_magics.check.finding import Finding
-from tpu_magics.check.fixing import fix
+from tpu_magics.check.fixes import fix
 from tpu_magics.check.rules import (
     tpu201_boolean_mask_index,
     tpu202_boolean_mask_assignment,
@@ -47,7 +43,7 @@ def the_fix(text: str) -> str:
     return said[1]
 
 
-def mended(text: str, path: str = "x.py") -> str:
+def fixed_text(text: str, path: str = "x.py") -> str:
     """The text after `--fix`; a second time must change nothing."""
     cells = [cell_of(text, path)]
     once = fix(cells, lambda now: check_cells(now, RULES))
@@ -145,7 +141,7 @@ def test_selected_tensors_with_names_of_their_own_come_together_in_the_loss() ->
         "x[keep] -= 1",
     ],
 )
-def test_assignments_said_with_where_give_the_same(line: str) -> None:
+def test_assignments_with_where_give_equal_results(line: str) -> None:
     names = tensors()
     code = the_fix(
         f"def f(x: torch.Tensor, y, labels: torch.Tensor, keep: torch.BoolTensor):\n    {line}\n    return x"
@@ -171,7 +167,7 @@ def test_a_mask_among_other_indices_keeps_its_dimension(line: str) -> None:
     assert torch.equal(before["x"], after["x"]), code
 
 
-def test_repeating_by_counts_is_said_with_a_fixed_length() -> None:
+def test_repeating_by_counts_with_a_fixed_length() -> None:
     torch = pytest.importorskip("torch")
     code = the_fix(
         "def f(x: torch.Tensor, counts: torch.Tensor):\n    return torch.repeat_interleave(x, counts, dim=0)"
@@ -212,7 +208,7 @@ def ran(text: str, dtype: str) -> list[Any]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int64", "int8"])
 def test_a_number_assigned_to_what_is_compared_is_rewritten_and_gives_the_same(dtype: str) -> None:
-    text = mended(ASSIGNED)
+    text = fixed_text(ASSIGNED)
     assert "labels.masked_fill_(labels == PAD, -100)" in text
     assert "scores.masked_fill_(scores < 0.0, 0)" in text
     assert "self.last.masked_fill_(self.last > 1, 1)" in text
@@ -234,7 +230,7 @@ def test_a_number_assigned_to_what_is_compared_is_rewritten_and_gives_the_same(d
         "x[x > 0] = n",
     ],
 )
-def test_nothing_is_rewritten_that_is_not_sure_to_give_the_same(line: str) -> None:
+def test_no_rewrite_without_equal_results(line: str) -> None:
     (finding,) = found(f"def f(x: torch.Tensor, y: torch.Tensor, keep: torch.BoolTensor, n):\n    {line}\n    return x")
     assert finding.code == "TPU202"
     assert not finding.edits
@@ -317,12 +313,12 @@ def assigned(x, labels):
 
 found = {
     "TPU201": compiles(lambda x, labels: x[labels >= 0].exp()),
-    "TPU201 cured": compiles(lambda x, labels: (x.exp() * (labels >= 0)).sum() / (labels >= 0).sum()),
+    "TPU201 fixed": compiles(lambda x, labels: (x.exp() * (labels >= 0)).sum() / (labels >= 0).sum()),
     "TPU202": compiles(assigned),
-    "TPU202 cured": compiles(lambda x, labels: x.masked_fill_(labels >= 0, 0.0)),
+    "TPU202 fixed": compiles(lambda x, labels: x.masked_fill_(labels >= 0, 0.0)),
     "TPU203": compiles(lambda x, labels: torch.nonzero(labels >= 0) * 2),
     "TPU204": compiles(lambda x, labels: x[: (labels >= 0).sum()] * 2),
-    "TPU204 cured": compiles(lambda x, labels: x * (torch.arange(16, device=device) < (labels >= 0).sum())),
+    "TPU204 fixed": compiles(lambda x, labels: x * (torch.arange(16, device=device) < (labels >= 0).sum())),
     "TPU205": compiles(lambda x, labels: torch.repeat_interleave(x, (labels >= 0).long()) * 3),
 }
 print("FOUND", json.dumps(found))
@@ -333,8 +329,8 @@ print("FOUND", json.dumps(found))
 def test_torch_xla_compiles_for_each_size_and_the_cures_once() -> None:
     """The reasons that the rules give, as measured on XLA:CPU."""
     pytest.importorskip("torch_xla")
-    counts = measured(MEASURED)
+    counts = measurements(MEASURED)
     for name, each in counts.items():
         later = each[1:]
-        assert all(later) != name.endswith("cured"), counts
-        assert any(later) != name.endswith("cured"), counts
+        assert all(later) != name.endswith("fixed"), counts
+        assert any(later) != name.endswith("fixed"), counts

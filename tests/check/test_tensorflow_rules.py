@@ -1,7 +1,6 @@
-"""The tensorflow group: what samples cannot say.
+"""The group `tensorflow`: fixes, advice, and the TPU that a program uses.
 
-What lives here: what the fixes write, which is advice, and which TPU a program is taken to use. What does not: which
-lines are found (samples/tpu70*.py). TensorFlow is not needed: what it does was measured with 2.20 and Keras 3.15.
+TensorFlow is not needed: its behaviour was measured with 2.20 and Keras 3.15.
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.check import sampled
+from tests.check import expectations
 from tpu_magics.check import check_cells
-from tpu_magics.check.cells import Cell, cell_of
+from tpu_magics.check.cells import CodeCell, cell_of
 from tpu_magics.check.finding import Finding
-from tpu_magics.check.fixing import fix
+from tpu_magics.check.fixes import fix
 from tpu_magics.check.rules import (
     tpu701_jit_compile_on_tpu,
     tpu702_jit_compile_missing,
@@ -38,7 +37,7 @@ STRATEGY = IMPORT + f'strategy = tf.distribute.TPUStrategy({RESOLVER}(tpu="local
 MODEL = "tf.keras.Sequential([tf.keras.layers.Dense(1)])"
 
 
-def check(cells: Sequence[Cell]) -> list[Finding]:
+def check(cells: Sequence[CodeCell]) -> list[Finding]:
     return check_cells(cells, RULES)
 
 
@@ -50,8 +49,8 @@ def codes(text: str) -> list[str]:
     return [one.code for one in found(text)]
 
 
-def mended(text: str) -> str:
-    """The text after all fixes; it parses, and mending it again changes nothing."""
+def fixed_text(text: str) -> str:
+    """The text after all fixes; it parses, and fixing it again changes nothing."""
     cells = fix([cell_of(text, "a.py")], check).cells
     assert cells[0].tree is not None
     assert not fix(cells, check).changes
@@ -75,13 +74,15 @@ def mended(text: str) -> str:
 def test_jit_compile_is_taken_out(before: str, after: str | None) -> None:
     text = STRATEGY + "with strategy.scope():\n    m = " + MODEL + "\n    "
     assert codes(text + before + "\nm.fit(1, 1)\n") == ["TPU701"]
-    assert mended(text + before + "\nm.fit(1, 1)\n") == text + (before if after is None else after) + "\nm.fit(1, 1)\n"
+    assert (
+        fixed_text(text + before + "\nm.fit(1, 1)\n") == text + (before if after is None else after) + "\nm.fit(1, 1)\n"
+    )
 
 
 def test_jit_compile_is_taken_out_of_a_decorator() -> None:
     text = STRATEGY + "@tf.function({0})\ndef step(x):\n    return strategy.run(len, args=(x,))\n"
-    assert mended(text.format("jit_compile=True")) == text.format("")
-    assert mended(text.format("jit_compile=True, reduce_retracing=True")) == text.format("reduce_retracing=True")
+    assert fixed_text(text.format("jit_compile=True")) == text.format("")
+    assert fixed_text(text.format("jit_compile=True, reduce_retracing=True")) == text.format("reduce_retracing=True")
 
 
 @pytest.mark.parametrize(
@@ -95,13 +96,13 @@ def test_jit_compile_is_taken_out_of_a_decorator() -> None:
         ('{0}(tpu="local")', '{0}(tpu="local")'),
     ],
 )
-def test_a_resolver_is_told_that_the_tpu_is_here(before: str, after: str) -> None:
+def test_a_resolver_gets_tpu_local(before: str, after: str) -> None:
     text = IMPORT + "resolver = " + before.format(RESOLVER) + "\n"
-    assert mended(text) == IMPORT + "resolver = " + after.format(RESOLVER) + "\n"
+    assert fixed_text(text) == IMPORT + "resolver = " + after.format(RESOLVER) + "\n"
 
 
 def test_the_fixed_samples_are_left_alone_by_another_round() -> None:
-    for path in sampled.FOLDER.glob("tpu70*.py"):
+    for path in expectations.FOLDER.glob("tpu70*.py"):
         cells = fix([cell_of(path.read_text(), path.name)], check).cells
         assert cells[0].tree is not None
         assert not fix(cells, check).changes, path.name
@@ -147,7 +148,7 @@ def test_no_advice_beside_a_strategy_or_without_training() -> None:
         ('{0}(tpu="my-tpu-node") if node else {0}(tpu="local")', False),
     ],
 )
-def test_a_remote_tpu_is_told_by_its_resolver(resolver: str, remote: bool) -> None:
+def test_a_remote_tpu_is_known_by_its_resolver(resolver: str, remote: bool) -> None:
     text = f"{IMPORT}def main(name, node, address, options):\n"
     text += f"    strategy = tf.distribute.TPUStrategy({resolver.format(RESOLVER)})\n"
     text += "data = tf.data.Dataset.from_generator(iter, output_types=tf.int64)\n"
@@ -169,7 +170,7 @@ def test_the_scope_is_seen_through_cells_and_functions() -> None:
     outside = [*cells[:2], cell_of("outside = outer()\noutside.fit(1, 1)\n", "a.ipynb", 3)]
     (one,) = check(outside)
     assert (one.code, one.cell, one.line) == ("TPU703", 3, 1)
-    assert one.message == "outside is created outside of the strategy's scope."
+    assert one.message == "outside is created outside the strategy's scope."
     assert one.fix == "Move it into `with strategy.scope():`."
 
 

@@ -1,8 +1,4 @@
-"""The trainer group: what samples cannot say.
-
-What lives here: that the tables are those of the installed transformers and torch_xla, and that what the fixes write is
-taken by them, trains, and gives the same. What does not: which lines are found (samples/tpu60*.py).
-"""
+"""The group `trainer`: the tables match the installed transformers and torch_xla, and fixed code trains equally."""
 
 from __future__ import annotations
 
@@ -17,14 +13,13 @@ from typing import Any
 import pytest
 
 from tests import forks
-from tests.check import sampled
+from tests.check import expectations
 from tpu_magics.check import check_cells
-from tpu_magics.check.cells import Cell, cell_of
+from tpu_magics.check.cells import CodeCell, cell_of
 from tpu_magics.check.finding import Finding
-from tpu_magics.check.fixing import fix
+from tpu_magics.check.fixes import fix
 from tpu_magics.check.rules import (
     _fsdp,
-    _removed_arguments,
     tpu601_trainer_optimizer,
     tpu602_trainer_fp16,
     tpu603_trainer_removed_argument,
@@ -45,7 +40,7 @@ IMPORT = "from transformers import TrainingArguments\n"
 XLA = 'optim="adamw_torch_xla", dataloader_drop_last=True'
 
 
-def check(cells: Sequence[Cell]) -> list[Finding]:
+def check(cells: Sequence[CodeCell]) -> list[Finding]:
     return check_cells(cells, RULES)
 
 
@@ -57,8 +52,8 @@ def codes(text: str) -> list[str]:
     return [one.code for one in found(text)]
 
 
-def mended(text: str) -> str:
-    """The text after all fixes; mending it again changes nothing."""
+def fixed_text(text: str) -> str:
+    """The text after all fixes; fixing it again changes nothing."""
     cells = fix([cell_of(IMPORT + text, "a.py")], check).cells
     assert not fix(cells, check).changes
     return cells[0].text.removeprefix(IMPORT)
@@ -96,12 +91,12 @@ print(json.dumps({
 @pytest.mark.process
 def test_removed_arguments_are_gone_and_their_successors_are_there() -> None:
     fields = set(installed()["fields"])
-    assert not fields & _removed_arguments.ARGUMENTS.keys()
-    for name, removed in _removed_arguments.ARGUMENTS.items():
+    assert not fields & tpu603_trainer_removed_argument.ARGUMENTS.keys()
+    for name, removed in tpu603_trainer_removed_argument.ARGUMENTS.items():
         new = removed.new or removed.instead.partition("=")[0]
         assert not new or new in fields, name
         assert new or removed.fix, name
-    assert _removed_arguments.ARGUMENTS.keys() >= _removed_arguments.TAKEN_OUT
+    assert tpu603_trainer_removed_argument.ARGUMENTS.keys() >= tpu603_trainer_removed_argument.TAKEN_OUT
 
 
 @pytest.mark.process
@@ -125,21 +120,23 @@ def test_fsdp_settings_are_those_of_the_installed_torch_xla() -> None:
 
 
 def test_the_optimizer_is_added_or_replaced() -> None:
-    assert mended('args = TrainingArguments("out")\n') == 'args = TrainingArguments("out", optim="adamw_torch_xla")\n'
-    assert mended("args = TrainingArguments()\n") == 'args = TrainingArguments(optim="adamw_torch_xla")\n'
-    assert mended('args = TrainingArguments("out", optim="adamw_torch_fused")\n') == (
+    assert (
+        fixed_text('args = TrainingArguments("out")\n') == 'args = TrainingArguments("out", optim="adamw_torch_xla")\n'
+    )
+    assert fixed_text("args = TrainingArguments()\n") == 'args = TrainingArguments(optim="adamw_torch_xla")\n'
+    assert fixed_text('args = TrainingArguments("out", optim="adamw_torch_fused")\n') == (
         'args = TrainingArguments("out", optim="adamw_torch_xla")\n'
     )
     several = 'args = TrainingArguments(\n    output_dir="out",  # here\n    bf16=True,  # matrix units\n)\n'
-    assert mended(several) == (
+    assert fixed_text(several) == (
         'args = TrainingArguments(\n    output_dir="out",  # here\n    optim="adamw_torch_xla",\n'
         "    bf16=True,  # matrix units\n)\n"
     )
-    assert mended('args = TrainingArguments(output_dir="é", **{"bf16": True})\n') == (
+    assert fixed_text('args = TrainingArguments(output_dir="é", **{"bf16": True})\n') == (
         'args = TrainingArguments(output_dir="é", optim="adamw_torch_xla", **{"bf16": True})\n'
     )
     bitsandbytes = 'args = TrainingArguments("out", optim="adamw_bnb_8bit", dataloader_drop_last=True)\n'
-    assert mended(bitsandbytes) == bitsandbytes  # another optimizer: for a person to decide
+    assert fixed_text(bitsandbytes) == bitsandbytes  # another optimizer: for a person to decide
 
 
 RENAMED = f"""args = TrainingArguments(
@@ -164,7 +161,7 @@ def test_arguments_are_renamed_or_taken_out() -> None:
     {XLA},
     overwrite_output_dir=True)
 """
-    assert mended(text) == RENAMED
+    assert fixed_text(text) == RENAMED
 
 
 @pytest.mark.parametrize(
@@ -188,13 +185,13 @@ def test_one_argument(before: str, after: str | None) -> None:
     text = f"ratio, half = 0.1, True\nargs = TrainingArguments('out', {before})\n"
     wanted = before if after is None else after
     assert found(text)
-    assert mended(text) == f"ratio, half = 0.1, True\nargs = TrainingArguments('out', {wanted})\n"
+    assert fixed_text(text) == f"ratio, half = 0.1, True\nargs = TrainingArguments('out', {wanted})\n"
 
 
 def test_what_is_not_a_keyword_is_not_rewritten() -> None:
     text = f"config = dict(tpu_num_cores=8, {XLA})\nargs = TrainingArguments('out', **config)\n"
     assert codes(text) == ["TPU603"]
-    assert mended(text) == text
+    assert fixed_text(text) == text
 
 
 FSDP = f"""args = TrainingArguments("out", {XLA}, fsdp="full_shard", fsdp_config={{
@@ -205,8 +202,8 @@ FSDP = f"""args = TrainingArguments("out", {XLA}, fsdp="full_shard", fsdp_config
 """
 
 
-def test_fsdp_keys_are_mended() -> None:
-    new = mended("import torch\n" + FSDP)
+def test_fsdp_keys_are_fixed() -> None:
+    new = fixed_text("import torch\n" + FSDP)
     assert ast.literal_eval(new[new.index("{") : new.rindex("}") + 1]) == {
         "xla": True,
         "xla_fsdp_grad_ckpt": True,
@@ -215,7 +212,7 @@ def test_fsdp_keys_are_mended() -> None:
 
 
 def test_the_fixed_samples_are_left_alone_by_another_round() -> None:
-    for path in sampled.FOLDER.glob("tpu60*.py"):
+    for path in expectations.FOLDER.glob("tpu60*.py"):
         cells = fix([cell_of(path.read_text(), path.name)], check).cells
         assert cells[0].tree is not None
         assert not fix(cells, check).changes, path.name
@@ -276,10 +273,10 @@ def test_what_the_fixes_write_is_taken_trains_and_gives_the_same(tmp_path: Path)
     assert codes(short) == ["TPU606"]
     on_xla = result_of(
         renamed=f"shown({RENAMED!r}, 'bf16', 'eval_strategy', 'debug')",
-        fsdp=f"shown({mended(FSDP)!r}, 'xla_fsdp_config', 'fsdp', 'optim')",
+        fsdp=f"shown({fixed_text(FSDP)!r}, 'xla_fsdp_config', 'fsdp', 'optim')",
         before=f"trained({text!r})",
         short=f"trained({short!r})",
-        after=f"trained({mended(text)!r})",
+        after=f"trained({fixed_text(text)!r})",
     )
     assert on_xla["renamed"] == {"bf16": True, "eval_strategy": "epoch", "debug": ["tpu_metrics_debug"], "steps": 25}
     assert on_xla["fsdp"]["xla_fsdp_config"] == {"compute_dtype": "torch.bfloat16"}

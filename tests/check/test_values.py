@@ -1,8 +1,4 @@
-"""The group `values`: what samples cannot say.
-
-What lives here: fixes that are run and give equal results, fixes that are not offered, and forms that depend on the
-place more than on the line. What does not: lines that must be found and lines that must not (samples/tpu10*).
-"""
+"""The group `values`: fixes give equal results, fixes that are not offered, findings that depend on other lines."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ import pytest
 
 from tpu_magics.check import check_cells, check_text
 from tpu_magics.check.cells import cell_of, read_file
-from tpu_magics.check.fixing import fix
+from tpu_magics.check.fixes import fix
 from tpu_magics.check.rules import (
     tpu101_branch_on_value,
     tpu102_value_read,
@@ -32,7 +28,7 @@ def codes(text: str) -> list[str]:
     return [one.code for one in check_text(textwrap.dedent(text), "x.py", RULES)]
 
 
-def mended(text: str) -> str:
+def fixed_text(text: str) -> str:
     """The text after `--fix`; a second time must change nothing."""
     once = fix([cell_of(text, "x.py")], lambda cells: check_cells(cells, RULES))
     twice = fix(once.cells, lambda cells: check_cells(cells, RULES))
@@ -128,7 +124,7 @@ def test_a_fixed_torch_branch_gives_equal_results_and_gradients(name: str) -> No
     torch = pytest.importorskip("torch")
     text = TORCH.replace("import torch_xla\n", "") + "import accelerate\n" + textwrap.dedent(TORCH_FIXES[name])
     assert codes(text) == ["TPU101"]
-    new = mended(text)
+    new = fixed_text(text)
     assert "where(" in new or "logical_" in new
     assert codes(new) == []
     runnable = [one.replace("import accelerate\n", "") for one in (text, new)]
@@ -169,7 +165,7 @@ def test_a_fixed_tensorflow_branch_is_the_where_of_both_sides(name: str) -> None
     equal results."""
     text = TF + textwrap.dedent(TF_FIXES[name]).lstrip()
     assert codes(text) == ["TPU101"]
-    new = mended(text)
+    new = fixed_text(text)
     assert codes(new) == []
     assert TF_FIXED[name] in new
 
@@ -196,10 +192,10 @@ NOT_REWRITTEN = {
 
 
 @pytest.mark.parametrize("name", NOT_REWRITTEN)
-def test_what_is_not_provably_equal_is_said_and_not_rewritten(name: str) -> None:
+def test_code_that_is_not_provably_equal_is_reported_and_not_rewritten(name: str) -> None:
     text = step(NOT_REWRITTEN[name])
     assert codes(text) == ["TPU101"]
-    assert mended(text) == text
+    assert fixed_text(text) == text
 
 
 def test_the_fix_is_the_persons_own_code() -> None:
@@ -235,7 +231,7 @@ ONCE = {
 
 
 @pytest.mark.parametrize("body", ONCE)
-def test_one_fault_is_said_once(body: str) -> None:
+def test_one_problem_is_reported_only_once(body: str) -> None:
     assert codes(step(body)) == ONCE[body]
 
 

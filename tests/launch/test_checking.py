@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.launch.launching import FakeNotebook, fake_notebook, refused, run, said
-from tpu_magics.check.cells import Cell, cell_of, without_replaced
+from tpu_magics.check.cells import CodeCell, cell_of, without_redefined
 from tpu_magics.launch import ready, session
 from tpu_magics.runs.events import RuleFinding
 
@@ -27,7 +27,7 @@ class FakeCells(FakeNotebook):
         super().__init__()
         self.texts = texts
 
-    def checked_cells(self) -> list[Cell]:
+    def checked_cells(self) -> list[CodeCell]:
         for text in self.texts:
             if isinstance(text, Exception):
                 raise text
@@ -214,5 +214,5 @@ def test_what_is_registered_under_one_name_is_all_kept() -> None:
         cell_of(registered, "In [2]"),
         cell_of("class A:\n    pass\n" * 2, "In [3]"),
     ]
-    kept = without_replaced(cells)
+    kept = without_redefined(cells)
     assert kept[:2] == cells[:2] and len(kept[2].tree.body if kept[2].tree else []) == 1

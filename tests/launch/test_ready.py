@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.panel import recorded
-from tpu_magics.check.cells import Cell, cell_of
+from tpu_magics.check.cells import CodeCell, cell_of
 from tpu_magics.launch import ready
 from tpu_magics.runs import preflights
 
@@ -32,7 +32,7 @@ def note(function: str, target: str, status: str, needed: float | None = 3.1, t:
 
 
 def item(name: str = "", code: str = TRAIN) -> ready.Item:
-    cells: list[Cell] = [cell_of(code)]
+    cells: list[CodeCell] = [cell_of(code)]
     found = next(
         one for one in ready.checklist(cells, [], *([name] if name else [])) if one.question.startswith("Fits")
     )

@@ -315,7 +315,7 @@ def test_files_that_are_no_notebooks() -> None:
     assert "none.ipynb does not exist.\nWhy: Notebooks in that folder: other.ipynb." in refused("none.ipynb")
     assert "is a folder" in refused(".")
     Path("a.ipynb").write_text("{\n 'cells'")
-    assert "a.ipynb is not a notebook: no JSON: " in (said := refused("a.ipynb")) and "(line 2)" in said
+    assert "a.ipynb is not a notebook: not valid JSON: " in (said := refused("a.ipynb")) and "(line 2)" in said
     Path("a.ipynb").write_text("[]")
     assert "is not a notebook: the JSON has no cells" in refused("a.ipynb")
     assert "a.ipynb has no code cells." in refused(write("a.ipynb"))

@@ -1,7 +1,6 @@
-"""Rules of XLA, and of launching on a TPU, found in code before it runs.
+"""Static checks of training code against the rules of XLA and of launching on a TPU.
 
-What lives here: the checker's front door. What does not: one rule (rules/), the walk (engine.py, flow.py), files and
-notebooks (cells.py), and the command line (command.py). Standard library only; no code is ever imported or run.
+Standard library only; the checked code is never imported or run.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from tpu_magics.check.finding import Edit, Finding, in_order
 from tpu_magics.errors import TpuMagicsError
 
 if TYPE_CHECKING:
-    from tpu_magics.check.cells import Cell
+    from tpu_magics.check.cells import CodeCell
 
 __all__ = ["Edit", "Finding", "check_cells", "check_chosen", "check_function", "check_paths", "check_text"]
 
 
-def check_cells(cells: Sequence[Cell], rules: Sequence[ModuleType] | None = None) -> list[Finding]:
+def check_cells(cells: Sequence[CodeCell], rules: Sequence[ModuleType] | None = None) -> list[Finding]:
     """The findings of cells that share their names (a notebook's, or one file), in order."""
     from tpu_magics.check.engine import check_program
 
@@ -32,53 +31,55 @@ def check_cells(cells: Sequence[Cell], rules: Sequence[ModuleType] | None = None
     return check_program(cells, rules)
 
 
-def check_chosen(cells: Sequence[Cell], select: Sequence[str] = (), ignore: Sequence[str] = ()) -> list[Finding]:
-    """The findings that comments (`# noqa`) and the configuration of the working directory leave.
+def check_with_config(
+    cells: Sequence[CodeCell], select: Sequence[str] = (), ignore: Sequence[str] = ()
+) -> list[Finding]:
+    """The findings that neither comments (`# noqa`) nor the configuration of the working directory suppress.
 
     Args:
         cells: cells that share their names.
-        select: only these rules, as codes, beginnings of codes, groups or names; instead of the configuration's.
-        ignore: not these, besides the configuration's.
+        select: only these rules, as codes, prefixes, groups or names; instead of the configuration's.
+        ignore: without these, in addition to the configuration's.
 
     Raises:
-        TpuMagicsError: a word names no rule, or `[tool.tpu_magics]` cannot be followed.
+        TpuMagicsError: a word matches no rule, or `[tool.tpu_magics]` is invalid.
     """
-    from tpu_magics.check.command import check_cells_of_file
-    from tpu_magics.check.config import Configs, Rules
+    from tpu_magics.check.config import ConfigFinder, Rules
+    from tpu_magics.check.engine import check_cells_of_file
     from tpu_magics.check.rules import RULES
 
     rules = Rules(tuple(RULES))
-    chosen = Configs(rules, rules.checked(select, "--select"), rules.checked(ignore, "--ignore"))
+    chosen = ConfigFinder(rules, rules.validate(select, "--select"), rules.validate(ignore, "--ignore"))
     return check_cells_of_file(cells, chosen.of(Path.cwd()))
 
 
 def check_paths(paths: Sequence[str | Path], select: Sequence[str] = (), ignore: Sequence[str] = ()) -> list[Finding]:
-    """The findings of files and folders, as `python -m tpu_magics check` has them.
+    """The findings of files and folders, as `python -m tpu_magics check` reports them.
 
     Args:
         paths: .py and .ipynb files, and folders that are walked for them.
-        select: only these rules, as codes, beginnings of codes, groups or names.
-        ignore: not these.
+        select: only these rules, as codes, prefixes, groups or names.
+        ignore: without these.
 
     Raises:
-        TpuMagicsError: a path is missing, a word names no rule, or a `[tool.tpu_magics]` cannot be followed.
+        TpuMagicsError: a path is missing, a word matches no rule, or a `[tool.tpu_magics]` is invalid.
         OSError: a file cannot be read.
     """
     from tpu_magics.check.cells import read_file
-    from tpu_magics.check.command import check_cells_of_file
-    from tpu_magics.check.config import Configs, Rules
+    from tpu_magics.check.config import ConfigFinder, Rules
+    from tpu_magics.check.engine import check_cells_of_file
     from tpu_magics.check.files import files_of
     from tpu_magics.check.rules import RULES
 
     rules = Rules(RULES)
-    configs = Configs(rules, rules.checked(select, "select"), rules.checked(ignore, "ignore"))
+    configs = ConfigFinder(rules, rules.validate(select, "select"), rules.validate(ignore, "ignore"))
     missing: list[str] = []
     files = list(files_of([str(path) for path in paths], configs, missing))
     if missing:
         raise TpuMagicsError(
             f"There is no file or folder {missing[0]}.",
             f"The working directory is {Path.cwd()}.",
-            "Give paths from there.",
+            "Give paths relative to it.",
         )
     return in_order([one for file in files for one in check_cells_of_file(read_file(file), configs.of(file))])
 
@@ -87,10 +88,10 @@ def check_function(function: Callable[..., Any]) -> list[Finding]:
     """The findings of a function or class, and of what it calls in its own file or cell.
 
     Raises:
-        TpuMagicsError: its source is not at hand.
+        TpuMagicsError: its source is not available.
     """
     from tpu_magics.check.cells import cell_of
-    from tpu_magics.check.engine import parts_of
+    from tpu_magics.check.engine import code_spans
 
     name = getattr(function, "__qualname__", "")
     try:
@@ -98,12 +99,12 @@ def check_function(function: Callable[..., Any]) -> list[Finding]:
         path = inspect.getsourcefile(function) or "<source>"
     except (OSError, TypeError) as error:
         raise TpuMagicsError(
-            f"The source of {name or function!r} is not at hand: {error}.",
-            "A check reads code; it does not run it.",
-            "Give a function or class that a file or a cell defines.",
+            f"The source of {name or function!r} is not available: {error}.",
+            "The check reads source code and does not run it.",
+            "Pass a function or class that is defined in a file or a cell.",
         ) from error
     cells = [cell_of("".join(lines), path)]
-    parts = parts_of(cells, name)
+    parts = code_spans(cells, name)
     return [one for one in check_cells(cells) if any(part.holds(one) for part in parts)]
 
 

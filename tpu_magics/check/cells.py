@@ -1,8 +1,4 @@
-"""Files, notebooks and cells as the checker reads them.
-
-What lives here: the cell, and how text becomes one. What does not: IPython's syntax (ipython.py), the JSON of notebooks
-(notebook.py), and what is found in a cell (rules/). Nothing is ever imported or run.
-"""
+"""Files, notebooks and cells as the checker reads them. Nothing is imported or run."""
 
 from __future__ import annotations
 
@@ -19,8 +15,8 @@ from pathlib import Path
 from tpu_magics.check import ipython, notebook, syntax
 from tpu_magics.check.finding import Finding
 from tpu_magics.check.ipython import LineMagic
-from tpu_magics.check.nodes import no_collections
-from tpu_magics.check.syntax import NotPython
+from tpu_magics.check.nodes import gc_paused
+from tpu_magics.check.syntax import PythonParseError
 
 Note = Callable[[str], None]
 
@@ -28,16 +24,16 @@ _LINE_END = re.compile("\r\n?")
 
 
 @dataclass(eq=False)
-class Cell:
+class CodeCell:
     """One cell, or a whole Python file.
 
     Attributes:
         path: the file, or `In [n]` for a cell of a running notebook.
         number: of a code cell in its notebook file, from 1; None for anything else.
-        text: as the person sees it; lines end in a line feed whatever the file has.
+        text: as the user sees it; lines end in a line feed, whatever the file has.
         tree: its lines are the lines of `text`, its columns (in UTF-8 bytes, as everywhere in `ast`) those of `text`.
             Empty for a cell in another language, None for one that does not parse.
-        magic: the name of the cell magic ("tpu_train", "time", "bash"), "" where there is none.
+        magic: the name of the cell magic ("tpu_train", "time", "bash"), "" if there is none.
         magic_line: the words after it.
         line_magics: `%name words` on its lines.
         problem: TPU001 where it does not parse.
@@ -75,87 +71,88 @@ class Cell:
         return "\n".join([self.lines[first - 1][start:], *self.lines[first : last - 1], self.lines[last - 1][:end]])
 
 
-def cell_of(text: str, path: str = "<text>", number: int | None = None) -> Cell:
-    """Text as a cell. IPython's syntax is understood in cells of notebooks (a `number`, or a path `In [n]`) and in
-    `.ipy` files; in any other file its lines are a problem, and the rest is read."""
+def cell_of(text: str, path: str = "<text>", number: int | None = None) -> CodeCell:
+    """Text as a cell. IPython syntax is valid in cells of notebooks (a `number`, or a path `In [n]`) and in `.ipy`
+    files; in other files its lines are a problem, and the rest is read."""
     text = _LINE_END.sub("\n", text)
     try:
-        return Cell(path, number, text, syntax.parse(text))
-    except NotPython as error:
+        return CodeCell(path, number, text, syntax.parse(text))
+    except PythonParseError as error:
         interactive = number is not None or path.startswith("In [") or path.endswith(".ipy")
         return _interactive(text, path, number) if interactive else _exported(text, path, error)
 
 
-def _interactive(text: str, path: str, number: int | None) -> Cell:
+def _interactive(text: str, path: str, number: int | None) -> CodeCell:
     masked = ipython.mask(text)
-    cell = Cell(path, number, text, None, masked.magic, masked.magic_line, tuple(masked.line_magics))
+    cell = CodeCell(path, number, text, None, masked.magic, masked.magic_line, tuple(masked.line_magics))
     try:
         cell.tree = _parse_masked(masked.lines) if masked.is_python else ast.Module(body=[], type_ignores=[])
-    except NotPython as left:
-        cell.problem = syntax.problem(path, number, text, left)
+    except PythonParseError as left:
+        cell.problem = syntax.syntax_finding(path, number, text, left)
     return cell
 
 
 def _parse_masked(lines: list[str]) -> ast.Module:
-    """IPython takes away the indentation that all lines share; here the lines become the body of an `if`."""
+    """IPython removes common indentation; here the lines become the body of an `if`."""
     first = next((line for line in lines if line.strip() and not line.lstrip().startswith("#")), "")
     text = "\n".join(lines)
     if not first[:1].isspace():
         return syntax.parse(text)
     try:
         tree = syntax.parse("if 1:\n" + text)
-    except NotPython as error:
-        raise NotPython(error.said, max(error.line - 1, 1), error.column) from None
+    except PythonParseError as error:
+        raise PythonParseError(error.message, max(error.line - 1, 1), error.column) from None
     ast.increment_lineno(tree, -1)
     around = tree.body[0]
     if not isinstance(around, ast.If) or around.orelse:
-        raise NotPython("unexpected indent", lines.index(first) + 1)
+        raise PythonParseError("unexpected indent", lines.index(first) + 1)
     return ast.Module(body=[*around.body, *tree.body[1:]], type_ignores=[])
 
 
-def _exported(text: str, path: str, error: NotPython) -> Cell:
-    """A Python file that does not parse. Colab writes the `!` lines of a notebook into one as they are."""
+def _exported(text: str, path: str, error: PythonParseError) -> CodeCell:
+    """A Python file that does not parse. Colab exports the `!` lines of a notebook unchanged."""
     masked = ipython.mask(text, cell_magics=False)
     try:
         tree = syntax.parse(masked.python)
-    except NotPython:
-        return Cell(path, None, text, None, problem=syntax.problem(path, None, text, error))
-    problem = syntax.ipython_in_python(path, text, error)
-    return Cell(path, None, text, tree, line_magics=tuple(masked.line_magics), problem=problem)
+    except PythonParseError:
+        return CodeCell(path, None, text, None, problem=syntax.syntax_finding(path, None, text, error))
+    problem = syntax.ipython_finding(path, text, error)
+    return CodeCell(path, None, text, tree, line_magics=tuple(masked.line_magics), problem=problem)
 
 
 # -- files ----------------------------------------------------------------------------------------------------------
 
 
-def read_file(path: str | Path, note: Note = lambda _: None) -> list[Cell]:
-    """The cells of a notebook, or the one of any other file; raises OSError. What is skipped is told to `note`."""
+def read_file(path: str | Path, note: Note = lambda _: None) -> list[CodeCell]:
+    """The cells of a notebook, or the single cell of another file; raises OSError. `note` gets what is skipped."""
     return cells_of(Path(path).read_bytes(), str(path), note)
 
 
-@no_collections()
-def cells_of(data: bytes, path: str, note: Note = lambda _: None) -> list[Cell]:
+@gc_paused()
+def cells_of(data: bytes, path: str, note: Note = lambda _: None) -> list[CodeCell]:
     """The same for a file's bytes."""
     try:
         if path.lower().endswith(".ipynb"):
             found = notebook.read(data)
             if found.language:
-                note(f"{path}: not checked, a notebook in {found.language}")
+                note(f"{path}: not checked, because it is a notebook in {found.language}")
                 return []
             return [cell_of(text, path, number) for number, text in enumerate(found.sources, start=1)]
         return [cell_of(decode(data)[0], path)]
     except notebook.NotANotebook as error:
-        return [_unreadable(path, NotPython(str(error), error.line), "This notebook")]
-    except NotPython as error:
+        return [_unreadable(path, PythonParseError(str(error), error.line), "This notebook")]
+    except PythonParseError as error:
         return [_unreadable(path, error, "This file")]
 
 
-def _unreadable(path: str, error: NotPython, what: str) -> Cell:
+def _unreadable(path: str, error: PythonParseError, what: str) -> CodeCell:
     lines = "\n" * (error.line - 1)
-    return Cell(path, None, lines, None, problem=syntax.problem(path, None, lines, error, what))
+    return CodeCell(path, None, lines, None, problem=syntax.syntax_finding(path, None, lines, error, what))
 
 
 def decode(data: bytes) -> tuple[str, str]:
-    """The text of a Python file and its encoding (PEP 263; "utf-8-sig" with a byte order mark); raises NotPython."""
+    """The text of a Python file and its encoding (PEP 263; "utf-8-sig" with a byte order mark); raises
+    PythonParseError."""
     encoding = "utf-8"
     try:
         if data.startswith(codecs.BOM_UTF8) or b"coding" in b"\n".join(data.split(b"\n", 2)[:2]):
@@ -163,17 +160,17 @@ def decode(data: bytes) -> tuple[str, str]:
         return data.decode(encoding), encoding
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise NotPython(f"a byte is not {encoding}: 0x{data[error.start]:02x}", line) from None
+        raise PythonParseError(f"a byte is not valid {encoding}: 0x{data[error.start]:02x}", line) from None
     except (SyntaxError, LookupError, ValueError) as error:
-        raise NotPython(str(error)) from None
+        raise PythonParseError(str(error)) from None
 
 
-# -- definitions that were replaced -----------------------------------------------------------------------------------
+# -- redefined functions and classes ----------------------------------------------------------------------------------
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-def without_replaced(cells: Sequence[Cell], name: str = "", home: str = "") -> list[Cell]:
+def without_redefined(cells: Sequence[CodeCell], name: str = "", home: str = "") -> list[CodeCell]:
     """The cells, in the order in which they ran, without definitions that a later one of the same name has replaced.
 
     Args:
@@ -189,20 +186,20 @@ def without_replaced(cells: Sequence[Cell], name: str = "", home: str = "") -> l
     return [_only(cell, live) for cell in cells]
 
 
-def _definitions(cell: Cell) -> Iterator[_Definition]:
-    """Those outside of everything that take a name of their own: `@show.register` gives its function to another."""
+def _definitions(cell: CodeCell) -> Iterator[_Definition]:
+    """Top-level definitions that bind their name; `@show.register` registers its function with another."""
     for node in cell.tree.body if cell.tree is not None else ():
         if isinstance(node, _Definition) and not any(map(registers, node.decorator_list)):
             yield node
 
 
 def registers(decorator: ast.expr) -> bool:
-    """Whether it gives its function to another (`@show.register`)."""
+    """Whether it registers its function with another (`@show.register`)."""
     called = decorator.func if isinstance(decorator, ast.Call) else decorator
     return isinstance(called, ast.Attribute) and called.attr == "register"
 
 
-def _only(cell: Cell, live: set[int]) -> Cell:
+def _only(cell: CodeCell, live: set[int]) -> CodeCell:
     replaced = {id(node) for node in _definitions(cell)} - live
     if cell.tree is None or not replaced:
         return cell

@@ -1,13 +1,10 @@
-"""Which rules speak about which files: `[tool.tpu_magics]` and the options of the command line.
+"""Selects rules for files, by `[tool.tpu_magics]` in pyproject.toml and by the options of the command line.
 
-What lives here: reading and validating that table, and asking it. What does not: comments in the code (noqa.py), and
-walking folders (files.py).
-
-    [tool.tpu_magics]
-    select = ["values", "shapes", "TPU3"]      # groups, codes, beginnings of codes, names of rules
-    ignore = ["print-in-step"]
-    exclude = ["legacy", "notebooks/old/*"]    # globs, from the folder of this file
-    per-file-ignores = { "tests/*" = ["values"] }
+[tool.tpu_magics]
+select = ["values", "shapes", "TPU3"]      # groups, codes, prefixes of codes, names of rules
+ignore = ["print-in-step"]
+exclude = ["legacy", "notebooks/old/*"]    # globs, relative to the folder of this file
+per-file-ignores = { "tests/*" = ["values"] }
 """
 
 from __future__ import annotations
@@ -32,13 +29,13 @@ TABLES = ("tpu_magics", "tpu-magics")
 _TABLE = re.compile(r"""^\s*\[\s*tool\s*\.\s*["']?tpu[_-]magics\b""", re.MULTILINE)
 
 
-class WrongUsage(TpuMagicsError):
-    """An option or a configuration that cannot be followed; the command ends with exit code 2."""
+class UsageError(TpuMagicsError):
+    """An invalid option or configuration; the command ends with exit code 2."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules that there are, by the words with which one can choose them."""
+    """All rules, by the words that select them."""
 
     modules: Sequence[ModuleType]
 
@@ -46,15 +43,15 @@ class Rules:
     def all(self) -> tuple[ModuleType, ...]:
         return (syntax, *self.modules)
 
-    def checked(self, words: Iterable[str], where: str) -> tuple[str, ...]:
-        """The words as they are; raises WrongUsage for one that chooses no rule."""
+    def validate(self, words: Iterable[str], where: str) -> tuple[str, ...]:
+        """The words unchanged; raises UsageError for a word that selects no rule."""
         words = tuple(words)
         for word in words:
-            if not any(_weight(word, rule.CODE, rule.GROUP, rule.NAME) for rule in self.all):
+            if not any(_specificity(word, rule.CODE, rule.GROUP, rule.NAME) for rule in self.all):
                 groups = ", ".join(dict.fromkeys(str(rule.GROUP) for rule in self.all))
-                raise WrongUsage(
-                    f"{where} names no rule: {word!r}.",
-                    f"A rule is chosen by code (TPU101), beginning of codes (TPU1), name or group ({groups}).",
+                raise UsageError(
+                    f"{where}: no rule matches {word!r}.",
+                    f"Rules are selected by code (TPU101), prefix (TPU1), name or group ({groups}).",
                     "See `python -m tpu_magics check --list-rules` for all of them.",
                 )
         return words
@@ -69,21 +66,21 @@ class Rules:
         return str(rule.NAME) if rule else ""
 
 
-def _weight(word: str, code: str, group: str, name: str) -> int:
-    """How exactly a word means a rule: 0 not at all, more for fewer rules."""
+def _specificity(word: str, code: str, group: str, name: str) -> int:
+    """How specifically a word selects a rule: 0 not at all, more for fewer rules."""
     small = word.lower()
     if small == "all":
         return 1
     if small == group:
-        return 1 + len("tpu1")  # a group has the numbers of one hundred
+        return 1 + len("tpu1")  # a group has one hundred numbers
     if small == name:
         return 1 + len(code)
     return 1 + len(small) if small.startswith("tpu") and code.lower().startswith(small) else 0
 
 
 @dataclass(frozen=True)
-class Config:
-    """What is chosen for the files below one folder. Empty `select`: every rule."""
+class CheckConfig:
+    """The configuration for the files below one folder. Empty `select`: every rule."""
 
     rules: Rules
     root: Path = field(default_factory=Path.cwd)
@@ -93,14 +90,14 @@ class Config:
     per_file_ignores: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def wants(self, finding: Finding) -> bool:
-        """Whether a finding is chosen. Of `select` and `ignore` the word that means fewer rules wins, `ignore` where
-        both mean as many. What does not parse is told whatever is selected."""
-        if self._heaviest(self._ignored_here(finding.path), finding):
+        """Whether a finding is selected. Of `select` and `ignore` the more specific word wins, on a tie `ignore`.
+        TPU001 is reported whatever is selected."""
+        if self._max_specificity(self._ignored_here(finding.path), finding):
             return False
-        ignored = self._heaviest(self.ignore, finding)
+        ignored = self._max_specificity(self.ignore, finding)
         if finding.code == syntax.CODE:
             return ignored <= 1
-        selected = self._heaviest(self.select, finding) if self.select else 1
+        selected = self._max_specificity(self.select, finding) if self.select else 1
         return selected > ignored or (selected > 0 and not ignored)
 
     def excludes(self, path: str | Path) -> bool:
@@ -113,9 +110,9 @@ class Config:
         relative = self._relative(path)
         return tuple(word for glob, words in self.per_file_ignores if _matches(glob, relative) for word in words)
 
-    def _heaviest(self, words: Iterable[str], finding: Finding) -> int:
+    def _max_specificity(self, words: Iterable[str], finding: Finding) -> int:
         name = self.rules.name(finding.code)
-        return max((_weight(word, finding.code, finding.group, name) for word in words), default=0)
+        return max((_specificity(word, finding.code, finding.group, name) for word in words), default=0)
 
     def _relative(self, path: str | Path) -> str:
         absolute = Path(path).absolute()
@@ -123,7 +120,7 @@ class Config:
 
 
 def _matches(glob: str, path: str) -> bool:
-    """Whether a glob fits a path or a folder above it. Without a slash inside, it fits any name in the path."""
+    """Whether a glob matches a path or a folder above it. Without a slash it matches any name in the path."""
     glob = glob.removeprefix("./")
     parts = path.split("/")
     if "/" not in glob.rstrip("/"):
@@ -144,39 +141,39 @@ def _pattern(glob: str) -> re.Pattern[str]:
 
 
 @dataclass
-class Configs:
-    """The configuration of each folder: that of the nearest pyproject.toml above it with our table."""
+class ConfigFinder:
+    """Finds the configuration of a folder: the nearest pyproject.toml above it with our table."""
 
     rules: Rules
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
-    _known: dict[Path, Config] = field(default_factory=dict)
+    _known: dict[Path, CheckConfig] = field(default_factory=dict)
 
-    def of(self, path: str | Path) -> Config:
-        """For a file or folder. The command line wins: its `select` takes the place of what files choose and ignore,
-        its `ignore` comes on top."""
+    def of(self, path: str | Path) -> CheckConfig:
+        """For a file or folder. On the command line `select` replaces `select` and `ignore` of the file, `ignore`
+        is added."""
         found = Path(path).absolute()
         return self._of_folder(found if found.is_dir() else found.parent)
 
-    def _of_folder(self, folder: Path) -> Config:
+    def _of_folder(self, folder: Path) -> CheckConfig:
         if folder not in self._known:
             config = read(folder / "pyproject.toml", self.rules)
             if config is not None:
                 self._known[folder] = self._overridden(config)
             elif folder.parent == folder:
-                self._known[folder] = self._overridden(Config(self.rules))
+                self._known[folder] = self._overridden(CheckConfig(self.rules))
             else:
                 self._known[folder] = self._of_folder(folder.parent)
         return self._known[folder]
 
-    def _overridden(self, config: Config) -> Config:
+    def _overridden(self, config: CheckConfig) -> CheckConfig:
         if self.select:
             config = replace(config, select=self.select, ignore=())
         return replace(config, ignore=config.ignore + self.ignore)
 
 
-def read(path: Path, rules: Rules) -> Config | None:
-    """The configuration in a pyproject.toml; None where there is no file or no such table. Raises WrongUsage."""
+def read(path: Path, rules: Rules) -> CheckConfig | None:
+    """The configuration in a pyproject.toml; None if there is no file or no such table. Raises UsageError."""
     try:
         text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError):
@@ -190,9 +187,9 @@ def _table(path: Path, text: str) -> Any:
     if parser is None:
         if not _TABLE.search(text):
             return None
-        raise WrongUsage(
+        raise UsageError(
             f"[tool.tpu_magics] in {path} cannot be read.",
-            "Python 3.10 has no reader of TOML.",
+            "Python 3.10 has no TOML parser.",
             "Run `pip install tomli`, or use Python 3.11 or newer.",
         )
     try:
@@ -200,44 +197,46 @@ def _table(path: Path, text: str) -> Any:
     except ValueError as error:
         if not _TABLE.search(text):
             return None
-        raise WrongUsage(f"{path} is no TOML: {error}.", "", "Mend the file; [tool.tpu_magics] is in it.") from None
+        raise UsageError(
+            f"{path} is not valid TOML: {error}.", "", "Fix the file: [tool.tpu_magics] is in it."
+        ) from None
     tool = found.get("tool")
     return next((tool[name] for name in TABLES if name in tool), None) if isinstance(tool, dict) else None
 
 
 def _toml() -> Any:
-    """The reader of TOML that Python 3.11 has, or its forerunner; None where there is neither."""
+    """tomllib of Python 3.11, or tomli; None if there is neither."""
     for name in ("tomllib", "tomli"):
         with suppress(ImportError):
             return importlib.import_module(name)
     return None
 
 
-def _config(path: Path, table: Any, rules: Rules) -> Config:
+def _config(path: Path, table: Any, rules: Rules) -> CheckConfig:
     if not isinstance(table, dict):
-        raise WrongUsage(f"[tool.tpu_magics] in {path} is no table.", "", f"Its keys are {', '.join(KEYS)}.")
+        raise UsageError(f"[tool.tpu_magics] in {path} is not a table.", "", f"Its keys are {', '.join(KEYS)}.")
     found = {key.replace("_", "-"): value for key, value in table.items()}
     unknown = [key for key in found if key not in KEYS]
     if unknown:
-        raise WrongUsage(
+        raise UsageError(
             f"[tool.tpu_magics] in {path} has an unknown key: {unknown[0]}.", "", f"Its keys are {', '.join(KEYS)}."
         )
     where = f"[tool.tpu_magics] in {path}"
     per_file = found.get("per-file-ignores", {})
     if not isinstance(per_file, Mapping):
-        raise WrongUsage(f"{where}: per-file-ignores is no table.", "", 'Write `"tests/*" = ["values"]` in it.')
-    return Config(
+        raise UsageError(f"{where}: per-file-ignores is not a table.", "", 'Write `"tests/*" = ["values"]` in it.')
+    return CheckConfig(
         rules,
         path.parent,
-        rules.checked(_words(found, "select", where), where),
-        rules.checked(_words(found, "ignore", where), where),
+        rules.validate(_words(found, "select", where), where),
+        rules.validate(_words(found, "ignore", where), where),
         _words(found, "exclude", where),
-        tuple((glob, rules.checked(_words(per_file, glob, where), where)) for glob in per_file),
+        tuple((glob, rules.validate(_words(per_file, glob, where), where)) for glob in per_file),
     )
 
 
 def _words(table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
     words = table.get(key, [])
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise WrongUsage(f"{where}: {key} is no list of strings.", "", f'Write `{key} = ["..."]`.')
+        raise UsageError(f"{where}: {key} is not a list of strings.", "", f'Write `{key} = ["..."]`.')
     return tuple(words)

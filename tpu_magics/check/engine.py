@@ -1,7 +1,4 @@
-"""From cells to findings.
-
-What lives here: the walk, then the rules over what it recorded. What does not: either of them.
-"""
+"""Checks cells: infers values, then applies the rules to the recorded nodes."""
 
 from __future__ import annotations
 
@@ -14,64 +11,73 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.finding import Finding, in_order
-from tpu_magics.check.flow import Walker
-from tpu_magics.check.nodes import no_collections, nodes_of
-from tpu_magics.check.program import Program, Speaker
-from tpu_magics.check.syntax import NotPython, problem
+from tpu_magics.check.nodes import gc_paused, nodes_of
+from tpu_magics.check.noqa import without_suppressed
+from tpu_magics.check.program import CheckedProgram, RuleInfo
+from tpu_magics.check.syntax import PythonParseError, syntax_finding
+from tpu_magics.check.walker import Walker
 
 if TYPE_CHECKING:
-    from tpu_magics.check.cells import Cell
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.cells import CodeCell
+    from tpu_magics.check.config import CheckConfig
     from tpu_magics.check.program import Function
+    from tpu_magics.check.rule_context import RuleContext
 
-# Code that names none of these can break no rule, and is not walked.
+# Code without any of these words cannot break a rule and is skipped.
 _OURS = re.compile(r"torch|tensorflow|keras|transformers|accelerate|tpu|XLA_|import tf\b|tokeniz|timm")
-_DEEP = 10_000  # stack frames for deeply nested code; the parser itself gives up earlier
+_DEEP = 10_000  # stack frames for deeply nested code; the parser gives up earlier
 
 
-def check_program(cells: Sequence[Cell], rules: Sequence[ModuleType]) -> list[Finding]:
+def check_program(cells: Sequence[CodeCell], rules: Sequence[ModuleType]) -> list[Finding]:
     """All findings of these cells, which share their names. A cell that does not parse gives its own finding."""
     broken = [cell.problem for cell in cells if cell.problem is not None]
     if not any(_OURS.search(cell.text) for cell in cells):
         return in_order(broken)
     try:
-        with no_collections():
+        with gc_paused():
             return in_order([*broken, *_distinct(_found(cells, rules))])
     except RecursionError:
-        deep = NotPython("the code is nested too deeply to be followed")
-        return in_order([*broken, problem(cells[0].path, cells[0].number, cells[0].text, deep)])
+        deep = PythonParseError("the code is nested too deeply")
+        return in_order([*broken, syntax_finding(cells[0].path, cells[0].number, cells[0].text, deep)])
+
+
+def check_cells_of_file(cells: Sequence[CodeCell], config: CheckConfig) -> list[Finding]:
+    """The findings of one file that comments and the configuration do not suppress."""
+    found = [*check_program(cells, config.rules.modules), *(cell.problem for cell in cells if cell.problem)]
+    return in_order([finding for finding in without_suppressed(found, cells) if config.wants(finding)])
 
 
 def _distinct(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """What is said of a line is said once (`assert nonzero(x).size(0) == 4, nonzero(x).size(0)`)."""
-    said = set()
+    """One message per line (`assert nonzero(x).size(0) == 4, nonzero(x).size(0)`)."""
+    seen = set()
     for one in findings:
         key = (one.code, one.path, one.cell, one.line, one.message)
-        if one.edits or key not in said:
+        if one.edits or key not in seen:
             yield one
-        said.add(key)
+        seen.add(key)
 
 
-def _found(cells: Sequence[Cell], rules: Sequence[ModuleType]) -> Iterator[Finding]:
+def _found(cells: Sequence[CodeCell], rules: Sequence[ModuleType]) -> Iterator[Finding]:
     interested: dict[type, list[ModuleType]] = {}
     for rule in rules:
         for kind in getattr(rule, "NODES", ()):
             interested.setdefault(kind, []).append(rule)
     program = walk(cells, frozenset(interested))
-    speakers = {rule: Speaker(rule.CODE, rule.GROUP, rule.WHY) for rule in rules}
-    for node, at in program.recorded:
+    speakers = {rule: RuleInfo(rule.CODE, rule.GROUP, rule.WHY) for rule in rules}
+    for node, ctx in program.recorded:
         for rule in interested[node.__class__]:
             program.rule = speakers[rule]
-            yield from rule.check(node, at)
+            yield from rule.check(node, ctx)
     for rule in rules:
         if hasattr(rule, "check_program"):
             program.rule = speakers[rule]
             yield from rule.check_program(program)
 
 
-def walk(cells: Sequence[Cell], interests: frozenset[type] = frozenset()) -> Program:
-    """The program behind these cells, its values found. `program.recorded` holds the nodes of these kinds."""
-    program = Program(cells)
+def walk(cells: Sequence[CodeCell], interests: frozenset[type] = frozenset()) -> CheckedProgram:
+    """The program of these cells with its inferred values. `program.recorded` holds the nodes of the kinds in
+    `interests`."""
+    program = CheckedProgram(cells)
     walker = Walker(program, interests)
     limit = sys.getrecursionlimit()
     try:
@@ -83,14 +89,14 @@ def walk(cells: Sequence[Cell], interests: frozenset[type] = frozenset()) -> Pro
     return program
 
 
-def _once(recorded: list[tuple[ast.AST, Place]]) -> list[tuple[ast.AST, Place]]:
-    """A node that the walk meets twice (an attribute that is assigned to) is given to rules once, as met last."""
-    found = {id(node): (node, at) for node, at in recorded}
+def _once(recorded: list[tuple[ast.AST, RuleContext]]) -> list[tuple[ast.AST, RuleContext]]:
+    """A node that the walk visits twice (an attribute that is assigned to) is checked once, with the last context."""
+    found = {id(node): (node, ctx) for node, ctx in recorded}
     return list(found.values())
 
 
 @dataclass(frozen=True)
-class Part:
+class CodeSpan:
     """Lines `first` to `last` of a cell or file."""
 
     path: str
@@ -102,27 +108,28 @@ class Part:
         return (one.path, one.cell) == (self.path, self.cell) and self.first <= one.line <= self.last
 
 
-def parts_of(cells: Sequence[Cell], name: str) -> list[Part]:
-    """Where a function, class or method (`Net.forward`) of these cells stands, and what it calls."""
+def code_spans(cells: Sequence[CodeCell], name: str) -> list[CodeSpan]:
+    """The source lines of a function, class or method (`Net.forward`) of these cells, and of the functions that it
+    calls."""
     program = walk(cells)
     wanted = [one for one in program.functions if _name(one) == name][-1:]
     classes = [one for one in program.classes if one.name == name][-1:]
     wanted += [method for cls in classes for method in cls.methods.values()]
-    parts = [_part(one.node, one.at.cell) for one in _reached(program, wanted)]
+    parts = [_span(one.node, one.ctx.cell) for one in _reached(program, wanted)]
     homes = {id(cls.node): cell for cls in classes for cell in cells if cell.tree and cls.node in nodes_of(cell.tree)}
-    return parts + [_part(cls.node, homes[id(cls.node)]) for cls in classes if id(cls.node) in homes]
+    return parts + [_span(cls.node, homes[id(cls.node)]) for cls in classes if id(cls.node) in homes]
 
 
-def _reached(program: Program, wanted: Sequence[Function]) -> list[Function]:
-    """These functions, what they call, what they name (`collate_fn=collate`), and what is defined in them."""
-    by_name: dict[str, list[Function]] = {}
+def _reached(program: CheckedProgram, wanted: Sequence[Function]) -> list[Function]:
+    """These functions, the functions that they call or mention (`collate_fn=collate`), and those defined in them."""
+    value_of_name: dict[str, list[Function]] = {}
     called: dict[int, list[Function]] = {}
     for one in program.functions:
         if one.cls is None:
-            by_name.setdefault(one.name, []).append(one)
+            value_of_name.setdefault(one.name, []).append(one)
         for call in one.callers:
-            if call.at.function is not None:
-                called.setdefault(id(call.at.function), []).append(one)
+            if call.ctx.function is not None:
+                called.setdefault(id(call.ctx.function), []).append(one)
     waiting, reached = list(wanted), {}
     while waiting:
         function = waiting.pop()
@@ -130,7 +137,7 @@ def _reached(program: Program, wanted: Sequence[Function]) -> list[Function]:
             continue
         reached[id(function)] = function
         waiting += [*called.get(id(function), ()), *function.inner]
-        waiting += [one for name in function.reads for one in by_name.get(name, ())]
+        waiting += [one for name in function.reads for one in value_of_name.get(name, ())]
     return list(reached.values())
 
 
@@ -138,7 +145,7 @@ def _name(function: Function) -> str:
     return function.name if function.cls is None else f"{function.cls.name}.{function.name}"
 
 
-def _part(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef, cell: Cell) -> Part:
+def _span(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef, cell: CodeCell) -> CodeSpan:
     decorators = getattr(node, "decorator_list", [])
     first = min([node.lineno, *(one.lineno for one in decorators)])
-    return Part(cell.path, cell.number, first, node.end_lineno or node.lineno)
+    return CodeSpan(cell.path, cell.number, first, node.end_lineno or node.lineno)

@@ -1,8 +1,4 @@
-"""The values of expressions.
-
-What lives here: one method for each kind of expression; each notes the value on its node. What does not: calls
-(calls.py) and statements (flow.py).
-"""
+"""The values of expressions: one function for each kind of expression. Calls are in calls.py."""
 
 from __future__ import annotations
 
@@ -13,9 +9,9 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.check import known
+from tpu_magics.check import stubs
 from tpu_magics.check.names import CONVENTIONS, canonical
-from tpu_magics.check.parameters import by_name
+from tpu_magics.check.parameters import value_of_name
 from tpu_magics.check.values import (
     A_NUMBER,
     A_SHAPE,
@@ -32,48 +28,48 @@ from tpu_magics.check.values import (
     LOADER,
     MODEL,
     MODULE,
-    NO_IDEA,
     NOTHING,
     NUMBER,
     OUTPUT,
     TENSOR,
     TFDATA,
     UNKNOWN,
-    Value,
+    UNKNOWN_VALUE,
+    AbstractValue,
     join,
 )
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
-    from tpu_magics.check.program import Class, Function, Program
+    from tpu_magics.check.program import CheckedProgram, Class, Function
+    from tpu_magics.check.rule_context import RuleContext
 
-MOST_ITEMS = 24  # of a list or tuple that are known one by one
-EVERY_N = "%every-n"  # the name of a Python truth that holds only now and then
-FLAGS = ("varies", "read", "shape")  # of numbers: what is computed from one has them too
+MOST_ITEMS = 24  # items of a list or tuple that are tracked one by one
+EVERY_N = "%every-n"  # the name of a condition that holds only every N steps
+FLAGS = ("varies", "read", "shape")  # of numbers: the result of a computation has them too
 TENSORS = (TENSOR, OUTPUT, BATCH)
-# What a loop over something unknown gives, and its parts: sent to a device, it is a tensor and no model.
-AN_ITEM = Value(UNKNOWN, name="%item")
+# An item of an unknown iterable, and its parts: moved to a device, it is a tensor and not a model.
+UNKNOWN_ITEM = AbstractValue(UNKNOWN, name="%item")
 _BUILTINS = frozenset(dir(builtins))
-_MODULES: dict[str, Value] = {}
+_MODULES: dict[str, AbstractValue] = {}
 
 
-def module(name: str) -> Value:
+def module(name: str) -> AbstractValue:
     """The value that stands for a canonical name."""
     found = _MODULES.get(name)
     if found is None:
-        found = _MODULES[name] = Value(MODULE, name=name)
+        found = _MODULES[name] = AbstractValue(MODULE, name=name)
     return found
 
 
-def element(value: Value) -> Value:
-    """What iterating over a value gives."""
+def element(value: AbstractValue) -> AbstractValue:
+    """The item of an iteration over a value."""
     kind = value.kind
     if kind == LOADER:
-        return Value(BATCH, lib=value.lib, where="device" if value.prepared else "")
+        return AbstractValue(BATCH, lib=value.lib, where="device" if value.prepared else "")
     if kind == TFDATA:
-        return Value(BATCH, lib="tf")
+        return AbstractValue(BATCH, lib="tf")
     if kind in (BATCH, OUTPUT):
-        return Value(TENSOR, lib=value.lib, where=value.where)
+        return AbstractValue(TENSOR, lib=value.lib, where=value.where)
     if kind == TENSOR:
         return value if value.name != "keras.Input" else value.with_(name="")
     if kind == ARRAY:
@@ -81,86 +77,89 @@ def element(value: Value) -> Value:
     if value.item is not None:
         return value.item
     if value.items:
-        return joined(value.items)
+        return join_all(value.items)
     if kind == NUMBER and (value.shape or value.read):
         return value.with_(const=NOTHING)
-    if value.name == AN_ITEM.name:
+    if value.name == UNKNOWN_ITEM.name:
         return value
-    if kind == UNKNOWN and value.prepared:  # by accelerate: iterated over, it is a loader
-        return Value(BATCH, lib="torch", where="device")
-    return NO_IDEA
+    if kind == UNKNOWN and value.prepared:  # by accelerate: in a loop it is a loader
+        return AbstractValue(BATCH, lib="torch", where="device")
+    return UNKNOWN_VALUE
 
 
-def gone_over(value: Value, node: ast.expr) -> Value:
-    """What a loop goes over; of a call that is not known the loader it is given (`logger.log_every(loader, 10)`)."""
+def iterated_value(value: AbstractValue, node: ast.expr) -> AbstractValue:
+    """The iterable of a loop; for an unknown call the loader among its arguments (`logger.log_every(loader, 10)`)."""
     if value.kind != UNKNOWN or not isinstance(node, ast.Call):
         return value
-    given: Iterable[Value] = (getattr(one, "_value", NO_IDEA) for one in node.args)
+    given: Iterable[AbstractValue] = (getattr(one, "_value", UNKNOWN_VALUE) for one in node.args)
     return next((one for one in given if one.kind == LOADER), value)
 
 
-def where_together(places: Iterable[str]) -> str:
-    """Where what is computed from tensors at these places is."""
+def common_placement(places: Iterable[str]) -> str:
+    """The device of a result that is computed from tensors on these devices."""
     found = set(places)
     if "device" in found:
         return "device"
     return "host" if found == {"host"} else ""
 
 
-def joined(values: Iterable[Value]) -> Value:
-    found: Value | None = None
+def join_all(values: Iterable[AbstractValue]) -> AbstractValue:
+    found: AbstractValue | None = None
     for value in values:
         found = value if found is None else join(found, value)
-    return found if found is not None else NO_IDEA
+    return found if found is not None else UNKNOWN_VALUE
 
 
 class Evaluator:
-    """Finds values of expressions in a frame. `recording`: the second pass, in which nodes are given to rules."""
+    """Evaluates expressions in a frame. `recording`: the second pass, which records nodes for the rules."""
 
-    program: Program
-    at: Place
-    env: dict[str, Value]
+    program: CheckedProgram
+    ctx: RuleContext
+    env: dict[str, AbstractValue]
     recording: bool
     interests: frozenset[type]
-    recorded: list[tuple[ast.AST, Place]]
+    recorded: list[tuple[ast.AST, RuleContext]]
 
-    def value(self, node: ast.expr | None) -> Value:
+    def value(self, node: ast.expr | None) -> AbstractValue:
         """Evaluate, note, record."""
         if node is None:
-            return NO_IDEA
+            return UNKNOWN_VALUE
         found = _EXPRESSIONS.get(node.__class__, _unknown)(self, node)
         node._value = found  # type: ignore[attr-defined]
         if self.recording and node.__class__ in self.interests:
-            self.recorded.append((node, self.at))
+            self.recorded.append((node, self.ctx))
         return found
 
-    def values(self, nodes: Iterable[ast.expr | None]) -> list[Value]:
+    def values(self, nodes: Iterable[ast.expr | None]) -> list[AbstractValue]:
         return [self.value(node) for node in nodes]
 
-    # What flow.py gives:
+    # Implemented in walker.py:
 
-    def bind(self, name: str, value: Value) -> None:
+    def bind(self, name: str, value: AbstractValue) -> None:
         raise NotImplementedError
 
     def unbind(self, name: str) -> None:
         raise NotImplementedError
 
-    def assign(self, target: ast.expr, value: Value) -> None:
+    def assign(self, target: ast.expr, value: AbstractValue) -> None:
         raise NotImplementedError
 
-    def assign_again(self, node: ast.expr, value: Value) -> None:
+    def assign_again(self, node: ast.expr, value: AbstractValue) -> None:
         raise NotImplementedError
 
-    def lookup_outer(self, name: str) -> Value | None:
+    def lookup_outer(self, name: str) -> AbstractValue | None:
         raise NotImplementedError
 
     def define_lambda(self, node: ast.Lambda) -> Function:
         raise NotImplementedError
 
-    def star_import(self, name: str) -> Value | None:
+    def star_import(self, name: str) -> AbstractValue | None:
         raise NotImplementedError
 
-    def name_of(self, name: str) -> Value:
+    def call(self, node: ast.Call) -> AbstractValue:
+        raise NotImplementedError
+
+    def name_of(self, name: str) -> AbstractValue:
         found = self.env.get(name)
         if found is not None:
             return found
@@ -172,21 +171,21 @@ class Evaluator:
         found = self.star_import(name)
         if found is not None:
             return found
-        return module(CONVENTIONS[name]) if name in CONVENTIONS else by_name(name)
+        return module(CONVENTIONS[name]) if name in CONVENTIONS else value_of_name(name)
 
 
-def _unknown(walk: Evaluator, node: ast.AST) -> Value:
+def _unknown(walk: Evaluator, node: ast.AST) -> AbstractValue:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.expr):
             walk.value(child)
-    return NO_IDEA
+    return UNKNOWN_VALUE
 
 
-def _constant(walk: Evaluator, node: ast.Constant) -> Value:
-    return Value(NUMBER, const=node.value)
+def _constant(walk: Evaluator, node: ast.Constant) -> AbstractValue:
+    return AbstractValue(NUMBER, const=node.value)
 
 
-def _name(walk: Evaluator, node: ast.Name) -> Value:
+def _name(walk: Evaluator, node: ast.Name) -> AbstractValue:
     return walk.name_of(node.id)
 
 
@@ -199,14 +198,14 @@ _ACCELERATORS = frozenset(("is_main_process", "is_local_main_process", "process_
 _PARAMETER = re.compile(r"^(p|param|parameter|w|weights?|x|tensor)$")
 
 
-def _attribute(walk: Evaluator, node: ast.Attribute) -> Value:
+def _attribute(walk: Evaluator, node: ast.Attribute) -> AbstractValue:
     value = walk.value(node.value)
     if value.kind == UNKNOWN and node.attr == "grad" and isinstance(node.value, ast.Name):
-        return Value(TENSOR) if _PARAMETER.match(node.value.id) else NO_IDEA
+        return AbstractValue(TENSOR) if _PARAMETER.match(node.value.id) else UNKNOWN_VALUE
     return attribute(value, node.attr)
 
 
-def attribute(value: Value, name: str) -> Value:
+def attribute(value: AbstractValue, name: str) -> AbstractValue:
     """The attribute of a value."""
     kind = value.kind
     if kind == MODULE:
@@ -216,17 +215,21 @@ def attribute(value: Value, name: str) -> Value:
     if kind in (OUTPUT, BATCH):
         if name.startswith("num_"):
             return A_SHAPE
-        if name in known.NUMBER_ATTRIBUTES:
+        if name in stubs.NUMBER_ATTRIBUTES:
             return _tensor_attribute(value, name)
         if name in _TUPLES:
-            return Value(LIST, item=Value(TENSOR, lib=value.lib, where=value.where))
+            return AbstractValue(LIST, item=AbstractValue(TENSOR, lib=value.lib, where=value.where))
         dtype = "float" if name in _FLOATS else "int" if name == "indices" else ""
-        return NO_IDEA if name == "past_key_values" else Value(TENSOR, lib=value.lib, where=value.where, dtype=dtype)
+        return (
+            UNKNOWN_VALUE
+            if name == "past_key_values"
+            else AbstractValue(TENSOR, lib=value.lib, where=value.where, dtype=dtype)
+        )
     handler = _ATTRIBUTES.get(kind)
-    return handler(value, name) if handler is not None else value if value is AN_ITEM else NO_IDEA
+    return handler(value, name) if handler is not None else value if value is UNKNOWN_ITEM else UNKNOWN_VALUE
 
 
-# Of a ModelOutput: None, or one tensor for each layer.
+# Fields of a ModelOutput: None, or one tensor for each layer.
 _TUPLES = frozenset(
     ("hidden_states", "attentions", "cross_attentions", "encoder_hidden_states", "decoder_hidden_states",
      "encoder_attentions", "decoder_attentions")
@@ -236,30 +239,30 @@ _TUPLES = frozenset(
 _FLOATS = frozenset(("loss", "logits", "last_hidden_state", "pooler_output"))
 
 
-def _tensor_attribute(value: Value, name: str) -> Value:
-    if name in known.NUMBER_ATTRIBUTES:
+def _tensor_attribute(value: AbstractValue, name: str) -> AbstractValue:
+    if name in stubs.NUMBER_ATTRIBUTES:
         return A_SHAPE if name in ("shape", "ndim") else A_NUMBER
     if name in ("data", "T", "mT", "H", "grad", "real", "imag", "values", "indices"):
-        return Value(TENSOR, lib=value.lib, where=value.where)
-    return NO_IDEA
+        return AbstractValue(TENSOR, lib=value.lib, where=value.where)
+    return UNKNOWN_VALUE
 
 
-def _model_attribute(value: Value, name: str) -> Value:
+def _model_attribute(value: AbstractValue, name: str) -> AbstractValue:
     if name == "training":
         return A_NUMBER
     if name == "device":
-        return Value(DEVICE)
+        return AbstractValue(DEVICE)
     if name == "module":
         return value
     found = _own_attribute(value, name)
     if found is not None:
         return found
     if value.ref is None and name in ("weight", "bias"):
-        return Value(TENSOR, lib=value.lib)
-    return NO_IDEA
+        return AbstractValue(TENSOR, lib=value.lib)
+    return UNKNOWN_VALUE
 
 
-def _own_attribute(value: Value, name: str) -> Value | None:
+def _own_attribute(value: AbstractValue, name: str) -> AbstractValue | None:
     cls: Class | None = value.ref
     if cls is None:
         return None
@@ -271,53 +274,53 @@ def _own_attribute(value: Value, name: str) -> Value | None:
         return None
     if "property" in method.decorators or "functools.cached_property" in method.decorators:
         return method.returns
-    return Value(FUNCTION, ref=method)
+    return AbstractValue(FUNCTION, ref=method)
 
 
-def _instance_attribute(value: Value, name: str) -> Value:
+def _instance_attribute(value: AbstractValue, name: str) -> AbstractValue:
     found = _own_attribute(value, name)
     if found is not None:
-        return by_name(name) if found.kind == UNKNOWN and found.item is None and _is_loss(name) else found
+        return value_of_name(name) if found.kind == UNKNOWN and found.item is None and _is_loss(name) else found
     if value.ref is not None and value.ref.is_module:
-        return _model_attribute(value.with_(ref=None), name) if name in ("training", "device") else NO_IDEA
-    return NO_IDEA
+        return _model_attribute(value.with_(ref=None), name) if name in ("training", "device") else UNKNOWN_VALUE
+    return UNKNOWN_VALUE
 
 
 def _is_loss(name: str) -> bool:
-    """Of what another file makes: `self.criterion = config.criterion`."""
+    """Whether it is a loss from another file: `self.criterion = config.criterion`."""
     return name in ("criterion", "loss_fn")
 
 
-def _accelerator_attribute(value: Value, name: str) -> Value:
+def _accelerator_attribute(value: AbstractValue, name: str) -> AbstractValue:
     if name == "device":
-        return Value(DEVICE, where="device")
-    return Value(NUMBER, name="%rank") if name in _ACCELERATORS else A_NUMBER
+        return AbstractValue(DEVICE, where="device")
+    return AbstractValue(NUMBER, name="%rank") if name in _ACCELERATORS else A_NUMBER
 
 
-def _loader_attribute(value: Value, name: str) -> Value:
-    return Value(DATASET, lib=value.lib) if name == "dataset" else NO_IDEA
+def _loader_attribute(value: AbstractValue, name: str) -> AbstractValue:
+    return AbstractValue(DATASET, lib=value.lib) if name == "dataset" else UNKNOWN_VALUE
 
 
-def _class_attribute(value: Value, name: str) -> Value:
+def _class_attribute(value: AbstractValue, name: str) -> AbstractValue:
     found = _own_attribute(value, name)
-    return found if found is not None else NO_IDEA
+    return found if found is not None else UNKNOWN_VALUE
 
 
-def _array_attribute(value: Value, name: str) -> Value:
+def _array_attribute(value: AbstractValue, name: str) -> AbstractValue:
     return A_SHAPE if name in ("shape", "ndim", "size", "dtype") else AN_ARRAY
 
 
-def _number_attribute(value: Value, name: str) -> Value:
+def _number_attribute(value: AbstractValue, name: str) -> AbstractValue:
     return A_NUMBER.with_(shape=value.shape, varies=value.varies)
 
 
-def _list_attribute(value: Value, name: str) -> Value:
+def _list_attribute(value: AbstractValue, name: str) -> AbstractValue:
     if value.item is not None and value.item.kind in TENSORS and name in ("loss", "logits", "values", "indices"):
         return value.item
-    return NO_IDEA
+    return UNKNOWN_VALUE
 
 
-_ATTRIBUTES: dict[str, Callable[[Value, str], Value]] = {
+_ATTRIBUTES: dict[str, Callable[[AbstractValue, str], AbstractValue]] = {
     MODEL: _model_attribute,
     INSTANCE: _instance_attribute,
     CLASS: _class_attribute,
@@ -343,11 +346,11 @@ _BIT_OPERATORS = (ast.BitAnd, ast.BitOr, ast.BitXor)
 _SMALL = 1 << 40
 
 
-def _binary(walk: Evaluator, node: ast.BinOp) -> Value:
+def _binary(walk: Evaluator, node: ast.BinOp) -> AbstractValue:
     return binary(walk.value(node.left), node.op, walk.value(node.right))
 
 
-def binary(left: Value, op: ast.operator, right: Value) -> Value:
+def binary(left: AbstractValue, op: ast.operator, right: AbstractValue) -> AbstractValue:
     """`left op right`."""
     if left.kind in TENSORS or right.kind in TENSORS:
         if _is_text(left) or _is_text(right):
@@ -366,15 +369,15 @@ def binary(left: Value, op: ast.operator, right: Value) -> Value:
         and {left.kind, right.kind} <= {NUMBER, UNKNOWN}
     ):
         # `step % config.log_every`, `self.state.global_step % 10`
-        return Value(left.kind, varies=left.varies, name="%modulo" if left.const is NOTHING else "")
-    return NO_IDEA
+        return AbstractValue(left.kind, varies=left.varies, name="%modulo" if left.const is NOTHING else "")
+    return UNKNOWN_VALUE
 
 
-def _is_text(value: Value) -> bool:
+def _is_text(value: AbstractValue) -> bool:
     return isinstance(value.const, str)
 
 
-def _dtype_of(left: Value, op: ast.operator, right: Value) -> str:
+def _dtype_of(left: AbstractValue, op: ast.operator, right: AbstractValue) -> str:
     if isinstance(op, _BIT_OPERATORS):
         return "bool" if "bool" in (left.dtype, right.dtype) else left.dtype
     if isinstance(op, ast.Div):
@@ -386,20 +389,22 @@ def _dtype_of(left: Value, op: ast.operator, right: Value) -> str:
     return "float" if "float" in kinds else ""
 
 
-def _tensor_of(left: Value, right: Value, dtype: str) -> Value:
+def _tensor_of(left: AbstractValue, right: AbstractValue, dtype: str) -> AbstractValue:
     both = [one for one in (left, right) if one.kind in TENSORS]
-    where = where_together(one.where for one in both)
+    where = common_placement(one.where for one in both)
     shape = all(one.shape for one in both)  # of tf.shape(x): known when XLA compiles
-    return Value(TENSOR, lib=next((one.lib for one in both if one.lib), ""), where=where, dtype=dtype, shape=shape)
+    return AbstractValue(
+        TENSOR, lib=next((one.lib for one in both if one.lib), ""), where=where, dtype=dtype, shape=shape
+    )
 
 
-def _number_of(left: Value, op: ast.operator, right: Value) -> Value:
+def _number_of(left: AbstractValue, op: ast.operator, right: AbstractValue) -> AbstractValue:
     const = _folded(left.const, op, right.const)
     flags: dict[str, Any] = {flag: getattr(left, flag) or getattr(right, flag) for flag in FLAGS}
     name = "%modulo" if isinstance(op, ast.Mod) and left.const is NOTHING and not left.shape else ""
     if not name and "%rank" in (left.name, right.name):
         name = "%rank"
-    return Value(NUMBER, const=const, name=name, **flags)
+    return AbstractValue(NUMBER, const=const, name=name, **flags)
 
 
 def _folded(left: Any, op: ast.operator, right: Any) -> Any:
@@ -415,38 +420,38 @@ def _folded(left: Any, op: ast.operator, right: Any) -> Any:
         return NOTHING
 
 
-def _list_of(left: Value, op: ast.operator, right: Value) -> Value:
+def _list_of(left: AbstractValue, op: ast.operator, right: AbstractValue) -> AbstractValue:
     lists = [one for one in (left, right) if one.kind == LIST]
     items = [element(one) for one in lists]
     if len(lists) == 2 and isinstance(op, ast.Add):
         if left.items is not None and right.items is not None and len(left.items) + len(right.items) <= MOST_ITEMS:
-            return Value(LIST, items=(*left.items, *right.items), item=joined(items))
-        known_items = [one for one in items if one is not NO_IDEA]
-        return Value(LIST, item=joined(known_items) if known_items else None)
-    return Value(LIST, item=joined(items))
+            return AbstractValue(LIST, items=(*left.items, *right.items), item=join_all(items))
+        known_items = [one for one in items if one is not UNKNOWN_VALUE]
+        return AbstractValue(LIST, item=join_all(known_items) if known_items else None)
+    return AbstractValue(LIST, item=join_all(items))
 
 
 _NEGATED = {"%rank": "%rank", "%modulo": EVERY_N, EVERY_N: "%modulo"}
 
 
-def _unary(walk: Evaluator, node: ast.UnaryOp) -> Value:
+def _unary(walk: Evaluator, node: ast.UnaryOp) -> AbstractValue:
     value = walk.value(node.operand)
     if isinstance(node.op, ast.Not):
-        return Value(NUMBER, read=value.read, name=_NEGATED.get(value.name, ""))
+        return AbstractValue(NUMBER, read=value.read, name=_NEGATED.get(value.name, ""))
     if value.kind in TENSORS:
-        return Value(TENSOR, lib=value.lib, where=value.where, dtype=value.dtype)
+        return AbstractValue(TENSOR, lib=value.lib, where=value.where, dtype=value.dtype)
     if value.kind == NUMBER and isinstance(node.op, ast.USub) and isinstance(value.const, (int, float)):
         return value.with_(const=-value.const)
-    return value.with_(const=NOTHING) if value.kind == NUMBER else value if value.kind == ARRAY else NO_IDEA
+    return value.with_(const=NOTHING) if value.kind == NUMBER else value if value.kind == ARRAY else UNKNOWN_VALUE
 
 
 _IDENTITY = (ast.Is, ast.IsNot, ast.In, ast.NotIn)
 
 
-def _compare(walk: Evaluator, node: ast.Compare) -> Value:
+def _compare(walk: Evaluator, node: ast.Compare) -> AbstractValue:
     values = [walk.value(node.left), *walk.values(node.comparators)]
     if all(isinstance(op, _IDENTITY) for op in node.ops):
-        return Value(NUMBER, name=_now_and_then(values, node))
+        return AbstractValue(NUMBER, name=_periodic_name(values, node))
     if any(_is_text(value) or value.const is None for value in values):
         return A_NUMBER
     tensors = [value for value in values if value.kind in TENSORS]
@@ -457,12 +462,13 @@ def _compare(walk: Evaluator, node: ast.Compare) -> Value:
         return AN_ARRAY
     flags: dict[str, Any] = {flag: any(getattr(value, flag) for value in values) for flag in FLAGS}
     unknown = any(value.kind == UNKNOWN for value in values)
-    dtype = "bool" if unknown else ""  # where one of them is a tensor
-    return Value(UNKNOWN if unknown else NUMBER, dtype=dtype, name=_now_and_then(values, node), **flags)
+    dtype = "bool" if unknown else ""  # if one of them is a tensor
+    return AbstractValue(UNKNOWN if unknown else NUMBER, dtype=dtype, name=_periodic_name(values, node), **flags)
 
 
-def _now_and_then(values: list[Value], node: ast.Compare) -> str:
-    """`step % 100 == 0`, `step == 0`, `step in (1, 10)`: true only now and then. Ranks are told from steps."""
+def _periodic_name(values: list[AbstractValue], node: ast.Compare) -> str:
+    """Marks conditions that hold only every N steps: `step % 100 == 0`, `step == 0`, `step in (1, 10)`; not those on
+    ranks."""
     if any(value.name == "%rank" for value in values):
         return "%rank"
     op = node.ops[0]
@@ -477,122 +483,122 @@ _TYPE_TESTS = frozenset(("torch.is_tensor", "tensorflow.is_tensor", "keras.ops.i
 _TENSOR_TYPES = frozenset(("torch.Tensor", "torch.FloatTensor", "torch.LongTensor", "tensorflow.Tensor"))
 
 
-def told_apart(test: ast.expr, at: Place) -> tuple[list[str], list[str]]:
-    """Names that are no tensors where a test holds, and where it fails: `isinstance(x, int)`, `torch.is_tensor(x)`."""
+def narrow(test: ast.expr, ctx: RuleContext) -> tuple[list[str], list[str]]:
+    """Names that are not tensors if a test is true, and if it is false: `isinstance(x, int)`, `torch.is_tensor(x)`."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        holds, fails = told_apart(test.operand, at)
+        holds, fails = narrow(test.operand, ctx)
         return fails, holds
     if isinstance(test, ast.BoolOp):
-        sides = [told_apart(one, at) for one in test.values]
+        sides = [narrow(one, ctx) for one in test.values]
         every = isinstance(test.op, ast.And)
         found = [name for holds, fails in sides for name in (holds if every else fails)]
         return (found, []) if every else ([], found)
     if not isinstance(test, ast.Call) or not test.args or not isinstance(test.args[0], ast.Name):
         return [], []
-    return _by_type(test, test.args[0].id, at)
+    return _by_type(test, test.args[0].id, ctx)
 
 
-def _by_type(test: ast.Call, name: str, at: Place) -> tuple[list[str], list[str]]:
-    asked = at.name(test)
-    if asked in _TYPE_TESTS:
+def _by_type(test: ast.Call, name: str, ctx: RuleContext) -> tuple[list[str], list[str]]:
+    predicate = ctx.name(test)
+    if predicate in _TYPE_TESTS:
         return [], [name]
-    if asked != "builtins.isinstance" or len(test.args) != 2:
+    if predicate != "builtins.isinstance" or len(test.args) != 2:
         return [], []
     kinds = test.args[1]
-    names = [at.name(one) for one in (kinds.elts if isinstance(kinds, ast.Tuple) else [kinds])]
+    names = [ctx.name(one) for one in (kinds.elts if isinstance(kinds, ast.Tuple) else [kinds])]
     if names and all(one in _TENSOR_TYPES for one in names):
         return [], [name]
     libraries = ("torch.", "tensorflow.", "keras.")
     return ([name], []) if all(one and not one.startswith(libraries) for one in names) else ([], [])
 
 
-def _told_one_by_one(walk: Evaluator, node: ast.BoolOp) -> list[Value]:
-    """The parts of `isinstance(x, float) and x > 3`: each knows what those before it have told."""
-    before: dict[str, Value] = {}
+def _narrowed_operands(walk: Evaluator, node: ast.BoolOp) -> list[AbstractValue]:
+    """The operands of `isinstance(x, float) and x > 3`: each is narrowed by those before it."""
+    before: dict[str, AbstractValue] = {}
     values = []
     for one in node.values:
         values.append(walk.value(one))
-        holds, fails = told_apart(one, walk.at)
+        holds, fails = narrow(one, walk.ctx)
         for name in holds if isinstance(node.op, ast.And) else fails:
             if name in walk.env:
                 before.setdefault(name, walk.env[name])
-                walk.bind(name, NO_IDEA)
+                walk.bind(name, UNKNOWN_VALUE)
     for name, value in before.items():
         walk.bind(name, value)
     return values
 
 
-def _bool_op(walk: Evaluator, node: ast.BoolOp) -> Value:
-    values = _told_one_by_one(walk, node)
-    found = joined(values)
+def _bool_op(walk: Evaluator, node: ast.BoolOp) -> AbstractValue:
+    values = _narrowed_operands(walk, node)
+    found = join_all(values)
     names = {value.name for value in values}
     if found.kind == NUMBER:
         every = EVERY_N in names if isinstance(node.op, ast.And) else names == {EVERY_N}
         rank = "%rank" if "%rank" in names else ""
-        return Value(NUMBER, name=EVERY_N if every else rank, read=any(value.read for value in values))
+        return AbstractValue(NUMBER, name=EVERY_N if every else rank, read=any(value.read for value in values))
     if isinstance(node.op, ast.And) and EVERY_N in names and found.kind == UNKNOWN:
-        return Value(NUMBER, name=EVERY_N)
+        return AbstractValue(NUMBER, name=EVERY_N)
     return found
 
 
-# Asked by code that is also traced by other compilers.
+# Conditions in code that other compilers trace as well.
 _NEVER_ON_XLA = frozenset(
     ("torch.jit.is_tracing", "torch.jit.is_scripting", "torch.compiler.is_compiling", "torch._dynamo.is_compiling",
      "transformers.utils.is_torchdynamo_compiling", "transformers.utils.is_tracing")
 )  # fmt: skip
 
 
-def _if_exp(walk: Evaluator, node: ast.IfExp) -> Value:
+def _if_exp(walk: Evaluator, node: ast.IfExp) -> AbstractValue:
     walk.value(node.test)
     body, orelse = walk.value(node.body), walk.value(node.orelse)
-    if walk.at.name(node.test) in _NEVER_ON_XLA:
+    if walk.ctx.name(node.test) in _NEVER_ON_XLA:
         return orelse
-    return body if _is_left_alone(walk, node) else join(body, orelse)
+    return body if _keeps_non_tensor(walk, node) else join(body, orelse)
 
 
-def _is_left_alone(walk: Evaluator, node: ast.IfExp) -> bool:
-    """`norm.item() if isinstance(norm, torch.Tensor) else norm`: what is left alone is no tensor."""
+def _keeps_non_tensor(walk: Evaluator, node: ast.IfExp) -> bool:
+    """`norm.item() if isinstance(norm, torch.Tensor) else norm`: the second `norm` is not a tensor."""
     test = node.test
-    if not isinstance(test, ast.Call) or len(test.args) != 2 or walk.at.name(test) != "builtins.isinstance":
+    if not isinstance(test, ast.Call) or len(test.args) != 2 or walk.ctx.name(test) != "builtins.isinstance":
         return False
-    of_tensors = walk.at.name(test.args[1]) in ("torch.Tensor", "tensorflow.Tensor")
+    of_tensors = walk.ctx.name(test.args[1]) in ("torch.Tensor", "tensorflow.Tensor")
     return of_tensors and ast.dump(node.orelse) == ast.dump(test.args[0])
 
 
 # -- containers ----------------------------------------------------------------------------------------------------
 
 
-def _sequence(walk: Evaluator, node: ast.List | ast.Tuple | ast.Set) -> Value:
+def _sequence(walk: Evaluator, node: ast.List | ast.Tuple | ast.Set) -> AbstractValue:
     values = walk.values(node.elts)
     starred = any(isinstance(one, ast.Starred) for one in node.elts)
     if len(values) <= MOST_ITEMS and not starred:
-        return Value(
-            LIST, items=tuple(values), item=joined(values) if values else None, made=node, const=_consts(values, node)
+        return AbstractValue(
+            LIST, items=tuple(values), item=join_all(values) if values else None, made=node, const=_consts(values, node)
         )
-    return Value(LIST, item=joined(values), made=node)
+    return AbstractValue(LIST, item=join_all(values), made=node)
 
 
-def _consts(values: list[Value], node: ast.AST) -> Any:
+def _consts(values: list[AbstractValue], node: ast.AST) -> Any:
     if not values or not isinstance(node, (ast.List, ast.Tuple)) or any(value.const is NOTHING for value in values):
         return NOTHING
     return tuple(value.const for value in values)
 
 
-def _dict(walk: Evaluator, node: ast.Dict) -> Value:
+def _dict(walk: Evaluator, node: ast.Dict) -> AbstractValue:
     for key in node.keys:
         walk.value(key)
     values = walk.values(node.values)
-    item = joined(values) if values else None
-    return Value(LIST, item=item, made=node, made_at=walk.at, name="builtins.dict")
+    item = join_all(values) if values else None
+    return AbstractValue(LIST, item=item, made=node, made_ctx=walk.ctx, name="builtins.dict")
 
 
-def _subscript(walk: Evaluator, node: ast.Subscript) -> Value:
+def _subscript(walk: Evaluator, node: ast.Subscript) -> AbstractValue:
     value = walk.value(node.value)
     index = walk.value(node.slice)
     return subscript(value, index, node.slice)
 
 
-def subscript(value: Value, index: Value, node: ast.expr) -> Value:
+def subscript(value: AbstractValue, index: AbstractValue, node: ast.expr) -> AbstractValue:
     """`value[index]`."""
     kind = value.kind
     if kind == TENSOR:
@@ -600,55 +606,57 @@ def subscript(value: Value, index: Value, node: ast.expr) -> Value:
     if kind in (BATCH, OUTPUT):
         if isinstance(node, ast.Slice):
             return value
-        return Value(TENSOR, lib=value.lib, where=value.where)
+        return AbstractValue(TENSOR, lib=value.lib, where=value.where)
     if kind == LIST:
         return _list_item(value, index, node)
     if kind == NUMBER:
         return value.with_(const=NOTHING, name="")
     if kind in (LOADER, TFDATA):
-        return NO_IDEA
+        return UNKNOWN_VALUE
     if kind == ARRAY:
         return value
     if kind == MODEL and value.ref is None:
         return value  # a Sequential or ModuleList
     if kind == DATASET and isinstance(index.const, str):
-        return value  # of a DatasetDict a split, of a Dataset a column
-    return value if value is AN_ITEM else NO_IDEA
+        return value  # a split of a DatasetDict, a column of a Dataset
+    return value if value is UNKNOWN_ITEM else UNKNOWN_VALUE
 
 
-def _list_item(value: Value, index: Value, node: ast.expr) -> Value:
+def _list_item(value: AbstractValue, index: AbstractValue, node: ast.expr) -> AbstractValue:
     if isinstance(node, ast.Slice):
         return value.with_(items=None, const=NOTHING, item=element(value))
     if isinstance(value.made, ast.Dict) and index.const is not NOTHING:
         pairs = zip(value.made.keys, value.made.values, strict=True)
         for key, item in pairs:
             if isinstance(key, ast.Constant) and key.value == index.const:
-                found: Value = getattr(item, "_value", NO_IDEA)
+                found: AbstractValue = getattr(item, "_value", UNKNOWN_VALUE)
                 return found
     if value.items is not None and isinstance(index.const, int) and -len(value.items) <= index.const < len(value.items):
         return value.items[index.const]
     return element(value)
 
 
-def _slice(walk: Evaluator, node: ast.Slice) -> Value:
+def _slice(walk: Evaluator, node: ast.Slice) -> AbstractValue:
     walk.values((node.lower, node.upper, node.step))
-    return NO_IDEA
+    return UNKNOWN_VALUE
 
 
-def _comprehension(walk: Evaluator, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Value:
+def _comprehension(
+    walk: Evaluator, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
+) -> AbstractValue:
     targets = {name: walk.env.get(name) for generator in node.generators for name in names_in(generator.target)}
     for generator in node.generators:
         item = element(walk.value(generator.iter))
-        walk.assign(generator.target, AN_ITEM if item is NO_IDEA else item)
+        walk.assign(generator.target, UNKNOWN_ITEM if item is UNKNOWN_VALUE else item)
         walk.values(generator.ifs)
     if isinstance(node, ast.DictComp):
         walk.value(node.key)
         item = walk.value(node.value)
     else:
         item = walk.value(node.elt)
-    for name, before in targets.items():  # a comprehension's names are its own
+    for name, before in targets.items():  # a comprehension has its own names
         walk.unbind(name) if before is None else walk.bind(name, before)
-    return Value(LIST, item=item, made=node, name="builtins.dict" if isinstance(node, ast.DictComp) else "")
+    return AbstractValue(LIST, item=item, made=node, name="builtins.dict" if isinstance(node, ast.DictComp) else "")
 
 
 def names_in(target: ast.expr) -> Iterable[str]:
@@ -660,55 +668,53 @@ def names_in(target: ast.expr) -> Iterable[str]:
     return names_in(target.value) if isinstance(target, ast.Starred) else ()
 
 
-def _joined_str(walk: Evaluator, node: ast.JoinedStr) -> Value:
+def _joined_str(walk: Evaluator, node: ast.JoinedStr) -> AbstractValue:
     flags = walk.values(node.values)
-    return Value(NUMBER, varies=any(one.varies for one in flags))
+    return AbstractValue(NUMBER, varies=any(one.varies for one in flags))
 
 
-def _formatted(walk: Evaluator, node: ast.FormattedValue) -> Value:
+def _formatted(walk: Evaluator, node: ast.FormattedValue) -> AbstractValue:
     walk.value(node.format_spec)
     return walk.value(node.value)
 
 
-def _named(walk: Evaluator, node: ast.NamedExpr) -> Value:
+def _named(walk: Evaluator, node: ast.NamedExpr) -> AbstractValue:
     value = walk.value(node.value)
     walk.assign(node.target, value)
     return value
 
 
-def _starred(walk: Evaluator, node: ast.Starred) -> Value:
+def _starred(walk: Evaluator, node: ast.Starred) -> AbstractValue:
     return element(walk.value(node.value))
 
 
-def _await(walk: Evaluator, node: ast.Await) -> Value:
+def _await(walk: Evaluator, node: ast.Await) -> AbstractValue:
     return walk.value(node.value)
 
 
-def _yield(walk: Evaluator, node: ast.Yield) -> Value:
-    """What a generator function gives is gathered: a list of such items, over the same loader as its loop."""
+def _yield(walk: Evaluator, node: ast.Yield) -> AbstractValue:
+    """Collects the items of a generator function: a list of them, with the loader of its loop."""
     item = walk.value(node.value)
-    function, loops = walk.at.function, walk.at.loops
+    function, loops = walk.ctx.function, walk.ctx.loops
     if function is not None:
-        over = loops[-1].loader if loops else NO_IDEA
-        source = over if over.kind in (LOADER, TFDATA) else over.ref if isinstance(over.ref, Value) else None
+        over = loops[-1].loader if loops else UNKNOWN_VALUE
+        source = over if over.kind in (LOADER, TFDATA) else over.ref if isinstance(over.ref, AbstractValue) else None
         before = function.yields
         item = item if before is None or before.item is None else join(before.item, item)
-        function.yields = Value(LIST, item=AN_ITEM if item is NO_IDEA else item, ref=source)
-    return NO_IDEA
+        function.yields = AbstractValue(LIST, item=UNKNOWN_ITEM if item is UNKNOWN_VALUE else item, ref=source)
+    return UNKNOWN_VALUE
 
 
-def _lambda(walk: Evaluator, node: ast.Lambda) -> Value:
+def _lambda(walk: Evaluator, node: ast.Lambda) -> AbstractValue:
     walk.values(one for one in (*node.args.defaults, *node.args.kw_defaults) if one is not None)
-    return Value(FUNCTION, ref=walk.define_lambda(node))
+    return AbstractValue(FUNCTION, ref=walk.define_lambda(node))
 
 
-def _call(walk: Evaluator, node: ast.Call) -> Value:
-    from tpu_magics.check.calls import evaluate_call
-
-    return evaluate_call(walk, node)
+def _call(walk: Evaluator, node: ast.Call) -> AbstractValue:
+    return walk.call(node)
 
 
-_EXPRESSIONS: dict[type, Callable[[Evaluator, Any], Value]] = {
+_EXPRESSIONS: dict[type, Callable[[Evaluator, Any], AbstractValue]] = {
     ast.Constant: _constant,
     ast.Name: _name,
     ast.Attribute: _attribute,

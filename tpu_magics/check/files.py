@@ -1,21 +1,18 @@
-"""Which files a check reads.
-
-What lives here: walking folders. What does not: reading the files (cells.py).
-"""
+"""Finds the files to check."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tpu_magics.check.config import Configs
+from tpu_magics.check.config import ConfigFinder
 
 SUFFIXES = (".py", ".ipynb")
-# Folders that hold no code of the person's own.
+# Folders without the user's own code.
 SKIPPED = frozenset(("node_modules", "build", "dist", "__pycache__", "site-packages", "venv"))
 
 
-def files_of(paths: Sequence[str], configs: Configs, missing: list[str]) -> Iterator[str]:
+def files_of(paths: Sequence[str], configs: ConfigFinder, missing: list[str]) -> Iterator[str]:
     """The files to check, in order and each once; paths that are neither file nor folder are added to `missing`.
 
     A file that is named is checked whatever its suffix, unless the configuration excludes it.
@@ -32,7 +29,7 @@ def files_of(paths: Sequence[str], configs: Configs, missing: list[str]) -> Iter
                 yield str(file)
 
 
-def _walk(folder: Path, configs: Configs, above: frozenset[Path]) -> Iterator[Path]:
+def _walk(folder: Path, configs: ConfigFinder, above: frozenset[Path]) -> Iterator[Path]:
     """The Python files and notebooks below a folder, sorted by name. A link to a folder above is not followed."""
     real = folder.resolve()
     if real in above:
@@ -48,7 +45,7 @@ def _walk(folder: Path, configs: Configs, above: frozenset[Path]) -> Iterator[Pa
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What is in a folder; nothing where it may not be read."""
+    """The entries of a folder; none if it is not readable."""
     try:
         return sorted(folder.iterdir())
     except OSError:

@@ -1,8 +1,4 @@
-"""What the checker says of one place in a program.
-
-What lives here: the finding, and the edits that mend it. What does not: how it is found (rules/), shown (formats.py) or
-written (fixing.py).
-"""
+"""A finding, and the edits that fix it."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ _CELL = re.compile(r"In \[(\d+)\]")
 
 @dataclass(frozen=True)
 class Edit:
-    """Replace what stands between two places of one cell or file by `text`.
+    """Replaces the text between two positions of a cell or file by `text`.
 
     `start` and `end` are (line from 1, column from 0, in characters); `end` is exclusive. Equal ones insert.
     """
@@ -31,9 +27,9 @@ class Finding:
     """One broken rule at one place.
 
     `path` is the file, or `In [n]` for a cell of a running notebook; `cell` counts the code cells of a notebook file
-    from 1 (None: no notebook file). `line` and `column` count from 1, in the cell as the person sees it. `message` says
-    what, `why` in one sentence why it is bad, `fix` what to write instead; `edits` are that fix where it is mechanical
-    (all of them or none are applied). `advice` findings are shown and do not fail a check.
+    from 1 (None: not a notebook file). `line` and `column` count from 1, in the cell as the user sees it. `message`
+    says what, `why` in one sentence why it is bad, `fix` what to write instead; `edits` are an automatic fix (all or
+    none are applied). `advice` findings are shown but do not make a check fail.
     """
 
     code: str
@@ -53,7 +49,7 @@ class Finding:
 
     @property
     def place(self) -> str:
-        """As a person reads it: `train.py:12:5`, `notebook.ipynb, cell 3, line 12`, `In [3], line 12`."""
+        """For people: `train.py:12:5`, `notebook.ipynb, cell 3, line 12`, `In [3], line 12`."""
         if self.cell is not None:
             return f"{self.path}, cell {self.cell}, line {self.line}"
         if self.path.startswith("In ["):
@@ -61,14 +57,14 @@ class Finding:
         return f"{self.path}:{self.line}:{self.column}"
 
     def as_record(self) -> dict[str, Any]:
-        """Everything but the edits, as JSON has it; `fixable` tells whether there are any."""
+        """All fields but the edits, for JSON; `fixable` says whether there are edits."""
         record = asdict(self)
         del record["edits"]
         return {**record, "fixable": bool(self.edits)}
 
 
 def in_order(findings: Sequence[Finding]) -> list[Finding]:
-    """By file, cell, place and code; the same thing said twice stays once."""
+    """Sorted by file, cell, position and code, without duplicates."""
     return sorted(set(findings), key=_place)
 
 

@@ -1,8 +1,4 @@
-"""Findings as text, JSON, GitHub annotations and SARIF.
-
-What lives here: a report goes in, a string comes out. What does not: how findings look in a notebook (panel/), and
-where the string goes (command.py).
-"""
+"""Findings as text, JSON, GitHub annotations and SARIF. In a notebook the panel shows them."""
 
 from __future__ import annotations
 
@@ -16,8 +12,8 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import quote
 
-from tpu_magics.check.explain import as_markdown, as_text, explained
 from tpu_magics.check.finding import Finding
+from tpu_magics.check.rule_docs import as_markdown, as_text, rule_doc
 
 WIDTH = 110  # columns of a shown line of code
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -26,9 +22,9 @@ _RED, _YELLOW, _CYAN, _BOLD, _PLAIN = "\033[31m", "\033[33m", "\033[36m", "\033[
 
 
 @dataclass(frozen=True)
-class Report:
+class CheckReport:
     """What a check found in `files` files. `file_lines` gives the line of the file on which a finding in a notebook
-    stands, `fixed` how many findings were mended before this."""
+    stands, `fixed` how many findings were fixed before."""
 
     findings: Sequence[Finding]
     files: int
@@ -41,8 +37,8 @@ class Report:
 # -- text -----------------------------------------------------------------------------------------------------------
 
 
-def text(report: Report, colour: bool = False) -> str:
-    """For people: by file, each finding with its code, the reason and the cure."""
+def text(report: CheckReport, colour: bool = False) -> str:
+    """For people: by file, each finding with its code, the reason and the fix."""
     parts = []
     for path, found in groupby(report.findings, key=lambda finding: finding.path):
         mine = list(found)
@@ -51,26 +47,26 @@ def text(report: Report, colour: bool = False) -> str:
     return "\n".join([*parts, summary(report), ""])
 
 
-def summary(report: Report) -> str:
+def summary(report: CheckReport) -> str:
     """The last line: how many, and what `--fix` can do."""
     checked = _plural(report.files, "file")
-    done = f"{_plural(report.fixed, 'finding')} mended. " if report.fixed else ""
+    done = f"{_plural(report.fixed, 'finding')} fixed. " if report.fixed else ""
     if not report.findings:
-        return f"{done}Nothing found in {checked}." if report.files else f"{done}No Python files or notebooks found."
+        return f"{done}No findings in {checked}." if report.files else f"{done}No Python files or notebooks found."
     files = len({finding.path for finding in report.findings})
-    mendable = sum(bool(finding.edits) for finding in report.findings)
-    rest = f" `--fix` can mend {mendable}." if mendable else ""
+    fixable = sum(bool(finding.edits) for finding in report.findings)
+    rest = f" `--fix` can fix {fixable}." if fixable else ""
     return f"{done}{_counted(report.findings)} in {files} of {checked}.{rest}"
 
 
 def _counted(findings: Iterable[Finding]) -> str:
     advice = [finding.advice for finding in findings]
-    count, said = len(advice) - sum(advice), []
+    count, parts = len(advice) - sum(advice), []
     if count:
-        said.append(_plural(count, "finding"))
+        parts.append(_plural(count, "finding"))
     if any(advice):
-        said.append(f"{sum(advice)} advice")
-    return ", ".join(said)
+        parts.append(f"{sum(advice)} advice")
+    return ", ".join(parts)
 
 
 def _plural(count: int, word: str) -> str:
@@ -84,14 +80,14 @@ def _block(finding: Finding, colour: bool) -> str:
     if finding.source.strip():
         shown, caret = _with_caret(finding)
         lines += [f"    {shown}", "    " + _painted(caret, _RED, colour)]
-    for name, said in (("why", finding.why), ("fix", finding.fix)):
-        if said:
-            lines.append(f"    {_painted(name + ':', _CYAN, colour)} {_printable(said)}")
+    for name, parts in (("why", finding.why), ("fix", finding.fix)):
+        if parts:
+            lines.append(f"    {_painted(name + ':', _CYAN, colour)} {_printable(parts)}")
     return "\n".join([*lines, ""])
 
 
 def _with_caret(finding: Finding) -> tuple[str, str]:
-    """The line of code without its indentation, and marks under the place; of a long line the part around it."""
+    """The line of code without its indentation, and carets under the finding; a long line is cut around it."""
     source = finding.source.rstrip()
     start = min(max(finding.column - 1, 0), len(source))
     end = min(finding.end_column - 1, len(source)) if finding.end_line == finding.line else len(source)
@@ -109,7 +105,7 @@ def _width(text: str) -> int:
 
 
 def _printable(text: str) -> str:
-    """Without what would move a terminal's cursor; a tab becomes a space."""
+    """Without control characters; a tab becomes a space."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else " " if one == "\t" else "\N{REPLACEMENT CHARACTER}" for one in text)
@@ -122,29 +118,29 @@ def _painted(text: str, code: str, colour: bool) -> str:
 # -- json, github ---------------------------------------------------------------------------------------------------
 
 
-def as_json(report: Report) -> str:
+def as_json(report: CheckReport) -> str:
     """A list of objects, one for each finding."""
     return json.dumps([finding.as_record() for finding in report.findings], indent=2) + "\n"
 
 
-def github(report: Report) -> str:
-    """Workflow commands, which GitHub shows beside the line. In a notebook that is the line of the file, and the cell
-    is named."""
+def github(report: CheckReport) -> str:
+    """Workflow commands, which GitHub shows next to the line. For a notebook this is the line of the file, and the text
+    names the cell."""
     return "".join(_annotation(finding, report) + "\n" for finding in report.findings)
 
 
-def _annotation(finding: Finding, report: Report) -> str:
-    said = [finding.message, finding.why, f"Fix: {finding.fix}" if finding.fix else ""]
+def _annotation(finding: Finding, report: CheckReport) -> str:
+    parts = [finding.message, finding.why, f"Fix: {finding.fix}" if finding.fix else ""]
     where: dict[str, Any] = {"file": finding.path}
     if finding.cell is None:
         where |= {"line": finding.line, "endLine": finding.end_line, "col": finding.column}
     else:
         where["line"] = report.file_lines(finding)
-        said.insert(0, f"Cell {finding.cell}, line {finding.line}:")
+        parts.insert(0, f"Cell {finding.cell}, line {finding.line}:")
     where["title"] = finding.code
     level = "notice" if finding.advice else "error"
     properties = ",".join(f"{key}={_escaped(str(value), ':,')}" for key, value in where.items())
-    return f"::{level} {properties}::{_escaped(' '.join(part for part in said if part))}"
+    return f"::{level} {properties}::{_escaped(' '.join(part for part in parts if part))}"
 
 
 def _escaped(text: str, more: str = "") -> str:
@@ -156,7 +152,7 @@ def _escaped(text: str, more: str = "") -> str:
 # -- SARIF ----------------------------------------------------------------------------------------------------------
 
 
-def sarif(report: Report) -> str:
+def sarif(report: CheckReport) -> str:
     """SARIF 2.1.0, for code scanning."""
     driver: dict[str, Any] = {"name": "tpu_magics", "rules": [_rule(rule) for rule in report.rules]}
     if report.version:
@@ -171,7 +167,7 @@ def sarif(report: Report) -> str:
 
 
 def _rule(rule: ModuleType) -> dict[str, Any]:
-    found = explained(rule)
+    found = rule_doc(rule)
     return {
         "id": found.code,
         "name": "".join(word.capitalize() for word in found.name.split("-")),
@@ -183,12 +179,12 @@ def _rule(rule: ModuleType) -> dict[str, Any]:
     }
 
 
-def _result(finding: Finding, report: Report, index: dict[str, int]) -> dict[str, Any]:
-    said = " ".join(part for part in (finding.message, finding.why, finding.fix) if part)
+def _result(finding: Finding, report: CheckReport, index: dict[str, int]) -> dict[str, Any]:
+    parts = " ".join(part for part in (finding.message, finding.why, finding.fix) if part)
     result: dict[str, Any] = {
         "ruleId": finding.code,
         "level": "note" if finding.advice else "error",
-        "message": {"text": said},
+        "message": {"text": parts},
         "locations": [_location(finding, report)],
     }
     if finding.code in index:
@@ -198,7 +194,7 @@ def _result(finding: Finding, report: Report, index: dict[str, int]) -> dict[str
     return result
 
 
-def _location(finding: Finding, report: Report) -> dict[str, Any]:
+def _location(finding: Finding, report: CheckReport) -> dict[str, Any]:
     """In a notebook the line of the file; the cell, and the line in it, are the logical location."""
     physical: dict[str, Any] = {"artifactLocation": _artifact(finding)}
     if finding.cell is None:
@@ -233,4 +229,4 @@ def _sarif_fix(finding: Finding) -> dict[str, Any]:
     return {"description": {"text": finding.fix}, "artifactChanges": [change]}
 
 
-FORMATS: dict[str, Callable[[Report], str]] = {"text": text, "json": as_json, "github": github, "sarif": sarif}
+FORMATS: dict[str, Callable[[CheckReport], str]] = {"text": text, "json": as_json, "github": github, "sarif": sarif}

@@ -1,7 +1,6 @@
-"""Functions of Python and of libraries whose result follows from what they are given.
+"""Library functions whose result depends on their arguments (`len`, `range`, `enumerate`, `torch.device`).
 
-What lives here: `len`, `range`, `enumerate`, `torch.device` and their like, by canonical name. What does not: functions
-that always give the same kind (known.py).
+Functions that always give the same kind of value are in stubs.py.
 """
 
 from __future__ import annotations
@@ -10,20 +9,20 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.check import known
+from tpu_magics.check import stubs
+from tpu_magics.check.call_binding import join_parameter, returned_value
 from tpu_magics.check.evaluate import (
-    AN_ITEM,
     FLAGS,
     MOST_ITEMS,
     TENSORS,
+    UNKNOWN_ITEM,
     Evaluator,
     element,
-    gone_over,
-    joined,
+    iterated_value,
+    join_all,
 )
-from tpu_magics.check.giving import join_given, returned
 from tpu_magics.check.program import Function
-from tpu_magics.check.tensors import made_tensor
+from tpu_magics.check.tensors import create_tensor
 from tpu_magics.check.values import (
     A_NUMBER,
     A_SHAPE,
@@ -35,31 +34,31 @@ from tpu_magics.check.values import (
     INSTANCE,
     LIST,
     LOADER,
-    NO_IDEA,
     NONE,
     NOTHING,
     NUMBER,
     OUTPUT,
     TENSOR,
     TFDATA,
-    Value,
+    UNKNOWN_VALUE,
+    AbstractValue,
 )
 
 if TYPE_CHECKING:
-    Arguments = Sequence[Value]
+    Arguments = Sequence[AbstractValue]
 
 
-def _len(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
+def _len(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:
     found = arguments[0].items if arguments and arguments[0].items is not None else None
     return A_SHAPE.with_(const=len(found)) if found is not None else A_SHAPE
 
 
-def _python_number(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
+def _python_number(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:
     if not arguments:
         return A_NUMBER
     first = arguments[0]
     if first.kind in TENSORS or first.kind == ARRAY:
-        return Value(NUMBER, read=first.kind != ARRAY and first.where != "host")
+        return AbstractValue(NUMBER, read=first.kind != ARRAY and first.where != "host")
     if first.kind == NUMBER:
         return first.with_(const=_converted(name, first.const))
     return A_NUMBER
@@ -75,132 +74,136 @@ def _converted(name: str, const: Any) -> Any:
         return NOTHING
 
 
-def _same_number(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
-    """abs, round, pow, max, min, sum of what is given."""
+def _same_number(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:
+    """abs, round, pow, max, min, sum of the arguments."""
     if len(arguments) == 1 and arguments[0].kind in (LIST, BATCH, OUTPUT):
         found = element(arguments[0])
     else:
-        found = joined(arguments) if arguments else NO_IDEA
+        found = join_all(arguments) if arguments else UNKNOWN_VALUE
     if found.kind in TENSORS:
-        return Value(TENSOR, lib=found.lib, where=found.where)
+        return AbstractValue(TENSOR, lib=found.lib, where=found.where)
     if found.kind == NUMBER:
         flags: dict[str, Any] = {flag: any(getattr(one, flag) for one in arguments) for flag in FLAGS}
-        return Value(NUMBER, **flags)
+        return AbstractValue(NUMBER, **flags)
     return found if found.kind == ARRAY else A_NUMBER
 
 
-def _range(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
-    return Value(LIST, item=Value(NUMBER, varies=True), name="builtins.range", made=node, made_at=walk.at)
+def _range(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:
+    return AbstractValue(
+        LIST, item=AbstractValue(NUMBER, varies=True), name="builtins.range", made=node, made_ctx=walk.ctx
+    )
 
 
-def _enumerate(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
-    inner = gone_over(arguments[0], node.args[0]) if arguments else NO_IDEA
-    return Value(LIST, item=Value(LIST, items=(Value(NUMBER, varies=True), element(inner))), ref=_source(inner))
+def _enumerate(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:
+    inner = iterated_value(arguments[0], node.args[0]) if arguments else UNKNOWN_VALUE
+    return AbstractValue(
+        LIST, item=AbstractValue(LIST, items=(AbstractValue(NUMBER, varies=True), element(inner))), ref=_source(inner)
+    )
 
 
-def _source(value: Value) -> Any:
-    """The loader that a wrapped iterable goes over: kept so that a loop knows it."""
+def _source(value: AbstractValue) -> Any:
+    """The loader in a wrapped iterable, for the loop that uses it."""
     if value.kind in (LOADER, TFDATA, DATASET):
         return value
-    return value.ref if value.kind == LIST and isinstance(value.ref, Value) else None
+    return value.ref if value.kind == LIST and isinstance(value.ref, AbstractValue) else None
 
 
-def _zip(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
+def _zip(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:
     items = tuple(element(one) for one in arguments[:MOST_ITEMS])
     source = next((found for one in arguments if (found := _source(one)) is not None), None)
-    return Value(LIST, item=Value(LIST, items=items), ref=source)
+    return AbstractValue(LIST, item=AbstractValue(LIST, items=items), ref=source)
 
 
-def _passed_on(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
-    """Wrappers that go over what they are given, or give it back."""
+def _passed_on(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:
+    """Wrappers that return or iterate over their first argument."""
     if arguments:
         return arguments[0]
     given = next((one.value for one in node.keywords if one.arg in ("iterable", "model", "module")), None)
-    return walk.at.value(given)
+    return walk.ctx.value(given)
 
 
-def _listed(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
+def _listed(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:
     if not arguments:
-        return Value(LIST, items=(), made=node)
+        return AbstractValue(LIST, items=(), made=node)
     first = arguments[0]
     if first.kind == LIST:
         return first
     found = element(first)
-    return Value(LIST, item=None if found is NO_IDEA else found)
+    return AbstractValue(LIST, item=None if found is UNKNOWN_VALUE else found)
 
 
-def _next(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
-    found = element(arguments[0]) if arguments else NO_IDEA
-    return AN_ITEM if found is NO_IDEA else found
+def _next(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:
+    found = element(arguments[0]) if arguments else UNKNOWN_VALUE
+    return UNKNOWN_ITEM if found is UNKNOWN_VALUE else found
 
 
-def _mapped(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
-    function = arguments[0] if arguments else NO_IDEA
+def _mapped(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:
+    function = arguments[0] if arguments else UNKNOWN_VALUE
     if function.kind == FUNCTION and isinstance(function.ref, Function) and len(arguments) > 1:
         for parameter in function.ref.parameters[:1]:
-            join_given(function.ref, parameter.arg, element(arguments[1]))
-        return Value(LIST, item=returned(function.ref, ()))
-    return Value(LIST)
+            join_parameter(function.ref, parameter.arg, element(arguments[1]))
+        return AbstractValue(LIST, item=returned_value(function.ref, ()))
+    return AbstractValue(LIST)
 
 
 SUPER_TRAINER = "%super-trainer"
 
 
-def _super(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
-    function = walk.at.function
+def _super(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:
+    function = walk.ctx.function
     while function is not None and function.cls is None:
         function = function.outer
     if function is None or function.cls is None:
-        return NO_IDEA
+        return UNKNOWN_VALUE
     if function.cls.parents:
-        return Value(INSTANCE, ref=function.cls.parents[0])
+        return AbstractValue(INSTANCE, ref=function.cls.parents[0])
     trainer = any(base.endswith("Trainer") for base in function.cls.bases)
-    return Value(INSTANCE, lib="torch", name=SUPER_TRAINER) if trainer else NO_IDEA
+    return AbstractValue(INSTANCE, lib="torch", name=SUPER_TRAINER) if trainer else UNKNOWN_VALUE
 
 
-def _device(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
+def _device(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:
     const = arguments[0].const if arguments else NOTHING
     where = "" if not isinstance(const, str) else "host" if const.startswith("cpu") else "device"
-    return Value(
-        DEVICE, where=where, name=name, const=const if isinstance(const, str) else NOTHING, made=node, made_at=walk.at
+    return AbstractValue(
+        DEVICE, where=where, name=name, const=const if isinstance(const, str) else NOTHING, made=node, made_ctx=walk.ctx
     )
 
 
-def _tf_function(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
-    return arguments[0] if arguments else NO_IDEA
+def _tf_function(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:
+    return arguments[0] if arguments else UNKNOWN_VALUE
 
 
-def _dictionary(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
-    values = [walk.at.value(one.value) for one in node.keywords]
+def _dictionary(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:
+    values = [walk.ctx.value(one.value) for one in node.keywords]
     if arguments and not values:
-        return arguments[0] if arguments[0].kind in (BATCH, LIST) else Value(LIST, name="builtins.dict")
-    item = joined(values) if values else None
-    return Value(LIST, item=item, made=node, made_at=walk.at, name="builtins.dict")
+        return arguments[0] if arguments[0].kind in (BATCH, LIST) else AbstractValue(LIST, name="builtins.dict")
+    item = join_all(values) if values else None
+    return AbstractValue(LIST, item=item, made=node, made_ctx=walk.ctx, name="builtins.dict")
 
 
-def _print(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
+def _print(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:
     return NONE
 
 
-def _partial(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
+def _partial(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:
     if not arguments:
-        return NO_IDEA
+        return UNKNOWN_VALUE
     bound = len(arguments) > 1 and arguments[0].kind == FUNCTION
-    return arguments[0].with_(prepared=True) if bound else arguments[0]  # its parameters are other ones now
+    return arguments[0].with_(prepared=True) if bound else arguments[0]  # its parameters have changed
 
 
-def _torch_max(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
-    return made_tensor(walk, node, name, known.call(name), arguments)
+def _torch_max(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:
+    return create_tensor(walk, node, name, stubs.call(name), arguments)
 
 
-def _path_join(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> Value:
+def _path_join(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:
     first = arguments[0].const if arguments else NOTHING
-    return Value(NUMBER, const=f"{first}/..." if isinstance(first, str) else NOTHING)
+    return AbstractValue(NUMBER, const=f"{first}/..." if isinstance(first, str) else NOTHING)
 
 
-_UNPACKED = Value(LIST, items=(Value(BATCH, lib="tf"), Value(BATCH, lib="tf"), NO_IDEA))
+_UNPACKED = AbstractValue(LIST, items=(AbstractValue(BATCH, lib="tf"), AbstractValue(BATCH, lib="tf"), UNKNOWN_VALUE))
 
-_Special = Callable[[Evaluator, ast.Call, str, Sequence[Value]], Value]
+_Special = Callable[[Evaluator, ast.Call, str, Sequence[AbstractValue]], AbstractValue]
 SPECIAL: dict[str, _Special] = {
     "keras.utils.unpack_x_y_sample_weight": lambda walk, node, name, arguments: _UNPACKED,
     "builtins.len": _len,
@@ -227,7 +230,7 @@ SPECIAL: dict[str, _Special] = {
     **dict.fromkeys(("builtins.dict", "collections.OrderedDict"), _dictionary),
     **dict.fromkeys(
         ("collections.defaultdict", "collections.Counter"),
-        lambda walk, node, name, arguments: Value(LIST, name="builtins.dict"),
+        lambda walk, node, name, arguments: AbstractValue(LIST, name="builtins.dict"),
     ),
     "builtins.super": _super,
     "builtins.print": _print,

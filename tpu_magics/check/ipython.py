@@ -1,8 +1,4 @@
-"""IPython's syntax, made into Python of the same lines and columns.
-
-What lives here: finding the magics, shell lines and questions of a cell, and putting Python in their place. What does
-not: reading files (cells.py) and notebooks (notebook.py). IPython itself is not needed.
-"""
+"""Replaces IPython syntax (magics, shell commands, help) by Python with the same lines and columns."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-# Cell magics whose body is Python that runs here. Every other one is some other language, or runs elsewhere.
+# Cell magics whose body is Python code of this process. Others are other languages, or run elsewhere.
 PYTHON_MAGICS = frozenset((
     "time", "timeit", "capture", "prun", "memit", "mprun", "lprun", "scalene", "snakeviz", "pyinstrument", "debug",
     "px", "notify", "wandb", "heat",
@@ -21,7 +17,7 @@ PYTHON_MAGICS = frozenset((
 STATEMENT_MAGICS = frozenset((
     "time", "timeit", "prun", "memit", "mprun", "lprun", "scalene", "snakeviz", "pyinstrument",
 ))  # fmt: skip
-# What runs without its % where it is a cell's only line. Everyday names of variables are not here.
+# Magics that run without % as a cell's only line, except common variable names.
 AUTOMAGICS = frozenset((
     "pip", "conda", "mamba", "uv", "cd", "ls", "ll", "mkdir", "rm", "rmdir", "cp", "mv", "cat", "load_ext",
     "reload_ext", "env", "matplotlib",
@@ -50,11 +46,11 @@ class LineMagic(NamedTuple):
 
 
 @dataclass
-class Masked:
-    """A cell as Python: `lines` of the same number as the cell's, in which only what IPython understands is replaced.
+class MaskedCell:
+    """A cell as Python: as many `lines` as the cell has, with only the IPython syntax replaced.
 
-    `magic` and `magic_line` are those of the cell magic; of two (`%%time` above `%%tpu_train`), ours. `is_python` is
-    False where the body is another language.
+    `magic` and `magic_line` are those of the cell magic; with two (`%%time` above `%%tpu_train`), ours. `is_python` is
+    False if the body is in another language.
     """
 
     lines: list[str]
@@ -68,9 +64,9 @@ class Masked:
         return "\n".join(self.lines)
 
 
-def mask(text: str, cell_magics: bool = True) -> Masked:
-    """The cell with Python in place of IPython's syntax."""
-    masked = Masked(text.split("\n"))
+def mask(text: str, cell_magics: bool = True) -> MaskedCell:
+    """The cell with Python in place of IPython syntax."""
+    masked = MaskedCell(text.split("\n"))
     if cell_magics:
         _take_prompts(masked.lines)
         _take_cell_magics(masked)
@@ -87,8 +83,8 @@ def _take_prompts(lines: list[str]) -> None:
         lines[:] = [_PROMPT.sub(lambda found: " " * len(found.group()), line, count=1) for line in lines]
 
 
-def _take_cell_magics(masked: Masked) -> None:
-    """The `%%` lines on top, also below comments, and one below another."""
+def _take_cell_magics(masked: MaskedCell) -> None:
+    """The `%%` lines at the top, also below comments, and several of them."""
     for index, line in enumerate(masked.lines):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
@@ -104,7 +100,7 @@ def _take_cell_magics(masked: Masked) -> None:
         masked.lines[index] = _statement(line, words) if name == "timeit" else ""
 
 
-def _take_automagic(masked: Masked) -> None:
+def _take_automagic(masked: MaskedCell) -> None:
     """`pip install x` as the only line of a cell."""
     code = [index for index, line in enumerate(masked.lines) if line.strip() and not line.lstrip().startswith("#")]
     if len(code) != 1:
@@ -115,7 +111,7 @@ def _take_automagic(masked: Masked) -> None:
         masked.lines[code[0]] = line[: len(line) - len(line.lstrip())] + "%" + line.lstrip()
 
 
-def _take_lines(masked: Masked) -> None:
+def _take_lines(masked: MaskedCell) -> None:
     """Every line at which a statement can begin, so nothing inside a string or bracket."""
     lexer = _Lexer()
     index = 0
@@ -127,8 +123,8 @@ def _take_lines(masked: Masked) -> None:
         index += taken
 
 
-def _take_magic(masked: Masked, index: int) -> int:
-    """How many lines the magic, command or question at this line has; 0 where there is none."""
+def _take_magic(masked: MaskedCell, index: int) -> int:
+    """The number of lines of the magic, command or help at this line; 0 if there is none."""
     line = masked.lines[index]
     found = _LINE_MAGIC.match(line)
     if found:
@@ -157,7 +153,7 @@ def _replace(lines: list[str], index: int, count: int, indent: str, name: str, w
 
 
 def _statement(line: str, words: str) -> str:
-    """The line of a magic that times a statement: what stands before the statement becomes `0;` and spaces."""
+    """The line of a magic that times a statement: the text before the statement becomes `0;` and spaces."""
     options = _OPTIONS.match(words)
     code = words[options.end() :] if options else ""
     indent = line[: len(line) - len(line.lstrip())]
@@ -176,8 +172,8 @@ def _parses(code: str) -> bool:
     return True
 
 
-def _take_assigned(masked: Masked, index: int, at: int) -> int:
-    """`x = !command` and `x = %magic words`: the value is nobody knows what."""
+def _take_assigned(masked: MaskedCell, index: int, at: int) -> int:
+    """`x = !command` and `x = %magic words`: the value is unknown."""
     line = masked.lines[index]
     right = line[at + 1 :].lstrip()
     count = _continued(masked.lines, index)
@@ -192,7 +188,7 @@ def _take_assigned(masked: Masked, index: int, at: int) -> int:
 
 
 def _continued(lines: list[str], index: int) -> int:
-    """How many lines from here end in a backslash, and the one after them."""
+    """The number of lines from here that end in a backslash, plus one."""
     end = index
     while end < len(lines) - 1 and lines[end].endswith("\\"):
         end += 1
@@ -220,7 +216,7 @@ class _Lexer:
         return bool(self.mark) or self.depth > 0 or self.continued
 
     def read(self, line: str) -> int:
-        """Take in one line; gives the column of `= !` or `= %` outside of brackets (nothing is open then), else 0."""
+        """Reads one line; returns the column of `= !` or `= %` outside brackets and strings, else 0."""
         self.continued = False
         at = 0
         if self.mark:

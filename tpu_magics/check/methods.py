@@ -1,7 +1,4 @@
-"""Methods of everything but tensors, and values that are called.
-
-What lives here: by the kind of the receiver, what a method gives. What does not: tensors (tensors.py).
-"""
+"""Methods of all values but tensors, and calls of values."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from tpu_magics.check.call_binding import join_parameter, returned_value
 from tpu_magics.check.evaluate import (
     Evaluator,
     attribute,
@@ -16,10 +14,9 @@ from tpu_magics.check.evaluate import (
     subscript,
 )
 from tpu_magics.check.functions import SUPER_TRAINER
-from tpu_magics.check.giving import join_given, returned
-from tpu_magics.check.parameters import by_name
+from tpu_magics.check.parameters import value_of_name
 from tpu_magics.check.program import Class, Function
-from tpu_magics.check.tensors import moved, tensor_method, where_of, where_of_device
+from tpu_magics.check.tensors import move_tensor, tensor_method, where_of, where_of_device
 from tpu_magics.check.values import (
     A_NUMBER,
     ACCELERATOR,
@@ -33,7 +30,6 @@ from tpu_magics.check.values import (
     LIST,
     LOADER,
     MODEL,
-    NO_IDEA,
     NONE,
     NOTHING,
     NUMBER,
@@ -44,58 +40,63 @@ from tpu_magics.check.values import (
     TFDATA,
     TOKENIZER,
     UNKNOWN,
-    Value,
+    UNKNOWN_VALUE,
+    AbstractValue,
     join,
 )
 
 if TYPE_CHECKING:
-    Arguments = Sequence[Value]
+    Arguments = Sequence[AbstractValue]
 
-_OPTIONS = ("return_", "output_", "use_", "is_", "has_")  # of what a batch may hold, no tensors
+_OPTIONS = ("return_", "output_", "use_", "is_", "has_")  # keys of a batch that are not tensors
 
 
-def _batch_method(walk: Evaluator, node: ast.Call, value: Value, method: str, arguments: Arguments) -> Value:
-    tensor = Value(TENSOR, lib=value.lib, where=value.where)
+def _batch_method(
+    walk: Evaluator, node: ast.Call, value: AbstractValue, method: str, arguments: Arguments
+) -> AbstractValue:
+    tensor = AbstractValue(TENSOR, lib=value.lib, where=value.where)
     if method == "items":
-        return Value(LIST, item=Value(LIST, items=(A_NUMBER, tensor)))
+        return AbstractValue(LIST, item=AbstractValue(LIST, items=(A_NUMBER, tensor)))
     if method == "keys":
-        return Value(LIST, item=A_NUMBER)
+        return AbstractValue(LIST, item=A_NUMBER)
     if method == "values":
-        return Value(LIST, item=tensor)
+        return AbstractValue(LIST, item=tensor)
     if method in ("to", "cuda"):
-        return moved(walk, node, value, method, arguments)
+        return move_tensor(walk, node, value, method, arguments)
     if method in ("get", "pop"):
         key = arguments[0].const if arguments else NOTHING
-        return NO_IDEA if isinstance(key, str) and key.startswith(_OPTIONS) else tensor
+        return UNKNOWN_VALUE if isinstance(key, str) and key.startswith(_OPTIONS) else tensor
     if method in ("copy", "clone"):
         return value
     return tensor_method(walk, node, tensor, method, arguments)
 
 
-def _model_method(walk: Evaluator, node: ast.Call, value: Value, method: str, arguments: Arguments) -> Value:
-    own = attribute(value, method) if value.ref is not None else NO_IDEA
+def _model_method(
+    walk: Evaluator, node: ast.Call, value: AbstractValue, method: str, arguments: Arguments
+) -> AbstractValue:
+    own = attribute(value, method) if value.ref is not None else UNKNOWN_VALUE
     if own.kind == FUNCTION:
-        return returned(own.ref, arguments)
+        return returned_value(own.ref, arguments)
     if own.kind in (MODEL, INSTANCE):
-        return called_model(walk, node, own, arguments)
+        return model_result(walk, node, own, arguments)
     if method in ("parameters", "buffers"):
-        return Value(LIST, item=Value(TENSOR, lib=value.lib))
+        return AbstractValue(LIST, item=AbstractValue(TENSOR, lib=value.lib))
     if method in ("named_parameters", "named_buffers"):
-        return Value(LIST, item=Value(LIST, items=(A_NUMBER, Value(TENSOR, lib=value.lib))))
+        return AbstractValue(LIST, item=AbstractValue(LIST, items=(A_NUMBER, AbstractValue(TENSOR, lib=value.lib))))
     if method in ("modules", "children"):
-        return Value(LIST, item=Value(MODEL, lib=value.lib))
+        return AbstractValue(LIST, item=AbstractValue(MODEL, lib=value.lib))
     if method in _SAME_MODEL:
         where = where_of_device(arguments[0]) if method == "to" and arguments else value.where
         return value.with_(where=where or value.where)
     if method in ("generate", "forward", "call", "get_input_embeddings"):
-        return Value(OUTPUT, lib=value.lib)
+        return AbstractValue(OUTPUT, lib=value.lib)
     if method in ("predict",):
         return AN_ARRAY
     if method == "clip_grad_norm_":
-        return Value(TENSOR, lib="torch", where="device")
+        return AbstractValue(TENSOR, lib="torch", where="device")
     if method in ("state_dict", "fit", "evaluate", "compile", "summary", "save", "save_pretrained"):
-        return NO_IDEA
-    return NO_IDEA
+        return UNKNOWN_VALUE
+    return UNKNOWN_VALUE
 
 
 _SAME_MODEL = frozenset(
@@ -118,15 +119,15 @@ _SAME_MODEL = frozenset(
 )
 
 
-def called_model(walk: Evaluator, node: ast.Call, callee: Value, arguments: Arguments) -> Value:
+def model_result(walk: Evaluator, node: ast.Call, callee: AbstractValue, arguments: Arguments) -> AbstractValue:
     method = None
     if callee.ref is not None:
         cls: Class = callee.ref
         method = cls.method("forward") or cls.method("call") or cls.method("__call__")
-    if method is not None and method.returns is not None and method.returns is not NO_IDEA:
+    if method is not None and method.returns is not None and method.returns is not UNKNOWN_VALUE:
         return method.returns
     if callee.kind == INSTANCE and not (callee.ref is not None and callee.ref.is_module):
-        return NO_IDEA
+        return UNKNOWN_VALUE
     where = callee.where if callee.where == "device" or not arguments else where_of(arguments)
     name = callee.name
     tensor = name.startswith(("torch.nn.", "keras.layers.", "keras.losses.")) and not name.endswith(
@@ -134,32 +135,40 @@ def called_model(walk: Evaluator, node: ast.Call, callee: Value, arguments: Argu
     )
     dtype = "float" if tensor and callee.lib == "torch" else ""
     where = "" if where == "host" else where
-    return Value(TENSOR if tensor else OUTPUT, lib=callee.lib, where=where, dtype=dtype)
+    return AbstractValue(TENSOR if tensor else OUTPUT, lib=callee.lib, where=where, dtype=dtype)
 
 
-def _accelerator_method(walk: Evaluator, node: ast.Call, value: Value, method: str, arguments: Arguments) -> Value:
+def _accelerator_method(
+    walk: Evaluator, node: ast.Call, value: AbstractValue, method: str, arguments: Arguments
+) -> AbstractValue:
     if method in ("prepare", "prepare_model", "prepare_data_loader"):
         prepared = tuple(
             one.with_(prepared=True, where="device" if one.kind == MODEL else one.where)
             for one in map(_by_its_name, node.args, arguments)
         )
-        return prepared[0] if len(prepared) == 1 else Value(LIST, items=prepared)
+        return prepared[0] if len(prepared) == 1 else AbstractValue(LIST, items=prepared)
     if method in ("gather", "gather_for_metrics", "reduce", "pad_across_processes"):
-        return arguments[0] if arguments and arguments[0].kind == LIST else Value(OUTPUT, lib="torch", where="device")
+        return (
+            arguments[0]
+            if arguments and arguments[0].kind == LIST
+            else AbstractValue(OUTPUT, lib="torch", where="device")
+        )
     if method in ("unwrap_model", "skip_first_batches"):
-        return arguments[0] if arguments else NO_IDEA
+        return arguments[0] if arguments else UNKNOWN_VALUE
     if method in ("accumulate", "autocast", "no_sync", "main_process_first", "local_main_process_first", "profile"):
-        return NO_IDEA
-    return NO_IDEA
+        return UNKNOWN_VALUE
+    return UNKNOWN_VALUE
 
 
-def _by_its_name(node: ast.expr, value: Value) -> Value:
-    """Of what is not known the kind that its name says: `train_dl` out of another file."""
-    return by_name(node.id) if value.kind == UNKNOWN and isinstance(node, ast.Name) else value
+def _by_its_name(node: ast.expr, value: AbstractValue) -> AbstractValue:
+    """For an unknown value the kind that its name implies: `train_dl` from another file."""
+    return value_of_name(node.id) if value.kind == UNKNOWN and isinstance(node, ast.Name) else value
 
 
-def _dataset_method(walk: Evaluator, node: ast.Call, value: Value, method: str, arguments: Arguments) -> Value:
-    return value if method not in ("__len__", "__getitem__") else NO_IDEA
+def _dataset_method(
+    walk: Evaluator, node: ast.Call, value: AbstractValue, method: str, arguments: Arguments
+) -> AbstractValue:
+    return value if method not in ("__len__", "__getitem__") else UNKNOWN_VALUE
 
 
 _TFDATA_SAME = frozenset(
@@ -191,11 +200,15 @@ _TFDATA_SAME = frozenset(
 )
 
 
-def _tfdata_method(walk: Evaluator, node: ast.Call, value: Value, method: str, arguments: Arguments) -> Value:
-    return value if method in _TFDATA_SAME else NO_IDEA
+def _tfdata_method(
+    walk: Evaluator, node: ast.Call, value: AbstractValue, method: str, arguments: Arguments
+) -> AbstractValue:
+    return value if method in _TFDATA_SAME else UNKNOWN_VALUE
 
 
-def _list_method(walk: Evaluator, node: ast.Call, value: Value, method: str, arguments: Arguments) -> Value:
+def _list_method(
+    walk: Evaluator, node: ast.Call, value: AbstractValue, method: str, arguments: Arguments
+) -> AbstractValue:
     func = node.func
     if method in ("append", "add", "insert", "extend", "appendleft") and arguments and isinstance(func, ast.Attribute):
         given = element(arguments[-1]) if method == "extend" else arguments[-1]
@@ -203,11 +216,11 @@ def _list_method(walk: Evaluator, node: ast.Call, value: Value, method: str, arg
         walk.assign_again(func.value, value.with_(item=item, items=None, const=NOTHING))
         return NONE
     if method == "items":
-        return Value(LIST, item=Value(LIST, items=(A_NUMBER, value.item or NO_IDEA)))
+        return AbstractValue(LIST, item=AbstractValue(LIST, items=(A_NUMBER, value.item or UNKNOWN_VALUE)))
     if method == "values":
-        return Value(LIST, item=value.item)
+        return AbstractValue(LIST, item=value.item)
     if method == "keys":
-        return Value(LIST, item=A_NUMBER)
+        return AbstractValue(LIST, item=A_NUMBER)
     if method in ("get", "pop", "popleft", "setdefault"):
         return subscript(value, arguments[0], node.args[0]) if arguments else element(value)
     if method in ("update", "clear") and isinstance(func, ast.Attribute):
@@ -217,62 +230,72 @@ def _list_method(walk: Evaluator, node: ast.Call, value: Value, method: str, arg
         return value
     if method in ("index", "count"):
         return A_NUMBER
-    return NO_IDEA
+    return UNKNOWN_VALUE
 
 
-def _strategy_method(walk: Evaluator, node: ast.Call, value: Value, method: str, arguments: Arguments) -> Value:
+def _strategy_method(
+    walk: Evaluator, node: ast.Call, value: AbstractValue, method: str, arguments: Arguments
+) -> AbstractValue:
     if method == "scope":
         return value
     if method in ("run", "reduce", "experimental_run_v2"):
-        function = arguments[0] if arguments else NO_IDEA
+        function = arguments[0] if arguments else UNKNOWN_VALUE
         if method != "reduce":
-            _give_replicas(walk, node, function)
+            _bind_replica_arguments(walk, node, function)
         if method == "run" and function.kind == FUNCTION:
-            return returned(function.ref, ())
-        return Value(TENSOR, lib="tf") if method == "reduce" else NO_IDEA
+            return returned_value(function.ref, ())
+        return AbstractValue(TENSOR, lib="tf") if method == "reduce" else UNKNOWN_VALUE
     if method in ("experimental_distribute_dataset", "distribute_datasets_from_function"):
-        return arguments[0] if arguments and arguments[0].kind == TFDATA else Value(TFDATA)
-    return NO_IDEA
+        return arguments[0] if arguments and arguments[0].kind == TFDATA else AbstractValue(TFDATA)
+    return UNKNOWN_VALUE
 
 
-_OF_REPLICA = Value(BATCH, lib="tf")
+_OF_REPLICA = AbstractValue(BATCH, lib="tf")
 
 
-def _give_replicas(walk: Evaluator, node: ast.Call, function: Value) -> None:
-    """`strategy.run(step, args=(next(iterator),))`: what nothing is known of is a part of a batch."""
+def _bind_replica_arguments(walk: Evaluator, node: ast.Call, function: AbstractValue) -> None:
+    """`strategy.run(step, args=(next(iterator),))`: an unknown argument is part of a batch."""
     if function.kind != FUNCTION or not isinstance(function.ref, Function):
         return
     given = (
         node.args[1] if len(node.args) > 1 else next((one.value for one in node.keywords if one.arg == "args"), None)
     )
-    items = walk.at.value(given).items or ()
+    items = walk.ctx.value(given).items or ()
     parameters = function.ref.parameters[1 if function.ref.cls is not None else 0 :]
     for parameter, item in zip(parameters, items, strict=False):
-        join_given(function.ref, parameter.arg, _OF_REPLICA if item.kind == UNKNOWN else item)
+        join_parameter(function.ref, parameter.arg, _OF_REPLICA if item.kind == UNKNOWN else item)
 
 
-def _loader_method(walk: Evaluator, node: ast.Call, value: Value, method: str, arguments: Arguments) -> Value:
-    return value.with_(prepared=True) if method == "per_device_loader" else NO_IDEA
+def _loader_method(
+    walk: Evaluator, node: ast.Call, value: AbstractValue, method: str, arguments: Arguments
+) -> AbstractValue:
+    return value.with_(prepared=True) if method == "per_device_loader" else UNKNOWN_VALUE
 
 
-def _array_method(walk: Evaluator, node: ast.Call, value: Value, method: str, arguments: Arguments) -> Value:
+def _array_method(
+    walk: Evaluator, node: ast.Call, value: AbstractValue, method: str, arguments: Arguments
+) -> AbstractValue:
     return A_NUMBER if method in ("item", "any", "all") else AN_ARRAY
 
 
-def _number_method(walk: Evaluator, node: ast.Call, value: Value, method: str, arguments: Arguments) -> Value:
+def _number_method(
+    walk: Evaluator, node: ast.Call, value: AbstractValue, method: str, arguments: Arguments
+) -> AbstractValue:
     if method == "join" and arguments:
         return A_NUMBER
-    return A_NUMBER if method in ("format", "strip", "lower", "upper", "replace", "encode") else NO_IDEA
+    return A_NUMBER if method in ("format", "strip", "lower", "upper", "replace", "encode") else UNKNOWN_VALUE
 
 
-def _scheduler_method(walk: Evaluator, node: ast.Call, value: Value, method: str, arguments: Arguments) -> Value:
-    return Value(LIST, item=Value(NUMBER, varies=True)) if method == "get_last_lr" else NO_IDEA
+def _scheduler_method(
+    walk: Evaluator, node: ast.Call, value: AbstractValue, method: str, arguments: Arguments
+) -> AbstractValue:
+    return AbstractValue(LIST, item=AbstractValue(NUMBER, varies=True)) if method == "get_last_lr" else UNKNOWN_VALUE
 
 
 _REGISTER = frozenset(("register_buffer", "register_parameter"))
 
 
-def _registered(value: Value, node: ast.Call, arguments: Arguments) -> Value:
+def _registered(value: AbstractValue, node: ast.Call, arguments: Arguments) -> AbstractValue:
     """`self.register_buffer("mask", tensor)` makes an attribute."""
     name = arguments[0].const if arguments else NOTHING
     cls = value.ref
@@ -281,32 +304,40 @@ def _registered(value: Value, node: ast.Call, arguments: Arguments) -> Value:
     return NONE
 
 
-def _instance_method(walk: Evaluator, node: ast.Call, value: Value, method: str, arguments: Arguments) -> Value:
+def _instance_method(
+    walk: Evaluator, node: ast.Call, value: AbstractValue, method: str, arguments: Arguments
+) -> AbstractValue:
     if method in _REGISTER:
         return _registered(value, node, arguments)
     if method == "add_weight" and value.ref is not None and value.ref.lib == "tf":
-        return Value(TENSOR, lib="tf")
+        return AbstractValue(TENSOR, lib="tf")
     if value.name == SUPER_TRAINER:
-        return _OF_TRAINER.get(method, NO_IDEA)
+        return _OF_TRAINER.get(method, UNKNOWN_VALUE)
     own = attribute(value, method)
     if own.kind == FUNCTION:
-        return returned(own.ref, arguments)
+        return returned_value(own.ref, arguments)
     if own.kind in (MODEL, INSTANCE):
-        return called_model(walk, node, own, arguments)
-    return NO_IDEA
+        return model_result(walk, node, own, arguments)
+    return UNKNOWN_VALUE
 
 
 _OF_TRAINER = {
-    "training_step": Value(TENSOR, lib="torch", where="device", dtype="float"),
-    **dict.fromkeys(("compute_loss", "prediction_step"), Value(OUTPUT, lib="torch", where="device")),
+    "training_step": AbstractValue(TENSOR, lib="torch", where="device", dtype="float"),
+    **dict.fromkeys(("compute_loss", "prediction_step"), AbstractValue(OUTPUT, lib="torch", where="device")),
 }
 
 
-def _tokenizer_method(walk: Evaluator, node: ast.Call, value: Value, method: str, arguments: Arguments) -> Value:
-    return _encoded(walk, node, value, arguments) if method in ("pad", "batch_encode_plus", "encode_plus") else NO_IDEA
+def _tokenizer_method(
+    walk: Evaluator, node: ast.Call, value: AbstractValue, method: str, arguments: Arguments
+) -> AbstractValue:
+    return (
+        _encoded(walk, node, value, arguments)
+        if method in ("pad", "batch_encode_plus", "encode_plus")
+        else UNKNOWN_VALUE
+    )
 
 
-_Method = Callable[[Evaluator, ast.Call, Value, str, Sequence[Value]], Value]
+_Method = Callable[[Evaluator, ast.Call, AbstractValue, str, Sequence[AbstractValue]], AbstractValue]
 METHODS: dict[str, _Method] = {
     TENSOR: tensor_method,
     OUTPUT: _batch_method,
@@ -326,23 +357,23 @@ METHODS: dict[str, _Method] = {
 }
 
 
-# -- calling a value -----------------------------------------------------------------------------------------------
+# -- calls of values --------------------------------------------------------------------------------------------------
 
 
-def _encoded(walk: Evaluator, node: ast.Call, callee: Value, arguments: Arguments) -> Value:
+def _encoded(walk: Evaluator, node: ast.Call, callee: AbstractValue, arguments: Arguments) -> AbstractValue:
     tensors = any(one.arg == "return_tensors" for one in node.keywords)
     kind = BATCH if tensors else LIST
-    return Value(kind, lib="torch" if tensors else "", made=node, made_at=walk.at, name="tokenizer")
+    return AbstractValue(kind, lib="torch" if tensors else "", made=node, made_ctx=walk.ctx, name="tokenizer")
 
 
-def _collated(walk: Evaluator, node: ast.Call, callee: Value, arguments: Arguments) -> Value:
-    return Value(BATCH, lib="torch", where="host", made=node, made_at=walk.at, name="collator")
+def _collated(walk: Evaluator, node: ast.Call, callee: AbstractValue, arguments: Arguments) -> AbstractValue:
+    return AbstractValue(BATCH, lib="torch", where="host", made=node, made_ctx=walk.ctx, name="collator")
 
 
-_Called = Callable[[Evaluator, ast.Call, Value, Sequence[Value]], Value]
+_Called = Callable[[Evaluator, ast.Call, AbstractValue, Sequence[AbstractValue]], AbstractValue]
 CALLED: dict[str, _Called] = {
-    MODEL: called_model,
-    INSTANCE: called_model,
+    MODEL: model_result,
+    INSTANCE: model_result,
     TOKENIZER: _encoded,
     COLLATOR: _collated,
 }

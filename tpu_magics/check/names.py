@@ -1,7 +1,4 @@
-"""One name for one thing: what an import or an attribute chain stands for, however it was written.
-
-What lives here: canonical dotted names. What does not: what the things named do (known.py).
-"""
+"""Canonical dotted names: one name for one thing, however it was imported."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ _TORCH_MODULE = re.compile(r"torch\.nn\.modules\.\w+\.")
 _TORCH_OPTIM = re.compile(r"torch\.optim\.(?!lr_scheduler|swa_utils)[a-z]\w*\.(?=[A-Z])")
 _TRANSFORMERS = re.compile(r"transformers\.(?:[a-z]\w*\.)+(?=[A-Z])")
 
-# What people call these where a cell or a fragment leaves the import out.
+# Conventional names, for a cell or a fragment without the import.
 CONVENTIONS = {
     "torch": "torch",
     "nn": "torch.nn",

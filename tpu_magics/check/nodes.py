@@ -1,8 +1,4 @@
-"""Trees: going over them, and having many of them.
-
-What lives here: the walk that rules and the engine use where order does not matter, and a pause of the garbage
-collector. What does not: what is looked for.
-"""
+"""Helpers for syntax trees."""
 
 from __future__ import annotations
 
@@ -13,8 +9,8 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def no_collections() -> Iterator[None]:
-    """Trees are many small objects that all live until the end: looking for garbage among them costs half the time."""
+def gc_paused() -> Iterator[None]:
+    """Trees are many small objects that live until the end; collecting garbage among them takes half the time."""
     if not gc.isenabled():
         yield
         return

@@ -1,15 +1,11 @@
-"""Comments that silence findings.
-
-What lives here: reading `# noqa`, `# noqa: TPU101, E501` and `# tpu_magics: skip-file`. What does not: choosing rules
-by configuration (config.py).
-"""
+"""Comments that suppress findings: `# noqa`, `# noqa: TPU101, E501` and `# tpu_magics: skip-file`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from tpu_magics.check.cells import Cell
+from tpu_magics.check.cells import CodeCell
 from tpu_magics.check.finding import Finding
 
 _NOQA = re.compile(r"#\s*noqa\b(?!-)(?:\s*:\s*(?P<codes>[a-z]+\d+(?:[\s,]+[a-z]+\d+)*))?", re.IGNORECASE)
@@ -23,11 +19,11 @@ _PARTS = re.compile(
     re.DOTALL,
 )
 
-ALL: frozenset[str] = frozenset()  # a noqa that names no code silences every one
+ALL: frozenset[str] = frozenset()  # a noqa without codes suppresses every rule
 
 
-def unsilenced(findings: Iterable[Finding], cells: Iterable[Cell]) -> list[Finding]:
-    """The findings of one file that no comment silences."""
+def without_suppressed(findings: Iterable[Finding], cells: Iterable[CodeCell]) -> list[Finding]:
+    """The findings of one file that no comment suppresses."""
     comments: dict[tuple[str, int | None], Noqa] = {}
     for cell in cells:
         if _HINT.search(cell.text):
@@ -36,15 +32,15 @@ def unsilenced(findings: Iterable[Finding], cells: Iterable[Cell]) -> list[Findi
                 return []
     if not comments:
         return list(findings)
-    return [one for one in findings if not _silenced(one, comments.get((one.path, one.cell)))]
+    return [one for one in findings if not _is_suppressed(one, comments.get((one.path, one.cell)))]
 
 
-def _silenced(finding: Finding, comments: Noqa | None) -> bool:
-    return comments is not None and comments.silences(finding)
+def _is_suppressed(finding: Finding, comments: Noqa | None) -> bool:
+    return comments is not None and comments.suppresses(finding)
 
 
 class Noqa:
-    """What the comments of one cell or file silence."""
+    """What the comments of one cell or file suppress."""
 
     def __init__(self, text: str) -> None:
         self.lines: Mapping[int, frozenset[str]] = {}
@@ -60,7 +56,7 @@ class Noqa:
         if found:
             self.lines, self._ends = found, _logical_ends(text)
 
-    def silences(self, finding: Finding) -> bool:
+    def suppresses(self, finding: Finding) -> bool:
         """By a comment on the finding's line, on the last line of its expression, or on that of its statement (of a
         compound statement, of the line that heads it)."""
         end = self._ends.get(finding.line, finding.line)
@@ -72,7 +68,7 @@ class Noqa:
 
 
 def _comments(text: str) -> Iterator[tuple[int, str]]:
-    """Line and text of the comments that may say something to us."""
+    """Line and text of the comments that may concern us."""
     line, counted = 1, 0
     for found in _PARTS.finditer(text):
         if found.lastgroup == "comment" and _HINT.search(found.group()):

@@ -1,8 +1,4 @@
-"""The JSON of notebooks: the code in it, where it stands, and how it is changed in place.
-
-What lives here: reading nbformat 3 and 4, and rewriting the sources of cells so that every other byte stays. What does
-not: what the code says (cells.py, ipython.py).
-"""
+"""The JSON of notebooks (nbformat 3 and 4): reads the code cells, and replaces their sources in place."""
 
 from __future__ import annotations
 
@@ -17,16 +13,16 @@ _DECODER = json.JSONDecoder()
 
 
 class NotANotebook(ValueError):
-    """JSON that cannot be read, or that is no notebook; `line` counts from 1."""
+    """JSON that cannot be read, or that is not a notebook; `line` counts from 1."""
 
-    def __init__(self, said: str, line: int = 1) -> None:
-        super().__init__(said)
+    def __init__(self, names: str, line: int = 1) -> None:
+        super().__init__(names)
         self.line = line
 
 
 @dataclass(frozen=True)
 class Notebook:
-    """`sources` are its code cells in order; `language` is "" for Python, else what its kernel speaks."""
+    """`sources` are its code cells in order; `language` is "" for Python, else the language of its kernel."""
 
     sources: tuple[str, ...]
     language: str = ""
@@ -46,14 +42,14 @@ def _decode(data: bytes) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise NotANotebook(f"a byte is not utf-8: 0x{data[error.start]:02x}", line) from None
+        raise NotANotebook(f"a byte is not valid utf-8: 0x{data[error.start]:02x}", line) from None
 
 
 def _load(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
-        raise NotANotebook(f"no JSON: {error.msg}", error.lineno) from None
+        raise NotANotebook(f"not valid JSON: {error.msg}", error.lineno) from None
     except (RecursionError, ValueError):
         raise NotANotebook("the JSON cannot be read") from None
     if not isinstance(found, dict) or not isinstance(found.get("cells", found.get("worksheets")), list):
@@ -62,14 +58,14 @@ def _load(text: str) -> dict[str, Any]:
 
 
 def _language(found: Mapping[str, Any]) -> str:
-    """What the kernel speaks, in small letters; Python where nothing is said."""
+    """The kernel's language in lower case; Python if it is missing."""
     metadata = _dict(found.get("metadata"))
-    said = (
+    names = (
         _dict(metadata.get("language_info")).get("name"),
         _dict(metadata.get("kernelspec")).get("language"),
         metadata.get("language"),
     )
-    language = next((word.lower() for word in said if isinstance(word, str) and word), "python")
+    language = next((word.lower() for word in names if isinstance(word, str) and word), "python")
     return "python" if language.startswith(("python", "ipython")) else language
 
 
@@ -83,7 +79,7 @@ def _code_cells(found: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _text(cell: Mapping[str, Any]) -> str:
-    """The source of a code cell, "" where the cell says that it is in another language."""
+    """The source of a code cell, "" if the cell says that it is in another language."""
     source = cell.get("source", cell.get("input"))
     written = cell.get("language", _dict(_dict(cell.get("metadata")).get("vscode")).get("languageId"))
     if isinstance(written, str) and written.lower() not in ("python", "ipython", ""):
@@ -97,7 +93,7 @@ def _dict(found: Any) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-# -- places ---------------------------------------------------------------------------------------------------------
+# -- positions --------------------------------------------------------------------------------------------------------
 
 
 def _members(text: str, at: int) -> Iterator[tuple[str, int, int]]:
@@ -131,13 +127,13 @@ def _after_comma(text: str, at: int) -> int:
 
 
 def _member(text: str, at: int, *keys: str) -> tuple[int, int] | None:
-    """Where the value of the first of `keys` stands; of a key that comes twice the last counts, as it does for json."""
+    """The position of the value of the first of `keys`; of duplicate keys the last counts, as in json."""
     found = {key: (start, end) for key, start, end in _members(text, at)}
     return next((found[key] for key in keys if key in found), None)
 
 
 def _source_places(text: str) -> list[tuple[int, int]]:
-    """Where the source of each code cell stands, (-1, -1) where it has none."""
+    """The position of the source of each code cell, (-1, -1) if it has none."""
     top = _skip(text, 0)
     cells = _member(text, top, "cells")
     arrays = [cells] if cells else _sheets(text, top)
@@ -157,7 +153,7 @@ def _sheets(text: str, top: int) -> list[tuple[int, int]]:
 
 
 def line_numbers(text: str) -> list[list[int]]:
-    """For each code cell the lines (from 1) of the file on which its lines begin."""
+    """For each code cell the lines (from 1) of the file at which its lines start."""
     return [_line_numbers(text, *place) for place in _source_places(text)]
 
 
@@ -179,9 +175,9 @@ def _line_numbers(text: str, start: int, end: int) -> list[int]:
 # -- writing --------------------------------------------------------------------------------------------------------
 
 
-def rewritten(text: str, changes: Mapping[int, str]) -> str:
-    """The JSON with new sources for some code cells (from 1). Everything else, and the way in which the sources are
-    written (a list of lines or one string, indentation, escapes), stays as it is."""
+def rewrite(text: str, changes: Mapping[int, str]) -> str:
+    """The JSON with new sources for some code cells (from 1). Everything else, and the format of the sources (a list of
+    lines or one string, indentation, escapes), is unchanged."""
     places = _source_places(text)
     ascii_only = text.isascii() and "\\u" in text
     for number in sorted(changes, reverse=True):

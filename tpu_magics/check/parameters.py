@@ -1,7 +1,4 @@
-"""What a function's parameter is likely to be, from its annotation, default, name and use.
-
-What lives here: guesses for functions whose calls are not seen. What does not: values that call sites give (flow.py).
-"""
+"""Infers the values of parameters from annotation, default, name and use, for functions whose calls are not seen."""
 
 from __future__ import annotations
 
@@ -9,10 +6,10 @@ import ast
 import re
 from collections.abc import Mapping
 
-from tpu_magics.check.known import ARRAY_METHODS, TENSOR_ONLY_METHODS
 from tpu_magics.check.names import CONVENTIONS
 from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.program import Function
+from tpu_magics.check.stubs import ARRAY_METHODS, TENSOR_ONLY_METHODS
 from tpu_magics.check.values import (
     A_NUMBER,
     ACCELERATOR,
@@ -24,7 +21,6 @@ from tpu_magics.check.values import (
     LIST,
     LOADER,
     MODEL,
-    NO_IDEA,
     NUMBER,
     OPTIMIZER,
     OUTPUT,
@@ -33,26 +29,27 @@ from tpu_magics.check.values import (
     TENSOR,
     TOKENIZER,
     UNKNOWN,
-    Value,
+    UNKNOWN_VALUE,
+    AbstractValue,
 )
 
 _ANNOTATED = (
-    (re.compile(r"^(torch\.)?((Float|Long|Bool|Int|Half)?Tensor|nn\.Parameter)$"), Value(TENSOR, lib="torch")),
-    (re.compile(r"^tf\.(Tensor|Variable)$"), Value(TENSOR, lib="tf")),
+    (re.compile(r"^(torch\.)?((Float|Long|Bool|Int|Half)?Tensor|nn\.Parameter)$"), AbstractValue(TENSOR, lib="torch")),
+    (re.compile(r"^tf\.(Tensor|Variable)$"), AbstractValue(TENSOR, lib="tf")),
     (re.compile(r"^(int|float|bool|str|bytes|Path|complex)$"), A_NUMBER),
-    (re.compile(r"^(np\.|numpy\.)?(ndarray|NDArray)"), Value(ARRAY)),
-    (re.compile(r"^(pd\.)?(DataFrame|Series)$"), Value(ARRAY)),
-    (re.compile(r"^(torch\.)?(nn\.Module|Module)$|PreTrainedModel$|^AutoModel"), Value(MODEL, lib="torch")),
-    (re.compile(r"^((tf\.)?keras\.)?(Model|layers\.Layer|Sequential)$"), Value(MODEL, lib="tf")),
-    (re.compile(r"DataLoader$"), Value(LOADER, lib="torch")),
-    (re.compile(r"Optimizer$|^(torch\.)?optim\."), Value(OPTIMIZER, lib="torch")),
-    (re.compile(r"Tokenizer(Base|Fast)?$"), Value(TOKENIZER)),
-    (re.compile(r"^(accelerate\.)?Accelerator$"), Value(ACCELERATOR)),
-    (re.compile(r"TrainingArguments$"), Value(ARGUMENTS)),
-    (re.compile(r"^torch\.device$"), Value(DEVICE)),
-    (re.compile(r"ModelOutput\w*$|Output$"), Value(OUTPUT)),
-    (re.compile(r"BatchEncoding$"), Value(BATCH)),
-    (re.compile(r"Dataset$"), Value(DATASET)),
+    (re.compile(r"^(np\.|numpy\.)?(ndarray|NDArray)"), AbstractValue(ARRAY)),
+    (re.compile(r"^(pd\.)?(DataFrame|Series)$"), AbstractValue(ARRAY)),
+    (re.compile(r"^(torch\.)?(nn\.Module|Module)$|PreTrainedModel$|^AutoModel"), AbstractValue(MODEL, lib="torch")),
+    (re.compile(r"^((tf\.)?keras\.)?(Model|layers\.Layer|Sequential)$"), AbstractValue(MODEL, lib="tf")),
+    (re.compile(r"DataLoader$"), AbstractValue(LOADER, lib="torch")),
+    (re.compile(r"Optimizer$|^(torch\.)?optim\."), AbstractValue(OPTIMIZER, lib="torch")),
+    (re.compile(r"Tokenizer(Base|Fast)?$"), AbstractValue(TOKENIZER)),
+    (re.compile(r"^(accelerate\.)?Accelerator$"), AbstractValue(ACCELERATOR)),
+    (re.compile(r"TrainingArguments$"), AbstractValue(ARGUMENTS)),
+    (re.compile(r"^torch\.device$"), AbstractValue(DEVICE)),
+    (re.compile(r"ModelOutput\w*$|Output$"), AbstractValue(OUTPUT)),
+    (re.compile(r"BatchEncoding$"), AbstractValue(BATCH)),
+    (re.compile(r"Dataset$"), AbstractValue(DATASET)),
 )
 _BOOL_TENSOR = re.compile(r"BoolTensor$")
 _ANYTHING = re.compile(r"^(typing\.)?(Any|object|Iterable|Iterator|Callable.*)$|^[A-Z]$")
@@ -60,26 +57,26 @@ _OPTIONAL = re.compile(r"^(?:typing\.)?Optional\[(.*)\]$|^(.*?)\s*\|\s*None$|^No
 _MANY = re.compile(r"^(?:typing\.)?(?:list|List|tuple|Tuple|Sequence|Iterable|Set|set)\[(.*)\]$", re.S)
 _MAPPING = re.compile(r"^(?:typing\.)?(?:dict|Dict|Mapping)\[[^,]*,(.*)\]$", re.S)
 
-# Names that people give to one thing only.
+# Names that always mean the same kind of thing.
 _NAMED = (
     (
         re.compile(
             r"^(\w*_)?(model|net|network|encoder|decoder|backbone|generator|discriminator|policy|actor|critic|student|teacher)$"
         ),
-        Value(MODEL),
+        AbstractValue(MODEL),
     ),
-    (re.compile(r"^(criterion|crit|loss_fn|loss_func|loss_function|\w+_loss_fn)$"), Value(MODEL)),
-    (re.compile(r"^(optimizer|optim|optimiser|opt)(_\w+)?$"), Value(OPTIMIZER)),
-    (re.compile(r"^(lr_)?scheduler$"), Value(SCHEDULER)),
+    (re.compile(r"^(criterion|crit|loss_fn|loss_func|loss_function|\w+_loss_fn)$"), AbstractValue(MODEL)),
+    (re.compile(r"^(optimizer|optim|optimiser|opt)(_\w+)?$"), AbstractValue(OPTIMIZER)),
+    (re.compile(r"^(lr_)?scheduler$"), AbstractValue(SCHEDULER)),
     (
         re.compile(r"^((\w*_)?(data_?loader|loader|dl)|(train|val|valid|validation|test|eval|dev)(data)?loader)$"),
-        Value(LOADER),
+        AbstractValue(LOADER),
     ),
-    (re.compile(r"^tokenizer$"), Value(TOKENIZER)),
-    (re.compile(r"^accelerator$"), Value(ACCELERATOR)),
-    (re.compile(r"^(xla_|tpu_)?dev(ice)?$"), Value(DEVICE)),
-    (re.compile(r"^strategy$"), Value(STRATEGY)),
-    (re.compile(r"^batch$"), Value(BATCH)),
+    (re.compile(r"^tokenizer$"), AbstractValue(TOKENIZER)),
+    (re.compile(r"^accelerator$"), AbstractValue(ACCELERATOR)),
+    (re.compile(r"^(xla_|tpu_)?dev(ice)?$"), AbstractValue(DEVICE)),
+    (re.compile(r"^strategy$"), AbstractValue(STRATEGY)),
+    (re.compile(r"^batch$"), AbstractValue(BATCH)),
 )
 _FLAGS = re.compile(
     r"^(return|output|use|is|do|has|num|n|max|min|with|should|apply|update|inplace)_|^legacy_|^training$|^mode$|"
@@ -98,14 +95,14 @@ _MODULE_METHODS = frozenset(("forward", "call", "training_step", "validation_ste
 _TRAINER_METHODS = frozenset(("compute_loss", "training_step", "prediction_step"))
 
 
-def by_name(name: str) -> Value:
-    """What a name is that nothing binds (another file or cell does): by convention, where people have one."""
-    return next((value for pattern, value in _NAMED if pattern.match(name)), NO_IDEA)
+def value_of_name(name: str) -> AbstractValue:
+    """The conventional value of a name that is bound in another file or cell."""
+    return next((value for pattern, value in _NAMED if pattern.match(name)), UNKNOWN_VALUE)
 
 
-SURELY = 3  # by what nothing but a tensor of torch has: `loss.backward()`
+SURELY = 3  # a method that only torch tensors have: `loss.backward()`
 
-# Evidence against: what no tensor has, and what only mappings have.
+# Evidence against a tensor: methods that no tensor has, or only mappings have.
 MODEL_USE, _NO_TENSOR, _MAPPING_USE = -3, -2, -1
 _MODELS_HAVE = frozenset(("parameters", "named_parameters", "named_modules"))
 _MAPPINGS_HAVE = frozenset(("keys", "items", "update", "setdefault"))
@@ -116,48 +113,50 @@ def _no_tensor_has(method: str) -> bool:
     return method in _MAPPINGS_HAVE or (method.startswith("get_") and method not in _TENSORS_HAVE)
 
 
-def guess(function: Function, argument: ast.arg, default: ast.expr | None, evidence: dict[str, int]) -> Value:
-    """The value of a parameter as its own function tells it."""
-    if argument.annotation is not None and (found := annotated(argument.annotation)) is not None:
-        return NO_IDEA if _is_foreign(argument.annotation, function) else found
+def guess_parameter(
+    function: Function, argument: ast.arg, default: ast.expr | None, evidence: dict[str, int]
+) -> AbstractValue:
+    """Guesses the value of a parameter from its own function."""
+    if argument.annotation is not None and (found := value_of_annotation(argument.annotation)) is not None:
+        return UNKNOWN_VALUE if _is_foreign(argument.annotation, function) else found
     if isinstance(default, ast.Constant) and default.value is not None:
         return A_NUMBER
     name = argument.arg
     if name in ("batch", "epoch") and _in_callback(function):
-        return Value(NUMBER, varies=True)
+        return AbstractValue(NUMBER, varies=True)
     if name == "inputs" and _in_trainer(function):
-        return Value(BATCH, lib="torch", where="device")
+        return AbstractValue(BATCH, lib="torch", where="device")
     if evidence.get(name, 0) == MODEL_USE:
-        return Value(MODEL)
+        return AbstractValue(MODEL)
     if evidence.get(name, 0) < 0:
-        return Value(BATCH) if evidence[name] == _MAPPING_USE and _in_module(function) else NO_IDEA
+        return AbstractValue(BATCH) if evidence[name] == _MAPPING_USE and _in_module(function) else UNKNOWN_VALUE
     for pattern, value in _NAMED:
         if pattern.match(name):
             return value
     if _FLAGS.search(name) and evidence.get(name, 0) < 2:
-        return NO_IDEA
+        return UNKNOWN_VALUE
     if _in_module(function):
         lib = function.cls.lib if function.cls is not None else ""
         return (
-            Value(BATCH if name in ("batch", "data") else TENSOR, lib=lib)
+            AbstractValue(BATCH if name in ("batch", "data") else TENSOR, lib=lib)
             if _plainly(name, default, evidence)
-            else NO_IDEA
+            else UNKNOWN_VALUE
         )
     if function.compiled and default is None and _TENSORS.match(name):
-        return Value(TENSOR, lib="tf")  # of what it is given, tf.function makes tensors
+        return AbstractValue(TENSOR, lib="tf")  # tf.function converts its arguments to tensors
     if evidence.get(name, 0) >= (1 if _TENSORS.match(name) else 2):
-        return Value(TENSOR)
-    return NO_IDEA
+        return AbstractValue(TENSOR)
+    return UNKNOWN_VALUE
 
 
 _TENSOR_LIBRARIES = ("torch", "tensorflow", "keras", "jaxtyping")
 
 
 def _is_foreign(annotation: ast.expr, function: Function) -> bool:
-    """Whether a `Tensor` in an annotation is a class of somebody else's."""
+    """Whether a `Tensor` in an annotation is a class of another library."""
     for node in nodes_of(annotation):
         if isinstance(node, ast.Name) and "Tensor" in node.id:
-            value = function.at.program.globals.get(node.id)
+            value = function.ctx.program.globals.get(node.id)
             if value is not None and not value.name.startswith(_TENSOR_LIBRARIES):
                 return True
     return False
@@ -179,17 +178,17 @@ def _in_callback(function: Function) -> bool:
 
 
 def _plainly(name: str, default: ast.expr | None, evidence: dict[str, int]) -> bool:
-    """In `forward(self, x)` a parameter without a default is a tensor; with `=None` where its name or use says so."""
+    """In `forward(self, x)` a parameter without a default is a tensor; with `=None` if its name or use shows it."""
     return default is None or bool(_TENSORS.match(name)) or evidence.get(name, 0) >= 1
 
 
-def annotated(node: ast.expr) -> Value | None:
-    """What an annotation says: NO_IDEA for a class that is not known here, None where it says nothing at all."""
+def value_of_annotation(node: ast.expr) -> AbstractValue | None:
+    """The value of an annotation: UNKNOWN_VALUE for an unknown class, None if it says nothing."""
     text = str(node.value) if isinstance(node, ast.Constant) else ast.unparse(node)
     return _read_annotation(text.strip(), 0)
 
 
-def _read_annotation(text: str, depth: int) -> Value | None:
+def _read_annotation(text: str, depth: int) -> AbstractValue | None:
     if depth > 4:
         return None
     optional = _OPTIONAL.match(text)
@@ -201,13 +200,13 @@ def _read_annotation(text: str, depth: int) -> Value | None:
     for pattern in (_MANY, _MAPPING):
         if many := pattern.match(text):
             item = _read_annotation(many[1].split(",")[0].strip(), depth + 1)
-            return Value(LIST, item=item)
+            return AbstractValue(LIST, item=item)
     for pattern, value in _ANNOTATED:
         if pattern.search(text):
             return value.with_(dtype="bool") if _BOOL_TENSOR.search(text) else value
     if _ANYTHING.match(text):
         return None
-    return Value(TENSOR, lib="torch") if _SOME_TENSOR.search(text) and "[" not in text else NO_IDEA
+    return AbstractValue(TENSOR, lib="torch") if _SOME_TENSOR.search(text) and "[" not in text else UNKNOWN_VALUE
 
 
 _SOME_TENSOR = re.compile(r"(?<!\w)\w*Tensor(?!\w)")
@@ -227,18 +226,18 @@ def _parts(text: str) -> list[str]:
     return [part for part in (*parts, inner[start:].strip()) if part and part != "None"]
 
 
-def _union(values: list[Value | None]) -> Value | None:
-    """A tensor or a class that is not known: a tensor. A tensor or a number: neither."""
+def _union(values: list[AbstractValue | None]) -> AbstractValue | None:
+    """A tensor or an unknown class: a tensor. A tensor or a number: neither."""
     known = [one for one in values if one is not None and one.kind != UNKNOWN]
     kinds = {one.kind for one in known}
-    return known[0] if len(kinds) == 1 else NO_IDEA
+    return known[0] if len(kinds) == 1 else UNKNOWN_VALUE
 
 
-def evidence_of(body: ast.AST | list[ast.stmt], numeric: bool, libraries: Mapping[str, str]) -> dict[str, int]:
-    """How surely each name is used as a tensor: 2 by what only tensors have, 1 by what arrays have as well.
+def usage_evidence(body: ast.AST | list[ast.stmt], numeric: bool, libraries: Mapping[str, str]) -> dict[str, int]:
+    """How surely each name is used as a tensor: 2 by methods of tensors only, 1 by methods that arrays also have.
 
-    `numeric`: the program uses NumPy or pandas, so that what arrays have as well says nothing. `libraries`: names that
-    stand for something of a library, and its canonical name.
+    `numeric`: the program uses NumPy or pandas, so methods that arrays also have are no evidence. `libraries`: imported
+    names and their canonical names.
     """
     found: dict[str, int] = {}
     assigned: list[tuple[str, ast.expr]] = []
@@ -253,12 +252,12 @@ def evidence_of(body: ast.AST | list[ast.stmt], numeric: bool, libraries: Mappin
                 if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
                     found[node.value.id] = _MAPPING_USE
                 elif not numeric and isinstance(node.slice, ast.Tuple) and any(map(_only_arrays, node.slice.elts)):
-                    _tell(node.value, 2, found)  # `x[:, 0]`, `x[..., None]`
+                    _add_evidence(node.value, 2, found)  # `x[:, 0]`, `x[..., None]`
             elif isinstance(node, ast.Compare):
                 _look_at_comparison(node, found)
-    for name, source in reversed(assigned):  # what a tensor was cut out of is one
+    for name, source in reversed(assigned):  # the source of a slice that is a tensor is a tensor
         if found.get(name, 0) > 0 and isinstance(source, (ast.Name, ast.Subscript, ast.Call)):
-            _tell(source, found[name], found)
+            _add_evidence(source, found[name], found)
     return found
 
 
@@ -267,7 +266,7 @@ def _only_arrays(index: ast.expr) -> bool:
     return isinstance(index, ast.Slice) or (isinstance(index, ast.Constant) and index.value in (None, ...))
 
 
-# Of torch.* and tf.*: these take sizes, seeds or anything at all, and say nothing of their first argument.
+# Functions of torch and tf that take sizes, seeds or anything: no evidence for their first argument.
 _TAKE_ANYTHING = frozenset(
     [
         "tensor",
@@ -348,27 +347,27 @@ def _look_at_call(node: ast.Call, numeric: bool, found: dict[str, int], librarie
         found[func.value.id] = _MAPPING_USE if func.attr in _MAPPINGS_HAVE else _NO_TENSOR
         return
     if func.attr in TENSOR_ONLY_METHODS:
-        _tell(func.value, SURELY if func.attr in ("backward", "detach") else 2, found)
+        _add_evidence(func.value, SURELY if func.attr in ("backward", "detach") else 2, found)
     elif func.attr in _TORCH_ONLY or (func.attr in ARRAY_METHODS and not numeric):
-        _tell(func.value, 1, found)
+        _add_evidence(func.value, 1, found)
     if isinstance(func.value, ast.Name):
         owner = libraries.get(func.value.id) or CONVENTIONS.get(func.value.id, "")
         _look_at_library_call(node, f"{owner}.{func.attr}", found)
 
 
 def _look_at_library_call(node: ast.Call, name: str, found: dict[str, int]) -> None:
-    """`torch.sum(x)`, `F.cross_entropy(out, labels)`: what is given first is a tensor, of a loss also the second."""
+    """`torch.sum(x)`, `F.cross_entropy(out, labels)`: the first argument is a tensor, for a loss also the second."""
     owner, _, last = name.rpartition(".")
     if last in _LOSSES:
         for argument in [*node.args[:2], *(one.value for one in node.keywords if one.arg in ("input", "target"))]:
-            _tell(argument, 2, found)
+            _add_evidence(argument, 2, found)
     elif owner in _LIBRARIES and last[:1].islower() and last not in _TAKE_ANYTHING:
         for argument in node.args[: 2 if last in _PAIRS else 1]:
-            _tell(argument, 2, found)
+            _add_evidence(argument, 2, found)
 
 
-def _tell(node: ast.expr, surely: int, found: dict[str, int]) -> None:
-    """Of the names behind an expression: `x`, `x[keep]`, `x.view(-1)`, `a[m] == b[m]`."""
+def _add_evidence(node: ast.expr, surely: int, found: dict[str, int]) -> None:
+    """Adds evidence for the names in an expression: `x`, `x[keep]`, `x.view(-1)`, `a[m] == b[m]`."""
     while True:
         if isinstance(node, ast.Name):
             if found.get(node.id, 0) >= 0:
@@ -381,7 +380,7 @@ def _tell(node: ast.expr, surely: int, found: dict[str, int]) -> None:
         elif isinstance(node, ast.Compare) and len(node.comparators) == 1:
             for one in (node.left, node.comparators[0]):
                 if isinstance(one, ast.Subscript):
-                    _tell(one, min(surely, 1), found)
+                    _add_evidence(one, min(surely, 1), found)
             return
         else:
             return

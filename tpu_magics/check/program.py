@@ -1,8 +1,4 @@
-"""The program as a whole: its cells, functions, classes and calls.
-
-What lives here: what the walk (flow.py) gathers, and questions about all of it. What does not: what one place is like
-(place.py).
-"""
+"""The program as a whole: its cells, functions, classes and calls."""
 
 from __future__ import annotations
 
@@ -13,11 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.check.values import NUMBER, Value
+from tpu_magics.check.values import NUMBER, AbstractValue
 
 if TYPE_CHECKING:
-    from tpu_magics.check.cells import Cell
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.cells import CodeCell
+    from tpu_magics.check.rule_context import RuleContext
 
 LOCAL_TPU = "local"
 RESOLVER = "tensorflow.distribute.cluster_resolver.TPUClusterResolver"
@@ -28,8 +24,8 @@ TRAINING_MAGICS = ("tpu_init", "tpu_train", "tpu_preflight")
 
 
 @dataclass(frozen=True)
-class Speaker:
-    """Which rule speaks: what its module declares."""
+class RuleInfo:
+    """The rule that is being checked, as its module declares it."""
 
     code: str
     group: str
@@ -37,15 +33,15 @@ class Speaker:
 
 
 @dataclass
-class Call:
-    """One call. `name` is canonical ("" where the callee has none), `method` and `receiver` are set for `x.m()`."""
+class CallSite:
+    """One call. `name` is canonical ("" if the callee has none), `method` and `receiver` are set for `x.m()`."""
 
     node: ast.Call
-    at: Place
+    ctx: RuleContext
     name: str
     method: str
-    receiver: Value
-    value: Value
+    receiver: AbstractValue
+    value: AbstractValue
 
 
 @dataclass(eq=False)
@@ -55,27 +51,31 @@ class Function:
     node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
     name: str
     cls: Class | None
-    at: Place  # where it is defined
+    ctx: RuleContext  # where it is defined
     outer: Function | None = None
     launched: bool = False
-    host: bool = False  # said by how it is used: a collate function, given to map() ...
-    steps: bool = False  # makes a step outside of its loops
+    host: bool = False  # by its use: a collate function, passed to map() ...
+    steps: bool = False  # performs a step outside its loops
     has_step: bool = False
     evidence: dict[str, int] | None = None  # how its names are used (parameters.py)
-    runs_model: bool = False  # calls a model outside of its loops
-    given: dict[str, Value] = field(default_factory=dict)  # parameters, joined over the call sites of this pass
-    given_before: dict[str, Value] = field(default_factory=dict)  # of the pass before
-    returns: Value | None = None
-    passes: frozenset[str] = frozenset()  # parameters that it returns as they are; "" among them: and something else
-    yields: Value | None = None  # of a generator: what it goes over gives
+    runs_model: bool = False  # calls a model outside its loops
+    argument_values: dict[str, AbstractValue] = field(
+        default_factory=dict
+    )  # parameters, joined over the call sites of this pass
+    previous_arguments: dict[str, AbstractValue] = field(default_factory=dict)  # of the pass before
+    returns: AbstractValue | None = None
+    returned_parameters: frozenset[str] = (
+        frozenset()
+    )  # parameters that it returns unchanged; "" among them: and other values
+    yields: AbstractValue | None = None  # of a generator: a list of its items
     reads: set[str] = field(default_factory=set)
-    env: dict[str, Value] = field(default_factory=dict)  # its names at the end
+    env: dict[str, AbstractValue] = field(default_factory=dict)  # its names at the end
     inner: list[Function] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
-    callers: list[Call] = field(default_factory=list)
+    calls: list[CallSite] = field(default_factory=list)
+    callers: list[CallSite] = field(default_factory=list)
     decorators: tuple[str, ...] = ()
-    compiled: bool = False  # tf.function(jit_compile=True), or given to strategy.run
-    of_keras: bool = False  # a loss or metric given to a Keras model
+    compiled: bool = False  # tf.function(jit_compile=True), or passed to strategy.run
+    of_keras: bool = False  # a loss or metric of a Keras model
 
     @property
     def parameters(self) -> list[ast.arg]:
@@ -94,12 +94,12 @@ class Class:
     is_module: bool
     lib: str
     methods: dict[str, Function] = field(default_factory=dict)
-    attributes: dict[str, Value] = field(default_factory=dict)
+    attributes: dict[str, AbstractValue] = field(default_factory=dict)
 
     def method(self, name: str) -> Function | None:
         return next((one.methods[name] for one in self.line() if name in one.methods), None)
 
-    def attribute(self, name: str) -> Value | None:
+    def attribute(self, name: str) -> AbstractValue | None:
         return next((one.attributes[name] for one in self.line() if name in one.attributes), None)
 
     def line(self) -> Iterator[Class]:
@@ -117,28 +117,28 @@ class Class:
             yield from one.bases
 
 
-class Program:
+class CheckedProgram:
     """Cells that share their names, or one file."""
 
-    def __init__(self, cells: Sequence[Cell]) -> None:
+    def __init__(self, cells: Sequence[CodeCell]) -> None:
         self.cells = list(cells)
         self.notebook = any(cell.number is not None or cell.path.startswith("In [") for cell in self.cells)
         self.functions: list[Function] = []
         self.classes: list[Class] = []
-        self.globals: dict[str, Value] = {}
+        self.globals: dict[str, AbstractValue] = {}
         self.imported: set[str] = set()  # canonical names of everything imported
-        self.all_calls: list[Call] = []
-        self.rule = Speaker("", "", "")  # whose findings are made now
-        self._by_name: dict[str, list[Call]] | None = None
-        self._by_method: dict[str, list[Call]] = {}
-        self.recorded: list[tuple[ast.AST, Place]] = []  # nodes that rules asked for
-        self.memo: dict[Any, Any] = {}  # for rules and regions.py: what costs a look over everything is looked up once
+        self.all_calls: list[CallSite] = []
+        self.rule = RuleInfo("", "", "")  # the rule that is being checked
+        self._by_name: dict[str, list[CallSite]] | None = None
+        self._by_method: dict[str, list[CallSite]] = {}
+        self.recorded: list[tuple[ast.AST, RuleContext]] = []  # nodes that rules are interested in
+        self.memo: dict[Any, Any] = {}  # a cache for rules and regions.py
 
     def uses(self, root: str) -> bool:
         """Whether anything of this package (dotted) is imported."""
         return any(name == root or name.startswith(root + ".") for name in self.imported)
 
-    def calls(self, *names: str) -> list[Call]:
+    def calls(self, *names: str) -> list[CallSite]:
         """Calls of these canonical names, in order; a name that ends in "." stands for everything below it."""
         index = self._index()
         exact = [name for name in names if not name.endswith(".")]
@@ -148,21 +148,21 @@ class Program:
             found += [call for name, calls in index.items() if name.startswith(below) for call in calls]
         return _in_order(found)
 
-    def methods(self, method: str, kind: str = "") -> list[Call]:
-        """Calls `x.method(...)` on a value, of that kind where one is given."""
+    def methods(self, method: str, kind: str = "") -> list[CallSite]:
+        """Calls `x.method(...)` on a value, of that kind if one is given."""
         self._index()
         return [call for call in self._by_method.get(method, ()) if not kind or call.receiver.kind == kind]
 
-    def _index(self) -> dict[str, list[Call]]:
+    def _index(self) -> dict[str, list[CallSite]]:
         if self._by_name is None:
-            by_name: dict[str, list[Call]] = defaultdict(list)
-            by_method: dict[str, list[Call]] = defaultdict(list)
+            value_of_name: dict[str, list[CallSite]] = defaultdict(list)
+            by_method: dict[str, list[CallSite]] = defaultdict(list)
             for call in self.all_calls:
                 if call.name:
-                    by_name[call.name].append(call)
+                    value_of_name[call.name].append(call)
                 if call.method:
                     by_method[call.method].append(call)
-            self._by_name, self._by_method = dict(by_name), dict(by_method)
+            self._by_name, self._by_method = dict(value_of_name), dict(by_method)
         return self._by_name
 
     @property
@@ -182,26 +182,25 @@ class Program:
 
     @property
     def tpu_tf(self) -> bool:
-        """Whether TensorFlow is to run on a TPU here: a TPU is looked for, or the notebook trains with our magics."""
+        """Whether TensorFlow runs on a TPU: the code finds a TPU, or the notebook trains with our magics."""
         if "tpu_tf" not in self.memo:
             self.memo["tpu_tf"] = self.looks_for_tpu or self._has_tensorflow_in_magics()
         return bool(self.memo["tpu_tf"])
 
     @property
     def looks_for_tpu(self) -> bool:
-        """Whether TensorFlow is told to find a TPU by the code itself."""
+        """Whether the code itself makes TensorFlow find a TPU."""
         return bool(self.calls(*RESOLVERS, *STRATEGIES, "tensorflow.tpu.experimental."))
 
     @property
     def remote_tpu(self) -> bool | None:
-        """True: a resolver, or %tpu_init, is given a name or an address; False: "local", or no sign of one; None: not
-        known."""
+        """True: a resolver or %tpu_init has a name or an address; False: "local", or no TPU at all; None: unknown."""
         if not self.tpu_tf:
             return False
-        said = [_remote(call) for call in self.calls(*RESOLVERS)]
-        said += [name != LOCAL_TPU for name in self.init_values("tpu")]
-        unknown = None in said or (not said and not self._has_tensorflow_in_magics())
-        return True if True in said else None if unknown else False
+        remote = [_remote(call) for call in self.calls(*RESOLVERS)]
+        remote += [name != LOCAL_TPU for name in self.init_values("tpu")]
+        unknown = None in remote or (not remote and not self._has_tensorflow_in_magics())
+        return True if True in remote else None if unknown else False
 
     def _has_tensorflow_in_magics(self) -> bool:
         if not (self.uses("tensorflow") or self.uses("keras")):
@@ -211,21 +210,21 @@ class Program:
         return any(name in TRAINING_MAGICS for name in here) and "torch" not in self.init_values("framework")
 
     def init_values(self, option: str) -> list[str]:
-        """What `%tpu_init --OPTION VALUE` says, in the order of the cells."""
+        """The values of `%tpu_init --OPTION VALUE`, in the order of the cells."""
         found = re.compile(rf"--{option}[= ]+(\S+)")
         magics = (magic for cell in self.cells for magic in cell.line_magics if magic.name == "tpu_init")
         return [match[1].strip("\"'") for magic in magics if (match := found.search(magic.words))]
 
 
-def _remote(call: Call) -> bool | None:
-    given = call.at.keyword(call.node, "tpu", 0)
+def _remote(call: CallSite) -> bool | None:
+    given = call.ctx.argument(call.node, "tpu", 0)
     if given is None:
         return None
-    value = call.at.value(given)
+    value = call.ctx.value(given)
     if isinstance(value.const, str):
         return None if not value.const else value.const != LOCAL_TPU
     return True if value.kind != NUMBER or value.const is not None else None
 
 
-def _in_order(calls: Iterable[Call]) -> list[Call]:
-    return sorted(calls, key=lambda one: (one.at.cell_index, one.node.lineno, one.node.col_offset))
+def _in_order(calls: Iterable[CallSite]) -> list[CallSite]:
+    return sorted(calls, key=lambda one: (one.ctx.cell_index, one.node.lineno, one.node.col_offset))

@@ -1,7 +1,4 @@
-"""Which code runs where: on the XLA device, at each step, compiled by XLA.
-
-What lives here: the answers for one place, followed through the calls of the program. What does not: values (flow.py).
-"""
+"""Which code runs where: on the XLA device, in each step, compiled by XLA."""
 
 from __future__ import annotations
 
@@ -9,14 +6,14 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tpu_magics.check import known
+from tpu_magics.check import stubs
 from tpu_magics.check.values import ACCELERATOR, DATASET, LOADER, OPTIMIZER, STRATEGY
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
-    from tpu_magics.check.program import Function, Program
+    from tpu_magics.check.program import CheckedProgram, Function
+    from tpu_magics.check.rule_context import RuleContext
 
-# Methods that run on the host, once or for one sample: when a module is built, and all of a data set.
+# Methods that run on the host, once or for one sample: those that build a module or a dataset.
 _HOST_METHODS = frozenset(
     ("__init__", "_init_weights", "init_weights", "reset_parameters", "from_pretrained", "save_pretrained",
      "__repr__", "extra_repr", "get_config", "build", "setup", "prepare_data", "configure_optimizers",
@@ -30,7 +27,7 @@ _DATA = re.compile(
     r"\w*FeatureExtract\w*|TorchvisionBackend|PilBackend)$"
 )
 _DATA_CLASS = re.compile(r"(Dataset|Sampler|DataModule)$|Collat(e|or)")
-# What a transform or a collator is called with.
+# Parameters of a transform or a collator.
 _SAMPLES = [[name] for name in ("img", "image", "pil_img", "sample", "examples", "features", "instances")]
 _TEST_FILE = re.compile(r"(^|[/\\])(test_[^/\\]*|[^/\\]*_test|conftest)\.py$")
 _HOST_NAMES = re.compile(
@@ -40,55 +37,55 @@ _HOST_NAMES = re.compile(
 )
 
 
-def on_device(at: Place) -> bool:
+def on_device(ctx: RuleContext) -> bool:
     """Whether torch code at this place runs on the XLA device."""
-    function = at.function
+    function = ctx.function
     if function is not None:
         return not _is_host(function)
-    return at.cell.magic in ("tpu_train", "tpu_check") or any(loop.is_step for loop in at.loops)
+    return ctx.cell.magic in ("tpu_train", "tpu_check") or any(loop.is_step for loop in ctx.loops)
 
 
-def in_step(at: Place) -> bool:
-    """Whether this place runs at each step."""
-    if at.loops and any(loop.is_step for loop in at.loops):
-        # Between the epochs' loop and the step loop no step runs: the innermost loop with a step decides.
+def in_step(ctx: RuleContext) -> bool:
+    """Whether this place runs in each step."""
+    if ctx.loops and any(loop.is_step for loop in ctx.loops):
+        # The innermost loop with a step counts; code between the epoch loop and the step loop is not part of a step.
         return True
-    return at.function is not None and _runs_at_each_step(at.function)
+    return ctx.function is not None and _runs_at_each_step(ctx.function)
 
 
-def compiled_tf(at: Place) -> bool:
+def compiled_tf(ctx: RuleContext) -> bool:
     """Whether TensorFlow code at this place is compiled by XLA."""
-    return at.function is not None and _is_compiled(at.function)
+    return ctx.function is not None and _is_compiled(ctx.function)
 
 
 def _runs_at_each_step(function: Function) -> bool:
-    return _asked("in_step", function, _looks_in_step)
+    return _holds_for("in_step", function, _looks_in_step)
 
 
 def _looks_in_step(function: Function, known_so_far: set[int]) -> bool:
     if _is_host(function):
         return False
-    if function.steps and not _is_own_program(function):
+    if function.steps and not _is_training_program(function):
         return True
     if _is_step_method(function):
         return True
-    return any(_is_step_call(call.at, known_so_far) for call in function.callers)
+    return any(_is_step_call(call.ctx, known_so_far) for call in function.callers)
 
 
-def _is_step_call(at: Place, known_so_far: set[int]) -> bool:
-    if at.every_n:
+def _is_step_call(ctx: RuleContext, known_so_far: set[int]) -> bool:
+    if ctx.every_n:
         return False
-    return any(loop.is_step for loop in at.loops) or (at.function is not None and id(at.function) in known_so_far)
+    return any(loop.is_step for loop in ctx.loops) or (ctx.function is not None and id(ctx.function) in known_so_far)
 
 
-def _is_own_program(function: Function) -> bool:
-    """Whether it makes a step once, from beginning to end: what it does around the step is not done at each step."""
+def _is_training_program(function: Function) -> bool:
+    """Whether it runs one whole program around a step, so that its other code does not run in each step."""
     if function.launched:
         return True
     if any(call.value.kind in _OF_PROGRAMS and call.value.made is call.node for call in function.calls):
         return True
     callers = function.callers
-    return bool(callers) and all(call.at.top_level and not call.at.loops for call in callers)
+    return bool(callers) and all(call.ctx.top_level and not call.ctx.loops for call in callers)
 
 
 def _is_step_method(function: Function) -> bool:
@@ -100,7 +97,7 @@ def _is_step_method(function: Function) -> bool:
 
 
 def _is_host(function: Function) -> bool:
-    return _asked("host", function, _looks_host)
+    return _holds_for("host", function, _looks_host)
 
 
 def _looks_host(function: Function, known_so_far: set[int]) -> bool:
@@ -122,9 +119,9 @@ def _looks_host(function: Function, known_so_far: set[int]) -> bool:
 
 
 def _is_tested(function: Function) -> bool:
-    """Whether this is a test of pytest or unittest; `test_step` of a training program is none."""
-    at = function.at
-    return bool(_TEST_FILE.search(at.cell.path)) or at.program.uses("pytest") or at.program.uses("unittest")
+    """Whether this is a test of pytest or unittest, unlike `test_step` of a training program."""
+    ctx = function.ctx
+    return bool(_TEST_FILE.search(ctx.cell.path)) or ctx.program.uses("pytest") or ctx.program.uses("unittest")
 
 
 def _is_host_method(function: Function, known_so_far: set[int]) -> bool:
@@ -133,7 +130,7 @@ def _is_host_method(function: Function, known_so_far: set[int]) -> bool:
         return True
     if function.cls.is_module:
         return function.name in _HOST_METHODS
-    of_library = any(known.call(base).kind == DATASET for base in function.cls.all_bases())
+    of_library = any(stubs.call(base).kind == DATASET for base in function.cls.all_bases())
     if of_library or _DATA_CLASS.search(function.cls.name):
         return True
     if "__getitem__" in function.cls.methods and "__len__" in function.cls.methods:
@@ -144,21 +141,21 @@ def _is_host_method(function: Function, known_so_far: set[int]) -> bool:
 
 
 def _is_called_on_host(function: Function, known_so_far: set[int]) -> bool:
-    """Whether all calls of it that are seen are on the host."""
+    """Whether all visible calls of it are on the host."""
     callers = function.callers
     return bool(callers) and all(
-        call.at.function is not None and id(call.at.function) in known_so_far for call in callers
+        call.ctx.function is not None and id(call.ctx.function) in known_so_far for call in callers
     )
 
 
 def _is_compiled(function: Function) -> bool:
-    return _asked("compiled", function, _looks_compiled)
+    return _holds_for("compiled", function, _looks_compiled)
 
 
 def _looks_compiled(function: Function, known_so_far: set[int]) -> bool:
     if function.compiled:
         return True
-    program = function.at.program
+    program = function.ctx.program
     if program.tpu_tf and "tensorflow.function" in function.decorators:
         return True
     if function.of_keras and (program.tpu_tf or _compiles_models(function)):
@@ -169,32 +166,33 @@ def _looks_compiled(function: Function, known_so_far: set[int]) -> bool:
             return True
     if function.outer is not None and id(function.outer) in known_so_far:
         return True
-    return any(call.at.function is not None and id(call.at.function) in known_so_far for call in function.callers)
+    return any(call.ctx.function is not None and id(call.ctx.function) in known_so_far for call in function.callers)
 
 
 def _compiles_models(function: Function) -> bool:
-    program = function.at.program
+    program = function.ctx.program
     if "compiles_models" not in program.memo:
-        said = (call.at.constant(call.at.keyword(call.node, "jit_compile")) for call in program.methods("compile"))
-        program.memo["compiles_models"] = any(one is True for one in said)
+        settings = (
+            call.ctx.constant(call.ctx.argument(call.node, "jit_compile")) for call in program.methods("compile")
+        )
+        program.memo["compiles_models"] = any(one is True for one in settings)
     return bool(program.memo["compiles_models"])
 
 
-def _asked(question: str, function: Function, answer: Callable[[Function, set[int]], bool]) -> bool:
-    program = function.at.program
-    if question not in program.memo:
-        program.memo[question] = _spread(program, answer)
-    return id(function) in program.memo[question]
+def _holds_for(property_name: str, function: Function, answer: Callable[[Function, set[int]], bool]) -> bool:
+    program = function.ctx.program
+    if property_name not in program.memo:
+        program.memo[property_name] = _spread(program, answer)
+    return id(function) in program.memo[property_name]
 
 
-def _spread(program: Program, answer: Callable[[Function, set[int]], bool]) -> set[int]:
-    """The functions of which something holds by themselves, or by where they are called: the least set that holds
-    together, whatever their order."""
+def _spread(program: CheckedProgram, answer: Callable[[Function, set[int]], bool]) -> set[int]:
+    """The functions for which `answer` is true, given those already found: the least fixed point."""
     dependents: dict[int, list[Function]] = {}
     for function in program.functions:
         for call in function.callers:
-            if call.at.function is not None:
-                dependents.setdefault(id(call.at.function), []).append(function)
+            if call.ctx.function is not None:
+                dependents.setdefault(id(call.ctx.function), []).append(function)
         if function.outer is not None:
             dependents.setdefault(id(function.outer), []).append(function)
     found: set[int] = set()
@@ -207,6 +205,6 @@ def _spread(program: Program, answer: Callable[[Function, set[int]], bool]) -> s
     return found
 
 
-def under_strategy(at: Place) -> bool:
+def under_strategy(ctx: RuleContext) -> bool:
     """Whether the place is inside `with strategy.scope():` of this function."""
-    return any(value.kind == STRATEGY for value in at.withs)
+    return any(value.kind == STRATEGY for value in ctx.withs)

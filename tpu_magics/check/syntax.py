@@ -1,19 +1,19 @@
-"""What cannot be read as Python.
+"""Code that Python cannot parse.
 
 What it does
-    Reports a file, a notebook or a cell that Python cannot parse, at the line where reading stopped: a syntax error,
-    Python 2, bytes that are not text in the file's encoding, JSON that is no notebook, nesting too deep to read.
+    Reports a file, a notebook or a cell that Python cannot parse, at the line of the error: a syntax error, Python 2
+    code, bytes that do not fit the file's encoding, JSON that is not a notebook, code that is nested too deeply.
     Everything else is still checked.
-Why it is bad
-    What does not parse does not run, and none of the other rules can look at it.
+Why this is bad
+    Code that does not parse does not run, and no other rule can check it.
 Example
     print "loss", loss
 Use instead
     print("loss", loss)
-What it cannot see
-    Whether code that parses is complete: a cell that ends in the middle of a thought is fine as long as it is Python.
-    IPython's own lines (`%magic`, `!command`, `name?`) are understood in notebooks; in a `.py` file they are reported
-    and the rest of the file is checked.
+Limitations
+    Whether code that parses is complete: an unfinished cell is fine as long as it is valid Python. IPython syntax
+    (`%magic`, `!command`, `name?`) is understood in notebooks; in a `.py` file it is reported, and the rest of the file
+    is checked.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from tpu_magics.check.finding import Finding
 CODE = "TPU001"
 NAME = "does-not-parse"
 GROUP = "syntax"
-WHY = "What does not parse does not run, and no other rule can look at it."
+WHY = "Code that does not parse does not run, and no other rule can check it."
 NODES: tuple[type[ast.AST], ...] = ()
 
-_FIX = "Mend this place; the other rules look at the code once it parses."
+_FIX = "Fix the syntax here; the other rules check the code once it parses."
 _IPYTHON_FIX = "Call `get_ipython()` or `subprocess` instead, or keep the line in a notebook."
 
 
-class NotPython(Exception):
-    """Text that Python cannot parse: what it said, and where (line from 1, column from 1)."""
+class PythonParseError(Exception):
+    """Text that Python cannot parse: the error message, and where (line from 1, column from 1)."""
 
-    def __init__(self, said: str, line: int = 1, column: int = 1) -> None:
-        super().__init__(said)
-        self.said = said
+    def __init__(self, message: str, line: int = 1, column: int = 1) -> None:
+        super().__init__(message)
+        self.message = message
         self.line = line
         self.column = column
 
 
 def parse(text: str) -> ast.Module:
-    """The tree of Python text; raises NotPython and nothing else. No warning is shown, and nothing is run."""
+    """The tree of Python text; raises PythonParseError and nothing else. No warning is shown, and nothing is run."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -53,7 +53,7 @@ def parse(text: str) -> ast.Module:
     except SyntaxError as error:
         raise _from_syntax_error(text, error) from None
     except (RecursionError, MemoryError):
-        raise NotPython("the code is nested too deeply to be read") from None
+        raise PythonParseError("the code is nested too deeply") from None
     except ValueError as error:
         raise _from_value_error(text, error) from None
 
@@ -61,42 +61,43 @@ def parse(text: str) -> ast.Module:
 _UNREADABLE = re.compile("[\0\ud800-\udfff]")
 
 
-def _from_syntax_error(text: str, error: SyntaxError) -> NotPython:
+def _from_syntax_error(text: str, error: SyntaxError) -> PythonParseError:
     if "null bytes" in error.msg:
         return _from_value_error(text, error)
-    return NotPython(error.msg or "invalid syntax", max(error.lineno or 1, 1), max(error.offset or 1, 1))
+    return PythonParseError(error.msg or "invalid syntax", max(error.lineno or 1, 1), max(error.offset or 1, 1))
 
 
-def _from_value_error(text: str, error: Exception) -> NotPython:
-    """Null bytes and lone surrogates (which JSON can hold), for which Python names no place."""
+def _from_value_error(text: str, error: Exception) -> PythonParseError:
+    """Null bytes and lone surrogates (valid in JSON), for which Python reports no position."""
     found = _UNREADABLE.search(text)
     if found is None:
-        return NotPython(str(error))
-    said = "it holds a null byte" if found.group() == "\0" else "it holds a surrogate, which is no character"
+        return PythonParseError(str(error))
+    message = (
+        "it contains a null byte" if found.group() == "\0" else "it contains a surrogate, which is not a character"
+    )
     before = text[: found.start()]
-    return NotPython(said, before.count("\n") + 1, len(before) - before.rfind("\n"))
+    return PythonParseError(message, before.count("\n") + 1, len(before) - before.rfind("\n"))
 
 
-def problem(path: str, number: int | None, text: str, error: NotPython, what: str = "") -> Finding:
-    """TPU001 at the place of the error, held inside the text. `what` is what cannot be read; by default the cell or
-    the file."""
+def syntax_finding(path: str, number: int | None, text: str, error: PythonParseError, what: str = "") -> Finding:
+    """TPU001 at the error, clamped to the text. `what` names the source; by default the cell or the file."""
     lines = text.split("\n")
     line = min(error.line, len(lines))
     source = lines[line - 1]
     column = min(error.column, len(source) + 1) if error.line <= len(lines) else 1
     subject = what or ("This cell" if number is not None or path.startswith("In [") else "This file")
-    said = error.said.rstrip(".")
-    message = f"{subject} does not parse: {said}" + ("" if said.endswith("?") else ".")
+    message = error.message.rstrip(".")
+    message = f"{subject} does not parse: {message}" + ("" if message.endswith("?") else ".")
     return _finding(path, number, (line, column), source, message, _FIX)
 
 
-def ipython_in_python(path: str, text: str, error: NotPython) -> Finding:
+def ipython_finding(path: str, text: str, error: PythonParseError) -> Finding:
     """TPU001 for a line of IPython in a Python file, the rest of which parses."""
     lines = text.split("\n")
     line = min(error.line, len(lines))
     source = lines[line - 1]
     column = len(source) - len(source.lstrip()) + 1
-    message = "This line is IPython's, not Python's; a `.py` file that has it does not run."
+    message = "This line is IPython syntax, not Python; a `.py` file with it does not run."
     return _finding(path, None, (line, column), source, message, _IPYTHON_FIX)
 
 

@@ -1,8 +1,4 @@
-"""What the checker knows of a value without running anything.
-
-What lives here: the abstract value, and how two are joined where paths meet. What does not: how values are found
-(flow.py) and what library calls give (known.py).
-"""
+"""Abstract values: what the checker knows about a value without running the code."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from typing import Any
 
 NOTHING: Any = type("Nothing", (), {"__repr__": lambda _: "NOTHING", "__bool__": lambda _: False})()
 
-# Kinds. A tensor is what torch or tf made, a batch what a loader gave, an output what a model returned (a tensor or a
+# Kinds. A tensor is created by torch or tf, a batch comes from a loader, an output from a model (a tensor or a
 # structure of them); items and attributes of the last two are tensors.
 TENSOR = "tensor"
 OUTPUT = "output"
@@ -40,31 +36,31 @@ MODULE = "module"  # `name` is what an import names, e.g. "torch.nn.functional" 
 UNKNOWN = "unknown"
 
 
-class Value:
+class AbstractValue:
     """One abstract value. Treated as immutable: `with_()` makes another.
 
     Attributes:
         kind: of the names above.
-        lib: "torch" or "tf" for tensors, models, optimisers; "" where it is not known.
-        where: "device" (on the XLA device), "host" (certainly on the CPU), "" (not known: as good as on the
-            device where code runs on it; also what torch made without being told a device).
+        lib: "torch" or "tf" for tensors, models, optimizers; "" if it is unknown.
+        where: "device" (on the XLA device), "host" (certainly on the CPU), "" (unknown: treated as on the device in
+            code that runs there; also tensors that torch created without a device argument).
         dtype: of a tensor: "bool", "int", "float" or "".
-        name: the canonical name that it stands for or that made it ("torch.utils.data.DataLoader").
-        made: the call that made it, for its arguments; None where there is none.
-        made_at: the Place of that call.
+        name: its canonical name, or that of the call that created it ("torch.utils.data.DataLoader").
+        made: the call that created it, for its arguments; None if there is none.
+        made_ctx: the RuleContext of that call.
         const: the Python constant that it is, else NOTHING.
         varies: a Python number that changes from step to step.
-        read: a Python number (or list) that was read out of a tensor (`.item()`): data, though no tensor.
+        read: a Python number (or list) that was read from a tensor (`.item()`).
         shape: a Python number (or tuple) that comes from a tensor's shape or a container's length.
-        prepared: a loader or model that went through accelerate's prepare, MpDeviceLoader or the like.
-        items: of a list or tuple whose items are known one by one; None otherwise.
-        item: what an item of it is, where all are alike; None otherwise.
-        ref: the Function or Class of this program.
+        prepared: a loader or model returned by accelerate's prepare, MpDeviceLoader or the like.
+        items: the items of a list or tuple, if they are known one by one; else None.
+        item: the value of all items, if they are alike; else None.
+        ref: the Function or Class of this program; of a list its loader.
     """
 
     __slots__ = (
-        "const", "dtype", "item", "items", "kind", "lib", "made", "made_at", "name", "prepared", "read", "ref", "shape",
-        "varies", "where",
+        "const", "dtype", "item", "items", "kind", "lib", "made", "made_ctx", "name", "prepared", "read", "ref",
+        "shape", "varies", "where",
     )  # fmt: skip
 
     def __init__(
@@ -80,10 +76,10 @@ class Value:
         read: bool = False,
         shape: bool = False,
         prepared: bool = False,
-        items: tuple[Value, ...] | None = None,
-        item: Value | None = None,
+        items: tuple[AbstractValue, ...] | None = None,
+        item: AbstractValue | None = None,
         ref: Any = None,
-        made_at: Any = None,
+        made_ctx: Any = None,
     ) -> None:
         self.kind = kind
         self.lib = lib
@@ -99,12 +95,12 @@ class Value:
         self.items = items
         self.item = item
         self.ref = ref
-        self.made_at = made_at
+        self.made_ctx = made_ctx
 
-    def with_(self, **changes: Any) -> Value:
+    def with_(self, **changes: Any) -> AbstractValue:
         """The same value with some attributes changed."""
-        found = {name: getattr(self, name) for name in Value.__slots__}
-        return Value(**{**found, **changes})
+        found = {name: getattr(self, name) for name in AbstractValue.__slots__}
+        return AbstractValue(**{**found, **changes})
 
     @property
     def is_tensor(self) -> bool:
@@ -116,24 +112,24 @@ class Value:
         return self.kind in (TENSOR, OUTPUT, BATCH) or (self.item is not None and self.item.holds_tensors)
 
     def __repr__(self) -> str:
-        empty = {"made", "made_at", "ref", "kind"}
-        said = ((name, getattr(self, name)) for name in Value.__slots__ if name not in empty)
-        kept = [f" {name}={what!r}" for name, what in said if what is not NOTHING and (what or name == "const")]
-        return f"<{self.kind}{''.join(kept)}>"
+        empty = {"made", "made_ctx", "ref", "kind"}
+        fields = ((name, getattr(self, name)) for name in AbstractValue.__slots__ if name not in empty)
+        shown = [f" {name}={what!r}" for name, what in fields if what is not NOTHING and (what or name == "const")]
+        return f"<{self.kind}{''.join(shown)}>"
 
 
-NO_IDEA = Value(UNKNOWN)
-A_NUMBER = Value(NUMBER)
-A_SHAPE = Value(NUMBER, shape=True)
-AN_ARRAY = Value(ARRAY)
-NONE = Value(NUMBER, const=None)
+UNKNOWN_VALUE = AbstractValue(UNKNOWN)
+A_NUMBER = AbstractValue(NUMBER)
+A_SHAPE = AbstractValue(NUMBER, shape=True)
+AN_ARRAY = AbstractValue(ARRAY)
+NONE = AbstractValue(NUMBER, const=None)
 
 
 DEEPEST = 3  # levels of lists in lists that are joined item by item
 
 
-def join(one: Value, other: Value, depth: int = 0) -> Value:
-    """What is known where two paths meet: a tensor wins over a number (`total = 0` before `total += loss`)."""
+def join(one: AbstractValue, other: AbstractValue, depth: int = 0) -> AbstractValue:
+    """The value where two paths meet: a tensor wins over a number (`total = 0` before `total += loss`)."""
     if one is other:
         return one
     if one.kind == other.kind:
@@ -142,13 +138,13 @@ def join(one: Value, other: Value, depth: int = 0) -> Value:
         if first.kind == NUMBER and (first.const is None or second.kind in (TENSOR, OUTPUT, BATCH, LIST)):
             return second
         if first.kind == UNKNOWN:
-            return NO_IDEA if second.kind == NUMBER else second
+            return UNKNOWN_VALUE if second.kind == NUMBER else second
         if first.kind in (BATCH, OUTPUT) and second.holds_tensors:
             return first.with_(where=first.where if first.where == second.where else "")
-    return NO_IDEA
+    return UNKNOWN_VALUE
 
 
-def _alike(one: Value, other: Value, depth: int) -> Value:
+def _alike(one: AbstractValue, other: AbstractValue, depth: int) -> AbstractValue:
     if one.kind in (FUNCTION, CLASS):
         return one  # two definitions of one name (`try: ... except ImportError: def ...`)
     found = {name: _same(getattr(one, name), getattr(other, name), _EMPTY[name]) for name in _EMPTY}
@@ -160,12 +156,12 @@ def _alike(one: Value, other: Value, depth: int) -> Value:
         found["items"] = tuple(join(a, b, depth + 1) for a, b in zip(one.items, other.items, strict=True))
     for flag in ("varies", "read", "prepared"):
         found[flag] = getattr(one, flag) or getattr(other, flag)
-    return Value(one.kind, **found)
+    return AbstractValue(one.kind, **found)
 
 
 _EMPTY: dict[str, Any] = {
     "lib": "", "where": "", "dtype": "", "name": "", "made": None, "const": NOTHING, "shape": False, "items": None,
-    "ref": None, "made_at": None,
+    "ref": None, "made_ctx": None,
 }  # fmt: skip
 
 

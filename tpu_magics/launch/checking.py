@@ -51,15 +51,15 @@ def look(function: Any, script: Path | None, strict: bool) -> list[Finding]:
 
 
 def _findings(function: Any, script: Path | None) -> list[Finding]:
-    from tpu_magics.check import check_chosen
-    from tpu_magics.check.cells import read_file, without_replaced
-    from tpu_magics.check.reached import of_the_run
+    from tpu_magics.check import check_with_config
+    from tpu_magics.check.cells import read_file, without_redefined
+    from tpu_magics.check.reachability import reachable_findings
 
     if script is not None:
-        return check_chosen(read_file(script))
+        return check_with_config(read_file(script))
     name = str(getattr(function, "__name__", ""))
-    cells = without_replaced(session.current.notebook.checked_cells(), name, _cell_of(function))
-    return of_the_run(check_chosen(cells), cells, name)
+    cells = without_redefined(session.current.notebook.checked_cells(), name, _cell_of(function))
+    return reachable_findings(check_with_config(cells), cells, name)
 
 
 def _cell_of(function: Any) -> str:

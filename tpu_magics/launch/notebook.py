@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from tpu_magics.check.cells import Cell, read_file
+from tpu_magics.check.cells import CodeCell, read_file
 from tpu_magics.launch.onlook import Onlooker
 from tpu_magics.launch.relay import PlainScreen, Screen
 from tpu_magics.runs.files import RunFiles
@@ -49,7 +49,7 @@ class Notebook(Protocol):
     def cell_ids(self) -> Mapping[str, str]:
         """ "In [n]" -> the front end's id of that cell, where it sends one."""
 
-    def checked_cells(self) -> Sequence[Cell]:
+    def checked_cells(self) -> Sequence[CodeCell]:
         """The code so far, the cell that runs now as its last, for the rules of check/."""
 
     def say(self, line: str) -> None:
@@ -87,7 +87,7 @@ class PlainProgram:
     def cell_ids(self) -> Mapping[str, str]:
         return {}
 
-    def checked_cells(self) -> Sequence[Cell]:
+    def checked_cells(self) -> Sequence[CodeCell]:
         path = getattr(sys.modules["__main__"], "__file__", None)
         return read_file(Path(path)) if path else []
 

@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tpu_magics.check.cells import Cell
+from tpu_magics.check.call_effects import LAUNCHERS
+from tpu_magics.check.cells import CodeCell
 from tpu_magics.check.engine import walk
 from tpu_magics.check.finding import Finding
-from tpu_magics.check.marks import LAUNCHERS
-from tpu_magics.check.program import RESOLVERS, STRATEGIES, Program
+from tpu_magics.check.program import RESOLVERS, STRATEGIES, CheckedProgram
 from tpu_magics.launch import session
 from tpu_magics.runs import preflights
 from tpu_magics.runs.events import Compile, Transfer
@@ -52,7 +52,7 @@ class Item:
 class Known:
     """What there is to go by."""
 
-    program: Program
+    program: CheckedProgram
     findings: Sequence[Finding]
     run: Run | None  # the newest that trained some steps: this notebook's, else any
     causes: Mapping[str, int]  # of its recompiles
@@ -60,7 +60,7 @@ class Known:
     name: str = ""  # of the function that it is about
 
 
-def checklist(cells: Sequence[Cell], findings: Sequence[Finding], name: str = "") -> list[Item]:
+def checklist(cells: Sequence[CodeCell], findings: Sequence[Finding], name: str = "") -> list[Item]:
     """Each item with its state and evidence. `findings`: of these cells; `name`: of the function that it is about."""
     program = walk(cells)
     run = _trained_at_home()
@@ -228,7 +228,7 @@ def _in_place(known: Known) -> Item:
     return Item(question, FAILED, "No cell launches the training: put %%tpu_train on top of the training cell.")
 
 
-def _tensorflow_in_place(question: str, program: Program) -> Item:
+def _tensorflow_in_place(question: str, program: CheckedProgram) -> Item:
     wanted = {
         "TPUClusterResolver": program.calls(*RESOLVERS),
         "initialize_tpu_system": program.calls("tensorflow.tpu.experimental.initialize_tpu_system"),
@@ -264,7 +264,7 @@ def _jit(known: Known) -> Item:
         return Item(question, FAILED, _places(found))
     if known.program.tpu_tf:
         return Item(question, PASSED, "It is not on, as a TPUStrategy wants it.")
-    on = any(call.at.constant(call.at.keyword(call.node, "jit_compile")) is True for call in known.program.all_calls)
+    on = any(call.ctx.constant(call.ctx.argument(call.node, "jit_compile")) is True for call in known.program.all_calls)
     if on:
         return Item(question, PASSED, "It is on, so that XLA is tested at home; take it off on the TPU.")
     return Item(question, UNKNOWN, "Neither a TPUStrategy nor jit_compile=True was found in the cells.")

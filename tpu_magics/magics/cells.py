@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from tpu_magics.check.cells import Cell, cell_of
+from tpu_magics.check.cells import CodeCell, cell_of
 
 ALIKE = 0.5  # of the lines of both: a cell that was changed and run again
 _COMMON = ("import ", "from ", "#", "%", "!")  # lines that many cells begin with
@@ -27,7 +27,7 @@ class Shape(NamedTuple):
     ran: bool
 
 
-def newest(texts: Mapping[int, str], ids: Mapping[str, str]) -> list[Cell]:
+def newest(texts: Mapping[int, str], ids: Mapping[str, str]) -> list[CodeCell]:
     """The cells `In [n]`, without those that a later run has replaced.
 
     A front end that sends ids tells which these are; elsewhere it is a cell with the same text, or one that defines

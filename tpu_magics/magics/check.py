@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.check import check_chosen, fixing
-from tpu_magics.check.cells import Cell, cell_of, read_file
-from tpu_magics.check.engine import parts_of
+from tpu_magics.check import check_with_config, fixes
+from tpu_magics.check.cells import CodeCell, cell_of, read_file
+from tpu_magics.check.engine import code_spans
 from tpu_magics.check.finding import Finding
-from tpu_magics.check.reached import of_the_run
+from tpu_magics.check.reachability import reachable_findings
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.magics.lab_check import tell_findings
 from tpu_magics.magics.show import show_table
@@ -41,7 +41,7 @@ def run(notebook: ShellNotebook, found: argparse.Namespace, cell: str | None) ->
     return None
 
 
-def _check_cell(notebook: ShellNotebook, found: argparse.Namespace, cells: Sequence[Cell]) -> None:
+def _check_cell(notebook: ShellNotebook, found: argparse.Namespace, cells: Sequence[CodeCell]) -> None:
     """This cell alone, with what the others define; it is not run."""
     if not cells or cells[-1].magic != "tpu_check":
         cells = [*cells, cell_of("", f"In [{notebook.cell_number()}]")]
@@ -55,12 +55,12 @@ def _check_cell(notebook: ShellNotebook, found: argparse.Namespace, cells: Seque
     return None
 
 
-def _findings(cells: Sequence[Cell], found: argparse.Namespace) -> list[Finding]:
+def _findings(cells: Sequence[CodeCell], found: argparse.Namespace) -> list[Finding]:
     select, ignore = (
         tuple(filter(None, (words or "").replace(" ", "").split(","))) for words in (found.select, found.ignore)
     )
     try:
-        return check_chosen(cells, select, ignore)
+        return check_with_config(cells, select, ignore)
     except TpuMagicsError:
         raise
     except Exception as fault:
@@ -72,23 +72,23 @@ def _findings(cells: Sequence[Cell], found: argparse.Namespace) -> list[Finding]
 
 
 def _asked(
-    notebook: ShellNotebook, found: argparse.Namespace, cells: Sequence[Cell]
-) -> tuple[list[Finding], str, Sequence[Cell]]:
+    notebook: ShellNotebook, found: argparse.Namespace, cells: Sequence[CodeCell]
+) -> tuple[list[Finding], str, Sequence[CodeCell]]:
     if not found.names:
         number = sum(_has_code(cell) for cell in cells)
         looked_at = f"{number} cell{'s' * (number != 1)}" if number else "no cell: none with code has run yet"
         return _findings(cells, found), looked_at, cells
     findings: list[Finding] = []
-    shown: list[Cell] = []
+    shown: list[CodeCell] = []
     for name in found.names:
         home = _home(name, cells, notebook.namespace)
-        parts = parts_of(home, name)
+        parts = code_spans(home, name)
         findings += [one for one in _findings(home, found) if any(part.holds(one) for part in parts)]
         shown += [cell for cell in home if cell not in shown]
     return list(dict.fromkeys(findings)), f"{', '.join(found.names)} and what it calls", shown
 
 
-def _has_code(cell: Cell) -> bool:
+def _has_code(cell: CodeCell) -> bool:
     """Whether there is more in it than magics."""
     return cell.tree is None or any(not _is_masked(node) for node in cell.tree.body)
 
@@ -98,13 +98,13 @@ def _is_masked(node: ast.stmt) -> bool:
     return isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
 
 
-def _home(name: str, cells: Sequence[Cell], namespace: dict[str, Any]) -> Sequence[Cell]:
+def _home(name: str, cells: Sequence[CodeCell], namespace: dict[str, Any]) -> Sequence[CodeCell]:
     """The cells, or the file, that define this name."""
-    if parts_of(cells, name):
+    if code_spans(cells, name):
         return cells
     value: Any = namespace.get(name.partition(".")[0])
     path = _file_of(value)
-    if path is not None and parts_of(home := read_file(path), name):
+    if path is not None and code_spans(home := read_file(path), name):
         return home
     first = name.partition(".")[0]
     why = "The notebook has no such name either."
@@ -138,27 +138,27 @@ def _show(notebook: ShellNotebook, findings: Sequence[Finding], looked_at: str) 
     display({"text/plain": plain, "text/html": findings_html(findings, looked_at)}, raw=True)
 
 
-def _mended(cells: Sequence[Cell], found: argparse.Namespace, wanted: Sequence[Finding]) -> fixing.Fixed:
+def _mended(cells: Sequence[CodeCell], found: argparse.Namespace, wanted: Sequence[Finding]) -> fixes.FixResult:
     """The cells with the mechanical fixes of the wanted findings, again and again until nothing is left to mend."""
     keys = {(one.path, one.cell, one.code) for one in wanted}
 
-    def again(cells: Sequence[Cell]) -> list[Finding]:
+    def again(cells: Sequence[CodeCell]) -> list[Finding]:
         return [one for one in _findings(cells, found) if (one.path, one.cell, one.code) in keys]
 
-    return fixing.fix(cells, again, wanted)
+    return fixes.fix(cells, again, wanted)
 
 
-def _show_changes(cells: Sequence[Cell], found: argparse.Namespace, findings: Sequence[Finding]) -> None:
+def _show_changes(cells: Sequence[CodeCell], found: argparse.Namespace, findings: Sequence[Finding]) -> None:
     fixed = _mended(cells, found, findings)
     if found.diff:
-        said = fixing.diff(fixed)
+        said = fixes.diff(fixed)
     else:
         said = "\n\n".join(f"# {cells[index].path}, mended:\n{text}" for index, text in fixed.changes.items())
     print(said or "Nothing can be mended mechanically.", flush=True)
 
 
 def _replace(
-    notebook: ShellNotebook, cells: Sequence[Cell], found: argparse.Namespace, findings: Sequence[Finding]
+    notebook: ShellNotebook, cells: Sequence[CodeCell], found: argparse.Namespace, findings: Sequence[Finding]
 ) -> None:
     """The mended cell in the place of this one, without the magic's own line."""
     fixed = _mended(cells, found, findings)
@@ -175,7 +175,7 @@ def _replace(
     _show(notebook, left, f"the mended cell ({fixed.count} mended; run it now)")
 
 
-def _ready(notebook: ShellNotebook, found: argparse.Namespace, cells: Sequence[Cell]) -> None:
+def _ready(notebook: ShellNotebook, found: argparse.Namespace, cells: Sequence[CodeCell]) -> None:
     """The checklist; with a NAME, of the code that training it uses."""
     from tpu_magics.launch.ready import checklist
     from tpu_magics.panel.ready import ready_table
@@ -193,5 +193,5 @@ def _ready(notebook: ShellNotebook, found: argparse.Namespace, cells: Sequence[C
     findings = _findings(cells, found)
     for name in found.names:
         home = _home(name, cells, notebook.namespace)
-        findings = of_the_run(_findings(home, found), home, name)
+        findings = reachable_findings(_findings(home, found), home, name)
     show_table(ready_table(checklist(cells, findings, *found.names)))

@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tpu_magics.check.cells import Cell
+from tpu_magics.check.cells import CodeCell
 from tpu_magics.check.finding import Finding
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.cell import LAUNCHERS
@@ -22,7 +22,7 @@ _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 _OWN_SCOPE = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
-def defining(cells: Sequence[Cell], name: str) -> int | None:
+def defining(cells: Sequence[CodeCell], name: str) -> int | None:
     """The index of the last cell that defines `name` (of "a.b", its "a"): with `def` or `class` where one does, else by
     any binding. None where none does, but one may: by `from x import *` or `%run`.
 
@@ -38,7 +38,7 @@ def defining(cells: Sequence[Cell], name: str) -> int | None:
     raise _not_defined(root, cells)
 
 
-def _not_defined(name: str, cells: Sequence[Cell]) -> TpuMagicsError:
+def _not_defined(name: str, cells: Sequence[CodeCell]) -> TpuMagicsError:
     functions = list(dict.fromkeys(name for cell in cells for name in _functions(cell)))
     where = "No cell defines" if cells[0].number is not None else f"{cells[0].path} does not define"
     return TpuMagicsError(
@@ -63,11 +63,11 @@ def _unread(problem: Finding) -> str:
     return f"{problem.place} cannot be read: {problem.message}"
 
 
-def _functions(cell: Cell) -> list[str]:
+def _functions(cell: CodeCell) -> list[str]:
     return [node.name for node in cell.tree.body if isinstance(node, _FUNCTION)] if cell.tree else []
 
 
-def _bound(cell: Cell) -> dict[str, bool]:
+def _bound(cell: CodeCell) -> dict[str, bool]:
     """The names that a cell binds, and whether a `def` or `class` does it."""
     found: dict[str, bool] = {}
     if cell.tree is not None and cell.magic not in NOT_KEPT:
@@ -101,7 +101,7 @@ def value_of(namespace: dict[str, Any], name: str) -> Any:
         ) from error
 
 
-def trains(cell: Cell, name: str) -> bool:
+def trains(cell: CodeCell, name: str) -> bool:
     """Whether a cell that was not run looks like one that trains the function: `%tpu_train name`, or a call of a
     launcher with it."""
     if any(line.name == "tpu_train" and line.words.split()[:1] == [name] for line in cell.line_magics):

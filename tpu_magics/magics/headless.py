@@ -21,7 +21,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from tpu_magics.check import notebook
-from tpu_magics.check.cells import Cell, cell_of
+from tpu_magics.check.cells import CodeCell, cell_of
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.magics.notebook import ShellNotebook
@@ -35,7 +35,7 @@ class Code:
 
     number: int
     text: str
-    read: Cell
+    read: CodeCell
     tags: frozenset[str] = frozenset()
 
     @property

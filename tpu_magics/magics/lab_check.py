@@ -19,13 +19,13 @@ MOST = 500
 
 def check_notebook(cells: Sequence[CheckedCell]) -> tuple[list[RuleFinding], str]:
     """The findings of a notebook's code cells, and what was looked at, in words."""
-    from tpu_magics.check import check_chosen
+    from tpu_magics.check import check_with_config
     from tpu_magics.check.cells import cell_of
     from tpu_magics.launch.checking import rule_finding
 
     paths = [_path(cell, at) for at, cell in enumerate(cells, start=1)]
     read = [cell_of(cell.source, path, at) for at, (cell, path) in enumerate(zip(cells, paths, strict=True), start=1)]
-    found = check_chosen(read)
+    found = check_with_config(read)
     ids = [cells[one.cell - 1].id if one.cell else "" for one in found]
     told = [rule_finding(at, one, cell_id) for at, (one, cell_id) in enumerate(zip(found, ids, strict=True))]
     with_code = sum(bool(cell.source.strip()) for cell in cells)

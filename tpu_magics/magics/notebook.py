@@ -21,7 +21,7 @@ from tpu_magics.launch.train import LONGEST_READ
 from tpu_magics.runs.files import RunFiles
 
 if TYPE_CHECKING:
-    from tpu_magics.check.cells import Cell
+    from tpu_magics.check.cells import CodeCell
     from tpu_magics.panel.widget import LivePanel
 
 LINES_KEPT = 200  # lines of a background run's output that its one display shows
@@ -143,7 +143,7 @@ class ShellNotebook:
         current = metadata.get("cellId")
         return {**CELL_IDS, **({f"In [{self.cell_number()}]": str(current)} if current else {})}
 
-    def checked_cells(self) -> list[Cell]:
+    def checked_cells(self) -> list[CodeCell]:
         """The cells so far as the rules read them; of a cell that was run again, the newest only."""
         from tpu_magics.magics.cells import newest
         from tpu_magics.magics.shell import Unrecorded

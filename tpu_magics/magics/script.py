@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tpu_magics.check.cells import Cell, read_file
+from tpu_magics.check.cells import CodeCell, read_file
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.launch.notebook import PlainProgram
@@ -34,7 +34,7 @@ class ScriptNotebook(PlainProgram):
     def namespace(self) -> dict[str, Any]:
         return vars(self.module)
 
-    def checked_cells(self) -> Sequence[Cell]:
+    def checked_cells(self) -> Sequence[CodeCell]:
         return read_file(self.path)
 
 

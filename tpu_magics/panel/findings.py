@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from tpu_magics.check.finding import Finding
-from tpu_magics.check.formats import Report, text
+from tpu_magics.check.formats import CheckReport, text
 from tpu_magics.panel.sections_words import AMBER, GREY, chip, code, count, paragraph, say, short, small, title
 from tpu_magics.runs.events import RuleFinding
 
@@ -83,7 +83,7 @@ def codes(found: Iterable[Told]) -> str:
 def findings_text(findings: Sequence[Finding], looked_at: str) -> str:
     """All findings in plain text. `looked_at`: what was checked, e.g. "5 cells"."""
     shown = findings[:MOST]
-    lines = text(Report(shown, 1)).rstrip().rpartition("\n\n")[0] if shown else ""
+    lines = text(CheckReport(shown, 1)).rstrip().rpartition("\n\n")[0] if shown else ""
     head = f"{headline([told(one) for one in findings])} in {looked_at}."
     more = f"{len(findings) - MOST:,} more are not shown." if len(findings) > MOST else ""
     return "\n\n".join(part for part in (head, lines, more) if part)

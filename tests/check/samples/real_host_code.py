@@ -25,7 +25,7 @@ def get_batch(batch, width):
 
 def moved_first(batch, width, devices):
     starts = torch.randint(len(tokens) - width, (batch,)).to(devices[0])
-    return [tokens[at : at + width] for at in starts]  # TPU104: picks by the value of at
+    return [tokens[at : at + width] for at in starts]  # TPU104: depends on the value of at
 
 
 class Boxes:

@@ -50,15 +50,15 @@ def train(model, optimizer, loader, config, best=None):
                 total = total + previous
             if config.label_smoothing and not config.strict:  # ok: TPU101
                 loss = loss * (1 - config.label_smoothing)
-            worst = max(loss, total)  # TPU101: max() asks Python for the value of loss
+            worst = max(loss, total)  # TPU101: max() needs the value of loss
             rows = max(x.size(0), y.size(0), 1)  # ok: TPU101
             good = logits.argmax(-1) == y
             if not good.any():  # TPU101: the value of good.any()
                 worst = worst * 2
-            hit = good.all() and True  # TPU101: `and` asks Python for the value of good.all()
+            hit = good.all() and True  # TPU101: `and` needs the value of good.all()
             if torch.equal(x, y):  # TPU101: the value of x
                 loss = loss * 0
-            same = x.equal(y)  # TPU101: equal() asks Python for the value of x
+            same = x.equal(y)  # TPU101: equal() needs the value of x
             if isinstance(loss, torch.Tensor) and loss.requires_grad:  # ok: TPU101
                 loss.backward()
             xm.optimizer_step(optimizer, barrier=True)
@@ -99,7 +99,7 @@ def power_iteration(matrix: torch.Tensor, tolerance: float):
 
 def keep_large(tensors: list[torch.Tensor], names: list[str]):
     large = [t for t in tensors if t.abs().max() > 1]  # TPU101: The comprehension's condition depends on
-    broken = any(torch.isnan(t).any() for t in tensors)  # TPU101: any() asks Python for the value of torch.isnan(t).any()
+    broken = any(torch.isnan(t).any() for t in tensors)  # TPU101: any() needs the value of torch.isnan(t).any()
     long = [name for name in names if len(name) > 3]  # ok: TPU101
     wide = [t for t in tensors if t.shape[-1] > 128]  # ok: TPU101
     fine = all(t.is_floating_point() for t in tensors)  # ok: TPU101
@@ -107,9 +107,9 @@ def keep_large(tensors: list[torch.Tensor], names: list[str]):
 
 
 def between(x: torch.Tensor):
-    inside = 0 < x.mean() < 1  # TPU101: The chained comparison asks Python for the value of x.mean()
-    half = bool(x.max() > 0.5)  # TPU101: bool() asks Python for the value of x.max()
-    low, high = sorted((x.min(), x.max()))  # TPU101: sorted() asks
+    inside = 0 < x.mean() < 1  # TPU101: The chained comparison needs the value of x.mean()
+    half = bool(x.max() > 0.5)  # TPU101: bool() needs the value of x.max()
+    low, high = sorted((x.min(), x.max()))  # TPU101: sorted() needs
     ranked = sorted(x.shape)  # ok: TPU101
     square = 0 < x.dim() < 3  # ok: TPU101
     return inside, half, low, high, ranked, square

@@ -40,8 +40,8 @@ def newton(x):
         step = (x * x - 2.0) / (2.0 * x)
         error = tf.reduce_max(tf.abs(step))
         x = x - step
-    both = tf.reduce_any(x > 1) and tf.reduce_all(x < 2)  # TPU101: `and` asks Python for the value of tf.reduce_any(x > 1)
+    both = tf.reduce_any(x > 1) and tf.reduce_all(x < 2)  # TPU101: `and` needs the value of tf.reduce_any(x > 1)
     sign = 1.0 if tf.reduce_mean(x) > 0 else -1.0  # TPU101: the value of tf.reduce_mean(x)
     assert tf.reduce_all(tf.math.is_finite(x))  # TPU101: The assertion depends on
-    ends = not tf.reduce_any(x < 0)  # TPU101: `not` asks Python for the value of tf.reduce_any(x < 0)
+    ends = not tf.reduce_any(x < 0)  # TPU101: `not` needs the value of tf.reduce_any(x < 0)
     return tf.where(x > 0, x, -x), both, sign, ends  # ok: TPU101

@@ -21,7 +21,7 @@ class Meter:
 
 def accuracy(logits, labels):
     correct = (logits.argmax(dim=-1) == labels).float().sum()
-    return correct.item() / labels.size(0)  # TPU102: correct.item() reads the value of correct at each step
+    return correct.item() / labels.size(0)  # TPU102: correct.item() reads the value of correct in each step
 
 
 def log_after_step(step, loss):

@@ -36,7 +36,7 @@ def train(model, optimizer, loader, args):
         loss = F.nll_loss(output, target)
         loss.backward()
         xm.optimizer_step(optimizer)
-        print(loss)  # TPU103: print() reads the value of loss at each step
+        print(loss)  # TPU103: print() reads the value of loss in each step
         print("loss:", loss, file=sys.stderr)  # TPU103: print() reads the value of loss
         print(f"step {step}: loss {loss:.4f}")  # TPU103: print() reads the value of loss
         print("loss %.4f at %d" % (loss, step))  # TPU103: print() reads the value of loss

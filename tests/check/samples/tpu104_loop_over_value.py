@@ -19,19 +19,19 @@ class Recurrent(nn.Module):
 
     def forward(self, x, lengths, route):
         hidden = torch.zeros_like(x[:, 0])
-        for i in range(lengths.max()):  # TPU104: runs as often as the value of lengths.max() says
+        for i in range(lengths.max()):  # TPU104: depends on the value of lengths.max()
             hidden = self.cell(x[:, i], hidden)
-        for i in range(int(lengths.max())):  # TPU104: runs as often as the value of lengths.max() says
+        for i in range(int(lengths.max())):  # TPU104: depends on the value of lengths.max()
             hidden = self.cell(x[:, i], hidden)
         for i in range(1, lengths[0].item() + 1):  # TPU104: the value of lengths[0]
             hidden = hidden + x[:, i]
         longest = lengths.max().item()  # TPU102: lengths.max().item() reads
         for i in range(longest):  # TPU104: the value of longest
             hidden = hidden * 2
-        hidden = self.experts[route](hidden)  # TPU104: self.experts[route] picks by the value of route
-        hidden = hidden * self.scales[route.argmax()]  # TPU104: picks by the value of route.argmax()
-        copies = [hidden] * lengths.min()  # TPU104: is as long as the value of lengths.min() says
-        few = self.scales[: route.max()]  # TPU104: self.scales[: route.max()] picks by the value of route.max()
+        hidden = self.experts[route](hidden)  # TPU104: The item of self.experts[route] depends on the value of route
+        hidden = hidden * self.scales[route.argmax()]  # TPU104: depends on the value of route.argmax()
+        copies = [hidden] * lengths.min()  # TPU104: depends on the value of lengths.min()
+        few = self.scales[: route.max()]  # TPU104: The item of self.scales[: route.max()] depends on the value of route.max()
         for i in range(x.shape[1]):  # ok: TPU104
             hidden = torch.where((i < lengths)[:, None], self.cell(x[:, i], hidden), hidden)
         for i in range(0, x.size(1), 2):  # ok: TPU104
@@ -59,7 +59,7 @@ def train(model, optimizer, loader):
         loss.backward()
         optimizer.step()
         torch_xla.sync()
-        guess = CLASSES[logits[0].argmax()]  # TPU104: picks by the value of logits[0].argmax()
+        guess = CLASSES[logits[0].argmax()]  # TPU104: depends on the value of logits[0].argmax()
         state = optimizer.state[model.head.weight]  # ok: TPU104
         picked = logits[torch.arange(len(y), device=device), y]  # ok: TPU104
         for _ in range(y.numel()):  # ok: TPU104

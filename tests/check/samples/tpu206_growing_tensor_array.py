@@ -8,7 +8,7 @@ LONGEST = 16
 
 @tf.function(jit_compile=True)
 def gathered(values, n):
-    outs = tf.TensorArray(tf.float32, size=0, dynamic_size=True)  # TPU206: tf.TensorArray begins with size 0
+    outs = tf.TensorArray(tf.float32, size=0, dynamic_size=True)  # TPU206: tf.TensorArray has size 0
     for i in tf.range(n):
         outs = outs.write(i, values[i])
     return outs.stack()
@@ -16,16 +16,16 @@ def gathered(values, n):
 
 @tf.function(jit_compile=True)
 def by_place(values):
-    first = tf.TensorArray(tf.float32, 0, True)  # TPU206: begins with size 0
-    second = TensorArray(tf.float32, 0, dynamic_size=True)  # TPU206: TensorArray begins with size 0
+    first = tf.TensorArray(tf.float32, 0, True)  # TPU206: has size 0
+    second = TensorArray(tf.float32, 0, dynamic_size=True)  # TPU206: TensorArray has size 0
     third = TensorArray(dtype=tf.int32, dynamic_size=True, size=0)  # TPU206: cannot grow
-    written = tf.TensorArray(tf.float32, size=0, dynamic_size=True).write(0, values)  # TPU206: begins with size 0
-    held = [tf.TensorArray(tf.float32, size=0, dynamic_size=True)]  # TPU206: begins with size 0
+    written = tf.TensorArray(tf.float32, size=0, dynamic_size=True).write(0, values)  # TPU206: has size 0
+    held = [tf.TensorArray(tf.float32, size=0, dynamic_size=True)]  # TPU206: has size 0
     return first, second, third, written, held
 
 
 def helper(values):
-    return tf.TensorArray(tf.float32, size=0, dynamic_size=True, clear_after_read=False)  # TPU206: begins with size 0
+    return tf.TensorArray(tf.float32, size=0, dynamic_size=True, clear_after_read=False)  # TPU206: has size 0
 
 
 @tf.function(jit_compile=True)
@@ -35,7 +35,7 @@ def through_a_helper(values):
 
 @tf.function(jit_compile=True)
 def by_while(n):
-    outs, i = tf.TensorArray(tf.int32, size=0, dynamic_size=True), tf.constant(0)  # TPU206: begins with size 0
+    outs, i = tf.TensorArray(tf.int32, size=0, dynamic_size=True), tf.constant(0)  # TPU206: has size 0
     while i < n:  # TPU101: the value of i
         outs, i = outs.write(i, i), i + 1
     return outs.stack()

@@ -20,7 +20,7 @@ def train(model, loader, optimizer):
         keep = 1 + step % 4
         best = torch.topk(x, keep, dim=1).values  # TPU303: keep
         turned = torch.roll(x, shifts=step, dims=0)  # TPU303: torch.roll
-        lower = weight.tril(diagonal=step)  # TPU303: given step
+        lower = weight.tril(diagonal=step)  # TPU303: step
         power = (x.abs() + 1) ** (0.1 * step)  # TPU303: 0.1 * step
         row = weight[step % 16]  # TPU303: step % 16
         head = x[:, : 4 + step]  # TPU303: 4 + step
@@ -86,7 +86,7 @@ def decode(cell, token):
 
 
 def one_step(model, x, k):
-    values = model(x).to(device).topk(k).values  # TPU303: given k
+    values = model(x).to(device).topk(k).values  # TPU303: k
     values.mean().backward()
     torch_xla.sync()
 

@@ -23,7 +23,7 @@ def not_compiled(x, step):
 def train(dataset):
     for step, (x, y) in enumerate(dataset):
         train_step(x, y, 0.1 * step)  # TPU303: 0.1 * step
-        train_step(x, y, scale=step)  # TPU303: given step
+        train_step(x, y, scale=step)  # TPU303: step
         train_step(x, y, tf.constant(step, dtype=tf.float32))  # ok: TPU303
         train_step(x, y, 0.5, name="step")  # ok: TPU303
         train_step(x[:4], y[:4], float(x.shape[0]))  # ok: TPU303

@@ -24,14 +24,14 @@ def chosen():
 
 
 if __name__ == "__main__":
-    xmp.spawn(_mp_fn, args=(FLAGS,), nprocs=8)  # TPU404: `xmp.spawn` is asked for 8 processes.
-    xmp.spawn(_mp_fn, args=(FLAGS,), nprocs=NUM_CORES, start_method="fork")  # TPU404: asked for 8 processes
-    multi.spawn(_mp_fn, (FLAGS,), 4)  # TPU404: asked for 4 processes
-    spawn(_mp_fn, (FLAGS,), nprocs=2 * 4)  # TPU404: asked for 8 processes
-    xmp.spawn(_mp_fn, args=(FLAGS,), **{"nprocs": 8})  # TPU404: asked for 8 processes
-    notebook_launcher(train, (FLAGS,), num_processes=4)  # TPU404: `notebook_launcher` is asked for 4 processes.
-    notebook_launcher(train, (FLAGS,), 2)  # TPU404: asked for 2 processes
-    start(train, args=(FLAGS,), num_processes=NUM_CORES * 2, mixed_precision="bf16")  # TPU404: asked for 16 processes
+    xmp.spawn(_mp_fn, args=(FLAGS,), nprocs=8)  # TPU404: `xmp.spawn` is called with 8 processes.
+    xmp.spawn(_mp_fn, args=(FLAGS,), nprocs=NUM_CORES, start_method="fork")  # TPU404: called with 8 processes
+    multi.spawn(_mp_fn, (FLAGS,), 4)  # TPU404: called with 4 processes
+    spawn(_mp_fn, (FLAGS,), nprocs=2 * 4)  # TPU404: called with 8 processes
+    xmp.spawn(_mp_fn, args=(FLAGS,), **{"nprocs": 8})  # TPU404: called with 8 processes
+    notebook_launcher(train, (FLAGS,), num_processes=4)  # TPU404: `notebook_launcher` is called with 4 processes.
+    notebook_launcher(train, (FLAGS,), 2)  # TPU404: called with 2 processes
+    start(train, args=(FLAGS,), num_processes=NUM_CORES * 2, mixed_precision="bf16")  # TPU404: called with 16 processes
 
     xmp.spawn(_mp_fn, args=(FLAGS,))  # ok: TPU404
     xmp.spawn(_mp_fn, args=(FLAGS,), nprocs=1)  # ok: TPU404

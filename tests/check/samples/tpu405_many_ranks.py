@@ -21,7 +21,7 @@ def _mp_plain(index, dataset):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for x, y in pl.MpDeviceLoader(make_loader(dataset), device):
         F.cross_entropy(model(x), y).backward()
-        optimizer.step()  # TPU405: `optimizer.step()` makes a step in several processes without reducing the gradients.
+        optimizer.step()  # TPU405: `optimizer.step()` runs in several processes without reducing the gradients.
         optimizer.zero_grad()
 
 

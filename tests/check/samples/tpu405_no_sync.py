@@ -19,7 +19,7 @@ def never_runs():
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x.to(device)), y.to(device))
         loss.backward()
-        optimizer.step()  # TPU405: `optimizer.step()` is called in a loop in which nothing runs the graph.
+        optimizer.step()  # TPU405: `optimizer.step()` is called in a loop that never runs the graph.
 
 
 def never_runs_in_epochs(epochs):
@@ -44,7 +44,7 @@ def steps_in_a_function():
     def one_step(x):
         loss = model(x.to(device)).pow(2).mean()
         loss.backward()
-        optimizer.step()  # TPU405: nothing runs the graph
+        optimizer.step()  # TPU405: never runs the graph
 
     for _ in range(100):
         one_step(torch.randn(8, 16))
@@ -125,10 +125,10 @@ def syncs_twice():
     loader = pl.MpDeviceLoader(DataLoader(data, batch_size=32, drop_last=True), device)
     for x, y in loader:
         F.cross_entropy(model(x), y).backward()
-        xm.optimizer_step(optimizer, barrier=True)  # TPU405: `barrier=True` syncs each step, and the `MpDeviceLoader` does it again.
+        xm.optimizer_step(optimizer, barrier=True)  # TPU405: `barrier=True` syncs in each step, and the `MpDeviceLoader` syncs again.
     for step in range(10):
         model(torch.randn(8, 16, device=device)).pow(2).mean().backward()
-        xm.optimizer_step(optimizer, True)  # TPU405: and `xm.mark_step()` in the same loop does it again
+        xm.optimizer_step(optimizer, True)  # TPU405: and `xm.mark_step()` in the same loop syncs again
         xm.mark_step()
 
 
@@ -171,7 +171,7 @@ def moves_its_batches(model, loader, optimizer):
     for step, batch in enumerate(unknown_batches()):
         loss = model(batch["x"].to(device)).mean()
         loss.backward()
-        optimizer.step()  # TPU405: nothing runs the graph
+        optimizer.step()  # TPU405: never runs the graph
     for batch in unknown_batches():
         model(batch["x"]).mean().backward()
         optimizer.step()  # ok: TPU405

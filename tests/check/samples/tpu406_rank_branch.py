@@ -17,7 +17,7 @@ def with_accelerate(model, loader, optimizer):
         accelerator.backward(loss)
         optimizer.step()
         if accelerator.is_main_process and step % 100 == 0:
-            accelerator.print(accelerator.gather(loss).mean())  # TPU406: The collective `accelerator.gather` stands under
+            accelerator.print(accelerator.gather(loss).mean())  # TPU406: The collective `accelerator.gather` is called under
         if step % 100 == 0:
             losses = accelerator.gather(loss)  # ok: TPU406
             if accelerator.is_main_process:
@@ -45,9 +45,9 @@ def with_xm(optimizer, loss):
     rank = xr.global_ordinal()
     is_master = xm.is_master_ordinal()
     if rank == 0:
-        xm.rendezvous("saved")  # TPU406: The collective `xm.rendezvous` stands under `rank == 0`
+        xm.rendezvous("saved")  # TPU406: The collective `xm.rendezvous` is called under `rank == 0`
     if is_master:
-        total = xla.mesh_reduce("loss", loss, sum)  # TPU406: `xla.mesh_reduce` stands under `is_master`
+        total = xla.mesh_reduce("loss", loss, sum)  # TPU406: `xla.mesh_reduce` is called under `is_master`
     mean = xm.mesh_reduce("loss", loss, sum) if xm.is_master_ordinal() else 0  # TPU406: under `xm.is_master_ordinal()`
     if rank % 2:
         xm.optimizer_step(optimizer)  # ok: TPU406
@@ -102,7 +102,7 @@ accelerator = Accelerator()
 
 @accelerator.on_main_process
 def only_on_main(loss):
-    print(accelerator.reduce(loss))  # TPU406: in `only_on_main`, which one rank only runs
+    print(accelerator.reduce(loss))  # TPU406: in `only_on_main`, which only one rank runs
 
 
 def log(loss):

@@ -14,13 +14,13 @@ given = {"optim": "adamw_torch_xla", "dataloader_drop_last": True}
 
 def get_dataloaders(accelerator: Accelerator, batch_size: int = 16):
     train_dataloader = DataLoader(datasets["train"], shuffle=True, batch_size=MAX_GPU_BATCH_SIZE, drop_last=True)
-    eval_dataloader = DataLoader(datasets["validation"], shuffle=False, batch_size=EVAL_BATCH_SIZE)  # TPU409: Evaluation has a batch size of 32, training one of 16.
+    eval_dataloader = DataLoader(datasets["validation"], shuffle=False, batch_size=EVAL_BATCH_SIZE)  # TPU409: Evaluation has a batch size of 32, training has 16.
     return accelerator.prepare(train_dataloader, eval_dataloader)
 
 
 def literal_sizes(train_set, test_set):
     train_loader = DataLoader(train_set, 32, shuffle=True, drop_last=True)
-    val_loader = DataLoader(datasets["validation"], 64)  # TPU409: Evaluation has a batch size of 64, training one of 32.
+    val_loader = DataLoader(datasets["validation"], 64)  # TPU409: Evaluation has a batch size of 64, training has 32.
     test_loader = DataLoader(test_set, 1)  # TPU409: a batch size of 1
     return train_loader, val_loader, test_loader
 

@@ -85,5 +85,5 @@ FLAGS["epochs"] = 2
 
 if __name__ == "__main__":
     FLAGS["data"] = torch.load("data.pt")
-    xmp.spawn(train_fn, args=(FLAGS,), nprocs=FLAGS["num_workers"], start_method="fork")  # TPU404: asked for 8
+    xmp.spawn(train_fn, args=(FLAGS,), nprocs=FLAGS["num_workers"], start_method="fork")  # TPU404: called with 8
     xmp.spawn(train_fn, args=(FLAGS,), nprocs=FLAGS["processes"], start_method="fork")  # ok: TPU404

@@ -8,10 +8,10 @@ import torch
 import torch_xla.core.xla_model as xm
 
 FLAG = "XLA_USE_BF16"
-SETTINGS = {"batch_size": 8, "XLA_DOWNCAST_BF16": "1"}  # TPU501: XLA_DOWNCAST_BF16 is set by hand
+SETTINGS = {"batch_size": 8, "XLA_DOWNCAST_BF16": "1"}  # TPU501: XLA_DOWNCAST_BF16 is set in the environment
 NOTES = {"XLA_USE_BF16": False, "precision": "bf16"}  # ok: TPU501
 
-os.environ["XLA_USE_BF16"] = "1"  # TPU501: XLA_USE_BF16 is set by hand
+os.environ["XLA_USE_BF16"] = "1"  # TPU501: XLA_USE_BF16 is set in the environment
 environ["XLA_DOWNCAST_BF16"] = "1"  # TPU501: XLA_DOWNCAST_BF16
 os.environ[FLAG] = str(1)  # TPU501: XLA_USE_BF16
 os.environ.setdefault("XLA_USE_BF16", "1")  # TPU501: XLA_USE_BF16
@@ -32,7 +32,7 @@ def precision():
 
 def configure(args):
     if args.bf16:
-        os.environ["XLA_USE_BF16"] = "1"  # TPU501: set by hand
+        os.environ["XLA_USE_BF16"] = "1"  # TPU501: set in the environment
     os.environ["XLA_DOWNCAST_BF16"] = "1" if args.downcast else "0"  # TPU501: XLA_DOWNCAST_BF16
 
 

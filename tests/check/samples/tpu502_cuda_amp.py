@@ -71,14 +71,14 @@ class Net(torch.nn.Module):
 
 def training_function(model):
     accelerator = Accelerator(mixed_precision="fp16")  # TPU502: mixed_precision="fp16"
-    accelerator = Accelerator(gradient_accumulation_steps=2, mixed_precision=MIXED)  # TPU502: Accelerator is told
+    accelerator = Accelerator(gradient_accumulation_steps=2, mixed_precision=MIXED)  # TPU502: Accelerator uses
     accelerator = Accelerator(mixed_precision="bf16")  # ok: TPU502
     accelerator = Accelerator(mixed_precision="no")  # ok: TPU502
     with accelerator.autocast():  # ok: TPU502
         pass
 
 
-notebook_launcher(training_function, (model,), mixed_precision="fp16")  # TPU502: notebook_launcher is told
+notebook_launcher(training_function, (model,), mixed_precision="fp16")  # TPU502: notebook_launcher uses
 notebook_launcher(training_function, (model,), mixed_precision="bf16", num_processes=8)  # ok: TPU502
 
 

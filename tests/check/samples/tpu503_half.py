@@ -10,9 +10,9 @@ from transformers import AutoModel, AutoTokenizer
 DTYPE = torch.half
 device = xm.xla_device()
 tokenizer = AutoTokenizer.from_pretrained("bert-base-uncased")
-encoder = AutoModel.from_pretrained("bert-base-uncased").half().to(device)  # TPU503: is turned into float16
-encoder = encoder.to(torch.float16)  # TPU503: encoder is turned into float16
-encoder.to(device, dtype=DTYPE)  # TPU503: encoder is turned into float16
+encoder = AutoModel.from_pretrained("bert-base-uncased").half().to(device)  # TPU503: is converted to float16
+encoder = encoder.to(torch.float16)  # TPU503: encoder is converted to float16
+encoder.to(device, dtype=DTYPE)  # TPU503: encoder is converted to float16
 encoder = encoder.to(torch.bfloat16).to(device)  # ok: TPU503
 encoder = encoder.bfloat16()  # ok: TPU503
 encoder = encoder.to(device)  # ok: TPU503
@@ -41,10 +41,10 @@ class Block(nn.Module):
         self.half_size = size // 2  # ok: TPU503
 
     def forward(self, x, mask):
-        bias = torch.zeros(x.shape, dtype=torch.float16, device=x.device)  # TPU503: torch.zeros makes a tensor of float16
-        x = x.half()  # TPU503: x is turned into float16
+        bias = torch.zeros(x.shape, dtype=torch.float16, device=x.device)  # TPU503: torch.zeros creates a float16 tensor
+        x = x.half()  # TPU503: x is converted to float16
         scores = self.linear(x).type(torch.float16)  # TPU503: float16
-        scores = scores.to(dtype=torch.half)  # TPU503: scores is turned into float16
+        scores = scores.to(dtype=torch.half)  # TPU503: scores is converted to float16
         half = x[:, : self.half_size]  # ok: TPU503
         wide = scores.float()  # ok: TPU503
         other = scores.to(mask.dtype)  # ok: TPU503
@@ -54,7 +54,7 @@ class Block(nn.Module):
 
 
 def batch_of(ids, memory=None):
-    table = torch.tensor(ids, dtype=torch.float16).to(device)  # TPU503: torch.tensor makes a tensor of float16
+    table = torch.tensor(ids, dtype=torch.float16).to(device)  # TPU503: torch.tensor creates a float16 tensor
     same = torch.tensor(ids, dtype=torch.bfloat16).to(device)  # ok: TPU503
     return table, same
 
@@ -90,11 +90,11 @@ class Images(torch.utils.data.Dataset):
 class Scale(nn.Module):
     def __init__(self, size):
         super().__init__()
-        self.scale = nn.Parameter(torch.ones(size, dtype=torch.float16))  # TPU503: torch.ones makes a tensor of float16
+        self.scale = nn.Parameter(torch.ones(size, dtype=torch.float16))  # TPU503: torch.ones creates a float16 tensor
         self.table = torch.arange(size, dtype=torch.long)  # ok: TPU503
 
 
 def step(batch, criterion):
-    images = batch["images"].to(device, torch.float16)  # TPU503: batch["images"] is turned into float16
+    images = batch["images"].to(device, torch.float16)  # TPU503: batch["images"] is converted to float16
     labels = batch["labels"].to(device)  # ok: TPU503
     return criterion(images, labels)

@@ -62,7 +62,7 @@ def by_enumeration():
 
 def bitsandbytes():
     return [
-        TrainingArguments("out", optim="adamw_bnb_8bit", dataloader_drop_last=True),  # TPU601: adamw_bnb_8bit, of bitsandbytes
+        TrainingArguments("out", optim="adamw_bnb_8bit", dataloader_drop_last=True),  # TPU601: adamw_bnb_8bit, an optimizer of bitsandbytes
         TrainingArguments("out", optim="paged_adamw_32bit", dataloader_drop_last=True),  # TPU601: paged_adamw_32bit
         TrainingArguments("out", optim="adamw_8bit", dataloader_drop_last=True),  # TPU601: adamw_8bit
         TrainingArguments("out", optim="lion_8bit", dataloader_drop_last=True),  # TPU601: lion_8bit
@@ -178,5 +178,5 @@ def trainer_with_optimizer(model):
 
 
 def without_arguments(model, optimizer):
-    Trainer(model=model, train_dataset=data["train"]).train()  # TPU601: is given no TrainingArguments
+    Trainer(model=model, train_dataset=data["train"]).train()  # TPU601: gets no TrainingArguments
     Trainer(model=model, train_dataset=data["train"], optimizers=(optimizer, None)).train()  # ok: TPU601

@@ -12,7 +12,7 @@ BF16 = {"output_dir": "out", "optim": "adamw_torch", "dataloader_drop_last": Tru
 def found():
     return [
         TrainingArguments("out", optim="adamw_torch_xla", fp16=True, dataloader_drop_last=True),  # TPU602: fp16=True
-        transformers.TrainingArguments("out", optim="sgd", fp16=HALF, dataloader_drop_last=True),  # TPU602: asks for fp16
+        transformers.TrainingArguments("out", optim="sgd", fp16=HALF, dataloader_drop_last=True),  # TPU602: enables fp16
         TrainingArguments("out", optim="sgd", fp16_full_eval=True, dataloader_drop_last=True),  # TPU602: fp16_full_eval=True
         TrainingArguments(**FULL),
         TrainingArguments(**{"output_dir": "out", "optim": "sgd", "dataloader_drop_last": True, "fp16": True}),  # TPU602: fp16=True
@@ -23,7 +23,7 @@ def several_lines():
     return Seq2SeqTrainingArguments(
         output_dir="out",
         optim="adamw_torch_xla",
-        fp16=True,  # TPU602: Seq2SeqTrainingArguments asks for fp16
+        fp16=True,  # TPU602: Seq2SeqTrainingArguments enables fp16
         dataloader_drop_last=True,
         predict_with_generate=True,
     )
@@ -49,7 +49,7 @@ def both():
 
 def switched_on_later(on_gpu):
     args = TrainingArguments("out", optim="adamw_torch", dataloader_drop_last=True)
-    args.fp16 = True  # TPU602: args.fp16 is switched on
+    args.fp16 = True  # TPU602: args.fp16 is enabled
     args.bf16 = True  # ok: TPU602
     if on_gpu:
         args.fp16 = True  # ok: TPU602

@@ -9,7 +9,7 @@ COMMON = dict(optim="adamw_torch_xla", dataloader_drop_last=True)
 GUIDE = {"xla": True, "xla_fsdp_grad_ckpt": True, "xla_fsdp_settings": {"compute_dtype": "bfloat16"}}  # ok: TPU604
 WITHOUT_XLA = {
     "fsdp_transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"],
-    "xla_fsdp_v2": True,  # TPU604: xla_fsdp_v2, and no "xla": True
+    "xla_fsdp_v2": True,  # TPU604: xla_fsdp_v2, but not "xla": True
     "xla_fsdp_grad_ckpt": True,
 }
 
@@ -18,12 +18,12 @@ def found():
     TrainingArguments("out", fsdp="full_shard", fsdp_config=WITHOUT_XLA, **COMMON)
     TrainingArguments("out", fsdp_config={"xla": True, "xla_fsdp_v2": True}, **COMMON)  # TPU604: fsdp is not set
     TrainingArguments("out", fsdp="", fsdp_config={"xla": True}, **COMMON)  # TPU604: fsdp is not set
-    TrainingArguments("out", fsdp="full_shard", fsdp_config={"xla_fsdp_grad_ckpt": True}, **COMMON)  # TPU604: xla_fsdp_grad_ckpt, and no
-    Args("out", fsdp=["full_shard"], fsdp_config={"xla": False, "xla_fsdp_v2": True}, **COMMON)  # TPU604: xla_fsdp_v2, and no "xla": True
+    TrainingArguments("out", fsdp="full_shard", fsdp_config={"xla_fsdp_grad_ckpt": True}, **COMMON)  # TPU604: xla_fsdp_grad_ckpt, but not
+    Args("out", fsdp=["full_shard"], fsdp_config={"xla": False, "xla_fsdp_v2": True}, **COMMON)  # TPU604: xla_fsdp_v2, but not "xla": True
     TrainingArguments("out", fsdp="full_shard auto_wrap", **COMMON)  # TPU604: without "xla": True
     TrainingArguments("out", fsdp=True, fsdp_config={"min_num_params": 2000}, **COMMON)  # TPU604: without "xla": True
     TrainingArguments("out", fsdp="shard_grad_op", fsdp_config={"xla": True}, **COMMON)  # TPU604: shard_grad_op
-    TrainingArguments("out", fsdp="full_shard offload", fsdp_config={"xla": True}, **COMMON)  # TPU604: offload beside
+    TrainingArguments("out", fsdp="full_shard offload", fsdp_config={"xla": True}, **COMMON)  # TPU604: offload together with
     TrainingArguments("out", fsdp="full_shard", fsdp_config='{"xla_fsdp_v2": true}', **COMMON)  # TPU604: xla_fsdp_v2
 
 
@@ -50,14 +50,14 @@ def settings_of_the_other():
         fsdp_config={
             "xla": True,
             "xla_fsdp_v2": True,
-            "xla_fsdp_settings": {"compute_dtype": "bfloat16"},  # TPU604: xla_fsdp_settings beside xla_fsdp_v2
+            "xla_fsdp_settings": {"compute_dtype": "bfloat16"},  # TPU604: xla_fsdp_settings together with xla_fsdp_v2
         },
         **COMMON,
     )
 
 
 def built_by_a_call():
-    config = dict(xla_fsdp_settings={"compute_dtype": "bfloat16"}, min_num_params=0)  # TPU604: xla_fsdp_settings, and no
+    config = dict(xla_fsdp_settings={"compute_dtype": "bfloat16"}, min_num_params=0)  # TPU604: xla_fsdp_settings, but not
     return TrainingArguments("out", fsdp="full_shard", fsdp_config=config, **COMMON)
 
 

@@ -14,7 +14,7 @@ SETTINGS = {
 
 def found():
     TrainingArguments("out", fsdp_config={"xla": True, "xla_fsdp_settings": SETTINGS}, **COMMON)
-    TrainingArguments("out", fsdp_config={"xla": True, "min_split_size_mb": 64}, **COMMON)  # TPU605: no key of fsdp_config
+    TrainingArguments("out", fsdp_config={"xla": True, "min_split_size_mb": 64}, **COMMON)  # TPU605: not a key of fsdp_config
     TrainingArguments(
         "out",
         fsdp_config={
@@ -31,8 +31,8 @@ def found():
         "out",
         fsdp_config={
             "xla": True,
-            "xla_fsdp_grad_checkpoint": True,  # TPU605: xla_fsdp_grad_checkpoint is no key
-            "compute_dtype": "bfloat16",  # TPU605: outside of xla_fsdp_settings
+            "xla_fsdp_grad_checkpoint": True,  # TPU605: xla_fsdp_grad_checkpoint is not a key
+            "compute_dtype": "bfloat16",  # TPU605: outside xla_fsdp_settings
             "fsdp_min_split_size_mb": 3,  # TPU605: min_split_size_mb
             "xla_fsdp_settings": {
                 "flatten_parameter": True,  # TPU605: flatten_parameter

@@ -9,7 +9,7 @@ train = load_dataset("nyu-mll/glue", "mrpc", split="train")
 
 
 def found(model):
-    first = TrainingArguments("out", optim="adamw_torch")  # TPU606: leaves dataloader_drop_last out
+    first = TrainingArguments("out", optim="adamw_torch")  # TPU606: does not set dataloader_drop_last
     second = TrainingArguments(  # TPU606: the last batch of an epoch may be smaller
         output_dir="out",
         optim="adamw_torch_xla",
@@ -18,19 +18,19 @@ def found(model):
     )
     third = transformers.TrainingArguments("out", optim="adamw_torch", max_steps=100)  # TPU606: dataloader_drop_last
     fourth = Seq2SeqTrainingArguments("out", optim="adamw_torch", dataloader_drop_last=False)  # TPU606: sets dataloader_drop_last=False
-    fifth = TrainingArguments(**{"output_dir": "out", "optim": "adamw_torch"})  # TPU606: leaves dataloader_drop_last out
-    sixth = TrainingArguments("out", optim="adamw_torch", do_train=True, do_eval=True)  # TPU606: leaves
+    fifth = TrainingArguments(**{"output_dir": "out", "optim": "adamw_torch"})  # TPU606: does not set dataloader_drop_last
+    sixth = TrainingArguments("out", optim="adamw_torch", do_train=True, do_eval=True)  # TPU606: does not set
     for args in (first, second, third, fourth, fifth, sixth):
         Trainer(model, args, train_dataset=train).train()
 
 
 def of_uneven_length(model):
-    args = TrainingArguments("out", optim="adamw_torch", per_device_train_batch_size=16)  # TPU606: leaves
+    args = TrainingArguments("out", optim="adamw_torch", per_device_train_batch_size=16)  # TPU606: does not set
     Trainer(model=model, args=args, train_dataset=train.select(range(1000))).train()
 
 
 def of_unknown_batch_size(model):
-    args = TrainingArguments("out", optim="adamw_torch", auto_find_batch_size=True)  # TPU606: leaves
+    args = TrainingArguments("out", optim="adamw_torch", auto_find_batch_size=True)  # TPU606: does not set
     Trainer(model=model, args=args, train_dataset=train.select(range(1024))).train()
 
 

@@ -20,7 +20,7 @@ def make_model():
 
 with strategy.scope():
     model = make_model()
-    model.compile(optimizer="adam", loss="mse", jit_compile=True)  # TPU701: model.compile is given jit_compile=True
+    model.compile(optimizer="adam", loss="mse", jit_compile=True)  # TPU701: model.compile is called with jit_compile=True
     bert = TFAutoModelForSequenceClassification.from_pretrained("google-bert/bert-base-cased", num_labels=2)
     bert.compile(
         optimizer="adam",
@@ -31,7 +31,7 @@ with strategy.scope():
     wide.compile("sgd", "mse", jit_compile=USE_XLA)  # TPU701: wide.compile
 
 
-@tf.function(jit_compile=True)  # TPU701: tf.function is given jit_compile=True
+@tf.function(jit_compile=True)  # TPU701: tf.function is called with jit_compile=True
 def distributed_step(batch):
     return strategy.run(one_step, args=(batch,))
 

@@ -22,7 +22,7 @@ deep.compile(
     metrics=[tf.keras.metrics.MeanAbsoluteError()],
 )
 deep.fit(data)
-wide.compile(optimizer="adam", loss="mse", metrics=["mae"])  # TPU703: wide.compile makes the optimizer outside
+wide.compile(optimizer="adam", loss="mse", metrics=["mae"])  # TPU703: wide.compile creates the optimizer outside
 wide.compile("adam", loss, metrics=[tf.keras.metrics.MeanAbsoluteError()])  # TPU703: tf.keras.metrics.MeanAbsoluteError(...)
 wide.fit(data)
 

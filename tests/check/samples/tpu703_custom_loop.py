@@ -12,7 +12,7 @@ def make_model():
 def main():
     strategy = TPUStrategy(TPUClusterResolver(tpu="local"))
     data = tf.data.Dataset.from_tensor_slices(tf.zeros((1024, 8))).batch(128, drop_remainder=True)
-    model = make_model()  # TPU703: model is created outside of the strategy's scope
+    model = make_model()  # TPU703: model is created outside the strategy's scope
     optimizer = tf.keras.optimizers.Adam()  # TPU703: optimizer is created
     accuracy = tf.keras.metrics.SparseCategoricalAccuracy()  # TPU703: accuracy is created
     mean = tf.keras.metrics.Mean()  # TPU703: mean is created

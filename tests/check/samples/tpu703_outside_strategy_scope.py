@@ -4,7 +4,7 @@ import tensorflow as tf
 from tensorflow import keras
 from transformers import TFAutoModelForSequenceClassification, create_optimizer
 
-early = tf.keras.Sequential([keras.layers.Dense(8)])  # TPU703: early is created outside of the strategy's scope
+early = tf.keras.Sequential([keras.layers.Dense(8)])  # TPU703: early is created outside the strategy's scope
 early.compile(optimizer="adam", loss="mse")
 
 resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")

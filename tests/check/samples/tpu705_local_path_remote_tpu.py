@@ -28,8 +28,8 @@ with strategy.scope():
 
 
 def data(name, bucket):
-    tf.data.TFRecordDataset("train.tfrecord")  # TPU705: tf.data.TFRecordDataset is given "train.tfrecord"
-    tf.data.TFRecordDataset([f"{LOCAL}/{n}.tfrecord" for n in range(8)])  # TPU705: a path of this machine
+    tf.data.TFRecordDataset("train.tfrecord")  # TPU705: tf.data.TFRecordDataset gets "train.tfrecord"
+    tf.data.TFRecordDataset([f"{LOCAL}/{n}.tfrecord" for n in range(8)])  # TPU705: a local path
     tf.data.TFRecordDataset(os.path.join(FOLDER, name))  # TPU705: os.path.join(FOLDER, name)
     tf.data.TextLineDataset(LOCAL + "/lines.txt")  # TPU705: LOCAL + "/lines.txt"
     tf.data.Dataset.list_files("./images/*.jpg")  # TPU705: list_files
@@ -37,9 +37,9 @@ def data(name, bucket):
     tfds.load("mnist", split="train")  # TPU705: home directory
     tfds.load("mnist", split="train", data_dir="/data/tfds")  # TPU705: "/data/tfds"
     tf.data.TFRecordDataset(pathlib.Path("data") / "train.tfrecord")  # TPU705: pathlib.Path("data") / "train.tfrecord"
-    tf.data.TFRecordDataset(tf.keras.utils.get_file("train.tfrecord", "https://host/train.tfrecord"))  # TPU705: a path of
+    tf.data.TFRecordDataset(tf.keras.utils.get_file("train.tfrecord", "https://host/train.tfrecord"))  # TPU705: a local path
     records = glob.glob("/content/data/*.tfrecord")
-    tf.data.TFRecordDataset(records)  # TPU705: records, a path of this machine
+    tf.data.TFRecordDataset(records)  # TPU705: records, a local path
     tf.data.Dataset.range(8).save("numbers")  # TPU705: "numbers"
     either = GCS if bucket else "/content/data"
     tf.data.TFRecordDataset(either + "/train.tfrecord")  # ok: TPU705
@@ -58,7 +58,7 @@ def data(name, bucket):
 
 
 def checkpoints(path):
-    model.save("ckpt")  # TPU705: model.save is given "ckpt"
+    model.save("ckpt")  # TPU705: model.save gets "ckpt"
     model.save_weights("./checkpoints/weights")  # TPU705: model.save_weights
     model.load_weights(filepath="/tmp/weights")  # TPU705: "/tmp/weights"
     model.save_weights("model.weights.h5")  # TPU705: "model.weights.h5"

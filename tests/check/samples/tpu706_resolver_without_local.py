@@ -4,15 +4,15 @@ import tensorflow as tf
 from tensorflow.distribute import cluster_resolver
 from tensorflow.distribute.cluster_resolver import TPUClusterResolver as Resolver
 
-first = tf.distribute.cluster_resolver.TPUClusterResolver()  # TPU706: is not told which TPU
-second = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="")  # TPU706: TPUClusterResolver is not told
+first = tf.distribute.cluster_resolver.TPUClusterResolver()  # TPU706: does not say which TPU
+second = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="")  # TPU706: TPUClusterResolver does not say
 third = cluster_resolver.TPUClusterResolver("")  # TPU706: cluster_resolver.TPUClusterResolver
-fourth = Resolver()  # TPU706: Resolver is not told which TPU to use
+fourth = Resolver()  # TPU706: Resolver does not say which TPU to use
 fifth = tf.distribute.cluster_resolver.TPUClusterResolver.connect()  # TPU706: connect
 sixth = Resolver(tpu=None)  # TPU706: Resolver
 
 try:
-    tpu = tf.distribute.cluster_resolver.TPUClusterResolver()  # TPU706: is not told which TPU
+    tpu = tf.distribute.cluster_resolver.TPUClusterResolver()  # TPU706: does not say which TPU
     tf.config.experimental_connect_to_cluster(tpu)
     tf.tpu.experimental.initialize_tpu_system(tpu)
     strategy = tf.distribute.TPUStrategy(tpu)

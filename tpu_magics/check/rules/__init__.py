@@ -1,7 +1,6 @@
-"""The rules, each in a file of its own.
+"""The list of rules, one module each. Modules that begin with an underscore are shared by rules.
 
-What lives here: the list; a rule that is not in it does not exist. What does not: what several rules share (the modules
-that begin with an underscore). Codes stay what they are: people write them into `# noqa`.
+Codes never change: people write them in `# noqa` comments.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Python constants, also through items that are set one by one.
-
-What lives here: `FLAGS["num_cores"]` after `FLAGS["num_cores"] = 8`. What does not: constants that values.py carries.
-"""
+"""Python constants, also of items that are set one by one (`FLAGS["num_cores"] = 8`)."""
 
 from __future__ import annotations
 
@@ -12,17 +9,17 @@ from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.values import NOTHING
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
-    from tpu_magics.check.program import Program
+    from tpu_magics.check.program import CheckedProgram
+    from tpu_magics.check.rule_context import RuleContext
 
 
-def constant(node: ast.expr | None, at: Place) -> Any:
-    """The constant that an expression is; NOTHING where it is not known, or set to several."""
-    found = at.constant(node)
+def constant(node: ast.expr | None, ctx: RuleContext) -> Any:
+    """The constant of an expression; NOTHING if it is unknown or has several values."""
+    found = ctx.constant(node)
     if found is not NOTHING or not isinstance(node, ast.Subscript):
         return found
-    values = _items(at.program).get(_key(node), ())
-    constants = {at.constant(one) for one in values if _hashable(at.constant(one))}
+    values = _items(ctx.program).get(_key(node), ())
+    constants = {ctx.constant(one) for one in values if _hashable(ctx.constant(one))}
     return constants.pop() if len(constants) == 1 and values else NOTHING
 
 
@@ -34,8 +31,8 @@ def _key(node: ast.Subscript) -> tuple[str, str]:
     return ast.unparse(node.value), ast.unparse(node.slice)
 
 
-def _items(program: Program) -> dict[tuple[str, str], list[ast.expr]]:
-    """What items of containers are set to, in the whole program."""
+def _items(program: CheckedProgram) -> dict[tuple[str, str], list[ast.expr]]:
+    """The values that items of containers are set to, in the whole program."""
     if "items_set" not in program.memo:
         found: dict[tuple[str, str], list[ast.expr]] = {}
         for cell in program.cells:

@@ -1,8 +1,4 @@
-"""Statements of the notebook that put on a device, or bind to CPU parameters, what workers use.
-
-What lives here: the statements and the names that they set, shared by TPU402 and TPU403 so that one fault is told once.
-What does not: the rules' words.
-"""
+"""Global statements that put on a device, or bind to CPU parameters, what workers use (TPU402, TPU403)."""
 
 from __future__ import annotations
 
@@ -11,57 +7,57 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.rules import _launch, _runtime, _workers
-from tpu_magics.check.rules._launch import END
+from tpu_magics.check.rules import _launches, _runtime, _workers
+from tpu_magics.check.rules._launches import END
 from tpu_magics.check.values import MODEL
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
-    from tpu_magics.check.program import Call, Program
+    from tpu_magics.check.program import CallSite, CheckedProgram
+    from tpu_magics.check.rule_context import RuleContext
 
 NODES = (ast.Assign, ast.AnnAssign, ast.Expr)
 Statement = ast.Assign | ast.AnnAssign | ast.Expr
 
 
-def note(node: Statement, at: Place) -> Iterator[None]:
+def collect_statements(node: Statement, ctx: RuleContext) -> Iterator[None]:
     """Keep the statements of the top level for later."""
-    if at.function is None and isinstance(node.value, (ast.Call, ast.Tuple, ast.BinOp, ast.Dict, ast.List)):
-        at.program.memo.setdefault("top_statements", {})[id(node)] = (node, at)
+    if ctx.function is None and isinstance(node.value, (ast.Call, ast.Tuple, ast.BinOp, ast.Dict, ast.List)):
+        ctx.program.memo.setdefault("top_statements", {})[id(node)] = (node, ctx)
     yield from ()
 
 
-def top_level(program: Program) -> Sequence[tuple[Statement, Place]]:
-    """The statements of the notebook itself (those of a cell that workers run are none)."""
+def top_level(program: CheckedProgram) -> Sequence[tuple[Statement, RuleContext]]:
+    """The statements of the notebook itself, without those of a cell that workers run."""
     found = program.memo.get("top_statements", {}).values()
-    return [(node, at) for node, at in found if not _workers.launches_of(at)]
+    return [(node, ctx) for node, ctx in found if not _workers.launches_of(ctx)]
 
 
-def names_set(node: Statement, at: Place) -> list[str]:
-    """The names that a statement gives what it makes; for `model.to(device)` that of the model."""
+def bound_names(node: Statement, ctx: RuleContext) -> list[str]:
+    """The names that a statement binds; for `model.to(device)` that of the model."""
     if isinstance(node, ast.Expr):
         call = node.value
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
             owner = call.func.value
-            if isinstance(owner, ast.Name) and call.func.attr == "to" and at.value(owner).kind == MODEL:
+            if isinstance(owner, ast.Name) and call.func.attr == "to" and ctx.value(owner).kind == MODEL:
                 return [owner.id]
         return []
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
     return [one.id for target in targets for one in nodes_of(target) if isinstance(one, ast.Name)]
 
 
-def users(name: str, position: _launch.Position, program: Program) -> Iterator[_launch.Launch]:
-    """The launches behind `position` whose workers read the notebook's `name`, or are given it."""
-    for launch in _launch.launches(program):
+def users(name: str, position: _launches.Position, program: CheckedProgram) -> Iterator[_launches.LaunchSite]:
+    """The launches after `position` whose workers read the notebook's `name`, or get it as an argument."""
+    for launch in _launches.launches(program):
         if launch.position > position and (name in _given(launch) or _is_read(name, launch, program)):
             yield launch
 
 
-def _is_read(name: str, launch: _launch.Launch, program: Program) -> bool:
-    return any(name in function.reads for function in _workers.reached(launch, program))
+def _is_read(name: str, launch: _launches.LaunchSite, program: CheckedProgram) -> bool:
+    return any(name in function.reads for function in _workers.worker_functions(launch, program))
 
 
-def _given(launch: _launch.Launch) -> set[str]:
-    """The names among a launch's arguments."""
+def _given(launch: _launches.LaunchSite) -> set[str]:
+    """The names in a launch's arguments."""
     if launch.call is not None:
         skipped = 1 if launch.call.node.args else 0
         parts: list[ast.expr] = [*launch.call.node.args[skipped:], *(one.value for one in launch.call.node.keywords)]
@@ -69,8 +65,8 @@ def _given(launch: _launch.Launch) -> set[str]:
     return {word.partition("=")[2] or word for word in launch.words.split()}
 
 
-def parameters_for(name: str, launch: _launch.Launch) -> Iterator[str]:
-    """The parameters of the launched function that are given the notebook's `name`."""
+def parameters_for(name: str, launch: _launches.LaunchSite) -> Iterator[str]:
+    """The parameters of the launched function that get the notebook's `name`."""
     if launch.function is None:
         return
     given = launch.argument("args", 1)
@@ -83,34 +79,34 @@ def parameters_for(name: str, launch: _launch.Launch) -> Iterator[str]:
     else:
         elements = given.elts if isinstance(given, (ast.Tuple, ast.List)) else []
         positional = [one.id if isinstance(one, ast.Name) else "" for one in elements]
-    index_first = launch.kind in (_launch.SPAWN, _launch.LAUNCH)
+    index_first = launch.kind in (_launches.SPAWN, _launches.LAUNCH)
     parameters = launch.function.parameters[1 if index_first else 0 :]
     yield from (parameter.arg for parameter, word in zip(parameters, positional, strict=False) if word == name)
 
 
-def statements(program: Program) -> dict[int, tuple[Statement, Place, str, _launch.Launch]]:
-    """The statements of the notebook that put on an XLA device what a later launch's workers use."""
+def statements(program: CheckedProgram) -> dict[int, tuple[Statement, RuleContext, str, _launches.LaunchSite]]:
+    """The statements of the notebook that move objects to an XLA device that later workers use."""
     if "device_globals" not in program.memo:
         program.memo["device_globals"] = {id(found[0]): found for found in _device_statements(program)}
-    known: dict[int, tuple[Statement, Place, str, _launch.Launch]] = program.memo["device_globals"]
+    known: dict[int, tuple[Statement, RuleContext, str, _launches.LaunchSite]] = program.memo["device_globals"]
     return known
 
 
-def _device_statements(program: Program) -> Iterator[tuple[Statement, Place, str, _launch.Launch]]:
-    if not _launch.launches(program):
+def _device_statements(program: CheckedProgram) -> Iterator[tuple[Statement, RuleContext, str, _launches.LaunchSite]]:
+    if not _launches.launches(program):
         return
-    for node, at in top_level(program):
+    for node, ctx in top_level(program):
         assert node.value is not None
-        if not _runtime.devices_given(node.value, at):
+        if not _runtime.xla_devices_in(node.value, ctx):
             continue
-        position = _launch.position_of(at, node)
-        for name in names_set(node, at):
+        position = _launches.position_of(ctx, node)
+        for name in bound_names(node, ctx):
             launch = next(users(name, position, program), None)
             if launch is not None:
-                yield node, at, name, launch
+                yield node, ctx, name, launch
                 break
 
 
-def is_said(call: Call, said: dict[int, tuple[Statement, Place, str, _launch.Launch]]) -> bool:
+def is_reported(call: CallSite, reported: dict[int, tuple[Statement, RuleContext, str, _launches.LaunchSite]]) -> bool:
     """Whether the call stands in one of these statements."""
-    return bool(said) and any(id(parent) in said for parent in call.at.parents(call.node))
+    return bool(reported) and any(id(parent) in reported for parent in call.ctx.parents(call.node))

@@ -1,8 +1,4 @@
-"""Which models the launcher can build once in the notebook, and why not: `launch/hoist` told from the code alone.
-
-What lives here: the calls of training code that build models, and where each stands. What does not: their arguments and
-helper functions (_hoist_arguments.py), and hoisting itself (launch/hoist/read.py, whose reasons these are).
-"""
+"""Which models the launcher can build once in the notebook, and why it cannot build the others (see launch/hoist)."""
 
 from __future__ import annotations
 
@@ -12,12 +8,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.rules import _hoist_arguments, _ranks
-from tpu_magics.check.values import LIST, MODEL, TENSOR
+from tpu_magics.check.rules import _ranks, _runtime
+from tpu_magics.check.values import CLASS, DEVICE, LIST, MODEL, MODULE, TENSOR
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
-    from tpu_magics.check.program import Call, Class, Function
+    from tpu_magics.check.program import CallSite, Class, Function
+    from tpu_magics.check.rule_context import RuleContext
 
 WEIGHTLESS = frozenset(
     ("ReLU", "GELU", "SiLU", "Sigmoid", "Tanh", "Softmax", "LogSoftmax", "LeakyReLU", "ELU", "Identity", "Flatten",
@@ -27,7 +23,7 @@ WEIGHTLESS = frozenset(
 _WEIGHTLESS_ENDS = ("Loss", "LossV2", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "Pool1d", "Pool2d", "Pool3d",
     "Pad1d", "Pad2d", "Pad3d")  # fmt: skip
 _WRAPPERS = ("torch.nn.parallel.", "torch.nn.DataParallel", "torch.distributed.", "torch_xla.distributed.")
-# Libraries of which the engine knows nothing.
+# Libraries without stubs.
 _OTHER_LIBRARIES = ("diffusers.", "sentence_transformers.", "segmentation_models_pytorch.", "monai.networks.")
 _IS_MODEL = re.compile(
     r"\.(\w*(Model|Pipeline|Transformer|Unet)|U[Nn]et\w*|\w*(Model|Pipeline|AutoencoderKL)\.from_pretrained)$"
@@ -38,14 +34,14 @@ _HARMLESS = frozenset(
 )  # fmt: skip
 _HARMLESS_METHODS = frozenset(("main_process_first", "local_main_process_first"))
 _BARE = ("torch.nn.Module", "torch.nn.modules.module.Module")
-# Methods that give a model back.
+# Methods that return the model.
 _SAME = frozenset(
     ("to", "cuda", "cpu", "train", "eval", "half", "float", "double", "bfloat16", "requires_grad_", "apply")
 )
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
-def builds(call: Call) -> bool:
+def builds_model(call: CallSite) -> bool:
     """Whether a call builds a model with weights."""
     value, name = call.value, call.name
     if name.startswith(_OTHER_LIBRARIES) and _IS_MODEL.search(name):
@@ -59,7 +55,7 @@ def builds(call: Call) -> bool:
 
 
 def _has_weights(cls: Class) -> bool:
-    """Whether a module class of the program holds layers or parameters, as far as its code tells."""
+    """Whether a module class of the program has layers or parameters, as far as its code shows."""
     known = cls.method("__init__")
     if known is None:
         return not cls.methods or any(base not in _BARE for base in cls.all_bases())
@@ -70,15 +66,15 @@ def _is_bare(cls: Class) -> bool:
     return all(base in _BARE or base in {one.name for one in cls.line()} for base in cls.all_bases())
 
 
-def top_builds(calls: list[Call]) -> Iterator[Call]:
-    """The calls that build a model, but for those that are a part of another one."""
-    found = [call for call in calls if builds(call)]
+def model_builds(calls: list[CallSite]) -> Iterator[CallSite]:
+    """The calls that build a model, without those that are part of another model."""
+    found = [call for call in calls if builds_model(call)]
     nodes = {id(call.node) for call in found}
     yield from (call for call in found if not _is_part(call, nodes))
 
 
-def _is_part(call: Call, nodes: set[int]) -> bool:
-    for parent in call.at.parents(call.node):
+def _is_part(call: CallSite, nodes: set[int]) -> bool:
+    for parent in call.ctx.parents(call.node):
         if isinstance(parent, ast.stmt):
             return False
         if id(parent) in nodes:
@@ -86,27 +82,27 @@ def _is_part(call: Call, nodes: set[int]) -> bool:
     return False
 
 
-# -- why not ----------------------------------------------------------------------------------------------------------
+# -- reasons against hoisting -----------------------------------------------------------------------------------------
 
 
-def reason(call: Call, function: Function | None) -> str:
-    """What speaks against building the model of this call, in `function` (None: a cell's statements), once in the
-    notebook; "" where nothing does."""
-    if call.at.function is not function:
-        inner = call.at.function
-        return f"it stands in `{inner.name}`, not in the launched function itself" if inner is not None else ""
+def reason(call: CallSite, function: Function | None) -> str:
+    """Why the model of this call in `function` (None: a cell's statements) cannot be built once in the notebook; "" if
+    it can."""
+    if call.ctx.function is not function:
+        inner = call.ctx.function
+        return f"it is in `{inner.name}`, not in the launched function itself" if inner is not None else ""
     found = _context(call) or _part_problem(call, function)
-    return found or (_hoist_arguments.problem(call, function) if function is not None else "")
+    return found or (problem(call, function) if function is not None else "")
 
 
-def _part_problem(call: Call, function: Function | None) -> str:
-    """What speaks against a part of the model: `nn.Sequential(*[nn.Linear(8, 8) for _ in range(n)])`."""
+def _part_problem(call: CallSite, function: Function | None) -> str:
+    """Why a part of the model prevents that: `nn.Sequential(*[nn.Linear(8, 8) for _ in range(n)])`."""
     for part in function.calls if function is not None else ():
-        if part.node is call.node or not _spans(call.node, part.node) or not builds(part):
+        if part.node is call.node or not _spans(call.node, part.node) or not builds_model(part):
             continue
         found = _context(part, call.node)
         if found:
-            return f"its part `{' '.join(call.at.source(part.node).split())[:50]}` cannot be hoisted: {found}"
+            return f"its part `{' '.join(call.ctx.source(part.node).split())[:50]}` cannot be hoisted: {found}"
     return ""
 
 
@@ -116,19 +112,19 @@ def _spans(outer: ast.Call, inner: ast.Call) -> bool:
     return (outer.lineno, outer.col_offset) <= place < (last, end)
 
 
-def _context(call: Call, until: ast.AST | None = None) -> str:
+def _context(call: CallSite, until: ast.AST | None = None) -> str:
     child: ast.AST = call.node
-    for parent in call.at.parents(call.node):
+    for parent in call.ctx.parents(call.node):
         if isinstance(parent, _FUNCTIONS) or parent is until:
             return ""
-        found = _around(parent, child, call.at)
+        found = _around(parent, child, call.ctx)
         if found:
             return found
         child = parent
     return ""
 
 
-def _around(parent: ast.AST, child: ast.AST, at: Place) -> str:
+def _around(parent: ast.AST, child: ast.AST, ctx: RuleContext) -> str:
     line = getattr(parent, "lineno", 0)
     if isinstance(parent, (ast.For, ast.AsyncFor)):
         return f"it is built in a loop (line {line})" if child is not parent.iter else ""
@@ -137,37 +133,37 @@ def _around(parent: ast.AST, child: ast.AST, at: Place) -> str:
     if isinstance(parent, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
         return "it is built in a comprehension"
     if isinstance(parent, (ast.If, ast.IfExp)):
-        return "" if child is parent.test else f"it is built on a condition (line {line})"
+        return "" if child is parent.test else f"it is built under a condition (line {line})"
     if isinstance(parent, ast.BoolOp):
-        return "" if child is parent.values[0] else f"it is built on a condition (line {line})"
+        return "" if child is parent.values[0] else f"it is built under a condition (line {line})"
     if isinstance(parent, (ast.Try, ast.Match)):
         return f"it is built inside a `{type(parent).__name__.lower()}` (line {line})"
     if isinstance(parent, (ast.With, ast.AsyncWith)) and isinstance(child, ast.stmt):
-        return next((_inside(item.context_expr, at) for item in parent.items if not _is_harmless(item, at)), "")
+        return next((_inside(item.context_expr, ctx) for item in parent.items if not _is_harmless(item, ctx)), "")
     return ""
 
 
-def _inside(context: ast.expr, at: Place) -> str:
-    return f"it stands inside `with {at.source(context)}`, which may change how it is built"
+def _inside(context: ast.expr, ctx: RuleContext) -> str:
+    return f"it is inside `with {ctx.source(context)}`, which may change how it is built"
 
 
-def _is_harmless(item: ast.withitem, at: Place) -> bool:
+def _is_harmless(item: ast.withitem, ctx: RuleContext) -> bool:
     node = item.context_expr
     if not isinstance(node, ast.Call):
         return False
-    return at.name(node) in _HARMLESS or (isinstance(node.func, ast.Attribute) and node.func.attr in _HARMLESS_METHODS)
+    return ctx.name(node) in _HARMLESS or (isinstance(node.func, ast.Attribute) and node.func.attr in _HARMLESS_METHODS)
 
 
-def helper_reason(call: Call, helper: Function, function: Function | None) -> str:
-    """The same for the call of a function of the program that builds a model and returns it."""
+def helper_reason(call: CallSite, helper: Function, function: Function | None) -> str:
+    """The same for a call of a helper function that builds and returns a model."""
     if helper.outer is not None:
-        return f"it stands in the inner function `{helper.name}`, which may run any number of times"
+        return f"it is in the inner function `{helper.name}`, which may run any number of times"
     found = reason(call, function)
-    return found or _returned(helper) or _hoist_arguments.effects(helper)
+    return found or _returned(helper) or side_effects(helper)
 
 
 def _returned(helper: Function) -> str:
-    """What a helper returns besides a model that it builds."""
+    """Whether a helper returns something else than a model that it builds."""
     built = {id(one.node) for one in helper.calls if one.value.kind == MODEL and one.method not in _SAME}
     assigned = _ranks.definitions(helper)
     for node in nodes_of(helper.node):
@@ -175,6 +171,194 @@ def _returned(helper: Function) -> str:
             continue
         values = assigned.get(node.value.id, []) if isinstance(node.value, ast.Name) else [node.value]
         if not values or any(id(one) not in built for one in values):
-            code = " ".join(helper.at.source(node.value).split())[:50]
-            return f"`{helper.name}` returns `{code}` (line {node.lineno}), which is no call that builds a model"
+            code = " ".join(helper.ctx.source(node.value).split())[:50]
+            return f"`{helper.name}` returns `{code}` (line {node.lineno}), which is not a call that builds a model"
     return ""
+
+
+# -- arguments, classes and helper functions --------------------------------------------------------------------------
+
+
+BUILDERS = ("from_pretrained", "from_config", "_from_config", "load_from_checkpoint")
+_PURE = frozenset(
+    ("len", "int", "float", "complex", "str", "bytes", "bool", "abs", "round", "divmod", "pow", "min", "max", "sum",
+     "any", "all", "sorted", "list", "tuple", "dict", "set", "frozenset", "range", "zip", "enumerate", "reversed",
+     "slice", "repr", "getattr", "hasattr", "isinstance")
+)  # fmt: skip
+_PURE_METHODS = frozenset(
+    ("get", "items", "keys", "values", "copy", "count", "index", "lower", "upper", "strip", "lstrip", "rstrip", "split",
+     "join", "format", "startswith", "endswith", "replace", "title", "removeprefix", "removesuffix")
+)  # fmt: skip
+_MUTATORS = frozenset(
+    ("update", "append", "extend", "insert", "add", "pop", "clear", "remove", "discard", "setdefault", "sort",
+     "reverse", "popitem", "__setattr__")
+)  # fmt: skip
+_PLAIN_DATA = ("types.SimpleNamespace", "argparse.Namespace", "collections.OrderedDict")
+_MORE_THAN_READING = (ast.Lambda, ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
+_DEVICE_PACKAGES = ("torch_xla.", "accelerate.")
+_DEPTH = 6
+
+
+def problem(call: CallSite, function: Function) -> str:
+    """Why a call cannot run in the notebook; "" if it can."""
+    found = _callee(call, function)
+    if found:
+        return found
+    for given in (*call.node.args, *(one.value for one in call.node.keywords)):
+        found = _problem(given, call, function, _DEPTH)
+        if found:
+            return f"its argument `{' '.join(call.ctx.source(given).split())[:50]}` {found}"
+    return ""
+
+
+def _callee(call: CallSite, function: Function) -> str:
+    name = _first(call.node.func)
+    if call.ctx.value(_root(call.node.func)).kind != MODULE:
+        found = _changed(name, call, function)
+        if found:
+            return f"it {found}"
+    cls = call.ctx.value(call.node.func)
+    if cls.kind != CLASS:
+        return ""
+    if any(one is cls.ref.node for one in nodes_of(function.node)):
+        return f"its class `{cls.ref.name}` is defined inside the launched function"
+    init = cls.ref.method("__init__")
+    return f"its class `{cls.ref.name}` uses the device" if init is not None and _uses_device(init) else ""
+
+
+def _uses_device(function: Function) -> bool:
+    starters = {id(call.node) for call in _runtime.starters(function.ctx.program)}
+    return any(id(call.node) in starters or call.name.startswith(_DEVICE_PACKAGES) for call in function.calls)
+
+
+# -- expressions -----------------------------------------------------------------------------------------------------
+
+
+def _problem(node: ast.expr, call: CallSite, function: Function, depth: int) -> str:
+    """Why an expression has no value before the function runs."""
+    if isinstance(node, _MORE_THAN_READING):
+        return "does more than read values"
+    value = call.ctx.value(node)
+    if (isinstance(node, ast.Attribute) and node.attr == "device") or _is_device(node, call.ctx):
+        return "depends on the device"
+    if isinstance(node, ast.Name):
+        return _name_problem(node.id, call, function, depth)
+    parts: list[ast.expr] = [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)]
+    if isinstance(node, ast.Call):
+        if value.kind == MODEL:
+            return ""
+        if not _is_pure(node, call.ctx):
+            return f"calls `{call.ctx.source(node.func)}`, whose result is known only while the function runs"
+        parts = [*node.args, *(one.value for one in node.keywords)]
+        parts += [node.func.value] if isinstance(node.func, ast.Attribute) and not call.ctx.name(node) else []
+    if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
+        parts = [one.iter for one in node.generators]
+    return next((text for one in parts if (text := _problem(one, call, function, depth))), "")
+
+
+def _is_device(node: ast.expr, ctx: RuleContext) -> bool:
+    value = ctx.value(node)
+    return _runtime.is_xla_device(value) or (value.kind == DEVICE and value.where == "device")
+
+
+def _is_pure(node: ast.Call, ctx: RuleContext) -> bool:
+    name = ctx.name(node)
+    if name:
+        owner = name.split(".")[-2] if name.endswith(BUILDERS) else name.rpartition(".")[2]
+        return name.removeprefix("builtins.") in _PURE or owner.endswith("Config") or name in _PLAIN_DATA
+    callee = ctx.value(node.func)
+    if callee.kind == CLASS:
+        return not callee.ref.is_module
+    return isinstance(node.func, ast.Attribute) and node.func.attr in _PURE_METHODS
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+
+def _name_problem(name: str, call: CallSite, function: Function, depth: int) -> str:
+    stored = _stored(function).get(name, [])
+    parameter = any(one.arg == name for one in function.parameters)
+    if not stored:
+        index = parameter and name == _ranks.index_parameter(function)
+        return f"needs `{name}`, which is known only in a worker" if index else _changed(name, call, function)
+    values = _plain(function).get(name, [])
+    if parameter or len(stored) > 1 or len(values) != 1 or depth == 0:
+        return f"needs `{name}`, which is set while the function runs (line {stored[-1]})"
+    return _problem(values[0], call, function, depth - 1) or _changed(name, call, function)
+
+
+def _stored(function: Function) -> dict[str, list[int]]:
+    """The names that a function sets, other than in comprehensions, and the lines."""
+    memo, key = function.ctx.program.memo, ("stored", id(function))
+    if key not in memo:
+        found: dict[str, list[int]] = {}
+        for node in nodes_of(function.node):
+            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+                found.setdefault(node.id, []).append(node.lineno)
+        memo[key] = found
+    known: dict[str, list[int]] = memo[key]
+    return known
+
+
+def _plain(function: Function) -> dict[str, list[ast.expr]]:
+    """The values of unconditional assignments `name = value`."""
+    found: dict[str, list[ast.expr]] = {}
+    for statement in _always(function.node.body if isinstance(function.node.body, list) else []):
+        if isinstance(statement, ast.Assign):
+            names = [one.id for one in statement.targets if isinstance(one, ast.Name)]
+        else:
+            is_name = isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+            names = [statement.target.id] if is_name else []  # type: ignore[attr-defined]
+        value: ast.expr | None = getattr(statement, "value", None)
+        if value is not None:
+            for name in names:
+                found.setdefault(name, []).append(value)
+    return found
+
+
+def _always(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for statement in body:
+        yield statement
+        if isinstance(statement, (ast.With, ast.AsyncWith)):
+            yield from _always(statement.body)
+
+
+def _changed(name: str, call: CallSite, function: Function) -> str:
+    """Whether the function has changed the object behind a name before the call."""
+    for node in nodes_of(function.node):
+        if getattr(node, "lineno", call.node.lineno) < call.node.lineno and _changes(node) == name:
+            return f"needs `{name}`, which is changed in line {getattr(node, 'lineno', 0)}"
+    return ""
+
+
+def _changes(node: ast.AST) -> str:
+    """The name of the object that a node changes in place: `cfg` for `cfg.sub.width = 8` and `cfg.update(...)`."""
+    if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
+        return _first(node)
+    is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _MUTATORS
+    return _first(node.func.value) if is_method else ""  # type: ignore[attr-defined]
+
+
+def _root(node: ast.AST) -> ast.AST:
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return node
+
+
+def _first(node: ast.AST) -> str:
+    return getattr(_root(node), "id", "")
+
+
+# -- helper functions ------------------------------------------------------------------------------------------------
+
+
+def side_effects(helper: Function) -> str:
+    """The side effects of calling a helper in the notebook."""
+    own = {*_stored(helper), *(one.arg for one in helper.parameters)}
+    for node in nodes_of(helper.node):
+        if isinstance(node, (ast.Global, ast.Nonlocal)):
+            return f"`{helper.name}` sets global or outer names (line {node.lineno})"
+        changed = _changes(node)
+        if changed and changed not in own:
+            return f"`{helper.name}` changes `{changed}`, which it does not create (line {getattr(node, 'lineno', 0)})"
+    return f"`{helper.name}` uses the device" if _uses_device(helper) else ""

@@ -1,8 +1,4 @@
-"""How to write without a mask what was written with one.
-
-What lives here: the multiply-and-divide form, in the person's own names. What does not: how a mask is found
-(_shapes.py).
-"""
+"""Fix messages for boolean masks: the same computation without a mask, in the user's own names."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from tpu_magics.check.rules import _shapes as shapes
 from tpu_magics.check.values import NOTHING
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import RuleContext
 
 _TORCH_LOSSES = frozenset(
     ("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "poisson_nll_loss",
@@ -26,43 +22,43 @@ _IGNORE_INDEX = ("cross_entropy", "nll_loss")
 _DEFAULT_IGNORED = -100
 _EACH = 'reduction="none"'
 _AS_NUMBERS = "`mask = tf.cast({mask}, tf.float32)`, then `tf.reduce_sum({each} * mask) / tf.reduce_sum(mask)`."
-_ZEROED = "let the mask zero the rest:"
+_ZEROED = "use the mask to zero the rest:"
 
 
-def without_mask(node: ast.expr, base: ast.expr, mask: ast.expr, at: Place) -> str:
-    """The sentence that says what to write for `x[mask]` (or the like), where it stands."""
-    outer = at.parent(node)
-    tf = shapes.is_tf(at, at.value(base), at.value(mask))
-    if isinstance(outer, ast.Attribute) and not tf and (said := _reduced(base, outer, mask, at)):
-        return said
+def without_mask(node: ast.expr, base: ast.expr, mask: ast.expr, ctx: RuleContext) -> str:
+    """The fix message for `x[mask]` (or the like) in its context."""
+    outer = ctx.parent(node)
+    tf = shapes.is_tf(ctx, ctx.value(base), ctx.value(mask))
+    if isinstance(outer, ast.Attribute) and not tf and (message := _reduced(base, outer, mask, ctx)):
+        return message
     if isinstance(outer, ast.Compare) and not tf:
-        return _compared(outer, mask, at)
+        return _compared(outer, mask, ctx)
     if isinstance(outer, ast.keyword):
-        outer = at.parent(outer)
-    if isinstance(outer, ast.Call) and node is not outer.func and (said := _loss(outer, mask, at, {}, tf)):
-        return said
-    return _later_loss(node, mask, at, tf) or _general(base, mask, at, tf)
+        outer = ctx.parent(outer)
+    if isinstance(outer, ast.Call) and node is not outer.func and (message := _loss(outer, mask, ctx, {}, tf)):
+        return message
+    return _later_loss(node, mask, ctx, tf) or _general(base, mask, ctx, tf)
 
 
-def _general(base: ast.expr, mask: ast.expr, at: Place, tf: bool) -> str:
-    form = _form("values", mask, at, tf)
-    return f"Compute over all of {shapes.short(at, base, 'the tensor')} and {_ZEROED} {form}"
+def _general(base: ast.expr, mask: ast.expr, ctx: RuleContext, tf: bool) -> str:
+    form = _form("values", mask, ctx, tf)
+    return f"Compute over all of {shapes.short(ctx, base, 'the tensor')} and {_ZEROED} {form}"
 
 
-def _form(each: str, mask: ast.expr, at: Place, tf: bool, divided: bool = True) -> str:
+def _form(each: str, mask: ast.expr, ctx: RuleContext, tf: bool, divided: bool = True) -> str:
     """Multiply by the mask, and divide by its sum."""
     if tf:
-        return _AS_NUMBERS.format(mask=shapes.short(at, mask, "mask"), each=each)
-    weight = shapes.atom(at, mask)
+        return _AS_NUMBERS.format(mask=shapes.short(ctx, mask, "mask"), each=each)
+    weight = shapes.atom(ctx, mask)
     return f"`({each} * {weight}).sum(){f' / {weight}.sum()' if divided else ''}`."
 
 
 # -- x[mask].sum() ----------------------------------------------------------------------------------------------------
 
 
-def _reduced(base: ast.expr, outer: ast.Attribute, mask: ast.expr, at: Place) -> str:
-    """For what is asked of the selected elements as a whole; "" for anything else."""
-    kept, weight = shapes.atom(at, base, ""), shapes.atom(at, mask)
+def _reduced(base: ast.expr, outer: ast.Attribute, mask: ast.expr, ctx: RuleContext) -> str:
+    """The fix for a reduction of the selected elements; "" for anything else."""
+    kept, weight = shapes.atom(ctx, base, ""), shapes.atom(ctx, mask)
     wholes = {
         "sum": f"({kept} * {weight}).sum()",
         "mean": f"({kept} * {weight}).sum() / {weight}.sum()",
@@ -70,115 +66,117 @@ def _reduced(base: ast.expr, outer: ast.Attribute, mask: ast.expr, at: Place) ->
         "min": f'torch.where({weight}, {kept}, float("inf")).min()',
         "numel": f"{weight}.sum()",
     }
-    if not kept or not isinstance(at.parent(outer), ast.Call) or outer.attr not in wholes:
+    if not kept or not isinstance(ctx.parent(outer), ast.Call) or outer.attr not in wholes:
         return ""
-    return f"Let the mask zero what is left out: `{wholes[outer.attr]}`."
+    return f"Use the mask to zero the other elements: `{wholes[outer.attr]}`."
 
 
-def _compared(outer: ast.Compare, mask: ast.expr, at: Place) -> str:
+def _compared(outer: ast.Compare, mask: ast.expr, ctx: RuleContext) -> str:
     """`preds[mask] == labels[mask]`: compare all, and count where the mask is true."""
-    bare = _bare(at.source(outer), outer, at, {})
-    weight = shapes.atom(at, mask)
-    mean = f" / {weight}.sum()" if _is_averaged(outer, at) else ""
-    return f"Compare all elements and let the mask drop the rest: `(({bare}) & {weight}).sum(){mean}`."
+    bare = _bare(ctx.source(outer), outer, ctx, {})
+    weight = shapes.atom(ctx, mask)
+    mean = f" / {weight}.sum()" if _is_averaged(outer, ctx) else ""
+    return f"Compare all elements and use the mask to drop the rest: `(({bare}) & {weight}).sum(){mean}`."
 
 
-def _is_averaged(outer: ast.Compare, at: Place) -> bool:
-    """Whether a mean is asked for: `(preds[mask] == labels[mask]).float().mean()`."""
+def _is_averaged(outer: ast.Compare, ctx: RuleContext) -> bool:
+    """Whether it is averaged: `(preds[mask] == labels[mask]).float().mean()`."""
     node: ast.AST | None = outer
     while node is not None:
-        node = at.parent(node)
+        node = ctx.parent(node)
         if isinstance(node, ast.Attribute) and node.attr == "mean":
             return True
         if not isinstance(node, (ast.Attribute, ast.Call)):
-            return at.name(node) == "torch.mean" if node is not None else False
+            return ctx.name(node) == "torch.mean" if node is not None else False
     return False
 
 
 # -- a loss of selected elements --------------------------------------------------------------------------------------
 
 
-def _loss(call: ast.Call, mask: ast.expr, at: Place, names: dict[str, str], tf: bool) -> str:
+def _loss(call: ast.Call, mask: ast.expr, ctx: RuleContext, names: dict[str, str], tf: bool) -> str:
     """For `loss(out[mask], labels[mask])`; `names` stand for selected elements: each with what it selects from."""
-    name, function = at.name(call), at.source(call.func)
+    name, function = ctx.name(call), ctx.source(call.func)
     last = name.rpartition(".")[2]
     of_torch = name.startswith("torch.nn.functional.") and last in _TORCH_LOSSES
-    if not of_torch and not _is_loss(call, at):
+    if not of_torch and not _is_loss(call, ctx):
         return ""
-    arguments = _arguments(call, at, names)
-    if name.startswith("tensorflow.nn."):  # of one element each
-        return f"Compute the loss of all elements and {_ZEROED} {_form(_call(function, arguments), mask, at, True)}"
+    arguments = _arguments(call, ctx, names)
+    if name.startswith("tensorflow.nn."):  # one loss per element
+        return f"Compute the loss of all elements and {_ZEROED} {_form(_call(function, arguments), mask, ctx, True)}"
     if not of_torch:
-        form = _form(_call(function, arguments), mask, at, tf)
-        return f"Make {function} with {_EACH} and {_ZEROED} {form}"
+        form = _form(_call(function, arguments), mask, ctx, tf)
+        return f"Create {function} with {_EACH} and {_ZEROED} {form}"
     if last in _IGNORE_INDEX and not any(one.arg == "ignore_index" for one in call.keywords):
-        arguments += _ignored(mask, at)
+        arguments += _ignored(mask, ctx)
     each = _call(function, [*arguments, _EACH])
-    divided = at.constant(at.keyword(call, "reduction")) != "sum"
+    divided = ctx.constant(ctx.argument(call, "reduction")) != "sum"
     weighted = divided and any(one.arg == "weight" for one in call.keywords)
-    more = " (With `weight` torch divides by the sum of the chosen elements' weights instead.)" if weighted else ""
-    return f"Compute the loss of all elements and {_ZEROED} {_form(each, mask, at, False, divided)}{more}"
+    more = (
+        " (With `weight`, torch divides by the sum of the weights of the chosen elements instead.)" if weighted else ""
+    )
+    return f"Compute the loss of all elements and {_ZEROED} {_form(each, mask, ctx, False, divided)}{more}"
 
 
 def _call(function: str, arguments: list[str]) -> str:
     return f"{function}({', '.join(arguments)})"
 
 
-def _arguments(call: ast.Call, at: Place, names: dict[str, str]) -> list[str]:
+def _arguments(call: ast.Call, ctx: RuleContext, names: dict[str, str]) -> list[str]:
     """The code of a call's arguments, without the mask."""
     given = [("", one) for one in call.args]
     given += [(f"{one.arg}=", one.value) for one in call.keywords if one.arg not in ("reduction", None)]
-    found = [name + _bare(at.source(one), one, at, names) for name, one in given]
+    found = [name + _bare(ctx.source(one), one, ctx, names) for name, one in given]
     return ["..."] if any("\n" in one for one in found) or sum(map(len, found)) > 120 else found
 
 
-def _is_loss(call: ast.Call, at: Place) -> bool:
-    """A loss module or function, by what made it or by its name."""
-    if at.name(call).startswith("tensorflow.nn."):
-        return "cross_entropy" in at.name(call)
-    made = at.value(call.func).name.rpartition(".")[2]
+def _is_loss(call: ast.Call, ctx: RuleContext) -> bool:
+    """Whether it is a loss module or function, by its constructor or by its name."""
+    if ctx.name(call).startswith("tensorflow.nn."):
+        return "cross_entropy" in ctx.name(call)
+    made = ctx.value(call.func).name.rpartition(".")[2]
     called = shapes.last_name(call.func)
     return made.endswith("Loss") or "loss" in called.lower() or called == "criterion"
 
 
-def _ignored(mask: ast.expr, at: Place) -> list[str]:
-    """`labels != -1` drops labels that cross_entropy would refuse if it were not told to ignore them."""
-    compared = _definition(mask, at)
+def _ignored(mask: ast.expr, ctx: RuleContext) -> list[str]:
+    """`labels != -1` drops labels that cross_entropy raises an error for unless it ignores them."""
+    compared = _definition(mask, ctx)
     if isinstance(compared, ast.Compare) and len(compared.ops) == 1 and isinstance(compared.ops[0], ast.NotEq):
-        number = at.constant(compared.comparators[0])
+        number = ctx.constant(compared.comparators[0])
         if number is not NOTHING and isinstance(number, int) and number != _DEFAULT_IGNORED:
-            return [f"ignore_index={at.source(compared.comparators[0])}"]
+            return [f"ignore_index={ctx.source(compared.comparators[0])}"]
     return []
 
 
-def _later_loss(node: ast.expr, mask: ast.expr, at: Place, tf: bool) -> str:
+def _later_loss(node: ast.expr, mask: ast.expr, ctx: RuleContext, tf: bool) -> str:
     """For `kept = out[mask]`: the loss call in the same function that is given `kept`."""
-    outer = at.parent(node)
+    outer = ctx.parent(node)
     if not (isinstance(outer, ast.Assign) and isinstance(outer.targets[0], ast.Name)):
         return ""
-    wanted, names = outer.targets[0].id, dict(_selections(mask, at))
-    for call in _calls_after(outer, at):
+    wanted, names = outer.targets[0].id, dict(_selections(mask, ctx))
+    for call in _calls_after(outer, ctx):
         given = {one.id for one in nodes_of(call) if isinstance(one, ast.Name)}
-        if wanted in given and (said := _loss(call, mask, at, names, tf)):
-            return said
+        if wanted in given and (message := _loss(call, mask, ctx, names, tf)):
+            return message
     return ""
 
 
-def _selections(mask: ast.expr, at: Place) -> Iterator[tuple[str, str]]:
-    """The names in this body that stand for what the same mask selects, with what it selects from."""
-    wanted = at.source(mask)
-    for one in _assignments(at):
-        target, selected = one.targets[0], shapes.selection(one.value, at)
-        if isinstance(target, ast.Name) and selected is not None and at.source(selected[1]) == wanted:
-            yield target.id, at.source(selected[0])
+def _selections(mask: ast.expr, ctx: RuleContext) -> Iterator[tuple[str, str]]:
+    """The names in this body for selections by the same mask, with the selected tensors."""
+    wanted = ctx.source(mask)
+    for one in _assignments(ctx):
+        target, selected = one.targets[0], shapes.selection(one.value, ctx)
+        if isinstance(target, ast.Name) and selected is not None and ctx.source(selected[1]) == wanted:
+            yield target.id, ctx.source(selected[0])
 
 
-def _definition(mask: ast.expr, at: Place) -> ast.expr:
+def _definition(mask: ast.expr, ctx: RuleContext) -> ast.expr:
     """The expression behind a mask's name, where it is assigned once in this body."""
     if isinstance(mask, ast.Name):
         found = [
             one.value
-            for one in _assignments(at)
+            for one in _assignments(ctx)
             if isinstance(one.targets[0], ast.Name) and one.targets[0].id == mask.id
         ]
         if len(found) == 1:
@@ -186,27 +184,27 @@ def _definition(mask: ast.expr, at: Place) -> ast.expr:
     return mask
 
 
-def _assignments(at: Place) -> Iterator[ast.Assign]:
-    return (one for one in _body(at) if isinstance(one, ast.Assign))
+def _assignments(ctx: RuleContext) -> Iterator[ast.Assign]:
+    return (one for one in _body(ctx) if isinstance(one, ast.Assign))
 
 
-def _calls_after(node: ast.AST, at: Place) -> Iterator[ast.Call]:
+def _calls_after(node: ast.AST, ctx: RuleContext) -> Iterator[ast.Call]:
     line = getattr(node, "lineno", 0)
-    return (one for one in _body(at) if isinstance(one, ast.Call) and one.lineno >= line)
+    return (one for one in _body(ctx) if isinstance(one, ast.Call) and one.lineno >= line)
 
 
-def _body(at: Place) -> Iterator[ast.AST]:
-    top = at.function.node if at.function is not None else at.cell.tree
+def _body(ctx: RuleContext) -> Iterator[ast.AST]:
+    top = ctx.function.node if ctx.function is not None else ctx.cell.tree
     return iter(()) if top is None else nodes_of(top)
 
 
-def _bare(text: str, node: ast.AST, at: Place, names: dict[str, str]) -> str:
+def _bare(text: str, node: ast.AST, ctx: RuleContext, names: dict[str, str]) -> str:
     """The code of an expression with `x` for each `x[mask]` in it, and what it selects from for each of `names`."""
     if isinstance(node, ast.Name):
         return names.get(node.id, text)
     for child in nodes_of(node):
-        if (selected := shapes.selection(child, at)) is not None:
-            text = text.replace(at.source(child), at.source(selected[0]))
+        if (selected := shapes.selection(child, ctx)) is not None:
+            text = text.replace(ctx.source(child), ctx.source(selected[0]))
     root = _root(node)
     if isinstance(root, ast.Name) and root.id in names:
         text = names[root.id] + text[len(root.id) :]

@@ -1,8 +1,4 @@
-"""Where a name's value was written: the expression that a name was last given.
-
-What lives here: looking up assignments, for rules that need the arguments of what made a value. What does not: abstract
-values (flow.py); this reads only how things were written.
-"""
+"""The expression that a name was last assigned."""
 
 from __future__ import annotations
 
@@ -11,16 +7,16 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import RuleContext
 
-_FAR = 12  # names that stand for names: no program goes further
+_FAR = 12  # assignments from name to name that are followed
 _TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))  # newer than the oldest Python we run on
 _BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Match, *_TRIES)
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
-class Given(NamedTuple):
-    """One assignment: where it stands, what was assigned, and which item of that where it was unpacked."""
+class NameAssignment(NamedTuple):
+    """One assignment: its position, the assigned value, and the path to the item if it was unpacked."""
 
     cell: int
     line: int
@@ -28,13 +24,13 @@ class Given(NamedTuple):
     path: tuple[int, ...]
 
 
-def origin(at: Place, node: ast.expr) -> tuple[ast.expr, tuple[int, ...]]:
-    """The expression behind a name, and the path of items that lead from that to it; any other node is its own."""
+def origin(ctx: RuleContext, node: ast.expr) -> tuple[ast.expr, tuple[int, ...]]:
+    """The expression that a name was assigned, and the path of items to it; any other node is its own origin."""
     path: tuple[int, ...] = ()
     for _ in range(_FAR):
         if not isinstance(node, ast.Name):
             break
-        given = _last(at, node)
+        given = _last(ctx, node)
         if given is None or given.value is node:
             break
         node, path = given.value, (*given.path, *path)
@@ -43,65 +39,70 @@ def origin(at: Place, node: ast.expr) -> tuple[ast.expr, tuple[int, ...]]:
     return node, path
 
 
-def _last(at: Place, node: ast.Name) -> Given | None:
+def _last(ctx: RuleContext, node: ast.Name) -> NameAssignment | None:
     """The last assignment above the name, in its function or at the level of the notebook."""
-    if at.function is not None:
-        here = _assigned_in_function(at).get(node.id)
+    if ctx.function is not None:
+        here = _assigned_in_function(ctx).get(node.id)
         if here is not None:
             return next((one for one in reversed(here) if one.line < node.lineno), None)
-        if any(one.arg == node.id for one in at.function.parameters):
+        if any(one.arg == node.id for one in ctx.function.parameters):
             return None
-    found = _assigned_at_top(at).get(node.id, [])
-    if at.function is not None:
+    found = _assigned_at_top(ctx).get(node.id, [])
+    if ctx.function is not None:
         return found[-1] if found else None
-    return next((one for one in reversed(found) if (one.cell, one.line) < (at.cell_index, node.lineno)), None)
+    return next((one for one in reversed(found) if (one.cell, one.line) < (ctx.cell_index, node.lineno)), None)
 
 
-def _assigned_in_function(at: Place) -> dict[str, list[Given]]:
-    function = at.function
+def _assigned_in_function(ctx: RuleContext) -> dict[str, list[NameAssignment]]:
+    function = ctx.function
     assert function is not None
     key = ("origins", id(function))
-    if key not in at.program.memo:
+    if key not in ctx.program.memo:
         body = function.node.body
-        at.program.memo[key] = _gathered(body if isinstance(body, list) else [], at.cell_index)
-    found: dict[str, list[Given]] = at.program.memo[key]
+        ctx.program.memo[key] = _gathered(body if isinstance(body, list) else [], ctx.cell_index)
+    found: dict[str, list[NameAssignment]] = ctx.program.memo[key]
     return found
 
 
-def _assigned_at_top(at: Place) -> dict[str, list[Given]]:
-    if "origins" not in at.program.memo:
-        found: dict[str, list[Given]] = {}
-        for index, cell in enumerate(at.program.cells):
+def _assigned_at_top(ctx: RuleContext) -> dict[str, list[NameAssignment]]:
+    if "origins" not in ctx.program.memo:
+        found: dict[str, list[NameAssignment]] = {}
+        for index, cell in enumerate(ctx.program.cells):
             for name, given in _gathered(cell.tree.body if cell.tree is not None else [], index).items():
                 found.setdefault(name, []).extend(given)
-        at.program.memo["origins"] = found
-    top: dict[str, list[Given]] = at.program.memo["origins"]
+        ctx.program.memo["origins"] = found
+    top: dict[str, list[NameAssignment]] = ctx.program.memo["origins"]
     return top
 
 
-def _gathered(body: list[ast.stmt], cell: int) -> dict[str, list[Given]]:
-    found: dict[str, list[Given]] = {}
+def _gathered(body: list[ast.stmt], cell: int) -> dict[str, list[NameAssignment]]:
+    found: dict[str, list[NameAssignment]] = {}
     for node in own_statements(body):
         if isinstance(node, ast.Assign):
             for target in node.targets:
-                _note(target, node.value, (), cell, node.lineno, found)
+                _add_assignment(target, node.value, (), cell, node.lineno, found)
         elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            _note(node.target, node.value, (), cell, node.lineno, found)
+            _add_assignment(node.target, node.value, (), cell, node.lineno, found)
     return found
 
 
-def _note(
-    target: ast.expr, value: ast.expr, path: tuple[int, ...], cell: int, line: int, found: dict[str, list[Given]]
+def _add_assignment(
+    target: ast.expr,
+    value: ast.expr,
+    path: tuple[int, ...],
+    cell: int,
+    line: int,
+    found: dict[str, list[NameAssignment]],
 ) -> None:
     if isinstance(target, ast.Name):
-        found.setdefault(target.id, []).append(Given(cell, line, value, path))
+        found.setdefault(target.id, []).append(NameAssignment(cell, line, value, path))
     elif isinstance(target, (ast.Tuple, ast.List)) and not any(isinstance(one, ast.Starred) for one in target.elts):
         for number, one in enumerate(target.elts):
-            _note(one, value, (*path, number), cell, line, found)
+            _add_assignment(one, value, (*path, number), cell, line, found)
 
 
 def own_statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """All statements of a body in order, with those of its loops and branches, but not of functions defined in it."""
+    """All statements of a body in order, with those of its loops and branches, without those of inner functions."""
     waiting = list(body)[::-1]
     while waiting:
         node = waiting.pop()
@@ -117,7 +118,7 @@ def _cases(node: ast.stmt) -> list[ast.ExceptHandler | ast.match_case]:
 
 
 def own_nodes(body: Iterable[ast.stmt]) -> Iterator[ast.AST]:
-    """All nodes of these statements in order, but not those of functions and classes defined in them."""
+    """All nodes of these statements in order, without those of inner functions and classes."""
     waiting: list[ast.AST] = []
     waiting.extend(list(body)[::-1])
     while waiting:

@@ -1,8 +1,4 @@
-"""Calls that pad: tokenizers, collators, pad_sequence. What they are asked to pad to.
-
-What lives here: reading the arguments, and what is known of the lengths before they are padded. What does not: where
-such a call is a fault (tpu301), and models that are not told of the padding (tpu305).
-"""
+"""The padding of tokenizers, collators and pad_sequence, by their arguments."""
 
 from __future__ import annotations
 
@@ -12,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.rules import _recompiles as recompiles
-from tpu_magics.check.values import MODULE, NO_IDEA, NOTHING, TOKENIZER, UNKNOWN, Value
+from tpu_magics.check.values import MODULE, NOTHING, TOKENIZER, UNKNOWN, UNKNOWN_VALUE, AbstractValue
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
-    from tpu_magics.check.program import Call, Program
+    from tpu_magics.check.program import CallSite, CheckedProgram
+    from tpu_magics.check.rule_context import RuleContext
 
 LONGEST, FIXED, NO, MAYBE = "longest", "fixed", "no", "maybe"
 _ENCODES = frozenset(
@@ -36,40 +32,40 @@ COLLATORS: dict[str, tuple[int | None, int | None, int | None]] = {
 LANGUAGE_MODELING = ("transformers.DataCollatorForLanguageModeling", "transformers.DataCollatorForWholeWordMask")
 
 
-class Padding(NamedTuple):
-    """What a call is asked to pad to, and the arguments that say so."""
+class PaddingSetting(NamedTuple):
+    """The padding of a call, and the arguments that set it."""
 
     to: str
-    said: ast.expr | None = None
+    argument: ast.expr | None = None
     multiple: ast.expr | None = None
 
 
-def of_tokenizer(node: ast.Call, at: Place) -> Padding | None:
-    """The padding of a tokenizer's call; None where the call is none."""
-    what = _asked_of(node, at)
+def of_tokenizer(node: ast.Call, ctx: RuleContext) -> PaddingSetting | None:
+    """The padding of a tokenizer's call; None if the call is none."""
+    what = _tokenizer_call_kind(node, ctx)
     if what is None:
         return None
-    given = at.keyword(node, "padding", 1 if what == "pad" else None)
+    given = ctx.argument(node, "padding", 1 if what == "pad" else None)
     if given is None and what == "pad" and _is_of_features(node):
-        return None  # of features that an extractor may have made equal already
-    return _read(node, at, given, LONGEST if what == "pad" else NO, at.keyword(node, "pad_to_multiple_of"))
+        return None  # features that an extractor may have padded already
+    return _read(node, ctx, given, LONGEST if what == "pad" else NO, ctx.argument(node, "pad_to_multiple_of"))
 
 
-def of_collator(node: ast.Call, at: Place, name: str) -> Padding:
+def of_collator(node: ast.Call, ctx: RuleContext, name: str) -> PaddingSetting:
     position, _, multiple = COLLATORS[name]
-    given = at.keyword(node, "padding", position) if position is not None else None
-    return _read(node, at, given, LONGEST, at.keyword(node, "pad_to_multiple_of", multiple))
+    given = ctx.argument(node, "padding", position) if position is not None else None
+    return _read(node, ctx, given, LONGEST, ctx.argument(node, "pad_to_multiple_of", multiple))
 
 
-def _asked_of(node: ast.Call, at: Place) -> str | None:
+def _tokenizer_call_kind(node: ast.Call, ctx: RuleContext) -> str | None:
     """ "pad" for `tokenizer.pad(...)`, "encode" for the tokenizer's calls, None for all else."""
-    if at.name(node) == _PARTIAL:
-        return "encode" if node.args and at.value(node.args[0]).kind == TOKENIZER else None
+    if ctx.name(node) == _PARTIAL:
+        return "encode" if node.args and ctx.value(node.args[0]).kind == TOKENIZER else None
     func = node.func
-    if is_tokenizer(func, at):
-        return "encode" if at.value(func).kind == TOKENIZER or _says_padding(node) else None
+    if is_tokenizer(func, ctx):
+        return "encode" if ctx.value(func).kind == TOKENIZER or _says_padding(node) else None
     pads_or_encodes = isinstance(func, ast.Attribute) and (func.attr == "pad" or func.attr in _ENCODES)
-    if isinstance(func, ast.Attribute) and pads_or_encodes and is_tokenizer(func.value, at):
+    if isinstance(func, ast.Attribute) and pads_or_encodes and is_tokenizer(func.value, ctx):
         return "pad" if func.attr == "pad" else "encode"
     return None
 
@@ -82,29 +78,31 @@ def _says_padding(node: ast.Call) -> bool:
     return any(one.arg == "padding" for one in node.keywords)
 
 
-def is_tokenizer(node: ast.AST, at: Place) -> bool:
-    value = at.value(node)
+def is_tokenizer(node: ast.AST, ctx: RuleContext) -> bool:
+    value = ctx.value(node)
     if value.kind == TOKENIZER:
         return True
     last = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
     return value.kind == UNKNOWN and bool(_TOKENIZER_NAME.search(last))
 
 
-def _read(node: ast.Call, at: Place, given: ast.expr | None, default: str, multiple: ast.expr | None) -> Padding:
-    if multiple is not None and not recompiles.is_nothing(setting(multiple, at)):
-        return Padding(FIXED, given, multiple)
+def _read(
+    node: ast.Call, ctx: RuleContext, given: ast.expr | None, default: str, multiple: ast.expr | None
+) -> PaddingSetting:
+    if multiple is not None and not recompiles.is_nothing(setting(multiple, ctx)):
+        return PaddingSetting(FIXED, given, multiple)
     if given is None:
-        return Padding(MAYBE if at.open_keywords(node) else default, None, multiple)
-    to = _meaning(given, at)
-    return Padding(MAYBE if to == LONGEST and at.open_keywords(node) else to, given, multiple)
+        return PaddingSetting(MAYBE if ctx.has_unknown_arguments(node) else default, None, multiple)
+    to = _meaning(given, ctx)
+    return PaddingSetting(MAYBE if to == LONGEST and ctx.has_unknown_arguments(node) else to, given, multiple)
 
 
-def is_longest(given: ast.expr | None, at: Place) -> bool:
-    return given is not None and _meaning(given, at) == LONGEST
+def is_longest(given: ast.expr | None, ctx: RuleContext) -> bool:
+    return given is not None and _meaning(given, ctx) == LONGEST
 
 
-def _meaning(given: ast.expr, at: Place) -> str:
-    value = setting(given, at)
+def _meaning(given: ast.expr, ctx: RuleContext) -> str:
+    value = setting(given, ctx)
     if value.kind == MODULE:
         return _STRATEGIES.get(value.name.rpartition(".")[2], MAYBE)
     const = value.const
@@ -113,15 +111,15 @@ def _meaning(given: ast.expr, at: Place) -> str:
     return _STRATEGIES.get(str(const).upper(), MAYBE)
 
 
-def setting(node: ast.expr, at: Place) -> Value:
-    """The value of an argument; `self.padding` is what the class says only if its instances here leave it at that."""
-    value, function = at.value(node), at.function
+def setting(node: ast.expr, ctx: RuleContext) -> AbstractValue:
+    """The value of an argument; `self.padding` has the class's value only if no instance here changes it."""
+    value, function = ctx.value(node), ctx.function
     if not isinstance(node, ast.Attribute) or value.kind == MODULE or function is None or function.cls is None:
         return value
-    made = [call for call in at.program.all_calls if call.value.ref is function.cls and call.name == ""]
-    given = [call.at.value(one) for call in made if (one := call.at.keyword(call.node, node.attr)) is not None]
-    if not made or any(call.at.open_keywords(call.node) for call in made):
-        return NO_IDEA
+    made = [call for call in ctx.program.all_calls if call.value.ref is function.cls and call.name == ""]
+    given = [call.ctx.value(one) for call in made if (one := call.ctx.argument(call.node, node.attr)) is not None]
+    if not made or any(call.ctx.has_unknown_arguments(call.node) for call in made):
+        return UNKNOWN_VALUE
     return next((one for one in given if one.const is NOTHING or one.const != value.const), value)
 
 
@@ -134,57 +132,57 @@ _STRATEGIES = {
 }
 
 
-# -- what comes before the collator -----------------------------------------------------------------------------------
+# -- padding before the collator --------------------------------------------------------------------------------------
 
 
-def _encodings(program: Program) -> list[tuple[Call, Padding]]:
+def _encodings(program: CheckedProgram) -> list[tuple[CallSite, PaddingSetting]]:
     """The tokenizer's calls in functions that run for each batch of rows."""
     if "encodings" not in program.memo:
-        found = [(call, of_tokenizer(call.node, call.at)) for call in program.all_calls if _may_encode(call)]
+        found = [(call, of_tokenizer(call.node, call.ctx)) for call in program.all_calls if _may_encode(call)]
         program.memo["encodings"] = [(call, padding) for call, padding in found if padding is not None]
-    known: list[tuple[Call, Padding]] = program.memo["encodings"]
+    known: list[tuple[CallSite, PaddingSetting]] = program.memo["encodings"]
     return known
 
 
-def _may_encode(call: Call) -> bool:
+def _may_encode(call: CallSite) -> bool:
     return not call.name or call.name == _PARTIAL
 
 
-def _over_data(program: Program) -> list[Padding]:
+def _over_data(program: CheckedProgram) -> list[PaddingSetting]:
     """The paddings of the tokenizer's calls that run for each batch of rows."""
-    return [one for call, one in _encodings(program) if recompiles.runs_per_batch(call.at)]
+    return [one for call, one in _encodings(program) if recompiles.runs_per_batch(call.ctx)]
 
 
-def _collators(program: Program) -> list[Padding]:
-    return [of_collator(call.node, call.at, call.name) for call in program.calls(*COLLATORS)]
+def _collators(program: CheckedProgram) -> list[PaddingSetting]:
+    return [of_collator(call.node, call.ctx, call.name) for call in program.calls(*COLLATORS)]
 
 
-def evened_before(program: Program) -> bool:
-    """Whether the only collator gets rows that the only tokenizer's call over data has padded to few lengths.
+def is_padded_before(program: CheckedProgram) -> bool:
+    """Whether the only tokenizer call over data pads the rows of the only collator to few lengths.
 
-    With several of either it is not known which goes with which.
+    With several of either it is unknown which belong together.
     """
     return [one.to for one in _over_data(program)] == [FIXED] and len(_collators(program)) == 1
 
 
-def evened_after(program: Program) -> bool:
-    """Whether the only collator rounds up what the only tokenizer's call over data leaves."""
+def is_padded_after(program: CheckedProgram) -> bool:
+    """Whether the only collator rounds up the lengths of the only tokenizer call over data."""
     return [one.to for one in _collators(program)] == [FIXED] and len(_over_data(program)) == 1
 
 
-def uneven_before(program: Program) -> bool:
-    """Whether rows surely differ in length: a tokenizer's call over data pads to the longest, or not at all."""
+def is_unpadded_before(program: CheckedProgram) -> bool:
+    """Whether rows certainly differ in length: a tokenizer call over data pads to the longest, or not at all."""
     return any(one.to in (NO, LONGEST) for one in _over_data(program))
 
 
-def pads_somewhere(program: Program) -> bool:
+def pads_somewhere(program: CheckedProgram) -> bool:
     """Whether this program pads texts at all."""
     if any(one.to in (LONGEST, FIXED) for _, one in _encodings(program)):
         return True
     return any(one.to != NO for one in _collators(program))
 
 
-def cut_into_blocks(program: Program) -> bool:
+def splits_into_blocks(program: CheckedProgram) -> bool:
     """Whether texts are joined and cut into blocks of one length: `t[i : i + block_size]`, as for language models."""
     if "blocks" not in program.memo:
         program.memo["blocks"] = any(_keeps_whole_chunks(call) for call in program.all_calls) or any(
@@ -195,7 +193,7 @@ def cut_into_blocks(program: Program) -> bool:
     return bool(program.memo["blocks"])
 
 
-def _keeps_whole_chunks(call: Call) -> bool:
+def _keeps_whole_chunks(call: CallSite) -> bool:
     """`return_overflowing_tokens` with `return_length`: chunks that are shorter than the context are left out."""
     given = {one.arg for one in call.node.keywords}
     return {"return_overflowing_tokens", "return_length"} <= given

@@ -1,8 +1,4 @@
-"""What differs between ranks: conditions on the rank, and the code that they guard.
-
-What lives here: whether an expression depends on the rank, which branch a node stands in, and whether other ranks take
-the same way elsewhere. What does not: what is wrong with it (the rules).
-"""
+"""Conditions on the rank, and the code under them."""
 
 from __future__ import annotations
 
@@ -12,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.rules import _launch
+from tpu_magics.check.rules import _launches
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
     from tpu_magics.check.program import Function
+    from tpu_magics.check.rule_context import RuleContext
 
 RANK = "%rank"
 _ATTRIBUTES = frozenset(
@@ -38,20 +34,20 @@ _DEPTH = 5
 
 
 @dataclass(frozen=True)
-class Guard:
-    """A condition on the rank before a node. `others`: what the ranks that do not come here do instead; `main`: whether
-    those that come are the main one (True), all but it (False), or that is not known (None)."""
+class RankGuard:
+    """A condition on the rank before a node. `others`: the code of the other ranks; `main`: whether the ranks that run
+    the node are the main one (True), all but it (False), or unknown (None)."""
 
     test: ast.expr
     others: Sequence[ast.stmt | ast.expr]
     main: bool | None
 
 
-def guard(node: ast.AST, at: Place) -> Guard | None:
+def guard(node: ast.AST, ctx: RuleContext) -> RankGuard | None:
     """The innermost condition on the rank that decides whether `node` runs, in its own function."""
     child = node
-    for parent in at.parents(node):
-        found = _of_parent(parent, child, at)
+    for parent in ctx.parents(node):
+        found = _of_parent(parent, child, ctx)
         if found is not None:
             return found
         if isinstance(parent, _FUNCTIONS):
@@ -60,17 +56,17 @@ def guard(node: ast.AST, at: Place) -> Guard | None:
     return None
 
 
-def _of_parent(parent: ast.AST, child: ast.AST, at: Place) -> Guard | None:
-    if isinstance(parent, (ast.If, ast.IfExp)) and child is not parent.test and depends(parent.test, at):
+def _of_parent(parent: ast.AST, child: ast.AST, ctx: RuleContext) -> RankGuard | None:
+    if isinstance(parent, (ast.If, ast.IfExp)) and child is not parent.test and depends(parent.test, ctx):
         body, orelse = _branches(parent)
         first = child in body
-        main = polarity(parent.test, at)
-        return Guard(parent.test, orelse if first else body, main if first or main is None else not main)
+        main = polarity(parent.test, ctx)
+        return RankGuard(parent.test, orelse if first else body, main if first or main is None else not main)
     if isinstance(parent, ast.BoolOp):
         before = parent.values[: next((n for n, one in enumerate(parent.values) if one is child), 0)]
-        test = next((one for one in before if depends(one, at)), None)
-        return None if test is None else Guard(test, (), polarity(test, at))
-    return _early_exit(parent, child, at) if isinstance(child, ast.stmt) else None
+        test = next((one for one in before if depends(one, ctx)), None)
+        return None if test is None else RankGuard(test, (), polarity(test, ctx))
+    return _early_exit(parent, child, ctx) if isinstance(child, ast.stmt) else None
 
 
 def _branches(node: ast.If | ast.IfExp) -> tuple[Sequence[ast.stmt | ast.expr], Sequence[ast.stmt | ast.expr]]:
@@ -79,67 +75,67 @@ def _branches(node: ast.If | ast.IfExp) -> tuple[Sequence[ast.stmt | ast.expr], 
     return node.body, node.orelse
 
 
-def _early_exit(parent: ast.AST, child: ast.stmt, at: Place) -> Guard | None:
+def _early_exit(parent: ast.AST, child: ast.stmt, ctx: RuleContext) -> RankGuard | None:
     """`if not is_main: return` before the node."""
     for name in ("body", "orelse", "finalbody"):
         block = getattr(parent, name, None)
         if isinstance(block, list) and child in block:
             for one in block[: block.index(child)]:
                 leaves = isinstance(one, ast.If) and not one.orelse and isinstance(one.body[-1], _LEAVING)
-                if leaves and isinstance(one, ast.If) and depends(one.test, at):
-                    main = polarity(one.test, at)
-                    return Guard(one.test, one.body, None if main is None else not main)
+                if leaves and isinstance(one, ast.If) and depends(one.test, ctx):
+                    main = polarity(one.test, ctx)
+                    return RankGuard(one.test, one.body, None if main is None else not main)
     return None
 
 
-# -- does it depend on the rank
+# -- dependence on the rank
 
 
-def depends(node: ast.expr, at: Place, depth: int = _DEPTH) -> bool:
+def depends(node: ast.expr, ctx: RuleContext, depth: int = _DEPTH) -> bool:
     """Whether an expression has other values on other ranks."""
-    return any(_is_rank(one, at, depth) for one in nodes_of(node))
+    return any(_is_rank(one, ctx, depth) for one in nodes_of(node))
 
 
-def _is_rank(node: ast.AST, at: Place, depth: int) -> bool:
+def _is_rank(node: ast.AST, ctx: RuleContext, depth: int) -> bool:
     if not isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Constant)):
         return False
-    if at.value(node).name == RANK:
+    if ctx.value(node).name == RANK:
         return True
     if isinstance(node, ast.Attribute):
         return node.attr in _ATTRIBUTES
     if isinstance(node, ast.Constant):
         return node.value in _VARIABLES if isinstance(node.value, str) else False
-    return isinstance(node, ast.Name) and depth > 0 and _is_rank_name(node.id, at, depth)
+    return isinstance(node, ast.Name) and depth > 0 and _is_rank_name(node.id, ctx, depth)
 
 
-def _is_rank_name(name: str, at: Place, depth: int) -> bool:
-    function = at.function
+def _is_rank_name(name: str, ctx: RuleContext, depth: int) -> bool:
+    function = ctx.function
     while function is not None:
         values = definitions(function).get(name)
         if values:
-            return all(depends(one, function_place(function), depth - 1) for one in values)
+            return all(depends(one, function_context(function), depth - 1) for one in values)
         if any(one.arg == name for one in function.parameters):
             return name in _PARAMETERS or name == index_parameter(function)
         function = function.outer
     return False
 
 
-def function_place(function: Function) -> Place:
-    """A place inside of the function: its first call's, or where it is defined."""
-    return function.calls[0].at if function.calls else function.at
+def function_context(function: Function) -> RuleContext:
+    """A context inside the function: that of its first call, or of its definition."""
+    return function.calls[0].ctx if function.calls else function.ctx
 
 
 def index_parameter(function: Function) -> str:
-    """The parameter through which xmp.spawn and torch_xla.launch tell a function its rank; "" where there is none."""
-    kinds = {one.kind for one in _launch.launches(function.at.program) if one.function is function}
-    if not kinds & {_launch.SPAWN, _launch.LAUNCH} or not function.parameters:
+    """The parameter in which xmp.spawn and torch_xla.launch pass the rank; "" if there is none."""
+    kinds = {one.kind for one in _launches.launches(function.ctx.program) if one.function is function}
+    if not kinds & {_launches.SPAWN, _launches.LAUNCH} or not function.parameters:
         return ""
     return function.parameters[0].arg
 
 
 def definitions(function: Function) -> dict[str, list[ast.expr]]:
-    """What each name of a function is set to by plain assignments."""
-    memo = function.at.program.memo
+    """The values of plain assignments to each name of a function."""
+    memo = function.ctx.program.memo
     key = ("definitions", id(function))
     if key not in memo:
         memo[key] = _definitions(function.node)
@@ -167,30 +163,30 @@ def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
         yield node.target, node.value
 
 
-# -- which ranks ------------------------------------------------------------------------------------------------------
+# -- the ranks --------------------------------------------------------------------------------------------------------
 
 
-def polarity(test: ast.expr, at: Place, depth: int = _DEPTH) -> bool | None:
-    """True where the condition holds on the main rank only, False where on all others, None where it is not known."""
+def polarity(test: ast.expr, ctx: RuleContext, depth: int = _DEPTH) -> bool | None:
+    """True if the condition holds on the main rank only, False if on all others, None if unknown."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        found = polarity(test.operand, at, depth)
+        found = polarity(test.operand, ctx, depth)
         return None if found is None else not found
     if isinstance(test, ast.BoolOp):
-        parts = [found for one in test.values if depends(one, at) and (found := polarity(one, at, depth)) is not None]
+        parts = [found for one in test.values if depends(one, ctx) and (found := polarity(one, ctx, depth)) is not None]
         return parts[0] if parts else None
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
-        return _compared(test.ops[0], test.comparators[0], at)
-    if isinstance(test, ast.Name) and depth and at.function is not None:
-        values = definitions(at.function).get(test.id, [])
-        return polarity(values[0], at, depth - 1) if len(values) == 1 else "main" in test.id or None
+        return _compared(test.ops[0], test.comparators[0], ctx)
+    if isinstance(test, ast.Name) and depth and ctx.function is not None:
+        values = definitions(ctx.function).get(test.id, [])
+        return polarity(values[0], ctx, depth - 1) if len(values) == 1 else "main" in test.id or None
     return True if isinstance(test, (ast.Attribute, ast.Call)) else None
 
 
-def _compared(op: ast.cmpop, other: ast.expr, at: Place) -> bool | None:
+def _compared(op: ast.cmpop, other: ast.expr, ctx: RuleContext) -> bool | None:
     """`rank == 0`, `rank in (-1, 0)`: the main one; `rank != 0`, `rank > 0`, `rank not in [-1, 0]`: the others."""
     if isinstance(op, (ast.In, ast.NotIn)):
         return isinstance(op, ast.In)
-    if at.constant(other) != 0 or isinstance(at.constant(other), bool):
+    if ctx.constant(other) != 0 or isinstance(ctx.constant(other), bool):
         return None
     if isinstance(op, (ast.Eq, ast.Is, ast.LtE)):
         return True
@@ -200,15 +196,15 @@ def _compared(op: ast.cmpop, other: ast.expr, at: Place) -> bool | None:
 # -- guards around functions
 
 
-def is_guarded(node: ast.AST, at: Place) -> bool:
-    """Whether only some ranks come to `node`: by a condition here, a decorator, or a condition around every call."""
-    if guard(node, at) is not None:
+def is_guarded(node: ast.AST, ctx: RuleContext) -> bool:
+    """Whether only some ranks run `node`: by a condition here, a decorator, or a condition around every call."""
+    if guard(node, ctx) is not None:
         return True
-    return at.function is not None and _is_guarded_function(at.function)
+    return ctx.function is not None and _is_guarded_function(ctx.function)
 
 
 def _is_guarded_function(function: Function) -> bool:
-    memo = function.at.program.memo
+    memo = function.ctx.program.memo
     key = ("guarded", id(function))
     if key not in memo:
         memo[key] = False
@@ -219,12 +215,12 @@ def _is_guarded_function(function: Function) -> bool:
 def _is_only_called_guarded(function: Function) -> bool:
     if function.launched:
         return False
-    # Without callers it is only handed on (a closure, a callback): who calls it is not known.
-    return all(is_guarded(call.node, call.at) for call in function.callers)
+    # Without callers it is only passed on (a closure, a callback), and its caller is unknown.
+    return all(is_guarded(call.node, call.ctx) for call in function.callers)
 
 
 def is_for_one_rank(function: Function) -> bool:
-    """Whether a decorator lets one rank only run the function."""
+    """Whether a decorator makes only one rank run the function."""
     return any(_last(one) in _DECORATORS for one in getattr(function.node, "decorator_list", ()))
 
 

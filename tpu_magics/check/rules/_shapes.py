@@ -1,8 +1,4 @@
-"""What the rules of the shapes group share.
-
-What lives here: which code is theirs, and what a boolean mask is. What does not: how a mask is computed away
-(_masks.py), and which sizes come from data (_sizes.py).
-"""
+"""Shared by the rules of the group `shapes`: code that XLA runs, and boolean masks."""
 
 from __future__ import annotations
 
@@ -14,21 +10,21 @@ from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.values import BATCH, OUTPUT, TENSOR, UNKNOWN
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
-    from tpu_magics.check.values import Value
+    from tpu_magics.check.rule_context import RuleContext
+    from tpu_magics.check.values import AbstractValue
 
 WHY_MASK = (
-    "XLA needs every shape when it compiles, and this one is the number of true elements: each step waits for the mask "
-    "to be read back to the host, and each new number of true elements compiles the graph again."
+    "XLA needs every shape when it compiles, but this one is the number of true elements: each step reads the mask "
+    "back to the host and waits, and each new number of true elements compiles the graph again."
 )
 WHY_TF = (
-    "XLA needs every shape when it compiles, and this one depends on values: that it passes on a CPU does not prove "
-    "that a TPU takes it."
+    "XLA needs every shape when it compiles, but this one depends on values: it may work on a CPU and still fail "
+    "on a TPU."
 )
 
-# Names that are given to what selects, and not to positions (`index`, `ids`, `order`) or lengths.
+# Names of masks, not of positions (`index`, `ids`, `order`) or lengths.
 _MASK_NAME = re.compile(r"(^|_)masks?$|^(is_)?(keep|kept|valid|invalid)$", re.IGNORECASE)
-# Of what is not known to be a tensor, only these: `keep = nms(...)` are positions.
+# Names of masks for unknown values: `keep = nms(...)` are positions.
 _SURE_NAME = re.compile(r"(^|_)mask$", re.IGNORECASE)
 _SELECTIONS = ("torch.masked_select", "torch.Tensor.masked_select", "tensorflow.boolean_mask")
 _RESHAPING = frozenset(("squeeze", "unsqueeze", "view", "reshape", "flatten", "contiguous", "expand_as", "detach", "t"))
@@ -38,133 +34,133 @@ _ON_DEVICE = (TENSOR, OUTPUT, BATCH)
 ON_CPU = ("host",)
 
 
-def runs_on_xla(at: Place, *values: Value) -> bool:
-    """Whether these tensors' code at this place is XLA's: TensorFlow's where it is compiled, torch's on the device."""
-    if is_tf(at, *values):
-        return at.compiled_tf
-    return at.on_device or (at.top_level and at.program.uses("torch_xla") and any(_is_sent(one) for one in values))
+def runs_on_xla(ctx: RuleContext, *values: AbstractValue) -> bool:
+    """Whether XLA runs code with these tensors here: compiled TensorFlow code, or torch code on the device."""
+    if is_tf(ctx, *values):
+        return ctx.compiled_tf
+    return ctx.on_device or (ctx.top_level and ctx.program.uses("torch_xla") and any(_is_sent(one) for one in values))
 
 
-def _is_sent(value: Value) -> bool:
-    """At a program's top level, where tensors are the host's as a rule: what was put on the device."""
+def _is_sent(value: AbstractValue) -> bool:
+    """Whether it was moved to the device; at top level other tensors are usually on the host."""
     return value.where == "device"
 
 
-def is_tf(at: Place, *values: Value) -> bool:
-    """Whether this is TensorFlow's code: by what is known of the values, else by what the program imports."""
+def is_tf(ctx: RuleContext, *values: AbstractValue) -> bool:
+    """Whether this is TensorFlow code: by the values, else by the imports."""
     if any(value.lib for value in values):
         return any(value.lib == "tf" for value in values)
-    return at.program.uses("tensorflow") and not at.program.uses("torch")
+    return ctx.program.uses("tensorflow") and not ctx.program.uses("torch")
 
 
-def is_array(value: Value) -> bool:
-    """Whether it may be a tensor on the device (tensors of the host are a loader's or NumPy's business)."""
+def is_array(value: AbstractValue) -> bool:
+    """Whether it may be a tensor on the device."""
     return value.kind in _ON_DEVICE and value.where not in ON_CPU
 
 
-def mask_in(node: ast.Subscript, at: Place) -> ast.expr | None:
-    """The boolean mask by which `x[...]` is indexed, alone or as one of several indices; None where there is none."""
+def mask_in(node: ast.Subscript, ctx: RuleContext) -> ast.expr | None:
+    """The boolean mask by which `x[...]` is indexed, alone or as one of several indices; None if there is none."""
     index = node.slice
-    if isinstance(index, (ast.Constant, ast.Slice)) or not _may_be_indexed(at.value(node.value)):
+    if isinstance(index, (ast.Constant, ast.Slice)) or not _may_be_indexed(ctx.value(node.value)):
         return None
     items = index.elts if isinstance(index, ast.Tuple) else [index]
-    sure = is_array(at.value(node.value))
-    return next((one for one in items if is_mask(one, at, sure)), None)
+    sure = is_array(ctx.value(node.value))
+    return next((one for one in items if is_mask(one, ctx, sure)), None)
 
 
-def _may_be_indexed(value: Value) -> bool:
+def _may_be_indexed(value: AbstractValue) -> bool:
     return is_array(value) or value.kind == UNKNOWN
 
 
-def is_mask(node: ast.expr, at: Place, of_tensor: bool) -> bool:
+def is_mask(node: ast.expr, ctx: RuleContext, of_tensor: bool) -> bool:
     """Whether an index is a boolean tensor.
 
-    A tensor of unknown dtype is one where its name says so (`mask`, `keep`, `valid`): nobody calls positions so. What
-    is not known to be a tensor is one only where a tensor is indexed (`of_tensor`) and the form says so (`ids != 0`).
+    A tensor of unknown dtype is a mask if its name says so (`mask`, `keep`, `valid`). An unknown value is a mask only
+    if a tensor is indexed (`of_tensor`) and the form shows it (`ids != 0`).
     """
     if isinstance(node, (ast.Constant, ast.Slice, ast.List, ast.ListComp)):
         return False
-    value = at.value(node)
+    value = ctx.value(node)
     if value.where == "host" or value.kind not in (*_ON_DEVICE, UNKNOWN):
         return False
     if value.dtype and value.kind == TENSOR:
         return value.dtype == "bool"
     if value.kind == UNKNOWN and not of_tensor:
         return False
-    return _has_form_of_mask(node, at, of_tensor)
+    return _has_form_of_mask(node, ctx, of_tensor)
 
 
-def _has_form_of_mask(node: ast.expr, at: Place, of_tensor: bool) -> bool:
+def _has_form_of_mask(node: ast.expr, ctx: RuleContext, of_tensor: bool) -> bool:
     if isinstance(node, ast.Compare):
-        return all(isinstance(one, _COMPARED) for one in node.ops) and _compares_data(node, at)
+        return all(isinstance(one, _COMPARED) for one in node.ops) and _compares_data(node, ctx)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
-        return of_tensor or is_mask(node.operand, at, of_tensor)  # nobody inverts positions
+        return of_tensor or is_mask(node.operand, ctx, of_tensor)  # positions are not inverted
     if isinstance(node, ast.BinOp) and isinstance(node.op, _BITS):
-        return is_mask(node.left, at, of_tensor) or is_mask(node.right, at, of_tensor)
+        return is_mask(node.left, ctx, of_tensor) or is_mask(node.right, ctx, of_tensor)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _RESHAPING:
-        return is_mask(node.func.value, at, of_tensor)
-    value = at.value(node)
-    if of_tensor and (value.dtype == "bool" or (isinstance(node, ast.Name) and node.id in _inverted(at))):
+        return is_mask(node.func.value, ctx, of_tensor)
+    value = ctx.value(node)
+    if of_tensor and (value.dtype == "bool" or (isinstance(node, ast.Name) and node.id in _inverted(ctx))):
         return True
     names = _SURE_NAME if value.kind == UNKNOWN else _MASK_NAME
     return bool(names.search(last_name(node)))
 
 
-def _inverted(at: Place) -> frozenset[str]:
-    """The names that this function inverts (`~pos`): what they stand for is bool."""
-    function = at.function
-    key = ("inverted", id(function) if function is not None else at.cell_index)
-    if key not in at.program.memo:
-        top = function.node if function is not None else at.cell.tree
+def _inverted(ctx: RuleContext) -> frozenset[str]:
+    """The names that this function inverts (`~pos`), which must be bool."""
+    function = ctx.function
+    key = ("inverted", id(function) if function is not None else ctx.cell_index)
+    if key not in ctx.program.memo:
+        top = function.node if function is not None else ctx.cell.tree
         unary = (one for one in (() if top is None else nodes_of(top)) if isinstance(one, ast.UnaryOp))
         operands = (one.operand for one in unary if isinstance(one.op, ast.Invert))
-        at.program.memo[key] = frozenset(one.id for one in operands if isinstance(one, ast.Name))
-    found: frozenset[str] = at.program.memo[key]
+        ctx.program.memo[key] = frozenset(one.id for one in operands if isinstance(one, ast.Name))
+    found: frozenset[str] = ctx.program.memo[key]
     return found
 
 
-def _compares_data(node: ast.Compare, at: Place) -> bool:
-    """`x[i == 0]` with a Python number is no mask: somewhere a tensor has to be."""
-    return any(at.value(one).kind in _ON_DEVICE for one in (node.left, *node.comparators))
+def _compares_data(node: ast.Compare, ctx: RuleContext) -> bool:
+    """`x[i == 0]` with a Python number is not a mask: one side must be a tensor."""
+    return any(ctx.value(one).kind in _ON_DEVICE for one in (node.left, *node.comparators))
 
 
-def selection(node: ast.AST, at: Place) -> tuple[ast.expr, ast.expr] | None:
-    """What is selected from, and the mask: of `x[mask]`, `x.masked_select(mask)`, `tf.boolean_mask(x, mask)`."""
+def selection(node: ast.AST, ctx: RuleContext) -> tuple[ast.expr, ast.expr] | None:
+    """The selected tensor and the mask of `x[mask]`, `x.masked_select(mask)`, `tf.boolean_mask(x, mask)`."""
     if isinstance(node, ast.Subscript):
-        mask = mask_in(node, at)
+        mask = mask_in(node, ctx)
         return None if mask is None else (node.value, mask)
     if not isinstance(node, ast.Call):
         return None
-    if at.name(node) in _SELECTIONS:
-        base, mask = at.keyword(node, "input", 0) or at.keyword(node, "tensor"), at.keyword(node, "mask", 1)
+    if ctx.name(node) in _SELECTIONS:
+        base, mask = ctx.argument(node, "input", 0) or ctx.argument(node, "tensor"), ctx.argument(node, "mask", 1)
         return None if base is None or mask is None else (base, mask)
     if isinstance(node.func, ast.Attribute) and node.func.attr == "masked_select":
-        mask = at.keyword(node, "mask", 0)
+        mask = ctx.argument(node, "mask", 0)
         return None if mask is None else (node.func.value, mask)
     return None
 
 
-def is_said_beside(node: ast.expr, mask: ast.expr, at: Place) -> bool:
-    """Whether the same mask selects earlier on the same line, or in the target that this is assigned to."""
-    by = at.source(mask)
-    for outer in at.parents(node):
+def is_reported_beside(node: ast.expr, mask: ast.expr, ctx: RuleContext) -> bool:
+    """Whether the same mask is reported earlier on the same line, or in the target of this assignment."""
+    by = ctx.source(mask)
+    for outer in ctx.parents(node):
         if isinstance(outer, (ast.Assign, ast.AugAssign)):
             targets = outer.targets if isinstance(outer, ast.Assign) else [outer.target]
-            return any(isinstance(one, ast.Subscript) and at.source(one.slice) == by for one in targets)
+            return any(isinstance(one, ast.Subscript) and ctx.source(one.slice) == by for one in targets)
         if isinstance(outer, ast.stmt):
             return False
-        if any(_selects_before(one, node, by, at) for one in ast.iter_child_nodes(outer)):
+        if any(_selects_before(one, node, by, ctx) for one in ast.iter_child_nodes(outer)):
             return True
     return False
 
 
-def _selects_before(other: ast.AST, node: ast.expr, by: str, at: Place) -> bool:
+def _selects_before(other: ast.AST, node: ast.expr, by: str, ctx: RuleContext) -> bool:
     for found in nodes_of(other):
         if not isinstance(found, (ast.Subscript, ast.Call)) or found.lineno != node.lineno:
             continue
-        if found.col_offset < node.col_offset and (selected := selection(found, at)) is not None:
+        if found.col_offset < node.col_offset and (selected := selection(found, ctx)) is not None:
             inside = any(child is node for child in nodes_of(found))
-            if at.source(selected[1]) == by and not inside:
+            if ctx.source(selected[1]) == by and not inside:
                 return True
     return False
 
@@ -180,14 +176,14 @@ def last_name(node: ast.AST) -> str:
     return ""
 
 
-def short(at: Place, node: ast.AST, otherwise: str = "it") -> str:
-    """The code of a node where it is short enough to stand in a sentence."""
-    text = " ".join(at.source(node).split())
+def short(ctx: RuleContext, node: ast.AST, otherwise: str = "it") -> str:
+    """The code of a node, if it is short enough for a sentence."""
+    text = " ".join(ctx.source(node).split())
     return text if 0 < len(text) <= 60 else otherwise
 
 
-def atom(at: Place, node: ast.AST, otherwise: str = "mask") -> str:
-    """The same, in brackets where it is used with an operator."""
-    text = short(at, node, otherwise)
+def atom(ctx: RuleContext, node: ast.AST, otherwise: str = "mask") -> str:
+    """The same, in brackets for use with an operator."""
+    text = short(ctx, node, otherwise)
     plain = text == otherwise or isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant))
     return text if plain else f"({text})"

@@ -1,8 +1,4 @@
-"""Where values are shown: print, logging, progress bars and trackers.
-
-What lives here: which calls show what they are given, and what to write instead in a step. What does not: reads
-(_reads.py) and the rule (tpu103_printed_tensor.py).
-"""
+"""Calls that show values: print, logging, progress bars and experiment trackers."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from typing import TYPE_CHECKING
 from tpu_magics.check.values import ACCELERATOR
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import RuleContext
 
 _LEVELS = frozenset(("debug", "info", "warning", "warn", "error", "critical", "exception", "log"))
 _NAMES = frozenset(
@@ -28,11 +24,11 @@ _LOGGER = re.compile(r"(^|_)log(ger|ging)?$", re.I)
 _ATTRIBUTES = _BARS | _WRITERS | _LEVELS | {"print", "write", "format"}
 
 
-def is_sink(node: ast.AST, at: Place) -> bool:
+def is_sink(node: ast.AST, ctx: RuleContext) -> bool:
     """Whether a call shows the values that it is given."""
     if not isinstance(node, ast.Call):
         return False
-    name = at.name(node)
+    name = ctx.name(node)
     if name:
         owner, _, last = name.rpartition(".")
         return name in _NAMES or (last in _LEVELS and owner in ("absl.logging", "loguru.logger"))
@@ -40,34 +36,34 @@ def is_sink(node: ast.AST, at: Place) -> bool:
     if not isinstance(func, ast.Attribute) or func.attr not in _ATTRIBUTES:
         return False
     # `run = wandb.init()`, then `run.log({...})`.
-    tracked = func.attr == "log" and node.args and isinstance(node.args[0], ast.Dict) and at.program.uses("wandb")
-    return bool(tracked) or _shows(func, at)
+    tracked = func.attr == "log" and node.args and isinstance(node.args[0], ast.Dict) and ctx.program.uses("wandb")
+    return bool(tracked) or _shows(func, ctx)
 
 
-def _shows(func: ast.Attribute, at: Place) -> bool:
+def _shows(func: ast.Attribute, ctx: RuleContext) -> bool:
     method, owner = func.attr, func.value
     if method in _BARS or method in _WRITERS:
         return True
     if method == "print":
         return True
     if method == "format":
-        return isinstance(at.constant(owner), str)
-    receiver = at.value(owner)
+        return isinstance(ctx.constant(owner), str)
+    receiver = ctx.value(owner)
     if method == "log" and receiver.kind == ACCELERATOR:
         return True
     return (
-        _last_name(owner, at).startswith("tqdm") if method == "write" else bool(_LOGGER.search(_last_name(owner, at)))
+        _last_name(owner, ctx).startswith("tqdm") if method == "write" else bool(_LOGGER.search(_last_name(owner, ctx)))
     )
 
 
-def _last_name(node: ast.expr, at: Place) -> str:
+def _last_name(node: ast.expr, ctx: RuleContext) -> str:
     if isinstance(node, ast.Call):  # logging.getLogger("train").info(...)
-        return "logger" if at.name(node).rpartition(".")[2] in ("getLogger", "get_logger") else ""
+        return "logger" if ctx.name(node).rpartition(".")[2] in ("getLogger", "get_logger") else ""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def cure(name: str, at: Place) -> str:
-    """What to write instead in a step."""
-    if at.program.uses("torch_xla") or not at.program.uses("tensorflow"):
-        return f"Show {name} every N steps (`if step % 100 == 0:`), or after the step in `xm.add_step_closure`."
+def fix_message(name: str, ctx: RuleContext) -> str:
+    """The fix for a value that is shown in each step."""
+    if ctx.program.uses("torch_xla") or not ctx.program.uses("tensorflow"):
+        return f"Show {name} every N steps (`if step % 100 == 0:`), or after the step with `xm.add_step_closure`."
     return f"Show {name} every N steps (`if step % 100 == 0:`), or after the loop."

@@ -1,22 +1,19 @@
-"""Code as it is spelled: in messages, and at one place of a program.
-
-What lives here: the short form of code for a message, and the name that a module has here. What does not: the rules.
-"""
+"""The name of a module at one place of a program, and code in messages."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import RuleContext
 
 _XM = "torch_xla.core.xla_model"
 
 
-def spelled(module: str, at: Place, candidates: tuple[str, ...]) -> str:
-    """The name under which code at this place has a module; "" where none of the usual ones is bound to it."""
-    scopes = [at.program.globals]
-    function = at.function
+def module_name(module: str, ctx: RuleContext, candidates: tuple[str, ...]) -> str:
+    """The name of a module in this code; "" if none of the candidates is bound to it."""
+    scopes = [ctx.program.globals]
+    function = ctx.function
     while function is not None:
         scopes.append(function.env)
         function = function.outer
@@ -24,12 +21,17 @@ def spelled(module: str, at: Place, candidates: tuple[str, ...]) -> str:
     return next((name for name, value in values if value.kind == "module" and value.name == module), "")
 
 
-def xm(at: Place) -> str:
-    """How code here spells torch_xla.core.xla_model; "" where it has no name for it."""
-    return spelled(_XM, at, ("xm", "xla_model", "xla"))
+def xm(ctx: RuleContext) -> str:
+    """The name of torch_xla.core.xla_model in this code; "" if it has none."""
+    return module_name(_XM, ctx, ("xm", "xla_model", "xla"))
 
 
-def shown(text: str, most: int = 60) -> str:
-    """Code for a message: on one line, cut where it is long."""
+def quoted(text: str, most: int = 60) -> str:
+    """Code for a message: on one line, shortened."""
+    return f"`{shortened(text, most)}`"
+
+
+def shortened(text: str, most: int = 60) -> str:
+    """Code on one line, shortened."""
     line = " ".join(text.split())
-    return f"`{line}`" if len(line) <= most else f"`{line[: most - 3]}...`"
+    return line if len(line) <= most else line[: most - 3] + "..."

@@ -1,8 +1,4 @@
-"""The loop of which each round is a graph of its own.
-
-What lives here: telling it from loops that are unrolled into one graph. What does not: whether code runs at each step
-at all (Place.in_step).
-"""
+"""The loop whose iterations are separate graphs, as opposed to loops that are unrolled into one graph."""
 
 from __future__ import annotations
 
@@ -14,35 +10,35 @@ from tpu_magics.check.rules._origins import SCOPES
 from tpu_magics.check.values import LOADER, TFDATA
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Loop, Place
+    from tpu_magics.check.rule_context import Loop, RuleContext
 
-# Calls after which the graph is run: what follows is another one.
+# Calls that run the graph: the code after them is another graph.
 _CUTS = frozenset(
     ("backward", "step", "optimizer_step", "mark_step", "sync", "item", "tolist", "train_on_batch", "apply_gradients")
 )
 
 
-def step_loop(at: Place) -> Loop | None:
-    """The innermost loop around a place of which each round is a graph of its own: a step is made or read in it."""
-    return next((one for one in reversed(at.loops) if one.is_step and _is_cut(at, one)), None)
+def step_loop(ctx: RuleContext) -> Loop | None:
+    """The innermost loop around this code whose iterations are separate graphs."""
+    return next((one for one in reversed(ctx.loops) if one.is_step and _is_cut(ctx, one)), None)
 
 
-def _is_cut(at: Place, loop: Loop) -> bool:
+def _is_cut(ctx: RuleContext, loop: Loop) -> bool:
     """A loop over a range that only calls a model is unrolled into one graph."""
     if loop.loader.kind in (LOADER, TFDATA) or loop.loader.ref is not None:
         return True
     key = ("cut", id(loop.node))
-    if key not in at.program.memo:
-        at.program.memo[key] = any(_cuts(at, node) for node in _outside_of_loops(loop.node.body))
-    return bool(at.program.memo[key])
+    if key not in ctx.program.memo:
+        ctx.program.memo[key] = any(_cuts(ctx, node) for node in _outside_of_loops(loop.node.body))
+    return bool(ctx.program.memo[key])
 
 
-def _cuts(at: Place, node: ast.AST) -> bool:
+def _cuts(ctx: RuleContext, node: ast.AST) -> bool:
     if not isinstance(node, ast.Call):
         return False
     func = node.func
     last = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
-    return last in _CUTS or bool(getattr(at.value(func).ref, "steps", False))
+    return last in _CUTS or bool(getattr(ctx.value(func).ref, "steps", False))
 
 
 def _outside_of_loops(body: list[ast.stmt]) -> Iterator[ast.AST]:

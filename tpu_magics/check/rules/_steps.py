@@ -1,8 +1,4 @@
-"""What a training loop does besides its step: whether it runs the graph, reduces gradients, and over which loader.
-
-What lives here: all calls that one round of a loop makes, those of the program's functions included, and what they
-amount to. What does not: what is wrong with it (tpu405_optimizer_step.py).
-"""
+"""What an iteration of a training loop does: whether it runs the graph and reduces gradients, and its loader."""
 
 from __future__ import annotations
 
@@ -12,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from tpu_magics.check.nodes import nodes_of
 from tpu_magics.check.rules import _workers
-from tpu_magics.check.values import ACCELERATOR, DEVICE, LIST, LOADER, UNKNOWN, Value
+from tpu_magics.check.values import ACCELERATOR, DEVICE, LIST, LOADER, UNKNOWN, AbstractValue
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Loop, Place
-    from tpu_magics.check.program import Call, Function, Program
+    from tpu_magics.check.program import CallSite, CheckedProgram, Function
+    from tpu_magics.check.rule_context import Loop, RuleContext
 
 XM = "torch_xla.core.xla_model."
 OPTIMIZER_STEP = XM + "optimizer_step"
@@ -33,9 +29,9 @@ _OTHERS = ("torch.nn.parallel.", "torch.distributed.fsdp.", "torch_xla.distribut
 DEVICE_LOADERS = ("MpDeviceLoader", "ParallelLoader")
 
 
-def round_calls(loop: Loop, calls: list[Call], program: Program) -> list[Call]:
-    """The calls that one round of `loop` makes: those of `calls` in it, and those of the functions that it calls."""
-    own = [call for call in calls if loop in call.at.loops]
+def round_calls(loop: Loop, calls: list[CallSite], program: CheckedProgram) -> list[CallSite]:
+    """The calls of one iteration of `loop`: those of `calls` in it, and those of the functions that it calls."""
+    own = [call for call in calls if loop in call.ctx.loops]
     found, seen = list(own), set()
     waiting = list(own)
     while waiting:
@@ -47,27 +43,29 @@ def round_calls(loop: Loop, calls: list[Call], program: Program) -> list[Call]:
     return found
 
 
-def top_calls(program: Program) -> list[Call]:
+def top_calls(program: CheckedProgram) -> list[CallSite]:
     """The calls of the notebook's own statements."""
-    return [call for call in program.all_calls if call.at.function is None]
+    return [call for call in program.all_calls if call.ctx.function is None]
 
 
-def loader_of(loop: Loop) -> Value | None:
-    """The loader that a loop goes over, through enumerate, zip and tqdm; None where it is none."""
+def loader_of(loop: Loop) -> AbstractValue | None:
+    """The loader of a loop, also through enumerate, zip and tqdm; None if it has none."""
     value = loop.loader
     if value.kind == LOADER:
         return value
-    return value.ref if value.kind == LIST and isinstance(value.ref, Value) and value.ref.kind == LOADER else None
+    return (
+        value.ref if value.kind == LIST and isinstance(value.ref, AbstractValue) and value.ref.kind == LOADER else None
+    )
 
 
-def is_device_loader(value: Value | None) -> bool:
+def is_device_loader(value: AbstractValue | None) -> bool:
     """Whether a loader certainly syncs at each batch."""
     return value is not None and value.prepared and value.name.endswith(DEVICE_LOADERS)
 
 
-def never_syncs(loop: Loop, calls: list[Call]) -> bool:
-    """Whether what a loop goes over certainly runs no graph: a plain loader, a range, a list; also a loader that is not
-    known, where the loop moves its batches to the device itself."""
+def never_syncs(loop: Loop, calls: list[CallSite]) -> bool:
+    """Whether the iterable of a loop certainly runs no graph: a plain loader, a range, a list; also an unknown loader
+    if the loop moves its batches to the device itself."""
     loader = loader_of(loop)
     if loader is not None and (loader.made is not None or loader.prepared):
         return not loader.prepared and loader.name == "torch.utils.data.DataLoader"
@@ -77,61 +75,63 @@ def never_syncs(loop: Loop, calls: list[Call]) -> bool:
     return value.kind in (LIST, LOADER, UNKNOWN) and _moves_batches(loop, calls)
 
 
-def _moves_batches(loop: Loop, calls: list[Call]) -> bool:
-    """`x = x.to(device)` of what the loop is given."""
+def _moves_batches(loop: Loop, calls: list[CallSite]) -> bool:
+    """Whether the loop moves its batches: `x = x.to(device)`."""
     if isinstance(loop.node, ast.While):
         return False
     given = {one.id for one in nodes_of(loop.node.target) if isinstance(one, ast.Name)}
-    moves = (call for call in calls if call.method == "to" and call.at.loops[-1:] == (loop,) and call.node.args)
+    moves = (call for call in calls if call.method == "to" and call.ctx.loops[-1:] == (loop,) and call.node.args)
     return any(
-        call.at.value(call.node.args[0]).kind == DEVICE
+        call.ctx.value(call.node.args[0]).kind == DEVICE
         and any(isinstance(one, ast.Name) and one.id in given for one in nodes_of(call.node.func))
         for call in moves
     )
 
 
-def syncs(call: Call) -> bool:
+def syncs(call: CallSite) -> bool:
     """Whether a call runs the pending graph."""
     if call.name == OPTIMIZER_STEP:
-        barrier = call.at.keyword(call.node, "barrier", 1)
-        return call.at.open_keywords(call.node) or (barrier is not None and call.at.constant(barrier) is not False)
+        barrier = call.ctx.argument(call.node, "barrier", 1)
+        return call.ctx.has_unknown_arguments(call.node) or (
+            barrier is not None and call.ctx.constant(barrier) is not False
+        )
     return call.name in SYNCS
 
 
-def is_compiled(function: Function | None, program: Program) -> bool:
-    """Whether a function is given to `torch_xla.compile`, which runs its graph, or to another compiler."""
+def is_compiled(function: Function | None, program: CheckedProgram) -> bool:
+    """Whether a function is passed to `torch_xla.compile`, which runs its graph, or to another compiler."""
     if function is None:
         return False
     if any(name in SYNCS or name == "torch.compile" for name in function.decorators):
         return True
     calls = program.calls(*COMPILERS)
-    return any(call.at.value(one).ref is function for call in calls for one in call.node.args[:1])
+    return any(call.ctx.value(one).ref is function for call in calls for one in call.node.args[:1])
 
 
-def in_step_context(call: Call) -> bool:
+def in_step_context(call: CallSite) -> bool:
     """`with torch_xla.step():`"""
-    contexts = (parent for parent in call.at.parents(call.node) if isinstance(parent, (ast.With, ast.AsyncWith)))
-    return any(call.at.name(item.context_expr) in SYNCS for one in contexts for item in one.items)
+    contexts = (parent for parent in call.ctx.parents(call.node) if isinstance(parent, (ast.With, ast.AsyncWith)))
+    return any(call.ctx.name(item.context_expr) in SYNCS for one in contexts for item in one.items)
 
 
-def is_handled(at: Place) -> bool:
-    """Whether accelerate, SPMD, FSDP, DDP or the eager mode takes care of the steps at this place: for the program as a
-    whole, in its function, in those around it or that call it, or in those that it calls."""
-    handlers = _handlers(at.program)
-    if not handlers or None in handlers or at.function is None:
+def is_handled(ctx: RuleContext) -> bool:
+    """Whether accelerate, SPMD, FSDP, DDP or the eager mode handles the steps here: for the whole program, in this
+    function, its outer functions and callers, or in the functions that it calls."""
+    handlers = _handlers(ctx.program)
+    if not handlers or None in handlers or ctx.function is None:
         return bool(handlers)
-    around = set(_workers.around(at.function))
-    return bool(handlers & around) or bool(handlers & _workers.closure({at.function}, at.program))
+    around = set(_workers.around(ctx.function))
+    return bool(handlers & around) or bool(handlers & _workers.closure({ctx.function}, ctx.program))
 
 
-def _handlers(program: Program) -> set[Function | None]:
-    """The functions that call what takes care of steps; None: the program's own statements or its imports."""
+def _handlers(program: CheckedProgram) -> set[Function | None]:
+    """The functions that call such a handler; None: the program's own statements or its imports."""
     if "step_handlers" not in program.memo:
         calls = [*program.calls(*_OTHERS)]
         for method in ("prepare", "backward", "prepare_optimizer"):
             calls += program.methods(method, ACCELERATOR)
         calls += [call for call in program.calls("torch_xla.experimental.") if "eager" in call.name]
-        found = {call.at.function for call in calls}
+        found = {call.ctx.function for call in calls}
         if any(name.startswith(_OTHERS) for name in program.imported):
             found.add(None)
         program.memo["step_handlers"] = found
@@ -139,7 +139,7 @@ def _handlers(program: Program) -> set[Function | None]:
     return known
 
 
-def optimizer_steps(program: Program) -> Iterator[Call]:
+def optimizer_steps(program: CheckedProgram) -> Iterator[CallSite]:
     """`optimizer.step()` of torch optimizers that nothing has prepared."""
     for call in program.methods("step", "optimizer"):
         if not call.receiver.prepared and call.receiver.lib != "tf":

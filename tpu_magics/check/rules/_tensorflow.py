@@ -1,8 +1,4 @@
-"""What the rules of the tensorflow group share: which TPU a program uses, and what runs in a strategy's scope.
-
-What lives here: the resolver's and the strategy's calls, and whether a place is inside `with strategy.scope():`, also
-through the functions of the program. What does not: what is wrong there.
-"""
+"""Shared by the rules of the group `tensorflow`: which TPU a program uses, and what runs in a strategy's scope."""
 
 from __future__ import annotations
 
@@ -15,8 +11,8 @@ from tpu_magics.check.regions import under_strategy
 from tpu_magics.check.values import NOTHING, STRATEGY
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
-    from tpu_magics.check.program import Call, Function, Program
+    from tpu_magics.check.program import CallSite, CheckedProgram, Function
+    from tpu_magics.check.rule_context import RuleContext
 
 IN, OUT, UNKNOWN = "in", "out", "unknown"
 _COLAB_NODE = "COLAB_TPU_ADDR"  # the address of Colab's TPU node; a TPU VM has none
@@ -26,78 +22,78 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DEEP = 10
 
 
-def strategies(program: Program) -> list[Call]:
+def strategies(program: CheckedProgram) -> list[CallSite]:
     """The calls that make a TPUStrategy."""
     return program.calls(*STRATEGIES)
 
 
-def strategy_name(program: Program) -> str:
-    """What the program calls its TPUStrategy."""
+def strategy_name(program: CheckedProgram) -> str:
+    """The name of the program's TPUStrategy."""
     for call in program.methods("scope"):
         if isinstance(call.node.func, ast.Attribute):
-            return call.at.source(call.node.func.value)
+            return call.ctx.source(call.node.func.value)
     for call in strategies(program):
-        target = assigned_to(call.node, call.at)
+        target = assignment_target(call.node, call.ctx)
         if target is not None:
-            return call.at.source(target)
+            return call.ctx.source(target)
     return "strategy"
 
 
-def assigned_to(node: ast.AST, at: Place) -> ast.expr | None:
+def assignment_target(node: ast.AST, ctx: RuleContext) -> ast.expr | None:
     """The target that a value is bound to on its line."""
-    parent = at.parent(node)
+    parent = ctx.parent(node)
     if isinstance(parent, ast.Assign):
         return parent.targets[0]
     return parent.target if isinstance(parent, (ast.AnnAssign, ast.NamedExpr)) else None
 
 
-def mentions(program: Program, word: str) -> bool:
+def mentions(program: CheckedProgram, word: str) -> bool:
     """Whether a word stands anywhere in the code."""
     return any(word in cell.text for cell in program.cells)
 
 
-# -- which TPU ---------------------------------------------------------------------------------------------------------
+# -- the TPU ----------------------------------------------------------------------------------------------------------
 
 
-def is_remote(program: Program) -> bool:
+def is_remote(program: CheckedProgram) -> bool:
     """Whether the TPU is certainly on another host than this code: a TPU node, by its name or address."""
     if "is_remote_tpu" not in program.memo:
-        said = [_is_remote(call) for call in program.calls(*RESOLVERS)]
-        said += [name != LOCAL_TPU for name in program.init_values("tpu")]
-        program.memo["is_remote_tpu"] = any(said) and not any(is_local(call) for call in program.calls(*RESOLVERS))
+        remote = [_is_remote(call) for call in program.calls(*RESOLVERS)]
+        remote += [name != LOCAL_TPU for name in program.init_values("tpu")]
+        program.memo["is_remote_tpu"] = any(remote) and not any(is_local(call) for call in program.calls(*RESOLVERS))
     return bool(program.memo["is_remote_tpu"])
 
 
-def is_local(call: Call) -> bool:
-    return bool(call.at.constant(call.at.keyword(call.node, "tpu", 0)) == LOCAL_TPU)
+def is_local(call: CallSite) -> bool:
+    return bool(call.ctx.constant(call.ctx.argument(call.node, "tpu", 0)) == LOCAL_TPU)
 
 
-def _is_remote(call: Call) -> bool:
-    given = call.at.keyword(call.node, "tpu", 0)
-    name = call.at.constant(given)
+def _is_remote(call: CallSite) -> bool:
+    given = call.ctx.argument(call.node, "tpu", 0)
+    name = call.ctx.constant(given)
     if isinstance(name, str) and name:
         return name != LOCAL_TPU
-    if any(call.at.constant(call.at.keyword(call.node, one)) not in (None, NOTHING) for one in ("zone", "project")):
+    if any(call.ctx.constant(call.ctx.argument(call.node, one)) not in (None, NOTHING) for one in ("zone", "project")):
         return True
-    if mentions(call.at.program, _COLAB_NODE):
+    if mentions(call.ctx.program, _COLAB_NODE):
         return True
-    return given is not None and begins_with(given, call.at).startswith("grpc://")
+    return given is not None and known_prefix(given, call.ctx).startswith("grpc://")
 
 
-def begins_with(node: ast.expr, at: Place, deep: int = 6) -> str:
-    """What a text or a path is known to begin with; "" where nothing is."""
-    constant = at.constant(node)
+def known_prefix(node: ast.expr, ctx: RuleContext, deep: int = 6) -> str:
+    """The known start of a string or path; "" if it is unknown."""
+    constant = ctx.constant(node)
     if isinstance(constant, (str, bytes)):
         return constant if isinstance(constant, str) else constant.decode(errors="replace")
-    if isinstance(node, ast.Call) and at.name(node) in _LOCAL_PATHS:
+    if isinstance(node, ast.Call) and ctx.name(node) in _LOCAL_PATHS:
         return "/"
     if deep == 0:
         return ""
-    first = _first_part(node, at)
-    return begins_with(first, at, deep - 1) if first is not None else ""
+    first = _first_part(node, ctx)
+    return known_prefix(first, ctx, deep - 1) if first is not None else ""
 
 
-# What gives a path of this machine.
+# Calls that return a local path.
 _LOCAL_PATHS = ("keras.utils.get_file", "tempfile.mkdtemp", "os.getcwd", "pathlib.Path.cwd", "pathlib.Path.home",
     "huggingface_hub.hf_hub_download", "huggingface_hub.snapshot_download")  # fmt: skip
 _JOINS = ("os.path.join", "posixpath.join", "tensorflow.io.gfile.join", "pathlib.Path", "pathlib.PurePath", "str",
@@ -105,7 +101,7 @@ _JOINS = ("os.path.join", "posixpath.join", "tensorflow.io.gfile.join", "pathlib
     "tensorflow.io.matching_files", "sorted", "builtins.sorted", "builtins.list", "tensorflow.constant")  # fmt: skip
 
 
-def _first_part(node: ast.expr, at: Place) -> ast.expr | None:
+def _first_part(node: ast.expr, ctx: RuleContext) -> ast.expr | None:
     if isinstance(node, ast.JoinedStr) and node.values:
         return node.values[0]
     if isinstance(node, ast.FormattedValue):
@@ -117,18 +113,18 @@ def _first_part(node: ast.expr, at: Place) -> ast.expr | None:
     if isinstance(node, (ast.ListComp, ast.GeneratorExp)):
         return node.elt
     if isinstance(node, ast.Call):
-        if at.name(node) in _JOINS and node.args:
+        if ctx.name(node) in _JOINS and node.args:
             return node.args[0]
         text = isinstance(node.func, ast.Attribute) and node.func.attr in ("format", "joinpath", "as_posix", "rstrip")
         return node.func.value if text and isinstance(node.func, ast.Attribute) else None
-    if isinstance(node, ast.Name) and (only := _only_assigned(at.program).get(node.id)) is not None:
+    if isinstance(node, ast.Name) and (only := _only_assigned(ctx.program).get(node.id)) is not None:
         return only
-    made = at.value(node).made
+    made = ctx.value(node).made
     return made if isinstance(made, ast.expr) and made is not node else None
 
 
-def _only_assigned(program: Program) -> dict[str, ast.expr]:
-    """What names stand for that are bound once in the whole program, by an assignment."""
+def _only_assigned(program: CheckedProgram) -> dict[str, ast.expr]:
+    """The values of names that are assigned once in the whole program."""
     if "only_assigned" not in program.memo:
         bound: Counter[str] = Counter()
         given: dict[str, ast.expr] = {}
@@ -147,52 +143,52 @@ def _only_assigned(program: Program) -> dict[str, ast.expr]:
 # -- the scope ---------------------------------------------------------------------------------------------------------
 
 
-def is_entered(program: Program) -> bool:
-    """Whether a scope is entered without `with`, so that nobody can say from where on."""
+def is_entered(program: CheckedProgram) -> bool:
+    """Whether a scope is entered without `with`, so that its extent is unknown."""
     if program.calls(*_SET):
         return True
     return any(program.methods(method) for method in _ENTERED)
 
 
-def state(call: Call) -> str:
+def state(call: CallSite) -> str:
     """Whether a call runs in a strategy's scope: IN, OUT or UNKNOWN."""
-    return _state(call.node, call.at, _DEEP)
+    return _state(call.node, call.ctx, _DEEP)
 
 
-def is_in_scope(call: Call) -> bool:
+def is_in_scope(call: CallSite) -> bool:
     return state(call) == IN
 
 
-def receiver_is_in_scope(call: Call) -> bool:
+def is_receiver_in_scope(call: CallSite) -> bool:
     """Whether `x` of `x.method(...)` is bound in a scope."""
-    func, program = call.node.func, call.at.program
+    func, program = call.node.func, call.ctx.program
     if "bound_in_scope" not in program.memo:
-        targets = ((assigned_to(one.node, one.at), one) for one in program.all_calls)
-        bound = {one.at.source(target) for target, one in targets if target is not None and is_in_scope(one)}
+        targets = ((assignment_target(one.node, one.ctx), one) for one in program.all_calls)
+        bound = {one.ctx.source(target) for target, one in targets if target is not None and is_in_scope(one)}
         program.memo["bound_in_scope"] = bound
-    return isinstance(func, ast.Attribute) and call.at.source(func.value) in program.memo["bound_in_scope"]
+    return isinstance(func, ast.Attribute) and call.ctx.source(func.value) in program.memo["bound_in_scope"]
 
 
-def _state(node: ast.AST, at: Place, deep: int) -> str:
-    if under_strategy(at) or _is_under_with(node, at):
+def _state(node: ast.AST, ctx: RuleContext, deep: int) -> str:
+    if under_strategy(ctx) or _is_under_with(node, ctx):
         return IN
-    function = at.function
+    function = ctx.function
     if function is None:
         return OUT
     if deep == 0 or isinstance(function.node, ast.Lambda) or (function.cls is not None and function.cls.is_module):
         return UNKNOWN
     if not function.callers:
         return OUT if _uses_strategy(function) else UNKNOWN
-    found = {_state(one.node, one.at, deep - 1) for one in function.callers}
+    found = {_state(one.node, one.ctx, deep - 1) for one in function.callers}
     return IN if IN in found else OUT if found == {OUT} else UNKNOWN
 
 
-def _is_under_with(node: ast.AST, at: Place) -> bool:
-    for outer in at.parents(node):
+def _is_under_with(node: ast.AST, ctx: RuleContext) -> bool:
+    for outer in ctx.parents(node):
         if isinstance(outer, _FUNCTIONS):
             return False
         if isinstance(outer, ast.Lambda):
-            return True  # whoever calls it may be in the scope
+            return True  # its caller may be in the scope
         if isinstance(outer, (ast.With, ast.AsyncWith)) and any(_is_scope(item.context_expr) for item in outer.items):
             return True
     return False
@@ -206,8 +202,8 @@ def _is_scope(node: ast.expr) -> bool:
 
 
 def knows_strategy(function: Function) -> bool:
-    """Whether a function makes a strategy, is given one, or enters a scope."""
-    if any(value.kind == STRATEGY for value in (*function.given.values(), *function.env.values())):
+    """Whether a function creates a strategy, gets one, or enters a scope."""
+    if any(value.kind == STRATEGY for value in (*function.argument_values.values(), *function.env.values())):
         return True
     return _uses_strategy(function)
 
@@ -216,13 +212,13 @@ def _uses_strategy(function: Function) -> bool:
     return any(call.method == "scope" or call.name in STRATEGIES for call in function.calls)
 
 
-def is_on_client(call: Call) -> bool:
-    """Whether a call stands under `with tf.device("/job:localhost")`, which keeps it on this machine."""
-    for outer in call.at.parents(call.node):
+def is_on_client(call: CallSite) -> bool:
+    """Whether a call is inside `with tf.device("/job:localhost")`, which keeps it on this machine."""
+    for outer in call.ctx.parents(call.node):
         for item in outer.items if isinstance(outer, (ast.With, ast.AsyncWith)) else ():
             context = item.context_expr
-            named = isinstance(context, ast.Call) and call.at.name(context) == "tensorflow.device" and context.args
-            device = call.at.constant(context.args[0]) if named and isinstance(context, ast.Call) else None
+            named = isinstance(context, ast.Call) and call.ctx.name(context) == "tensorflow.device" and context.args
+            device = call.ctx.constant(context.args[0]) if named and isinstance(context, ast.Call) else None
             if isinstance(device, str) and "localhost" in device:
                 return True
     return False

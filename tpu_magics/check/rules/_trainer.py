@@ -1,7 +1,6 @@
-"""What the rules of the trainer group share: the calls of TrainingArguments, what they say, and where they go.
+"""Shared by the rules of the group `trainer`: calls of TrainingArguments, and the Trainers that get them.
 
-What lives here: finding them through aliases, subclasses and `**` dicts, and the Trainers that they are given to. What
-does not: what is wrong with an argument. Read in transformers 5.23.0.
+Read in transformers 5.23.0.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.check.rules import _elsewhere
+from tpu_magics.check.rules import _device_guards
 from tpu_magics.check.values import CLASS, MODEL, NOTHING, TRAINER
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
-    from tpu_magics.check.program import Call, Class, Program
+    from tpu_magics.check.program import CallSite, CheckedProgram, Class
+    from tpu_magics.check.rule_context import RuleContext
 
-# Those of trl and sentence-transformers are subclasses that keep the fields and defaults of what is looked at here.
+# Those of trl and sentence-transformers are subclasses with the same fields and defaults.
 _NAMES = re.compile(
     r"transformers\.(Seq2Seq)?TrainingArguments|trl\.(SFT|DPO|Reward|ORPO|KTO|CPO)Config"
     r"|sentence_transformers\.SentenceTransformerTrainingArguments"
@@ -33,11 +32,10 @@ _EVALUATES = ("evaluate", "predict")
 
 
 @dataclass(frozen=True, eq=False)
-class Argument:
-    """One argument that is given: where it stands, its value and the keyword (None out of a `**` dict, which may be in
-    another cell)."""
+class TrainerArgument:
+    """One given argument: its context, node, value and keyword (None in a `**` dict, which may be in another cell)."""
 
-    at: Place
+    ctx: RuleContext
     node: ast.AST
     value: ast.expr
     constant: Any
@@ -45,40 +43,40 @@ class Argument:
 
 
 @dataclass(frozen=True, eq=False)
-class Arguments:
+class TrainingArgumentsCall:
     """One call of TrainingArguments or of a class like it."""
 
     node: ast.Call
-    at: Place
+    ctx: RuleContext
     cls: Class | None
 
     @property
     def name(self) -> str:
-        """As the person calls it."""
-        return self.at.source(self.node.func).rpartition(".")[2]
+        """Its name in the code."""
+        return self.ctx.source(self.node.func).rpartition(".")[2]
 
-    def given(self, name: str) -> Argument | None:
-        value = self.at.keyword(self.node, name)
+    def argument(self, name: str) -> TrainerArgument | None:
+        value = self.ctx.argument(self.node, name)
         if value is None:
             return None
         keyword = next((one for one in self.node.keywords if one.arg == name), None)
-        return Argument(self._place_of(value), keyword or value, value, self.at.constant(value), keyword)
+        return TrainerArgument(self._context_of(value), keyword or value, value, self.ctx.constant(value), keyword)
 
-    def _place_of(self, value: ast.expr) -> Place:
+    def _context_of(self, value: ast.expr) -> RuleContext:
         for keyword in self.node.keywords:
-            known = self.at.value(keyword.value) if keyword.arg is None else None
+            known = self.ctx.value(keyword.value) if keyword.arg is None else None
             made = known.made if known is not None else None
-            held = made.values if isinstance(made, ast.Dict) else getattr(made, "keywords", ())
-            if known is not None and any(one is value or getattr(one, "value", None) is value for one in held):
-                place: Place = known.made_at or self.at
+            values = made.values if isinstance(made, ast.Dict) else getattr(made, "keywords", ())
+            if known is not None and any(one is value or getattr(one, "value", None) is value for one in values):
+                place: RuleContext = known.made_ctx or self.ctx
                 return place
-        return self.at
+        return self.ctx
 
-    def is_left(self, name: str) -> bool:
+    def is_default(self, name: str) -> bool:
         """Whether an argument certainly has transformers' default."""
-        if self.at.keyword(self.node, name) is not None or self.at.open_keywords(self.node):
+        if self.ctx.argument(self.node, name) is not None or self.ctx.has_unknown_arguments(self.node):
             return False
-        if name in _stored(self.at.program):
+        if name in _stored(self.ctx.program):
             return False
         return not self.declares(name)
 
@@ -89,41 +87,41 @@ class Arguments:
         )
 
     @property
-    def is_elsewhere(self) -> bool:
-        """Whether these say themselves, or stand where it is said, that no TPU is used."""
-        given = [self.given(name) for name in ("use_cpu", "no_cuda", "use_mps_device", "deepspeed")]
-        said = any(one is not None and one.constant is not False and one.constant is not None for one in given)
-        return said or self.stands_elsewhere
+    def is_for_other_device(self) -> bool:
+        """Whether these arguments, or the code around them, select another device than a TPU."""
+        given = [self.argument(name) for name in ("use_cpu", "no_cuda", "use_mps_device", "deepspeed")]
+        elsewhere = any(one is not None and one.constant is not False and one.constant is not None for one in given)
+        return elsewhere or self.is_in_other_device_code
 
     @property
-    def stands_elsewhere(self) -> bool:
+    def is_in_other_device_code(self) -> bool:
         """Whether the code around them is for another device."""
-        return _elsewhere.is_meant_elsewhere(self.node, self.at)
+        return _device_guards.is_for_other_device(self.node, self.ctx)
 
 
-def all_of(program: Program) -> list[Arguments]:
+def all_of(program: CheckedProgram) -> list[TrainingArgumentsCall]:
     """Every call of TrainingArguments in a program, in order."""
     if "training_arguments" not in program.memo:
         found = {id(call.node): _read(call) for call in program.all_calls if _is_arguments(call)}
         program.memo["training_arguments"] = list(found.values())
-    calls: list[Arguments] = program.memo["training_arguments"]
+    calls: list[TrainingArgumentsCall] = program.memo["training_arguments"]
     return calls
 
 
-def on_tpu(program: Program) -> Iterator[Arguments]:
-    """Those that are not said to be for another device."""
-    return (one for one in all_of(program) if not one.is_elsewhere)
+def on_tpu(program: CheckedProgram) -> Iterator[TrainingArgumentsCall]:
+    """Those that are not for another device."""
+    return (one for one in all_of(program) if not one.is_for_other_device)
 
 
-def _read(call: Call) -> Arguments:
-    value = call.at.value(call.node.func)
-    return Arguments(call.node, call.at, value.ref if value.kind == CLASS else None)
+def _read(call: CallSite) -> TrainingArgumentsCall:
+    value = call.ctx.value(call.node.func)
+    return TrainingArgumentsCall(call.node, call.ctx, value.ref if value.kind == CLASS else None)
 
 
-def _is_arguments(call: Call) -> bool:
+def _is_arguments(call: CallSite) -> bool:
     if call.name:
         return _NAMES.fullmatch(call.name) is not None
-    value = call.at.value(call.node.func)
+    value = call.ctx.value(call.node.func)
     return value.kind == CLASS and any(_NAMES.fullmatch(base) for base in value.ref.all_bases())
 
 
@@ -136,7 +134,7 @@ def _fields(cls: Class) -> set[str]:
     return names
 
 
-def _stored(program: Program) -> frozenset[str]:
+def _stored(program: CheckedProgram) -> frozenset[str]:
     """Attributes that are set anywhere (`args.optim = ...`), and the ones behind `set_optimizer` and the like."""
     if "stored_attributes" not in program.memo:
         program.memo["stored_attributes"] = frozenset(_all_stored(program))
@@ -147,7 +145,7 @@ def _stored(program: Program) -> frozenset[str]:
 _SETTERS = {"set_optimizer": "optim", "set_dataloader": "dataloader_drop_last"}
 
 
-def _all_stored(program: Program) -> Iterator[str]:
+def _all_stored(program: CheckedProgram) -> Iterator[str]:
     for cell in program.cells:
         for node in ast.walk(cell.tree) if cell.tree is not None else ():
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -163,19 +161,19 @@ def _all_stored(program: Program) -> Iterator[str]:
 # -- the Trainers ----------------------------------------------------------------------------------------------------
 
 
-def brings_optimizer(arguments: Arguments) -> bool:
-    """Whether every Trainer that gets these arguments has an optimizer of its own."""
+def has_own_optimizer(arguments: TrainingArgumentsCall) -> bool:
+    """Whether every Trainer with these arguments has its own optimizer."""
     trainers = trainers_of(arguments)
     return bool(trainers) and all(has_optimizer(one) for one in trainers)
 
 
-def overrides(arguments: Arguments, method: str) -> bool:
-    """Whether every Trainer that gets these arguments is of a class that has its own `method`."""
+def overrides(arguments: TrainingArgumentsCall, method: str) -> bool:
+    """Whether the class of every Trainer with these arguments overrides `method`."""
     trainers = trainers_of(arguments)
     return bool(trainers) and all(_method(one, method) for one in trainers)
 
 
-def only_evaluates(program: Program) -> bool:
+def only_evaluates(program: CheckedProgram) -> bool:
     """Whether nothing in the program trains, and something evaluates or predicts."""
     if "only_evaluates" not in program.memo:
         evaluates = any(_of_trainer(call) for method in _EVALUATES for call in program.methods(method))
@@ -184,64 +182,68 @@ def only_evaluates(program: Program) -> bool:
     return bool(program.memo["only_evaluates"])
 
 
-def _of_trainer(call: Call) -> bool:
-    """`x.train()` of a Trainer, or of what may be one; of a model it switches a mode."""
+def _of_trainer(call: CallSite) -> bool:
+    """Whether `x.train()` may be a Trainer's; a model's switches its mode."""
     return call.receiver.kind != MODEL
 
 
-def trainers_of(arguments: Arguments) -> list[Call]:
-    """The calls that make a Trainer with these arguments; where none surely does, those that may."""
-    trainers = [(one, _given_to(one)) for one in _trainers(arguments.at.program)]
+def trainers_of(arguments: TrainingArgumentsCall) -> list[CallSite]:
+    """The calls that create a Trainer with these arguments; if none certainly does, those that may."""
+    trainers = [(one, _given_to(one)) for one in _trainers(arguments.ctx.program)]
     sure = [one for one, given in trainers if given is arguments.node]
     return sure or [one for one, given in trainers if not isinstance(given, ast.Call)]
 
 
-def _trainers(program: Program) -> list[Call]:
+def _trainers(program: CheckedProgram) -> list[CallSite]:
     if "trainers" not in program.memo:
         program.memo["trainers"] = [call for call in program.all_calls if _is_trainer(call)]
-    found: list[Call] = program.memo["trainers"]
+    found: list[CallSite] = program.memo["trainers"]
     return found
 
 
-def _is_trainer(call: Call) -> bool:
+def _is_trainer(call: CallSite) -> bool:
     if call.name:
         return _TRAINERS.fullmatch(call.name) is not None
     if call.value.kind == TRAINER:
         return True
-    value = call.at.value(call.node.func)
+    value = call.ctx.value(call.node.func)
     return value.kind == CLASS and any(_TRAINERS.fullmatch(base) for base in value.ref.all_bases())
 
 
-def without_arguments(program: Program) -> Iterator[Call]:
-    """Trainers of transformers that are made without arguments, and so get the default ones."""
+def without_arguments(program: CheckedProgram) -> Iterator[CallSite]:
+    """Trainers of transformers without arguments, which get the defaults."""
     for one in _trainers(program):
-        if one.name in _PLAIN and one.at.keyword(one.node, "args", 1) is None and not one.at.open_keywords(one.node):
+        if (
+            one.name in _PLAIN
+            and one.ctx.argument(one.node, "args", 1) is None
+            and not one.ctx.has_unknown_arguments(one.node)
+        ):
             yield one
 
 
-def _given_to(trainer: Call) -> ast.AST | None:
-    """What made the arguments of a Trainer."""
-    return trainer.at.value(trainer.at.keyword(trainer.node, "args", 1)).made
+def _given_to(trainer: CallSite) -> ast.AST | None:
+    """The call that created the arguments of a Trainer."""
+    return trainer.ctx.value(trainer.ctx.argument(trainer.node, "args", 1)).made
 
 
-def has_optimizer(trainer: Call) -> bool:
-    at, node = trainer.at, trainer.node
-    given = at.keyword(node, "optimizers", _OPTIMIZERS) or at.keyword(node, "optimizer_cls_and_kwargs")
+def has_optimizer(trainer: CallSite) -> bool:
+    ctx, node = trainer.ctx, trainer.node
+    given = ctx.argument(node, "optimizers", _OPTIMIZERS) or ctx.argument(node, "optimizer_cls_and_kwargs")
     if isinstance(given, ast.Tuple) and given.elts:
         given = given.elts[0]
-    if given is not None and at.constant(given) is not None:
+    if given is not None and ctx.constant(given) is not None:
         return True
-    return at.open_keywords(node) or any(_method(trainer, one) for one in _OWN_OPTIMIZER)
+    return ctx.has_unknown_arguments(node) or any(_method(trainer, one) for one in _OWN_OPTIMIZER)
 
 
-def _method(trainer: Call, name: str) -> bool:
-    value = trainer.at.value(trainer.node.func)
+def _method(trainer: CallSite, name: str) -> bool:
+    value = trainer.ctx.value(trainer.node.func)
     return value.kind == CLASS and value.ref.method(name) is not None
 
 
-def constant_of(arguments: Arguments, name: str, default: Any) -> Any:
-    """The constant value of an argument: given, or its default; NOTHING where it is not known."""
-    given = arguments.given(name)
+def constant_of(arguments: TrainingArgumentsCall, name: str, default: Any) -> Any:
+    """The constant value of an argument: given, or its default; NOTHING if it is unknown."""
+    given = arguments.argument(name)
     if given is not None:
         return given.constant
-    return default if arguments.is_left(name) else NOTHING
+    return default if arguments.is_default(name) else NOTHING

@@ -1,25 +1,21 @@
-"""Which code runs in workers, and how many of them there are.
-
-What lives here: the functions that launches reach, and a place's launches. What does not: the launches themselves
-(_launch.py).
-"""
+"""Which code runs in workers, and in how many of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules._launch import END, TRAIN, Launch, form, launches
+from tpu_magics.check.rules._launches import END, TRAIN, LaunchSite, cell_form, launches
 from tpu_magics.check.values import NOTHING
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
-    from tpu_magics.check.program import Function, Program
+    from tpu_magics.check.program import CheckedProgram, Function
+    from tpu_magics.check.rule_context import RuleContext
 
 _XM = "torch_xla.core.xla_model"
 
 
-def targets(program: Program) -> dict[int, Function]:
+def targets(program: CheckedProgram) -> dict[int, Function]:
     """The function of this program that a call runs, by the `id` of the call's node."""
     if "call_targets" not in program.memo:
         pairs = ((id(call.node), function) for function in program.functions for call in function.callers)
@@ -28,30 +24,30 @@ def targets(program: Program) -> dict[int, Function]:
     return known
 
 
-def workers(program: Program) -> dict[Function, tuple[Launch, ...]]:
+def workers(program: CheckedProgram) -> dict[Function, tuple[LaunchSite, ...]]:
     """The functions that run in workers, with the launches that reach them."""
     if "workers" not in program.memo:
-        found: dict[Function, tuple[Launch, ...]] = {}
+        found: dict[Function, tuple[LaunchSite, ...]] = {}
         for launch in launches(program):
-            for function in reached(launch, program):
+            for function in worker_functions(launch, program):
                 found[function] = (*found.get(function, ()), launch)
         program.memo["workers"] = found
-    known: dict[Function, tuple[Launch, ...]] = program.memo["workers"]
+    known: dict[Function, tuple[LaunchSite, ...]] = program.memo["workers"]
     return known
 
 
-def reached(launch: Launch, program: Program) -> set[Function]:
-    """What a launch's workers run: its function, what that calls, and what is defined inside of these."""
+def worker_functions(launch: LaunchSite, program: CheckedProgram) -> set[Function]:
+    """The functions of a launch's workers: its function, the functions that it calls, and inner functions."""
     if launch.function is not None:
         return closure({launch.function}, program)
     if launch.call is not None or launch.position[1] != END:
         return set()
     index = launch.position[0]
-    own = [call for call in program.all_calls if call.at.cell_index == index and call.at.top_level]
+    own = [call for call in program.all_calls if call.ctx.cell_index == index and call.ctx.top_level]
     return closure({one for call in own if (one := targets(program).get(id(call.node))) is not None}, program)
 
 
-def closure(start: set[Function], program: Program) -> set[Function]:
+def closure(start: set[Function], program: CheckedProgram) -> set[Function]:
     """The functions, those that they call, and those that are defined in them."""
     found, waiting = set(start), list(start)
     inner = _inner(program)
@@ -70,11 +66,11 @@ def around(function: Function | None, depth: int = 3) -> Iterator[Function]:
     while function is not None:
         yield function
         for call in function.callers if depth else ():
-            yield from around(call.at.function, depth - 1)
+            yield from around(call.ctx.function, depth - 1)
         function = function.outer
 
 
-def _inner(program: Program) -> dict[Function, list[Function]]:
+def _inner(program: CheckedProgram) -> dict[Function, list[Function]]:
     if "inner_functions" not in program.memo:
         found: dict[Function, list[Function]] = {}
         for function in program.functions:
@@ -85,25 +81,25 @@ def _inner(program: Program) -> dict[Function, list[Function]]:
     return known
 
 
-def launches_of(at: Place) -> tuple[Launch, ...]:
+def launches_of(ctx: RuleContext) -> tuple[LaunchSite, ...]:
     """The launches whose workers run the code at this place; () for code of the notebook or of a plain script."""
-    if at.function is not None:
-        return workers(at.program).get(at.function, ())
-    own = at.cell.magic == TRAIN and form(at.cell, at.cell_index, at.program) == 3
-    return tuple(one for one in launches(at.program) if one.position == (at.cell_index, END, END)) if own else ()
+    if ctx.function is not None:
+        return workers(ctx.program).get(ctx.function, ())
+    own = ctx.cell.magic == TRAIN and cell_form(ctx.cell, ctx.cell_index, ctx.program) == 3
+    return tuple(one for one in launches(ctx.program) if one.position == (ctx.cell_index, END, END)) if own else ()
 
 
-def in_several(at: Place) -> bool:
+def in_several(ctx: RuleContext) -> bool:
     """Whether several processes certainly run the code at this place (on a host with several chips)."""
-    found = launches_of(at)
+    found = launches_of(ctx)
     if any(one.several for one in found):
         return True
-    return any(one.ranks is NOTHING for one in found) and _speaks_of_ranks(found, at.program)
+    return any(one.ranks is NOTHING for one in found) and _mentions_ranks(found, ctx.program)
 
 
-def may_be_several(at: Place) -> bool:
+def may_be_several(ctx: RuleContext) -> bool:
     """The same, also where the number is left to tpu_magics."""
-    return any(one.ranks is NOTHING or one.several for one in launches_of(at))
+    return any(one.ranks is NOTHING or one.several for one in launches_of(ctx))
 
 
 _MULTI = (
@@ -113,6 +109,6 @@ _MULTI = (
 )  # fmt: skip
 
 
-def _speaks_of_ranks(found: tuple[Launch, ...], program: Program) -> bool:
+def _mentions_ranks(found: tuple[LaunchSite, ...], program: CheckedProgram) -> bool:
     """Whether the code of these workers is written for several ranks."""
-    return any(set(launches_of(call.at)) & set(found) for call in program.calls(*_MULTI))
+    return any(set(launches_of(call.ctx)) & set(found) for call in program.calls(*_MULTI))

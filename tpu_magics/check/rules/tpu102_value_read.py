@@ -1,12 +1,12 @@
-"""A tensor's value is read at each step.
+"""A tensor's value is read in each step.
 
 What it does
     Reports `.item()`, `.tolist()`, `.numpy()`, `.cpu()`, `.to("cpu")`, `float(t)`, `int(t)`, `complex(t)`,
-    `np.array(t)` and other NumPy and `math` functions of a tensor, `torch.tensor([t])` and `xm.mesh_reduce`, where
-    they run at each step of a training or evaluation loop.
-Why it is bad
-    The value exists only after XLA has compiled and run everything before it. So the step is cut into two graphs at
-    this line, and the host waits for the device instead of preparing the next step.
+    `np.array(t)` and other NumPy and `math` functions of a tensor, `torch.tensor([t])` and `xm.mesh_reduce`, if they
+    run in each step of a training or evaluation loop.
+Why this is bad
+    The value exists only after XLA has compiled and run everything before it. The read splits the step into two graphs,
+    and the host waits for the device instead of preparing the next step.
 Example
     for x, y in loader:
         loss = step(x, y)
@@ -16,9 +16,9 @@ Use instead
         loss = step(x, y)
         total += loss.detach()  # stays on the device
     print(total.item())
-What it cannot see
-    Reads inside of libraries. Reads every N steps, after the loop, and in a function given to `xm.add_step_closure` are
-    fine and are not reported.
+Limitations
+    Reads inside libraries are not checked. Reads every N steps, after the loop, or in a function passed to
+    `xm.add_step_closure` are fine and are not reported.
 """
 
 from __future__ import annotations
@@ -28,44 +28,50 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.rules import _reads, _sinks, _values, _work
+from tpu_magics.check.rules import _graph_work, _sinks, _value_reads, _values
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import RuleContext
 
 CODE = "TPU102"
 NAME = "value-read"
 GROUP = "values"
-WHY = "XLA must compile and run everything up to this line, and the host waits for it: the step is cut into two graphs."
-WHY_AFTER_SYNC = "The host waits here for the device at each step, instead of preparing the next one meanwhile."
+WHY = "XLA must compile and run everything up to this line, and the host waits: the step is split into two graphs."
+WHY_AFTER_SYNC = "The host waits here for the device in each step, instead of preparing the next step."
 NODES = (ast.Call,)
 
 
-def check(node: ast.Call, at: Place) -> Iterator[Finding]:
-    if not _runs_often(at):
+def check(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
+    if not _runs_often(ctx):
         return
-    tensor = _reads.read_tensor(node, at)
-    if tensor is None or _values.seldom(node, at) or _values.guarded(node, at) or _said_elsewhere(node, at):
+    tensor = _value_reads.read_tensor(node, ctx)
+    if (
+        tensor is None
+        or _values.runs_rarely(node, ctx)
+        or _values.guarded(node, ctx)
+        or _is_reported_with_parent(node, ctx)
+    ):
         return
-    if _said_beside(node, at):
+    if _is_reported_beside(node, ctx):
         return
-    yield at.finding(
+    read, source = _values.short_source(_whole(node, ctx), ctx), _values.short_source(tensor, ctx)
+    yield ctx.finding(
         node,
-        f"{_values.shown(_whole(node, at), at)} reads the value of {_values.shown(tensor, at)} at each step.",
-        _cure(node, tensor, at),
-        why=WHY_AFTER_SYNC if _values.after_sync(node, at) else None,
+        f"{read} reads the value of {source} in each step.",
+        _fix_message(node, tensor, ctx),
+        why=WHY_AFTER_SYNC if _values.after_sync(node, ctx) else None,
     )
 
 
-def _runs_often(at: Place) -> bool:
-    return _values.each_step(at) or _values.is_compiled_tf(at)
+def _runs_often(ctx: RuleContext) -> bool:
+    return _values.runs_each_step(ctx) or _values.is_compiled_tf(ctx)
 
 
-def _whole(node: ast.Call, at: Place) -> ast.AST:
+def _whole(node: ast.Call, ctx: RuleContext) -> ast.AST:
     """The chain that the read is part of: `preds.cpu().numpy()`."""
     whole: ast.AST = node
-    for parent, child in _values.expression_parents(node, at):
+    for parent, child in _values.expression_parents(node, ctx):
         in_chain = isinstance(parent, ast.Attribute) or (isinstance(parent, ast.Call) and parent.func is child)
         if not in_chain:
             break
@@ -73,25 +79,27 @@ def _whole(node: ast.Call, at: Place) -> ast.AST:
     return whole if isinstance(whole, ast.Call) else node
 
 
-def _said_elsewhere(node: ast.Call, at: Place) -> bool:
-    """Whether the read is part of a larger fault: a branch that decides what is computed, or the bounds of a loop."""
-    for parent, child in _values.expression_parents(node, at):
-        if isinstance(parent, ast.Call) and at.name(parent) == "builtins.range":
+def _is_reported_with_parent(node: ast.Call, ctx: RuleContext) -> bool:
+    """Whether the read is part of another finding: a branch that decides what is computed, or the bounds of a loop."""
+    for parent, child in _values.expression_parents(node, ctx):
+        if isinstance(parent, ast.Call) and ctx.name(parent) == "builtins.range":
             return True
         if isinstance(parent, (ast.If, ast.While, ast.IfExp)) and child is parent.test:
-            return _work.decides_tensor_work(parent, at)
+            return _graph_work.decides_tensor_work(parent, ctx)
     return False
 
 
-def _said_beside(node: ast.Call, at: Place) -> bool:
+def _is_reported_beside(node: ast.Call, ctx: RuleContext) -> bool:
     """Whether a read stands before it on this line: `add_batch(predictions=preds.cpu(), references=labels.cpu())`."""
-    for parent, child in _values.expression_parents(node, at):
+    for parent, child in _values.expression_parents(node, ctx):
         if isinstance(parent, ast.stmt):
             return False
         for beside in ast.iter_child_nodes(parent):
             if beside is child:
                 break
-            if any(_reads.read_tensor(one, at) is not None and _on_one_line(one, node) for one in nodes_of(beside)):
+            if any(
+                _value_reads.read_tensor(one, ctx) is not None and _on_one_line(one, node) for one in nodes_of(beside)
+            ):
                 return True
     return False
 
@@ -100,16 +108,16 @@ def _on_one_line(one: ast.AST, other: ast.AST) -> bool:
     return getattr(one, "lineno", 0) == getattr(other, "lineno", 1)
 
 
-def _cure(node: ast.Call, tensor: ast.expr, at: Place) -> str:
-    if at.value(tensor).lib == "tf":
+def _fix_message(node: ast.Call, tensor: ast.expr, ctx: RuleContext) -> str:
+    if ctx.value(tensor).lib == "tf":
         return "Update a metric (`tf.keras.metrics.Mean`) in the step, and read its `result()` after the loop."
-    name = _values.named(tensor, at)
-    for parent, _ in _values.expression_parents(node, at):
+    name = _values.full_source(tensor, ctx)
+    for parent, _ in _values.expression_parents(node, ctx):
         if isinstance(parent, ast.AugAssign):
-            target = _values.shown(parent.target, at)
+            target = _values.short_source(parent.target, ctx)
             on_device = f"`{target} += {name}.detach()`" if name and parent.value is node else "without reading it"
             return f"Add it up on the device ({on_device}) and read {target} once after the loop."
-        if _sinks.is_sink(parent, at):
-            return _sinks.cure(name or "it", at)
+        if _sinks.is_sink(parent, ctx):
+            return _sinks.fix_message(name or "it", ctx)
     kept = name or "it"
-    return f"Keep {kept} on the device and read it once after the loop, every N steps, or in `xm.add_step_closure`."
+    return f"Keep {kept} on the device and read it once after the loop, every N steps, or with `xm.add_step_closure`."

@@ -1,11 +1,11 @@
-"""A loop as long as a tensor says, or a list indexed by a tensor.
+"""A loop or a list index that depends on a tensor's value.
 
 What it does
-    Reports `range(t)`, also of a number that was read out of a tensor; a Python list, tuple, `nn.ModuleList` or NumPy
-    array that is indexed or sliced with a tensor; a list that is repeated as often as a tensor says.
-Why it is bad
-    Python needs the number, so XLA must run what it has and hand the value over. What follows differs with that
-    value: each number of iterations, and each item chosen, is another graph to compile.
+    Reports `range(t)`, also of a number that was read from a tensor; a Python list, tuple, `nn.ModuleList` or NumPy
+    array that is indexed or sliced with a tensor; a list that is repeated by a tensor.
+Why this is bad
+    Python needs the number, so XLA must run the graph so far and pass the value to Python. Each new number of
+    iterations, and each item that is chosen, is another graph to compile.
 Example
     for i in range(lengths.max()):
         hidden = cell(x[:, i], hidden)
@@ -14,8 +14,9 @@ Use instead
     for i in range(x.shape[1]):  # a shape is known before anything runs
         hidden = torch.where((i < lengths)[:, None], cell(x[:, i], hidden), hidden)
     out = (torch.stack([expert(hidden) for expert in experts]) * one_hot_route).sum(0)
-What it cannot see
-    Lists that come from functions of other files. A loop over a tensor's rows is unrolled and reads nothing.
+Limitations
+    Lists that are returned by functions in other files are not checked. A loop over a tensor's rows is unrolled and
+    reads no value.
 """
 
 from __future__ import annotations
@@ -25,77 +26,81 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.rules import _reads, _values
-from tpu_magics.check.values import ARRAY, LIST, MODEL, Value
+from tpu_magics.check.rules import _value_reads, _values
+from tpu_magics.check.values import ARRAY, LIST, MODEL, AbstractValue
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import RuleContext
 
 CODE = "TPU104"
 NAME = "loop-over-value"
 GROUP = "values"
 WHY = (
-    "Python needs the number, so XLA stops and hands the value over, and each other number is another graph to compile."
+    "Python needs the number, so XLA stops and passes the value to Python; each new number is another graph to compile."
 )
 NODES = (ast.Call, ast.Subscript, ast.BinOp)
 _SEQUENCES = ("torch.nn.ModuleList", "torch.nn.ParameterList", "builtins.range", "builtins.list", "builtins.tuple")
 
 
-def check(node: ast.Call | ast.Subscript | ast.BinOp, at: Place) -> Iterator[Finding]:
+def check(node: ast.Call | ast.Subscript | ast.BinOp, ctx: RuleContext) -> Iterator[Finding]:
     if isinstance(node, ast.Call):
-        asked = _of_range(node, at)
+        needed = _of_range(node, ctx)
     elif isinstance(node, ast.Subscript):
-        asked = _of_index(node, at)
+        needed = _of_index(node, ctx)
     else:
-        asked = _of_repeat(node, at)
-    if asked is None or not (_values.each_time(at) or _values.is_compiled_tf(at)):
+        needed = _of_repeat(node, ctx)
+    if needed is None or not (_values.may_run_each_step(ctx) or _values.is_compiled_tf(ctx)):
         return
-    if not _values.guarded(node, at) and not _values.seldom(node, at):
-        yield at.finding(
-            node, _MESSAGES[type(node)].format(_values.shown(node, at), _values.shown(asked, at)), _cure(node)
+    if not _values.guarded(node, ctx) and not _values.runs_rarely(node, ctx):
+        yield ctx.finding(
+            node,
+            _MESSAGES[type(node)].format(_values.short_source(node, ctx), _values.short_source(needed, ctx)),
+            _fix_message(node),
         )
 
 
 _MESSAGES: dict[type, str] = {
-    ast.Call: "{} runs as often as the value of {} says.",
-    ast.Subscript: "{} picks by the value of {}.",
-    ast.BinOp: "{} is as long as the value of {} says.",
+    ast.Call: "The number of iterations of {} depends on the value of {}.",
+    ast.Subscript: "The item of {} depends on the value of {}.",
+    ast.BinOp: "The length of {} depends on the value of {}.",
 }
 
 
-def _of_range(node: ast.Call, at: Place) -> ast.expr | None:
-    if at.name(node) != "builtins.range":
+def _of_range(node: ast.Call, ctx: RuleContext) -> ast.expr | None:
+    if ctx.name(node) != "builtins.range":
         return None
-    return next((one for part in node.args for one in _data(part, at)), None)
+    return next((one for part in node.args for one in _data(part, ctx)), None)
 
 
-def _data(bound: ast.expr, at: Place) -> Iterator[ast.expr]:
-    """The tensors, and numbers read out of tensors, that a bound depends on."""
-    if _values.computed(at.value(bound), at) and not _reads.is_made_on_cpu(bound, at):
+def _data(bound: ast.expr, ctx: RuleContext) -> Iterator[ast.expr]:
+    """The tensors, and numbers read from tensors, that a bound depends on."""
+    if _values.is_computed(ctx.value(bound), ctx) and not _value_reads.is_made_on_cpu(bound, ctx):
         yield bound
-    for one in _reads.data(bound, at):
-        yield _reads.read_tensor(one, at) or one
+    for one in _value_reads.reads_in(bound, ctx):
+        yield _value_reads.read_tensor(one, ctx) or one
 
 
-def _of_index(node: ast.Subscript, at: Place) -> ast.expr | None:
-    """What a Python sequence is indexed with. A dict goes by the tensor's identity, and reads nothing."""
+def _of_index(node: ast.Subscript, ctx: RuleContext) -> ast.expr | None:
+    """The index of a Python sequence. A dict uses the tensor's identity and reads nothing."""
     if not isinstance(node.ctx, ast.Load):
         return None
     inside = node.slice
     parts = [inside.lower, inside.upper, inside.step] if isinstance(inside, ast.Slice) else [inside]
-    found = next((one for one in parts if one is not None and _values.computed(at.value(one), at)), None)
-    if found is None or _is_drawn(found, at):
+    found = next((one for one in parts if one is not None and _values.is_computed(ctx.value(one), ctx)), None)
+    if found is None or _is_random(found, ctx):
         return None
-    return found if _is_sequence(at.value(node.value)) else None
+    return found if _is_sequence(ctx.value(node.value)) else None
 
 
-def _is_drawn(index: ast.expr, at: Place) -> bool:
-    """Rows of a corpus at random places: `for at in torch.randint(...): tokens[at : at + width]` is the host's work."""
-    return any(at.value(one).name in _reads.MAKERS for one in nodes_of(index) if isinstance(one, (ast.Name, ast.Call)))
+def _is_random(index: ast.expr, ctx: RuleContext) -> bool:
+    """Random rows of a corpus: `for at in torch.randint(...): tokens[at : at + width]` runs on the host."""
+    return any(
+        ctx.value(one).name in _value_reads.MAKERS for one in nodes_of(index) if isinstance(one, (ast.Name, ast.Call))
+    )
 
 
-def _is_sequence(value: Value) -> bool:
+def _is_sequence(value: AbstractValue) -> bool:
     if value.kind != LIST:
         return value.kind == ARRAY
     if value.items is not None or isinstance(value.made, (ast.List, ast.Tuple, ast.ListComp)):
@@ -104,18 +109,18 @@ def _is_sequence(value: Value) -> bool:
     return modules or value.name in _SEQUENCES
 
 
-def _of_repeat(node: ast.BinOp, at: Place) -> ast.expr | None:
+def _of_repeat(node: ast.BinOp, ctx: RuleContext) -> ast.expr | None:
     if not isinstance(node.op, ast.Mult):
         return None
     for one, other in ((node.left, node.right), (node.right, node.left)):
-        if isinstance(one, (ast.List, ast.Tuple)) and _values.computed(at.value(other), at):
+        if isinstance(one, (ast.List, ast.Tuple)) and _values.is_computed(ctx.value(other), ctx):
             return other
     return None
 
 
-def _cure(node: ast.AST) -> str:
+def _fix_message(node: ast.AST) -> str:
     if isinstance(node, ast.Call):
-        return "Go over a fixed number (a shape, a maximum) and keep what is done with `torch.where`."
+        return "Run a fixed number of iterations (a shape, a maximum) and keep finished rows with `torch.where`."
     if isinstance(node, ast.BinOp):
-        return "Give the list a fixed length, or build a tensor of fixed shape and mask it."
-    return "Put what is picked from into a tensor (`torch.stack(items)[index]`), or compute all and choose with a mask."
+        return "Use a list of fixed length, or a tensor of fixed shape with a mask."
+    return "Stack the items into a tensor (`torch.stack(items)[index]`), or compute all of them and choose with a mask."

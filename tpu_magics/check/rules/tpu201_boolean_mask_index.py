@@ -1,21 +1,21 @@
-"""A boolean mask used as an index.
+"""A boolean mask is used as an index.
 
 What it does
-    Finds `x[mask]` where `mask` is a boolean tensor: alone, as one of several indices, as a comparison written in the
-    brackets (`x[labels >= 0]`), negated, or of elements chosen for a loss (`loss_fn(out[keep], labels[keep])`).
-Why it is bad
-    The result has as many elements as the mask has true ones, and XLA needs every shape when it compiles. torch_xla
-    reads the mask back to the host at each step (`aten::nonzero`) and compiles the graph again for each number of
-    true elements that it has not met.
+    Reports `x[mask]` where `mask` is a boolean tensor: alone, as one of several indices, as a comparison in the
+    brackets (`x[labels >= 0]`), negated, or to select elements for a loss (`loss_fn(out[keep], labels[keep])`).
+Why this is bad
+    The result has as many elements as the mask has true ones, but XLA needs every shape when it compiles. torch_xla
+    reads the mask back to the host in each step (`aten::nonzero`) and compiles the graph again for each new number of
+    true elements.
 Example
     keep = labels >= 0
     loss = F.cross_entropy(out[keep], labels[keep])
 Use instead
     keep = labels >= 0
     loss = (F.cross_entropy(out, labels, reduction="none") * keep).sum() / keep.sum()
-What it cannot see
-    A mask of which nothing is known but a name of its own (`x[chosen]`); one that comes out of a function of another
-    file; masks of NumPy arrays and of tensors on the CPU, which are no fault.
+Limitations
+    A mask with an unusual name of unknown origin (`x[chosen]`) and a mask that is returned by a function in another
+    file are not found. Masks of NumPy arrays and of CPU tensors are fine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tpu_magics.check.rules import _shapes as shapes
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import RuleContext
 
 CODE = "TPU201"
 NAME = "boolean-mask-index"
@@ -38,17 +38,17 @@ WHY = shapes.WHY_MASK
 NODES = (ast.Subscript,)
 
 
-def check(node: ast.Subscript, at: Place) -> Iterator[Finding]:
+def check(node: ast.Subscript, ctx: RuleContext) -> Iterator[Finding]:
     if not isinstance(node.ctx, ast.Load):
         return
-    mask = shapes.mask_in(node, at)
-    if mask is None or not shapes.runs_on_xla(at, at.value(node.value), at.value(mask)):
+    mask = shapes.mask_in(node, ctx)
+    if mask is None or not shapes.runs_on_xla(ctx, ctx.value(node.value), ctx.value(mask)):
         return
-    if not shapes.is_said_beside(node, mask, at):
-        what, by = shapes.short(at, node, "this selection"), shapes.short(at, mask, "the mask")
-        yield at.finding(
+    if not shapes.is_reported_beside(node, mask, ctx):
+        what, by = shapes.short(ctx, node, "this selection"), shapes.short(ctx, mask, "the mask")
+        yield ctx.finding(
             node,
             f"The shape of {what} depends on the values of {by}.",
-            masks.without_mask(node, node.value, mask, at),
-            why=shapes.WHY_TF if shapes.is_tf(at, at.value(node.value), at.value(mask)) else None,
+            masks.without_mask(node, node.value, mask, ctx),
+            why=shapes.WHY_TF if shapes.is_tf(ctx, ctx.value(node.value), ctx.value(mask)) else None,
         )

@@ -1,20 +1,20 @@
-"""A tf.data training set whose last batch is short.
+"""A tf.data training set with a short last batch.
 
 What it does
-    Finds `.batch(n)`, `.padded_batch(n, ...)`, `.ragged_batch(n)`, `.bucket_by_sequence_length(...)` and a data
-    set's `to_tf_dataset(...)` without `drop_remainder=True`, for training (shuffled, given to `fit` or to a loop of
-    training steps, or named so), where the number of rows is not a multiple of `n` or is not known.
-Why it is bad
-    The last batch has fewer rows: another input shape, so XLA compiles the training step again. Without
-    `drop_remainder=True` the batch dimension is not known when the graph is traced either, which a TPU may refuse.
+    Reports `.batch(n)`, `.padded_batch(n, ...)`, `.ragged_batch(n)`, `.bucket_by_sequence_length(...)` and a dataset's
+    `to_tf_dataset(...)` without `drop_remainder=True`, for training (shuffled, passed to `fit` or to a loop of training
+    steps, or named so), if the number of rows is unknown or not a multiple of `n`.
+Why this is bad
+    The last batch has fewer rows. That is another input shape, so XLA compiles the training step again. Without
+    `drop_remainder=True` the batch dimension is also unknown when the graph is traced, which a TPU may not support.
 Example
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(1000).batch(32)
 Use instead
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(1000).batch(32, drop_remainder=True)
-What it cannot see
-    Whether a data set is for training, where neither its name nor its use says so; the length of what is read
-    from files: then it asks for `drop_remainder=True` to be safe. No rewrite is offered, as dropping rows changes
-    what is trained on.
+Limitations
+    A dataset for training is not found if neither its name nor its use shows it. The length of data that is read from
+    files is unknown and reported to be safe. There is no automatic fix, because dropping rows changes the training
+    data.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.rules import _recompiles as recompiles
-from tpu_magics.check.rules._lengths import rows, whole
+from tpu_magics.check.rules._dataset_lengths import rows, whole
 from tpu_magics.check.rules._origins import origin, own_nodes
 from tpu_magics.check.values import DATASET, MODEL, STRATEGY, TFDATA
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.place import Place
-    from tpu_magics.check.program import Call, Program
+    from tpu_magics.check.program import CallSite, CheckedProgram
+    from tpu_magics.check.rule_context import RuleContext
 
 CODE = "TPU306"
 NAME = "tf-remainder"
 GROUP = "recompiles"
-WHY = "A last batch with fewer rows is another input shape, and XLA compiles the training step again for it."
+WHY = "A last batch with fewer rows is another input shape, and XLA compiles the training step again."
 # Methods, with the positions of their batch size and of drop_remainder.
 _METHODS = {
     "batch": (0, 1),
@@ -48,7 +48,7 @@ _TRAINS = ("fit", "fit_generator", "train_on_batch")
 _FAR = 20
 
 
-def check_program(program: Program) -> Iterator[Finding]:
+def check_program(program: CheckedProgram) -> Iterator[Finding]:
     if not (program.uses("tensorflow") or program.uses("keras") or program.uses("datasets")):
         return
     for method in _METHODS:
@@ -56,63 +56,63 @@ def check_program(program: Program) -> Iterator[Finding]:
             if (found := _short(call)) is not None:
                 yield found
     for call in program.methods("to_tf_dataset", DATASET):
-        if not _drops(call, None) and call.at.constant(call.at.keyword(call.node, "shuffle")) is True:
-            yield _said(call, None, None)
+        if not _drops(call, None) and call.ctx.constant(call.ctx.argument(call.node, "shuffle")) is True:
+            yield _finding(call, None, None)
 
 
-def _short(call: Call) -> Finding | None:
-    at, node = call.at, call.node
+def _short(call: CallSite) -> Finding | None:
+    ctx, node = call.ctx, call.node
     size_at, drop_at = _METHODS[call.method]
     assert isinstance(node.func, ast.Attribute)
-    if at.open_keywords(node) or _drops(call, drop_at) or _in_lambda(at) or _is_a_look(call):
+    if ctx.has_unknown_arguments(node) or _drops(call, drop_at) or _in_lambda(ctx) or _is_preview(call):
         return None
-    number = whole(at, at.keyword(node, "batch_size", size_at))
-    length = rows(at, node.func.value)
+    number = whole(ctx, ctx.argument(node, "batch_size", size_at))
+    length = rows(ctx, node.func.value)
     if number == 1 or length == float("inf") or (number and length is not None and length % number == 0):
         return None
-    return _said(call, number, length) if _for_training(call) else None
+    return _finding(call, number, length) if _for_training(call) else None
 
 
-def _drops(call: Call, position: int | None) -> bool:
-    given = call.at.keyword(call.node, "drop_remainder", position)
-    return given is not None and call.at.constant(given) is not False
+def _drops(call: CallSite, position: int | None) -> bool:
+    given = call.ctx.argument(call.node, "drop_remainder", position)
+    return given is not None and call.ctx.constant(given) is not False
 
 
-def _in_lambda(at: Place) -> bool:
+def _in_lambda(ctx: RuleContext) -> bool:
     """`windows.flat_map(lambda window: window.batch(5))` makes rows, not batches of a training step."""
-    return at.function is not None and isinstance(at.function.node, ast.Lambda)
+    return ctx.function is not None and isinstance(ctx.function.node, ast.Lambda)
 
 
-def _is_a_look(call: Call) -> bool:
+def _is_preview(call: CallSite) -> bool:
     """`next(iter(data.batch(20)))`, `data.unbatch().batch(20)`: some rows to be shown, in batches of another size."""
     assert isinstance(call.node.func, ast.Attribute)
-    data, outer = call.node.func.value, call.at.parent(call.node)
+    data, outer = call.node.func.value, call.ctx.parent(call.node)
     again = isinstance(data, ast.Call) and _method(data) == "unbatch"
-    return again or (isinstance(outer, ast.Call) and call.at.name(outer) in ("builtins.iter", "builtins.next"))
+    return again or (isinstance(outer, ast.Call) and call.ctx.name(outer) in ("builtins.iter", "builtins.next"))
 
 
-def _said(call: Call, number: int | None, length: float | None) -> Finding:
+def _finding(call: CallSite, number: int | None, length: float | None) -> Finding:
     written = f".{call.method}({number})" if number and call.method == "batch" else f".{call.method}()"
     if number and length is not None:
         message = f"{written} gives this training set a last batch of {length % number:.0f} rows instead of {number}."
     else:
         message = f"{written} keeps the short last batch of this training set."
-    return call.at.finding(call.node, message, f"Write `.{call.method}(..., drop_remainder=True)`.")
+    return call.ctx.finding(call.node, message, f"Write `.{call.method}(..., drop_remainder=True)`.")
 
 
-# -- what is for training --------------------------------------------------------------------------------------------
+# -- training or evaluation -------------------------------------------------------------------------------------------
 
 
-def _for_training(call: Call) -> bool:
-    at, node = call.at, call.node
-    if id(node) in _trained_on(at.program):
+def _for_training(call: CallSite) -> bool:
+    ctx, node = call.ctx, call.node
+    if id(node) in _trained_on(ctx.program):
         return True
-    names = [*recompiles.given_names(at, node), *_names_of_chain(node)]
+    names = [*recompiles.target_names(ctx, node), *_names_of_chain(node)]
     if side := recompiles.side_of(names):
         return side == "training"
-    if at.function is not None and (side := recompiles.side_of([at.function.name])):
+    if ctx.function is not None and (side := recompiles.side_of([ctx.function.name])):
         return side == "training"
-    return any(_method(one) == "shuffle" for one in _chain(at, node)) or _shuffled_later(at, node)
+    return any(_method(one) == "shuffle" for one in _chain(ctx, node)) or _shuffled_later(ctx, node)
 
 
 def _names_of_chain(node: ast.Call) -> list[str]:
@@ -120,19 +120,19 @@ def _names_of_chain(node: ast.Call) -> list[str]:
     first: ast.AST = node
     while isinstance(first, ast.Call) and isinstance(first.func, ast.Attribute):
         first = first.func.value
-    return recompiles.told_by(first) if isinstance(first, (ast.Name, ast.Attribute, ast.Subscript)) else []
+    return recompiles.names_in_expression(first) if isinstance(first, (ast.Name, ast.Attribute, ast.Subscript)) else []
 
 
-def _chain(at: Place, node: ast.expr) -> Iterator[ast.Call]:
-    """The calls that a data set is made by, the last first: `data.shuffle(n).batch(b)`, through names."""
+def _chain(ctx: RuleContext, node: ast.expr) -> Iterator[ast.Call]:
+    """The calls that create a dataset, the last first: `data.shuffle(n).batch(b)`, also through names."""
     for _ in range(_FAR):
-        node, _path = origin(at, node)
+        node, _path = origin(ctx, node)
         if not isinstance(node, ast.Call):
             return
         yield node
-        yield from _returned(at, node)
+        yield from _returned(ctx, node)
         func = node.func
-        if isinstance(func, ast.Attribute) and at.value(func.value).kind in (TFDATA, DATASET):
+        if isinstance(func, ast.Attribute) and ctx.value(func.value).kind in (TFDATA, DATASET):
             node = func.value
         elif node.args:
             node = node.args[0]
@@ -140,64 +140,66 @@ def _chain(at: Place, node: ast.expr) -> Iterator[ast.Call]:
             return
 
 
-def _returned(at: Place, node: ast.Call) -> Iterator[ast.Call]:
+def _returned(ctx: RuleContext, node: ast.Call) -> Iterator[ast.Call]:
     """The chain that a function of the program returns."""
-    function = at.value(node.func).ref
+    function = ctx.value(node.func).ref
     calls = getattr(function, "calls", [])
     body = function.node.body if calls else []
     for one in own_nodes(body) if isinstance(body, list) else ():
-        if isinstance(one, ast.Return) and one.value is not None and calls[0].at is not at:
-            yield from _chain(calls[0].at, one.value)
+        if isinstance(one, ast.Return) and one.value is not None and calls[0].ctx is not ctx:
+            yield from _chain(calls[0].ctx, one.value)
 
 
 def _method(node: ast.Call) -> str:
     return node.func.attr if isinstance(node.func, ast.Attribute) else ""
 
 
-def _shuffled_later(at: Place, node: ast.AST) -> bool:
-    return any(isinstance(one, ast.Attribute) and one.attr == "shuffle" for one in at.parents(node))
+def _shuffled_later(ctx: RuleContext, node: ast.AST) -> bool:
+    return any(isinstance(one, ast.Attribute) and one.attr == "shuffle" for one in ctx.parents(node))
 
 
-def _trained_on(program: Program) -> set[int]:
-    """The ids of all calls in the chains of data sets that are trained on."""
+def _trained_on(program: CheckedProgram) -> set[int]:
+    """The ids of all calls in the chains of datasets that are trained on."""
     if "tf_trained_on" not in program.memo:
-        program.memo["tf_trained_on"] = {id(link) for at, data in _training_data(program) for link in _chain(at, data)}
+        program.memo["tf_trained_on"] = {
+            id(link) for ctx, data in _training_data(program) for link in _chain(ctx, data)
+        }
     found: set[int] = program.memo["tf_trained_on"]
     return found
 
 
-def _training_data(program: Program) -> Iterator[tuple[Place, ast.expr]]:
+def _training_data(program: CheckedProgram) -> Iterator[tuple[RuleContext, ast.expr]]:
     for method in _TRAINS:
         for call in program.methods(method, MODEL):
-            given = call.at.keyword(call.node, "x", 0)
+            given = call.ctx.argument(call.node, "x", 0)
             if given is not None:
-                yield call.at, given
+                yield call.ctx, given
     for call in [*program.methods("apply_gradients"), *program.methods("run", STRATEGY)]:
         if _updates(call):
             yield from _given_to_steps(call)
 
 
-def _updates(call: Call) -> bool:
+def _updates(call: CallSite) -> bool:
     """`strategy.run(f)` updates weights unless its name says that it evaluates."""
     if call.method != "run" or not call.node.args:
         return True
-    return recompiles.side_of(recompiles.told_by(call.node.args[0])) != "evaluation"
+    return recompiles.side_of(recompiles.names_in_expression(call.node.args[0])) != "evaluation"
 
 
-def _given_to_steps(call: Call) -> Iterator[tuple[Place, ast.expr]]:
-    """What the loops around a step go over, or what an iterator gives to the step."""
-    for at in _surroundings(call.at, 3):
-        for loop in at.loops:
+def _given_to_steps(call: CallSite) -> Iterator[tuple[RuleContext, ast.expr]]:
+    """The iterables of the loops around a step, or the arguments of `strategy.run`."""
+    for ctx in _surroundings(call.ctx, 3):
+        for loop in ctx.loops:
             if isinstance(loop.node, (ast.For, ast.AsyncFor)):
-                yield at, loop.node.iter
-    given = call.at.keyword(call.node, "args", 1) if call.method == "run" else None
+                yield ctx, loop.node.iter
+    given = call.ctx.argument(call.node, "args", 1) if call.method == "run" else None
     for one in given.elts if isinstance(given, (ast.Tuple, ast.List)) else ():
-        yield call.at, one
+        yield call.ctx, one
 
 
-def _surroundings(at: Place, far: int) -> Iterator[Place]:
-    """The place itself, and those that its function is called from."""
-    yield at
-    if at.function is not None and not at.loops and far:
-        for call in at.function.callers:
-            yield from _surroundings(call.at, far - 1)
+def _surroundings(ctx: RuleContext, far: int) -> Iterator[RuleContext]:
+    """The context itself, and those of the calls of its function."""
+    yield ctx
+    if ctx.function is not None and not ctx.loops and far:
+        for call in ctx.function.callers:
+            yield from _surroundings(call.ctx, far - 1)

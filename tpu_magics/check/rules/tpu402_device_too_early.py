@@ -1,13 +1,13 @@
-"""The XLA runtime is started before the workers.
+"""The XLA runtime starts before the workers.
 
 What it does
     Reports `Accelerator()`, `xm.xla_device()`, `torch_xla.device()`, `xr.world_size()`, `tensor.to("xla")`,
-    accelerate's `set_seed`, `TrainingArguments(...)` and the like where they run in the notebook (or in the main
-    process of a script) before workers are launched.
-Why it is bad
-    Each of them starts the XLA runtime in the process that launches. The workers cannot start it again: `xmp.spawn`
-    and `torch_xla.launch` stop with "Runtime is already initialized", accelerate with its own error, and tpu_magics
-    refuses.
+    accelerate's `set_seed`, `TrainingArguments(...)` and the like if they run in the notebook (or in the main process
+    of a script) before workers are launched.
+Why this is bad
+    Each of them starts the XLA runtime in the launching process. The workers cannot start it again: `xmp.spawn` and
+    `torch_xla.launch` fail with "Runtime is already initialized", accelerate fails with its own error, and tpu_magics
+    does not launch.
 Example
     accelerator = Accelerator()
 
@@ -21,10 +21,10 @@ Use instead
         model = accelerator.prepare(model)
 
     notebook_launcher(training_function, (model,))
-What it cannot see
-    What imported modules do. A notebook that launches nothing may use the device in its own cells, unless all of its
-    training waits in a function that nothing calls yet; so may code behind the launch, and a function that workers
-    alone call. In a notebook that uses tpu_magics, `set_seed` and `TrainingArguments` are kept from starting the
+Limitations
+    The effects of imported modules are unknown. A notebook that launches nothing may use the device in its own cells,
+    unless all of its training is in a function that nothing calls yet; so may code after the launch, and a function
+    that only workers call. In a notebook that uses tpu_magics, `set_seed` and `TrainingArguments` do not start the
     runtime.
 """
 
@@ -33,80 +33,82 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _device_globals, _launch, _runtime, _spelling, _workers
+from tpu_magics.check.rules import _device_globals, _launches, _runtime, _spelling, _workers
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.place import Place
-    from tpu_magics.check.program import Call, Function, Program
+    from tpu_magics.check.program import CallSite, CheckedProgram, Function
+    from tpu_magics.check.rule_context import RuleContext
 
 CODE = "TPU402"
 NAME = "device-too-early"
 GROUP = "launch"
 WHY = (
-    "It starts the XLA runtime in the process that launches the workers, which then cannot start it: "
+    "It starts the XLA runtime in the launching process, and the workers then cannot start it: "
     '"Runtime is already initialized".'
 )
 _DEPTH = 6
 
 
 NODES = _device_globals.NODES
-check = _device_globals.note
+check = _device_globals.collect_statements
 
 
-def check_program(program: Program) -> Iterator[Finding]:
+def check_program(program: CheckedProgram) -> Iterator[Finding]:
     starters = list(_runtime.starters(program))
     if not starters:
         return
-    launches = [one for one in _launch.launches(program) if one.ours or one.ranks != 1]
-    if not launches and not _is_to_be_launched(program):
+    launches = [one for one in _launches.launches(program) if one.ours or one.ranks != 1]
+    if not launches and not _is_launched_later(program):
         return
-    said = _device_globals.statements(program)
-    quiet = _launch.has_magics(program)
+    reported = _device_globals.statements(program)
+    quiet = _launches.has_magics(program)
     for call in starters:
         if (quiet and call.name in _runtime.QUIETED) or _runtime.on_cpu(call):
             continue
         launch = _launch_behind(call, launches)
-        if (launch is None and (launches or not _is_first_touch(call))) or _device_globals.is_said(call, said):
+        if (launch is None and (launches or not _is_first_use(call))) or _device_globals.is_reported(call, reported):
             continue
         yield _finding(call, launch)
 
 
-def _finding(call: Call, launch: _launch.Launch | None) -> Finding:
-    at = call.at
-    where = "in the notebook" if at.notebook else "in the main process"
+def _finding(call: CallSite, launch: _launches.LaunchSite | None) -> Finding:
+    ctx = call.ctx
+    where = "in the notebook" if ctx.notebook else "in the main process"
     before = f", before {_what(launch)} starts the workers" if launch is not None else ", not in the training function"
     name = launch.function.name if launch is not None and launch.function is not None else "the training function"
-    code = _spelling.shown(at.source(call.node))
-    return at.finding(call.node, f"{code} runs {where}{before}.", _fix(call, _spelling.shown(name) if launch else name))
+    code = _spelling.quoted(ctx.source(call.node))
+    return ctx.finding(
+        call.node, f"{code} runs {where}{before}.", _fix(call, _spelling.quoted(name) if launch else name)
+    )
 
 
-def _what(launch: _launch.Launch) -> str:
-    return f"`{launch.kind if launch.call is None or launch.kind != _launch.OURS else 'tpu_magics.train'}`"
+def _what(launch: _launches.LaunchSite) -> str:
+    return f"`{launch.kind if launch.call is None or launch.kind != _launches.OURS else 'tpu_magics.train'}`"
 
 
-def _fix(call: Call, name: str) -> str:
+def _fix(call: CallSite, name: str) -> str:
     if call.name == "accelerate.utils.set_seed":
-        return f"Call it inside {name}; `transformers.set_seed` leaves the runtime alone."
+        return f"Call it inside {name}, or use `transformers.set_seed`, which does not start the runtime."
     if call.name in _runtime.ACCELERATORS:
-        return f"Build it inside {name}: each worker needs one of its own."
+        return f"Create it inside {name}: each worker needs its own."
     return f"Move it into {name}."
 
 
-# -- is it before a launch
+# -- calls before a launch
 
 
-def _launch_behind(call: Call, launches: list[_launch.Launch]) -> _launch.Launch | None:
+def _launch_behind(call: CallSite, launches: list[_launches.LaunchSite]) -> _launches.LaunchSite | None:
     """The first launch that the call runs before, in the same process."""
-    if _workers.launches_of(call.at):
+    if _workers.launches_of(call.ctx):
         return None
-    return next((one for one in launches if _is_before(call, one, call.at.program, _DEPTH)), None)
+    return next((one for one in launches if _is_before(call, one, call.ctx.program, _DEPTH)), None)
 
 
-def _is_before(call: Call, launch: _launch.Launch, program: Program, depth: int) -> bool:
-    function = call.at.function
-    own = _launch.position_of(call.at, call.node)
-    launching = launch.call.at.function if launch.call is not None else None
+def _is_before(call: CallSite, launch: _launches.LaunchSite, program: CheckedProgram, depth: int) -> bool:
+    function = call.ctx.function
+    own = _launches.position_of(call.ctx, call.node)
+    launching = launch.call.ctx.function if launch.call is not None else None
     if function is launching:
         return own < launch.position
     if function is None:
@@ -114,38 +116,38 @@ def _is_before(call: Call, launch: _launch.Launch, program: Program, depth: int)
     return depth > 0 and any(_is_before(one, launch, program, depth - 1) for one in function.callers)
 
 
-def _reached_from_top(function: Function, depth: int) -> list[_launch.Position]:
-    """Where the top level calls a function, at the latest at the end."""
-    found: list[_launch.Position] = []
+def _reached_from_top(function: Function, depth: int) -> list[_launches.Position]:
+    """The positions at which the top level calls a function, at the latest the end."""
+    found: list[_launches.Position] = []
     for call in function.callers:
-        if call.at.function is None:
-            found.append(_launch.position_of(call.at, call.node))
-        elif depth > 0 and call.at.function is not function:
-            found += _reached_from_top(call.at.function, depth - 1)
-    return found or [(len(function.at.program.cells), 0, 0)]
+        if call.ctx.function is None:
+            found.append(_launches.position_of(call.ctx, call.node))
+        elif depth > 0 and call.ctx.function is not function:
+            found += _reached_from_top(call.ctx.function, depth - 1)
+    return found or [(len(function.ctx.program.cells), 0, 0)]
 
 
 # -- a notebook without a launch
 
 
-def _is_to_be_launched(program: Program) -> bool:
-    """Whether a notebook's training stands in a function that nothing calls yet, and it trains nowhere itself."""
+def _is_launched_later(program: CheckedProgram) -> bool:
+    """Whether a notebook's training is in a function that nothing calls yet, and it trains nowhere itself."""
     if not program.notebook:
         return False
     steps = [call for call in program.all_calls if _is_step(call)]
-    return bool(steps) and not any(_runs_in_notebook(call.at, _DEPTH) for call in steps)
+    return bool(steps) and not any(_runs_in_notebook(call.ctx, _DEPTH) for call in steps)
 
 
-def _is_step(call: Call) -> bool:
+def _is_step(call: CallSite) -> bool:
     return call.name.endswith((".optimizer_step", ".mark_step")) or call.method in ("backward", "train", "fit", "step")
 
 
-def _runs_in_notebook(at: Place, depth: int) -> bool:
-    if at.function is None:
+def _runs_in_notebook(ctx: RuleContext, depth: int) -> bool:
+    if ctx.function is None:
         return True
-    return depth > 0 and any(_runs_in_notebook(one.at, depth - 1) for one in at.function.callers)
+    return depth > 0 and any(_runs_in_notebook(one.ctx, depth - 1) for one in ctx.function.callers)
 
 
-def _is_first_touch(call: Call) -> bool:
+def _is_first_use(call: CallSite) -> bool:
     """The device or the accelerator itself, at notebook level."""
-    return call.at.top_level and call.name in (*_runtime.DEVICES, *_runtime.ACCELERATORS)
+    return call.ctx.top_level and call.name in (*_runtime.DEVICES, *_runtime.ACCELERATORS)

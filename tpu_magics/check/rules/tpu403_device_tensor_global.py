@@ -1,13 +1,13 @@
-"""What the notebook has put on its own device is used by workers.
+"""Workers use objects that the notebook has put on its own device.
 
 What it does
-    Reports tensors and models that the notebook (or the main process of a script) puts on an XLA device and that the
-    launched function reads as globals or is given, and optimisers that the notebook makes over CPU parameters and the
-    function uses without `accelerator.prepare`.
-Why it is bad
-    A tensor on the notebook's XLA device means nothing in a worker, which has a device of its own; and making it starts
-    the runtime before the workers. An optimiser keeps the parameters that it was made with: `model.to(device)` replaces
-    a model's parameters on XLA, so it trains nothing, without a word.
+    Reports tensors and models that the notebook (or the main process of a script) moves to an XLA device and that the
+    launched function reads as globals or receives as arguments, and optimizers that the notebook creates for CPU
+    parameters and the function uses without `accelerator.prepare`.
+Why this is bad
+    A worker has a device of its own and cannot use a tensor on the notebook's XLA device; and creating that tensor
+    starts the runtime before the workers. An optimizer keeps the parameters that it was created with: on XLA
+    `model.to(device)` replaces a model's parameters, so the optimizer trains nothing, without an error.
 Example
     weights = torch.ones(10).to(xm.xla_device())
 
@@ -19,8 +19,8 @@ Use instead
     def training_function(model):
         device = xm.xla_device()
         loss = cross_entropy(model(x), y, weight=weights.to(device))
-What it cannot see
-    Tensors that reach the function inside of other objects.
+Limitations
+    Tensors that reach the function inside other objects are not found.
 """
 
 from __future__ import annotations
@@ -30,72 +30,72 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.rules import _device_globals, _launch, _workers
+from tpu_magics.check.rules import _device_globals, _launches, _workers
 from tpu_magics.check.values import MODEL, OPTIMIZER
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.place import Place
-    from tpu_magics.check.program import Program
+    from tpu_magics.check.program import CheckedProgram
+    from tpu_magics.check.rule_context import RuleContext
 
 CODE = "TPU403"
 NAME = "device-tensor-global"
 GROUP = "launch"
-WHY = "A worker has a device and a runtime of its own: what lies on the notebook's XLA device cannot be used there."
+WHY = "A worker has its own device and runtime: it cannot use objects on the notebook's XLA device."
 WHY_OPTIMIZER = (
     "Moving a model to an XLA device replaces its parameters; this optimizer keeps the old ones and trains nothing, "
-    "without a word."
+    "without an error."
 )
 NODES = _device_globals.NODES
-check = _device_globals.note
+check = _device_globals.collect_statements
 
 
-def check_program(program: Program) -> Iterator[Finding]:
-    if not _launch.launches(program):
+def check_program(program: CheckedProgram) -> Iterator[Finding]:
+    if not _launches.launches(program):
         return
-    for node, at, name, launch in _device_globals.statements(program).values():
-        yield _on_device(node, at, name, launch)
-    for node, at in _device_globals.top_level(program):
-        yield from _optimizer(node, at, program)
+    for node, ctx, name, launch in _device_globals.statements(program).values():
+        yield _on_device(node, ctx, name, launch)
+    for node, ctx in _device_globals.top_level(program):
+        yield from _optimizer(node, ctx, program)
 
 
-def _on_device(node: _device_globals.Statement, at: Place, name: str, launch: _launch.Launch) -> Finding:
+def _on_device(node: _device_globals.Statement, ctx: RuleContext, name: str, launch: _launches.LaunchSite) -> Finding:
     assert node.value is not None
     who = _who(launch)
-    model = at.value(node.value).kind == MODEL
+    model = ctx.value(node.value).kind == MODEL
     what = "model" if model else "tensor"
     fix = f"Leave `{name}` on the CPU here, and move it to the device inside {who}."
     if model:
         fix = f"Leave `{name}` on the CPU here, and write `{name}.to(device)` (or accelerator.prepare) inside {who}."
-    return at.finding(node.value, f"The {what} `{name}` is put on an XLA device here, and {who} uses it.", fix)
+    return ctx.finding(node.value, f"The {what} `{name}` is moved to an XLA device here, and {who} uses it.", fix)
 
 
-def _who(launch: _launch.Launch) -> str:
+def _who(launch: _launches.LaunchSite) -> str:
     return f"`{launch.function.name}`" if launch.function is not None else "the launched function"
 
 
-# -- optimisers -------------------------------------------------------------------------------------------------------
+# -- optimizers -------------------------------------------------------------------------------------------------------
 
 
-def _optimizer(node: _device_globals.Statement, at: Place, program: Program) -> Iterator[Finding]:
-    value = at.value(node.value)
+def _optimizer(node: _device_globals.Statement, ctx: RuleContext, program: CheckedProgram) -> Iterator[Finding]:
+    value = ctx.value(node.value)
     if value.kind != OPTIMIZER or value.lib == "tf" or value.prepared or value.made is not node.value:
         return
-    position = _launch.position_of(at, node)
-    for name in _device_globals.names_set(node, at):
+    position = _launches.position_of(ctx, node)
+    for name in _device_globals.bound_names(node, ctx):
         launch = next(_device_globals.users(name, position, program), None)
         if launch is not None and not _is_prepared(name, launch, program):
             who = _who(launch)
-            fix = f"Make it inside {who}, after the model is on its device, or pass it through `accelerator.prepare`."
-            message = f"The optimizer `{name}` is made here over parameters on the CPU, and {who} uses it."
+            fix = f"Create it inside {who}, after the model is on its device, or pass it through `accelerator.prepare`."
+            message = f"The optimizer `{name}` is created here for parameters on the CPU, and {who} uses it."
             assert node.value is not None
-            yield at.finding(node.value, message, fix, WHY_OPTIMIZER)
+            yield ctx.finding(node.value, message, fix, WHY_OPTIMIZER)
 
 
-def _is_prepared(name: str, launch: _launch.Launch, program: Program) -> bool:
-    """Whether the workers give the optimiser to accelerate (or to a Trainer, which does)."""
+def _is_prepared(name: str, launch: _launches.LaunchSite, program: CheckedProgram) -> bool:
+    """Whether the workers pass the optimizer to accelerate (or to a Trainer, which does)."""
     names = {name, *_device_globals.parameters_for(name, launch)}
-    for function in _workers.reached(launch, program):
+    for function in _workers.worker_functions(launch, program):
         for call in function.calls:
             if call.method not in ("prepare", "prepare_optimizer") and not call.name.endswith("Trainer"):
                 continue

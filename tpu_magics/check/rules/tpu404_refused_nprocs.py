@@ -1,20 +1,20 @@
-"""A number of processes that torch_xla does not take.
+"""A number of processes that torch_xla does not support.
 
 What it does
-    Reports `xmp.spawn(f, nprocs=N)` with any other number than 1 and None, and `notebook_launcher(f, num_processes=N)`
-    with any other than 1 and 8, where the call is not in a `%%tpu_train` cell.
-Why it is bad
-    torch_xla starts one process per chip, or one in all. `xmp.spawn` raises `Unsupported nprocs (N)` for any other
-    number. `notebook_launcher` ignores the number on a TPU since accelerate 1.3; before, it handed it to `xmp.spawn`.
+    Reports `xmp.spawn(f, nprocs=N)` with any number except 1 and None, and `notebook_launcher(f, num_processes=N)` with
+    any number except 1 and 8, if the call is not in a `%%tpu_train` cell.
+Why this is bad
+    torch_xla starts one process per chip, or a single one. `xmp.spawn` raises `Unsupported nprocs (N)` for any other
+    number. `notebook_launcher` ignores the number on a TPU since accelerate 1.3; before, it passed it to `xmp.spawn`.
 Example
     xmp.spawn(_mp_fn, args=(flags,), nprocs=8)
 Use instead
     xmp.spawn(_mp_fn, args=(flags,))
     # in a cell with %%tpu_train on top nprocs=8 is honoured, and rehearsed where there is no TPU
-What it cannot see
-    Numbers that are known only when the program runs. `num_processes=8` is the guides' form for a host with eight
-    chips and is not reported, though four processes are started where there are four. Calls with
-    `mixed_precision="fp16"` are taken for a GPU's.
+Limitations
+    Numbers that are known only at run time are not checked. `num_processes=8` is the form of the guides for a host with
+    eight chips and is not reported, although a host with four chips starts four processes. Calls with
+    `mixed_precision="fp16"` are taken to be for GPUs.
 """
 
 from __future__ import annotations
@@ -22,53 +22,53 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _launch
+from tpu_magics.check.rules import _launches
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.program import Program
+    from tpu_magics.check.program import CheckedProgram
 
 CODE = "TPU404"
 NAME = "refused-nprocs"
 GROUP = "launch"
-WHY = "torch_xla takes 1 or None only, and raises `Unsupported nprocs` for any other number before a worker starts."
+WHY = "torch_xla accepts only 1 or None, and raises `Unsupported nprocs` for any other number before a worker starts."
 WHY_NOTEBOOK = (
-    "On a TPU accelerate ignores num_processes and starts one process per chip; before 1.3 it handed the number to "
-    "torch_xla, which takes 1 or None only."
+    "On a TPU, accelerate ignores num_processes and starts one process per chip; before 1.3 it passed the number to "
+    "torch_xla, which accepts only 1 or None."
 )
-# What a host with one or with eight chips starts in any case.
+# Numbers that a host with one or eight chips starts anyway.
 FINE = (None, 0, 1, 8)
 
 
-def check_program(program: Program) -> Iterator[Finding]:
-    for launch in _launch.launches(program):
+def check_program(program: CheckedProgram) -> Iterator[Finding]:
+    for launch in _launches.launches(program):
         if launch.call is None or launch.ours or not isinstance(launch.ranks, int):
             continue
-        if _launch.is_for_gpus(program):
+        if _launches.is_for_gpus(program):
             continue
-        if launch.kind == _launch.SPAWN and launch.ranks != 1:
+        if launch.kind == _launches.SPAWN and launch.ranks != 1:
             yield _spawn(launch)
-        elif launch.kind == _launch.NOTEBOOK and launch.ranks not in FINE and not _for_gpus(launch):
+        elif launch.kind == _launches.NOTEBOOK and launch.ranks not in FINE and not _for_gpus(launch):
             yield _notebook(launch)
 
 
-def _spawn(launch: _launch.Launch) -> Finding:
+def _spawn(launch: _launches.LaunchSite) -> Finding:
     assert launch.call is not None
     given = launch.argument("nprocs", 2)
-    at, node = launch.call.at, given if given is not None else launch.call.node
-    fix = "Leave nprocs away: one process is started for each chip (nprocs=1 starts a single one)."
-    edits = (at.replace(given, "None"),) if given is not None else ()
-    return at.finding(node, f"`xmp.spawn` is asked for {launch.ranks} processes.", fix, edits=edits)
+    ctx, node = launch.call.ctx, given if given is not None else launch.call.node
+    fix = "Remove nprocs: torch_xla starts one process per chip (with nprocs=1 a single one)."
+    edits = (ctx.replace(given, "None"),) if given is not None else ()
+    return ctx.finding(node, f"`xmp.spawn` is called with {launch.ranks} processes.", fix, edits=edits)
 
 
-def _notebook(launch: _launch.Launch) -> Finding:
+def _notebook(launch: _launches.LaunchSite) -> Finding:
     assert launch.call is not None
-    at, given = launch.call.at, launch.argument("num_processes", 2)
-    message = f"`notebook_launcher` is asked for {launch.ranks} processes."
-    fix = "Leave num_processes away, or put `%%tpu_train` on top of the cell: that launcher honours the number."
-    return at.finding(given if given is not None else launch.call.node, message, fix, WHY_NOTEBOOK)
+    ctx, given = launch.call.ctx, launch.argument("num_processes", 2)
+    message = f"`notebook_launcher` is called with {launch.ranks} processes."
+    fix = "Remove num_processes, or put `%%tpu_train` at the top of the cell, which uses the number."
+    return ctx.finding(given if given is not None else launch.call.node, message, fix, WHY_NOTEBOOK)
 
 
-def _for_gpus(launch: _launch.Launch) -> bool:
+def _for_gpus(launch: _launches.LaunchSite) -> bool:
     assert launch.call is not None
-    return bool(launch.call.at.constant(launch.argument("mixed_precision", 3)) == "fp16")
+    return bool(launch.call.ctx.constant(launch.argument("mixed_precision", 3)) == "fp16")

@@ -1,12 +1,13 @@
-"""A collective that only some ranks enter.
+"""A collective that only some ranks call.
 
 What it does
     Reports collectives (`xm.all_reduce`, `xm.rendezvous`, `xm.mesh_reduce`, `xm.optimizer_step`, `dist.barrier`,
     `accelerator.gather`, `accelerator.wait_for_everyone`, `trainer.evaluate`, ...) inside a branch on the rank, after
-    `if not is_main: return`, in a function for the main process only; and calls there of functions that contain one.
-Why it is bad
-    A collective ends when all ranks have entered it. The ranks that do enter wait for the others for ever, without a
-    message.
+    `if not is_main: return`, or in a function for the main process only; and calls there of functions that contain a
+    collective.
+Why this is bad
+    A collective finishes only after all ranks have called it. The ranks that call it wait for the others forever,
+    without an error.
 Example
     if accelerator.is_main_process:
         mean = accelerator.gather(loss).mean()
@@ -15,10 +16,10 @@ Use instead
     mean = accelerator.gather(loss).mean()
     if accelerator.is_main_process:
         print(mean)
-What it cannot see
-    Ranks that leave a loop at different rounds, and conditions that depend on the rank in roundabout ways.
-    `xm.save` and `accelerator.save_state` wait for no other rank in torch_xla 2.9 and accelerate 1.15 and are not
-    reported. A collective for which the other ranks have the same call in the opposite branch is fine.
+Limitations
+    Ranks that leave a loop after different numbers of iterations, and conditions that depend on the rank indirectly,
+    are not found. `xm.save` and `accelerator.save_state` wait for no other rank in torch_xla 2.9 and accelerate 1.15
+    and are not reported. A collective is fine if the other ranks make the same call in the opposite branch.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.rules import _ranks, _workers
+from tpu_magics.check.rules import _ranks, _spelling, _workers
 from tpu_magics.check.values import ACCELERATOR, TRAINER
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.place import Place
-    from tpu_magics.check.program import Call, Function, Program
+    from tpu_magics.check.program import CallSite, CheckedProgram, Function
+    from tpu_magics.check.rule_context import RuleContext
 
 CODE = "TPU406"
 NAME = "rank-branch-collective"
 GROUP = "launch"
-WHY = "A collective ends when all ranks have entered it: the ranks that enter this one wait for the others for ever."
+WHY = "A collective finishes only after all ranks have called it: the ranks that call this one wait forever."
 _XM = "torch_xla.core.xla_model."
 COLLECTIVES = frozenset(
     [_XM + one for one in ("all_reduce", "all_gather", "all_to_all", "reduce_scatter", "collective_permute",
@@ -56,101 +57,96 @@ METHODS = {
         "check_trigger")),
     TRAINER: frozenset(("train", "evaluate", "predict")),
 }  # fmt: skip
-# Among some ranks only: then only these enter.
+# Arguments that limit a collective to some ranks.
 _GROUPS = ("group", "groups", "replicas")
-# On names that people give to an accelerator only.
+# Methods that only an accelerator has.
 _ONLY_THERE = frozenset(("gather_for_metrics", "wait_for_everyone"))
 
 
-def check_program(program: Program) -> Iterator[Finding]:
+def check_program(program: CheckedProgram) -> Iterator[Finding]:
     if not program.xla:
         return
     holders = _holders(program)
     for call in program.all_calls:
         callee = _workers.targets(program).get(id(call.node))
         if is_collective(call):
-            yield from _judge(call, "", program)
+            yield from _check_branch(call, "", program)
         elif callee in holders and callee is not None:
-            yield from _judge(call, holders[callee], program)
+            yield from _check_branch(call, holders[callee], program)
 
 
-def is_collective(call: Call) -> bool:
+def is_collective(call: CallSite) -> bool:
     """Whether a call waits for the other ranks."""
     if call.name:
         return call.name in COLLECTIVES and not any(one.arg in _GROUPS for one in call.node.keywords)
     return call.method in METHODS.get(call.receiver.kind, ()) or call.method in _ONLY_THERE
 
 
-def _judge(call: Call, inside: str, program: Program) -> Iterator[Finding]:
-    at = call.at
-    if _single(at):
+def _check_branch(call: CallSite, inside: str, program: CheckedProgram) -> Iterator[Finding]:
+    ctx = call.ctx
+    if _is_single_process(ctx):
         return
-    found = _ranks.guard(call.node, at)
-    function = at.function
+    found = _ranks.guard(call.node, ctx)
+    function = ctx.function
     if found is None:
         if inside or function is None or not _ranks.is_for_one_rank(function):
             return
-        where = f"in `{function.name}`, which one rank only runs"
+        where = f"in `{function.name}`, which only one rank runs"
     else:
-        if _others_do(call, found, program):
+        if _is_called_by_others(call, found, program):
             return
-        where = f"under `{_short(at.source(found.test))}`, which depends on the rank"
-    name = f"`{_short(at.source(call.node.func))}`"
-    what = f"{name} contains the collective `{inside}` and is called" if inside else f"The collective {name} stands"
+        where = f"under `{_spelling.shortened(ctx.source(found.test))}`, which depends on the rank"
+    name = f"`{_spelling.shortened(ctx.source(call.node.func))}`"
+    what = f"{name} contains the collective `{inside}` and is called" if inside else f"The collective {name} is called"
     fix = (
-        f"Call {name} on every rank, outside of the branch, and keep only what one rank does (printing, saving) inside."
+        f"Call {name} on every rank, outside the branch, and keep only the work of one rank (printing, saving) inside."
     )
-    yield at.finding(call.node, f"{what} {where}.", fix)
+    yield ctx.finding(call.node, f"{what} {where}.", fix)
 
 
-def _single(at: Place) -> bool:
-    """Whether one process only runs the code, for certain."""
-    found = _workers.launches_of(at)
+def _is_single_process(ctx: RuleContext) -> bool:
+    """Whether certainly only one process runs the code."""
+    found = _workers.launches_of(ctx)
     return bool(found) and all(one.ranks == 1 for one in found)
-
-
-def _short(text: str, most: int = 60) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= most else line[: most - 3] + "..."
 
 
 # -- the other ranks --------------------------------------------------------------------------------------------------
 
 
-def _others_do(call: Call, guard: _ranks.Guard, program: Program) -> bool:
-    """Whether the ranks that do not come here enter the same collective in their own branch."""
-    spelling = _spelling(call.node)
-    if any(_spelling(node) == spelling for one in guard.others for node in nodes_of(one)):
+def _is_called_by_others(call: CallSite, guard: _ranks.RankGuard, program: CheckedProgram) -> bool:
+    """Whether the other ranks call the same collective in their branch."""
+    spelling = _callee_code(call.node)
+    if any(_callee_code(node) == spelling for one in guard.others for node in nodes_of(one)):
         return True
     if guard.main is None:
         return False
-    others = (one for one in program.all_calls if one.node is not call.node and one.at.function is call.at.function)
-    found = (_ranks.guard(one.node, one.at) for one in others if _spelling(one.node) == spelling)
+    others = (one for one in program.all_calls if one.node is not call.node and one.ctx.function is call.ctx.function)
+    found = (_ranks.guard(one.node, one.ctx) for one in others if _callee_code(one.node) == spelling)
     return any(one is not None and one.main is (not guard.main) for one in found)
 
 
-def _spelling(node: ast.AST) -> str:
+def _callee_code(node: ast.AST) -> str:
     return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
 
 
 # -- functions that contain one
 
 
-def _holders(program: Program) -> dict[Function, str]:
-    """Functions of the program that enter a collective on every rank that runs them, with its spelling."""
+def _holders(program: CheckedProgram) -> dict[Function, str]:
+    """Functions of the program that call a collective on every rank that runs them, with its code."""
     found: dict[Function, str] = {}
     for call in program.all_calls:
-        function = call.at.function
+        function = call.ctx.function
         if function is None or function in found or not is_collective(call):
             continue
-        if _ranks.guard(call.node, call.at) is None and not _ranks.is_for_one_rank(function):
-            found[function] = _short(call.at.source(call.node.func))
+        if _ranks.guard(call.node, call.ctx) is None and not _ranks.is_for_one_rank(function):
+            found[function] = _spelling.shortened(call.ctx.source(call.node.func))
     waiting = list(found)
     while waiting:
         one = waiting.pop()
         for call in one.callers:
-            outer = call.at.function
-            if outer is not None and outer not in found and _ranks.guard(call.node, call.at) is None:
+            outer = call.ctx.function
+            if outer is not None and outer not in found and _ranks.guard(call.node, call.ctx) is None:
                 found[outer] = found[one]
                 waiting.append(outer)
     return found

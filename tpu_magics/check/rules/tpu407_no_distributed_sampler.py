@@ -3,8 +3,8 @@
 What it does
     Reports a `DataLoader` for training without a distributed sampler in the workers of a hand-written loop: launched in
     several processes, without accelerate or a Trainer.
-Why it is bad
-    Each rank then goes through the whole data set: eight chips do the work of one eight times, and an epoch is as long
+Why this is bad
+    Each rank then trains on the whole dataset: eight chips do the work of one, eight times, and an epoch takes as long
     as on one chip.
 Example
     def _mp_fn(index):
@@ -13,9 +13,9 @@ Use instead
     def _mp_fn(index):
         sampler = DistributedSampler(dataset, num_replicas=xr.world_size(), rank=xr.global_ordinal(), shuffle=True)
         loader = DataLoader(dataset, batch_size=32, sampler=sampler)
-What it cannot see
-    Data sets that already differ between ranks in ways that the code does not show. Loaders for evaluation (by their
-    names, or used without a step), iterable data sets, and data that depends on the rank are not reported.
+Limitations
+    A dataset that already differs between ranks is reported if the code does not show it. Loaders for evaluation (by
+    name, or used without a step), iterable datasets, and data that depends on the rank are not reported.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from tpu_magics.check.values import NOTHING, NUMBER
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.place import Place
-    from tpu_magics.check.program import Call, Program
+    from tpu_magics.check.program import CallSite, CheckedProgram
+    from tpu_magics.check.rule_context import RuleContext
 
 CODE = "TPU407"
 NAME = "no-distributed-sampler"
 GROUP = "launch"
-WHY = "Each rank goes through the whole data set: all chips do the same work, and an epoch is as long as on one."
+WHY = "Each rank trains on the whole dataset: all chips do the same work, and an epoch takes as long as on one chip."
 _PLAIN_SAMPLERS = frozenset(
     "torch.utils.data." + one for one in ("RandomSampler", "SequentialSampler", "WeightedRandomSampler")
 )
@@ -45,68 +45,68 @@ _SPLITS = re.compile(
 )
 
 
-def check_program(program: Program) -> Iterator[Finding]:
+def check_program(program: CheckedProgram) -> Iterator[Finding]:
     if not program.uses("torch_xla") or program.calls("transformers.Trainer"):
         return
     for call in program.calls(_loaders.LOADER):
-        if not _is_in_workers(call, program) or _steps.is_handled(call.at) or _is_split(call):
+        if not _is_in_workers(call, program) or _steps.is_handled(call.ctx) or _is_split(call):
             continue
         if not _loaders.is_for_evaluation(call, program):
             yield _finding(call)
 
 
-def _finding(call: Call) -> Finding:
-    at = call.at
-    data = at.keyword(call.node, "dataset", 0)
-    shown = at.source(data) if data is not None else "dataset"
+def _finding(call: CallSite) -> Finding:
+    ctx = call.ctx
+    data = ctx.argument(call.node, "dataset", 0)
+    shown = ctx.source(data) if data is not None else "dataset"
     sampler = f"DistributedSampler({shown}, num_replicas=xr.world_size(), rank=xr.global_ordinal())"
-    instead = " instead of `shuffle`" if at.keyword(call.node, "shuffle", 2) is not None else ""
-    fix = f"Give it `sampler={sampler}`{instead}."
-    return at.finding(call.node, f"The DataLoader over `{shown}` gives every rank all of the data.", fix)
+    instead = " instead of `shuffle`" if ctx.argument(call.node, "shuffle", 2) is not None else ""
+    fix = f"Pass `sampler={sampler}`{instead}."
+    return ctx.finding(call.node, f"The DataLoader over `{shown}` gives every rank all of the data.", fix)
 
 
-def _is_in_workers(call: Call, program: Program) -> bool:
+def _is_in_workers(call: CallSite, program: CheckedProgram) -> bool:
     """Whether several workers use the loader: they make it, or read it from the notebook."""
-    if _workers.in_several(call.at):
+    if _workers.in_several(call.ctx):
         return True
-    if not call.at.top_level or _workers.launches_of(call.at):
+    if not call.ctx.top_level or _workers.launches_of(call.ctx):
         return False
     name = _loaders.target(call)
     readers = [one for one in program.functions if name in one.reads and one.calls]
-    return bool(name) and any(_workers.in_several(one.calls[0].at) for one in readers)
+    return bool(name) and any(_workers.in_several(one.calls[0].ctx) for one in readers)
 
 
-def _is_split(call: Call) -> bool:
-    """Whether the ranks get different data, or it cannot be told."""
-    at, node = call.at, call.node
-    if at.open_keywords(node) or at.keyword(node, "batch_sampler", 4) is not None:
+def _is_split(call: CallSite) -> bool:
+    """Whether the ranks get different data, or it is unknown."""
+    ctx, node = call.ctx, call.node
+    if ctx.has_unknown_arguments(node) or ctx.argument(node, "batch_sampler", 4) is not None:
         return True
-    sampler = at.keyword(node, "sampler", 3)
-    if sampler is not None and not _is_plain(sampler, at):
+    sampler = ctx.argument(node, "sampler", 3)
+    if sampler is not None and not _is_plain(sampler, ctx):
         return True
-    data = at.keyword(node, "dataset", 0)
-    return data is None or _is_own(data, at)
+    data = ctx.argument(node, "dataset", 0)
+    return data is None or _is_own(data, ctx)
 
 
-def _is_plain(sampler: ast.expr, at: Place) -> bool:
-    """A sampler that knows of no ranks."""
-    value = at.value(sampler)
+def _is_plain(sampler: ast.expr, ctx: RuleContext) -> bool:
+    """Whether a sampler ignores ranks."""
+    value = ctx.value(sampler)
     if value.kind == NUMBER and value.const is not NOTHING:
         return value.const is None and isinstance(sampler, ast.Constant)
     return value.name in _PLAIN_SAMPLERS
 
 
-def _is_own(data: ast.expr, at: Place) -> bool:
-    """Whether the data set depends on the rank, or is an iterable one that splits itself."""
-    value = at.value(data)
+def _is_own(data: ast.expr, ctx: RuleContext) -> bool:
+    """Whether the dataset depends on the rank, or is an iterable dataset that splits itself."""
+    value = ctx.value(data)
     if "IterableDataset" in value.name:
         return True
     if value.ref is not None and any("IterableDataset" in base for base in value.ref.all_bases()):
         return True
-    if _ranks.depends(data, at) or _SPLITS.search(at.source(data)):
+    if _ranks.depends(data, ctx) or _SPLITS.search(ctx.source(data)):
         return True
     made = value.made
-    if made is not None and _SPLITS.search(at.program.cells[value.made_at.cell_index].segment(made)):
+    if made is not None and _SPLITS.search(ctx.program.cells[value.made_ctx.cell_index].segment(made)):
         return True
-    values = _ranks.definitions(at.function).get(data.id, []) if isinstance(data, ast.Name) and at.function else []
-    return any(_ranks.depends(one, at) or _SPLITS.search(at.source(one)) for one in values)
+    values = _ranks.definitions(ctx.function).get(data.id, []) if isinstance(data, ast.Name) and ctx.function else []
+    return any(_ranks.depends(one, ctx) or _SPLITS.search(ctx.source(one)) for one in values)

@@ -1,13 +1,13 @@
-"""Mixed precision as it is done on a GPU.
+"""Mixed precision as on a GPU.
 
 What it does
-    Finds `torch.cuda.amp.autocast` and `GradScaler` (also `torch.amp.GradScaler` and `torch_xla.amp.GradScaler`),
+    Reports `torch.cuda.amp.autocast` and `GradScaler` (also `torch.amp.GradScaler` and `torch_xla.amp.GradScaler`),
     `torch.autocast("cuda")`, autocast to float16, `mixed_precision="fp16"` of `Accelerator` and `notebook_launcher`,
-    float16 as default dtype, models loaded as float16, and Keras' `mixed_float16` policy.
-Why it is bad
-    A TPU computes in bfloat16, which has the range of float32, and not in float16. Autocast for "cuda" leaves what runs
-    on XLA in float32. A gradient scaler has nothing to save there, and reads on the host at each step whether a
-    gradient overflowed. `Accelerator(mixed_precision="fp16")` raises on a TPU.
+    float16 as the default dtype, models that are loaded as float16, and Keras' `mixed_float16` policy.
+Why this is bad
+    A TPU computes in bfloat16, which has the range of float32, and not in float16. Autocast for "cuda" leaves XLA
+    operations in float32. A gradient scaler is not needed there, and it reads on the host in each step whether a
+    gradient overflowed. `Accelerator(mixed_precision="fp16")` raises an error on a TPU.
 Example
     scaler = torch.cuda.amp.GradScaler()
     with torch.cuda.amp.autocast():
@@ -15,9 +15,9 @@ Example
 Use instead
     with torch.autocast("xla", dtype=torch.bfloat16):
         loss = model(**batch).loss
-What it cannot see
-    A precision that a configuration file or the command line chooses, or that comes through two functions. Nothing is
-    said under a condition that asks for a GPU, and in a program that sends everything to "cuda" and has no sign of XLA.
+Limitations
+    A precision from a configuration file or the command line, or one that is passed through two functions, is unknown.
+    Code under a condition for a GPU, and programs that move everything to "cuda" and do not use XLA, are not reported.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ import ast
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _handed as handed
+from tpu_magics.check.rules import _call_arguments as handed
 from tpu_magics.check.rules import _precision as precision
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import RuleContext
 
 CODE = "TPU502"
 NAME = "cuda-amp"
@@ -40,14 +40,14 @@ WHY = "A TPU computes in bfloat16, which has the range of float32, and not in fl
 NODES = (ast.Call,)
 
 _WHY_SCALER = (
-    "bfloat16 has the range of float32, so that on a TPU there is nothing to scale, and the scaler reads on the host "
-    "at each step whether a gradient overflowed."
+    "bfloat16 has the range of float32, so a TPU needs no scaling, and the scaler reads on the host in each step "
+    "whether a gradient overflowed."
 )
 _WHY_CUDA = 'Autocast for "cuda" does nothing on an XLA device: its operations stay in float32.'
-_WHY_ACCELERATE = "accelerate refuses fp16 on a TPU, which computes in bfloat16."
+_WHY_ACCELERATE = "accelerate raises an error for fp16 on a TPU, which computes in bfloat16."
 _AUTOCAST = 'Write `torch.autocast("xla", dtype=torch.bfloat16)`.'
 _SCALER = (
-    "Remove the scaler, call `loss.backward()` and step the optimizer as it is; for mixed precision write "
+    "Remove the scaler, and call `loss.backward()` and `optimizer.step()` directly; for mixed precision write "
     '`torch.autocast("xla", dtype=torch.bfloat16)`.'
 )
 
@@ -68,106 +68,108 @@ _POLICIES = (
 _FLOATX = ("keras.backend.set_floatx", "keras.config.set_floatx")
 _CPU = "cpu"
 
-Said = tuple[str, str, str]  # message, fix, why
+MessageParts = tuple[str, str, str]  # message, fix, why
 
 
-def check(node: ast.Call, at: Place) -> Iterator[Finding]:
-    said = _loading(node, at) if any(one.arg in _LOADING or one.arg is None for one in node.keywords) else None
-    if said is None and (ask := _ASKED.get(at.name(node))) is not None:
-        said = ask(node, at)
-    if said is not None and not precision.is_for_gpu(node, at):
-        message, fix, why = said
-        yield at.finding(node, message, fix, why=why)
+def check(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
+    parts = _loading(node, ctx) if any(one.arg in _LOADING or one.arg is None for one in node.keywords) else None
+    if parts is None and (handler := _HANDLERS.get(ctx.name(node))) is not None:
+        parts = handler(node, ctx)
+    if parts is not None and not precision.is_for_gpu(node, ctx):
+        message, fix, why = parts
+        yield ctx.finding(node, message, fix, why=why)
 
 
-def _is_disabled(node: ast.Call, at: Place) -> bool:
-    """`enabled=False`, or enabled where there is a GPU."""
-    enabled = at.keyword(node, "enabled")
-    return enabled is not None and (at.constant(enabled) is False or precision.mentions_gpu(enabled, at))
+def _is_disabled(node: ast.Call, ctx: RuleContext) -> bool:
+    """`enabled=False`, or enabled only with a GPU."""
+    enabled = ctx.argument(node, "enabled")
+    return enabled is not None and (ctx.constant(enabled) is False or precision.mentions_gpu(enabled, ctx))
 
 
-def _cuda_autocast(node: ast.Call, at: Place) -> Said | None:
-    if _is_disabled(node, at):
+def _cuda_autocast(node: ast.Call, ctx: RuleContext) -> MessageParts | None:
+    if _is_disabled(node, ctx):
         return None
-    return f"{at.source(node.func)} switches on mixed precision for CUDA.", _AUTOCAST, _WHY_CUDA
+    return f"{ctx.source(node.func)} enables mixed precision for CUDA.", _AUTOCAST, _WHY_CUDA
 
 
-def _autocast(node: ast.Call, at: Place) -> Said | None:
-    device = at.constant(at.keyword(node, "device_type", 0))
-    if _is_disabled(node, at) or device == _CPU:
+def _autocast(node: ast.Call, ctx: RuleContext) -> MessageParts | None:
+    device = ctx.constant(ctx.argument(node, "device_type", 0))
+    if _is_disabled(node, ctx) or device == _CPU:
         return None
     if device == "cuda":
-        return f"{at.source(node.func)} switches on mixed precision for CUDA.", _AUTOCAST, _WHY_CUDA
-    position = 2 if at.name(node) == "torch_xla.amp.autocast" else 1
-    if precision.is_float16(at.keyword(node, "dtype", position), at):
-        return f"{at.source(node.func)} computes in float16.", _AUTOCAST, WHY
+        return f"{ctx.source(node.func)} enables mixed precision for CUDA.", _AUTOCAST, _WHY_CUDA
+    position = 2 if ctx.name(node) == "torch_xla.amp.autocast" else 1
+    if precision.is_float16(ctx.argument(node, "dtype", position), ctx):
+        return f"{ctx.source(node.func)} computes in float16.", _AUTOCAST, WHY
     return None
 
 
-def _scaler(node: ast.Call, at: Place) -> Said | None:
-    device = at.constant(at.keyword(node, "device", 0))
-    if _is_disabled(node, at) or (isinstance(device, str) and device.partition(":")[0] not in ("cuda", "xla")):
+def _scaler(node: ast.Call, ctx: RuleContext) -> MessageParts | None:
+    device = ctx.constant(ctx.argument(node, "device", 0))
+    if _is_disabled(node, ctx) or (isinstance(device, str) and device.partition(":")[0] not in ("cuda", "xla")):
         return None
-    return f"{at.source(node.func)} scales gradients for float16.", _SCALER, _WHY_SCALER
+    return f"{ctx.source(node.func)} scales gradients for float16.", _SCALER, _WHY_SCALER
 
 
-def _accelerate(node: ast.Call, at: Place) -> Said | None:
-    asked = handed.constants(at.keyword(node, "mixed_precision"), at)
-    if "fp16" not in asked or at.constant(at.keyword(node, "cpu")) is True:
+def _accelerate(node: ast.Call, ctx: RuleContext) -> MessageParts | None:
+    precisions = handed.constants(ctx.argument(node, "mixed_precision"), ctx)
+    if "fp16" not in precisions or ctx.constant(ctx.argument(node, "cpu")) is True:
         return None
-    called, written = at.source(node.func), at.constant(at.keyword(node, "mixed_precision")) == "fp16"
-    fix = 'Write `mixed_precision="bf16"`.' if written else 'Give the function "bf16" for it, or make that its default.'
-    return f'{called} is told to train with mixed_precision="fp16".', fix, _WHY_ACCELERATE
+    called, written = ctx.source(node.func), ctx.constant(ctx.argument(node, "mixed_precision")) == "fp16"
+    fix = 'Write `mixed_precision="bf16"`.' if written else 'Pass "bf16" to the function, or make that its default.'
+    return f'{called} uses mixed_precision="fp16".', fix, _WHY_ACCELERATE
 
 
-def _default_dtype(node: ast.Call, at: Place) -> Said | None:
-    given = node.args[0] if node.args else at.keyword(node, "d") or at.keyword(node, "t")
-    named = at.name(given) in precision.FLOAT16_TENSORS or at.constant(given) in precision.FLOAT16_TENSORS
-    if given is None or not (named or precision.is_float16(given, at)):
+def _default_dtype(node: ast.Call, ctx: RuleContext) -> MessageParts | None:
+    given = node.args[0] if node.args else ctx.argument(node, "d") or ctx.argument(node, "t")
+    named = ctx.name(given) in precision.FLOAT16_TENSORS or ctx.constant(given) in precision.FLOAT16_TENSORS
+    if given is None or not (named or precision.is_float16(given, ctx)):
         return None
     fix = 'Leave the default float32 and use `torch.autocast("xla", dtype=torch.bfloat16)`.'
-    return f"{at.source(node.func)} makes float16 the default.", fix, WHY
+    return f"{ctx.source(node.func)} makes float16 the default dtype.", fix, WHY
 
 
-def _policy(node: ast.Call, at: Place) -> Said | None:
-    named = at.constant(at.keyword(node, "name", 0) or at.keyword(node, "policy") or at.keyword(node, "dtype_policy"))
+def _policy(node: ast.Call, ctx: RuleContext) -> MessageParts | None:
+    named = ctx.constant(
+        ctx.argument(node, "name", 0) or ctx.argument(node, "policy") or ctx.argument(node, "dtype_policy")
+    )
     if named not in ("mixed_float16", "float16"):
         return None
     instead = "mixed_bfloat16" if named == "mixed_float16" else "bfloat16"
     return f"The Keras policy is {named}.", f'Write `"{instead}"`.', WHY
 
 
-def _floatx(node: ast.Call, at: Place) -> Said | None:
-    if at.constant(at.keyword(node, "value", 0) or at.keyword(node, "floatx")) != "float16":
+def _floatx(node: ast.Call, ctx: RuleContext) -> MessageParts | None:
+    if ctx.constant(ctx.argument(node, "value", 0) or ctx.argument(node, "floatx")) != "float16":
         return None
     return "Keras' default dtype is set to float16.", 'Leave "float32" and set the policy "mixed_bfloat16".', WHY
 
 
-# Keywords by which models are loaded as, or wrapped to compute in, a dtype, and the calls where `dtype` is one of them.
+# Keywords for the dtype of a loaded or wrapped model, and the calls for which `dtype` is one of them.
 _LOADING = ("torch_dtype", "dtype", "compute_dtype")
 _LOADERS = ("from_pretrained", "from_config", "from_single_file")
 
 
-def _loading(node: ast.Call, at: Place) -> Said | None:
+def _loading(node: ast.Call, ctx: RuleContext) -> MessageParts | None:
     for name in _LOADING:
-        given = at.keyword(node, name)
-        if given is not None and precision.is_float16(given, at, texts=True) and _is_loader(node, name, at):
-            said = f"{at.source(node.func)} is told to use {name}={at.source(given)}."
-            return said, f"Write `{name}=torch.bfloat16`.", WHY
+        given = ctx.argument(node, name)
+        if given is not None and precision.is_float16(given, ctx, texts=True) and _is_loader(node, name, ctx):
+            parts = f"{ctx.source(node.func)} uses {name}={ctx.source(given)}."
+            return parts, f"Write `{name}=torch.bfloat16`.", WHY
     return None
 
 
-def _is_loader(node: ast.Call, keyword: str, at: Place) -> bool:
+def _is_loader(node: ast.Call, keyword: str, ctx: RuleContext) -> bool:
     if keyword == "torch_dtype":
         return True
-    name = at.name(node)
+    name = ctx.name(node)
     if keyword == "compute_dtype":
         return name.startswith("torch_xla.") or name.endswith("FullyShardedDataParallel")
     called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
     return called in _LOADERS or name in ("transformers.pipeline",)
 
 
-_ASKED: dict[str, Callable[[ast.Call, Place], Said | None]] = {
+_HANDLERS: dict[str, Callable[[ast.Call, RuleContext], MessageParts | None]] = {
     **dict.fromkeys(_CUDA_AUTOCASTS, _cuda_autocast),
     **dict.fromkeys(_AUTOCASTS, _autocast),
     **dict.fromkeys(_SCALERS, _scaler),

@@ -1,18 +1,19 @@
-"""A setting that no FSDP of XLA knows.
+"""A setting that XLA FSDP does not know.
 
 What it does
-    Finds keys of `xla_fsdp_settings` that XlaFullyShardedDataParallel has no argument for, keys of `fsdp_config` beside
-    `"xla": True` that nothing reads, `min_split_size_mb` in either, and dtypes that are not given by name.
-Why it is bad
-    TrainingArguments takes any key. One in `fsdp_config` that nothing reads, and any in `xla_fsdp_settings` beside
-    `xla_fsdp_v2`, is ignored without a word; without v2 a key that the wrapper does not know raises TypeError when
-    training starts, after the model was loaded.
+    Reports keys of `xla_fsdp_settings` that are not arguments of XlaFullyShardedDataParallel, keys of `fsdp_config`
+    that nothing reads with `"xla": True`, `min_split_size_mb` in either, and dtypes that are not given by name.
+Why this is bad
+    TrainingArguments accepts any key. A key of `fsdp_config` that nothing reads, and any key of `xla_fsdp_settings`
+    together with `xla_fsdp_v2`, is silently ignored; without v2 a key that the wrapper does not know raises TypeError
+    when training starts, after the model was loaded.
 Example
     fsdp_config = {"xla": True, "xla_fsdp_settings": {"compute_dtype": "bfloat16", "min_split_size_mb": 64}}
 Use instead
     fsdp_config = {"xla": True, "xla_fsdp_settings": {"compute_dtype": "bfloat16"}}
-What it cannot see
-    A configuration in a JSON file, and one that is put together at run time. The arguments are those of torch_xla 2.9.
+Limitations
+    A configuration in a JSON file, and one that is composed at run time, are not checked. The arguments are those of
+    torch_xla 2.9.
 """
 
 from __future__ import annotations
@@ -22,27 +23,27 @@ import difflib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.rules import _arguments, _fsdp
+from tpu_magics.check.rules import _argument_edits, _fsdp
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Edit, Finding
-    from tpu_magics.check.program import Program
+    from tpu_magics.check.program import CheckedProgram
 
 CODE = "TPU605"
 NAME = "fsdp-unknown-setting"
 GROUP = "trainer"
-WHY = "TrainingArguments takes any key: nothing reads this one, and it is ignored without a word."
+WHY = "TrainingArguments accepts any key: nothing reads this one, and it is silently ignored."
 
 _WHY_V1 = (
-    "TrainingArguments takes any key; XlaFullyShardedDataParallel raises TypeError for it when training starts, after "
-    "the model was loaded."
+    "TrainingArguments accepts any key; XlaFullyShardedDataParallel raises TypeError for it when training starts, "
+    "after the model was loaded."
 )
-_WHY_DTYPE = "transformers looks the dtype up by its name, getattr(torch, ...), and raises for anything else."
-_NEVER = "min_split_size_mb"  # an allocator's setting on GPUs; neither FSDP has it
+_WHY_DTYPE = "transformers looks up the dtype by its name, getattr(torch, ...), and raises an error for anything else."
+_NEVER = "min_split_size_mb"  # a setting of the GPU allocator, not of FSDP
 _DTYPES = ("compute_dtype", "buffer_dtype")
 
 
-def check_program(program: Program) -> Iterator[Finding]:
+def check_program(program: CheckedProgram) -> Iterator[Finding]:
     for one in _fsdp.all_of(program):
         if one.config is not None:
             yield from _in_config(one.config, one.is_xla)
@@ -54,53 +55,53 @@ def check_program(program: Program) -> Iterator[Finding]:
                 yield from _dtypes(settings)
 
 
-def _in_config(config: _fsdp.Config, is_xla: bool) -> Iterator[Finding]:
+def _in_config(config: _fsdp.FsdpConfig, is_xla: bool) -> Iterator[Finding]:
     for key, entry in config.entries.items():
         if key in _fsdp.CONFIG_KEYS or not (is_xla or key == _NEVER):
             continue
         if key in _fsdp.XLA_SETTINGS:
             fix = f'Put it into "xla_fsdp_settings": {{"{key}": ...}}.'
-            yield config.at.finding(entry.node, f"{key} stands in fsdp_config, outside of xla_fsdp_settings.", fix)
+            yield config.ctx.finding(entry.node, f"{key} is in fsdp_config, outside xla_fsdp_settings.", fix)
         else:
-            message = f"{key} is no key of fsdp_config and no argument of XLA's FSDP."
-            yield config.at.finding(entry.node, message, _fix(key, _fsdp.CONFIG_KEYS), edits=_without(config, entry))
+            message = f"{key} is not a key of fsdp_config and not an argument of XLA FSDP."
+            yield config.ctx.finding(entry.node, message, _fix(key, _fsdp.CONFIG_KEYS), edits=_without(config, entry))
 
 
-def _in_settings(settings: _fsdp.Config, ignored: bool) -> Iterator[Finding]:
+def _in_settings(settings: _fsdp.FsdpConfig, ignored: bool) -> Iterator[Finding]:
     for key, entry in settings.entries.items():
         if key in _fsdp.XLA_SETTINGS:
             continue
-        message = f"{key} in xla_fsdp_settings is no argument of XlaFullyShardedDataParallel."
+        message = f"{key} in xla_fsdp_settings is not an argument of XlaFullyShardedDataParallel."
         why = None if ignored else _WHY_V1
         outside = key.removeprefix("fsdp_")
         if outside in _fsdp.CONFIG_KEYS:
-            yield settings.at.finding(entry.node, message, f"Put {outside} into fsdp_config itself.", why)
+            yield settings.ctx.finding(entry.node, message, f"Put {outside} directly into fsdp_config.", why)
         else:
-            yield settings.at.finding(
+            yield settings.ctx.finding(
                 entry.node, message, _fix(key, _fsdp.XLA_SETTINGS), why, _without(settings, entry)
             )
 
 
 def _fix(key: str, known: frozenset[str]) -> str:
     close = difflib.get_close_matches(key, known, 1, 0.8)
-    return f"Write {close[0]}, if that is meant; else take it out." if close else "Take it out."
+    return f"Write {close[0]} if you mean that; otherwise remove it." if close else "Remove it."
 
 
-def _without(config: _fsdp.Config, entry: _fsdp.Entry) -> tuple[Edit, ...]:
+def _without(config: _fsdp.FsdpConfig, entry: _fsdp.FsdpEntry) -> tuple[Edit, ...]:
     if entry.made is None or not isinstance(entry.node, ast.expr) or entry.value is None:
         return ()
-    return _arguments.removed_entry(entry.made, entry.node, config.at)
+    return _argument_edits.remove_entry(entry.made, entry.node, config.ctx)
 
 
-def _dtypes(settings: _fsdp.Config) -> Iterator[Finding]:
+def _dtypes(settings: _fsdp.FsdpConfig) -> Iterator[Finding]:
     for key in _DTYPES:
         entry = settings.entries.get(key)
         if entry is None or entry.value is None:
             continue
-        written = entry.constant if isinstance(entry.constant, str) else settings.at.name(entry.value)
+        written = entry.constant if isinstance(entry.constant, str) else settings.ctx.name(entry.value)
         if not written.startswith("torch."):
             continue
         name = written.removeprefix("torch.")
-        message = f"{key} is given as {settings.at.source(entry.value)}, and not by the name of the dtype."
-        edit = settings.at.replace(entry.value, f'"{name}"')
-        yield settings.at.finding(entry.value, message, f'Write "{name}".', _WHY_DTYPE, (edit,))
+        message = f"{key} is given as {settings.ctx.source(entry.value)}, not by the name of the dtype."
+        edit = settings.ctx.replace(entry.value, f'"{name}"')
+        yield settings.ctx.finding(entry.value, message, f'Write "{name}".', _WHY_DTYPE, (edit,))

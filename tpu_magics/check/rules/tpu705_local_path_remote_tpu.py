@@ -1,20 +1,20 @@
 """A local path for a remote TPU.
 
 What it does
-    Finds data that is read, checkpoints, models and logs that are written or read, by TensorFlow, under a path of this
-    machine, in a program whose TPU is another host (TPUClusterResolver with a name or an address).
-Why it is bad
+    Reports data, checkpoints, models and logs that TensorFlow reads or writes under a local path, in a program whose
+    TPU is another host (TPUClusterResolver with a name or an address).
+Why this is bad
     TensorFlow reads and writes on the TPU's host, which does not have this machine's files: "File system scheme
-    '[local]' not implemented". HDF5 and `.keras` files are written and read by Python on this machine, which works: a
-    place in a bucket is advised for what is written.
+    '[local]' not implemented". Python writes and reads HDF5 and `.keras` files on this machine, which works: a bucket
+    is recommended for files that are written.
 Example
     resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="my-tpu-node")
     train = tf.data.TFRecordDataset("data/train.tfrecord")
 Use instead
     resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="my-tpu-node")
     train = tf.data.TFRecordDataset("gs://bucket/data/train.tfrecord")
-What it cannot see
-    A path that comes from outside of the program. Nothing is said where `options=` decide on which host the file lies
+Limitations
+    A path from outside the program is unknown. Nothing is reported if `options=` decide on which host the file is
     (`experimental_io_device="/job:localhost"`).
 """
 
@@ -30,7 +30,7 @@ from tpu_magics.check.values import MODEL, TFDATA
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
-    from tpu_magics.check.program import Call, Program
+    from tpu_magics.check.program import CallSite, CheckedProgram
 
 CODE = "TPU705"
 NAME = "local-path-remote-tpu"
@@ -41,7 +41,7 @@ WHY = (
 )
 
 _WHY_PYTHON = (
-    "Python writes this format on this machine; nothing of it is where the TPU is, and it goes with this machine."
+    "Python writes this format on this machine, not on the TPU's host, and the file is lost with this machine."
 )
 _BUCKET = 'Use a path in a bucket ("gs://bucket/...").'
 _DATA = 'Copy the data into a bucket and read it from there ("gs://bucket/..."), or use arrays in memory.'
@@ -97,7 +97,7 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _BY_PYTHON = (".h5", ".hdf5", ".keras")
 
 
-def check_program(program: Program) -> Iterator[Finding]:
+def check_program(program: CheckedProgram) -> Iterator[Finding]:
     if not program.tpu_tf or not _tensorflow.is_remote(program):
         return
     for name, spec in _NAMES.items():
@@ -116,48 +116,48 @@ def check_program(program: Program) -> Iterator[Finding]:
         yield from _default_directory(call)
 
 
-def _is_checkpoint(call: Call) -> bool:
+def _is_checkpoint(call: CallSite) -> bool:
     """`tf.train.Checkpoint(...).save(...)`, also through a name."""
-    func, at = call.node.func, call.at
+    func, ctx = call.node.func, call.ctx
     receiver = func.value if isinstance(func, ast.Attribute) else None
     if isinstance(receiver, ast.Call):
-        return at.name(receiver) == _CHECKPOINT
-    return receiver is not None and at.source(receiver) in _checkpoints(at.program)
+        return ctx.name(receiver) == _CHECKPOINT
+    return receiver is not None and ctx.source(receiver) in _checkpoints(ctx.program)
 
 
-def _checkpoints(program: Program) -> set[str]:
+def _checkpoints(program: CheckedProgram) -> set[str]:
     """The names that checkpoints are bound to."""
-    targets = ((_tensorflow.assigned_to(call.node, call.at), call.at) for call in program.calls(_CHECKPOINT))
-    return {at.source(target) for target, at in targets if target is not None}
+    targets = ((_tensorflow.assignment_target(call.node, call.ctx), call.ctx) for call in program.calls(_CHECKPOINT))
+    return {ctx.source(target) for target, ctx in targets if target is not None}
 
 
-def _found(call: Call, spec: tuple[str, int, str]) -> Iterator[Finding]:
+def _found(call: CallSite, spec: tuple[str, int, str]) -> Iterator[Finding]:
     keyword, position, fix = spec
-    at = call.at
-    path = at.keyword(call.node, keyword, position)
-    if path is None or at.keyword(call.node, "options") is not None:
+    ctx = call.ctx
+    path = ctx.argument(call.node, keyword, position)
+    if path is None or ctx.argument(call.node, "options") is not None:
         return
-    start = _tensorflow.begins_with(path, at)
+    start = _tensorflow.known_prefix(path, ctx)
     if not start or _SCHEME.match(start) or start.startswith("/job:") or _tensorflow.is_on_client(call):
         return
-    source, callee = (" ".join(at.source(one).split()) for one in (path, call.node.func))
-    message = f"{callee} is given {source}, a path of this machine, in a program for a remote TPU."
-    if not _ending(path, start, at.source(path)).endswith(_BY_PYTHON):
-        yield at.finding(call.node, message, fix)
+    source, callee = (" ".join(ctx.source(one).split()) for one in (path, call.node.func))
+    message = f"{callee} gets {source}, a local path, in a program for a remote TPU."
+    if not _ending(path, start, ctx.source(path)).endswith(_BY_PYTHON):
+        yield ctx.finding(call.node, message, fix)
     elif "load" not in callee:
-        yield at.finding(call.node, message, _BUCKET, _WHY_PYTHON, advice=True)
+        yield ctx.finding(call.node, message, _BUCKET, _WHY_PYTHON, advice=True)
 
 
 def _ending(path: ast.expr, start: str, source: str) -> str:
     return start.lower() if isinstance(path, (ast.Constant, ast.Name)) else source.rstrip("\"')").lower()
 
 
-def _default_directory(call: Call) -> Iterator[Finding]:
-    """tfds.load without a directory prepares the data under the home directory of this machine."""
-    at, node = call.at, call.node
-    if at.keyword(node, "data_dir", 2) is not None or at.open_keywords(node):
+def _default_directory(call: CallSite) -> Iterator[Finding]:
+    """tfds.load without a directory prepares the data in the local home directory."""
+    ctx, node = call.ctx, call.node
+    if ctx.argument(node, "data_dir", 2) is not None or ctx.has_unknown_arguments(node):
         return
-    if at.constant(at.keyword(node, "try_gcs")) is True or at.constant(at.keyword(node, "batch_size", 3)) == -1:
+    if ctx.constant(ctx.argument(node, "try_gcs")) is True or ctx.constant(ctx.argument(node, "batch_size", 3)) == -1:
         return
-    message = f"{at.source(node.func)} reads from the home directory of this machine, in a program for a remote TPU."
-    yield at.finding(node, message, 'Add try_gcs=True, or data_dir="gs://bucket/...".')
+    message = f"{ctx.source(node.func)} reads from the local home directory, in a program for a remote TPU."
+    yield ctx.finding(node, message, 'Add try_gcs=True, or data_dir="gs://bucket/...".')

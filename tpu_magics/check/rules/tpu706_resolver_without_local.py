@@ -1,18 +1,18 @@
-"""A TPUClusterResolver that does not say which TPU.
+"""A TPUClusterResolver that does not say which TPU to use.
 
 What it does
-    Finds `TPUClusterResolver()`, `TPUClusterResolver(tpu="")`, `TPUClusterResolver.connect()` and a TPUStrategy without
-    a resolver. Names, addresses and values from outside are left alone.
-Why it is bad
-    Without an argument TensorFlow looks for a TPU node by the name in the environment (TPU_NAME). On a TPU VM, where
+    Reports `TPUClusterResolver()`, `TPUClusterResolver(tpu="")`, `TPUClusterResolver.connect()` and a TPUStrategy
+    without a resolver. Names, addresses and values from outside are not reported.
+Why this is bad
+    Without an argument TensorFlow looks for a TPU node with the name in the environment (TPU_NAME). On a TPU VM, where
     the TPU is in the same machine, there is none: "ValueError: Please provide a TPU Name to connect to." In the usual
-    `try: ... except ValueError:` the program then runs on the CPU and says nothing.
+    `try: ... except ValueError:` the program then runs on the CPU without a warning.
 Example
     resolver = tf.distribute.cluster_resolver.TPUClusterResolver()
 Use instead
     resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
-What it cannot see
-    TPU_NAME, where the host sets it. A program that speaks of TPU_NAME or COLAB_TPU_ADDR itself is left alone.
+Limitations
+    TPU_NAME is unknown if the host sets it. A program that mentions TPU_NAME or COLAB_TPU_ADDR itself is not reported.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.program import RESOLVERS
-from tpu_magics.check.rules import _arguments, _tensorflow
+from tpu_magics.check.rules import _argument_edits, _tensorflow
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Edit, Finding
-    from tpu_magics.check.program import Call, Program
+    from tpu_magics.check.program import CallSite, CheckedProgram
 
 CODE = "TPU706"
 NAME = "resolver-without-local"
 GROUP = "tensorflow"
 WHY = (
-    'On a TPU VM no TPU node has a name: TensorFlow raises "Please provide a TPU Name to connect to.", and inside of '
+    'On a TPU VM no TPU node has a name: TensorFlow raises "Please provide a TPU Name to connect to.", and inside '
     "try/except the program trains on the CPU."
 )
 
@@ -41,33 +41,33 @@ _OTHERS = ("zone", "project", "coordinator_address", "discovery_url")
 _NAMED = ("TPU_NAME", "COLAB_TPU_ADDR", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS")
 
 
-def check_program(program: Program) -> Iterator[Finding]:
+def check_program(program: CheckedProgram) -> Iterator[Finding]:
     resolvers, strategies = program.calls(*RESOLVERS), _tensorflow.strategies(program)
     if not (resolvers or strategies) or any(_tensorflow.mentions(program, one) for one in _NAMED):
         return
     if any(_tensorflow.is_local(call) for call in resolvers):
-        return  # another one is tried as well
+        return  # another one is tried too
     for call in resolvers:
         if _says_nothing(call):
-            message = f"{call.at.source(call.node.func)} is not told which TPU to use."
-            yield call.at.finding(call.node, message, f"Write {_LOCAL} on a TPU VM.", edits=_edits(call))
+            message = f"{call.ctx.source(call.node.func)} does not say which TPU to use."
+            yield call.ctx.finding(call.node, message, f"Write {_LOCAL} on a TPU VM.", edits=_edits(call))
     for call in strategies:
         if not call.node.args and not call.node.keywords:
-            message = f"{call.at.source(call.node.func)} is made without a resolver."
-            yield call.at.finding(call.node, message, f"Give it TPUClusterResolver({_LOCAL}).")
+            message = f"{call.ctx.source(call.node.func)} is created without a resolver."
+            yield call.ctx.finding(call.node, message, f"Pass TPUClusterResolver({_LOCAL}).")
 
 
-def _says_nothing(call: Call) -> bool:
-    at, node = call.at, call.node
-    given = at.keyword(node, "tpu", 0)
+def _says_nothing(call: CallSite) -> bool:
+    ctx, node = call.ctx, call.node
+    given = ctx.argument(node, "tpu", 0)
     if given is None:
-        others = any(at.keyword(node, one) is not None for one in _OTHERS)
-        return not others and not at.open_keywords(node)
-    return at.constant(given) in ("", None) and not isinstance(given, ast.Name)
+        others = any(ctx.argument(node, one) is not None for one in _OTHERS)
+        return not others and not ctx.has_unknown_arguments(node)
+    return ctx.constant(given) in ("", None) and not isinstance(given, ast.Name)
 
 
-def _edits(call: Call) -> tuple[Edit, ...]:
-    given = call.at.keyword(call.node, "tpu", 0)
+def _edits(call: CallSite) -> tuple[Edit, ...]:
+    given = call.ctx.argument(call.node, "tpu", 0)
     if given is None:
-        return _arguments.added(call.node, _LOCAL, call.at)
-    return (call.at.replace(given, '"local"'),) if isinstance(given, ast.Constant) else ()
+        return _argument_edits.add_argument(call.node, _LOCAL, call.ctx)
+    return (call.ctx.replace(given, '"local"'),) if isinstance(given, ast.Constant) else ()

@@ -1,8 +1,4 @@
-"""How many rows a data set has, where that is written in the program.
-
-What lives here: lengths of torch, Hugging Face and tf.data data sets, of tensors and arrays, from the calls that make
-them. What does not: what a batch size makes of them (tpu302, tpu306). None means: not known.
-"""
+"""The length of a dataset, where the code shows it. None means unknown."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from tpu_magics.check.rules._origins import origin, own_statements
 from tpu_magics.check.values import FUNCTION
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import RuleContext
 
 _Path = tuple[int, ...]
 _FAR = 20
@@ -56,153 +52,153 @@ _SPLITS = {
 _SLICED = re.compile(r"^\w+\[(\d*):(\d+)\]$")
 
 
-def rows(at: Place, node: ast.expr | None, path: _Path = (), far: int = 0) -> float | None:
-    """The length of what an expression (or the item of it at `path`) is; `inf` for a tf.data set that repeats."""
+def rows(ctx: RuleContext, node: ast.expr | None, path: _Path = (), far: int = 0) -> float | None:
+    """The length of an expression (or of its item at `path`); `inf` for a tf.data dataset that repeats."""
     if node is None or far > _FAR:
         return None
-    node, more = origin(at, node)
+    node, more = origin(ctx, node)
     path = (*more, *path)
     handler = _FORMS.get(node.__class__)
-    return handler(at, node, path, far + 1) if handler is not None else None
+    return handler(ctx, node, path, far + 1) if handler is not None else None
 
 
-def whole(at: Place, node: ast.expr | None) -> int | None:
-    """A whole number that an expression is."""
-    found = at.constant(node)
+def whole(ctx: RuleContext, node: ast.expr | None) -> int | None:
+    """The integer value of an expression, if it is one."""
+    found = ctx.constant(node)
     return found if isinstance(found, int) and not isinstance(found, bool) else None
 
 
-def _of_list(at: Place, node: ast.List | ast.Tuple, path: _Path, far: int) -> float | None:
+def _of_list(ctx: RuleContext, node: ast.List | ast.Tuple, path: _Path, far: int) -> float | None:
     if any(isinstance(one, ast.Starred) for one in node.elts):
         return None
-    return rows(at, node.elts[path[0]], path[1:], far) if path and path[0] < len(node.elts) else len(node.elts)
+    return rows(ctx, node.elts[path[0]], path[1:], far) if path and path[0] < len(node.elts) else len(node.elts)
 
 
-def _of_columns(at: Place, node: ast.Dict, _path: _Path, far: int) -> float | None:
-    return rows(at, node.values[0], (), far) if node.values else None
+def _of_columns(ctx: RuleContext, node: ast.Dict, _path: _Path, far: int) -> float | None:
+    return rows(ctx, node.values[0], (), far) if node.values else None
 
 
-def _of_comprehension(at: Place, node: ast.ListComp | ast.GeneratorExp, path: _Path, far: int) -> float | None:
+def _of_comprehension(ctx: RuleContext, node: ast.ListComp | ast.GeneratorExp, path: _Path, far: int) -> float | None:
     first = node.generators[0]
-    return rows(at, first.iter, (), far) if len(node.generators) == 1 and not first.ifs and not path else None
+    return rows(ctx, first.iter, (), far) if len(node.generators) == 1 and not first.ifs and not path else None
 
 
-def _of_operation(at: Place, node: ast.BinOp, path: _Path, far: int) -> float | None:
+def _of_operation(ctx: RuleContext, node: ast.BinOp, path: _Path, far: int) -> float | None:
     if isinstance(node.op, ast.Mult) and isinstance(node.left, ast.List):
-        times, length = whole(at, node.right), rows(at, node.left, (), far)
+        times, length = whole(ctx, node.right), rows(ctx, node.left, (), far)
         return None if times is None or length is None else times * length
-    left, right = rows(at, node.left, path, far), rows(at, node.right, path, far)
+    left, right = rows(ctx, node.left, path, far), rows(ctx, node.right, path, far)
     return left if right is None else right if left is None else max(left, right)
 
 
-def _of_slice(at: Place, node: ast.Subscript, path: _Path, far: int) -> float | None:
+def _of_slice(ctx: RuleContext, node: ast.Subscript, path: _Path, far: int) -> float | None:
     if not isinstance(node.slice, ast.Slice) or path or node.slice.step is not None:
         return None
-    length = rows(at, node.value, (), far)
+    length = rows(ctx, node.value, (), far)
     start, stop = node.slice.lower, node.slice.upper
-    first = 0 if start is None else whole(at, start)
-    last = length if stop is None else whole(at, stop)
+    first = 0 if start is None else whole(ctx, start)
+    last = length if stop is None else whole(ctx, stop)
     if first is None or last is None or min(first, last) < 0:
         return None
     return max((min(last, length) if length is not None else last) - first, 0)
 
 
-def _of_call(at: Place, node: ast.Call, path: _Path, far: int) -> float | None:
-    name = at.name(node)
+def _of_call(ctx: RuleContext, node: ast.Call, path: _Path, far: int) -> float | None:
+    name = ctx.name(node)
     if name in _SPLITS:
-        return _of_split(at, node, name, path)
+        return _of_split(ctx, node, name, path)
     if name == "torch.utils.data.random_split":
-        return _of_random_split(at, node, path)
+        return _of_random_split(ctx, node, path)
     if name in _FIRST_ARGUMENT:
-        return rows(at, node.args[0], path, far) if node.args else None
+        return rows(ctx, node.args[0], path, far) if node.args else None
     if name in _COLUMNS:
-        return _of_slices(at, node, far)
+        return _of_slices(ctx, node, far)
     if path:
         return None
     if name in _RANGES:
-        return _of_range(at, node)
+        return _of_range(ctx, node)
     if name in _NAMED:
-        return _NAMED[name](at, node, far)
+        return _NAMED[name](ctx, node, far)
     if name.startswith(("torch.", "numpy.", "tensorflow.")):
-        return _of_creation(at, node, name.rpartition(".")[2])
-    if isinstance(node.func, ast.Attribute) and not name and at.value(node.func).kind != FUNCTION:
-        return _of_method(at, node, node.func, far)
-    return _of_own(at, node, far)
+        return _of_creation(ctx, node, name.rpartition(".")[2])
+    if isinstance(node.func, ast.Attribute) and not name and ctx.value(node.func).kind != FUNCTION:
+        return _of_method(ctx, node, node.func, far)
+    return _of_own(ctx, node, far)
 
 
-def _of_slices(at: Place, node: ast.Call, far: int) -> float | None:
-    """Of a tuple of columns the first tells; a list is one tensor."""
+def _of_slices(ctx: RuleContext, node: ast.Call, far: int) -> float | None:
+    """For a tuple of columns the length of the first; a list is one tensor."""
     if not node.args:
         return None
-    first, path = origin(at, node.args[0])
+    first, path = origin(ctx, node.args[0])
     if isinstance(first, ast.Tuple) and not path:
-        return rows(at, first.elts[0], (), far) if first.elts else None
-    return rows(at, first, path, far)
+        return rows(ctx, first.elts[0], (), far) if first.elts else None
+    return rows(ctx, first, path, far)
 
 
-def _of_split(at: Place, node: ast.Call, name: str, path: _Path) -> float | None:
+def _of_split(ctx: RuleContext, node: ast.Call, name: str, path: _Path) -> float | None:
     if name.startswith("keras."):
         return _SPLITS[name][path[0]] if path and path[0] < 2 else None
-    train = at.keyword(node, "train", 1)
-    said = True if train is None else at.constant(train)
-    return _SPLITS[name][0 if said else 1] if isinstance(said, bool) else None
+    train = ctx.argument(node, "train", 1)
+    is_train = True if train is None else ctx.constant(train)
+    return _SPLITS[name][0 if is_train else 1] if isinstance(is_train, bool) else None
 
 
-def _of_random_split(at: Place, node: ast.Call, path: _Path) -> float | None:
-    parts = at.constant(at.keyword(node, "lengths", 1))
+def _of_random_split(ctx: RuleContext, node: ast.Call, path: _Path) -> float | None:
+    parts = ctx.constant(ctx.argument(node, "lengths", 1))
     part = parts[path[0]] if isinstance(parts, tuple) and path and path[0] < len(parts) else None
     return part if isinstance(part, int) else None
 
 
-def _of_range(at: Place, node: ast.Call) -> float | None:
-    given = [whole(at, one) for one in node.args]
+def _of_range(ctx: RuleContext, node: ast.Call) -> float | None:
+    given = [whole(ctx, one) for one in node.args]
     if not given or None in given or len(given) > 3 or (len(given) == 3 and not given[2]):
         return None
     return len(range(*(one for one in given if one is not None)))
 
 
-def _of_subset(at: Place, node: ast.Call, far: int) -> float | None:
-    return rows(at, at.keyword(node, "indices", 1), (), far)
+def _of_subset(ctx: RuleContext, node: ast.Call, far: int) -> float | None:
+    return rows(ctx, ctx.argument(node, "indices", 1), (), far)
 
 
-def _of_load_dataset(at: Place, node: ast.Call, _far: int) -> float | None:
-    split = at.constant(at.keyword(node, "split"))
+def _of_load_dataset(ctx: RuleContext, node: ast.Call, _far: int) -> float | None:
+    split = ctx.constant(ctx.argument(node, "split"))
     found = _SLICED.match(split) if isinstance(split, str) else None
     return int(found[2]) - int(found[1] or 0) if found else None
 
 
-_NAMED: dict[str, Callable[[Place, ast.Call, int], float | None]] = {
+_NAMED: dict[str, Callable[[RuleContext, ast.Call, int], float | None]] = {
     "torch.utils.data.Subset": _of_subset,
     "datasets.load_dataset": _of_load_dataset,
 }
 
 
-def _of_creation(at: Place, node: ast.Call, last: str) -> float | None:
+def _of_creation(ctx: RuleContext, node: ast.Call, last: str) -> float | None:
     """The first dimension of `torch.randn(84, 16)`, `np.zeros((84, 16))`, `torch.randint(0, 4, (84,))`."""
-    size = at.keyword(node, "size") or at.keyword(node, "shape")
+    size = ctx.argument(node, "size") or ctx.argument(node, "shape")
     if size is None and node.args:
         size = node.args[0] if last in (*_SIZES_FIRST, "full") else node.args[-1] if last in _SIZES_LAST else None
-    first = at.constant(size)
+    first = ctx.constant(size)
     if isinstance(first, tuple):
         first = first[0] if first else None
     if isinstance(size, (ast.Tuple, ast.List)) and size.elts:
-        return whole(at, size.elts[0])
+        return whole(ctx, size.elts[0])
     return first if isinstance(first, int) and not isinstance(first, bool) else None
 
 
-def _of_method(at: Place, node: ast.Call, func: ast.Attribute, far: int) -> float | None:
+def _of_method(ctx: RuleContext, node: ast.Call, func: ast.Attribute, far: int) -> float | None:
     method = func.attr
     if method in _KEEPS:
-        return rows(at, func.value, (), far)
+        return rows(ctx, func.value, (), far)
     if method in ("shard", "filter"):
-        return inf if rows(at, func.value, (), far) == inf else None
+        return inf if rows(ctx, func.value, (), far) == inf else None
     if method == "select":
-        return rows(at, at.keyword(node, "indices", 0), (), far)
+        return rows(ctx, ctx.argument(node, "indices", 0), (), far)
     if method in _COUNTED:
-        number = whole(at, node.args[0]) if node.args else None
-        return _COUNTED[method](rows(at, func.value, (), far), number, bool(node.args))
+        number = whole(ctx, node.args[0]) if node.args else None
+        return _COUNTED[method](rows(ctx, func.value, (), far), number, bool(node.args))
     if method in _SIZES_FIRST or method in _SIZES_LAST or method == "integers":  # of a numpy Generator
-        return _of_creation(at, node, "randint" if method == "integers" else method)
+        return _of_creation(ctx, node, "randint" if method == "integers" else method)
     return None
 
 
@@ -227,13 +223,13 @@ _COUNTED: dict[str, Callable[[float | None, int | None, bool], float | None]] = 
 }
 
 
-def _of_own(at: Place, node: ast.Call, far: int) -> float | None:
-    """What `__len__` of a class of the program returns, or the length of what a function of it returns."""
-    ref = at.value(node.func).ref
-    if at.value(node.func).kind == FUNCTION and ref is not None and ref.calls:
+def _of_own(ctx: RuleContext, node: ast.Call, far: int) -> float | None:
+    """The result of `__len__` of a class of the program, or the length of the result of a function."""
+    ref = ctx.value(node.func).ref
+    if ctx.value(node.func).kind == FUNCTION and ref is not None and ref.calls:
         body = ref.node.body if isinstance(ref.node.body, list) else []
         given = [one.value for one in own_statements(body) if isinstance(one, ast.Return)]
-        return rows(ref.calls[0].at, given[0], (), far) if len(given) == 1 else None
+        return rows(ref.calls[0].ctx, given[0], (), far) if len(given) == 1 else None
     method = ref.method("__len__") if hasattr(ref, "method") else None
     const = method.returns.const if method is not None and method.returns is not None else None
     return const if isinstance(const, int) and not isinstance(const, bool) else None

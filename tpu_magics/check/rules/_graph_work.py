@@ -1,8 +1,4 @@
-"""Which code makes XLA's graph another one.
-
-What lives here: whether a test decides what is computed, and not only what is saved or shown. What does not: which
-tests depend on values (_asks.py).
-"""
+"""Tests that decide which operations run, and so change XLA's graph."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from tpu_magics.check.rules import _values
 from tpu_magics.check.values import MODEL, OPTIMIZER, TENSOR
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
+    from tpu_magics.check.rule_context import RuleContext
 
 # Calls of these libraries that compute nothing.
 _NO_WORK = frozenset(
@@ -28,12 +24,12 @@ _WORK_METHODS = frozenset(("backward", "zero_grad", "optimizer_step", "mark_step
 _READS = frozenset(("item", "tolist", "numpy", "cpu", "to"))
 
 
-def decides_tensor_work(node: ast.AST, at: Place) -> bool:
-    """Whether XLA's graph is another one when a test goes the other way (and not only what is saved or shown)."""
+def decides_tensor_work(node: ast.AST, ctx: RuleContext) -> bool:
+    """Whether a test changes XLA's graph, and not only what is saved or shown."""
     if isinstance(node, ast.IfExp):
-        return any(_is_work(one, at) for side in (node.body, node.orelse) for one in nodes_of(side))
+        return any(_is_work(one, ctx) for side in (node.body, node.orelse) for one in nodes_of(side))
     if isinstance(node, (ast.If, ast.While)):
-        return any(_is_work(one, at) for one in _walk((*node.body, *node.orelse)))
+        return any(_is_work(one, ctx) for one in _walk((*node.body, *node.orelse)))
     return False
 
 
@@ -42,25 +38,25 @@ def _walk(block: Iterable[ast.stmt]) -> Iterator[ast.AST]:
         yield from nodes_of(statement)
 
 
-def _is_work(node: ast.AST, at: Place) -> bool:
+def _is_work(node: ast.AST, ctx: RuleContext) -> bool:
     if isinstance(node, ast.Call):
-        return _is_work_call(node, at)
+        return _is_work_call(node, ctx)
     if isinstance(node, (ast.BinOp, ast.UnaryOp)):
-        return at.value(node).kind == TENSOR
+        return ctx.value(node).kind == TENSOR
     if isinstance(node, ast.AugAssign):
-        return at.value(node.target).kind == TENSOR
+        return ctx.value(node.target).kind == TENSOR
     if isinstance(node, ast.Return):
-        return not at.loops and node.value is not None and _values.holds(at.value(node.value), at)
+        return not ctx.loops and node.value is not None and _values.holds_readable(ctx.value(node.value), ctx)
     return isinstance(node, ast.Continue)
 
 
-def _is_work_call(node: ast.Call, at: Place) -> bool:
-    name = at.name(node)
+def _is_work_call(node: ast.Call, ctx: RuleContext) -> bool:
+    name = ctx.name(node)
     if name:
         return name.startswith(_LIBRARIES) and name not in _NO_WORK
-    if at.value(node.func).kind == MODEL:
+    if ctx.value(node.func).kind == MODEL:
         return True
-    receiver, method = at.method(node)
+    receiver, method = ctx.method(node)
     if method in _WORK_METHODS or (method == "step" and receiver.kind == OPTIMIZER):
         return True
-    return receiver.kind == TENSOR and method not in _READS and at.value(node).kind == TENSOR
+    return receiver.kind == TENSOR and method not in _READS and ctx.value(node).kind == TENSOR

@@ -15,7 +15,7 @@ import pytest
 
 from tests.check.own_rules import RULES, rule, write_notebook
 from tpu_magics.__main__ import main as whole
-from tpu_magics.check import command
+from tpu_magics.check import cli
 
 ROOT = Path(__file__).parents[2]
 BAD = "import torch\nred(1)\nblue(2)\n"
@@ -49,7 +49,7 @@ def write(name: str, text: str) -> None:
 
 
 def check(*argv: str) -> int:
-    return command.main(argv, RULES)
+    return cli.main(argv, RULES)
 
 
 def found(capsys: pytest.CaptureFixture[str], *argv: str) -> list[dict[str, Any]]:
@@ -107,7 +107,7 @@ def test_a_file_that_cannot_be_read_is_2_and_the_rest_is_checked(
     assert "b.py:2:1: TPU901" in shown.out
 
 
-def test_a_fault_of_a_rule_is_said_and_the_rest_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_in_a_rule_is_reported_and_the_rest_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
     def breaks(*_: Any) -> Any:
         raise RuntimeError("broken")
 
@@ -115,20 +115,20 @@ def test_a_fault_of_a_rule_is_said_and_the_rest_is_checked(capsys: pytest.Captur
     broken.check = breaks  # type: ignore[attr-defined]
     write("a.py", BAD)
     write("b.py", "print 1\n")
-    assert command.main(["."], [broken]) == 2
+    assert cli.main(["."], [broken]) == 2
     shown = capsys.readouterr()
-    assert "a.py: the check broke off with RuntimeError: broken." in shown.err
+    assert "a.py: the check failed with RuntimeError: broken." in shown.err
     assert "b.py:1:1: TPU001" in shown.out
 
 
 @pytest.mark.parametrize(
     ("argv", "part"),
     [
-        (["--select", "TPU777"], "--select names no rule: 'TPU777'"),
-        (["--ignore", "values,E501"], "--ignore names no rule: 'E501'"),
+        (["--select", "TPU777"], "--select: no rule matches 'TPU777'"),
+        (["--ignore", "values,E501"], "--ignore: no rule matches 'E501'"),
         (["--explain", "TPU777"], "There is no rule 'TPU777'"),
         (["-", "a.py"], "cannot be checked together with files"),
-        (["--stdin-filename", "a.py", "b.py"], "goes with - only"),
+        (["--stdin-filename", "a.py", "b.py"], "works with - only"),
     ],
 )
 def test_wrong_usage_is_2(argv: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,7 +152,7 @@ def test_a_wrong_table_is_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert "unknown key: selects" in capsys.readouterr().err
 
 
-def test_a_broken_cell_is_told_and_the_others_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_cell_is_reported_and_the_others_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
     write_notebook(Path("a.ipynb"), "import torch", "print 1", "!ls\nred(1)", "%%bash\nred(1)")
     records = found(capsys)
     assert [(one["code"], one["cell"], one["line"]) for one in records] == [("TPU001", 2, 1), ("TPU901", 3, 2)]
@@ -161,7 +161,7 @@ def test_a_broken_cell_is_told_and_the_others_are_checked(capsys: pytest.Capture
 def test_a_notebook_of_another_kernel_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
     write("a.ipynb", json.dumps({"cells": [], "metadata": {"kernelspec": {"language": "julia"}}}))
     assert check("a.ipynb") == 0
-    assert capsys.readouterr().err == "a.ipynb: not checked, a notebook in julia\n"
+    assert capsys.readouterr().err == "a.ipynb: not checked, because it is a notebook in julia\n"
 
 
 def test_rules_are_chosen_by_options_tables_and_comments(capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,7 +217,7 @@ def test_output_that_the_terminal_cannot_show_is_escaped(monkeypatch: pytest.Mon
     assert "red('\\u65e5\\u672c')" in out.read()
 
 
-# -- mending --------------------------------------------------------------------------------------------------------
+# -- fixes --------------------------------------------------------------------------------------------------------
 
 
 def test_fix_writes_and_tells_what_is_left(capsys: pytest.CaptureFixture[str]) -> None:
@@ -231,7 +231,7 @@ def test_fix_writes_and_tells_what_is_left(capsys: pytest.CaptureFixture[str]) -
     assert path.read_text() == before.replace('"red(2)"', '"green(2)"')
     assert "a.py:3:1: TPU902" in shown
     assert "TPU901" not in shown
-    assert shown.endswith("2 findings mended. 1 finding in 1 of 3 files.\n")
+    assert shown.endswith("2 findings fixed. 1 finding in 1 of 3 files.\n")
     times = [Path(name).stat().st_mtime_ns for name in ("a.py", "b.ipynb", "c.py")]
     assert check("--fix") == 1
     assert [Path(name).stat().st_mtime_ns for name in ("a.py", "b.ipynb", "c.py")] == times
@@ -287,7 +287,7 @@ def test_standard_input(
 
 
 @pytest.mark.parametrize("name", ["x.py", "x.ipynb"])
-def test_standard_input_is_mended_to_standard_output(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_is_fixed_to_standard_output(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write("x.py", "import torch\r\nred('é')\r\n")
     write_notebook(Path("x.ipynb"), ["import torch\n", "red('é')\n"])
     data = Path(name).read_bytes()
@@ -337,7 +337,7 @@ def test_write_docs(tmp_path: Path) -> None:
 def test_checking_imports_nothing_but_the_standard_library() -> None:
     write("a.py", REAL)
     code = (
-        "import sys; before = set(sys.modules); from tpu_magics.check import command; command.main(['a.py']);"
+        "import sys; before = set(sys.modules); from tpu_magics.check import cli; cli.main(['a.py']);"
         "new = {name.partition('.')[0] for name in set(sys.modules) - before};"
         "print(new - sys.stdlib_module_names, file=sys.stderr)"
     )

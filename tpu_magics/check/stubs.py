@@ -1,8 +1,7 @@
-"""What the libraries' functions, methods and attributes give.
+"""What functions, methods and attributes of libraries return: tables, and a few rules for what they leave out.
 
-What lives here: tables, and the few rules that fill them out. What does not: how code is walked (flow.py). Read in
-torch 2.9, torch_xla 2.9, transformers 5.23, accelerate 1.15 and TensorFlow 2.21; what is not listed is not known, and
-nothing is said of it.
+Read in torch 2.9, torch_xla 2.9, transformers 5.23, accelerate 1.15 and TensorFlow 2.21. What is not listed is unknown,
+and no rule reports it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from tpu_magics.check.values import (
     LIST,
     LOADER,
     MODEL,
-    NO_IDEA,
     NUMBER,
     OPTIMIZER,
     OUTPUT,
@@ -30,7 +28,8 @@ from tpu_magics.check.values import (
     TFDATA,
     TOKENIZER,
     TRAINER,
-    Value,
+    UNKNOWN_VALUE,
+    AbstractValue,
 )
 
 XM = "torch_xla.core.xla_model."
@@ -38,22 +37,22 @@ XR = "torch_xla.runtime."
 
 # -- what calls of a name give: exact names first, then the longest prefix ---------------------------------------------
 
-_NUMBER = Value(NUMBER)
-_READ = Value(NUMBER, read=True)
-_TORCH = Value(TENSOR, lib="torch")
-_TORCH_BOOL = Value(TENSOR, lib="torch", dtype="bool")
-_TORCH_INT = Value(TENSOR, lib="torch", dtype="int")
-_TORCH_FLOAT = Value(TENSOR, lib="torch", dtype="float")
-_TORCH_OUTPUT = Value(OUTPUT, lib="torch")
-_TF = Value(TENSOR, lib="tf")
-_TF_BOOL = Value(TENSOR, lib="tf", dtype="bool")
-_TF_INT = Value(TENSOR, lib="tf", dtype="int")
-_TF_OUTPUT = Value(OUTPUT, lib="tf")
-_TORCH_MODEL = Value(MODEL, lib="torch")
-_TF_MODEL = Value(MODEL, lib="tf")
-_XLA = Value(DEVICE, where="device")
-_RANK = Value(NUMBER, name="%rank")
-_VARIES = Value(NUMBER, varies=True)
+_NUMBER = AbstractValue(NUMBER)
+_READ = AbstractValue(NUMBER, read=True)
+_TORCH = AbstractValue(TENSOR, lib="torch")
+_TORCH_BOOL = AbstractValue(TENSOR, lib="torch", dtype="bool")
+_TORCH_INT = AbstractValue(TENSOR, lib="torch", dtype="int")
+_TORCH_FLOAT = AbstractValue(TENSOR, lib="torch", dtype="float")
+_TORCH_OUTPUT = AbstractValue(OUTPUT, lib="torch")
+_TF = AbstractValue(TENSOR, lib="tf")
+_TF_BOOL = AbstractValue(TENSOR, lib="tf", dtype="bool")
+_TF_INT = AbstractValue(TENSOR, lib="tf", dtype="int")
+_TF_OUTPUT = AbstractValue(OUTPUT, lib="tf")
+_TORCH_MODEL = AbstractValue(MODEL, lib="torch")
+_TF_MODEL = AbstractValue(MODEL, lib="tf")
+_XLA = AbstractValue(DEVICE, where="device")
+_RANK = AbstractValue(NUMBER, name="%rank")
+_VARIES = AbstractValue(NUMBER, varies=True)
 
 _BOOLS = "eq ne lt le gt ge isnan isinf isfinite isclose logical_and logical_or logical_not logical_xor isin greater " \
     "less greater_equal less_equal not_equal is_nan is_inf is_finite isneginf isposinf " \
@@ -64,7 +63,7 @@ _MANY = "topk sort split chunk unbind tensor_split max_pool2d_with_indices kthva
     "broadcast_tensors frexp std_mean var_mean lstm gru unstack top_k moments unique unique_with_counts " \
     "nonzero_tuple hsplit vsplit dsplit split_with_sizes aminmax cummax cummin linalg_svd"  # fmt: skip
 
-_EXACT: dict[str, Value] = {
+_EXACT: dict[str, AbstractValue] = {
     **dict.fromkeys(("torch." + one for one in _BOOLS.split()), _TORCH_BOOL),
     **dict.fromkeys(("torch." + one for one in _INTS.split()), _TORCH_INT),
     **dict.fromkeys(("torch." + one for one in _MANY.split()), _TORCH_OUTPUT),
@@ -87,28 +86,28 @@ _EXACT: dict[str, Value] = {
         ]),
         _NUMBER,
     ),
-    "torch.finfo": Value(NUMBER),
+    "torch.finfo": AbstractValue(NUMBER),
     "torch.from_numpy": _TORCH,
-    "torch.load": NO_IDEA,
-    "torch.equal": Value(NUMBER, read=True, name="torch.equal"),
-    "torch.allclose": Value(NUMBER, read=True, name="torch.allclose"),
-    "torch.is_nonzero": Value(NUMBER, read=True, name="torch.is_nonzero"),
+    "torch.load": UNKNOWN_VALUE,
+    "torch.equal": AbstractValue(NUMBER, read=True, name="torch.equal"),
+    "torch.allclose": AbstractValue(NUMBER, read=True, name="torch.allclose"),
+    "torch.is_nonzero": AbstractValue(NUMBER, read=True, name="torch.is_nonzero"),
     "torch.nn.functional.one_hot": _TORCH_INT,
     "torch.nn.functional.max_pool2d_with_indices": _TORCH_OUTPUT,
     "torch.nn.Parameter": _TORCH,
     "torch.nn.parameter.Parameter": _TORCH,
-    "torch.nn.ParameterList": Value(LIST, item=_TORCH),
-    "torch.nn.ModuleList": Value(LIST, item=_TORCH_MODEL),
-    "torch.nn.ModuleDict": Value(LIST, item=_TORCH_MODEL),
-    "torch.utils.data.DataLoader": Value(LOADER, lib="torch"),
-    "torch.utils.data.random_split": Value(LIST, item=Value(DATASET, lib="torch")),
-    "torch.utils.data.default_collate": Value(OUTPUT, lib="torch", where="host"),
+    "torch.nn.ParameterList": AbstractValue(LIST, item=_TORCH),
+    "torch.nn.ModuleList": AbstractValue(LIST, item=_TORCH_MODEL),
+    "torch.nn.ModuleDict": AbstractValue(LIST, item=_TORCH_MODEL),
+    "torch.utils.data.DataLoader": AbstractValue(LOADER, lib="torch"),
+    "torch.utils.data.random_split": AbstractValue(LIST, item=AbstractValue(DATASET, lib="torch")),
+    "torch.utils.data.default_collate": AbstractValue(OUTPUT, lib="torch", where="host"),
     "torch.nn.utils.rnn.pad_sequence": _TORCH,
     "torch.nn.utils.rnn.pack_padded_sequence": _TORCH_OUTPUT,
     "torch.nn.utils.rnn.pad_packed_sequence": _TORCH_OUTPUT,
     "torch.nn.utils.clip_grad_norm_": _TORCH,
     "torch.nn.utils.parameters_to_vector": _TORCH,
-    "torch.autograd.grad": Value(LIST, item=_TORCH),
+    "torch.autograd.grad": AbstractValue(LIST, item=_TORCH),
     "torch_xla.device": _XLA,
     XM + "xla_device": _XLA,
     XM + "get_ordinal": _RANK,
@@ -121,27 +120,27 @@ _EXACT: dict[str, Value] = {
     XM + "all_to_all": _TORCH,
     XM + "collective_permute": _TORCH,
     XM + "send_cpu_data_to_device": _TORCH_OUTPUT,
-    XM + "mesh_reduce": Value(NUMBER, read=True),
+    XM + "mesh_reduce": AbstractValue(NUMBER, read=True),
     XM + "get_memory_info": _NUMBER,
     XR + "global_ordinal": _RANK,
     XR + "local_ordinal": _RANK,
     XR + "process_index": _RANK,
     "torch.distributed.get_rank": _RANK,
-    "torch_xla.distributed.parallel_loader.MpDeviceLoader": Value(LOADER, lib="torch", prepared=True),
-    "torch_xla.distributed.parallel_loader.ParallelLoader": Value(LOADER, lib="torch", prepared=True),
+    "torch_xla.distributed.parallel_loader.MpDeviceLoader": AbstractValue(LOADER, lib="torch", prepared=True),
+    "torch_xla.distributed.parallel_loader.ParallelLoader": AbstractValue(LOADER, lib="torch", prepared=True),
     "torch_xla.distributed.fsdp.XlaFullyShardedDataParallel": _TORCH_MODEL,
-    "accelerate.Accelerator": Value(ACCELERATOR),
-    "accelerate.PartialState": Value(ACCELERATOR),
-    "accelerate.AcceleratorState": Value(ACCELERATOR),
-    "accelerate.utils.send_to_device": Value(OUTPUT, lib="torch", where="device"),
-    "transformers.Trainer": Value(TRAINER),
-    "transformers.Seq2SeqTrainer": Value(TRAINER),
-    "transformers.TrainingArguments": Value(ARGUMENTS),
-    "transformers.Seq2SeqTrainingArguments": Value(ARGUMENTS),
-    "transformers.default_data_collator": Value(OUTPUT, lib="torch", where="host"),
+    "accelerate.Accelerator": AbstractValue(ACCELERATOR),
+    "accelerate.PartialState": AbstractValue(ACCELERATOR),
+    "accelerate.AcceleratorState": AbstractValue(ACCELERATOR),
+    "accelerate.utils.send_to_device": AbstractValue(OUTPUT, lib="torch", where="device"),
+    "transformers.Trainer": AbstractValue(TRAINER),
+    "transformers.Seq2SeqTrainer": AbstractValue(TRAINER),
+    "transformers.TrainingArguments": AbstractValue(ARGUMENTS),
+    "transformers.Seq2SeqTrainingArguments": AbstractValue(ARGUMENTS),
+    "transformers.default_data_collator": AbstractValue(OUTPUT, lib="torch", where="host"),
     **dict.fromkeys(
         ("tensorflow.shape", "tensorflow.size", "tensorflow.rank", "keras.ops.shape"),
-        Value(TENSOR, lib="tf", dtype="int", shape=True),
+        AbstractValue(TENSOR, lib="tf", dtype="int", shape=True),
     ),
     **dict.fromkeys(
         ("torch." + one for one in [
@@ -165,38 +164,38 @@ _EXACT: dict[str, Value] = {
             "reduce_mean", "exp", "sqrt", "sigmoid", "tanh", "random.normal", "random.uniform", "math.log",
             "nn.softmax", "nn.relu", "nn.sigmoid", "nn.log_softmax"
         ]),
-        Value(TENSOR, lib="tf", dtype="float"),
+        AbstractValue(TENSOR, lib="tf", dtype="float"),
     ),
-    "tensorflow.data.Dataset": Value(TFDATA),
-    "tensorflow.data.TFRecordDataset": Value(TFDATA),
-    "tensorflow.data.TextLineDataset": Value(TFDATA),
+    "tensorflow.data.Dataset": AbstractValue(TFDATA),
+    "tensorflow.data.TFRecordDataset": AbstractValue(TFDATA),
+    "tensorflow.data.TextLineDataset": AbstractValue(TFDATA),
     "tensorflow.Variable": _TF,
     "tensorflow.is_tensor": _NUMBER,
     "tensorflow.executing_eagerly": _NUMBER,
     "tensorflow.print": _NUMBER,
     "tensorflow.get_static_value": _NUMBER,
-    "tensorflow.GradientTape": NO_IDEA,
+    "tensorflow.GradientTape": UNKNOWN_VALUE,
     "tensorflow.clip_by_global_norm": _TF_OUTPUT,
-    "tensorflow.function": NO_IDEA,
+    "tensorflow.function": UNKNOWN_VALUE,
     "tensorflow.py_function": _TF,
-    "tensorflow.group": NO_IDEA,
-    "tensorflow.no_op": NO_IDEA,
-    "tensorflow.distribute.get_strategy": Value(STRATEGY, name="tensorflow.distribute.get_strategy"),
-    "keras.utils.image_dataset_from_directory": Value(TFDATA),
-    "keras.preprocessing.image_dataset_from_directory": Value(TFDATA),
-    "keras.utils.text_dataset_from_directory": Value(TFDATA),
-    "keras.utils.timeseries_dataset_from_array": Value(TFDATA),
-    "keras.Input": Value(TENSOR, lib="tf", name="keras.Input"),
-    "keras.layers.Input": Value(TENSOR, lib="tf", name="keras.Input"),
+    "tensorflow.group": UNKNOWN_VALUE,
+    "tensorflow.no_op": UNKNOWN_VALUE,
+    "tensorflow.distribute.get_strategy": AbstractValue(STRATEGY, name="tensorflow.distribute.get_strategy"),
+    "keras.utils.image_dataset_from_directory": AbstractValue(TFDATA),
+    "keras.preprocessing.image_dataset_from_directory": AbstractValue(TFDATA),
+    "keras.utils.text_dataset_from_directory": AbstractValue(TFDATA),
+    "keras.utils.timeseries_dataset_from_array": AbstractValue(TFDATA),
+    "keras.Input": AbstractValue(TENSOR, lib="tf", name="keras.Input"),
+    "keras.layers.Input": AbstractValue(TENSOR, lib="tf", name="keras.Input"),
     "keras.models.load_model": _TF_MODEL,
     "keras.models.clone_model": _TF_MODEL,
-    "datasets.load_dataset": Value(DATASET),
-    "datasets.load_from_disk": Value(DATASET),
-    "datasets.Dataset.from_dict": Value(DATASET),
-    "datasets.Dataset.from_pandas": Value(DATASET),
-    "datasets.Dataset.from_list": Value(DATASET),
-    "datasets.concatenate_datasets": Value(DATASET),
-    "tensorflow_datasets.load": Value(TFDATA),
+    "datasets.load_dataset": AbstractValue(DATASET),
+    "datasets.load_from_disk": AbstractValue(DATASET),
+    "datasets.Dataset.from_dict": AbstractValue(DATASET),
+    "datasets.Dataset.from_pandas": AbstractValue(DATASET),
+    "datasets.Dataset.from_list": AbstractValue(DATASET),
+    "datasets.concatenate_datasets": AbstractValue(DATASET),
+    "tensorflow_datasets.load": AbstractValue(TFDATA),
     **dict.fromkeys(
         ("time.time", "time.perf_counter", "time.monotonic", "random.random", "random.randint", "random.uniform",
          "random.choice", "random.randrange", "random.gauss", "datetime.datetime.now"),
@@ -204,110 +203,110 @@ _EXACT: dict[str, Value] = {
     ),
 }  # fmt: skip
 
-# A prefix that ends in "." stands for what lies directly or deeper below; `Name` forms are told by their capital.
-_BELOW: dict[str, tuple[Value, Value]] = {
+# A prefix that ends in "." covers the names below it; a capital letter means a class.
+_BELOW: dict[str, tuple[AbstractValue, AbstractValue]] = {
     # prefix: (a function, a class)
-    "torch.": (_TORCH, NO_IDEA),
-    "torch.nn.": (NO_IDEA, _TORCH_MODEL),
-    "torch.nn.functional.": (_TORCH, NO_IDEA),
-    "torch.nn.init.": (_TORCH, NO_IDEA),
-    "torch.nn.parallel.": (NO_IDEA, _TORCH_MODEL),
-    "torch.linalg.": (_TORCH, NO_IDEA),
-    "torch.special.": (_TORCH, NO_IDEA),
-    "torch.fft.": (_TORCH, NO_IDEA),
-    "torch.sparse.": (_TORCH, NO_IDEA),
-    "torch.ops.": (NO_IDEA, NO_IDEA),
-    "torch.optim.": (NO_IDEA, Value(OPTIMIZER, lib="torch")),
-    "torch.optim.lr_scheduler.": (NO_IDEA, Value(SCHEDULER, lib="torch")),
-    "torch.utils.": (NO_IDEA, NO_IDEA),
-    "torch.utils.data.": (NO_IDEA, Value(DATASET, lib="torch")),
-    "torch.cuda.": (_NUMBER, NO_IDEA),
-    "torch.backends.": (_NUMBER, NO_IDEA),
-    "torch.distributed.": (_NUMBER, NO_IDEA),
-    "torch.jit.": (NO_IDEA, NO_IDEA),
-    "torch.onnx.": (NO_IDEA, NO_IDEA),
-    "torch.fx.": (NO_IDEA, NO_IDEA),
-    "torch.autograd.": (NO_IDEA, NO_IDEA),
-    "torch.amp.": (NO_IDEA, NO_IDEA),
-    "torch.compiler.": (_NUMBER, NO_IDEA),
-    "torch.hub.": (_TORCH_MODEL, NO_IDEA),
-    "torch.random.": (NO_IDEA, NO_IDEA),
-    "torch.serialization.": (NO_IDEA, NO_IDEA),
-    "torch.library.": (NO_IDEA, NO_IDEA),
-    "torch.export.": (NO_IDEA, NO_IDEA),
-    "torch.func.": (NO_IDEA, NO_IDEA),
-    "torch.distributions.": (NO_IDEA, NO_IDEA),
-    "torch.profiler.": (NO_IDEA, NO_IDEA),
-    "torch.testing.": (NO_IDEA, NO_IDEA),
-    "torch.multiprocessing.": (NO_IDEA, NO_IDEA),
-    "torch._dynamo.": (NO_IDEA, NO_IDEA),
-    "torch._C.": (NO_IDEA, NO_IDEA),
-    "torch._utils.": (NO_IDEA, NO_IDEA),
-    "torch._inductor.": (NO_IDEA, NO_IDEA),
-    "torch.mps.": (_NUMBER, NO_IDEA),
-    "torch.xpu.": (_NUMBER, NO_IDEA),
-    "torchvision.models.": (_TORCH_MODEL, NO_IDEA),
-    "torchvision.datasets.": (NO_IDEA, Value(DATASET, lib="torch")),
-    "timm.": (_TORCH_MODEL, NO_IDEA),
-    "torch_xla.amp.syncfree.": (NO_IDEA, Value(OPTIMIZER, lib="torch")),
-    XR: (_NUMBER, NO_IDEA),
-    "numpy.": (Value(ARRAY), Value(ARRAY)),
-    "pandas.": (Value(ARRAY), Value(ARRAY)),
-    "tensorflow.": (_TF, NO_IDEA),
-    "tensorflow.math.": (_TF, NO_IDEA),
-    "tensorflow.nn.": (_TF, NO_IDEA),
-    "tensorflow.config.": (_NUMBER, NO_IDEA),
-    "tensorflow.io.": (_TF, NO_IDEA),
+    "torch.": (_TORCH, UNKNOWN_VALUE),
+    "torch.nn.": (UNKNOWN_VALUE, _TORCH_MODEL),
+    "torch.nn.functional.": (_TORCH, UNKNOWN_VALUE),
+    "torch.nn.init.": (_TORCH, UNKNOWN_VALUE),
+    "torch.nn.parallel.": (UNKNOWN_VALUE, _TORCH_MODEL),
+    "torch.linalg.": (_TORCH, UNKNOWN_VALUE),
+    "torch.special.": (_TORCH, UNKNOWN_VALUE),
+    "torch.fft.": (_TORCH, UNKNOWN_VALUE),
+    "torch.sparse.": (_TORCH, UNKNOWN_VALUE),
+    "torch.ops.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "torch.optim.": (UNKNOWN_VALUE, AbstractValue(OPTIMIZER, lib="torch")),
+    "torch.optim.lr_scheduler.": (UNKNOWN_VALUE, AbstractValue(SCHEDULER, lib="torch")),
+    "torch.utils.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "torch.utils.data.": (UNKNOWN_VALUE, AbstractValue(DATASET, lib="torch")),
+    "torch.cuda.": (_NUMBER, UNKNOWN_VALUE),
+    "torch.backends.": (_NUMBER, UNKNOWN_VALUE),
+    "torch.distributed.": (_NUMBER, UNKNOWN_VALUE),
+    "torch.jit.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "torch.onnx.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "torch.fx.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "torch.autograd.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "torch.amp.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "torch.compiler.": (_NUMBER, UNKNOWN_VALUE),
+    "torch.hub.": (_TORCH_MODEL, UNKNOWN_VALUE),
+    "torch.random.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "torch.serialization.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "torch.library.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "torch.export.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "torch.func.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "torch.distributions.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "torch.profiler.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "torch.testing.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "torch.multiprocessing.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "torch._dynamo.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "torch._C.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "torch._utils.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "torch._inductor.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "torch.mps.": (_NUMBER, UNKNOWN_VALUE),
+    "torch.xpu.": (_NUMBER, UNKNOWN_VALUE),
+    "torchvision.models.": (_TORCH_MODEL, UNKNOWN_VALUE),
+    "torchvision.datasets.": (UNKNOWN_VALUE, AbstractValue(DATASET, lib="torch")),
+    "timm.": (_TORCH_MODEL, UNKNOWN_VALUE),
+    "torch_xla.amp.syncfree.": (UNKNOWN_VALUE, AbstractValue(OPTIMIZER, lib="torch")),
+    XR: (_NUMBER, UNKNOWN_VALUE),
+    "numpy.": (AbstractValue(ARRAY), AbstractValue(ARRAY)),
+    "pandas.": (AbstractValue(ARRAY), AbstractValue(ARRAY)),
+    "tensorflow.": (_TF, UNKNOWN_VALUE),
+    "tensorflow.math.": (_TF, UNKNOWN_VALUE),
+    "tensorflow.nn.": (_TF, UNKNOWN_VALUE),
+    "tensorflow.config.": (_NUMBER, UNKNOWN_VALUE),
+    "tensorflow.io.": (_TF, UNKNOWN_VALUE),
     **dict.fromkeys(
         (
             "tensorflow." + one + "."
             for one in ["linalg", "signal", "image", "random", "strings", "sparse", "sets", "experimental.numpy"]
         ),
-        (_TF, NO_IDEA),
+        (_TF, UNKNOWN_VALUE),
     ),
-    "tensorflow.data.": (NO_IDEA, NO_IDEA),
-    "tensorflow.data.Dataset.": (Value(TFDATA), NO_IDEA),
-    "tensorflow.distribute.": (NO_IDEA, Value(STRATEGY)),
-    "tensorflow.distribute.experimental.": (NO_IDEA, Value(STRATEGY)),
-    "tensorflow.distribute.cluster_resolver.": (NO_IDEA, Value(RESOLVER)),
-    "tensorflow.distribute.cluster_resolver.TPUClusterResolver.": (Value(RESOLVER), NO_IDEA),
-    "tensorflow.tpu.": (NO_IDEA, NO_IDEA),
-    "tensorflow.train.": (NO_IDEA, NO_IDEA),
-    "tensorflow.saved_model.": (NO_IDEA, NO_IDEA),
-    "tensorflow.summary.": (NO_IDEA, NO_IDEA),
-    "tensorflow.debugging.": (NO_IDEA, NO_IDEA),
-    "tensorflow.dtypes.": (NO_IDEA, NO_IDEA),
-    "tensorflow.compat.": (NO_IDEA, NO_IDEA),
-    "tensorflow.experimental.": (NO_IDEA, NO_IDEA),
-    "tensorflow.autograph.": (NO_IDEA, NO_IDEA),
-    "tensorflow.estimator.": (NO_IDEA, NO_IDEA),
-    "tensorflow.lite.": (NO_IDEA, NO_IDEA),
-    "tensorflow.test.": (NO_IDEA, NO_IDEA),
-    "tensorflow.errors.": (NO_IDEA, NO_IDEA),
-    "tensorflow.profiler.": (NO_IDEA, NO_IDEA),
-    "tensorflow.keras.": (NO_IDEA, NO_IDEA),
-    "keras.": (NO_IDEA, NO_IDEA),
-    "keras.layers.": (NO_IDEA, _TF_MODEL),
-    "keras.models.": (NO_IDEA, _TF_MODEL),
-    "keras.applications.": (NO_IDEA, _TF_MODEL),
+    "tensorflow.data.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "tensorflow.data.Dataset.": (AbstractValue(TFDATA), UNKNOWN_VALUE),
+    "tensorflow.distribute.": (UNKNOWN_VALUE, AbstractValue(STRATEGY)),
+    "tensorflow.distribute.experimental.": (UNKNOWN_VALUE, AbstractValue(STRATEGY)),
+    "tensorflow.distribute.cluster_resolver.": (UNKNOWN_VALUE, AbstractValue(RESOLVER)),
+    "tensorflow.distribute.cluster_resolver.TPUClusterResolver.": (AbstractValue(RESOLVER), UNKNOWN_VALUE),
+    "tensorflow.tpu.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "tensorflow.train.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "tensorflow.saved_model.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "tensorflow.summary.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "tensorflow.debugging.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "tensorflow.dtypes.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "tensorflow.compat.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "tensorflow.experimental.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "tensorflow.autograph.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "tensorflow.estimator.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "tensorflow.lite.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "tensorflow.test.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "tensorflow.errors.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "tensorflow.profiler.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "tensorflow.keras.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "keras.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    "keras.layers.": (UNKNOWN_VALUE, _TF_MODEL),
+    "keras.models.": (UNKNOWN_VALUE, _TF_MODEL),
+    "keras.applications.": (UNKNOWN_VALUE, _TF_MODEL),
     "keras.losses.": (_TF, _TF_MODEL),
     "keras.metrics.": (_TF, _TF_MODEL),
-    "keras.optimizers.": (NO_IDEA, Value(OPTIMIZER, lib="tf")),
-    "keras.optimizers.legacy.": (NO_IDEA, Value(OPTIMIZER, lib="tf")),
-    "keras.optimizers.schedules.": (NO_IDEA, Value(SCHEDULER, lib="tf")),
-    "keras.activations.": (_TF, NO_IDEA),
-    "keras.ops.": (_TF, NO_IDEA),
+    "keras.optimizers.": (UNKNOWN_VALUE, AbstractValue(OPTIMIZER, lib="tf")),
+    "keras.optimizers.legacy.": (UNKNOWN_VALUE, AbstractValue(OPTIMIZER, lib="tf")),
+    "keras.optimizers.schedules.": (UNKNOWN_VALUE, AbstractValue(SCHEDULER, lib="tf")),
+    "keras.activations.": (_TF, UNKNOWN_VALUE),
+    "keras.ops.": (_TF, UNKNOWN_VALUE),
     "keras.Model": (_TF_MODEL, _TF_MODEL),
     "keras.Sequential": (_TF_MODEL, _TF_MODEL),
-    "keras_nlp.models.": (NO_IDEA, _TF_MODEL),
-    "keras_hub.models.": (NO_IDEA, _TF_MODEL),
+    "keras_nlp.models.": (UNKNOWN_VALUE, _TF_MODEL),
+    "keras_hub.models.": (UNKNOWN_VALUE, _TF_MODEL),
 }
 _KERAS_ITSELF = {"keras.Model": _TF_MODEL, "keras.Sequential": _TF_MODEL}
 
 
 @lru_cache(maxsize=50_000)
-def call(name: str) -> Value:
-    """What a call of this canonical name gives; NO_IDEA where that is not known."""
+def call(name: str) -> AbstractValue:
+    """The result of a call of this canonical name; UNKNOWN_VALUE if it is unknown."""
     found = _EXACT.get(name) or _KERAS_ITSELF.get(name)
     if found is not None:
         return found
@@ -317,7 +316,7 @@ def call(name: str) -> Value:
     if name.startswith(("torch.get_", "torch.is_", "torch.set_")):
         return _NUMBER
     if name.startswith(("torch._", "torch.autocast_")):
-        return NO_IDEA
+        return UNKNOWN_VALUE
     if root == "tensorflow" or root == "tf":
         special = _tensorflow(name)
         if special is not None:
@@ -325,17 +324,17 @@ def call(name: str) -> Value:
     return _below(name)
 
 
-def _below(name: str) -> Value:
+def _below(name: str) -> AbstractValue:
     prefix = name
     while "." in prefix:
         prefix = prefix.rpartition(".")[0]
         pair = _BELOW.get(prefix + ".")
         if pair is not None:
             last = name.rpartition(".")[2]
-            # Deeper names below a prefix are methods of a class there: not what the table is about.
+            # Deeper names are methods of a class, which the table does not cover.
             direct = name == f"{prefix}.{last}"
-            return pair[1 if last[:1].isupper() else 0] if direct else NO_IDEA
-    return NO_IDEA
+            return pair[1 if last[:1].isupper() else 0] if direct else UNKNOWN_VALUE
+    return UNKNOWN_VALUE
 
 
 _TF_BOOLS = frozenset(_BOOLS.split()) | {"reduce_any", "reduce_all", "is_nan"}
@@ -343,10 +342,10 @@ _TF_INTS = frozenset(_INTS.split()) | {"argmax", "argmin"}
 _TF_MANY = frozenset(_MANY.split()) | {"unique", "unstack", "split"}
 
 
-def _tensorflow(name: str) -> Value | None:
+def _tensorflow(name: str) -> AbstractValue | None:
     last = name.rpartition(".")[2]
     if name.startswith("tensorflow.data.Dataset."):
-        return Value(TFDATA)
+        return AbstractValue(TFDATA)
     if name.count(".") > 2 or (name.count(".") == 2 and not name.startswith(("tensorflow.math.", "tensorflow.nn."))):
         return None
     return _TF_BOOL if last in _TF_BOOLS else _TF_INT if last in _TF_INTS else _TF_OUTPUT if last in _TF_MANY else None
@@ -355,32 +354,32 @@ def _tensorflow(name: str) -> Value | None:
 _MAKERS = ("from_pretrained", "from_config")
 
 
-def _transformers(name: str) -> Value:
+def _transformers(name: str) -> AbstractValue:
     parts = name.split(".")
     owner = parts[1] if len(parts) > 1 else ""
     if len(parts) == 3 and parts[2] not in _MAKERS:
-        return NO_IDEA
+        return UNKNOWN_VALUE
     if len(parts) > 3:
-        return NO_IDEA
+        return UNKNOWN_VALUE
     if owner.startswith("DataCollator"):
-        return Value(COLLATOR)
+        return AbstractValue(COLLATOR)
     if owner.endswith(("Tokenizer", "TokenizerFast", "Processor", "FeatureExtractor")):
-        return Value(TOKENIZER)
+        return AbstractValue(TOKENIZER)
     if owner.startswith("get_") and owner.endswith("schedule"):
-        return Value(SCHEDULER, lib="torch")
+        return AbstractValue(SCHEDULER, lib="torch")
     if owner.startswith("get_") and "schedule" in owner:
-        return Value(SCHEDULER, lib="torch")
+        return AbstractValue(SCHEDULER, lib="torch")
     if owner in ("AdamW", "Adafactor"):
-        return Value(OPTIMIZER, lib="torch")
+        return AbstractValue(OPTIMIZER, lib="torch")
     if owner.endswith("Config") or not owner[:1].isupper():
-        return NO_IDEA
+        return UNKNOWN_VALUE
     if owner.endswith("Trainer"):
-        return Value(TRAINER)
+        return AbstractValue(TRAINER)
     if owner.endswith("TrainingArguments"):
-        return Value(ARGUMENTS)
+        return AbstractValue(ARGUMENTS)
     if owner.startswith(("AutoModel", "TFAutoModel")) or "Model" in owner or "For" in owner:
         return _TF_MODEL if owner.startswith("TF") else _TORCH_MODEL
-    return NO_IDEA
+    return UNKNOWN_VALUE
 
 
 # -- tensors: methods and attributes -----------------------------------------------------------------------------------
@@ -447,7 +446,7 @@ NUMBER_ATTRIBUTES = frozenset(
     ]
 )
 
-# The evidence that a parameter without a name or annotation of its own is a tensor.
+# Evidence that a parameter without a telling name or annotation is a tensor.
 TENSOR_ONLY_METHODS = frozenset(
     [
         "unsqueeze",

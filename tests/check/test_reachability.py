@@ -1,4 +1,4 @@
-"""What a run has to do with: by the names that its function reads, wherever in the notebook they were made."""
+"""The findings that concern a run, by the names that its function reads in any cell of the notebook."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from tpu_magics.check import check_cells
 from tpu_magics.check.cells import cell_of
-from tpu_magics.check.reached import of_the_run
+from tpu_magics.check.reachability import reachable_findings
 
 HEAD = "import torch\nimport torch.nn as nn\nimport torch_xla\nfrom torch.utils.data import DataLoader\n"
 NET = """
@@ -25,7 +25,7 @@ TRAIN = "%%tpu_train\ndef train():\n    return model(torch.ones(3, device=torch_
 def codes(*cells: str, name: str = "train") -> list[str]:
     """The codes with the numbers of their cells, HEAD being the first."""
     read = [cell_of(text, f"In [{number}]", number) for number, text in enumerate((HEAD, *cells), 1)]
-    return [f"{one.code} {one.cell}" for one in of_the_run(check_cells(read), read, name)]
+    return [f"{one.code} {one.cell}" for one in reachable_findings(check_cells(read), read, name)]
 
 
 @pytest.mark.parametrize(
@@ -108,5 +108,5 @@ def test_registered_implementations_go_with_their_function() -> None:
     assert codes(show, one, "%%tpu_train\ndef train():\n    pass\n") == []
 
 
-def test_a_cell_that_cannot_be_read_is_told() -> None:
+def test_a_cell_that_does_not_parse_is_reported() -> None:
     assert codes("def broken(:\n", TRAIN) == ["TPU001 2"]

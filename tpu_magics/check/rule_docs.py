@@ -1,8 +1,4 @@
-"""A rule's docstring, for people.
-
-What lives here: taking a docstring apart, and showing it in a terminal, in docs/rules.md and in SARIF. What does not:
-the texts; each stands in its rule's module.
-"""
+"""Documentation of rules, made from their docstrings: for the terminal, docs/rules.md and SARIF."""
 
 from __future__ import annotations
 
@@ -12,16 +8,16 @@ from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 
-SECTIONS = ("What it does", "Why it is bad", "Example", "Use instead", "What it cannot see")
+SECTIONS = ("What it does", "Why this is bad", "Example", "Use instead", "Limitations")
 CODE = ("Example", "Use instead")
 
 GROUPS = {
-    "syntax": "What cannot be read.",
-    "values": "XLA's first rule: no branch on data, and no value read in the middle of a step.",
-    "shapes": "XLA's second rule: no shape that depends on data.",
-    "recompiles": "XLA's third rule: few distinct shapes.",
-    "launch": "What goes wrong between the notebook and the processes that train.",
-    "precision": "Number formats.",
+    "syntax": "Code that Python cannot parse.",
+    "values": "XLA's first rule: no branches on data, and no reads of values during a step.",
+    "shapes": "XLA's second rule: no shapes that depend on data.",
+    "recompiles": "XLA's third rule: few different shapes.",
+    "launch": "Problems between the notebook and the processes that train.",
+    "precision": "Number formats on a TPU.",
     "trainer": "Arguments of the transformers Trainer.",
     "tensorflow": "What TensorFlow needs on a TPU.",
 }
@@ -29,20 +25,19 @@ GROUPS = {
 _HEAD = """\
 # Rules
 
-Made from the rules' docstrings by `python -m tpu_magics check --write-docs docs/rules.md`; do not edit.
+Generated from the rules' docstrings by `python -m tpu_magics check --write-docs docs/rules.md`; do not edit.
 
-`python -m tpu_magics check PATH ...` looks at Python files and notebooks, `%tpu_check` at the notebook it runs in. No
-file is ever imported or run. `# noqa: CODE` at the end of a line silences a rule there, `# tpu_magics: skip-file` a
-whole file, and `[tool.tpu_magics]` in pyproject.toml chooses rules by `select`, `ignore`, `exclude` and
-`per-file-ignores`: by code (`TPU101`), by the beginning of codes (`TPU1`), by name (`branch-on-value`) or by group
-(`values`).
+`python -m tpu_magics check PATH ...` checks Python files and notebooks, `%tpu_check` the notebook in which it runs. No
+file is imported or run. `# noqa: CODE` at the end of a line suppresses a rule there, `# tpu_magics: skip-file` skips a
+whole file, and `[tool.tpu_magics]` in pyproject.toml selects rules with `select`, `ignore`, `exclude` and
+`per-file-ignores`: by code (`TPU101`), by prefix (`TPU1`), by name (`branch-on-value`) or by group (`values`).
 
 """
 
 
 @dataclass(frozen=True)
-class Explained:
-    """A rule in words. `sections` are those of its docstring, in order."""
+class RuleDoc:
+    """The documentation of a rule. `sections` are those of its docstring, in order."""
 
     code: str
     name: str
@@ -56,8 +51,8 @@ class Explained:
 
 
 @cache
-def explained(rule: ModuleType) -> Explained:
-    """A rule's docstring taken apart: the title is its first line, a section begins at the margin."""
+def rule_doc(rule: ModuleType) -> RuleDoc:
+    """Parses a rule's docstring: the title is its first line, a section begins at the margin."""
     lines = textwrap.dedent(rule.__doc__ or "").strip("\n").split("\n")
     sections: dict[str, list[str]] = {}
     for line in lines[1:]:
@@ -65,13 +60,13 @@ def explained(rule: ModuleType) -> Explained:
             sections[line] = []
         elif sections:
             sections[list(sections)[-1]].append(line)
-    texts = {name: textwrap.dedent("\n".join(said)).strip("\n") for name, said in sections.items()}
-    return Explained(rule.CODE, rule.NAME, rule.GROUP, lines[0].strip(), rule.WHY, texts)
+    texts = {name: textwrap.dedent("\n".join(section)).strip("\n") for name, section in sections.items()}
+    return RuleDoc(rule.CODE, rule.NAME, rule.GROUP, lines[0].strip(), rule.WHY, texts)
 
 
 def as_text(rule: ModuleType) -> str:
     """For a terminal."""
-    found = explained(rule)
+    found = rule_doc(rule)
     parts = [f"{found.code} {found.name} (group {found.group})", found.title]
     parts += [f"{name}\n{textwrap.indent(text, '    ')}" for name, text in found.sections.items()]
     return "\n\n".join(parts) + "\n"
@@ -79,7 +74,7 @@ def as_text(rule: ModuleType) -> str:
 
 def as_markdown(rule: ModuleType, level: int = 3) -> str:
     """For the docs, and for the help of a SARIF viewer."""
-    found = explained(rule)
+    found = rule_doc(rule)
     parts = [f"{'#' * level} {found.code} {found.name}", found.title]
     for name, text in found.sections.items():
         parts.append(f"**{name}**")
@@ -89,9 +84,7 @@ def as_markdown(rule: ModuleType, level: int = 3) -> str:
 
 def overview(rules: Iterable[ModuleType]) -> str:
     """One line for each rule."""
-    return "".join(
-        f"{rule.CODE}  {rule.GROUP:<11} {rule.NAME:<34} {explained(rule).title}\n" for rule in _sorted(rules)
-    )
+    return "".join(f"{rule.CODE}  {rule.GROUP:<11} {rule.NAME:<34} {rule_doc(rule).title}\n" for rule in _sorted(rules))
 
 
 def page(rules: Iterable[ModuleType]) -> str:
@@ -109,7 +102,7 @@ def page(rules: Iterable[ModuleType]) -> str:
 
 
 def _cell(rule: ModuleType) -> str:
-    return explained(rule).title.replace("|", "\\|")
+    return rule_doc(rule).title.replace("|", "\\|")
 
 
 def _sorted(rules: Iterable[ModuleType]) -> list[ModuleType]:

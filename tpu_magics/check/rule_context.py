@@ -1,8 +1,4 @@
-"""A place in a program, as a rule sees it.
-
-What lives here: what can be asked about the code around a node, and how a finding is made there. What does not: the
-walk that finds the values (flow.py), and which code runs where (regions.py).
-"""
+"""What a rule can ask about the code around a node, and how it reports a finding there."""
 
 from __future__ import annotations
 
@@ -12,42 +8,42 @@ from typing import TYPE_CHECKING
 
 from tpu_magics.check import regions
 from tpu_magics.check.finding import Edit, Finding
-from tpu_magics.check.values import LIST, MODULE, NO_IDEA, NOTHING, Value
+from tpu_magics.check.values import LIST, MODULE, NOTHING, UNKNOWN_VALUE, AbstractValue
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from tpu_magics.check.cells import Cell
-    from tpu_magics.check.program import Function, Program
+    from tpu_magics.check.cells import CodeCell
+    from tpu_magics.check.program import CheckedProgram, Function
 
 NAMED = (MODULE,)
 
 
 class Loop:
-    """A `for` or `while`. `is_step`: a step happens directly in it; `loader`: what it goes over."""
+    """A `for` or `while`. `is_step`: a step runs directly in it; `loader`: its iterable."""
 
     __slots__ = ("is_step", "loader", "node")
 
-    def __init__(self, node: ast.For | ast.AsyncFor | ast.While, loader: Value) -> None:
+    def __init__(self, node: ast.For | ast.AsyncFor | ast.While, loader: AbstractValue) -> None:
         self.node = node
         self.loader = loader
         self.is_step = False
 
 
-class Place:
-    """Where a node stands. One Place serves all nodes of the same surroundings."""
+class RuleContext:
+    """The surroundings of a node: program, cell, function and loops. Shared by all nodes with the same surroundings."""
 
     __slots__ = ("cell", "cell_index", "every_n", "function", "loops", "program", "withs")
 
     def __init__(
         self,
-        program: Program,
-        cell: Cell,
+        program: CheckedProgram,
+        cell: CodeCell,
         cell_index: int,
         function: Function | None,
         loops: tuple[Loop, ...],
         every_n: bool,
-        withs: tuple[Value, ...] = (),
+        withs: tuple[AbstractValue, ...] = (),
     ) -> None:
         self.program = program
         self.cell = cell
@@ -59,32 +55,33 @@ class Place:
 
     # -- values and names -----------------------------------------------------------------------------------------
 
-    def value(self, node: ast.AST | None) -> Value:
-        """What is known of an expression at this point."""
-        found: Value = getattr(node, "_value", NO_IDEA)
+    def value(self, node: ast.AST | None) -> AbstractValue:
+        """The inferred value of an expression."""
+        found: AbstractValue = getattr(node, "_value", UNKNOWN_VALUE)
         return found
 
     def name(self, node: ast.AST | None) -> str:
-        """The canonical name that an expression stands for, for a call that of its callee; "" where it has none."""
+        """The canonical name of an expression, for a call that of its callee; "" if it has none."""
         if isinstance(node, ast.Call):
             node = node.func
         value = self.value(node)
         return value.name if value.kind in NAMED else ""
 
-    def method(self, call: ast.AST) -> tuple[Value, str]:
-        """The receiver and the method's name of `x.m(...)`; (NO_IDEA, "") where the callee is no value's method."""
+    def method(self, call: ast.AST) -> tuple[AbstractValue, str]:
+        """The receiver and the method's name of `x.m(...)`; (UNKNOWN_VALUE, "") if the callee is not a method of a
+        value."""
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
             receiver = self.value(call.func.value)
             if receiver.kind != MODULE:
                 return receiver, call.func.attr
-        return NO_IDEA, ""
+        return UNKNOWN_VALUE, ""
 
     def constant(self, node: ast.AST | None) -> Any:
-        """The Python constant that an expression is, through names; NOTHING where it is not known."""
+        """The Python constant of an expression, also through names; NOTHING if it is unknown."""
         return NOTHING if node is None else self.value(node).const
 
-    def keyword(self, call: ast.AST | None, name: str, position: int | None = None) -> ast.expr | None:
-        """An argument by its keyword (also out of a `**` dict literal), else by its position."""
+    def argument(self, call: ast.AST | None, name: str, position: int | None = None) -> ast.expr | None:
+        """An argument by its keyword (also in a `**` dict literal), else by its position."""
         if not isinstance(call, ast.Call):
             return None
         for keyword in call.keywords:
@@ -97,13 +94,13 @@ class Place:
         before = call.args[: position + 1]
         return None if any(isinstance(one, ast.Starred) for one in before) else call.args[position]
 
-    def open_keywords(self, call: ast.Call) -> bool:
-        """Whether `**something` unknown is given: then an absent keyword proves nothing."""
+    def has_unknown_arguments(self, call: ast.Call) -> bool:
+        """Whether the call has an unknown `*` or `**` argument: then a missing keyword proves nothing."""
         hidden = any(one.arg is None and self._dict(one.value) is None for one in call.keywords)
         return hidden or any(isinstance(one, ast.Starred) for one in call.args)
 
     def _dict(self, node: ast.expr) -> ast.AST | None:
-        """The literal (or `dict(...)` call) behind a `**` argument, where all its keys are known."""
+        """The literal (or `dict(...)` call) behind a `**` argument, if all its keys are known."""
         value = self.value(node)
         if value.kind != LIST:
             return None
@@ -123,7 +120,7 @@ class Place:
             return next((one.value for one in made.keywords if one.arg == name), None)
         return None
 
-    # -- where this runs ------------------------------------------------------------------------------------------
+    # -- where the code runs ------------------------------------------------------------------------------------------
 
     @property
     def top_level(self) -> bool:
@@ -140,7 +137,7 @@ class Place:
 
     @property
     def in_step(self) -> bool:
-        """Whether this place runs at each step of training or evaluation."""
+        """Whether this code runs in each step of training or evaluation."""
         return regions.in_step(self)
 
     @property
@@ -151,11 +148,11 @@ class Place:
     # -- code -----------------------------------------------------------------------------------------------------
 
     def source(self, node: ast.AST) -> str:
-        """The code of a node as it was written."""
+        """The source code of a node."""
         return self.cell.segment(node) if hasattr(node, "end_lineno") else ""
 
     def parent(self, node: ast.AST) -> ast.AST | None:
-        """The node that holds this one."""
+        """The parent of a node."""
         key = ("parents", self.cell_index)
         if key not in self.program.memo:
             tree = self.cell.tree
@@ -164,7 +161,7 @@ class Place:
         return found
 
     def parents(self, node: ast.AST) -> Iterator[ast.AST]:
-        """All that hold this node, innermost first."""
+        """All ancestors of a node, innermost first."""
         found = self.parent(node)
         while found is not None:
             yield found
@@ -197,7 +194,7 @@ class Place:
         edits: Sequence[Edit] = (),
         advice: bool = False,
     ) -> Finding:
-        """A finding of the rule that is speaking, at this node."""
+        """A finding of the current rule at this node."""
         (line, column), (last, stop) = self._span(node)
         return self.finding_at(line, column, message, fix, why, edits, advice, (last, stop))
 
@@ -212,7 +209,7 @@ class Place:
         advice: bool = False,
         end: tuple[int, int] | None = None,
     ) -> Finding:
-        """The same for a place that is no node (a line magic): line from 1, column from 0."""
+        """A finding at a position without a node (a line magic): line from 1, column from 0."""
         last, stop = end or (line, len(self._line(line)))
         rule = self.program.rule
         return Finding(

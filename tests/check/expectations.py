@@ -1,7 +1,4 @@
-"""What the sample files say of themselves.
-
-What lives here: reading `# TPU101: part of the message` and `# ok: TPU101` at line ends. What does not: checking.
-"""
+"""Reads the expected findings of sample files: `# TPU101: part of the message` and `# ok: TPU101` at line ends."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpu_magics.check.cells import Cell, read_file
+from tpu_magics.check.cells import CodeCell, read_file
 
 FOLDER = Path(__file__).parent / "samples"
 _FOUND = re.compile(r"# (TPU\d{3}): ([^#]*)")
@@ -32,7 +29,7 @@ def files() -> list[Path]:
     return sorted(path for path in FOLDER.iterdir() if path.suffix in (".py", ".ipynb"))
 
 
-def expected(cells: list[Cell]) -> Iterator[Expected]:
+def expected(cells: list[CodeCell]) -> Iterator[Expected]:
     """What must be found in these cells."""
     for cell in cells:
         for number, line in enumerate(cell.lines, 1):
@@ -40,7 +37,7 @@ def expected(cells: list[Cell]) -> Iterator[Expected]:
                 yield Expected(cell.number, number, code, part.strip())
 
 
-def silent(cells: list[Cell]) -> Iterator[tuple[int | None, int, str]]:
+def silent(cells: list[CodeCell]) -> Iterator[tuple[int | None, int, str]]:
     """(cell, line, code) of lines that look alike and must not be found."""
     for cell in cells:
         for number, line in enumerate(cell.lines, 1):
@@ -48,5 +45,5 @@ def silent(cells: list[Cell]) -> Iterator[tuple[int | None, int, str]]:
                 yield from ((cell.number, number, code) for code in codes.split(", "))
 
 
-def cells_of(path: Path) -> list[Cell]:
+def cells_of(path: Path) -> list[CodeCell]:
     return list(read_file(path))

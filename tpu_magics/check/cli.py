@@ -1,7 +1,4 @@
-"""`python -m tpu_magics check PATH ...`.
-
-What lives here: the options, and the way of a file from its bytes to the shown report. What does not: any of the steps.
-"""
+"""The command `python -m tpu_magics check PATH ...`."""
 
 from __future__ import annotations
 
@@ -14,12 +11,12 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from tpu_magics.check import explain, fixing, formats, notebook
-from tpu_magics.check.cells import Cell, cells_of
-from tpu_magics.check.config import Config, Configs, Rules, WrongUsage
+from tpu_magics.check import fixes, formats, notebook, rule_docs
+from tpu_magics.check.cells import CodeCell, cells_of
+from tpu_magics.check.config import CheckConfig, ConfigFinder, Rules, UsageError
+from tpu_magics.check.engine import check_cells_of_file
 from tpu_magics.check.files import files_of
 from tpu_magics.check.finding import Finding, in_order
-from tpu_magics.check.noqa import unsilenced
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.output import lost
 
@@ -33,27 +30,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "paths", nargs="*", metavar="PATH", help="files and folders (default: .); - reads standard input"
     )
     parser.add_argument("--format", choices=tuple(formats.FORMATS), default="text", help="default: text")
-    choice = "codes (TPU101, TPU1), groups (values) or names (branch-on-value), with commas"
-    parser.add_argument("--select", action="append", metavar="RULES", help=f"only these: {choice}")
-    parser.add_argument("--ignore", action="append", metavar="RULES", help="not these")
-    parser.add_argument("--fix", action="store_true", help="write the fixes that are mechanical; shows what is left")
-    parser.add_argument("--diff", action="store_true", help="show what --fix would change, and write nothing")
-    parser.add_argument("--explain", metavar="RULE", help="what a rule is about, by its code or name")
-    parser.add_argument("--list-rules", action="store_true", help="all rules, one on a line")
-    parser.add_argument("--exit-zero", action="store_true", help="exit with 0 although something was found")
-    parser.add_argument("--stdin-filename", metavar="NAME", help="what standard input is called; .ipynb is a notebook")
+    choice = "codes (TPU101), prefixes (TPU1), groups (values) or names (branch-on-value), separated by commas"
+    parser.add_argument("--select", action="append", metavar="RULES", help=f"only these rules: {choice}")
+    parser.add_argument("--ignore", action="append", metavar="RULES", help="without these rules")
+    parser.add_argument("--fix", action="store_true", help="apply automatic fixes, and show the remaining findings")
+    parser.add_argument("--diff", action="store_true", help="show the changes of --fix as a diff, without writing")
+    parser.add_argument("--explain", metavar="RULE", help="explain a rule, by its code or name")
+    parser.add_argument("--list-rules", action="store_true", help="list all rules, one per line")
+    parser.add_argument("--exit-zero", action="store_true", help="exit with 0 even if there are findings")
+    parser.add_argument(
+        "--stdin-filename", metavar="NAME", help="file name for standard input; .ipynb means a notebook"
+    )
     parser.add_argument("--write-docs", type=Path, metavar="FILE", help=argparse.SUPPRESS)
 
 
 def run(found: argparse.Namespace, modules: Sequence[ModuleType] | None = None) -> int:
-    """Run the command; gives the exit code: 0 nothing found, 1 something, 2 it could not do what was asked."""
+    """Run the command; returns the exit code: 0 no findings, 1 findings, 2 an error."""
     try:
         if modules is None:
             from tpu_magics.check.rules import RULES
 
             modules = RULES
         return _run(found, Rules(tuple(modules)))
-    except WrongUsage as error:
+    except UsageError as error:
         print(error, file=sys.stderr)
         return WRONG
 
@@ -62,15 +61,15 @@ def _run(found: argparse.Namespace, rules: Rules) -> int:
     if found.explain is not None:
         return _explain(found.explain, rules)
     if found.list_rules:
-        return _say(explain.overview(rules.all))
+        return _say(rule_docs.overview(rules.all))
     if found.write_docs is not None:
-        found.write_docs.write_text(explain.page(rules.all), encoding="utf-8")
+        found.write_docs.write_text(rule_docs.page(rules.all), encoding="utf-8")
         return CLEAN
     select, ignore = (
-        rules.checked(_split(words), f"--{name}")
+        rules.validate(_split(words), f"--{name}")
         for name, words in (("select", found.select), ("ignore", found.ignore))
     )
-    check = _Check(found, Configs(rules, select, ignore))
+    check = _Check(found, ConfigFinder(rules, select, ignore))
     return check.stdin() if _reads_stdin(found) else check.files(found.paths or ["."])
 
 
@@ -80,23 +79,23 @@ def _split(options: Sequence[str] | None) -> list[str]:
 
 def _reads_stdin(found: argparse.Namespace) -> bool:
     if STDIN in found.paths and len(found.paths) > 1:
-        raise WrongUsage("Standard input (-) cannot be checked together with files.")
+        raise UsageError("Standard input (-) cannot be checked together with files.")
     if found.stdin_filename and found.paths not in ([], [STDIN]):
-        raise WrongUsage("--stdin-filename goes with - only.")
+        raise UsageError("--stdin-filename works with - only.")
     return bool(found.paths == [STDIN] or found.stdin_filename)
 
 
 def _explain(word: str, rules: Rules) -> int:
     rule = rules.find(word)
     if rule is None:
-        raise WrongUsage(
+        raise UsageError(
             f"There is no rule {word!r}.", "", "See `python -m tpu_magics check --list-rules` for all of them."
         )
-    return _say(explain.as_text(rule))
+    return _say(rule_docs.as_text(rule))
 
 
 def _say(text: str, stream: str = "stdout") -> int:
-    """Print what the stream's encoding can hold, and the rest as escapes."""
+    """Prints text; characters that the stream's encoding lacks become escapes."""
     file = getattr(sys, stream)
     encoding = getattr(file, "encoding", None) or "utf-8"
     file.write(text.encode(encoding, "backslashreplace").decode(encoding))
@@ -109,7 +108,7 @@ class _Check:
     """One run of the command over files."""
 
     options: argparse.Namespace
-    configs: Configs
+    configs: ConfigFinder
     findings: list[Finding] = field(default_factory=list)
     count: int = 0
     fixed: int = 0
@@ -127,7 +126,8 @@ class _Check:
         return self._end()
 
     def stdin(self) -> int:
-        """Standard input as one file; with --fix its new text goes to standard output and the report beside it."""
+        """Checks standard input as one file; with --fix the new text goes to standard output, the report to standard
+        error."""
         data = sys.stdin.buffer.read()
         name = self.options.stdin_filename or ("<stdin>.ipynb" if _looks_like_notebook(data) else "<stdin>")
         self._file(name, data)
@@ -144,30 +144,30 @@ class _Check:
         self.count += 1
         config = self.configs.of(path)
         try:
-            cells: Sequence[Cell] = cells_of(data, path, self._note)
+            cells: Sequence[CodeCell] = cells_of(data, path, self._note)
             found = check_cells_of_file(cells, config)
             if self.options.fix or self.options.diff:
-                fixed = fixing.fix(cells, lambda now: check_cells_of_file(now, config), found)
-                found = self._mended(path, data, fixed, found, config)
+                fixed = fixes.fix(cells, lambda now: check_cells_of_file(now, config), found)
+                found = self._apply_fixes(path, data, fixed, found, config)
             self.findings += found
-        except Exception as error:  # a fault of ours in one file: it is said, and the other files are checked
+        except Exception as error:  # our own bug: report it, and check the other files
             if lost(error):
                 raise
-            self._fail(f"{path}: the check broke off with {type(error).__name__}: {error}. Please report this.")
+            self._fail(f"{path}: the check failed with {type(error).__name__}: {error}. Please report this.")
 
-    def _mended(
-        self, path: str, data: bytes, fixed: fixing.Fixed, found: list[Finding], config: Config
+    def _apply_fixes(
+        self, path: str, data: bytes, fixed: fixes.FixResult, found: list[Finding], config: CheckConfig
     ) -> list[Finding]:
-        """Show or write what was mended; gives what is left to show."""
+        """Show or write the fixes; returns the findings that remain."""
         self.changed = self.changed or bool(fixed.changes)
         if self.options.diff:
-            _say(fixing.diff(fixed))
+            _say(fixes.diff(fixed))
             return found
         try:
             if _reads_stdin(self.options):
-                _write_bytes(fixing.new_bytes(path, data, fixed))
+                _write_bytes(fixes.new_bytes(path, data, fixed))
             elif fixed.changes:
-                fixing.write(path, data, fixed)
+                fixes.write(path, data, fixed)
         except TpuMagicsError as error:
             self._fail(str(error))
             return found
@@ -188,7 +188,7 @@ class _Check:
         from tpu_magics import __version__
 
         lines = cache(_file_lines)
-        report = formats.Report(
+        report = formats.CheckReport(
             in_order(self.findings), self.count, self.fixed, self.configs.rules.all, __version__,
             lambda finding: _line(lines(finding.path), finding),
         )  # fmt: skip
@@ -198,25 +198,17 @@ class _Check:
         else:
             _say(formats.FORMATS[self.options.format](report), stream)
 
-    def _fail(self, said: str) -> None:
+    def _fail(self, text: str) -> None:
         self.failed = True
-        self._note(said)
+        self._note(text)
 
-    def _note(self, said: str) -> None:
-        _say(said + "\n", "stderr")
+    def _note(self, text: str) -> None:
+        _say(text + "\n", "stderr")
 
 
 def _looks_like_notebook(data: bytes) -> bool:
-    """JSON is Python too, and nothing would be found in it."""
+    """JSON is also valid Python, without any findings."""
     return data.lstrip()[:1] == b"{" and b'"cells"' in data and b'"nbformat"' in data
-
-
-def check_cells_of_file(cells: Sequence[Cell], config: Config) -> list[Finding]:
-    """What is to be shown of one file: what its rules find, less what comments and the configuration silence."""
-    from tpu_magics.check import check_cells
-
-    found = [*check_cells(cells, config.rules.modules), *(cell.problem for cell in cells if cell.problem)]
-    return in_order([finding for finding in unsilenced(found, cells) if config.wants(finding)])
 
 
 def _file_lines(path: str) -> list[list[int]]:
@@ -227,7 +219,7 @@ def _file_lines(path: str) -> list[list[int]]:
 
 
 def _line(lines: list[list[int]], finding: Finding) -> int:
-    """The line of the notebook's file; 1 where it cannot be known, as for standard input."""
+    """The line in the notebook's file; 1 if unknown, as for standard input."""
     number = (finding.cell or 0) - 1
     if not 0 <= number < len(lines):
         return 1
@@ -240,7 +232,7 @@ def _write_bytes(data: bytes) -> None:
 
 
 def _coloured(stream: str) -> bool:
-    """Colours only where a person looks (https://no-color.org)."""
+    """Colours only in a terminal (https://no-color.org)."""
     return bool(getattr(sys, stream).isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

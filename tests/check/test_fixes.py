@@ -1,4 +1,4 @@
-"""Writing fixes: edits, rounds, diffs, and files of which every other byte stays."""
+"""Fixes: edits, rounds, diffs, and files whose other bytes are unchanged."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import pytest
 
 from tests.check.own_rules import RULES, edit, finding, notebook
 from tpu_magics.check import check_cells
-from tpu_magics.check.cells import Cell, cell_of, cells_of
+from tpu_magics.check.cells import CodeCell, cell_of, cells_of
 from tpu_magics.check.finding import Edit, Finding
-from tpu_magics.check.fixing import Fixed, applied, diff, fix, new_bytes, write
+from tpu_magics.check.fixes import FixResult, apply_edits, diff, fix, new_bytes, write
 from tpu_magics.errors import TpuMagicsError
 
 TORCH = "import torch\n"
 
 
-def check(cells: Sequence[Cell]) -> list[Finding]:
+def check(cells: Sequence[CodeCell]) -> list[Finding]:
     return check_cells(cells, RULES)
 
 
@@ -37,11 +37,11 @@ def fixed_text(text: str, *findings: Finding) -> tuple[str, int]:
 
 def test_edits_replace_insert_and_delete() -> None:
     edits = [edit(1, 0, 1, "a"), edit(1, 2, 2, "é"), Edit((1, 5), (3, 1), ""), edit(4, 0, 0, "last")]
-    assert applied("xé€ab\ncd\nefg\n", edits) == "aéé€abfg\nlast"
-    assert applied("x€ = 1\ny = 2\n", [edit(1, 0, 2, "long"), edit(2, 4, 5, "3"), edit(3, 0, 0, "z\n")]) == (
+    assert apply_edits("xé€ab\ncd\nefg\n", edits) == "aéé€abfg\nlast"
+    assert apply_edits("x€ = 1\ny = 2\n", [edit(1, 0, 2, "long"), edit(2, 4, 5, "3"), edit(3, 0, 0, "z\n")]) == (
         "long = 1\ny = 3\nz\n"
     )
-    assert applied("a\nb\nc\n", [Edit((1, 1), (3, 0), "")]) == "ac\n"
+    assert apply_edits("a\nb\nc\n", [Edit((1, 1), (3, 0), "")]) == "ac\n"
 
 
 def test_of_edits_that_overlap_the_first_is_applied() -> None:
@@ -82,13 +82,13 @@ def test_rounds_go_on_until_nothing_is_left() -> None:
     assert (again.changes, again.count) == ({}, 0)
 
 
-def test_cells_of_a_running_notebook_are_mended_each_by_its_own_edits() -> None:
+def test_cells_of_a_running_notebook_are_fixed_each_by_its_own_edits() -> None:
     cells = [cell_of(TORCH + "red(1)\n", "In [1]"), cell_of("x = 1\nred(2)\n", "In [2]")]
     assert fix(cells, check).changes == {0: TORCH + "green(1)\n", 1: "x = 1\ngreen(2)\n"}
 
 
 def test_edits_that_undo_each_other_come_to_an_end() -> None:
-    def swap(cells: Sequence[Cell]) -> list[Finding]:
+    def swap(cells: Sequence[CodeCell]) -> list[Finding]:
         new = "b" if cells[0].text[0] == "a" else "a"
         return [finding(1, 1, edits=(edit(1, 0, 1, new),))]
 
@@ -151,7 +151,7 @@ def test_only_what_is_edited_changes_in_a_notebook(options: dict[str, Any], end:
     assert fixed_bytes(data, "a.ipynb") == mark + (json.dumps(new, **options) + end).encode()
 
 
-def test_a_notebook_of_nbformat_3_is_mended() -> None:
+def test_a_notebook_of_nbformat_3_is_fixed() -> None:
     cells = [{"cell_type": "code", "input": [TORCH, "red(1)"], "language": "python"}]
     data = json.dumps({"nbformat": 3, "worksheets": [{"cells": cells}, {"cells": cells}]}).encode()
     assert fixed_bytes(data, "a.ipynb") == data.replace(b"red(", b"green(")
@@ -179,7 +179,7 @@ def test_odd_sources_keep_their_code(source: str) -> None:
 
 
 def test_lines_that_are_added_take_the_layout_of_the_list() -> None:
-    def adds(cells: Sequence[Cell]) -> list[Finding]:
+    def adds(cells: Sequence[CodeCell]) -> list[Finding]:
         add = finding(1, 1, path="a.ipynb", cell=1, edits=(edit(1, 0, 0, "import math\n"),))
         return [] if "math" in cells[0].text else [add]
 
@@ -191,15 +191,15 @@ def test_lines_that_are_added_take_the_layout_of_the_list() -> None:
 def test_a_character_that_the_encoding_lacks_leaves_the_file(tmp_path: Path) -> None:
     data = b"# coding: latin-1\nx = '\xe9'\n"
     cells = cells_of(data, "a.py")
-    found = Fixed(cells, [cell_of(cells[0].text.replace("é", "€"), "a.py")], 1)
-    with pytest.raises(TpuMagicsError, match="iso-8859-1, has no '€'"):
+    found = FixResult(cells, [cell_of(cells[0].text.replace("é", "€"), "a.py")], 1)
+    with pytest.raises(TpuMagicsError, match="iso-8859-1 has no character '€'"):
         new_bytes("a.py", data, found)
 
 
 # -- writing --------------------------------------------------------------------------------------------------------
 
 
-def mend(path: Path, data: bytes | None = None) -> None:
+def write_fixes(path: Path, data: bytes | None = None) -> None:
     data = path.read_bytes() if data is None else data
     write(str(path), data, fix(cells_of(data, str(path)), check))
 
@@ -208,7 +208,7 @@ def test_writing_keeps_the_mode_and_leaves_nothing_behind(tmp_path: Path) -> Non
     path = tmp_path / "a.py"
     path.write_text(TORCH + "red(1)\n")
     path.chmod(0o751)
-    mend(path)
+    write_fixes(path)
     assert path.read_text() == TORCH + "green(1)\n"
     assert stat.S_IMODE(path.stat().st_mode) == 0o751
     assert os.listdir(tmp_path) == ["a.py"]
@@ -219,24 +219,24 @@ def test_writing_through_a_link_keeps_the_link(tmp_path: Path) -> None:
     (tmp_path / "real" / "a.py").write_text(TORCH + "red(1)\n")
     link = tmp_path / "b.py"
     link.symlink_to("real/a.py")
-    mend(link)
+    write_fixes(link)
     assert link.is_symlink()
     assert (tmp_path / "real" / "a.py").read_text() == TORCH + "green(1)\n"
 
 
-def test_nothing_to_mend_writes_nothing(tmp_path: Path) -> None:
+def test_nothing_to_fix_writes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "a.py"
     path.write_text(TORCH)
     before = path.stat()
-    mend(path)
+    write_fixes(path)
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == (before.st_mtime_ns, before.st_ino)
 
 
-def test_a_file_that_changed_meanwhile_stays(tmp_path: Path) -> None:
+def test_a_file_that_changed_meanwhile_is_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "a.py"
     path.write_text("other\n")
-    with pytest.raises(TpuMagicsError, match="It changed while it was checked"):
-        mend(path, (TORCH + "red(1)\n").encode())
+    with pytest.raises(TpuMagicsError, match="The file changed during the check"):
+        write_fixes(path, (TORCH + "red(1)\n").encode())
     assert path.read_text() == "other\n"
 
 
@@ -249,18 +249,18 @@ def test_a_write_that_breaks_off_leaves_the_file(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(TpuMagicsError, match="No space left on device"):
-        mend(path)
+        write_fixes(path)
     assert path.read_text() == TORCH + "red(1)\n"
     assert os.listdir(tmp_path) == ["a.py"]
 
 
-def test_a_file_that_may_not_be_written_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_file_is_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.py"
     path.write_text(TORCH + "red(1)\n")
     path.chmod(0o444)
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everything
-    with pytest.raises(TpuMagicsError, match="may not be written"):
-        mend(path)
+    with pytest.raises(TpuMagicsError, match="the file is read-only"):
+        write_fixes(path)
     assert path.read_text() == TORCH + "red(1)\n"
 
 

@@ -1,8 +1,4 @@
-"""Which code is meant for another device than a TPU.
-
-What lives here: the conditions that people write around it (`if tpu:`, `else:`, `if torch.cuda.is_available():`), and
-the programs that send everything to a GPU. What does not: what is said of it.
-"""
+"""Code for other devices than a TPU: conditions such as `if torch.cuda.is_available():`, and programs for a GPU."""
 
 from __future__ import annotations
 
@@ -11,8 +7,8 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tpu_magics.check.place import Place
-    from tpu_magics.check.program import Program
+    from tpu_magics.check.program import CheckedProgram
+    from tpu_magics.check.rule_context import RuleContext
 
 _TPU = re.compile(r"(?<![a-z])(tpus?|xla)(?![a-z])|(?<![a-z_])(strategy|resolver)(?![a-z_])", re.IGNORECASE)
 _OTHER = re.compile(r"(?<![a-z])(cuda|gpus?|cpus?|mps|rocm)(?![a-z])", re.IGNORECASE)
@@ -21,10 +17,10 @@ _EQUAL = (ast.Eq, ast.Is, ast.In, ast.Gt, ast.GtE)
 _UNEQUAL = (ast.NotEq, ast.IsNot, ast.NotIn, ast.Lt, ast.LtE)
 
 
-def is_elsewhere(node: ast.AST, at: Place) -> bool:
-    """Whether a condition around this place sends it to another device than a TPU."""
+def is_in_other_device_branch(node: ast.AST, ctx: RuleContext) -> bool:
+    """Whether a condition around this node selects another device than a TPU."""
     inner = node
-    for outer in at.parents(node):
+    for outer in ctx.parents(node):
         if isinstance(outer, _FUNCTIONS):
             return False
         if isinstance(outer, (ast.If, ast.IfExp)) and inner is not outer.test and _is_other_branch(outer, inner):
@@ -36,9 +32,9 @@ def is_elsewhere(node: ast.AST, at: Place) -> bool:
 
 
 def _is_other_branch(node: ast.If | ast.IfExp, inner: ast.AST) -> bool:
-    held = node.body if isinstance(node.body, list) else [node.body]
+    body = node.body if isinstance(node.body, list) else [node.body]
     when_true, when_false = _sides(node.test)
-    return (when_true if any(one is inner for one in held) else when_false) < 0
+    return (when_true if any(one is inner for one in body) else when_false) < 0
 
 
 def _looks_for_tpu(node: ast.Try) -> bool:
@@ -53,7 +49,7 @@ _RESOLVING = ("TPUClusterResolver", "TPUStrategy", "xla_device", "torch_xla")
 
 
 def _sides(test: ast.expr) -> tuple[int, int]:
-    """For a condition, what its true and its false side are: 1 a TPU's, -1 another device's, 0 not known."""
+    """For a condition, the device of its true and of its false side: 1 a TPU, -1 another device, 0 unknown."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         one, other = _sides(test.operand)
         return other, one
@@ -85,35 +81,35 @@ def _of_comparison(test: ast.Compare) -> tuple[int, int]:
 
 def _of_words(text: str) -> tuple[int, int]:
     if _OTHER.search(text):
-        return -1, 0  # not on a GPU may be on a TPU
+        return -1, 0  # "not on a GPU" may be on a TPU
     return (1, -1) if _TPU.search(text) else (0, 0)
 
 
-def is_meant_elsewhere(node: ast.AST, at: Place) -> bool:
+def is_for_other_device(node: ast.AST, ctx: RuleContext) -> bool:
     """Whether this code, or the whole program, is for another device than a TPU."""
-    return is_gpu_program(at.program) or is_elsewhere(node, at)
+    return is_gpu_program(ctx.program) or is_in_other_device_branch(node, ctx)
 
 
-def is_gpu_program(program: Program) -> bool:
-    """Whether the program itself sends things to "cuda" and has no sign of XLA."""
+def is_gpu_program(program: CheckedProgram) -> bool:
+    """Whether the program moves things to "cuda" and does not use XLA."""
     if "sends_to_cuda" not in program.memo:
         program.memo["sends_to_cuda"] = _sends_to_cuda(program)
     return bool(program.memo["sends_to_cuda"])
 
 
-def _sends_to_cuda(program: Program) -> bool:
+def _sends_to_cuda(program: CheckedProgram) -> bool:
     magic = any(one.name.startswith("tpu_") for cell in program.cells for one in cell.line_magics)
     if program.uses("torch_xla") or program.uses("tpu_magics") or magic or _has_tpu_cell(program):
         return False
     if program.calls("torch.cuda.set_device") or any(not call.node.args for call in program.methods("cuda")):
         return True
     devices = [call for call in (*program.calls("torch.device"), *program.methods("to")) if call.node.args]
-    return any(_is_cuda(call.at.constant(call.node.args[0])) for call in devices)
+    return any(is_cuda(call.ctx.constant(call.node.args[0])) for call in devices)
 
 
-def _has_tpu_cell(program: Program) -> bool:
+def _has_tpu_cell(program: CheckedProgram) -> bool:
     return any(cell.magic.startswith("tpu_") for cell in program.cells)
 
 
-def _is_cuda(constant: object) -> bool:
+def is_cuda(constant: object) -> bool:
     return isinstance(constant, str) and constant.partition(":")[0] == "cuda"

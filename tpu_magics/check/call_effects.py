@@ -1,7 +1,4 @@
-"""What a call tells of the code around it: that it makes a step, launches a function, or runs one on the host.
-
-What lives here: the marks that calls leave on loops and functions. What does not: the calls' values (calls.py).
-"""
+"""What a call says about the code around it: a training step, a launch, a function that runs on the host."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import ast
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.program import Call, Function
+from tpu_magics.check.program import CallSite, Function
 from tpu_magics.check.values import (
     ACCELERATOR,
     ARRAY,
@@ -25,7 +22,7 @@ from tpu_magics.check.values import (
     TENSOR,
     TFDATA,
     UNKNOWN,
-    Value,
+    AbstractValue,
 )
 
 if TYPE_CHECKING:
@@ -48,15 +45,15 @@ _STEPS = frozenset(
 _HOST_KEYWORDS = frozenset(("collate_fn", "compute_metrics", "worker_init_fn", "transform", "target_transform",
     "preprocess_logits_for_metrics", "transforms"))  # fmt: skip
 _HOST_METHODS = frozenset(("map", "filter", "with_transform", "set_transform"))
-JIT = ("jit_compile", "experimental_compile")  # the second is the older name
+JIT = ("jit_compile", "experimental_compile")  # the second name is the older one
 _STEP_CLOSURES = frozenset(("torch_xla.core.xla_model.add_step_closure",))
 
 
-def mark(walk: Evaluator, call: Call, arguments: Sequence[Value]) -> None:
-    """Note what this call tells."""
+def record_effects(walk: Evaluator, call: CallSite, arguments: Sequence[AbstractValue]) -> None:
+    """Records the effects of this call on loops and functions."""
     node = call.node
     if call.method:
-        _mark_method(walk, call, arguments)
+        _record_method(walk, call, arguments)
     elif call.name in _STEPS:
         _step(walk)
     elif call.name in LAUNCHERS:
@@ -69,10 +66,10 @@ def mark(walk: Evaluator, call: Call, arguments: Sequence[Value]) -> None:
         _model_call(walk, any(one.where == "device" and one.kind in (TENSOR, BATCH) for one in arguments))
     for keyword in node.keywords:
         if keyword.arg in _HOST_KEYWORDS:
-            _host(walk.at.value(keyword.value))
+            _host(walk.ctx.value(keyword.value))
 
 
-def _mark_method(walk: Evaluator, call: Call, arguments: Sequence[Value]) -> None:
+def _record_method(walk: Evaluator, call: CallSite, arguments: Sequence[AbstractValue]) -> None:
     kind, method = call.receiver.kind, call.method
     if (
         (method == "backward" and kind not in (ARRAY, NUMBER, LIST))
@@ -82,7 +79,7 @@ def _mark_method(walk: Evaluator, call: Call, arguments: Sequence[Value]) -> Non
     ):
         _step(walk)
     elif kind == STRATEGY and method == "run" and arguments:
-        if "Mirrored" not in call.receiver.name:  # of GPUs: XLA only where jit_compile says so
+        if "Mirrored" not in call.receiver.name:  # for GPUs: XLA only with jit_compile
             _compiled(arguments[0])
         _step(walk)
     elif method in _HOST_METHODS and kind in (DATASET, UNKNOWN, TFDATA) and arguments:
@@ -96,26 +93,26 @@ def _mark_method(walk: Evaluator, call: Call, arguments: Sequence[Value]) -> Non
 def _keras_functions(walk: Evaluator, node: ast.Call) -> None:
     """`model.compile(loss=masked_loss, metrics=[accuracy])`: Keras calls them in its step, with two tensors."""
     for keyword in node.keywords:
-        value = walk.at.value(keyword.value)
+        value = walk.ctx.value(keyword.value)
         for one in (value, *(value.items or ())):
             if keyword.arg in ("loss", "metrics", "weighted_metrics") and one.kind == FUNCTION and one.ref is not None:
                 one.ref.of_keras = True
                 for parameter in one.ref.parameters[:2]:
-                    one.ref.given.setdefault(parameter.arg, Value(TENSOR, lib="tf"))
+                    one.ref.argument_values.setdefault(parameter.arg, AbstractValue(TENSOR, lib="tf"))
 
 
 def _is_model_call(walk: Evaluator, node: ast.Call) -> bool:
     func = node.func
     if isinstance(func, ast.Attribute) and func.attr in ("generate", "forward"):
-        return walk.at.value(func.value).kind == MODEL
-    return walk.at.value(func).kind == MODEL
+        return walk.ctx.value(func.value).kind == MODEL
+    return walk.ctx.value(func).kind == MODEL
 
 
 def _model_call(walk: Evaluator, of_sent: bool = False) -> None:
-    """A model that is called on what a loader gives makes the loop an evaluation's; one that is called again and again
-    outside of a module (a module goes over its layers) makes it a loop that generates. `of_sent`: it is called on what
-    was sent to the device."""
-    loops, function = walk.at.loops, walk.at.function
+    """A model call on a loader's batch makes the loop an evaluation loop; repeated calls outside a module (a module
+    loops over its layers) make it a generation loop. `of_sent`: the model is called on a tensor that was moved to the
+    device."""
+    loops, function = walk.ctx.loops, walk.ctx.function
     if not loops:
         if function is not None:
             function.runs_model = True
@@ -129,38 +126,38 @@ def _model_call(walk: Evaluator, of_sent: bool = False) -> None:
         loops[-1].is_step = loops[-1].is_step or not module
 
 
-def mark_called(walk: Evaluator, target: Function) -> None:
-    """A function of this program is called: what it does at each call, its caller does there."""
+def record_called_function(walk: Evaluator, target: Function) -> None:
+    """Records the call of a function of this program: the caller does what the function does in each call."""
     if target.steps:
         _step(walk)
     elif target.runs_model and (target.cls is None or not target.cls.is_module):
         _model_call(walk)
 
 
-def _over_loader(value: Value) -> bool:
-    return value.kind == LIST and isinstance(value.ref, Value) and value.ref.kind in (LOADER, TFDATA)
+def _over_loader(value: AbstractValue) -> bool:
+    return value.kind == LIST and isinstance(value.ref, AbstractValue) and value.ref.kind in (LOADER, TFDATA)
 
 
 def _step(walk: Evaluator) -> None:
-    if walk.at.loops:
-        walk.at.loops[-1].is_step = True
-    function = walk.at.function
+    if walk.ctx.loops:
+        walk.ctx.loops[-1].is_step = True
+    function = walk.ctx.function
     if function is not None:
         function.has_step = True
-        if not walk.at.loops:
+        if not walk.ctx.loops:
             function.steps = True
 
 
-def _launch(walk: Evaluator, node: ast.Call, arguments: Sequence[Value]) -> None:
+def _launch(walk: Evaluator, node: ast.Call, arguments: Sequence[AbstractValue]) -> None:
     given = arguments[0] if arguments else None
     for keyword in node.keywords:
         if keyword.arg in ("function", "fn"):
-            given = walk.at.value(keyword.value)
+            given = walk.ctx.value(keyword.value)
     if given is not None and given.kind == FUNCTION and isinstance(given.ref, Function):
         given.ref.launched = True
 
 
-def _host(value: Value) -> None:
+def _host(value: AbstractValue) -> None:
     if value.kind == FUNCTION and isinstance(value.ref, Function):
         value.ref.host = True
     elif value.kind == LIST:
@@ -168,10 +165,10 @@ def _host(value: Value) -> None:
             _host(one)
 
 
-def _compiled(value: Value) -> None:
+def _compiled(value: AbstractValue) -> None:
     if value.kind == FUNCTION and isinstance(value.ref, Function):
         value.ref.compiled = True
 
 
 def _jit(walk: Evaluator, node: ast.Call) -> bool:
-    return any(one.arg in JIT and walk.at.constant(one.value) is True for one in node.keywords)
+    return any(one.arg in JIT and walk.ctx.constant(one.value) is True for one in node.keywords)

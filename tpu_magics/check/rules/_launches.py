@@ -1,8 +1,4 @@
-"""What starts workers in a program.
-
-What lives here: the launches of a program (calls of a launcher, `%tpu_train`, `%%tpu_train`), and the order of things
-in the notebook. What does not: what the workers run (_workers.py), ranks (_ranks.py), and the rules.
-"""
+"""Where a program starts workers: calls of launchers, `%tpu_train` and `%%tpu_train`."""
 
 from __future__ import annotations
 
@@ -13,12 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.check.rules._constants import constant
-from tpu_magics.check.values import FUNCTION, NOTHING, Value
+from tpu_magics.check.values import FUNCTION, NOTHING, AbstractValue
 
 if TYPE_CHECKING:
-    from tpu_magics.check.cells import Cell
-    from tpu_magics.check.place import Place
-    from tpu_magics.check.program import Call, Function, Program
+    from tpu_magics.check.cells import CodeCell
+    from tpu_magics.check.program import CallSite, CheckedProgram, Function
+    from tpu_magics.check.rule_context import RuleContext
 
 NOTEBOOK, SPAWN, LAUNCH, OURS = "notebook_launcher", "xmp.spawn", "torch_xla.launch", "%tpu_train"
 NAMES = {
@@ -39,13 +35,12 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True, eq=False)
-class Launch:
-    """One start of workers.
+class LaunchSite:
+    """One place that starts workers.
 
-    `kind`: which launcher is written; `ours`: tpu_magics starts the workers, whatever is written; `function`: what they
-    run (None: not known, or the cell's own statements); `ranks`: how many, None for one on each chip, NOTHING where
-    that is not known; `words`: behind a magic; `call`: None for a magic; `position`: when it happens, in order of the
-    cells.
+    `kind`: the launcher in the code; `ours`: tpu_magics starts the workers, whatever the code says; `function`: the
+    function that they run (None: unknown, or the cell's own statements); `ranks`: how many, None for one per chip,
+    NOTHING if unknown; `words`: the arguments of a magic; `call`: None for a magic; `position`: the order in the cells.
     """
 
     kind: str
@@ -54,41 +49,41 @@ class Launch:
     ranks: Any
     position: Position
     words: str = ""
-    call: Call | None = None
+    call: CallSite | None = None
 
     @property
     def several(self) -> bool:
-        """Whether it certainly starts more than one process where the host has more than one chip."""
+        """Whether it certainly starts more than one process on a host with more than one chip."""
         return self.ranks is None or (isinstance(self.ranks, int) and self.ranks > 1)
 
     def argument(self, name: str, position: int | None = None) -> ast.expr | None:
         """An argument of the launching call."""
-        return None if self.call is None else self.call.at.keyword(self.call.node, name, position)
+        return None if self.call is None else self.call.ctx.argument(self.call.node, name, position)
 
 
-def launches(program: Program) -> tuple[Launch, ...]:
+def launches(program: CheckedProgram) -> tuple[LaunchSite, ...]:
     """All of them, in order."""
     if "launches" not in program.memo:
         found = [*_by_calls(program), *_by_magics(program)]
         found += _by_name(program, {id(one.function) for one in found})
         program.memo["launches"] = tuple(sorted(found, key=lambda one: one.position))
-    known: tuple[Launch, ...] = program.memo["launches"]
+    known: tuple[LaunchSite, ...] = program.memo["launches"]
     return known
 
 
-def is_ours(program: Program) -> bool:
+def is_ours(program: CheckedProgram) -> bool:
     """Whether tpu_magics starts the workers of this notebook, now or later."""
     begun = any(magic.name == "tpu_init" for cell in program.cells for magic in cell.line_magics)
     return begun or any(one.ours for one in launches(program))
 
 
-def position_of(at: Place, node: ast.AST) -> Position:
-    """Where a node stands in the order of cells and lines."""
-    return (at.cell_index, getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
+def position_of(ctx: RuleContext, node: ast.AST) -> Position:
+    """The position of a node in the order of cells and lines."""
+    return (ctx.cell_index, getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
 
 
-def is_for_gpus(program: Program) -> bool:
-    """Whether a program speaks of CUDA and never of a TPU: accelerate's launcher starts workers on GPUs as well."""
+def is_for_gpus(program: CheckedProgram) -> bool:
+    """Whether a program mentions CUDA and never a TPU: accelerate's launcher also starts workers on GPUs."""
     if "for_gpus" not in program.memo:
         texts = [cell.text for cell in program.cells]
         program.memo["for_gpus"] = any(map(_GPUS.search, texts)) and not any(map(_TPUS.search, texts))
@@ -98,15 +93,15 @@ def is_for_gpus(program: Program) -> bool:
 # -- calls ------------------------------------------------------------------------------------------------------------
 
 
-def _by_calls(program: Program) -> Iterator[Launch]:
+def _by_calls(program: CheckedProgram) -> Iterator[LaunchSite]:
     for call in program.calls(*NAMES):
         kind = NAMES[call.name]
-        ours = kind == OURS or (call.at.cell.magic == TRAIN and call.at.top_level)
-        function = _function(call.at.value(call.at.keyword(call.node, "function" if kind == NOTEBOOK else "fn", 0)))
-        yield Launch(kind, ours, function, _ranks_of(call, kind), position_of(call.at, call.node), call=call)
+        ours = kind == OURS or (call.ctx.cell.magic == TRAIN and call.ctx.top_level)
+        function = _function(call.ctx.value(call.ctx.argument(call.node, "function" if kind == NOTEBOOK else "fn", 0)))
+        yield LaunchSite(kind, ours, function, _ranks_of(call, kind), position_of(call.ctx, call.node), call=call)
 
 
-def _function(value: Value) -> Function | None:
+def _function(value: AbstractValue) -> Function | None:
     function: Function | None = value.ref if value.kind == FUNCTION else None
     return function
 
@@ -114,69 +109,69 @@ def _function(value: Value) -> Function | None:
 _RANKS = {NOTEBOOK: ("num_processes", 2), SPAWN: ("nprocs", 2), OURS: ("processes", None)}
 
 
-def _ranks_of(call: Call, kind: str) -> Any:
-    """The number asked for; None where nothing is said, which for tpu_magics may be one chip or many: NOTHING."""
-    at = call.at
+def _ranks_of(call: CallSite, kind: str) -> Any:
+    """The requested number; None if there is none; for tpu_magics NOTHING, which may be one chip or many."""
+    ctx = call.ctx
     if kind == LAUNCH:
-        return 1 if at.constant(at.keyword(call.node, "debug_single_process", 3)) is True else None
+        return 1 if ctx.constant(ctx.argument(call.node, "debug_single_process", 3)) is True else None
     name, place = _RANKS[kind]
-    given = at.keyword(call.node, name, place)
-    asked = constant(given, at) if given is not None else None
+    given = ctx.argument(call.node, name, place)
+    ranks = constant(given, ctx) if given is not None else None
     if kind == OURS and given is None:
-        return _session_ranks(at.program, at.cell_index)
-    return asked if asked is None or (isinstance(asked, int) and not isinstance(asked, bool)) else NOTHING
+        return _session_ranks(ctx.program, ctx.cell_index)
+    return ranks if ranks is None or (isinstance(ranks, int) and not isinstance(ranks, bool)) else NOTHING
 
 
-def _by_name(program: Program, launched: set[int]) -> Iterator[Launch]:
+def _by_name(program: CheckedProgram, launched: set[int]) -> Iterator[LaunchSite]:
     """`_mp_fn`, which `xla_spawn.py script.py` and `%tpu_train script.py` start on each chip."""
     for function in program.functions:
-        if _STARTED.match(function.name) and id(function) not in launched and function.at.top_level:
-            yield Launch(SPAWN, False, function, None, (len(program.cells), END, END))
+        if _STARTED.match(function.name) and id(function) not in launched and function.ctx.top_level:
+            yield LaunchSite(SPAWN, False, function, None, (len(program.cells), END, END))
 
 
 # -- magics -----------------------------------------------------------------------------------------------------------
 
 
-def _by_magics(program: Program) -> Iterator[Launch]:
+def _by_magics(program: CheckedProgram) -> Iterator[LaunchSite]:
     for index, cell in enumerate(program.cells):
-        if cell.magic == TRAIN and form(cell, index, program) != 2:
-            yield Launch(OURS, True, _trained(cell, program), _words_ranks(program, index, cell.magic_line),
+        if cell.magic == TRAIN and cell_form(cell, index, program) != 2:
+            yield LaunchSite(OURS, True, _trained(cell, program), _words_ranks(program, index, cell.magic_line),
                 (index, END, END), cell.magic_line)  # fmt: skip
         for magic in cell.line_magics:
             if magic.name == TRAIN:
                 value = program.globals.get((magic.words.split() or [""])[0])
-                yield Launch(OURS, True, _function(value) if value is not None else None,
+                yield LaunchSite(OURS, True, _function(value) if value is not None else None,
                     _words_ranks(program, index, magic.words), (index, magic.line, 0), magic.words)  # fmt: skip
 
 
-def form(cell: Cell, index: int, program: Program) -> int:
-    """Of a `%%tpu_train` cell: 2 where it calls a launcher, 1 where it ends in a function, else 3."""
+def cell_form(cell: CodeCell, index: int, program: CheckedProgram) -> int:
+    """The form of a `%%tpu_train` cell: 2 if it calls a launcher, 1 if it ends in a function, else 3."""
     calls = program.calls(*(name for name, kind in NAMES.items() if kind != OURS))
-    if any(call.at.cell_index == index and call.at.top_level for call in calls):
+    if any(call.ctx.cell_index == index and call.ctx.top_level for call in calls):
         return 2
     body = cell.tree.body if cell.tree is not None else []
     return 1 if body and isinstance(body[-1], _DEFINITIONS) else 3
 
 
-def _trained(cell: Cell, program: Program) -> Function | None:
+def _trained(cell: CodeCell, program: CheckedProgram) -> Function | None:
     last = cell.tree.body[-1] if cell.tree is not None and cell.tree.body else None
     return next((one for one in program.functions if one.node is last), None)
 
 
-def _words_ranks(program: Program, index: int, words: str) -> Any:
-    said = _PROCESSES.search(words)
-    return int(said[1]) if said else _session_ranks(program, index)
+def _words_ranks(program: CheckedProgram, index: int, words: str) -> Any:
+    match = _PROCESSES.search(words)
+    return int(match[1]) if match else _session_ranks(program, index)
 
 
-def _session_ranks(program: Program, index: int) -> Any:
-    """What the last `%tpu_init -n N` before a cell says."""
+def _session_ranks(program: CheckedProgram, index: int) -> Any:
+    """The number in the last `%tpu_init -n N` before a cell."""
     magics = (magic for cell in program.cells[: index + 1] for magic in cell.line_magics if magic.name == "tpu_init")
-    said = [found for magic in magics if (found := _PROCESSES.search(magic.words))]
-    return int(said[-1][1]) if said else NOTHING
+    match = [found for magic in magics if (found := _PROCESSES.search(magic.words))]
+    return int(match[-1][1]) if match else NOTHING
 
 
-def has_magics(program: Program) -> bool:
-    """Whether the notebook works with tpu_magics."""
+def has_magics(program: CheckedProgram) -> bool:
+    """Whether the notebook uses tpu_magics."""
     if program.uses("tpu_magics"):
         return True
     lines = (magic for cell in program.cells for magic in cell.line_magics)

@@ -1,7 +1,4 @@
-"""A program that measures torch_xla on XLA:CPU, in a process of its own.
-
-What lives here: running one, and what it found. What does not: the programs; each stands in the test of its rules.
-"""
+"""Runs a program that measures torch_xla on XLA:CPU, in its own process."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any
 from tests import forks
 
 
-def measured(program: str) -> dict[str, Any]:
+def measurements(program: str) -> dict[str, Any]:
     """What the program prints behind "FOUND ", as JSON. No setting of this process's XLA reaches it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "PT_XLA"))}
     told = forks.run("torch_xla", program, environment={**environment, "PJRT_DEVICE": "CPU"})

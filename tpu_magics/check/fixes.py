@@ -1,8 +1,4 @@
-"""Writing the fixes that are mechanical.
-
-What lives here: applying edits to cells until nothing is left to mend, and putting the result into the file so that
-every other byte stays. What does not: which edits mend a finding (rules/).
-"""
+"""Applies the edits of findings and writes the result; all other bytes of the file stay as they are."""
 
 from __future__ import annotations
 
@@ -17,23 +13,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpu_magics.check import notebook
-from tpu_magics.check.cells import Cell, cell_of, decode
+from tpu_magics.check.cells import CodeCell, cell_of, decode
 from tpu_magics.check.finding import Edit, Finding, in_order
 from tpu_magics.errors import TpuMagicsError
 
-ROUNDS = 10  # an edit can make place for another; more rounds than this are edits that undo each other
+ROUNDS = 10  # an edit can make room for another; with more rounds than this, edits undo each other
 
-Check = Callable[[Sequence[Cell]], Sequence[Finding]]
+Check = Callable[[Sequence[CodeCell]], Sequence[Finding]]
 
 _LINE_END = re.compile("\r\n|\r|\n")
 
 
 @dataclass(frozen=True)
-class Fixed:
-    """The cells of a file after mending, and how many findings that mended."""
+class FixResult:
+    """The cells of a file after the fixes, and how many findings were fixed."""
 
-    before: Sequence[Cell]
-    cells: Sequence[Cell]
+    before: Sequence[CodeCell]
+    cells: Sequence[CodeCell]
     count: int
 
     @property
@@ -43,29 +39,27 @@ class Fixed:
         return {index: new.text for index, (old, new) in pairs if old.text != new.text}
 
 
-def fix(cells: Sequence[Cell], check: Check, findings: Sequence[Finding] | None = None) -> Fixed:
-    """Apply the edits of all findings, look again, and so on. `check` gives the findings that may be mended;
-    `findings` are those of the first look, where there was one."""
+def fix(cells: Sequence[CodeCell], check: Check, findings: Sequence[Finding] | None = None) -> FixResult:
+    """Apply the edits of all findings, check again, and so on. `check` returns the findings that may be fixed;
+    `findings` are those of a first check, if there was one."""
     now, count = list(cells), 0
     for _ in range(ROUNDS):
         found = check(now) if findings is None else findings
         findings = None
         done = 0
         for index, cell in enumerate(now):
-            mendable = [
-                one for one in in_order(found) if one.edits and (one.path, one.cell) == (cell.path, cell.number)
-            ]
-            now[index], mended = _mended(cell, mendable)
-            done += mended
+            fixable = [one for one in in_order(found) if one.edits and (one.path, one.cell) == (cell.path, cell.number)]
+            now[index], done_here = _fix_cell(cell, fixable)
+            done += done_here
         count += done
         if not done:
             break
-    return Fixed(cells, now, count)
+    return FixResult(cells, now, count)
 
 
-def _mended(cell: Cell, findings: Sequence[Finding]) -> tuple[Cell, int]:
-    """The cell with the edits of as many findings as fit beside each other, and still parse."""
-    chosen = _beside_each_other(findings)
+def _fix_cell(cell: CodeCell, findings: Sequence[Finding]) -> tuple[CodeCell, int]:
+    """The cell after the edits of as many findings as possible: without overlaps, and if the result parses."""
+    chosen = _non_overlapping(findings)
     new = _with_edits(cell, chosen)
     if new is not None:
         return new, len(chosen)
@@ -76,34 +70,34 @@ def _mended(cell: Cell, findings: Sequence[Finding]) -> tuple[Cell, int]:
     return _with_edits(cell, kept) or cell, len(kept)
 
 
-def _beside_each_other(findings: Sequence[Finding]) -> list[Finding]:
-    """Those whose edits lie apart from those of all before them; the same edit may serve two."""
-    taken: set[Edit] = set()
+def _non_overlapping(findings: Sequence[Finding]) -> list[Finding]:
+    """Those whose edits do not overlap with earlier ones; two findings may share an edit."""
+    edits: set[Edit] = set()
     chosen = []
     for finding in findings:
-        new = set(finding.edits) - taken
-        if all(_apart(one, other) for one in new for other in taken | new if one != other):
-            taken |= new
+        new = set(finding.edits) - edits
+        if all(_are_disjoint(one, other) for one in new for other in edits | new if one != other):
+            edits |= new
             chosen.append(finding)
     return chosen
 
 
-def _apart(one: Edit, other: Edit) -> bool:
+def _are_disjoint(one: Edit, other: Edit) -> bool:
     first, second = sorted((one, other), key=lambda edit: (edit.start, edit.end))
     return first.end <= second.start and first.start != second.start
 
 
-def _with_edits(cell: Cell, findings: Iterable[Finding]) -> Cell | None:
-    """The cell after the edits; None where nothing changes or where it no longer parses."""
-    text = applied(cell.text, {edit for finding in findings for edit in finding.edits})
+def _with_edits(cell: CodeCell, findings: Iterable[Finding]) -> CodeCell | None:
+    """The cell after the edits; None if nothing changes or where it no longer parses."""
+    text = apply_edits(cell.text, {edit for finding in findings for edit in finding.edits})
     if text == cell.text:
         return None
     new = cell_of(text, cell.path, cell.number)
     return new if new.tree is not None else None
 
 
-def applied(text: str, edits: Iterable[Edit]) -> str:
-    """The text after edits that lie apart."""
+def apply_edits(text: str, edits: Iterable[Edit]) -> str:
+    """The text after edits that do not overlap."""
     starts = [0]
     for line in text.split("\n"):
         starts.append(starts[-1] + len(line) + 1)
@@ -116,13 +110,13 @@ def applied(text: str, edits: Iterable[Edit]) -> str:
 # -- diffs ----------------------------------------------------------------------------------------------------------
 
 
-def diff(fixed: Fixed) -> str:
-    """A unified diff of what changed; of a notebook one for each cell."""
+def diff(fixed: FixResult) -> str:
+    """A unified diff of the changes; for a notebook one per cell."""
     return "".join(_diff(fixed.before[index], text) for index, text in fixed.changes.items())
 
 
-def _diff(old: Cell, text: str) -> str:
-    if old.number is None:  # plain paths: `patch` and `git apply` take it
+def _diff(old: CodeCell, text: str) -> str:
+    if old.number is None:  # plain paths, for `patch` and `git apply`
         before, after = old.path, old.path
     else:
         before, after = (f"{old.path}, cell {old.number} ({when})" for when in ("before", "after"))
@@ -137,27 +131,27 @@ def _lines(text: str) -> list[str]:
 # -- writing --------------------------------------------------------------------------------------------------------
 
 
-def write(path: str, data: bytes, fixed: Fixed) -> None:
-    """Put the changed cells into the file whose bytes were `data`; raises TpuMagicsError, and then it is as it was."""
+def write(path: str, data: bytes, fixed: FixResult) -> None:
+    """Writes the changed cells to the file whose bytes were `data`; on TpuMagicsError the file is unchanged."""
     new = new_bytes(path, data, fixed)
     if new != data:
         _write(Path(path).resolve(), data, new)
 
 
-def new_bytes(path: str, data: bytes, fixed: Fixed) -> bytes:
+def new_bytes(path: str, data: bytes, fixed: FixResult) -> bytes:
     """The file with its changes; raises TpuMagicsError where its encoding lacks a character."""
     if path.lower().endswith(".ipynb"):
         mark = b"\xef\xbb\xbf" if data.startswith(b"\xef\xbb\xbf") else b""
         text = data.decode("utf-8-sig")
         sources = notebook.read(data).sources
         changes = {index + 1: _like(sources[index], code) for index, code in fixed.changes.items()}
-        return mark + notebook.rewritten(text, changes).encode()
+        return mark + notebook.rewrite(text, changes).encode()
     text, encoding = decode(data)
     try:
         return _like(text, fixed.cells[0].text).encode(encoding)
     except UnicodeEncodeError as error:
         raise TpuMagicsError(
-            f"{path} was not changed.", f"Its encoding, {encoding}, has no {error.object[error.start]!r}."
+            f"{path} was not changed.", f"Its encoding {encoding} has no character {error.object[error.start]!r}."
         ) from None
 
 
@@ -174,7 +168,7 @@ def _like(old: str, new: str) -> str:
 
 
 def _line_by_line(old: str, new: str, usual: str) -> str:
-    """Where a file mixes line ends: lines that stay keep theirs."""
+    """For a file with mixed line ends: unchanged lines keep theirs."""
     old_lines = _LINE_END.split(old)
     ends = [*_LINE_END.findall(old), ""]
     new_lines = new.split("\n")
@@ -186,12 +180,15 @@ def _line_by_line(old: str, new: str, usual: str) -> str:
 
 
 def _write(path: Path, old: bytes, new: bytes) -> None:
-    """All or nothing, with the file's mode; a file that changed meanwhile, or that may not be written, stays."""
+    """Replaces the file atomically and keeps its mode; a file that changed meanwhile, or is read-only, stays
+    unchanged."""
     try:
         if not os.access(path, os.W_OK):
-            raise PermissionError(13, "it may not be written")
+            raise PermissionError(13, "the file is read-only")
         if path.read_bytes() != old:
-            raise TpuMagicsError(f"{path} was not changed.", "It changed while it was checked.", "Run the check again.")
+            raise TpuMagicsError(
+                f"{path} was not changed.", "The file changed during the check.", "Run the check again."
+            )
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         temporary = Path(name)
         try:

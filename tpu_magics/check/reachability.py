@@ -1,6 +1,6 @@
-"""Which statements of the cells a run of one function has to do with, by the names that it reads.
+"""Which statements of the cells a run of one function depends on, by the names that it reads.
 
-Nothing is evaluated: a name leads to everything that binds it or changes it (`callbacks.append(Stop())`).
+Nothing is evaluated: a name leads to everything that binds or changes it (`callbacks.append(Stop())`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from tpu_magics.check.finding import Finding
 from tpu_magics.check.nodes import nodes_of
 
 if TYPE_CHECKING:
-    from tpu_magics.check.cells import Cell
+    from tpu_magics.check.cells import CodeCell
 
-_OF_THE_PROCESS = ("launch", "precision")  # groups of rules about the process that runs, whatever the function reads
-_OF_WHAT_RUNS = ("values", "shapes")  # and those about operations: in a cell that ran before, they were not the run's
+_OF_THE_PROCESS = ("launch", "precision")  # rules about the whole process, whatever the function reads
+_OF_WHAT_RUNS = ("values", "shapes")  # rules about operations: in a cell that ran before, they are not part of the run
 
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -28,11 +28,11 @@ _WORD = re.compile(r"[^\W\d]\w*")
 
 @dataclass(eq=False)
 class _Statement:
-    """A statement outside of functions; of `if`, `for`, `with` and `try` the first lines, without their bodies."""
+    """A statement outside functions; of `if`, `for`, `with` and `try` only the header."""
 
-    cell: Cell
+    cell: CodeCell
     node: ast.stmt
-    heads: Sequence[ast.AST]  # what it consists of
+    heads: Sequence[ast.AST]  # its parts
 
     @property
     def is_definition(self) -> bool:
@@ -51,7 +51,7 @@ class _Statement:
     def reads(self) -> set[str]:
         return _names(self.heads)[0]
 
-    def gives(self) -> set[str]:
+    def binds(self) -> set[str]:
         """The names that it binds, or whose values it changes (`callbacks.append(Stop())`)."""
         if isinstance(self.node, _Definition):
             return {self.node.name, *map(_root, filter(registers, self.node.decorator_list))}
@@ -64,11 +64,11 @@ class _Statement:
         return found
 
 
-def of_the_run(findings: Sequence[Finding], cells: Sequence[Cell], name: str) -> list[Finding]:
-    """The findings that a run of the function `name` has to do with: those in it, in what it reaches by name
-    (functions, classes with their methods, and the statements that made its models, loaders and arguments), and those
-    about the process. The last cell is the one that runs. Of a function that no cell defines (imported, a lambda) all
-    counts that plain cells reach.
+def reachable_findings(findings: Sequence[Finding], cells: Sequence[CodeCell], name: str) -> list[Finding]:
+    """The findings that concern a run of the function `name`: those in it, in the code that it reaches by name
+    (functions, classes with their methods, and the statements that created its models, loaders and arguments), and
+    those about the process. The last cell is the one that runs. For a function that no cell defines (imported, a
+    lambda), all code that plain cells reach.
 
     Args:
         findings: of these cells.
@@ -84,19 +84,21 @@ def of_the_run(findings: Sequence[Finding], cells: Sequence[Cell], name: str) ->
 
     def counts(one: Finding) -> bool:
         reached = runs_later if one.group in _OF_WHAT_RUNS else anything
-        told = one.group in _OF_THE_PROCESS or (one.path, one.cell) in unread
-        return told or (one.path, one.cell, one.line) in reached
+        always = one.group in _OF_THE_PROCESS or (one.path, one.cell) in unread
+        return always or (one.path, one.cell, one.line) in reached
 
     return [one for one in findings if counts(one)]
 
 
-def _reached(cells: Sequence[Cell], name: str) -> Iterator[_Statement]:
+def _reached(cells: Sequence[CodeCell], name: str) -> Iterator[_Statement]:
     statements = [one for cell in cells if cell.tree is not None for one in _statements(cell, cell.tree.body)]
     imports = [one for one in statements if isinstance(one.node, (ast.Import, ast.ImportFrom))]
-    modules = {word for each in imports for word in each.gives()}
+    modules = {word for each in imports for word in each.binds()}
     given: dict[str, list[_Statement]] = {}
     for one in statements:
-        for word in one.gives() - (set() if one in imports else modules):  # `torch.manual_seed(0)` makes no torch
+        for word in one.binds() - (
+            set() if one in imports else modules
+        ):  # `torch.manual_seed(0)` does not change `torch`
             given.setdefault(word, []).append(one)
     waiting, seen = list(_first(statements, cells, name)), set()
     while waiting:
@@ -107,7 +109,7 @@ def _reached(cells: Sequence[Cell], name: str) -> Iterator[_Statement]:
             waiting += [other for word in one.reads() for other in given.get(word, ())]
 
 
-def _statements(cell: Cell, body: Sequence[ast.stmt]) -> Iterator[_Statement]:
+def _statements(cell: CodeCell, body: Sequence[ast.stmt]) -> Iterator[_Statement]:
     for node in body:
         parts = [] if isinstance(node, _Definition) else list(_parts(node))
         inside = [one for one in parts if isinstance(one, ast.stmt)]
@@ -126,7 +128,7 @@ def _parts(node: ast.AST) -> Iterator[ast.AST]:
             yield one
 
 
-def _first(statements: Sequence[_Statement], cells: Sequence[Cell], name: str) -> Iterator[_Statement]:
+def _first(statements: Sequence[_Statement], cells: Sequence[CodeCell], name: str) -> Iterator[_Statement]:
     """The function, the other statements of the cell that runs, and what its magics name."""
     last = cells[-1] if cells else None
     words = set(_WORD.findall(" ".join([last.magic_line, *(one.words for one in last.line_magics)]))) if last else set()
@@ -135,7 +137,7 @@ def _first(statements: Sequence[_Statement], cells: Sequence[Cell], name: str) -
     plain = {cell for cell in cells if cell is last or not (homes or cell.magic == "tpu_train")}
     for one in statements:
         runs = not one.is_definition and one.cell in plain
-        if runs or one in homes or words & one.gives() or classes & one.reads():
+        if runs or one in homes or words & one.binds() or classes & one.reads():
             yield one
 
 
@@ -152,7 +154,7 @@ def _lines(node: ast.AST) -> set[int]:
 
 
 def _root(node: ast.expr) -> str:
-    """`callbacks` of `callbacks[0].append(x)`; "" where there is no name, or nothing but a call of it."""
+    """`callbacks` of `callbacks[0].append(x)`; "" if there is no name, or nothing but a call of it."""
     inner: ast.expr = node.func if isinstance(node, ast.Call) else node
     if inner is not node and isinstance(inner, ast.Name):
         return ""
@@ -162,7 +164,7 @@ def _root(node: ast.expr) -> str:
 
 
 def _reads(node: ast.AST) -> set[str]:
-    """The names that code reads and does not bind itself, so those of the cells and of Python."""
+    """The names that code reads but does not bind itself: names of the cells and of Python."""
     if isinstance(node, _Function):
         arguments = node.args
         bound = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
@@ -176,7 +178,7 @@ def _reads(node: ast.AST) -> set[str]:
 
 
 def _names(nodes: Iterable[ast.AST]) -> tuple[set[str], set[str], set[str]]:
-    """The names that are read, bound, and said to be global, functions inside counted by what they leave over."""
+    """The names that are read, bound, and declared global; of inner functions only their free names."""
     reads: set[str] = set()
     stores: set[str] = set()
     everywhere: set[str] = set()

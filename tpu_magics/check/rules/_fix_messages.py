@@ -1,0 +1,271 @@
+"""Fixes for branches on a tensor's value (TPU101): messages, and `where` if both forms are provably equal."""
+
+from __future__ import annotations
+
+import ast
+import math
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.finding import Edit
+from tpu_magics.check.rules import _values
+from tpu_magics.check.values import NUMBER, TENSOR
+
+if TYPE_CHECKING:
+    from tpu_magics.check.rule_context import RuleContext
+
+_TORCH = "torch"
+_TF = "tf"
+_CHOOSE = {
+    _TORCH: "Compute both sides and choose with `torch.where(condition, a, b)`.",
+    _TF: "Compute both sides and choose with `tf.where(condition, a, b)`, or use `tf.cond`.",
+}
+_LEAVE = {
+    _TORCH: "Check this every N steps (`if step % 100 == 0:`), or after the step with `xm.add_step_closure`.",
+    _TF: "Check this outside the compiled function, on the host, every N steps.",
+}
+_SENTENCES: dict[type, dict[str, str]] = {
+    ast.While: {
+        _TORCH: "Run a fixed number of iterations and keep finished rows with `torch.where`, or test every N steps.",
+        _TF: "Run a fixed number of iterations and keep finished rows with `tf.where`, or use `tf.while_loop`.",
+    },
+    ast.Assert: {
+        _TORCH: "Check it once before the loop, every N steps, or after the step with `xm.add_step_closure`.",
+        _TF: "Check it on the host, before the call of the compiled function.",
+    },
+}
+# `xp` is torch or tf, `needed` the tensor.
+_BOTH = {
+    "and": "Combine the tensors with `{xp}.logical_and(a, b)`.",
+    "or": "Combine the tensors with `{xp}.logical_or(a, b)`.",
+    "not": "Write `{xp}.logical_not({needed})`.",
+    "in": "Keep the result as a tensor: `{all}`.",
+    "chain": "Compare twice and combine the tensors: `(low < {needed}) & ({needed} < high)`.",
+    "any": "Keep the result as a tensor: `{any}`.",
+    "all": "Keep the result as a tensor: `{every}`.",
+    "max": "Keep the result as a tensor: `{xp}.maximum(a, b)`.",
+    "min": "Keep the result as a tensor: `{xp}.minimum(a, b)`.",
+    "sorted": "Sort on the device: `{xp}.sort({needed})`.",
+    "bool": "Keep the condition as a tensor and choose with `{xp}.where(condition, a, b)`.",
+}
+_WORDS = {
+    _TORCH: {
+        "all": "(tensor == value).any()",
+        "any": "torch.stack(tensors).any()",
+        "every": "torch.stack(tensors).all()",
+    },
+    _TF: {"all": "tf.reduce_any(t == value)", "any": "tf.reduce_any(tensors)", "every": "tf.reduce_all(tensors)"},
+}
+_COMPARE = "Keep the comparison on the device: `(a == b).all()`."
+
+
+def fix_message(node: ast.AST, needed: ast.expr, ctx: RuleContext, tf: bool) -> str:
+    """One imperative sentence, with the rewritten code where it is known."""
+    xp = _TF if tf else _TORCH
+    rewritten = choice(node, ctx)
+    if rewritten:
+        indicator = ", or multiply by an indicator (`tf.cast(condition, tf.float32)`)" if tf else ""
+        return f"Write `{rewritten}`{indicator}."
+    if isinstance(node, ast.If) and isinstance(node.body[-1], (ast.Raise, ast.Break, ast.Continue, ast.Return)):
+        return _LEAVE[xp]
+    sentences = _SENTENCES.get(type(node))
+    if sentences is not None:
+        return sentences[xp]
+    word = _word(node)
+    if word:
+        return _BOTH.get(word, _COMPARE).format(xp=xp, needed=_values.full_source(needed, ctx) or "t", **_WORDS[xp])
+    return _CHOOSE[xp]
+
+
+def _word(node: ast.AST) -> str:
+    if isinstance(node, ast.BoolOp):
+        return "and" if isinstance(node.op, ast.And) else "or"
+    if isinstance(node, ast.UnaryOp):
+        return "not"
+    if isinstance(node, ast.Compare):
+        return "in" if isinstance(node.ops[0], (ast.In, ast.NotIn)) else "chain"
+    return str(getattr(node.func, "id", "equal")) if isinstance(node, ast.Call) else ""
+
+
+# -- the branch as `where` --------------------------------------------------------------------------------------------
+
+
+def edits(node: ast.AST, ctx: RuleContext) -> tuple[Edit, ...]:
+    """`where` for the branch; only if both forms have equal values, shapes and dtypes."""
+    if isinstance(node, ast.BoolOp):
+        return _combined(node, ctx)
+    parts = _parts(node)
+    if parts is None or not choice(node, ctx) or not _spelling(parts[0], ctx):
+        return ()
+    names = {_base(side, ctx) for side in parts[1:]}
+    base = names.pop()
+    if names or base is None or not (_is_scalar_truth(parts[0], ctx) or _is_about(parts[0], base, ctx)):
+        return ()
+    return (ctx.replace(node, choice(node, ctx)),) if _is_plain(node, parts, ctx) else ()
+
+
+def _is_plain(node: ast.AST, parts: tuple[ast.expr, ...], ctx: RuleContext) -> bool:
+    """Whether no comment is lost, and no line break of an expression."""
+    return "#" not in ctx.source(node) and not any("\n" in ctx.source(one) for one in parts)
+
+
+def _combined(node: ast.BoolOp, ctx: RuleContext) -> tuple[Edit, ...]:
+    """`logical_and(a, b)` for `a and b` of two bools without a dimension, which is the same tensor."""
+    where = _spelling(node.values[0], ctx)
+    if not where or len(node.values) != 2 or not all(_is_scalar_truth(one, ctx) for one in node.values):
+        return ()
+    if not _is_plain(node, tuple(node.values), ctx):
+        return ()
+    word = "logical_and" if isinstance(node.op, ast.And) else "logical_or"
+    return (ctx.replace(node, f"{where}.{word}({', '.join(_on_one_line(one, ctx) for one in node.values)})"),)
+
+
+def _on_one_line(node: ast.expr, ctx: RuleContext) -> str:
+    text = ctx.source(node)
+    return " ".join(text.split()) if "\n" in text else text
+
+
+def choice(node: ast.AST, ctx: RuleContext) -> str:
+    """`x = torch.where(condition, a, b)` for a branch that only chooses a tensor; "" for any other."""
+    parts = _parts(node)
+    if parts is None or not any(ctx.value(side).kind == TENSOR for side in parts[1:]):
+        return ""
+    if ctx.value(parts[0]).kind != TENSOR or isinstance(parts[0], ast.BoolOp) or _is_elif(node, ctx):
+        return ""
+    where = _spelling(parts[0], ctx) or ("tf" if _is_tf(parts[0], ctx) else "torch")
+    called = f"{where}.where({', '.join(_on_one_line(one, ctx) for one in parts)})"
+    return f"{ctx.source(_target(node))} = {called}" if isinstance(node, ast.If) else called
+
+
+def _is_elif(node: ast.AST, ctx: RuleContext) -> bool:
+    return isinstance(node, ast.If) and not ctx.source(node).startswith("if")
+
+
+def _parts(node: ast.AST) -> tuple[ast.expr, ast.expr, ast.expr] | None:
+    """Condition, value if true, value if false."""
+    if isinstance(node, ast.IfExp):
+        return node.test, node.body, node.orelse
+    if not isinstance(node, ast.If) or (first := _only_assignment(node.body)) is None:
+        return None
+    target = first.targets[0]
+    if not node.orelse:
+        return node.test, first.value, target
+    other = _only_assignment(node.orelse)
+    if other is None or ast.unparse(other.targets[0]) != ast.unparse(target):
+        return None
+    return node.test, first.value, other.value
+
+
+def _only_assignment(block: list[ast.stmt]) -> ast.Assign | None:
+    only = block[0] if len(block) == 1 else None
+    if not isinstance(only, ast.Assign) or len(only.targets) != 1 or not isinstance(only.targets[0], ast.Name):
+        return None
+    return only
+
+
+def _target(node: ast.If) -> ast.expr:
+    only = _only_assignment(node.body)
+    assert only is not None
+    return only.targets[0]
+
+
+def _is_tf(node: ast.expr, ctx: RuleContext) -> bool:
+    return ctx.value(node).lib == "tf"
+
+
+def _spelling(test: ast.expr, ctx: RuleContext) -> str:
+    """The name of the imported library; "" if it is not imported."""
+    return _values.imported_name("tensorflow" if _is_tf(test, ctx) else "torch", ctx)
+
+
+_SCALAR_METHODS = frozenset(("sum", "mean", "max", "min", "any", "all", "norm", "prod", "std", "var"))
+_SCALAR_CALLS = frozenset(
+    ["torch." + one for one in ("sum", "mean", "max", "min", "any", "all", "norm", "prod")]
+    + ["tensorflow.reduce_" + one for one in ("sum", "mean", "max", "min", "any", "all", "prod")]
+)
+_LOSSES = frozenset(
+    "torch.nn.functional." + one
+    for one in ("cross_entropy", "mse_loss", "l1_loss", "nll_loss", "smooth_l1_loss", "binary_cross_entropy",
+                "binary_cross_entropy_with_logits", "huber_loss", "kl_div")
+)  # fmt: skip
+_ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
+
+
+def _is_scalar_truth(test: ast.expr, ctx: RuleContext) -> bool:
+    """Whether a condition certainly is one bool without a dimension: `where` then keeps the shape of its choices."""
+    if isinstance(test, ast.Compare):
+        sides = (test.left, test.comparators[0])
+        if len(test.ops) != 1 or not isinstance(test.ops[0], _ORDERS):
+            return False
+        scalars = [_is_scalar(one, ctx) for one in sides]
+        numbers = [ctx.value(one).kind == NUMBER for one in sides]
+        return any(scalars) and all(scalar or number for scalar, number in zip(scalars, numbers, strict=True))
+    return ctx.value(test).dtype == "bool" and _is_scalar(test, ctx)
+
+
+def _is_about(test: ast.expr, base: str, ctx: RuleContext) -> bool:
+    """Whether a condition compares the chosen tensor itself with a number, and so has its one element and its shape."""
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], _ORDERS):
+        return False
+    left, right = test.left, test.comparators[0]
+    return any(
+        isinstance(one, ast.Name) and one.id == base and ctx.value(other).kind == NUMBER
+        for one, other in ((left, right), (right, left))
+    )
+
+
+def _is_number(node: ast.expr, ctx: RuleContext) -> bool:
+    constant = ctx.constant(node)
+    return isinstance(constant, (int, float)) and not isinstance(constant, bool) and math.isfinite(constant)
+
+
+def _is_scalar(node: ast.expr, ctx: RuleContext, deep: int = 3) -> bool:
+    """Whether a tensor certainly has no dimension."""
+    if isinstance(node, ast.Call):
+        name = ctx.name(node)
+        if name in _SCALAR_CALLS:
+            return len(node.args) == 1 and not node.keywords
+        if name in _LOSSES:
+            return (
+                not ctx.has_unknown_arguments(node) and ctx.argument(node, "reduction") is None and len(node.args) == 2
+            )
+        receiver, method = ctx.method(node)
+        return receiver.kind == TENSOR and method in _SCALAR_METHODS and not node.args and not node.keywords
+    value = ctx.value(node)
+    made, place = value.made, value.made_ctx
+    return (
+        deep > 0
+        and value.kind == TENSOR
+        and isinstance(made, ast.Call)
+        and place is not None
+        and _is_scalar(made, place, deep - 1)
+    )
+
+
+_KEEPING = (ast.Add, ast.Sub, ast.Mult)
+_KEEPING_CALLS = frozenset(("torch.zeros_like", "torch.ones_like", "tensorflow.zeros_like", "tensorflow.ones_like"))
+
+
+def _base(node: ast.expr, ctx: RuleContext) -> str | None:
+    """The name of the float tensor that this scales or shifts: "x" for `x / 2.0`; None if it is not certain.
+
+    Nothing here can fail or give a non-finite gradient, so it can be computed unconditionally.
+    """
+    if isinstance(node, ast.Name):
+        value = ctx.value(node)
+        return node.id if value.kind == TENSOR and value.dtype == "float" else None
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return _base(node.operand, ctx)
+    if isinstance(node, ast.Call):
+        return (
+            _base(node.args[0], ctx)
+            if ctx.name(node) in _KEEPING_CALLS and len(node.args) == 1 and not node.keywords
+            else None
+        )
+    if not isinstance(node, ast.BinOp):
+        return None
+    if isinstance(node.op, ast.Div):
+        return _base(node.left, ctx) if _is_number(node.right, ctx) and ctx.constant(node.right) != 0 else None
+    if isinstance(node.op, _KEEPING):
+        number, other = (node.left, node.right) if _is_number(node.left, ctx) else (node.right, node.left)
+        return _base(other, ctx) if _is_number(number, ctx) else None
+    return None
