@@ -31,7 +31,7 @@ def notebook(fresh_session: session.Session, monkeypatch: pytest.MonkeyPatch) ->
 
 def cell(text: str, *words: str, options: Options = OPTIONS) -> TrainResult | None:
     """Run a cell; its first line stands for the magic's own."""
-    return cells.train_cell(cells.Source("\n" + text, "<cell>"), words, options)
+    return cells.train_cell(cells.CellSource("\n" + text, "<cell>"), words, options)
 
 
 # -- form 1 -----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import torch
 
 from tests.launch.launching import alive, digest, failed, fake_notebook, interrupt_when, of, run, said, wait_until
 from tpu_magics.errors import TrainingFailed, TrainingInterrupted
-from tpu_magics.launch import process, supervise
+from tpu_magics.launch import process, supervisor
 from tpu_magics.runs.events import End
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
@@ -320,7 +320,7 @@ def test_what_was_learned_until_an_interrupt_is_kept(runs: Path) -> None:
 
 
 def test_a_rank_that_hangs_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "KEEPS", 0.5)
+    monkeypatch.setattr(supervisor, "KEEPS", 0.5)
     model, optimizer, seen = state()
     before = digest(model)
     error = failed(learns, model, optimizer, seen, 2, "hangs", keep_partial=True, timeout=2.0)
@@ -355,7 +355,7 @@ def starts_others(where: str, how: str) -> None:
     found.append(int(subprocess.check_output(hidden)))
     Path(where).write_text(" ".join(map(str, found)))
     if how == "killed":
-        time.sleep(3 * supervise.MEMORY_EVERY)  # until the supervisor has looked
+        time.sleep(3 * supervisor.MEMORY_EVERY)  # until the supervisor has looked
         os.kill(os.getpid(), signal.SIGKILL)
 
 

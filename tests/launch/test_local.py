@@ -11,7 +11,7 @@ import pytest
 
 from tests import overlay
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import framework, local_checks
+from tpu_magics.launch import framework, in_process_checks
 from tpu_magics.launch.plan import Options
 
 pytestmark = pytest.mark.process
@@ -246,16 +246,16 @@ def test_a_model_from_outside_the_scope_is_refused_by_name(found: dict[str, Any]
     ],
 )
 def test_the_framework_is_chosen(asked: str, models: list[str], packages: list[str], chosen: str) -> None:
-    assert framework.chosen(asked, models, packages) == chosen
+    assert framework.choose_framework(asked, models, packages) == chosen
 
 
 def test_where_nothing_tells_the_option_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(framework, "imported", lambda: {"torch", "tensorflow"})
     with pytest.raises(TpuMagicsError, match="cannot be told") as caught:
-        framework.chosen("auto")
+        framework.choose_framework("auto")
     assert "--framework tensorflow" in caught.value.todo
     monkeypatch.setattr(framework, "imported", lambda: {"tensorflow"})
-    assert framework.chosen("auto") == "tensorflow"
+    assert framework.choose_framework("auto") == "tensorflow"
 
 
 def test_packages_are_read_from_code() -> None:
@@ -274,4 +274,4 @@ def test_packages_are_read_from_code() -> None:
 @pytest.mark.parametrize("options", [Options(jit="keep")])
 def test_torch_has_no_options_of_tensorflow(options: Options) -> None:
     with pytest.raises(TpuMagicsError, match="TensorFlow cells"):
-        local_checks.refuse_local_options(options)
+        in_process_checks.refuse_local_options(options)

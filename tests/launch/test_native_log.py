@@ -32,8 +32,8 @@ OWN = "tf print 0.3\n\tindented\nIt is 5 o'clock\n12 files\n"
 
 
 def shown(*pieces: str) -> str:
-    seen = native_log.Shown()
-    return "".join(map(seen.of, pieces)) + seen.rest()
+    seen = native_log.LogFilter()
+    return "".join(map(seen.feed, pieces)) + seen.flush()
 
 
 @pytest.mark.parametrize("text", [PREAMBLE, INFO, OLDER, RAISED, PREAMBLE + INFO + INFO])
@@ -53,8 +53,8 @@ def test_pieces_may_end_anywhere(size: int) -> None:
 
 
 def test_what_cannot_be_one_of_the_log_is_shown_at_once() -> None:
-    seen = native_log.Shown()
-    assert seen.of("loss: ") == "loss: " and seen.of("I 3\nI0000 ") == "I 3\n" and seen.rest() == "I0000 "
+    seen = native_log.LogFilter()
+    assert seen.feed("loss: ") == "loss: " and seen.feed("I 3\nI0000 ") == "I 3\n" and seen.flush() == "I0000 "
 
 
 class Stream:
@@ -77,7 +77,7 @@ def test_only_what_c_has_written_is_left_out_and_the_log_has_all(
     monkeypatch.setattr(sys, "stderr", stream)
     reader = stream.watch_fd_thread
     reader.run = lambda: stream.write(INFO + OWN)
-    with tee.kept(log):
+    with tee.record(log):
         stream.write(INFO)  # Python's own
         reader.start()
         reader.join()

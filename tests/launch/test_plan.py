@@ -203,7 +203,7 @@ def test_a_disk_without_room_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     assert "could not be brought home: they take 0 MB, and 0 MB are free on the disk" in error.what
     assert "TPU_MAGICS_RUNS" in error.todo
     assert list_runs()[0].status == "refused" and list_runs()[0].info["failure"]["what"] == error.what
-    assert session.current.going is None
+    assert session.current.active_run is None
     assert run(len, [model], force=True).value == 1
 
 

@@ -20,7 +20,7 @@ def test_without_init_the_first_run_sets_up_what_it_would() -> None:
     assert not session.current.initialised
     run(int)
     assert session.current.initialised and session.current.host is not None
-    assert session.current.last is not None and session.current.going is None
+    assert session.current.last is not None and session.current.active_run is None
 
 
 def test_the_host_is_looked_at_anew_for_each_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     yield
-    assert not list(folder.glob("tpu_magics-preflight-*")) and session.current.going is None
+    assert not list(folder.glob("tpu_magics-preflight-*")) and session.current.active_run is None
     assert not (tmp_path / "runs").exists() or not any("preflight" in p.name for p in (tmp_path / "runs").iterdir())
 
 

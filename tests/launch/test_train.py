@@ -429,7 +429,7 @@ def test_a_background_run_that_is_stopped_changes_nothing(tmp_path: Path) -> Non
     model = net()
     before = digest(model)
     result = run(waits_for, tmp_path / "never", model, background=True)
-    going = session.current.going
+    going = session.current.active_run
     assert going is not None
     going.stop()
     assert going.ended

@@ -60,7 +60,7 @@ class FakeBackend:
 def be(tmp_path: Path, backend: FakeBackend, function: Callable[..., Any], index: int = 0, replicas: int = 1) -> int:
     """Fork one worker; its exit code."""
     work = FunctionWork(function, index_first=True)
-    task = worker.Task(backend, work, RunFiles(tmp_path), {__file__: "In [4]"})  # type: ignore[arg-type]
+    task = worker.WorkerTask(backend, work, RunFiles(tmp_path), {__file__: "In [4]"})  # type: ignore[arg-type]
     spec = WorkerSpec(index, 4, "TPU", replicas=replicas)
     with process.interrupts_held():
         process.flush_everything()

@@ -153,7 +153,7 @@ def test_stopping_a_run_that_has_just_ended_brings_it_home(notebook: Kernel) -> 
     cell = notebook.run(
         """get_ipython().run_cell_magic("tpu_train", "--background", "def quick():\\n    return 4\\n")
 from tpu_magics.launch import session
-while not session.current.going.ended:
+while not session.current.active_run.ended:
     time.sleep(0.05)
 %tpu_stop
 print(_tpu.value)

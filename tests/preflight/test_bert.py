@@ -15,7 +15,7 @@ import pytest
 
 from tpu_magics.launch import session
 from tpu_magics.launch.plan import Options
-from tpu_magics.launch.tracing import Asked
+from tpu_magics.launch.tracing import TracingOptions
 from tpu_magics.launch.train import function_request
 from tpu_magics.preflight.compiling import compile_graphs
 from tpu_magics.preflight.facts import Compiled, Traced
@@ -72,7 +72,7 @@ def bert(request: pytest.FixtureRequest, fresh_session: session.Session, tpu_com
 
 def preflight(bert: Bert, batch: int, length: int = LENGTH, precision: str | None = None) -> tuple[Traced, Compiled]:
     request = function_request(training_function, (bert, batch, length))
-    traced = trace_request(request, Options(precision=precision, force=True), Asked())
+    traced = trace_request(request, Options(precision=precision, force=True), TracingOptions())
     assert traced.settled and traced.syncs == 3 and traced.batch == batch and not traced.reads
     steady = [graph for graph in traced.graphs if graph.steady]
     [compiled] = compile_graphs(steady, parse("v5e-1"), store=None, tell=lambda _now: None)

@@ -90,7 +90,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_made() -> None:
     assert "Without --preflight it is trained all the same." in text
     assert [one.status for one in heard.found[0].results] == ["fits", "too-large"], "v6e has twice as much"
     assert heard.lines == ["rows: tracing, for one rank"] and not heard.open
-    assert list_runs() == [] and session.current.going is None and session.current.last is None
+    assert list_runs() == [] and session.current.active_run is None and session.current.last is None
 
 
 def test_it_is_asked_anew_for_each_training() -> None:

@@ -350,7 +350,7 @@ class Placed:
 
 
 class LocalBackend(Protocol):
-    """What launch/local.py may ask of a framework whose training goes on in the notebook's own process."""
+    """What launch/in_process_run.py may ask of a framework whose training goes on in the notebook's own process."""
 
     name: str
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import arguments, cell, hoist, reach, session, train
+from tpu_magics.launch import arguments, cell, hoist, object_graph, session, train
 from tpu_magics.launch.framework import TENSORFLOW, packages_of_code, packages_of_tree
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.results import TrainResult
@@ -29,7 +29,7 @@ INTERCEPT = "__tpu_magics_launch__"
 
 
 @dataclass(frozen=True)
-class Source:
+class CellSource:
     """A cell's text as Python (its magics translated, blank lines before it so that line numbers are those of the cell
     as it is seen), and the name of its file."""
 
@@ -37,7 +37,7 @@ class Source:
     filename: str
 
 
-def train_cell(source: Source, words: Sequence[str], options: Options, output: str = "_tpu") -> TrainResult | None:
+def train_cell(source: CellSource, words: Sequence[str], options: Options, output: str = "_tpu") -> TrainResult | None:
     """Train what a `%%tpu_train` cell says. None where a form 2 cell never reached its call.
 
     `output`: the name that statements behind a form 2 cell's call find the result under.
@@ -247,7 +247,7 @@ def _possible_on(pod: Pod, asked: int) -> int | None:
 # -- form 3 -----------------------------------------------------------------------------------------------------------
 
 
-def _statements(read: cell.Cell, source: Source, namespace: dict[str, Any]) -> train.Request:
+def _statements(read: cell.Cell, source: CellSource, namespace: dict[str, Any]) -> train.Request:
     """A request to run the cell's statements. Its leading imports, functions and classes run in the notebook first."""
     __tracebackhide__ = True
     definitions, rest = cell.split_definitions(read.tree)
@@ -259,7 +259,7 @@ def _statements(read: cell.Cell, source: Source, namespace: dict[str, Any]) -> t
             "It only imports and defines; its last statement is not a function.",
             "End the cell with the training function, or call it in the cell.",
         )
-    items = tuple(reach.reachable_from_code(whole, namespace))
+    items = tuple(object_graph.objects_of_code(whole, namespace))
     before = dict(namespace)
 
     def make(models: dict[str, Any], hoists: hoist.HoistPlan | None) -> Work:
@@ -278,7 +278,7 @@ def statements_work(
     hoists: hoist.HoistPlan | None,
 ) -> CellWork:
     """The statements of a cell as every rank runs them, what is hoisted replaced."""
-    tree, expression = cell.split_last(rest if hoists is None else hoist.swap_tree(rest, hoists))
+    tree, expression = cell.split_last(rest if hoists is None else hoist.replace_calls(rest, hoists))
     code = _compiled(tree, filename, "exec")
     shown = None if expression is None else _compiled(expression, filename, "eval")
     return CellWork(code, shown, namespace, models, hoists, before)

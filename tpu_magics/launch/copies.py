@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tpu_magics.launch import reach
+from tpu_magics.launch import object_graph
 
 DEPTH = 6  # levels that are looked into: an optimizer's parameters lie four levels below it, a scheduler's five
 
@@ -78,7 +78,7 @@ class Copies:
         return self.argument(value) if self._holds_a_model(name, value) else value
 
     def _holds_a_model(self, name: str, value: Any) -> bool:
-        return any(id(part) in self._copied for _, part in reach.inside(name, value, DEPTH))
+        return any(id(part) in self._copied for _, part in object_graph.contents(name, value, DEPTH))
 
     def _twin(self, function: types.FunctionType) -> types.FunctionType:
         closure = tuple(self._cell(cell) for cell in function.__closure__ or ()) or None

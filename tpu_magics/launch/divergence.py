@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from tpu_magics.runs.events import Compile, Divergence
 
 
-class Sequences:
+class GraphSequences:
     """The graphs that each rank compiled, in their order."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Sequences:
         return graphs[nth] if nth < len(graphs) else None
 
 
-def unequal(digests: Mapping[int, Mapping[str, str]]) -> str:
+def weight_differences(digests: Mapping[int, Mapping[str, str]]) -> str:
     """What is to be said where ranks ended with other weights than rank 0, whose come home; "" where none did.
     `digests`: of each rank, model -> checksum."""
     found = []

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import reach
+from tpu_magics.launch import object_graph
 
 AUTO, TORCH, TENSORFLOW = "auto", "torch", "tensorflow"
 CHOICES = (AUTO, TORCH, TENSORFLOW)
@@ -36,7 +36,7 @@ def imported() -> set[str]:
     return found | ({TENSORFLOW} if "tensorflow" in sys.modules else set())
 
 
-def chosen(asked: str, models: Collection[str] = (), packages: Collection[str] = ()) -> str:
+def choose_framework(asked: str, models: Collection[str] = (), packages: Collection[str] = ()) -> str:
     """The framework of a run.
 
     Args:
@@ -94,7 +94,7 @@ def packages_of_tree(tree: ast.AST) -> set[str]:
 
 def packages_of_code(code: types.CodeType, namespace: Mapping[str, Any]) -> set[str]:
     """The packages that compiled code imports, or of which it reads a module, a class or a function."""
-    names = set(reach.names_in(code))
+    names = set(object_graph.names_in(code))
     read = (_package(namespace[name]) for name in names if name in namespace)
     return {name.partition(".")[0] for name in names if name not in namespace} | {name for name in read if name}
 

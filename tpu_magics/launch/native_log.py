@@ -19,46 +19,47 @@ _AFTER_ERROR = ("The op is created at:", 'File "', "\t", "Stack trace for op def
 _MAY_BEGIN_ONE = tuple("IWEFTS\t0123456789")
 
 
-class Shown:
+class LogFilter:
     """What of the text that C++ writes is shown; it comes in pieces that end anywhere."""
 
     def __init__(self) -> None:
-        self._held = ""  # the beginning of a line that may be one of the log
-        self._within = False  # a line whose beginning was shown
-        self._leaves: tuple[str, ...] = ()  # beginnings of lines that belong to the record before, which is not shown
+        self._pending = ""  # the beginning of a line that may be one of the log
+        self._inside_shown_line = False  # a line whose beginning was shown
+        # How lines begin that belong to the record before, which is not shown.
+        self._skipped_beginnings: tuple[str, ...] = ()
 
-    def of(self, text: str) -> str:
+    def feed(self, text: str) -> str:
         """What is shown now."""
-        lines = (self._held + text).splitlines(keepends=True)
-        self._held = ""
-        return "".join(self._of_line(line) for line in lines)
+        lines = (self._pending + text).splitlines(keepends=True)
+        self._pending = ""
+        return "".join(self._feed_line(line) for line in lines)
 
-    def rest(self) -> str:
+    def flush(self) -> str:
         """What was held back, at the end."""
-        held, self._held = self._held, ""
+        held, self._pending = self._pending, ""
         return held
 
-    def _of_line(self, line: str) -> str:
+    def _feed_line(self, line: str) -> str:
         whole = line.endswith("\n")
-        if self._within:
-            self._within = not whole
+        if self._inside_shown_line:
+            self._inside_shown_line = not whole
             return line
         if not whole and line.startswith(_MAY_BEGIN_ONE):
-            self._held = line
+            self._pending = line
             return ""
         if self._is_left_out(line):
             return ""
-        self._within = not whole
+        self._inside_shown_line = not whole
         return line
 
     def _is_left_out(self, line: str) -> bool:
         if line.startswith(_PREAMBLE):
             return True
-        if self._leaves and line.startswith(self._leaves):
+        if self._skipped_beginnings and line.startswith(self._skipped_beginnings):
             return True
         record = _RECORD.match(line)
-        self._leaves = _after(record) if record else ()
-        return bool(self._leaves)
+        self._skipped_beginnings = _after(record) if record else ()
+        return bool(self._skipped_beginnings)
 
 
 def _after(record: re.Match[str]) -> tuple[str, ...]:

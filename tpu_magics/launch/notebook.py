@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tpu_magics.check.cells import Cell, read_file
-from tpu_magics.launch.onlook import Onlooker
 from tpu_magics.launch.relay import PlainScreen, Screen
+from tpu_magics.launch.run_observer import RunObserver
 from tpu_magics.runs.files import RunFiles
 
 
-class Notebook(Protocol):
+class NotebookInterface(Protocol):
     """The place that training is started from."""
 
     @property
@@ -30,14 +30,14 @@ class Notebook(Protocol):
     def background_screen(self, title: str) -> Screen:
         """Output of a run that goes on while other cells run: one display, updated."""
 
-    def panel(self, files: RunFiles, stop: Callable[[], None], background: bool) -> Onlooker | None:
+    def panel(self, files: RunFiles, stop: Callable[[], None], background: bool) -> RunObserver | None:
         """Show the run while it goes on; None where there is nothing to show it with. `stop` asks, from any thread,
         that it be stopped."""
 
-    def local_panel(self, files: RunFiles, stop: Callable[[], None]) -> Onlooker | None:
+    def local_panel(self, files: RunFiles, stop: Callable[[], None]) -> RunObserver | None:
         """The same for a run that holds the main thread: the panel is looked at from another one."""
 
-    def follow(self, files: RunFiles, stop: Callable[[], None], main: str) -> Onlooker | None:
+    def follow(self, files: RunFiles, stop: Callable[[], None], main: str) -> RunObserver | None:
         """Tell the front end of a run that has no panel; None where there is nothing to tell. `main`: see onlook.py."""
 
     def show_again(self, files: RunFiles) -> bool:
@@ -69,13 +69,13 @@ class PlainProgram:
     def background_screen(self, title: str) -> Screen:  # noqa: ARG002
         return PlainScreen()
 
-    def panel(self, files: RunFiles, stop: Callable[[], None], background: bool) -> Onlooker | None:  # noqa: ARG002
+    def panel(self, files: RunFiles, stop: Callable[[], None], background: bool) -> RunObserver | None:  # noqa: ARG002
         return None
 
-    def local_panel(self, files: RunFiles, stop: Callable[[], None]) -> Onlooker | None:  # noqa: ARG002
+    def local_panel(self, files: RunFiles, stop: Callable[[], None]) -> RunObserver | None:  # noqa: ARG002
         return None
 
-    def follow(self, files: RunFiles, stop: Callable[[], None], main: str) -> Onlooker | None:  # noqa: ARG002
+    def follow(self, files: RunFiles, stop: Callable[[], None], main: str) -> RunObserver | None:  # noqa: ARG002
         return None
 
     def show_again(self, files: RunFiles) -> bool:  # noqa: ARG002

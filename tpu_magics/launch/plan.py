@@ -31,7 +31,7 @@ PRECISION_NAMES = ("fp32", "bf16", "bf16-downcast")
 @dataclass(frozen=True)
 class Options:
     """What a person may choose for a run; None: the session's default. `gate`: asked with the request before
-    anything is forked; what it raises ends it. `jit`: of a TensorFlow run (launch/local.py)."""
+    anything is forked; what it raises ends it. `jit`: of a TensorFlow run (launch/in_process_run.py)."""
 
     processes: int | None = None
     precision: str | None = None

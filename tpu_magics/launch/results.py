@@ -27,14 +27,14 @@ from tpu_magics.runs.reader import Run
 
 
 @dataclass(frozen=True)
-class Lost:
+class MissingValue:
     """A value that could not travel, and why."""
 
     reason: str
 
 
 @dataclass
-class Home:
+class RunResults:
     """What came home. `values`: by rank; `names`: what a cell assigned; `left`: names that stayed, with the reason;
     `changed`: names of objects that the function changed; `unchanged`: what it changed and the notebook has as it was,
     with the reason; `notes`: lines for the person; `warnings`: those that the run's record has, too."""
@@ -48,21 +48,21 @@ class Home:
     warnings: list[str] = field(default_factory=list)
 
 
-def bring_home(
+def collect_results(
     files: RunFiles,
     ranks: int,
     models: Mapping[str, Any],
     backend: Backend,
     snapshot: Snapshot | None = None,
     background: bool = False,
-) -> Home:
+) -> RunResults:
     """Read the results, check the weights, then load them and change what was changed; nothing of the notebook changes
     unless all is well. `snapshot`: its objects before the run, which may have changed since, if that was in the
     background.
 
     Raises TpuMagicsError where the weights do not fit; they stay in the run folder then.
     """
-    home = Home()
+    home = RunResults()
     packs = [_read(files, rank) for rank in range(ranks)]
     loads = functools.partial(loads_state, snapshot=snapshot, adapter=backend.object_state() if snapshot else None)
     home.values = [_value(rank, pack, loads) for rank, pack in enumerate(packs)]
@@ -90,7 +90,7 @@ def _staged(
     packs: Sequence[Mapping[str, Any]],
     snapshot: Snapshot | None,
     backend: Backend,
-    home: Home,
+    home: RunResults,
     background: bool,
 ) -> restore.Staged | None:
     """What the function changed besides weights, read and ready; what stays as it is is told by `home`."""
@@ -132,14 +132,14 @@ def _read(files: RunFiles, rank: int) -> Mapping[str, Any]:
 
 def _value(rank: int, pack: Mapping[str, Any], loads: Callable[[bytes], Any]) -> Any:
     if pack["value"] is None:
-        return Lost(f"What rank {rank} returned could not travel: {pack['problem']}")
+        return MissingValue(f"What rank {rank} returned could not travel: {pack['problem']}")
     try:
         return loads(pack["value"])
     except Exception as error:
-        return Lost(f"What rank {rank} returned could not be loaded here: {type(error).__name__}: {error}")
+        return MissingValue(f"What rank {rank} returned could not be loaded here: {type(error).__name__}: {error}")
 
 
-def _names(pack: Mapping[str, Any], models: Mapping[str, Any], home: Home, loads: Callable[[bytes], Any]) -> None:
+def _names(pack: Mapping[str, Any], models: Mapping[str, Any], home: RunResults, loads: Callable[[bytes], Any]) -> None:
     """What a cell's rank 0 assigned, each name apart: one that cannot be loaded holds no other back."""
     home.left.update(pack.get("left", {}))
     home.names.update({name: models[model] for name, model in pack.get("same", {}).items()})
@@ -149,7 +149,7 @@ def _names(pack: Mapping[str, Any], models: Mapping[str, Any], home: Home, loads
         _attempt(name, functools.partial(loads, data), home)
 
 
-def _attempt(name: str, load: Callable[[], Any], home: Home) -> None:
+def _attempt(name: str, load: Callable[[], Any], home: RunResults) -> None:
     try:
         home.names[name] = load()
     except AttributeError as error:
@@ -177,7 +177,7 @@ class TrainResult:
         self.run = run
         self.models = dict(models)
         self._wait = wait
-        self._home: Home | None = None
+        self._home: RunResults | None = None
         self.failure: BaseException | None = None
 
     def __repr__(self) -> str:
@@ -196,7 +196,7 @@ class TrainResult:
             raise self.failure
         return self
 
-    def settle(self, home: Home) -> None:
+    def settle(self, home: RunResults) -> None:
         """Called once, when the results are home."""
         self._home = home
 
@@ -238,7 +238,7 @@ class TrainResult:
         """Graphs that rank 0 compiled at a line that had compiled before; None where observing stopped."""
         return self.run.summary().recompiles
 
-    def _arrived(self) -> Home:
+    def _arrived(self) -> RunResults:
         if self._home is None:
             raise TpuMagicsError(
                 f"The run {self.run.name!r} has no results: it is {self.status}.",
@@ -248,7 +248,7 @@ class TrainResult:
         return self._home
 
     def _checked(self, value: Any) -> Any:
-        if isinstance(value, Lost):
+        if isinstance(value, MissingValue):
             raise TpuMagicsError(
                 value.reason,
                 "Results travel from the workers as pickles.",

@@ -18,17 +18,17 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host, inspect_host, notebook_environment
 from tpu_magics.launch import tee
 from tpu_magics.launch.alone import forbid_torch_xla
-from tpu_magics.launch.framework import AUTO, CHOICES, TENSORFLOW, TORCH, chosen, packages_of_tree
-from tpu_magics.launch.guards import Marks
-from tpu_magics.launch.notebook import Notebook, PlainProgram
+from tpu_magics.launch.framework import AUTO, CHOICES, TENSORFLOW, TORCH, choose_framework, packages_of_tree
+from tpu_magics.launch.notebook import NotebookInterface, PlainProgram
 from tpu_magics.launch.plan import Options, cache_folder, check_choice, count_workers
+from tpu_magics.launch.preconditions import ForkBlockers
 
 if TYPE_CHECKING:
-    from tpu_magics.launch.local import Here
+    from tpu_magics.launch.in_process_run import InProcessRun
     from tpu_magics.launch.pods.pod import Pod
     from tpu_magics.launch.pods.slices import Slice
     from tpu_magics.launch.results import TrainResult
-    from tpu_magics.launch.train import Going
+    from tpu_magics.launch.train import ForkedRun
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Session:
     newest run's result; `framework`: as %tpu_init was told; `tpu`: the name or address that it was told, and `placed`:
     where a framework of this process trains, once that is known; `pod`: the hosts of runs (None: this one)."""
 
-    notebook: Notebook = field(default_factory=PlainProgram)
+    notebook: NotebookInterface = field(default_factory=PlainProgram)
     precision: str = ""
     processes: int | None = None
     cache: str = ""
@@ -48,12 +48,12 @@ class Session:
     placed: Placed | None = None
     pod: Pod | None = None
     host: Host | None = None
-    marks: Marks = field(default_factory=Marks)
-    going: Going | Here | None = None
+    fork_blockers: ForkBlockers = field(default_factory=ForkBlockers)
+    active_run: ForkedRun | InProcessRun | None = None
     last: TrainResult | None = None
     initialised: bool = False
-    told_menu: bool = False
-    told_unseen: set[str] = field(default_factory=set)
+    menu_shown: bool = False
+    unseen_reported: set[str] = field(default_factory=set)
     _backend: Backend | None = None
     _local: LocalBackend | None = None
 
@@ -86,7 +86,7 @@ class Session:
         kinds |= {TORCH for _, value in items if self.backend.is_model(value)}
         if launcher and not kinds:
             return False
-        return chosen(self.framework, kinds, packages) == TENSORFLOW
+        return choose_framework(self.framework, kinds, packages) == TENSORFLOW
 
     def place(self, anew: bool = False) -> Placed:
         """Where this process trains; the framework is imported and connected. The first time, and `anew`, the host is
@@ -94,7 +94,7 @@ class Session:
         known = self.placed is not None and not anew
         if not known:
             self.host = inspect_host(framework=TENSORFLOW)
-        with tee.calm():
+        with tee.filtered():
             if not known:
                 self.local.prepare()
                 forbid_torch_xla()
@@ -119,20 +119,20 @@ class Session:
 
     def refuse_second(self) -> None:
         """Raise TpuMagicsError while a run is going on."""
-        if self.going is not None and self.going.folder.info["pid"] != os.getpid():
+        if self.active_run is not None and self.active_run.folder.info["pid"] != os.getpid():
             raise TpuMagicsError(
                 "Training was started inside a worker.",
                 "The training function runs on every rank already.",
                 "Take the call that trains out of the function.",
             )
-        if self.going is not None and self.going.busy and not self.going.options.background:
+        if self.active_run is not None and self.active_run.busy and not self.active_run.options.background:
             raise TpuMagicsError(
-                f"Training was started inside the run {self.going.folder.name!r}.",
+                f"Training was started inside the run {self.active_run.folder.name!r}.",
                 "What a cell under %%tpu_train does is trained already.",
                 "Take the call that trains out of the cell, or %%tpu_train off its top.",
             )
-        if self.going is not None and self.going.busy:
-            name = self.going.folder.name
+        if self.active_run is not None and self.active_run.busy:
+            name = self.active_run.folder.name
             raise TpuMagicsError(
                 f"The run {name!r} is still going on, and one run at a time can have the device.",
                 "It was started with --background.",
@@ -163,7 +163,7 @@ def initialise(
     the Ray cluster whose hosts train ("ray", "ray://HOST:PORT", "HOST:PORT"; "" and "off": this host), and `wanted`:
     the slice of TPUs that it is asked for.
     """
-    from tpu_magics.launch import local_checks
+    from tpu_magics.launch import in_process_checks
     from tpu_magics.launch.pods import joining
 
     options = Options(precision=precision, processes=processes, spmd=spmd, collective_timeout=collective_timeout)
@@ -171,12 +171,12 @@ def initialise(
     check_choice("--framework", framework, CHOICES)
     asked = Session(framework=framework)
     if asked.is_local():
-        local_checks.refuse(options)
-        local_checks.refuse_cache(cache)
+        in_process_checks.check_options(options)
+        in_process_checks.refuse_cache(cache)
         joining.refuse_local(hosts)
         joining.leave(current)
         return _initialise_local(framework, tpu, precision or "")
-    local_checks.refuse_tpu(tpu)
+    in_process_checks.refuse_tpu(tpu)
     current.pod = joining.join(current, hosts, wanted, options)  # at once: what it had before is given back
     host = _initialise_workers(options, cache, alone=current.pod is None)
     current.framework, current.placed = framework, None

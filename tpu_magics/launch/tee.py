@@ -22,7 +22,7 @@ _STDERR = 2  # the descriptor
 _MARK = "\x1b[m\x1b[0m\x1b[m"
 
 
-class _Patience:
+class _MarkTimeout:
     """Seconds that the mark is waited for: long where it is known to come, on however busy a machine; hardly at all
     where somebody has laid the descriptor elsewhere, and it did not come."""
 
@@ -67,22 +67,22 @@ class Log:
 
 
 @contextmanager
-def kept(log: Log) -> Iterator[None]:
+def record(log: Log) -> Iterator[None]:
     """Within it the existing stdout and stderr also write to `log`. The objects are changed, not replaced: logging
     handlers, progress bars and the person's own variables hold them. Of what C++ writes, not all is shown
     (native_log.py)."""
-    with _teed(log.write):
+    with _tee(log.write):
         yield
 
 
-def calm() -> AbstractContextManager[None]:
+def filtered() -> AbstractContextManager[None]:
     """Within it nothing is kept, and of what C++ writes not all is shown."""
-    return _teed(lambda _: None)
+    return _tee(lambda _: None)
 
 
 @contextmanager
-def _teed(keep: Callable[[Any], None]) -> Iterator[None]:
-    changed = [_Teed(stream, keep) for stream in dict.fromkeys((sys.stdout, sys.stderr)) if stream is not None]
+def _tee(keep: Callable[[Any], None]) -> Iterator[None]:
+    changed = [_TeeStream(stream, keep) for stream in dict.fromkeys((sys.stdout, sys.stderr)) if stream is not None]
     try:
         yield
     finally:
@@ -90,7 +90,7 @@ def _teed(keep: Callable[[Any], None]) -> Iterator[None]:
             one.undo()
 
 
-class _Teed:
+class _TeeStream:
     """A stream that also writes elsewhere. One that cannot be changed is left as it is."""
 
     def __init__(self, stream: Any, keep: Callable[[Any], None]) -> None:
@@ -98,7 +98,7 @@ class _Teed:
         self._own = vars(stream).get("write") if hasattr(stream, "__dict__") else None
         # ipykernel's: the thread that reads what C++ has written to the descriptor
         self._reader = getattr(stream, "watch_fd_thread", None)
-        self._shown = native_log.Shown()
+        self._shown = native_log.LogFilter()
         self._heard = threading.Event()
         with suppress(AttributeError):
             stream.write = self.write
@@ -111,7 +111,7 @@ class _Teed:
             self._heard.set()
             text = text.replace(_MARK, "")
         self._keep(text)
-        shown = self._shown.of(text)
+        shown = self._shown.feed(text)
         return self._original(shown) if shown else 0
 
     def undo(self) -> None:
@@ -122,7 +122,7 @@ class _Teed:
             del self._stream.write
         else:
             self._stream.write = self._own
-        if rest := self._shown.rest():
+        if rest := self._shown.flush():
             self._original(rest)
 
     def _hear_all(self) -> None:
@@ -131,5 +131,5 @@ class _Teed:
             return
         with suppress(OSError):
             os.write(_STDERR, _MARK.encode())
-            came = self._heard.wait(_Patience.seconds)
-            _Patience.seconds = _Patience.known if came else _Patience.doubted
+            came = self._heard.wait(_MarkTimeout.seconds)
+            _MarkTimeout.seconds = _MarkTimeout.known if came else _MarkTimeout.doubted

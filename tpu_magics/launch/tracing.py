@@ -18,10 +18,10 @@ from tpu_magics.backends.base import STEPS, Tracing, WorkerSpec
 from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.host import Host
 from tpu_magics.host.memory import host_memory
-from tpu_magics.launch import alone, guards, plan, process, reach, results, session, supervise, worker
+from tpu_magics.launch import alone, object_graph, plan, preconditions, process, results, session, supervisor, worker
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.relay import NoScreen, Screen
-from tpu_magics.launch.train import Going, Request
+from tpu_magics.launch.train import ForkedRun, Request
 from tpu_magics.runs import locked
 from tpu_magics.runs.folder import RunFolder
 from tpu_magics.runs.reader import Run
@@ -32,7 +32,7 @@ READS = "reads.txt"  # in the folder of the graphs; a backend writes it while it
 
 
 @dataclass(frozen=True)
-class Asked:
+class TracingOptions:
     """What is traced for: `world`: ranks of the TPU; `devices`: of one SPMD worker (None: not SPMD); `steps`: at most
     so many."""
 
@@ -42,7 +42,7 @@ class Asked:
 
 
 @contextmanager
-def traced(request: Request, options: Options, asked: Asked) -> Iterator[tuple[Path, Run]]:
+def traced(request: Request, options: Options, tracing_options: TracingOptions) -> Iterator[tuple[Path, Run]]:
     """The folder that the worker wrote its graphs into, and the records of that run; both are gone after the block.
 
     Raises:
@@ -56,18 +56,18 @@ def traced(request: Request, options: Options, asked: Asked) -> Iterator[tuple[P
     try:
         with process.interrupts_held():
             temporary = locked.make()
-        going = _prepared(request, options, asked, temporary.path)
-        session.current.going = going
+        run = _prepared(request, options, tracing_options, temporary.path)
+        session.current.active_run = run
         try:
-            going.fork()
-            going.watch_until_end()
-            going.come_home()
+            run.fork()
+            run.watch_until_end()
+            run.finish()
         except BaseException as error:
-            going.abandon(error)
+            run.abandon(error)
             if isinstance(error, TrainingFailed):
-                error.details = (*error.details, *_reads(going.graphs))
+                error.details = (*error.details, *_reads(run.graphs))
             raise
-        yield going.graphs, Run(going.folder.path)
+        yield run.graphs, Run(run.folder.path)
     finally:
         if temporary is not None:
             with process.interrupts_held():
@@ -82,23 +82,30 @@ def _reads(folder: Path) -> Iterator[str]:
         yield from (f"  {line}" for line in path.read_text().splitlines())
 
 
-def _prepared(request: Request, options: Options, asked: Asked, root: Path) -> _Tracing:
+def _prepared(request: Request, options: Options, tracing_options: TracingOptions, root: Path) -> _TracingRun:
     current = session.current
     host = at_home(session.known_host())
     backend = current.backend
     precision = options.precision or current.precision
-    options = replace(options, spmd=asked.devices, processes=None, steps=None)
+    options = replace(options, spmd=tracing_options.devices, processes=None, steps=None)
     made = plan.make_plan(host, options, precision, 1)
     alone.require_alone()
     backend.prepare()
-    models = reach.models_of(iter(request.items), backend.is_model)
-    guards.check(guards.Situation(backend, host, current.marks, request.items, models, request.source))
+    models = object_graph.find_models(iter(request.items), backend.is_model)
+    preconditions.check(
+        preconditions.LaunchContext(backend, host, current.fork_blockers, request.items, models, request.source)
+    )
     size = sum(backend.model_bytes(model) for model in models.values())
     plan.require_memory(made, size, options.force)
     folder = RunFolder.create("preflight", root)
-    tracing = Tracing(root / "graphs", 1 if asked.devices else asked.world, asked.devices or 1, asked.steps)
+    tracing = Tracing(
+        root / "graphs",
+        1 if tracing_options.devices else tracing_options.world,
+        tracing_options.devices or 1,
+        tracing_options.steps,
+    )
     work = request.make(models, None)
-    return _Tracing(request, options, made, host, folder, work, {}, size, None, tracing=tracing)
+    return _TracingRun(request, options, made, host, folder, work, {}, size, None, tracing=tracing)
 
 
 def at_home(host: Host) -> Host:
@@ -106,7 +113,7 @@ def at_home(host: Host) -> Host:
     return replace(host, device="CPU", workers=1, replicas=1, repairs=())
 
 
-def _bounded(task: worker.Task, spec: WorkerSpec) -> int:
+def _bounded(task: worker.WorkerTask, spec: WorkerSpec) -> int:
     """The worker, which is refused memory that the host does not have: else the kernel would end it, or the notebook.
 
     RLIMIT_DATA counts what a process may write to (getrlimit(2)); what the notebook has is counted already."""
@@ -120,7 +127,7 @@ def _bounded(task: worker.Task, spec: WorkerSpec) -> int:
 
 
 @dataclass
-class _Tracing(Going):
+class _TracingRun(ForkedRun):
     """A run whose worker traces."""
 
     tracing: Tracing | None = None
@@ -130,13 +137,13 @@ class _Tracing(Going):
         assert self.tracing is not None
         return self.tracing.folder
 
-    def _fork_one(self, task: worker.Task, index: int, scratch: Path) -> supervise.Watched:  # noqa: ARG002
+    def _fork_one(self, task: worker.WorkerTask, index: int, scratch: Path) -> supervisor.WorkerProcess:  # noqa: ARG002
         spec = replace(self.plan.spec(index), tracing=self.tracing)
         pid = process.fork_worker(lambda: _bounded(task, spec), self.folder.stacks_path(index))
-        return supervise.Watched(index, pid, index)
+        return supervisor.WorkerProcess(index, pid, index)
 
     def _screen(self) -> Screen:
         return NoScreen()  # what the function prints while it is traced is made of zeros
 
-    def _load(self, ranks: int | None = None) -> results.Home:  # noqa: ARG002
+    def _load(self, ranks: int | None = None) -> results.RunResults:  # noqa: ARG002
         raise TpuMagicsError("A traced run has no results.", "Nothing was run.", "This is an error of tpu_magics.")

@@ -20,22 +20,22 @@ from tpu_magics.host import Host
 from tpu_magics.host.memory import host_memory
 from tpu_magics.launch import (
     alone,
-    checking,
     framework,
-    guards,
     hoist,
-    onlook,
-    partial,
+    object_graph,
+    partial_results,
     plan,
+    preconditions,
     process,
-    reach,
     results,
+    rule_check,
+    run_observer,
     session,
-    supervise,
+    supervisor,
     worker,
 )
-from tpu_magics.launch import failure as failures
-from tpu_magics.launch.explain import base
+from tpu_magics.launch.errors import base, diagnosis
+from tpu_magics.launch.errors import failure as failures
 from tpu_magics.launch.plan import Options, Plan
 from tpu_magics.launch.relay import Relay, Screen
 from tpu_magics.launch.state.restore import told_by_name
@@ -89,7 +89,7 @@ def function_request(
 ) -> Request:
     """A request to train a function. `labels`: the ARGs as they were written; `launcher`: the call that has it."""
     kwargs = dict(kwargs or {})
-    arguments = guards.check_function(function, args, kwargs, index_first)
+    arguments = preconditions.check_function(function, args, kwargs, index_first)
     named = {**_labelled(labels, args), **kwargs}
     names = _names_of_args(labels, list(arguments)[int(index_first) :], len(args))
 
@@ -99,7 +99,7 @@ def function_request(
     return Request(
         name=_name_of(function),
         make=make,
-        items=tuple(reach.reachable(function, {**named, **arguments})),
+        items=tuple(object_graph.reachable_objects(function, {**named, **arguments})),
         hoistable=function,
         arguments=arguments,
         source=_source(function),
@@ -198,7 +198,7 @@ def train(
 def start(request: Request, options: Options, workers: int | None = None) -> results.TrainResult:
     """Run a request: in forked workers, or here, where its framework does not survive a fork. `workers` overrides the
     number of processes (the launcher itself takes any)."""
-    from tpu_magics.launch import local, local_checks
+    from tpu_magics.launch import in_process_checks, in_process_run
 
     __tracebackhide__ = True
     options.check()
@@ -208,27 +208,27 @@ def start(request: Request, options: Options, workers: int | None = None) -> res
     process.require_main_thread()
     if session.current.is_local(request.items, request.packages, bool(request.launcher)):
         _refuse_hosts()
-        return local.start_here(request, options)
-    local_checks.refuse_local_options(options)
-    found = checking.look(request.hoistable, request.script, options.strict)
+        return in_process_run.start_here(request, options)
+    in_process_checks.refuse_local_options(options)
+    found = rule_check.check_code(request.hoistable, request.script, options.strict)
     if options.gate is not None:
         options.gate(request, replace(options, gate=None))
-    going = _prepare(request, options, workers) if session.current.pod is None else _on_pod(request, options)
-    session.current.going = going
-    session.current.last = going.result
-    checking.record(going.folder, found)
+    run = _prepare(request, options, workers) if session.current.pod is None else _on_pod(request, options)
+    session.current.active_run = run
+    session.current.last = run.result
+    rule_check.record_findings(run.folder, found)
     try:
-        going.open_panel()
-        going.fork()
+        run.open_panel()
+        run.fork()
         if not options.background:
-            going.watch_until_end()
-            going.come_home()
+            run.watch_until_end()
+            run.finish()
         else:
-            going.watch_in_thread()
+            run.watch_in_thread()
     except BaseException as error:
-        going.abandon(error)
+        run.abandon(error)
         raise
-    return going.result
+    return run.result
 
 
 def _refuse_hosts() -> None:
@@ -240,14 +240,14 @@ def _refuse_hosts() -> None:
         )
 
 
-def _on_pod(request: Request, options: Options) -> Going:
+def _on_pod(request: Request, options: Options) -> ForkedRun:
     from tpu_magics.launch.pods import going
 
     assert session.current.pod is not None
     return going.prepare(session.current.pod, request, options)
 
 
-def _prepare(request: Request, options: Options, workers: int | None) -> Going:
+def _prepare(request: Request, options: Options, workers: int | None) -> ForkedRun:
     """Everything that can be refused, refused before the fork."""
     current = session.current
     host = session.known_host()
@@ -259,10 +259,12 @@ def _prepare(request: Request, options: Options, workers: int | None) -> Going:
     alone.require_alone()
     backend.prepare()
     if made.rehearsed:
-        guards.require_rehearsal(backend, made.ranks)
+        preconditions.require_rehearsal(backend, made.ranks)
     _say_where(host)
-    models = reach.models_of(iter(request.items), backend.is_model)
-    guards.check(guards.Situation(backend, host, current.marks, request.items, models, request.source))
+    models = object_graph.find_models(iter(request.items), backend.is_model)
+    preconditions.check(
+        preconditions.LaunchContext(backend, host, current.fork_blockers, request.items, models, request.source)
+    )
     hoists = hoisted(request, options, made)
     if hoists is not None:
         taken = set(models)
@@ -278,7 +280,7 @@ def _prepare(request: Request, options: Options, workers: int | None) -> Going:
     if folder.warning:
         current.notebook.say(folder.warning)
     work = request.make(models, hoists)
-    return Going(request, options, made, host, folder, work, models, size, hoists)
+    return ForkedRun(request, options, made, host, folder, work, models, size, hoists)
 
 
 def record_refused(folder: RunFolder, refused: TpuMagicsError) -> None:
@@ -306,8 +308,8 @@ def free_name(name: str, taken: set[str]) -> str:
 
 def _say_where(host: Host) -> None:
     """On a notebook service without a TPU: where one is chosen, said once."""
-    if host.device == "CPU" and host.place.menu and not session.current.told_menu:
-        session.current.told_menu = True
+    if host.device == "CPU" and host.place.menu and not session.current.menu_shown:
+        session.current.menu_shown = True
         session.current.notebook.say(
             f"No TPU in this {host.place.name} runtime: training on XLA:CPU. A TPU is chosen in {host.place.menu}."
         )
@@ -340,7 +342,7 @@ def hoisted(request: Request, options: Options, made: Plan) -> hoist.HoistPlan |
 
 
 @dataclass
-class Going:
+class ForkedRun:
     """A run from its fork until its results are home."""
 
     request: Request
@@ -352,16 +354,16 @@ class Going:
     models: Mapping[str, Any]
     models_bytes: int
     hoists: hoist.HoistPlan | None
-    watch: supervise.Watch | None = None
+    watch: supervisor.Supervisor | None = None
     thread: threading.Thread | None = None
-    unwatched: threading.Event = field(default_factory=threading.Event)
-    onlooker: onlook.Onlooker = field(default_factory=onlook.Nobody)
-    settled: bool = False
+    watch_ended: threading.Event = field(default_factory=threading.Event)
+    observer: run_observer.RunObserver = field(default_factory=run_observer.NullObserver)
+    finished: bool = False
     snapshot: Snapshot | None = None
     result: results.TrainResult = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        wait = self.come_home if self.options.background else None
+        wait = self.finish if self.options.background else None
         self.result = results.TrainResult(Run(self.folder.path), self.models, wait)
         self.cell_names = dict(session.current.notebook.cell_names())
         self.available = host_memory(Path("/")).available or 0
@@ -371,12 +373,12 @@ class Going:
     @property
     def busy(self) -> bool:
         """Whether workers are alive, or results wait to come home."""
-        return not self.settled
+        return not self.finished
 
     @property
     def ended(self) -> bool:
         """Whether no worker is left."""
-        return self.watch is not None and (self.thread is None or self.unwatched.is_set())
+        return self.watch is not None and (self.thread is None or self.watch_ended.is_set())
 
     # -- forking --------------------------------------------------------------------------------------------------
     def fork(self) -> None:
@@ -385,8 +387,8 @@ class Going:
         cells = (self.cell_names, dict(current.notebook.cell_ids()))
         if self.snapshot is None:
             self.snapshot = self.take_snapshot()
-        task = worker.Task(current.backend, self.work, self.folder, *cells, self.snapshot)
-        children: list[supervise.Watched] = []
+        task = worker.WorkerTask(current.backend, self.work, self.folder, *cells, self.snapshot)
+        children: list[supervisor.WorkerProcess] = []
         screen = self._screen()
         process.flush_everything()
         with process.interrupts_held():
@@ -396,8 +398,8 @@ class Going:
                     children.append(self._fork_one(task, index, scratch))
             finally:
                 relay = Relay(self.folder, screen)
-                self.watch = supervise.Watch(
-                    self.folder, children, relay, self.plan.timeout, self.onlooker, keep=self.plan.keep_partial
+                self.watch = supervisor.Supervisor(
+                    self.folder, children, relay, self.plan.timeout, self.observer, keep=self.plan.keep_partial
                 )
                 if len(children) < self.plan.workers:
                     self.watch.stop("worker")
@@ -414,15 +416,15 @@ class Going:
         """The objects that the work reaches, before anything is forked."""
         current = session.current
         found = take(self.work.roots(), current.backend.object_state(), self.models)
-        for name in (name for name in found.unseen if name not in current.told_unseen):
-            current.told_unseen.add(name)
+        for name in (name for name in found.unseen if name not in current.unseen_reported):
+            current.unseen_reported.add(name)
             current.notebook.say(f"`{name}` holds too much to be compared: not all that changes in it comes home.")
         return found
 
-    def _fork_one(self, task: worker.Task, index: int, scratch: Path) -> supervise.Watched:
+    def _fork_one(self, task: worker.WorkerTask, index: int, scratch: Path) -> supervisor.WorkerProcess:
         spec = self.plan.spec(index, scratch)
         pid = process.fork_worker(lambda: worker.main(task, spec), self.folder.stacks_path(index))
-        return supervise.Watched(index, pid, index)
+        return supervisor.WorkerProcess(index, pid, index)
 
     def _screen(self) -> Screen:
         notebook = session.current.notebook
@@ -433,22 +435,24 @@ class Going:
         """Show the run while it goes on, where the notebook can."""
         notebook, background = session.current.notebook, self.options.background
 
-        def panel() -> onlook.Onlooker | None:
-            return None if self.options.plain else notebook.panel(self.folder, self.ask_to_stop, background)
+        def panel() -> run_observer.RunObserver | None:
+            return None if self.options.plain else notebook.panel(self.folder, self.request_stop, background)
 
-        def follow() -> onlook.Onlooker | None:
-            return notebook.follow(self.folder, self.ask_to_stop, onlook.FREE if background else onlook.WAITS)
+        def follow() -> run_observer.RunObserver | None:
+            return notebook.follow(
+                self.folder, self.request_stop, run_observer.FREE if background else run_observer.WAITS
+            )
 
         with process.interrupts_held():
-            self.be_seen_by(onlook.opened(panel, notebook.say, follow))
+            self.set_observer(run_observer.open_observer(panel, notebook.say, follow))
 
-    def be_seen_by(self, onlooker: onlook.Onlooker) -> None:
+    def set_observer(self, observer: run_observer.RunObserver) -> None:
         """Let somebody look on; a watch that goes on in a thread has them from its next look."""
-        self.onlooker = onlooker
+        self.observer = observer
         if self.watch is not None:
-            self.watch.onlooker = onlooker
+            self.watch.observer = observer
 
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         """From any thread: end the run as an interrupt would. Returns at once."""
         if self.watch is not None:
             self.watch.stop("interrupt")
@@ -483,50 +487,50 @@ class Going:
             self.watch.run()
         finally:
             try:
-                self.onlooker.settle()
+                self.observer.settle()
             finally:
-                self.unwatched.set()
+                self.watch_ended.set()
 
-    def _wait_unwatched(self) -> None:
+    def _wait_watch_ended(self) -> None:
         """Wait until nothing is watched any more. Not by Thread.join(): one that is interrupted marks the thread as
         stopped while it runs (seen in CPython 3.11)."""
-        while self.thread is not None and not self.unwatched.wait(0.1):
+        while self.thread is not None and not self.watch_ended.wait(0.1):
             pass
 
     def stop(self) -> None:
         """Stop a background run; its models stay as they are."""
         if self.watch is not None and self.thread is not None:
-            self.ask_to_stop()
-            self._wait_unwatched()
+            self.request_stop()
+            self._wait_watch_ended()
 
     def abandon(self, error: BaseException) -> None:
         """Leave nothing behind after an error or an interrupt between two steps of the road."""
-        if self.settled:
+        if self.finished:
             return
         with process.interrupts_held():
             try:
                 if self.watch is not None:
                     self.watch.end()
             finally:
-                self.settled, self.snapshot = True, None
-                session.current.going = None
+                self.finished, self.snapshot = True, None
+                session.current.active_run = None
                 self.result.failure = error
                 told = {"failure": _told(error)} if isinstance(error, TpuMagicsError) else {}
                 self._close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", **told)
-                self.onlooker.settle()
+                self.observer.settle()
 
     # -- the end --------------------------------------------------------------------------------------------------
-    def come_home(self) -> None:
+    def finish(self) -> None:
         """Once: load the results, or raise what went wrong. Waits for a background run; an interrupt ends the
         waiting."""
-        if self.settled:
+        if self.finished:
             return
-        self._wait_unwatched()
+        self._wait_watch_ended()
         assert self.watch is not None
         # An interrupt that comes now is raised when all is home: half of it would be worse.
         with process.interrupts_held():
-            self.settled = True
-            session.current.going = None
+            self.finished = True
+            session.current.active_run = None
             try:
                 home = self._settle(self.watch)
             except BaseException as error:
@@ -536,16 +540,16 @@ class Going:
                 raise
             finally:
                 self.snapshot = None
-                self.onlooker.settle()
+                self.observer.settle()
             self._tell(home)
 
-    def _settle(self, watch: supervise.Watch) -> results.Home:
+    def _settle(self, watch: supervisor.Supervisor) -> results.RunResults:
         if watch.reason != "done" or not all(w.good for w in watch.workers):
-            self._fail(self._keep_partial(watch, self.explained(watch)))
+            self._fail(self._keep_partial(watch, self.explain_failure(watch)))
         self.folder.update(status="collecting", workers=watch.table())
         limited = any(w.end is not None and w.end.status == "limit" for w in watch.workers)
         try:
-            home = results.Home() if limited else self._load()
+            home = results.RunResults() if limited else self._load()
         except TpuMagicsError as error:
             self._fail(
                 TrainingFailed(error.what, error.why, error.todo, error.details, rank=0, run=str(self.folder.path))
@@ -557,44 +561,48 @@ class Going:
         self.result.settle(home)
         return home
 
-    def explained(self, watch: supervise.Watch) -> TrainingFailed:
+    def explain_failure(self, watch: supervisor.Supervisor) -> TrainingFailed:
         """Why it did not end well."""
-        return failures.explain(self, watch)
+        return diagnosis.diagnose(failures.record(self, watch))
 
-    def _keep_partial(self, watch: supervise.Watch, error: TrainingFailed) -> TrainingFailed:
+    def _keep_partial(self, watch: supervisor.Supervisor, error: TrainingFailed) -> TrainingFailed:
         """Bring home what rank 0 had learned, where that is wanted, and say so in the error."""
         if not self.plan.keep_partial:
             return error
-        step = partial.step_of(self.folder)
+        step = partial_results.step_of(self.folder)
         try:
             if step is None:
-                raise TpuMagicsError(partial.why_not(self.folder, watch.workers))
+                raise TpuMagicsError(partial_results.reason_missing(self.folder, watch.workers))
             home = self._load(ranks=1)
             self._record_warnings(home)
             self._tell(home)
         except (TpuMagicsError, OSError) as failed:
             reason = failed.what if isinstance(failed, TpuMagicsError) else str(failed)
-            return partial.told(error, f"Nothing was kept (--keep-partial): {reason.rstrip('.')}. {base.UNCHANGED}")
-        self.folder.update(kept=partial.kept(step), models=list(self.models))
-        return partial.told(error, f"Kept in the notebook: {partial.kept(step)} (--keep-partial).")
+            return partial_results.with_sentence(
+                error, f"Nothing was kept (--keep-partial): {reason.rstrip('.')}. {base.UNCHANGED}"
+            )
+        self.folder.update(kept=partial_results.describe(step), models=list(self.models))
+        return partial_results.with_sentence(
+            error, f"Kept in the notebook: {partial_results.describe(step)} (--keep-partial)."
+        )
 
-    def _load(self, ranks: int | None = None) -> results.Home:
+    def _load(self, ranks: int | None = None) -> results.RunResults:
         backend, background = session.current.backend, self.options.background
         ranks = ranks or self.plan.ranks
-        return results.bring_home(self.folder, ranks, self.models, backend, self.snapshot, background)
+        return results.collect_results(self.folder, ranks, self.models, backend, self.snapshot, background)
 
-    def _record_warnings(self, home: results.Home) -> None:
+    def _record_warnings(self, home: results.RunResults) -> None:
         if home.warnings:
             self.folder.update(warnings=[*Run(self.folder.path).info.get("warnings", ()), *home.warnings])
 
-    def _tell(self, home: results.Home) -> None:
+    def _tell(self, home: results.RunResults) -> None:
         session.current.notebook.namespace.update(home.names)
         if home.left:
             names = ", ".join(f"`{name}`" for name in home.left)
             session.current.notebook.say(f"stayed in the worker, as they cannot be pickled: {names} (why: _tpu.left)")
         if home.unchanged:
             session.current.notebook.say(f"changed in the worker, unchanged here: {told_by_name(home.unchanged)}")
-        for lost in (value for value in home.values[:1] if isinstance(value, results.Lost)):
+        for lost in (value for value in home.values[:1] if isinstance(value, results.MissingValue)):
             session.current.notebook.say(lost.reason)
         for note in (*home.notes, *home.warnings):
             session.current.notebook.say(note)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpu_magics.backends.base import Backend, HostTraining, StepLimit, StopRequested, Watching, WorkerSpec
-from tpu_magics.launch import frames, limits, partial, process, strays, streams
+from tpu_magics.launch import frames, limits, orphans, partial_results, process, streams
 from tpu_magics.launch.state import collect
 from tpu_magics.launch.state.walk import Snapshot
 from tpu_magics.launch.work import Work
@@ -32,7 +32,7 @@ NO_SYNC = (
 
 
 @dataclass(frozen=True)
-class Task:
+class WorkerTask:
     """What all workers of a run share. `cell_names`: file names of cells -> "In [n]"; `cell_ids`: "In [n]" -> the
     front end's id of that cell; `snapshot`: the notebook's objects before the run (None: on another host)."""
 
@@ -44,7 +44,7 @@ class Task:
     snapshot: Snapshot | None = None
 
 
-def main(task: Task, spec: WorkerSpec) -> int:
+def main(task: WorkerTask, spec: WorkerSpec) -> int:
     """Be one worker; returns its exit code. Runs in the child's main thread, just after the fork."""
     return _Worker(task, spec).run()
 
@@ -52,7 +52,7 @@ def main(task: Task, spec: WorkerSpec) -> int:
 class _Worker:
     """One worker process. Its rank is known once the runtime is up; until then it writes under its index."""
 
-    def __init__(self, task: Task, spec: WorkerSpec) -> None:
+    def __init__(self, task: WorkerTask, spec: WorkerSpec) -> None:
         self.task = task
         self.spec = spec
         self.rank = spec.number
@@ -73,7 +73,7 @@ class _Worker:
         streams.forbid_input()
         streams.text_progress_bars()
         streams.redirect_displays(streams.Displays(self.task.files, self._announce, keep=self._leads()))
-        strays.mark_this(self.task.files.path)
+        orphans.set_marker(self.task.files.path)
         limits.keep_reserve()
         if self.keeps:
             signal.signal(process.STOP_SIGNAL, self._request_stop)
@@ -89,7 +89,7 @@ class _Worker:
         return self._exit_code(DONE)
 
     def _exit_code(self, code: int) -> int:
-        strays.end_below(os.getpid())
+        orphans.end_descendants(os.getpid())
         if self.writer.failed is None:
             return code
         with contextlib.suppress(OSError):
@@ -133,9 +133,9 @@ class _Worker:
                 self._keep_partial()
             raise
         if self.status == "done":
-            self._bring_home(ordinal, replica, value)
+            self._write_results(ordinal, replica, value)
             if self.keeps and not ordinal:
-                partial.mark(self.task.files, self.steps)
+                partial_results.mark_written(self.task.files, self.steps)
 
     def _request_stop(self, *_signal: Any) -> None:
         self.stop_requested = True
@@ -144,18 +144,18 @@ class _Worker:
         """Rank 0 did not come to its end: what it has learned goes home as if it had."""
         try:
             if reason := self._unkeepable():
-                self._note(partial.NOT_KEPT, partial.not_kept(reason))
+                self._note(partial_results.NOT_KEPT, partial_results.warning_text(reason))
                 return
-            self._bring_home(0, 0, None)
-            partial.mark(self.task.files, self.steps)
+            self._write_results(0, 0, None)
+            partial_results.mark_written(self.task.files, self.steps)
         except Exception as error:  # what ended the run matters more
-            self._note(partial.NOT_KEPT, partial.not_kept(error))
+            self._note(partial_results.NOT_KEPT, partial_results.warning_text(error))
 
     def _unkeepable(self) -> str:
         if not self.steps:
-            return partial.NOTHING_DONE
+            return partial_results.NOTHING_DONE
         spread = self.spec.replicas > 1 or self.task.backend.splits_weights(self.task.work.models)
-        return partial.SPREAD if spread else ""
+        return partial_results.SPREAD if spread else ""
 
     def _observed(self, ordinal: int) -> Any:
         backend = self.task.backend
@@ -202,7 +202,7 @@ class _Worker:
         asked: dict[str, Any] = {**bounds, **cells, **kind, "stop_requested": lambda: self.stop_requested}
         return Watching(spec.device, self.ranks, spec.precision, **asked)
 
-    def _bring_home(self, ordinal: int, replica: int, value: Any) -> None:
+    def _write_results(self, ordinal: int, replica: int, value: Any) -> None:
         if replica == 0:
             limits.free_memory()
             self._phase("collecting")

@@ -13,10 +13,10 @@ from dataclasses import replace
 from tpu_magics.backends.lowered import Traced
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
-from tpu_magics.launch.minder import minded
 from tpu_magics.launch.plan import NO_SPMD, Options
-from tpu_magics.launch.tracing import Asked
+from tpu_magics.launch.tracing import TracingOptions
 from tpu_magics.launch.train import Request
+from tpu_magics.launch.watchdog import interruptible
 from tpu_magics.preflight import installed
 from tpu_magics.preflight.report import Preflight, TargetResult
 from tpu_magics.preflight.run import Telling, Way, note, trace_request
@@ -43,9 +43,9 @@ def gate(target: str | Sequence[str], telling: Callable[[], AbstractContextManag
         def lower(world: int, devices: int | None) -> Traced:
             if request.program is not None:
                 return request.program
-            return trace_request(request, replace(options, background=False), Asked(world, devices))
+            return trace_request(request, replace(options, background=False), TracingOptions(world, devices))
 
-        with telling() as tell, minded():
+        with telling() as tell, interruptible():
             alone, own = 1 if options.processes == 1 else None, request.program is None
             way = Way(request.name, lower, _is_spmd(options), alone, Store(default_folder()), (), tell, own)
             found = Preflight(request.name, tuple(way.result(one) for one in targets))

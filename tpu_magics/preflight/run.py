@@ -14,8 +14,8 @@ from typing import Any
 from tpu_magics.backends.base import STEPS
 from tpu_magics.errors import TpuMagicsError, TrainingInterrupted
 from tpu_magics.launch import session
-from tpu_magics.launch.minder import minded
 from tpu_magics.launch.plan import ALL_DEVICES, Options
+from tpu_magics.launch.watchdog import interruptible
 from tpu_magics.preflight import installed
 from tpu_magics.preflight.fit import search
 from tpu_magics.preflight.probing import Probing, Ranked, require_change, require_steps
@@ -69,7 +69,7 @@ def preflight(
     store = Store(default_folder()) if kept else None
     going = _Going(options, _is_spmd(spmd, processes), store, packages, telling or Telling())
     call = Call(function, args, dict(kwargs or {}))
-    with minded():
+    with interruptible():
         return _compiled(call, targets, going) if fit is None else _searched(call, targets, going, fit)
 
 

@@ -31,7 +31,7 @@ class HostTooSmall(TpuMagicsError):
     """The memory of this machine is the limit of the trace. It says nothing of the TPU's."""
 
 
-def trace(request: Request, options: Options, asked: road.Asked) -> Traced:
+def trace(request: Request, options: Options, asked: road.TracingOptions) -> Traced:
     """Trace a function in a forked worker.
 
     Raises:

@@ -15,7 +15,7 @@ from tpu_magics.backends.base import STEPS
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.launch.plan import Options
-from tpu_magics.launch.tracing import Asked
+from tpu_magics.launch.tracing import TracingOptions
 from tpu_magics.launch.train import Request, function_request
 from tpu_magics.preflight.compile_environment import torch_xla_flags
 from tpu_magics.preflight.compiling import Progress, compile_graphs
@@ -111,10 +111,12 @@ class Call:
         if self.is_tensorflows:
             return lambda _world, _devices: _lower_tensorflow(self, options)
         request = function_request(self.function, self.args, self.kwargs)
-        return lambda world, devices: trace_request(request, options, Asked(world, devices, options.steps or STEPS))
+        return lambda world, devices: trace_request(
+            request, options, TracingOptions(world, devices, options.steps or STEPS)
+        )
 
 
-def trace_request(request: Request, options: Options, asked: Asked) -> Traced:
+def trace_request(request: Request, options: Options, asked: TracingOptions) -> Traced:
     """The graphs of a request. Raises TpuMagicsError where they change at every step."""
     found = trace(request, options, asked)
     precision = options.precision or session.current.precision

@@ -10,7 +10,8 @@ import pytest
 
 from tests.launch.launching import said
 from tpu_magics.backends.torch_xla import TorchXla
-from tpu_magics.launch.diagnose import Failure, WorkerOutcome, diagnose
+from tpu_magics.launch.errors.diagnosis import diagnose
+from tpu_magics.launch.errors.failure import Failure, WorkerOutcome
 from tpu_magics.launch.pods.freight import Freight, names_loaded
 from tpu_magics.launch.pods.unsendable import explained
 from tpu_magics.launch.work import FunctionWork

@@ -1,7 +1,7 @@
 """Which models the launcher can build once in the notebook, and why not: `launch/hoist` told from the code alone.
 
 What lives here: the calls of training code that build models, and where each stands. What does not: their arguments and
-helper functions (_hoist_arguments.py), and hoisting itself (launch/hoist/read.py, whose reasons these are).
+helper functions (_hoist_arguments.py), and hoisting itself (launch/hoist/candidates.py, whose reasons these are).
 """
 
 from __future__ import annotations

@@ -20,17 +20,24 @@ from dataclasses import dataclass, field, replace
 from types import CodeType, FunctionType
 from typing import Any
 
-from tpu_magics.launch.hoist.build import Build, Builder, NotHoisted, argument_marks
-from tpu_magics.launch.hoist.read import Candidate, Declined, Step, read
-from tpu_magics.launch.hoist.seeds import Environ, Seed
+from tpu_magics.launch.hoist.build import Build, Builder, NotHoisted, argument_fingerprints
+from tpu_magics.launch.hoist.call_replacement import NAME, replaced, replaced_code, source_problem
+from tpu_magics.launch.hoist.candidates import Candidate, DeclinedCall, Step, read
+from tpu_magics.launch.hoist.seeds import EnvironmentSetting, SeedCall
 from tpu_magics.launch.hoist.source import FunctionSource, function_source, underlying
-from tpu_magics.launch.hoist.swap import NAME, source_problem, swapped, swapped_code
-from tpu_magics.launch.hoist.values import HoistBackend, Scope, Source, Unknown, arguments_of, function_scope
-from tpu_magics.launch.hoist.worker import Inherited, OnBuilt, OnDeclined
+from tpu_magics.launch.hoist.values import (
+    FunctionScope,
+    HoistBackend,
+    SourceText,
+    UnknownValue,
+    arguments_of,
+    function_scope,
+)
+from tpu_magics.launch.hoist.worker import InheritedModels, OnBuilt, OnDeclined
 
 
 @dataclass(frozen=True)
-class Hoisted:
+class HoistedModel:
     """A model that was built in the notebook. `line` counts in the function's source; `code` is what stands there;
     `callee`: the name that is called; `number`: its build."""
 
@@ -59,8 +66,8 @@ class HoistPlan:
 
     backend: HoistBackend
     namespace: dict[str, Any]
-    hoisted: tuple[Hoisted, ...] = ()
-    declined: tuple[Declined, ...] = ()
+    hoisted: tuple[HoistedModel, ...] = ()
+    declined: tuple[DeclinedCall, ...] = ()
     builds: Mapping[int, Build] = field(default_factory=dict)
     function: Any = None
     code: CodeType | None = None
@@ -87,7 +94,7 @@ class HoistPlan:
             raise RuntimeError("a plan is installed in forked workers only: the notebook's function stays as it is")
         if not self.hoisted:
             return
-        inherited = Inherited(self.builds, self._reported(), self.backend, on_declined, replicas, on_built)
+        inherited = InheritedModels(self.builds, self._reported(), self.backend, on_declined, replicas, on_built)
         if self.function is None or self.code is None:
             self.namespace[NAME] = inherited
         else:
@@ -101,9 +108,9 @@ class HoistPlan:
         }
 
 
-def swap_tree(tree: ast.Module, plan: HoistPlan) -> ast.Module:
+def replace_calls(tree: ast.Module, plan: HoistPlan) -> ast.Module:
     """A cell's tree with the hoisted calls replaced, to be run by workers in which the plan is installed."""
-    return swapped(tree, _places(plan.builds.values())) if plan.builds else tree
+    return replaced(tree, _places(plan.builds.values())) if plan.builds else tree
 
 
 def plan_hoists(
@@ -127,12 +134,12 @@ def plan_hoists(
     """
     empty = HoistPlan(backend, namespace)
     if isinstance(fn_or_tree, ast.Module):
-        scope = Scope(
+        scope = FunctionScope(
             ChainMap(namespace, vars(builtins)),
             {},
             frozenset(),
             backend,
-            Source(source or ""),
+            SourceText(source or ""),
             namespace.get("__package__"),
         )
         return _plan(empty, read(fn_or_tree.body, scope), None)
@@ -142,7 +149,7 @@ def plan_hoists(
     found = function_source(function, source)
     if found is None:
         return replace(empty, declined=tuple(_without_source(function, backend)))
-    scope = function_scope(function, {**known, **arguments}, backend, Source(found.text))
+    scope = function_scope(function, {**known, **arguments}, backend, SourceText(found.text))
     return _plan(replace(empty, function=function), read(found.node.body, scope), found)
 
 
@@ -152,12 +159,12 @@ def _plan(plan: HoistPlan, steps: list[Step], source: FunctionSource | None) -> 
         problem = source_problem(plan.function, source)
     if problem:
         steps = [step.declined(problem) if isinstance(step, Candidate) else step for step in steps]
-    work = _Work(plan.backend, source.node.lineno if source is not None else 1)
+    work = _PlanBuilder(plan.backend, source.node.lineno if source is not None else 1)
     if any(isinstance(step, Candidate) for step in steps):
         with _as_it_was(plan.backend):
             work.run(steps)
     else:
-        work.declined = [step for step in steps if isinstance(step, Declined) and not step.silent]
+        work.declined = [step for step in steps if isinstance(step, DeclinedCall) and not step.silent]
     return _with_code(work.result(plan), source)
 
 
@@ -165,7 +172,7 @@ def _with_code(plan: HoistPlan, source: FunctionSource | None) -> HoistPlan:
     """The plan with the function's new code; everything is declined where that does not fit."""
     if plan.function is None or source is None or not plan.hoisted:
         return plan
-    code = swapped_code(plan.function, source, _places(plan.builds.values()))
+    code = replaced_code(plan.function, source, _places(plan.builds.values()))
     if code is not None:
         return replace(plan, code=code)
     reason = "the function's code could not be made again with the same closure"
@@ -174,7 +181,7 @@ def _with_code(plan: HoistPlan, source: FunctionSource | None) -> HoistPlan:
 
 
 # -- seeds and builds, in order -------------------------------------------------------------------------------------
-class _Work:
+class _PlanBuilder:
     """What has been built so far."""
 
     def __init__(self, backend: HoistBackend, first_line: int) -> None:
@@ -183,7 +190,7 @@ class _Work:
         self.numbers = itertools.count()
         self.builds: dict[int, Build] = {}
         self.roots: list[int] = []
-        self.declined: list[Declined] = []
+        self.declined: list[DeclinedCall] = []
         self.since = first_line
         self.unknown = ""  # why the random numbers from here on are not the worker's
         self.failed = ""
@@ -192,20 +199,20 @@ class _Work:
         for step in steps:
             if isinstance(step, Candidate):
                 self.hoist(step)
-            elif isinstance(step, Declined):
+            elif isinstance(step, DeclinedCall):
                 self.decline(step)
-            elif isinstance(step, Seed):
+            elif isinstance(step, SeedCall):
                 self.seed(step)
             else:
                 _set_environ(step)
 
-    def decline(self, declined: Declined) -> None:
+    def decline(self, declined: DeclinedCall) -> None:
         if not declined.silent:
             self.declined.append(declined)
         if declined.certain:
             self.unknown = f"`{declined.code}` (line {declined.line}) draws random numbers before it in the worker only"
 
-    def seed(self, step: Seed) -> None:
+    def seed(self, step: SeedCall) -> None:
         callee = step.scope.resolve(step.call.func)
         try:
             args, kwargs = step.scope.value(arguments_of(step.call))
@@ -277,12 +284,14 @@ class _Work:
 
     def _was_changed(self, root: int) -> bool:
         builds = (self.builds[number] for number in _group(root, self.builds))
-        return any(argument_marks(build.arguments, self.backend) != build.after_marks for build in builds)
+        return any(argument_fingerprints(build.arguments, self.backend) != build.after_marks for build in builds)
 
 
-def _hoisted(build: Build, name: str, nbytes: int) -> Hoisted:
+def _hoisted(build: Build, name: str, nbytes: int) -> HoistedModel:
     one = build.candidate
-    return Hoisted(name, one.line, one.code, build.model, nbytes, one.scope.source.code(one.call.func), build.number)
+    return HoistedModel(
+        name, one.line, one.code, build.model, nbytes, one.scope.source.code(one.call.func), build.number
+    )
 
 
 def _group(root: int, builds: Mapping[int, Build]) -> Iterator[int]:
@@ -329,16 +338,16 @@ def _as_it_was(backend: HoistBackend) -> Iterator[None]:
         os.environ.update(environ)
 
 
-def _set_environ(step: Environ) -> None:
+def _set_environ(step: EnvironmentSetting) -> None:
     try:
         os.environ[step.scope.value(step.key)] = step.scope.value(step.value)
-    except (Unknown, TypeError, ValueError):
+    except (UnknownValue, TypeError, ValueError):
         return
 
 
-def _without_source(function: FunctionType, backend: HoistBackend) -> Iterator[Declined]:
+def _without_source(function: FunctionType, backend: HoistBackend) -> Iterator[DeclinedCall]:
     """What can be said about a function whose source is not at hand."""
     code = function.__code__
     for name in code.co_names:
         if backend.builds_model(function.__globals__.get(name)):
-            yield Declined(code.co_firstlineno, name, "the source of the function is not at hand")
+            yield DeclinedCall(code.co_firstlineno, name, "the source of the function is not at hand")

@@ -15,19 +15,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch.hoist.compare import (
-    Unmarkable,
+from tpu_magics.launch.hoist.candidates import Candidate
+from tpu_magics.launch.hoist.fingerprints import (
+    NotComparable,
     device_use,
     files,
+    fingerprint,
     generator_use,
     is_generator,
-    mark,
-    marks_of_reads,
+    reference_fingerprints,
 )
-from tpu_magics.launch.hoist.read import Candidate
-from tpu_magics.launch.hoist.values import HoistBackend, Unknown, arguments_of
+from tpu_magics.launch.hoist.values import HoistBackend, UnknownValue, arguments_of
 
-Place = tuple[int, int, int, int]
+SourcePosition = tuple[int, int, int, int]
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -53,7 +53,7 @@ class Build:
 
     number: int
     candidate: Candidate
-    place: Place
+    place: SourcePosition
     model: Any
     arguments: Arguments
     marks: Mapping[str, str]
@@ -82,19 +82,19 @@ class Builder:
         backend = self.backend
         args, kwargs = self._arguments(candidate, parts)
         self._check_builder(candidate)
-        reads = marks_of_reads(candidate.callee, backend)
-        marks = argument_marks((args, kwargs), backend)
+        reads = reference_fingerprints(candidate.callee, backend)
+        marks = argument_fingerprints((args, kwargs), backend)
         on_disk = files((args, kwargs))
         before = backend.random_state()
         model, said = self._call(candidate, args, kwargs)
         after = backend.random_state()
-        after_marks = argument_marks((args, kwargs), backend)
+        after_marks = argument_fingerprints((args, kwargs), backend)
         self._check_built(candidate, model, (args, kwargs), reads)
         _check_changes((args, kwargs), marks, after_marks)
         return Build(
             number=number,
             candidate=candidate,
-            place=place_of(candidate.call),
+            place=position_of(candidate.call),
             model=model,
             arguments=(args, kwargs),
             marks=marks,
@@ -113,7 +113,7 @@ class Builder:
         scope = candidate.scope
         try:
             found = scope.value(arguments_of(candidate.call), built)
-        except Unknown as unknown:
+        except UnknownValue as unknown:
             raise NotHoisted(f"an argument {unknown}") from None
         known = {id(part.model) for part in parts}
         for value in leaves(found):
@@ -123,7 +123,7 @@ class Builder:
             scope.keep(part.model)
         try:
             args, kwargs = scope.own_copy(found)
-        except Unknown as unknown:
+        except UnknownValue as unknown:
             raise NotHoisted(f"an argument {unknown}") from None
         return args, kwargs
 
@@ -171,7 +171,7 @@ class Builder:
     def _check_built(self, candidate: Candidate, model: Any, arguments: Arguments, reads: Mapping[str, str]) -> None:
         if not self.backend.is_model(model):
             raise NotHoisted(f"it gave a {type(model).__name__}, not a model", called=True)
-        after = marks_of_reads(candidate.callee, self.backend)
+        after = reference_fingerprints(candidate.callee, self.backend)
         changed = next((label for label in reads if after.get(label) != reads[label]), "")
         if changed:
             raise NotHoisted(f"building it changes {changed}", called=True)
@@ -179,7 +179,7 @@ class Builder:
             raise NotHoisted("the model lies in the memory of one of its arguments, so nothing is copied", called=True)
 
 
-def place_of(node: ast.expr) -> Place:
+def position_of(node: ast.expr) -> SourcePosition:
     """Where an expression stands in its source."""
     return node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0
 
@@ -195,15 +195,15 @@ def leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def argument_marks(
+def argument_fingerprints(
     arguments: Arguments, backend: HoistBackend, alias: Mapping[int, int] | None = None
 ) -> dict[str, str]:
     """Marks of all arguments, by position or name. Raises NotHoisted for what cannot be compared."""
     found: dict[str, str] = {}
     for name, value in named(arguments):
         try:
-            found[name] = mark(value, backend, alias)
-        except Unmarkable as error:
+            found[name] = fingerprint(value, backend, alias)
+        except NotComparable as error:
             raise NotHoisted(f"argument {name} cannot be compared in the worker ({error})") from None
     return found
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import FunctionType
 
 from tpu_magics.launch.hoist.source import FunctionSource, function_source
-from tpu_magics.launch.hoist.values import HoistBackend, Source, function_scope, import_bindings
+from tpu_magics.launch.hoist.values import HoistBackend, SourceText, function_scope, import_bindings
 from tpu_magics.runs.origin import is_library
 
 DEPTH = 4
@@ -37,7 +37,7 @@ class _Helper:
         self.name = function.__name__
         self.depth = depth
         self.backend = backend
-        self.source = Source(source.text)
+        self.source = SourceText(source.text)
         self.nodes = [node for statement in source.node.body for node in _walk(statement)]
         self.returns = [node.value for node in self.nodes if isinstance(node, ast.Return) and node.value is not None]
         self.scope = function_scope(function, {}, backend, self.source)

@@ -16,7 +16,14 @@ from types import FunctionType
 from typing import Any
 
 from tpu_magics.launch.hoist.source import function_source
-from tpu_magics.launch.hoist.values import Scope, Source, Unknown, arguments_of, function_scope, import_bindings
+from tpu_magics.launch.hoist.values import (
+    FunctionScope,
+    SourceText,
+    UnknownValue,
+    arguments_of,
+    function_scope,
+    import_bindings,
+)
 from tpu_magics.runs.origin import is_library
 
 # Switches of a framework that change no random number: left to the worker.
@@ -25,32 +32,32 @@ DEPTH = 3
 
 
 @dataclass(frozen=True)
-class Seed:
+class SeedCall:
     """A seeding call to replay. `line`: in the training function's own source."""
 
     call: ast.Call
-    scope: Scope
+    scope: FunctionScope
     line: int
 
 
 @dataclass(frozen=True)
-class Environ:
+class EnvironmentSetting:
     """`os.environ[key] = value`, to be done before the build and undone after it."""
 
     key: ast.expr
     value: ast.expr
-    scope: Scope
+    scope: FunctionScope
 
 
-Steps = list["Seed | Environ"]
+Steps = list["SeedCall | EnvironmentSetting"]
 
 
-def seed_steps(statement: ast.stmt, scope: Scope) -> Steps | None:
+def seed_steps(statement: ast.stmt, scope: FunctionScope) -> Steps | None:
     """The steps of a statement that only seeds; None where it does anything else."""
     return _steps(statement, scope, statement.lineno, 0)
 
 
-def _steps(statement: ast.stmt, scope: Scope, line: int, depth: int) -> Steps | None:
+def _steps(statement: ast.stmt, scope: FunctionScope, line: int, depth: int) -> Steps | None:
     if isinstance(statement, ast.If):
         return _conditional(statement, scope, line, depth)
     if isinstance(statement, ast.Assign):
@@ -60,32 +67,32 @@ def _steps(statement: ast.stmt, scope: Scope, line: int, depth: int) -> Steps | 
     return None
 
 
-def _call(call: ast.Call, scope: Scope, line: int, depth: int) -> Steps | None:
+def _call(call: ast.Call, scope: FunctionScope, line: int, depth: int) -> Steps | None:
     callee = scope.resolve(call.func)
     if callee is None:
         return None
     if scope.backend.seeds_device_only(callee):
         return []
     if scope.backend.is_seed_call(callee):
-        return None if scope.problem(arguments_of(call)) else [Seed(call, scope.frozen(), line)]
+        return None if scope.problem(arguments_of(call)) else [SeedCall(call, scope.frozen(), line)]
     return _helper(call, callee, scope, line, depth) if depth < DEPTH else None
 
 
-def _assignment(statement: ast.Assign, scope: Scope, line: int) -> Steps | None:
+def _assignment(statement: ast.Assign, scope: FunctionScope, line: int) -> Steps | None:
     """`os.environ[...] = ...`, `torch.backends.... = ...`, `generator = torch.manual_seed(0)`."""
     target = statement.targets[0]
     if isinstance(target, ast.Attribute):
         return [] if ".backends." in ast.unparse(target) else None
     if isinstance(target, ast.Subscript) and scope.resolve(target.value) is os.environ:
         known = not scope.problem(target.slice) and not scope.problem(statement.value)
-        return [Environ(target.slice, statement.value, scope.frozen())] if known else None
+        return [EnvironmentSetting(target.slice, statement.value, scope.frozen())] if known else None
     if isinstance(target, ast.Name) and isinstance(statement.value, ast.Call):
         callee = scope.resolve(statement.value.func)
         return _call(statement.value, scope, line, DEPTH) if scope.backend.is_seed_call(callee) else None
     return None
 
 
-def _conditional(statement: ast.If, scope: Scope, line: int, depth: int) -> Steps | None:
+def _conditional(statement: ast.If, scope: FunctionScope, line: int, depth: int) -> Steps | None:
     """The branch that is taken; where that is not known, only branches without effect on the host's numbers."""
     both = [_block(body, scope, line, depth) for body in (statement.body, statement.orelse)]
     if None in both:
@@ -94,11 +101,11 @@ def _conditional(statement: ast.If, scope: Scope, line: int, depth: int) -> Step
         return []
     try:
         return None if scope.problem(statement.test) else both[0 if scope.value(statement.test) else 1]
-    except Unknown:
+    except UnknownValue:
         return None
 
 
-def _block(statements: Iterable[ast.stmt], scope: Scope, line: int, depth: int) -> Steps | None:
+def _block(statements: Iterable[ast.stmt], scope: FunctionScope, line: int, depth: int) -> Steps | None:
     found: Steps = []
     for statement in statements:
         steps = [] if _is_idle(statement) else _steps(statement, scope, line, depth)
@@ -122,7 +129,7 @@ def _is_idle(statement: ast.stmt) -> bool:
 
 
 # -- helpers --------------------------------------------------------------------------------------------------------
-def _helper(call: ast.Call, callee: Any, scope: Scope, line: int, depth: int) -> Steps | None:
+def _helper(call: ast.Call, callee: Any, scope: FunctionScope, line: int, depth: int) -> Steps | None:
     """The steps of a function of the person's own that only seeds."""
     if not isinstance(callee, FunctionType) or is_library(callee.__code__.co_filename):
         return None
@@ -132,10 +139,10 @@ def _helper(call: ast.Call, callee: Any, scope: Scope, line: int, depth: int) ->
     try:
         args, kwargs = scope.value(arguments_of(call))
         bound = inspect.signature(callee).bind(*args, **kwargs)
-    except (Unknown, TypeError):
+    except (UnknownValue, TypeError):
         return None
     bound.apply_defaults()
-    inner = function_scope(callee, bound.arguments, scope.backend, Source(source.text))
+    inner = function_scope(callee, bound.arguments, scope.backend, SourceText(source.text))
     imports = [part for part in source.node.body if isinstance(part, (ast.Import, ast.ImportFrom))]
     for statement in imports:
         inner.bindings.update(import_bindings(statement, ""))

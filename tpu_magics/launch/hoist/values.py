@@ -94,12 +94,12 @@ PENDING = object()
 """In `Scope.results`: a model that will be built, or could not be."""
 
 
-class Unknown(Exception):
+class UnknownValue(Exception):
     """An expression has no value before the function runs. The text is a predicate: "depends on the device"."""
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceText:
     """The text that the trees come from; empty where only the tree is there."""
 
     text: str = ""
@@ -127,7 +127,7 @@ def _lines(text: str) -> list[bytes]:
 
 
 @dataclass(frozen=True)
-class Binding:
+class NameBinding:
     """A name that the function has set so far. `problem` says why its value is not known; else `expression` gives it,
     or `module` (and `attribute`) where it was imported."""
 
@@ -141,7 +141,7 @@ class Binding:
 
 
 @dataclass(frozen=True, eq=False)
-class Scope:
+class FunctionScope:
     """The names that code sees at one place: what it has set itself, its parameters, and what lies around it.
 
     `outer`: closure, globals, builtins; `own`: names that are the function's wherever it sets them; `changed`: names
@@ -153,14 +153,14 @@ class Scope:
     parameters: Mapping[str, Any]
     own: frozenset[str]
     backend: HoistBackend
-    source: Source
+    source: SourceText
     package: str | None = None
-    bindings: dict[str, Binding] = field(default_factory=dict)
+    bindings: dict[str, NameBinding] = field(default_factory=dict)
     changed: dict[str, str] = field(default_factory=dict)
     results: dict[int, Any] = field(default_factory=dict)
     owned: dict[int, Any] = field(default_factory=dict)
 
-    def frozen(self) -> Scope:
+    def frozen(self) -> FunctionScope:
         """The scope as it is here, for later."""
         return replace(self, bindings=dict(self.bindings), changed=dict(self.changed))
 
@@ -195,7 +195,7 @@ class Scope:
             return ""
         return f"needs `{name}`, which has no value before the function runs"
 
-    def _binding_problem(self, binding: Binding) -> str:
+    def _binding_problem(self, binding: NameBinding) -> str:
         expression = binding.expression
         inner = binding.problem
         if not inner and expression is not None and id(expression) not in self.results:
@@ -217,7 +217,7 @@ class Scope:
             return False
         try:
             return type(self.value(function.value)) in PLAIN
-        except Unknown:
+        except UnknownValue:
             return False
 
     # -- what -------------------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class Scope:
             return None
         try:
             return self.value(node)
-        except Unknown:
+        except UnknownValue:
             return None
 
     def _unresolved(self, node: ast.expr) -> bool:
@@ -242,7 +242,7 @@ class Scope:
         """The value of an expression that has no problem. Raises Unknown where reading it fails."""
         if id(node) in self.results:
             if self.results[id(node)] is PENDING:
-                raise Unknown("needs a model that is not built in the notebook")
+                raise UnknownValue("needs a model that is not built in the notebook")
             return self.results[id(node)]
         if isinstance(node, ast.Name):
             return self.lookup(node.id)
@@ -252,7 +252,7 @@ class Scope:
             code = compile(ast.Expression(tree), "<argument>", "eval")
             found = eval(code, {"__builtins__": builtins, **names})
         except Exception as error:
-            raise Unknown(f"could not be evaluated in the notebook ({type(error).__name__}: {error})") from error
+            raise UnknownValue(f"could not be evaluated in the notebook ({type(error).__name__}: {error})") from error
         return self._once(node, found)
 
     def _settled(self, expression: ast.expr) -> Any:
@@ -271,7 +271,7 @@ class Scope:
         try:
             copied = copy.deepcopy(value, self.owned)
         except Exception as error:
-            raise Unknown(f"cannot be copied ({type(error).__name__}: {error})") from error
+            raise UnknownValue(f"cannot be copied ({type(error).__name__}: {error})") from error
         self.keep(copied)
         return copied
 
@@ -287,26 +287,28 @@ class Scope:
         if name in self.parameters:
             return self.parameters[name]
         if name in self.own or name not in self.outer:
-            raise Unknown(f"needs `{name}`, which has no value before the function runs")
+            raise UnknownValue(f"needs `{name}`, which has no value before the function runs")
         return self.outer[name]
 
-    def _bound_value(self, binding: Binding) -> Any:
+    def _bound_value(self, binding: NameBinding) -> Any:
         if binding.problem:
-            raise Unknown(binding.problem)
+            raise UnknownValue(binding.problem)
         if binding.expression is not None:
             return self._settled(binding.expression)
         try:
             return _imported(binding, self.package)
         except Exception as error:
-            raise Unknown(f"needs an import that failed ({type(error).__name__}: {error})") from error
+            raise UnknownValue(f"needs an import that failed ({type(error).__name__}: {error})") from error
 
 
-def function_scope(function: FunctionType, known: Mapping[str, Any], backend: HoistBackend, source: Source) -> Scope:
+def function_scope(
+    function: FunctionType, known: Mapping[str, Any], backend: HoistBackend, source: SourceText
+) -> FunctionScope:
     """The scope of a function's body, with `known` as its parameters."""
     code = function.__code__
     cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
     closure = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
-    return Scope(
+    return FunctionScope(
         outer=ChainMap(closure, function.__globals__, vars(builtins)),
         parameters=dict(known),
         own=frozenset(code.co_varnames + code.co_cellvars),
@@ -316,17 +318,17 @@ def function_scope(function: FunctionType, known: Mapping[str, Any], backend: Ho
     )
 
 
-def import_bindings(statement: ast.Import | ast.ImportFrom, code: str) -> Iterator[tuple[str, Binding]]:
+def import_bindings(statement: ast.Import | ast.ImportFrom, code: str) -> Iterator[tuple[str, NameBinding]]:
     """The names that an import sets."""
     for alias in statement.names:
         if isinstance(statement, ast.ImportFrom):
             module = "." * statement.level + (statement.module or "")
-            yield alias.asname or alias.name, Binding(statement.lineno, code, module=module, attribute=alias.name)
+            yield alias.asname or alias.name, NameBinding(statement.lineno, code, module=module, attribute=alias.name)
         elif alias.asname:
-            yield alias.asname, Binding(statement.lineno, code, module=alias.name)
+            yield alias.asname, NameBinding(statement.lineno, code, module=alias.name)
         else:
             first = alias.name.partition(".")[0]
-            yield first, Binding(statement.lineno, code, module=first)
+            yield first, NameBinding(statement.lineno, code, module=first)
 
 
 def arguments_of(call: ast.Call) -> ast.Tuple:
@@ -346,7 +348,7 @@ def _is_filled(cell: Any) -> bool:
     return True
 
 
-def _imported(binding: Binding, package: str | None) -> Any:
+def _imported(binding: NameBinding, package: str | None) -> Any:
     name = importlib.util.resolve_name(binding.module, package) if binding.module.startswith(".") else binding.module
     if name not in sys.modules and name.partition(".")[0] in NOT_IMPORTED:
         raise ImportError(f"{name} is left to the worker")

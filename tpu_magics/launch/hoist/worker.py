@@ -13,8 +13,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tpu_magics.launch.hoist.build import Arguments, Build, NotHoisted, argument_marks, has_plain_state, leaves, named
-from tpu_magics.launch.hoist.compare import files, marks_of_reads, same_callee
+from tpu_magics.launch.hoist.build import (
+    Arguments,
+    Build,
+    NotHoisted,
+    argument_fingerprints,
+    has_plain_state,
+    leaves,
+    named,
+)
+from tpu_magics.launch.hoist.fingerprints import files, reference_fingerprints, same_callee
 from tpu_magics.launch.hoist.values import HoistBackend
 
 OnDeclined = Callable[[int, str], None]
@@ -33,7 +41,7 @@ class _Replica:
     told: set[int] = field(default_factory=set)
 
 
-class Inherited:
+class InheritedModels:
     """Called in the place of each builder, with the number of its build.
 
     Args:
@@ -107,7 +115,7 @@ class Inherited:
 
     def _argument_difference(self, build: Build, replica: _Replica, arguments: Arguments) -> str:
         try:
-            marks = argument_marks(arguments, self.backend, replica.alias)
+            marks = argument_fingerprints(arguments, self.backend, replica.alias)
         except NotHoisted as problem:
             return str(problem)
         for name in [*build.marks, *marks]:
@@ -116,7 +124,7 @@ class Inherited:
         return ""
 
     def _other_difference(self, build: Build, arguments: Arguments) -> str:
-        reads = marks_of_reads(build.callee, self.backend)
+        reads = reference_fingerprints(build.callee, self.backend)
         changed = next((label for label in {**build.reads, **reads} if build.reads.get(label) != reads.get(label)), "")
         if changed:
             return f"{changed}, which its code reads, is not what it was in the notebook"

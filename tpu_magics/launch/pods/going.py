@@ -14,8 +14,9 @@ from typing import Any
 
 from tpu_magics.backends.base import COLLECTIVE_TIMEOUT
 from tpu_magics.errors import TpuMagicsError, TrainingFailed
-from tpu_magics.launch import alone, diagnose, guards, plan, process, reach, session, streams, supervise, train
-from tpu_magics.launch import failure as failures
+from tpu_magics.launch import alone, object_graph, plan, preconditions, process, session, streams, supervisor, train
+from tpu_magics.launch.errors import diagnosis
+from tpu_magics.launch.errors import failure as failures
 from tpu_magics.launch.plan import Options, Plan
 from tpu_magics.launch.pods import cluster, freight, parcel, ship, slices
 from tpu_magics.launch.pods.link import Link, linked
@@ -24,7 +25,7 @@ from tpu_magics.launch.pods.pod import Pod, PodHost
 from tpu_magics.launch.pods.remote_watch import RemoteWatch
 from tpu_magics.launch.pods.task import HostTask
 from tpu_magics.launch.relay import Relay
-from tpu_magics.launch.train import Going, Request
+from tpu_magics.launch.train import ForkedRun, Request
 from tpu_magics.runs.folder import RunFolder
 
 
@@ -39,9 +40,11 @@ def prepare(pod: Pod, request: Request, options: Options) -> PodGoing:
     alone.require_alone()
     backend.prepare()
     if made.rehearsed:
-        guards.require_rehearsal(backend, made.ranks)
-    models = reach.models_of(iter(request.items), backend.is_model)
-    guards.check(guards.Situation(backend, host, current.marks, request.items, models, request.source))
+        preconditions.require_rehearsal(backend, made.ranks)
+    models = object_graph.find_models(iter(request.items), backend.is_model)
+    preconditions.check(
+        preconditions.LaunchContext(backend, host, current.fork_blockers, request.items, models, request.source)
+    )
     hoists = train.hoisted(request, options, made)
     if hoists is not None:
         taken = set(models)
@@ -134,7 +137,7 @@ def host_records(pod: Pod) -> list[dict[str, Any]]:
 
 
 @dataclass
-class PodGoing(Going):
+class PodGoing(ForkedRun):
     """A run on the hosts of `pod`. `parcel`: what is sent, until it is."""
 
     pod: Pod = field(default_factory=lambda: Pod("", ()))
@@ -202,22 +205,22 @@ class PodGoing(Going):
         links = linked(self.pod, made)
         workers = [worker for link in links for worker in link.workers]
         relay, ranks = Relay(self.folder, self._screen()), range(self.pod.ranks)
-        return RemoteWatch(self.folder, workers, relay, self.plan.timeout, self.onlooker, ranks, links=links)
+        return RemoteWatch(self.folder, workers, relay, self.plan.timeout, self.observer, ranks, links=links)
 
     def watch_in_thread(self) -> None:
         self.parcel = None  # it was sent, and keeps the models' memory as it was
         super().watch_in_thread()
 
-    def explained(self, watch: supervise.Watch) -> TrainingFailed:
+    def explain_failure(self, watch: supervisor.Supervisor) -> TrainingFailed:
         assert isinstance(watch, RemoteWatch)
         if watch.unwritten is not None:
             return failures.cannot_read_results(watch.unwritten, self.folder)
         record = failures.record(self, watch)
-        culprit = diagnose.blame(record)
+        culprit = diagnosis.blame(record)
         for link in watch.links:
             if culprit is not None and culprit.rank in link.ranks and link.state:
                 record = replace(record, **_memory_of(link))
-        return diagnose.diagnose(
+        return diagnosis.diagnose(
             replace(
                 record,
                 hosts={rank: link.host.name for link in watch.links for rank in link.ranks},

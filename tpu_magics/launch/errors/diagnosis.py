@@ -1,0 +1,142 @@
+"""What went wrong: from how the workers ended to one error that a person can act on.
+
+What lives here: the record of a failed run, the choice of the rank that is to blame, and the shape of the error: which
+rank, what happened, why, what to do, then the user's own frames. What does not: the causes themselves (explain/), and
+stacks (frames.py). The supervisor fills the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tpu_magics.errors import TrainingFailed, TrainingInterrupted
+from tpu_magics.launch import frames
+from tpu_magics.launch.errors import base, explain, hangs, hosts, rehearsal
+from tpu_magics.launch.errors.base import Explanation
+from tpu_magics.launch.errors.failure import Failure, WorkerOutcome
+
+
+def diagnose(failure: Failure) -> TrainingFailed:
+    """The error that the person reads; a TrainingInterrupted where they stopped the run themselves."""
+    return _BY_REASON.get(failure.reason, _worker)(failure)
+
+
+# -- one way for each reason --------------------------------------------------------------------------------------
+
+
+def _worker(failure: Failure) -> TrainingFailed:
+    culprit = blame(failure)
+    if culprit is None:
+        return _nobody(failure)
+    found = explain(failure, culprit)
+    parts = (list(found.details), _stack(failure, culprit), _others(failure, culprit))
+    return _error(failure, found, culprit.rank, _spaced(parts))
+
+
+def _timeout(failure: Failure) -> TrainingFailed:
+    rank, found = hangs.timed_out(failure)
+    shown = [one for one in failure.outcomes if one.rank == rank or len(failure.outcomes) == 1]
+    return _error(failure, found, rank, [line for one in shown for line in _stack(failure, one)])
+
+
+def _interrupt(failure: Failure) -> TrainingFailed:
+    found = hangs.interrupted(failure)
+    return TrainingInterrupted(found.what, found.why, found.todo, run=failure.run)
+
+
+def _kernel(failure: Failure) -> TrainingFailed:
+    found = Explanation(
+        "The notebook's kernel ended during the run, and its workers with it.",
+        "A restart, a crash of the kernel, or too little host memory for it.",
+        "Run the notebook's cells again. What the workers had written until then is in the run folder.",
+    )
+    return _error(failure, found, None, [])
+
+
+def _host(failure: Failure) -> TrainingFailed:
+    """A worker that failed for a reason of its own, before, is what happened."""
+    culprit = blame(failure)
+    if culprit is not None and not hangs.is_consequence(culprit):
+        return _worker(failure)
+    found = hosts.refused(failure) if failure.refused else hosts.lost(failure)
+    ranks = failure.lost[0][1] if failure.lost and not failure.refused else ()
+    return _error(failure, found, ranks[0] if ranks else None, [])
+
+
+def _nobody(failure: Failure) -> TrainingFailed:
+    what = {"collect": "The results of the run could not be brought home."}
+    found = Explanation(
+        what.get(failure.reason, "The run ended before its work was done."),
+        "No worker reported a failure of its own.",
+        f"{base.UNCHANGED} Look at the output of the ranks: %tpu_logs -r 0",
+    )
+    return _error(failure, found, None, [])
+
+
+_BY_REASON = {"timeout": _timeout, "interrupt": _interrupt, "kernel": _kernel, "host": _host}
+
+
+def _error(failure: Failure, found: Explanation, rank: int | None, details: list[str]) -> TrainingFailed:
+    what = hosts.with_host(failure, found.what, rank)
+    return TrainingFailed(what, found.why, found.todo, details, rank=rank, run=failure.run)
+
+
+# -- who is to blame ----------------------------------------------------------------------------------------------
+
+
+def blame(failure: Failure) -> WorkerOutcome | None:
+    """The worker that failed first for a reason of its own; None where none failed by itself.
+
+    A rank that is killed breaks the collectives of the others, whose exceptions may be read earlier: so signals count
+    before exceptions, and exceptions before errors of collectives; the earliest among equals.
+    """
+    failed = [one for one in failure.outcomes if _failed(one)]
+    return min(failed, key=lambda one: (_severity(one), one.ended, one.rank), default=None)
+
+
+def _failed(outcome: WorkerOutcome) -> bool:
+    finished = outcome.end is not None and not base.raised(outcome) and not outcome.signal and not outcome.exit_code
+    return not outcome.stopped_by_us and not finished
+
+
+def _severity(outcome: WorkerOutcome) -> int:
+    if hangs.is_consequence(outcome):
+        return 2
+    # A signal after a reported exception came while the process ended: the exception is what happened.
+    return 0 if outcome.signal and not base.raised(outcome) else 1
+
+
+# -- details ------------------------------------------------------------------------------------------------------
+
+
+def _spaced(parts: Iterable[list[str]]) -> list[str]:
+    """The parts that are not empty, one empty line between them."""
+    return [line for part in parts if part for line in ("", *part)][1:]
+
+
+def _stack(failure: Failure, outcome: WorkerOutcome) -> list[str]:
+    stack = base.stack_of(failure, outcome)
+    if frames.last_user_frame(stack) is None:
+        return []
+    return [f"Your code in rank {outcome.rank}, outermost call first:", *(f"  {line}" for line in frames.fold(stack))]
+
+
+def _others(failure: Failure, culprit: WorkerOutcome) -> list[str]:
+    """One line about the others that died, each with its own short text."""
+    groups: dict[str, list[int]] = {}
+    for one in failure.outcomes:
+        if one is not culprit and _failed(one) and not (rehearsal.short(one) and rehearsal.short(culprit)):
+            groups.setdefault(_short(one, culprit), []).append(one.rank)
+    lines = [f"{base.ranks(who)} {how}" for how, who in groups.items()]
+    return [f"Also died: {'; '.join(lines)}"] if lines else []
+
+
+def _short(outcome: WorkerOutcome, culprit: WorkerOutcome) -> str:
+    text = rehearsal.short(outcome) or base.one_line(base.without_addresses(base.error_text(outcome)), 120)
+    if hangs.is_consequence(outcome):
+        verdict = ": a consequence" if not hangs.is_consequence(culprit) else ""
+        return f"({text or 'in a collective'}){verdict}"
+    if base.raised(outcome):
+        same = base.error_text(outcome) == base.error_text(culprit)
+        return "(the same exception)" if same else f"({base.error_type(outcome)}: {text})"
+    return f"({base.signal_name(outcome.signal)})" if outcome.signal else f"(exit code {outcome.exit_code})"

@@ -1,0 +1,261 @@
+"""The road of a run that stays in the notebook's process: look, keep, train in the scope, settle or put back.
+
+What lives here: the order of things, for a framework that does not survive a fork (backends/base.py, LocalBackend).
+What does not: the things themselves, and the road of forked workers (train.py). What can be refused is refused in
+local_checks.py, before anything is made.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tpu_magics.backends.base import Kept, LocalBackend, Placed, Problem, StepLimit, Watcher, Watching
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch import in_process_checks, process, results, rollback, rule_check, run_observer, session, tee
+from tpu_magics.launch.errors import failure
+from tpu_magics.launch.in_process_records import InProcessRecords
+from tpu_magics.launch.watchdog import TIMEOUT, Watchdog
+from tpu_magics.runs import events
+from tpu_magics.runs.folder import RunFolder
+from tpu_magics.runs.reader import Run
+
+if TYPE_CHECKING:
+    from tpu_magics.launch.plan import Options
+    from tpu_magics.launch.train import Request
+
+
+def start_here(request: Request, options: Options) -> results.TrainResult:
+    """Run a request in this process, with the session's LocalBackend.
+
+    Raises:
+        TpuMagicsError: before anything is run, where it cannot work.
+        TrainingFailed: an error that can be explained; the models are as they were before.
+        Exception: what the person's code raised; the models are as they were before.
+    """
+    __tracebackhide__ = True
+    current = session.current
+    in_process_checks.check_options(options, request.launcher)
+    found = rule_check.check_code(request.hoistable, request.script, options.strict)
+    placed = current.place()
+    in_process_checks.check(request, current.local, current.notebook.say)
+    folder = in_process_checks.create_folder(options.run_name or request.folder_name, request, options, current.local)
+    run = InProcessRun(request, options, current.local, placed, folder)
+    current.active_run, current.last = run, run.result
+    rule_check.record_findings(folder, found)
+    try:
+        run.run()
+    finally:
+        current.active_run = None
+        run.over.set()
+    return run.result
+
+
+@contextmanager
+def _program_kept(script: Path | None) -> Iterator[None]:
+    """A script is run with arguments and a search path of its own."""
+    argv, path = sys.argv, list(sys.path)
+    try:
+        yield
+    finally:
+        if script is not None:
+            sys.argv, sys.path[:] = argv, path
+
+
+@dataclass
+class InProcessRun:
+    """A run that goes on in this process. While it does, it is the session's `going`."""
+
+    request: Request
+    options: Options
+    backend: LocalBackend
+    placed: Placed
+    folder: RunFolder
+    kept: Kept | None = None
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        notebook = session.current.notebook
+        self.result = results.TrainResult(Run(self.folder.path), {})
+        self.cell_names, self.cell_ids = dict(notebook.cell_names()), dict(notebook.cell_ids())
+        self.names = dict(notebook.namespace)
+        self.records = InProcessRecords(self.folder)
+        self.watchdog = Watchdog(self.records.meter, self.options.timeout)
+        self.work = self.request.make({}, None)
+
+    @property
+    def observer(self) -> run_observer.RunObserver:
+        return self.watchdog.observer
+
+    def set_observer(self, observer: run_observer.RunObserver) -> None:
+        """Let somebody look on, from the minder's next look."""
+        self.watchdog.observer = observer
+
+    def request_stop(self) -> None:
+        """From any thread: end the run as an interrupt would. Returns at once."""
+        self.watchdog.stop()
+
+    stop = request_stop
+
+    @property
+    def busy(self) -> bool:
+        return not self.over.is_set()
+
+    @property
+    def ended(self) -> bool:
+        return self.over.is_set()
+
+    def finish(self) -> None:
+        """From another thread: wait until it has ended, and raise what made it fail."""
+        self.over.wait()
+        self.result.wait()
+
+    # -- the order of things --------------------------------------------------------------------------------------
+    def run(self) -> None:
+        """All of it. An interrupt is held, except while the state is written and the person's code runs."""
+        __tracebackhide__ = True
+        with process.interrupts_held() as late, ExitStack() as open_:
+            open_.callback(self.records.close)
+            open_.enter_context(self.watchdog.looking())
+            open_.callback(lambda: self.observer.settle())
+            try:
+                self._announce()
+                value = self._trained()
+            except BaseException as error:
+                try:
+                    self._put_back(error)
+                finally:
+                    late.clear()  # the cell ends with an error anyway
+            else:
+                self._settle(value)
+
+    def _announce(self) -> None:
+        host = session.current.host
+        self.records.update(
+            "running",
+            plan=in_process_checks.plan_record(self.options, self.placed, session.current.precision),
+            host=failure.host_record(host) if host is not None else {},
+            versions=dict(host.versions) if host is not None else {},
+        )
+        self.records.write(events.Start, pid=os.getpid(), device=self.placed.device, world_size=1)
+        notebook = session.current.notebook
+
+        def panel() -> run_observer.RunObserver | None:
+            return None if self.options.plain else notebook.local_panel(self.folder, self.request_stop)
+
+        def follow() -> run_observer.RunObserver | None:
+            return notebook.follow(self.folder, self.request_stop, run_observer.TRAINS)
+
+        self.set_observer(run_observer.open_observer(panel, notebook.say, follow))
+
+    def _trained(self) -> Any:
+        """What the work returned; the state before is kept by then."""
+        __tracebackhide__ = True
+        with self.watchdog.interruptible():
+            self.records.write(events.Phase, name="starting")
+            self.kept = in_process_checks.save_state(
+                self.backend, self.request.items, self.folder.path / rollback.STATE
+            )
+        self.result.models = models = dict(self.kept.models)
+        for line in self.backend.precision_notes(models, self.options.precision or session.current.precision):
+            self.records.note("precision", line)
+        self.records.write(events.Phase, name="training")
+        backend, items, cells = self.backend, self.request.items, self.cell_names
+        with ExitStack() as around:
+            around.enter_context(tee.record(self.records.log))
+            around.enter_context(backend.watching_data(self._tell, items, cells))
+            if self.options.precision:  # else a policy that the cell itself sets would be undone
+                around.enter_context(backend.precision(self.options.precision))
+            changed = around.enter_context(backend.jit(self.options.jit, cells))
+            watcher = around.enter_context(backend.observing(self.records.writer, self._watching()))
+            self.watchdog.give_up = around.enter_context(backend.cancelling())
+            asked = around.enter_context(in_process_checks.with_gate(self.request, self.options, backend, cells))
+            value = self._observed(watcher, changed)
+            if not asked():
+                self.records.note("no-preflight", in_process_checks.NO_STEP)
+            return value
+
+    def _observed(self, watcher: Watcher, changed: Callable[[], Sequence[str]]) -> Any:
+        __tracebackhide__ = True
+        good = False
+        try:
+            with _program_kept(self.request.script), self.watchdog.interruptible(limited=True), self.backend.scope():
+                self.work.install(self.records.note, 1)
+                value = self.work.run(0, 0)
+            if self.watchdog.reason == TIMEOUT:
+                raise KeyboardInterrupt  # the code swallowed the one that was sent
+            good = True
+            return value
+        finally:
+            steps, compiles, recompiles = watcher.total_steps, watcher.compiles, watcher.recompiles
+            self.records.totals = {"steps": steps, "compiles": compiles, "recompiles": recompiles}
+            watcher.ended()
+            watcher.close(read=good)
+            for line in changed():
+                self.records.note("jit", line)
+
+    def _watching(self) -> Watching:
+        precision = self.options.precision or session.current.precision
+        limits = {"max_steps": self.options.steps, "max_recompiles": self.options.max_recompiles}
+        cells = {"cell_names": self.cell_names, "cell_ids": self.cell_ids}
+        return Watching(self.placed.device, 1, precision, **limits, **cells)  # type: ignore[arg-type]
+
+    # -- the end --------------------------------------------------------------------------------------------------
+    def _settle(self, value: Any) -> None:
+        """It went well: what was trained is where it was trained."""
+        namespace = session.current.notebook.namespace
+        models = rollback.trained_models(self.backend, self.result.models, self.names, namespace)
+        self.result.models = dict(models)
+        self.result.settle(results.RunResults(values=[value]))
+        self.records.end("done")
+        self._forget()
+        self.records.update("done", 0, models=list(models))
+
+    def _put_back(self, error: BaseException) -> None:
+        """It did not: make all as it was, unless that is not wanted, and raise what the person shall read."""
+        __tracebackhide__ = True
+        keep = self.options.keep_partial and not isinstance(error, StepLimit)
+        lost = [] if keep else rollback.restore(self.kept, self.names, session.current.notebook.namespace)
+        if isinstance(error, StepLimit):
+            self.result.settle(results.RunResults())
+            self.records.end("limit")
+            self._forget()
+            self.records.update("stopped", 0)
+            return
+        shown = rollback.explain_failure(self, error, keep, lost)
+        self.result.failure = shown
+        self.records.end_failed(error, self.cell_names)
+        if not lost:
+            self._forget()
+        self._close_failed(shown)
+        if shown is error:
+            raise error.with_traceback(rollback.user_frames(error.__traceback__))
+        raise shown from None
+
+    def _close_failed(self, shown: BaseException) -> None:
+        status = rollback.status_of(self.watchdog.reason)
+        try:
+            self.records.update(status, 1, failure=rollback.failure_record(shown))
+        except TpuMagicsError as error:  # a disk that is full: what made the run fail matters more
+            self.say(error.what)
+
+    def _forget(self) -> None:
+        """The state before is needed no more."""
+        if self.kept is not None:
+            self.kept.drop()
+        shutil.rmtree(self.folder.path / rollback.STATE, ignore_errors=True)
+
+    # -- what is said ---------------------------------------------------------------------------------------------
+    def say(self, line: str) -> None:
+        """A line of ours."""
+        self.records.say(line)
+
+    def _tell(self, problem: Problem) -> None:
+        self.records.note("data", in_process_checks.problem_text(problem))

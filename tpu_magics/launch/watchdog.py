@@ -1,0 +1,274 @@
+"""A run or a preflight that holds the notebook's main thread: who looks after it meanwhile.
+
+What lives here: the thread that shows the panel, measures memory, keeps the time limit and brings an interrupt to where
+the main thread is. What does not: what is run (local.py, preflight/).
+
+An interrupt is raised in the main thread by Python's own handler, which runs between two of its instructions. While
+that thread executes a long program of the framework it cannot, so after `PATIENCE` the framework is asked to give up.
+Where it would be lost, or leave a context half, it is raised a moment later. Where the library's call that it came in,
+`model.fit` for one, goes on all the same, some code in there has swallowed it, and it is raised again.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tpu_magics.launch.run_observer import NullObserver, RunObserver
+from tpu_magics.launch.supervisor import MEMORY_EVERY, process_memory
+from tpu_magics.runs.meter import MemoryMeter
+from tpu_magics.runs.origin import is_library, under
+
+
+@contextmanager
+def _context() -> Iterator[None]:
+    yield
+
+
+@asynccontextmanager
+async def _async_context() -> AsyncIterator[None]:
+    yield
+
+
+# Where a context begins and ends: what is raised there leaves it neither entered nor left, and what it has set stays
+# set for as long as the traceback is kept. Where TensorFlow runs a step that is: gradients are not recorded.
+_ENDS = [(type(_context()), "__enter__", "__exit__"), (type(_async_context()), "__aenter__", "__aexit__")]
+_CONTEXTS = [getattr(getattr(kind, name), "__code__", None) for kind, *names in _ENDS for name in names]
+TICK = 0.1  # seconds between looks
+PATIENCE = 0.5  # seconds that the main thread has to answer an interrupt by itself
+AGAIN = 5.0  # seconds after which a time limit, or an interrupt, that was swallowed is raised again
+_LAUNCH = str(Path(__file__).parent)
+
+INTERRUPT, TIMEOUT = "interrupt", "timeout"
+
+
+class Watchdog:
+    """Looks after one run of the main thread. `meter`: hears of its memory; `reason`: why it was stopped: "interrupt",
+    "timeout", or ""."""
+
+    def __init__(self, meter: MemoryMeter | None = None, timeout: float | None = None) -> None:
+        self.reason = ""
+        self.observer: RunObserver = NullObserver()
+        self.give_up: Callable[[], None] = _nothing
+        self._meter = meter
+        self._limit = timeout
+        self._deadline: float | None = None
+        self._asked_at: float | None = None
+        self._answered = self._late = False
+        self._lost_at: float | None = None
+        self._user_code = False  # the block is the person's code
+        self._library_call: FrameType | None = None  # the library's call there that the last interrupt was raised in
+        self._hook: Callable[[Any], Any] = sys.__unraisablehook__
+        self._sent = 0  # interrupts that the thread has sent and the handler has not seen
+        self._next_memory = self._next_signal = 0.0
+        self._stopping = threading.Event()
+        self._interruptible = False
+        self._lock = threading.Lock()
+        self._before: tuple[Any, int] | None = None
+        self._sender, self._receiver = socket.socketpair()
+        for end in (self._sender, self._receiver):
+            end.setblocking(False)
+
+    # -- the main thread ------------------------------------------------------------------------------------------
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """The thread goes on until the block ends."""
+        self._measure()
+        thread = threading.Thread(target=self._loop, name="tpu_magics-minder", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._restore()
+            self._stopping.set()
+            self._wake()
+            thread.join()
+            if self._meter is not None:
+                self._meter.flush()
+            for end in (self._sender, self._receiver):
+                end.close()
+
+    @contextmanager
+    def interruptible(self, limited: bool = False) -> Iterator[None]:
+        """An interrupt ends the block. `limited`: it is the person's code; the time limit counts from here, and ends it
+        as well."""
+        handler = signal.signal(signal.SIGINT, self._interrupted)
+        self._before = (handler, signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False))
+        self._hook, sys.unraisablehook = sys.unraisablehook, self._ignored
+        self._deadline = time.monotonic() + self._limit if limited and self._limit is not None else None
+        self._lost_at = None
+        self._user_code = limited
+        self._interruptible = True
+        try:
+            yield
+            self._late = self._late or self._lost_at is not None
+        finally:
+            self._restore()
+            if self._late:
+                self._late = False
+                raise KeyboardInterrupt
+
+    def _restore(self) -> None:
+        """Interrupts are answered as before."""
+        self._interruptible, self._library_call = False, None
+        with self._lock:  # nothing is being sent
+            before, self._before = self._before, None
+        if before is not None:
+            if sys.unraisablehook == self._ignored:
+                sys.unraisablehook = self._hook
+            handler, wakeup = before
+            signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+            signal.signal(signal.SIGINT, handler if handler is not None else signal.default_int_handler)
+
+    def _interrupted(self, _number: int, frame: FrameType | None) -> None:
+        mine, self._sent = self._sent > 0, max(0, self._sent - 1)
+        self._note(INTERRUPT)
+        if self._interruptible and frame is not None and frame.f_code in _CONTEXTS:
+            self._lost()
+            return
+        self._answered, self._lost_at = True, None  # this one ends the block: the next would hit who clears up
+        if self._interruptible:
+            self._next_signal = time.monotonic() + AGAIN
+            self._library_call = _outer_library_call(frame) if self._user_code else None
+            raise KeyboardInterrupt
+        self._late = self._late or not mine
+
+    def _ignored(self, found: Any) -> None:
+        """Python ignores what is raised while it clears up: in `__del__`, in callbacks of weak references and of the
+        garbage collector."""
+        if found.exc_type is KeyboardInterrupt and threading.current_thread() is threading.main_thread():
+            self._lost()
+        else:
+            self._hook(found)
+
+    def _lost(self) -> None:
+        """An interrupt came where it cannot be raised: it is sent again when the main thread has left that place."""
+        self._answered = False
+        self._asked_at = self._lost_at = time.monotonic()
+
+    # -- any thread -----------------------------------------------------------------------------------------------
+    def stop(self) -> None:
+        """Ask that the training be stopped; returns at once."""
+        self._note(INTERRUPT)
+        self._send()
+
+    def _note(self, reason: str) -> None:
+        if self._asked_at is None:
+            self.reason, self._asked_at = reason, time.monotonic()
+
+    def _send(self) -> None:
+        with self._lock:
+            if self._interruptible:
+                self._sent += 1
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def _wake(self) -> None:
+        with suppress(OSError):
+            self._sender.send(b"\0")
+
+    # -- the thread -----------------------------------------------------------------------------------------------
+    def _loop(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # it is the main thread's
+        while not self._stopping.is_set():
+            self._wait_for_signal()
+            self._enforce()
+            self._measure()
+            self.observer.look()
+
+    def _wait_for_signal(self) -> None:
+        """Wait for a tick, or for a signal that has come to this process."""
+        if not select.select([self._receiver], [], [], TICK)[0]:
+            return
+        with suppress(OSError):
+            heard = self._receiver.recv(4096).replace(b"\0", b"")
+            if signal.SIGINT in heard:
+                self._note(INTERRUPT)
+            self._forward(heard)
+
+    def _forward(self, heard: bytes) -> None:
+        """An event loop that waits for signals gets them as before."""
+        before = self._before
+        if heard and before is not None and before[1] >= 0:
+            with suppress(OSError):
+                os.write(before[1], heard)
+
+    def _enforce(self) -> None:
+        now = time.monotonic()
+        lost_at = self._lost_at
+        if lost_at is not None and now - lost_at > TICK / 2:
+            self._lost_at = None
+            self._send()
+        if self._deadline is not None and now > self._deadline and self.reason != INTERRUPT and now > self._next_signal:
+            self._next_signal = now + AGAIN
+            self._note(TIMEOUT)
+            self._send_again(now)
+        if self._library_call is not None and now > self._next_signal and self.reason == INTERRUPT:
+            if _is_running(self._library_call):
+                self._next_signal = now + AGAIN
+                self._send_again(now)
+            else:
+                self._library_call = None
+        waits = self._interruptible and not self._answered
+        if waits and self._asked_at is not None and now - self._asked_at > PATIENCE:
+            self._answered = True
+            self.give_up()
+
+    def _send_again(self, now: float) -> None:
+        self._answered, self._asked_at = False, now
+        self._send()
+
+    def _measure(self) -> None:
+        now = time.monotonic()
+        if self._meter is None or now < self._next_memory:
+            return
+        self._next_memory = now + MEMORY_EVERY
+        measured = process_memory(os.getpid())
+        if measured is not None:
+            self._meter.sample(*measured)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """A block that an interrupt ends wherever it comes; in another thread than the main one none does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    watchdog = Watchdog()
+    with watchdog.looking(), watchdog.interruptible():
+        yield
+
+
+def _outer_library_call(frame: FrameType | None) -> FrameType | None:
+    """The outermost call of a library's that the person's code makes, among the frames above `frame`; None without.
+    What the person's own code catches has left it, what code within it swallows has not."""
+    found: FrameType | None = None
+    outermost: FrameType | None = None
+    while frame is not None and not under(frame.f_code.co_filename, _LAUNCH):
+        if is_library(frame.f_code.co_filename):
+            outermost = frame
+        else:
+            found = outermost
+        frame = frame.f_back
+    return found
+
+
+def _is_running(call: FrameType) -> bool:
+    """Whether the main thread is still in it."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame is not call:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _nothing() -> None:
+    pass
