@@ -11,7 +11,7 @@ import pytest
 
 from tests import overlay
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import framework, in_process_checks
+from tpu_magics.launch import framework, preconditions
 from tpu_magics.launch.plan import Options
 
 pytestmark = pytest.mark.process
@@ -274,4 +274,4 @@ def test_packages_are_read_from_code() -> None:
 @pytest.mark.parametrize("options", [Options(jit="keep")])
 def test_torch_has_no_options_of_tensorflow(options: Options) -> None:
     with pytest.raises(TpuMagicsError, match="TensorFlow cells"):
-        in_process_checks.refuse_local_options(options)
+        preconditions.refuse_local_options(options)

@@ -7,27 +7,34 @@ local_checks.py, before anything is made.
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import sys
+import textwrap
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.base import Kept, LocalBackend, Placed, Problem, StepLimit, Watcher, Watching
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import in_process_checks, process, results, rollback, rule_check, run_observer, session, tee
+from tpu_magics.host import free_disk
+from tpu_magics.launch import frames, preconditions, process, results, rollback, rule_check, run_observer, session, tee
 from tpu_magics.launch.errors import failure
-from tpu_magics.launch.in_process_records import InProcessRecords
+from tpu_magics.launch.plan import Plan, mb
 from tpu_magics.launch.watchdog import TIMEOUT, Watchdog
 from tpu_magics.runs import events
 from tpu_magics.runs.folder import RunFolder
+from tpu_magics.runs.meter import MemoryMeter
 from tpu_magics.runs.reader import Run
+from tpu_magics.runs.writer import EventWriter
 
 if TYPE_CHECKING:
+    from tpu_magics.backends.lowered import Traced
     from tpu_magics.launch.plan import Options
     from tpu_magics.launch.train import Request
 
@@ -42,11 +49,11 @@ def start_here(request: Request, options: Options) -> results.TrainResult:
     """
     __tracebackhide__ = True
     current = session.current
-    in_process_checks.check_options(options, request.launcher)
+    preconditions.check_options(options, request.launcher)
     found = rule_check.check_code(request.hoistable, request.script, options.strict)
     placed = current.place()
-    in_process_checks.check(request, current.local, current.notebook.say)
-    folder = in_process_checks.create_folder(options.run_name or request.folder_name, request, options, current.local)
+    check_request(request, current.local, current.notebook.say)
+    folder = create_folder(options.run_name or request.folder_name, request, options, current.local)
     run = InProcessRun(request, options, current.local, placed, folder)
     current.active_run, current.last = run, run.result
     rule_check.record_findings(folder, found)
@@ -140,7 +147,7 @@ class InProcessRun:
         host = session.current.host
         self.records.update(
             "running",
-            plan=in_process_checks.plan_record(self.options, self.placed, session.current.precision),
+            plan=plan_record(self.options, self.placed, session.current.precision),
             host=failure.host_record(host) if host is not None else {},
             versions=dict(host.versions) if host is not None else {},
         )
@@ -160,9 +167,7 @@ class InProcessRun:
         __tracebackhide__ = True
         with self.watchdog.interruptible():
             self.records.write(events.Phase, name="starting")
-            self.kept = in_process_checks.save_state(
-                self.backend, self.request.items, self.folder.path / rollback.STATE
-            )
+            self.kept = save_state(self.backend, self.request.items, self.folder.path / rollback.STATE)
         self.result.models = models = dict(self.kept.models)
         for line in self.backend.precision_notes(models, self.options.precision or session.current.precision):
             self.records.note("precision", line)
@@ -176,10 +181,10 @@ class InProcessRun:
             changed = around.enter_context(backend.jit(self.options.jit, cells))
             watcher = around.enter_context(backend.observing(self.records.writer, self._watching()))
             self.watchdog.give_up = around.enter_context(backend.cancelling())
-            asked = around.enter_context(in_process_checks.with_gate(self.request, self.options, backend, cells))
+            asked = around.enter_context(with_gate(self.request, self.options, backend, cells))
             value = self._observed(watcher, changed)
             if not asked():
-                self.records.note("no-preflight", in_process_checks.NO_STEP)
+                self.records.note("no-preflight", NO_STEP)
             return value
 
     def _observed(self, watcher: Watcher, changed: Callable[[], Sequence[str]]) -> Any:
@@ -258,4 +263,189 @@ class InProcessRun:
         self.records.say(line)
 
     def _tell(self, problem: Problem) -> None:
-        self.records.note("data", in_process_checks.problem_text(problem))
+        self.records.note("data", problem_text(problem))
+
+
+# -- before the run ----------------------------------------------------------------------------------------------------
+
+
+def check_request(request: Request, backend: LocalBackend, say: Callable[[str], None]) -> None:
+    """Models outside the scope, data that cannot be read where the training goes on, places that cannot be saved to."""
+    notebook = session.current.notebook
+    report(backend.placement_problems(request.items), say)
+    report(backend.data_problems(request.items, notebook.cell_names()), say)
+    names = {**notebook.namespace, **dict(request.items), **request.arguments}
+    report(backend.saving_problems(_tree(request), names), say)
+
+
+def _tree(request: Request) -> ast.AST:
+    """The code that is run, as far as it can be read."""
+    if isinstance(request.hoistable, ast.AST):
+        return request.hoistable
+    try:
+        return ast.parse(textwrap.dedent(request.source))
+    except SyntaxError:  # a lambda in the middle of a call, or no source at all
+        return ast.Module([], [])
+
+
+def report(problems: Sequence[Problem], say: Callable[[str], None]) -> None:
+    """Raise the first problem that refuses the run; say the others."""
+    for problem in sorted(problems, key=lambda one: not one.refuses):
+        if problem.refuses:
+            raise TpuMagicsError(problem.what, problem.why, problem.todo)
+        say(problem_text(problem))
+
+
+def problem_text(problem: Problem) -> str:
+    """A problem in one line."""
+    return " ".join(filter(None, (problem.what, problem.why, problem.todo)))
+
+
+NO_STEP = (
+    "--preflight found no training step in what was run: it looks at the first model.fit, and at tf.functions that "
+    "assign variables. Give the step to %tpu_preflight."
+)
+
+
+@contextmanager
+def with_gate(
+    request: Request, options: Options, backend: LocalBackend, cells: Mapping[str, str]
+) -> Iterator[Callable[[], bool]]:
+    """Within it the gate of --preflight is asked when the first step is known, before that is executed. Gives a
+    function that tells whether there was such a step."""
+    gate = options.gate
+    if gate is None:
+        yield lambda: True
+        return
+
+    def ask(program: Traced) -> None:
+        gate(replace(request, program=program), replace(options, gate=None))
+
+    with backend.before_first_step(ask, options.precision or session.current.precision, cells) as asked:
+        yield asked
+
+
+# -- room -------------------------------------------------------------------------------------------------------------
+
+
+def create_folder(name: str, request: Request, options: Options, backend: LocalBackend) -> RunFolder:
+    """The run's folder, on a disk that has room for the state before the run."""
+    folder = RunFolder.create(name)
+    try:
+        _require_room(folder.path, backend.state_bytes(request.items), options.force)
+    except TpuMagicsError as refused:
+        failure = {"what": refused.what, "why": refused.why, "todo": refused.todo}
+        folder.update(status="refused", ended=time.time(), failure=failure)
+        raise
+    if folder.warning:
+        session.current.notebook.say(folder.warning)
+    return folder
+
+
+def _require_room(folder: Path, size: int, force: bool) -> None:
+    free = free_disk(folder)
+    if force or free is None or size <= free:
+        return
+    raise TpuMagicsError(
+        f"The weights as they are cannot be kept: they take {mb(size)}, and {mb(free)} are free on the disk.",
+        f"They are written into the run folder, {folder}, before the training, and put back where it fails.",
+        "Free some disk space, set TPU_MAGICS_RUNS to a folder on another disk, or try all the same with --force.",
+    )
+
+
+def save_state(backend: LocalBackend, items: Sequence[tuple[str, Any]], folder: Path) -> Kept:
+    """The state before the run. Raises TpuMagicsError where it cannot be written; nothing of it is left then."""
+    try:
+        return backend.kept(items, folder)
+    except OSError as error:
+        raise TpuMagicsError(
+            "The weights as they are could not be written into the run folder.",
+            f"{folder}: {error.strerror or error}. They are kept there to be put back where the training fails.",
+            "Free some disk space, or set TPU_MAGICS_RUNS to a folder on another disk, and run the cell again.",
+        ) from error
+
+
+def plan_record(options: Options, placed: Placed, precision: str) -> dict[str, Any]:
+    """The plan, for run.json."""
+    made = Plan(
+        device=placed.device,
+        workers=1,
+        replicas=placed.replicas,
+        precision=options.precision or precision,
+        environment={},
+        steps=options.steps,
+        timeout=options.timeout,
+        max_recompiles=options.max_recompiles,
+    )
+    own = {"framework": "tensorflow", "topology": placed.topology, "jit": options.jit}
+    return {**made.record(), **own}
+
+
+# -- its files ---------------------------------------------------------------------------------------------------------
+
+
+class InProcessRecords:
+    """The records of one run, which has one rank. `totals`: steps, compiles and recompiles, for the last event."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.started = time.time()
+        self.totals: dict[str, int | None] = {"steps": 0, "compiles": None, "recompiles": None}
+        self.log = tee.Log(folder.log_path(0))
+        self.writer = _AnnouncingWriter(folder.events_path(0), self.say)
+        self._supervisor = EventWriter(folder.supervisor_path, 0)
+        self.meter = MemoryMeter(self._supervisor, 0)
+
+    def say(self, line: str) -> None:
+        """A line of ours: shown, and not kept as the person's output."""
+        with self.log.paused():
+            session.current.notebook.say(line)
+
+    def write(self, kind: type[events.Event], **fields: Any) -> None:
+        """Write an event of this kind."""
+        self.writer.write(kind(t=time.time(), rank=0, **fields))
+
+    def note(self, code: str, text: str) -> None:
+        """Write a warning, and say it."""
+        self.write(events.Warned, code=code, text=text)
+
+    def update(self, status: str, code: int | None = None, **fields: Any) -> None:
+        """Replace run.json. `code`: 0 where it went well, else 1 (None: the run goes on)."""
+        peak = {"peak_rss": self.meter.peak_rss, "peak_pss": self.meter.peak_pss}
+        ended_well = 0 if code == 0 else None  # the notebook's process goes on, whatever the run came to
+        worker = {"rank": 0, "pid": os.getpid(), "exit": ended_well, "signal": None, **peak}
+        if code is not None:
+            ended = time.time()
+            fields = {"ended": ended, "seconds": ended - self.started, **fields}
+        self.folder.update(status=status, workers=[worker], **fields)
+
+    def end(self, status: str, **fields: Any) -> None:
+        """The last event."""
+        seconds = time.time() - self.started
+        self.write(events.End, status=status, seconds=seconds, log_end=self.log.size, **self.totals, **fields)
+
+    def end_failed(self, error: BaseException, cell_names: Mapping[str, str]) -> None:
+        """The last event of a run that failed; the traceback stands in the log behind the person's output."""
+        error_type, error_text = frames.describe(error)
+        stack = frames.from_exception(error, cell_names)
+        self.end("failed", error_type=error_type, error_text=error_text, frames=stack)
+        self.log.write(frames.traceback_text(error))
+
+    def close(self) -> None:
+        """Nothing is written any more."""
+        self.writer.close()
+        self._supervisor.close()
+        self.log.close()
+
+
+class _AnnouncingWriter(EventWriter):
+    """A record file whose warnings are also said, as the relay does for forked workers."""
+
+    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+        super().__init__(path, 0)
+        self._say = say
+
+    def write(self, event: events.Event) -> int:
+        if isinstance(event, events.Warned):
+            self._say(event.text)
+        return super().write(event)

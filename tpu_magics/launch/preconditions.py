@@ -7,14 +7,18 @@ What does not: the facts themselves (host/, backends/), and failures of workers 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 from tpu_magics.backends.base import Backend
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host
 from tpu_magics.host.problem import HOLDER
+from tpu_magics.launch.plan import NO_SPMD, Options
 
 
 class ForkBlockers:
@@ -180,3 +184,146 @@ def _refuse_kinds(function: Any, name: str) -> None:
                 "Calling it runs nothing of its body.",
                 "Make it a plain function that trains and returns.",
             )
+
+
+# -- runs in the notebook's own process --------------------------------------------------------------------------------
+
+
+_HERE = "TensorFlow does not survive a fork, so a TensorFlow cell is trained in the notebook's own process"
+_STRATEGY = "the strategy of %tpu_init drives all devices that there are"
+
+Refusal = tuple[bool, str, str, str]
+
+
+def check_options(options: Options, launcher: str = "") -> None:
+    """Raise TpuMagicsError for what only forked workers can have, with the reason and what to do. `launcher`: the
+    launching call that the cell has."""
+    for found, what, why, todo in _refusals(options, launcher):
+        if found:
+            raise TpuMagicsError(what, why, todo)
+
+
+def _refusals(options: Options, launcher: str) -> Iterator[Refusal]:
+    yield (
+        bool(launcher),
+        f"{launcher}(...) cannot train with TensorFlow.",
+        f"It starts PyTorch's workers. {_HERE}, where {_STRATEGY}.",
+        "Take the launcher's call out: end the cell with the training function, or with model.fit(...). Where the "
+        "function is PyTorch's, say %tpu_init --framework torch.",
+    )
+    yield (
+        options.processes is not None,
+        f"-n {options.processes} is not possible for TensorFlow.",
+        f"{_HERE}, where {_STRATEGY}: there are no ranks to count.",
+        "Leave -n away.",
+    )
+    yield (
+        options.spmd not in (None, NO_SPMD),
+        "--spmd is not possible for TensorFlow.",
+        f"It is PyTorch/XLA's way to drive several devices from one process; {_STRATEGY}.",
+        "Leave --spmd away: model.fit and strategy.run split each batch over the replicas.",
+    )
+    yield (
+        options.background,
+        "--background is not possible for TensorFlow.",
+        f"{_HERE}, which the next cell needs as well.",
+        "Leave --background away; an interrupt (the square, or I, I) ends the run, and the models are put back.",
+    )
+    yield (
+        options.hoist != "auto",
+        f"--hoist {options.hoist} has no meaning for TensorFlow.",
+        f"Models are hoisted so that forked workers need not build them. {_HERE}: a model is built once.",
+        "Leave --hoist away.",
+    )
+    yield (
+        options.collective_timeout is not None,
+        "--collective-timeout has no meaning for TensorFlow.",
+        "It is for ranks that are rehearsed on XLA:CPU; TensorFlow's strategy has its own collectives.",
+        "Leave --collective-timeout away; --timeout S stops the run after S seconds.",
+    )
+    yield (
+        options.precision == "bf16-downcast",
+        "--precision bf16-downcast is not possible for TensorFlow.",
+        "It is a switch of PyTorch/XLA's, for double and float.",
+        "Use --precision bf16: layers compute in bfloat16 and keep float32 variables (mixed_bfloat16).",
+    )
+
+
+def refuse_cache(cache: str | None) -> None:
+    """Raise TpuMagicsError for the persistent compile cache of torch_xla."""
+    if cache not in (None, "off"):
+        raise TpuMagicsError(
+            f"--cache {cache} is not possible for TensorFlow.",
+            "It keeps programs that PyTorch/XLA has compiled.",
+            "Leave --cache away.",
+        )
+
+
+def refuse_tpu(tpu: str) -> None:
+    """Raise TpuMagicsError for a TPU that is named, where PyTorch is to be trained."""
+    if tpu:
+        raise TpuMagicsError(
+            f"--tpu {tpu} is for TensorFlow.",
+            "PyTorch/XLA drives the TPU chips of its own host; a TPU by name or address is another host's.",
+            "Leave --tpu away, or say %tpu_init --framework tensorflow --tpu NAME.",
+        )
+
+
+def refuse_local_options(options: Options) -> None:
+    """Raise TpuMagicsError where a run of forked workers is asked for what only a run in this process can have."""
+    if options.jit != "auto":
+        raise TpuMagicsError(
+            f"--jit {options.jit} is for TensorFlow cells.",
+            "PyTorch/XLA compiles all that it runs.",
+            "Leave --jit away.",
+        )
+
+
+# -- TensorFlow and torch_xla in one process ---------------------------------------------------------------------------
+
+
+# Seen with torch_xla 2.9.0 and tensorflow 2.21.0.
+_ABORTS = (
+    "TensorFlow is imported in this process, and an import of torch_xla after it aborts the kernel (LLVM ERROR: "
+    "inconsistency in registered CommandLine options)."
+)
+_RESTART = "Restart the kernel, and use one of the two in a notebook."
+
+
+class _NoTorchXla:
+    """Refuses `import torch_xla` once TensorFlow is imported. (sys.meta_path; its spec is found, its import fails, as
+    accelerate and transformers expect it of a torch_xla that does not work here.)"""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002
+        if name != "torch_xla" or "tensorflow" not in sys.modules:
+            return None
+        return ModuleSpec(name, self)  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        raise ImportError(f"{_ABORTS} {_RESTART}", name=spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Never reached."""
+
+
+def require_alone() -> None:
+    """Raise TpuMagicsError where torch_xla cannot be imported any more, before the import aborts the process."""
+    if "tensorflow" in sys.modules and "torch_xla" not in sys.modules:
+        raise TpuMagicsError("PyTorch/XLA cannot be used in this notebook any more.", _ABORTS, _RESTART)
+
+
+def forbid_torch_xla() -> None:
+    """Make `import torch_xla` an ImportError that says why, where it would abort the process (idempotent)."""
+    if not any(_is_ours(one) for one in sys.meta_path):
+        sys.meta_path.insert(0, _NoTorchXla())
+
+
+def allow_torch_xla() -> None:
+    """As it was before."""
+    sys.meta_path[:] = [one for one in sys.meta_path if not _is_ours(one)]
+
+
+def _is_ours(finder: Any) -> bool:
+    """By name: after a reload of this module the class is another one."""
+    kind = type(finder)
+    return (kind.__module__, kind.__qualname__) == (_NoTorchXla.__module__, _NoTorchXla.__qualname__)

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 from tpu_magics.backends.base import Backend, LocalBackend, Placed
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host, inspect_host, notebook_environment
-from tpu_magics.launch import tee
-from tpu_magics.launch.alone import forbid_torch_xla
+from tpu_magics.launch import preconditions, tee
 from tpu_magics.launch.framework import AUTO, CHOICES, TENSORFLOW, TORCH, choose_framework, packages_of_tree
 from tpu_magics.launch.notebook import NotebookInterface, PlainProgram
 from tpu_magics.launch.plan import Options, cache_folder, check_choice, count_workers
-from tpu_magics.launch.preconditions import ForkBlockers
+from tpu_magics.launch.preconditions import ForkBlockers, forbid_torch_xla
 
 if TYPE_CHECKING:
     from tpu_magics.launch.in_process_run import InProcessRun
@@ -163,7 +162,6 @@ def initialise(
     the Ray cluster whose hosts train ("ray", "ray://HOST:PORT", "HOST:PORT"; "" and "off": this host), and `wanted`:
     the slice of TPUs that it is asked for.
     """
-    from tpu_magics.launch import in_process_checks
     from tpu_magics.launch.pods import joining
 
     options = Options(precision=precision, processes=processes, spmd=spmd, collective_timeout=collective_timeout)
@@ -171,12 +169,12 @@ def initialise(
     check_choice("--framework", framework, CHOICES)
     asked = Session(framework=framework)
     if asked.is_local():
-        in_process_checks.check_options(options)
-        in_process_checks.refuse_cache(cache)
+        preconditions.check_options(options)
+        preconditions.refuse_cache(cache)
         joining.refuse_local(hosts)
         joining.leave(current)
         return _initialise_local(framework, tpu, precision or "")
-    in_process_checks.refuse_tpu(tpu)
+    preconditions.refuse_tpu(tpu)
     current.pod = joining.join(current, hosts, wanted, options)  # at once: what it had before is given back
     host = _initialise_workers(options, cache, alone=current.pod is None)
     current.framework, current.placed = framework, None

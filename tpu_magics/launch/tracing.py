@@ -18,7 +18,7 @@ from tpu_magics.backends.base import STEPS, Tracing, WorkerSpec
 from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.host import Host
 from tpu_magics.host.memory import host_memory
-from tpu_magics.launch import alone, object_graph, plan, preconditions, process, results, session, supervisor, worker
+from tpu_magics.launch import object_graph, plan, preconditions, process, results, session, supervisor, worker
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.relay import NoScreen, Screen
 from tpu_magics.launch.train import ForkedRun, Request
@@ -89,7 +89,7 @@ def _prepared(request: Request, options: Options, tracing_options: TracingOption
     precision = options.precision or current.precision
     options = replace(options, spmd=tracing_options.devices, processes=None, steps=None)
     made = plan.make_plan(host, options, precision, 1)
-    alone.require_alone()
+    preconditions.require_alone()
     backend.prepare()
     models = object_graph.find_models(iter(request.items), backend.is_model)
     preconditions.check(

@@ -19,7 +19,6 @@ from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.host import Host
 from tpu_magics.host.memory import host_memory
 from tpu_magics.launch import (
-    alone,
     framework,
     hoist,
     object_graph,
@@ -198,7 +197,7 @@ def train(
 def start(request: Request, options: Options, workers: int | None = None) -> results.TrainResult:
     """Run a request: in forked workers, or here, where its framework does not survive a fork. `workers` overrides the
     number of processes (the launcher itself takes any)."""
-    from tpu_magics.launch import in_process_checks, in_process_run
+    from tpu_magics.launch import in_process_run
 
     __tracebackhide__ = True
     options.check()
@@ -209,7 +208,7 @@ def start(request: Request, options: Options, workers: int | None = None) -> res
     if session.current.is_local(request.items, request.packages, bool(request.launcher)):
         _refuse_hosts()
         return in_process_run.start_here(request, options)
-    in_process_checks.refuse_local_options(options)
+    preconditions.refuse_local_options(options)
     found = rule_check.check_code(request.hoistable, request.script, options.strict)
     if options.gate is not None:
         options.gate(request, replace(options, gate=None))
@@ -256,7 +255,7 @@ def _prepare(request: Request, options: Options, workers: int | None) -> ForkedR
     count = plan.count_workers(host, options.processes, options.spmd) if workers is None else workers
     precision = options.precision or current.precision
     made = plan.make_plan(host, options, precision, count, current.cache, current.collective_timeout)
-    alone.require_alone()
+    preconditions.require_alone()
     backend.prepare()
     if made.rehearsed:
         preconditions.require_rehearsal(backend, made.ranks)

@@ -25,7 +25,7 @@ class Unrecorded:
 
 def load(shell: Any) -> None:
     """Register the magics with a shell, and listen to its cells. Imports no framework; again it changes nothing."""
-    from tpu_magics.launch.alone import forbid_torch_xla
+    from tpu_magics.launch.preconditions import forbid_torch_xla
 
     unload(shell)
     forbid_torch_xla()
@@ -39,7 +39,7 @@ def load(shell: Any) -> None:
 
 def unload(shell: Any) -> None:
     """Take the magics away, and listen no longer. A run that goes on in the background does go on."""
-    from tpu_magics.launch.alone import allow_torch_xla
+    from tpu_magics.launch.preconditions import allow_torch_xla
 
     lab.unload(shell)
     allow_torch_xla()

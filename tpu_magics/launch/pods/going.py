@@ -14,7 +14,7 @@ from typing import Any
 
 from tpu_magics.backends.base import COLLECTIVE_TIMEOUT
 from tpu_magics.errors import TpuMagicsError, TrainingFailed
-from tpu_magics.launch import alone, object_graph, plan, preconditions, process, session, streams, supervisor, train
+from tpu_magics.launch import object_graph, plan, preconditions, process, session, streams, supervisor, train
 from tpu_magics.launch.errors import diagnosis
 from tpu_magics.launch.errors import failure as failures
 from tpu_magics.launch.plan import Options, Plan
@@ -37,7 +37,7 @@ def prepare(pod: Pod, request: Request, options: Options) -> PodGoing:
     require_alive(pod)
     pod = with_options(pod, options)
     made = pod_plan(pod, options)
-    alone.require_alone()
+    preconditions.require_alone()
     backend.prepare()
     if made.rehearsed:
         preconditions.require_rehearsal(backend, made.ranks)
