@@ -27,7 +27,7 @@ from tests.launch.launching import (
     wait_until,
 )
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import process, session, supervisor, train
+from tpu_magics.launch import forked_run, process, session, supervisor, train
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
@@ -377,7 +377,7 @@ def steps(model: Any) -> str:
 
 def test_a_busy_device_is_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tpu_magics.backends.torch_xla.worker.run_worker", busy_at_first(tmp_path, 2))
-    monkeypatch.setattr(train, "BUSY_PAUSE", 0.05)
+    monkeypatch.setattr(forked_run, "BUSY_PAUSE", 0.05)
     notebook = fake_notebook()
     result = run(steps, net())
     assert result.value == "trained" and result.status == "done" and result.steps == 2
@@ -388,8 +388,8 @@ def test_a_busy_device_is_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_a_device_that_stays_busy_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tpu_magics.backends.torch_xla.worker.run_worker", busy_at_first(tmp_path, 1000))
-    monkeypatch.setattr(train, "BUSY_PAUSE", 0.05)
-    monkeypatch.setattr(train, "BUSY_PATIENCE", 1.0)
+    monkeypatch.setattr(forked_run, "BUSY_PAUSE", 0.05)
+    monkeypatch.setattr(forked_run, "BUSY_PATIENCE", 1.0)
     error = failed(steps, net())
     assert "Rank 0 could not open /dev/vfio/1: the device is busy." in error.what
     assert "10 to 30 seconds" in error.why
@@ -406,7 +406,7 @@ def busy_text_of_the_user() -> None:
 
 
 def test_what_failed_after_a_step_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "BUSY_PATIENCE", 60.0)
+    monkeypatch.setattr(forked_run, "BUSY_PATIENCE", 60.0)
     notebook = fake_notebook()
     failed(busy_text_of_the_user)
     assert not [line for line in notebook.lines if "busy" in line]

@@ -15,8 +15,8 @@ import pytest
 
 from tpu_magics.launch import session
 from tpu_magics.launch.plan import Options
+from tpu_magics.launch.request import function_request
 from tpu_magics.launch.tracing import TracingOptions
-from tpu_magics.launch.train import function_request
 from tpu_magics.preflight.compiling import compile_graphs
 from tpu_magics.preflight.facts import Compiled, Traced
 from tpu_magics.preflight.roofline import bf16_share

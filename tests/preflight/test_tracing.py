@@ -15,8 +15,8 @@ from tpu_magics.backends.lowered import TRACED, Graph, Place, Read
 from tpu_magics.backends.torch_xla.trace.written import write
 from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
 from tpu_magics.launch.plan import Options
+from tpu_magics.launch.request import Request, function_request
 from tpu_magics.launch.tracing import TracingOptions
-from tpu_magics.launch.train import Request, function_request
 from tpu_magics.preflight import tracing
 from tpu_magics.runs.events import Compile, Site, Warned
 from tpu_magics.runs.folder import RunFolder

@@ -9,12 +9,15 @@ top-level statement is a `def`; else form 3.
 from __future__ import annotations
 
 import ast
+import linecache
+import traceback
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch import session
 
 LAUNCHERS: Mapping[str, str] = {
     "accelerate.notebook_launcher": "notebook_launcher",
@@ -168,3 +171,26 @@ def _is_text(statement: ast.stmt) -> bool:
 
 def _module(body: list[ast.stmt]) -> ast.Module:
     return ast.Module(body=body, type_ignores=[])
+
+
+# -- compiling ---------------------------------------------------------------------------------------------------------
+
+
+def compile_tree(tree: ast.Module | ast.Expression | ast.Interactive, filename: str, mode: str) -> Any:
+    try:
+        return compile(ast.fix_missing_locations(tree), filename, mode, dont_inherit=True)
+    except SyntaxError as error:  # e.g. `return` outside a function
+        raise syntax_error(error) from None
+
+
+def syntax_error(error: SyntaxError) -> TpuMagicsError:
+    cells = session.current.notebook.cell_names()
+    _file, *shown, _last = traceback.format_exception_only(error)
+    if not shown and error.filename and error.lineno:
+        shown = [f"    {linecache.getline(error.filename, error.lineno).strip()}"]
+    return TpuMagicsError(
+        f"The cell is not valid Python: {error.msg}.",
+        f"Python stopped reading at {cells.get(error.filename or '', 'the cell')}, line {error.lineno}.",
+        "Correct that line, or the one before it, and run the cell again.",
+        "".join(shown).splitlines(),
+    )

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import linecache
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,8 +17,9 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import arguments, cell, hoist, object_graph, session, train
 from tpu_magics.launch.framework import TENSORFLOW, packages_of_code, packages_of_tree
 from tpu_magics.launch.plan import Options
+from tpu_magics.launch.request import Request, function_request
 from tpu_magics.launch.results import TrainResult
-from tpu_magics.launch.work import CellWork, ScriptWork, Work
+from tpu_magics.launch.work import ScriptWork, Work, statements_work
 
 if TYPE_CHECKING:
     from tpu_magics.launch.pods.pod import Pod
@@ -48,7 +47,7 @@ def train_cell(source: CellSource, words: Sequence[str], options: Options, outpu
     try:
         read = cell.read_cell(source.text, source.filename, namespace)
     except SyntaxError as error:
-        raise _not_python(error) from None
+        raise cell.syntax_error(error) from None
     if read.form == 1:
         return _train_definition(read, positional, named, options, namespace)
     if positional or named:
@@ -82,7 +81,7 @@ def train_function(words: Sequence[str], options: Options) -> TrainResult:
     positional, named = arguments.parse_arguments(words)
     with session.current.scope(options.precision):
         values, keywords = arguments.evaluate_all(positional, named, namespace)
-    return train.start(train.function_request(values[0], values[1:], keywords, labels=positional[1:]), options)
+    return train.start(function_request(values[0], values[1:], keywords, labels=positional[1:]), options)
 
 
 # -- form 1 -----------------------------------------------------------------------------------------------------------
@@ -92,32 +91,12 @@ def _train_definition(
     read: cell.Cell, positional: Sequence[str], named: Mapping[str, str], options: Options, namespace: dict[str, Any]
 ) -> TrainResult:
     __tracebackhide__ = True
-    code = _compiled(read.tree, read.filename, "exec")
+    code = cell.compile_tree(read.tree, read.filename, "exec")
     with session.current.scope(options.precision, read.tree):
         exec(code, namespace)
         values, keywords = arguments.evaluate_all(positional, named, namespace)
     function = namespace[read.function]
-    return train.start(train.function_request(function, values, keywords, labels=positional), options)
-
-
-def _compiled(tree: ast.Module | ast.Expression | ast.Interactive, filename: str, mode: str) -> Any:
-    try:
-        return compile(ast.fix_missing_locations(tree), filename, mode, dont_inherit=True)
-    except SyntaxError as error:  # e.g. `return` outside a function
-        raise _not_python(error) from None
-
-
-def _not_python(error: SyntaxError) -> TpuMagicsError:
-    cells = session.current.notebook.cell_names()
-    _file, *shown, _last = traceback.format_exception_only(error)
-    if not shown and error.filename and error.lineno:
-        shown = [f"    {linecache.getline(error.filename, error.lineno).strip()}"]
-    return TpuMagicsError(
-        f"The cell is not valid Python: {error.msg}.",
-        f"Python stopped reading at {cells.get(error.filename or '', 'the cell')}, line {error.lineno}.",
-        "Correct that line, or the one before it, and run the cell again.",
-        "".join(shown).splitlines(),
-    )
+    return train.start(function_request(function, values, keywords, labels=positional), options)
 
 
 # -- form 2 -----------------------------------------------------------------------------------------------------------
@@ -132,11 +111,11 @@ def _train_launches(read: cell.Cell, options: Options, namespace: dict[str, Any]
         __tracebackhide__ = True
         call, kind = read.calls[number]
         bound = inspect.signature(original).bind(*args, **kwargs)
-        namespace[output] = launched(kind, bound, options, _labels(call))
+        namespace[output] = run_launcher(kind, bound, options, _labels(call))
         last.append(namespace[output])
 
     body, final = cell.split_final(cell.replace_calls(read, INTERCEPT))
-    code, shown = _compiled(body, read.filename, "exec"), _compiled(final, read.filename, "single")
+    code, shown = cell.compile_tree(body, read.filename, "exec"), cell.compile_tree(final, read.filename, "single")
     namespace[INTERCEPT] = intercept
     try:
         exec(code, namespace)
@@ -196,7 +175,7 @@ _INTERCEPTORS: Mapping[str, Callable[[inspect.BoundArguments, Options, Sequence[
 }
 
 
-def launched(kind: str, call: inspect.BoundArguments, options: Options, labels: Sequence[str] = ()) -> TrainResult:
+def run_launcher(kind: str, call: inspect.BoundArguments, options: Options, labels: Sequence[str] = ()) -> TrainResult:
     """What a pasted launcher's call does; `kind`: a key of `_INTERCEPTORS`."""
     return _INTERCEPTORS[kind](call, options, labels)
 
@@ -205,7 +184,7 @@ def _start_call(
     function: Any, args: Any, options: Options, labels: Sequence[str], index_first: bool, launcher: str
 ) -> TrainResult:
     args = tuple(args) if isinstance(args, (list, tuple)) else (args,)
-    request = train.function_request(function, args, index_first=index_first, labels=labels, launcher=launcher)
+    request = function_request(function, args, index_first=index_first, labels=labels, launcher=launcher)
     return train.start(request, options)
 
 
@@ -247,12 +226,12 @@ def _possible_on(pod: Pod, asked: int) -> int | None:
 # -- form 3 -----------------------------------------------------------------------------------------------------------
 
 
-def _statements(read: cell.Cell, source: CellSource, namespace: dict[str, Any]) -> train.Request:
+def _statements(read: cell.Cell, source: CellSource, namespace: dict[str, Any]) -> Request:
     """A request to run the cell's statements. Its leading imports, functions and classes run in the notebook first."""
     __tracebackhide__ = True
     definitions, rest = cell.split_definitions(read.tree)
-    whole = _compiled(_copy(rest), read.filename, "exec")
-    exec(_compiled(definitions, read.filename, "exec"), namespace)
+    whole = cell.compile_tree(_copy(rest), read.filename, "exec")
+    exec(cell.compile_tree(definitions, read.filename, "exec"), namespace)
     if not rest.body:
         raise TpuMagicsError(
             "The cell under %%tpu_train has nothing to train.",
@@ -266,22 +245,7 @@ def _statements(read: cell.Cell, source: CellSource, namespace: dict[str, Any]) 
         return statements_work(rest, read.filename, namespace, before, models, hoists)
 
     packages = packages_of_tree(read.tree) | packages_of_code(whole, namespace)
-    return train.Request("cell", make, items, hoistable=rest, source=source.text, packages=packages)
-
-
-def statements_work(
-    rest: ast.Module,
-    filename: str,
-    namespace: dict[str, Any],
-    before: Mapping[str, Any],
-    models: dict[str, Any],
-    hoists: hoist.HoistPlan | None,
-) -> CellWork:
-    """The statements of a cell as every rank runs them, what is hoisted replaced."""
-    tree, expression = cell.split_last(rest if hoists is None else hoist.replace_calls(rest, hoists))
-    code = _compiled(tree, filename, "exec")
-    shown = None if expression is None else _compiled(expression, filename, "eval")
-    return CellWork(code, shown, namespace, models, hoists, before)
+    return Request("cell", make, items, hoistable=rest, source=source.text, packages=packages)
 
 
 def _copy(tree: ast.Module) -> ast.Module:
@@ -291,7 +255,7 @@ def _copy(tree: ast.Module) -> ast.Module:
 # -- scripts ----------------------------------------------------------------------------------------------------------
 
 
-def _script(path: str, argv: Sequence[str]) -> train.Request:
+def _script(path: str, argv: Sequence[str]) -> Request:
     file = Path(path).expanduser()
     try:
         tree = ast.parse(file.read_bytes(), str(file))
@@ -312,4 +276,4 @@ def _script(path: str, argv: Sequence[str]) -> train.Request:
     def make(models: dict[str, Any], _hoists: hoist.HoistPlan | None) -> Work:
         return ScriptWork(str(file.absolute()), tuple(argv), has_mp_fn, models)
 
-    return train.Request(file.stem, make, script=file, packages=packages_of_tree(tree))
+    return Request(file.stem, make, script=file, packages=packages_of_tree(tree))

@@ -36,10 +36,10 @@ from tpu_magics.runs.writer import EventWriter
 if TYPE_CHECKING:
     from tpu_magics.backends.lowered import Traced
     from tpu_magics.launch.plan import Options
-    from tpu_magics.launch.train import Request
+    from tpu_magics.launch.request import Request
 
 
-def start_here(request: Request, options: Options) -> results.TrainResult:
+def start(request: Request, options: Options) -> results.TrainResult:
     """Run a request in this process, with the session's LocalBackend.
 
     Raises:
@@ -334,8 +334,7 @@ def create_folder(name: str, request: Request, options: Options, backend: LocalB
     try:
         _require_room(folder.path, backend.state_bytes(request.items), options.force)
     except TpuMagicsError as refused:
-        failure = {"what": refused.what, "why": refused.why, "todo": refused.todo}
-        folder.update(status="refused", ended=time.time(), failure=failure)
+        failure.record_refused(folder, refused)
         raise
     if folder.warning:
         session.current.notebook.say(folder.warning)

@@ -15,7 +15,7 @@ from tpu_magics.backends.base import Kept, LocalBackend, RecompileLimit
 from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
 from tpu_magics.launch import frames
 from tpu_magics.launch.errors import base, recompiles
-from tpu_magics.launch.errors.failure import Failure, WorkerOutcome
+from tpu_magics.launch.errors.failure import Failure, WorkerOutcome, error_record
 from tpu_magics.launch.watchdog import INTERRUPT, TIMEOUT
 from tpu_magics.runs import events
 from tpu_magics.runs.origin import OWN, under
@@ -158,6 +158,6 @@ def _lines(run: InProcessRun, error: BaseException) -> list[str]:
 def failure_record(error: BaseException) -> dict[str, Any]:
     """For run.json."""
     if isinstance(error, TpuMagicsError):
-        return {"what": error.what, "why": error.why, "todo": error.todo, "details": list(error.details)}
+        return error_record(error)
     kind, text = frames.describe(error)
     return {"what": f"{kind}: {text}", "why": "", "todo": "", "details": []}

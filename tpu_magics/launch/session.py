@@ -23,11 +23,11 @@ from tpu_magics.launch.plan import Options, cache_folder, check_choice, count_wo
 from tpu_magics.launch.preconditions import ForkBlockers, forbid_torch_xla
 
 if TYPE_CHECKING:
+    from tpu_magics.launch.forked_run import ForkedRun
     from tpu_magics.launch.in_process_run import InProcessRun
     from tpu_magics.launch.pods.pod import Pod
     from tpu_magics.launch.pods.slices import Slice
     from tpu_magics.launch.results import TrainResult
-    from tpu_magics.launch.train import ForkedRun
 
 
 @dataclass

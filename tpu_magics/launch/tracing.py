@@ -19,9 +19,10 @@ from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.host import Host
 from tpu_magics.host.memory import host_memory
 from tpu_magics.launch import object_graph, plan, preconditions, process, results, session, supervisor, worker
+from tpu_magics.launch.forked_run import ForkedRun
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.relay import NoScreen, Screen
-from tpu_magics.launch.train import ForkedRun, Request
+from tpu_magics.launch.request import Request
 from tpu_magics.runs import locked
 from tpu_magics.runs.folder import RunFolder
 from tpu_magics.runs.reader import Run

@@ -10,6 +10,7 @@ and `left` {name: why it stayed}.
 
 from __future__ import annotations
 
+import ast
 import functools
 import pickle
 import sys
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch import cell, hoist
 from tpu_magics.launch.copies import Copies
 from tpu_magics.launch.source_file import execute, new_module
 from tpu_magics.launch.state.walk import names_of
@@ -212,6 +214,21 @@ class CellWork:
             for name, value in self.namespace.items()
             if not name.startswith("_") and self.before.get(name, missing) is not value
         }
+
+
+def statements_work(
+    rest: ast.Module,
+    filename: str,
+    namespace: dict[str, Any],
+    before: Mapping[str, Any],
+    models: dict[str, Any],
+    hoists: HoistPlan | None,
+) -> CellWork:
+    """The statements of a cell as every rank runs them, what is hoisted replaced."""
+    tree, expression = cell.split_last(rest if hoists is None else hoist.replace_calls(rest, hoists))
+    code = cell.compile_tree(tree, filename, "exec")
+    shown = None if expression is None else cell.compile_tree(expression, filename, "eval")
+    return CellWork(code, shown, namespace, models, hoists, before)
 
 
 def _show(value: Any) -> None:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_magics.launch.cells import CellSource
 from tpu_magics.launch.relay import NoScreen, Screen
+from tpu_magics.launch.request import LONGEST_READ
 from tpu_magics.launch.run_observer import FREE, TRAINS, WAITS, RunObserver
-from tpu_magics.launch.train import LONGEST_READ
 from tpu_magics.runs.files import RunFiles
 
 if TYPE_CHECKING:

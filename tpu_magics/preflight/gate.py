@@ -14,8 +14,8 @@ from tpu_magics.backends.lowered import Traced
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.launch.plan import NO_SPMD, Options
+from tpu_magics.launch.request import Request
 from tpu_magics.launch.tracing import TracingOptions
-from tpu_magics.launch.train import Request
 from tpu_magics.launch.watchdog import interruptible
 from tpu_magics.preflight import installed
 from tpu_magics.preflight.report import Preflight, TargetResult

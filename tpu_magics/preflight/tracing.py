@@ -17,7 +17,7 @@ from tpu_magics.backends.lowered import TRACED
 from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
 from tpu_magics.launch import tracing as road
 from tpu_magics.launch.plan import Options
-from tpu_magics.launch.train import Request
+from tpu_magics.launch.request import Request
 from tpu_magics.preflight.facts import Graph, Place, Traced, from_json
 from tpu_magics.runs.events import Compile, Warned
 from tpu_magics.runs.reader import Run

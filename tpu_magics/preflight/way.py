@@ -15,8 +15,8 @@ from tpu_magics.backends.base import STEPS
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.launch.plan import Options
+from tpu_magics.launch.request import Request, function_request
 from tpu_magics.launch.tracing import TracingOptions
-from tpu_magics.launch.train import Request, function_request
 from tpu_magics.preflight.compile_environment import torch_xla_flags
 from tpu_magics.preflight.compiling import Progress, compile_graphs
 from tpu_magics.preflight.facts import Compiled, Graph, Traced

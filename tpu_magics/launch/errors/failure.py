@@ -5,20 +5,22 @@ What lives here: gathering what diagnose.py wants to know. What does not: the ex
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.errors import TrainingFailed
+from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.host import Host
 from tpu_magics.host.memory import host_memory
 from tpu_magics.launch import supervisor
 from tpu_magics.runs import events
 from tpu_magics.runs.files import RunFiles, open_record
+from tpu_magics.runs.folder import RunFolder
 
 if TYPE_CHECKING:
-    from tpu_magics.launch.train import ForkedRun
+    from tpu_magics.launch.forked_run import ForkedRun
 
 TAIL = 20_000  # bytes of a log that are looked at
 BUSY = "Device or resource busy"
@@ -173,3 +175,13 @@ def cannot_read_results(error: OSError, files: RunFiles) -> TrainingFailed:
         rank=0,
         run=str(files.path),
     )
+
+
+def error_record(error: TpuMagicsError) -> dict[str, Any]:
+    """An error as run.json has it."""
+    return {"what": error.what, "why": error.why, "todo": error.todo, "details": list(error.details)}
+
+
+def record_refused(folder: RunFolder, refused: TpuMagicsError) -> None:
+    """Note in a run's folder why the run was never started."""
+    folder.update(status="refused", ended=time.time(), failure=error_record(refused))

@@ -1,7 +1,7 @@
 """A run on many hosts, from its start until its results are home.
 
 What lives here: what differs from a run on this host. What does not: the order of things, which is the same
-(launch/train.py).
+(launch/forked_run.py).
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 
 from tpu_magics.backends.base import COLLECTIVE_TIMEOUT
 from tpu_magics.errors import TpuMagicsError, TrainingFailed
-from tpu_magics.launch import object_graph, plan, preconditions, process, session, streams, supervisor, train
+from tpu_magics.launch import forked_run, object_graph, plan, preconditions, process, session, streams, supervisor
 from tpu_magics.launch.errors import diagnosis
 from tpu_magics.launch.errors import failure as failures
+from tpu_magics.launch.forked_run import ForkedRun
 from tpu_magics.launch.plan import Options, Plan
 from tpu_magics.launch.pods import cluster, freight, parcel, ship, slices
 from tpu_magics.launch.pods.link import Link, linked
@@ -25,7 +26,7 @@ from tpu_magics.launch.pods.pod import Pod, PodHost
 from tpu_magics.launch.pods.remote_watch import RemoteWatch
 from tpu_magics.launch.pods.task import HostTask
 from tpu_magics.launch.relay import Relay
-from tpu_magics.launch.train import ForkedRun, Request
+from tpu_magics.launch.request import Request
 from tpu_magics.runs.folder import RunFolder
 
 
@@ -45,10 +46,10 @@ def prepare(pod: Pod, request: Request, options: Options) -> PodGoing:
     preconditions.check(
         preconditions.LaunchContext(backend, host, current.fork_blockers, request.items, models, request.source)
     )
-    hoists = train.hoisted(request, options, made)
+    hoists = forked_run.make_hoist_plan(request, options, made)
     if hoists is not None:
         taken = set(models)
-        models = {**models, **{train.free_name(name, taken): model for name, model in hoists.models.items()}}
+        models = {**models, **{forked_run.free_name(name, taken): model for name, model in hoists.models.items()}}
     size = sum(backend.model_bytes(model) for model in models.values())
     require_room(pod, size, options.force)
     folder = RunFolder.create(options.run_name or request.folder_name)
@@ -59,7 +60,7 @@ def prepare(pod: Pod, request: Request, options: Options) -> PodGoing:
         )
         going.pack()
     except TpuMagicsError as refused:
-        train.record_refused(folder, refused)
+        failures.record_refused(folder, refused)
         raise
     if folder.warning:
         current.notebook.say(folder.warning)

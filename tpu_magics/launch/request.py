@@ -1,0 +1,103 @@
+"""What a person wants to train: the function or cell, its arguments, and what it can reach."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tpu_magics.launch import (
+    framework,
+    hoist,
+    object_graph,
+    preconditions,
+)
+from tpu_magics.launch.work import FunctionWork, Work
+
+if TYPE_CHECKING:
+    from tpu_magics.backends.lowered import Traced
+
+LONGEST_READ = 500_000  # characters of code that is read for models and for rules: a longer one holds data
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be run, before it is known how. `make(models, hoists)` gives the work; `items`: what it can reach;
+    `hoistable`: the function or tree that hoisting reads (None: nothing to read); `script`: the file that is run;
+    `packages`: those that its code names; `launcher`: the launching call that it was taken from, "" for none;
+    `program`: of its step, where the framework has lowered it in this process (None: it is traced in a worker)."""
+
+    name: str
+    make: Callable[[dict[str, Any], hoist.HoistPlan | None], Work]
+    items: Sequence[tuple[str, Any]] = ()
+    hoistable: Any = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+    cell: str = ""
+    script: Path | None = None
+    packages: Collection[str] = ()
+    launcher: str = ""
+    program: Traced | None = None
+
+    @property
+    def folder_name(self) -> str:
+        """Its name as a run's folder can have it."""
+        return "".join(char if char.isalnum() or char in "-_." else "-" for char in self.name).lstrip(".")[:40] or "run"
+
+
+def function_request(
+    function: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    index_first: bool = False,
+    labels: Sequence[str] = (),
+    launcher: str = "",
+) -> Request:
+    """A request to train a function. `labels`: the ARGs as they were written; `launcher`: the call that has it."""
+    kwargs = dict(kwargs or {})
+    arguments = preconditions.check_function(function, args, kwargs, index_first)
+    named = {**_labelled(labels, args), **kwargs}
+    names = _names_of_args(labels, list(arguments)[int(index_first) :], len(args))
+
+    def make(models: dict[str, Any], hoists: hoist.HoistPlan | None) -> Work:
+        return FunctionWork(function, tuple(args), kwargs, models, hoists, index_first, names)
+
+    return Request(
+        name=_name_of(function),
+        make=make,
+        items=tuple(object_graph.reachable_objects(function, {**named, **arguments})),
+        hoistable=function,
+        arguments=arguments,
+        source=_source(function),
+        packages=framework.packages_of_function(function),
+        launcher=launcher,
+    )
+
+
+def _labelled(labels: Sequence[str], args: Sequence[Any]) -> dict[str, Any]:
+    """Arguments under the names the person knows: the ARG's own text where it is a name, else the parameter's."""
+    return {label: arg for label, arg in zip(labels, args, strict=False) if label.isidentifier()}
+
+
+def _names_of_args(labels: Sequence[str], parameters: Sequence[str], count: int) -> tuple[str, ...]:
+    """What the person calls each argument: the ARG's own text where it is a name, else the parameter."""
+    written = dict(enumerate(label for label in labels))
+    known = dict(enumerate(parameters))
+    return tuple(
+        written[i] if written.get(i, "").isidentifier() else known.get(i, f"argument {i}") for i in range(count)
+    )
+
+
+def _name_of(function: Any) -> str:
+    name = str(getattr(function, "__name__", "") or type(function).__name__)
+    return name.strip("<>") or "function"
+
+
+def _source(function: Any) -> str:
+    try:
+        return inspect.getsource(inspect.unwrap(function))
+    except (OSError, TypeError):
+        return ""
