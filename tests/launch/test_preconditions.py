@@ -39,7 +39,7 @@ def forks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def marked(cell: str) -> None:
     """What the extension does after every cell."""
-    session.current.fork_blockers.look(session.current.backend, cell)
+    session.current.fork_blockers.record(session.current.backend, cell)
 
 
 def cells_that_use_the_device() -> None:

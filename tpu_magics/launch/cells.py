@@ -1,8 +1,5 @@
-"""A cell that was read becomes a run.
-
-What lives here: for each of the three forms, what runs in the notebook and what is requested of the workers;
-scripts. What does not: how a cell is read (cell.py), and the run itself (train.py).
-"""
+"""From a parsed cell or a script to a run: for each of the three forms, what runs in the notebook and what in the
+workers."""
 
 from __future__ import annotations
 
@@ -29,17 +26,17 @@ INTERCEPT = "__tpu_magics_launch__"
 
 @dataclass(frozen=True)
 class CellSource:
-    """A cell's text as Python (its magics translated, blank lines before it so that line numbers are those of the cell
-    as it is seen), and the name of its file."""
+    """A cell's text as Python (magics translated, blank lines in front so that line numbers match the notebook), and its
+    file name."""
 
     text: str
     filename: str
 
 
 def train_cell(source: CellSource, words: Sequence[str], options: Options, output: str = "_tpu") -> TrainResult | None:
-    """Train what a `%%tpu_train` cell says. None where a form 2 cell never reached its call.
+    """Train a `%%tpu_train` cell. None if a form 2 cell never reached its launcher call.
 
-    `output`: the name that statements behind a form 2 cell's call find the result under.
+    `output`: the name of the result, for statements after the launcher call of a form 2 cell.
     """
     __tracebackhide__ = True
     positional, named = arguments.parse_arguments(words)
@@ -52,9 +49,9 @@ def train_cell(source: CellSource, words: Sequence[str], options: Options, outpu
         return _train_definition(read, positional, named, options, namespace)
     if positional or named:
         raise TpuMagicsError(
-            f"ARGs ({', '.join([*positional, *named])}) have no place in this cell.",
+            f"This cell takes no ARGs, but got: {', '.join([*positional, *named])}.",
             _WHY_NO_ARGS[read.form],
-            "Leave them away, or end the cell with the function that takes them.",
+            "Remove them, or end the cell with the function that takes them.",
         )
     if read.form == 2:
         return _train_launches(read, options, namespace, output)
@@ -62,8 +59,8 @@ def train_cell(source: CellSource, words: Sequence[str], options: Options, outpu
 
 
 _WHY_NO_ARGS = {
-    2: "It calls a launcher, whose own arguments are used.",
-    3: "It is a cell of plain statements, which take no arguments: its last statement is not a `def`.",
+    2: "It calls a launcher, and the arguments of that call are used.",
+    3: "It has plain statements, which take no arguments: its last statement is not a `def`.",
 }
 
 
@@ -71,9 +68,10 @@ def train_function(words: Sequence[str], options: Options) -> TrainResult:
     """`%tpu_train FUNCTION ARG ...`, or `%tpu_train script.py [args]`."""
     if not words:
         raise TpuMagicsError(
-            "%tpu_train does not say what to train.",
+            "%tpu_train needs something to train.",
             "It takes a function or a script.",
-            "Write %tpu_train FUNCTION [ARG ...] or %tpu_train script.py [args], or put %%tpu_train on top of a cell.",
+            "Write %tpu_train FUNCTION [ARG ...] or %tpu_train script.py [args], or write %%tpu_train as first line of "
+            "a cell.",
         )
     if words[0].endswith(".py"):
         return train.start(_script(words[0], words[1:]), options)
@@ -103,7 +101,7 @@ def _train_definition(
 
 
 def _train_launches(read: cell.Cell, options: Options, namespace: dict[str, Any], output: str) -> TrainResult | None:
-    """Run the cell in the notebook, its launching calls going through our launcher."""
+    """Run the cell in the notebook; its launcher calls go through our launcher."""
     __tracebackhide__ = True
     last: list[TrainResult] = []
 
@@ -126,21 +124,20 @@ def _train_launches(read: cell.Cell, options: Options, namespace: dict[str, Any]
 
 
 def _labels(call: ast.Call) -> Sequence[str]:
-    """What stands in a call's `args=(model, 3)`; all three launchers take it second. (The call is a replaced one.)"""
+    """The texts in a call's `args=(model, 3)`; all three launchers take it second. (The call was replaced already.)"""
     given = next((word.value for word in call.keywords if word.arg == "args"), dict(enumerate(call.args)).get(3))
     elements = given.elts if isinstance(given, (ast.Tuple, ast.List)) else []
     return [] if any(isinstance(one, ast.Starred) for one in elements) else [ast.unparse(one) for one in elements]
 
 
 def _notebook_launcher(call: inspect.BoundArguments, options: Options, labels: Sequence[str]) -> TrainResult:
-    """accelerate.notebook_launcher: processes and mixed precision are honoured, which accelerate itself does not on
-    a TPU."""
+    """accelerate.notebook_launcher. Unlike Accelerate on a TPU, this respects num_processes and mixed_precision."""
     given = call.arguments
     if int(given.get("num_nodes", 1)) > 1:
         raise TpuMagicsError(
-            f"notebook_launcher(num_nodes={given['num_nodes']}) is not available here.",
-            "This launcher starts the workers of one host.",
-            "Leave num_nodes away.",
+            f"notebook_launcher(num_nodes={given['num_nodes']}) is not supported.",
+            "The launcher starts workers on one host.",
+            "Omit num_nodes.",
         )
     mixed = str(given.get("mixed_precision", "no")).lower()
     environment = {"ACCELERATE_MIXED_PRECISION": mixed} if mixed != "no" else {}
@@ -154,7 +151,7 @@ def _notebook_launcher(call: inspect.BoundArguments, options: Options, labels: S
 
 
 def _spawn(call: inspect.BoundArguments, options: Options, labels: Sequence[str]) -> TrainResult:
-    """torch_xla's xmp.spawn: the function takes the rank first."""
+    """torch_xla's xmp.spawn: the rank is the function's first argument."""
     given = call.arguments
     options = replace(options, processes=_possible(given.get("nprocs"), options))
     return _start_call(given["fn"], given.get("args", ()), options, labels, True, "xmp.spawn")
@@ -176,7 +173,7 @@ _INTERCEPTORS: Mapping[str, Callable[[inspect.BoundArguments, Options, Sequence[
 
 
 def run_launcher(kind: str, call: inspect.BoundArguments, options: Options, labels: Sequence[str] = ()) -> TrainResult:
-    """What a pasted launcher's call does; `kind`: a key of `_INTERCEPTORS`."""
+    """Run a launcher call of the user's code; `kind`: a key of `_INTERCEPTORS`."""
     return _INTERCEPTORS[kind](call, options, labels)
 
 
@@ -189,12 +186,14 @@ def _start_call(
 
 
 def _possible(asked: Any, options: Options) -> int | None:
-    """The number of processes that a pasted call asks for, where this host can have it; else its own, and a line
-    about it."""
+    """The number of processes that a launcher call requests, if this host supports it; else the host's own number, with
+    a message."""
     if options.processes is not None or asked is None or session.current.framework == TENSORFLOW:
-        return options.processes  # TensorFlow refuses the call as a whole
+        return options.processes  # TensorFlow rejects the whole call
     if options.spmd is not None:
-        session.current.notebook.say(f"The call asks for {asked} processes; with --spmd one drives all devices.")
+        session.current.notebook.say(
+            f"The call requests {asked} processes; with --spmd one process drives all devices."
+        )
         return None
     pod = session.current.pod
     if pod is not None:
@@ -205,11 +204,11 @@ def _possible(asked: Any, options: Options) -> int | None:
         return int(asked)
     if host.device == "CPU" and isinstance(asked, int):
         session.current.notebook.say(
-            f"The call asks for {asked} processes: {asked} ranks are rehearsed on XLA:CPU (-n 1 trains with one)."
+            f"The call requests {asked} processes: {asked} ranks are rehearsed on XLA:CPU (-n 1 trains with one)."
         )
         return asked
     session.current.notebook.say(
-        f"The call asks for {asked} processes; this host has {len(host.chips)} TPU chips, so {ranks} ranks are started."
+        f"The call requests {asked} processes; this host has {len(host.chips)} TPU chips, so {ranks} ranks are started."
     )
     return None
 
@@ -218,7 +217,7 @@ def _possible_on(pod: Pod, asked: int) -> int | None:
     if asked == pod.ranks or (pod.device == "CPU" and asked > 0 and asked % len(pod.hosts) == 0):
         return asked
     session.current.notebook.say(
-        f"The call asks for {asked} processes; on {len(pod.hosts)} hosts {pod.ranks} ranks are started."
+        f"The call requests {asked} processes; on {len(pod.hosts)} hosts {pod.ranks} ranks are started."
     )
     return None
 
@@ -227,7 +226,7 @@ def _possible_on(pod: Pod, asked: int) -> int | None:
 
 
 def _statements(read: cell.Cell, source: CellSource, namespace: dict[str, Any]) -> Request:
-    """A request to run the cell's statements. Its leading imports, functions and classes run in the notebook first."""
+    """A request to run the cell's statements. Leading imports, functions and classes run in the notebook first."""
     __tracebackhide__ = True
     definitions, rest = cell.split_definitions(read.tree)
     whole = cell.compile_tree(_copy(rest), read.filename, "exec")
@@ -235,8 +234,8 @@ def _statements(read: cell.Cell, source: CellSource, namespace: dict[str, Any]) 
     if not rest.body:
         raise TpuMagicsError(
             "The cell under %%tpu_train has nothing to train.",
-            "It only imports and defines; its last statement is not a function.",
-            "End the cell with the training function, or call it in the cell.",
+            "It only has imports and definitions, and its last statement is not a function.",
+            "End the cell with the training function, or call the function in the cell.",
         )
     items = tuple(object_graph.objects_of_code(whole, namespace))
     before = dict(namespace)
@@ -263,14 +262,14 @@ def _script(path: str, argv: Sequence[str]) -> Request:
         raise TpuMagicsError(
             f"The script {path} cannot be read: {error.strerror}.",
             f"The working directory is {Path.cwd()}.",
-            "Give the script's path from there.",
+            "Give the path of the script relative to it, or an absolute path.",
         ) from error
     except SyntaxError as error:
         raise TpuMagicsError(
-            f"The script {path} is not valid Python: {error.msg}, line {error.lineno}.", "", "Correct it."
+            f"The script {path} is not valid Python: {error.msg}, line {error.lineno}.", "", "Fix the script."
         ) from error
     except ValueError as error:  # null bytes, in Python 3.10 and 3.11
-        raise TpuMagicsError(f"The script {path} is not valid Python: {error}.", "", "Correct it.") from error
+        raise TpuMagicsError(f"The script {path} is not valid Python: {error}.", "", "Fix the script.") from error
     has_mp_fn = any(isinstance(node, ast.FunctionDef) and node.name == "_mp_fn" for node in tree.body)
 
     def make(models: dict[str, Any], _hoists: hoist.HoistPlan | None) -> Work:

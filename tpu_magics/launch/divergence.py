@@ -1,8 +1,4 @@
-"""Ranks that compile other graphs than rank 0: on a TPU such a run hangs in its first collective.
-
-What lives here: comparing the sequences of graphs as the records come in, and the weights at the end. What does not:
-reading them (supervise.py), and how a graph is named (backends/).
-"""
+"""Ranks that compile other graphs than rank 0 (on a TPU they hang in the first collective), or end with other weights."""
 
 from __future__ import annotations
 
@@ -14,20 +10,20 @@ from tpu_magics.runs.events import Compile, Divergence
 
 
 class GraphSequences:
-    """The graphs that each rank compiled, in their order."""
+    """The graphs that each rank compiled, in order."""
 
     def __init__(self) -> None:
         self.graphs: defaultdict[int, list[str]] = defaultdict(list)
         self.told = False
 
     def add(self, event: Compile) -> Divergence | None:
-        """Take a compile in. The first divergence is told, once: what follows from it is no news."""
+        """Add a compile. Only the first divergence is returned: later ones follow from it."""
         own = self.graphs[event.rank]
         own.append("" if event.by_rank else event.graph)
         return self._at(len(own) - 1)
 
     def ended(self, ranks: list[int]) -> Divergence | None:
-        """All these ranks came to their end: one that compiled fewer graphs than the others differs, too."""
+        """All these ranks have ended: a rank that compiled fewer graphs than the others also diverges."""
         most = max((len(self.graphs[rank]) for rank in ranks), default=0)
         return self._at(most - 1, ranks) if most else None
 
@@ -48,8 +44,7 @@ class GraphSequences:
 
 
 def weight_differences(digests: Mapping[int, Mapping[str, str]]) -> str:
-    """What is to be said where ranks ended with other weights than rank 0, whose come home; "" where none did.
-    `digests`: of each rank, model -> checksum."""
+    """A warning if ranks ended with other weights than rank 0, else "". `digests`: rank -> model -> checksum."""
     found = []
     for name, own in digests.get(0, {}).items():
         others = [rank for rank, models in sorted(digests.items()) if models.get(name, own) != own]
@@ -58,8 +53,8 @@ def weight_differences(digests: Mapping[int, Mapping[str, str]]) -> str:
     if not found:
         return ""
     return (
-        f"The ranks ended with different weights than rank 0, whose come home: {', '.join(found)}. Each has trained "
-        "alone: average the gradients, with accelerator.backward() and a prepared optimizer, or xm.optimizer_step()."
+        f"Some ranks ended with different weights than rank 0, whose weights are kept: {', '.join(found)}. The "
+        "gradients were not averaged: use accelerator.backward() and a prepared optimizer, or xm.optimizer_step()."
     )
 
 
@@ -67,5 +62,5 @@ def _text(others: tuple[int, ...], first: int, nth: int) -> str:
     who = f"Rank {others[0]} compiles" if len(others) == 1 else f"Ranks {', '.join(map(str, others))} compile"
     return (
         f"{who} another graph than rank {first} (compile {nth + 1}): the ranks do not run the same program. On a TPU "
-        "they would wait for each other for ever. Look for code or shapes that depend on the rank."
+        "the run would hang. Look for code or shapes that depend on the rank."
     )

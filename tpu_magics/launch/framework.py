@@ -1,8 +1,4 @@
-"""Which framework a run belongs to.
-
-What lives here: the choice, from what was asked, what the code reads and what the notebook has imported. What does not:
-any import of a framework, what is a model (backends/), and both in one process (alone.py).
-"""
+"""Which framework a run uses: by --framework, the code, and the notebook's imports. Imports no framework itself."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from tpu_magics.launch import object_graph
 
 AUTO, TORCH, TENSORFLOW = "auto", "torch", "tensorflow"
 CHOICES = (AUTO, TORCH, TENSORFLOW)
-# Packages that tell the framework of the code that names them. (transformers and datasets go with both.)
+# Packages that show which framework the code uses. (transformers and datasets work with both.)
 _PACKAGES: Mapping[str, str] = {
     "torch": TORCH,
     "torch_xla": TORCH,
@@ -40,12 +36,12 @@ def choose_framework(asked: str, models: Collection[str] = (), packages: Collect
     """The framework of a run.
 
     Args:
-        asked: "auto", or the one that %tpu_init was told.
-        models: the frameworks of the models that the code reaches.
+        asked: the value of --framework.
+        models: the frameworks of the models that the code uses.
         packages: the packages that the code names.
 
     Raises:
-        TpuMagicsError: both are imported, and nothing of the run tells.
+        TpuMagicsError: both are imported, and the run does not show which one it uses.
     """
     if asked != AUTO:
         return asked
@@ -60,14 +56,12 @@ def choose_framework(asked: str, models: Collection[str] = (), packages: Collect
 
 def _cannot_tell(mixed: bool) -> TpuMagicsError:
     why = (
-        "The code reaches models of both."
-        if mixed
-        else "The notebook has imported both, and the code reaches no model that tells."
+        "The code uses models of both." if mixed else "The notebook imports both, and the code uses no model of either."
     )
     return TpuMagicsError(
-        "Whether PyTorch or TensorFlow is to be trained cannot be told.",
+        "It is unclear whether this cell trains with PyTorch or TensorFlow.",
         why,
-        "Say it once: %tpu_init --framework tensorflow, or %tpu_init --framework torch.",
+        "Set the framework once: %tpu_init --framework tensorflow, or %tpu_init --framework torch.",
     )
 
 
@@ -78,11 +72,11 @@ def _installed(package: str) -> bool:
         return False
 
 
-# -- what code names --------------------------------------------------------------------------------------------------
+# -- packages in code -------------------------------------------------------------------------------------------------
 
 
 def packages_of_tree(tree: ast.AST) -> set[str]:
-    """The packages that a piece of code imports, anywhere in it."""
+    """The packages that the code imports anywhere."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -93,7 +87,7 @@ def packages_of_tree(tree: ast.AST) -> set[str]:
 
 
 def packages_of_code(code: types.CodeType, namespace: Mapping[str, Any]) -> set[str]:
-    """The packages that compiled code imports, or of which it reads a module, a class or a function."""
+    """The packages that compiled code imports or uses a module, class or function of."""
     names = set(object_graph.names_in(code))
     read = (_package(namespace[name]) for name in names if name in namespace)
     return {name.partition(".")[0] for name in names if name not in namespace} | {name for name in read if name}
@@ -107,7 +101,7 @@ def packages_of_function(function: Callable[..., Any]) -> set[str]:
 
 
 def _layers(function: Any) -> Iterator[Any]:
-    """A callable, and what is wrapped in it."""
+    """A callable, and the callables that it wraps."""
     if isinstance(function, functools.partial):
         yield from _layers(function.func)
         return
@@ -122,7 +116,7 @@ def _layers(function: Any) -> Iterator[Any]:
 
 
 def _package(value: Any) -> str:
-    """The package that a module, a class, a function or an object's class comes from."""
+    """The package of a module, a class, a function, or an object's class."""
     kind = value if isinstance(value, (types.ModuleType, type, types.FunctionType)) else type(value)
     name = kind.__name__ if isinstance(kind, types.ModuleType) else getattr(kind, "__module__", "")
     return name.partition(".")[0] if isinstance(name, str) else ""

@@ -1,7 +1,6 @@
-"""The rules before a run: the cells so far are checked, and what was found stands in the run folder.
+"""The rule check before a run: the findings are written to the run folder.
 
-What lives here: when the checker is asked, and what becomes of its findings. What does not: the rules (check/), and how
-findings look (panel/). A check never stops a run, unless `--strict` asks for it; a fault of the checker never does.
+Only with `--strict` does a finding stop the run; an error of the checker does so never without it.
 """
 
 from __future__ import annotations
@@ -24,25 +23,24 @@ KEPT = 200  # findings in a run folder
 
 
 def check_code(function: Any, script: Path | None, strict: bool) -> list[Finding]:
-    """The findings of the code that is about to run: the script's, or those of the cells that the function reaches,
-    without definitions that a later one of the same name has replaced. Raises TpuMagicsError for broken
-    rules where `strict`.
+    """The findings in the code of the run: the script, or the cells that the function uses, without definitions that
+    were replaced later. Raises TpuMagicsError if `strict` and a rule is broken.
 
     Args:
-        function: the function that is trained; anything without a name for plain statements.
-        script: the file that is run instead of a function.
-        strict: whether a broken rule refuses the run.
+        function: the training function; an object without a name for plain statements.
+        script: the script that runs instead of a function.
+        strict: whether a broken rule stops the run.
     """
     try:
         found = _findings(function, script)
-    except Exception as error:  # a fault of ours must not cost a run
+    except Exception as error:  # a bug in the checker must not stop the run
         if strict:
             raise TpuMagicsError(
-                f"Nothing was started: the rules could not be checked ({type(error).__name__}: {error}).",
-                "--strict asks for a check before the run.",
-                "Mend what the message names, or train without --strict.",
+                f"The run was not started: the rule check failed ({type(error).__name__}: {error}).",
+                "--strict requires the rule check.",
+                "Fix the problem in the message, or train without --strict.",
             ) from error
-        session.current.notebook.say(f"The rules could not be checked ({type(error).__name__}: {error}).")
+        session.current.notebook.say(f"The rule check failed ({type(error).__name__}: {error}).")
         return []
     broken = [one for one in found if not one.advice]
     if strict and broken:
@@ -63,7 +61,7 @@ def _findings(function: Any, script: Path | None) -> list[Finding]:
 
 
 def _cell_of(function: Any) -> str:
-    """The cell that defines a function, as "In [n]"; "" where none does."""
+    """The cell that defines a function, as "In [n]"; "" if none does."""
     code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
     return session.current.notebook.cell_names().get(code.co_filename, "") if code is not None else ""
 
@@ -74,10 +72,9 @@ def _refused(broken: Sequence[Finding]) -> TpuMagicsError:
     if len(broken) > SHOWN:
         lines.append(f"... and {len(broken) - SHOWN} more.")
     return TpuMagicsError(
-        f"Nothing was started: the code breaks {rules} of XLA or of launching.",
-        "--strict was given. Without it the run would start, with these findings folded in its panel.",
-        "Mend the lines below, or silence one that is meant with a comment (`# noqa: CODE`). "
-        "%tpu_check shows them with their reasons.",
+        f"The run was not started: the code breaks {rules}.",
+        "With --strict a broken rule stops the run. Without it the panel lists these findings.",
+        "Fix the lines below, or suppress a finding with a comment (`# noqa: CODE`). %tpu_check explains each finding.",
         lines,
     )
 
@@ -99,7 +96,7 @@ def record_findings(folder: RunFolder, found: Sequence[Finding]) -> None:
 
 
 def rule_finding(number: int, one: Finding, cell_id: str) -> RuleFinding:
-    """A finding as records have it. `number`: of the finding, from 0; `cell_id`: the front end's, or ""."""
+    """A finding as an event. `number`: of the finding, from 0; `cell_id`: the front end's, or ""."""
     site = Site(number, one.path, one.line, "", one.source.strip()[:400], cell_id)
     return RuleFinding(
         round(time.time(), 3), 0, one.code, one.group, site, one.column, one.message, one.why, one.fix, one.advice

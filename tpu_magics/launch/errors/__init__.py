@@ -1,8 +1,4 @@
-"""Why a worker died: one small function for each known cause.
-
-What lives here: the order in which they are asked, most specific first. What does not: the explanations, which stand in
-one file per family, and the choice of the worker that is to blame (see ../diagnose.py).
-"""
+"""Explanations of failed runs: one function for each known cause, the most specific first."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ if TYPE_CHECKING:
     from tpu_magics.launch.errors.failure import Failure, WorkerOutcome
 
 EXPLAINERS: tuple[Explainer, ...] = (
-    *trainer.EXPLAINERS,  # before the device, whose text stands there as the cause
+    *trainer.EXPLAINERS,  # before `device`: its error text is the cause of Trainer's
     *device.EXPLAINERS,
     *versions.EXPLAINERS,
     *recompiles.EXPLAINERS,
@@ -41,6 +37,6 @@ EXPLAINERS: tuple[Explainer, ...] = (
 
 
 def explain(failure: Failure, outcome: WorkerOutcome) -> Explanation:
-    """The first explanation that fits; every outcome has one."""
+    """The first explanation that matches; every outcome has one."""
     found = (explainer(failure, outcome) for explainer in EXPLAINERS)
-    return next((one for one in found if one), Explanation(f"Rank {outcome.rank} ended before its work was done."))
+    return next((one for one in found if one), Explanation(f"Rank {outcome.rank} ended before it finished."))

@@ -1,8 +1,4 @@
-"""What the explainers share: the form of an explanation, and what may be read from a dead worker.
-
-What lives here: `Explanation`, the texts that count as evidence, sizes and places for people. What does not: any
-explanation; each family has its own file beside this one.
-"""
+"""What all explainers share: `Explanation`, the texts of a dead worker that count as evidence, and formatting."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from tpu_magics.runs.events import Frame
 if TYPE_CHECKING:
     from tpu_magics.launch.errors.failure import Failure, WorkerOutcome
 
-UNCHANGED = "The notebook's models are as they were before the run."
+UNCHANGED = "The notebook's models are unchanged."
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _XLA_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -60,9 +56,9 @@ def error_text(outcome: WorkerOutcome) -> str:
 
 
 def evidence(outcome: WorkerOutcome) -> str:
-    """The text that tells why a worker died: its exception, or without one the end of its output.
+    """The text that shows why a worker died: its exception, or the end of its output if there is none.
 
-    The output of a worker that raised is left aside: a library's harmless remark there must not be taken for the cause.
+    The output of a worker that raised is ignored: a harmless message of a library must not be taken for the cause.
     """
     return error_text(outcome) if raised(outcome) else plain(outcome.log_tail)
 
@@ -71,13 +67,13 @@ _STARTING = re.compile(r"initializ|StatusOr|libtpu|PJRT|UNAVAILABLE|No (?:TPU|de
 
 
 def device_evidence(outcome: WorkerOutcome) -> str:
-    """As `evidence`; where the exception says no more than that the device did not start, the output counts too."""
+    """As `evidence`; if the exception only says that the device did not start, the output counts too."""
     text = evidence(outcome)
     return f"{text}\n{plain(outcome.log_tail)}" if raised(outcome) and _STARTING.search(text) else text
 
 
 def stack_of(failure: Failure, outcome: WorkerOutcome) -> tuple[Frame, ...]:
-    """The stack of a worker, from the first call that is the user's; of its exception, or of its last dump."""
+    """A worker's stack from the first frame of user code: of its exception, or of its last dump."""
     end = outcome.end
     found = end.frames if end and end.frames else ()
     stack = found or frames.training_thread(frames.from_faulthandler(outcome.stack, failure.cell_names))
@@ -86,11 +82,11 @@ def stack_of(failure: Failure, outcome: WorkerOutcome) -> tuple[Frame, ...]:
 
 
 def user_line(failure: Failure, outcome: WorkerOutcome) -> Frame | None:
-    """The user's line that the worker was at."""
+    """The line of user code that the worker was executing."""
     return frames.last_user_frame(stack_of(failure, outcome))
 
 
-# -- words --------------------------------------------------------------------------------------------------------
+# -- text ---------------------------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=16)  # each explainer asks for the same few
@@ -100,24 +96,24 @@ def plain(text: str) -> str:
 
 
 def one_line(text: str, length: int = _ONE_LINE) -> str:
-    """The first line of a text that says something, cut where it is very long."""
+    """The first line that is not empty, cut if it is very long."""
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return first if len(first) <= length else f"{first[:length]}..."
 
 
 def without_addresses(text: str) -> str:
-    """A collective's message without what gloo writes around it: its own source line, and the peer's address."""
+    """A collective's message without the source line and the peer's address that gloo adds."""
     return _GLOO.sub("", text)
 
 
 def line_with(pattern: str | re.Pattern[str], text: str) -> str:
-    """The last line of a text that matches, cut where it is very long; "" where none does."""
+    """The last line that matches, cut if it is very long; "" if none does."""
     found = [line for line in text.splitlines() if re.search(pattern, line)]
     return one_line(found[-1]) if found else ""
 
 
 def size(count: float) -> str:
-    """Bytes for people: `18.0 GiB`, `512 MiB`."""
+    """Bytes as text: `18.0 GiB`, `512 MiB`."""
     value, unit = float(count), 0
     while abs(value) >= 1024 and unit < len(_UNITS) - 1:
         value, unit = value / 1024, unit + 1
@@ -126,18 +122,18 @@ def size(count: float) -> str:
 
 
 def xla_bytes(text: str) -> float:
-    """Bytes from XLA's way to write them: `15.75G` is 15.75 GiB."""
+    """Bytes from XLA's notation: `15.75G` is 15.75 GiB."""
     number, unit = re.fullmatch(r"([\d.]+)([KMGT]?)i?B?", text).groups()  # type: ignore[union-attr]
     return float(number) * _XLA_UNITS[unit]
 
 
 def precise(count: float) -> str:
-    """Device memory for people, as precise as XLA writes it: `15.75 GiB`."""
+    """Device memory as text, with XLA's precision: `15.75 GiB`."""
     return f"{count / 2**30:.2f} GiB" if abs(count) >= 2**30 else f"{count / 2**20:.2f} MiB"
 
 
 def signal_name(number: int) -> str:
-    """`SIGSEGV`, or `signal 200` for one without a name."""
+    """`SIGSEGV`, or `signal 200` if it has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -145,14 +141,14 @@ def signal_name(number: int) -> str:
 
 
 def at_line(frame: Frame | None) -> str:
-    """` at `loss.backward()` (In [12], line 14, in training_function)`, with a space before; "" for None."""
+    """` at `loss.backward()` (In [12], line 14, in training_function)`, with a leading space; "" for None."""
     if frame is None:
         return ""
     return f" at `{frame.code}` ({frames.place(frame)})" if frame.code else f" at {frames.place(frame)}"
 
 
 def at(failure: Failure, outcome: WorkerOutcome) -> str:
-    """`at_line` of the user's line that the worker was at."""
+    """`at_line` of the line of user code that the worker was executing."""
     return at_line(user_line(failure, outcome))
 
 
@@ -167,6 +163,6 @@ def ranks(numbers: Sequence[int]) -> str:
 
 
 def with_versions(failure: Failure, *names: str) -> str:
-    """`torch 2.9.0, torch_xla 2.8.0`, of those that are known."""
+    """`torch 2.9.0, torch_xla 2.8.0`, of the packages whose version is known."""
     known = {name.replace("-", "_"): version for name, version in failure.versions.items()}
     return ", ".join(f"{name} {known[name]}" for name in names if known.get(name))

@@ -1,9 +1,5 @@
-"""What went wrong: from how the workers ended to one error that a person can act on.
-
-What lives here: the record of a failed run, the choice of the rank that is to blame, and the shape of the error: which
-rank, what happened, why, what to do, then the user's own frames. What does not: the causes themselves (explain/), and
-stacks (frames.py). The supervisor fills the record.
-"""
+"""From the record of a failed run to one error: which rank failed first, what happened, why, what to do, and the user's
+own frames."""
 
 from __future__ import annotations
 
@@ -17,17 +13,17 @@ from tpu_magics.launch.errors.failure import Failure, WorkerOutcome
 
 
 def diagnose(failure: Failure) -> TrainingFailed:
-    """The error that the person reads; a TrainingInterrupted where they stopped the run themselves."""
+    """The error to raise; a TrainingInterrupted if the user stopped the run."""
     return _BY_REASON.get(failure.reason, _worker)(failure)
 
 
-# -- one way for each reason --------------------------------------------------------------------------------------
+# -- one function for each reason ---------------------------------------------------------------------------------
 
 
 def _worker(failure: Failure) -> TrainingFailed:
     culprit = blame(failure)
     if culprit is None:
-        return _nobody(failure)
+        return _no_culprit(failure)
     found = explain(failure, culprit)
     parts = (list(found.details), _stack(failure, culprit), _others(failure, culprit))
     return _error(failure, found, culprit.rank, _spaced(parts))
@@ -46,15 +42,15 @@ def _interrupt(failure: Failure) -> TrainingFailed:
 
 def _kernel(failure: Failure) -> TrainingFailed:
     found = Explanation(
-        "The notebook's kernel ended during the run, and its workers with it.",
-        "A restart, a crash of the kernel, or too little host memory for it.",
-        "Run the notebook's cells again. What the workers had written until then is in the run folder.",
+        "The notebook's kernel ended during the run, and the workers ended with it.",
+        "Possible causes: a restart, a crash of the kernel, or too little host memory.",
+        "Run the notebook's cells again. The run folder has what the workers wrote until then.",
     )
     return _error(failure, found, None, [])
 
 
 def _host(failure: Failure) -> TrainingFailed:
-    """A worker that failed for a reason of its own, before, is what happened."""
+    """If a worker had failed before the host was lost, that is the cause."""
     culprit = blame(failure)
     if culprit is not None and not hangs.is_consequence(culprit):
         return _worker(failure)
@@ -63,12 +59,12 @@ def _host(failure: Failure) -> TrainingFailed:
     return _error(failure, found, ranks[0] if ranks else None, [])
 
 
-def _nobody(failure: Failure) -> TrainingFailed:
-    what = {"collect": "The results of the run could not be brought home."}
+def _no_culprit(failure: Failure) -> TrainingFailed:
+    what = {"collect": "The results of the run could not be loaded."}
     found = Explanation(
-        what.get(failure.reason, "The run ended before its work was done."),
-        "No worker reported a failure of its own.",
-        f"{base.UNCHANGED} Look at the output of the ranks: %tpu_logs -r 0",
+        what.get(failure.reason, "The run ended before it finished."),
+        "No worker reported a failure.",
+        f"{base.UNCHANGED} See the output of the ranks: %tpu_logs -r 0",
     )
     return _error(failure, found, None, [])
 
@@ -81,14 +77,14 @@ def _error(failure: Failure, found: Explanation, rank: int | None, details: list
     return TrainingFailed(what, found.why, found.todo, details, rank=rank, run=failure.run)
 
 
-# -- who is to blame ----------------------------------------------------------------------------------------------
+# -- which rank failed first ---------------------------------------------------------------------------------------
 
 
 def blame(failure: Failure) -> WorkerOutcome | None:
-    """The worker that failed first for a reason of its own; None where none failed by itself.
+    """The worker whose failure is the cause; None if no worker failed by itself.
 
-    A rank that is killed breaks the collectives of the others, whose exceptions may be read earlier: so signals count
-    before exceptions, and exceptions before errors of collectives; the earliest among equals.
+    A killed rank breaks the collectives of the others, and their exceptions may be recorded earlier. So signals rank
+    before exceptions, exceptions before errors of collectives, and the earliest before later ones.
     """
     failed = [one for one in failure.outcomes if _failed(one)]
     return min(failed, key=lambda one: (_severity(one), one.ended, one.rank), default=None)
@@ -102,7 +98,7 @@ def _failed(outcome: WorkerOutcome) -> bool:
 def _severity(outcome: WorkerOutcome) -> int:
     if hangs.is_consequence(outcome):
         return 2
-    # A signal after a reported exception came while the process ended: the exception is what happened.
+    # A signal after a reported exception came while the process ended: the exception is the cause.
     return 0 if outcome.signal and not base.raised(outcome) else 1
 
 
@@ -110,7 +106,7 @@ def _severity(outcome: WorkerOutcome) -> int:
 
 
 def _spaced(parts: Iterable[list[str]]) -> list[str]:
-    """The parts that are not empty, one empty line between them."""
+    """The parts that are not empty, separated by an empty line."""
     return [line for part in parts if part for line in ("", *part)][1:]
 
 
@@ -118,17 +114,17 @@ def _stack(failure: Failure, outcome: WorkerOutcome) -> list[str]:
     stack = base.stack_of(failure, outcome)
     if frames.last_user_frame(stack) is None:
         return []
-    return [f"Your code in rank {outcome.rank}, outermost call first:", *(f"  {line}" for line in frames.fold(stack))]
+    return [f"Your code in rank {outcome.rank} (outermost call first):", *(f"  {line}" for line in frames.fold(stack))]
 
 
 def _others(failure: Failure, culprit: WorkerOutcome) -> list[str]:
-    """One line about the others that died, each with its own short text."""
+    """One line about the other ranks that failed."""
     groups: dict[str, list[int]] = {}
     for one in failure.outcomes:
         if one is not culprit and _failed(one) and not (rehearsal.short(one) and rehearsal.short(culprit)):
             groups.setdefault(_short(one, culprit), []).append(one.rank)
     lines = [f"{base.ranks(who)} {how}" for how, who in groups.items()]
-    return [f"Also died: {'; '.join(lines)}"] if lines else []
+    return [f"Also failed: {'; '.join(lines)}"] if lines else []
 
 
 def _short(outcome: WorkerOutcome, culprit: WorkerOutcome) -> str:

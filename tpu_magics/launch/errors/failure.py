@@ -1,7 +1,4 @@
-"""From a run that did not end well to the record that is explained.
-
-What lives here: gathering what diagnose.py wants to know. What does not: the explanations.
-"""
+"""The record of a failed run, collected from its supervisor and its files. diagnosis.py explains it."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from tpu_magics.runs.folder import RunFolder
 if TYPE_CHECKING:
     from tpu_magics.launch.forked_run import ForkedRun
 
-TAIL = 20_000  # bytes of a log that are looked at
+TAIL = 20_000  # bytes of a log that are read
 BUSY = "Device or resource busy"
 
 
@@ -31,9 +28,9 @@ class WorkerOutcome:
     """How one worker ended.
 
     `signal` or `exit_code`: what the kernel reported (the other is None); `ended`: unix seconds; `peak_rss` and
-    `peak_pss`: bytes (None: not available); `end`: its last record, where it wrote one; `stack`: faulthandler's dump of
+    `peak_pss`: bytes (None: not available); `end`: its last record, if it wrote one; `stack`: faulthandler's dump of
     its threads, "" for none; `log_tail`: the end of its output; `stopped_by_us`: the supervisor ended it;
-    `address_space`: the limit that it ended with, in bytes (None: no limit).
+    `address_space`: its RLIMIT_AS at the end, in bytes (None: no limit).
     """
 
     rank: int
@@ -55,9 +52,9 @@ class Failure:
     """A run that did not succeed, as the supervisor saw it.
 
     `reason`: "worker" (one ended badly), "timeout", "interrupt", "kernel" (the notebook's process ended), "collect"
-    (bringing results home), "host" (one of several was lost, or could not begin). Memory is in bytes, 0 where it was
-    not measured; `memory_low`: the least that was available during the run; `oom_kills`: how often the kernel's OOM
-    killer acted meanwhile (None: not available). `models_built_in_function`: lines that build a model in every worker,
+    (loading the results), "host" (one of several was lost, or could not start). Memory is in bytes, 0 where it was
+    not measured; `memory_low`: the lowest available during the run; `oom_kills`: how often the kernel's OOM killer
+    acted during it (None: not available). `models_built_in_function`: lines that build a model in every worker,
     as "In [4], line 3: model = Net()". `run`: path of the run folder; `cell_names`: a cell's file name -> "In [n]".
     Of several hosts: `hosts`: rank -> its host's name; `lost`: name, ranks, how; `refused`: name, what, why, todo.
     """
@@ -82,7 +79,7 @@ class Failure:
 
 
 def record(run: ForkedRun, watch: supervisor.Supervisor) -> Failure:
-    """What is known of a run that did not end well."""
+    """What is known about a failed run."""
     memory = host_memory(Path("/"))
     before, now = run.oom_kills, oom_kills()
     return Failure(
@@ -137,7 +134,7 @@ def _tail(path: Path) -> str:
 
 
 def device_was_busy(watch: supervisor.Supervisor) -> bool:
-    """Whether the run failed only because the device was still busy, before any of the person's code ran."""
+    """Whether the run failed only because the device was still busy, before any user code ran."""
     failed = [one for one in watch.workers if not one.good and not one.stopped_by_us]
     return bool(failed) and watch.reason == "worker" and all(_was_busy(one) for one in failed)
 
@@ -147,7 +144,7 @@ def _was_busy(one: supervisor.WorkerProcess) -> bool:
 
 
 def oom_kills() -> int | None:
-    """How often the kernel's OOM killer has acted on this machine; None where it does not tell (proc(5), vmstat)."""
+    """How often the kernel's OOM killer has acted on this machine; None if not available (proc(5), vmstat)."""
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:
@@ -156,7 +153,7 @@ def oom_kills() -> int | None:
 
 
 def host_record(host: Host) -> dict[str, Any]:
-    """What run.json keeps of the host."""
+    """The host as run.json has it."""
     return {
         "place": host.place.key,
         "device": host.device,
@@ -167,11 +164,11 @@ def host_record(host: Host) -> dict[str, Any]:
 
 
 def cannot_read_results(error: OSError, files: RunFiles) -> TrainingFailed:
-    """The run ended well, and its results could not be read."""
+    """The run succeeded, but its results could not be read."""
     return TrainingFailed(
-        "The results of the run could not be brought home through its folder.",
+        "The results of the run could not be read from its run folder.",
         f"{files.path}: {error.strerror or error}.",
-        "The notebook's models are unchanged. Check the disk, and run the cell again.",
+        "The notebook's models are unchanged. Check the disk and run the cell again.",
         rank=0,
         run=str(files.path),
     )

@@ -1,8 +1,4 @@
-"""Ranks that wait for each other: collectives that broke, runs that hang, runs that were stopped.
-
-What lives here: which errors are mere consequences of another rank's end, and who was where when a run was stopped.
-What does not: why a rank ended (the other files).
-"""
+"""Ranks that wait for each other: failed collectives, hanging runs, and runs that were stopped."""
 
 from __future__ import annotations
 
@@ -25,14 +21,14 @@ _COLLECTIVE = re.compile(
     r"|waiting for clients|client socket has timed out|coordination service",
     re.IGNORECASE,
 )
-# A KeyError or ValueError whose text happens to hold one of these words is the user's own.
+# A KeyError or ValueError whose text contains one of these words comes from user code.
 _COLLECTIVE_TYPES = re.compile(
     r"^(?:RuntimeError|TimeoutError|OSError|\w*Connection\w*Error|BrokenPipeError|Dist\w*Error|Xla\w*Error)$"
 )
-# Python's own network errors come from downloads as well: alone they count only where they name a collective.
+# Python's network errors also come from downloads: they count only if their text names a collective.
 _NETWORK_TYPES = re.compile(r"^(?:TimeoutError|OSError|(?!Dist)\w*Connection\w*Error|BrokenPipeError)$")
 _NAMED = re.compile(r"\bgloo\b|c10d|process group|barrier|rendezvous", re.IGNORECASE)
-# Gloo greets on stderr; that is no sign of an end.
+# Gloo prints this at its start; it is no error.
 _LIBRARY_TALK = re.compile(r"^\[Gloo\] Rank .*$", re.MULTILINE)
 _LIMIT = re.compile(r"Timed out waiting (\d+) ?ms|timed out after (\d+) ?ms|monitoredBarrier in (\d+) ?ms")
 _MISSED = re.compile(r"Rank (\d+) failed to pass monitoredBarrier")
@@ -45,22 +41,22 @@ _WAITING = re.compile(
 
 
 def is_consequence(outcome: WorkerOutcome) -> bool:
-    """Whether a worker died in a collective, which tells only that some other rank was not there."""
+    """Whether a worker failed in a collective, which only shows that another rank was missing."""
     if not base.raised(outcome):
         return outcome.signal == signal.SIGABRT and bool(
             _COLLECTIVE.search(_LIBRARY_TALK.sub("", base.evidence(outcome)))
         )
-    if base.error_type(outcome) in ("CollectiveTimeout", "CollectiveBroken"):  # a rehearsal's own (backends/base.py)
+    if base.error_type(outcome) in ("CollectiveTimeout", "CollectiveBroken"):  # of a rehearsal (backends/base.py)
         return "different collectives" not in base.error_text(outcome)
     known = _COLLECTIVE_TYPES.match(base.error_type(outcome))
     return bool(known and _COLLECTIVE.search(base.error_text(outcome)))
 
 
-# -- a collective broke and nobody else is to blame ---------------------------------------------------------------
+# -- a collective failed, and no rank failed for another reason ---------------------------------------------------
 
 
 def collective(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
-    """No rank failed for a reason of its own: one was late, missing, or had left already."""
+    """No rank failed for another reason: one was late, missing, or had already returned."""
     text = base.evidence(outcome)
     if not is_consequence(outcome) or (_NETWORK_TYPES.match(base.error_type(outcome)) and not _NAMED.search(text)):
         return None
@@ -69,17 +65,17 @@ def collective(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     said = base.line_with(_COLLECTIVE, base.without_addresses(text)) or base.one_line(text)
     return Explanation(
         f"Rank {outcome.rank} waited in a collective{at} that {_absent(text, left)}.",
-        f"{_since(text)}{_why(text, left)} The text was: {said}",
-        "Have every rank call the same collectives the same number of times: give all ranks equally many batches "
-        "(drop_last=True, accelerator.prepare for the loader) and take collectives out of `if rank == 0:`.",
+        f"{_since(text)}{_why(text, left)} The error was: {said}",
+        "Make every rank call the same collectives the same number of times: give all ranks the same number of batches "
+        "(drop_last=True, accelerator.prepare for the loader) and move collectives out of `if rank == 0:`.",
     )
 
 
 def _absent(text: str, left: Sequence[int]) -> str:
     missed = _MISSED.search(text)
     if left:
-        return f"{base.ranks(left)} never entered: {'it' if len(left) == 1 else 'they'} had returned already"
-    return f"rank {missed[1]} did not enter in time" if missed else "another rank never entered, or left"
+        return f"{base.ranks(left)} never entered: {'it' if len(left) == 1 else 'they'} had already returned"
+    return f"rank {missed[1]} did not enter in time" if missed else "another rank never entered or had left"
 
 
 def _since(text: str) -> str:
@@ -92,24 +88,24 @@ def _since(text: str) -> str:
 
 def _why(text: str, left: Sequence[int]) -> str:
     if left:
-        return "The ranks made different numbers of steps, or only some of them reach that line."
+        return "The ranks ran different numbers of steps, or only some of them reach that line."
     if _JOINING.search(text):
-        return "The ranks did not all arrive at the start, where they connect to each other."
-    return "No rank failed for another reason: the ranks went different ways, or one of them took too long."
+        return "Not all ranks reached the start, where they connect to each other."
+    return "No rank failed for another reason: the ranks ran different code, or one of them took too long."
 
 
 # -- a run that was stopped ---------------------------------------------------------------------------------------
 
 
 def timed_out(failure: Failure) -> tuple[int | None, Explanation]:
-    """The rank that hangs (None: not known), and who was where."""
+    """The rank that hangs (None: unknown), and the position of each rank."""
     hanging = _hanging(failure)
     after = f"after {failure.timeout:g} s (--timeout)" if failure.timeout else "because it hung"
     if not hanging:
         return None, Explanation(
             f"The run was stopped {after}.",
             f"{_positions(failure)} {base.UNCHANGED}",
-            "If that line was still making progress, give the run more time with --timeout; otherwise look at what it "
+            "If that line was still making progress, give the run more time with --timeout. Otherwise check what it "
             "waits for.",
         )
     verb = "hangs" if len(hanging) == 1 else "hang"
@@ -117,28 +113,28 @@ def timed_out(failure: Failure) -> tuple[int | None, Explanation]:
     return hanging[0].rank, Explanation(
         f"The run was stopped {after}: {who} {verb} while the others wait.",
         f"{_positions(failure)} {base.UNCHANGED}",
-        f"Look at what {who} {'does' if len(hanging) == 1 else 'do'} at that line: every rank has to call the same "
-        "collectives the same number of times. An `if` on the rank, an endless loop or a lock keeps it from them.",
+        f"Check what {who} {'does' if len(hanging) == 1 else 'do'} at that line: every rank must call the same "
+        "collectives the same number of times. Usual causes: an `if` on the rank, an endless loop, a lock.",
     )
 
 
 def interrupted(failure: Failure) -> Explanation:
-    """The person stopped the run: no blame, only who was where."""
+    """The user stopped the run: only the position of each rank."""
     return Explanation(
         "The run was interrupted.", f"{_positions(failure)} {base.UNCHANGED}", "Run the cell again to start over."
     )
 
 
 def _hanging(failure: Failure) -> list[WorkerOutcome]:
-    """The ranks in another place than the others: those outside a collective, else a minority."""
+    """The ranks at another position than the others: those outside a collective, else a minority."""
     if any(one.end is not None and one.end.status == STOPPED for one in failure.outcomes):
-        return []  # a rank came to the end of its step when it was asked to
+        return []  # a rank finished its step when it was told to stop
     stacks = {one.rank: base.stack_of(failure, one) for one in failure.outcomes if not _returned(one)}
     known = [one for one in failure.outcomes if stacks.get(one.rank)]
     outside = [one for one in known if not _waits_in(stacks[one.rank])]
     if 0 < len(outside) < len(known):
         return outside
-    if len(outside) < len(known):  # all wait: for each other, at different lines
+    if len(outside) < len(known):  # all wait for each other, at different lines
         return _minority(known, stacks)
     return _minority(known, stacks) if len(known) > 2 else []
 
@@ -160,13 +156,13 @@ def _spot(stack: Sequence[Frame]) -> tuple[str, int] | None:
 
 
 def _waits_in(stack: Sequence[Frame]) -> str:
-    """The collective that a stack waits in, as called from the user's innermost line; "" for none."""
+    """The collective that a stack waits in, below the innermost user line; "" for none."""
     last = max((at for at, frame in enumerate(stack) if not frame.library), default=-1)
     return next((frame.function for frame in stack[last + 1 :] if _WAITING.search(frame.function)), "")
 
 
 def _positions(failure: Failure) -> str:
-    """One sentence for each place where ranks were, the commonest first."""
+    """One sentence for each position of ranks, the most common first."""
     groups: dict[str, list[int]] = {}
     for one in failure.outcomes:
         groups.setdefault(position(failure, one), []).append(one.rank)
@@ -175,14 +171,14 @@ def _positions(failure: Failure) -> str:
 
 
 def position(failure: Failure, outcome: WorkerOutcome) -> str:
-    """Where a rank was, in words."""
+    """The position of a rank as text."""
     if _returned(outcome):
-        return "had returned already"
+        return "had already returned"
     stack = base.stack_of(failure, outcome)
     line = frames.last_user_frame(stack)
     if line is None:
-        return "where in your code is not available (it left no stack)"
-    waits = "" if outcome.end is not None else _waits_in(stack)  # one that was asked to stop has ended its step there
+        return "source line unknown (no stack was written)"
+    waits = "" if outcome.end is not None else _waits_in(stack)  # one that was told to stop has finished its step
     return f"{base.at_line(line).strip()}{f', waiting in {waits}' if waits else ''}"
 
 

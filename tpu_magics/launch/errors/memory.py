@@ -1,8 +1,4 @@
-"""Host memory: workers that died because the machine had none left.
-
-What lives here: SIGKILL, SIGSEGV and SIGABRT under memory shortage, refused allocations, and the measured numbers that
-prove or rule out a shortage. What does not: the accelerator's memory (see device.py) and /dev/shm (see signals.py).
-"""
+"""Out of host memory: signals and failed allocations, and the measurements that prove or rule out a shortage."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ if TYPE_CHECKING:
 
 _GIB = 2**30
 _MEMORY_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
-# A process that the function itself started, as torch.multiprocessing, DataLoader and concurrent.futures report it.
+# A process that the function started, as torch.multiprocessing, DataLoader and concurrent.futures report its end.
 CHILD = re.compile(
     r"process \d+ terminated with signal (SIGSEGV|SIGKILL|SIGABRT|SIGBUS)"
     r"|DataLoader worker \(pid\(?s?\)?[ \d,]*\) (?:exited unexpectedly|is killed by signal: (?:Killed|Segmentation))"
@@ -27,21 +23,21 @@ CHILD = re.compile(
 _REFUSED = (
     re.compile(r"you tried to allocate (?P<bytes>\d+) bytes"),
     re.compile(r"Unable to allocate (?P<text>[\d.]+ [KMGTPE]?i?B)"),
-    re.compile(r"[Cc]annot allocate memory|std::bad_alloc"),  # small: glibc's, for a thread
+    re.compile(r"[Cc]annot allocate memory|std::bad_alloc"),  # glibc's, for a thread
 )
 _NO_THREAD = re.compile(r"can't start new thread|pthread_create\(\) failed|^MemoryError", re.MULTILINE)
-_REFUSED_TYPES = ("MemoryError", "_ArrayMemoryError")  # Python's, which has no text, and numpy's
+_REFUSED_TYPES = ("MemoryError", "_ArrayMemoryError")  # Python's, which has no text, and NumPy's
 _LISTED = 4
 
 
-# -- the numbers --------------------------------------------------------------------------------------------------
+# -- measurements --------------------------------------------------------------------------------------------------
 
 
 def was_short(failure: Failure) -> bool:
     """Whether free memory ran low, as far as the samples show; without samples, whether the OOM killer acted.
 
-    Memory is sampled twice a second and can be gone within one sample, so "low" is a margin: 5 % of the machine, at
-    least 1 GiB (15 % of a small machine), at most 4 GiB.
+    Memory is sampled twice a second and can be used up between two samples, so "low" is a margin: 5 % of the machine,
+    at least 1 GiB (15 % of a small machine), at most 4 GiB.
     """
     if not was_measured(failure):
         return bool(failure.oom_kills)
@@ -67,7 +63,7 @@ def numbers(failure: Failure) -> str:
     """Peak memory of each worker against the machine's, in sentences."""
     parts = []
     if failure.oom_kills:
-        parts.append(f"The kernel's out-of-memory killer acted {_times(failure.oom_kills)} during the run.")
+        parts.append(f"The kernel's out-of-memory killer ran {_times(failure.oom_kills)} during the run.")
     parts.append(_peaks(failure))
     parts.append(_machine(failure))
     return " ".join(part for part in parts if part)
@@ -82,8 +78,8 @@ def _peaks(failure: Failure) -> str:
     peaks = {one.rank: (one.peak_pss if proportional else one.peak_rss) or 0 for one in failure.outcomes}
     if not any(peaks.values()):
         return "The workers' memory was not measured."
-    how = "proportional" if proportional else "resident, shared pages counted in each"
-    together = f", together {base.size(sum(peaks.values()))}" if len(peaks) > 1 else ""
+    how = "PSS" if proportional else "RSS, shared pages counted for each rank"
+    together = f", total {base.size(sum(peaks.values()))}" if len(peaks) > 1 else ""
     return f"Peak memory ({how}): {_each(peaks)}{together}."
 
 
@@ -100,22 +96,23 @@ def _machine(failure: Failure) -> str:
     at_start = failure.memory_available_at_start
     start = f"{base.size(at_start)} free at the start, " if at_start else ""
     low = base.size(failure.memory_low)
-    return f"Host memory: {base.size(failure.memory_total)} in all, {start}{low} free at the lowest point measured."
+    return f"Host memory: {base.size(failure.memory_total)} total, {start}{low} free at the lowest point measured."
 
 
 def _models(failure: Failure) -> str:
     workers = len(failure.outcomes)
     if failure.models_built_in_function and workers > 1:
-        return f" Each of the {workers} workers builds a model of its own: {failure.models_built_in_function[0]}."
+        return f" Each of the {workers} workers builds its own model: {failure.models_built_in_function[0]}."
     if failure.models_bytes:
-        return f" The notebook's models take {base.size(failure.models_bytes)}, shared by all workers until written to."
+        size = base.size(failure.models_bytes)
+        return f" The notebook's models take {size}, shared by all workers until they write to them."
     return ""
 
 
 def advice(failure: Failure) -> str:
-    """What lowers the need for host memory, the model built in every worker first."""
+    """How to use less host memory; a model that every worker builds comes first."""
     fewer = "fewer workers (-n), " if len(failure.outcomes) > 1 else ""
-    rest = f"use {fewer}fewer DataLoader workers, less data held in memory, or a machine with more memory."
+    rest = f"use {fewer}fewer DataLoader workers, less data in memory, or a machine with more memory."
     if not failure.models_built_in_function:
         return rest[0].upper() + rest[1:]
     return f"{_move(failure.models_built_in_function[0])} If that is not enough, {rest}"
@@ -132,20 +129,20 @@ def _move(line: str) -> str:
     return f"Move the line {shown} out of the function, or pass the model as an argument: %%tpu_train {model}."
 
 
-# -- the explainers -----------------------------------------------------------------------------------------------
+# -- explainers ---------------------------------------------------------------------------------------------------
 
 
 def limited(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
-    """RLIMIT_AS: the process was refused memory that the machine had."""
+    """RLIMIT_AS: an allocation failed although the machine had free memory."""
     limit = outcome.address_space
     if limit is None or was_short(failure) or not (_refused(outcome) or _NO_THREAD.search(base.evidence(outcome))):
         return None
     return Explanation(
-        f"Rank {outcome.rank} was refused host memory{base.at(failure, outcome)}: its address space is limited to "
-        f"{base.size(limit)} (RLIMIT_AS).",
-        f"The machine had memory: {free_memory(failure)}. The limit was set by resource.setrlimit(RLIMIT_AS), or by "
-        "`ulimit -v` where Jupyter was started. Threads and compiled programs map far more than they use.",
-        f"Take the limit away, or raise it. {base.UNCHANGED}",
+        f"Rank {outcome.rank} could not allocate host memory{base.at(failure, outcome)}: its address space is limited "
+        f"to {base.size(limit)} (RLIMIT_AS).",
+        f"The machine had free memory: {free_memory(failure)}. The limit was set by resource.setrlimit(RLIMIT_AS) or "
+        "by `ulimit -v` before Jupyter was started. Threads and compiled programs map far more memory than they use.",
+        f"Remove or raise the limit. {base.UNCHANGED}",
     )
 
 
@@ -157,35 +154,35 @@ def signalled(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     sure = by_kernel or _refused(outcome)
     if not sure and not was_short(failure):
         return None
-    how = "was killed by" if outcome.signal == signal.SIGKILL else "died of"
-    why = ": host memory ran out" if sure else ", most likely because host memory ran out"
+    how = "was killed" if outcome.signal == signal.SIGKILL else "crashed"
+    why = ": out of host memory" if sure else ", probably out of host memory"
     return Explanation(
-        f"Rank {outcome.rank} {how} signal {base.signal_name(outcome.signal)}{why}.",
+        f"Rank {outcome.rank} {how} ({base.signal_name(outcome.signal)}){why}.",
         numbers(failure) + _models(failure),
         advice(failure),
     )
 
 
 def child_died(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
-    """A process that the function itself started (DataLoader, a pool) died while memory was short."""
+    """A process that the function started (DataLoader, a pool) died while memory was low."""
     found = CHILD.search(base.error_text(outcome))
     if not found or not was_short(failure):
         return None
     return Explanation(
-        f"A process started by rank {outcome.rank} died ({found[0]}), most likely because host memory ran out.",
+        f"A process started by rank {outcome.rank} died ({found[0]}), probably out of host memory.",
         numbers(failure) + _models(failure),
         advice(failure),
     )
 
 
 def refused(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
-    """An exception that says that an allocation in host memory was refused."""
+    """An exception that reports a failed allocation in host memory."""
     if not base.raised(outcome) or not _refused(outcome):
         return None
     wanted = _wanted(base.error_text(outcome))
     line = base.at(failure, outcome)
     return Explanation(
-        f"Rank {outcome.rank} was refused {wanted or 'more'} host memory{line}.",
+        f"Rank {outcome.rank} could not allocate {wanted or 'more'} host memory{line}.",
         numbers(failure) + _models(failure),
         f"Allocate less at that line. {advice(failure)}",
     )
@@ -197,7 +194,7 @@ def _refused(outcome: WorkerOutcome) -> bool:
 
 
 def _wanted(text: str) -> str:
-    """How much was asked for; "" where the text does not say."""
+    """How much was requested, e.g. "2.0 GiB of"; "" if the text does not say."""
     for pattern in _REFUSED[:2]:
         if found := pattern.search(text):
             known = found.groupdict()

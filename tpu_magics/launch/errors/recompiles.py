@@ -1,7 +1,4 @@
-"""A run that was stopped because it compiled too often.
-
-What lives here: the limit of --max-recompiles, with the table of causes. What does not: finding causes (backends/).
-"""
+"""A run that --max-recompiles stopped, with the table of causes."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ _ROWS = 12
 
 
 def too_many(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
-    """The limit of --max-recompiles was passed."""
+    """The run had more recompiles than --max-recompiles allows."""
     limit = _LIMIT.search(base.error_text(outcome))
     if limit is None or base.error_type(outcome) != "RecompileLimit":
         return None
@@ -30,12 +27,12 @@ def too_many(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     again = [event for event in found if event.recompile]
     causes = Counter(event.cause for event in again)
     most = ", ".join(f"{cause} {count} times" if count > 1 else cause for cause, count in causes.most_common())
-    expected = sorted(again, key=lambda event: event.expected)  # nothing can be done about those
+    expected = sorted(again, key=lambda event: event.expected)  # those need no fix
     fixes = dict.fromkeys(event.fix for event in expected if event.fix)
     return Explanation(
         f"The run was stopped at recompile {len(again) or int(limit[1]) + 1}: --max-recompiles allows {limit[1]}.",
-        f"Its causes: {most}." if most else "Their causes were not recorded.",
-        " ".join(list(fixes)[:2]) or "Look at %tpu_panel, or allow more.",
+        f"Causes: {most}." if most else "The causes were not recorded.",
+        " ".join(list(fixes)[:2]) or "See %tpu_panel, or allow more.",
         tuple(_table(again)),
     )
 

@@ -1,9 +1,6 @@
-"""Collectives of a rehearsal that did not come about: a rank that never came, ranks that do different things.
+"""Failed collectives of a rehearsal: a rank that never entered, or ranks in different collectives.
 
-What lives here: who waited, where, and where the others were. What does not: collectives of the person's own process
-groups, and runs that were stopped from outside (waiting.py).
-
-On a TPU such a run hangs without a word; here each rank has told what it was about to do (backends, rehearse/group.py).
+On a TPU such a run hangs silently; in a rehearsal each rank records which collective it enters (rehearse/group.py).
 """
 
 from __future__ import annotations
@@ -21,17 +18,17 @@ if TYPE_CHECKING:
 _WAITED = re.compile(r"waited ([\d.e+]+) s in (.*?), which not every rank entered")
 _DOING = re.compile(r"in (.*?): ")
 _CHECKSUM = re.compile(r" \[[0-9a-f]{8}\]")
-_NOWHERE = "where in your code is not available"
+_NOWHERE = "source line unknown"
 _ON_TPU = "On a TPU the run would hang here."
-_NO_BARRIER = "On a TPU the run would go on: torch_xla 2.9's own dist.barrier() does not wait."
+_NO_BARRIER = "On a TPU the run would continue: dist.barrier() of torch_xla 2.9 does not wait."
 _SAME = (
-    "Have every rank call the same collectives the same number of times: take them out of `if rank == 0:`, and give "
-    "all ranks equally many batches (drop_last=True, accelerator.prepare for the loader)."
+    "Make every rank call the same collectives the same number of times: move them out of `if rank == 0:`, and give "
+    "all ranks the same number of batches (drop_last=True, accelerator.prepare for the loader)."
 )
 
 
 def never_entered(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
-    """A rank has waited for the time-out of collectives."""
+    """A rank waited until the timeout of collectives."""
     if not _waited(outcome) or not any(base.error_type(one) == "CollectiveTimeout" for one in failure.outcomes):
         return None
     outcome = next(one for one in failure.outcomes if base.error_type(one) == "CollectiveTimeout")
@@ -47,14 +44,14 @@ def never_entered(failure: Failure, outcome: WorkerOutcome) -> Explanation | Non
     return Explanation(
         f"{who.capitalize()} waited {seconds} in {doing}{base.at(failure, outcome)}{late}.",
         f"{_positions(failure, waiting_ones, missing)} {_on_tpu(outcome) if missing else _LATE}",
-        f"{_SAME} If that rank only needs longer (it compiles, or saves), give --collective-timeout more seconds."
+        f"{_SAME} If that rank only needs more time (it compiles or saves), increase --collective-timeout."
         if missing
-        else "Give --collective-timeout more seconds.",
+        else "Increase --collective-timeout.",
     )
 
 
 def _apart(failure: Failure, outcomes: Sequence[WorkerOutcome], seconds: str) -> Explanation:
-    """All ranks wait, in collectives of different groups of ranks."""
+    """All ranks wait in collectives of different groups of ranks."""
     groups: dict[str, list[int]] = {}
     for one in outcomes:
         groups.setdefault(short(one), []).append(one.rank)
@@ -62,11 +59,11 @@ def _apart(failure: Failure, outcomes: Sequence[WorkerOutcome], seconds: str) ->
     return Explanation(
         f"All ranks waited for each other for {seconds}, in collectives of different groups of ranks.",
         f"{said[:1].upper()}{said[1:]}. {' '.join(_grouped(failure, outcomes))} {_ON_TPU}",
-        "Give `groups=` the same list of lists on every rank, with the ranks in the same order.",
+        "Pass the same `groups=` on every rank: the same lists, with the ranks in the same order.",
     )
 
 
-_LATE = "All came in the end, the last of them after the others' patience."
+_LATE = "All ranks entered it in the end, but the last one after the timeout."
 
 
 def _on_tpu(outcome: WorkerOutcome) -> str:
@@ -79,7 +76,7 @@ def _waited(outcome: WorkerOutcome) -> bool:
 
 
 def _positions(failure: Failure, waiting_ones: Sequence[WorkerOutcome], missing: Sequence[WorkerOutcome]) -> str:
-    """Where the missing ranks are; then where the others wait, unless it has been said (all at one line)."""
+    """Where the missing ranks are, then where the others wait, unless all wait at one line (already named)."""
     told = list(_grouped(failure, missing))
     at = list(_grouped(failure, waiting_ones))
     return " ".join([*told, *(at if len(at) > 1 else [])]).strip()
@@ -104,30 +101,30 @@ def different(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     there = [one for one in failure.outcomes if base.raised(one)]
     return Explanation(
         "The ranks are in different collectives at the same time.",
-        f"{said[:1].upper()}{said[1:]}{' with other arguments or other shapes' if alike else ''}. "
-        f"{' '.join(_grouped(failure, there))} On a TPU the run would hang or give nonsense.",
+        f"{said[:1].upper()}{said[1:]}{' with different arguments or shapes' if alike else ''}. "
+        f"{' '.join(_grouped(failure, there))} On a TPU the run would hang or compute wrong results.",
         f"{_SAME} Tensors must have the same shape on all ranks (accelerator.pad_across_processes).",
     )
 
 
 def left(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
-    """A rank had returned when the others entered a collective."""
+    """A rank had already returned when the others entered a collective."""
     gone = [one.rank for one in failure.outcomes if one.end and one.end.status in ("done", "limit")]
     if base.error_type(outcome) != "CollectiveBroken" or not gone:
         return None
     others = [one for one in failure.outcomes if _waited(one)]
     who = base.ranks([one.rank for one in others])
-    had = "it had returned already" if len(gone) == 1 else "they had returned already"
+    had = "it had already returned" if len(gone) == 1 else "they had already returned"
     return Explanation(
         f"{who.capitalize()} waited {short(outcome)}{base.at(failure, outcome)} that "
         f"{base.ranks(gone)} never entered: {had}.",
-        f"The ranks made different numbers of steps, or only some of them reach that line. {_on_tpu(outcome)}",
+        f"The ranks ran different numbers of steps, or only some of them reach that line. {_on_tpu(outcome)}",
         _SAME,
     )
 
 
 def short(outcome: WorkerOutcome) -> str:
-    """How a rank died in a collective of a rehearsal, in a few words; "" for other ends."""
+    """The collective in which a rank of a rehearsal failed, e.g. "in all_reduce of float32[1]"; else ""."""
     if base.error_type(outcome) not in ("CollectiveTimeout", "CollectiveBroken"):
         return ""
     text = base.error_text(outcome)

@@ -1,8 +1,4 @@
-"""What the training function did: exceptions whose text alone does not say what to change.
-
-What lives here: one small function for each known text, and the plain exception last. What does not: exceptions about
-the device's state (device.py), memory (memory.py) and results (results.py).
-"""
+"""Exceptions of the training function: one function for each known error, and last, any other exception."""
 
 from __future__ import annotations
 
@@ -31,7 +27,7 @@ _OWN_TYPES = ("TpuMagicsError", "TrainingFailed", "TrainingInterrupted")
 _DATALOADER = re.compile(r"Caught (\w+) in DataLoader worker process (\d+)\.")
 
 
-# -- known texts --------------------------------------------------------------------------------------------------
+# -- known errors -------------------------------------------------------------------------------------------------
 
 
 def system_exit(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
@@ -40,13 +36,13 @@ def system_exit(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
         return None
     return Explanation(
         f"Rank {outcome.rank} called sys.exit({_without_cause(base.error_text(outcome))}).",
-        f"It happened{base.at(failure, outcome)}, and ends a worker before it has a result.",
-        "End the function with `return`, or raise an exception that says what is wrong.",
+        f"It happened{base.at(failure, outcome)}, and ends the worker before it has a result.",
+        "End the function with `return`, or raise an exception that names the problem.",
     )
 
 
 def _without_cause(text: str) -> str:
-    """The text alone, as it was before frames.describe() added what came before it."""
+    """The text without the cause that frames.describe() appended."""
     return re.split(r" \((?:caused by|while handling) ", base.one_line(text))[0]
 
 
@@ -56,63 +52,63 @@ def asked_for_input(failure: Failure, outcome: WorkerOutcome) -> Explanation | N
     if kind not in _INPUT_TYPES and not (kind == "EOFError" and "EOF when reading a line" in text):
         return None
     named = re.match(r"(\S+(?: \S+)?) cannot be used in a worker", text)
-    what = f"called {named[1]}" if named else "stopped in pdb" if kind == "BdbQuit" else "asked for input"
+    what = f"called {named[1]}" if named else "stopped in pdb" if kind == "BdbQuit" else "requested input"
     return Explanation(
         f"Rank {outcome.rank} {what}{base.at(failure, outcome)}.",
-        "A worker is a process of its own: what you type in the notebook cannot reach it.",
-        "Ask before the run and pass the answer as an argument: %%tpu_train answer. To debug, call the function in the "
-        "notebook with small inputs on the CPU, or print and look at %tpu_logs.",
+        "A worker is a separate process and cannot read input from the notebook.",
+        "Ask for the input before the run and pass it as an argument: %%tpu_train answer. To debug, call the function "
+        "in the notebook with small inputs on the CPU, or print values and read %tpu_logs.",
     )
 
 
 def already_initialized(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
-    """A second launch inside the worker, or a device used before it."""
+    """A second launch inside the worker, or the device was used before it."""
     if not _INITIALIZED.search(base.error_text(outcome)):
         return None
     return Explanation(
-        f"Rank {outcome.rank} started processes of its own although the XLA runtime is already initialised in it"
+        f"Rank {outcome.rank} started processes although the XLA runtime is already initialized in it"
         f"{base.at(failure, outcome)}.",
-        "The function used the device (torch_xla.device(), an Accelerator, set_seed of accelerate) and then called "
+        "The function used the device (torch_xla.device(), an Accelerator, accelerate's set_seed) and then called "
         "xmp.spawn, torch_xla.launch or notebook_launcher.",
-        "Take that call out of the function: %%tpu_train has started the workers. If the notebook itself used the "
-        "device, restart the kernel, run %tpu_init first and use the device in the function only.",
+        "Remove that call: %%tpu_train starts the workers. If the notebook itself used the device, restart the kernel, "
+        "run %tpu_init first, and use the device only in the function.",
     )
 
 
 def not_in_main(_failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
-    """A process started afresh (spawn) looks for a function that exists in the notebook only."""
+    """A spawned process looks for a function that exists only in the notebook."""
     found = _LOOKUP.search(base.error_text(outcome))
     if not found:
         return None
     name = found[1]
     return Explanation(
-        f"Rank {outcome.rank} started a process that does not know `{name}`.",
-        f'`{name}` is defined in the notebook. A process started with "spawn", or a pickle that was loaded elsewhere, '
-        "looks for it in a module file and finds none.",
+        f"Rank {outcome.rank} started a process that cannot find `{name}`.",
+        f'`{name}` is defined in the notebook. A process started with "spawn", or a pickle loaded in another process, '
+        "searches for it in a module file.",
         f"Train it with `%tpu_train {name}` instead of starting processes in the function, start them with "
         f'start_method="fork", or move `{name}` into a .py file and import it.',
     )
 
 
 def autograd_threads(_failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
-    """pytorch/xla#4174: autograd's device threads were started before the XLA device was known."""
+    """pytorch/xla#4174: autograd started its device threads before the XLA device existed."""
     text = base.evidence(outcome)
     if "device_ready_queues_" not in text or "INTERNAL ASSERT" not in text:
         return None
     return Explanation(
-        f"Rank {outcome.rank} could not run backward() on the device: autograd does not know the device.",
-        "autograd starts its threads once, at the first backward() of a process, for the devices known then. A "
-        "backward() on the CPU came first, in the notebook or at the top of the function.",
+        f"Rank {outcome.rank} could not run backward() on the device: autograd has no thread for it.",
+        "autograd starts its threads once, at the first backward() of a process, for the devices that exist then. Here "
+        "a backward() on the CPU ran first, in the notebook or at the top of the function.",
         "Restart the kernel, run %tpu_init first, and call backward() in the notebook only after training.",
     )
 
 
 def half_precision(_failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
-    """fp16 where only bf16 exists."""
+    """fp16 on a device that only has bf16."""
     if "fp16 mixed precision requires" not in base.error_text(outcome):
         return None
     return Explanation(
-        f"Rank {outcome.rank} asked for fp16 mixed precision, which a TPU does not have.",
+        f"Rank {outcome.rank} requested fp16 mixed precision, which a TPU does not support.",
         base.one_line(base.error_text(outcome)),
         'Use bf16, which needs no loss scaling: Accelerator(mixed_precision="bf16"), TrainingArguments(bf16=True) or '
         "%%tpu_train --precision bf16.",
@@ -120,25 +116,25 @@ def half_precision(_failure: Failure, outcome: WorkerOutcome) -> Explanation | N
 
 
 def wrong_device(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
-    """A tensor on the CPU met one on the XLA device."""
+    """A tensor on the CPU is used with one on the XLA device."""
     found = _DEVICE.search(base.error_text(outcome))
     if not found or (found["two"] and "xla" not in found["two"]):
         return None
     line = base.at(failure, outcome)
     if found["numpy"]:
         return Explanation(
-            f"Rank {outcome.rank} turned a tensor on {found['numpy']} into a NumPy array{line}.",
+            f"Rank {outcome.rank} tried to convert a tensor on {found['numpy']} to a NumPy array{line}.",
             "NumPy reads host memory only.",
-            "Copy it to the host first, which waits for the device: `tensor.detach().cpu().numpy()`.",
+            "Copy it to the host first (this waits for the device): `tensor.detach().cpu().numpy()`.",
         )
     said = base.one_line(base.error_text(outcome)).rstrip(".!")
     kind = f" (a {found['expected']} is a tensor on the CPU)" if found["expected"] else ""
     return Explanation(
         f"Rank {outcome.rank} mixed a tensor on the CPU with one on the XLA device{line}.",
-        f"All tensors of an operation have to be on one device. PyTorch said: {said}{kind}.",
+        f"All tensors of an operation must be on the same device. PyTorch reported: {said}{kind}.",
         "Move the inputs and the model to the same device before that line: `device = torch_xla.device()`, "
-        "`model = model.to(device)`, `x = x.to(device)`. With accelerate, pass model, optimiser and loaders through "
-        "`accelerator.prepare(...)`, and make new tensors with `device=accelerator.device`.",
+        "`model = model.to(device)`, `x = x.to(device)`. With Accelerate, pass model, optimizer and loaders through "
+        "`accelerator.prepare(...)`, and create new tensors with `device=accelerator.device`.",
     )
 
 
@@ -146,7 +142,7 @@ def wrong_device(failure: Failure, outcome: WorkerOutcome) -> Explanation | None
 
 
 def our_own(_failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
-    """An error of ours, raised in the worker: it says all there is to say."""
+    """An error of tpu_magics, raised in the worker: its text is complete."""
     if base.error_type(outcome) not in _OWN_TYPES:
         return None
     text, _, details = base.error_text(outcome).partition("\n\n")
@@ -156,7 +152,7 @@ def our_own(_failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
 
 
 def in_dataloader(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
-    """An exception of a DataLoader's worker process, which torch carries over as text."""
+    """An exception in a DataLoader worker process, which torch passes on as text."""
     text = base.error_text(outcome)
     found = _DATALOADER.search(text)
     if not found:
@@ -165,16 +161,16 @@ def in_dataloader(failure: Failure, outcome: WorkerOutcome) -> Explanation | Non
     return Explanation(
         f"Rank {outcome.rank}: a DataLoader worker raised {said}",
         _raised_at(text, failure),
-        f"Correct it and run the cell again. {base.UNCHANGED} With num_workers=0 the full stack is shown.",
+        f"Fix it and run the cell again. {base.UNCHANGED} With num_workers=0 you see the full stack.",
     )
 
 
 def _raised_at(text: str, failure: Failure) -> str:
-    """The user's innermost line in a traceback that is text."""
+    """The innermost line of user code in a traceback that is text."""
     found = re.findall(r'^\s*File "(.+)", line (\d+), in (\S+)\n\s*(.*)$', text, re.MULTILINE)
     own = [row for row in found if row[0] in failure.cell_names or not origin.is_library(row[0])]
     if not own:
-        return "It was raised in the loading of the data."
+        return "It was raised while loading the data."
     path, line, function, code = own[-1]
     return f"It was raised at `{code.strip()}` ({failure.cell_names.get(path, path)}, line {line}, in {function})."
 
@@ -189,7 +185,7 @@ def exception(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     return Explanation(
         f"Rank {outcome.rank} raised {said}",
         _reason(failure, outcome),
-        f"Correct it and run the cell again. {base.UNCHANGED}",
+        f"Fix it and run the cell again. {base.UNCHANGED}",
         _rest(text),
     )
 

@@ -1,8 +1,4 @@
-"""Versions that do not fit together.
-
-What lives here: what a mismatch of torch and torch_xla looks like in a worker. What does not: the check that finds it
-before a run (see host/).
-"""
+"""Incompatible versions of torch and torch_xla, as they show in a worker. host/ checks versions before a run."""
 
 from __future__ import annotations
 
@@ -19,13 +15,13 @@ _SYMBOL = re.compile(r"_XLAC[\w.\-]*\.so: undefined symbol: ?(\S*)|_XLAC[\w.\-]*
 
 
 def undefined_symbol(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
-    """torch_xla's extension was built for another torch."""
+    """torch_xla's extension was built for another version of torch."""
     if not _SYMBOL.search(base.evidence(outcome)):
         return None
     installed = base.with_versions(failure, "torch", "torch_xla")
     return Explanation(
         f"Rank {outcome.rank} could not load torch_xla: it was built for another version of torch.",
-        f"Installed: {installed or 'not available'}. torch_xla works with the torch of its own version only.",
+        f"Installed: {installed or 'unknown'}. torch_xla needs the torch of the same version.",
         f"{_install(failure)}, then restart the kernel.",
     )
 
