@@ -1,5 +1,4 @@
-"""From a parsed cell or a script to a run: for each of the three forms, what runs in the notebook and what in the
-workers."""
+"""From a parsed cell or a script to a run."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ INTERCEPT = "__tpu_magics_launch__"
 
 @dataclass(frozen=True)
 class CellSource:
-    """A cell's text as Python (magics translated, blank lines in front so that line numbers match the notebook), and its
-    file name."""
+    """A cell's text as Python, and its file name. Magics are translated; blank lines in front keep the line numbers."""
 
     text: str
     filename: str

@@ -1,9 +1,7 @@
-"""The checklist before asking for a TPU.
+"""The checklist before using a TPU: the items of the transformers TPU guide, each with its evidence.
 
-What lives here: its items, and the evidence for each: what the rules found in the code (check/), what was measured in
-earlier runs (runs/), and what this host is (host/). What does not: how it looks (panel/ready.py). An item without
-evidence is unknown, with the reason; it is never passed for want of a finding elsewhere. The items are those of the
-transformers TPU guide.
+Evidence comes from the rules (check/), earlier runs (runs/) and this host (host/). Without evidence an item is unknown,
+with the reason; it never passes only because nothing was found.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ _JIT = ("TPU701", "TPU702")
 
 @dataclass(frozen=True)
 class ChecklistItem:
-    """One line of the checklist. `state`: "passed", "failed" or "unknown"; `evidence`: what that rests on."""
+    """One line of the checklist. `state`: "passed", "failed" or "unknown"; `evidence`: the reason for it."""
 
     question: str
     state: str
@@ -50,20 +48,20 @@ class ChecklistItem:
 
 @dataclass(frozen=True)
 class ChecklistEvidence:
-    """What there is to go by."""
+    """What the items are decided by."""
 
     program: Program
     findings: Sequence[Finding]
-    run: Run | None  # the newest that trained some steps: this notebook's, else any
+    run: Run | None  # the newest run that trained some steps: this notebook's, else any
     causes: Mapping[str, int]  # of its recompiles
-    reads: int  # places where it read a value in the middle of a step
-    name: str = ""  # of the function that it is about
+    reads: int  # source lines where it read a value within a step
+    name: str = ""  # of the function to check
 
 
 def checklist(cells: Sequence[Cell], findings: Sequence[Finding], name: str = "") -> list[ChecklistItem]:
-    """Each item with its state and evidence. `findings`: of these cells; `name`: of the function that it is about."""
+    """All items with state and evidence. `findings`: of these cells; `name`: of the function to check."""
     program = walk(cells)
-    run = _trained_at_home()
+    run = _newest_trained_run()
     compiles = [event for event in run.events("compile", rank=0) if isinstance(event, Compile)] if run else []
     causes = Counter(event.cause for event in compiles if event.recompile)
     reads = sum(isinstance(event, Transfer) for event in run.events("transfer", rank=0)) if run else 0
@@ -71,8 +69,8 @@ def checklist(cells: Sequence[Cell], findings: Sequence[Finding], name: str = ""
     return [item(known) for item in _ITEMS]
 
 
-def _trained_at_home() -> Run | None:
-    """The newest run that made a step and came to its end: of this notebook's, else of the others'."""
+def _newest_trained_run() -> Run | None:
+    """The newest run that trained a step and ended normally: of this notebook, else of any."""
     for runs in own_runs_first():
         for run in runs[:RUNS_LOOKED_AT]:
             if run.status in _TRAINED and (run.summary().steps or 0) > 0:
@@ -80,26 +78,26 @@ def _trained_at_home() -> Run | None:
     return None
 
 
-def _called(run: Run) -> str:
-    """Its name, and whose it is where this notebook did not make it."""
+def _run_label(run: Run) -> str:
+    """The run's name, and its owner if another notebook started it."""
     foreign = run.foreign
     return f"{run.name} ({foreign})" if foreign else run.name
 
 
-# -- the three rules -----------------------------------------------------------------------------------------------
+# -- XLA's three rules ---------------------------------------------------------------------------------------------
 
 
 def _rule(group: str, question: str) -> Callable[[ChecklistEvidence], ChecklistItem]:
     def item(known: ChecklistEvidence) -> ChecklistItem:
         found = [one for one in known.findings if one.group == group and not one.advice]
         measured = {cause: known.causes[cause] for cause in _CAUSES[group] if known.causes.get(cause)}
-        said = [_places(found)] if found else [f"No rule of the group {group} is broken in {_cells(known)}."]
+        said = [_places(found)] if found else [f"No finding of the group {group} in {_cells(known)}."]
         if measured and known.run is not None:
             causes = ", ".join(f"{cause} ({number})" for cause, number in sorted(measured.items()))
-            said.append(f"The run {_called(known.run)} recompiled: {causes}.")
+            said.append(f"The run {_run_label(known.run)} recompiled: {causes}.")
         if group == "values" and known.reads and known.run is not None:
             said.append(
-                f"The run {_called(known.run)} read values in the middle of steps at {_many(known.reads, 'place')}."
+                f"The run {_run_label(known.run)} read values within steps at {_many(known.reads, 'source line')}."
             )
         read = group == "values" and known.reads > 0
         if not found and not measured and not read and not _has_training(known):
@@ -109,11 +107,11 @@ def _rule(group: str, question: str) -> Callable[[ChecklistEvidence], ChecklistI
     return item
 
 
-NO_TRAINING = "No training was found in the cells that have run."
+NO_TRAINING = "No training found in the cells that have run."
 
 
 def _has_training(known: ChecklistEvidence) -> bool:
-    """Whether there is something that the rules could have spoken about: a step, a launch, a `fit` or `train`."""
+    """Whether the code has something that the rules check: a step, a launch, a `fit` or `train`."""
     program = known.program
     steps = any(function.has_step or function.launched or function.runs_model for function in program.functions)
     calls = any(program.methods(method) for method in ("fit", "train", "backward", "train_on_batch"))
@@ -129,33 +127,31 @@ def _many(number: int, noun: str) -> str:
 
 
 def _places(found: Sequence[Finding]) -> str:
-    """The first findings by code and place."""
+    """The first findings: rule code and position."""
     named = ", ".join(f"{one.code} at {one.place}" for one in found[:NAMED])
     left = len(found) - NAMED
     return f"{named}{f' and {left} more' if left > 0 else ''}."
 
 
-# -- what was tried ------------------------------------------------------------------------------------------------
+# -- earlier runs --------------------------------------------------------------------------------------------------
 
 
 def _tried(known: ChecklistEvidence) -> ChecklistItem:
-    question = "Trained some steps with XLA at home"
+    question = "Trained some steps with XLA without a TPU"
     run = known.run
     if run is None:
-        return ChecklistItem(
-            question, UNKNOWN, "No run here has trained a step to its end: %%tpu_train --steps 5 tries some."
-        )
+        return ChecklistItem(question, UNKNOWN, "No run here has trained a step. Try some steps: %%tpu_train --steps 5")
     summary = run.summary()
     device = str((run.info.get("plan") or {}).get("device") or "")
-    where = "XLA:CPU" if device == "CPU" else device or "a device that its record does not name"
+    where = "XLA:CPU" if device == "CPU" else device or "an unknown device"
     counts = [_many(summary.steps or 0, "step")]
     counts += [_many(summary.compiles, "compile")] if summary.compiles is not None else []
     counts += [_many(summary.recompiles, "recompile")] if summary.recompiles is not None else []
-    return ChecklistItem(question, PASSED, f"The run {_called(run)} on {where}{_when(run)}: {', '.join(counts)}.")
+    return ChecklistItem(question, PASSED, f"The run {_run_label(run)} on {where}{_when(run)}: {', '.join(counts)}.")
 
 
 def _when(run: Run) -> str:
-    """There may be several of its name: the time tells which it is."""
+    """The time, since several runs may have the same name."""
     return f" ({_day(run.created)})" if run.created else ""
 
 
@@ -164,63 +160,55 @@ def _day(t: float) -> str:
 
 
 def _fits(known: ChecklistEvidence) -> ChecklistItem:
-    """By the newest preflight: of the function that it is about, else of one that the cells define, else of any."""
-    question = "Fits into the TPU's memory"
+    """By the newest preflight: of the function to check, else of one that the cells define, else of any."""
+    question = "Fits in the TPU's memory"
     found = _preflighted(known)
     if not found:
         steps = (function.name for function in known.program.functions if function.has_step)
         hint = f"%tpu_preflight {known.name or next(steps, 'FUNCTION')} ... --target v5e-8"
-        return ChecklistItem(
-            question, UNKNOWN, f"No compilation for a TPU is on record: {hint} makes one, without a TPU."
-        )
+        return ChecklistItem(question, UNKNOWN, f"Not compiled for a TPU yet. Compile it without a TPU: {hint}")
     state = next((state for state, says in _ANSWERS.items() if any(one.status in says for one in found)), PASSED)
     return ChecklistItem(question, state, " ".join(map(_answer, found)))
 
 
 def _preflighted(known: ChecklistEvidence) -> list[preflights.Record]:
-    """What the newest preflight found, for each TPU that it was for."""
+    """The records of the newest preflight, one for each target."""
     found = preflights.newest()
     here = {known.name} if known.name else {function.name for function in known.program.functions}
     found = [one for one in found if one.function in here] or ([] if known.name else found)
     return [one for one in found if (one.function, one.t) == (found[0].function, found[0].t)]
 
 
-# What a preflight's records say of the item, the first that holds.
+# The item's state by the status of a preflight's records; the first match decides.
 _ANSWERS = {FAILED: ("too-large", "refused"), UNKNOWN: ("failed",)}
-_SAYS = {"fits": "fits", "too-large": "does not fit", "refused": "is refused by its compiler", "failed": "no answer"}
+_SAYS = {"fits": "fits", "too-large": "does not fit", "refused": "rejected by the TPU compiler", "failed": "no result"}
 
 
 def _answer(one: preflights.Record) -> str:
-    """ "train on v5litepod-8 (2026-10-01 14:20): fits, needs 3.10 of 15.75 GiB of HBM." """
+    """ "train on v5litepod-8 (2026-10-01 14:20): fits, needs 3.10 of 15.75 GiB HBM." """
     says = _SAYS.get(one.status, one.status)
     if one.needed is not None and one.available:
-        says += f", needs {one.needed / 2**30:,.2f} of {one.available / 2**30:,.2f} GiB of HBM"
+        says += f", needs {one.needed / 2**30:,.2f} of {one.available / 2**30:,.2f} GiB HBM"
     return f"{one.function} on {one.target} ({_day(one.t)}): {says}."
 
 
-# -- where data, models and strategy are ---------------------------------------------------------------------------
+# -- data, models and strategy -------------------------------------------------------------------------------------
 
 
 def _data(known: ChecklistEvidence) -> ChecklistItem:
-    question = "Data in memory, or readable from where the TPU is"
+    question = "Data in memory, or readable on the TPU's host"
     found = [one for one in known.findings if one.code in _REMOTE]
     if found:
         return ChecklistItem(question, FAILED, _places(found))
     if known.program.tpu_tf:
         if known.program.remote_tpu is False:
             return ChecklistItem(
-                question, PASSED, 'The resolver says "local": the TPU\'s host reads files and runs Python.'
+                question, PASSED, 'The resolver is "local": the TPU is on this host, which reads the files.'
             )
-        return ChecklistItem(
-            question, UNKNOWN, "The code does not tell whether the TPU is on this host or a remote one."
-        )
+        return ChecklistItem(question, UNKNOWN, "The code does not show whether the TPU is on this host or remote.")
     if _launch_is_there(known):
-        return ChecklistItem(
-            question, PASSED, "Workers are forked on the TPU's own host and read what the notebook reads."
-        )
-    return ChecklistItem(
-        question, UNKNOWN, "No launch was found in the cells, so it is not known where the data is read."
-    )
+        return ChecklistItem(question, PASSED, "Workers run on the same host as the notebook and read the same files.")
+    return ChecklistItem(question, UNKNOWN, "No launch found in the cells, so it is unknown where the data is read.")
 
 
 def _launch_is_there(known: ChecklistEvidence) -> bool:
@@ -231,14 +219,14 @@ def _launch_is_there(known: ChecklistEvidence) -> bool:
 
 
 def _in_place(known: ChecklistEvidence) -> ChecklistItem:
-    question = "Initialisation and strategy in place"
+    question = "Initialization and strategy present"
     program = known.program
     if program.tpu_tf or (program.uses("tensorflow") and not program.uses("torch")):
         return _tensorflow_in_place(question, program)
     if _launch_is_there(known):
-        return ChecklistItem(question, PASSED, "A cell launches the training; the launcher initialises each worker.")
+        return ChecklistItem(question, PASSED, "A cell launches the training; the launcher initializes each worker.")
     return ChecklistItem(
-        question, FAILED, "No cell launches the training: put %%tpu_train on top of the training cell."
+        question, FAILED, "No cell launches the training: write %%tpu_train as first line of the training cell."
     )
 
 
@@ -255,7 +243,7 @@ def _tensorflow_in_place(question: str, program: Program) -> ChecklistItem:
 
 
 def _scope(known: ChecklistEvidence) -> ChecklistItem:
-    question = "Model and data created in the right scope or place"
+    question = "Model and data created in the right scope"
     found = [one for one in known.findings if one.code in _SCOPE and not one.advice]
     if found:
         return ChecklistItem(question, FAILED, _places(found))
@@ -264,28 +252,28 @@ def _scope(known: ChecklistEvidence) -> ChecklistItem:
     early = session.current.fork_blockers.cells.get("runtime")
     if early:
         return ChecklistItem(question, FAILED, f"The XLA runtime was started in the notebook, in {early}.")
-    return ChecklistItem(question, PASSED, f"Nothing stands in the wrong place in {_cells(known)}.")
+    return ChecklistItem(question, PASSED, f"No placement problems found in {_cells(known)}.")
 
 
 def _jit(known: ChecklistEvidence) -> ChecklistItem:
-    question = "jit_compile as it has to be there"
+    question = "jit_compile set correctly for a TPU"
     if not known.program.uses("tensorflow") and not known.program.uses("keras"):
         if not _has_training(known):
             return ChecklistItem(question, UNKNOWN, NO_TRAINING)
-        return ChecklistItem(question, PASSED, "No TensorFlow in the cells; torch_xla compiles every graph by itself.")
+        return ChecklistItem(question, PASSED, "No TensorFlow in the cells; torch_xla compiles every graph anyway.")
     found = [one for one in known.findings if one.code in _JIT]
     if found:
         return ChecklistItem(question, FAILED, _places(found))
     if known.program.tpu_tf:
-        return ChecklistItem(question, PASSED, "It is not on, as a TPUStrategy wants it.")
+        return ChecklistItem(question, PASSED, "It is off, as TPUStrategy requires.")
     on = any(call.at.constant(call.at.keyword(call.node, "jit_compile")) is True for call in known.program.all_calls)
     if on:
-        return ChecklistItem(question, PASSED, "It is on, so that XLA is tested at home; take it off on the TPU.")
-    return ChecklistItem(question, UNKNOWN, "Neither a TPUStrategy nor jit_compile=True was found in the cells.")
+        return ChecklistItem(question, PASSED, "It is on, which tests XLA without a TPU. Remove it on the TPU.")
+    return ChecklistItem(question, UNKNOWN, "The cells have neither a TPUStrategy nor jit_compile=True.")
 
 
 def _arguments(known: ChecklistEvidence) -> ChecklistItem:
-    question = "Launch, precision and Trainer arguments as a TPU takes them"
+    question = "Launch, precision and Trainer arguments valid for a TPU"
     groups = ("launch", "precision", "trainer", "tensorflow")
     elsewhere = (*_REMOTE, *_SCOPE, *_JIT)
     found = [one for one in known.findings if one.group in groups and one.code not in elsewhere and not one.advice]
@@ -293,7 +281,7 @@ def _arguments(known: ChecklistEvidence) -> ChecklistItem:
         return ChecklistItem(question, FAILED, _places(found))
     if not _has_training(known):
         return ChecklistItem(question, UNKNOWN, NO_TRAINING)
-    return ChecklistItem(question, PASSED, f"No rule of the groups {', '.join(groups)} is broken in {_cells(known)}.")
+    return ChecklistItem(question, PASSED, f"No finding of the groups {', '.join(groups)} in {_cells(known)}.")
 
 
 _ITEMS: tuple[Callable[[ChecklistEvidence], ChecklistItem], ...] = (

@@ -1,12 +1,8 @@
-"""A second device of one worker (v2, v3) trains copies: two threads cannot move one model.
+"""Copies for the second device of a worker (v2, v3), since two threads cannot move one model to two devices.
 
-What lives here: what is copied of what a function is given and reads, and what is shared. What does not: who runs it
-(work.py).
-
-Copied are the models, everything that holds one of them, and the arguments; tied weights stay tied among the copies.
-Functions that read a copied name are made anew, with the copies as their globals. What cannot be copied (a lock, a
-generator) is shared.
-"""
+Copied are the models, all objects that contain one, and the arguments; tied weights stay tied among the copies.
+Functions that read a copied name are created again with the copies as globals. What cannot be copied (a lock, a
+generator) is shared."""
 
 from __future__ import annotations
 
@@ -17,11 +13,11 @@ from typing import Any
 
 from tpu_magics.launch import object_graph
 
-DEPTH = 6  # levels that are looked into: an optimizer's parameters lie four levels below it, a scheduler's five
+DEPTH = 6  # levels to follow: an optimizer's parameters are four levels below it, a scheduler's five
 
 
 class Copies:
-    """The copies for one device. Made before any device's thread runs: later the first one has moved its models."""
+    """The copies for one device. Made before any device's thread runs: later, the first one has moved its models."""
 
     def __init__(self, models: Mapping[str, Any]) -> None:
         self._memo: dict[int, Any] = {}
@@ -30,10 +26,10 @@ class Copies:
         self._spaces: dict[int, dict[str, Any]] = {}
 
     def argument(self, value: Any) -> Any:
-        """A copy; of what cannot be copied as a whole, its parts that can."""
+        """A copy; if the whole cannot be copied, copies of its parts."""
         if isinstance(value, (types.FunctionType, types.MethodType)):
             return self.function(value)
-        trial = dict(self._memo)  # a copy that fails half-way leaves halves in its memo
+        trial = dict(self._memo)  # a failed copy leaves parts in its memo
         try:
             made = copy.deepcopy(value, trial)
         except Exception:
@@ -58,14 +54,14 @@ class Copies:
         return made
 
     def space(self, names: dict[str, Any]) -> dict[str, Any]:
-        """Names for a function or a cell: those that hold a model lead to copies, the others to what they did."""
+        """Globals for a function or a cell, with copies of all values that contain a model."""
         if id(names) not in self._spaces:
             self._spaces[id(names)] = space = dict(names)
             space.update({name: self._named(name, value, names) for name, value in names.items()})
         return self._spaces[id(names)]
 
     def function(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, reading copies where it reads what was copied."""
+        """The function, with copies in place of the copied objects that it reads."""
         if isinstance(function, types.MethodType):
             return types.MethodType(self.function(function.__func__), self.argument(function.__self__))
         if not isinstance(function, types.FunctionType):

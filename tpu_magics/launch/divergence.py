@@ -1,4 +1,4 @@
-"""Ranks that compile other graphs than rank 0 (on a TPU they hang in the first collective), or end with other weights."""
+"""Ranks that compile other graphs than rank 0 (on a TPU such a run hangs), or that end with other weights."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ BUSY_PAUSE = 2.0  # seconds between attempts
 
 
 def prepare(request: Request, options: Options, workers: int | None) -> ForkedRun:
-    """Everything that can be refused, refused before the fork."""
+    """All checks before the fork, and the plan."""
     current = session.current
     host = session.known_host()
     backend = current.backend
@@ -55,7 +55,7 @@ def prepare(request: Request, options: Options, workers: int | None) -> ForkedRu
     backend.prepare()
     if made.rehearsed:
         preconditions.require_rehearsal(backend, made.ranks)
-    _say_how_to_get_a_tpu(host)
+    _show_tpu_menu(host)
     models = object_graph.find_models(iter(request.items), backend.is_model)
     preconditions.check(
         preconditions.LaunchContext(backend, host, current.fork_blockers, request.items, models, request.source)
@@ -79,7 +79,7 @@ def prepare(request: Request, options: Options, workers: int | None) -> ForkedRu
 
 
 def _with_session(options: Options, host: Host) -> Options:
-    """The options with the session's ranks or devices where the cell has neither."""
+    """The options, with the session's ranks or devices if the cell has neither."""
     current = session.current
     if options.spmd == plan.NO_SPMD:
         return replace(options, spmd=None, processes=options.processes or current.processes)
@@ -92,12 +92,12 @@ def free_name(name: str, taken: set[str]) -> str:
     return name if name not in taken else f"{name} (hoisted)"
 
 
-def _say_how_to_get_a_tpu(host: Host) -> None:
-    """On a notebook service without a TPU: where one is chosen, said once."""
+def _show_tpu_menu(host: Host) -> None:
+    """On a notebook service without a TPU: say once which menu selects one."""
     if host.device == "CPU" and host.place.menu and not session.current.menu_shown:
         session.current.menu_shown = True
         session.current.notebook.say(
-            f"No TPU in this {host.place.name} runtime: training on XLA:CPU. A TPU is chosen in {host.place.menu}."
+            f"No TPU in this {host.place.name} runtime: training on XLA:CPU. To select a TPU: {host.place.menu}."
         )
 
 
@@ -107,7 +107,7 @@ def make_hoist_plan(request: Request, options: Options, made: Plan) -> hoist.Hoi
     current = session.current
     if len(request.source) > LONGEST_READ:
         size = len(request.source) / 1e6
-        current.notebook.say(f"Models that the code builds are not looked for in it: it is {size:.1f} MB long.")
+        current.notebook.say(f"The code is {size:.1f} MB long, so it is not searched for models to hoist.")
         return None
     hoists = hoist.plan_hoists(
         request.hoistable,
@@ -118,9 +118,9 @@ def make_hoist_plan(request: Request, options: Options, made: Plan) -> hoist.Hoi
     )
     if current.backend.runtime_initialized():
         raise TpuMagicsError(
-            "Looking for models to build once has started the XLA runtime in this notebook.",
-            "A forked worker cannot use a runtime that its parent has started. This is an error of tpu_magics.",
-            "Restart the kernel and train with --hoist off; please report the cell.",
+            "Hoisting started the XLA runtime in this notebook.",
+            "A forked worker cannot use a runtime that its parent has started. This is a bug in tpu_magics.",
+            "Restart the kernel and train with --hoist off, and please report the cell.",
         )
     for line in (*hoists.describe(made.ranks), *hoists.warnings()):
         current.notebook.say(line)
@@ -129,7 +129,7 @@ def make_hoist_plan(request: Request, options: Options, made: Plan) -> hoist.Hoi
 
 @dataclass
 class ForkedRun:
-    """A run from its fork until its results are home."""
+    """A run in forked workers, until its results are loaded."""
 
     request: Request
     options: Options
@@ -158,17 +158,17 @@ class ForkedRun:
 
     @property
     def busy(self) -> bool:
-        """Whether workers are alive, or results wait to come home."""
+        """Whether workers are alive, or the results are not loaded yet."""
         return not self.finished
 
     @property
     def ended(self) -> bool:
-        """Whether no worker is left."""
+        """Whether all workers have ended."""
         return self.watch is not None and (self.thread is None or self.watch_ended.is_set())
 
     # -- forking --------------------------------------------------------------------------------------------------
     def fork(self) -> None:
-        """Fork the workers; on an error none is left."""
+        """Fork the workers. On an error none is left running."""
         current = session.current
         cells = (self.cell_names, dict(current.notebook.cell_ids()))
         if self.snapshot is None:
@@ -199,12 +199,14 @@ class ForkedRun:
             )
 
     def take_snapshot(self) -> Snapshot:
-        """The objects that the work reaches, before anything is forked."""
+        """A snapshot of the objects that the work can reach, before the fork."""
         current = session.current
         found = take(self.work.roots(), current.backend.object_state(), self.models)
         for name in (name for name in found.unseen if name not in current.unseen_reported):
             current.unseen_reported.add(name)
-            current.notebook.say(f"`{name}` holds too much to be compared: not all that changes in it comes home.")
+            current.notebook.say(
+                f"`{name}` is too large to compare: some changes in it may not be updated in the notebook."
+            )
         return found
 
     def _fork_one(self, task: worker.WorkerTask, index: int, scratch: Path) -> supervisor.WorkerProcess:
@@ -218,7 +220,7 @@ class ForkedRun:
 
     # -- watching -------------------------------------------------------------------------------------------------
     def open_panel(self) -> None:
-        """Show the run while it goes on, where the notebook can."""
+        """Show the panel of the run, if the notebook can."""
         notebook, background = session.current.notebook, self.options.background
 
         def panel() -> run_observer.RunObserver | None:
@@ -233,29 +235,31 @@ class ForkedRun:
             self.set_observer(run_observer.open_observer(panel, notebook.say, follow))
 
     def set_observer(self, observer: run_observer.RunObserver) -> None:
-        """Let somebody look on; a watch that goes on in a thread has them from its next look."""
+        """Set who observes the run, from the supervisor's next tick on."""
         self.observer = observer
         if self.watch is not None:
             self.watch.observer = observer
 
     def request_stop(self) -> None:
-        """From any thread: end the run as an interrupt would. Returns at once."""
+        """Stop the run as an interrupt would. May be called from any thread; returns at once."""
         if self.watch is not None:
             self.watch.stop("interrupt")
 
     def watch_until_end(self) -> None:
-        """Watch in this thread; a device that is still busy is tried again."""
+        """Watch in this thread. If the device is still busy, start again."""
         assert self.watch is not None
         self.watch.run()
         while failures.device_was_busy(self.watch) and time.monotonic() < self.deadline:
-            session.current.notebook.say("The TPU is still busy (its last holder may have just ended): trying again.")
+            session.current.notebook.say(
+                "The TPU is still busy (the process that used it may have just ended): trying again."
+            )
             time.sleep(BUSY_PAUSE)
             self._clear_attempt()
             self.fork()
             self.watch.run()
 
     def _clear_attempt(self) -> None:
-        """Take away what the failed attempt wrote: it would be read as the next one's."""
+        """Delete the files of the failed attempt: they would be read as those of the next one."""
         for path in self.folder.path.glob("rank-*"):
             path.unlink(missing_ok=True)
 
@@ -264,7 +268,7 @@ class ForkedRun:
         self.thread = threading.Thread(target=self._watch_then_tell, name=name, daemon=True)
         self.thread.start()
         session.current.notebook.say(
-            f"Training {self.folder.name!r} in the background: _tpu.wait() brings its results home, %tpu_stop stops it."
+            f"Training {self.folder.name!r} in the background: _tpu.wait() loads its results, %tpu_stop stops it."
         )
 
     def _watch_then_tell(self) -> None:
@@ -278,19 +282,19 @@ class ForkedRun:
                 self.watch_ended.set()
 
     def _wait_watch_ended(self) -> None:
-        """Wait until nothing is watched any more. Not by Thread.join(): one that is interrupted marks the thread as
-        stopped while it runs (seen in CPython 3.11)."""
+        """Wait until the watching thread has ended. Not with Thread.join(): an interrupted join marks a running thread
+        as stopped (seen in CPython 3.11)."""
         while self.thread is not None and not self.watch_ended.wait(0.1):
             pass
 
     def stop(self) -> None:
-        """Stop a background run; its models stay as they are."""
+        """Stop a background run; the models stay unchanged."""
         if self.watch is not None and self.thread is not None:
             self.request_stop()
             self._wait_watch_ended()
 
     def abandon(self, error: BaseException) -> None:
-        """Leave nothing behind after an error or an interrupt between two steps of the road."""
+        """Clean up after an error or an interrupt outside of `finish`."""
         if self.finished:
             return
         with process.interrupts_held():
@@ -307,18 +311,18 @@ class ForkedRun:
 
     # -- the end --------------------------------------------------------------------------------------------------
     def finish(self) -> None:
-        """Once: load the results, or raise what went wrong. Waits for a background run; an interrupt ends the
-        waiting."""
+        """Load the results, once, or raise the error of a failed run. Waits for a background run; an interrupt ends the
+        wait."""
         if self.finished:
             return
         self._wait_watch_ended()
         assert self.watch is not None
-        # An interrupt that comes now is raised when all is home: half of it would be worse.
+        # An interrupt is raised after all results are loaded, so that they are not loaded in part.
         with process.interrupts_held():
             self.finished = True
             session.current.active_run = None
             try:
-                home = self._settle(self.watch)
+                loaded = self._settle(self.watch)
             except BaseException as error:
                 self.result.failure = error
                 if not isinstance(error, TrainingFailed):
@@ -327,7 +331,7 @@ class ForkedRun:
             finally:
                 self.snapshot = None
                 self.observer.settle()
-            self._tell(home)
+            self._tell(loaded)
 
     def _settle(self, watch: supervisor.Supervisor) -> results.RunResults:
         if watch.reason != "done" or not all(w.good for w in watch.workers):
@@ -335,33 +339,33 @@ class ForkedRun:
         self.folder.update(status="collecting", workers=watch.table())
         limited = any(w.end is not None and w.end.status == "limit" for w in watch.workers)
         try:
-            home = results.RunResults() if limited else self._load()
+            loaded = results.RunResults() if limited else self._load()
         except TpuMagicsError as error:
             self._fail(
                 TrainingFailed(error.what, error.why, error.todo, error.details, rank=0, run=str(self.folder.path))
             )
         except OSError as error:
             self._fail(failures.cannot_read_results(error, self.folder))
-        self._record_warnings(home)
+        self._record_warnings(loaded)
         self._close("stopped" if limited else "done", models=[] if limited else list(self.models))
-        self.result.settle(home)
-        return home
+        self.result.settle(loaded)
+        return loaded
 
     def explain_failure(self, watch: supervisor.Supervisor) -> TrainingFailed:
-        """Why it did not end well."""
+        """Why the run failed."""
         return diagnosis.diagnose(failures.record(self, watch))
 
     def _keep_partial(self, watch: supervisor.Supervisor, error: TrainingFailed) -> TrainingFailed:
-        """Bring home what rank 0 had learned, where that is wanted, and say so in the error."""
+        """With --keep-partial: load the weights of rank 0's last step, and say so in the error."""
         if not self.plan.keep_partial:
             return error
         step = partial_results.step_of(self.folder)
         try:
             if step is None:
                 raise TpuMagicsError(partial_results.reason_missing(self.folder, watch.workers))
-            home = self._load(ranks=1)
-            self._record_warnings(home)
-            self._tell(home)
+            loaded = self._load(ranks=1)
+            self._record_warnings(loaded)
+            self._tell(loaded)
         except (TpuMagicsError, OSError) as failed:
             reason = failed.what if isinstance(failed, TpuMagicsError) else str(failed)
             return partial_results.with_sentence(
@@ -377,20 +381,22 @@ class ForkedRun:
         ranks = ranks or self.plan.ranks
         return results.collect_results(self.folder, ranks, self.models, backend, self.snapshot, background)
 
-    def _record_warnings(self, home: results.RunResults) -> None:
-        if home.warnings:
-            self.folder.update(warnings=[*Run(self.folder.path).info.get("warnings", ()), *home.warnings])
+    def _record_warnings(self, loaded: results.RunResults) -> None:
+        if loaded.warnings:
+            self.folder.update(warnings=[*Run(self.folder.path).info.get("warnings", ()), *loaded.warnings])
 
-    def _tell(self, home: results.RunResults) -> None:
-        session.current.notebook.namespace.update(home.names)
-        if home.left:
-            names = ", ".join(f"`{name}`" for name in home.left)
-            session.current.notebook.say(f"stayed in the worker, as they cannot be pickled: {names} (why: _tpu.left)")
-        if home.unchanged:
-            session.current.notebook.say(f"changed in the worker, unchanged here: {told_by_name(home.unchanged)}")
-        for lost in (value for value in home.values[:1] if isinstance(value, results.MissingValue)):
+    def _tell(self, loaded: results.RunResults) -> None:
+        session.current.notebook.namespace.update(loaded.names)
+        if loaded.left:
+            names = ", ".join(f"`{name}`" for name in loaded.left)
+            session.current.notebook.say(
+                f"Not updated in the notebook, because they cannot be pickled: {names} (reasons: _tpu.left)"
+            )
+        if loaded.unchanged:
+            session.current.notebook.say(f"Changed in the worker, unchanged here: {told_by_name(loaded.unchanged)}")
+        for lost in (value for value in loaded.values[:1] if isinstance(value, results.MissingValue)):
             session.current.notebook.say(lost.reason)
-        for note in (*home.notes, *home.warnings):
+        for note in (*loaded.notes, *loaded.warnings):
             session.current.notebook.say(note)
 
     def _fail(self, error: TrainingFailed) -> None:
@@ -407,6 +413,6 @@ class ForkedRun:
         self.folder.update(status=status, ended=ended, seconds=seconds, workers=workers, **fields)
 
     def _ended_at(self) -> float:
-        """When the last worker ended: a background run may be fetched long after."""
+        """When the last worker ended: results of a background run may be loaded much later."""
         ends = [one.ended for one in self.watch.workers if one.ended is not None] if self.watch else []
         return max(ends, default=time.time())

@@ -1,9 +1,5 @@
-"""The road of a run that stays in the notebook's process: look, keep, train in the scope, settle or put back.
-
-What lives here: the order of things, for a framework that does not survive a fork (backends/base.py, LocalBackend).
-What does not: the things themselves, and the road of forked workers (train.py). What can be refused is refused in
-local_checks.py, before anything is made.
-"""
+"""A run in the notebook's own process, for a framework that does not work after a fork (backends/base.py,
+LocalBackend): check, save the state, train in the strategy's scope, then keep the result or restore the state."""
 
 from __future__ import annotations
 
@@ -43,9 +39,9 @@ def start(request: Request, options: Options) -> results.TrainResult:
     """Run a request in this process, with the session's LocalBackend.
 
     Raises:
-        TpuMagicsError: before anything is run, where it cannot work.
-        TrainingFailed: an error that can be explained; the models are as they were before.
-        Exception: what the person's code raised; the models are as they were before.
+        TpuMagicsError: the run cannot start.
+        TrainingFailed: an error that can be explained; the models are restored.
+        Exception: what the user code raised; the models are restored.
     """
     __tracebackhide__ = True
     current = session.current
@@ -66,8 +62,8 @@ def start(request: Request, options: Options) -> results.TrainResult:
 
 
 @contextmanager
-def _program_kept(script: Path | None) -> Iterator[None]:
-    """A script is run with arguments and a search path of its own."""
+def _restored_argv(script: Path | None) -> Iterator[None]:
+    """Restore sys.argv and sys.path after a script, which has its own."""
     argv, path = sys.argv, list(sys.path)
     try:
         yield
@@ -78,7 +74,7 @@ def _program_kept(script: Path | None) -> Iterator[None]:
 
 @dataclass
 class InProcessRun:
-    """A run that goes on in this process. While it does, it is the session's `going`."""
+    """A run in this process. While it runs, it is the session's `active_run`."""
 
     request: Request
     options: Options
@@ -106,7 +102,7 @@ class InProcessRun:
         self.watchdog.observer = observer
 
     def request_stop(self) -> None:
-        """From any thread: end the run as an interrupt would. Returns at once."""
+        """Stop the run as an interrupt would. May be called from any thread; returns at once."""
         self.watchdog.stop()
 
     stop = request_stop
@@ -120,13 +116,13 @@ class InProcessRun:
         return self.over.is_set()
 
     def finish(self) -> None:
-        """From another thread: wait until it has ended, and raise what made it fail."""
+        """In another thread: wait until the run has ended. Raises the error of a failed run."""
         self.over.wait()
         self.result.wait()
 
-    # -- the order of things --------------------------------------------------------------------------------------
+    # -- the run -------------------------------------------------------------------------------------------------
     def run(self) -> None:
-        """All of it. An interrupt is held, except while the state is written and the person's code runs."""
+        """The whole run. Interrupts are held, except while the state is saved and while user code runs."""
         __tracebackhide__ = True
         with process.interrupts_held() as late, ExitStack() as open_:
             open_.callback(self.records.close)
@@ -139,7 +135,7 @@ class InProcessRun:
                 try:
                     self._put_back(error)
                 finally:
-                    late.clear()  # the cell ends with an error anyway
+                    late.clear()  # the cell ends with an error in any case
             else:
                 self._settle(value)
 
@@ -163,7 +159,7 @@ class InProcessRun:
         self.set_observer(run_observer.open_observer(panel, notebook.say, follow))
 
     def _trained(self) -> Any:
-        """What the work returned; the state before is kept by then."""
+        """Save the state, then train. Returns the return value."""
         __tracebackhide__ = True
         with self.watchdog.interruptible():
             self.records.write(events.Phase, name="starting")
@@ -176,7 +172,7 @@ class InProcessRun:
         with ExitStack() as around:
             around.enter_context(tee.record(self.records.log))
             around.enter_context(backend.watching_data(self._tell, items, cells))
-            if self.options.precision:  # else a policy that the cell itself sets would be undone
+            if self.options.precision:  # else a policy set by the cell itself would be undone
                 around.enter_context(backend.precision(self.options.precision))
             changed = around.enter_context(backend.jit(self.options.jit, cells))
             watcher = around.enter_context(backend.observing(self.records.writer, self._watching()))
@@ -191,11 +187,11 @@ class InProcessRun:
         __tracebackhide__ = True
         good = False
         try:
-            with _program_kept(self.request.script), self.watchdog.interruptible(limited=True), self.backend.scope():
+            with _restored_argv(self.request.script), self.watchdog.interruptible(limited=True), self.backend.scope():
                 self.work.install(self.records.note, 1)
                 value = self.work.run(0, 0)
             if self.watchdog.reason == TIMEOUT:
-                raise KeyboardInterrupt  # the code swallowed the one that was sent
+                raise KeyboardInterrupt  # user code caught the one that was sent
             good = True
             return value
         finally:
@@ -214,7 +210,7 @@ class InProcessRun:
 
     # -- the end --------------------------------------------------------------------------------------------------
     def _settle(self, value: Any) -> None:
-        """It went well: what was trained is where it was trained."""
+        """The run succeeded: the models in the notebook are the trained ones."""
         namespace = session.current.notebook.namespace
         models = rollback.trained_models(self.backend, self.result.models, self.names, namespace)
         self.result.models = dict(models)
@@ -224,7 +220,7 @@ class InProcessRun:
         self.records.update("done", 0, models=list(models))
 
     def _put_back(self, error: BaseException) -> None:
-        """It did not: make all as it was, unless that is not wanted, and raise what the person shall read."""
+        """The run failed: restore the state unless --keep-partial, and raise the error."""
         __tracebackhide__ = True
         keep = self.options.keep_partial and not isinstance(error, StepLimit)
         lost = [] if keep else rollback.restore(self.kept, self.names, session.current.notebook.namespace)
@@ -248,18 +244,18 @@ class InProcessRun:
         status = rollback.status_of(self.watchdog.reason)
         try:
             self.records.update(status, 1, failure=rollback.failure_record(shown))
-        except TpuMagicsError as error:  # a disk that is full: what made the run fail matters more
+        except TpuMagicsError as error:  # e.g. a full disk: the run's own error matters more
             self.say(error.what)
 
     def _forget(self) -> None:
-        """The state before is needed no more."""
+        """Delete the saved state."""
         if self.kept is not None:
             self.kept.drop()
         shutil.rmtree(self.folder.path / rollback.STATE, ignore_errors=True)
 
-    # -- what is said ---------------------------------------------------------------------------------------------
+    # -- messages -------------------------------------------------------------------------------------------------
     def say(self, line: str) -> None:
-        """A line of ours."""
+        """Show a message."""
         self.records.say(line)
 
     def _tell(self, problem: Problem) -> None:
@@ -270,7 +266,7 @@ class InProcessRun:
 
 
 def check_request(request: Request, backend: LocalBackend, say: Callable[[str], None]) -> None:
-    """Models outside the scope, data that cannot be read where the training goes on, places that cannot be saved to."""
+    """Check for models outside of the scope, data that the device cannot read, and paths that cannot be written."""
     notebook = session.current.notebook
     report(backend.placement_problems(request.items), say)
     report(backend.data_problems(request.items, notebook.cell_names()), say)
@@ -279,17 +275,17 @@ def check_request(request: Request, backend: LocalBackend, say: Callable[[str], 
 
 
 def _tree(request: Request) -> ast.AST:
-    """The code that is run, as far as it can be read."""
+    """The code of the run, if it can be parsed."""
     if isinstance(request.hoistable, ast.AST):
         return request.hoistable
     try:
         return ast.parse(textwrap.dedent(request.source))
-    except SyntaxError:  # a lambda in the middle of a call, or no source at all
+    except SyntaxError:  # a lambda within a call, or no source
         return ast.Module([], [])
 
 
 def report(problems: Sequence[Problem], say: Callable[[str], None]) -> None:
-    """Raise the first problem that refuses the run; say the others."""
+    """Raise the first problem that prevents the run; show the others."""
     for problem in sorted(problems, key=lambda one: not one.refuses):
         if problem.refuses:
             raise TpuMagicsError(problem.what, problem.why, problem.todo)
@@ -297,13 +293,13 @@ def report(problems: Sequence[Problem], say: Callable[[str], None]) -> None:
 
 
 def problem_text(problem: Problem) -> str:
-    """A problem in one line."""
+    """A problem as one line."""
     return " ".join(filter(None, (problem.what, problem.why, problem.todo)))
 
 
 NO_STEP = (
-    "--preflight found no training step in what was run: it looks at the first model.fit, and at tf.functions that "
-    "assign variables. Give the step to %tpu_preflight."
+    "--preflight found no training step in this run: it checks the first model.fit, and tf.functions that assign "
+    "variables. Pass the step to %tpu_preflight instead."
 )
 
 
@@ -311,8 +307,8 @@ NO_STEP = (
 def with_gate(
     request: Request, options: Options, backend: LocalBackend, cells: Mapping[str, str]
 ) -> Iterator[Callable[[], bool]]:
-    """Within it the gate of --preflight is asked when the first step is known, before that is executed. Gives a
-    function that tells whether there was such a step."""
+    """Call the gate of --preflight when the first step is known, before it is executed. Yields a function that returns
+    whether there was such a step."""
     gate = options.gate
     if gate is None:
         yield lambda: True
@@ -329,7 +325,7 @@ def with_gate(
 
 
 def create_folder(name: str, request: Request, options: Options, backend: LocalBackend) -> RunFolder:
-    """The run's folder, on a disk that has room for the state before the run."""
+    """Create the run folder. Raises TpuMagicsError if its disk has no space for the state before the run."""
     folder = RunFolder.create(name)
     try:
         _require_room(folder.path, backend.state_bytes(request.items), options.force)
@@ -346,21 +342,22 @@ def _require_room(folder: Path, size: int, force: bool) -> None:
     if force or free is None or size <= free:
         return
     raise TpuMagicsError(
-        f"The weights as they are cannot be kept: they take {mb(size)}, and {mb(free)} are free on the disk.",
-        f"They are written into the run folder, {folder}, before the training, and put back where it fails.",
-        "Free some disk space, set TPU_MAGICS_RUNS to a folder on another disk, or try all the same with --force.",
+        f"Not enough disk space to save the current weights: they take {mb(size)}, but {mb(free)} are free.",
+        f"They are saved in the run folder, {folder}, before the training, and restored if it fails.",
+        "Free disk space, set TPU_MAGICS_RUNS to a folder on another disk, or skip this check with --force.",
     )
 
 
 def save_state(backend: LocalBackend, items: Sequence[tuple[str, Any]], folder: Path) -> Kept:
-    """The state before the run. Raises TpuMagicsError where it cannot be written; nothing of it is left then."""
+    """Save the state before the run. Raises TpuMagicsError if it cannot be written; nothing is left on the disk
+    then."""
     try:
         return backend.kept(items, folder)
     except OSError as error:
         raise TpuMagicsError(
-            "The weights as they are could not be written into the run folder.",
-            f"{folder}: {error.strerror or error}. They are kept there to be put back where the training fails.",
-            "Free some disk space, or set TPU_MAGICS_RUNS to a folder on another disk, and run the cell again.",
+            "The current weights could not be saved in the run folder.",
+            f"{folder}: {error.strerror or error}. They are saved there to be restored if the training fails.",
+            "Free disk space, or set TPU_MAGICS_RUNS to a folder on another disk, and run the cell again.",
         ) from error
 
 
@@ -384,7 +381,8 @@ def plan_record(options: Options, placed: Placed, precision: str) -> dict[str, A
 
 
 class InProcessRecords:
-    """The records of one run, which has one rank. `totals`: steps, compiles and recompiles, for the last event."""
+    """The files of a run in this process: records and log of rank 0, and run.json. `totals`: steps, compiles and
+    recompiles, for the last event."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -396,7 +394,7 @@ class InProcessRecords:
         self.meter = MemoryMeter(self._supervisor, 0)
 
     def say(self, line: str) -> None:
-        """A line of ours: shown, and not kept as the person's output."""
+        """Show a message; it is not logged as output of the user code."""
         with self.log.paused():
             session.current.notebook.say(line)
 
@@ -405,13 +403,13 @@ class InProcessRecords:
         self.writer.write(kind(t=time.time(), rank=0, **fields))
 
     def note(self, code: str, text: str) -> None:
-        """Write a warning, and say it."""
+        """Write a warning, and show it."""
         self.write(events.Warned, code=code, text=text)
 
     def update(self, status: str, code: int | None = None, **fields: Any) -> None:
-        """Replace run.json. `code`: 0 where it went well, else 1 (None: the run goes on)."""
+        """Update run.json. `code`: 0 if the run succeeded, else 1 (None: still running)."""
         peak = {"peak_rss": self.meter.peak_rss, "peak_pss": self.meter.peak_pss}
-        ended_well = 0 if code == 0 else None  # the notebook's process goes on, whatever the run came to
+        ended_well = 0 if code == 0 else None  # the notebook's process continues in any case
         worker = {"rank": 0, "pid": os.getpid(), "exit": ended_well, "signal": None, **peak}
         if code is not None:
             ended = time.time()
@@ -424,21 +422,21 @@ class InProcessRecords:
         self.write(events.End, status=status, seconds=seconds, log_end=self.log.size, **self.totals, **fields)
 
     def end_failed(self, error: BaseException, cell_names: Mapping[str, str]) -> None:
-        """The last event of a run that failed; the traceback stands in the log behind the person's output."""
+        """The last event of a failed run; the traceback follows the output in the log."""
         error_type, error_text = frames.describe(error)
         stack = frames.from_exception(error, cell_names)
         self.end("failed", error_type=error_type, error_text=error_text, frames=stack)
         self.log.write(frames.traceback_text(error))
 
     def close(self) -> None:
-        """Nothing is written any more."""
+        """Close all files."""
         self.writer.close()
         self._supervisor.close()
         self.log.close()
 
 
 class _AnnouncingWriter(EventWriter):
-    """A record file whose warnings are also said, as the relay does for forked workers."""
+    """An event writer that also shows warnings, as the relay does for forked workers."""
 
     def __init__(self, path: Path, say: Callable[[str], None]) -> None:
         super().__init__(path, 0)

@@ -1,10 +1,7 @@
-"""TensorFlow's C++ log in a notebook: what of it is shown in the cell.
+"""Filters TensorFlow's C++ log in the cell's output; the run's log and the server's log have all of it.
 
-What lives here: telling apart the lines of that log. What does not: how they come to a stream (tee.py). A kernel gives
-to its stderr what C++ writes to the descriptor; the run's log and the server's have all of it.
-
-Not shown are lines of the level INFO, and what TensorFlow logs of an error that it raises in Python as well, with the
-stack of each op behind it: the cell shows that error. All else is shown. The forms are those of TensorFlow 2.21.
+Lines of level INFO are hidden, and so are errors that TensorFlow also raises in Python, with the op stacks after them.
+The patterns match TensorFlow 2.21.
 """
 
 from __future__ import annotations
@@ -20,22 +17,22 @@ _MAY_BEGIN_ONE = tuple("IWEFTS\t0123456789")
 
 
 class LogFilter:
-    """What of the text that C++ writes is shown; it comes in pieces that end anywhere."""
+    """Filters the text that C++ code writes, which arrives in arbitrary pieces."""
 
     def __init__(self) -> None:
-        self._pending = ""  # the beginning of a line that may be one of the log
-        self._inside_shown_line = False  # a line whose beginning was shown
-        # How lines begin that belong to the record before, which is not shown.
+        self._pending = ""  # the beginning of a line that may belong to the log
+        self._inside_shown_line = False  # the beginning of this line was shown
+        # How lines begin that belong to the hidden record before.
         self._skipped_beginnings: tuple[str, ...] = ()
 
     def feed(self, text: str) -> str:
-        """What is shown now."""
+        """The part of the text to show now."""
         lines = (self._pending + text).splitlines(keepends=True)
         self._pending = ""
         return "".join(self._feed_line(line) for line in lines)
 
     def flush(self) -> str:
-        """What was held back, at the end."""
+        """The pending text, at the end."""
         held, self._pending = self._pending, ""
         return held
 
@@ -63,7 +60,7 @@ class LogFilter:
 
 
 def _after(record: re.Match[str]) -> tuple[str, ...]:
-    """Of a record that is not shown: how the lines begin that belong to it."""
+    """For a hidden record: how the lines begin that belong to it."""
     if record[1] == "I":
         return _AFTER_INFO
     return _AFTER_ERROR if record[2].startswith(_RAISED_TOO) else ()

@@ -1,8 +1,5 @@
-"""What a training function can reach: the models that it is given or reads, and the optimisers.
-
-What lives here: arguments, globals, closures and defaults, followed through helper functions of the notebook and
-through containers. What does not: what is a model (backends/), what is done about it (guards.py, results).
-"""
+"""The objects that a training function can reach: through arguments, globals, closures, defaults, helper functions of
+the notebook, and containers."""
 
 from __future__ import annotations
 
@@ -12,18 +9,19 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-DEPTH = 3  # levels of containers and attributes that are looked into
-WIDTH = 256  # entries of a container that are looked at
-MOST = 20_000  # objects looked at in all
+DEPTH = 3  # levels of containers and attributes to follow
+WIDTH = 256  # entries of a container to visit
+MOST = 20_000  # objects to visit in total
 
 
 def reachable_objects(function: Any, arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """(name, value) of everything the function is given or reads, each object once, names as the person knows them."""
+    """(name, value) of all objects that the function is given or reads, each once, with the names that the user
+    knows."""
     return _all_inside((*arguments.items(), *_read(function, set())))
 
 
 def names_in(code: types.CodeType) -> Iterator[str]:
-    """Every global or attribute name that a code object mentions, its inner functions included."""
+    """All global and attribute names in a code object, inner functions included."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -31,12 +29,12 @@ def names_in(code: types.CodeType) -> Iterator[str]:
 
 
 def objects_of_code(code: types.CodeType, namespace: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The same for statements that run with `namespace` as their globals."""
+    """`reachable_objects` for statements that run with `namespace` as their globals."""
     return _all_inside(_globals_of(code, namespace, set()))
 
 
 def _read(function: Any, done: set[int]) -> Iterator[tuple[str, Any]]:
-    """What a callable reads that is not an argument, through its own helper functions."""
+    """What a callable reads besides its arguments, helper functions included."""
     if id(function) in done:
         return
     done.add(id(function))
@@ -73,7 +71,7 @@ def _globals_of(code: types.CodeType, space: Mapping[str, Any], done: set[int]) 
 
 
 def _helper(value: Any, space: Mapping[str, Any], done: set[int]) -> Iterator[tuple[str, Any]]:
-    """What a helper of the same notebook reads; functions of libraries are left alone."""
+    """What a helper function of the same notebook reads; library functions are skipped."""
     inner = _attribute(value, "__func__") or value
     inner = _attribute(inner, "__wrapped__") or inner
     if isinstance(inner, types.FunctionType) and inner.__globals__ is space:
@@ -81,7 +79,7 @@ def _helper(value: Any, space: Mapping[str, Any], done: set[int]) -> Iterator[tu
 
 
 def _all_inside(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """`roots` and what they hold. What has a name of its own goes by that, also where another one holds it."""
+    """`roots` and their contents. An object with a name of its own keeps that name, also inside of another one."""
     first: dict[int, tuple[str, Any]] = {}
     for name, value in roots:
         first.setdefault(id(value), (name, value))
@@ -92,12 +90,12 @@ def _all_inside(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
 
 
 def contents(name: str, value: Any, depth: int = DEPTH) -> Iterator[tuple[str, Any]]:
-    """`value` and what it holds, with names."""
+    """`value` and its contents, with names."""
     yield from _inside(name, value, depth, set())
 
 
 def _inside(name: str, value: Any, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Level by level: what is reached in several ways goes by the shortest name."""
+    """Level by level, so that an object reached in several ways gets the shortest name."""
     level: list[tuple[str, Any]] = []
     waiting: Iterable[tuple[str, Any]] = [(name, value)]
     for _ in range(depth + 1):
@@ -126,7 +124,7 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _key(key: Any) -> str:
-    """A key as it is written; the text of a tensor would take long."""
+    """A key as text; the repr of a tensor would take long."""
     return repr(key) if isinstance(key, (str, int, float, tuple)) else f"<{type(key).__name__}>"
 
 
@@ -135,7 +133,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _attribute(value: Any, name: str) -> Any:
-    """An attribute, or None; also of objects whose own code raises something else when they are asked."""
+    """An attribute, or None; also if the object's own code raises another exception."""
     try:
         return getattr(value, name, None)
     except Exception:
@@ -143,7 +141,7 @@ def _attribute(value: Any, name: str) -> Any:
 
 
 def find_models(items: Iterator[tuple[str, Any]], is_model: Callable[[object], bool]) -> dict[str, Any]:
-    """The models among `items`, outermost ones only: a part of a model comes home with it."""
+    """The models among `items`, without those that are part of another one."""
     found: dict[str, Any] = {}
     inner: set[int] = set()
     for name, value in items:

@@ -1,8 +1,8 @@
-"""Processes that a worker's function has started in a session of their own: its process group's signals miss them.
+"""Ends processes that a worker's function started in sessions of their own, which signals to its group do not reach.
 
-They are known by a variable of the environment that only this worker has set, so that nothing else is ever signalled,
-and those with another environment by having been below the worker. (Children that are forked and run no other program
-die with the worker: process.py.)
+They are found by an environment variable that only this worker sets, so that nothing else is signaled; those with
+another environment, as former descendants of the worker. (Forked children that run no other program die with the
+worker: process.py.)
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-Process = tuple[int, int]  # its pid and when it began, in ticks: pids are given out again
+Process = tuple[int, int]  # pid and start time in ticks: pids are reused
 
 VARIABLE = "TPU_MAGICS_WORKER"
 GRACE = 0.5  # seconds between TERM and KILL
 
 
 def marker(run: Path, pid: int) -> str:
-    """What the variable holds in the worker `pid` of a run, and in what it starts."""
+    """The value of the variable in worker `pid` of a run, and in the processes that it starts."""
     return f"{run.absolute()}:{pid}"
 
 
 def set_marker(run: Path) -> None:
-    """In a worker: mark what it will start."""
+    """In a worker: mark the processes that it will start."""
     os.environ[VARIABLE] = marker(run, os.getpid())
 
 
 def descendants(pid: int) -> set[Process]:
-    """What runs below a process. (A worker takes the place of a parent that has ended.)"""
+    """The descendants of a process. (A worker adopts orphaned descendants.)"""
     found: set[Process] = set()
     waiting = [pid]
     while waiting:
@@ -44,13 +44,13 @@ def descendants(pid: int) -> set[Process]:
 
 
 def end_orphans(run: Path, pid: int, known: Iterable[Process] = ()) -> None:
-    """End what the worker `pid`, which has ended, has left; `known`: what was seen below it."""
+    """End what worker `pid` left behind after its end; `known`: descendants seen before."""
     wanted = f"{VARIABLE}={marker(run, pid)}".encode()
     _end([*_marked(wanted), *_held(known)])
 
 
 def end_descendants(pid: int) -> None:
-    """End what runs below a process: also what its group's signal would end, which may be just leaving the group."""
+    """End the descendants of a process, also those that are just leaving its process group."""
     _end(_held(descendants(pid)))
 
 
@@ -65,7 +65,7 @@ def _end(descriptors: Iterable[int]) -> None:
 
 
 def _held(processes: Iterable[Process]) -> Iterator[int]:
-    """Descriptors of those that still run."""
+    """pidfds of those that still run."""
     for pid, began in processes:
         try:
             descriptor = os.pidfd_open(pid)
@@ -78,7 +78,7 @@ def _held(processes: Iterable[Process]) -> Iterator[int]:
 
 
 def _children(pid: int) -> Iterator[int]:
-    """Those that its threads have started. A system that does not tell has none."""
+    """The children that its threads started; none if the system does not show them."""
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):
@@ -93,7 +93,7 @@ def _began(pid: int) -> int | None:
 
 
 def _marked(wanted: bytes) -> Iterator[int]:
-    """Descriptors of the processes with the mark; each is read again once it is held: pids are given out again."""
+    """pidfds of the processes with the mark; each is checked again once it is open, since pids are reused."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and _has(entry, wanted):
             try:
@@ -122,7 +122,7 @@ def _closing(descriptor: int) -> Iterator[int]:
 
 
 def _ended(descriptors: set[int], seconds: float) -> set[int]:
-    """Those of them that end within this time (pidfd_open(2): they become readable)."""
+    """Those that end within this time (pidfd_open(2): the descriptors become readable)."""
     ended: set[int] = set()
     poll = select.poll()
     for descriptor in descriptors:

@@ -1,8 +1,4 @@
-"""What must be so before anything forks.
-
-What lives here: one small check for each thing that would break a forked worker, and the memory of which cell did it.
-What does not: the facts themselves (host/, backends/), and failures of workers (diagnose.py).
-"""
+"""Checks before a run: what would break a forked worker, and options that a framework does not support."""
 
 from __future__ import annotations
 
@@ -22,19 +18,18 @@ from tpu_magics.launch.plan import NO_SPMD, Options
 
 
 class ForkBlockers:
-    """Which cell brought the process into a state that forbids a fork. Asked after every cell; cheap, imports
-    nothing."""
+    """Which cell brought the process into a state that forbids a fork. Recorded after every cell; imports nothing."""
 
     def __init__(self) -> None:
         self.cells: dict[str, str] = {}
 
     def record(self, backend: Backend, cell: str) -> None:
-        """Note `cell` for every state that is there now and was not before."""
+        """Note `cell` for every state that is new."""
         for state in _states(backend):
             self.cells.setdefault(state, cell)
 
     def cell_of(self, state: str) -> str:
-        """The cell in words."""
+        """The cell as text."""
         return self.cells.get(state, "code that ran before tpu_magics was loaded")
 
 
@@ -45,8 +40,8 @@ def _states(backend: Backend) -> list[str]:
 
 @dataclass(frozen=True)
 class LaunchContext:
-    """What the guards look at. `items`: what the function can reach; `models`: the models among it; `source`: the text
-    of the function or cell ("" where it is not at hand)."""
+    """What the checks need. `items`: what the function can reach; `models`: the models among them; `source`: the text
+    of the function or cell ("" if not available)."""
 
     backend: Backend
     host: Host
@@ -57,7 +52,7 @@ class LaunchContext:
 
 
 def require_rehearsal(backend: Backend, ranks: int) -> None:
-    """Raise TpuMagicsError where several ranks cannot be rehearsed."""
+    """Raise TpuMagicsError if several ranks cannot be rehearsed."""
     problem = backend.rehearsal_problem()
     if problem:
         raise TpuMagicsError(
@@ -68,22 +63,23 @@ def require_rehearsal(backend: Backend, ranks: int) -> None:
 
 
 def check(situation: LaunchContext) -> None:
-    """Raise TpuMagicsError for the first thing that would break the workers."""
+    """Raise TpuMagicsError for the first problem that would break the workers."""
     for guard in GUARDS:
         guard(situation)
 
 
-RESTART = "Restart the kernel (the runtime cannot be stopped otherwise), "
+RESTART = "Restart the kernel (nothing else stops the runtime), "
 
 
 def runtime_is_down(s: LaunchContext) -> None:
     if s.backend.runtime_initialized():
         raise TpuMagicsError(
-            f"The XLA runtime is already initialised in this notebook, by {s.fork_blockers.cell_of('runtime')}.",
-            "A forked worker cannot use a runtime that its parent has started; torch_xla would stop with "
+            f"The XLA runtime is already initialized in this notebook, by {s.fork_blockers.cell_of('runtime')}.",
+            "A forked worker cannot use a runtime that its parent has started: torch_xla raises "
             '"Runtime is already initialized".',
-            RESTART + "take the use of the XLA device out of that cell (torch_xla.device(), tensor.to('xla'), "
-            "xr.world_size(), ...), and do it inside the training function.",
+            RESTART
+            + "and move the use of the XLA device (torch_xla.device(), tensor.to('xla'), xr.world_size(), ...) from "
+            "that cell into the training function.",
         )
 
 
@@ -91,24 +87,25 @@ def no_accelerator(s: LaunchContext) -> None:
     if "accelerator" in s.backend.other_states():
         holder = s.backend.device_holder()
         raise TpuMagicsError(
-            f"{holder} was built in this notebook, by {s.fork_blockers.cell_of('accelerator')}.",
-            "It has started the accelerator's runtime, which a forked worker cannot use.",
-            RESTART + "and run %tpu_init before that cell: then it is built on the CPU, and each worker builds it "
-            "again on its own device. Or build it inside the training function.",
+            f"{holder} was created in this notebook, by {s.fork_blockers.cell_of('accelerator')}.",
+            "It started the accelerator's runtime, which a forked worker cannot use.",
+            RESTART
+            + "and run %tpu_init before that cell: it is then created on the CPU, and again by each worker on its "
+            "own device. Or create it inside the training function.",
         )
 
 
 def no_cuda(s: LaunchContext) -> None:
     if "cuda" in s.backend.other_states():
         raise TpuMagicsError(
-            f"CUDA was initialised in this notebook, by {s.fork_blockers.cell_of('cuda')}.",
-            "CUDA does not survive a fork.",
-            RESTART + "and keep GPU work out of the notebook's own cells.",
+            f"CUDA was initialized in this notebook, by {s.fork_blockers.cell_of('cuda')}.",
+            "CUDA does not work in a forked process.",
+            RESTART + "and do not use the GPU in other cells of the notebook.",
         )
 
 
 def tpu_is_free(s: LaunchContext) -> None:
-    """Looks anew: another notebook may have taken the TPU since %tpu_init."""
+    """Check again: another notebook may use the TPU since %tpu_init."""
     if s.host.device != "TPU":
         return
     taken = [problem for problem in s.host.problems if problem.about == HOLDER and problem.state == "broken"]
@@ -121,15 +118,15 @@ def models_on_cpu(s: LaunchContext) -> None:
         device = s.backend.model_device(model)
         if device not in ("cpu", "meta"):
             raise TpuMagicsError(
-                f"The model `{name}` is on the device {device!r} already.",
+                f"The model `{name}` is already on the device {device!r}.",
                 "Workers inherit models in host memory and move them to their own devices.",
-                f"Leave `{name}` on the CPU in the notebook, and move it inside the training function "
+                f"Keep `{name}` on the CPU in the notebook, and move it inside the training function "
                 "(model.to(torch_xla.device()), or accelerator.prepare).",
             )
 
 
 GUARDS: tuple[Callable[[LaunchContext], None], ...] = (
-    no_accelerator,  # before the runtime, which it starts: its own words help more
+    no_accelerator,  # before the runtime, which it starts: its message helps more
     runtime_is_down,
     no_cuda,
     tpu_is_free,
@@ -141,13 +138,13 @@ GUARDS: tuple[Callable[[LaunchContext], None], ...] = (
 
 
 def check_function(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], index_first: bool) -> dict[str, Any]:
-    """Check that `function` can be trained with these arguments; returns them by parameter, defaults applied."""
+    """Check that `function` accepts these arguments. Returns them by parameter, defaults applied."""
     name = getattr(function, "__name__", repr(function))
     if not callable(function):
         raise TpuMagicsError(
             f"`{name}` is not a function.",
-            f"It is of type {type(function).__name__}.",
-            "Name a function that takes the model (or nothing) and trains it.",
+            f"Its type is {type(function).__name__}.",
+            "Use a function that takes the model (or nothing) and trains it.",
         )
     _refuse_kinds(function, name)
     try:
@@ -159,9 +156,9 @@ def check_function(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     except TypeError as problem:
         given = f"{len(args)} positional" + (f" and {', '.join(kwargs)}" if kwargs else "")
         raise TpuMagicsError(
-            f"{name}{signature} does not take these arguments: {problem}.",
+            f"{name}{signature} does not accept these arguments: {problem}.",
             f"Given: {given}" + (", after the process index" if index_first else "") + ".",
-            f"Write one ARG for each parameter behind the magic: %%tpu_train {' '.join(_needed(signature))}".rstrip(),
+            f"Write one ARG for each parameter after the magic: %%tpu_train {' '.join(_needed(signature))}".rstrip(),
         ) from None
     bound.apply_defaults()
     return dict(bound.arguments)
@@ -180,24 +177,24 @@ def _refuse_kinds(function: Any, name: str) -> None:
     for found, kind in kinds:
         if found:
             raise TpuMagicsError(
-                f"`{name}` is {kind}, and cannot be trained.",
-                "Calling it runs nothing of its body.",
-                "Make it a plain function that trains and returns.",
+                f"`{name}` is {kind}, which cannot be trained.",
+                "Calling it does not run its body.",
+                "Change it to a normal function that trains and returns.",
             )
 
 
 # -- runs in the notebook's own process --------------------------------------------------------------------------------
 
 
-_HERE = "TensorFlow does not survive a fork, so a TensorFlow cell is trained in the notebook's own process"
-_STRATEGY = "the strategy of %tpu_init drives all devices that there are"
+_HERE = "TensorFlow does not work in a forked process, so a TensorFlow cell trains in the notebook's process"
+_STRATEGY = "the strategy of %tpu_init uses all devices"
 
 Refusal = tuple[bool, str, str, str]
 
 
 def check_options(options: Options, launcher: str = "") -> None:
-    """Raise TpuMagicsError for what only forked workers can have, with the reason and what to do. `launcher`: the
-    launching call that the cell has."""
+    """Raise TpuMagicsError for options that only forked workers support. `launcher`: the launcher that the cell
+    calls."""
     for found, what, why, todo in _refusals(options, launcher):
         if found:
             raise TpuMagicsError(what, why, todo)
@@ -207,44 +204,44 @@ def _refusals(options: Options, launcher: str) -> Iterator[Refusal]:
     yield (
         bool(launcher),
         f"{launcher}(...) cannot train with TensorFlow.",
-        f"It starts PyTorch's workers. {_HERE}, where {_STRATEGY}.",
-        "Take the launcher's call out: end the cell with the training function, or with model.fit(...). Where the "
-        "function is PyTorch's, say %tpu_init --framework torch.",
+        f"It starts PyTorch workers. {_HERE}, where {_STRATEGY}.",
+        "Remove the launcher call: end the cell with the training function, or with model.fit(...). If the function "
+        "uses PyTorch, run %tpu_init --framework torch.",
     )
     yield (
         options.processes is not None,
-        f"-n {options.processes} is not possible for TensorFlow.",
-        f"{_HERE}, where {_STRATEGY}: there are no ranks to count.",
-        "Leave -n away.",
+        f"-n {options.processes} is not supported for TensorFlow.",
+        f"{_HERE}, where {_STRATEGY}; there are no ranks.",
+        "Omit -n.",
     )
     yield (
         options.spmd not in (None, NO_SPMD),
-        "--spmd is not possible for TensorFlow.",
-        f"It is PyTorch/XLA's way to drive several devices from one process; {_STRATEGY}.",
-        "Leave --spmd away: model.fit and strategy.run split each batch over the replicas.",
+        "--spmd is not supported for TensorFlow.",
+        f"It makes PyTorch/XLA drive several devices from one process; for TensorFlow {_STRATEGY}.",
+        "Omit --spmd: model.fit and strategy.run split each batch over the replicas.",
     )
     yield (
         options.background,
-        "--background is not possible for TensorFlow.",
-        f"{_HERE}, which the next cell needs as well.",
-        "Leave --background away; an interrupt (the square, or I, I) ends the run, and the models are put back.",
+        "--background is not supported for TensorFlow.",
+        f"{_HERE}, which the next cell needs too.",
+        "Omit --background; an interrupt (the stop button, or I, I) ends the run and restores the models.",
     )
     yield (
         options.hoist != "auto",
-        f"--hoist {options.hoist} has no meaning for TensorFlow.",
-        f"Models are hoisted so that forked workers need not build them. {_HERE}: a model is built once.",
-        "Leave --hoist away.",
+        f"--hoist {options.hoist} has no effect for TensorFlow.",
+        f"Hoisting avoids that each forked worker builds the model. {_HERE}, where a model is built once.",
+        "Omit --hoist.",
     )
     yield (
         options.collective_timeout is not None,
-        "--collective-timeout has no meaning for TensorFlow.",
-        "It is for ranks that are rehearsed on XLA:CPU; TensorFlow's strategy has its own collectives.",
-        "Leave --collective-timeout away; --timeout S stops the run after S seconds.",
+        "--collective-timeout has no effect for TensorFlow.",
+        "It is for ranks rehearsed on XLA:CPU; TensorFlow's strategy has its own collectives.",
+        "Omit --collective-timeout; --timeout S stops the run after S seconds.",
     )
     yield (
         options.precision == "bf16-downcast",
-        "--precision bf16-downcast is not possible for TensorFlow.",
-        "It is a switch of PyTorch/XLA's, for double and float.",
+        "--precision bf16-downcast is not supported for TensorFlow.",
+        "It is a PyTorch/XLA setting for double and float.",
         "Use --precision bf16: layers compute in bfloat16 and keep float32 variables (mixed_bfloat16).",
     )
 
@@ -253,29 +250,29 @@ def refuse_cache(cache: str | None) -> None:
     """Raise TpuMagicsError for the persistent compile cache of torch_xla."""
     if cache not in (None, "off"):
         raise TpuMagicsError(
-            f"--cache {cache} is not possible for TensorFlow.",
-            "It keeps programs that PyTorch/XLA has compiled.",
-            "Leave --cache away.",
+            f"--cache {cache} is not supported for TensorFlow.",
+            "It stores programs compiled by PyTorch/XLA.",
+            "Omit --cache.",
         )
 
 
 def refuse_tpu(tpu: str) -> None:
-    """Raise TpuMagicsError for a TPU that is named, where PyTorch is to be trained."""
+    """Raise TpuMagicsError for --tpu with PyTorch."""
     if tpu:
         raise TpuMagicsError(
-            f"--tpu {tpu} is for TensorFlow.",
-            "PyTorch/XLA drives the TPU chips of its own host; a TPU by name or address is another host's.",
-            "Leave --tpu away, or say %tpu_init --framework tensorflow --tpu NAME.",
+            f"--tpu {tpu} is only for TensorFlow.",
+            "PyTorch/XLA uses the TPU chips of its own host; --tpu names a TPU of another host.",
+            "Omit --tpu, or use %tpu_init --framework tensorflow --tpu NAME.",
         )
 
 
 def refuse_local_options(options: Options) -> None:
-    """Raise TpuMagicsError where a run of forked workers is asked for what only a run in this process can have."""
+    """Raise TpuMagicsError for options that only a run in this process supports."""
     if options.jit != "auto":
         raise TpuMagicsError(
-            f"--jit {options.jit} is for TensorFlow cells.",
-            "PyTorch/XLA compiles all that it runs.",
-            "Leave --jit away.",
+            f"--jit {options.jit} is only for TensorFlow cells.",
+            "PyTorch/XLA compiles everything that it runs.",
+            "Omit --jit.",
         )
 
 
@@ -284,15 +281,15 @@ def refuse_local_options(options: Options) -> None:
 
 # Seen with torch_xla 2.9.0 and tensorflow 2.21.0.
 _ABORTS = (
-    "TensorFlow is imported in this process, and an import of torch_xla after it aborts the kernel (LLVM ERROR: "
-    "inconsistency in registered CommandLine options)."
+    "TensorFlow is imported in this process. Importing torch_xla after it aborts the kernel (LLVM ERROR: inconsistency "
+    "in registered CommandLine options)."
 )
-_RESTART = "Restart the kernel, and use one of the two in a notebook."
+_RESTART = "Restart the kernel, and use only one of them in a notebook."
 
 
 class _NoTorchXla:
-    """Refuses `import torch_xla` once TensorFlow is imported. (sys.meta_path; its spec is found, its import fails, as
-    accelerate and transformers expect it of a torch_xla that does not work here.)"""
+    """Makes `import torch_xla` fail once TensorFlow is imported. (On sys.meta_path. It finds a spec and then fails to
+    import, as accelerate and transformers expect of a torch_xla that does not work.)"""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002
         if name != "torch_xla" or "tensorflow" not in sys.modules:
@@ -307,23 +304,23 @@ class _NoTorchXla:
 
 
 def require_alone() -> None:
-    """Raise TpuMagicsError where torch_xla cannot be imported any more, before the import aborts the process."""
+    """Raise TpuMagicsError if torch_xla cannot be imported anymore, before the import aborts the process."""
     if "tensorflow" in sys.modules and "torch_xla" not in sys.modules:
-        raise TpuMagicsError("PyTorch/XLA cannot be used in this notebook any more.", _ABORTS, _RESTART)
+        raise TpuMagicsError("PyTorch/XLA can no longer be used in this notebook.", _ABORTS, _RESTART)
 
 
 def forbid_torch_xla() -> None:
-    """Make `import torch_xla` an ImportError that says why, where it would abort the process (idempotent)."""
+    """Make `import torch_xla` raise ImportError where it would abort the process (idempotent)."""
     if not any(_is_ours(one) for one in sys.meta_path):
         sys.meta_path.insert(0, _NoTorchXla())
 
 
 def allow_torch_xla() -> None:
-    """As it was before."""
+    """Undo `forbid_torch_xla`."""
     sys.meta_path[:] = [one for one in sys.meta_path if not _is_ours(one)]
 
 
 def _is_ours(finder: Any) -> bool:
-    """By name: after a reload of this module the class is another one."""
+    """By name: after a reload of this module the class is a new object."""
     kind = type(finder)
     return (kind.__module__, kind.__qualname__) == (_NoTorchXla.__module__, _NoTorchXla.__qualname__)

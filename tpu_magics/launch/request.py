@@ -19,15 +19,15 @@ from tpu_magics.launch.work import FunctionWork, Work
 if TYPE_CHECKING:
     from tpu_magics.backends.lowered import Traced
 
-LONGEST_READ = 500_000  # characters of code that is read for models and for rules: a longer one holds data
+LONGEST_READ = 500_000  # characters: longer code contains data and is not searched for models or checked
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be run, before it is known how. `make(models, hoists)` gives the work; `items`: what it can reach;
-    `hoistable`: the function or tree that hoisting reads (None: nothing to read); `script`: the file that is run;
-    `packages`: those that its code names; `launcher`: the launching call that it was taken from, "" for none;
-    `program`: of its step, where the framework has lowered it in this process (None: it is traced in a worker)."""
+    """What to train. `make(models, hoists)` returns the work; `items`: the objects that it can reach; `hoistable`: the
+    function or tree to search for models (None: nothing); `script`: the script to run; `packages`: those that the code
+    names; `launcher`: the launcher that the code called, "" for none; `program`: the step, if the framework lowered it
+    in this process (None: a worker traces it)."""
 
     name: str
     make: Callable[[dict[str, Any], hoist.HoistPlan | None], Work]
@@ -43,7 +43,7 @@ class Request:
 
     @property
     def folder_name(self) -> str:
-        """Its name as a run's folder can have it."""
+        """The name, in characters that a folder name may have."""
         return "".join(char if char.isalnum() or char in "-_." else "-" for char in self.name).lstrip(".")[:40] or "run"
 
 
@@ -56,7 +56,8 @@ def function_request(
     labels: Sequence[str] = (),
     launcher: str = "",
 ) -> Request:
-    """A request to train a function. `labels`: the ARGs as they were written; `launcher`: the call that has it."""
+    """A request to train a function. `labels`: the ARGs as written; `launcher`: the launcher that was called with
+    it."""
     kwargs = dict(kwargs or {})
     arguments = preconditions.check_function(function, args, kwargs, index_first)
     named = {**_labelled(labels, args), **kwargs}
@@ -78,12 +79,12 @@ def function_request(
 
 
 def _labelled(labels: Sequence[str], args: Sequence[Any]) -> dict[str, Any]:
-    """Arguments under the names the person knows: the ARG's own text where it is a name, else the parameter's."""
+    """The arguments whose ARG is a name, by that name."""
     return {label: arg for label, arg in zip(labels, args, strict=False) if label.isidentifier()}
 
 
 def _names_of_args(labels: Sequence[str], parameters: Sequence[str], count: int) -> tuple[str, ...]:
-    """What the person calls each argument: the ARG's own text where it is a name, else the parameter."""
+    """A name for each argument: the ARG if it is a name, else the parameter."""
     written = dict(enumerate(label for label in labels))
     known = dict(enumerate(parameters))
     return tuple(

@@ -1,8 +1,4 @@
-"""How a run in the notebook's own process ends: what is put back, and what the person reads.
-
-What lives here: names and state as they were, and an error from what stopped the run. What does not: the state itself,
-and the framework's own errors (backends/).
-"""
+"""The end of a failed run in the notebook's process: restoring names and state, and explaining the error."""
 
 from __future__ import annotations
 
@@ -23,21 +19,21 @@ from tpu_magics.runs.origin import OWN, under
 if TYPE_CHECKING:
     from tpu_magics.launch.in_process_run import InProcessRun
 
-STATE = "state-before"  # folder in the run folder: what is put back when the run fails
-PARTLY = "The notebook's models hold what they had learned by then (--keep-partial)."
+STATE = "state-before"  # folder in the run folder: the state to restore if the run fails
+PARTLY = "The notebook's models keep their training so far (--keep-partial)."
 _STATUS = {INTERRUPT: "interrupted", TIMEOUT: "timeout"}
 
 
 def status_of(reason: str) -> str:
-    """The status of a run that did not end well."""
+    """The status of a failed run."""
     return _STATUS.get(reason, "failed")
 
 
 def trained_models(
     backend: LocalBackend, reached: Mapping[str, Any], before: Mapping[str, Any], namespace: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The models that were trained: those that the code could reach (`reached`), and those that it has assigned to
-    names of the notebook (`before`: what these held)."""
+    """The models that were trained: those that the code could reach (`reached`), and those that it assigned to names of
+    the notebook (`before`: the values of these names before the run)."""
     new = {name: value for name, value in namespace.items() if before.get(name) is not value and name[:1] != "_"}
     made = {name: value for name, value in new.items() if backend.is_model(value)}
     known = {id(value) for value in reached.values()}
@@ -45,7 +41,7 @@ def trained_models(
 
 
 def restore(kept: Kept | None, before: Mapping[str, Any], namespace: dict[str, Any]) -> list[str]:
-    """The state as it was, and the names that held it. Returns what could not be put back, a line each."""
+    """Restore the state and its names. Returns one line for each object that could not be restored."""
     if kept is None:
         return []
     for name, value in before.items():
@@ -57,11 +53,11 @@ def restore(kept: Kept | None, before: Mapping[str, Any], namespace: dict[str, A
         return [f"{type(error).__name__}: {error}."]
 
 
-# -- what the person reads --------------------------------------------------------------------------------------------
+# -- the error -------------------------------------------------------------------------------------------------------
 
 
 def explain_failure(run: InProcessRun, error: BaseException, keep: bool, lost: Sequence[str]) -> BaseException:
-    """The error to raise: ours, where there is something to explain, else the person's own."""
+    """The error to raise: ours if there is something to explain, else the user's own."""
     state = _state(keep, lost)
     made = _stopped(run, error, state) or _known(run, error, state)
     if made is not None:
@@ -75,24 +71,27 @@ def _state(keep: bool, lost: Sequence[str]) -> str:
         return PARTLY
     if not lost:
         return base.UNCHANGED
-    return " ".join((f"Not all could be put back as it was before the run ({STATE} in the run folder has it):", *lost))
+    return " ".join((f"Some state could not be restored (the run folder has it in {STATE}):", *lost))
 
 
 def _stopped(run: InProcessRun, error: BaseException, state: str) -> TrainingFailed | None:
-    """Somebody, or a limit, has stopped it."""
+    """The error of a run that the user or a limit stopped."""
     path, lines = str(run.folder.path), _lines(run, error)
     if run.watchdog.reason == TIMEOUT:
         return TrainingFailed(
             f"The run was stopped after {run.options.timeout:g} s (--timeout).",
-            f"It was still training then. {state}",
-            "If it was making progress, give the run more time with --timeout; otherwise look at the line below.",
+            f"It was still training. {state}",
+            "If it was making progress, give the run more time with --timeout. Otherwise check the line below.",
             lines,
             rank=0,
             run=path,
         )
     if isinstance(error, KeyboardInterrupt) or run.watchdog.reason == INTERRUPT:
         return TrainingInterrupted(
-            "The run was interrupted.", state, "Run the cell again; --keep-partial keeps what was learned.", run=path
+            "The run was interrupted.",
+            state,
+            "Run the cell again. With --keep-partial an interrupted run keeps its training so far.",
+            run=path,
         )
     if isinstance(error, RecompileLimit):
         found = recompiles.too_many(*_failure(run, error))
@@ -103,7 +102,7 @@ def _stopped(run: InProcessRun, error: BaseException, state: str) -> TrainingFai
 
 
 def _failure(run: InProcessRun, error: BaseException) -> tuple[Failure, WorkerOutcome]:
-    """The end as the explainers of forked workers read it."""
+    """The failure in the form that the explainers of forked workers need."""
     kind, text = frames.describe(error)
     end = events.End(run.records.started, 0, status="failed", error_type=kind, error_text=text)
     outcome = WorkerOutcome(0, exit_code=1, end=end)
@@ -111,11 +110,11 @@ def _failure(run: InProcessRun, error: BaseException) -> tuple[Failure, WorkerOu
 
 
 def _known(run: InProcessRun, error: BaseException, state: str) -> TrainingFailed | None:
-    """What the framework's half, or we ourselves, know to explain."""
+    """The error if the backend or tpu_magics can explain it."""
     found = error if isinstance(error, TpuMagicsError) else _frameworks(run, error)
     if found is None:
         return None
-    if isinstance(found, TrainingFailed):  # of a run that the code itself has started
+    if isinstance(found, TrainingFailed):  # of a run that the code itself started
         return found
     details = [*found.details, *([""] if found.details else []), *_lines(run, error)]
     path = str(run.folder.path)
@@ -123,7 +122,7 @@ def _known(run: InProcessRun, error: BaseException, state: str) -> TrainingFaile
 
 
 def user_frames(stack: TracebackType | None) -> TracebackType | None:
-    """A traceback without our own lines; the whole one, where there are no others."""
+    """A traceback without our own frames; unchanged if it has no others."""
     kept = [one for one in _each(stack) if not _is_ours(one.tb_frame)]
     for one, following in zip_longest(kept, kept[1:]):
         one.tb_next = following
@@ -131,7 +130,7 @@ def user_frames(stack: TracebackType | None) -> TracebackType | None:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    """By its file, or by the mark of what stands in another one's name (backends/tensorflow/jit_functions.py)."""
+    """By its file, or by `__tracebackhide__` (backends/tensorflow/jit_functions.py)."""
     return under(frame.f_code.co_filename, OWN) or "__tracebackhide__" in frame.f_code.co_varnames
 
 
@@ -144,13 +143,13 @@ def _each(stack: TracebackType | None) -> Iterator[TracebackType]:
 def _frameworks(run: InProcessRun, error: BaseException) -> TpuMagicsError | None:
     try:
         return run.backend.explained(error, run.cell_names)
-    except Exception as fault:  # a fault of ours must not hide the person's error
+    except Exception as fault:  # a bug of ours must not hide the user's error
         run.say(f"The error could not be explained ({type(fault).__name__}: {fault}).")
         return None
 
 
 def _lines(run: InProcessRun, error: BaseException) -> list[str]:
-    """The person's own lines of the stack."""
+    """The user's own lines of the stack."""
     found = [one for one in frames.from_exception(error, run.cell_names) if not one.library]
     return frames.fold(found)
 

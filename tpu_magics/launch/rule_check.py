@@ -1,6 +1,6 @@
 """The rule check before a run: the findings are written to the run folder.
 
-Only with `--strict` does a finding stop the run; an error of the checker does so never without it.
+Without `--strict`, neither a finding nor an error of the checker stops the run.
 """
 
 from __future__ import annotations

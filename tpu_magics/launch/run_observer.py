@@ -1,8 +1,4 @@
-"""Who looks on while a run is watched: the panel, if there is one.
-
-What lives here: the protocol, and the guard that keeps a failure of the observer away from the run. What does not: any
-observer (panel/widget.py).
-"""
+"""Observers of a run, such as the live panel. An error of an observer never affects the run."""
 
 from __future__ import annotations
 
@@ -10,25 +6,25 @@ import contextlib
 from collections.abc import Callable
 from typing import Protocol
 
-# What the main thread does while the run goes on.
+# What the main thread does during the run.
 WAITS, FREE, TRAINS = "waits for it", "runs other cells", "trains"
 
 
 class RunObserver(Protocol):
-    """Looks at a run, always from the thread that watches it."""
+    """Observes a run; always called from the thread that watches it."""
 
     def look(self) -> None:
-        """Called at each tick of the watch; takes milliseconds."""
+        """Called at each tick; takes milliseconds."""
 
     def settle(self) -> None:
-        """Nobody is left to be watched: leave what shall stay. Called again when the results are home."""
+        """All workers have ended: show the final state. Called again when the results are loaded."""
 
     def close(self, why: str) -> None:
-        """Stop looking, because of what `why` says, and leave nothing open."""
+        """Stop observing, for the reason `why`, and close everything."""
 
 
 class NullObserver:
-    """Looks at nothing."""
+    """Does nothing."""
 
     def look(self) -> None:
         pass
@@ -41,7 +37,7 @@ class NullObserver:
 
 
 class SafeObserver:
-    """An observer that may fail: the run goes on without it, and one line says why."""
+    """Wraps an observer: if it fails, the run continues without it, and a message says why."""
 
     def __init__(self, observer: RunObserver, say: Callable[[str], None]) -> None:
         self._observer = observer
@@ -64,7 +60,7 @@ class SafeObserver:
             why = describe_error(error)
             with contextlib.suppress(Exception):
                 failed.close(why)
-            self._say(f"The panel has stopped, the run goes on: {why}")
+            self._say(f"The panel stopped because of an error, the run continues: {why}")
 
 
 def open_observer(
@@ -72,12 +68,12 @@ def open_observer(
     say: Callable[[str], None],
     otherwise: Callable[[], RunObserver | None] = lambda: None,
 ) -> RunObserver:
-    """The observer that `make` gives, guarded; where it fails a line says why. Where it gives none, the one that
-    `otherwise` gives, or nobody."""
+    """The observer from `make`, else from `otherwise`, wrapped in a SafeObserver; a NullObserver if there is none. An
+    error of `make` becomes a message."""
     try:
         observer = make()
     except Exception as error:
-        say(f"There is no panel, the run goes on: {describe_error(error)}")
+        say(f"The panel could not be opened, the run continues: {describe_error(error)}")
         observer = None
     if observer is None:
         with contextlib.suppress(Exception):
@@ -86,5 +82,5 @@ def open_observer(
 
 
 def describe_error(error: BaseException) -> str:
-    """An error in one line, e.g. "ValueError: no such part"."""
+    """An error as one line, e.g. "ValueError: no such part"."""
     return " ".join(f"{type(error).__name__}: {error}".split())

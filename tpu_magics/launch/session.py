@@ -1,8 +1,4 @@
-"""What one notebook process remembers between cells.
-
-What lives here: the session's defaults, the host as it was last seen, which cell did what, and the run that is going
-on. What does not: any of the work.
-"""
+"""The state of a notebook process between cells: defaults of %tpu_init, the host, and the active run."""
 
 from __future__ import annotations
 
@@ -32,9 +28,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class Session:
-    """One for each process. `notebook`: where output goes; `going`: the run that has not come home yet; `last`: the
-    newest run's result; `framework`: as %tpu_init was told; `tpu`: the name or address that it was told, and `placed`:
-    where a framework of this process trains, once that is known; `pod`: the hosts of runs (None: this one)."""
+    """One for each process. `notebook`: where output goes; `active_run`: the run whose results are not loaded yet;
+    `last`: the newest run's result; `framework` and `tpu`: as given to %tpu_init; `placed`: where a framework trains
+    that runs in this process (None: not connected yet); `pod`: the hosts of runs (None: this host)."""
 
     notebook: NotebookInterface = field(default_factory=PlainProgram)
     precision: str = ""
@@ -58,7 +54,7 @@ class Session:
 
     @property
     def backend(self) -> Backend:
-        """The framework's half; made at the first use, imports nothing of the framework yet."""
+        """The backend of forked workers; created at first use, does not import the framework yet."""
         if self._backend is None:
             from tpu_magics.backends.torch_xla import TorchXla
 
@@ -67,7 +63,7 @@ class Session:
 
     @property
     def local(self) -> LocalBackend:
-        """The half of the framework that trains in this process; made at the first use, imports nothing of it yet."""
+        """The backend that trains in this process; created at first use, does not import the framework yet."""
         if self._local is None:
             from tpu_magics.backends.tensorflow import TensorFlow
 
@@ -77,8 +73,8 @@ class Session:
     def is_local(
         self, items: Sequence[tuple[str, Any]] = (), packages: Collection[str] = (), launcher: bool = False
     ) -> bool:
-        """Whether a run is trained in this process: by what %tpu_init was told, the models among `items`, the packages
-        that its code names, and what is imported. `launcher`: PyTorch's own launcher was called."""
+        """Whether a run trains in this process, by --framework, the models among `items`, the packages that its code
+        names, and the imported frameworks. `launcher`: a launcher of PyTorch was called."""
         if self.framework != AUTO:
             return self.framework == TENSORFLOW
         kinds = {TENSORFLOW for _, value in items if self.local.is_model(value)}
@@ -88,8 +84,8 @@ class Session:
         return choose_framework(self.framework, kinds, packages) == TENSORFLOW
 
     def place(self, anew: bool = False) -> Placed:
-        """Where this process trains; the framework is imported and connected. The first time, and `anew`, the host is
-        looked at and the notes are said; `strategy` becomes a name of the notebook, unless it is one."""
+        """Import the framework, connect it to its devices, and return where this process trains. The first time, and if
+        `anew`, inspect the host, show notes, and define `strategy` in the notebook unless it exists."""
         known = self.placed is not None and not anew
         if not known:
             self.host = inspect_host(framework=TENSORFLOW)
@@ -106,8 +102,8 @@ class Session:
 
     @contextmanager
     def scope(self, precision: str | None, tree: ast.AST | None = None) -> Iterator[None]:
-        """What code of a cell runs in before its training: the strategy's scope, where the cell is trained in this
-        process. `precision`: the cell's own; `tree`: its code, for the packages that it imports."""
+        """The context for a cell's code before its training: the strategy's scope, if the cell trains in this process.
+        `precision`: the cell's option; `tree`: its code, for the packages that it imports."""
         packages = packages_of_tree(tree) if tree is not None else set()
         if not self.is_local(packages=packages):
             yield
@@ -117,23 +113,23 @@ class Session:
             yield
 
     def refuse_second(self) -> None:
-        """Raise TpuMagicsError while a run is going on."""
+        """Raise TpuMagicsError while a run is active."""
         if self.active_run is not None and self.active_run.folder.info["pid"] != os.getpid():
             raise TpuMagicsError(
                 "Training was started inside a worker.",
-                "The training function runs on every rank already.",
-                "Take the call that trains out of the function.",
+                "The training function already runs on every rank.",
+                "Remove the call that starts training from the function.",
             )
         if self.active_run is not None and self.active_run.busy and not self.active_run.options.background:
             raise TpuMagicsError(
                 f"Training was started inside the run {self.active_run.folder.name!r}.",
-                "What a cell under %%tpu_train does is trained already.",
-                "Take the call that trains out of the cell, or %%tpu_train off its top.",
+                "A cell with %%tpu_train is already trained as a whole.",
+                "Remove either that call or %%tpu_train from the cell.",
             )
         if self.active_run is not None and self.active_run.busy:
             name = self.active_run.folder.name
             raise TpuMagicsError(
-                f"The run {name!r} is still going on, and one run at a time can have the device.",
+                f"The run {name!r} is still running, and only one run at a time can use the device.",
                 "It was started with --background.",
                 f"Wait for it with _tpu.wait(), or stop it with %tpu_stop {name}",
             )
@@ -153,14 +149,18 @@ def initialise(
     hosts: str = "",
     wanted: Slice | None = None,
 ) -> Host:
-    """What `%tpu_init` does: look at the host, set the session's defaults, and this process's PJRT_DEVICE.
+    """Set up the session, as `%tpu_init` does: inspect the host, set the defaults and this process's PJRT_DEVICE.
 
-    For PyTorch it never initialises a runtime; for TensorFlow, which trains in this process, it connects to the TPU,
-    makes the strategy and gives it to the notebook as `strategy`. Returns the host as it was found. `cache`: folder of
-    the persistent compile cache, or "off"; None leaves it as it is. `spmd`: runs have one SPMD worker with so many
-    devices. `framework`: "auto", "torch" or "tensorflow"; `tpu`: the name or the grpc address of a remote TPU. `hosts`:
-    the Ray cluster whose hosts train ("ray", "ray://HOST:PORT", "HOST:PORT"; "" and "off": this host), and `wanted`:
-    the slice of TPUs that it is asked for.
+    For PyTorch no runtime is initialized. For TensorFlow, which trains in this process, the TPU is connected and its
+    strategy becomes `strategy` in the notebook.
+
+    Args:
+        cache: folder of the persistent compile cache, or "off"; None keeps the current one.
+        spmd: number of devices of the single SPMD worker of a run.
+        framework: "auto", "torch" or "tensorflow".
+        tpu: the name or grpc address of a remote TPU.
+        hosts: the Ray cluster to train on ("ray", "ray://HOST:PORT", "HOST:PORT"; "" and "off": this host).
+        wanted: the TPU slice to request from the cluster.
     """
     from tpu_magics.launch.pods import joining
 
@@ -175,15 +175,15 @@ def initialise(
         joining.leave(current)
         return _initialise_local(framework, tpu, precision or "")
     preconditions.refuse_tpu(tpu)
-    current.pod = joining.join(current, hosts, wanted, options)  # at once: what it had before is given back
+    current.pod = joining.join(current, hosts, wanted, options)  # in one step: it releases what the session had before
     host = _initialise_workers(options, cache, alone=current.pod is None)
     current.framework, current.placed = framework, None
     return host
 
 
 def _initialise_workers(options: Options, cache: str | None = None, alone: bool = True) -> Host:
-    """The same for a framework that trains in forked workers. `alone`: on this host and no other, whose devices then
-    say how many workers there can be."""
+    """`initialize` for a framework that trains in forked workers. `alone`: on this host only, whose devices limit the
+    number of workers."""
     host = inspect_host()
     if alone:
         count_workers(host, options.processes, options.spmd)
@@ -201,7 +201,7 @@ def _initialise_workers(options: Options, cache: str | None = None, alone: bool 
 
 
 def _initialise_local(framework: str, tpu: str, precision: str) -> Host:
-    """The same for a framework that trains in this process. Where that is refused, the session is as it was."""
+    """`initialize` for a framework that trains in this process. The session is unchanged if it fails."""
     before = (current.framework, current.tpu, current.precision)
     current.framework, current.tpu, current.precision = framework, tpu, precision
     try:
@@ -215,20 +215,19 @@ def _initialise_local(framework: str, tpu: str, precision: str) -> Host:
 
 
 def cache_text(host: Host) -> str:
-    """What becomes of the persistent compile cache on this host, in a sentence."""
+    """A sentence about the persistent compile cache on this host."""
     if not current.cache:
         return "the persistent compile cache is off."
     if host.device == "CPU":
         return (
-            f"the persistent compile cache ({current.cache}) stays off here: on XLA:CPU torch_xla 2.9 cannot load what "
-            "it has stored. On a TPU the same line turns it on."
+            f"the persistent compile cache ({current.cache}) is off here: on XLA:CPU torch_xla 2.9 cannot load what it "
+            "stored. On a TPU it is used."
         )
-    return f"compiled programs are kept in {current.cache}, and taken from there in later runs."
+    return f"compiled programs are stored in {current.cache} and reused in later runs."
 
 
 def known_host() -> Host:
-    """The host, looked at anew: a TPU may have been taken since. Without %tpu_init, this process is set up as it
-    would."""
+    """Inspect the host again: another process may use the TPU by now. Without %tpu_init, set up the session first."""
     if not current.initialised:
         return _initialise_workers(Options())
     current.host = inspect_host()

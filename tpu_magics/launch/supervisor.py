@@ -1,10 +1,7 @@
-"""Watching the workers of a run until none is left.
+"""Watches the workers of a run until all have ended: exits, memory, output, time limit, interrupts.
 
-What lives here: the loop that notices exits, measures memory, shows output, and stops everyone when it must. What does
-not: forking (process.py), explaining a failure (diagnose.py), bringing results home (results.py).
-
-Only process groups of workers that this run forked are signalled, and never after they were reaped: the exit is
-looked at without reaping (WNOWAIT), the group is killed, and then the worker is reaped.
+Only process groups of workers that this run forked are signaled, and never after they were reaped: the exit is read
+without reaping (WNOWAIT), the group is killed, and then the worker is reaped.
 """
 
 from __future__ import annotations
@@ -29,18 +26,18 @@ from tpu_magics.runs.private import remove_scratch
 from tpu_magics.runs.reader import Tail
 from tpu_magics.runs.writer import EventWriter
 
-TICK = 0.03  # seconds between looks
+TICK = 0.03  # seconds between checks
 MEMORY_EVERY = 0.5  # seconds between measurements of memory
-GATHER = 1.0  # seconds in which others may fail of the same cause before anyone is blamed
+GATHER = 1.0  # seconds to wait for other failures of the same cause
 GRACE = 1.5  # seconds between TERM and KILL
-KEEPS = 8.0  # seconds in which rank 0 can come to the end of its step, where what it has learned is kept
-WRITES = 600.0  # seconds in which it can write it
+KEEPS = 8.0  # seconds that rank 0 has to finish its step, with --keep-partial
+WRITES = 600.0  # seconds that it has to write its results
 
 
 @dataclass
 class WorkerProcess:
-    """One worker as its parent knows it. `rank` is its index until the runtime tells; `address_space`: the limit that
-    it ended with, in bytes (None: no limit); `below`: what it has started in sessions of their own."""
+    """One worker as its parent knows it. `rank` is its index until the runtime assigns one; `address_space`: its
+    RLIMIT_AS at its end, in bytes (None: no limit); `below`: descendants seen so far."""
 
     index: int
     pid: int
@@ -60,15 +57,15 @@ class WorkerProcess:
 
     @property
     def good(self) -> bool:
-        """Whether it has done its work: a worker that left no last record has not, whatever its exit code."""
+        """Whether it succeeded. A worker without a last record has failed, whatever its exit code."""
         return self.exit_code == 0 and self.end is not None and self.end.status != "failed"
 
 
 @dataclass
 class Supervisor:
-    """The state of a run's supervision. `reason`: why it ended: "done", "worker", "timeout" or "interrupt". `ranks`:
-    those that may write here (by default those of `workers`); `whole`: the workers are all of the run's, which can be
-    compared; `keep`: before the run is ended, rank 0 may bring home what it has learned."""
+    """Watches a run. `reason`: why it ended: "done", "worker", "timeout" or "interrupt"; `ranks`: those that may write
+    here (default: those of `workers`); `whole`: `workers` are all workers of the run, so that they can be compared;
+    `keep`: with --keep-partial, rank 0 may write its weights before it is stopped."""
 
     files: RunFiles
     workers: list[WorkerProcess]
@@ -98,8 +95,8 @@ class Supervisor:
 
     # -- the loop -------------------------------------------------------------------------------------------------
     def run(self) -> None:
-        """Watch until every worker is gone; on any way out none is left. An interrupt stops the run, and nothing but
-        the run: it is noted, and never raised in the middle of a look."""
+        """Watch until all workers have ended; none is left running in any case. An interrupt stops the run: it is noted
+        and not raised within the loop."""
         with process.interrupts_held() as interrupts:
             self._interrupts = interrupts
             try:
@@ -115,17 +112,17 @@ class Supervisor:
                 interrupts.clear()
 
     def end(self) -> None:
-        """Leave no worker and no open file (idempotent)."""
+        """Stop all workers and close all files (idempotent)."""
         with process.interrupts_held():
             self._stop_all()
             self._finish()
 
     def stop(self, reason: str) -> None:
-        """Ask a watch that runs in another thread to stop everyone."""
+        """Stop all workers; may be called from another thread."""
         self._stop = reason
 
     def look(self) -> bool:
-        """One look at everything. False when nobody is left to watch."""
+        """Check everything once. False if all workers have ended."""
         self._read_events()
         self.relay.pump()
         for worker in self.workers:
@@ -150,7 +147,7 @@ class Supervisor:
         return [worker for worker in self.workers if worker.alive]
 
     def _note_exit(self, worker: WorkerProcess) -> None:
-        """See whether a worker has ended, without reaping it: its pid must stay ours while its group is killed."""
+        """Check whether a worker has ended, without reaping it: its pid must stay valid until its group is killed."""
         try:
             found = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
@@ -171,8 +168,8 @@ class Supervisor:
         self._note_failure(worker)
 
     def _note_lost(self, worker: WorkerProcess) -> None:
-        """Somebody else reaped it (SIGCHLD ignored, os.wait() in the notebook): its last record must do. Its pid may
-        belong to another process by now, so nothing is signalled."""
+        """The notebook reaped the worker itself (SIGCHLD ignored, os.wait()): use its last record. Its pid may belong
+        to another process by now, so nothing is signaled."""
         worker.ended = time.time()
         self._read_events()
         if worker.end is not None:
@@ -184,9 +181,9 @@ class Supervisor:
             self.reason = "worker"
             self._first_failure = worker.ended
 
-    # -- what workers tell ------------------------------------------------------------------------------------------
+    # -- events of workers ------------------------------------------------------------------------------------------
     def _read_events(self) -> None:
-        """Learn ranks and ends. A worker writes under its index until it knows its rank."""
+        """Read ranks and ends. A worker writes under its index until it knows its rank."""
         for rank in self.ranks or range(len(self.workers) * 2):
             path = self.files.events_path(rank)
             if rank not in self._tails:
@@ -232,9 +229,9 @@ class Supervisor:
 
     # -- the end ----------------------------------------------------------------------------------------------------
     def _stop_all(self, stacks: bool = False) -> None:
-        """Stop whoever is alive: first ask for stacks, then TERM, then KILL, and reap them all."""
+        """Stop all live workers: request stacks, then TERM, then KILL, and reap them."""
         for worker in self._alive():
-            self._note_exit(worker)  # who has ended by now was not stopped by us
+            self._note_exit(worker)  # a worker that has already ended was not stopped by us
         alive = self._alive()
         if not alive:
             return
@@ -254,8 +251,8 @@ class Supervisor:
             time.sleep(0.2)
 
     def _let_keep(self, alive: Sequence[WorkerProcess]) -> None:
-        """Have rank 0 end with its step and bring home what it has learned; another interrupt ends the waiting. Where
-        it was stands in its last record: faulthandler walks the stacks of threads that run on, and may crash."""
+        """Let rank 0 finish its step and write its weights; another interrupt ends the wait. Its stack is in its last
+        record: faulthandler reads stacks of running threads and may crash."""
         lead = next((worker for worker in alive if worker.rank == 0), None)
         if lead is None or not self.keep:
             return
@@ -323,21 +320,21 @@ class Supervisor:
 
 
 def stop_group(pid: int, number: signal.Signals) -> None:
-    """Signal a worker and all that it started. `pid` must not have been reaped."""
+    """Signal a worker and its process group. `pid` must not have been reaped."""
     try:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):
-        pass  # only the worker itself is left of its group, and it has ended
+        pass  # only the worker itself was left in its group, and it has ended
 
 
 def available_memory() -> int:
-    """Free host memory in bytes; where the system does not tell, a number that is never low."""
+    """Free host memory in bytes; a huge number if not available."""
     found = host_memory(Path("/")).available
     return sys.maxsize if found is None else found
 
 
 def process_memory(pid: int) -> tuple[int, int | None] | None:
-    """Resident and proportional bytes of a process; the latter None where the system does not tell."""
+    """RSS and PSS of a process in bytes; PSS is None if not available."""
     try:
         fields = _rollup(Path(f"/proc/{pid}/smaps_rollup").read_text())
         return fields["Rss"], fields["Pss"]

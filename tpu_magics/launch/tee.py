@@ -1,8 +1,6 @@
-"""What is printed while a run goes on in this process: it is shown as ever, and kept in the run folder.
+"""Writes the output of a run in this process to its log too, while it is shown as usual.
 
-What lives here: the second way of Python's output. What does not: output of forked workers (streams.py), and what is
-displayed. ipykernel's streams also get what C++ writes to the descriptors; a plain program's do not. Which lines of
-TensorFlow's log are shown: native_log.py.
+ipykernel's streams also get what C++ code writes to the descriptors; those of a plain program do not.
 """
 
 from __future__ import annotations
@@ -18,20 +16,20 @@ from typing import Any
 from tpu_magics.launch import native_log
 
 _STDERR = 2  # the descriptor
-# Written behind what was there: when it comes, all of that has come. Terminals, which get it too, show nothing.
+# Written after other output: once it arrives, all of that has arrived. Terminals show nothing for it.
 _MARK = "\x1b[m\x1b[0m\x1b[m"
 
 
 class _MarkTimeout:
-    """Seconds that the mark is waited for: long where it is known to come, on however busy a machine; hardly at all
-    where somebody has laid the descriptor elsewhere, and it did not come."""
+    """How long to wait for the mark, in seconds: long if it arrived before, however busy the machine; short if it did
+    not, because the descriptor was redirected."""
 
     seconds = 3.0
     known, doubted = 10.0, 0.5
 
 
 class Log:
-    """A log that is appended to, whole writes at a time, until the disk is full."""
+    """A log file, written in whole writes until the disk is full."""
 
     def __init__(self, path: Path) -> None:
         self._fd: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -40,7 +38,7 @@ class Log:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is printed within is not the person's, and is not kept."""
+        """Within the block, printed text is not logged: it does not come from user code."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -48,7 +46,7 @@ class Log:
             self._paused = before
 
     def write(self, text: Any) -> None:
-        """Append what a stream was given; never raises. Processes that were forked meanwhile write nothing."""
+        """Append text from a stream; never raises. Processes forked in the meantime write nothing."""
         if self._fd is None or self._paused or os.getpid() != self._pid:
             return
         data = text.encode("utf-8", "replace") if isinstance(text, str) else bytes(text)
@@ -68,15 +66,14 @@ class Log:
 
 @contextmanager
 def record(log: Log) -> Iterator[None]:
-    """Within it the existing stdout and stderr also write to `log`. The objects are changed, not replaced: logging
-    handlers, progress bars and the person's own variables hold them. Of what C++ writes, not all is shown
-    (native_log.py)."""
+    """Within the block, the existing stdout and stderr also write to `log`. The objects are changed, not replaced:
+    logging handlers, progress bars and user variables refer to them. Output of C++ code is filtered (native_log.py)."""
     with _tee(log.write):
         yield
 
 
 def filtered() -> AbstractContextManager[None]:
-    """Within it nothing is kept, and of what C++ writes not all is shown."""
+    """Within the block, output of C++ code is filtered; nothing is logged."""
     return _tee(lambda _: None)
 
 
@@ -91,12 +88,12 @@ def _tee(keep: Callable[[Any], None]) -> Iterator[None]:
 
 
 class _TeeStream:
-    """A stream that also writes elsewhere. One that cannot be changed is left as it is."""
+    """A stream that also passes its text to `keep`. A stream that cannot be changed is left unchanged."""
 
     def __init__(self, stream: Any, keep: Callable[[Any], None]) -> None:
         self._stream, self._keep, self._original = stream, keep, stream.write
         self._own = vars(stream).get("write") if hasattr(stream, "__dict__") else None
-        # ipykernel's: the thread that reads what C++ has written to the descriptor
+        # ipykernel's thread that reads what C++ code writes to the descriptor
         self._reader = getattr(stream, "watch_fd_thread", None)
         self._shown = native_log.LogFilter()
         self._heard = threading.Event()
@@ -117,7 +114,7 @@ class _TeeStream:
     def undo(self) -> None:
         self._hear_all()
         if self._stream.write != self.write:
-            return  # somebody else has put something in its place, or it could not be changed
+            return  # another program replaced it, or it could not be changed
         if self._own is None:
             del self._stream.write
         else:
@@ -126,7 +123,7 @@ class _TeeStream:
             self._original(rest)
 
     def _hear_all(self) -> None:
-        """What C++ has written so far comes by another thread: let it come."""
+        """Wait for the output of C++ code so far, which arrives by another thread."""
         if self._stream is not sys.stderr or self._reader is None or not self._reader.is_alive():
             return
         with suppress(OSError):

@@ -1,8 +1,4 @@
-"""The road of a function that is traced, and not run.
-
-What lives here: one worker on XLA:CPU that writes the graphs of a request. What does not: what is done with them
-(preflight/), and how a function is traced (backends/).
-"""
+"""A worker on XLA:CPU that traces a request and writes its graphs, for preflight/."""
 
 from __future__ import annotations
 
@@ -28,14 +24,14 @@ from tpu_magics.runs.folder import RunFolder
 from tpu_magics.runs.reader import Run
 
 _DATA = re.compile(r"^VmData:\s+(\d+) kB", re.MULTILINE)
-LEFT = 0.05  # of the free host memory, for all others
+LEFT = 0.05  # share of the free host memory that is left for other processes
 READS = "reads.txt"  # in the folder of the graphs; a backend writes it while it traces
 
 
 @dataclass(frozen=True)
 class TracingOptions:
-    """What is traced for: `world`: ranks of the TPU; `devices`: of one SPMD worker (None: not SPMD); `steps`: at most
-    so many."""
+    """What to trace for. `world`: ranks of the TPU; `devices`: of one SPMD worker (None: no SPMD); `steps`: the maximum
+    number of steps."""
 
     world: int = 1
     devices: int | None = None
@@ -44,10 +40,10 @@ class TracingOptions:
 
 @contextmanager
 def traced(request: Request, options: Options, tracing_options: TracingOptions) -> Iterator[tuple[Path, Run]]:
-    """The folder that the worker wrote its graphs into, and the records of that run; both are gone after the block.
+    """Yields the folder of the graphs that the worker wrote, and the run's records; both are deleted after the block.
 
     Raises:
-        TpuMagicsError: the request cannot be forked.
+        TpuMagicsError: the request cannot run.
         TrainingFailed: the function failed while it was traced.
     """
     options.check()
@@ -76,10 +72,10 @@ def traced(request: Request, options: Options, tracing_options: TracingOptions) 
 
 
 def _reads(folder: Path) -> Iterator[str]:
-    """What the function had read when it failed."""
+    """The values that the function had read when it failed."""
     path = folder / READS
     if path.is_file() and path.stat().st_size:
-        yield "Values that it had read, which were zero while it was traced:"
+        yield "Values that the function read (they are zero while it is traced):"
         yield from (f"  {line}" for line in path.read_text().splitlines())
 
 
@@ -110,14 +106,14 @@ def _prepared(request: Request, options: Options, tracing_options: TracingOption
 
 
 def at_home(host: Host) -> Host:
-    """The host as one without a TPU: tracing touches none."""
+    """The host as if it had no TPU: tracing uses none."""
     return replace(host, device="CPU", workers=1, replicas=1, repairs=())
 
 
 def _bounded(task: worker.WorkerTask, spec: WorkerSpec) -> int:
-    """The worker, which is refused memory that the host does not have: else the kernel would end it, or the notebook.
+    """Run the worker with a limit on its memory: else the kernel's OOM killer may end it, or the notebook.
 
-    RLIMIT_DATA counts what a process may write to (getrlimit(2)); what the notebook has is counted already."""
+    RLIMIT_DATA counts writable memory (getrlimit(2)), including what is inherited from the notebook."""
     available, now = host_memory(Path("/")).available, _DATA.search(Path("/proc/self/status").read_text())
     if available is not None and now is not None:
         bound = int(now[1]) * 1024 + int(available * (1 - LEFT))
@@ -129,7 +125,7 @@ def _bounded(task: worker.WorkerTask, spec: WorkerSpec) -> int:
 
 @dataclass
 class _TracingRun(ForkedRun):
-    """A run whose worker traces."""
+    """A run whose worker traces instead of training."""
 
     tracing: Tracing | None = None
 
@@ -144,7 +140,9 @@ class _TracingRun(ForkedRun):
         return supervisor.WorkerProcess(index, pid, index)
 
     def _screen(self) -> Screen:
-        return NoScreen()  # what the function prints while it is traced is made of zeros
+        return NoScreen()  # values printed while tracing are zeros
 
     def _load(self, ranks: int | None = None) -> results.RunResults:  # noqa: ARG002
-        raise TpuMagicsError("A traced run has no results.", "Nothing was run.", "This is an error of tpu_magics.")
+        raise TpuMagicsError(
+            "A traced run has no results.", "Nothing was run.", "This is a bug in tpu_magics; please report it."
+        )

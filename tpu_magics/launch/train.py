@@ -46,35 +46,33 @@ def train(
     """Train `function(*args, **kwargs)` on every rank, as `%%tpu_train` does.
 
     Args:
-        function: the training function; models among its arguments and globals come home trained.
-        args: its arguments, evaluated here and inherited by the workers.
+        function: the training function; models among its arguments and globals are updated in the notebook.
+        args: its arguments, evaluated in the notebook and inherited by the workers.
         kwargs: its keyword arguments.
         processes: number of ranks (default: one for each TPU device; one on XLA:CPU, where more are a rehearsal).
         precision: "fp32", "bf16" or "bf16-downcast" (default: the session's).
-        hoist: "auto" builds models of the function once, here; "off" leaves the function alone.
-        background: return at once; results come home with `.wait()`.
-        steps: stop cleanly after so many steps, with the models here unchanged.
-        timeout: stop after so many seconds.
-        force: run also where the forecast says that memory or disk will not do.
+        hoist: "auto" builds models of the function once, in the notebook; "off" does not.
+        background: return at once; `.wait()` loads the results.
+        steps: stop after this number of steps; the notebook's models stay unchanged.
+        timeout: stop after this number of seconds.
+        force: run even if the estimate says that memory or disk is not enough.
         run_name: name of the run folder (default: the function's).
-        plain: end with a summary that has no times, ids or sizes.
-        max_recompiles: stop the run at the first recompile above this number, with the table of causes.
-        spmd: one worker that drives so many devices as a mesh (True: all, or the session's number; False: not so,
-            whatever the session has).
-        collective_timeout: seconds that a rank of a rehearsal waits in a collective for the others (default: 60).
-        strict: refuse to start where the code breaks a rule of XLA or of launching (see `%tpu_check`), and fail
-            where no step ran on the XLA device.
-        gate: asked before anything is forked; what it raises ends it.
-        jit: for TensorFlow, "auto" compiles with XLA at home and leaves that to the strategy on a TPU; "keep" leaves
-            the models' own jit_compile alone.
-        keep_partial: keep what was learned until a failure, an interrupt or the time limit: the weights and the state
-            of rank 0's last step.
+        plain: show a summary without times, ids and sizes.
+        max_recompiles: stop the run at the first recompile above this number and show the table of causes.
+        spmd: one worker that drives this number of devices as a mesh (True: all, or the session's number; False: no
+            SPMD, whatever the session has).
+        collective_timeout: seconds that a rank of a rehearsal waits for the others in a collective (default: 60).
+        strict: do not start if the code breaks a rule (see `%tpu_check`), and fail if no step ran on the XLA device.
+        gate: called before anything forks; an exception stops the run.
+        jit: for TensorFlow: "auto" compiles with XLA without a TPU, and leaves compiling to the strategy on a TPU;
+            "keep" does not change the models' jit_compile.
+        keep_partial: after a failure, an interrupt or the time limit, keep the weights and state of rank 0's last step.
 
-    A TensorFlow function is trained in this process, inside `strategy.scope()`.
+    A TensorFlow function trains in this process, inside `strategy.scope()`.
 
     Raises:
-        TpuMagicsError: before anything is forked, where the run cannot work.
-        TrainingFailed: a worker failed; the models here are unchanged.
+        TpuMagicsError: the run cannot start.
+        TrainingFailed: a worker failed; the notebook's models are unchanged.
     """
     __tracebackhide__ = True
     options = Options(processes, precision, hoist, background, steps, timeout, force, run_name, plain, max_recompiles)
@@ -84,8 +82,8 @@ def train(
 
 
 def start(request: Request, options: Options, workers: int | None = None) -> results.TrainResult:
-    """Run a request: in forked workers, or here, where its framework does not survive a fork. `workers` overrides the
-    number of processes (the launcher itself takes any)."""
+    """Run a request: in forked workers, on several hosts, or in this process if its framework does not work after a
+    fork. `workers` overrides the number of processes without a check."""
     __tracebackhide__ = True
     options.check()
     if options.run_name is not None:
@@ -120,9 +118,9 @@ def start(request: Request, options: Options, workers: int | None = None) -> res
 def _refuse_hosts() -> None:
     if session.current.pod is not None:
         raise TpuMagicsError(
-            "TensorFlow is not trained on the hosts of a Ray cluster.",
-            "Its strategy trains from the notebook's own process, and reaches the devices of other hosts itself.",
-            "Train here with %tpu_init --hosts off, or name the TPU: %tpu_init --tpu NAME",
+            "TensorFlow cannot train on the hosts of a Ray cluster.",
+            "Its strategy runs in the notebook's process and connects to the devices of other hosts itself.",
+            "Train on this host with %tpu_init --hosts off, or name the TPU: %tpu_init --tpu NAME",
         )
 
 

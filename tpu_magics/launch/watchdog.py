@@ -1,12 +1,10 @@
-"""A run or a preflight that holds the notebook's main thread: who looks after it meanwhile.
+"""The watchdog of a run or preflight in the notebook's main thread: a thread that updates the observer, measures
+memory, enforces the time limit, and delivers interrupts.
 
-What lives here: the thread that shows the panel, measures memory, keeps the time limit and brings an interrupt to where
-the main thread is. What does not: what is run (local.py, preflight/).
-
-An interrupt is raised in the main thread by Python's own handler, which runs between two of its instructions. While
-that thread executes a long program of the framework it cannot, so after `PATIENCE` the framework is asked to give up.
-Where it would be lost, or leave a context half, it is raised a moment later. Where the library's call that it came in,
-`model.fit` for one, goes on all the same, some code in there has swallowed it, and it is raised again.
+Python's signal handler raises an interrupt in the main thread between two bytecode instructions. It cannot while that
+thread executes a long program of the framework, so after `PATIENCE` the framework is told to cancel. An interrupt that
+would be lost, or would leave a context half entered, is raised a moment later. If the library call in which it was
+raised, e.g. `model.fit`, continues, some code in there caught it, and it is raised again.
 """
 
 from __future__ import annotations
@@ -40,20 +38,20 @@ async def _async_context() -> AsyncIterator[None]:
     yield
 
 
-# Where a context begins and ends: what is raised there leaves it neither entered nor left, and what it has set stays
-# set for as long as the traceback is kept. Where TensorFlow runs a step that is: gradients are not recorded.
+# The start and end of a context: an exception raised there leaves it neither entered nor left, and its settings stay
+# active as long as the traceback exists. When TensorFlow runs a step, that means: no gradients are recorded.
 _ENDS = [(type(_context()), "__enter__", "__exit__"), (type(_async_context()), "__aenter__", "__aexit__")]
 _CONTEXTS = [getattr(getattr(kind, name), "__code__", None) for kind, *names in _ENDS for name in names]
-TICK = 0.1  # seconds between looks
-PATIENCE = 0.5  # seconds that the main thread has to answer an interrupt by itself
-AGAIN = 5.0  # seconds after which a time limit, or an interrupt, that was swallowed is raised again
+TICK = 0.1  # seconds between checks
+PATIENCE = 0.5  # seconds that the main thread has to handle an interrupt by itself
+AGAIN = 5.0  # seconds after which an interrupt that was caught is raised again
 _LAUNCH = str(Path(__file__).parent)
 
 INTERRUPT, TIMEOUT = "interrupt", "timeout"
 
 
 class Watchdog:
-    """Looks after one run of the main thread. `meter`: hears of its memory; `reason`: why it was stopped: "interrupt",
+    """Watches one run of the main thread. `meter`: receives its memory; `reason`: why it was stopped: "interrupt",
     "timeout", or ""."""
 
     def __init__(self, meter: MemoryMeter | None = None, timeout: float | None = None) -> None:
@@ -66,10 +64,10 @@ class Watchdog:
         self._asked_at: float | None = None
         self._answered = self._late = False
         self._lost_at: float | None = None
-        self._user_code = False  # the block is the person's code
-        self._library_call: FrameType | None = None  # the library's call there that the last interrupt was raised in
+        self._user_code = False  # the block is user code
+        self._library_call: FrameType | None = None  # the library call in which the last interrupt was raised
         self._hook: Callable[[Any], Any] = sys.__unraisablehook__
-        self._sent = 0  # interrupts that the thread has sent and the handler has not seen
+        self._sent = 0  # interrupts that the thread sent and the handler has not received
         self._next_memory = self._next_signal = 0.0
         self._stopping = threading.Event()
         self._interruptible = False
@@ -82,7 +80,7 @@ class Watchdog:
     # -- the main thread ------------------------------------------------------------------------------------------
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """The thread goes on until the block ends."""
+        """Run the thread until the block ends."""
         self._measure()
         thread = threading.Thread(target=self._loop, name="tpu_magics-minder", daemon=True)
         thread.start()
@@ -100,8 +98,8 @@ class Watchdog:
 
     @contextmanager
     def interruptible(self, limited: bool = False) -> Iterator[None]:
-        """An interrupt ends the block. `limited`: it is the person's code; the time limit counts from here, and ends it
-        as well."""
+        """An interrupt ends the block. `limited`: the block is user code; the time limit starts here and ends it as
+        well."""
         handler = signal.signal(signal.SIGINT, self._interrupted)
         self._before = (handler, signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False))
         self._hook, sys.unraisablehook = sys.unraisablehook, self._ignored
@@ -119,9 +117,9 @@ class Watchdog:
                 raise KeyboardInterrupt
 
     def _restore(self) -> None:
-        """Interrupts are answered as before."""
+        """Restore the previous interrupt handling."""
         self._interruptible, self._library_call = False, None
-        with self._lock:  # nothing is being sent
+        with self._lock:  # no interrupt is being sent
             before, self._before = self._before, None
         if before is not None:
             if sys.unraisablehook == self._ignored:
@@ -136,7 +134,7 @@ class Watchdog:
         if self._interruptible and frame is not None and frame.f_code in _CONTEXTS:
             self._lost()
             return
-        self._answered, self._lost_at = True, None  # this one ends the block: the next would hit who clears up
+        self._answered, self._lost_at = True, None  # this one ends the block: the next would hit cleanup code
         if self._interruptible:
             self._next_signal = time.monotonic() + AGAIN
             self._library_call = _outer_library_call(frame) if self._user_code else None
@@ -144,21 +142,21 @@ class Watchdog:
         self._late = self._late or not mine
 
     def _ignored(self, found: Any) -> None:
-        """Python ignores what is raised while it clears up: in `__del__`, in callbacks of weak references and of the
-        garbage collector."""
+        """Python ignores exceptions in `__del__` and in callbacks of weak references and of the garbage collector: send
+        the interrupt again."""
         if found.exc_type is KeyboardInterrupt and threading.current_thread() is threading.main_thread():
             self._lost()
         else:
             self._hook(found)
 
     def _lost(self) -> None:
-        """An interrupt came where it cannot be raised: it is sent again when the main thread has left that place."""
+        """An interrupt came where it cannot be raised: send it again once the main thread has left that place."""
         self._answered = False
         self._asked_at = self._lost_at = time.monotonic()
 
     # -- any thread -----------------------------------------------------------------------------------------------
     def stop(self) -> None:
-        """Ask that the training be stopped; returns at once."""
+        """Stop the training; returns at once."""
         self._note(INTERRUPT)
         self._send()
 
@@ -178,7 +176,7 @@ class Watchdog:
 
     # -- the thread -----------------------------------------------------------------------------------------------
     def _loop(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # it is the main thread's
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the main thread handles it
         while not self._stopping.is_set():
             self._wait_for_signal()
             self._enforce()
@@ -186,7 +184,7 @@ class Watchdog:
             self.observer.look()
 
     def _wait_for_signal(self) -> None:
-        """Wait for a tick, or for a signal that has come to this process."""
+        """Wait for a tick, or for a signal to this process."""
         if not select.select([self._receiver], [], [], TICK)[0]:
             return
         with suppress(OSError):
@@ -196,7 +194,7 @@ class Watchdog:
             self._forward(heard)
 
     def _forward(self, heard: bytes) -> None:
-        """An event loop that waits for signals gets them as before."""
+        """Pass signals on to an event loop that waits for them."""
         before = self._before
         if heard and before is not None and before[1] >= 0:
             with suppress(OSError):
@@ -239,7 +237,7 @@ class Watchdog:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """A block that an interrupt ends wherever it comes; in another thread than the main one none does."""
+    """A block that an interrupt ends at any point; only in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -249,8 +247,8 @@ def interruptible() -> Iterator[None]:
 
 
 def _outer_library_call(frame: FrameType | None) -> FrameType | None:
-    """The outermost call of a library's that the person's code makes, among the frames above `frame`; None without.
-    What the person's own code catches has left it, what code within it swallows has not."""
+    """The outermost library call of the user code among the frames above `frame`, or None. An interrupt that the user
+    code itself catches has left this call; one that code inside of it catches has not."""
     found: FrameType | None = None
     outermost: FrameType | None = None
     while frame is not None and not under(frame.f_code.co_filename, _LAUNCH):
@@ -263,7 +261,7 @@ def _outer_library_call(frame: FrameType | None) -> FrameType | None:
 
 
 def _is_running(call: FrameType) -> bool:
-    """Whether the main thread is still in it."""
+    """Whether the main thread is still in this call."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and frame is not call:
         frame = frame.f_back

@@ -1,12 +1,8 @@
-"""What the workers are to run: a function, the statements of a cell, or a script.
+"""What each worker runs: a function, the statements of a cell, or a script.
 
-What lives here: running it on a rank, and what of its results can travel. What does not: how a cell is read into one of
-these (cell.py), and where results go (results.py).
-
-Results travel as one pickle of a dict: `value` (pickled, or None) and `problem` (why it could not be); from a cell's
-rank 0 also `names` {name: pickled}, `modules` {name: module's name}, `same` {name: name of a model that comes home},
-and `left` {name: why it stayed}.
-"""
+The results of a rank are one pickle of a dict: `value` (pickled, or None) and `problem` (why it could not be pickled);
+from rank 0 of a cell also `names` {name: pickled}, `modules` {name: module's name}, `same` {name: name of a model that
+is updated}, and `left` {name: why it was not pickled}."""
 
 from __future__ import annotations
 
@@ -34,28 +30,29 @@ Note = Callable[[str, str], None]
 
 
 class Pickles(Protocol):
-    """What turns results into bytes: a Backend."""
+    """Pickles results: a Backend."""
 
     def dumps(self, value: Any) -> bytes:
         """Pickle `value`. Raises what pickle raises."""
 
 
 class Work(Protocol):
-    """Something that every rank runs. `models`: what comes home, by name."""
+    """What every rank runs."""
 
     @property
     def models(self) -> dict[str, Any]:
-        """The models whose weights come home. A worker changes its own copy where it built one itself."""
+        """The models to update in the notebook, by name. A worker replaces an entry of its own copy if it built that
+        model itself."""
 
     @property
     def hoists(self) -> HoistPlan | None:
-        """What was built in the notebook."""
+        """The models that were hoisted, i.e. built in the notebook."""
 
     def roots(self) -> list[tuple[str, Any]]:
-        """Where all that it can reach begins, by name."""
+        """The objects, by name, from which all others are reached."""
 
     def assigned(self) -> Mapping[str, Any]:
-        """In a worker, after the run: the notebook's names that it bound anew."""
+        """In a worker, after the run: the notebook's names that it assigned."""
 
     def install(self, note: Note, replicas: int) -> None:
         """Once in each worker, before its `replicas` threads run; `note(code, text)` records a warning."""
@@ -64,7 +61,7 @@ class Work(Protocol):
         """Run on one device, in its thread."""
 
     def results(self, ordinal: int, value: Any, backend: Pickles, **more: Any) -> bytes:
-        """What travels home from this rank, and `more`. `done`: names assigned by a cell that travel already."""
+        """The packed results of this rank, with `more`. `done`: assigned names that are sent in another way."""
 
 
 def _install(hoists: HoistPlan | None, models: dict[str, Any], note: Note, replicas: int) -> None:
@@ -73,10 +70,10 @@ def _install(hoists: HoistPlan | None, models: dict[str, Any], note: Note, repli
 
     def declined(number: int, reason: str) -> None:
         one = hoists.hoisted[number]
-        note("not-hoisted", f"`{one.code}` in line {one.line} is built by each worker after all: {reason}.")
+        note("not-hoisted", f"Not hoisted: each worker builds `{one.code}` (line {one.line}): {reason}.")
 
     def built(number: int, model: Any) -> None:
-        """What was built here is what is trained, so it comes home in the place of the notebook's."""
+        """The model that was built here is the one that is trained: its weights update the notebook's model."""
         for name in [name for name, own in models.items() if own is hoists.hoisted[number].model]:
             models[name] = model
 
@@ -84,7 +81,7 @@ def _install(hoists: HoistPlan | None, models: dict[str, Any], note: Note, repli
 
 
 def packed(value: Any, backend: Pickles, **more: Any) -> bytes:
-    """A rank's results; a value that cannot be pickled is left out and named, it does not fail the run."""
+    """A rank's results. A value that cannot be pickled is omitted, with the reason; it does not fail the run."""
     data, problem = _try_dumps(value, backend)
     return pickle.dumps({"value": data, "problem": problem, **more})
 
@@ -100,8 +97,8 @@ def _try_dumps(value: Any, backend: Pickles) -> tuple[bytes | None, str]:
 
 @dataclass(frozen=True)
 class FunctionWork:
-    """A call of a function. `index_first`: the rank is its first argument (xmp.spawn, torch_xla.launch); `names`: what
-    the person calls each of `args`."""
+    """A function call. `index_first`: the rank is the first argument (xmp.spawn, torch_xla.launch); `names`: a name for
+    each of `args`."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()
@@ -143,16 +140,16 @@ def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[s
 
 
 def _copies(models: Mapping[str, Any], hoists: HoistPlan | None) -> Copies:
-    """Copies for one more device; of hoisted models each device is given its own by the plan."""
+    """Copies for one more device; hoisted models are copied by the hoist plan."""
     hoisted = {id(model) for model in hoists.models.values()} if hoists is not None else set()
     return Copies({name: model for name, model in models.items() if id(model) not in hoisted})
 
 
 @dataclass(frozen=True)
 class CellWork:
-    """The statements of a cell, run with the notebook's names. `code`: compiled statements; `last`: the last
-    expression, to be displayed; `namespace`: the notebook's own, inherited by the fork; `before`: what it held
-    before the run."""
+    """The statements of a cell, run with the notebook's names. `code`: compiled statements; `last`: the final
+    expression, to be displayed; `namespace`: the notebook's, inherited by the fork; `before`: its values before the
+    run."""
 
     code: types.CodeType
     last: types.CodeType | None
@@ -207,7 +204,7 @@ class CellWork:
         )
 
     def assigned(self) -> Mapping[str, Any]:
-        """Names that the cell bound anew, except private ones."""
+        """The names that the cell assigned, except private ones."""
         missing = object()
         return {
             name: value
@@ -224,7 +221,7 @@ def statements_work(
     models: dict[str, Any],
     hoists: HoistPlan | None,
 ) -> CellWork:
-    """The statements of a cell as every rank runs them, what is hoisted replaced."""
+    """The statements of a cell as every rank runs them, with hoisted calls replaced."""
     tree, expression = cell.split_last(rest if hoists is None else hoist.replace_calls(rest, hoists))
     code = cell.compile_tree(tree, filename, "exec")
     shown = None if expression is None else cell.compile_tree(expression, filename, "eval")
@@ -241,7 +238,7 @@ def _show(value: Any) -> None:
 
 @dataclass(frozen=True)
 class ScriptWork:
-    """A script as `xla_spawn.py` runs it: its `_mp_fn(index)` where it defines one, else the script as `__main__`."""
+    """A script as `xla_spawn.py` runs it: its `_mp_fn(index)` if it defines one, else the script as `__main__`."""
 
     path: str
     argv: tuple[str, ...]

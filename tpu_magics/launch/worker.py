@@ -1,8 +1,4 @@
-"""What a worker does between the fork and its exit.
-
-What lives here: becoming a rank, running the work, writing the results and the last event. What does not: the fork
-itself (process.py), the work (work.py), and anything of the notebook's side.
-"""
+"""A worker between the fork and its exit: it becomes a rank, runs the work, and writes results and events."""
 
 from __future__ import annotations
 
@@ -26,15 +22,15 @@ from tpu_magics.runs.writer import EventWriter
 
 DONE, FAILED = 0, 1  # exit codes of a worker
 NO_SYNC = (
-    "the function ended without a single sync: everything it did ran as one graph at its end. End each step with "
-    "torch_xla.sync(), or iterate over a loader that accelerator.prepare has wrapped."
+    "The function ended without a sync, so everything ran as one graph at its end. End each step with "
+    "torch_xla.sync(), or use a loader from accelerator.prepare."
 )
 
 
 @dataclass(frozen=True)
 class WorkerTask:
-    """What all workers of a run share. `cell_names`: file names of cells -> "In [n]"; `cell_ids`: "In [n]" -> the
-    front end's id of that cell; `snapshot`: the notebook's objects before the run (None: on another host)."""
+    """What all workers of a run share. `cell_names`: file name of a cell -> "In [n]"; `cell_ids`: "In [n]" -> the front
+    end's id of the cell; `snapshot`: the notebook's objects before the run (None: on another host)."""
 
     backend: Backend
     work: Work
@@ -45,12 +41,12 @@ class WorkerTask:
 
 
 def main(task: WorkerTask, spec: WorkerSpec) -> int:
-    """Be one worker; returns its exit code. Runs in the child's main thread, just after the fork."""
+    """Run one worker; returns its exit code. Called in the child's main thread, just after the fork."""
     return _Worker(task, spec).run()
 
 
 class _Worker:
-    """One worker process. Its rank is known once the runtime is up; until then it writes under its index."""
+    """One worker process. Its rank is known once the runtime has started; until then it writes under its index."""
 
     def __init__(self, task: WorkerTask, spec: WorkerSpec) -> None:
         self.task = task
@@ -97,7 +93,7 @@ class _Worker:
         return process.UNRECORDED
 
     def _leads(self) -> bool:
-        """Whether this worker is taken for rank 0 until the ranks are known."""
+        """Whether this worker counts as rank 0 until the ranks are known."""
         return self.spec.number == 0
 
     # -- on the rank's thread -----------------------------------------------------------------------------------
@@ -119,7 +115,7 @@ class _Worker:
         return {n: self.task.backend.structure(m) for n, m in self.task.work.models.items() if id(m) in own}
 
     def _adopt(self, ordinal: int) -> None:
-        """Take the rank that the runtime gave: on a TPU it need not be the number of the process."""
+        """Use the rank that the runtime assigned: on a TPU it may differ from the number of the process."""
         self.rank = ordinal
         self.writer = EventWriter(self.task.files.events_path(ordinal), ordinal)
         streams.redirect_descriptors(self.task.files.log_path(ordinal))
@@ -141,21 +137,21 @@ class _Worker:
         self.stop_requested = True
 
     def _keep_partial(self) -> None:
-        """Rank 0 did not come to its end: what it has learned goes home as if it had."""
+        """Rank 0 did not finish: write its weights as if it had."""
         try:
             if reason := self._unkeepable():
                 self._note(partial_results.NOT_KEPT, partial_results.warning_text(reason))
                 return
             self._write_results(0, 0, None)
             partial_results.mark_written(self.task.files, self.steps)
-        except Exception as error:  # what ended the run matters more
+        except Exception as error:  # the error that ended the run is more important
             self._note(partial_results.NOT_KEPT, partial_results.warning_text(error))
 
     def _unkeepable(self) -> str:
         if not self.steps:
-            return partial_results.NOTHING_DONE
+            return partial_results.NO_STEP
         spread = self.spec.replicas > 1 or self.task.backend.splits_weights(self.task.work.models)
-        return partial_results.SPREAD if spread else ""
+        return partial_results.SHARDED if spread else ""
 
     def _observed(self, ordinal: int) -> Any:
         backend = self.task.backend
@@ -184,12 +180,12 @@ class _Worker:
                 raise HostTraining(text)
             self._note("host-training", text)
         if self.spec.tracing is not None:
-            self.status = "limit"  # what is on the device now are zeros: nothing of it comes home
+            self.status = "limit"  # the values on the device are zeros: they must not be loaded
         watcher.close()
         return value
 
     def _recover(self) -> None:
-        """The function may have used up or closed what the worker's end needs."""
+        """Restore what the end of the worker needs and the function may have used up or closed."""
         limits.free_descriptors()
         with contextlib.suppress(OSError):
             streams.reopen_descriptors(self.task.files.log_path(self.rank))
@@ -217,8 +213,8 @@ class _Worker:
             self.task.backend.collect_weights(models, self.task.files.path, ordinal)
 
     def _collect_changes(self, ordinal: int, replica: int) -> tuple[Any, dict[str, Any]]:
-        """What the function changed besides weights: rank 0 writes it, the others tell checksums. Returns what pickles
-        this rank's results, and what to add to them."""
+        """The changes besides weights: rank 0 writes them, the others only checksums. Returns the pickler of this
+        rank's results, and what to add to them."""
         snapshot = self.task.snapshot
         backend: Any = self.task.backend
         if snapshot is None or replica:
@@ -237,13 +233,13 @@ class _Worker:
         return backend, {"sums": changes.sums, "done": list(changes.names)}
 
     def _leave_changed(self) -> None:
-        """A hoisted model whose structure the function changed stays here: without hoisting it would not come home
-        either. (For a model of the notebook's own the same is an error, at home.)"""
+        """Do not return a hoisted model whose structure the function changed: without hoisting it would not be returned
+        either. (For a model of the notebook this is an error when the weights are loaded.)"""
         models = self.task.work.models
         for name, before in self.hoisted.items():
             if name in models and self.task.backend.structure(models[name]) != before:
                 del models[name]
-                self._note("not-home", f"`{name}` stays in the worker: the function changed its structure.")
+                self._note("not-home", f"`{name}` is not updated in the notebook: the function changed its structure.")
 
     # -- events -------------------------------------------------------------------------------------------------
     def _write(self, kind: type[events.Event], **fields: Any) -> None:
@@ -280,8 +276,8 @@ class _Worker:
         self.writer.close()
 
     def _end_failed(self, error: BaseException) -> None:
-        """The traceback goes to the log after the last record, which says where the user's output ends: so nobody who
-        follows the log takes it for output."""
+        """Write the traceback to the log after the last record, which marks the end of the user's output, so that it is
+        not shown as output."""
         error_type, error_text = frames.describe(error)
         stack = frames.from_exception(error, self.task.cell_names)
         self._end("failed", error_type=error_type, error_text=error_text, frames=stack)
@@ -290,7 +286,7 @@ class _Worker:
 
 
 def _write_whole(files: RunFiles, ordinal: int, content: bytes) -> None:
-    """Write a rank's results: complete under their name, or not at all."""
+    """Write a rank's results: complete, or not at all."""
     path = files.value_path(ordinal)
     temporary = path.with_suffix(".tmp")
     try:

@@ -1,10 +1,6 @@
-"""The model once: a model that the training function builds is built in the notebook, before the fork.
+"""Hoisting: a model that the training function builds is built once in the notebook, before the fork.
 
-What lives here: the plan (what is hoisted, what is not and why), the order of seeds and builds, and the plan's way into
-the worker. What does not: how calls are found (read.py), built (build.py), replaced (swap.py) and
-answered (worker.py).
-
-The notebook is left as it was: its random states, environment and objects, and the function itself.
+The notebook is left unchanged: its random state, environment and objects, and the function itself.
 """
 
 from __future__ import annotations
@@ -38,7 +34,7 @@ from tpu_magics.launch.hoist.worker import InheritedModels, OnBuilt, OnDeclined
 
 @dataclass(frozen=True)
 class HoistedModel:
-    """A model that was built in the notebook. `line` counts in the function's source; `code` is what stands there;
+    """A model that was built in the notebook. `line` counts in the function's source; `code`: the text of that line;
     `callee`: the name that is called; `number`: its build."""
 
     name: str
@@ -50,7 +46,7 @@ class HoistedModel:
     number: int
 
     def text(self, workers: int) -> str:
-        """One sentence for the person."""
+        """One sentence for the user."""
         what = f"hoisted `{self.code}` from line {self.line}: {size(self.bytes)}"
         if workers < 2:
             return f"{what}, built in the notebook"
@@ -59,9 +55,9 @@ class HoistedModel:
 
 @dataclass(frozen=True)
 class HoistPlan:
-    """What is built in the notebook, what stays in the function, and the function with its calls replaced.
+    """The models built in the notebook, the calls that stay in the function, and the function with its calls replaced.
 
-    `function` and `code`: None for a cell's tree, which `swap_tree` changes.
+    `function` and `code`: None for a cell's tree, which `replace_calls` changes.
     """
 
     backend: HoistBackend
@@ -87,11 +83,13 @@ class HoistPlan:
         return [one.text() for one in self.declined]
 
     def install(self, on_declined: OnDeclined, *, replicas: int = 1, on_built: OnBuilt | None = None) -> None:
-        """In a worker: hand the models to the function. `on_declined(k, reason)` is called when `hoisted[k]` is built
-        there after all, `on_built(k, model)` with what is built; `replicas`: threads of this worker that run the
-        function."""
+        """In a worker: pass the models to the function. `on_declined(k, reason)` is called if `hoisted[k]` is built
+        there after all, `on_built(k, model)` with the model that is built; `replicas`: threads of this worker that run
+        the function."""
         if os.getpid() == self.pid:
-            raise RuntimeError("a plan is installed in forked workers only: the notebook's function stays as it is")
+            raise RuntimeError(
+                "a hoist plan can only be installed in a forked worker: the notebook's function must not change"
+            )
         if not self.hoisted:
             return
         inherited = InheritedModels(self.builds, self._reported(), self.backend, on_declined, replicas, on_built)
@@ -109,7 +107,7 @@ class HoistPlan:
 
 
 def replace_calls(tree: ast.Module, plan: HoistPlan) -> ast.Module:
-    """A cell's tree with the hoisted calls replaced, to be run by workers in which the plan is installed."""
+    """A cell's tree with the hoisted calls replaced, for workers in which the plan is installed."""
     return replaced(tree, _places(plan.builds.values())) if plan.builds else tree
 
 
@@ -125,12 +123,12 @@ def plan_hoists(
 
     Args:
         fn_or_tree: the function, or the parsed cell.
-        arguments: what its parameters will be; empty for a cell.
+        arguments: the values of its parameters; empty for a cell.
         namespace: the notebook's names.
-        source: the text of the function's file or of the cell; read from the function's file where it is None.
+        source: the text of the function's file or of the cell; None: read it from the function's file.
 
     Raises:
-        TpuMagicsError: a build started the accelerator's runtime in this process.
+        TpuMagicsError: building a model started the accelerator's runtime in this process.
     """
     empty = HoistPlan(backend, namespace)
     if isinstance(fn_or_tree, ast.Module):
@@ -161,7 +159,7 @@ def _plan(plan: HoistPlan, steps: list[Step], source: FunctionSource | None) -> 
         steps = [step.declined(problem) if isinstance(step, Candidate) else step for step in steps]
     work = _PlanBuilder(plan.backend, source.node.lineno if source is not None else 1)
     if any(isinstance(step, Candidate) for step in steps):
-        with _as_it_was(plan.backend):
+        with _restored_state(plan.backend):
             work.run(steps)
     else:
         work.declined = [step for step in steps if isinstance(step, DeclinedCall) and not step.silent]
@@ -169,20 +167,20 @@ def _plan(plan: HoistPlan, steps: list[Step], source: FunctionSource | None) -> 
 
 
 def _with_code(plan: HoistPlan, source: FunctionSource | None) -> HoistPlan:
-    """The plan with the function's new code; everything is declined where that does not fit."""
+    """The plan with the function's new code; everything is declined if that is not possible."""
     if plan.function is None or source is None or not plan.hoisted:
         return plan
     code = replaced_code(plan.function, source, _places(plan.builds.values()))
     if code is not None:
         return replace(plan, code=code)
-    reason = "the function's code could not be made again with the same closure"
+    reason = "the function's code could not be recompiled with the same closure"
     stays = [plan.builds[one.number].candidate.declined(reason) for one in plan.hoisted]
     return replace(plan, hoisted=(), builds={}, declined=(*plan.declined, *stays))
 
 
 # -- seeds and builds, in order -------------------------------------------------------------------------------------
 class _PlanBuilder:
-    """What has been built so far."""
+    """Builds the models of a plan, in order."""
 
     def __init__(self, backend: HoistBackend, first_line: int) -> None:
         self.backend = backend
@@ -192,7 +190,7 @@ class _PlanBuilder:
         self.roots: list[int] = []
         self.declined: list[DeclinedCall] = []
         self.since = first_line
-        self.unknown = ""  # why the random numbers from here on are not the worker's
+        self.unknown = ""  # why the random numbers from here on differ from the worker's
         self.failed = ""
 
     def run(self, steps: Iterable[Step]) -> None:
@@ -210,21 +208,23 @@ class _PlanBuilder:
         if not declined.silent:
             self.declined.append(declined)
         if declined.certain:
-            self.unknown = f"`{declined.code}` (line {declined.line}) draws random numbers before it in the worker only"
+            self.unknown = (
+                f"`{declined.code}` (line {declined.line}) runs before it and draws random numbers in the worker only"
+            )
 
     def seed(self, step: SeedCall) -> None:
         callee = step.scope.resolve(step.call.func)
         try:
             args, kwargs = step.scope.value(arguments_of(step.call))
             callee(*args, **kwargs)
-        except Exception:  # the worker raises it in its place, or finds that the numbers differ
-            self.unknown = f"the seeding in line {step.line} could not be repeated in the notebook"
+        except Exception:  # the worker raises it, or finds that the numbers differ
+            self.unknown = f"the seed call in line {step.line} could not be repeated in the notebook"
             return
         self.unknown = ""
         self.since = step.line
 
     def hoist(self, candidate: Candidate) -> None:
-        """Build a candidate with its parts; where it must stay, its parts are hoisted by themselves if they can."""
+        """Build a candidate with its parts. If it cannot be hoisted, hoist its parts alone where possible."""
         made: list[Build] = []
         try:
             build = self._build(candidate, made)
@@ -254,9 +254,9 @@ class _PlanBuilder:
             raise NotHoisted(f"its part `{code}` cannot be hoisted: {problem}") from problem.__cause__
 
     def _leave(self, candidate: Candidate, problem: NotHoisted, made: list[Build]) -> None:
-        """The worker builds it. Parts that did not go through a build of the whole are models as any other."""
+        """Leave a candidate to the worker. Its built parts become hoisted models of their own."""
         if problem.__cause__ is not None:
-            self.failed = f"line {candidate.line} before it could not be built"
+            self.failed = f"the model in line {candidate.line} before it could not be built"
         declined = candidate.declined(str(problem))
         if problem.called:
             self.declined.append(declined)
@@ -268,10 +268,10 @@ class _PlanBuilder:
 
     # -- the result -------------------------------------------------------------------------------------------------
     def result(self, plan: HoistPlan) -> HoistPlan:
-        """The plan with what was built, is larger than nothing, and was left alone by later builds."""
+        """The plan with all builds that have weights and were not changed by later builds."""
         for number in [one for one in self.roots if self._was_changed(one)]:
             self.roots.remove(number)
-            reason = "a model that is built later from the same arguments changes them"
+            reason = "building a later model changes the same arguments"
             self.declined.append(self.builds[number].candidate.declined(reason))
         sizes = {number: self.backend.model_bytes(self.builds[number].model) for number in self.roots}
         roots = [number for number in self.roots if sizes[number]]
@@ -323,10 +323,10 @@ def size(nbytes: int) -> str:
     return f"{value:.0f} {units[0]}" if value >= 9.95 or units[0] == "bytes" else f"{value:.1f} {units[0]}"
 
 
-# -- the notebook, as it was ----------------------------------------------------------------------------------------
+# -- restoring the notebook -----------------------------------------------------------------------------------------
 @contextmanager
-def _as_it_was(backend: HoistBackend) -> Iterator[None]:
-    """Random states and environment of the notebook are put back; seeds leave the accelerator alone meanwhile."""
+def _restored_state(backend: HoistBackend) -> Iterator[None]:
+    """Restore the notebook's random state and environment afterwards; meanwhile seeds do not start the accelerator."""
     state, environ = backend.random_state(), dict(os.environ)
     try:
         with backend.seeds_without_runtime():
@@ -346,8 +346,8 @@ def _set_environ(step: EnvironmentSetting) -> None:
 
 
 def _without_source(function: FunctionType, backend: HoistBackend) -> Iterator[DeclinedCall]:
-    """What can be said about a function whose source is not at hand."""
+    """The declined calls of a function without source."""
     code = function.__code__
     for name in code.co_names:
         if backend.builds_model(function.__globals__.get(name)):
-            yield DeclinedCall(code.co_firstlineno, name, "the source of the function is not at hand")
+            yield DeclinedCall(code.co_firstlineno, name, "the source of the function is not available")

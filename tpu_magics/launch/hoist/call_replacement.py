@@ -1,7 +1,6 @@
-"""The call in the training function, replaced: `Net(cfg)` becomes `__tpu_magics_hoisted__(0, Net, cfg)`.
+"""Replaces the hoisted calls in the training function: `Net(cfg)` becomes `__tpu_magics_hoisted__(0, Net, cfg)`.
 
-What lives here: that change of a tree and of a function's code. Nothing else of the function changes: closure,
-defaults, decorators, names and lines stay. What does not: what the new name does (worker.py).
+Nothing else of the function changes: closure, defaults, decorators, names and lines stay.
 """
 
 from __future__ import annotations
@@ -32,24 +31,22 @@ class _CallReplacer(ast.NodeTransformer):
 
 
 def replaced(tree: ast.Module, numbers: Mapping[SourcePosition, int]) -> ast.Module:
-    """A copy of `tree` in which the calls at these places carry their number. The original stays as it is."""
+    """A copy of `tree` in which the calls at these positions are replaced."""
     changed: ast.Module = _CallReplacer(numbers).visit(copy.deepcopy(tree))
     return changed
 
 
 def source_problem(function: FunctionType, source: FunctionSource) -> str:
-    """Why the code of `function` cannot be made again from its source; "" where it can."""
+    """Why the code of `function` cannot be recompiled from its source; "" if it can."""
     code = compiled(source.tree, function)
     if code is None or not same_code(code, function.__code__):
-        return (
-            "the source at hand is not that of the function that runs (edited since, or changed while it was imported)"
-        )
+        return "the available source is not that of the running function (edited since, or changed at import)"
     return ""
 
 
 def replaced_code(
     function: FunctionType, source: FunctionSource, numbers: Mapping[SourcePosition, int]
 ) -> CodeType | None:
-    """The function's code with the calls replaced; None where it does not fit the function's closure."""
+    """The function's code with the calls replaced; None if it does not match the function's closure."""
     code = compiled(replaced(source.tree, numbers), function)
     return code if code is not None and code.co_freevars == function.__code__.co_freevars else None

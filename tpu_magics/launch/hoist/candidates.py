@@ -1,11 +1,7 @@
-"""Which calls of a training function build a model, and may be made in the notebook instead.
+"""Finds the calls in a training function that build a model and may be made in the notebook instead. Nothing is built.
 
-What lives here: the static reading of statements, in order, into steps: seeds to replay, models to build, and calls
-that stay where they are, with the reason. Nothing is built. What does not: values of expressions (values.py),
-seeds (seeds.py), helper functions (helpers.py), and the build (hoist.py).
-
-Read are the statements of the function itself and those in `with` blocks that do not change how a model is built. What
-stands in an `if`, a loop, a `try`, an inner function or a comprehension is built never, or more than once: it stays.
+Read are the function's own statements and those in `with` blocks that do not change how a model is built. A call in an
+`if`, a loop, a `try`, an inner function or a comprehension may run never or several times, so it stays.
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ from tpu_magics.launch.hoist.helpers import helper_problem, is_helper
 from tpu_magics.launch.hoist.seeds import EnvironmentSetting, SeedCall, seed_steps
 from tpu_magics.launch.hoist.values import PENDING, FunctionScope, NameBinding, UnknownValue, import_bindings
 
-# Contexts in which a model is built as it is outside.
+# Contexts that do not change how a model is built.
 HARMLESS_CONTEXTS = (
     *(contextlib.nullcontext, contextlib.suppress, contextlib.redirect_stdout, contextlib.redirect_stderr),
     *(warnings.catch_warnings, open),
@@ -56,9 +52,8 @@ TRIES = tuple(getattr(ast, name) for name in ("Try", "TryStar") if hasattr(ast, 
 class DeclinedCall:
     """A call that builds a model and stays in the training function. `line` counts in the function's source.
 
-    `certain`: the function makes this call whenever it gets there, so that it draws random numbers before later ones;
-    `silent`: the reason is told with that of the call around it.
-    """
+    `certain`: the function always makes this call, so it draws random numbers before later ones; `silent`: the reason
+    is reported with the call around it."""
 
     line: int
     code: str
@@ -67,15 +62,15 @@ class DeclinedCall:
     silent: bool = False
 
     def text(self) -> str:
-        """One sentence for the person."""
+        """One sentence for the user."""
         return f"`{self.code}` in line {self.line} is built by each worker: {self.reason}"
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A call that may be made in the notebook. `parts`: the models among its own arguments, in order of their building.
+    """A call that may be made in the notebook. `parts`: the models among its arguments, in build order.
 
-    `weightless`: a module without parameters, of use only as a part.
+    `weightless`: a module without parameters, hoisted only as a part.
     """
 
     call: ast.Call
@@ -88,7 +83,7 @@ class Candidate:
     weightless: bool = False
 
     def declined(self, reason: str) -> DeclinedCall:
-        """The same call, for which something speaks against it after all."""
+        """The same call, declined for `reason`."""
         return DeclinedCall(self.line, self.scope.source.code(self.call), reason, certain=True)
 
 
@@ -96,7 +91,7 @@ Step = SeedCall | EnvironmentSetting | Candidate | DeclinedCall
 
 
 def read(statements: Sequence[ast.stmt], scope: FunctionScope) -> list[Step]:
-    """The steps of a function's body or a cell, in the order in which they would happen."""
+    """The steps of a function's body or a cell, in execution order."""
     return list(_read(statements, scope, ""))
 
 
@@ -144,7 +139,8 @@ class _Statement:
 
     @cached_property
     def scope(self) -> FunctionScope:
-        """As it is at this statement: asked for by the first call in it, so that thousands without one cost nothing."""
+        """The scope at this statement; computed only for statements with a call, since there may be thousands without
+        one."""
         return self._scope.frozen()
 
     def steps(self, context: str) -> list[Step]:
@@ -166,7 +162,7 @@ class _Statement:
         return self._call(node, inner, context) if isinstance(node, ast.Call) else inner
 
     def _around(self, node: ast.AST, conditional: bool) -> str:
-        """What makes the inside of `node` no place to take a model from; "" where nothing does."""
+        """Why calls inside `node` cannot be hoisted; "" if they can."""
         if not conditional:
             return ""
         line = getattr(node, "lineno", self.statement.lineno)
@@ -197,7 +193,7 @@ class _Statement:
         return callee is not None and (self.backend.builds_model(callee) or is_helper(callee, self.backend))
 
     def _definition_problem(self, call: ast.Call) -> str:
-        """What speaks against a class that the function defines itself."""
+        """Why a class that the function defines itself cannot be hoisted."""
         binding = self.scope.bindings.get(call.func.id) if isinstance(call.func, ast.Name) else None
         if binding is None or binding.definition is None:
             return ""
@@ -242,7 +238,7 @@ _CONTEXTS: tuple[tuple[tuple[type[ast.AST], ...], str], ...] = (
 
 
 def _children(node: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
-    """What is evaluated in `node`, in order, and whether it is evaluated any other number of times than once."""
+    """The children of `node` in evaluation order, and whether they may be evaluated other than exactly once."""
     always = _ALWAYS.get(type(node), ())
     everything = type(node) not in _ALWAYS
     if isinstance(node, ast.BoolOp):
@@ -258,7 +254,7 @@ def _children(node: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
                 yield child, not (everything or name in always)
 
 
-# Fields evaluated once, of nodes of which some are not.
+# For nodes with conditional fields: the fields that are always evaluated once.
 _ALWAYS: dict[type[ast.AST], tuple[str, ...]] = {
     **dict.fromkeys((ast.If, ast.IfExp), ("test",)),
     **dict.fromkeys((ast.For, ast.AsyncFor), ("iter",)),
@@ -268,7 +264,8 @@ _ALWAYS: dict[type[ast.AST], tuple[str, ...]] = {
 
 
 def _target(statement: ast.stmt, call: ast.Call) -> str:
-    """The name that the statement gives to what `call` yields, also through a method (`model = Net().to(device)`)."""
+    """The name that the statement assigns to the result of `call`, also through a method (`model =
+    Net().to(device)`)."""
     if not isinstance(statement, (ast.Assign, ast.AnnAssign)):
         return ""
     value, (target, *others) = statement.value, _targets(statement)
@@ -278,16 +275,16 @@ def _target(statement: ast.stmt, call: ast.Call) -> str:
 
 
 def _last_name(node: ast.AST) -> str:
-    """`model` for `self.model`; `Auto` for `Auto.from_pretrained`, which says more than the method."""
+    """`model` for `self.model`; `Auto` for `Auto.from_pretrained`, which is clearer than the method."""
     if isinstance(node, ast.Attribute):
         builder = node.attr.startswith(("from_", "_from_", "load_"))
         return _last_name(node.value) if builder else node.attr
     return node.id if isinstance(node, ast.Name) else "model"
 
 
-# -- what a statement sets ------------------------------------------------------------------------------------------
+# -- assigned names ------------------------------------------------------------------------------------------------
 def bind(statement: ast.stmt, scope: FunctionScope) -> None:
-    """Note in `scope` the names that `statement` sets and the objects that it changes."""
+    """Record in `scope` the names that `statement` assigns and the objects that it changes."""
     for name, binding in _bindings(statement, scope):
         scope.bindings[name] = _unless_set_before(name, binding, scope)
     for name in _changed(statement):
@@ -322,7 +319,7 @@ def _are_names(targets: list[ast.expr]) -> bool:
 
 
 def _unless_set_before(name: str, binding: NameBinding, scope: FunctionScope) -> NameBinding:
-    """Two values for one name: which of them it has is not followed."""
+    """The binding, with a problem if the name has been assigned before: which value it has is not tracked."""
     before = scope.bindings.get(name)
     if binding.module and (before is None or before.module == binding.module):
         return binding
@@ -333,7 +330,7 @@ def _unless_set_before(name: str, binding: NameBinding, scope: FunctionScope) ->
 
 
 def stored_names(node: ast.AST) -> set[str]:
-    """All names that `node` sets in its own scope: not inside functions and classes that it defines."""
+    """All names that `node` assigns in its own scope, without those inside of functions and classes."""
     if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
         return {node.name}
     if isinstance(node, (ast.Lambda, *COMPREHENSIONS)):
@@ -348,7 +345,7 @@ def stored_names(node: ast.AST) -> set[str]:
 
 
 def _changed(statement: ast.stmt) -> Iterator[str]:
-    """First names of the objects that a statement changes: `cfg` for `cfg.sub.width = 8` and `cfg.update(...)`."""
+    """Root names of the objects that a statement changes: `cfg` for `cfg.sub.width = 8` and `cfg.update(...)`."""
     for node in ast.walk(statement):
         if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
             yield from _first_name(node)
@@ -368,8 +365,8 @@ def _first_name(node: ast.AST) -> Iterator[str]:
 
 
 def _is_module(name: str, scope: FunctionScope) -> bool:
-    """Whether `name` is a module: what is set on one (`torch.backends...`, `os.environ[...]`) is no part of a value.
-    What the function itself makes is none, and is not made here to find out: it may use the device."""
+    """Whether `name` is a module: setting its attributes (`torch.backends...`, `os.environ[...]`) changes no value.
+    Values that the function computes are not evaluated for this: that may use the device."""
     binding = scope.bindings.get(name)
     if binding is not None and binding.expression is not None:
         return False

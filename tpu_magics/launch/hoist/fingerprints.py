@@ -1,9 +1,6 @@
-"""Whether a build in the worker would be the one that the notebook has made.
+"""Fingerprints of values, of what a builder reads besides its arguments, and of files: equal for equal values.
 
-What lives here: marks of values (equal marks: equal values), of what a builder reads besides its arguments, and of
-files. What does not: when marks are taken and compared (hoist.py, worker.py).
-
-A mark holds in this process and in its forks only: what has no value of its own is known by its identity.
+They are valid in this process and its forks only: a value without a comparable content is identified by its id.
 """
 
 from __future__ import annotations
@@ -23,21 +20,21 @@ from tpu_magics.runs.origin import is_library
 
 SIMPLE = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), range)
 BY_IDENTITY = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
-GLOBAL_LIMIT = 1 << 20  # bytes of pickle up to which a global is compared by value
-FILES = 1000  # of a folder that are looked at
+GLOBAL_LIMIT = 1 << 20  # bytes: globals with a larger pickle are compared by identity
+FILES = 1000  # of a folder that are compared
 
 
 class NotComparable(Exception):
-    """A value that cannot be compared with itself later."""
+    """A value that cannot be compared later."""
 
 
 # -- values ---------------------------------------------------------------------------------------------------------
 def fingerprint(
     value: object, backend: HoistBackend, alias: Mapping[int, int] | None = None, limit: int | None = None
 ) -> str:
-    """A text that is equal for equal values. Models, functions and classes are known by their identity.
+    """A text that is equal for equal values. Models, functions and classes are compared by identity.
 
-    `alias`: identities that stand for others; `limit`: bytes after which Unmarkable is raised.
+    `alias`: ids that stand for other ids; `limit`: bytes after which NotComparable is raised.
     """
     sink = _Sink(limit)
     try:
@@ -50,7 +47,7 @@ def fingerprint(
 
 
 class _Sink:
-    """A file that keeps a hash only."""
+    """A file that only computes a hash."""
 
     def __init__(self, limit: int | None) -> None:
         self.hash = hashlib.sha256()
@@ -93,7 +90,7 @@ def _feed(value: Any, sink: _Sink, backend: HoistBackend, alias: Mapping[int, in
 
 
 def _pickle(value: object, sink: _Sink, backend: HoistBackend) -> None:
-    """Without the memo first, so that equal values give equal bytes however they share their parts."""
+    """First without the memo, so that equal values give equal bytes however they share their parts."""
     start, size = sink.hash.copy(), sink.size
     try:
         _Pickler(sink, backend, fast=True).dump(value)
@@ -103,7 +100,7 @@ def _pickle(value: object, sink: _Sink, backend: HoistBackend) -> None:
 
 
 class _Pickler(pickle.Pickler):
-    """Gives equal bytes for equal tensors, and goes to a sink."""
+    """Writes equal bytes for equal tensors."""
 
     def __init__(self, sink: _Sink, backend: HoistBackend, *, fast: bool) -> None:
         super().__init__(sink, protocol=pickle.HIGHEST_PROTOCOL)
@@ -122,7 +119,7 @@ def same_callee(left: object, right: object) -> bool:
 
 # -- files ----------------------------------------------------------------------------------------------------------
 def files(value: object) -> tuple[tuple[str, int, int], ...]:
-    """Name, size and time of all files that the texts in `value` name: a checkpoint may change before the build."""
+    """Name, size and time of all files whose paths are in `value`: a checkpoint may change before the build."""
     return tuple(found for text in _paths(value) for found in _stat(text))
 
 
@@ -149,31 +146,31 @@ def _stat(text: str) -> Iterator[tuple[str, int, int]]:
 # -- what a builder reads -------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class CodeReference:
-    """Something that a builder's own code names: a global, or an attribute of its class."""
+    """A global, or an attribute of its class, that a builder's code uses."""
 
     label: str
     value: Any
 
 
 def reference_fingerprints(callee: object, backend: HoistBackend) -> dict[str, str]:
-    """Marks of all that the person's own code behind `callee` can read besides its arguments."""
+    """Fingerprints of all that the user code behind `callee` can read besides its arguments."""
     return {read.label: _global_fingerprint(read.value, backend) for read in reads(callee)}
 
 
 def generator_use(callee: object) -> str:
-    """A random generator of the notebook's own that the builder's code reads; "" where there is none."""
+    """A random generator of the notebook that the builder's code reads; "" if none."""
     generators = (read.label for read in reads(callee) if is_generator(read.value))
     return next(generators, "")
 
 
 def is_generator(value: object) -> bool:
-    """Whether `value` is a source of random numbers: of Python, NumPy or torch, known by the names of their classes."""
+    """Whether `value` is a random generator of Python, NumPy or torch, by the names of its classes."""
     names = {base.__name__ for base in type(value).__mro__}
     return not isinstance(value, type) and bool(names & {"Random", "Generator", "RandomState"})
 
 
 def device_use(callee: object, backend: HoistBackend) -> str:
-    """What in the person's own code behind `callee` may start the accelerator's runtime; "" where nothing does."""
+    """What in the user code behind `callee` may start the accelerator's runtime; "" if nothing."""
     for read in reads(callee, names=True):
         if backend.touches_device(read.value):
             return read.label
@@ -181,9 +178,9 @@ def device_use(callee: object, backend: HoistBackend) -> str:
 
 
 def reads(callee: object, *, names: bool = False) -> Iterator[CodeReference]:
-    """What the code behind `callee` names, through the functions and classes that are not a library's.
+    """What the code behind `callee` uses, through functions and classes that do not belong to a library.
 
-    `names`: also the names and texts of the code as such.
+    `names`: include the names and strings in the code.
     """
     seen: set[int] = set()
     waiting: list[tuple[Any, type | None]] = [(getattr(callee, "__func__", callee), None)]
@@ -245,14 +242,14 @@ def _closure(function: types.FunctionType) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The function in a method, classmethod, staticmethod or property; anything else as it is."""
+    """The function of a method, classmethod, staticmethod or property; other values unchanged."""
     if isinstance(value, (types.MethodType, classmethod, staticmethod)):
         return value.__func__
     return value.fget if isinstance(value, property) else value
 
 
 def _global_fingerprint(value: Any, backend: HoistBackend) -> str:
-    """By value where that is cheap, else by identity."""
+    """By value if that is cheap, else by identity."""
     try:
         return fingerprint(_plain(value), backend, limit=GLOBAL_LIMIT)
     except NotComparable:

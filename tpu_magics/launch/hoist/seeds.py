@@ -1,9 +1,9 @@
-"""What the notebook must do before a build, so that it sees the random numbers that the worker would see.
+"""Seed calls and environment variables to repeat in the notebook before a build, so that it draws the same random
+numbers.
 
-What lives here: seed calls and environment variables set at the top level of a training function, directly, in an `if`
-whose condition is known, or in a helper that does nothing else (`seed_everything(42)`). What does not: anything that
-draws numbers; that is found out in the worker, by comparing states (worker.py).
-"""
+They are found at the top level of a training function, in an `if` whose condition is known, and in helpers that only
+seed (`seed_everything(42)`). Calls that draw numbers are detected in the worker, by comparing random states
+(worker.py)."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tpu_magics.launch.hoist.values import (
 )
 from tpu_magics.runs.origin import is_library
 
-# Switches of a framework that change no random number: left to the worker.
+# Settings of a framework that do not affect random numbers: left to the worker.
 SWITCHES = frozenset({"use_deterministic_algorithms", "set_float32_matmul_precision"})
 DEPTH = 3
 
 
 @dataclass(frozen=True)
 class SeedCall:
-    """A seeding call to replay. `line`: in the training function's own source."""
+    """A seed call to repeat. `line`: in the training function's source."""
 
     call: ast.Call
     scope: FunctionScope
@@ -42,7 +42,7 @@ class SeedCall:
 
 @dataclass(frozen=True)
 class EnvironmentSetting:
-    """`os.environ[key] = value`, to be done before the build and undone after it."""
+    """`os.environ[key] = value`, to set before the build and undo after it."""
 
     key: ast.expr
     value: ast.expr
@@ -53,7 +53,7 @@ Steps = list["SeedCall | EnvironmentSetting"]
 
 
 def seed_steps(statement: ast.stmt, scope: FunctionScope) -> Steps | None:
-    """The steps of a statement that only seeds; None where it does anything else."""
+    """The steps of a statement that only seeds; None if it does anything else."""
     return _steps(statement, scope, statement.lineno, 0)
 
 
@@ -93,7 +93,7 @@ def _assignment(statement: ast.Assign, scope: FunctionScope, line: int) -> Steps
 
 
 def _conditional(statement: ast.If, scope: FunctionScope, line: int, depth: int) -> Steps | None:
-    """The branch that is taken; where that is not known, only branches without effect on the host's numbers."""
+    """The branch that is taken; if that is unknown, only if no branch affects the host's random numbers."""
     both = [_block(body, scope, line, depth) for body in (statement.body, statement.orelse)]
     if None in both:
         return None
@@ -116,7 +116,7 @@ def _block(statements: Iterable[ast.stmt], scope: FunctionScope, line: int, dept
 
 
 def _is_idle(statement: ast.stmt) -> bool:
-    """Statements that set nothing: docstrings, `pass`, prints, switches."""
+    """Whether a statement has no effect: docstrings, `pass`, prints, settings."""
     if isinstance(statement, ast.Pass):
         return True
     if not isinstance(statement, ast.Expr):
@@ -130,7 +130,7 @@ def _is_idle(statement: ast.stmt) -> bool:
 
 # -- helpers --------------------------------------------------------------------------------------------------------
 def _helper(call: ast.Call, callee: Any, scope: FunctionScope, line: int, depth: int) -> Steps | None:
-    """The steps of a function of the person's own that only seeds."""
+    """The steps of a user's function that only seeds."""
     if not isinstance(callee, FunctionType) or is_library(callee.__code__.co_filename):
         return None
     source = function_source(callee)

@@ -1,8 +1,4 @@
-"""The source of a function, and proof that it is the source.
-
-What lives here: from a function to the text and tree of its whole cell or file, and from a tree back to the function's
-code object. What does not: any change of either (swap.py).
-"""
+"""The source of a function, and the check that it is the source of its code object."""
 
 from __future__ import annotations
 import __future__
@@ -19,13 +15,13 @@ from typing import Any
 FUTURES = functools.reduce(
     lambda mask, name: mask | int(getattr(__future__, name).compiler_flag), __future__.all_feature_names, 0
 )
-# What must be equal for two code objects to do the same.
+# Attributes that must be equal for two code objects to do the same.
 SAME = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_flags", "co_firstlineno", "co_name")
 
 
 @dataclass(frozen=True)
 class FunctionSource:
-    """`text` and `tree` of the whole file or cell, and `node`: the function in it."""
+    """`text` and `tree` of the whole file or cell; `node`: the function in it."""
 
     text: str
     tree: ast.Module
@@ -33,7 +29,7 @@ class FunctionSource:
 
 
 def function_source(function: FunctionType, text: str | None = None) -> FunctionSource | None:
-    """Where `function` is written; None where its source is not at hand. `text` is used instead of the file's."""
+    """The source of `function`, or None. `text` is used instead of the file's text."""
     code = function.__code__
     text = text if text is not None else "".join(linecache.getlines(code.co_filename, function.__globals__))
     try:
@@ -48,7 +44,7 @@ def function_source(function: FunctionType, text: str | None = None) -> Function
 
 
 def compiled(tree: ast.Module, function: FunctionType) -> CodeType | None:
-    """The code object of `function` in the compiled `tree`, compiled as the function's own file was."""
+    """The code object of `function` in `tree`, compiled with the flags of its own file."""
     code = function.__code__
     flags = (code.co_flags & FUTURES) | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     try:
@@ -87,10 +83,10 @@ def _first_line(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
 
 
-# -- from what is called to what is written -------------------------------------------------------------------------
+# -- unwrapping callables ------------------------------------------------------------------------------------------
 def underlying(function: Any) -> tuple[FunctionType | None, Mapping[str, Any]]:
-    """The function behind partials, bound methods, callable objects and decorators that use `functools.wraps`; and the
-    parameters that these fill in."""
+    """The function inside of partials, bound methods, callable objects and `functools.wraps` decorators, and the
+    parameters that they fill in."""
     known: dict[str, Any] = {}
     while not isinstance(function, FunctionType) or hasattr(function, "__wrapped__"):
         if isinstance(function, functools.partial):

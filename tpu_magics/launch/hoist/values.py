@@ -1,10 +1,7 @@
-"""What an expression of a training function is worth in the notebook, before the function runs.
+"""Values of a training function's expressions before the function runs, and why an expression has no value yet.
 
-What lives here: the names that a function sees (`Scope`), why an expression cannot be evaluated yet (`Scope.problem`),
-and its value where it can (`Scope.value`). What does not: which calls build models (read.py).
-
-Only expressions that read are evaluated: constants, names, attributes, items, arithmetic, displays, comprehensions, a
-fixed list of builtins, and the constructors of plain settings.
+Only expressions without side effects are evaluated: constants, names, attributes, items, arithmetic, displays,
+comprehensions, a fixed list of builtins, and constructors of plain settings.
 """
 
 from __future__ import annotations
@@ -62,12 +59,13 @@ READING = (
     *(ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.expr_context),
 )
 CODE_LENGTH = 80
-# Packages that start threads or take the accelerator when they are imported or touched.
+# Packages that start threads or use the accelerator when imported or used.
 NOT_IMPORTED = frozenset(["tensorflow", "tensorflow_datasets", "keras", "jax", "jaxlib", "flax", "ray"])
 
 
 class HoistBackend(Protocol):
-    """What hoisting asks of a framework (see backends/torch_xla/modules.py and randomness.py for what each means)."""
+    """What hoisting needs from a framework (see backends/torch_xla/modules.py and randomness.py for the meaning of
+    each)."""
 
     def runtime_initialized(self) -> bool: ...
     def is_model(self, value: object) -> bool: ...
@@ -100,19 +98,19 @@ class UnknownValue(Exception):
 
 @dataclass(frozen=True)
 class SourceText:
-    """The text that the trees come from; empty where only the tree is there."""
+    """The text that was parsed; empty if only the tree is available."""
 
     text: str = ""
 
     def code(self, node: ast.AST) -> str:
-        """The first line of what the person wrote, shortened."""
+        """The first line of a node's source, shortened."""
         first, *rest = (self._first_line(node) or ast.unparse(node)).strip().splitlines() or [""]
         shown = first if len(first) <= CODE_LENGTH else first[: CODE_LENGTH - 3] + "..."
         return shown + " ..." if rest and not shown.endswith("...") else shown
 
     def _first_line(self, node: ast.AST) -> str:
-        """The line that a node begins in, and a second where it goes on. (ast.get_source_segment splits the whole text
-        for each node.)"""
+        """A node's first line, and a second one if it continues. (ast.get_source_segment splits the whole text for each
+        node.)"""
         if not (self.text and isinstance(node, (ast.expr, ast.stmt)) and node.end_lineno):
             return ""
         line = _lines(self.text)[node.lineno - 1]
@@ -128,8 +126,8 @@ def _lines(text: str) -> list[bytes]:
 
 @dataclass(frozen=True)
 class NameBinding:
-    """A name that the function has set so far. `problem` says why its value is not known; else `expression` gives it,
-    or `module` (and `attribute`) where it was imported."""
+    """A name that the function has assigned so far. `problem`: why its value is unknown; else `expression` is its
+    value, or `module` (and `attribute`) if it was imported."""
 
     line: int
     code: str
@@ -142,11 +140,11 @@ class NameBinding:
 
 @dataclass(frozen=True, eq=False)
 class FunctionScope:
-    """The names that code sees at one place: what it has set itself, its parameters, and what lies around it.
+    """The names that are visible at one position: assigned names, parameters, and outer names.
 
-    `outer`: closure, globals, builtins; `own`: names that are the function's wherever it sets them; `changed`: names
-    whose object the function has changed so far, and where; `results`: values of expressions that must be evaluated
-    once only, and models built, by the `id` of their node.
+    `outer`: closure, globals, builtins; `own`: names that are local to the function; `changed`: names whose object the
+    function has changed so far, and where; `results`: values of expressions that are evaluated only once, and models
+    built, by the `id` of their node.
     """
 
     outer: Mapping[str, Any]
@@ -161,14 +159,14 @@ class FunctionScope:
     owned: dict[int, Any] = field(default_factory=dict)
 
     def frozen(self) -> FunctionScope:
-        """The scope as it is here, for later."""
+        """A copy of the scope in its current state."""
         return replace(self, bindings=dict(self.bindings), changed=dict(self.changed))
 
     # -- why not ----------------------------------------------------------------------------------------------------
     def problem(self, node: ast.AST, built: Iterable[int] = (), bound: frozenset[str] = frozenset()) -> str:
-        """Why `node` has no value before the function runs; "" where it has one.
+        """Why `node` has no value before the function runs; "" if it has one.
 
-        `built`: ids of the calls inside that will have been made; `bound`: names of comprehensions around.
+        `built`: ids of the calls inside that will be made before; `bound`: names of surrounding comprehensions.
         """
         if id(node) in built:
             return ""
@@ -222,7 +220,7 @@ class FunctionScope:
 
     # -- what -------------------------------------------------------------------------------------------------------
     def resolve(self, node: ast.expr) -> Any:
-        """The object that a name or dotted name stands for; None where that is not known."""
+        """The object of a name or dotted name; None if unknown."""
         if not isinstance(node, (ast.Name, ast.Attribute)) or self._unresolved(node):
             return None
         try:
@@ -231,7 +229,7 @@ class FunctionScope:
             return None
 
     def _unresolved(self, node: ast.expr) -> bool:
-        """Whether a dotted name begins with something that has no value. Whether that was changed does not matter."""
+        """Whether the first part of a dotted name has no value; changes of its object do not matter."""
         while isinstance(node, ast.Attribute):
             node = node.value
         if not isinstance(node, ast.Name):
@@ -239,7 +237,7 @@ class FunctionScope:
         return bool(replace(self, changed={})._name_problem(node.id))
 
     def value(self, node: ast.expr, built: Mapping[int, Any] | None = None) -> Any:
-        """The value of an expression that has no problem. Raises Unknown where reading it fails."""
+        """The value of an expression without a problem. Raises UnknownValue if evaluating it fails."""
         if id(node) in self.results:
             if self.results[id(node)] is PENDING:
                 raise UnknownValue("needs a model that is not built in the notebook")
@@ -256,18 +254,18 @@ class FunctionScope:
         return self._once(node, found)
 
     def _settled(self, expression: ast.expr) -> Any:
-        """The value of what was assigned to a name: the same object at each reading."""
+        """The value of an assigned expression: the same object at each use."""
         found = self.value(expression)
         return self.results.setdefault(id(expression), found)
 
     def _once(self, node: ast.expr, found: Any) -> Any:
-        """Keep what settings were made: each name for them must mean the same object, and none of the notebook's."""
+        """Keep settings objects: each name for one must refer to the same object, which is none of the notebook's."""
         if isinstance(node, ast.Call) and self.backend.builds_config(self.resolve(node.func)):
             found = self.results[id(node)] = self.own_copy(found)
         return found
 
     def own_copy(self, value: Any) -> Any:
-        """A copy that a build may change without changing the notebook's objects. One copy for each object."""
+        """A copy that a build may change without changing the notebook's objects; one copy for each object."""
         try:
             copied = copy.deepcopy(value, self.owned)
         except Exception as error:
@@ -276,11 +274,11 @@ class FunctionScope:
         return copied
 
     def keep(self, value: Any) -> None:
-        """Copy `value` never again, since it is the plan's own."""
+        """Do not copy `value` again: it belongs to the plan."""
         self.owned[id(value)] = value
 
     def lookup(self, name: str) -> Any:
-        """The object that a name stands for. Raises Unknown where it is not known."""
+        """The object of a name. Raises UnknownValue if it is unknown."""
         binding = self.bindings.get(name)
         if binding is not None:
             return self._bound_value(binding)
@@ -319,7 +317,7 @@ def function_scope(
 
 
 def import_bindings(statement: ast.Import | ast.ImportFrom, code: str) -> Iterator[tuple[str, NameBinding]]:
-    """The names that an import sets."""
+    """The names that an import binds."""
     for alias in statement.names:
         if isinstance(statement, ast.ImportFrom):
             module = "." * statement.level + (statement.module or "")
@@ -366,7 +364,7 @@ def _is_one_of(value: object, known: tuple[Any, ...]) -> bool:
 
 
 def _bound_by(node: ast.AST) -> frozenset[str]:
-    """The names that a comprehension sets."""
+    """The names that a comprehension binds."""
     generators = getattr(node, "generators", ())
     stored = (name for part in generators for name in ast.walk(part.target))
     return frozenset(name.id for name in stored if isinstance(name, ast.Name))
@@ -380,7 +378,7 @@ def _free_names(tree: ast.AST) -> Iterator[str]:
 
 
 class _Names(ast.NodeTransformer):
-    """Puts a name in the place of each call that has been made."""
+    """Replaces each call that has been made with a name."""
 
     def __init__(self, built: Mapping[int, Any]) -> None:
         self.built = built
@@ -395,7 +393,7 @@ class _Names(ast.NodeTransformer):
 
 
 def _with_names(node: ast.expr, built: Mapping[int, Any]) -> tuple[ast.expr, dict[str, Any]]:
-    """A copy of `node` in which the calls of `built` are names, and what these names stand for."""
+    """A copy of `node` in which the calls of `built` are names, and the values of these names."""
     memo: dict[int, Any] = {}
     copied = copy.deepcopy(node, memo)
     names = _Names({id(memo[key]): value for key, value in built.items() if key in memo})

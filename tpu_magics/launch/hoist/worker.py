@@ -1,7 +1,6 @@
-"""In the worker: the call that builds a model becomes the model that the notebook has built, if it is the same.
+"""In the worker: a hoisted call returns the notebook's model if it would build the same one.
 
-What lives here: `Inherited`, which stands where the calls stood. What does not: how it gets there (swap.py).
-Where anything differs, the model is built here by the call as it was written, and the reason is reported.
+If anything differs, the model is built in the worker by the original call, and the reason is reported.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ OnBuilt = Callable[[int, Any], None]
 
 @dataclass
 class _Replica:
-    """What one thread that runs the function has: its models and arguments by number of the build, identities that
-    stand for the notebook's, and the calls that were answered."""
+    """The state of one thread that runs the function: its models and arguments by build number, ids that stand for the
+    notebook's, and the calls made so far."""
 
     models: Mapping[int, Any]
     arguments: Mapping[int, Arguments]
@@ -42,14 +41,14 @@ class _Replica:
 
 
 class InheritedModels:
-    """Called in the place of each builder, with the number of its build.
+    """Called in place of each builder, with the number of its build.
 
     Args:
-        builds: all builds that were swapped in, by number.
-        reported: number in `plan.hoisted` of each build.
-        on_declined: called with that number and the reason when a worker builds a model itself.
-        on_built: called with that number and the model that was built here instead of the notebook's.
-        replicas: threads of this worker that run the function; the second and later get copies.
+        builds: all builds whose calls were replaced, by number.
+        reported: the index in `plan.hoisted` of each build.
+        on_declined: called with that index and the reason when a worker builds a model itself.
+        on_built: called with that index and the model that was built in the worker.
+        replicas: threads of this worker that run the function; the second and later ones get copies.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class InheritedModels:
             {number: build.arguments for number, build in builds.items()},
             {},
         )
-        # Copied now: later the first replica has trained its own.
+        # Copied now: later the first replica has trained its own models.
         self.first = first
         self.free = [first, *(_copied(first) for _ in range(replicas - 1))]
         self.replicas: dict[threading.Thread, _Replica] = {}
@@ -88,16 +87,16 @@ class InheritedModels:
         return self._hand_over(build, replica, (args, kwargs))
 
     def _replica(self) -> _Replica | None:
-        """This thread's own; None where more threads run the function than were foreseen."""
+        """This thread's state; None if more threads run the function than expected."""
         with self.lock:
             thread = threading.current_thread()
             if thread not in self.replicas and self.free:
                 self.replicas[thread] = self.free.pop(0)
             return self.replicas.get(thread)
 
-    # -- the same? --------------------------------------------------------------------------------------------------
+    # -- checking --------------------------------------------------------------------------------------------------
     def _difference(self, build: Build, replica: _Replica | None, callee: Any, arguments: Arguments) -> str:
-        """Why the notebook's model is not what the call would give; "" where it is."""
+        """Why the call would not build the notebook's model; "" if it would."""
         if replica is None:
             return "more threads run the function than the worker has devices"
         if build.number in replica.called:
@@ -130,9 +129,10 @@ class InheritedModels:
             return f"{changed}, which its code reads, is not what it was in the notebook"
         return "files that it reads have changed" if files(arguments) != build.files else ""
 
-    # -- the same ---------------------------------------------------------------------------------------------------
+    # -- the hoisted model
+    # ------------------------------------------------------------------------------------------------
     def _hand_over(self, build: Build, replica: _Replica, arguments: Arguments) -> Any:
-        """The notebook's model, with all that building it here would have done besides."""
+        """The notebook's model, with all side effects that building it here would have."""
         model = replica.models[build.number]
         own = dict(named(replica.arguments[build.number]))
         for name, value in named(arguments):
@@ -144,7 +144,7 @@ class InheritedModels:
         return model
 
     def _adopt(self, model: Any, old: Any, new: Any) -> None:
-        """Make `new` the argument that the model was built from: what one of them is told, the other knows."""
+        """Make the model refer to `new` instead of `old`, so that later changes of the argument reach the model."""
         if old is new or self.backend.is_model(new):
             return
         if has_plain_state(new):
@@ -156,7 +156,8 @@ class InheritedModels:
             new[:] = old
         self.backend.replace_reference(model, old, new)
 
-    # -- not the same -----------------------------------------------------------------------------------------------
+    # -- built in the worker
+    # --------------------------------------------------------------------------------------------
     def _build_here(
         self, build: Build, replica: _Replica | None, callee: Any, arguments: Arguments, reason: str
     ) -> Any:
@@ -170,12 +171,12 @@ class InheritedModels:
         return model
 
     def _stands_for(self, build: Build) -> bool:
-        """Whether what is built here takes the place of a hoisted model, which nobody else in this worker has."""
+        """Whether the model built here replaces a hoisted model that no other thread of this worker uses."""
         whole = build.number == max(n for n, one in self.reported.items() if one == self.reported[build.number])
         return whole and build.number not in self.first.called
 
     def _report(self, build: Build, replica: _Replica | None, reason: str) -> None:
-        """Once for each model, with the reason that was found first."""
+        """Report the first reason for each model, once."""
         hoisted = self.reported[build.number]
         told = replica.told if replica is not None else self.told
         if hoisted not in told:
@@ -183,7 +184,7 @@ class InheritedModels:
             self.on_declined(hoisted, reason)
 
     def _with_fresh_parts(self, build: Build, replica: _Replica, arguments: Arguments) -> Arguments:
-        """The arguments with models of this call's own: the notebook's have gone through the build there already."""
+        """The arguments with new models: the notebook's were already used in the build."""
         given = {id(value) for value in leaves(arguments)}
         taken = [self.builds[part] for part in build.parts if id(replica.models[part]) in given]
         if not taken:
@@ -203,7 +204,7 @@ class InheritedModels:
 
 
 def _copied(replica: _Replica) -> _Replica:
-    """A copy in which models and the arguments they keep hang together as in the original."""
+    """A copy that keeps the references between models and their arguments."""
     memo: dict[int, Any] = {}
     models, arguments = copy.deepcopy((replica.models, replica.arguments), memo)
     alias = {id(models[number]): id(model) for number, model in replica.models.items()}
@@ -211,7 +212,7 @@ def _copied(replica: _Replica) -> _Replica:
 
 
 def _replaced(value: Any, fresh: Mapping[int, Any]) -> Any:
-    """`value` with other models in it; containers are made anew."""
+    """`value` with models replaced; containers are new."""
     if id(value) in fresh:
         return fresh[id(value)]
     if type(value) in (list, tuple):
