@@ -36,14 +36,14 @@ def item(name: str = "", code: str = TRAIN) -> checklist.ChecklistItem:
     found = next(
         one for one in checklist.checklist(cells, [], *([name] if name else [])) if one.question.startswith("Fits")
     )
-    assert found.question == "Fits into the TPU's memory"
+    assert found.question == "Fits in the TPU's memory"
     return found
 
 
 def test_without_a_preflight_it_is_not_known_and_the_magic_is_named() -> None:
     assert item().state == "unknown"
     assert item().evidence == (
-        "No compilation for a TPU is on record: %tpu_preflight train ... --target v5e-8 makes one, without a TPU."
+        "Not compiled for a TPU yet. Compile it without a TPU: %tpu_preflight train ... --target v5e-8"
     )
     assert "%tpu_preflight FUNCTION ..." in item(code="x = 1").evidence
 
@@ -59,7 +59,7 @@ def test_what_fits_passes() -> None:
     [
         ("too-large", 183.87, "failed", "does not fit, needs 183.87 of 15.75 GiB of HBM."),
         ("too-large", None, "failed", "does not fit."),
-        ("refused", None, "failed", "is refused by its compiler."),
+        ("refused", None, "failed", "rejected by the TPU compiler."),
         ("failed", None, "unknown", "no answer."),
     ],
 )

@@ -95,7 +95,7 @@ def test_a_rank_without_its_last_record_has_failed(function: Callable[..., Any],
     model = net()
     before = digest(model)
     error = failed(function, model, processes=workers)
-    assert error.what == f"Rank {rank} ended itself without finishing (exit code 0)."
+    assert error.what == f"Rank {rank} exited before it finished (exit code 0)."
     assert "disk" not in said(error) and "TPU_MAGICS_RUNS" not in said(error)
     assert (error.rank, of(error).status, digest(model)) == (rank, "failed", before)
 
@@ -105,7 +105,7 @@ def stops_in_str() -> None:
 
 
 def test_an_exception_whose_text_stops_the_program_is_told() -> None:
-    assert failed(stops_in_str).what == "Rank 0 raised Stops: (its text is not available: SystemExit in __str__)"
+    assert failed(stops_in_str).what == "Rank 0 raised Stops: (no text: SystemExit in __str__)"
 
 
 # -- ranks that have used up what their end needs ---------------------------------------------------------------------
@@ -237,7 +237,7 @@ def test_weights_with_nan_are_told_with_the_first_step() -> None:
     bad = run(diverges, Masked(), 2)
     told = (
         "The weights that came home are not finite: parameter `first.weight` of `model` holds NaN, and 3 more have "
-        "such values. The logged `loss` was not finite for the first time at step 2."
+        "such values. The logged `loss` was first not finite at step 2."
     )
     assert bad.status == "done" and bad.run.info["warnings"] == [told] and notebook.lines[-1] == told
 
@@ -284,7 +284,7 @@ def plain(steps: int) -> Any:
 def require_kept(error: Any, model: Any, optimizer: Any, seen: list[int]) -> None:
     step = int(of(error).info["kept"].removeprefix("weights and state of step "))
     assert f"Kept in the notebook: weights and state of step {step} (--keep-partial)." in said(error)
-    assert "models are as they were" not in said(error)
+    assert "models are unchanged" not in said(error)
     assert seen == list(range(step)) and {int(one["step"]) for one in optimizer.state.values()} == {step}
     assert torch.allclose(model.weight, plain(step), rtol=1e-5)
 
@@ -325,7 +325,7 @@ def test_a_rank_that_hangs_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatch)
     before = digest(model)
     error = failed(learns, model, optimizer, seen, 2, "hangs", keep_partial=True, timeout=2.0)
     assert (digest(model), seen, dict(optimizer.state), of(error).status) == (before, [], {}, "timeout")
-    told = "Nothing was kept (--keep-partial): rank 0 did not come to the end of a step in time. The notebook's models"
+    told = "Nothing was kept (--keep-partial): rank 0 did not finish its step in time. The notebook's models"
     assert told in said(error)
 
 

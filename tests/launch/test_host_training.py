@@ -72,7 +72,7 @@ def test_a_trainer_that_picks_the_cpu_is_told_with_its_line_and_fails_with_stric
     assert trained != before  # the weights come home all the same
     error = failed(train, model, workers=1, strict=True)
     assert error.what == "No step ran on the XLA device: `model` stayed on cpu, and the host trained it."
-    assert "--strict was given" in error.why and "own_trainer.py chose the device" in said(error)
+    assert "With --strict" in error.why and "own_trainer.py chose the device" in said(error)
     assert digest(model) == trained
 
 

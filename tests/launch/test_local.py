@@ -87,7 +87,7 @@ def test_the_persons_own_error_arrives_as_it_is(found: dict[str, Any]) -> None:
     one = found["failure"]
     assert (one["type"], one["text"], one["status"]) == ("ValueError", "the person's own", "failed")
     assert one["log"].startswith("trained\nTraceback") and one["log"].endswith("ValueError: the person's own\n")
-    assert "The notebook's models are as they were before the run." in one["lines"]
+    assert "The notebook's models are unchanged." in one["lines"]
     assert one["exit"] is None  # the notebook's process goes on
 
 
@@ -131,7 +131,7 @@ def test_keep_partial_keeps_and_says_so(found: dict[str, Any]) -> None:
 def test_a_disk_that_is_full_refuses_the_run_before_anything_is_trained(found: dict[str, Any]) -> None:
     one = found["full_disk"]
     assert one["type"] == "TpuMagicsError" and one["status"] == "refused" and one["same"]
-    assert "cannot be kept: they take" in one["text"] and "TPU_MAGICS_RUNS" in one["text"]
+    assert "to save the current weights: they take" in one["text"] and "TPU_MAGICS_RUNS" in one["text"]
 
 
 # -- stopped ----------------------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def test_cuda_in_the_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     forks_nothing(monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)  # as torch says it on a machine with a GPU
     marked("In [4]")
-    assert "CUDA was initialised in this notebook, by In [4]." in refused(nothing).what
+    assert "CUDA was initialized in this notebook, by In [4]." in refused(nothing).what
 
 
 def test_looking_imports_and_starts_nothing(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_a_result_before_and_after(runs: Path) -> None:
     folder = RunFolder.create("named")
     result = TrainResult(Run(folder.path), {"m": 1})
     assert result.status == "starting" and result.steps == 0 and result.compiles is None
-    with pytest.raises(TpuMagicsError, match="'named' has no results: it is starting"):
+    with pytest.raises(TpuMagicsError, match="'named' has no results: its status is starting"):
         _ = result.value
     result.settle(RunResults(values=[1, MissingValue("because")]))
     assert result.value == 1

@@ -87,8 +87,8 @@ def test_a_comment_silences_strict() -> None:
 def test_a_fault_of_the_checker_costs_a_line_and_no_run() -> None:
     book = notebook(RuntimeError("boom"))
     assert run(nothing).run.status == "done"
-    assert "The rules could not be checked (RuntimeError: boom)." in book.lines
-    assert "Nothing was started: the rules could not be checked" in said(refused(nothing, strict=True))
+    assert "The rule check failed (RuntimeError: boom)." in book.lines
+    assert "The run was not started: the rule check failed" in said(refused(nothing, strict=True))
 
 
 def test_a_plain_program_is_checked_as_its_file() -> None:
@@ -115,11 +115,11 @@ RULES = [
     "XLA rule 3: few distinct shapes",
 ]
 TRIED, FITS, PLACE = (
-    "Trained some steps with XLA at home",
-    "Fits into the TPU's memory",
-    "Initialisation and strategy in place",
+    "Trained some steps with XLA without a TPU",
+    "Fits in the TPU's memory",
+    "Initialization and strategy present",
 )
-JIT = "jit_compile as it has to be there"
+JIT = "jit_compile set correctly for a TPU"
 
 
 def test_broken_rules_fail_their_item_and_no_other() -> None:
@@ -170,7 +170,7 @@ def test_an_earlier_run_is_evidence_also_against() -> None:
     found = items(CLEAN)
     assert found[TRIED].state == "passed" and "): 4 steps" in found[TRIED].evidence
     assert found[RULES[0]].state == "failed", "what was measured counts against what the code looks like"
-    assert "read values in the middle of steps" in found[RULES[0]].evidence
+    assert "read values within steps" in found[RULES[0]].evidence
 
 
 def test_every_item_rests_on_something() -> None:

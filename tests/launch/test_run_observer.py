@@ -143,9 +143,9 @@ def test_one_that_breaks_leaves_the_run_alone_and_is_told_once(breaks: str, back
     told = [line for line in notebook.lines if "panel" in line]
     name = breaks.split()[0]
     assert told == [
-        "There is no panel, the run goes on: ImportError: no widgets here"
+        "The panel could not be opened, the run continues: ImportError: no widgets here"
         if name == "panel"
-        else f"The panel has stopped, the run goes on: ValueError: {name} is broken"
+        else f"The panel stopped because of an error, the run continues: ValueError: {name} is broken"
     ]
     for panel in notebook.panels:
         assert panel.closed == [f"ValueError: {name} is broken"]

@@ -166,7 +166,7 @@ def test_two_that_fail_within_a_second_are_both_told() -> None:
         time.sleep(60)
 
     error = failed_ranked(both)
-    assert error.rank == 1 and "Also died: rank 2" in said(error)
+    assert error.rank == 1 and "Also failed: rank 2" in said(error)
 
 
 # -- interrupts -------------------------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ def test_a_rank_that_hangs_is_named_with_its_line(how: str, line: str) -> None:
     assert time.monotonic() - start < 3 + STOPPED_WITHIN + 5
     text = said(error)
     assert "after 3 s (--timeout)" in error.what
-    assert "Ranks 0 and 2: had returned already." in text or "rank 1" in text.lower(), text
+    assert "Ranks 0 and 2: had already returned." in text or "rank 1" in text.lower(), text
     assert line in text or 'how = "loop"' in text, text
     assert "in hangs" in text and Path(__file__).name in text
     assert of(error).status == "timeout"

@@ -92,7 +92,7 @@ def test_what_it_prints_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None
     [
         (lambda: (_ for _ in ()).throw(ValueError("wrong")), "raised ValueError: wrong"),
         (lambda: sys.exit(3), "called sys.exit(3)"),
-        (lambda: os._exit(3), "ended itself without finishing (exit code 3)"),
+        (lambda: os._exit(3), "exited before it finished (exit code 3)"),
         (lambda: os.kill(os.getpid(), 9), "SIGKILL"),
     ],
 )

@@ -314,7 +314,7 @@ def test_an_evaluation_that_does_not_fit_says_so() -> None:
     if "Evaluation hit an out-of-memory error" in inspect.getsource(
         sys.modules["transformers.trainer"]
     ):  # transformers 5.23
-        assert "ran out of memory in an evaluation" in error.what and "per_device_eval_batch_size" in error.todo
+        assert "ran out of memory during evaluation" in error.what and "per_device_eval_batch_size" in error.todo
     else:  # 5.15 takes it for one of training
         assert "found no batch size that fits into memory" in error.what
 

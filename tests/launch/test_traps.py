@@ -323,7 +323,7 @@ def test_trap_10_only_the_main_thread_forks() -> None:
     thread = threading.Thread(target=subshell)
     thread.start()
     thread.join()
-    assert "Training cannot be started from a thread." in said(caught[0])  # type: ignore[arg-type]
+    assert "Training can only be started from the main thread." in said(caught[0])  # type: ignore[arg-type]
     assert session.current.active_run is None
 
 

@@ -62,7 +62,7 @@ def told_of_the_end(kernel: Kernel, code: str) -> Cell:
 def test_it_returns_at_once_and_its_prints_go_to_one_display(notebook: Kernel) -> None:
     cell = notebook.run(TICKS.format(ticks=25)).good()
     assert notebook.descendants(), "the cell has waited for the run"
-    assert "Training 'ticking' in the background: _tpu.wait() brings its results home" in cell.printed
+    assert "Training 'ticking' in the background: _tpu.wait() loads its results" in cell.printed
     other = notebook.run("time.sleep(1.2); print('meanwhile')").good()
     assert other.printed == "meanwhile\n", "the run's prints are in another cell"
     assert not other.of("display_data") and "tick 3" in shown_in(notebook, cell)

@@ -159,7 +159,7 @@ def test_a_panel_that_breaks_leaves_the_extension(tmp_path: Path, desk: FakeDesk
     for _ in range(3):
         both.look()
     both.settle()
-    assert said == ["The panel has stopped, the run goes on: ValueError: no such part"]
+    assert said == ["The panel stopped because of an error, the run continues: ValueError: no such part"]
     assert desk.types[:2] == ["hello", "run"] and desk.types[-1] == "run"
 
 
