@@ -73,7 +73,7 @@ def test_the_cache_says_why_it_is_off_here(kernel: Kernel, tmp_path: Path) -> No
     assert f"the persistent compile cache ({tmp_path / 'programs'}) is off here: on XLA:CPU" in cell.printed
     kernel.run("%tpu_init").good()
     kernel.run("import tpu_magics.launch.session as s; assert s.current.cache").good()
-    assert "stays off" not in kernel.run("%tpu_init --cache off").good().printed
+    assert "is off here" not in kernel.run("%tpu_init --cache off").good().printed
     kernel.run("assert not s.current.cache").good()
 
 
