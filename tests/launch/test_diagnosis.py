@@ -17,8 +17,7 @@ import pytest
 
 from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
 from tpu_magics.launch import frames, process
-from tpu_magics.launch.errors import EXPLAINERS, explain
-from tpu_magics.launch.errors.diagnosis import blame, diagnose
+from tpu_magics.launch.errors.diagnosis import EXPLAINERS, blame, diagnose, explain
 from tpu_magics.launch.errors.failure import Failure, WorkerOutcome
 from tpu_magics.runs.events import End, Frame
 

@@ -6,14 +6,13 @@ ipykernel's streams also get what C++ code writes to the descriptors; those of a
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
-
-from tpu_magics.launch import native_log
 
 _STDERR = 2  # the descriptor
 # Written after other output: once it arrives, all of that has arrived. Terminals show nothing for it.
@@ -67,7 +66,7 @@ class Log:
 @contextmanager
 def record(log: Log) -> Iterator[None]:
     """Within the block, the existing stdout and stderr also write to `log`. The objects are changed, not replaced:
-    logging handlers, progress bars and user variables refer to them. Output of C++ code is filtered (native_log.py)."""
+    logging handlers, progress bars and user variables refer to them. Output of C++ code is filtered."""
     with _tee(log.write):
         yield
 
@@ -95,7 +94,7 @@ class _TeeStream:
         self._own = vars(stream).get("write") if hasattr(stream, "__dict__") else None
         # ipykernel's thread that reads what C++ code writes to the descriptor
         self._reader = getattr(stream, "watch_fd_thread", None)
-        self._shown = native_log.LogFilter()
+        self._shown = LogFilter()
         self._heard = threading.Event()
         with suppress(AttributeError):
             stream.write = self.write
@@ -130,3 +129,68 @@ class _TeeStream:
             os.write(_STDERR, _MARK.encode())
             came = self._heard.wait(_MarkTimeout.seconds)
             _MarkTimeout.seconds = _MarkTimeout.known if came else _MarkTimeout.doubted
+
+
+# -- TensorFlow's C++ log ---------------------------------------------------------------------------------------------
+
+# Patterns of TensorFlow 2.21.
+_RECORD = re.compile(r"(?:\d{4}-\d\d-\d\d [\d:.]+: )?([IWEF])(?:\d{4} [\d:.]+ +\d+)? [\w./-]+:\d+\] (.*)")
+_RAISED_TOO = ("OP_REQUIRES failed at ", "Local rendezvous is aborting with status: ")
+_PREAMBLE = "WARNING: All log messages before absl::InitializeLog() is called"
+_AFTER_INFO = ("To enable the following instructions: ",)
+_AFTER_ERROR = ("The op is created at:", 'File "', "\t", "Stack trace for op definition", "\n")
+_MAY_BEGIN_ONE = tuple("IWEFTS\t0123456789")
+
+
+class LogFilter:
+    """Filters the text that C++ code writes, which arrives in arbitrary pieces.
+
+    Hidden are lines of level INFO, and errors that TensorFlow also raises in Python, with the op stacks after them. The
+    log of the run has all of it.
+    """
+
+    def __init__(self) -> None:
+        self._pending = ""  # the beginning of a line that may belong to the log
+        self._inside_shown_line = False  # the beginning of this line was shown
+        # How lines begin that belong to the hidden record before.
+        self._skipped_beginnings: tuple[str, ...] = ()
+
+    def feed(self, text: str) -> str:
+        """The part of the text to show now."""
+        lines = (self._pending + text).splitlines(keepends=True)
+        self._pending = ""
+        return "".join(self._feed_line(line) for line in lines)
+
+    def flush(self) -> str:
+        """The pending text, at the end."""
+        held, self._pending = self._pending, ""
+        return held
+
+    def _feed_line(self, line: str) -> str:
+        whole = line.endswith("\n")
+        if self._inside_shown_line:
+            self._inside_shown_line = not whole
+            return line
+        if not whole and line.startswith(_MAY_BEGIN_ONE):
+            self._pending = line
+            return ""
+        if self._is_left_out(line):
+            return ""
+        self._inside_shown_line = not whole
+        return line
+
+    def _is_left_out(self, line: str) -> bool:
+        if line.startswith(_PREAMBLE):
+            return True
+        if self._skipped_beginnings and line.startswith(self._skipped_beginnings):
+            return True
+        record = _RECORD.match(line)
+        self._skipped_beginnings = _after(record) if record else ()
+        return bool(self._skipped_beginnings)
+
+
+def _after(record: re.Match[str]) -> tuple[str, ...]:
+    """For a hidden record: how the lines begin that belong to it."""
+    if record[1] == "I":
+        return _AFTER_INFO
+    return _AFTER_ERROR if record[2].startswith(_RAISED_TOO) else ()

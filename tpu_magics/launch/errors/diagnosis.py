@@ -3,12 +3,13 @@ own frames."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from tpu_magics.errors import TrainingFailed, TrainingInterrupted
 from tpu_magics.launch import frames
-from tpu_magics.launch.errors import base, explain, hangs, hosts, rehearsal
-from tpu_magics.launch.errors.base import Explanation
+from tpu_magics.launch.errors import base, device, hangs, libraries, recompiles, rehearsal, results, signals, user_code
+from tpu_magics.launch.errors.base import Explainer, Explanation
 from tpu_magics.launch.errors.failure import Failure, WorkerOutcome
 
 
@@ -54,7 +55,7 @@ def _host(failure: Failure) -> TrainingFailed:
     culprit = blame(failure)
     if culprit is not None and not hangs.is_consequence(culprit):
         return _worker(failure)
-    found = hosts.refused(failure) if failure.refused else hosts.lost(failure)
+    found = host_refused(failure) if failure.refused else hosts_lost(failure)
     ranks = failure.lost[0][1] if failure.lost and not failure.refused else ()
     return _error(failure, found, ranks[0] if ranks else None, [])
 
@@ -73,7 +74,7 @@ _BY_REASON = {"timeout": _timeout, "interrupt": _interrupt, "kernel": _kernel, "
 
 
 def _error(failure: Failure, found: Explanation, rank: int | None, details: list[str]) -> TrainingFailed:
-    what = hosts.with_host(failure, found.what, rank)
+    what = with_host(failure, found.what, rank)
     return TrainingFailed(what, found.why, found.todo, details, rank=rank, run=failure.run)
 
 
@@ -136,3 +137,76 @@ def _short(outcome: WorkerOutcome, culprit: WorkerOutcome) -> str:
         same = base.error_text(outcome) == base.error_text(culprit)
         return "(the same exception)" if same else f"({base.error_type(outcome)}: {text})"
     return f"({base.signal_name(outcome.signal)})" if outcome.signal else f"(exit code {outcome.exit_code})"
+
+
+# -- known causes, the most specific first ----------------------------------------------------------------------------
+
+EXPLAINERS: tuple[Explainer, ...] = (
+    *libraries.TRAINER,  # before `device`: its error text is the cause of Trainer's
+    *device.EXPLAINERS,
+    *libraries.VERSIONS,
+    *recompiles.EXPLAINERS,
+    *libraries.SPMD,
+    *user_code.EXPLAINERS,
+    *rehearsal.EXPLAINERS,
+    *hangs.EXPLAINERS,
+    *signals.EXPLAINERS,
+    *results.EXPLAINERS,
+    *user_code.LAST,
+)
+
+
+def explain(failure: Failure, outcome: WorkerOutcome) -> Explanation:
+    """The first explanation that matches; every outcome has one."""
+    found = (explainer(failure, outcome) for explainer in EXPLAINERS)
+    return next((one for one in found if one), Explanation(f"Rank {outcome.rank} ended before it finished."))
+
+
+# -- several hosts ----------------------------------------------------------------------------------------------------
+
+
+def hosts_lost(failure: Failure) -> Explanation:
+    """A host was lost during the run."""
+    names = [f"{name} ({base.ranks(ranks)})" for name, ranks, _ in failure.lost]
+    why = "; ".join(f"{name}: {how}" for name, _, how in failure.lost)
+    one = len(names) == 1
+    return Explanation(
+        f"{'Host' if one else 'Hosts'} {', '.join(names)} {'was' if one else 'were'} lost during the run.",
+        f"{why}. The other hosts were stopped, because collectives cannot finish without {'it' if one else 'them'}. "
+        f"{base.UNCHANGED}",
+        "Check with `ray status` whether the node is back (a spot or preemptible TPU may have been reclaimed). Run "
+        "%tpu_init --hosts again to use the hosts that are available now, and run the cell again.",
+    )
+
+
+def host_refused(failure: Failure) -> Explanation:
+    """A host could not start the run and reported the reason."""
+    name, what, why, todo = failure.refused[0]
+    others = f" The same on {len(failure.refused) - 1} more." if len(failure.refused) > 1 else ""
+    if what:
+        return Explanation(f"Host {name}: {what}", f"{why}{others}", todo)
+    return Explanation(
+        f"Host {name} could not start the run.",
+        f"{why}.{others} {base.UNCHANGED}",
+        _missing(why) or "The text above comes from that host. Its full output is in the run folder (host-*.log).",
+    )
+
+
+_NO_MODULE = re.compile(r"No module named '([\w.]+)'")
+
+
+def _missing(why: str) -> str:
+    found = _NO_MODULE.search(why)
+    if not found:
+        return ""
+    return (
+        f"Install {found[1]} on every host, then run the cell again. If it is a file beside the notebook, put its code "
+        "into a cell or copy it to the Python path of each host."
+    )
+
+
+def with_host(failure: Failure, text: str, rank: int | None) -> str:
+    """The text with the host's name after the first mention of the rank outside of brackets."""
+    if rank is None or rank not in failure.hosts:
+        return text
+    return re.sub(rf"(?<!\()\b([Rr]ank {rank})\b", rf"\1 on host {failure.hosts[rank]}", text, count=1)

@@ -17,10 +17,17 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from tpu_magics.launch.hoist.build import Build, Builder, NotHoisted, argument_fingerprints
-from tpu_magics.launch.hoist.call_replacement import NAME, replaced, replaced_code, source_problem
 from tpu_magics.launch.hoist.candidates import Candidate, DeclinedCall, Step, read
 from tpu_magics.launch.hoist.seeds import EnvironmentSetting, SeedCall
-from tpu_magics.launch.hoist.source import FunctionSource, function_source, underlying
+from tpu_magics.launch.hoist.source import (
+    NAME,
+    FunctionSource,
+    function_source,
+    replaced,
+    replaced_code,
+    source_problem,
+    underlying,
+)
 from tpu_magics.launch.hoist.values import (
     FunctionScope,
     HoistBackend,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import io
 from collections import OrderedDict
@@ -21,9 +20,9 @@ from tpu_magics.launch.hoist.fingerprints import (
     is_generator,
     reference_fingerprints,
 )
+from tpu_magics.launch.hoist.source import SourcePosition, position_of
 from tpu_magics.launch.hoist.values import HoistBackend, UnknownValue, arguments_of
 
-SourcePosition = tuple[int, int, int, int]
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -173,11 +172,6 @@ class Builder:
             raise NotHoisted(f"building it changes {changed}", called=True)
         if any(self.backend.shares_memory(model, value) for value in leaves(arguments)):
             raise NotHoisted("the model lies in the memory of one of its arguments, so nothing is copied", called=True)
-
-
-def position_of(node: ast.expr) -> SourcePosition:
-    """The position of an expression in its source."""
-    return node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0
 
 
 def leaves(value: Any) -> Iterator[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import __future__
 
 import ast
+import copy
 import functools
 import inspect
 import linecache
@@ -109,3 +110,52 @@ def _first_arguments(function: Any, *given: Any) -> dict[str, Any]:
         return inspect.signature(function).bind_partial(*given).arguments
     except (TypeError, ValueError):
         return {}
+
+
+# -- replacing calls: `Net(cfg)` becomes `__tpu_magics_hoisted__(0, Net, cfg)` ----------------------------------------
+
+NAME = "__tpu_magics_hoisted__"
+
+
+SourcePosition = tuple[int, int, int, int]
+
+
+def position_of(node: ast.expr) -> SourcePosition:
+    """The position of an expression in its source."""
+    return node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0
+
+
+class _CallReplacer(ast.NodeTransformer):
+    def __init__(self, numbers: Mapping[SourcePosition, int]) -> None:
+        self.numbers = numbers
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        number = self.numbers.get(position_of(node))
+        self.generic_visit(node)
+        if number is not None:
+            first = ast.copy_location(ast.Constant(number), node.func)
+            node.args = [first, node.func, *node.args]
+            node.func = ast.copy_location(ast.Name(NAME, ast.Load()), node.func)
+        return node
+
+
+def replaced(tree: ast.Module, numbers: Mapping[SourcePosition, int]) -> ast.Module:
+    """A copy of `tree` in which the calls at these positions are replaced."""
+    changed: ast.Module = _CallReplacer(numbers).visit(copy.deepcopy(tree))
+    return changed
+
+
+def source_problem(function: FunctionType, source: FunctionSource) -> str:
+    """Why the code of `function` cannot be recompiled from its source; "" if it can."""
+    code = compiled(source.tree, function)
+    if code is None or not same_code(code, function.__code__):
+        return "the available source is not that of the running function (edited since, or changed at import)"
+    return ""
+
+
+def replaced_code(
+    function: FunctionType, source: FunctionSource, numbers: Mapping[SourcePosition, int]
+) -> CodeType | None:
+    """The function's code with the calls replaced; None if it does not match the function's closure."""
+    code = compiled(replaced(source.tree, numbers), function)
+    return code if code is not None and code.co_freevars == function.__code__.co_freevars else None

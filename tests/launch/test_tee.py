@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tpu_magics.launch import native_log, tee
+from tpu_magics.launch import tee
 
 PREAMBLE = "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n"
 INFO = (
@@ -32,7 +32,7 @@ OWN = "tf print 0.3\n\tindented\nIt is 5 o'clock\n12 files\n"
 
 
 def shown(*pieces: str) -> str:
-    seen = native_log.LogFilter()
+    seen = tee.LogFilter()
     return "".join(map(seen.feed, pieces)) + seen.flush()
 
 
@@ -53,7 +53,7 @@ def test_pieces_may_end_anywhere(size: int) -> None:
 
 
 def test_what_cannot_be_one_of_the_log_is_shown_at_once() -> None:
-    seen = native_log.LogFilter()
+    seen = tee.LogFilter()
     assert seen.feed("loss: ") == "loss: " and seen.feed("I 3\nI0000 ") == "I 3\n" and seen.flush() == "I0000 "
 
 
