@@ -183,39 +183,41 @@ def _start_call(
     return train.start(request, options)
 
 
-def _possible(asked: Any, options: Options) -> int | None:
+def _possible(requested: Any, options: Options) -> int | None:
     """The number of processes that a launcher call requests, if this host supports it; else the host's own number, with
     a message."""
-    if options.processes is not None or asked is None or session.current.framework == TENSORFLOW:
+    if options.processes is not None or requested is None or session.current.framework == TENSORFLOW:
         return options.processes  # TensorFlow rejects the whole call
     if options.spmd is not None:
         session.current.notebook.say(
-            f"The call requests {asked} processes; with --spmd one process drives all devices."
+            f"The call requests {requested} processes; with --spmd one process drives all devices."
         )
         return None
     pod = session.current.pod
     if pod is not None:
-        return _possible_on(pod, int(asked))
+        return _possible_on(pod, int(requested))
     host = session.known_host()
     ranks = host.workers * host.replicas
-    if asked in (1, ranks):
-        return int(asked)
-    if host.device == "CPU" and isinstance(asked, int):
+    if requested in (1, ranks):
+        return int(requested)
+    if host.device == "CPU" and isinstance(requested, int):
         session.current.notebook.say(
-            f"The call requests {asked} processes: {asked} ranks are rehearsed on XLA:CPU (-n 1 trains with one)."
+            f"The call requests {requested} processes: {requested} ranks are rehearsed on XLA:CPU (-n 1 trains with "
+            "one)."
         )
-        return asked
+        return requested
     session.current.notebook.say(
-        f"The call requests {asked} processes; this host has {len(host.chips)} TPU chips, so {ranks} ranks are started."
+        f"The call requests {requested} processes; this host has {len(host.chips)} TPU chips, so {ranks} ranks are "
+        "started."
     )
     return None
 
 
-def _possible_on(pod: Pod, asked: int) -> int | None:
-    if asked == pod.ranks or (pod.device == "CPU" and asked > 0 and asked % len(pod.hosts) == 0):
-        return asked
+def _possible_on(pod: Pod, requested: int) -> int | None:
+    if requested == pod.ranks or (pod.device == "CPU" and requested > 0 and requested % len(pod.hosts) == 0):
+        return requested
     session.current.notebook.say(
-        f"The call requests {asked} processes; on {len(pod.hosts)} hosts {pod.ranks} ranks are started."
+        f"The call requests {requested} processes; on {len(pod.hosts)} hosts {pod.ranks} ranks are started."
     )
     return None
 

@@ -14,7 +14,7 @@ class GraphSequences:
 
     def __init__(self) -> None:
         self.graphs: defaultdict[int, list[str]] = defaultdict(list)
-        self.told = False
+        self.reported = False
 
     def add(self, event: Compile) -> Divergence | None:
         """Add a compile. Only the first divergence is returned: later ones follow from it."""
@@ -30,9 +30,9 @@ class GraphSequences:
     def _at(self, nth: int, ranks: list[int] | None = None) -> Divergence | None:
         graphs = {rank: self._graph(rank, nth) for rank in sorted(ranks if ranks is not None else self.graphs)}
         known = {rank: graph for rank, graph in graphs.items() if graph is not None or ranks is not None}
-        if self.told or len(set(known.values())) < 2 or "" in known.values():
+        if self.reported or len(set(known.values())) < 2 or "" in known.values():
             return None  # a graph without a name cannot be compared
-        self.told = True
+        self.reported = True
         first = min(known)
         others = tuple(rank for rank in known if known[rank] != known[first])
         named = {str(rank): graph or "" for rank, graph in known.items()}

@@ -305,8 +305,8 @@ class ForkedRun:
                 self.finished, self.snapshot = True, None
                 session.current.active_run = None
                 self.result.failure = error
-                told = {"failure": failures.error_record(error)} if isinstance(error, TpuMagicsError) else {}
-                self._close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", **told)
+                failure = {"failure": failures.error_record(error)} if isinstance(error, TpuMagicsError) else {}
+                self._close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", **failure)
                 self.observer.settle()
 
     # -- the end --------------------------------------------------------------------------------------------------

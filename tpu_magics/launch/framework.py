@@ -32,19 +32,19 @@ def imported() -> set[str]:
     return found | ({TENSORFLOW} if "tensorflow" in sys.modules else set())
 
 
-def choose_framework(asked: str, models: Collection[str] = (), packages: Collection[str] = ()) -> str:
+def choose_framework(requested: str, models: Collection[str] = (), packages: Collection[str] = ()) -> str:
     """The framework of a run.
 
     Args:
-        asked: the value of --framework.
+        requested: the value of --framework.
         models: the frameworks of the models that the code uses.
         packages: the packages that the code names.
 
     Raises:
         TpuMagicsError: both are imported, and the run does not show which one it uses.
     """
-    if asked != AUTO:
-        return asked
+    if requested != AUTO:
+        return requested
     named = {_PACKAGES[name] for name in packages if name in _PACKAGES}
     for found in (set(models), named, imported()):
         if len(found) == 1:

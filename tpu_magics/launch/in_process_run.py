@@ -98,7 +98,7 @@ class InProcessRun:
         return self.watchdog.observer
 
     def set_observer(self, observer: run_observer.RunObserver) -> None:
-        """Let somebody look on, from the minder's next look."""
+        """Set who observes the run, from the watchdog's next tick on."""
         self.watchdog.observer = observer
 
     def request_stop(self) -> None:
@@ -177,9 +177,9 @@ class InProcessRun:
             changed = around.enter_context(backend.jit(self.options.jit, cells))
             watcher = around.enter_context(backend.observing(self.records.writer, self._watching()))
             self.watchdog.give_up = around.enter_context(backend.cancelling())
-            asked = around.enter_context(with_gate(self.request, self.options, backend, cells))
+            step_found = around.enter_context(with_gate(self.request, self.options, backend, cells))
             value = self._observed(watcher, changed)
-            if not asked():
+            if not step_found():
                 self.records.note("no-preflight", NO_STEP)
             return value
 
@@ -317,8 +317,8 @@ def with_gate(
     def ask(program: Traced) -> None:
         gate(replace(request, program=program), replace(options, gate=None))
 
-    with backend.before_first_step(ask, options.precision or session.current.precision, cells) as asked:
-        yield asked
+    with backend.before_first_step(ask, options.precision or session.current.precision, cells) as step_found:
+        yield step_found
 
 
 # -- room -------------------------------------------------------------------------------------------------------------

@@ -193,12 +193,12 @@ def spmd_option(spmd: int | bool | None) -> int | None:
     return spmd
 
 
-def spmd_devices(host: Host, asked: int | None, session: int | None) -> int | None:
-    """How many devices an SPMD worker drives: the cell's number `asked` (0: none given, None: no SPMD), else the
+def spmd_devices(host: Host, requested: int | None, session: int | None) -> int | None:
+    """How many devices an SPMD worker drives: the cell's number `requested` (0: none given, None: no SPMD), else the
     session's; on a TPU 0 for all."""
-    if asked is None:
+    if requested is None:
         return None
-    return asked or session or (SPMD_DEVICES if host.device == "CPU" else 0)
+    return requested or session or (SPMD_DEVICES if host.device == "CPU" else 0)
 
 
 def meeting_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -254,20 +254,20 @@ def cache_folder(text: str) -> str:
         ) from None
 
 
-def count_workers(host: Host, asked: int | None, spmd: int | None = None) -> int:
+def count_workers(host: Host, requested: int | None, spmd: int | None = None) -> int:
     """How many processes to start: one for each chip; one on XLA:CPU (more are a rehearsal); one for SPMD.
 
-    Raises TpuMagicsError if this host does not support `asked` processes or `spmd` devices.
+    Raises TpuMagicsError if this host does not support `requested` processes or `spmd` devices.
     """
     if spmd is not None:
         return _one_for_all(host, spmd)
-    if asked is None or asked == host.workers * host.replicas:
+    if requested is None or requested == host.workers * host.replicas:
         return host.workers
-    if asked == 1 or host.device == "CPU":
-        return asked
+    if requested == 1 or host.device == "CPU":
+        return requested
     ranks = host.workers * host.replicas
     raise TpuMagicsError(
-        f"-n {asked} is not supported on this host: it has {len(host.chips)} TPU chips.",
+        f"-n {requested} is not supported on this host: it has {len(host.chips)} TPU chips.",
         "torch_xla starts either one process for each chip or a single process.",
         f"Omit -n for {ranks} ranks, or use -n 1.",
     )

@@ -1,4 +1,4 @@
-"""What a person wants to train: the function or cell, its arguments, and what it can reach."""
+"""What a user wants to train: the function or cell, its arguments, and what it can reach."""
 
 from __future__ import annotations
 

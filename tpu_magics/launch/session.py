@@ -167,8 +167,8 @@ def initialise(
     options = Options(precision=precision, processes=processes, spmd=spmd, collective_timeout=collective_timeout)
     options.check()
     check_choice("--framework", framework, CHOICES)
-    asked = Session(framework=framework)
-    if asked.is_local():
+    new = Session(framework=framework)
+    if new.is_local():
         preconditions.check_options(options)
         preconditions.refuse_cache(cache)
         joining.refuse_local(hosts)
@@ -182,7 +182,7 @@ def initialise(
 
 
 def _initialise_workers(options: Options, cache: str | None = None, alone: bool = True) -> Host:
-    """`initialize` for a framework that trains in forked workers. `alone`: on this host only, whose devices limit the
+    """`initialise` for a framework that trains in forked workers. `alone`: on this host only, whose devices limit the
     number of workers."""
     host = inspect_host()
     if alone:
@@ -201,7 +201,7 @@ def _initialise_workers(options: Options, cache: str | None = None, alone: bool 
 
 
 def _initialise_local(framework: str, tpu: str, precision: str) -> Host:
-    """`initialize` for a framework that trains in this process. The session is unchanged if it fails."""
+    """`initialise` for a framework that trains in this process. The session is unchanged if it fails."""
     before = (current.framework, current.tpu, current.precision)
     current.framework, current.tpu, current.precision = framework, tpu, precision
     try:

@@ -195,8 +195,8 @@ class _Worker:
         bounds = {"cache": spec.cache, "max_steps": spec.max_steps, "max_recompiles": spec.max_recompiles}
         cells = {"cell_names": task.cell_names, "cell_ids": task.cell_ids}
         kind = {"rehearsed": spec.meeting is not None, "spmd": spec.spmd is not None, "tracing": spec.tracing}
-        asked: dict[str, Any] = {**bounds, **cells, **kind, "stop_requested": lambda: self.stop_requested}
-        return Watching(spec.device, self.ranks, spec.precision, **asked)
+        options: dict[str, Any] = {**bounds, **cells, **kind, "stop_requested": lambda: self.stop_requested}
+        return Watching(spec.device, self.ranks, spec.precision, **options)
 
     def _write_results(self, ordinal: int, replica: int, value: Any) -> None:
         if replica == 0:

@@ -2,7 +2,7 @@
 
 What lives here: taking, comparing and putting back random states; which functions seed; and `quiet_seeds`, which keeps
 seeding (and, with quiet_arguments.py and without_xla.py, Trainers and Accelerators) from starting the runtime in the
-notebook's process. What does not: which calls of a training function are replayed (launch/read.py).
+notebook's process. What does not: which calls of a training function are replayed (launch/hoist/candidates.py).
 
 Everything is looked up in `sys.modules`; nothing here imports a framework.
 """

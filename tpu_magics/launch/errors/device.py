@@ -198,13 +198,13 @@ def hbm(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     if not found:
         return None
     needed, available = base.xla_bytes(found[1]), min(base.xla_bytes(size) for size in found.groups()[1:] if size)
-    asked = "The compiled program needs" if compiled else "It requested"
+    needs = "The compiled program needs" if compiled else "It requested"
     over = base.precise(needed - available)
     device = f" Device: {failure.devices}." if failure.devices else ""
     free = "available" if compiled else "free in one piece" if found.re is _HBM_LEFT and found[3] else "free"
     return Explanation(
         f"Rank {outcome.rank} ran out of device memory (HBM){base.at(failure, outcome)}.",
-        f"{asked} {base.precise(needed)}; {base.precise(available)} are {free}, {over} too little"
+        f"{needs} {base.precise(needed)}; {base.precise(available)} are {free}, {over} too little"
         f"{_factor(needed, available)}.{_weights(failure)}{device}",
         "Lower the batch size (raise gradient_accumulation_steps to keep the product), use bf16 (--precision bf16), "
         "shorten the sequences, or recompute activations (gradient checkpointing).",

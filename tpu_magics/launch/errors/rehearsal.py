@@ -77,9 +77,9 @@ def _waited(outcome: WorkerOutcome) -> bool:
 
 def _positions(failure: Failure, waiting_ones: Sequence[WorkerOutcome], missing: Sequence[WorkerOutcome]) -> str:
     """Where the missing ranks are, then where the others wait, unless all wait at one line (already named)."""
-    told = list(_grouped(failure, missing))
+    missing_at = list(_grouped(failure, missing))
     at = list(_grouped(failure, waiting_ones))
-    return " ".join([*told, *(at if len(at) > 1 else [])]).strip()
+    return " ".join([*missing_at, *(at if len(at) > 1 else [])]).strip()
 
 
 def _grouped(failure: Failure, outcomes: Sequence[WorkerOutcome]) -> Sequence[str]:

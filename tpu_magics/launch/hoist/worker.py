@@ -37,7 +37,7 @@ class _Replica:
     arguments: Mapping[int, Arguments]
     alias: Mapping[int, int]
     called: dict[int, tuple[Any, Arguments]] = field(default_factory=dict)
-    told: set[int] = field(default_factory=set)
+    reported_builds: set[int] = field(default_factory=set)
 
 
 class InheritedModels:
@@ -66,7 +66,7 @@ class InheritedModels:
         self.backend = backend
         self.on_declined = on_declined
         self.lock = threading.Lock()
-        self.told: set[int] = set()
+        self.reported_builds: set[int] = set()
         first = _Replica(
             {number: build.model for number, build in builds.items()},
             {number: build.arguments for number, build in builds.items()},
@@ -178,9 +178,9 @@ class InheritedModels:
     def _report(self, build: Build, replica: _Replica | None, reason: str) -> None:
         """Report the first reason for each model, once."""
         hoisted = self.reported[build.number]
-        told = replica.told if replica is not None else self.told
-        if hoisted not in told:
-            told.add(hoisted)
+        reported_builds = replica.reported_builds if replica is not None else self.reported_builds
+        if hoisted not in reported_builds:
+            reported_builds.add(hoisted)
             self.on_declined(hoisted, reason)
 
     def _with_fresh_parts(self, build: Build, replica: _Replica, arguments: Arguments) -> Arguments:
