@@ -59,5 +59,5 @@ def test_values() -> None:
     assert "Define `bert` in an earlier cell; for a string, write \"'bert'\"" in caught.value.todo
     with pytest.raises(TpuMagicsError, match="KeyError") as caught:
         arguments.evaluate("cfg['epochs']", space)
-    assert "Correct the expression" in caught.value.todo
+    assert "Fix the expression" in caught.value.todo
     assert isinstance(caught.value.__cause__, KeyError)

@@ -51,16 +51,16 @@ def test_without_a_preflight_it_is_not_known_and_the_magic_is_named() -> None:
 def test_what_fits_passes() -> None:
     note("train", "v5litepod-8", "fits")
     assert item().state == "passed"
-    assert item().evidence == "train on v5litepod-8 (2026-10-01 14:20): fits, needs 3.10 of 15.75 GiB of HBM."
+    assert item().evidence == "train on v5litepod-8 (2026-10-01 14:20): fits, needs 3.10 of 15.75 GiB HBM."
 
 
 @pytest.mark.parametrize(
     ("status", "needed", "state", "says"),
     [
-        ("too-large", 183.87, "failed", "does not fit, needs 183.87 of 15.75 GiB of HBM."),
+        ("too-large", 183.87, "failed", "does not fit, needs 183.87 of 15.75 GiB HBM."),
         ("too-large", None, "failed", "does not fit."),
         ("refused", None, "failed", "rejected by the TPU compiler."),
-        ("failed", None, "unknown", "no answer."),
+        ("failed", None, "unknown", "no result."),
     ],
 )
 def test_one_target_that_does_not_take_it_decides(status: str, needed: float | None, state: str, says: str) -> None:

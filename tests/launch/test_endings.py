@@ -176,7 +176,7 @@ def writes_nothing() -> None:
         (closes_and_raises, ("Rank 0 raised ValueError: boom",)),
         (is_refused_memory, ("address space is limited to 256 MiB (RLIMIT_AS)",)),
         (is_refused_memory_in_c, ("address space is limited to 256 MiB (RLIMIT_AS)",)),
-        (writes_nothing, ("Rank 0 ended, and its last record could not be written", "RLIMIT_FSIZE")),
+        (writes_nothing, ("Rank 0 ended, but its last record could not be written", "RLIMIT_FSIZE")),
     ],
 )
 @pytest.mark.smoke

@@ -72,7 +72,7 @@ def test_numbers_that_cannot_be_had(tmp_path: Path, asked: int) -> None:
     with pytest.raises(TpuMagicsError) as caught:
         plan.count_workers(inspect(fake_hosts.tpu_vm_v2(tmp_path / "v2")), asked)
     assert f"-n {asked} is not supported on this host: it has 4 TPU chips." in caught.value.what
-    assert "Leave -n away for 8 ranks, or use -n 1." in caught.value.todo
+    assert "Omit -n for 8 ranks, or use -n 1." in caught.value.todo
     made = planned(inspect(fake_hosts.plain(tmp_path / "plain")), asked)
     assert (made.workers, made.rehearsed) == (asked, True)
 

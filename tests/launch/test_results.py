@@ -81,7 +81,8 @@ def test_what_cannot_be_loaded_holds_nothing_else_back(files: RunFiles) -> None:
     assert "Gone" in home.left["late"] and "Define classes and functions at the top of the cell" in home.left["late"]
     assert "no.such" in home.left["m"] or "No module named" in home.left["m"]
     assert (
-        isinstance(home.values[0], MissingValue) and "could not be loaded here: AttributeError" in home.values[0].reason
+        isinstance(home.values[0], MissingValue)
+        and "could not be loaded in the notebook: AttributeError" in home.values[0].reason
     )
 
 
