@@ -194,7 +194,7 @@ def test_a_worker_that_cannot_begin_says_why(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(process, "become_worker", without_room)
     text = said(failed(net))
-    assert "Rank 0 failed outside of the function: OSError: [Errno 24] Too many open files" in text
+    assert "Rank 0 failed outside of the training function: OSError: [Errno 24] Too many open files" in text
     assert "os._exit" not in text and "RLIMIT_NOFILE" in text
 
 

@@ -395,7 +395,7 @@ def test_an_exception_is_raised_where_the_call_stands(notebook):
     assert list(plan.models) == ["first"]
     assert [one.reason for one in plan.declined] == [
         "building it in the notebook raised ValueError: no weights here",
-        "line 12 before it could not be built",
+        "the model in line 12 before it could not be built",
     ]
     with pytest.raises(AssertionError, match="no weights here"):
         in_worker(notebook.names["train"], plan)
