@@ -857,7 +857,8 @@ def test_a_true_crash(tmp_path: Path) -> None:
     error = diagnose(failure(killed(os.WTERMSIG(status), stack=(tmp_path / "stack").read_text())))
     assert error.what == "Rank 0 crashed (SIGSEGV): a crash in native code."
     assert (
-        "It happened at `ctypes.string_at(0)` (In [12], line 4, in training_function), in a call into Python." in error.why
+        "It happened at `ctypes.string_at(0)` (In [12], line 4, in training_function), in a call into Python."
+        in error.why
     )
     assert error.details[1:] == (
         "  In [12], line 4, in training_function: ctypes.string_at(0)",

@@ -142,7 +142,7 @@ def _notebook_launcher(call: inspect.BoundArguments, options: Options, labels: S
     options = replace(
         options,
         precision=options.precision or ("bf16" if mixed == "bf16" else None),
-        processes=_possible(given.get("num_processes"), options),
+        processes=_supported_processes(given.get("num_processes"), options),
         environment={**options.environment, **environment},
     )
     return _start_call(given["function"], given.get("args", ()), options, labels, False, "notebook_launcher")
@@ -151,7 +151,7 @@ def _notebook_launcher(call: inspect.BoundArguments, options: Options, labels: S
 def _spawn(call: inspect.BoundArguments, options: Options, labels: Sequence[str]) -> TrainResult:
     """torch_xla's xmp.spawn: the rank is the function's first argument."""
     given = call.arguments
-    options = replace(options, processes=_possible(given.get("nprocs"), options))
+    options = replace(options, processes=_supported_processes(given.get("nprocs"), options))
     return _start_call(given["fn"], given.get("args", ()), options, labels, True, "xmp.spawn")
 
 
@@ -183,7 +183,7 @@ def _start_call(
     return train.start(request, options)
 
 
-def _possible(requested: Any, options: Options) -> int | None:
+def _supported_processes(requested: Any, options: Options) -> int | None:
     """The number of processes that a launcher call requests, if this host supports it; else the host's own number, with
     a message."""
     if options.processes is not None or requested is None or session.current.framework == TENSORFLOW:
@@ -195,7 +195,7 @@ def _possible(requested: Any, options: Options) -> int | None:
         return None
     pod = session.current.pod
     if pod is not None:
-        return _possible_on(pod, int(requested))
+        return _supported_on_hosts(pod, int(requested))
     host = session.known_host()
     ranks = host.workers * host.replicas
     if requested in (1, ranks):
@@ -213,7 +213,7 @@ def _possible(requested: Any, options: Options) -> int | None:
     return None
 
 
-def _possible_on(pod: Pod, requested: int) -> int | None:
+def _supported_on_hosts(pod: Pod, requested: int) -> int | None:
     if requested == pod.ranks or (pod.device == "CPU" and requested > 0 and requested % len(pod.hosts) == 0):
         return requested
     session.current.notebook.say(
@@ -229,7 +229,7 @@ def _statements(read: cell.Cell, source: CellSource, namespace: dict[str, Any]) 
     """A request to run the cell's statements. Leading imports, functions and classes run in the notebook first."""
     __tracebackhide__ = True
     definitions, rest = cell.split_definitions(read.tree)
-    whole = cell.compile_tree(_copy(rest), read.filename, "exec")
+    whole = cell.compile_tree(_copy_module(rest), read.filename, "exec")
     exec(cell.compile_tree(definitions, read.filename, "exec"), namespace)
     if not rest.body:
         raise TpuMagicsError(
@@ -247,7 +247,7 @@ def _statements(read: cell.Cell, source: CellSource, namespace: dict[str, Any]) 
     return Request("cell", make, items, hoistable=rest, source=source.text, packages=packages)
 
 
-def _copy(tree: ast.Module) -> ast.Module:
+def _copy_module(tree: ast.Module) -> ast.Module:
     return ast.Module(body=list(tree.body), type_ignores=[])
 
 

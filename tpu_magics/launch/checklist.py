@@ -65,8 +65,8 @@ def checklist(cells: Sequence[Cell], findings: Sequence[Finding], name: str = ""
     compiles = [event for event in run.events("compile", rank=0) if isinstance(event, Compile)] if run else []
     causes = Counter(event.cause for event in compiles if event.recompile)
     reads = sum(isinstance(event, Transfer) for event in run.events("transfer", rank=0)) if run else 0
-    known = ChecklistEvidence(program, findings, run, causes, reads, name)
-    return [item(known) for item in _ITEMS]
+    evidence = ChecklistEvidence(program, findings, run, causes, reads, name)
+    return [item(evidence) for item in _ITEMS]
 
 
 def _newest_trained_run() -> Run | None:
@@ -88,19 +88,20 @@ def _run_label(run: Run) -> str:
 
 
 def _rule(group: str, question: str) -> Callable[[ChecklistEvidence], ChecklistItem]:
-    def item(known: ChecklistEvidence) -> ChecklistItem:
-        found = [one for one in known.findings if one.group == group and not one.advice]
-        measured = {cause: known.causes[cause] for cause in _CAUSES[group] if known.causes.get(cause)}
-        said = [_places(found)] if found else [f"No finding of the group {group} in {_cells(known)}."]
-        if measured and known.run is not None:
+    def item(evidence: ChecklistEvidence) -> ChecklistItem:
+        found = [one for one in evidence.findings if one.group == group and not one.advice]
+        measured = {cause: evidence.causes[cause] for cause in _CAUSES[group] if evidence.causes.get(cause)}
+        said = [_positions(found)] if found else [f"No finding of the group {group} in {_cell_count(evidence)}."]
+        if measured and evidence.run is not None:
             causes = ", ".join(f"{cause} ({number})" for cause, number in sorted(measured.items()))
-            said.append(f"The run {_run_label(known.run)} recompiled: {causes}.")
-        if group == "values" and known.reads and known.run is not None:
+            said.append(f"The run {_run_label(evidence.run)} recompiled: {causes}.")
+        if group == "values" and evidence.reads and evidence.run is not None:
             said.append(
-                f"The run {_run_label(known.run)} read values within steps at {_many(known.reads, 'source line')}."
+                f"The run {_run_label(evidence.run)} read values within steps at "
+                f"{_plural(evidence.reads, 'source line')}."
             )
-        read = group == "values" and known.reads > 0
-        if not found and not measured and not read and not _has_training(known):
+        read = group == "values" and evidence.reads > 0
+        if not found and not measured and not read and not _has_training(evidence):
             return ChecklistItem(question, UNKNOWN, NO_TRAINING)
         return ChecklistItem(question, FAILED if found or measured or read else PASSED, " ".join(said))
 
@@ -110,23 +111,23 @@ def _rule(group: str, question: str) -> Callable[[ChecklistEvidence], ChecklistI
 NO_TRAINING = "No training found in the cells that have run."
 
 
-def _has_training(known: ChecklistEvidence) -> bool:
+def _has_training(evidence: ChecklistEvidence) -> bool:
     """Whether the code has something that the rules check: a step, a launch, a `fit` or `train`."""
-    program = known.program
+    program = evidence.program
     steps = any(function.has_step or function.launched or function.runs_model for function in program.functions)
     calls = any(program.methods(method) for method in ("fit", "train", "backward", "train_on_batch"))
-    return steps or calls or _launch_is_there(known)
+    return steps or calls or _has_launch(evidence)
 
 
-def _cells(known: ChecklistEvidence) -> str:
-    return _many(sum(cell.tree is not None and bool(cell.tree.body) for cell in known.program.cells), "cell")
+def _cell_count(evidence: ChecklistEvidence) -> str:
+    return _plural(sum(cell.tree is not None and bool(cell.tree.body) for cell in evidence.program.cells), "cell")
 
 
-def _many(number: int, noun: str) -> str:
+def _plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def _places(found: Sequence[Finding]) -> str:
+def _positions(found: Sequence[Finding]) -> str:
     """The first findings: rule code and position."""
     named = ", ".join(f"{one.code} at {one.place}" for one in found[:NAMED])
     left = len(found) - NAMED
@@ -136,17 +137,17 @@ def _places(found: Sequence[Finding]) -> str:
 # -- earlier runs --------------------------------------------------------------------------------------------------
 
 
-def _tried(known: ChecklistEvidence) -> ChecklistItem:
+def _trained_steps(evidence: ChecklistEvidence) -> ChecklistItem:
     question = "Trained some steps with XLA without a TPU"
-    run = known.run
+    run = evidence.run
     if run is None:
         return ChecklistItem(question, UNKNOWN, "No run here has trained a step. Try some steps: %%tpu_train --steps 5")
     summary = run.summary()
     device = str((run.info.get("plan") or {}).get("device") or "")
     where = "XLA:CPU" if device == "CPU" else device or "an unknown device"
-    counts = [_many(summary.steps or 0, "step")]
-    counts += [_many(summary.compiles, "compile")] if summary.compiles is not None else []
-    counts += [_many(summary.recompiles, "recompile")] if summary.recompiles is not None else []
+    counts = [_plural(summary.steps or 0, "step")]
+    counts += [_plural(summary.compiles, "compile")] if summary.compiles is not None else []
+    counts += [_plural(summary.recompiles, "recompile")] if summary.recompiles is not None else []
     return ChecklistItem(question, PASSED, f"The run {_run_label(run)} on {where}{_when(run)}: {', '.join(counts)}.")
 
 
@@ -159,78 +160,85 @@ def _day(t: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(t))
 
 
-def _fits(known: ChecklistEvidence) -> ChecklistItem:
+def _fits_in_memory(evidence: ChecklistEvidence) -> ChecklistItem:
     """By the newest preflight: of the function to check, else of one that the cells define, else of any."""
     question = "Fits in the TPU's memory"
-    found = _preflighted(known)
+    found = _newest_preflight(evidence)
     if not found:
-        steps = (function.name for function in known.program.functions if function.has_step)
-        hint = f"%tpu_preflight {known.name or next(steps, 'FUNCTION')} ... --target v5e-8"
+        steps = (function.name for function in evidence.program.functions if function.has_step)
+        hint = f"%tpu_preflight {evidence.name or next(steps, 'FUNCTION')} ... --target v5e-8"
         return ChecklistItem(question, UNKNOWN, f"Not compiled for a TPU yet. Compile it without a TPU: {hint}")
-    state = next((state for state, says in _ANSWERS.items() if any(one.status in says for one in found)), PASSED)
-    return ChecklistItem(question, state, " ".join(map(_answer, found)))
+    state = next(
+        (state for state, text in _STATE_BY_STATUS.items() if any(one.status in text for one in found)), PASSED
+    )
+    return ChecklistItem(question, state, " ".join(map(_preflight_text, found)))
 
 
-def _preflighted(known: ChecklistEvidence) -> list[preflights.Record]:
+def _newest_preflight(evidence: ChecklistEvidence) -> list[preflights.Record]:
     """The records of the newest preflight, one for each target."""
     found = preflights.newest()
-    here = {known.name} if known.name else {function.name for function in known.program.functions}
-    found = [one for one in found if one.function in here] or ([] if known.name else found)
+    here = {evidence.name} if evidence.name else {function.name for function in evidence.program.functions}
+    found = [one for one in found if one.function in here] or ([] if evidence.name else found)
     return [one for one in found if (one.function, one.t) == (found[0].function, found[0].t)]
 
 
 # The item's state by the status of a preflight's records; the first match decides.
-_ANSWERS = {FAILED: ("too-large", "refused"), UNKNOWN: ("failed",)}
-_SAYS = {"fits": "fits", "too-large": "does not fit", "refused": "rejected by the TPU compiler", "failed": "no result"}
+_STATE_BY_STATUS = {FAILED: ("too-large", "refused"), UNKNOWN: ("failed",)}
+_STATUS_TEXT = {
+    "fits": "fits",
+    "too-large": "does not fit",
+    "refused": "rejected by the TPU compiler",
+    "failed": "no result",
+}
 
 
-def _answer(one: preflights.Record) -> str:
+def _preflight_text(one: preflights.Record) -> str:
     """ "train on v5litepod-8 (2026-10-01 14:20): fits, needs 3.10 of 15.75 GiB HBM." """
-    says = _SAYS.get(one.status, one.status)
+    text = _STATUS_TEXT.get(one.status, one.status)
     if one.needed is not None and one.available:
-        says += f", needs {one.needed / 2**30:,.2f} of {one.available / 2**30:,.2f} GiB HBM"
-    return f"{one.function} on {one.target} ({_day(one.t)}): {says}."
+        text += f", needs {one.needed / 2**30:,.2f} of {one.available / 2**30:,.2f} GiB HBM"
+    return f"{one.function} on {one.target} ({_day(one.t)}): {text}."
 
 
 # -- data, models and strategy -------------------------------------------------------------------------------------
 
 
-def _data(known: ChecklistEvidence) -> ChecklistItem:
+def _data_location(evidence: ChecklistEvidence) -> ChecklistItem:
     question = "Data in memory, or readable on the TPU's host"
-    found = [one for one in known.findings if one.code in _REMOTE]
+    found = [one for one in evidence.findings if one.code in _REMOTE]
     if found:
-        return ChecklistItem(question, FAILED, _places(found))
-    if known.program.tpu_tf:
-        if known.program.remote_tpu is False:
+        return ChecklistItem(question, FAILED, _positions(found))
+    if evidence.program.tpu_tf:
+        if evidence.program.remote_tpu is False:
             return ChecklistItem(
                 question, PASSED, 'The resolver is "local": the TPU is on this host, which reads the files.'
             )
         return ChecklistItem(question, UNKNOWN, "The code does not show whether the TPU is on this host or remote.")
-    if _launch_is_there(known):
+    if _has_launch(evidence):
         return ChecklistItem(question, PASSED, "Workers run on the same host as the notebook and read the same files.")
     return ChecklistItem(question, UNKNOWN, "No launch found in the cells, so it is unknown where the data is read.")
 
 
-def _launch_is_there(known: ChecklistEvidence) -> bool:
-    program = known.program
+def _has_launch(evidence: ChecklistEvidence) -> bool:
+    program = evidence.program
     magics = any(cell.magic == "tpu_train" and cell.tree is not None and cell.tree.body for cell in program.cells)
     lines = any(magic.name == "tpu_train" for cell in program.cells for magic in cell.line_magics)
     return magics or lines or bool(program.calls(*LAUNCHERS))
 
 
-def _in_place(known: ChecklistEvidence) -> ChecklistItem:
+def _initialization(evidence: ChecklistEvidence) -> ChecklistItem:
     question = "Initialization and strategy present"
-    program = known.program
+    program = evidence.program
     if program.tpu_tf or (program.uses("tensorflow") and not program.uses("torch")):
-        return _tensorflow_in_place(question, program)
-    if _launch_is_there(known):
+        return _tensorflow_initialization(question, program)
+    if _has_launch(evidence):
         return ChecklistItem(question, PASSED, "A cell launches the training; the launcher initializes each worker.")
     return ChecklistItem(
         question, FAILED, "No cell launches the training: write %%tpu_train as first line of the training cell."
     )
 
 
-def _tensorflow_in_place(question: str, program: Program) -> ChecklistItem:
+def _tensorflow_initialization(question: str, program: Program) -> ChecklistItem:
     wanted = {
         "TPUClusterResolver": program.calls(*RESOLVERS),
         "initialize_tpu_system": program.calls("tensorflow.tpu.experimental.initialize_tpu_system"),
@@ -242,57 +250,57 @@ def _tensorflow_in_place(question: str, program: Program) -> ChecklistItem:
     return ChecklistItem(question, PASSED, f"Found in the cells: {', '.join(wanted)}.")
 
 
-def _scope(known: ChecklistEvidence) -> ChecklistItem:
+def _scope(evidence: ChecklistEvidence) -> ChecklistItem:
     question = "Model and data created in the right scope"
-    found = [one for one in known.findings if one.code in _SCOPE and not one.advice]
+    found = [one for one in evidence.findings if one.code in _SCOPE and not one.advice]
     if found:
-        return ChecklistItem(question, FAILED, _places(found))
-    if not _has_training(known):
+        return ChecklistItem(question, FAILED, _positions(found))
+    if not _has_training(evidence):
         return ChecklistItem(question, UNKNOWN, NO_TRAINING)
     early = session.current.fork_blockers.cells.get("runtime")
     if early:
         return ChecklistItem(question, FAILED, f"The XLA runtime was started in the notebook, in {early}.")
-    return ChecklistItem(question, PASSED, f"No placement problems found in {_cells(known)}.")
+    return ChecklistItem(question, PASSED, f"No placement problems found in {_cell_count(evidence)}.")
 
 
-def _jit(known: ChecklistEvidence) -> ChecklistItem:
+def _jit(evidence: ChecklistEvidence) -> ChecklistItem:
     question = "jit_compile set correctly for a TPU"
-    if not known.program.uses("tensorflow") and not known.program.uses("keras"):
-        if not _has_training(known):
+    if not evidence.program.uses("tensorflow") and not evidence.program.uses("keras"):
+        if not _has_training(evidence):
             return ChecklistItem(question, UNKNOWN, NO_TRAINING)
         return ChecklistItem(question, PASSED, "No TensorFlow in the cells; torch_xla compiles every graph anyway.")
-    found = [one for one in known.findings if one.code in _JIT]
+    found = [one for one in evidence.findings if one.code in _JIT]
     if found:
-        return ChecklistItem(question, FAILED, _places(found))
-    if known.program.tpu_tf:
+        return ChecklistItem(question, FAILED, _positions(found))
+    if evidence.program.tpu_tf:
         return ChecklistItem(question, PASSED, "It is off, as TPUStrategy requires.")
-    on = any(call.at.constant(call.at.keyword(call.node, "jit_compile")) is True for call in known.program.all_calls)
+    on = any(call.at.constant(call.at.keyword(call.node, "jit_compile")) is True for call in evidence.program.all_calls)
     if on:
         return ChecklistItem(question, PASSED, "It is on, which tests XLA without a TPU. Remove it on the TPU.")
     return ChecklistItem(question, UNKNOWN, "The cells have neither a TPUStrategy nor jit_compile=True.")
 
 
-def _arguments(known: ChecklistEvidence) -> ChecklistItem:
+def _arguments(evidence: ChecklistEvidence) -> ChecklistItem:
     question = "Launch, precision and Trainer arguments valid for a TPU"
     groups = ("launch", "precision", "trainer", "tensorflow")
     elsewhere = (*_REMOTE, *_SCOPE, *_JIT)
-    found = [one for one in known.findings if one.group in groups and one.code not in elsewhere and not one.advice]
+    found = [one for one in evidence.findings if one.group in groups and one.code not in elsewhere and not one.advice]
     if found:
-        return ChecklistItem(question, FAILED, _places(found))
-    if not _has_training(known):
+        return ChecklistItem(question, FAILED, _positions(found))
+    if not _has_training(evidence):
         return ChecklistItem(question, UNKNOWN, NO_TRAINING)
-    return ChecklistItem(question, PASSED, f"No finding of the groups {', '.join(groups)} in {_cells(known)}.")
+    return ChecklistItem(question, PASSED, f"No finding of the groups {', '.join(groups)} in {_cell_count(evidence)}.")
 
 
 _ITEMS: tuple[Callable[[ChecklistEvidence], ChecklistItem], ...] = (
     _rule("values", "XLA rule 1: no condition on data, no value read in a step"),
     _rule("shapes", "XLA rule 2: no shape that depends on data"),
     _rule("recompiles", "XLA rule 3: few distinct shapes"),
-    _tried,
-    _data,
-    _in_place,
+    _trained_steps,
+    _data_location,
+    _initialization,
     _scope,
     _jit,
     _arguments,
-    _fits,
+    _fits_in_memory,
 )

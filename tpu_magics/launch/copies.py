@@ -33,11 +33,11 @@ class Copies:
         try:
             made = copy.deepcopy(value, trial)
         except Exception:
-            return self._in_parts(value)
+            return self._copy_parts(value)
         self._memo.update(trial)
         return made
 
-    def _in_parts(self, value: Any) -> Any:
+    def _copy_parts(self, value: Any) -> Any:
         if type(value) in (list, tuple):
             return type(value)(self.argument(item) for item in value)
         if type(value) is dict:
@@ -57,7 +57,7 @@ class Copies:
         """Globals for a function or a cell, with copies of all values that contain a model."""
         if id(names) not in self._spaces:
             self._spaces[id(names)] = space = dict(names)
-            space.update({name: self._named(name, value, names) for name, value in names.items()})
+            space.update({name: self._copy_named(name, value, names) for name, value in names.items()})
         return self._spaces[id(names)]
 
     def function(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,18 +66,18 @@ class Copies:
             return types.MethodType(self.function(function.__func__), self.argument(function.__self__))
         if not isinstance(function, types.FunctionType):
             return function
-        return self._twin(function)
+        return self._copy_function(function)
 
-    def _named(self, name: str, value: Any, names: dict[str, Any]) -> Any:
+    def _copy_named(self, name: str, value: Any, names: dict[str, Any]) -> Any:
         if isinstance(value, types.FunctionType):
-            return self._twin(value) if value.__globals__ is names else value
+            return self._copy_function(value) if value.__globals__ is names else value
         return self.argument(value) if self._holds_a_model(name, value) else value
 
     def _holds_a_model(self, name: str, value: Any) -> bool:
         return any(id(part) in self._copied for _, part in object_graph.contents(name, value, DEPTH))
 
-    def _twin(self, function: types.FunctionType) -> types.FunctionType:
-        closure = tuple(self._cell(cell) for cell in function.__closure__ or ()) or None
+    def _copy_function(self, function: types.FunctionType) -> types.FunctionType:
+        closure = tuple(self._copy_cell(cell) for cell in function.__closure__ or ()) or None
         defaults = tuple(self.argument(value) for value in function.__defaults__ or ()) or None
         space = self.space(function.__globals__)
         twin = types.FunctionType(function.__code__, space, function.__name__, defaults, closure)
@@ -85,7 +85,7 @@ class Copies:
         twin.__dict__.update(function.__dict__)
         return twin
 
-    def _cell(self, cell: types.CellType) -> types.CellType:
+    def _copy_cell(self, cell: types.CellType) -> types.CellType:
         try:
             value = cell.cell_contents
         except ValueError:

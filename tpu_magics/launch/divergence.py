@@ -20,14 +20,14 @@ class GraphSequences:
         """Add a compile. Only the first divergence is returned: later ones follow from it."""
         own = self.graphs[event.rank]
         own.append("" if event.by_rank else event.graph)
-        return self._at(len(own) - 1)
+        return self._divergence_at(len(own) - 1)
 
     def ended(self, ranks: list[int]) -> Divergence | None:
         """All these ranks have ended: a rank that compiled fewer graphs than the others also diverges."""
         most = max((len(self.graphs[rank]) for rank in ranks), default=0)
-        return self._at(most - 1, ranks) if most else None
+        return self._divergence_at(most - 1, ranks) if most else None
 
-    def _at(self, nth: int, ranks: list[int] | None = None) -> Divergence | None:
+    def _divergence_at(self, nth: int, ranks: list[int] | None = None) -> Divergence | None:
         graphs = {rank: self._graph(rank, nth) for rank in sorted(ranks if ranks is not None else self.graphs)}
         known = {rank: graph for rank, graph in graphs.items() if graph is not None or ranks is not None}
         if self.reported or len(set(known.values())) < 2 or "" in known.values():
@@ -36,7 +36,7 @@ class GraphSequences:
         first = min(known)
         others = tuple(rank for rank in known if known[rank] != known[first])
         named = {str(rank): graph or "" for rank, graph in known.items()}
-        return Divergence(round(time.time(), 3), others[0], others, nth, named, _text(others, first, nth))
+        return Divergence(round(time.time(), 3), others[0], others, nth, named, _divergence_text(others, first, nth))
 
     def _graph(self, rank: int, nth: int) -> str | None:
         graphs = self.graphs[rank]
@@ -58,7 +58,7 @@ def weight_differences(digests: Mapping[int, Mapping[str, str]]) -> str:
     )
 
 
-def _text(others: tuple[int, ...], first: int, nth: int) -> str:
+def _divergence_text(others: tuple[int, ...], first: int, nth: int) -> str:
     who = f"Rank {others[0]} compiles" if len(others) == 1 else f"Ranks {', '.join(map(str, others))} compile"
     return (
         f"{who} another graph than rank {first} (compile {nth + 1}): the ranks do not run the same program. On a TPU "

@@ -265,13 +265,13 @@ class ForkedRun:
 
     def watch_in_thread(self) -> None:
         name = f"tpu_magics-watch-{self.folder.name}"
-        self.thread = threading.Thread(target=self._watch_then_tell, name=name, daemon=True)
+        self.thread = threading.Thread(target=self._watch_in_background, name=name, daemon=True)
         self.thread.start()
         session.current.notebook.say(
             f"Training {self.folder.name!r} in the background: _tpu.wait() loads its results, %tpu_stop stops it."
         )
 
-    def _watch_then_tell(self) -> None:
+    def _watch_in_background(self) -> None:
         assert self.watch is not None
         try:
             self.watch.run()
@@ -322,7 +322,7 @@ class ForkedRun:
             self.finished = True
             session.current.active_run = None
             try:
-                loaded = self._settle(self.watch)
+                loaded = self._collect(self.watch)
             except BaseException as error:
                 self.result.failure = error
                 if not isinstance(error, TrainingFailed):
@@ -331,9 +331,9 @@ class ForkedRun:
             finally:
                 self.snapshot = None
                 self.observer.settle()
-            self._tell(loaded)
+            self._show_results(loaded)
 
-    def _settle(self, watch: supervisor.Supervisor) -> results.RunResults:
+    def _collect(self, watch: supervisor.Supervisor) -> results.RunResults:
         if watch.reason != "done" or not all(w.good for w in watch.workers):
             self._fail(self._keep_partial(watch, self.explain_failure(watch)))
         self.folder.update(status="collecting", workers=watch.table())
@@ -365,7 +365,7 @@ class ForkedRun:
                 raise TpuMagicsError(partial_results.reason_missing(self.folder, watch.workers))
             loaded = self._load(ranks=1)
             self._record_warnings(loaded)
-            self._tell(loaded)
+            self._show_results(loaded)
         except (TpuMagicsError, OSError) as failed:
             reason = failed.what if isinstance(failed, TpuMagicsError) else str(failed)
             return partial_results.with_sentence(
@@ -385,7 +385,7 @@ class ForkedRun:
         if loaded.warnings:
             self.folder.update(warnings=[*Run(self.folder.path).info.get("warnings", ()), *loaded.warnings])
 
-    def _tell(self, loaded: results.RunResults) -> None:
+    def _show_results(self, loaded: results.RunResults) -> None:
         session.current.notebook.namespace.update(loaded.names)
         if loaded.left:
             names = ", ".join(f"`{name}`" for name in loaded.left)
@@ -407,12 +407,12 @@ class ForkedRun:
         raise error
 
     def _close(self, status: str, **fields: Any) -> None:
-        ended = self._ended_at()
+        ended = self._end_time()
         seconds = ended - (self.watch.started if self.watch else ended)
         workers = self.watch.table() if self.watch else []
         self.folder.update(status=status, ended=ended, seconds=seconds, workers=workers, **fields)
 
-    def _ended_at(self) -> float:
+    def _end_time(self) -> float:
         """When the last worker ended: results of a background run may be loaded much later."""
         ends = [one.ended for one in self.watch.workers if one.ended is not None] if self.watch else []
         return max(ends, default=time.time())

@@ -50,11 +50,11 @@ def choose_framework(requested: str, models: Collection[str] = (), packages: Col
         if len(found) == 1:
             return found.pop()
     if imported():
-        raise _cannot_tell(bool(models))
+        raise _unclear_error(bool(models))
     return TORCH if _installed("torch_xla") or not _installed("tensorflow") else TENSORFLOW
 
 
-def _cannot_tell(mixed: bool) -> TpuMagicsError:
+def _unclear_error(mixed: bool) -> TpuMagicsError:
     why = (
         "The code uses models of both." if mixed else "The notebook imports both, and the code uses no model of either."
     )
@@ -95,15 +95,15 @@ def packages_of_code(code: types.CodeType, namespace: Mapping[str, Any]) -> set[
 
 def packages_of_function(function: Callable[..., Any]) -> set[str]:
     """The same for a function, without its helpers."""
-    plain = next((one for one in _layers(function) if isinstance(one, types.FunctionType)), None)
-    own = {_package(one) for one in _layers(function)} - {""}
+    plain = next((one for one in _unwrapped(function) if isinstance(one, types.FunctionType)), None)
+    own = {_package(one) for one in _unwrapped(function)} - {""}
     return own if plain is None else own | packages_of_code(plain.__code__, plain.__globals__)
 
 
-def _layers(function: Any) -> Iterator[Any]:
+def _unwrapped(function: Any) -> Iterator[Any]:
     """A callable, and the callables that it wraps."""
     if isinstance(function, functools.partial):
-        yield from _layers(function.func)
+        yield from _unwrapped(function.func)
         return
     yield function
     inner = getattr(function, "__func__", function)

@@ -129,17 +129,17 @@ class InProcessRun:
             open_.enter_context(self.watchdog.looking())
             open_.callback(lambda: self.observer.settle())
             try:
-                self._announce()
-                value = self._trained()
+                self._write_start()
+                value = self._train()
             except BaseException as error:
                 try:
-                    self._put_back(error)
+                    self._rollback(error)
                 finally:
                     late.clear()  # the cell ends with an error in any case
             else:
-                self._settle(value)
+                self._succeed(value)
 
-    def _announce(self) -> None:
+    def _write_start(self) -> None:
         host = session.current.host
         self.records.update(
             "running",
@@ -158,7 +158,7 @@ class InProcessRun:
 
         self.set_observer(run_observer.open_observer(panel, notebook.say, follow))
 
-    def _trained(self) -> Any:
+    def _train(self) -> Any:
         """Save the state, then train. Returns the return value."""
         __tracebackhide__ = True
         with self.watchdog.interruptible():
@@ -171,19 +171,19 @@ class InProcessRun:
         backend, items, cells = self.backend, self.request.items, self.cell_names
         with ExitStack() as around:
             around.enter_context(tee.record(self.records.log))
-            around.enter_context(backend.watching_data(self._tell, items, cells))
+            around.enter_context(backend.watching_data(self._note_data_problem, items, cells))
             if self.options.precision:  # else a policy set by the cell itself would be undone
                 around.enter_context(backend.precision(self.options.precision))
             changed = around.enter_context(backend.jit(self.options.jit, cells))
             watcher = around.enter_context(backend.observing(self.records.writer, self._watching()))
             self.watchdog.give_up = around.enter_context(backend.cancelling())
             step_found = around.enter_context(with_gate(self.request, self.options, backend, cells))
-            value = self._observed(watcher, changed)
+            value = self._run_work(watcher, changed)
             if not step_found():
                 self.records.note("no-preflight", NO_STEP)
             return value
 
-    def _observed(self, watcher: Watcher, changed: Callable[[], Sequence[str]]) -> Any:
+    def _run_work(self, watcher: Watcher, changed: Callable[[], Sequence[str]]) -> Any:
         __tracebackhide__ = True
         good = False
         try:
@@ -209,17 +209,17 @@ class InProcessRun:
         return Watching(self.placed.device, 1, precision, **limits, **cells)  # type: ignore[arg-type]
 
     # -- the end --------------------------------------------------------------------------------------------------
-    def _settle(self, value: Any) -> None:
+    def _succeed(self, value: Any) -> None:
         """The run succeeded: the models in the notebook are the trained ones."""
         namespace = session.current.notebook.namespace
         models = rollback.trained_models(self.backend, self.result.models, self.names, namespace)
         self.result.models = dict(models)
         self.result.settle(results.RunResults(values=[value]))
         self.records.end("done")
-        self._forget()
+        self._delete_saved_state()
         self.records.update("done", 0, models=list(models))
 
-    def _put_back(self, error: BaseException) -> None:
+    def _rollback(self, error: BaseException) -> None:
         """The run failed: restore the state unless --keep-partial, and raise the error."""
         __tracebackhide__ = True
         keep = self.options.keep_partial and not isinstance(error, StepLimit)
@@ -227,14 +227,14 @@ class InProcessRun:
         if isinstance(error, StepLimit):
             self.result.settle(results.RunResults())
             self.records.end("limit")
-            self._forget()
+            self._delete_saved_state()
             self.records.update("stopped", 0)
             return
         shown = rollback.explain_failure(self, error, keep, lost)
         self.result.failure = shown
         self.records.end_failed(error, self.cell_names)
         if not lost:
-            self._forget()
+            self._delete_saved_state()
         self._close_failed(shown)
         if shown is error:
             raise error.with_traceback(rollback.user_frames(error.__traceback__))
@@ -247,7 +247,7 @@ class InProcessRun:
         except TpuMagicsError as error:  # e.g. a full disk: the run's own error matters more
             self.say(error.what)
 
-    def _forget(self) -> None:
+    def _delete_saved_state(self) -> None:
         """Delete the saved state."""
         if self.kept is not None:
             self.kept.drop()
@@ -258,7 +258,7 @@ class InProcessRun:
         """Show a message."""
         self.records.say(line)
 
-    def _tell(self, problem: Problem) -> None:
+    def _note_data_problem(self, problem: Problem) -> None:
         self.records.note("data", problem_text(problem))
 
 
@@ -328,7 +328,7 @@ def create_folder(name: str, request: Request, options: Options, backend: LocalB
     """Create the run folder. Raises TpuMagicsError if its disk has no space for the state before the run."""
     folder = RunFolder.create(name)
     try:
-        _require_room(folder.path, backend.state_bytes(request.items), options.force)
+        _require_disk(folder.path, backend.state_bytes(request.items), options.force)
     except TpuMagicsError as refused:
         failure.record_refused(folder, refused)
         raise
@@ -337,7 +337,7 @@ def create_folder(name: str, request: Request, options: Options, backend: LocalB
     return folder
 
 
-def _require_room(folder: Path, size: int, force: bool) -> None:
+def _require_disk(folder: Path, size: int, force: bool) -> None:
     free = free_disk(folder)
     if force or free is None or size <= free:
         return

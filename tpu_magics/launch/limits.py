@@ -9,13 +9,13 @@ from pathlib import Path
 
 RESERVED = 32  # descriptors reserved for writing results
 _ENOUGH = 256  # with a lower limit, none are reserved
-_before: dict[int, tuple[int, int]] = {}
+_limits_before: dict[int, tuple[int, int]] = {}
 
 
 def keep_reserve() -> None:
     """Before the user code: lower the limit of open files a little, and remember the limit of the address space."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    _before[resource.RLIMIT_AS] = resource.getrlimit(resource.RLIMIT_AS)
+    _limits_before[resource.RLIMIT_AS] = resource.getrlimit(resource.RLIMIT_AS)
     if soft >= _ENOUGH:  # not RLIM_INFINITY, which is negative
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft - RESERVED, hard))
@@ -34,7 +34,7 @@ def free_memory() -> None:
     """Restore the limit of the address space from before the user code, as far as the system allows: writing results
     and threads need some."""
     with contextlib.suppress(OSError, ValueError, KeyError):
-        resource.setrlimit(resource.RLIMIT_AS, _before[resource.RLIMIT_AS])
+        resource.setrlimit(resource.RLIMIT_AS, _limits_before[resource.RLIMIT_AS])
 
 
 def address_space(pid: int) -> int | None:

@@ -17,7 +17,7 @@ MOST = 20_000  # objects to visit in total
 def reachable_objects(function: Any, arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """(name, value) of all objects that the function is given or reads, each once, with the names that the user
     knows."""
-    return _all_inside((*arguments.items(), *_read(function, set())))
+    return _all_contents((*arguments.items(), *_objects_read(function, set())))
 
 
 def names_in(code: types.CodeType) -> Iterator[str]:
@@ -30,10 +30,10 @@ def names_in(code: types.CodeType) -> Iterator[str]:
 
 def objects_of_code(code: types.CodeType, namespace: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """`reachable_objects` for statements that run with `namespace` as their globals."""
-    return _all_inside(_globals_of(code, namespace, set()))
+    return _all_contents(_globals_of(code, namespace, set()))
 
 
-def _read(function: Any, done: set[int]) -> Iterator[tuple[str, Any]]:
+def _objects_read(function: Any, done: set[int]) -> Iterator[tuple[str, Any]]:
     """What a callable reads besides its arguments, helper functions included."""
     if id(function) in done:
         return
@@ -41,18 +41,18 @@ def _read(function: Any, done: set[int]) -> Iterator[tuple[str, Any]]:
     if isinstance(function, functools.partial):
         yield from ((f"argument {i}", value) for i, value in enumerate(function.args))
         yield from function.keywords.items()
-        yield from _read(function.func, done)
+        yield from _objects_read(function.func, done)
     elif isinstance(function, types.MethodType):
         yield "self", function.__self__
-        yield from _read(function.__func__, done)
+        yield from _objects_read(function.__func__, done)
     elif isinstance(function, types.FunctionType):
-        yield from _read_function(function, done)
+        yield from _objects_read_by_function(function, done)
     wrapped = _attribute(function, "__wrapped__")
     if wrapped is not None:
-        yield from _read(wrapped, done)
+        yield from _objects_read(wrapped, done)
 
 
-def _read_function(function: types.FunctionType, done: set[int]) -> Iterator[tuple[str, Any]]:
+def _objects_read_by_function(function: types.FunctionType, done: set[int]) -> Iterator[tuple[str, Any]]:
     yield from _globals_of(function.__code__, function.__globals__, done)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
@@ -60,25 +60,25 @@ def _read_function(function: types.FunctionType, done: set[int]) -> Iterator[tup
         except ValueError:
             continue
         yield name, value
-        yield from _helper(value, function.__globals__, done)
+        yield from _objects_read_by_helper(value, function.__globals__, done)
 
 
 def _globals_of(code: types.CodeType, space: Mapping[str, Any], done: set[int]) -> Iterator[tuple[str, Any]]:
     for name in dict.fromkeys(names_in(code)):
         if name in space:
             yield name, space[name]
-            yield from _helper(space[name], space, done)
+            yield from _objects_read_by_helper(space[name], space, done)
 
 
-def _helper(value: Any, space: Mapping[str, Any], done: set[int]) -> Iterator[tuple[str, Any]]:
+def _objects_read_by_helper(value: Any, space: Mapping[str, Any], done: set[int]) -> Iterator[tuple[str, Any]]:
     """What a helper function of the same notebook reads; library functions are skipped."""
     inner = _attribute(value, "__func__") or value
     inner = _attribute(inner, "__wrapped__") or inner
     if isinstance(inner, types.FunctionType) and inner.__globals__ is space:
-        yield from _read(value, done)
+        yield from _objects_read(value, done)
 
 
-def _all_inside(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+def _all_contents(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     """`roots` and their contents. An object with a name of its own keeps that name, also inside of another one."""
     first: dict[int, tuple[str, Any]] = {}
     for name, value in roots:
@@ -86,15 +86,15 @@ def _all_inside(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     seen = set(first)
     for number, (name, value) in first.items():
         seen.discard(number)
-        yield from _inside(name, value, DEPTH, seen)
+        yield from _contents_by_level(name, value, DEPTH, seen)
 
 
 def contents(name: str, value: Any, depth: int = DEPTH) -> Iterator[tuple[str, Any]]:
     """`value` and its contents, with names."""
-    yield from _inside(name, value, depth, set())
+    yield from _contents_by_level(name, value, depth, set())
 
 
-def _inside(name: str, value: Any, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _contents_by_level(name: str, value: Any, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
     """Level by level, so that an object reached in several ways gets the shortest name."""
     level: list[tuple[str, Any]] = []
     waiting: Iterable[tuple[str, Any]] = [(name, value)]

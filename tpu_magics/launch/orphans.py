@@ -36,9 +36,9 @@ def descendants(pid: int) -> set[Process]:
     waiting = [pid]
     while waiting:
         for child in _children(waiting.pop()):
-            began = _began(child)
-            if began is not None and (child, began) not in found:
-                found.add((child, began))
+            started = _start_time(child)
+            if started is not None and (child, started) not in found:
+                found.add((child, started))
                 waiting.append(child)
     return found
 
@@ -46,12 +46,12 @@ def descendants(pid: int) -> set[Process]:
 def end_orphans(run: Path, pid: int, known: Iterable[Process] = ()) -> None:
     """End what worker `pid` left behind after its end; `known`: descendants seen before."""
     wanted = f"{VARIABLE}={marker(run, pid)}".encode()
-    _end([*_marked(wanted), *_held(known)])
+    _end([*_marked_pidfds(wanted), *_open_pidfds(known)])
 
 
 def end_descendants(pid: int) -> None:
     """End the descendants of a process, also those that are just leaving its process group."""
-    _end(_held(descendants(pid)))
+    _end(_open_pidfds(descendants(pid)))
 
 
 def _end(descriptors: Iterable[int]) -> None:
@@ -61,17 +61,17 @@ def _end(descriptors: Iterable[int]) -> None:
             for descriptor in left:
                 with contextlib.suppress(OSError):
                     signal.pidfd_send_signal(descriptor, number)
-            left -= _ended(left, seconds)
+            left -= _wait_for_end(left, seconds)
 
 
-def _held(processes: Iterable[Process]) -> Iterator[int]:
+def _open_pidfds(processes: Iterable[Process]) -> Iterator[int]:
     """pidfds of those that still run."""
-    for pid, began in processes:
+    for pid, started in processes:
         try:
             descriptor = os.pidfd_open(pid)
         except (OSError, AttributeError):  # gone; a system without them
             continue
-        if _began(pid) == began:
+        if _start_time(pid) == started:
             yield descriptor
         else:
             os.close(descriptor)
@@ -85,28 +85,28 @@ def _children(pid: int) -> Iterator[int]:
                 yield from map(int, (task / "children").read_text().split())
 
 
-def _began(pid: int) -> int | None:
+def _start_time(pid: int) -> int | None:
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:
         return None
 
 
-def _marked(wanted: bytes) -> Iterator[int]:
+def _marked_pidfds(wanted: bytes) -> Iterator[int]:
     """pidfds of the processes with the mark; each is checked again once it is open, since pids are reused."""
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and _has(entry, wanted):
+        if entry.name.isdigit() and _has_variable(entry, wanted):
             try:
                 descriptor = os.pidfd_open(int(entry.name))
             except (OSError, AttributeError):  # gone; a system without them
                 continue
-            if _has(entry, wanted):
+            if _has_variable(entry, wanted):
                 yield descriptor
             else:
                 os.close(descriptor)
 
 
-def _has(entry: Path, wanted: bytes) -> bool:
+def _has_variable(entry: Path, wanted: bytes) -> bool:
     try:
         return wanted in (entry / "environ").read_bytes().split(b"\0")
     except OSError:  # gone, or another account's
@@ -121,7 +121,7 @@ def _closing(descriptor: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _ended(descriptors: set[int], seconds: float) -> set[int]:
+def _wait_for_end(descriptors: set[int], seconds: float) -> set[int]:
     """Those that end within this time (pidfd_open(2): the descriptors become readable)."""
     ended: set[int] = set()
     poll = select.poll()

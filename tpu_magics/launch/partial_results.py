@@ -44,9 +44,9 @@ def describe(step: int) -> str:
 def reason_missing(files: RunFiles, workers: Sequence[WorkerProcess]) -> str:
     """Why rank 0 wrote no results, as far as it is known."""
     warnings = [one.text for one in Tail(files.events_path(0)).read() if isinstance(one, events.Warned)]
-    said = [text for text in warnings if text.startswith(_NOT)]
+    said = [text for text in warnings if text.startswith(_PREFIX)]
     if said:
-        return said[-1].removeprefix(_NOT)
+        return said[-1].removeprefix(_PREFIX)
     lead = next((one for one in workers if one.rank == 0), None)
     if lead is not None and lead.signal is not None and not lead.stopped_by_us:
         return f"rank 0 was stopped ({base.signal_name(lead.signal)})"
@@ -55,13 +55,13 @@ def reason_missing(files: RunFiles, workers: Sequence[WorkerProcess]) -> str:
     return "rank 0 did not finish its step in time"
 
 
-_NOT = "No results could be kept: "
+_PREFIX = "No results could be kept: "
 
 
 def warning_text(reason: object) -> str:
     """The text of the warning."""
     text = reason.what if isinstance(reason, TpuMagicsError) else str(reason)
-    return f"{_NOT}{events.cut_text(text)}"
+    return f"{_PREFIX}{events.cut_text(text)}"
 
 
 def with_sentence(error: TrainingFailed, sentence: str) -> TrainingFailed:

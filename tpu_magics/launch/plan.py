@@ -260,7 +260,7 @@ def count_workers(host: Host, requested: int | None, spmd: int | None = None) ->
     Raises TpuMagicsError if this host does not support `requested` processes or `spmd` devices.
     """
     if spmd is not None:
-        return _one_for_all(host, spmd)
+        return _one_spmd_worker(host, spmd)
     if requested is None or requested == host.workers * host.replicas:
         return host.workers
     if requested == 1 or host.device == "CPU":
@@ -273,7 +273,7 @@ def count_workers(host: Host, requested: int | None, spmd: int | None = None) ->
     )
 
 
-def _one_for_all(host: Host, spmd: int) -> int:
+def _one_spmd_worker(host: Host, spmd: int) -> int:
     ranks = host.workers * host.replicas
     if host.device != "CPU" and spmd not in (0, ranks):
         raise TpuMagicsError(

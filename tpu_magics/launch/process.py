@@ -137,7 +137,7 @@ def become_worker(parent: int, stack_file: Path) -> None:
     close_sockets()
     skip_inherited_exit_handlers()
     dump_stacks_to(stack_file)
-    os.register_at_fork(before=_remember_forking_thread, after_in_child=_grandchild)
+    os.register_at_fork(before=_remember_forking_thread, after_in_child=_set_up_grandchild)
 
 
 def die_with_parent(parent: int) -> None:
@@ -200,19 +200,19 @@ def _remember_forking_thread() -> None:
     _forking[:] = [(os.getpid(), threading.get_ident() in lasting_threads)]
 
 
-def _grandchild() -> None:
+def _set_up_grandchild() -> None:
     """In a process forked by a worker (e.g. a DataLoader worker): die with the worker, and do not use its stack
     file."""
     parent, lasting = _forking[0]
     if lasting:
         die_with_parent(parent)
     else:
-        threading.Thread(target=_die_after, args=(parent,), name="tpu_magics-parent", daemon=True).start()
+        threading.Thread(target=_die_with, args=(parent,), name="tpu_magics-parent", daemon=True).start()
     faulthandler.unregister(STACK_SIGNAL)
     signal.signal(STACK_SIGNAL, signal.SIG_IGN)
 
 
-def _die_after(parent: int) -> None:
+def _die_with(parent: int) -> None:
     """End this process when its parent has ended. For children of a thread that may end before its process: XLA's
     loaders iterate over a DataLoader in a thread, which starts the DataLoader workers."""
     while os.getppid() == parent:

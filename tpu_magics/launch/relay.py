@@ -76,17 +76,17 @@ class Relay:
             self._offset = 0  # a shell command with `> /dev/stderr` truncated the log
         for event in self._tail.read():
             if isinstance(event, events.Display):
-                self._text_until(event.offset)
-                self._show(event)
+                self._show_text_until(event.offset)
+                self._show_display(event)
             elif isinstance(event, events.Warned):
                 self.screen.text(f"tpu_magics: {event.text}\n")
             elif isinstance(event, events.End):
-                self._text_until(event.log_end)
+                self._show_text_until(event.log_end)
                 self._ended, self._end = True, event.log_end
         if not self._ended:
-            self._text_until(size)
+            self._show_text_until(size)
         elif self._end is not None and self._offset < self._end:
-            self._text_until(self._end)  # from another host it arrives in pieces
+            self._show_text_until(self._end)  # from another host it arrives in pieces
 
     def _log_size(self) -> int:
         try:
@@ -94,7 +94,7 @@ class Relay:
         except FileNotFoundError:
             return 0
 
-    def _text_until(self, end: int | None) -> None:
+    def _show_text_until(self, end: int | None) -> None:
         try:
             with open(self.files.log_path(0), "rb") as log:
                 log.seek(self._offset)
@@ -104,7 +104,7 @@ class Relay:
         except FileNotFoundError:
             pass
 
-    def _show(self, event: events.Display) -> None:
+    def _show_display(self, event: events.Display) -> None:
         if event.action == "clear":
             self.screen.clear(event.wait)
             return

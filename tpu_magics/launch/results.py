@@ -59,29 +59,29 @@ def collect_results(
     Raises TpuMagicsError if the weights do not fit the models; the weights then stay in the run folder.
     """
     results = RunResults()
-    packs = [_read(files, rank) for rank in range(ranks)]
+    packs = [_read_pack(files, rank) for rank in range(ranks)]
     loads = functools.partial(loads_state, snapshot=snapshot, adapter=backend.object_state() if snapshot else None)
-    results.values = [_value(rank, pack, loads) for rank, pack in enumerate(packs)]
-    _names(packs[0], models, results, loads)
+    results.values = [_load_value(rank, pack, loads) for rank, pack in enumerate(packs)]
+    _load_names(packs[0], models, results, loads)
     models = {name: model for name, model in models.items() if name in packs[0].get("models", models)}
     staged = backend.check_weights(models, files.path) if models else None
-    state = _staged(files, packs, snapshot, backend, results, background)
+    state = _stage_state(files, packs, snapshot, backend, results, background)
     with process.interrupts_held():
         put_back = state.apply() if state is not None else None
         try:
             if staged is not None:
                 backend.load_weights(staged)
                 results.notes += list(getattr(staged, "notes", ()))
-                results.warnings += _not_finite(files, getattr(staged, "not_finite", ""))
+                results.warnings += _not_finite_warning(files, getattr(staged, "not_finite", ""))
         except BaseException:
             if put_back is not None:
                 put_back()
             raise
-    _clear(files)
+    _delete_files(files)
     return results
 
 
-def _staged(
+def _stage_state(
     files: RunFiles,
     packs: Sequence[Mapping[str, Any]],
     snapshot: Snapshot | None,
@@ -103,11 +103,11 @@ def _staged(
     return state
 
 
-def _not_finite(files: RunFiles, found: str) -> list[str]:
+def _not_finite_warning(files: RunFiles, found: str) -> list[str]:
     """The warning about weights that are not finite, with the first step at which a logged loss was not finite."""
     if not found:
         return []
-    logged = [one for one in Run(files.path).events("value", 0) if isinstance(one, Value) and _is_odd(one)]
+    logged = [one for one in Run(files.path).events("value", 0) if isinstance(one, Value) and _is_not_finite(one)]
     first = next((one for one in logged if "loss" in one.name.lower()), logged[0] if logged else None)
     if first is None:
         return [found]
@@ -115,18 +115,18 @@ def _not_finite(files: RunFiles, found: str) -> list[str]:
     return [f"{found} The logged `{first.name}` was first not finite {by} step {first.step:,}."]
 
 
-def _is_odd(logged: Value) -> bool:
+def _is_not_finite(logged: Value) -> bool:
     return bool({"nan", "inf", "-inf"} & {str(one) for one in (logged.value, logged.low, logged.high)})
 
 
-def _read(files: RunFiles, rank: int) -> Mapping[str, Any]:
+def _read_pack(files: RunFiles, rank: int) -> Mapping[str, Any]:
     try:
         return dict(pickle.loads(files.value_path(rank).read_bytes()))
     except FileNotFoundError:
         return {"value": None, "problem": f"rank {rank} wrote no result"}
 
 
-def _value(rank: int, pack: Mapping[str, Any], loads: Callable[[bytes], Any]) -> Any:
+def _load_value(rank: int, pack: Mapping[str, Any], loads: Callable[[bytes], Any]) -> Any:
     if pack["value"] is None:
         return MissingValue(f"The return value of rank {rank} could not be sent to the notebook: {pack['problem']}")
     try:
@@ -137,19 +137,19 @@ def _value(rank: int, pack: Mapping[str, Any], loads: Callable[[bytes], Any]) ->
         )
 
 
-def _names(
+def _load_names(
     pack: Mapping[str, Any], models: Mapping[str, Any], results: RunResults, loads: Callable[[bytes], Any]
 ) -> None:
     """The names that rank 0 of a cell assigned, loaded one by one, so that one failure does not affect the others."""
     results.left.update(pack.get("left", {}))
     results.names.update({name: models[model] for name, model in pack.get("same", {}).items()})
     for name, module in pack.get("modules", {}).items():
-        _attempt(name, functools.partial(importlib.import_module, module), results)
+        _load_name(name, functools.partial(importlib.import_module, module), results)
     for name, data in pack.get("names", {}).items():
-        _attempt(name, functools.partial(loads, data), results)
+        _load_name(name, functools.partial(loads, data), results)
 
 
-def _attempt(name: str, load: Callable[[], Any], results: RunResults) -> None:
+def _load_name(name: str, load: Callable[[], Any], results: RunResults) -> None:
     try:
         results.names[name] = load()
     except AttributeError as error:
@@ -159,7 +159,7 @@ def _attempt(name: str, load: Callable[[], Any], results: RunResults) -> None:
         results.left[name] = f"{type(error).__name__}: {error}"
 
 
-def _clear(files: RunFiles) -> None:
+def _delete_files(files: RunFiles) -> None:
     """Delete the results from the disk once they are loaded."""
     for path in files.path.glob("result-*"):
         path.unlink(missing_ok=True)
@@ -203,13 +203,13 @@ class TrainResult:
     @property
     def values(self) -> list[Any]:
         """The return value of each rank. Raises TpuMagicsError if one could not be loaded."""
-        return [self._checked(value) for value in self._loaded().values]
+        return [self._require_value(value) for value in self._loaded().values]
 
     @property
     def value(self) -> Any:
         """The return value of rank 0; None for a run that --steps stopped."""
         values = self._loaded().values
-        return self._checked(values[0]) if values else None
+        return self._require_value(values[0]) if values else None
 
     @property
     def left(self) -> dict[str, str]:
@@ -247,7 +247,7 @@ class TrainResult:
             )
         return self._results
 
-    def _checked(self, value: Any) -> Any:
+    def _require_value(self, value: Any) -> Any:
         if isinstance(value, MissingValue):
             raise TpuMagicsError(
                 value.reason,

@@ -58,15 +58,15 @@ def restore(kept: Kept | None, before: Mapping[str, Any], namespace: dict[str, A
 
 def explain_failure(run: InProcessRun, error: BaseException, keep: bool, lost: Sequence[str]) -> BaseException:
     """The error to raise: ours if there is something to explain, else the user's own."""
-    state = _state(keep, lost)
-    made = _stopped(run, error, state) or _known(run, error, state)
+    state = _state_text(keep, lost)
+    made = _explain_stop(run, error, state) or _explain_known(run, error, state)
     if made is not None:
         return made
     run.say(state)
     return error
 
 
-def _state(keep: bool, lost: Sequence[str]) -> str:
+def _state_text(keep: bool, lost: Sequence[str]) -> str:
     if keep:
         return PARTLY
     if not lost:
@@ -74,9 +74,9 @@ def _state(keep: bool, lost: Sequence[str]) -> str:
     return " ".join((f"Some state could not be restored (the run folder has it in {STATE}):", *lost))
 
 
-def _stopped(run: InProcessRun, error: BaseException, state: str) -> TrainingFailed | None:
+def _explain_stop(run: InProcessRun, error: BaseException, state: str) -> TrainingFailed | None:
     """The error of a run that the user or a limit stopped."""
-    path, lines = str(run.folder.path), _lines(run, error)
+    path, lines = str(run.folder.path), _user_lines(run, error)
     if run.watchdog.reason == TIMEOUT:
         return TrainingFailed(
             f"The run was stopped after {run.options.timeout:g} s (--timeout).",
@@ -94,14 +94,14 @@ def _stopped(run: InProcessRun, error: BaseException, state: str) -> TrainingFai
             run=path,
         )
     if isinstance(error, RecompileLimit):
-        found = recompiles.too_many(*_failure(run, error))
+        found = recompiles.too_many(*_as_failure(run, error))
         if found is not None:
             details = [*found.details, *(["", *lines] if lines else [])]
             return TrainingFailed(found.what, f"{found.why} {state}", found.todo, details, rank=0, run=path)
     return None
 
 
-def _failure(run: InProcessRun, error: BaseException) -> tuple[Failure, WorkerOutcome]:
+def _as_failure(run: InProcessRun, error: BaseException) -> tuple[Failure, WorkerOutcome]:
     """The failure in the form that the explainers of forked workers need."""
     kind, text = frames.describe(error)
     end = events.End(run.records.started, 0, status="failed", error_type=kind, error_text=text)
@@ -109,21 +109,21 @@ def _failure(run: InProcessRun, error: BaseException) -> tuple[Failure, WorkerOu
     return Failure("worker", (outcome,), run=str(run.folder.path)), outcome
 
 
-def _known(run: InProcessRun, error: BaseException, state: str) -> TrainingFailed | None:
+def _explain_known(run: InProcessRun, error: BaseException, state: str) -> TrainingFailed | None:
     """The error if the backend or tpu_magics can explain it."""
-    found = error if isinstance(error, TpuMagicsError) else _frameworks(run, error)
+    found = error if isinstance(error, TpuMagicsError) else _explain_by_backend(run, error)
     if found is None:
         return None
     if isinstance(found, TrainingFailed):  # of a run that the code itself started
         return found
-    details = [*found.details, *([""] if found.details else []), *_lines(run, error)]
+    details = [*found.details, *([""] if found.details else []), *_user_lines(run, error)]
     path = str(run.folder.path)
     return TrainingFailed(found.what, f"{found.why} {state}".strip(), found.todo, details, rank=0, run=path)
 
 
 def user_frames(stack: TracebackType | None) -> TracebackType | None:
     """A traceback without our own frames; unchanged if it has no others."""
-    kept = [one for one in _each(stack) if not _is_ours(one.tb_frame)]
+    kept = [one for one in _tracebacks(stack) if not _is_ours(one.tb_frame)]
     for one, following in zip_longest(kept, kept[1:]):
         one.tb_next = following
     return kept[0] if kept else stack
@@ -134,13 +134,13 @@ def _is_ours(frame: FrameType) -> bool:
     return under(frame.f_code.co_filename, OWN) or "__tracebackhide__" in frame.f_code.co_varnames
 
 
-def _each(stack: TracebackType | None) -> Iterator[TracebackType]:
+def _tracebacks(stack: TracebackType | None) -> Iterator[TracebackType]:
     while stack is not None:
         yield stack
         stack = stack.tb_next
 
 
-def _frameworks(run: InProcessRun, error: BaseException) -> TpuMagicsError | None:
+def _explain_by_backend(run: InProcessRun, error: BaseException) -> TpuMagicsError | None:
     try:
         return run.backend.explained(error, run.cell_names)
     except Exception as fault:  # a bug of ours must not hide the user's error
@@ -148,7 +148,7 @@ def _frameworks(run: InProcessRun, error: BaseException) -> TpuMagicsError | Non
         return None
 
 
-def _lines(run: InProcessRun, error: BaseException) -> list[str]:
+def _user_lines(run: InProcessRun, error: BaseException) -> list[str]:
     """The user's own lines of the stack."""
     found = [one for one in frames.from_exception(error, run.cell_names) if not one.library]
     return frames.fold(found)

@@ -44,7 +44,7 @@ def check_code(function: Any, script: Path | None, strict: bool) -> list[Finding
         return []
     broken = [one for one in found if not one.advice]
     if strict and broken:
-        raise _refused(broken)
+        raise _strict_error(broken)
     return found
 
 
@@ -66,7 +66,7 @@ def _cell_of(function: Any) -> str:
     return session.current.notebook.cell_names().get(code.co_filename, "") if code is not None else ""
 
 
-def _refused(broken: Sequence[Finding]) -> TpuMagicsError:
+def _strict_error(broken: Sequence[Finding]) -> TpuMagicsError:
     rules = "a rule" if len(broken) == 1 else f"{len(broken)} rules"
     lines = [line for one in broken[:SHOWN] for line in _finding_lines(one)]
     if len(broken) > SHOWN:

@@ -53,7 +53,7 @@ def traced(request: Request, options: Options, tracing_options: TracingOptions) 
     try:
         with process.interrupts_held():
             temporary = locked.make()
-        run = _prepared(request, options, tracing_options, temporary.path)
+        run = _prepare(request, options, tracing_options, temporary.path)
         session.current.active_run = run
         try:
             run.fork()
@@ -62,7 +62,7 @@ def traced(request: Request, options: Options, tracing_options: TracingOptions) 
         except BaseException as error:
             run.abandon(error)
             if isinstance(error, TrainingFailed):
-                error.details = (*error.details, *_reads(run.graphs))
+                error.details = (*error.details, *_values_read(run.graphs))
             raise
         yield run.graphs, Run(run.folder.path)
     finally:
@@ -71,7 +71,7 @@ def traced(request: Request, options: Options, tracing_options: TracingOptions) 
                 temporary.remove()
 
 
-def _reads(folder: Path) -> Iterator[str]:
+def _values_read(folder: Path) -> Iterator[str]:
     """The values that the function had read when it failed."""
     path = folder / READS
     if path.is_file() and path.stat().st_size:
@@ -79,7 +79,7 @@ def _reads(folder: Path) -> Iterator[str]:
         yield from (f"  {line}" for line in path.read_text().splitlines())
 
 
-def _prepared(request: Request, options: Options, tracing_options: TracingOptions, root: Path) -> _TracingRun:
+def _prepare(request: Request, options: Options, tracing_options: TracingOptions, root: Path) -> _TracingRun:
     current = session.current
     host = at_home(session.known_host())
     backend = current.backend
@@ -110,7 +110,7 @@ def at_home(host: Host) -> Host:
     return replace(host, device="CPU", workers=1, replicas=1, repairs=())
 
 
-def _bounded(task: worker.WorkerTask, spec: WorkerSpec) -> int:
+def _run_with_memory_limit(task: worker.WorkerTask, spec: WorkerSpec) -> int:
     """Run the worker with a limit on its memory: else the kernel's OOM killer may end it, or the notebook.
 
     RLIMIT_DATA counts writable memory (getrlimit(2)), including what is inherited from the notebook."""
@@ -136,7 +136,7 @@ class _TracingRun(ForkedRun):
 
     def _fork_one(self, task: worker.WorkerTask, index: int, scratch: Path) -> supervisor.WorkerProcess:  # noqa: ARG002
         spec = replace(self.plan.spec(index), tracing=self.tracing)
-        pid = process.fork_worker(lambda: _bounded(task, spec), self.folder.stacks_path(index))
+        pid = process.fork_worker(lambda: _run_with_memory_limit(task, spec), self.folder.stacks_path(index))
         return supervisor.WorkerProcess(index, pid, index)
 
     def _screen(self) -> Screen:

@@ -57,22 +57,22 @@ class Watchdog:
     def __init__(self, meter: MemoryMeter | None = None, timeout: float | None = None) -> None:
         self.reason = ""
         self.observer: RunObserver = NullObserver()
-        self.give_up: Callable[[], None] = _nothing
+        self.give_up: Callable[[], None] = _do_nothing
         self._meter = meter
         self._limit = timeout
         self._deadline: float | None = None
-        self._asked_at: float | None = None
-        self._answered = self._late = False
-        self._lost_at: float | None = None
+        self._requested_at: float | None = None
+        self._handled = self._raise_at_end = False
+        self._resend_at: float | None = None
         self._user_code = False  # the block is user code
         self._library_call: FrameType | None = None  # the library call in which the last interrupt was raised
-        self._hook: Callable[[Any], Any] = sys.__unraisablehook__
-        self._sent = 0  # interrupts that the thread sent and the handler has not received
+        self._previous_hook: Callable[[Any], Any] = sys.__unraisablehook__
+        self._sent_count = 0  # interrupts that the thread sent and the handler has not received
         self._next_memory = self._next_signal = 0.0
         self._stopping = threading.Event()
         self._interruptible = False
         self._lock = threading.Lock()
-        self._before: tuple[Any, int] | None = None
+        self._previous: tuple[Any, int] | None = None
         self._sender, self._receiver = socket.socketpair()
         for end in (self._sender, self._receiver):
             end.setblocking(False)
@@ -100,74 +100,74 @@ class Watchdog:
     def interruptible(self, limited: bool = False) -> Iterator[None]:
         """An interrupt ends the block. `limited`: the block is user code; the time limit starts here and ends it as
         well."""
-        handler = signal.signal(signal.SIGINT, self._interrupted)
-        self._before = (handler, signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False))
-        self._hook, sys.unraisablehook = sys.unraisablehook, self._ignored
+        handler = signal.signal(signal.SIGINT, self._on_interrupt)
+        self._previous = (handler, signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False))
+        self._previous_hook, sys.unraisablehook = sys.unraisablehook, self._on_unraisable
         self._deadline = time.monotonic() + self._limit if limited and self._limit is not None else None
-        self._lost_at = None
+        self._resend_at = None
         self._user_code = limited
         self._interruptible = True
         try:
             yield
-            self._late = self._late or self._lost_at is not None
+            self._raise_at_end = self._raise_at_end or self._resend_at is not None
         finally:
             self._restore()
-            if self._late:
-                self._late = False
+            if self._raise_at_end:
+                self._raise_at_end = False
                 raise KeyboardInterrupt
 
     def _restore(self) -> None:
         """Restore the previous interrupt handling."""
         self._interruptible, self._library_call = False, None
         with self._lock:  # no interrupt is being sent
-            before, self._before = self._before, None
+            before, self._previous = self._previous, None
         if before is not None:
-            if sys.unraisablehook == self._ignored:
-                sys.unraisablehook = self._hook
+            if sys.unraisablehook == self._on_unraisable:
+                sys.unraisablehook = self._previous_hook
             handler, wakeup = before
             signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
             signal.signal(signal.SIGINT, handler if handler is not None else signal.default_int_handler)
 
-    def _interrupted(self, _number: int, frame: FrameType | None) -> None:
-        mine, self._sent = self._sent > 0, max(0, self._sent - 1)
-        self._note(INTERRUPT)
+    def _on_interrupt(self, _number: int, frame: FrameType | None) -> None:
+        mine, self._sent_count = self._sent_count > 0, max(0, self._sent_count - 1)
+        self._set_reason(INTERRUPT)
         if self._interruptible and frame is not None and frame.f_code in _CONTEXTS:
-            self._lost()
+            self._resend_later()
             return
-        self._answered, self._lost_at = True, None  # this one ends the block: the next would hit cleanup code
+        self._handled, self._resend_at = True, None  # this one ends the block: the next would hit cleanup code
         if self._interruptible:
             self._next_signal = time.monotonic() + AGAIN
             self._library_call = _outer_library_call(frame) if self._user_code else None
             raise KeyboardInterrupt
-        self._late = self._late or not mine
+        self._raise_at_end = self._raise_at_end or not mine
 
-    def _ignored(self, found: Any) -> None:
+    def _on_unraisable(self, found: Any) -> None:
         """Python ignores exceptions in `__del__` and in callbacks of weak references and of the garbage collector: send
         the interrupt again."""
         if found.exc_type is KeyboardInterrupt and threading.current_thread() is threading.main_thread():
-            self._lost()
+            self._resend_later()
         else:
-            self._hook(found)
+            self._previous_hook(found)
 
-    def _lost(self) -> None:
+    def _resend_later(self) -> None:
         """An interrupt came where it cannot be raised: send it again once the main thread has left that place."""
-        self._answered = False
-        self._asked_at = self._lost_at = time.monotonic()
+        self._handled = False
+        self._requested_at = self._resend_at = time.monotonic()
 
     # -- any thread -----------------------------------------------------------------------------------------------
     def stop(self) -> None:
         """Stop the training; returns at once."""
-        self._note(INTERRUPT)
+        self._set_reason(INTERRUPT)
         self._send()
 
-    def _note(self, reason: str) -> None:
-        if self._asked_at is None:
-            self.reason, self._asked_at = reason, time.monotonic()
+    def _set_reason(self, reason: str) -> None:
+        if self._requested_at is None:
+            self.reason, self._requested_at = reason, time.monotonic()
 
     def _send(self) -> None:
         with self._lock:
             if self._interruptible:
-                self._sent += 1
+                self._sent_count += 1
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def _wake(self) -> None:
@@ -190,25 +190,25 @@ class Watchdog:
         with suppress(OSError):
             heard = self._receiver.recv(4096).replace(b"\0", b"")
             if signal.SIGINT in heard:
-                self._note(INTERRUPT)
+                self._set_reason(INTERRUPT)
             self._forward(heard)
 
     def _forward(self, heard: bytes) -> None:
         """Pass signals on to an event loop that waits for them."""
-        before = self._before
+        before = self._previous
         if heard and before is not None and before[1] >= 0:
             with suppress(OSError):
                 os.write(before[1], heard)
 
     def _enforce(self) -> None:
         now = time.monotonic()
-        lost_at = self._lost_at
+        lost_at = self._resend_at
         if lost_at is not None and now - lost_at > TICK / 2:
-            self._lost_at = None
+            self._resend_at = None
             self._send()
         if self._deadline is not None and now > self._deadline and self.reason != INTERRUPT and now > self._next_signal:
             self._next_signal = now + AGAIN
-            self._note(TIMEOUT)
+            self._set_reason(TIMEOUT)
             self._send_again(now)
         if self._library_call is not None and now > self._next_signal and self.reason == INTERRUPT:
             if _is_running(self._library_call):
@@ -216,13 +216,13 @@ class Watchdog:
                 self._send_again(now)
             else:
                 self._library_call = None
-        waits = self._interruptible and not self._answered
-        if waits and self._asked_at is not None and now - self._asked_at > PATIENCE:
-            self._answered = True
+        waits = self._interruptible and not self._handled
+        if waits and self._requested_at is not None and now - self._requested_at > PATIENCE:
+            self._handled = True
             self.give_up()
 
     def _send_again(self, now: float) -> None:
-        self._answered, self._asked_at = False, now
+        self._handled, self._requested_at = False, now
         self._send()
 
     def _measure(self) -> None:
@@ -268,5 +268,5 @@ def _is_running(call: FrameType) -> bool:
     return frame is not None
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass

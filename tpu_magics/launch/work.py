@@ -64,7 +64,7 @@ class Work(Protocol):
         """The packed results of this rank, with `more`. `done`: assigned names that are sent in another way."""
 
 
-def _install(hoists: HoistPlan | None, models: dict[str, Any], note: Note, replicas: int) -> None:
+def _install_hoists(hoists: HoistPlan | None, models: dict[str, Any], note: Note, replicas: int) -> None:
     if hoists is None:
         return
 
@@ -118,7 +118,7 @@ class FunctionWork:
         return {}
 
     def install(self, note: Note, replicas: int) -> None:
-        _install(self.hoists, self.models, note, replicas)
+        _install_hoists(self.hoists, self.models, note, replicas)
         self.calls.append(functools.partial(_call, self.function, self.args, self.kwargs))
         self.calls.extend(self._copied_call() for _ in range(1, replicas))
 
@@ -164,7 +164,7 @@ class CellWork:
         return [(name, self.namespace[name]) for name in dict.fromkeys(read) if name in self.namespace]
 
     def install(self, note: Note, replicas: int) -> None:
-        _install(self.hoists, self.models, note, replicas)
+        _install_hoists(self.hoists, self.models, note, replicas)
         self.spaces.append(self.namespace)
         self.spaces.extend(_copies(self.models, self.hoists).space(self.namespace) for _ in range(1, replicas))
 
@@ -174,7 +174,7 @@ class CellWork:
         if self.last is not None:
             value = eval(self.last, space)
             if value is not None and ordinal == 0:
-                _show(value)
+                _display(value)
         return None
 
     def results(self, ordinal: int, value: Any, backend: Pickles, **more: Any) -> bytes:
@@ -228,7 +228,7 @@ def statements_work(
     return CellWork(code, shown, namespace, models, hoists, before)
 
 
-def _show(value: Any) -> None:
+def _display(value: Any) -> None:
     display = sys.modules.get("IPython.display")
     if display is not None:
         display.display(value)
@@ -263,13 +263,13 @@ class ScriptWork:
         if not self.has_mp_fn:
             runpy.run_path(self.path, run_name="__main__")
             return None
-        return _imported(self.path)._mp_fn(ordinal)
+        return _import_script(self.path)._mp_fn(ordinal)
 
     def results(self, ordinal: int, value: Any, backend: Pickles, **more: Any) -> bytes:  # noqa: ARG002
         return packed(value, backend, models=list(self.models), **more)
 
 
-def _imported(path: str) -> Any:
+def _import_script(path: str) -> Any:
     module = new_module(Path(path).stem, Path(path))
     execute(module)
     return module

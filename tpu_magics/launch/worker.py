@@ -60,7 +60,7 @@ class _Worker:
         self.ranks = 1
         self.status = "done"
         self.hoisted: dict[str, Any] = {}
-        self.keeps = spec.keep_partial and spec.tracing is None
+        self.keep_partial = spec.keep_partial and spec.tracing is None
         self.stop_requested = False
 
     def run(self) -> int:
@@ -68,10 +68,10 @@ class _Worker:
         streams.redirect_python()
         streams.forbid_input()
         streams.text_progress_bars()
-        streams.redirect_displays(streams.Displays(self.task.files, self._announce, keep=self._leads()))
+        streams.redirect_displays(streams.Displays(self.task.files, self._announce, keep=self._is_lead()))
         orphans.set_marker(self.task.files.path)
         limits.keep_reserve()
-        if self.keeps:
+        if self.keep_partial:
             signal.signal(process.STOP_SIGNAL, self._request_stop)
         try:
             self.task.backend.run_worker(self.spec, self._ready, self._train)
@@ -92,7 +92,7 @@ class _Worker:
             os.write(2, f"{self.writer.failed}\n".encode("utf-8", "replace"))
         return process.UNRECORDED
 
-    def _leads(self) -> bool:
+    def _is_lead(self) -> bool:
         """Whether this worker counts as rank 0 until the ranks are known."""
         return self.spec.number == 0
 
@@ -100,7 +100,7 @@ class _Worker:
     def _ready(self, ordinal: int, world_size: int, device: str) -> None:
         process.lasting_threads.add(threading.get_ident())
         if ordinal != self.rank:
-            self._adopt(ordinal)
+            self._use_rank(ordinal)
         self.ranks = world_size
         self.hoisted = self._structures()
         if self.task.snapshot is not None:
@@ -114,7 +114,7 @@ class _Worker:
         own = {id(model) for model in hoists.models.values()} if hoists is not None else set()
         return {n: self.task.backend.structure(m) for n, m in self.task.work.models.items() if id(m) in own}
 
-    def _adopt(self, ordinal: int) -> None:
+    def _use_rank(self, ordinal: int) -> None:
         """Use the rank that the runtime assigned: on a TPU it may differ from the number of the process."""
         self.rank = ordinal
         self.writer = EventWriter(self.task.files.events_path(ordinal), ordinal)
@@ -123,14 +123,14 @@ class _Worker:
 
     def _train(self, ordinal: int, replica: int) -> None:
         try:
-            value = self.task.work.run(ordinal, replica) if replica else self._observed(ordinal)
+            value = self.task.work.run(ordinal, replica) if replica else self._run_observed(ordinal)
         except BaseException:
-            if self.keeps and not ordinal:
+            if self.keep_partial and not ordinal:
                 self._keep_partial()
             raise
         if self.status == "done":
             self._write_results(ordinal, replica, value)
-            if self.keeps and not ordinal:
+            if self.keep_partial and not ordinal:
                 partial_results.mark_written(self.task.files, self.steps)
 
     def _request_stop(self, *_signal: Any) -> None:
@@ -139,7 +139,7 @@ class _Worker:
     def _keep_partial(self) -> None:
         """Rank 0 did not finish: write its weights as if it had."""
         try:
-            if reason := self._unkeepable():
+            if reason := self._reason_not_keepable():
                 self._note(partial_results.NOT_KEPT, partial_results.warning_text(reason))
                 return
             self._write_results(0, 0, None)
@@ -147,13 +147,13 @@ class _Worker:
         except Exception as error:  # the error that ended the run is more important
             self._note(partial_results.NOT_KEPT, partial_results.warning_text(error))
 
-    def _unkeepable(self) -> str:
+    def _reason_not_keepable(self) -> str:
         if not self.steps:
             return partial_results.NO_STEP
         spread = self.spec.replicas > 1 or self.task.backend.splits_weights(self.task.work.models)
         return partial_results.SHARDED if spread else ""
 
-    def _observed(self, ordinal: int) -> Any:
+    def _run_observed(self, ordinal: int) -> Any:
         backend = self.task.backend
         value = None
         with backend.observing(self.writer, self._watching()) as watcher:
@@ -202,7 +202,7 @@ class _Worker:
         if replica == 0:
             limits.free_memory()
             self._phase("collecting")
-            self._leave_changed()
+            self._drop_changed_models()
         backend, changed = self._collect_changes(ordinal, replica)
         results = self.task.work.results(ordinal, value, backend, **changed)
         _write_whole(self.task.files, ordinal, results)
@@ -232,7 +232,7 @@ class _Worker:
         collector.write(changes, self.task.files.path)
         return backend, {"sums": changes.sums, "done": list(changes.names)}
 
-    def _leave_changed(self) -> None:
+    def _drop_changed_models(self) -> None:
         """Do not return a hoisted model whose structure the function changed: without hoisting it would not be returned
         either. (For a model of the notebook this is an error when the weights are loaded.)"""
         models = self.task.work.models

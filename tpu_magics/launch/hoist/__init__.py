@@ -22,11 +22,11 @@ from tpu_magics.launch.hoist.seeds import EnvironmentSetting, SeedCall
 from tpu_magics.launch.hoist.source import (
     NAME,
     FunctionSource,
+    code_with_replaced_calls,
     function_source,
-    replaced,
-    replaced_code,
     source_problem,
-    underlying,
+    unwrap_function,
+    with_replaced_calls,
 )
 from tpu_magics.launch.hoist.values import (
     FunctionScope,
@@ -115,7 +115,7 @@ class HoistPlan:
 
 def replace_calls(tree: ast.Module, plan: HoistPlan) -> ast.Module:
     """A cell's tree with the hoisted calls replaced, for workers in which the plan is installed."""
-    return replaced(tree, _places(plan.builds.values())) if plan.builds else tree
+    return with_replaced_calls(tree, _places(plan.builds.values())) if plan.builds else tree
 
 
 def plan_hoists(
@@ -148,7 +148,7 @@ def plan_hoists(
             namespace.get("__package__"),
         )
         return _plan(empty, read(fn_or_tree.body, scope), None)
-    function, known = underlying(fn_or_tree)
+    function, known = unwrap_function(fn_or_tree)
     if function is None:
         return empty
     found = function_source(function, source)
@@ -177,7 +177,7 @@ def _with_code(plan: HoistPlan, source: FunctionSource | None) -> HoistPlan:
     """The plan with the function's new code; everything is declined if that is not possible."""
     if plan.function is None or source is None or not plan.hoisted:
         return plan
-    code = replaced_code(plan.function, source, _places(plan.builds.values()))
+    code = code_with_replaced_calls(plan.function, source, _places(plan.builds.values()))
     if code is not None:
         return replace(plan, code=code)
     reason = "the function's code could not be recompiled with the same closure"

@@ -190,7 +190,7 @@ def argument_fingerprints(
 ) -> dict[str, str]:
     """Fingerprints of all arguments, by position or name. Raises NotHoisted for values that cannot be compared."""
     found: dict[str, str] = {}
-    for name, value in named(arguments):
+    for name, value in named_arguments(arguments):
         try:
             found[name] = fingerprint(value, backend, alias)
         except NotComparable as error:
@@ -198,7 +198,7 @@ def argument_fingerprints(
     return found
 
 
-def named(arguments: Arguments) -> list[tuple[str, Any]]:
+def named_arguments(arguments: Arguments) -> list[tuple[str, Any]]:
     """The arguments, each with its number (from 1) or keyword."""
     args, kwargs = arguments
     return [*((str(number), value) for number, value in enumerate(args, 1)), *kwargs.items()]
@@ -213,6 +213,6 @@ def has_plain_state(value: object) -> bool:
 
 def _check_changes(arguments: Arguments, before: Mapping[str, str], after: Mapping[str, str]) -> None:
     """Raise NotHoisted if the build changed an argument in a way that cannot be repeated in the worker."""
-    for name, value in named(arguments):
+    for name, value in named_arguments(arguments):
         if before[name] != after[name] and not has_plain_state(value) and type(value) not in (dict, list):
             raise NotHoisted(f"building it changes argument {name}", called=True)

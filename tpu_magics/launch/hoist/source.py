@@ -44,7 +44,7 @@ def function_source(function: FunctionType, text: str | None = None) -> Function
     return FunctionSource(text, tree, found) if found is not None else None
 
 
-def compiled(tree: ast.Module, function: FunctionType) -> CodeType | None:
+def compile_function(tree: ast.Module, function: FunctionType) -> CodeType | None:
     """The code object of `function` in `tree`, compiled with the flags of its own file."""
     code = function.__code__
     flags = (code.co_flags & FUTURES) | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -85,7 +85,7 @@ def _first_line(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 # -- unwrapping callables ------------------------------------------------------------------------------------------
-def underlying(function: Any) -> tuple[FunctionType | None, Mapping[str, Any]]:
+def unwrap_function(function: Any) -> tuple[FunctionType | None, Mapping[str, Any]]:
     """The function inside of partials, bound methods, callable objects and `functools.wraps` decorators, and the
     parameters that they fill in."""
     known: dict[str, Any] = {}
@@ -139,7 +139,7 @@ class _CallReplacer(ast.NodeTransformer):
         return node
 
 
-def replaced(tree: ast.Module, numbers: Mapping[SourcePosition, int]) -> ast.Module:
+def with_replaced_calls(tree: ast.Module, numbers: Mapping[SourcePosition, int]) -> ast.Module:
     """A copy of `tree` in which the calls at these positions are replaced."""
     changed: ast.Module = _CallReplacer(numbers).visit(copy.deepcopy(tree))
     return changed
@@ -147,15 +147,15 @@ def replaced(tree: ast.Module, numbers: Mapping[SourcePosition, int]) -> ast.Mod
 
 def source_problem(function: FunctionType, source: FunctionSource) -> str:
     """Why the code of `function` cannot be recompiled from its source; "" if it can."""
-    code = compiled(source.tree, function)
+    code = compile_function(source.tree, function)
     if code is None or not same_code(code, function.__code__):
         return "the available source is not that of the running function (edited since, or changed at import)"
     return ""
 
 
-def replaced_code(
+def code_with_replaced_calls(
     function: FunctionType, source: FunctionSource, numbers: Mapping[SourcePosition, int]
 ) -> CodeType | None:
     """The function's code with the calls replaced; None if it does not match the function's closure."""
-    code = compiled(replaced(source.tree, numbers), function)
+    code = compile_function(with_replaced_calls(source.tree, numbers), function)
     return code if code is not None and code.co_freevars == function.__code__.co_freevars else None

@@ -19,7 +19,7 @@ from tpu_magics.launch.hoist.build import (
     argument_fingerprints,
     has_plain_state,
     leaves,
-    named,
+    named_arguments,
 )
 from tpu_magics.launch.hoist.fingerprints import files, reference_fingerprints, same_callee
 from tpu_magics.launch.hoist.values import HoistBackend
@@ -134,8 +134,8 @@ class InheritedModels:
     def _hand_over(self, build: Build, replica: _Replica, arguments: Arguments) -> Any:
         """The notebook's model, with all side effects that building it here would have."""
         model = replica.models[build.number]
-        own = dict(named(replica.arguments[build.number]))
-        for name, value in named(arguments):
+        own = dict(named_arguments(replica.arguments[build.number]))
+        for name, value in named_arguments(arguments):
             self._adopt(model, own[name], value)
         if build.drawn is not None:
             self.backend.set_random_state(build.drawn[1])
