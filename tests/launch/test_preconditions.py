@@ -95,8 +95,8 @@ def test_looking_imports_and_starts_nothing(tmp_path: Path) -> None:
     code = """
 import sys
 from tpu_magics.launch import session
-session.current.marks.look(session.current.backend, "In [1]")
-assert session.current.marks.cells == {}
+session.current.fork_blockers.record(session.current.backend, "In [1]")
+assert session.current.fork_blockers.cells == {}
 assert not {"torch", "torch_xla", "accelerate"} & set(sys.modules), sorted(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2], timeout=60)
