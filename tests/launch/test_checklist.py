@@ -43,7 +43,7 @@ def item(name: str = "", code: str = TRAIN) -> checklist.ChecklistItem:
 def test_without_a_preflight_it_is_not_known_and_the_magic_is_named() -> None:
     assert item().state == "unknown"
     assert item().evidence == (
-        "Not compiled for a TPU yet. Compile it without a TPU: %tpu_preflight train ... --target v5e-8"
+        "Not compiled for a TPU yet. Compile it without a TPU: %tpu_preflight train ... --target v5e-8."
     )
     assert "%tpu_preflight FUNCTION ..." in item(code="x = 1").evidence
 

@@ -251,7 +251,7 @@ def test_the_framework_is_chosen(asked: str, models: list[str], packages: list[s
 
 def test_where_nothing_tells_the_option_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(framework, "imported", lambda: {"torch", "tensorflow"})
-    with pytest.raises(TpuMagicsError, match="cannot be told") as caught:
+    with pytest.raises(TpuMagicsError, match="It is unclear whether") as caught:
         framework.choose_framework("auto")
     assert "--framework tensorflow" in caught.value.todo
     monkeypatch.setattr(framework, "imported", lambda: {"tensorflow"})

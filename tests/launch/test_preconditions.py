@@ -71,9 +71,9 @@ def cells_that_build_an_accelerator() -> None:
 @pytest.mark.parametrize(
     ("cells", "words"),
     [
-        (cells_that_use_the_device, ["runtime is already initialised", "by In [7].", "Restart the kernel"]),
-        (cells_that_use_the_device_before_us, ["already initialised", "by code that ran before tpu_magics was loaded"]),
-        (cells_that_build_an_accelerator, ["An Accelerator was built", "by In [3].", "inside the training function"]),
+        (cells_that_use_the_device, ["runtime is already initialized", "by In [7].", "Restart the kernel"]),
+        (cells_that_use_the_device_before_us, ["already initialized", "by code that ran before tpu_magics was loaded"]),
+        (cells_that_build_an_accelerator, ["An Accelerator was created", "by In [3].", "inside the training function"]),
     ],
 )
 def test_a_notebook_that_used_the_device_is_told_where(
@@ -146,7 +146,7 @@ def test_a_model_on_a_device_already(monkeypatch: pytest.MonkeyPatch) -> None:
     forks_nothing(monkeypatch)
     monkeypatch.setattr(type(session.current.backend), "model_device", lambda _self, _model: "xla")
     error = refused(takes, torch.nn.Linear(2, 2))
-    assert "is on the device 'xla' already" in error.what
+    assert "is already on the device 'xla'" in error.what
     assert "move it inside the training function" in error.todo
 
 
@@ -231,9 +231,9 @@ def test_arguments_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
         ((1,), {"model": 2}, "multiple values for argument 'model'"),
     ):
         error = refused(two, *args, kwargs=kwargs)
-        assert "two(model: 'Any', rate: 'float', *, epochs: 'int' = 1) -> 'None' does not take" in error.what
+        assert "two(model: 'Any', rate: 'float', *, epochs: 'int' = 1) -> 'None' does not accept" in error.what
         assert word in error.what and "%%tpu_train model rate" in error.todo
-    with pytest.raises(TpuMagicsError, match="does not take"):
+    with pytest.raises(TpuMagicsError, match="does not accept"):
         preconditions.check_function(lambda: None, (), {}, index_first=True)
     assert preconditions.check_function(two, (1, 2), {}, False) == {"model": 1, "rate": 2, "epochs": 1}
     assert preconditions.check_function(max, (1, 2), {}, False)  # a builtin has no signature that could be read

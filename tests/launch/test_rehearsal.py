@@ -406,14 +406,14 @@ def test_what_stops_a_run_is_no_exception_that_a_function_could_swallow() -> Non
 
 def test_ranks_and_spmd_exclude_each_other() -> None:
     text = said(refused(the_world, processes=2, spmd=8))
-    assert "-n 2 and --spmd cannot be had together" in text and "Leave one of them away" in text
+    assert "-n 2 and --spmd cannot be combined" in text and "Use only one of them" in text
     session.initialise(processes=2)
     assert plan.spmd_devices(session.known_host(), None, None) is None
 
 
 def test_spmd_as_it_may_be_given() -> None:
     assert [plan.spmd_option(one) for one in (None, True, False, 4)] == [None, plan.ALL_DEVICES, plan.NO_SPMD, 4]
-    with pytest.raises(TpuMagicsError, match="--spmd 0 is not possible"):
+    with pytest.raises(TpuMagicsError, match="--spmd 0 is not valid"):
         plan.spmd_option(0)
     session.initialise(spmd=4)
     assert run(the_world, spmd=plan.NO_SPMD).run.info["plan"]["spmd"] is None

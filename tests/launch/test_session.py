@@ -57,7 +57,7 @@ def test_a_second_run_is_refused_by_name(tmp_path: Path) -> None:
 
     first = run(waits, background=True, run_name="the first")
     error = refused(int)
-    assert "'the first' is still going on" in error.what and "--background" in error.why
+    assert "'the first' is still running" in error.what and "--background" in error.why
     (tmp_path / "go").touch()
     first.wait()
     run(int)

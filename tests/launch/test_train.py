@@ -417,7 +417,7 @@ def test_a_background_run_comes_home_with_wait(tmp_path: Path) -> None:
     with pytest.raises(TpuMagicsError, match="has no results: its status is running"):
         _ = result.value
     error = refused(who)
-    assert "'later' is still going on" in error.what and "%tpu_stop later" in error.todo
+    assert "'later' is still running" in error.what and "%tpu_stop later" in error.todo
     (tmp_path / "go").touch()
     assert result.wait() is result and result.status == "done"
     assert isinstance(result.value, float) and digest(model) != before

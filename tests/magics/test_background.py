@@ -125,7 +125,7 @@ def test_a_second_run_is_refused_by_name(notebook: Kernel) -> None:
     notebook.run(FOREVER).good()
     for cell in ("%tpu_train train model", "%%tpu_train --background\ntrain(model)"):
         refused = notebook.run(cell)
-        assert refused.said.startswith("TpuMagicsError: The run 'ticking' is still going on"), refused.shown
+        assert refused.said.startswith("TpuMagicsError: The run 'ticking' is still running"), refused.shown
         assert "%tpu_stop ticking" in refused.said and "_tpu.wait()" in refused.said
     assert notebook.value("_tpu.run.name") == "ticking"
 

@@ -62,7 +62,7 @@ def test_options_are_checked_before_anything_is_looked_at(kernel: Kernel) -> Non
     cell = kernel.run("%tpu_init --precision fp16")
     assert "fp16" in cell.error and "bf16-downcast" in cell.error
     cell = kernel.run("%tpu_init -n 0")
-    assert "-n 0 is not possible" in cell.error
+    assert "-n 0 is not valid" in cell.error
     cell = kernel.run("%tpu_init --cache /proc/none")
     assert cell.error.startswith("TpuMagicsError: The compile cache cannot be written to /proc/none")
     assert kernel.run("%tpu_init -h").good().printed.startswith("usage: %tpu_init")

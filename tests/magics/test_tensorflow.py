@@ -104,7 +104,7 @@ def test_functions_scripts_and_refusals(kernel: Kernel, tmp_path: Path) -> None:
         f"['--epochs', '2'] {overlay.tensorflow_version()}\n"
         in kernel.run("%tpu_train job.py --epochs 2").good().printed
     )
-    assert "--background is not possible" in kernel.run("%%tpu_train --background\nmodel.fit(x, y)").said
+    assert "--background is not supported" in kernel.run("%%tpu_train --background\nmodel.fit(x, y)").said
     old = kernel.run('%%tpu_train\nmodel.fit(x, y, verbose=0)\nmodel.save_weights("x.h5")')
     assert "x.h5 is a name that Keras 3 refuses" in old.said and "steps" not in old.printed
     assert "has no option" not in kernel.run("%%tpu_train -h").good().printed

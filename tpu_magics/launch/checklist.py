@@ -141,7 +141,9 @@ def _trained_steps(evidence: ChecklistEvidence) -> ChecklistItem:
     question = "Trained some steps with XLA without a TPU"
     run = evidence.run
     if run is None:
-        return ChecklistItem(question, UNKNOWN, "No run here has trained a step. Try some steps: %%tpu_train --steps 5")
+        return ChecklistItem(
+            question, UNKNOWN, "No run here has trained a step. Try some steps: %%tpu_train --steps 5."
+        )
     summary = run.summary()
     device = str((run.info.get("plan") or {}).get("device") or "")
     where = "XLA:CPU" if device == "CPU" else device or "an unknown device"
@@ -167,7 +169,7 @@ def _fits_in_memory(evidence: ChecklistEvidence) -> ChecklistItem:
     if not found:
         steps = (function.name for function in evidence.program.functions if function.has_step)
         hint = f"%tpu_preflight {evidence.name or next(steps, 'FUNCTION')} ... --target v5e-8"
-        return ChecklistItem(question, UNKNOWN, f"Not compiled for a TPU yet. Compile it without a TPU: {hint}")
+        return ChecklistItem(question, UNKNOWN, f"Not compiled for a TPU yet. Compile it without a TPU: {hint}.")
     state = next(
         (state for state, text in _STATE_BY_STATUS.items() if any(one.status in text for one in found)), PASSED
     )
