@@ -120,8 +120,8 @@ def fresh_session(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sessi
     fresh = session.Session()
     monkeypatch.setattr(session, "current", fresh)
     yield fresh
-    if fresh.going is not None:
-        fresh.going.stop()
+    if fresh.active_run is not None:
+        fresh.active_run.stop()
     randomness = sys.modules.get("tpu_magics.backends.torch_xla.randomness")
     if randomness is not None:
         randomness.undo_quiet_seeds()

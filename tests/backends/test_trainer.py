@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("torch_xla")
 accelerate = pytest.importorskip("accelerate")
 
-from tests.launch.test_diagnose import HBM_ALLOCATE, HBM_E1000, HBM_PIECES, HBM_RESERVE, HBM_USED  # noqa: E402
+from tests.launch.test_diagnosis import HBM_ALLOCATE, HBM_E1000, HBM_PIECES, HBM_RESERVE, HBM_USED  # noqa: E402
 from tpu_magics.backends.torch_xla import fsdp_gradients, trainer  # noqa: E402
 from tpu_magics.runs.events import Metrics, only  # noqa: E402
 from tpu_magics.runs.reader import Run  # noqa: E402

@@ -18,7 +18,7 @@ from tpu_magics.backends.lowered import TraceResult
 from tpu_magics.backends.observing import hlo
 from tpu_magics.launch import train
 from tpu_magics.launch.plan import Options
-from tpu_magics.launch.tracing import Asked
+from tpu_magics.launch.tracing import TracingOptions
 from tpu_magics.preflight.pipeline import trace
 
 PATIENCE = 200.0  # seconds: the programs are small, but machines may be busy
@@ -37,7 +37,7 @@ def traced(
 ) -> TraceResult:
     """Trace `function(*args, **kwargs)`."""
     request = train.function_request(function, args, kwargs)
-    return trace(request, Options(precision=precision), Asked(world, devices, steps))
+    return trace(request, Options(precision=precision), TracingOptions(world, devices, steps))
 
 
 def trained(

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpu_magics.backends.torch_xla import TorchXla, modules, randomness
-from tpu_magics.launch.hoist import HoistPlan, plan_hoists, swap_tree
+from tpu_magics.launch.hoist import HoistPlan, plan_hoists, replace_calls
 
 NUMBERS = itertools.count(1)
 
@@ -204,7 +204,7 @@ def both(notebook: Notebook, plan: HoistPlan, name: str = "train", *args: Any) -
 
 def run_cell(notebook: Notebook, tree: ast.Module, plan: HoistPlan, result: str, *, hoisted: bool) -> Outcome:
     """The value of the expression `result` after a cell has run in a worker."""
-    code = compile(swap_tree(tree, plan) if hoisted else tree, "<cell>", "exec", dont_inherit=True)
+    code = compile(replace_calls(tree, plan) if hoisted else tree, "<cell>", "exec", dont_inherit=True)
 
     def call() -> Any:
         exec(code, notebook.names)

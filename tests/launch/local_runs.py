@@ -26,8 +26,8 @@ from signalled import Signal  # it lies beside this file
 
 import tpu_magics
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import cells, local_checks, minder, session
-from tpu_magics.launch.cells import Source
+from tpu_magics.launch import cells, in_process_run, session, watchdog
+from tpu_magics.launch.cells import CellSource
 from tpu_magics.launch.notebook import PlainProgram
 from tpu_magics.launch.plan import Options
 
@@ -300,7 +300,7 @@ def swallowed_interrupts() -> dict[str, Any]:
     """An interrupt that code within `fit` swallows, and one that the person's own code catches around it."""
     notebook()
     model = built()
-    usual, minder.AGAIN = minder.AGAIN, 0.3
+    usual, watchdog.AGAIN = watchdog.AGAIN, 0.3
 
     class Interrupted(keras.callbacks.Callback):
         def __init__(self, swallows: bool) -> None:
@@ -321,13 +321,13 @@ def swallowed_interrupts() -> dict[str, Any]:
         try:
             fitted(model, callbacks=[Interrupted(False)])
         except KeyboardInterrupt:
-            time.sleep(4 * minder.AGAIN)
+            time.sleep(4 * watchdog.AGAIN)
             fitted(model)
 
     within = Interrupted(True)
     found = {"within": attempt(lambda: model.fit(X, Y, epochs=10**6, verbose=0, callbacks=[within]))}
     found = {**found, "times": within.times, "around": attempt(caught)}
-    minder.AGAIN = usual
+    watchdog.AGAIN = usual
     return found
 
 
@@ -355,11 +355,11 @@ def full_disk() -> dict[str, Any]:
     """As a disk is that has no room: what is free is asked of the system, and here of a function."""
     model, _shell = built(), notebook()
     before = state(model)
-    asked, local_checks.free_disk = local_checks.free_disk, lambda _path: 100
+    asked, in_process_run.free_disk = in_process_run.free_disk, lambda _path: 100
     try:
         told = attempt(lambda: fitted(model))
     finally:
-        local_checks.free_disk = asked
+        in_process_run.free_disk = asked
     folders = sorted(Path(os.environ["TPU_MAGICS_RUNS"]).iterdir(), key=lambda path: path.stat().st_mtime_ns)
     status = json.loads((folders[-1] / "run.json").read_bytes())["status"]
     return {**told, "status": status, "same": state(model) == before}
@@ -398,7 +398,7 @@ def _cell(text: str, *words: str, **options: Any) -> str:
     name = f"<cell {abs(hash(text))}>"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     try:
-        cells.train_cell(Source(text, name), words, Options(**options))
+        cells.train_cell(CellSource(text, name), words, Options(**options))
     except TpuMagicsError as error:
         return str(error)
     except Exception as error:
@@ -481,13 +481,12 @@ def stack_of_traced_code() -> dict[str, Any]:
 
 def scopes() -> dict[str, Any]:
     """A model that was built outside the scope of a strategy that owns its variables."""
-    from tpu_magics.backends.base import TPU_LOCAL
-    from tpu_magics.backends.base import Placement as Placed
+    from tpu_magics.backends.base import TPU_LOCAL, Placement
 
     notebook()
     model = built()
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])  # owns its variables as TPUStrategy does
-    placed = Placed(TPU_LOCAL, strategy, 1)
+    placed = Placement(TPU_LOCAL, strategy, 1)
     problems = session.current.local._part("snapshot").placement_problems([("model", model)], placed)
     with strategy.scope():
         inside = built()

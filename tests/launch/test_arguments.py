@@ -41,7 +41,7 @@ def test_positional_and_named() -> None:
         ["m", "1 + 1", "a == b"],
         {"lr": "0.1", "f": "x==y"},
     )
-    with pytest.raises(TpuMagicsError, match="stands behind a named one"):
+    with pytest.raises(TpuMagicsError, match="follows a keyword ARG"):
         arguments.parse_arguments(["a=1", "m"])
     for word in ("1 +", "a b", "lr=", "x=1 +", "def", "print 'x'"):
         with pytest.raises(TpuMagicsError, match="is not a Python expression"):
@@ -56,8 +56,8 @@ def test_values() -> None:
     )
     with pytest.raises(TpuMagicsError, match="NameError") as caught:
         arguments.evaluate("bert", space)
-    assert "Define `bert` in an earlier cell; if a text is meant, write \"'bert'\"" in caught.value.todo
+    assert "Define `bert` in an earlier cell; for a string, write \"'bert'\"" in caught.value.todo
     with pytest.raises(TpuMagicsError, match="KeyError") as caught:
         arguments.evaluate("cfg['epochs']", space)
-    assert "Correct the expression" in caught.value.todo
+    assert "Fix the expression" in caught.value.todo
     assert isinstance(caught.value.__cause__, KeyError)

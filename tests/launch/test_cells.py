@@ -31,7 +31,7 @@ def notebook(fresh_session: session.Session, monkeypatch: pytest.MonkeyPatch) ->
 
 def cell(text: str, *words: str, options: Options = OPTIONS) -> TrainResult | None:
     """Run a cell; its first line stands for the magic's own."""
-    return cells.train_cell(cells.Source("\n" + text, "<cell>"), words, options)
+    return cells.train_cell(cells.CellSource("\n" + text, "<cell>"), words, options)
 
 
 # -- form 1 -----------------------------------------------------------------------------------------------------------
@@ -82,8 +82,8 @@ def test_the_line_of_a_failure_is_that_of_the_cell(notebook: FakeNotebook) -> No
         ("async def f(m): pass", ["1"], "is an async function"),
         ("def f(:", [], "The cell is not valid Python"),
         ("return 3", [], "The cell is not valid Python"),
-        ("x = 1", ["1"], "ARGs (1) have no place in this cell"),
-        ("import torch_xla\ntorch_xla.launch(print)", ["a=1"], "ARGs (a) have no place in this cell"),
+        ("x = 1", ["1"], "This cell takes no ARGs, but got: 1"),
+        ("import torch_xla\ntorch_xla.launch(print)", ["a=1"], "This cell takes no ARGs, but got: a"),
         ("", [], "is empty"),
         ("class A: pass", [], "has nothing to train"),
     ],
@@ -109,7 +109,7 @@ def test_notebook_launcher_goes_through_us(notebook: FakeNotebook) -> None:
     assert result is not None and result.value == (3, "bf16")
     assert result.run.info["plan"]["precision"] == "bf16"
     assert notebook.names["after"] is True and cells.INTERCEPT not in notebook.names
-    asked = "The call asks for 3 processes: 3 ranks are rehearsed on XLA:CPU (-n 1 trains with one)."
+    asked = "The call requests 3 processes: 3 ranks are rehearsed on XLA:CPU (-n 1 trains with one)."
     assert asked in notebook.lines and result.values == [(3, "bf16")] * 3
     assert "ACCELERATE_MIXED_PRECISION" not in os.environ
 
@@ -217,7 +217,7 @@ def test_steps_brings_no_names_home(notebook: FakeNotebook) -> None:
 def test_a_function_that_exists_is_trained_by_name(notebook: FakeNotebook) -> None:
     notebook.names["f"] = lambda a, b=1: (a, b)
     assert cells.train_function(["f", "2", "b=3"], OPTIONS).value == (2, 3)
-    with pytest.raises(TpuMagicsError, match="does not say what to train"):
+    with pytest.raises(TpuMagicsError, match="needs something to train"):
         cells.train_function([], OPTIONS)
     with pytest.raises(TpuMagicsError, match="NameError"):
         cells.train_function(["missing"], OPTIONS)

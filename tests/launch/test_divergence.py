@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.launch.launching import run
-from tpu_magics.launch.divergence import Sequences
+from tpu_magics.launch.divergence import GraphSequences
 from tpu_magics.runs.events import Compile, Divergence, only
 
 pytest.importorskip("torch_xla")
@@ -20,7 +20,7 @@ def compiled(rank: int, graph: str) -> Compile:
 
 
 def test_the_first_difference_is_told_once() -> None:
-    sequences = Sequences()
+    sequences = GraphSequences()
     told = [sequences.add(compiled(rank, graph)) for rank, graph in ((0, "a"), (1, "a"), (2, "a"), (0, "b"), (2, "c"))]
     assert told[:4] == [None] * 4
     found = told[4]
@@ -30,7 +30,7 @@ def test_the_first_difference_is_told_once() -> None:
 
 
 def test_a_rank_that_compiles_less_is_named_when_all_have_ended() -> None:
-    sequences = Sequences()
+    sequences = GraphSequences()
     for rank, graph in ((0, "a"), (1, "a"), (0, "b")):
         assert sequences.add(compiled(rank, graph)) is None
     found = sequences.ended([0, 1])
@@ -38,13 +38,13 @@ def test_a_rank_that_compiles_less_is_named_when_all_have_ended() -> None:
 
 
 def test_graphs_that_torch_xla_makes_for_each_rank_are_not_compared() -> None:
-    sequences = Sequences()
+    sequences = GraphSequences()
     for rank, graph in ((0, "a"), (1, "b")):
         assert sequences.add(replace(compiled(rank, graph), by_rank=True)) is None
 
 
 def test_graphs_without_a_name_are_not_compared() -> None:
-    sequences = Sequences()
+    sequences = GraphSequences()
     assert [sequences.add(compiled(rank, graph)) for rank, graph in ((0, "a"), (1, ""))] == [None, None]
 
 

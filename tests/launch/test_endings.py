@@ -19,7 +19,7 @@ import torch
 
 from tests.launch.launching import alive, digest, failed, fake_notebook, interrupt_when, of, run, said, wait_until
 from tpu_magics.errors import TrainingFailed, TrainingInterrupted
-from tpu_magics.launch import process, supervise
+from tpu_magics.launch import process, supervisor
 from tpu_magics.runs.events import End
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
@@ -95,7 +95,7 @@ def test_a_rank_without_its_last_record_has_failed(function: Callable[..., Any],
     model = net()
     before = digest(model)
     error = failed(function, model, processes=workers)
-    assert error.what == f"Rank {rank} ended itself without finishing (exit code 0)."
+    assert error.what == f"Rank {rank} exited before it finished (exit code 0)."
     assert "disk" not in said(error) and "TPU_MAGICS_RUNS" not in said(error)
     assert (error.rank, of(error).status, digest(model)) == (rank, "failed", before)
 
@@ -105,7 +105,7 @@ def stops_in_str() -> None:
 
 
 def test_an_exception_whose_text_stops_the_program_is_told() -> None:
-    assert failed(stops_in_str).what == "Rank 0 raised Stops: (its text is not available: SystemExit in __str__)"
+    assert failed(stops_in_str).what == "Rank 0 raised Stops: (no text: SystemExit in __str__)"
 
 
 # -- ranks that have used up what their end needs ---------------------------------------------------------------------
@@ -176,7 +176,7 @@ def writes_nothing() -> None:
         (closes_and_raises, ("Rank 0 raised ValueError: boom",)),
         (is_refused_memory, ("address space is limited to 256 MiB (RLIMIT_AS)",)),
         (is_refused_memory_in_c, ("address space is limited to 256 MiB (RLIMIT_AS)",)),
-        (writes_nothing, ("Rank 0 ended, and its last record could not be written", "RLIMIT_FSIZE")),
+        (writes_nothing, ("Rank 0 ended, but its last record could not be written", "RLIMIT_FSIZE")),
     ],
 )
 @pytest.mark.smoke
@@ -194,7 +194,7 @@ def test_a_worker_that_cannot_begin_says_why(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(process, "become_worker", without_room)
     text = said(failed(net))
-    assert "Rank 0 failed outside of the function: OSError: [Errno 24] Too many open files" in text
+    assert "Rank 0 failed outside of the training function: OSError: [Errno 24] Too many open files" in text
     assert "os._exit" not in text and "RLIMIT_NOFILE" in text
 
 
@@ -236,8 +236,8 @@ def test_weights_with_nan_are_told_with_the_first_step() -> None:
     assert good.run.info["warnings"] == [] and not any("finite" in line for line in notebook.lines)
     bad = run(diverges, Masked(), 2)
     told = (
-        "The trained weights are not finite: parameter `first.weight` of `model` contains NaN, and 3 more contain "
-        "such values. The logged `loss` was not finite for the first time at step 2."
+        "The weights that came home are not finite: parameter `first.weight` of `model` holds NaN, and 3 more have "
+        "such values. The logged `loss` was first not finite at step 2."
     )
     assert bad.status == "done" and bad.run.info["warnings"] == [told] and notebook.lines[-1] == told
 
@@ -284,7 +284,7 @@ def plain(steps: int) -> Any:
 def require_kept(error: Any, model: Any, optimizer: Any, seen: list[int]) -> None:
     step = int(of(error).info["kept"].removeprefix("weights and state of step "))
     assert f"Kept in the notebook: weights and state of step {step} (--keep-partial)." in said(error)
-    assert "models are as they were" not in said(error)
+    assert "models are unchanged" not in said(error)
     assert seen == list(range(step)) and {int(one["step"]) for one in optimizer.state.values()} == {step}
     assert torch.allclose(model.weight, plain(step), rtol=1e-5)
 
@@ -320,12 +320,12 @@ def test_what_was_learned_until_an_interrupt_is_kept(runs: Path) -> None:
 
 
 def test_a_rank_that_hangs_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "KEEPS", 0.5)
+    monkeypatch.setattr(supervisor, "KEEPS", 0.5)
     model, optimizer, seen = state()
     before = digest(model)
     error = failed(learns, model, optimizer, seen, 2, "hangs", keep_partial=True, timeout=2.0)
     assert (digest(model), seen, dict(optimizer.state), of(error).status) == (before, [], {}, "timeout")
-    told = "Nothing was kept (--keep-partial): rank 0 did not come to the end of a step in time. The notebook's models"
+    told = "Nothing was kept (--keep-partial): rank 0 did not finish its step in time. The notebook's models"
     assert told in said(error)
 
 
@@ -355,7 +355,7 @@ def starts_others(where: str, how: str) -> None:
     found.append(int(subprocess.check_output(hidden)))
     Path(where).write_text(" ".join(map(str, found)))
     if how == "killed":
-        time.sleep(3 * supervise.MEMORY_EVERY)  # until the supervisor has looked
+        time.sleep(3 * supervisor.MEMORY_EVERY)  # until the supervisor has looked
         os.kill(os.getpid(), signal.SIGKILL)
 
 

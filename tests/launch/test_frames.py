@@ -143,7 +143,7 @@ def test_a_syntax_error_points_to_its_place() -> None:
         (
             "class Bad(Exception):\n    def __str__(self): raise RuntimeError\nraise Bad",
             "Bad",
-            "not available: RuntimeError in __str__",
+            "no text: RuntimeError in __str__",
         ),
     ],
 )

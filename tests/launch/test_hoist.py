@@ -338,7 +338,7 @@ def test_the_function_and_the_notebook_stay_as_they_are(notebook):
     assert notebook.names == names
     assert vars(notebook.names["cfg"]) == variables == {"width": 4, "depth": 1}
     assert "HOIST_TEST" not in os.environ
-    with pytest.raises(RuntimeError, match="forked workers only"):
+    with pytest.raises(RuntimeError, match="in a forked worker"):
         plan.install(lambda number, reason: None)
 
 
@@ -395,7 +395,7 @@ def test_an_exception_is_raised_where_the_call_stands(notebook):
     assert list(plan.models) == ["first"]
     assert [one.reason for one in plan.declined] == [
         "building it in the notebook raised ValueError: no weights here",
-        "line 12 before it could not be built",
+        "the model in line 12 before it could not be built",
     ]
     with pytest.raises(AssertionError, match="no weights here"):
         in_worker(notebook.names["train"], plan)
@@ -502,10 +502,10 @@ def test_a_build_that_starts_the_runtime_is_an_error(notebook):
 
     text = in_worker(planning).value
     assert text == (
-        "Building the model of `model = Hidden()` (line 9) started the device's runtime here.\n"
-        "Why: A model is built once in the notebook and handed to the workers. Its code used the device, and a process "
-        "that holds the runtime cannot be forked.\n"
-        "What to do: Restart the kernel, and train with `--hoist off` or leave the device out of the model's code."
+        "Building the model of `model = Hidden()` (line 9) started the device's runtime in the notebook.\n"
+        "Why: The model is built once in the notebook for all workers. Its code used the device, and a process with a "
+        "running runtime cannot be forked.\n"
+        "What to do: Restart the kernel, and train with `--hoist off` or do not use the device in the model's code."
     )
 
 

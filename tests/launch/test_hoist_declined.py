@@ -315,7 +315,7 @@ def test_the_part_of_a_model_that_stays_is_hoisted(notebook):
         'nn.ModuleDict({"a": Net(4), "b": square(n), "c": Net(4)})': "its part `square(n)` cannot be hoisted: argument "
         "`n` comes from line 4 (`n = unknown()`), which calls `unknown`, whose result is known only when the function "
         "runs",
-        "Net(4)": "`square(n)` (line 5) draws random numbers before it in the worker only",
+        "Net(4)": "`square(n)` (line 5) runs before it and draws random numbers in the worker only",
     }
     off, on = both(notebook, plan)
     assert on.value == off.value
@@ -334,7 +334,10 @@ def test_models_after_one_that_stays_are_hoisted_only_behind_a_seed(notebook):
             return [bits(m) for m in (first, second, third)], stream()
     """)
     assert list(plan.models) == ["third"]
-    assert reasons(plan)["Net(4)"] == "`Net(unknown())` (line 4) draws random numbers before it in the worker only"
+    assert (
+        reasons(plan)["Net(4)"]
+        == "`Net(unknown())` (line 4) runs before it and draws random numbers in the worker only"
+    )
     off, on = both(notebook, plan)
     assert on.value == off.value
     assert on.declined == []
@@ -344,7 +347,7 @@ def test_a_function_without_source(notebook):
     exec(compile("def train():\n    return Net(4)", "<made up>", "exec"), notebook.names)
     plan = notebook.plan("train")
     assert plan.hoisted == ()
-    assert reasons(plan) == {"Net": "the source of the function is not at hand"}
+    assert reasons(plan) == {"Net": "the source of the function is not available"}
 
 
 def test_source_that_was_edited_since(notebook, tmp_path):
@@ -360,8 +363,8 @@ def test_source_that_was_edited_since(notebook, tmp_path):
     plan = notebook.plan("train")
     assert plan.hoisted == ()
     assert reasons(plan) == {
-        "nn.Linear(3, 3)": "the source at hand is not that of the function that runs (edited since, or changed while "
-        "it was imported)"
+        "nn.Linear(3, 3)": "the available source is not that of the running function (edited since, or changed at "
+        "import)"
     }
 
 
@@ -397,7 +400,7 @@ def test_a_model_that_changes_what_another_was_built_from(notebook):
             return count, second.config.count, bits(first), bits(second), stream()
     """)
     assert list(plan.models) == ["second"]
-    assert reasons(plan) == {"Once(config)": "a model that is built later from the same arguments changes them"}
+    assert reasons(plan) == {"Once(config)": "building a later model changes the same arguments"}
     off, on = both(notebook, plan)
     assert on.value == off.value
     assert on.value[:2] == (1, 2)

@@ -11,7 +11,7 @@ import pytest
 
 from tests import overlay
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import framework, local_checks
+from tpu_magics.launch import framework, preconditions
 from tpu_magics.launch.plan import Options
 
 pytestmark = pytest.mark.process
@@ -87,7 +87,7 @@ def test_the_persons_own_error_arrives_as_it_is(found: dict[str, Any]) -> None:
     one = found["failure"]
     assert (one["type"], one["text"], one["status"]) == ("ValueError", "the person's own", "failed")
     assert one["log"].startswith("trained\nTraceback") and one["log"].endswith("ValueError: the person's own\n")
-    assert "The notebook's models are as they were before the run." in one["lines"]
+    assert "The notebook's models are unchanged." in one["lines"]
     assert one["exit"] is None  # the notebook's process goes on
 
 
@@ -131,7 +131,7 @@ def test_keep_partial_keeps_and_says_so(found: dict[str, Any]) -> None:
 def test_a_disk_that_is_full_refuses_the_run_before_anything_is_trained(found: dict[str, Any]) -> None:
     one = found["full_disk"]
     assert one["type"] == "TpuMagicsError" and one["status"] == "refused" and one["same"]
-    assert "cannot be kept: they take" in one["text"] and "TPU_MAGICS_RUNS" in one["text"]
+    assert "to save the current weights: they take" in one["text"] and "TPU_MAGICS_RUNS" in one["text"]
 
 
 # -- stopped ----------------------------------------------------------------------------------------------------------
@@ -246,16 +246,16 @@ def test_a_model_from_outside_the_scope_is_refused_by_name(found: dict[str, Any]
     ],
 )
 def test_the_framework_is_chosen(asked: str, models: list[str], packages: list[str], chosen: str) -> None:
-    assert framework.chosen(asked, models, packages) == chosen
+    assert framework.choose_framework(asked, models, packages) == chosen
 
 
 def test_where_nothing_tells_the_option_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(framework, "imported", lambda: {"torch", "tensorflow"})
-    with pytest.raises(TpuMagicsError, match="cannot be told") as caught:
-        framework.chosen("auto")
+    with pytest.raises(TpuMagicsError, match="It is unclear whether") as caught:
+        framework.choose_framework("auto")
     assert "--framework tensorflow" in caught.value.todo
     monkeypatch.setattr(framework, "imported", lambda: {"tensorflow"})
-    assert framework.chosen("auto") == "tensorflow"
+    assert framework.choose_framework("auto") == "tensorflow"
 
 
 def test_packages_are_read_from_code() -> None:
@@ -274,4 +274,4 @@ def test_packages_are_read_from_code() -> None:
 @pytest.mark.parametrize("options", [Options(jit="keep")])
 def test_torch_has_no_options_of_tensorflow(options: Options) -> None:
     with pytest.raises(TpuMagicsError, match="TensorFlow cells"):
-        local_checks.refuse_local_options(options)
+        preconditions.refuse_local_options(options)

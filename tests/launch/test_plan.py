@@ -71,8 +71,8 @@ def test_one_worker_of_several_uses_one_device(tmp_path: Path) -> None:
 def test_numbers_that_cannot_be_had(tmp_path: Path, asked: int) -> None:
     with pytest.raises(TpuMagicsError) as caught:
         plan.count_workers(inspect(fake_hosts.tpu_vm_v2(tmp_path / "v2")), asked)
-    assert f"-n {asked} is not possible on this host: it has 4 TPU chips." in caught.value.what
-    assert "Leave -n away for 8 ranks, or use -n 1." in caught.value.todo
+    assert f"-n {asked} is not supported on this host: it has 4 TPU chips." in caught.value.what
+    assert "Omit -n for 8 ranks, or use -n 1." in caught.value.todo
     made = planned(inspect(fake_hosts.plain(tmp_path / "plain")), asked)
     assert (made.workers, made.rehearsed) == (asked, True)
 
@@ -181,7 +181,7 @@ def test_a_run_that_does_not_fit_in_memory_is_refused_with_numbers(
     with pytest.raises(TpuMagicsError) as caught:
         plan.require_memory(small, GB, False, tmp_path)
     needed = plan.mb(2 * GB + plan.PER_WORKER)
-    assert caught.value.what == f"This run does not fit in host memory: it needs {needed}, and 1,536 MB are free."
+    assert caught.value.what == f"Not enough host memory (estimate): the run needs {needed}, but 1,536 MB are free."
     assert "2 x 1,000 MB for copies of the models" in caught.value.why and "--force" in caught.value.todo
     plan.require_memory(small, GB, False, tmp_path / "not-there")  # not known is no reason to refuse
 
@@ -191,7 +191,7 @@ def test_memory_is_asked_for_before_anything_is_made(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(type(session.current.backend), "model_bytes", lambda _self, _model: 10**15)
     model = torch.nn.Linear(2, 2)
     error = refused(len, [model])
-    assert "does not fit in host memory: it needs 2,000,000" in error.what
+    assert "Not enough host memory (estimate): the run needs 2,000,000" in error.what
     assert not runs.exists()
 
 
@@ -200,10 +200,10 @@ def test_a_disk_without_room_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(plan, "free_disk", lambda _folder: 100)
     model = torch.nn.Linear(8, 8)
     error = refused(len, [model])
-    assert "could not be brought home: they take 0 MB, and 0 MB are free on the disk" in error.what
+    assert "Not enough disk space: the trained weights take 0 MB, but 0 MB are free" in error.what
     assert "TPU_MAGICS_RUNS" in error.todo
     assert list_runs()[0].status == "refused" and list_runs()[0].info["failure"]["what"] == error.what
-    assert session.current.going is None
+    assert session.current.active_run is None
     assert run(len, [model], force=True).value == 1
 
 

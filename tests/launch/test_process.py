@@ -185,7 +185,7 @@ def test_fork_from_the_main_thread_only() -> None:
     thread = threading.Thread(target=body)
     thread.start()
     thread.join()
-    assert "Run %%tpu_train in a cell of its own" in said(caught[0])  # type: ignore[arg-type]
+    assert "Run %%tpu_train in a normal cell" in said(caught[0])  # type: ignore[arg-type]
 
 
 def test_what_passes_the_fork_never_returns(tmp_path: Path) -> None:

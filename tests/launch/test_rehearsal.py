@@ -111,8 +111,8 @@ def test_ranks_that_trained_alone_are_named(reduce: bool) -> None:
     result = run(trains, torch.nn.Linear(4, 2), reduce, processes=3)
     [model] = result.models
     said_so = (
-        f"The ranks ended with different weights than rank 0, whose come home: `{model}` (ranks 1, 2). Each has "
-        "trained alone"
+        f"Some ranks ended with different weights than rank 0, whose weights are kept: `{model}` (ranks 1, 2). The "
+        "gradients were not averaged"
     )
     shown = "".join(str(one) for _, _, one in notebook.shown)
     assert [said_so in text for text in result.run.summary().warnings] == ([] if reduce else [True])
@@ -161,7 +161,7 @@ def reduce_on_one() -> None:
 def test_ranks_that_have_returned_are_named() -> None:
     text = said(failed(reduce_on_one, processes=3))
     assert "Rank 0 waited in all_reduce sum of float32[3]" in text
-    assert "that ranks 1 and 2 never entered: they had returned already." in text
+    assert "that ranks 1 and 2 never entered: they had already returned." in text
 
 
 def reduce_shapes_of_rank() -> None:
@@ -209,7 +209,7 @@ def test_ranks_that_wait_in_different_groups_are_told_so() -> None:
     text = said(failed(groups_of_rank, processes=4, collective_timeout=3.0))
     assert "All ranks waited for each other for 3 s, in collectives of different groups of ranks." in text
     assert "Rank 0 in all_reduce sum of float32[3] among the ranks 0, 1" in text
-    assert "Give `groups=` the same list of lists on every rank" in text
+    assert "Pass the same `groups=` on every rank" in text
 
 
 def a_barrier_of_some() -> int:
@@ -345,7 +345,7 @@ def raises_on(rank: int) -> None:
 def test_an_exception_is_to_blame_and_not_the_collective_that_it_broke() -> None:
     error = failed(raises_on, 1, processes=3)
     assert error.rank == 1 and "Rank 1 raised ValueError: mine" in said(error)
-    assert "Also died: ranks 0 and 2 (in all_reduce sum of float32[3]): a consequence" in said(error)
+    assert "Also failed: ranks 0 and 2 (in all_reduce sum of float32[3]): a consequence" in said(error)
 
 
 def compiles_a_collective() -> None:
@@ -406,14 +406,14 @@ def test_what_stops_a_run_is_no_exception_that_a_function_could_swallow() -> Non
 
 def test_ranks_and_spmd_exclude_each_other() -> None:
     text = said(refused(the_world, processes=2, spmd=8))
-    assert "-n 2 and --spmd cannot be had together" in text and "Leave one of them away" in text
+    assert "-n 2 and --spmd cannot be combined" in text and "Use only one of them" in text
     session.initialise(processes=2)
     assert plan.spmd_devices(session.known_host(), None, None) is None
 
 
 def test_spmd_as_it_may_be_given() -> None:
     assert [plan.spmd_option(one) for one in (None, True, False, 4)] == [None, plan.ALL_DEVICES, plan.NO_SPMD, 4]
-    with pytest.raises(TpuMagicsError, match="--spmd 0 is not possible"):
+    with pytest.raises(TpuMagicsError, match="--spmd 0 is not valid"):
         plan.spmd_option(0)
     session.initialise(spmd=4)
     assert run(the_world, spmd=plan.NO_SPMD).run.info["plan"]["spmd"] is None
@@ -433,7 +433,7 @@ def test_a_port_that_is_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         port = holder.getsockname()[1]
         monkeypatch.setenv("MASTER_PORT", str(port))
         text = said(refused(the_world, processes=2))
-        assert f"Port {port} is in use, and MASTER_PORT names it." in text and "del os.environ['MASTER_PORT']" in text
+        assert f"MASTER_PORT is {port}, but that port is in use." in text and "del os.environ['MASTER_PORT']" in text
         assert run(the_world).value["size"][0] == 1  # one rank needs none
     monkeypatch.delenv("MASTER_PORT")
     ports = {plan.meeting_environment()["MASTER_PORT"] for _ in range(3)}
@@ -445,7 +445,7 @@ def test_a_port_of_the_persons_own_is_used(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("MASTER_PORT", free)
     assert plan.meeting_environment()["MASTER_PORT"] == free
     monkeypatch.setenv("MASTER_PORT", "many")
-    assert "MASTER_PORT is 'many', which is no port." in said(refused(the_world, processes=2))
+    assert "MASTER_PORT is 'many', which is not a valid port." in said(refused(the_world, processes=2))
 
 
 def test_a_pytorch_without_gloo_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -463,7 +463,7 @@ def test_more_ranks_than_memory_has_room_for_are_refused(monkeypatch: pytest.Mon
     found = replace(plan.host_memory(Path("/")), available=1_000_000_000)
     monkeypatch.setattr(plan, "host_memory", lambda _root: found)
     text = said(refused(the_world_of, torch.nn.Linear(5000, 5000), processes=8))
-    assert "This run does not fit in host memory: it needs 2,300 MB, and 1,000 MB are free." in text
+    assert "Not enough host memory (estimate): the run needs 2,300 MB, but 1,000 MB are free." in text
     assert "8 x 75 MB for the workers and 17 x 100 MB for copies of the models" in text and "-n 1" in text
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import results
-from tpu_magics.launch.results import Home, Lost, TrainResult, bring_home
+from tpu_magics.launch.results import MissingValue, RunResults, TrainResult, collect_results
 from tpu_magics.launch.work import CellWork, FunctionWork, ScriptWork, packed
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.folder import RunFolder
@@ -58,7 +58,7 @@ def test_values_names_and_weights(files: RunFiles) -> None:
     put(files, 0, packed("first", backend, models=["m"], **extra))  # type: ignore[arg-type]
     put(files, 1, packed("second", backend))  # type: ignore[arg-type]
     (files.path / "result-weights.json").write_text("{}")
-    home = bring_home(files, 2, {"m": model}, backend)  # type: ignore[arg-type]
+    home = collect_results(files, 2, {"m": model}, backend)  # type: ignore[arg-type]
     assert home.values == ["first", "second"]
     assert home.names == {"x": 1, "json": json_module, "alias": model} and home.left == {"g": "why"}
     assert model == {"weight": "new"} and backend.calls == ["check ['m']", "load"]
@@ -67,8 +67,8 @@ def test_values_names_and_weights(files: RunFiles) -> None:
 
 def test_a_rank_that_wrote_nothing(files: RunFiles) -> None:
     put(files, 0, packed(1, FakeBackend()))  # type: ignore[arg-type]
-    home = bring_home(files, 2, {}, FakeBackend())  # type: ignore[arg-type]
-    assert home.values[0] == 1 and isinstance(home.values[1], Lost)
+    home = collect_results(files, 2, {}, FakeBackend())  # type: ignore[arg-type]
+    assert home.values[0] == 1 and isinstance(home.values[1], MissingValue)
     assert "rank 1 wrote no result" in home.values[1].reason
 
 
@@ -76,11 +76,14 @@ def test_what_cannot_be_loaded_holds_nothing_else_back(files: RunFiles) -> None:
     gone = b"c__main__\nGone\n."  # a class that is not there
     names = {"x": pickle.dumps(1), "late": gone, "torn": b"\x80\x04", "y": pickle.dumps(2)}
     put(files, 0, pickle.dumps({"value": gone, "problem": "", "names": names, "modules": {"m": "no.such.module"}}))
-    home = bring_home(files, 1, {}, FakeBackend())  # type: ignore[arg-type]
+    home = collect_results(files, 1, {}, FakeBackend())  # type: ignore[arg-type]
     assert home.names == {"x": 1, "y": 2} and set(home.left) == {"late", "torn", "m"}
     assert "Gone" in home.left["late"] and "Define classes and functions at the top of the cell" in home.left["late"]
     assert "no.such" in home.left["m"] or "No module named" in home.left["m"]
-    assert isinstance(home.values[0], Lost) and "could not be loaded here: AttributeError" in home.values[0].reason
+    assert (
+        isinstance(home.values[0], MissingValue)
+        and "could not be loaded in the notebook: AttributeError" in home.values[0].reason
+    )
 
 
 @pytest.mark.parametrize(("fails", "calls"), [("check", ["check ['m']"]), ("load", ["check ['m']", "load"])])
@@ -89,7 +92,7 @@ def test_results_stay_where_the_weights_cannot_be_loaded(files: RunFiles, fails:
     put(files, 0, packed(1, backend, names={"x": pickle.dumps(1)}, models=["m"]))  # type: ignore[arg-type]
     model = {"weight": "old"}
     with pytest.raises(TpuMagicsError):
-        bring_home(files, 1, {"m": model}, backend)  # type: ignore[arg-type]
+        collect_results(files, 1, {"m": model}, backend)  # type: ignore[arg-type]
     assert model == {"weight": "old"} and backend.calls == calls
     assert files.value_path(0).exists()
 
@@ -97,7 +100,7 @@ def test_results_stay_where_the_weights_cannot_be_loaded(files: RunFiles, fails:
 def test_no_models_no_weights(files: RunFiles) -> None:
     backend = FakeBackend()
     put(files, 0, packed(1, backend, models=[]))  # type: ignore[arg-type]
-    bring_home(files, 1, {"m": {"weight": "old"}}, backend)  # type: ignore[arg-type]
+    collect_results(files, 1, {"m": {"weight": "old"}}, backend)  # type: ignore[arg-type]
     assert backend.calls == []
 
 
@@ -180,9 +183,9 @@ def test_a_result_before_and_after(runs: Path) -> None:
     folder = RunFolder.create("named")
     result = TrainResult(Run(folder.path), {"m": 1})
     assert result.status == "starting" and result.steps == 0 and result.compiles is None
-    with pytest.raises(TpuMagicsError, match="'named' has no results: it is starting"):
+    with pytest.raises(TpuMagicsError, match="'named' has no results: its status is starting"):
         _ = result.value
-    result.settle(Home(values=[1, Lost("because")]))
+    result.settle(RunResults(values=[1, MissingValue("because")]))
     assert result.value == 1
     with pytest.raises(TpuMagicsError, match="because"):
         _ = result.values
@@ -190,4 +193,4 @@ def test_a_result_before_and_after(runs: Path) -> None:
     result.failure = TpuMagicsError("it failed")
     with pytest.raises(TpuMagicsError, match="it failed"):
         result.wait()
-    assert isinstance(results.Lost("x"), Lost)
+    assert isinstance(results.MissingValue("x"), MissingValue)

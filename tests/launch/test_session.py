@@ -20,7 +20,7 @@ def test_without_init_the_first_run_sets_up_what_it_would() -> None:
     assert not session.current.initialised
     run(int)
     assert session.current.initialised and session.current.host is not None
-    assert session.current.last is not None and session.current.going is None
+    assert session.current.last is not None and session.current.active_run is None
 
 
 def test_the_host_is_looked_at_anew_for_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_a_second_run_is_refused_by_name(tmp_path: Path) -> None:
 
     first = run(waits, background=True, run_name="the first")
     error = refused(int)
-    assert "'the first' is still going on" in error.what and "--background" in error.why
+    assert "'the first' is still running" in error.what and "--background" in error.why
     (tmp_path / "go").touch()
     first.wait()
     run(int)

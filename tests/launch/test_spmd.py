@@ -466,10 +466,14 @@ def mesh_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("function", "spmd", "parts"),
     [
-        (uneven_loader, 8, ("a batch of 12, which 8 devices do not divide", "e.g. 16", "leave out minibatch=True")),
-        (unknown_axis, 8, ("names the mesh's axis 'batch'", '"data" and "model"')),
-        (fsdp_by_hand, 8, ("names the mesh's axis 'fsdp'", '("fsdp", "tensor")')),
-        (process_group, 8, ("backend xla in an SPMD run", "Leave dist.init_process_group out")),
+        (
+            uneven_loader,
+            8,
+            ("a batch of 12, which cannot be split evenly over 8 devices", "e.g. 16", "leave out minibatch=True"),
+        ),
+        (unknown_axis, 8, ("uses the mesh axis 'batch'", '"data" and "model"')),
+        (fsdp_by_hand, 8, ("uses the mesh axis 'fsdp'", '("fsdp", "tensor")')),
+        (process_group, 8, ("backend xla in an SPMD run", "Remove dist.init_process_group")),
         (mesh_that_is_not_there, None, ("this run is not an SPMD one", "%%tpu_train --spmd")),
         (mesh_of_its_own, None, ("this run is not an SPMD one", "%%tpu_train --spmd")),
     ],

@@ -275,7 +275,7 @@ def test_questions_end_in_a_clear_error(function: Any) -> None:
     error = failed(function)
     text = said(error)
     assert re.search(r"Rank 0 called \S+\(\) at `", error.what), text
-    assert "Ask before the run and pass the answer as an argument" in text
+    assert "Ask for the input before the run and pass it as an argument" in text
 
 
 def reads_stdin() -> str:

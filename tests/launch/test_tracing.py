@@ -54,7 +54,7 @@ def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     yield
-    assert not list(folder.glob("tpu_magics-preflight-*")) and session.current.going is None
+    assert not list(folder.glob("tpu_magics-preflight-*")) and session.current.active_run is None
     assert not (tmp_path / "runs").exists() or not any("preflight" in p.name for p in (tmp_path / "runs").iterdir())
 
 
@@ -92,7 +92,7 @@ def test_what_it_prints_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None
     [
         (lambda: (_ for _ in ()).throw(ValueError("wrong")), "raised ValueError: wrong"),
         (lambda: sys.exit(3), "called sys.exit(3)"),
-        (lambda: os._exit(3), "ended itself without finishing (exit code 3)"),
+        (lambda: os._exit(3), "exited before it finished (exit code 3)"),
         (lambda: os.kill(os.getpid(), 9), "SIGKILL"),
     ],
 )

@@ -89,7 +89,7 @@ def test_a_value_that_cannot_be_pickled_fails_no_run(capsys: pytest.CaptureFixtu
         assert result.status == "done"
         with pytest.raises(TpuMagicsError, match=word) as caught:
             _ = result.value
-        assert "rank 0 returned could not travel" in caught.value.what
+        assert "return value of rank 0 could not be sent" in caught.value.what
         assert "Return plain values" in caught.value.todo
         assert word in capsys.readouterr().out  # said at once, not only when it is asked for
 
@@ -274,7 +274,7 @@ def breaks(model: Any, how: str) -> None:
     [
         ("raise", ["Rank 0 raised ValueError", "boom <script>"]),
         ("exit", ["Rank 0 called sys.exit(3)"]),
-        ("_exit", ["Rank 0 ended itself without finishing (exit code 5)"]),
+        ("_exit", ["Rank 0 exited before it finished (exit code 5)"]),
     ],
 )
 def test_a_failure_changes_no_weight(how: str, words: list[str]) -> None:
@@ -414,10 +414,10 @@ def test_a_background_run_comes_home_with_wait(tmp_path: Path) -> None:
     before = digest(model)
     result = run(waits_for, tmp_path / "go", model, background=True, run_name="later")
     assert result.status == "running" and digest(model) == before
-    with pytest.raises(TpuMagicsError, match="has no results: it is running"):
+    with pytest.raises(TpuMagicsError, match="has no results: its status is running"):
         _ = result.value
     error = refused(who)
-    assert "'later' is still going on" in error.what and "%tpu_stop later" in error.todo
+    assert "'later' is still running" in error.what and "%tpu_stop later" in error.todo
     (tmp_path / "go").touch()
     assert result.wait() is result and result.status == "done"
     assert isinstance(result.value, float) and digest(model) != before
@@ -429,7 +429,7 @@ def test_a_background_run_that_is_stopped_changes_nothing(tmp_path: Path) -> Non
     model = net()
     before = digest(model)
     result = run(waits_for, tmp_path / "never", model, background=True)
-    going = session.current.going
+    going = session.current.active_run
     assert going is not None
     going.stop()
     assert going.ended
@@ -483,5 +483,5 @@ def test_the_first_free_thread_is_the_main_one() -> None:
     thread = threading.Thread(target=elsewhere)
     thread.start()
     thread.join()
-    assert isinstance(caught[0], TpuMagicsError) and "cannot be started from a thread" in caught[0].what
+    assert isinstance(caught[0], TpuMagicsError) and "can only be started from the main thread" in caught[0].what
     assert Options().check() is None

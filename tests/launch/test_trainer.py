@@ -17,7 +17,7 @@ pytest.importorskip("torch_xla")
 pytest.importorskip("transformers.trainer")  # here, as in a notebook: else every worker imports it
 
 from tests.launch.launching import FakeNotebook, digest, failed, fake_notebook, run
-from tests.launch.test_diagnose import HBM_USED
+from tests.launch.test_diagnosis import HBM_USED
 from tpu_magics.launch import cells
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.results import TrainResult
@@ -164,7 +164,7 @@ def test_plain_statements_of_a_cell() -> None:
     )
     model = notebook.names["model"] = BertForSequenceClassification(config)
     before = digest(model)
-    result = cells.train_cell(cells.Source("\n" + FORM_3, "<cell>"), (), Options(timeout=PATIENCE))
+    result = cells.train_cell(cells.CellSource("\n" + FORM_3, "<cell>"), (), Options(timeout=PATIENCE))
     assert result is not None and result.status == "done" and digest(model) != before
     assert len(losses(notebook.names["history"])) == 3
     recorded = [event for event in only(result.run.events("value"), Value) if event.name == "loss"]
@@ -314,7 +314,7 @@ def test_an_evaluation_that_does_not_fit_says_so() -> None:
     if "Evaluation hit an out-of-memory error" in inspect.getsource(
         sys.modules["transformers.trainer"]
     ):  # transformers 5.23
-        assert "ran out of memory in an evaluation" in error.what and "per_device_eval_batch_size" in error.todo
+        assert "ran out of memory during evaluation" in error.what and "per_device_eval_batch_size" in error.todo
     else:  # 5.15 takes it for one of training
         assert "found no batch size that fits into memory" in error.what
 

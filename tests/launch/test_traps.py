@@ -186,7 +186,7 @@ def test_trap_05_statements_give_device_tensors(monkeypatch: pytest.MonkeyPatch)
     text = (
         "\nimport torch\nloss = torch.ones(2, device='xla') * 3\nouts = [loss, {'a': loss}]\nlate = (i for i in [1])\n"
     )
-    result = cells.train_cell(cells.Source(text, "<cell>"), [], Options(hoist="off", timeout=60.0))
+    result = cells.train_cell(cells.CellSource(text, "<cell>"), [], Options(hoist="off", timeout=60.0))
     names = notebook.names
     assert names["loss"].device.type == "cpu" and torch.equal(names["outs"][1]["a"], torch.full((2,), 3.0))
     assert "late" not in names and result is not None and "generator" in result.left["late"]
@@ -323,8 +323,8 @@ def test_trap_10_only_the_main_thread_forks() -> None:
     thread = threading.Thread(target=subshell)
     thread.start()
     thread.join()
-    assert "Training cannot be started from a thread." in said(caught[0])  # type: ignore[arg-type]
-    assert session.current.going is None
+    assert "Training can only be started from the main thread." in said(caught[0])  # type: ignore[arg-type]
+    assert session.current.active_run is None
 
 
 def test_trap_11_output_does_not_escape(capfd: pytest.CaptureFixture[str]) -> None:
@@ -482,7 +482,7 @@ def test_trap_17_lines_are_those_of_the_cell(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(notebook, "cell_names", lambda: {"/tmp/ipykernel_123/456.py": "In [3]"})
     text = "\nget_ipython = print\nget_ipython().__add__\n".replace("get_ipython().__add__", "def f():\n    1 / 0")
     with pytest.raises(tpu_magics.TrainingFailed) as caught:
-        cells.train_cell(cells.Source(text, "/tmp/ipykernel_123/456.py"), [], Options(hoist="off", timeout=60.0))
+        cells.train_cell(cells.CellSource(text, "/tmp/ipykernel_123/456.py"), [], Options(hoist="off", timeout=60.0))
     assert "In [3], line 4, in f" in said(caught.value) and "ipykernel_123" not in said(caught.value)
 
 

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from tests.launch.launching import failed, of, run, said
-from tpu_magics.backends.base import ObserverConfig as Watching
-from tpu_magics.backends.base import StepLimit, WorkerSpec
+from tpu_magics.backends.base import ObserverConfig, StepLimit, WorkerSpec
 from tpu_magics.launch import process, worker
 from tpu_magics.launch.work import FunctionWork
 from tpu_magics.runs.events import End, Phase, Start, only
@@ -42,7 +41,7 @@ class FakeBackend:
         return {ordinal: function(ordinal, replica) for replica, ordinal in enumerate(self.ordinals)}
 
     @contextmanager
-    def observing(self, writer: EventWriter, watching: Watching) -> Iterator[Any]:
+    def observing(self, writer: EventWriter, watching: ObserverConfig) -> Iterator[Any]:
         assert (watching.device, watching.ranks) == ("TPU", 8)
         counts = {"total_steps": 7, "compiles": 3, "recompiles": 1}
         told = {"ended": lambda: None, "close": lambda read=True: None, "trained_on_host": lambda: ""}
@@ -61,7 +60,7 @@ class FakeBackend:
 def be(tmp_path: Path, backend: FakeBackend, function: Callable[..., Any], index: int = 0, replicas: int = 1) -> int:
     """Fork one worker; its exit code."""
     work = FunctionWork(function, index_first=True)
-    task = worker.Task(backend, work, RunFiles(tmp_path), {__file__: "In [4]"})  # type: ignore[arg-type]
+    task = worker.WorkerTask(backend, work, RunFiles(tmp_path), {__file__: "In [4]"})  # type: ignore[arg-type]
     spec = WorkerSpec(index, 4, "TPU", replicas=replicas)
     with process.interrupts_held():
         process.flush_everything()

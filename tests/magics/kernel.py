@@ -34,7 +34,7 @@ import os as _os, sys as _sys
 _session = _sys.modules.get("tpu_magics.launch.session")
 if _session is not None:
     _told = _session.current
-    _told.going = _told.last = _told.processes = _told.spmd = _told.collective_timeout = _told.pod = None
+    _told.active_run = _told.last = _told.processes = _told.spmd = _told.collective_timeout = _told.pod = None
     _told.precision = _told.cache = ""
 get_ipython().user_ns.pop("_tpu", None)
 for _name in [n for n in get_ipython().user_ns if n not in get_ipython().user_ns_hidden and not n.startswith("_")]:

@@ -62,7 +62,7 @@ def told_of_the_end(kernel: Kernel, code: str) -> Cell:
 def test_it_returns_at_once_and_its_prints_go_to_one_display(notebook: Kernel) -> None:
     cell = notebook.run(TICKS.format(ticks=25)).good()
     assert notebook.descendants(), "the cell has waited for the run"
-    assert "Training 'ticking' in the background: _tpu.wait() brings its results home" in cell.printed
+    assert "Training 'ticking' in the background: _tpu.wait() loads its results" in cell.printed
     other = notebook.run("time.sleep(1.2); print('meanwhile')").good()
     assert other.printed == "meanwhile\n", "the run's prints are in another cell"
     assert not other.of("display_data") and "tick 3" in shown_in(notebook, cell)
@@ -125,7 +125,7 @@ def test_a_second_run_is_refused_by_name(notebook: Kernel) -> None:
     notebook.run(FOREVER).good()
     for cell in ("%tpu_train train model", "%%tpu_train --background\ntrain(model)"):
         refused = notebook.run(cell)
-        assert refused.said.startswith("TpuMagicsError: The run 'ticking' is still going on"), refused.shown
+        assert refused.said.startswith("TpuMagicsError: The run 'ticking' is still running"), refused.shown
         assert "%tpu_stop ticking" in refused.said and "_tpu.wait()" in refused.said
     assert notebook.value("_tpu.run.name") == "ticking"
 
@@ -153,7 +153,7 @@ def test_stopping_a_run_that_has_just_ended_brings_it_home(notebook: Kernel) -> 
     cell = notebook.run(
         """get_ipython().run_cell_magic("tpu_train", "--background", "def quick():\\n    return 4\\n")
 from tpu_magics.launch import session
-while not session.current.going.ended:
+while not session.current.active_run.ended:
     time.sleep(0.05)
 %tpu_stop
 print(_tpu.value)

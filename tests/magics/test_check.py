@@ -177,7 +177,7 @@ def test_findings_stand_folded_in_the_panel_and_do_not_stop_the_run(notebook: Ke
 
 def test_strict_refuses_with_the_lines_and_starts_nothing(notebook: Kernel) -> None:
     cell = notebook.run(f"%%tpu_train model --strict{TRAINING}")
-    assert "Nothing was started: the code breaks" in cell.said
+    assert "The run was not started: the code breaks" in cell.said
     assert "TPU101" in cell.said and "if loss > 100:" in cell.said and "--strict" in cell.said
     assert notebook.value(TRAINED) is False
 

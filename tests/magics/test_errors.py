@@ -55,7 +55,7 @@ def training_function():
     assert cell.said.startswith(
         "TrainingFailed: Rank 0 raised ZeroDivisionError: division by zero "
         f"Why: It was raised at `return 1 / value` (In [{first.count - 1}], line 6, in helper). "
-        "What to do: Correct it and run the cell again. The notebook's models are as they were before the run. "
+        "What to do: Fix it and run the cell again. The notebook's models are unchanged. "
     )
     assert [line.strip() for line in cell.error.splitlines()[-5:]] == [
         f"In [{number}], line 20, in training_function: indented(0)",
@@ -120,36 +120,36 @@ REFUSED = [
     ("%%tpu_train\n\n   \n", "The cell under %%tpu_train is empty", "use %tpu_train FUNCTION"),
     ("%%tpu_train\n# only\n# comments", "The cell under %%tpu_train is empty", "use %tpu_train FUNCTION"),
     ("%%tpu_train\nimport os\nclass A:\n    x = 1", "has nothing to train", "End the cell with the training function"),
-    ("%tpu_train", "%tpu_train does not say what to train", "%tpu_train FUNCTION [ARG ...]"),
-    ("%tpu_train nowhere.py", "The script nowhere.py cannot be read: No such file", "Give the script's path"),
-    ("%tpu_train 3", "is not a function", "Name a function"),
+    ("%tpu_train", "%tpu_train needs something to train", "%tpu_train FUNCTION [ARG ...]"),
+    ("%tpu_train nowhere.py", "The script nowhere.py cannot be read: No such file", "Give the path of the script"),
+    ("%tpu_train 3", "is not a function", "Use a function"),
     ("%tpu_train modle", "NameError: name 'modle' is not defined", "Define `modle` in an earlier cell"),
     ("%%tpu_train mdl\ndef f(m): pass", "NameError: name 'mdl'", "Define `mdl` in an earlier cell"),
     (
         "%%tpu_train 1/0\ndef f(m): pass",
         "The ARG '1/0' cannot be evaluated: ZeroDivisionError",
-        "Correct the expression",
+        "Fix the expression",
     ),
     ("%%tpu_train 1+\ndef f(m): pass", "The ARG '1+'", "Put quotes around"),
-    ("%%tpu_train a=1 2\ndef f(m): pass", "The ARG '2' stands behind a named one", "before the first key=value"),
-    ("%%tpu_train 'a\ndef f(m): pass", "a quote ' is never closed", "Close it"),
-    ("%%tpu_train [1, 2\ndef f(m): pass", "a bracket is never closed", "Close it"),
-    ("%%tpu_train 1\ndef f(): pass", "f() does not take", "one ARG for each"),
+    ("%%tpu_train a=1 2\ndef f(m): pass", "The positional ARG '2' follows a keyword ARG", "before the first key=value"),
+    ("%%tpu_train 'a\ndef f(m): pass", "an unclosed quote '", "Close the quote"),
+    ("%%tpu_train [1, 2\ndef f(m): pass", "an unclosed bracket", "Close the bracket"),
+    ("%%tpu_train 1\ndef f(): pass", "f() does not accept", "one ARG for each"),
     ("%%tpu_train\ndef f(model, lr): pass", "missing a required argument: 'model'", "%%tpu_train model lr"),
-    ("%%tpu_train\ndef f():\n    yield 1", "`f` is a generator function", "Make it a plain function"),
-    ("%%tpu_train\nasync def f():\n    pass", "`f` is an async function", "Make it a plain function"),
+    ("%%tpu_train\ndef f():\n    yield 1", "`f` is a generator function", "Change it to a normal function"),
+    ("%%tpu_train\nasync def f():\n    pass", "`f` is an async function", "Change it to a normal function"),
     ("%%tpu_train --hoits off\ndef f(): pass", "has no option --hoits; did you mean --hoist?", "%%tpu_train -h"),
     ("%%tpu_train --hoist of\ndef f(): pass", "invalid choice: 'of'", "%%tpu_train -h"),
     ("%%tpu_train --qqq\ndef f(): pass", "has no option --qqq", "Look at %%tpu_train -h"),
     ("%%tpu_train --steps\ndef f(): pass", "--steps: expected one argument", "%%tpu_train -h"),
-    ("%%tpu_train -n 0\ndef f(): pass", "-n 0 is not possible", "leave it away"),
-    ("%%tpu_train -n 8 --spmd\ndef f(): pass", "-n 8 and --spmd", "Leave one of them away"),
-    ("%%tpu_train --collective-timeout 0\ndef f(): pass", "--collective-timeout 0 is not possible", "leave it away"),
+    ("%%tpu_train -n 0\ndef f(): pass", "-n 0 is not valid", "omit it"),
+    ("%%tpu_train -n 8 --spmd\ndef f(): pass", "-n 8 and --spmd", "Use only one of them"),
+    ("%%tpu_train --collective-timeout 0\ndef f(): pass", "--collective-timeout 0 is not valid", "omit it"),
     ("%%tpu_train -n two\ndef f(): pass", "'two'", "%%tpu_train -h"),
-    ("%%tpu_train --steps 0\ndef f(): pass", "--steps 0 is not possible", "leave it away"),
+    ("%%tpu_train --steps 0\ndef f(): pass", "--steps 0 is not valid", "omit it"),
     ("%%tpu_train --timeout x\ndef f(): pass", "'x' is not a number of seconds", "%%tpu_train -h"),
-    ("%%tpu_train --timeout 0\ndef f(): pass", "--timeout 0 is not possible", "leave it away"),
-    ("%%tpu_train --timeout nan\ndef f(): pass", "--timeout nan is not possible", "leave it away"),
+    ("%%tpu_train --timeout 0\ndef f(): pass", "--timeout 0 is not valid", "omit it"),
+    ("%%tpu_train --timeout nan\ndef f(): pass", "--timeout nan is not valid", "omit it"),
     ("%%tpu_train --run-name a/b\ndef f(): pass", "A run cannot be named 'a/b'", "without a slash"),
     ("%%tpu_train -o 3x\ndef f(): pass", "-o 3x is not a name", "Give -o an identifier"),
     ("%tpu_runs nowhere", "There is no run yet", "%%tpu_train"),
@@ -175,7 +175,7 @@ def test_the_result_is_bound_also_after_a_failure(kernel: Kernel) -> None:
     cell = kernel.run("%%tpu_train model -o mine\ndef broken(model):\n    model.weight.data.zero_()\n    boom")
     assert "NameError: name 'boom' is not defined" in cell.said
     assert kernel.value("(mine.status, mine.run.name, len(mine.run.events()) > 0)") == ("failed", "broken", True)
-    assert "The run 'broken' has no results: it is failed" in kernel.run("mine.value").said
+    assert "The run 'broken' has no results: its status is failed" in kernel.run("mine.value").said
     assert "name 'boom' is not defined" in kernel.run("mine.wait()").said
     kernel.run("%tpu_train train model").good()
     assert kernel.value(f"(mine.status, _tpu.status, {TRAINED})") == ("failed", "done", True)

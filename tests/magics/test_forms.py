@@ -153,7 +153,7 @@ print("after", _tpu.steps)
         "training",
         "after 4",
     ]
-    asked = "The call asks for 8 processes: 8 ranks are rehearsed on XLA:CPU (-n 1 trains with one)."
+    asked = "The call requests 8 processes: 8 ranks are rehearsed on XLA:CPU (-n 1 trains with one)."
     assert asked in cell.printed and notebook.value("len(_tpu.values)") == 8
     assert "trained weights are home: model" in cell.printed
     assert [output.text for output in cell.of("execute_result")] == ["42"]
@@ -205,7 +205,9 @@ def test_args_have_no_place_beside_a_launcher_or_plain_statements(notebook: Kern
     cell = notebook.run(
         "%%tpu_train model\nfrom accelerate import notebook_launcher\nnotebook_launcher(train, (model,))"
     )
-    assert "ARGs (model) have no place" in cell.error and "whose own arguments are used" in cell.error
+    assert (
+        "This cell takes no ARGs, but got: model" in cell.error and "the arguments of that call are used" in cell.error
+    )
     cell = notebook.run("%%tpu_train model\nx = 1")
     assert "its last statement is not a `def`" in cell.error
 
@@ -255,7 +257,7 @@ late = Late()
 y = 2
 """
     ).good()
-    [told] = [line for line in cell.printed.splitlines() if "stayed in the worker" in line]
+    [told] = [line for line in cell.printed.splitlines() if "Not updated in the notebook" in line]
     assert [name in told for name in ("`callback`", "`file`", "`late`", "`x`")] == [True, True, True, False]
     left = notebook.value("_tpu.left")
     assert sorted(left) == ["Late", "callback", "file", "late"]

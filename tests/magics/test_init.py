@@ -62,18 +62,18 @@ def test_options_are_checked_before_anything_is_looked_at(kernel: Kernel) -> Non
     cell = kernel.run("%tpu_init --precision fp16")
     assert "fp16" in cell.error and "bf16-downcast" in cell.error
     cell = kernel.run("%tpu_init -n 0")
-    assert "-n 0 is not possible" in cell.error
+    assert "-n 0 is not valid" in cell.error
     cell = kernel.run("%tpu_init --cache /proc/none")
-    assert cell.error.startswith("TpuMagicsError: Compiled programs cannot be kept in /proc/none")
+    assert cell.error.startswith("TpuMagicsError: The compile cache cannot be written to /proc/none")
     assert kernel.run("%tpu_init -h").good().printed.startswith("usage: %tpu_init")
 
 
 def test_the_cache_says_why_it_is_off_here(kernel: Kernel, tmp_path: Path) -> None:
     cell = kernel.run(f"%tpu_init --cache {tmp_path / 'programs'}").good()
-    assert f"the persistent compile cache ({tmp_path / 'programs'}) stays off here: on XLA:CPU" in cell.printed
+    assert f"the persistent compile cache ({tmp_path / 'programs'}) is off here: on XLA:CPU" in cell.printed
     kernel.run("%tpu_init").good()
     kernel.run("import tpu_magics.launch.session as s; assert s.current.cache").good()
-    assert "stays off" not in kernel.run("%tpu_init --cache off").good().printed
+    assert "is off here" not in kernel.run("%tpu_init --cache off").good().printed
     kernel.run("assert not s.current.cache").good()
 
 
@@ -86,13 +86,13 @@ def test_the_cells_that_started_the_runtime_and_built_an_accelerator_are_named(o
     own_kernel.run("x = 1").good()
     cell = own_kernel.run("%tpu_train train model")
     assert cell.error_type == "TpuMagicsError" and "FORKED" not in cell.shown
-    assert f"The XLA runtime is already initialised in this notebook, by In [{guilty}]." in cell.said
+    assert f"The XLA runtime is already initialized in this notebook, by In [{guilty}]." in cell.said
     assert "Restart the kernel" in cell.said
 
     guilty = own_kernel.run("from accelerate import Accelerator; a = Accelerator()").good().count
     cell = own_kernel.run("%tpu_train train model")
     assert cell.error_type == "TpuMagicsError" and "FORKED" not in cell.shown
-    assert f"An Accelerator was built in this notebook, by In [{guilty}]." in cell.said
+    assert f"An Accelerator was created in this notebook, by In [{guilty}]." in cell.said
     assert own_kernel.descendants() == []
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from tests.panel import recorded
 from tests.panel.recorded import CREATED, Recorded
-from tpu_magics.launch.onlook import Guarded
+from tpu_magics.launch.run_observer import SafeObserver
 from tpu_magics.magics import lab, lab_run
-from tpu_magics.magics.onlookers import Onlookers
+from tpu_magics.magics.run_observers import RunObservers
 from tpu_magics.panel.reading import Reading
 from tpu_magics.runs.events import Steps
 
@@ -155,11 +155,11 @@ def test_a_panel_that_breaks_leaves_the_extension(tmp_path: Path, desk: FakeDesk
     said: list[str] = []
     followed, _reading = follow(recorded.running(tmp_path))
     panel: Any = Broken()
-    both = Guarded(Onlookers(panel, followed, None, said.append), said.append)
+    both = SafeObserver(RunObservers(panel, followed, None, said.append), said.append)
     for _ in range(3):
         both.look()
     both.settle()
-    assert said == ["The panel has stopped, the run goes on: ValueError: no such part"]
+    assert said == ["The panel stopped because of an error, the run continues: ValueError: no such part"]
     assert desk.types[:2] == ["hello", "run"] and desk.types[-1] == "run"
 
 
@@ -176,7 +176,7 @@ def test_a_mailbox_that_breaks_leaves_the_rest(tmp_path: Path, desk: FakeDesk) -
     followed = lab_run.follow(run.files, lambda: None, Reading(run.files), answers=True, hears=True)
     desk.answers = False
     mailbox: Any = Torn()
-    both = Guarded(Onlookers(None, followed, mailbox, said.append), said.append)
+    both = SafeObserver(RunObservers(None, followed, mailbox, said.append), said.append)
     for total in range(441, 444):
         step(run, total)
         both.look()
@@ -185,7 +185,7 @@ def test_a_mailbox_that_breaks_leaves_the_rest(tmp_path: Path, desk: FakeDesk) -
 
 
 def test_front_ends_learn_that_a_run_is_followed_no_longer(tmp_path: Path, desk: FakeDesk) -> None:
-    """Where the onlooker has failed: what they show stands still, and the run goes on."""
+    """Where the observer has failed: what they show stands still, and the run goes on."""
     run = recorded.running(tmp_path)
     followed, _reading = follow(run)
     followed.close("ValueError: no such part")

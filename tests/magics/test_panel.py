@@ -250,13 +250,19 @@ widget.sections = fails
 """
     ).good()
     cell = notebook.run("%%tpu_train model\ndef f(model):\n    loss = train(model)\n    time.sleep(1)\n").good()
-    assert "tpu_magics: The panel has stopped, the run goes on: ValueError: no such part\n" in cell.printed
+    assert (
+        "tpu_magics: The panel stopped because of an error, the run continues: ValueError: no such part\n"
+        in cell.printed
+    )
     assert cell.printed.count("no such part") == 1
     assert "f: done; trained weights are home: model" in cell.printed and notebook.value(TRAINED)
     assert "This panel has stopped: ValueError: no such part" in cell.panel[-1].text
     notebook.run("widget.sections = lambda view: 1 / 0").good()
     cell = notebook.run("%tpu_train train model").good()
-    assert "tpu_magics: There is no panel, the run goes on: ZeroDivisionError: division by zero\n" in cell.printed
+    assert (
+        "tpu_magics: The panel could not be opened, the run continues: ZeroDivisionError: division by zero\n"
+        in cell.printed
+    )
     assert not cell.panel and "train: done" in cell.printed
     notebook.run("widget.sections = kept").good()
     assert "train: ✓ done" in notebook.run("%tpu_train train model").good().panel[-1].text

@@ -45,7 +45,7 @@ def training_function(model):
     "%tpu_runs",
     "%tpu_logs training_function",
     "%%tpu_train --background\nimport time\ndef waits():\n    print('quiet')\n    time.sleep(0.2)\n",
-    "import tpu_magics.launch.session as s\nwhile not s.current.going.ended: time.sleep(0.05)",
+    "import tpu_magics.launch.session as s\nwhile not s.current.active_run.ended: time.sleep(0.05)",
     "%tpu_logs",
     "%tpu_runs nowhere",
     "%%tpu_train model\ndef forever(model):\n    import time\n    print('started')\n    time.sleep(1000)\n",

@@ -46,10 +46,10 @@ WRONG = {
     f"train model {TARGET} --fit word": "--fit word: its value is 'many'.",
     f"train model {TARGET} --fit flag": "--fit flag: its value is True.",
     f"train model {TARGET} --fit lr": "--fit lr: its value is 0.1.",
-    f"train model {TARGET} -n 0": "-n 0 is not possible.",
+    f"train model {TARGET} -n 0": "-n 0 is not valid.",
     f"train model {TARGET} -n many": "argument -n/--processes: 'many' is not a whole number.",
     f"train model {TARGET} -n 2 --spmd": "-n 2 and --spmd cannot be had together.",
-    f"train model {TARGET} --steps 0": "--steps 0 is not possible.",
+    f"train model {TARGET} --steps 0": "--steps 0 is not valid.",
     f"train model {TARGET} -o 2x": "-o 2x is not a name.",
     f"train model {TARGET} --fitt x": "%tpu_preflight has no option --fitt; did you mean --fit?",
 }

@@ -73,10 +73,10 @@ def test_init_shows_the_strategy_and_gives_it_to_the_notebook(kernel: Kernel) ->
         and "PJRT_DEVICE" not in text
     )
     assert kernel.value("type(strategy).__name__") == "_DefaultDistributionStrategy"
-    assert "-n 2 is not possible for TensorFlow" in kernel.run("%tpu_init -n 2").said
+    assert "-n 2 is not supported for TensorFlow" in kernel.run("%tpu_init -n 2").said
     padded = kernel.run("%tpu_pad [3, 5, 9, 9] --batch 2 --plain").good().printed
     assert "dataset.padded_batch(2, " in padded or "dataset.bucket_by_sequence_length(" in padded
-    assert "--tpu x is for TensorFlow" in kernel.run("%tpu_init --framework torch --tpu x").said
+    assert "--tpu x is only for TensorFlow" in kernel.run("%tpu_init --framework torch --tpu x").said
 
 
 def test_the_panel_is_live_while_the_cell_holds_the_main_thread(kernel: Kernel) -> None:
@@ -104,7 +104,7 @@ def test_functions_scripts_and_refusals(kernel: Kernel, tmp_path: Path) -> None:
         f"['--epochs', '2'] {overlay.tensorflow_version()}\n"
         in kernel.run("%tpu_train job.py --epochs 2").good().printed
     )
-    assert "--background is not possible" in kernel.run("%%tpu_train --background\nmodel.fit(x, y)").said
+    assert "--background is not supported" in kernel.run("%%tpu_train --background\nmodel.fit(x, y)").said
     old = kernel.run('%%tpu_train\nmodel.fit(x, y, verbose=0)\nmodel.save_weights("x.h5")')
     assert "Keras 3 does not accept the file name x.h5" in old.said and "steps" not in old.printed
     assert "has no option" not in kernel.run("%%tpu_train -h").good().printed
@@ -114,7 +114,7 @@ def test_an_error_of_the_cell_shows_its_lines_and_the_models_are_as_before(kerne
     kernel.run(BUILD).good()
     cell = kernel.run("%%tpu_train --jit keep\nmodel.fit(x, y, verbose=0)\nraise ValueError('late')")
     assert cell.error_type == "ValueError" and "----> 3 raise ValueError('late')" in cell.error
-    assert "launch/local.py" not in cell.error and "as they were before the run" in cell.printed
+    assert "launch/in_process_run.py" not in cell.error and "models are unchanged" in cell.printed
     assert kernel.value("(before == state(), _tpu.status)") == (True, "failed")
     kernel.run("%%tpu_train --jit keep\nmodel.fit(x, y, verbose=0)").good()
     assert kernel.value("before == state()") is False
@@ -128,7 +128,7 @@ def test_an_interrupt_ends_the_run_and_the_kernel_goes_on(either: Kernel) -> Non
     either.interrupt()
     either.finish(cell, timeout=30)
     assert time.monotonic() - began < 3.0
-    assert cell.error_type == "TrainingInterrupted" and "as they were before the run" in cell.said
+    assert cell.error_type == "TrainingInterrupted" and "models are unchanged" in cell.said
     assert either.value("(before == state(), _tpu.status)") == (True, "interrupted")
     cell = either.run("%%tpu_train --jit keep\nprint('more')\nmodel.fit(x, y, verbose=0)").good()
     assert "more\n" in cell.printed and cell.panel[-1].kind == "update_display_data"

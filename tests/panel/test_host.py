@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tpu_magics.backends.base import DEFAULT, TPU_LOCAL, TPU_REMOTE
-from tpu_magics.backends.base import Placement as Placed
-from tpu_magics.backends.base import TrainingProblem as Problem
+from tpu_magics.backends.base import DEFAULT, TPU_LOCAL, TPU_REMOTE, Placement, TrainingProblem
 from tpu_magics.host import Host, inspect_host
 from tpu_magics.panel.host import host_table
 from tpu_magics.panel.table import Table, to_html, to_text
@@ -296,7 +294,7 @@ def test_this_machine():
 # -- TensorFlow ----------------------------------------------------------------------------------------------------
 
 
-def tensorflow_table(fake, placed: Placed | None = None, **versions: str) -> Table:
+def tensorflow_table(fake, placed: Placement | None = None, **versions: str) -> Table:
     known = {**fake.versions, "tensorflow-cpu": None, "keras": "3.15.1", **versions}
     host = inspect_host(fake.environ, fake.root, fake.modules, known, framework="tensorflow")
     return host_table(host, placed=placed)
@@ -314,19 +312,19 @@ NOT_YET = "not available (TensorFlow is not connected yet: %tpu_init)"
         (
             "plain",
             CPU,
-            Placed(DEFAULT, None, 1, ONE),
+            Placement(DEFAULT, None, 1, ONE),
             ("CPU", "`strategy`: the default strategy (no TPU)", ONE, "not available (there is no TPU)"),
         ),
         (
             "kaggle_v5e_8",
             TPU,
-            Placed(TPU_LOCAL, None, 8, "chips 2x4x1"),
+            Placement(TPU_LOCAL, None, 8, "chips 2x4x1"),
             ("TPU", "`strategy`: TPUStrategy, on the TPU of this host", "8", "chips 2x4x1"),
         ),
         (
             "plain",
             CPU,
-            Placed(TPU_REMOTE, None, 8, "chips 2x2x1"),
+            Placement(TPU_REMOTE, None, 8, "chips 2x2x1"),
             ("TPU", "`strategy`: TPUStrategy, on a remote TPU", "8", "chips 2x2x1"),
         ),
         ("plain", CPU, None, ("CPU", NOT_YET, NOT_YET, NOT_YET)),
@@ -358,7 +356,7 @@ def test_a_tensorflow_that_cannot_use_the_tpu(tmp_path):
 
 @pytest.mark.parametrize(("refuses", "label", "state"), [(True, "Problem", "broken"), (False, "Warning", "warning")])
 def test_what_will_not_work_there_is_told_as_problems_of_the_host_are(tmp_path, refuses, label, state):
-    problem = Problem("It is a node.", "It ended.", "Use a TPU VM.", refuses=refuses)
-    table = tensorflow_table(fake_hosts.plain(tmp_path), Placed(TPU_REMOTE, None, 8, "", (), (problem,)), **CPU)
+    problem = TrainingProblem("It is a node.", "It ended.", "Use a TPU VM.", refuses=refuses)
+    table = tensorflow_table(fake_hosts.plain(tmp_path), Placement(TPU_REMOTE, None, 8, "", (), (problem,)), **CPU)
     assert cells(table)[label] == "It is a node.\nWhy: It ended.\nTo mend it: Use a TPU VM."
     assert states(table)[label] == state

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from tests.panel import preflights
 from tests.panel.preflights import GIB, MIB, result, traced
-from tpu_magics.backends.lowered import HostRead as Read
-from tpu_magics.backends.lowered import SourceLine as Place
+from tpu_magics.backends.lowered import HostRead, SourceLine
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel.preflight import to_html, to_text
 from tpu_magics.panel.preflight_plot import HIGH, WIDE, Line, Mark, plot
@@ -139,11 +138,11 @@ def test_what_a_program_is_missing_has_one_reason() -> None:
 @given(st.text(min_size=1, max_size=40))
 def test_what_people_wrote_is_only_text(text: str) -> None:
     evil = f"<script>alert('{text}')</script>"
-    place = Place(evil, 3, evil)
+    place = SourceLine(evil, 3, evil)
     found = preflights.custom()
     one = found.results[0]
     buffers = tuple(replace(each, op=evil, shape=evil, place=place) for each in one.steady.buffers)
-    trace = replace(one.traced, reads=(Read(place, evil, 5),), changes=(("new-code", evil),), notes=(evil,))
+    trace = replace(one.traced, reads=(HostRead(place, evil, 5),), changes=(("new-code", evil),), notes=(evil,))
     spoilt = TargetResult(
         one.target, trace, tuple(replace(each, buffers=buffers, notes=(evil,)) for each in one.compiled)
     )
@@ -394,12 +393,14 @@ def test_a_refusal_has_the_line_and_the_compilers_text() -> None:
 
 
 def test_a_library_s_read_and_a_known_value_are_told_as_such() -> None:
-    inside = Place("transformers/masking_utils.py", 812)
-    library = Read(preflights.ATTENTION, "a value: it follows from the inputs alone, and was computed", 3, inside, True)
+    inside = SourceLine("transformers/masking_utils.py", 812)
+    library = HostRead(
+        preflights.ATTENTION, "a value: it follows from the inputs alone, and was computed", 3, inside, True
+    )
     text = page(Preflight("f", (result("v5e-8", traced(reads=(library,))),)))
     assert "! read transformers itself (transformers/masking_utils.py:812), below loss = model(**batch).loss" in text
     assert "(In [3], line 21), 3 times, and got its true value" in text and "is zero" not in text
-    both = page(Preflight("f", (result("v5e-8", traced(reads=(library, Read(preflights.READ, "a value", 3)))),)))
+    both = page(Preflight("f", (result("v5e-8", traced(reads=(library, HostRead(preflights.READ, "a value", 3)))),)))
     assert "! read zero" in both and "where nothing else is said of it" in both
 
 

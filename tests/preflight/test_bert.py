@@ -15,8 +15,8 @@ import pytest
 
 from tpu_magics.launch import session
 from tpu_magics.launch.plan import Options
-from tpu_magics.launch.tracing import Asked
-from tpu_magics.launch.train import function_request
+from tpu_magics.launch.request import function_request
+from tpu_magics.launch.tracing import TracingOptions
 from tpu_magics.preflight.compilation import compile_graphs
 from tpu_magics.preflight.compile_result import CompileResult, TraceResult
 from tpu_magics.preflight.roofline import bf16_share
@@ -74,7 +74,7 @@ def preflight(
     bert: Bert, batch: int, length: int = LENGTH, precision: str | None = None
 ) -> tuple[TraceResult, CompileResult]:
     request = function_request(training_function, (bert, batch, length))
-    traced = trace_request(request, Options(precision=precision, force=True), Asked())
+    traced = trace_request(request, Options(precision=precision, force=True), TracingOptions())
     assert traced.settled and traced.syncs == 3 and traced.batch == batch and not traced.reads
     steady = [graph for graph in traced.graphs if graph.steady]
     [compiled] = compile_graphs(steady, parse("v5e-1"), store=None, on_progress=lambda _now: None)

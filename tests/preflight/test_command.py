@@ -346,7 +346,7 @@ def test_a_cell_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Cell 1 of a.ipynb failed: SyntaxError: " in refused(write("a.ipynb", "def g(:", TRAIN))
     assert "Cell 1 of a.ipynb failed: ZeroDivisionError: " in refused(write("a.ipynb", TRAIN + "1 / 0"))
     own = write("a.ipynb", "%load_ext tpu_magics\n%tpu_init -n 0", TRAIN)
-    assert "Cell 1 of a.ipynb failed: -n 0 is not possible." in refused(own)
+    assert "Cell 1 of a.ipynb failed: -n 0 is not valid." in refused(own)
 
 
 def test_an_interrupt_ends_it() -> None:
@@ -452,8 +452,8 @@ def test_what_is_wrong_at_once_is_told_before_cells_run() -> None:
     write("a.ipynb", "print('ran')", TRAIN)
     for words, said in (
         (["--target", "v99-1"], "v99-1"),
-        (["--target", "v5e-1", "--steps", "0"], "--steps 0 is not possible."),
-        (["--target", "v5e-1", "-n", "0"], "-n 0 is not possible."),
+        (["--target", "v5e-1", "--steps", "0"], "--steps 0 is not valid."),
+        (["--target", "v5e-1", "-n", "0"], "-n 0 is not valid."),
         (["--target", "v5e-1", "--args", "1 +"], "The ARG '1 +'"),
         ([], "the following arguments are required: --target"),
     ):

@@ -15,8 +15,8 @@ from tpu_magics.backends.lowered import TRACED, HostRead, LoweredGraph, SourceLi
 from tpu_magics.backends.torch_xla.trace.trace_file import write
 from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
 from tpu_magics.launch.plan import Options
-from tpu_magics.launch.tracing import Asked
-from tpu_magics.launch.train import Request, function_request
+from tpu_magics.launch.request import Request, function_request
+from tpu_magics.launch.tracing import TracingOptions
 from tpu_magics.preflight import pipeline
 from tpu_magics.runs.events import Compile, Site, Warned
 from tpu_magics.runs.folder import RunFolder
@@ -65,13 +65,13 @@ def traced(left: Left, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
     def run(error: Exception | None = None, world: int = 1) -> Any:
         @contextmanager
-        def fake_road(_request: Request, _options: Options, _asked: Asked) -> Iterator[tuple[Path, Run]]:
+        def fake_road(_request: Request, _options: Options, _asked: TracingOptions) -> Iterator[tuple[Path, Run]]:
             if error is not None:
                 raise error
             yield left.graphs, Run(left.run.path)
 
         monkeypatch.setattr(pipeline.tracing, "traced", fake_road)
-        return pipeline.trace(function_request(train, (), {}), Options(), Asked(world))
+        return pipeline.trace(function_request(train, (), {}), Options(), TracingOptions(world))
 
     return run
 

@@ -15,7 +15,7 @@ from tests.launch.launching import said
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session, train
 from tpu_magics.launch.plan import NO_SPMD, Options
-from tpu_magics.launch.train import function_request
+from tpu_magics.launch.request import function_request
 from tpu_magics.preflight import precheck as gates
 from tpu_magics.preflight.precheck import preflight_check
 from tpu_magics.preflight.report import Preflight
@@ -90,7 +90,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_made() -> None:
     assert "To train anyway, leave out --preflight." in text
     assert [one.status for one in heard.found[0].results] == ["fits", "too-large"], "v6e has twice as much"
     assert heard.lines == ["rows: tracing, for one rank"] and not heard.open
-    assert list_runs() == [] and session.current.going is None and session.current.last is None
+    assert list_runs() == [] and session.current.active_run is None and session.current.last is None
 
 
 def test_it_is_asked_anew_for_each_training() -> None:

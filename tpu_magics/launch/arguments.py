@@ -1,9 +1,6 @@
-"""The words behind a magic: ARGs as Python expressions.
+"""The ARGs of a magic line: words that are Python expressions, e.g. `m1 16 "cfg.lr * 2" key=expr [1, 2]`.
 
-What lives here: splitting a line into words, and words into expressions. What does not: options (magics/options.py).
-
-Words are separated by spaces; quotes and brackets keep what is in them together, and quotes around a whole word fall
-away: `m1 16 "cfg.lr * 2" key=expr [1, 2]`.
+Spaces separate words, except inside quotes and brackets; quotes around a whole word are removed.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ _OPEN, _CLOSE, _QUOTES = "([{", ")]}", "\"'"
 
 
 def split_words(line: str) -> list[str]:
-    """The words of a line. Raises TpuMagicsError for a quote or bracket that is never closed."""
+    """The words of a line. Raises TpuMagicsError for an unclosed quote or bracket."""
     words: list[str] = []
     word, quote, depth = "", "", 0
     for char in line.strip() + " ":
@@ -39,13 +36,13 @@ def split_words(line: str) -> list[str]:
     if quote or depth:
         missing = f"quote {quote}" if quote else "bracket"
         raise TpuMagicsError(
-            f"The line cannot be read: a {missing} is never closed.", f"The line is: {line.strip()}", "Close it."
+            f"The line has an unclosed {missing}.", f"The line is: {line.strip()}", f"Close the {missing}."
         )
     return words
 
 
 def _unquoted(word: str) -> str:
-    """`"a b"` -> `a b`, and `key="a b"` -> `key=a b`; other quotes are part of the expression."""
+    """`"a b"` -> `a b`, and `key="a b"` -> `key=a b`; all other quotes belong to the expression."""
     name, equals, value = word.partition("=")
     if equals and name.isidentifier() and _is_quoted(value):
         return f"{name}={value[1:-1]}"
@@ -57,7 +54,7 @@ def _is_quoted(word: str) -> bool:
 
 
 def parse_arguments(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Positional and named expressions, checked for their syntax only."""
+    """Positional and keyword expressions; only their syntax is checked."""
     positional: list[str] = []
     named: dict[str, str] = {}
     for word in words:
@@ -66,8 +63,8 @@ def parse_arguments(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
             named[name] = _checked(value, word)
         elif named:
             raise TpuMagicsError(
-                f"The ARG {word!r} stands behind a named one.",
-                "Positional arguments come first, as in a call.",
+                f"The positional ARG {word!r} follows a keyword ARG.",
+                "As in a Python call, positional arguments come first.",
                 "Move it before the first key=value.",
             )
         else:
@@ -88,7 +85,7 @@ def _checked(expression: str, word: str) -> str:
 
 
 def evaluate(expression: str, namespace: dict[str, Any]) -> Any:
-    """The value of an ARG in the notebook. Raises TpuMagicsError where it raises."""
+    """The value of an ARG in the notebook. Raises TpuMagicsError if the evaluation fails."""
     try:
         return eval(compile(expression, "<ARG>", "eval"), namespace)
     except Exception as error:
@@ -101,8 +98,8 @@ def evaluate(expression: str, namespace: dict[str, Any]) -> Any:
 
 def _advice(expression: str, error: Exception) -> str:
     if isinstance(error, NameError) and expression.isidentifier():
-        return f"Define `{expression}` in an earlier cell; if a text is meant, write \"'{expression}'\"."
-    return "Correct the expression, or compute it in an earlier cell and name it here."
+        return f"Define `{expression}` in an earlier cell; for a string, write \"'{expression}'\"."
+    return "Fix the expression, or compute the value in an earlier cell and use its name here."
 
 
 def evaluate_all(

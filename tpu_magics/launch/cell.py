@@ -1,20 +1,21 @@
-"""How a `%%tpu_train` cell is read.
+"""Parsing a `%%tpu_train` cell. Nothing of it is run here.
 
-What lives here: which of the three forms a cell has, from its text alone. What does not: running anything of it.
-
-Form 2, if there is a call of notebook_launcher, xmp.spawn or torch_xla.launch at the top level; form 1, if the last
+A cell has form 2 if it calls notebook_launcher, xmp.spawn or torch_xla.launch at the top level; form 1 if its last
 top-level statement is a `def`; else form 3.
 """
 
 from __future__ import annotations
 
 import ast
+import linecache
+import traceback
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch import session
 
 LAUNCHERS: Mapping[str, str] = {
     "accelerate.notebook_launcher": "notebook_launcher",
@@ -28,9 +29,9 @@ DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell that was read. `form`: 1, 2 or 3; `tree`: its statements, with the line numbers of the cell as it is seen.
+    """A parsed cell. `form`: 1, 2 or 3; `tree`: its statements, with the line numbers shown in the notebook.
 
-    `function`: name of the trained function (form 1); `calls`: the launching calls with their kind (form 2).
+    `function`: name of the training function (form 1); `calls`: the launcher calls with their kind (form 2).
     """
 
     form: int
@@ -41,18 +42,18 @@ class Cell:
 
 
 def read_cell(source: str, filename: str, namespace: Mapping[str, Any]) -> Cell:
-    """Read a cell's Python source (its magics translated, the first line standing for `%%tpu_train`).
+    """Parse a cell's Python source (magics translated, the first line in place of `%%tpu_train`).
 
     Raises:
         SyntaxError: as Python would.
-        TpuMagicsError: there is nothing in the cell to train.
+        TpuMagicsError: the cell is empty.
     """
     tree = ast.parse(source, filename)
     if not tree.body:
         raise TpuMagicsError(
             "The cell under %%tpu_train is empty.",
-            "It trains a function or statements of its cell.",
-            "Write the training function below %%tpu_train, or use %tpu_train FUNCTION for one that exists already.",
+            "%%tpu_train trains the function or the statements of its cell.",
+            "Write the training function below %%tpu_train, or use %tpu_train FUNCTION for an existing function.",
         )
     calls = tuple(launching_calls(tree, namespace))
     if calls:
@@ -91,7 +92,7 @@ def _call_of(statement: ast.stmt) -> ast.Call | None:
 
 
 def _imports(tree: ast.Module) -> dict[str, str]:
-    """What the cell's own imports bind: local name -> canonical name."""
+    """The names that the cell imports: local name -> canonical name."""
     names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -106,8 +107,7 @@ def _imports(tree: ast.Module) -> dict[str, str]:
 
 
 def canonical(node: ast.expr, imports: Mapping[str, str], namespace: Mapping[str, Any]) -> str:
-    """The dotted name that an expression stands for, through the cell's imports and the notebook's names; "" if
-    none."""
+    """The dotted name that an expression refers to, by the cell's imports and the notebook's names; "" if none."""
     if isinstance(node, ast.Attribute):
         left = canonical(node.value, imports, namespace)
         return f"{left}.{node.attr}" if left else ""
@@ -133,7 +133,7 @@ def replace_calls(cell: Cell, name: str) -> ast.Module:
 
 
 def split_final(tree: ast.Module) -> tuple[ast.Module, ast.Interactive]:
-    """The statements but for a last expression, and that one as a shell runs it: its value is shown."""
+    """The statements without a final expression, and that expression as a shell runs it: its value is shown."""
     if tree.body and isinstance(tree.body[-1], ast.Expr):
         return _module(tree.body[:-1]), ast.Interactive(body=tree.body[-1:])
     return tree, ast.Interactive(body=[])
@@ -145,7 +145,7 @@ def split_final(tree: ast.Module) -> tuple[ast.Module, ast.Interactive]:
 def split_definitions(tree: ast.Module) -> tuple[ast.Module, ast.Module]:
     """The leading imports, functions and classes of a form 3 cell, and the rest.
 
-    The first are run in the notebook: later cells need them, and so does unpickling what the workers made of them.
+    The first part runs in the notebook: later cells need it, and so does unpickling of results from the workers.
     """
     count = 0
     for statement in tree.body:
@@ -156,7 +156,7 @@ def split_definitions(tree: ast.Module) -> tuple[ast.Module, ast.Module]:
 
 
 def split_last(tree: ast.Module) -> tuple[ast.Module, ast.Expression | None]:
-    """The statements but for a last expression, and that expression, which a cell would show."""
+    """The statements without a final expression, and that expression, whose value a cell shows."""
     if tree.body and isinstance(tree.body[-1], ast.Expr):
         return _module(tree.body[:-1]), ast.Expression(tree.body[-1].value)
     return tree, None
@@ -168,3 +168,26 @@ def _is_text(statement: ast.stmt) -> bool:
 
 def _module(body: list[ast.stmt]) -> ast.Module:
     return ast.Module(body=body, type_ignores=[])
+
+
+# -- compiling ---------------------------------------------------------------------------------------------------------
+
+
+def compile_tree(tree: ast.Module | ast.Expression | ast.Interactive, filename: str, mode: str) -> Any:
+    try:
+        return compile(ast.fix_missing_locations(tree), filename, mode, dont_inherit=True)
+    except SyntaxError as error:  # e.g. `return` outside a function
+        raise syntax_error(error) from None
+
+
+def syntax_error(error: SyntaxError) -> TpuMagicsError:
+    cells = session.current.notebook.cell_names()
+    _file, *shown, _last = traceback.format_exception_only(error)
+    if not shown and error.filename and error.lineno:
+        shown = [f"    {linecache.getline(error.filename, error.lineno).strip()}"]
+    return TpuMagicsError(
+        f"The cell is not valid Python: {error.msg}.",
+        f"The error is in {cells.get(error.filename or '', 'the cell')}, line {error.lineno}.",
+        "Fix that line or the line before it, and run the cell again.",
+        "".join(shown).splitlines(),
+    )

@@ -1,26 +1,21 @@
-"""A cell that was read becomes a run.
-
-What lives here: for each of the three forms, what runs in the notebook and what is requested of the workers;
-scripts. What does not: how a cell is read (cell.py), and the run itself (train.py).
-"""
+"""From a parsed cell or a script to a run."""
 
 from __future__ import annotations
 
 import ast
 import inspect
-import linecache
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import arguments, cell, hoist, reach, session, train
+from tpu_magics.launch import arguments, cell, hoist, object_graph, session, train
 from tpu_magics.launch.framework import TENSORFLOW, packages_of_code, packages_of_tree
 from tpu_magics.launch.plan import Options
+from tpu_magics.launch.request import Request, function_request
 from tpu_magics.launch.results import TrainResult
-from tpu_magics.launch.work import CellWork, ScriptWork, Work
+from tpu_magics.launch.work import ScriptWork, Work, statements_work
 
 if TYPE_CHECKING:
     from tpu_magics.launch.pods.pod import Pod
@@ -29,18 +24,17 @@ INTERCEPT = "__tpu_magics_launch__"
 
 
 @dataclass(frozen=True)
-class Source:
-    """A cell's text as Python (its magics translated, blank lines before it so that line numbers are those of the cell
-    as it is seen), and the name of its file."""
+class CellSource:
+    """A cell's text as Python, and its file name. Magics are translated; blank lines in front keep the line numbers."""
 
     text: str
     filename: str
 
 
-def train_cell(source: Source, words: Sequence[str], options: Options, output: str = "_tpu") -> TrainResult | None:
-    """Train what a `%%tpu_train` cell says. None where a form 2 cell never reached its call.
+def train_cell(source: CellSource, words: Sequence[str], options: Options, output: str = "_tpu") -> TrainResult | None:
+    """Train a `%%tpu_train` cell. None if a form 2 cell never reached its launcher call.
 
-    `output`: the name that statements behind a form 2 cell's call find the result under.
+    `output`: the name of the result, for statements after the launcher call of a form 2 cell.
     """
     __tracebackhide__ = True
     positional, named = arguments.parse_arguments(words)
@@ -48,14 +42,14 @@ def train_cell(source: Source, words: Sequence[str], options: Options, output: s
     try:
         read = cell.read_cell(source.text, source.filename, namespace)
     except SyntaxError as error:
-        raise _not_python(error) from None
+        raise cell.syntax_error(error) from None
     if read.form == 1:
         return _train_definition(read, positional, named, options, namespace)
     if positional or named:
         raise TpuMagicsError(
-            f"ARGs ({', '.join([*positional, *named])}) have no place in this cell.",
+            f"This cell takes no ARGs, but got: {', '.join([*positional, *named])}.",
             _WHY_NO_ARGS[read.form],
-            "Leave them away, or end the cell with the function that takes them.",
+            "Remove them, or end the cell with the function that takes them.",
         )
     if read.form == 2:
         return _train_launches(read, options, namespace, output)
@@ -63,8 +57,8 @@ def train_cell(source: Source, words: Sequence[str], options: Options, output: s
 
 
 _WHY_NO_ARGS = {
-    2: "It calls a launcher, whose own arguments are used.",
-    3: "It is a cell of plain statements, which take no arguments: its last statement is not a `def`.",
+    2: "It calls a launcher, and the arguments of that call are used.",
+    3: "It has plain statements, which take no arguments: its last statement is not a `def`.",
 }
 
 
@@ -72,9 +66,10 @@ def train_function(words: Sequence[str], options: Options) -> TrainResult:
     """`%tpu_train FUNCTION ARG ...`, or `%tpu_train script.py [args]`."""
     if not words:
         raise TpuMagicsError(
-            "%tpu_train does not say what to train.",
+            "%tpu_train needs something to train.",
             "It takes a function or a script.",
-            "Write %tpu_train FUNCTION [ARG ...] or %tpu_train script.py [args], or put %%tpu_train on top of a cell.",
+            "Write %tpu_train FUNCTION [ARG ...] or %tpu_train script.py [args], or write %%tpu_train as first line of "
+            "a cell.",
         )
     if words[0].endswith(".py"):
         return train.start(_script(words[0], words[1:]), options)
@@ -82,7 +77,7 @@ def train_function(words: Sequence[str], options: Options) -> TrainResult:
     positional, named = arguments.parse_arguments(words)
     with session.current.scope(options.precision):
         values, keywords = arguments.evaluate_all(positional, named, namespace)
-    return train.start(train.function_request(values[0], values[1:], keywords, labels=positional[1:]), options)
+    return train.start(function_request(values[0], values[1:], keywords, labels=positional[1:]), options)
 
 
 # -- form 1 -----------------------------------------------------------------------------------------------------------
@@ -92,39 +87,19 @@ def _train_definition(
     read: cell.Cell, positional: Sequence[str], named: Mapping[str, str], options: Options, namespace: dict[str, Any]
 ) -> TrainResult:
     __tracebackhide__ = True
-    code = _compiled(read.tree, read.filename, "exec")
+    code = cell.compile_tree(read.tree, read.filename, "exec")
     with session.current.scope(options.precision, read.tree):
         exec(code, namespace)
         values, keywords = arguments.evaluate_all(positional, named, namespace)
     function = namespace[read.function]
-    return train.start(train.function_request(function, values, keywords, labels=positional), options)
-
-
-def _compiled(tree: ast.Module | ast.Expression | ast.Interactive, filename: str, mode: str) -> Any:
-    try:
-        return compile(ast.fix_missing_locations(tree), filename, mode, dont_inherit=True)
-    except SyntaxError as error:  # e.g. `return` outside a function
-        raise _not_python(error) from None
-
-
-def _not_python(error: SyntaxError) -> TpuMagicsError:
-    cells = session.current.notebook.cell_names()
-    _file, *shown, _last = traceback.format_exception_only(error)
-    if not shown and error.filename and error.lineno:
-        shown = [f"    {linecache.getline(error.filename, error.lineno).strip()}"]
-    return TpuMagicsError(
-        f"The cell is not valid Python: {error.msg}.",
-        f"Python stopped reading at {cells.get(error.filename or '', 'the cell')}, line {error.lineno}.",
-        "Correct that line, or the one before it, and run the cell again.",
-        "".join(shown).splitlines(),
-    )
+    return train.start(function_request(function, values, keywords, labels=positional), options)
 
 
 # -- form 2 -----------------------------------------------------------------------------------------------------------
 
 
 def _train_launches(read: cell.Cell, options: Options, namespace: dict[str, Any], output: str) -> TrainResult | None:
-    """Run the cell in the notebook, its launching calls going through our launcher."""
+    """Run the cell in the notebook; its launcher calls go through our launcher."""
     __tracebackhide__ = True
     last: list[TrainResult] = []
 
@@ -132,11 +107,11 @@ def _train_launches(read: cell.Cell, options: Options, namespace: dict[str, Any]
         __tracebackhide__ = True
         call, kind = read.calls[number]
         bound = inspect.signature(original).bind(*args, **kwargs)
-        namespace[output] = launched(kind, bound, options, _labels(call))
+        namespace[output] = run_launcher(kind, bound, options, _labels(call))
         last.append(namespace[output])
 
     body, final = cell.split_final(cell.replace_calls(read, INTERCEPT))
-    code, shown = _compiled(body, read.filename, "exec"), _compiled(final, read.filename, "single")
+    code, shown = cell.compile_tree(body, read.filename, "exec"), cell.compile_tree(final, read.filename, "single")
     namespace[INTERCEPT] = intercept
     try:
         exec(code, namespace)
@@ -147,37 +122,36 @@ def _train_launches(read: cell.Cell, options: Options, namespace: dict[str, Any]
 
 
 def _labels(call: ast.Call) -> Sequence[str]:
-    """What stands in a call's `args=(model, 3)`; all three launchers take it second. (The call is a replaced one.)"""
+    """The texts in a call's `args=(model, 3)`; all three launchers take it second. (The call was replaced already.)"""
     given = next((word.value for word in call.keywords if word.arg == "args"), dict(enumerate(call.args)).get(3))
     elements = given.elts if isinstance(given, (ast.Tuple, ast.List)) else []
     return [] if any(isinstance(one, ast.Starred) for one in elements) else [ast.unparse(one) for one in elements]
 
 
 def _notebook_launcher(call: inspect.BoundArguments, options: Options, labels: Sequence[str]) -> TrainResult:
-    """accelerate.notebook_launcher: processes and mixed precision are honoured, which accelerate itself does not on
-    a TPU."""
+    """accelerate.notebook_launcher. Unlike Accelerate on a TPU, this respects num_processes and mixed_precision."""
     given = call.arguments
     if int(given.get("num_nodes", 1)) > 1:
         raise TpuMagicsError(
-            f"notebook_launcher(num_nodes={given['num_nodes']}) is not available here.",
-            "This launcher starts the workers of one host.",
-            "Leave num_nodes away.",
+            f"notebook_launcher(num_nodes={given['num_nodes']}) is not supported.",
+            "The launcher starts workers on one host.",
+            "Omit num_nodes.",
         )
     mixed = str(given.get("mixed_precision", "no")).lower()
     environment = {"ACCELERATE_MIXED_PRECISION": mixed} if mixed != "no" else {}
     options = replace(
         options,
         precision=options.precision or ("bf16" if mixed == "bf16" else None),
-        processes=_possible(given.get("num_processes"), options),
+        processes=_supported_processes(given.get("num_processes"), options),
         environment={**options.environment, **environment},
     )
     return _start_call(given["function"], given.get("args", ()), options, labels, False, "notebook_launcher")
 
 
 def _spawn(call: inspect.BoundArguments, options: Options, labels: Sequence[str]) -> TrainResult:
-    """torch_xla's xmp.spawn: the function takes the rank first."""
+    """torch_xla's xmp.spawn: the rank is the function's first argument."""
     given = call.arguments
-    options = replace(options, processes=_possible(given.get("nprocs"), options))
+    options = replace(options, processes=_supported_processes(given.get("nprocs"), options))
     return _start_call(given["fn"], given.get("args", ()), options, labels, True, "xmp.spawn")
 
 
@@ -196,8 +170,8 @@ _INTERCEPTORS: Mapping[str, Callable[[inspect.BoundArguments, Options, Sequence[
 }
 
 
-def launched(kind: str, call: inspect.BoundArguments, options: Options, labels: Sequence[str] = ()) -> TrainResult:
-    """What a pasted launcher's call does; `kind`: a key of `_INTERCEPTORS`."""
+def run_launcher(kind: str, call: inspect.BoundArguments, options: Options, labels: Sequence[str] = ()) -> TrainResult:
+    """Run a launcher call of the user's code; `kind`: a key of `_INTERCEPTORS`."""
     return _INTERCEPTORS[kind](call, options, labels)
 
 
@@ -205,41 +179,45 @@ def _start_call(
     function: Any, args: Any, options: Options, labels: Sequence[str], index_first: bool, launcher: str
 ) -> TrainResult:
     args = tuple(args) if isinstance(args, (list, tuple)) else (args,)
-    request = train.function_request(function, args, index_first=index_first, labels=labels, launcher=launcher)
+    request = function_request(function, args, index_first=index_first, labels=labels, launcher=launcher)
     return train.start(request, options)
 
 
-def _possible(asked: Any, options: Options) -> int | None:
-    """The number of processes that a pasted call asks for, where this host can have it; else its own, and a line
-    about it."""
-    if options.processes is not None or asked is None or session.current.framework == TENSORFLOW:
-        return options.processes  # TensorFlow refuses the call as a whole
+def _supported_processes(requested: Any, options: Options) -> int | None:
+    """The number of processes that a launcher call requests, if this host supports it; else the host's own number, with
+    a message."""
+    if options.processes is not None or requested is None or session.current.framework == TENSORFLOW:
+        return options.processes  # TensorFlow rejects the whole call
     if options.spmd is not None:
-        session.current.notebook.say(f"The call asks for {asked} processes; with --spmd one drives all devices.")
+        session.current.notebook.say(
+            f"The call requests {requested} processes; with --spmd one process drives all devices."
+        )
         return None
     pod = session.current.pod
     if pod is not None:
-        return _possible_on(pod, int(asked))
+        return _supported_on_hosts(pod, int(requested))
     host = session.known_host()
     ranks = host.workers * host.replicas
-    if asked in (1, ranks):
-        return int(asked)
-    if host.device == "CPU" and isinstance(asked, int):
+    if requested in (1, ranks):
+        return int(requested)
+    if host.device == "CPU" and isinstance(requested, int):
         session.current.notebook.say(
-            f"The call asks for {asked} processes: {asked} ranks are rehearsed on XLA:CPU (-n 1 trains with one)."
+            f"The call requests {requested} processes: {requested} ranks are rehearsed on XLA:CPU (-n 1 trains with "
+            "one)."
         )
-        return asked
+        return requested
     session.current.notebook.say(
-        f"The call asks for {asked} processes; this host has {len(host.chips)} TPU chips, so {ranks} ranks are started."
+        f"The call requests {requested} processes; this host has {len(host.chips)} TPU chips, so {ranks} ranks are "
+        "started."
     )
     return None
 
 
-def _possible_on(pod: Pod, asked: int) -> int | None:
-    if asked == pod.ranks or (pod.device == "CPU" and asked > 0 and asked % len(pod.hosts) == 0):
-        return asked
+def _supported_on_hosts(pod: Pod, requested: int) -> int | None:
+    if requested == pod.ranks or (pod.device == "CPU" and requested > 0 and requested % len(pod.hosts) == 0):
+        return requested
     session.current.notebook.say(
-        f"The call asks for {asked} processes; on {len(pod.hosts)} hosts {pod.ranks} ranks are started."
+        f"The call requests {requested} processes; on {len(pod.hosts)} hosts {pod.ranks} ranks are started."
     )
     return None
 
@@ -247,51 +225,36 @@ def _possible_on(pod: Pod, asked: int) -> int | None:
 # -- form 3 -----------------------------------------------------------------------------------------------------------
 
 
-def _statements(read: cell.Cell, source: Source, namespace: dict[str, Any]) -> train.Request:
-    """A request to run the cell's statements. Its leading imports, functions and classes run in the notebook first."""
+def _statements(read: cell.Cell, source: CellSource, namespace: dict[str, Any]) -> Request:
+    """A request to run the cell's statements. Leading imports, functions and classes run in the notebook first."""
     __tracebackhide__ = True
     definitions, rest = cell.split_definitions(read.tree)
-    whole = _compiled(_copy(rest), read.filename, "exec")
-    exec(_compiled(definitions, read.filename, "exec"), namespace)
+    whole = cell.compile_tree(_copy_module(rest), read.filename, "exec")
+    exec(cell.compile_tree(definitions, read.filename, "exec"), namespace)
     if not rest.body:
         raise TpuMagicsError(
             "The cell under %%tpu_train has nothing to train.",
-            "It only imports and defines; its last statement is not a function.",
-            "End the cell with the training function, or call it in the cell.",
+            "It only has imports and definitions, and its last statement is not a function.",
+            "End the cell with the training function, or call the function in the cell.",
         )
-    items = tuple(reach.reachable_from_code(whole, namespace))
+    items = tuple(object_graph.objects_of_code(whole, namespace))
     before = dict(namespace)
 
     def make(models: dict[str, Any], hoists: hoist.HoistPlan | None) -> Work:
         return statements_work(rest, read.filename, namespace, before, models, hoists)
 
     packages = packages_of_tree(read.tree) | packages_of_code(whole, namespace)
-    return train.Request("cell", make, items, hoistable=rest, source=source.text, packages=packages)
+    return Request("cell", make, items, hoistable=rest, source=source.text, packages=packages)
 
 
-def statements_work(
-    rest: ast.Module,
-    filename: str,
-    namespace: dict[str, Any],
-    before: Mapping[str, Any],
-    models: dict[str, Any],
-    hoists: hoist.HoistPlan | None,
-) -> CellWork:
-    """The statements of a cell as every rank runs them, what is hoisted replaced."""
-    tree, expression = cell.split_last(rest if hoists is None else hoist.swap_tree(rest, hoists))
-    code = _compiled(tree, filename, "exec")
-    shown = None if expression is None else _compiled(expression, filename, "eval")
-    return CellWork(code, shown, namespace, models, hoists, before)
-
-
-def _copy(tree: ast.Module) -> ast.Module:
+def _copy_module(tree: ast.Module) -> ast.Module:
     return ast.Module(body=list(tree.body), type_ignores=[])
 
 
 # -- scripts ----------------------------------------------------------------------------------------------------------
 
 
-def _script(path: str, argv: Sequence[str]) -> train.Request:
+def _script(path: str, argv: Sequence[str]) -> Request:
     file = Path(path).expanduser()
     try:
         tree = ast.parse(file.read_bytes(), str(file))
@@ -299,17 +262,17 @@ def _script(path: str, argv: Sequence[str]) -> train.Request:
         raise TpuMagicsError(
             f"The script {path} cannot be read: {error.strerror}.",
             f"The working directory is {Path.cwd()}.",
-            "Give the script's path from there.",
+            "Give the path of the script relative to it, or an absolute path.",
         ) from error
     except SyntaxError as error:
         raise TpuMagicsError(
-            f"The script {path} is not valid Python: {error.msg}, line {error.lineno}.", "", "Correct it."
+            f"The script {path} is not valid Python: {error.msg}, line {error.lineno}.", "", "Fix the script."
         ) from error
     except ValueError as error:  # null bytes, in Python 3.10 and 3.11
-        raise TpuMagicsError(f"The script {path} is not valid Python: {error}.", "", "Correct it.") from error
+        raise TpuMagicsError(f"The script {path} is not valid Python: {error}.", "", "Fix the script.") from error
     has_mp_fn = any(isinstance(node, ast.FunctionDef) and node.name == "_mp_fn" for node in tree.body)
 
     def make(models: dict[str, Any], _hoists: hoist.HoistPlan | None) -> Work:
         return ScriptWork(str(file.absolute()), tuple(argv), has_mp_fn, models)
 
-    return train.Request(file.stem, make, script=file, packages=packages_of_tree(tree))
+    return Request(file.stem, make, script=file, packages=packages_of_tree(tree))

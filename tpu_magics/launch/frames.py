@@ -1,7 +1,5 @@
-"""Stacks as the person knows them: cells and files instead of temporary names, frameworks folded away.
-
-What lives here: exceptions and faulthandler's dumps to `events.Frame`s, and stacks as text. What does not: whose code a
-line is (runs/origin.py), what a stack means (see diagnose.py and explain/). All stacks here are outermost call first.
+"""Stacks for people: cells instead of temporary file names, library frames folded. Exceptions and faulthandler's dumps
+become `events.Frame`s, outermost call first.
 """
 
 from __future__ import annotations
@@ -19,11 +17,11 @@ from tpu_magics.runs.events import LONGEST_TEXT, Frame, cut_text
 from tpu_magics.runs.origin import LEFT_OUT, OWN, is_library, package_of, under
 
 _OUTER, _INNER = 20, 80
-# How TensorFlow came to an op, from the kernel's own start on.
+# TensorFlow's stack of an op, which begins at the kernel's start.
 _OP_STACK = re.compile(r"^(?:Stack trace for op definition|The op is created at): *\n(?:File .*\n)+\s*", re.MULTILINE)
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # of a terminal: Keras writes some into its errors
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # terminal colors, which Keras writes into its errors
 _CODE_LENGTH = 200
-_HALF = LONGEST_TEXT // 2 - 200  # of two texts in one
+_HALF = LONGEST_TEXT // 2 - 200  # if two texts share the limit
 _LAUNCHING = tuple(f"{OWN}{os.sep}{room}{os.sep}" for room in ("launch", "magics"))
 # "Stack": what faulthandler writes when it was asked for one thread only.
 _THREAD = re.compile(r"^(Current thread|Thread|Stack)(?: (0x[0-9a-f]+).*)? \(most recent call first\):$")
@@ -35,11 +33,11 @@ _ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 
 
 def from_exception(exc: BaseException, cell_names: Mapping[str, str]) -> tuple[Frame, ...]:
-    """The stack of an exception, and where a SyntaxError points to, at most 101 frames.
+    """The stack of an exception, and the position of a SyntaxError; at most 101 frames.
 
     Args:
         exc: the exception, with its traceback.
-        cell_names: from the file name of a cell's code to "In [n]".
+        cell_names: file name of a cell's code -> "In [n]".
     """
     found = traceback.walk_tb(exc.__traceback__)
     frames = [_frame(frame.f_code.co_filename, line, frame.f_code.co_name, cell_names) for frame, line in found]
@@ -49,8 +47,8 @@ def from_exception(exc: BaseException, cell_names: Mapping[str, str]) -> tuple[F
 
 
 def describe(exc: BaseException) -> tuple[str, str]:
-    """An exception's qualified type ("ValueError", "mymodule.MyError") and its text, the deepest cause noted."""
-    chain = [] if isinstance(exc, TpuMagicsError) else _chain(exc)  # ours say why themselves
+    """An exception's qualified type ("ValueError", "mymodule.MyError") and its text, with the deepest cause."""
+    chain = [] if isinstance(exc, TpuMagicsError) else _chain(exc)  # our own errors include the reason
     if not chain:
         return _type_of(exc), _text_of(exc)
     text, cause = _text_of(exc, _HALF), _text_of(chain[-1], _HALF)
@@ -59,7 +57,7 @@ def describe(exc: BaseException) -> tuple[str, str]:
 
 
 def traceback_text(exc: BaseException) -> str:
-    """The traceback as Python shows it; where a text is long (Python takes seconds for 50 MB), in a shorter form."""
+    """The traceback as Python shows it, or a shorter form if a text is very long (Python takes seconds for 50 MB)."""
     texts = [(one, _text_of(one)) for one in (exc, *_chain(exc))]
     if all(len(text) < LONGEST_TEXT for _, text in texts):
         return "".join(traceback.format_exception(exc))
@@ -68,7 +66,7 @@ def traceback_text(exc: BaseException) -> str:
 
 
 def _chain(exc: BaseException) -> list[BaseException]:
-    """What led to `exc`, the nearest first."""
+    """The causes and contexts of `exc`, the nearest first."""
     chain = [exc]
     while True:
         last = chain[-1]
@@ -87,8 +85,8 @@ def _type_of(exc: BaseException) -> str:
 def _text_of(exc: BaseException, longest: int = LONGEST_TEXT) -> str:
     try:
         return _OP_STACK.sub("", _COLOUR.sub("", cut_text(str(exc), longest)))
-    except BaseException as error:  # a user's own __str__ may fail or call sys.exit; what failed first matters more
-        return f"(its text is not available: {type(error).__name__} in __str__)"
+    except BaseException as error:  # the user's __str__ may fail or call sys.exit; the first error is more important
+        return f"(no text: {type(error).__name__} in __str__)"
 
 
 def _frame(path: str, line: int | None, function: str, cell_names: Mapping[str, str], code: str = "") -> Frame:
@@ -115,7 +113,7 @@ def from_faulthandler(text: str, cell_names: Mapping[str, str]) -> dict[str, tup
         header = _THREAD.match(line.strip())
         if header:
             name = header[2] or header[1]
-            if name in threads:  # the same thread again: another dump was appended to the file
+            if name in threads:  # the same thread again: the next dump begins
                 threads, current = {}, None
             current = name if header[1] != "Thread" else current
             stack = threads.setdefault(name, [])
@@ -134,15 +132,15 @@ def _dumped_frame(line: str, cell_names: Mapping[str, str]) -> Frame | None:
 
 
 def _unescaped(text: str) -> str:
-    """faulthandler writes ASCII only; other characters arrive as \\xNN, \\uNNNN, \\UNNNNNNNN."""
+    """faulthandler writes ASCII only; other characters are \\xNN, \\uNNNN, \\UNNNNNNNN."""
     return _ESCAPED.sub(lambda m: chr(int(m[1] or m[2] or m[3], 16)), text)
 
 
 def training_thread(threads: Mapping[str, Sequence[Frame]]) -> tuple[Frame, ...]:
-    """The stack that runs the user's training; (): none does.
+    """The stack that runs the user's training; () if none does.
 
-    A forked worker's main thread still carries the notebook's stack down to our fork: the user's frames there only
-    started the run. Best is the running thread, then one that we started, then any other with the user's code.
+    A forked worker's main thread still has the notebook's stack down to our fork; the user's frames there only started
+    the run. The running thread comes first, then a thread that we started, then any other with user code.
     """
     own = [tuple(stack) for stack in threads.values() if last_user_frame(stack) and not _launching(stack)]
     if not own:
@@ -154,17 +152,17 @@ def training_thread(threads: Mapping[str, Sequence[Frame]]) -> tuple[Frame, ...]
 
 
 def _launched(stack: Sequence[Frame]) -> bool:
-    """Whether some of the user's code was called by us."""
+    """Whether we called some of the user code."""
     return any(_launches(frame) and last_user_frame(stack[at:]) for at, frame in enumerate(stack))
 
 
 def _launching(stack: Sequence[Frame]) -> bool:
-    """Whether all of the user's code waits for a run that it started."""
+    """Whether all user code in the stack waits for a run that it started."""
     return not _launched(stack) and any(_launches(frame) for frame in stack)
 
 
 def _launches(frame: Frame) -> bool:
-    """Ours, and not what the user's code calls inside a worker (observers, `tpu_magics.log`)."""
+    """A frame of ours, except those that user code calls inside a worker (observers, `tpu_magics.log`)."""
     return frame.library and frame.path.startswith(_LAUNCHING)
 
 
@@ -172,12 +170,12 @@ def _launches(frame: Frame) -> bool:
 
 
 def last_user_frame(frames: Sequence[Frame]) -> Frame | None:
-    """The innermost frame of the user's own code: the line to point at."""
+    """The innermost frame of user code: the line to point at."""
     return next((frame for frame in reversed(frames) if not frame.library), None)
 
 
 def libraries_below(frames: Sequence[Frame]) -> list[str]:
-    """The libraries that the user's innermost line had called, outermost first."""
+    """The libraries that the innermost user line called, outermost first."""
     below: list[Frame] = []
     for frame in frames:
         below = [*below, frame] if frame.library else []
@@ -192,7 +190,7 @@ def place(frame: Frame) -> str:
 
 
 def fold(frames: Sequence[Frame]) -> list[str]:
-    """A stack as lines: the user's frames with cell, line and code; runs of library frames as one line each."""
+    """A stack as lines: user frames with cell, line and code; consecutive library frames as one line."""
     lines: list[str] = []
     for library, group in groupby(frames, key=lambda frame: frame.library):
         run = list(group)
@@ -216,7 +214,7 @@ def _packages(run: Iterable[Frame]) -> list[str]:
 
 
 def _repeated(lines: Iterable[str]) -> Iterable[str]:
-    """Recursion: the same line many times over is shown once, with the count."""
+    """Repeated lines (recursion) shown once, with the count."""
     for line, same in groupby(lines):
         count = sum(1 for _ in same)
         yield line if count == 1 else f"{line} ({count} times)"

@@ -1,8 +1,4 @@
-"""Which framework a run belongs to.
-
-What lives here: the choice, from what was asked, what the code reads and what the notebook has imported. What does not:
-any import of a framework, what is a model (backends/), and both in one process (alone.py).
-"""
+"""Which framework a run uses: by --framework, the code, and the notebook's imports. Imports no framework itself."""
 
 from __future__ import annotations
 
@@ -16,11 +12,11 @@ from importlib.util import find_spec
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import reach
+from tpu_magics.launch import object_graph
 
 AUTO, TORCH, TENSORFLOW = "auto", "torch", "tensorflow"
 CHOICES = (AUTO, TORCH, TENSORFLOW)
-# Packages that tell the framework of the code that names them. (transformers and datasets go with both.)
+# Packages that show which framework the code uses. (transformers and datasets work with both.)
 _PACKAGES: Mapping[str, str] = {
     "torch": TORCH,
     "torch_xla": TORCH,
@@ -36,38 +32,36 @@ def imported() -> set[str]:
     return found | ({TENSORFLOW} if "tensorflow" in sys.modules else set())
 
 
-def chosen(asked: str, models: Collection[str] = (), packages: Collection[str] = ()) -> str:
+def choose_framework(requested: str, models: Collection[str] = (), packages: Collection[str] = ()) -> str:
     """The framework of a run.
 
     Args:
-        asked: "auto", or the one that %tpu_init was told.
-        models: the frameworks of the models that the code reaches.
+        requested: the value of --framework.
+        models: the frameworks of the models that the code uses.
         packages: the packages that the code names.
 
     Raises:
-        TpuMagicsError: both are imported, and nothing of the run tells.
+        TpuMagicsError: both are imported, and the run does not show which one it uses.
     """
-    if asked != AUTO:
-        return asked
+    if requested != AUTO:
+        return requested
     named = {_PACKAGES[name] for name in packages if name in _PACKAGES}
     for found in (set(models), named, imported()):
         if len(found) == 1:
             return found.pop()
     if imported():
-        raise _cannot_tell(bool(models))
+        raise _unclear_error(bool(models))
     return TORCH if _installed("torch_xla") or not _installed("tensorflow") else TENSORFLOW
 
 
-def _cannot_tell(mixed: bool) -> TpuMagicsError:
+def _unclear_error(mixed: bool) -> TpuMagicsError:
     why = (
-        "The code reaches models of both."
-        if mixed
-        else "The notebook has imported both, and the code reaches no model that tells."
+        "The code uses models of both." if mixed else "The notebook imports both, and the code uses no model of either."
     )
     return TpuMagicsError(
-        "Whether PyTorch or TensorFlow is to be trained cannot be told.",
+        "It is unclear whether this cell trains with PyTorch or TensorFlow.",
         why,
-        "Say it once: %tpu_init --framework tensorflow, or %tpu_init --framework torch.",
+        "Set the framework once: %tpu_init --framework tensorflow, or %tpu_init --framework torch.",
     )
 
 
@@ -78,11 +72,11 @@ def _installed(package: str) -> bool:
         return False
 
 
-# -- what code names --------------------------------------------------------------------------------------------------
+# -- packages in code -------------------------------------------------------------------------------------------------
 
 
 def packages_of_tree(tree: ast.AST) -> set[str]:
-    """The packages that a piece of code imports, anywhere in it."""
+    """The packages that the code imports anywhere."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -93,23 +87,23 @@ def packages_of_tree(tree: ast.AST) -> set[str]:
 
 
 def packages_of_code(code: types.CodeType, namespace: Mapping[str, Any]) -> set[str]:
-    """The packages that compiled code imports, or of which it reads a module, a class or a function."""
-    names = set(reach.names_in(code))
+    """The packages that compiled code imports or uses a module, class or function of."""
+    names = set(object_graph.names_in(code))
     read = (_package(namespace[name]) for name in names if name in namespace)
     return {name.partition(".")[0] for name in names if name not in namespace} | {name for name in read if name}
 
 
 def packages_of_function(function: Callable[..., Any]) -> set[str]:
     """The same for a function, without its helpers."""
-    plain = next((one for one in _layers(function) if isinstance(one, types.FunctionType)), None)
-    own = {_package(one) for one in _layers(function)} - {""}
+    plain = next((one for one in _unwrapped(function) if isinstance(one, types.FunctionType)), None)
+    own = {_package(one) for one in _unwrapped(function)} - {""}
     return own if plain is None else own | packages_of_code(plain.__code__, plain.__globals__)
 
 
-def _layers(function: Any) -> Iterator[Any]:
-    """A callable, and what is wrapped in it."""
+def _unwrapped(function: Any) -> Iterator[Any]:
+    """A callable, and the callables that it wraps."""
     if isinstance(function, functools.partial):
-        yield from _layers(function.func)
+        yield from _unwrapped(function.func)
         return
     yield function
     inner = getattr(function, "__func__", function)
@@ -122,7 +116,7 @@ def _layers(function: Any) -> Iterator[Any]:
 
 
 def _package(value: Any) -> str:
-    """The package that a module, a class, a function or an object's class comes from."""
+    """The package of a module, a class, a function, or an object's class."""
     kind = value if isinstance(value, (types.ModuleType, type, types.FunctionType)) else type(value)
     name = kind.__name__ if isinstance(kind, types.ModuleType) else getattr(kind, "__module__", "")
     return name.partition(".")[0] if isinstance(name, str) else ""

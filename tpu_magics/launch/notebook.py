@@ -1,8 +1,5 @@
-"""What the launcher needs of the notebook, without knowing IPython.
-
-What lives here: the protocol, and the plain Python program that stands for a notebook where there is none. What does
-not: IPython's side of it (magics/notebook.py).
-"""
+"""The launcher's interface to the notebook, without IPython (magics/notebook.py implements it), and a plain program in
+its place."""
 
 from __future__ import annotations
 
@@ -12,48 +9,48 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tpu_magics.check.cells import CodeCell, read_file
-from tpu_magics.launch.onlook import Onlooker
 from tpu_magics.launch.relay import PlainScreen, Screen
+from tpu_magics.launch.run_observer import RunObserver
 from tpu_magics.runs.files import RunFiles
 
 
-class Notebook(Protocol):
-    """The place that training is started from."""
+class NotebookInterface(Protocol):
+    """The notebook or program that training is started from."""
 
     @property
     def namespace(self) -> dict[str, Any]:
-        """The person's names."""
+        """The user's names."""
 
     def screen(self) -> Screen:
-        """Where output goes now; called when a run starts."""
+        """The screen for output; called when a run starts."""
 
     def background_screen(self, title: str) -> Screen:
-        """Output of a run that goes on while other cells run: one display, updated."""
+        """The screen of a background run: one display that is updated."""
 
-    def panel(self, files: RunFiles, stop: Callable[[], None], background: bool) -> Onlooker | None:
-        """Show the run while it goes on; None where there is nothing to show it with. `stop` asks, from any thread,
-        that it be stopped."""
+    def panel(self, files: RunFiles, stop: Callable[[], None], background: bool) -> RunObserver | None:
+        """Show a live panel of the run; None if that is not possible. `stop` stops the run and may be called from any
+        thread."""
 
-    def local_panel(self, files: RunFiles, stop: Callable[[], None]) -> Onlooker | None:
-        """The same for a run that holds the main thread: the panel is looked at from another one."""
+    def local_panel(self, files: RunFiles, stop: Callable[[], None]) -> RunObserver | None:
+        """The same for a run in the main thread: another thread updates the panel."""
 
-    def follow(self, files: RunFiles, stop: Callable[[], None], main: str) -> Onlooker | None:
-        """Tell the front end of a run that has no panel; None where there is nothing to tell. `main`: see onlook.py."""
+    def follow(self, files: RunFiles, stop: Callable[[], None], main: str) -> RunObserver | None:
+        """Report a run without a panel to the front end; None if there is none. `main`: see run_observer.py."""
 
     def show_again(self, files: RunFiles) -> bool:
-        """Show the panel of a run here, too; False where it has none."""
+        """Show the panel of a run in this cell, too; False if it has none."""
 
     def cell_names(self) -> Mapping[str, str]:
         """File names of cells -> "In [n]"."""
 
     def cell_ids(self) -> Mapping[str, str]:
-        """ "In [n]" -> the front end's id of that cell, where it sends one."""
+        """ "In [n]" -> the front end's id of the cell, if it sends one."""
 
     def checked_cells(self) -> Sequence[CodeCell]:
-        """The code so far, the cell that runs now as its last, for the rules of check/."""
+        """The code so far, with the current cell last, for the rules of check/."""
 
     def say(self, line: str) -> None:
-        """Show one line of ours."""
+        """Show a message of one line."""
 
 
 class PlainProgram:
@@ -69,13 +66,13 @@ class PlainProgram:
     def background_screen(self, title: str) -> Screen:  # noqa: ARG002
         return PlainScreen()
 
-    def panel(self, files: RunFiles, stop: Callable[[], None], background: bool) -> Onlooker | None:  # noqa: ARG002
+    def panel(self, files: RunFiles, stop: Callable[[], None], background: bool) -> RunObserver | None:  # noqa: ARG002
         return None
 
-    def local_panel(self, files: RunFiles, stop: Callable[[], None]) -> Onlooker | None:  # noqa: ARG002
+    def local_panel(self, files: RunFiles, stop: Callable[[], None]) -> RunObserver | None:  # noqa: ARG002
         return None
 
-    def follow(self, files: RunFiles, stop: Callable[[], None], main: str) -> Onlooker | None:  # noqa: ARG002
+    def follow(self, files: RunFiles, stop: Callable[[], None], main: str) -> RunObserver | None:  # noqa: ARG002
         return None
 
     def show_again(self, files: RunFiles) -> bool:  # noqa: ARG002

@@ -1,10 +1,7 @@
-"""One worker process: how it is forked, and what it must be before any of the user's code runs in it.
+"""Forking a worker process and setting it up before user code runs.
 
-What lives here: the fork, the process group, the death signal, inherited sockets, crash dumps. What does not: what the
-worker does (worker.py), its output (streams.py), watching it (supervise.py).
-
-A worker ignores SIGINT (Jupyter signals the whole process group, so another cell's interrupt would reach it), leads a
-process group of its own (so that DataLoader workers go with it), and dies with the kernel.
+A worker ignores SIGINT (Jupyter signals the whole process group, so an interrupt of another cell would reach it), leads
+its own process group (so that its DataLoader workers end with it), and dies with the kernel.
 """
 
 from __future__ import annotations
@@ -29,20 +26,20 @@ from tpu_magics.errors import TpuMagicsError
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
 STACK_SIGNAL = signal.SIGUSR1
-STOP_SIGNAL = signal.SIGUSR2  # to a worker: end with this step, and bring home what was learned
+STOP_SIGNAL = signal.SIGUSR2  # to a worker: stop after this step and write the weights
 CRASHES = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)  # faulthandler's
-PARENT_EVERY = 0.5  # seconds between looks at a parent that no death signal tells of
+PARENT_EVERY = 0.5  # seconds between checks of a parent whose end sends no signal
 UNRECORDED = 74  # exit code: the last record could not be written (sysexits.h EX_IOERR)
-CRASHED = 70  # exit code: the worker's own machinery failed (sysexits.h EX_SOFTWARE)
+CRASHED = 70  # exit code: our own code in the worker failed (sysexits.h EX_SOFTWARE)
 
 
 @contextmanager
 def interrupts_held() -> Iterator[list[int]]:
-    """Hold an interrupt back until the block ends: half a fork or half a load would be worse than a late one. Gives
-    the list of those that came; who answers them clears it.
+    """Delay interrupts until the block ends, so that no fork and no load is left half done. Yields the list of delayed
+    interrupts; code that handles them clears it.
 
-    In a process with threads a signal mask does not do: another thread takes the signal, and Python runs its handler in
-    the main thread all the same. So the handler is replaced; only the main thread can, and only it is interrupted.
+    A signal mask is not enough in a process with threads: another thread takes the signal, and Python still runs its
+    handler in the main thread. So the handler is replaced, which only the main thread can do.
     """
     late: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -58,17 +55,17 @@ def interrupts_held() -> Iterator[list[int]]:
 
 
 def require_main_thread() -> None:
-    """The death signal follows the forking thread, so it must be one that outlives the run."""
+    """Raise TpuMagicsError outside of the main thread: the death signal fires when the forking thread ends."""
     if threading.current_thread() is not threading.main_thread():
         raise TpuMagicsError(
-            "Training cannot be started from a thread.",
-            "Workers are tied to the thread that forks them, and would be killed when it ends.",
-            "Run %%tpu_train in a cell of its own (not from a subshell or a widget's callback).",
+            "Training can only be started from the main thread.",
+            "The workers would be killed when the thread that started them ends.",
+            "Run %%tpu_train in a normal cell, not in a subshell or a widget callback.",
         )
 
 
 def flush_everything() -> None:
-    """Empty Python's and C's output buffers: what is buffered at the fork would appear twice."""
+    """Flush Python's and C's output buffers: text buffered at the fork would appear twice."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         try:
             if stream is not None:
@@ -79,36 +76,36 @@ def flush_everything() -> None:
 
 
 def fork_worker(main: Callable[[], int], stack_file: Path) -> int:
-    """Fork; the child runs `main` and leaves with its exit code, never returning. Returns the child's pid.
+    """Fork; the child runs `main` and exits with its exit code. Returns the child's pid.
 
-    Call it with interrupts held and buffers flushed, from the main thread.
+    Call it from the main thread, with interrupts held and buffers flushed.
     """
     parent, numbers = os.getpid(), random.getstate()
     with warnings.catch_warnings():
-        # Python 3.12+ warns about every fork of a process with threads. We fork knowingly: the child's work runs in
-        # a new thread.
+        # Python 3.12+ warns about every fork of a process with threads. It is safe here: the child works in a new
+        # thread.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = _fork()
     if pid:
         try:
             os.setpgid(pid, pid)
         except OSError:
-            pass  # the child was faster, or is gone already
+            pass  # the child did it first, or has ended
         return pid
     code = CRASHED
     try:
         become_worker(parent, stack_file)
-        random.setstate(numbers)  # Python seeds it anew after a fork; NumPy and torch do not
+        random.setstate(numbers)  # Python reseeds after a fork; NumPy and torch do not
         code = main()
     except BaseException:
-        # Anything that passed this point would run the kernel's own loop a second time.
-        _tell_crash(traceback.format_exc().encode("utf-8", "replace"), stack_file)
+        # An exception that passed this point would run the kernel's loop a second time.
+        _write_crash(traceback.format_exc().encode("utf-8", "replace"), stack_file)
     finally:
         os._exit(code)
 
 
-def _tell_crash(text: bytes, stack_file: Path) -> None:
-    """Into the worker's output, and beside its stacks: it may have no output yet, or no descriptor left for one."""
+def _write_crash(text: bytes, stack_file: Path) -> None:
+    """Write to the worker's output and to its stack file: the worker may have no output yet, or no free descriptor."""
     with suppress(OSError):
         os.write(2, text)
     with suppress(OSError):
@@ -122,13 +119,13 @@ def _fork() -> int:
     except OSError as error:
         raise TpuMagicsError(
             f"A worker could not be forked: {error.strerror}.",
-            "The machine, the container or the account has no room for another process, or not enough memory.",
-            "End programs and other notebooks that run here, or use fewer workers (-n 1), and run the cell again.",
+            "The machine, the container or the account has reached its limit of processes or memory.",
+            "End other programs and notebooks on this machine, or use fewer workers (-n 1), and run the cell again.",
         ) from error
 
 
 def become_worker(parent: int, stack_file: Path) -> None:
-    """Set up the child's process-wide state, in an order that leaves no moment in which it could outlive its kernel."""
+    """Set up the child's process-wide state, in an order that never lets it outlive its kernel."""
     os.setpgid(0, 0)
     die_with_parent(parent)
     adopt_orphans()
@@ -136,39 +133,39 @@ def become_worker(parent: int, stack_file: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
-    gc.freeze()  # the collector would otherwise write into every inherited page
+    gc.freeze()  # else the garbage collector writes to every inherited page
     close_sockets()
-    leave_out_inherited_exit_handlers()
+    skip_inherited_exit_handlers()
     dump_stacks_to(stack_file)
-    os.register_at_fork(before=_remember_forking_thread, after_in_child=_grandchild)
+    os.register_at_fork(before=_remember_forking_thread, after_in_child=_set_up_grandchild)
 
 
 def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent goes (prctl(2), PR_SET_PDEATHSIG)."""
+    """Let the kernel kill this process when its parent ends (prctl(2), PR_SET_PDEATHSIG)."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(CRASHED)
 
 
 def adopt_orphans() -> None:
-    """Take the place of parents below that have ended (prctl(2), PR_SET_CHILD_SUBREAPER), so that all that this process
-    has started is found below it."""
+    """Become the parent of orphaned descendants (prctl(2), PR_SET_CHILD_SUBREAPER), so that all processes started below
+    this one can be found."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def leave_out_inherited_exit_handlers() -> None:
-    """A library that calls C's `exit` ends this process with that status. What the notebook's libraries had registered
-    for their end would wait for threads that a fork does not have, or crash (seen after JAX had run there). Handlers
-    run from the last to the first: those of this worker's own runtime, C's buffers, the end."""
+def skip_inherited_exit_handlers() -> None:
+    """If a library calls C's `exit`, skip the exit handlers inherited from the notebook's libraries: they would wait
+    for threads that a fork does not have, or crash (seen after JAX had run there). Handlers run from last to first:
+    those of this worker's runtime, the flush of C's buffers, then `_exit`."""
     libc = ctypes.CDLL(None)
     libc.on_exit(libc._exit, None)
     libc.__cxa_atexit(libc.fflush, None, None)
 
 
 def close_sockets() -> None:
-    """Close inherited sockets: while a worker holds the kernel's ports, a restart fails with "Address already in
-    use". Their numbers stay taken: the notebook's socket objects live on here, and what they close some day must not
-    be a file that got the number."""
+    """Close inherited sockets: while a worker has the kernel's ports open, a restart fails with "Address already in
+    use". Their descriptors stay in use: the notebook's socket objects still exist here, and if they are closed later,
+    they must not close a file with the same number."""
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for entry in list(Path("/proc/self/fd").iterdir()):
         try:
@@ -182,9 +179,9 @@ def close_sockets() -> None:
 def dump_stacks_to(path: Path) -> None:
     """Write Python stacks to `path` on a crash, and on `STACK_SIGNAL`.
 
-    What libraries installed in the notebook for crashes goes: Ray's handler, where a notebook has left two clusters,
-    crashes itself, and a rank's SIGBUS would be told as SIGSEGV with no line. `enable` alone would leave it in front:
-    it does nothing where faulthandler is on already, as in every kernel.
+    Crash handlers that libraries installed in the notebook are removed: Ray's handler crashes itself after a notebook
+    has left two clusters, and a SIGBUS would be reported as SIGSEGV without a line. `enable` alone would keep them: it
+    does nothing if faulthandler is already enabled, as in every kernel.
     """
     faulthandler.disable()
     for number in CRASHES:
@@ -194,7 +191,7 @@ def dump_stacks_to(path: Path) -> None:
     faulthandler.register(STACK_SIGNAL, file=file, all_threads=True, chain=False)
 
 
-# Threads that live as long as the worker; only their children may be tied to them by the death signal.
+# Threads that live as long as the worker; only their children can use the death signal.
 lasting_threads: set[int] = set()
 _forking: list[tuple[int, bool]] = []
 
@@ -203,20 +200,21 @@ def _remember_forking_thread() -> None:
     _forking[:] = [(os.getpid(), threading.get_ident() in lasting_threads)]
 
 
-def _grandchild() -> None:
-    """In a process that a worker forked (a DataLoader worker): die with the worker, and never use its crash file."""
+def _set_up_grandchild() -> None:
+    """In a process forked by a worker (e.g. a DataLoader worker): die with the worker, and do not use its stack
+    file."""
     parent, lasting = _forking[0]
     if lasting:
         die_with_parent(parent)
     else:
-        threading.Thread(target=_die_after, args=(parent,), name="tpu_magics-parent", daemon=True).start()
+        threading.Thread(target=_die_with, args=(parent,), name="tpu_magics-parent", daemon=True).start()
     faulthandler.unregister(STACK_SIGNAL)
     signal.signal(STACK_SIGNAL, signal.SIG_IGN)
 
 
-def _die_after(parent: int) -> None:
-    """End this process when its parent has gone. For children of a thread that may end before its process: XLA's
-    loaders iterate over a DataLoader in a thread, and start its workers there."""
+def _die_with(parent: int) -> None:
+    """End this process when its parent has ended. For children of a thread that may end before its process: XLA's
+    loaders iterate over a DataLoader in a thread, which starts the DataLoader workers."""
     while os.getppid() == parent:
         time.sleep(PARENT_EVERY)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,8 +1,4 @@
-"""The notebook's half of a worker's output: rank 0's log and displays, shown as they come.
-
-What lives here: following the log and the display events in their order. What does not: where they come from
-(streams.py).
-"""
+"""Shows rank 0's log and displays in the notebook while they are written. streams.py writes them."""
 
 from __future__ import annotations
 
@@ -20,20 +16,20 @@ CHUNK = 1 << 20  # bytes read at once
 
 
 class Screen(Protocol):
-    """Where output is shown."""
+    """Shows output."""
 
     def text(self, text: str) -> None:
-        """Show text as it was printed."""
+        """Show printed text."""
 
     def display(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str, update: bool) -> None:
-        """Show a mime bundle."""
+        """Show a MIME bundle."""
 
     def clear(self, wait: bool) -> None:
         """clear_output()."""
 
 
 class PlainScreen:
-    """Output in a terminal or a script: displays are shown as their plain text."""
+    """Output in a terminal or a script: displays are shown as plain text."""
 
     def text(self, text: str) -> None:
         sys.stdout.write(text)
@@ -47,7 +43,7 @@ class PlainScreen:
 
 
 class NoScreen:
-    """Output that is not shown: it stays in the log."""
+    """Shows nothing: the output stays in the log."""
 
     def text(self, text: str) -> None:
         pass
@@ -61,7 +57,7 @@ class NoScreen:
 
 @dataclass
 class Relay:
-    """Shows what rank 0 has written since the last call, text and displays in their order."""
+    """Shows what rank 0 has written since the last call: text and displays, in order."""
 
     files: RunFiles
     screen: Screen
@@ -74,24 +70,23 @@ class Relay:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def pump(self) -> None:
-        """Show what is new. The log's size is taken first: a display that stands before a byte of it is then on
-        disk."""
+        """Show new output. The log's size is read first, so that displays before its last byte are on the disk."""
         size = self._log_size()
         if size < self._offset:
-            self._offset = 0  # a command wrote with `> /dev/stderr`: the shell has emptied the log for it
+            self._offset = 0  # a shell command with `> /dev/stderr` truncated the log
         for event in self._tail.read():
             if isinstance(event, events.Display):
-                self._text_until(event.offset)
-                self._show(event)
+                self._show_text_until(event.offset)
+                self._show_display(event)
             elif isinstance(event, events.Warned):
                 self.screen.text(f"tpu_magics: {event.text}\n")
             elif isinstance(event, events.End):
-                self._text_until(event.log_end)
+                self._show_text_until(event.log_end)
                 self._ended, self._end = True, event.log_end
         if not self._ended:
-            self._text_until(size)
+            self._show_text_until(size)
         elif self._end is not None and self._offset < self._end:
-            self._text_until(self._end)  # from another host it comes in pieces
+            self._show_text_until(self._end)  # from another host it arrives in pieces
 
     def _log_size(self) -> int:
         try:
@@ -99,7 +94,7 @@ class Relay:
         except FileNotFoundError:
             return 0
 
-    def _text_until(self, end: int | None) -> None:
+    def _show_text_until(self, end: int | None) -> None:
         try:
             with open(self.files.log_path(0), "rb") as log:
                 log.seek(self._offset)
@@ -109,7 +104,7 @@ class Relay:
         except FileNotFoundError:
             pass
 
-    def _show(self, event: events.Display) -> None:
+    def _show_display(self, event: events.Display) -> None:
         if event.action == "clear":
             self.screen.clear(event.wait)
             return

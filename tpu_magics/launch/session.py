@@ -1,8 +1,4 @@
-"""What one notebook process remembers between cells.
-
-What lives here: the session's defaults, the host as it was last seen, which cell did what, and the run that is going
-on. What does not: any of the work.
-"""
+"""The state of a notebook process between cells: defaults of %tpu_init, the host, and the active run."""
 
 from __future__ import annotations
 
@@ -13,32 +9,30 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.base import Backend, LocalBackend
-from tpu_magics.backends.base import Placement as Placed
+from tpu_magics.backends.base import Backend, LocalBackend, Placement
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host, inspect_host, notebook_environment
-from tpu_magics.launch import tee
-from tpu_magics.launch.alone import forbid_torch_xla
-from tpu_magics.launch.framework import AUTO, CHOICES, TENSORFLOW, TORCH, chosen, packages_of_tree
-from tpu_magics.launch.guards import Marks
-from tpu_magics.launch.notebook import Notebook, PlainProgram
+from tpu_magics.launch import preconditions, tee
+from tpu_magics.launch.framework import AUTO, CHOICES, TENSORFLOW, TORCH, choose_framework, packages_of_tree
+from tpu_magics.launch.notebook import NotebookInterface, PlainProgram
 from tpu_magics.launch.plan import Options, cache_folder, check_choice, count_workers
+from tpu_magics.launch.preconditions import ForkBlockers, forbid_torch_xla
 
 if TYPE_CHECKING:
-    from tpu_magics.launch.local import Here
+    from tpu_magics.launch.forked_run import ForkedRun
+    from tpu_magics.launch.in_process_run import InProcessRun
     from tpu_magics.launch.pods.pod import Pod
     from tpu_magics.launch.pods.slices import Slice
     from tpu_magics.launch.results import TrainResult
-    from tpu_magics.launch.train import Going
 
 
 @dataclass
 class Session:
-    """One for each process. `notebook`: where output goes; `going`: the run that has not come home yet; `last`: the
-    newest run's result; `framework`: as %tpu_init was told; `tpu`: the name or address that it was told, and `placed`:
-    where a framework of this process trains, once that is known; `pod`: the hosts of runs (None: this one)."""
+    """One for each process. `notebook`: where output goes; `active_run`: the run whose results are not loaded yet;
+    `last`: the newest run's result; `framework` and `tpu`: as given to %tpu_init; `placed`: where a framework trains
+    that runs in this process (None: not connected yet); `pod`: the hosts of runs (None: this host)."""
 
-    notebook: Notebook = field(default_factory=PlainProgram)
+    notebook: NotebookInterface = field(default_factory=PlainProgram)
     precision: str = ""
     processes: int | None = None
     cache: str = ""
@@ -46,21 +40,21 @@ class Session:
     collective_timeout: float | None = None
     framework: str = AUTO
     tpu: str = ""
-    placed: Placed | None = None
+    placed: Placement | None = None
     pod: Pod | None = None
     host: Host | None = None
-    marks: Marks = field(default_factory=Marks)
-    going: Going | Here | None = None
+    fork_blockers: ForkBlockers = field(default_factory=ForkBlockers)
+    active_run: ForkedRun | InProcessRun | None = None
     last: TrainResult | None = None
     initialised: bool = False
-    told_menu: bool = False
-    told_unseen: set[str] = field(default_factory=set)
+    menu_shown: bool = False
+    unseen_reported: set[str] = field(default_factory=set)
     _backend: Backend | None = None
     _local: LocalBackend | None = None
 
     @property
     def backend(self) -> Backend:
-        """The framework's half; made at the first use, imports nothing of the framework yet."""
+        """The backend of forked workers; created at first use, does not import the framework yet."""
         if self._backend is None:
             from tpu_magics.backends.torch_xla import TorchXla
 
@@ -69,7 +63,7 @@ class Session:
 
     @property
     def local(self) -> LocalBackend:
-        """The half of the framework that trains in this process; made at the first use, imports nothing of it yet."""
+        """The backend that trains in this process; created at first use, does not import the framework yet."""
         if self._local is None:
             from tpu_magics.backends.tensorflow import TensorFlow
 
@@ -79,23 +73,23 @@ class Session:
     def is_local(
         self, items: Sequence[tuple[str, Any]] = (), packages: Collection[str] = (), launcher: bool = False
     ) -> bool:
-        """Whether a run is trained in this process: by what %tpu_init was told, the models among `items`, the packages
-        that its code names, and what is imported. `launcher`: PyTorch's own launcher was called."""
+        """Whether a run trains in this process, by --framework, the models among `items`, the packages that its code
+        names, and the imported frameworks. `launcher`: a launcher of PyTorch was called."""
         if self.framework != AUTO:
             return self.framework == TENSORFLOW
         kinds = {TENSORFLOW for _, value in items if self.local.is_model(value)}
         kinds |= {TORCH for _, value in items if self.backend.is_model(value)}
         if launcher and not kinds:
             return False
-        return chosen(self.framework, kinds, packages) == TENSORFLOW
+        return choose_framework(self.framework, kinds, packages) == TENSORFLOW
 
-    def place(self, anew: bool = False) -> Placed:
-        """Where this process trains; the framework is imported and connected. The first time, and `anew`, the host is
-        looked at and the notes are said; `strategy` becomes a name of the notebook, unless it is one."""
+    def place(self, anew: bool = False) -> Placement:
+        """Import the framework, connect it to its devices, and return where this process trains. The first time, and if
+        `anew`, inspect the host, show notes, and define `strategy` in the notebook unless it exists."""
         known = self.placed is not None and not anew
         if not known:
             self.host = inspect_host(framework=TENSORFLOW)
-        with tee.calm():
+        with tee.filtered():
             if not known:
                 self.local.prepare()
                 forbid_torch_xla()
@@ -108,8 +102,8 @@ class Session:
 
     @contextmanager
     def scope(self, precision: str | None, tree: ast.AST | None = None) -> Iterator[None]:
-        """What code of a cell runs in before its training: the strategy's scope, where the cell is trained in this
-        process. `precision`: the cell's own; `tree`: its code, for the packages that it imports."""
+        """The context for a cell's code before its training: the strategy's scope, if the cell trains in this process.
+        `precision`: the cell's option; `tree`: its code, for the packages that it imports."""
         packages = packages_of_tree(tree) if tree is not None else set()
         if not self.is_local(packages=packages):
             yield
@@ -119,23 +113,23 @@ class Session:
             yield
 
     def refuse_second(self) -> None:
-        """Raise TpuMagicsError while a run is going on."""
-        if self.going is not None and self.going.folder.info["pid"] != os.getpid():
+        """Raise TpuMagicsError while a run is active."""
+        if self.active_run is not None and self.active_run.folder.info["pid"] != os.getpid():
             raise TpuMagicsError(
                 "Training was started inside a worker.",
-                "The training function runs on every rank already.",
-                "Take the call that trains out of the function.",
+                "The training function already runs on every rank.",
+                "Remove the call that starts training from the function.",
             )
-        if self.going is not None and self.going.busy and not self.going.options.background:
+        if self.active_run is not None and self.active_run.busy and not self.active_run.options.background:
             raise TpuMagicsError(
-                f"Training was started inside the run {self.going.folder.name!r}.",
-                "What a cell under %%tpu_train does is trained already.",
-                "Take the call that trains out of the cell, or %%tpu_train off its top.",
+                f"Training was started inside the run {self.active_run.folder.name!r}.",
+                "A cell with %%tpu_train is already trained as a whole.",
+                "Remove either that call or %%tpu_train from the cell.",
             )
-        if self.going is not None and self.going.busy:
-            name = self.going.folder.name
+        if self.active_run is not None and self.active_run.busy:
+            name = self.active_run.folder.name
             raise TpuMagicsError(
-                f"The run {name!r} is still going on, and one run at a time can have the device.",
+                f"The run {name!r} is still running, and only one run at a time can use the device.",
                 "It was started with --background.",
                 f"Wait for it with _tpu.wait(), or stop it with %tpu_stop {name}",
             )
@@ -155,38 +149,41 @@ def initialise(
     hosts: str = "",
     wanted: Slice | None = None,
 ) -> Host:
-    """What `%tpu_init` does: look at the host, set the session's defaults, and this process's PJRT_DEVICE.
+    """Set up the session, as `%tpu_init` does: inspect the host, set the defaults and this process's PJRT_DEVICE.
 
-    For PyTorch it never initialises a runtime; for TensorFlow, which trains in this process, it connects to the TPU,
-    makes the strategy and gives it to the notebook as `strategy`. Returns the host as it was found. `cache`: folder of
-    the persistent compile cache, or "off"; None leaves it as it is. `spmd`: runs have one SPMD worker with so many
-    devices. `framework`: "auto", "torch" or "tensorflow"; `tpu`: the name or the grpc address of a remote TPU. `hosts`:
-    the Ray cluster whose hosts train ("ray", "ray://HOST:PORT", "HOST:PORT"; "" and "off": this host), and `wanted`:
-    the slice of TPUs that it is asked for.
+    For PyTorch no runtime is initialized. For TensorFlow, which trains in this process, the TPU is connected and its
+    strategy becomes `strategy` in the notebook.
+
+    Args:
+        cache: folder of the persistent compile cache, or "off"; None keeps the current one.
+        spmd: number of devices of the single SPMD worker of a run.
+        framework: "auto", "torch" or "tensorflow".
+        tpu: the name or grpc address of a remote TPU.
+        hosts: the Ray cluster to train on ("ray", "ray://HOST:PORT", "HOST:PORT"; "" and "off": this host).
+        wanted: the TPU slice to request from the cluster.
     """
-    from tpu_magics.launch import local_checks
     from tpu_magics.launch.pods import joining
 
     options = Options(precision=precision, processes=processes, spmd=spmd, collective_timeout=collective_timeout)
     options.check()
     check_choice("--framework", framework, CHOICES)
-    asked = Session(framework=framework)
-    if asked.is_local():
-        local_checks.refuse(options)
-        local_checks.refuse_cache(cache)
+    new = Session(framework=framework)
+    if new.is_local():
+        preconditions.check_options(options)
+        preconditions.refuse_cache(cache)
         joining.refuse_local(hosts)
         joining.leave(current)
         return _initialise_local(framework, tpu, precision or "")
-    local_checks.refuse_tpu(tpu)
-    current.pod = joining.join(current, hosts, wanted, options)  # at once: what it had before is given back
+    preconditions.refuse_tpu(tpu)
+    current.pod = joining.join(current, hosts, wanted, options)  # in one step: it releases what the session had before
     host = _initialise_workers(options, cache, alone=current.pod is None)
     current.framework, current.placed = framework, None
     return host
 
 
 def _initialise_workers(options: Options, cache: str | None = None, alone: bool = True) -> Host:
-    """The same for a framework that trains in forked workers. `alone`: on this host and no other, whose devices then
-    say how many workers there can be."""
+    """`initialise` for a framework that trains in forked workers. `alone`: on this host only, whose devices limit the
+    number of workers."""
     host = inspect_host()
     if alone:
         count_workers(host, options.processes, options.spmd)
@@ -204,7 +201,7 @@ def _initialise_workers(options: Options, cache: str | None = None, alone: bool 
 
 
 def _initialise_local(framework: str, tpu: str, precision: str) -> Host:
-    """The same for a framework that trains in this process. Where that is refused, the session is as it was."""
+    """`initialise` for a framework that trains in this process. The session is unchanged if it fails."""
     before = (current.framework, current.tpu, current.precision)
     current.framework, current.tpu, current.precision = framework, tpu, precision
     try:
@@ -218,20 +215,19 @@ def _initialise_local(framework: str, tpu: str, precision: str) -> Host:
 
 
 def cache_text(host: Host) -> str:
-    """What becomes of the persistent compile cache on this host, in a sentence."""
+    """A sentence about the persistent compile cache on this host."""
     if not current.cache:
         return "the persistent compile cache is off."
     if host.device == "CPU":
         return (
-            f"the persistent compile cache ({current.cache}) stays off here: on XLA:CPU torch_xla 2.9 cannot load what "
-            "it has stored. On a TPU the same line turns it on."
+            f"the persistent compile cache ({current.cache}) is off here: on XLA:CPU torch_xla 2.9 cannot load what it "
+            "stored. On a TPU it is used."
         )
-    return f"compiled programs are kept in {current.cache}, and taken from there in later runs."
+    return f"compiled programs are stored in {current.cache} and reused in later runs."
 
 
 def known_host() -> Host:
-    """The host, looked at anew: a TPU may have been taken since. Without %tpu_init, this process is set up as it
-    would."""
+    """Inspect the host again: another process may use the TPU by now. Without %tpu_init, set up the session first."""
     if not current.initialised:
         return _initialise_workers(Options())
     current.host = inspect_host()

@@ -1,8 +1,4 @@
-"""A person's Python file as a module.
-
-What lives here: making the module and running the file's code in it. What does not: whose files, and what may happen
-while they run (work.py, magics/script.py).
-"""
+"""Loads a user's Python file as a module."""
 
 from __future__ import annotations
 
@@ -13,9 +9,9 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 
-class _AsItStands(SourceFileLoader):
-    """Compiles what stands in the file. Python's own takes kept byte code where the file's size and the second of its
-    last change are the same, and keeps it in a folder beside the file."""
+class _UncachedLoader(SourceFileLoader):
+    """Compiles the current text of the file. Python's own loader uses cached byte code if the file's size and the
+    second of its last change are unchanged, and writes the cache beside the file."""
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
@@ -24,8 +20,8 @@ class _AsItStands(SourceFileLoader):
 
 
 def new_module(name: str, path: Path) -> ModuleType:
-    """The module, in sys.modules, before anything of the file has run."""
-    spec = spec_from_file_location(name, path, loader=_AsItStands(name, str(path)))
+    """Create the module in sys.modules, without running the file's code."""
+    spec = spec_from_file_location(name, path, loader=_UncachedLoader(name, str(path)))
     assert spec is not None  # a loader was given
     sys.modules[name] = module = module_from_spec(spec)
     return module
@@ -34,5 +30,5 @@ def new_module(name: str, path: Path) -> ModuleType:
 def execute(module: ModuleType) -> None:
     """Run the file's code. Raises what it raises, and SyntaxError."""
     loader = module.__loader__
-    assert isinstance(loader, _AsItStands)
+    assert isinstance(loader, _UncachedLoader)
     loader.exec_module(module)

@@ -1,9 +1,6 @@
-"""The output of a worker: everything it prints or displays ends in the run folder.
+"""The output of a worker: everything it prints or displays is written to the run folder. relay.py shows it.
 
-What lives here: the child's half (file descriptors, Python streams, display, tqdm, input, debuggers). What does not:
-the notebook's half, which shows it (relay.py).
-
-Existing stream objects are changed, not replaced: logging handlers, tqdm bars and the user's own variables hold them.
+Existing stream objects are changed, not replaced: logging handlers, tqdm bars and user variables refer to them.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
 
 
 def redirect_descriptors(log: Path) -> None:
-    """Send file descriptors 1 and 2 to `log` (appending) and read nothing from 0: catches what C++ prints, too."""
+    """Append file descriptors 1 and 2 to `log`, and read 0 from /dev/null. This includes the output of C++ code."""
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -37,8 +34,8 @@ def redirect_descriptors(log: Path) -> None:
 
 
 def reopen_descriptors(log: Path) -> None:
-    """Open again those of 0, 1 and 2 that the function has closed: what the worker opens next must not get their
-    numbers, and what is written to them not be lost."""
+    """Reopen those of 0, 1 and 2 that the function closed, so that no other file gets their numbers and no output is
+    lost."""
     for descriptor in (0, 1, 2):
         if not limits.is_open(descriptor):
             path, flags = (log, os.O_WRONLY | os.O_CREAT | os.O_APPEND) if descriptor else (os.devnull, os.O_RDONLY)
@@ -70,7 +67,7 @@ def _rewire(stream: Any, descriptor: int) -> None:
         for line in lines:
             write(line)
 
-    buffer = getattr(stream, "buffer", None)  # what is written to it goes to the descriptor, when it is flushed
+    buffer = getattr(stream, "buffer", None)  # its content is written to the descriptor when flushed
     try:
         stream.write = write
         stream.writelines = writelines
@@ -81,9 +78,9 @@ def _rewire(stream: Any, descriptor: int) -> None:
 
 
 class Displays:
-    """Rank 0's `display(...)`: each mime bundle becomes a file beside the log, announced by `announce`.
+    """Rank 0's `display(...)`: each MIME bundle is written to a file beside the log.
 
-    `announce(file, display_id, update, action, wait)` writes the event; the bundle is on disk by then.
+    `announce(file, display_id, update, action, wait)` writes the event after the file.
     """
 
     def __init__(self, files: RunFiles, announce: Callable[..., None], keep: bool) -> None:
@@ -103,7 +100,7 @@ class Displays:
         update: bool = False,
         **_: Any,
     ) -> None:
-        """Stands for `DisplayPublisher.publish` (IPython 7.34 to 9)."""
+        """Replaces `DisplayPublisher.publish` (IPython 7.34 to 9)."""
         if not self.keep:
             print(data.get("text/plain", ""))
             return
@@ -120,25 +117,25 @@ class Displays:
         self.announce(path.name, str((transient or {}).get("display_id", "")), update, "display", False)
 
     def clear_output(self, wait: bool = False) -> None:
-        """Stands for `DisplayPublisher.clear_output`."""
+        """Replaces `DisplayPublisher.clear_output`."""
         if self.keep:
             self.announce("", "", False, "clear", wait)
 
 
 def _sendable(data: dict[str, Any]) -> dict[str, Any]:
-    """JSON values only; a widget's view is dropped, since its model lives in a process that no front end can reach."""
+    """JSON values only; widget views are dropped, because no front end can reach a widget in a worker."""
     kept = {mime: value for mime, value in data.items() if mime != WIDGET_MIME}
     return {mime: base64.b64encode(v).decode() if isinstance(v, bytes) else v for mime, v in kept.items()}
 
 
 def redirect_displays(displays: Displays) -> None:
-    """Send IPython's displays to `displays`, and keep this process off the kernel's sockets."""
+    """Send IPython's displays to `displays`, and do not use the kernel's sockets in this process."""
     shell = running_shell()
     if shell is None:
         return
     shell.display_pub.publish = displays.publish
     shell.display_pub.clear_output = displays.clear_output
-    shell._showtraceback = _print_traceback  # meant to be overridden (IPython 7.34 to 9); a kernel's would send it
+    shell._showtraceback = _print_traceback  # meant to be overridden (IPython 7.34 to 9); a kernel's sends it
     kernel = getattr(shell, "kernel", None)
     session = getattr(kernel, "session", None)
     if session is not None:
@@ -146,19 +143,19 @@ def redirect_displays(displays: Displays) -> None:
 
 
 def _print_traceback(_kind: Any, _value: Any, lines: Any) -> None:
-    """What magics such as `%%time` show of an exception that they do not pass on."""
+    """The traceback that magics such as `%%time` show for an exception that they catch."""
     print("\n".join(lines), flush=True)
 
 
 def running_shell() -> Any:
-    """The IPython shell of this process, or None; IPython is not imported to look."""
+    """The IPython shell of this process, or None. Does not import IPython."""
     module = sys.modules.get("IPython")
     return module.get_ipython() if module is not None else None
 
 
 def text_progress_bars() -> None:
-    """Make tqdm's notebook bars text bars: a worker cannot talk to widgets. Removing the class's own methods leaves
-    those of `tqdm.std`, for subclasses that people hold already (`tqdm.auto`) as well."""
+    """Turn tqdm's notebook bars into text bars: a worker cannot update widgets. Without the class's own methods those
+    of `tqdm.std` are used, also by existing subclasses (`tqdm.auto`)."""
     notebook = sys.modules.get("tqdm.notebook")
     if notebook is None:
         return
@@ -173,7 +170,7 @@ class NoInput(RuntimeError):
 
 
 def forbid_input() -> None:
-    """End `input()`, `getpass` and debuggers in a clear error: nobody could answer, and the run would hang."""
+    """Let `input()`, `getpass` and debuggers raise a clear error: in a worker they would wait forever."""
     import bdb
     import getpass
 
@@ -185,13 +182,13 @@ def forbid_input() -> None:
 
 def _refuse(name: str) -> Callable[..., Any]:
     def refuse(*_args: Any, **_kwargs: Any) -> Any:
-        raise NoInput(f"{name} cannot be used in a worker: it runs in a process of its own that no keyboard reaches.")
+        raise NoInput(f"{name} cannot be used in a worker: the worker is a separate process without keyboard input.")
 
     return refuse
 
 
 def flush_figures() -> None:
-    """Show matplotlib figures that were left open, as the end of a cell does."""
+    """Show open matplotlib figures, as happens at the end of a cell."""
     inline = sys.modules.get("matplotlib_inline.backend_inline")
     pyplot = sys.modules.get("matplotlib.pyplot")
     if inline is not None and pyplot is not None and "inline" in str(pyplot.get_backend()):

@@ -1,8 +1,4 @@
-"""The road of a function that is traced, and not run.
-
-What lives here: one worker on XLA:CPU that writes the graphs of a request. What does not: what is done with them
-(preflight/), and how a function is traced (backends/).
-"""
+"""A worker on XLA:CPU that traces a request and writes its graphs, for preflight/."""
 
 from __future__ import annotations
 
@@ -14,28 +10,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tpu_magics.backends.base import STEPS, WorkerSpec
-from tpu_magics.backends.base import TraceSpec as Tracing
+from tpu_magics.backends.base import STEPS, TraceSpec, WorkerSpec
 from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.host import Host
 from tpu_magics.host.memory import host_memory
-from tpu_magics.launch import alone, guards, plan, process, reach, results, session, supervise, worker
+from tpu_magics.launch import object_graph, plan, preconditions, process, results, session, supervisor, worker
+from tpu_magics.launch.forked_run import ForkedRun
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.relay import NoScreen, Screen
-from tpu_magics.launch.train import Going, Request
+from tpu_magics.launch.request import Request
 from tpu_magics.runs import locked_folders
 from tpu_magics.runs.folder import RunFolder
 from tpu_magics.runs.reader import Run
 
 _DATA = re.compile(r"^VmData:\s+(\d+) kB", re.MULTILINE)
-LEFT = 0.05  # of the free host memory, for all others
+LEFT = 0.05  # share of the free host memory that is left for other processes
 READS = "reads.txt"  # in the folder of the graphs; a backend writes it while it traces
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is traced for: `world`: ranks of the TPU; `devices`: of one SPMD worker (None: not SPMD); `steps`: at most
-    so many."""
+class TracingOptions:
+    """What to trace for. `world`: ranks of the TPU; `devices`: of one SPMD worker (None: no SPMD); `steps`: the maximum
+    number of steps."""
 
     world: int = 1
     devices: int | None = None
@@ -43,11 +39,11 @@ class Asked:
 
 
 @contextmanager
-def traced(request: Request, options: Options, asked: Asked) -> Iterator[tuple[Path, Run]]:
-    """The folder that the worker wrote its graphs into, and the records of that run; both are gone after the block.
+def traced(request: Request, options: Options, tracing_options: TracingOptions) -> Iterator[tuple[Path, Run]]:
+    """Yields the folder of the graphs that the worker wrote, and the run's records; both are deleted after the block.
 
     Raises:
-        TpuMagicsError: the request cannot be forked.
+        TpuMagicsError: the request cannot run.
         TrainingFailed: the function failed while it was traced.
     """
     options.check()
@@ -57,60 +53,67 @@ def traced(request: Request, options: Options, asked: Asked) -> Iterator[tuple[P
     try:
         with process.interrupts_held():
             temporary = locked_folders.make()
-        going = _prepared(request, options, asked, temporary.path)
-        session.current.going = going
+        run = _prepare(request, options, tracing_options, temporary.path)
+        session.current.active_run = run
         try:
-            going.fork()
-            going.watch_until_end()
-            going.come_home()
+            run.fork()
+            run.watch_until_end()
+            run.finish()
         except BaseException as error:
-            going.abandon(error)
+            run.abandon(error)
             if isinstance(error, TrainingFailed):
-                error.details = (*error.details, *_reads(going.graphs))
+                error.details = (*error.details, *_values_read(run.graphs))
             raise
-        yield going.graphs, Run(going.folder.path)
+        yield run.graphs, Run(run.folder.path)
     finally:
         if temporary is not None:
             with process.interrupts_held():
                 temporary.remove()
 
 
-def _reads(folder: Path) -> Iterator[str]:
-    """What the function had read when it failed."""
+def _values_read(folder: Path) -> Iterator[str]:
+    """The values that the function had read when it failed."""
     path = folder / READS
     if path.is_file() and path.stat().st_size:
-        yield "Values that it had read, which were zero while it was traced:"
+        yield "Values that the function read (they are zero while it is traced):"
         yield from (f"  {line}" for line in path.read_text().splitlines())
 
 
-def _prepared(request: Request, options: Options, asked: Asked, root: Path) -> _Tracing:
+def _prepare(request: Request, options: Options, tracing_options: TracingOptions, root: Path) -> _TracingRun:
     current = session.current
     host = at_home(session.known_host())
     backend = current.backend
     precision = options.precision or current.precision
-    options = replace(options, spmd=asked.devices, processes=None, steps=None)
+    options = replace(options, spmd=tracing_options.devices, processes=None, steps=None)
     made = plan.make_plan(host, options, precision, 1)
-    alone.require_alone()
+    preconditions.require_alone()
     backend.prepare()
-    models = reach.models_of(iter(request.items), backend.is_model)
-    guards.check(guards.Situation(backend, host, current.marks, request.items, models, request.source))
+    models = object_graph.find_models(iter(request.items), backend.is_model)
+    preconditions.check(
+        preconditions.LaunchContext(backend, host, current.fork_blockers, request.items, models, request.source)
+    )
     size = sum(backend.model_bytes(model) for model in models.values())
     plan.require_memory(made, size, options.force)
     folder = RunFolder.create("preflight", root)
-    tracing = Tracing(root / "graphs", 1 if asked.devices else asked.world, asked.devices or 1, asked.steps)
+    tracing = TraceSpec(
+        root / "graphs",
+        1 if tracing_options.devices else tracing_options.world,
+        tracing_options.devices or 1,
+        tracing_options.steps,
+    )
     work = request.make(models, None)
-    return _Tracing(request, options, made, host, folder, work, {}, size, None, tracing=tracing)
+    return _TracingRun(request, options, made, host, folder, work, {}, size, None, tracing=tracing)
 
 
 def at_home(host: Host) -> Host:
-    """The host as one without a TPU: tracing touches none."""
+    """The host as if it had no TPU: tracing uses none."""
     return replace(host, device="CPU", workers=1, replicas=1, variable_changes=())
 
 
-def _bounded(task: worker.Task, spec: WorkerSpec) -> int:
-    """The worker, which is refused memory that the host does not have: else the kernel would end it, or the notebook.
+def _run_with_memory_limit(task: worker.WorkerTask, spec: WorkerSpec) -> int:
+    """Run the worker with a limit on its memory: else the kernel's OOM killer may end it, or the notebook.
 
-    RLIMIT_DATA counts what a process may write to (getrlimit(2)); what the notebook has is counted already."""
+    RLIMIT_DATA counts writable memory (getrlimit(2)), including what is inherited from the notebook."""
     available, now = host_memory(Path("/")).available, _DATA.search(Path("/proc/self/status").read_text())
     if available is not None and now is not None:
         bound = int(now[1]) * 1024 + int(available * (1 - LEFT))
@@ -121,23 +124,25 @@ def _bounded(task: worker.Task, spec: WorkerSpec) -> int:
 
 
 @dataclass
-class _Tracing(Going):
-    """A run whose worker traces."""
+class _TracingRun(ForkedRun):
+    """A run whose worker traces instead of training."""
 
-    tracing: Tracing | None = None
+    tracing: TraceSpec | None = None
 
     @property
     def graphs(self) -> Path:
         assert self.tracing is not None
         return self.tracing.folder
 
-    def _fork_one(self, task: worker.Task, index: int, scratch: Path) -> supervise.Watched:  # noqa: ARG002
+    def _fork_one(self, task: worker.WorkerTask, index: int, scratch: Path) -> supervisor.WorkerProcess:  # noqa: ARG002
         spec = replace(self.plan.spec(index), tracing=self.tracing)
-        pid = process.fork_worker(lambda: _bounded(task, spec), self.folder.stacks_path(index))
-        return supervise.Watched(index, pid, index)
+        pid = process.fork_worker(lambda: _run_with_memory_limit(task, spec), self.folder.stacks_path(index))
+        return supervisor.WorkerProcess(index, pid, index)
 
     def _screen(self) -> Screen:
-        return NoScreen()  # what the function prints while it is traced is made of zeros
+        return NoScreen()  # values printed while tracing are zeros
 
-    def _load(self, ranks: int | None = None) -> results.Home:  # noqa: ARG002
-        raise TpuMagicsError("A traced run has no results.", "Nothing was run.", "This is an error of tpu_magics.")
+    def _load(self, ranks: int | None = None) -> results.RunResults:  # noqa: ARG002
+        raise TpuMagicsError(
+            "A traced run has no results.", "Nothing was run.", "This is a bug in tpu_magics; please report it."
+        )

@@ -1,15 +1,13 @@
-"""What the workers are to run: a function, the statements of a cell, or a script.
+"""What each worker runs: a function, the statements of a cell, or a script.
 
-What lives here: running it on a rank, and what of its results can travel. What does not: how a cell is read into one of
-these (cell.py), and where results go (results.py).
-
-Results travel as one pickle of a dict: `value` (pickled, or None) and `problem` (why it could not be); from a cell's
-rank 0 also `names` {name: pickled}, `modules` {name: module's name}, `same` {name: name of a model that comes home},
-and `left` {name: why it stayed}.
-"""
+The results of a rank are one pickle of a dict: `value` (pickled, or None) and `problem` (why it could not be pickled);
+from rank 0 of a cell also `names` {name: pickled}, `modules` {name: module's name}, `same` {name: name of a model that
+is updated}, and `left` {name: why it was not pickled}."""
 
 from __future__ import annotations
 
+import ast
+import copy
 import functools
 import pickle
 import sys
@@ -20,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch.copies import Copies
+from tpu_magics.launch import cell, hoist, object_graph
 from tpu_magics.launch.source_file import execute, new_module
 from tpu_magics.launch.state.walk import names_of
 from tpu_magics.runs.events import cut_text
@@ -32,28 +30,29 @@ Note = Callable[[str, str], None]
 
 
 class Pickles(Protocol):
-    """What turns results into bytes: a Backend."""
+    """Pickles results: a Backend."""
 
     def dumps(self, value: Any) -> bytes:
         """Pickle `value`. Raises what pickle raises."""
 
 
 class Work(Protocol):
-    """Something that every rank runs. `models`: what comes home, by name."""
+    """What every rank runs."""
 
     @property
     def models(self) -> dict[str, Any]:
-        """The models whose weights come home. A worker changes its own copy where it built one itself."""
+        """The models to update in the notebook, by name. A worker replaces an entry of its own copy if it built that
+        model itself."""
 
     @property
     def hoists(self) -> HoistPlan | None:
-        """What was built in the notebook."""
+        """The models that were hoisted, i.e. built in the notebook."""
 
     def roots(self) -> list[tuple[str, Any]]:
-        """Where all that it can reach begins, by name."""
+        """The objects, by name, from which all others are reached."""
 
     def assigned(self) -> Mapping[str, Any]:
-        """In a worker, after the run: the notebook's names that it bound anew."""
+        """In a worker, after the run: the notebook's names that it assigned."""
 
     def install(self, note: Note, replicas: int) -> None:
         """Once in each worker, before its `replicas` threads run; `note(code, text)` records a warning."""
@@ -62,19 +61,19 @@ class Work(Protocol):
         """Run on one device, in its thread."""
 
     def results(self, ordinal: int, value: Any, backend: Pickles, **more: Any) -> bytes:
-        """What travels home from this rank, and `more`. `done`: names assigned by a cell that travel already."""
+        """The packed results of this rank, with `more`. `done`: assigned names that are sent in another way."""
 
 
-def _install(hoists: HoistPlan | None, models: dict[str, Any], note: Note, replicas: int) -> None:
+def _install_hoists(hoists: HoistPlan | None, models: dict[str, Any], note: Note, replicas: int) -> None:
     if hoists is None:
         return
 
     def declined(number: int, reason: str) -> None:
         one = hoists.hoisted[number]
-        note("not-hoisted", f"`{one.code}` in line {one.line} is built by each worker after all: {reason}.")
+        note("not-hoisted", f"Not hoisted: each worker builds `{one.code}` (line {one.line}): {reason}.")
 
     def built(number: int, model: Any) -> None:
-        """What was built here is what is trained, so it comes home in the place of the notebook's."""
+        """The model that was built here is the one that is trained: its weights update the notebook's model."""
         for name in [name for name, own in models.items() if own is hoists.hoisted[number].model]:
             models[name] = model
 
@@ -82,7 +81,7 @@ def _install(hoists: HoistPlan | None, models: dict[str, Any], note: Note, repli
 
 
 def packed(value: Any, backend: Pickles, **more: Any) -> bytes:
-    """A rank's results; a value that cannot be pickled is left out and named, it does not fail the run."""
+    """A rank's results. A value that cannot be pickled is omitted, with the reason; it does not fail the run."""
     data, problem = _try_dumps(value, backend)
     return pickle.dumps({"value": data, "problem": problem, **more})
 
@@ -98,8 +97,8 @@ def _try_dumps(value: Any, backend: Pickles) -> tuple[bytes | None, str]:
 
 @dataclass(frozen=True)
 class FunctionWork:
-    """A call of a function. `index_first`: the rank is its first argument (xmp.spawn, torch_xla.launch); `names`: what
-    the person calls each of `args`."""
+    """A function call. `index_first`: the rank is the first argument (xmp.spawn, torch_xla.launch); `names`: a name for
+    each of `args`."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()
@@ -119,7 +118,7 @@ class FunctionWork:
         return {}
 
     def install(self, note: Note, replicas: int) -> None:
-        _install(self.hoists, self.models, note, replicas)
+        _install_hoists(self.hoists, self.models, note, replicas)
         self.calls.append(functools.partial(_call, self.function, self.args, self.kwargs))
         self.calls.extend(self._copied_call() for _ in range(1, replicas))
 
@@ -141,16 +140,16 @@ def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[s
 
 
 def _copies(models: Mapping[str, Any], hoists: HoistPlan | None) -> Copies:
-    """Copies for one more device; of hoisted models each device is given its own by the plan."""
+    """Copies for one more device; hoisted models are copied by the hoist plan."""
     hoisted = {id(model) for model in hoists.models.values()} if hoists is not None else set()
     return Copies({name: model for name, model in models.items() if id(model) not in hoisted})
 
 
 @dataclass(frozen=True)
 class CellWork:
-    """The statements of a cell, run with the notebook's names. `code`: compiled statements; `last`: the last
-    expression, to be displayed; `namespace`: the notebook's own, inherited by the fork; `before`: what it held
-    before the run."""
+    """The statements of a cell, run with the notebook's names. `code`: compiled statements; `last`: the final
+    expression, to be displayed; `namespace`: the notebook's, inherited by the fork; `before`: its values before the
+    run."""
 
     code: types.CodeType
     last: types.CodeType | None
@@ -165,7 +164,7 @@ class CellWork:
         return [(name, self.namespace[name]) for name in dict.fromkeys(read) if name in self.namespace]
 
     def install(self, note: Note, replicas: int) -> None:
-        _install(self.hoists, self.models, note, replicas)
+        _install_hoists(self.hoists, self.models, note, replicas)
         self.spaces.append(self.namespace)
         self.spaces.extend(_copies(self.models, self.hoists).space(self.namespace) for _ in range(1, replicas))
 
@@ -175,7 +174,7 @@ class CellWork:
         if self.last is not None:
             value = eval(self.last, space)
             if value is not None and ordinal == 0:
-                _show(value)
+                _display(value)
         return None
 
     def results(self, ordinal: int, value: Any, backend: Pickles, **more: Any) -> bytes:
@@ -205,7 +204,7 @@ class CellWork:
         )
 
     def assigned(self) -> Mapping[str, Any]:
-        """Names that the cell bound anew, except private ones."""
+        """The names that the cell assigned, except private ones."""
         missing = object()
         return {
             name: value
@@ -214,7 +213,22 @@ class CellWork:
         }
 
 
-def _show(value: Any) -> None:
+def statements_work(
+    rest: ast.Module,
+    filename: str,
+    namespace: dict[str, Any],
+    before: Mapping[str, Any],
+    models: dict[str, Any],
+    hoists: HoistPlan | None,
+) -> CellWork:
+    """The statements of a cell as every rank runs them, with hoisted calls replaced."""
+    tree, expression = cell.split_last(rest if hoists is None else hoist.replace_calls(rest, hoists))
+    code = cell.compile_tree(tree, filename, "exec")
+    shown = None if expression is None else cell.compile_tree(expression, filename, "eval")
+    return CellWork(code, shown, namespace, models, hoists, before)
+
+
+def _display(value: Any) -> None:
     display = sys.modules.get("IPython.display")
     if display is not None:
         display.display(value)
@@ -224,7 +238,7 @@ def _show(value: Any) -> None:
 
 @dataclass(frozen=True)
 class ScriptWork:
-    """A script as `xla_spawn.py` runs it: its `_mp_fn(index)` where it defines one, else the script as `__main__`."""
+    """A script as `xla_spawn.py` runs it: its `_mp_fn(index)` if it defines one, else the script as `__main__`."""
 
     path: str
     argv: tuple[str, ...]
@@ -249,13 +263,101 @@ class ScriptWork:
         if not self.has_mp_fn:
             runpy.run_path(self.path, run_name="__main__")
             return None
-        return _imported(self.path)._mp_fn(ordinal)
+        return _import_script(self.path)._mp_fn(ordinal)
 
     def results(self, ordinal: int, value: Any, backend: Pickles, **more: Any) -> bytes:  # noqa: ARG002
         return packed(value, backend, models=list(self.models), **more)
 
 
-def _imported(path: str) -> Any:
+def _import_script(path: str) -> Any:
     module = new_module(Path(path).stem, Path(path))
     execute(module)
     return module
+
+
+# -- the second device of a worker (v2, v3): two threads cannot move one model to two devices
+# ---------------------------
+
+COPY_DEPTH = 6  # levels to follow: an optimizer's parameters are four levels below it, a scheduler's five
+
+
+class Copies:
+    """The copies for one device. Made before any device's thread runs: later, the first one has moved its models.
+
+    Copied are the models, all objects that contain one, and the arguments; tied weights stay tied among the copies.
+    Functions that read a copied name are created again with the copies as globals. What cannot be copied (a lock, a
+    generator) is shared.
+    """
+
+    def __init__(self, models: Mapping[str, Any]) -> None:
+        self._memo: dict[int, Any] = {}
+        copy.deepcopy(list(models.values()), self._memo)
+        self._copied = frozenset(self._memo)
+        self._spaces: dict[int, dict[str, Any]] = {}
+
+    def argument(self, value: Any) -> Any:
+        """A copy; if the whole cannot be copied, copies of its parts."""
+        if isinstance(value, (types.FunctionType, types.MethodType)):
+            return self.function(value)
+        trial = dict(self._memo)  # a failed copy leaves parts in its memo
+        try:
+            made = copy.deepcopy(value, trial)
+        except Exception:
+            return self._copy_parts(value)
+        self._memo.update(trial)
+        return made
+
+    def _copy_parts(self, value: Any) -> Any:
+        if type(value) in (list, tuple):
+            return type(value)(self.argument(item) for item in value)
+        if type(value) is dict:
+            return {key: self.argument(item) for key, item in value.items()}
+        attributes = getattr(value, "__dict__", None)
+        if not isinstance(attributes, dict) or isinstance(value, (type, types.ModuleType)):
+            return value
+        try:
+            made = copy.copy(value)
+        except Exception:
+            return value
+        self._memo[id(value)] = made
+        vars(made).update({name: self.argument(item) for name, item in attributes.items()})
+        return made
+
+    def space(self, names: dict[str, Any]) -> dict[str, Any]:
+        """Globals for a function or a cell, with copies of all values that contain a model."""
+        if id(names) not in self._spaces:
+            self._spaces[id(names)] = space = dict(names)
+            space.update({name: self._copy_named(name, value, names) for name, value in names.items()})
+        return self._spaces[id(names)]
+
+    def function(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, with copies in place of the copied objects that it reads."""
+        if isinstance(function, types.MethodType):
+            return types.MethodType(self.function(function.__func__), self.argument(function.__self__))
+        if not isinstance(function, types.FunctionType):
+            return function
+        return self._copy_function(function)
+
+    def _copy_named(self, name: str, value: Any, names: dict[str, Any]) -> Any:
+        if isinstance(value, types.FunctionType):
+            return self._copy_function(value) if value.__globals__ is names else value
+        return self.argument(value) if self._holds_a_model(name, value) else value
+
+    def _holds_a_model(self, name: str, value: Any) -> bool:
+        return any(id(part) in self._copied for _, part in object_graph.contents(name, value, COPY_DEPTH))
+
+    def _copy_function(self, function: types.FunctionType) -> types.FunctionType:
+        closure = tuple(self._copy_cell(cell) for cell in function.__closure__ or ()) or None
+        defaults = tuple(self.argument(value) for value in function.__defaults__ or ()) or None
+        space = self.space(function.__globals__)
+        twin = types.FunctionType(function.__code__, space, function.__name__, defaults, closure)
+        twin.__kwdefaults__ = {k: self.argument(v) for k, v in (function.__kwdefaults__ or {}).items()} or None
+        twin.__dict__.update(function.__dict__)
+        return twin
+
+    def _copy_cell(self, cell: types.CellType) -> types.CellType:
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            return cell
+        return types.CellType(self.argument(value)) if self._holds_a_model("", value) else cell

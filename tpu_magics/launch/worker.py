@@ -1,8 +1,4 @@
-"""What a worker does between the fork and its exit.
-
-What lives here: becoming a rank, running the work, writing the results and the last event. What does not: the fork
-itself (process.py), the work (work.py), and anything of the notebook's side.
-"""
+"""A worker between the fork and its exit: it becomes a rank, runs the work, and writes results and events."""
 
 from __future__ import annotations
 
@@ -15,10 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tpu_magics.backends.base import Backend, StepLimit, StopRequested, WorkerSpec
-from tpu_magics.backends.base import HostTrainingError as HostTraining
-from tpu_magics.backends.base import ObserverConfig as Watching
-from tpu_magics.launch import frames, limits, partial, process, strays, streams
+from tpu_magics.backends.base import Backend, HostTrainingError, ObserverConfig, StepLimit, StopRequested, WorkerSpec
+from tpu_magics.launch import frames, limits, orphans, partial_results, process, streams
 from tpu_magics.launch.state import collect
 from tpu_magics.launch.state.walk import Snapshot
 from tpu_magics.launch.work import Work
@@ -28,15 +22,15 @@ from tpu_magics.runs.writer import EventWriter
 
 DONE, FAILED = 0, 1  # exit codes of a worker
 NO_SYNC = (
-    "the function ended without a single sync: everything it did ran as one graph at its end. End each step with "
-    "torch_xla.sync(), or iterate over a loader that accelerator.prepare has wrapped."
+    "The function ended without a sync, so everything ran as one graph at its end. End each step with "
+    "torch_xla.sync(), or use a loader from accelerator.prepare."
 )
 
 
 @dataclass(frozen=True)
-class Task:
-    """What all workers of a run share. `cell_names`: file names of cells -> "In [n]"; `cell_ids`: "In [n]" -> the
-    front end's id of that cell; `snapshot`: the notebook's objects before the run (None: on another host)."""
+class WorkerTask:
+    """What all workers of a run share. `cell_names`: file name of a cell -> "In [n]"; `cell_ids`: "In [n]" -> the front
+    end's id of the cell; `snapshot`: the notebook's objects before the run (None: on another host)."""
 
     backend: Backend
     work: Work
@@ -46,15 +40,15 @@ class Task:
     snapshot: Snapshot | None = None
 
 
-def main(task: Task, spec: WorkerSpec) -> int:
-    """Be one worker; returns its exit code. Runs in the child's main thread, just after the fork."""
+def main(task: WorkerTask, spec: WorkerSpec) -> int:
+    """Run one worker; returns its exit code. Called in the child's main thread, just after the fork."""
     return _Worker(task, spec).run()
 
 
 class _Worker:
-    """One worker process. Its rank is known once the runtime is up; until then it writes under its index."""
+    """One worker process. Its rank is known once the runtime has started; until then it writes under its index."""
 
-    def __init__(self, task: Task, spec: WorkerSpec) -> None:
+    def __init__(self, task: WorkerTask, spec: WorkerSpec) -> None:
         self.task = task
         self.spec = spec
         self.rank = spec.number
@@ -66,7 +60,7 @@ class _Worker:
         self.ranks = 1
         self.status = "done"
         self.hoisted: dict[str, Any] = {}
-        self.keeps = spec.keep_partial and spec.tracing is None
+        self.keep_partial = spec.keep_partial and spec.tracing is None
         self.stop_requested = False
 
     def run(self) -> int:
@@ -74,10 +68,10 @@ class _Worker:
         streams.redirect_python()
         streams.forbid_input()
         streams.text_progress_bars()
-        streams.redirect_displays(streams.Displays(self.task.files, self._announce, keep=self._leads()))
-        strays.mark_this(self.task.files.path)
+        streams.redirect_displays(streams.Displays(self.task.files, self._announce, keep=self._is_lead()))
+        orphans.set_marker(self.task.files.path)
         limits.keep_reserve()
-        if self.keeps:
+        if self.keep_partial:
             signal.signal(process.STOP_SIGNAL, self._request_stop)
         try:
             self.task.backend.run_worker(self.spec, self._ready, self._train)
@@ -91,22 +85,22 @@ class _Worker:
         return self._exit_code(DONE)
 
     def _exit_code(self, code: int) -> int:
-        strays.end_below(os.getpid())
+        orphans.end_descendants(os.getpid())
         if self.writer.failed is None:
             return code
         with contextlib.suppress(OSError):
             os.write(2, f"{self.writer.failed}\n".encode("utf-8", "replace"))
         return process.UNRECORDED
 
-    def _leads(self) -> bool:
-        """Whether this worker is taken for rank 0 until the ranks are known."""
+    def _is_lead(self) -> bool:
+        """Whether this worker counts as rank 0 until the ranks are known."""
         return self.spec.number == 0
 
     # -- on the rank's thread -----------------------------------------------------------------------------------
     def _ready(self, ordinal: int, world_size: int, device: str) -> None:
         process.lasting_threads.add(threading.get_ident())
         if ordinal != self.rank:
-            self._adopt(ordinal)
+            self._use_rank(ordinal)
         self.ranks = world_size
         self.hoisted = self._structures()
         if self.task.snapshot is not None:
@@ -120,8 +114,8 @@ class _Worker:
         own = {id(model) for model in hoists.models.values()} if hoists is not None else set()
         return {n: self.task.backend.structure(m) for n, m in self.task.work.models.items() if id(m) in own}
 
-    def _adopt(self, ordinal: int) -> None:
-        """Take the rank that the runtime gave: on a TPU it need not be the number of the process."""
+    def _use_rank(self, ordinal: int) -> None:
+        """Use the rank that the runtime assigned: on a TPU it may differ from the number of the process."""
         self.rank = ordinal
         self.writer = EventWriter(self.task.files.events_path(ordinal), ordinal)
         streams.redirect_descriptors(self.task.files.log_path(ordinal))
@@ -129,37 +123,37 @@ class _Worker:
 
     def _train(self, ordinal: int, replica: int) -> None:
         try:
-            value = self.task.work.run(ordinal, replica) if replica else self._observed(ordinal)
+            value = self.task.work.run(ordinal, replica) if replica else self._run_observed(ordinal)
         except BaseException:
-            if self.keeps and not ordinal:
+            if self.keep_partial and not ordinal:
                 self._keep_partial()
             raise
         if self.status == "done":
-            self._bring_home(ordinal, replica, value)
-            if self.keeps and not ordinal:
-                partial.mark(self.task.files, self.steps)
+            self._write_results(ordinal, replica, value)
+            if self.keep_partial and not ordinal:
+                partial_results.mark_written(self.task.files, self.steps)
 
     def _request_stop(self, *_signal: Any) -> None:
         self.stop_requested = True
 
     def _keep_partial(self) -> None:
-        """Rank 0 did not come to its end: what it has learned goes home as if it had."""
+        """Rank 0 did not finish: write its weights as if it had."""
         try:
-            if reason := self._unkeepable():
-                self._note(partial.NOT_KEPT, partial.not_kept(reason))
+            if reason := self._reason_not_keepable():
+                self._note(partial_results.NOT_KEPT, partial_results.warning_text(reason))
                 return
-            self._bring_home(0, 0, None)
-            partial.mark(self.task.files, self.steps)
-        except Exception as error:  # what ended the run matters more
-            self._note(partial.NOT_KEPT, partial.not_kept(error))
+            self._write_results(0, 0, None)
+            partial_results.mark_written(self.task.files, self.steps)
+        except Exception as error:  # the error that ended the run is more important
+            self._note(partial_results.NOT_KEPT, partial_results.warning_text(error))
 
-    def _unkeepable(self) -> str:
+    def _reason_not_keepable(self) -> str:
         if not self.steps:
-            return partial.NOTHING_DONE
+            return partial_results.NO_STEP
         spread = self.spec.replicas > 1 or self.task.backend.splits_weights(self.task.work.models)
-        return partial.SPREAD if spread else ""
+        return partial_results.SHARDED if spread else ""
 
-    def _observed(self, ordinal: int) -> Any:
+    def _run_observed(self, ordinal: int) -> Any:
         backend = self.task.backend
         value = None
         with backend.observing(self.writer, self._watching()) as watcher:
@@ -183,32 +177,32 @@ class _Worker:
             self._note("no-sync", NO_SYNC)
         elif text := watcher.trained_on_host():
             if self.spec.strict:
-                raise HostTraining(text)
+                raise HostTrainingError(text)
             self._note("host-training", text)
         if self.spec.tracing is not None:
-            self.status = "limit"  # what is on the device now are zeros: nothing of it comes home
+            self.status = "limit"  # the values on the device are zeros: they must not be loaded
         watcher.close()
         return value
 
     def _recover(self) -> None:
-        """The function may have used up or closed what the worker's end needs."""
+        """Restore what the end of the worker needs and the function may have used up or closed."""
         limits.free_descriptors()
         with contextlib.suppress(OSError):
             streams.reopen_descriptors(self.task.files.log_path(self.rank))
 
-    def _watching(self) -> Watching:
+    def _watching(self) -> ObserverConfig:
         spec, task = self.spec, self.task
         bounds = {"cache": spec.cache, "max_steps": spec.max_steps, "max_recompiles": spec.max_recompiles}
         cells = {"cell_names": task.cell_names, "cell_ids": task.cell_ids}
         kind = {"rehearsed": spec.meeting is not None, "spmd": spec.spmd is not None, "tracing": spec.tracing}
-        asked: dict[str, Any] = {**bounds, **cells, **kind, "stop_requested": lambda: self.stop_requested}
-        return Watching(spec.device, self.ranks, spec.precision, **asked)
+        options: dict[str, Any] = {**bounds, **cells, **kind, "stop_requested": lambda: self.stop_requested}
+        return ObserverConfig(spec.device, self.ranks, spec.precision, **options)
 
-    def _bring_home(self, ordinal: int, replica: int, value: Any) -> None:
+    def _write_results(self, ordinal: int, replica: int, value: Any) -> None:
         if replica == 0:
             limits.free_memory()
             self._phase("collecting")
-            self._leave_changed()
+            self._drop_changed_models()
         backend, changed = self._collect_changes(ordinal, replica)
         results = self.task.work.results(ordinal, value, backend, **changed)
         _write_whole(self.task.files, ordinal, results)
@@ -219,8 +213,8 @@ class _Worker:
             self.task.backend.collect_weights(models, self.task.files.path, ordinal)
 
     def _collect_changes(self, ordinal: int, replica: int) -> tuple[Any, dict[str, Any]]:
-        """What the function changed besides weights: rank 0 writes it, the others tell checksums. Returns what pickles
-        this rank's results, and what to add to them."""
+        """The changes besides weights: rank 0 writes them, the others only checksums. Returns the pickler of this
+        rank's results, and what to add to them."""
         snapshot = self.task.snapshot
         backend: Any = self.task.backend
         if snapshot is None or replica:
@@ -238,14 +232,14 @@ class _Worker:
         collector.write(changes, self.task.files.path)
         return backend, {"sums": changes.sums, "done": list(changes.names)}
 
-    def _leave_changed(self) -> None:
-        """A hoisted model whose structure the function changed stays here: without hoisting it would not come home
-        either. (For a model of the notebook's own the same is an error, at home.)"""
+    def _drop_changed_models(self) -> None:
+        """Do not return a hoisted model whose structure the function changed: without hoisting it would not be returned
+        either. (For a model of the notebook this is an error when the weights are loaded.)"""
         models = self.task.work.models
         for name, before in self.hoisted.items():
             if name in models and self.task.backend.structure(models[name]) != before:
                 del models[name]
-                self._note("not-home", f"`{name}` stays in the worker: the function changed its structure.")
+                self._note("not-home", f"`{name}` is not updated in the notebook: the function changed its structure.")
 
     # -- events -------------------------------------------------------------------------------------------------
     def _write(self, kind: type[events.Event], **fields: Any) -> None:
@@ -282,8 +276,8 @@ class _Worker:
         self.writer.close()
 
     def _end_failed(self, error: BaseException) -> None:
-        """The traceback goes to the log after the last record, which says where the user's output ends: so nobody who
-        follows the log takes it for output."""
+        """Write the traceback to the log after the last record, which marks the end of the user's output, so that it is
+        not shown as output."""
         error_type, error_text = frames.describe(error)
         stack = frames.from_exception(error, self.task.cell_names)
         self._end("failed", error_type=error_type, error_text=error_text, frames=stack)
@@ -292,7 +286,7 @@ class _Worker:
 
 
 def _write_whole(files: RunFiles, ordinal: int, content: bytes) -> None:
-    """Write a rank's results: complete under their name, or not at all."""
+    """Write a rank's results: complete, or not at all."""
     path = files.value_path(ordinal)
     temporary = path.with_suffix(".tmp")
     try:

@@ -2,7 +2,7 @@
 
 What lives here: evaluating them in the notebook, and what is said where they do not go together, in the words of
 whoever asked. What does not: how words are read (launch/arguments.py), and what the launcher asks of a function
-(launch/guards.py).
+(launch/preconditions.py).
 """
 
 from __future__ import annotations

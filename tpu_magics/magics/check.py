@@ -1,7 +1,7 @@
 """`%tpu_check` and `%%tpu_check`: cells -> findings -> a table.
 
 What lives here: which cells and names are meant, and where the answer goes. What does not: the rules (check/), the
-checklist (launch/ready.py), and how findings look (panel/findings.py).
+checklist (launch/checklist.py), and how findings look (panel/findings.py).
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _replace(
 
 def _ready(notebook: ShellNotebook, found: argparse.Namespace, cells: Sequence[CodeCell]) -> None:
     """The checklist; with a NAME, of the code that training it uses."""
-    from tpu_magics.launch.ready import checklist
+    from tpu_magics.launch.checklist import checklist
     from tpu_magics.panel.ready import ready_table
 
     if found.select or found.ignore:

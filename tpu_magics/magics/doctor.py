@@ -54,11 +54,11 @@ def _python(shell: bool) -> str:
 
 def _framework(asked: str) -> str:
     """What cells are trained with; torch where that cannot be told."""
-    from tpu_magics.launch.framework import AUTO, TORCH, chosen, imported
+    from tpu_magics.launch.framework import AUTO, TORCH, choose_framework, imported
 
     if asked == AUTO and len(imported()) > 1:
         return TORCH
-    return chosen(asked)
+    return choose_framework(asked)
 
 
 def run(found: argparse.Namespace) -> None:

@@ -21,7 +21,7 @@ def check_notebook(cells: Sequence[CheckedCell]) -> tuple[list[RuleFinding], str
     """The findings of a notebook's code cells, and what was looked at, in words."""
     from tpu_magics.check import check_with_config
     from tpu_magics.check.cells import cell_of
-    from tpu_magics.launch.checking import rule_finding
+    from tpu_magics.launch.rule_check import rule_finding
 
     paths = [_path(cell, at) for at, cell in enumerate(cells, start=1)]
     read = [cell_of(cell.source, path, at) for at, (cell, path) in enumerate(zip(cells, paths, strict=True), start=1)]
@@ -41,7 +41,7 @@ def tell_findings(findings: Sequence[Finding], checked: str, ids: Mapping[str, s
     """What %tpu_check has found."""
     if lab.current is None:
         return
-    from tpu_magics.launch.checking import rule_finding
+    from tpu_magics.launch.rule_check import rule_finding
 
     told = [rule_finding(at, one, ids.get(one.path, "")) for at, one in enumerate(findings[:MOST])]
     message = FindingsMessage(tuple(told), checked, None)

@@ -23,7 +23,7 @@ WHOLE_EVERY = 10.0  # seconds between whole runs where a busy kernel cannot be a
 
 
 class LabRun:
-    """One run, as front ends are told of it: an onlooker (launch/onlook.py) that never fails.
+    """One run, as front ends are told of it: an observer (launch/run_observer.py) that never fails.
 
     Args:
         stop: asks that the run be stopped, from any thread.

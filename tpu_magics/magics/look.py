@@ -57,7 +57,7 @@ def stop(name: str | None) -> None:
     """Stop the run that goes on in the background."""
     from tpu_magics.launch import session
 
-    going = session.current.going
+    going = session.current.active_run
     if going is None:
         raise TpuMagicsError(
             "No run is going on in the background.",
@@ -72,7 +72,7 @@ def stop(name: str | None) -> None:
         )
     going.stop()
     try:
-        going.come_home()
+        going.finish()
     except KeyboardInterrupt:  # that is how a stopped run ends
         print(f"tpu_magics: {going.folder.name!r} is stopped; the notebook's models are unchanged.", flush=True)
     else:

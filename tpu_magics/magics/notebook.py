@@ -14,10 +14,10 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.launch.cells import Source
-from tpu_magics.launch.onlook import FREE, TRAINS, WAITS, Onlooker
+from tpu_magics.launch.cells import CellSource
 from tpu_magics.launch.relay import NoScreen, Screen
-from tpu_magics.launch.train import LONGEST_READ
+from tpu_magics.launch.request import LONGEST_READ
+from tpu_magics.launch.run_observer import FREE, TRAINS, WAITS, RunObserver
 from tpu_magics.runs.files import RunFiles
 
 if TYPE_CHECKING:
@@ -52,30 +52,30 @@ class ShellNotebook:
             return NoScreen()
         return BackgroundScreen(title)
 
-    def panel(self, files: RunFiles, stop: Callable[[], None], background: bool) -> Onlooker | None:
+    def panel(self, files: RunFiles, stop: Callable[[], None], background: bool) -> RunObserver | None:
         """A kernel's main thread is free while a run goes on in the background, and handles clicks itself."""
         if not self._shows_panels():
             return None
         return self._seen(files, stop, FREE if background else WAITS)
 
-    def local_panel(self, files: RunFiles, stop: Callable[[], None]) -> Onlooker | None:
+    def local_panel(self, files: RunFiles, stop: Callable[[], None]) -> RunObserver | None:
         """The main thread trains, and only that thread may look for clicks."""
         if not self._shows_panels():
             return None
         return self._seen(files, stop, TRAINS)
 
-    def follow(self, files: RunFiles, stop: Callable[[], None], main: str) -> Onlooker | None:
+    def follow(self, files: RunFiles, stop: Callable[[], None], main: str) -> RunObserver | None:
         """The same without a panel: the JupyterLab extension shows the run by itself."""
-        from tpu_magics.magics import lab, onlookers
+        from tpu_magics.magics import lab, run_observers
 
         if lab.current is None:
             return None
-        return onlookers.without_panel(self.shell.kernel, files, stop, main, self.say)
+        return run_observers.without_panel(self.shell.kernel, files, stop, main, self.say)
 
-    def _seen(self, files: RunFiles, stop: Callable[[], None], main: str) -> Onlooker:
-        from tpu_magics.magics import onlookers
+    def _seen(self, files: RunFiles, stop: Callable[[], None], main: str) -> RunObserver:
+        from tpu_magics.magics import run_observers
 
-        made = onlookers.with_panel(self.shell.kernel, files, stop, main, self.say, self._publisher(files))
+        made = run_observers.with_panel(self.shell.kernel, files, stop, main, self.say, self._publisher(files))
         self.live = made.panel
         return made
 
@@ -158,7 +158,7 @@ class ShellNotebook:
             self.say(f"The rules were not checked in In [{long[-1]}]: it is {size:.1f} MB long.")
         return newest({number: text for number, text in numbered.items() if number not in long}, self.cell_ids())
 
-    def source(self, magic_line: str, body: str) -> Source:
+    def source(self, magic_line: str, body: str) -> CellSource:
         """The body of a cell magic as Python, known to linecache under the cell's own file name."""
         raw = self._raw_cell(magic_line, body)
         transformed = self.shell.transform_cell(body)
@@ -171,7 +171,7 @@ class ShellNotebook:
         number = self.cell_number()
         filename = self.shell.compile.cache(text, number, raw_code=raw)
         self._own[filename] = f"In [{number}]"
-        return Source(text, filename)
+        return CellSource(text, filename)
 
     def _raw_cell(self, magic_line: str, body: str) -> str:
         last = self._history()[-1]

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from tpu_magics.launch import onlook, session
+from tpu_magics.launch import run_observer, session
 from tpu_magics.magics.look import named_run
 from tpu_magics.panel.bundle import to_bundle
 from tpu_magics.panel.reading import Reading
@@ -32,16 +32,16 @@ def show_run(run: str = "last") -> None:
 
 def _attached(run: RunFiles) -> bool:
     """Show the run that goes on here, live; False where it is another one, or nothing can show it so."""
-    going = session.current.going
+    going = session.current.active_run
     if going is None or going.folder.path != run.path or not going.options.background or going.ended:
         return False
     notebook = session.current.notebook
     if notebook.show_again(run):
         return True
-    onlooker = onlook.opened(lambda: notebook.panel(going.folder, going.ask_to_stop, True), notebook.say)
-    if isinstance(onlooker, onlook.Nobody):
+    observer = run_observer.open_observer(lambda: notebook.panel(going.folder, going.request_stop, True), notebook.say)
+    if isinstance(observer, run_observer.NullObserver):
         return False
-    going.be_seen_by(onlooker)
+    going.set_observer(observer)
     return True
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import arguments, guards, session
+from tpu_magics.launch import arguments, preconditions, session
 from tpu_magics.launch.plan import NO_SPMD, Options
 from tpu_magics.magics.called import as_given, needed
 from tpu_magics.magics.running import Program
@@ -87,7 +87,7 @@ def _check(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], found:
             "Give an expression for each parameter behind --args, evaluated in the notebook: "
             f"--args {' '.join(map(as_given, needed(inspect.signature(function))))}",
         )
-    guards.check_function(function, args, kwargs, index_first=False)
+    preconditions.check_function(function, args, kwargs, index_first=False)
 
 
 def lacking(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:

@@ -25,7 +25,7 @@ class Unrecorded:
 
 def load(shell: Any) -> None:
     """Register the magics with a shell, and listen to its cells. Imports no framework; again it changes nothing."""
-    from tpu_magics.launch.alone import forbid_torch_xla
+    from tpu_magics.launch.preconditions import forbid_torch_xla
 
     unload(shell)
     forbid_torch_xla()
@@ -39,7 +39,7 @@ def load(shell: Any) -> None:
 
 def unload(shell: Any) -> None:
     """Take the magics away, and listen no longer. A run that goes on in the background does go on."""
-    from tpu_magics.launch.alone import allow_torch_xla
+    from tpu_magics.launch.preconditions import allow_torch_xla
 
     lab.unload(shell)
     allow_torch_xla()
@@ -89,11 +89,11 @@ class Listener:
             if Unrecorded.now:
                 Unrecorded.texts.append(str(info.raw_cell))
         session = sys.modules.get("tpu_magics.launch.session")
-        going = session.current.going if session is not None else None
+        going = session.current.active_run if session is not None else None
         if going is None or not going.options.background or not going.ended:
             return
         try:
-            going.come_home()
+            going.finish()
             print(
                 f"tpu_magics: the background run {going.folder.name!r} has ended, and its results are home.", flush=True
             )
@@ -115,7 +115,7 @@ class Listener:
         from tpu_magics.launch import session
 
         number = getattr(result, "execution_count", None) or self.shell.execution_count
-        session.current.marks.look(session.current.backend, f"In [{number}]")
+        session.current.fork_blockers.record(session.current.backend, f"In [{number}]")
 
 
 def _notebook(shell: Any) -> Any:

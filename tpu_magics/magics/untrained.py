@@ -19,6 +19,7 @@ from tpu_magics.backends.torch_xla.post_import import PostImport
 from tpu_magics.launch import cells, train
 from tpu_magics.launch.cell import LAUNCHERS
 from tpu_magics.launch.plan import Options
+from tpu_magics.launch.request import Request
 from tpu_magics.launch.work import FunctionWork, ScriptWork
 
 # Methods, by module and path in it; read in transformers 5.23 and Keras 3.
@@ -84,7 +85,7 @@ class Untrained:
 
     # -- in the place of what trains ------------------------------------------------------------------------------
 
-    def _started(self, request: train.Request, options: Options, workers: int | None = None) -> None:  # noqa: ARG002
+    def _started(self, request: Request, options: Options, workers: int | None = None) -> None:  # noqa: ARG002
         """In the place of `train.start`, where all our own ways to train meet."""
         options.check()
         work = request.make({}, None)
@@ -99,7 +100,7 @@ class Untrained:
     def _launcher(self, kind: str) -> Callable[..., None]:
         def launched(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
             bound = inspect.signature(original).bind(*args, **kwargs)
-            cells.launched(kind, bound, Options())
+            cells.run_launcher(kind, bound, Options())
 
         return launched
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from tpu_magics.backends.base import DEFAULT, TPU_LOCAL, TPU_REMOTE
-from tpu_magics.backends.base import Placement as Placed
+from tpu_magics.backends.base import DEFAULT, TPU_LOCAL, TPU_REMOTE, Placement
 from tpu_magics.backends.base import TrainingProblem as Placing
 from tpu_magics.host import (
     BROKEN,
@@ -54,7 +53,7 @@ def host_table(
     host: Host,
     processes: int | None = None,
     spmd: int | None = None,
-    placed: Placed | None = None,
+    placed: Placement | None = None,
     pod: Pod | None = None,
 ) -> Table:
     """One table of two columns, problems last with the command that mends each.
@@ -70,7 +69,7 @@ def host_table(
 
 
 def _rows(
-    host: Host, processes: int | None, spmd: int | None, placed: Placed | None, pod: Pod | None = None
+    host: Host, processes: int | None, spmd: int | None, placed: Placement | None, pod: Pod | None = None
 ) -> Iterator[Row]:
     yield Row(("Environment", host.environment.name))
     yield Row(("TPU", _tpu(host)), _state(host, TPU) if host.chips or host.environment.promise else "")
@@ -98,7 +97,7 @@ def told_host(
     host: Host,
     processes: int | None = None,
     spmd: int | None = None,
-    placed: Placed | None = None,
+    placed: Placement | None = None,
     pod: Pod | None = None,
 ) -> protocol.Host:
     """The same in one line, for a status bar. Arguments: as those of `host_table`."""
@@ -160,22 +159,22 @@ def _training(host: Host, processes: int | None, spmd: int | None) -> str:
 # -- a framework of this process -----------------------------------------------------------------------------------
 
 
-def _placing(host: Host, placed: Placed | None) -> Iterator[Row]:
+def _placing(host: Host, placed: Placement | None) -> Iterator[Row]:
     process = "in this notebook's process (TensorFlow does not survive a fork)"
     yield Row(("Cells train on", f"{placed.device if placed else host.device}: {process}"), _state(host, ENVIRONMENT))
     for label, told in _PLACING.items():
         yield Row((label, told(placed) if placed else "not available (TensorFlow is not connected yet: %tpu_init)"))
 
 
-def _replicas(placed: Placed) -> str:
+def _replicas(placed: Placement) -> str:
     return placed.topology if placed.kind == DEFAULT else str(placed.replicas)
 
 
-def _topology(placed: Placed) -> str:
+def _topology(placed: Placement) -> str:
     return "not available (there is no TPU)" if placed.kind == DEFAULT else placed.topology
 
 
-_PLACING: Mapping[str, Callable[[Placed], str]] = {
+_PLACING: Mapping[str, Callable[[Placement], str]] = {
     "Strategy": lambda placed: f"`strategy`: {_CALLED[placed.kind]}",
     "Replicas": _replicas,
     "Topology": _topology,

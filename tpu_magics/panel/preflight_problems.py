@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tpu_magics.backends.lowered import HostRead as Read
-from tpu_magics.backends.lowered import TraceResult as Traced
+from tpu_magics.backends.lowered import HostRead, TraceResult
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel.sections_words import Fact, count, cut, short, size
 from tpu_magics.preflight.report import Preflight, TargetResult, retained_gradients
@@ -96,7 +95,7 @@ def _traces(results: Sequence[TargetResult]) -> Iterator[Fact]:
     yield from dict.fromkeys(facts)
 
 
-def _trace(traced: Traced) -> Iterator[Fact]:
+def _trace(traced: TraceResult) -> Iterator[Fact]:
     if not traced.settled:
         yield _unsettled(traced)
     host = [one for one in traced.refused if one.kind in ("host", "custom")]
@@ -110,7 +109,7 @@ def _trace(traced: Traced) -> Iterator[Fact]:
         yield _reads(traced)
 
 
-def _unsettled(traced: Traced) -> Fact:
+def _unsettled(traced: TraceResult) -> Fact:
     """Too few steps to tell, a new graph in each step, or some graphs that come again."""
     many, steps = len(traced.graphs), count(traced.syncs, "step")
     if traced.syncs < SETTLES:
@@ -129,13 +128,13 @@ def _unsettled(traced: Traced) -> Fact:
     return Fact("Graph", (text, *_changes(traced)), "warning", "changes")
 
 
-def _changes(traced: Traced) -> tuple[str, ...]:
+def _changes(traced: TraceResult) -> tuple[str, ...]:
     """What changed, each once."""
     changes = dict.fromkeys(f"{cause}: {text}" for cause, text in traced.changes)
     return (*(cut(text, _TEXT) for text in list(changes)[:SHOWN]), *_more(len(changes)))
 
 
-def _reads(traced: Traced) -> Fact:
+def _reads(traced: TraceResult) -> Fact:
     """What was read is not always zero: some values are known all the same."""
     lines = [_read(one) for one in traced.reads[:SHOWN]]
     zero = any(not one.known for one in traced.reads)
@@ -144,7 +143,7 @@ def _reads(traced: Traced) -> Fact:
     return Fact("Reads", (*lines, *_more(len(traced.reads)), *why), "warning", mark)
 
 
-def _read(one: Read) -> str:
+def _read(one: HostRead) -> str:
     """The person's line; of a read inside of a library that is only where it is called from."""
     code = one.place.code if one.place and one.place.code else one.what
     true = ", and got its true value" if one.known else ""

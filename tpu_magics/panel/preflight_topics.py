@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from tpu_magics.backends.lowered import HostRead as Read
+from tpu_magics.backends.lowered import HostRead
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel.preflight_cost import cost
 from tpu_magics.panel.preflight_figures import compile_time
@@ -138,7 +138,7 @@ def _trace(found: Preflight) -> Iterator[Topic]:
         yield Topic("Trace", ", ".join(parts), Table("", ("", "what", "line"), tuple(rows), (note,) if note else ()))
 
 
-def _what(one: Read) -> str:
+def _what(one: HostRead) -> str:
     return f"{short(one.what, 80)}{f', in {one.inside}' if one.inside else ''}"
 
 

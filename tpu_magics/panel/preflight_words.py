@@ -6,7 +6,7 @@ What lives here: sizes, states, rates and places, as text. What does not: the fi
 
 from __future__ import annotations
 
-from tpu_magics.backends.lowered import SourceLine as Place
+from tpu_magics.backends.lowered import SourceLine
 from tpu_magics.panel.sections_words import (
     AMBER,
     GREEN,
@@ -132,7 +132,7 @@ def target_text(result: TargetResult) -> str:
     return f"{chips}, SPMD over {result.devices}" if result.devices > 1 else f"{chips}, {count(result.ranks, 'rank')}"
 
 
-def place_text(place: Place | None) -> str:
+def place_text(place: SourceLine | None) -> str:
     """ "In [3], line 14"; of a file only its name."""
     if place is None:
         return ""
@@ -140,7 +140,7 @@ def place_text(place: Place | None) -> str:
     return f"{short(name, 40)}, line {place.line}"
 
 
-def place_and_code(place: Place | None) -> str:
+def place_and_code(place: SourceLine | None) -> str:
     """The same with its code below."""
     return "\n".join(part for part in (place_text(place), short(place.code, 80) if place else "") if part)
 

@@ -1,6 +1,6 @@
 """The checklist before asking for a TPU, as a table.
 
-What lives here: its words. What does not: its items and their evidence (launch/ready.py).
+What lives here: its words. What does not: its items and their evidence (launch/checklist.py).
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from tpu_magics.launch.ready import FAILED, PASSED, UNKNOWN, Item
+from tpu_magics.launch.checklist import FAILED, PASSED, UNKNOWN, ChecklistItem
 from tpu_magics.panel.table import Row, Table
 
 _STATES = {PASSED: "passed", FAILED: "failed", UNKNOWN: "unknown"}
 
 
-def ready_table(items: Sequence[Item]) -> Table:
+def ready_table(items: Sequence[ChecklistItem]) -> Table:
     """One row for each item: its state, the question, the evidence."""
     count = Counter(item.state for item in items)
     said = ", ".join(f"{count[state]} {state}" for state in (PASSED, FAILED, UNKNOWN) if count[state])

@@ -66,7 +66,7 @@ class LivePanel:
         self._widgets = Widgets(sections(view), no_stop, self._clicked)
         self.show()
 
-    # -- what launch calls (see launch/onlook.py) -------------------------------------------------------------------
+    # -- what launch calls (see launch/run_observer.py) -----------------------------------------------------------
     def look(self) -> None:
         """Answer clicks; update what has changed, if it is time."""
         if self._serve is not None:

@@ -16,8 +16,8 @@ from tpu_magics.backends.lowered import TRACED
 from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
 from tpu_magics.launch import session, tracing
 from tpu_magics.launch.plan import Options
-from tpu_magics.launch.tracing import Asked
-from tpu_magics.launch.train import Request, function_request
+from tpu_magics.launch.request import Request, function_request
+from tpu_magics.launch.tracing import TracingOptions
 from tpu_magics.preflight.compilation import Progress, compile_graphs
 from tpu_magics.preflight.compile_environment import torch_xla_flags
 from tpu_magics.preflight.compile_result import CompileResult, LoweredGraph, SourceLine, TraceResult, from_json
@@ -42,7 +42,7 @@ class HostTooSmall(TpuMagicsError):
     """This machine has too little memory for the trace; that says nothing about the TPU."""
 
 
-def trace(request: Request, options: Options, asked: tracing.Asked) -> TraceResult:
+def trace(request: Request, options: Options, asked: tracing.TracingOptions) -> TraceResult:
     """Trace a function in a forked worker.
 
     Raises:
@@ -227,10 +227,12 @@ class FunctionCall:
         if self.is_tensorflows:
             return lambda _world, _devices: _lower_tensorflow(self, options)
         request = function_request(self.function, self.args, self.kwargs)
-        return lambda world, devices: trace_request(request, options, Asked(world, devices, options.steps or STEPS))
+        return lambda world, devices: trace_request(
+            request, options, TracingOptions(world, devices, options.steps or STEPS)
+        )
 
 
-def trace_request(request: Request, options: Options, asked: Asked) -> TraceResult:
+def trace_request(request: Request, options: Options, asked: TracingOptions) -> TraceResult:
     """The graphs of a request. Raises TpuMagicsError where they change at every step."""
     found = trace(request, options, asked)
     precision = options.precision or session.current.precision

@@ -9,10 +9,10 @@ from dataclasses import replace
 from tpu_magics.backends.lowered import TraceResult
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
-from tpu_magics.launch.minder import minded
 from tpu_magics.launch.plan import NO_SPMD, Options
-from tpu_magics.launch.tracing import Asked
-from tpu_magics.launch.train import Request
+from tpu_magics.launch.request import Request
+from tpu_magics.launch.tracing import TracingOptions
+from tpu_magics.launch.watchdog import interruptible
 from tpu_magics.preflight import compiler_versions
 from tpu_magics.preflight.report import Preflight, TargetResult
 from tpu_magics.preflight.run import Callbacks, PreflightPipeline, note, trace_request
@@ -42,9 +42,9 @@ def preflight_check(
         def lower(world: int, devices: int | None) -> TraceResult:
             if request.program is not None:
                 return request.program
-            return trace_request(request, replace(options, background=False), Asked(world, devices))
+            return trace_request(request, replace(options, background=False), TracingOptions(world, devices))
 
-        with callbacks() as calls, minded():
+        with callbacks() as calls, interruptible():
             alone, own = 1 if options.processes == 1 else None, request.program is None
             pipeline = PreflightPipeline(
                 request.name, lower, _is_spmd(options), alone, Store(default_folder()), (), calls, own

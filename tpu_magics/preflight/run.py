@@ -10,8 +10,8 @@ from typing import Any
 from tpu_magics.backends.base import STEPS
 from tpu_magics.errors import TpuMagicsError, TrainingInterrupted
 from tpu_magics.launch import session
-from tpu_magics.launch.minder import minded
 from tpu_magics.launch.plan import ALL_DEVICES, Options
+from tpu_magics.launch.watchdog import interruptible
 from tpu_magics.preflight import compiler_versions
 from tpu_magics.preflight.compile_result import CompileResult, LoweredGraph, TraceResult
 from tpu_magics.preflight.pipeline import Callbacks, FunctionCall, PreflightPipeline, trace_request
@@ -209,7 +209,7 @@ def preflight(
     store = Store(default_folder()) if kept else None
     settings = _Settings(options, _is_spmd(spmd, processes), store, packages, callbacks or Callbacks())
     call = FunctionCall(function, args, dict(kwargs or {}))
-    with minded():
+    with interruptible():
         return _compiled(call, targets, settings) if fit is None else _searched(call, targets, settings, fit)
 
 

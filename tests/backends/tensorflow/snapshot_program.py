@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from tpu_magics.backends.tensorflow import snapshot
-from tpu_magics.launch import reach
+from tpu_magics.launch import object_graph
 
 X = np.random.default_rng(0).random((8, 4), dtype=np.float32)
 Y = X[:, :2].copy()
@@ -66,7 +66,7 @@ def held(*values: Any) -> list[Any]:
 
 def around(folder: Path, items: dict[str, Any], change: Callable[[], Any]) -> list[str]:
     """Keep, change, put back. Gives what could not be put back."""
-    reached = [one for name, value in items.items() for one in reach.inside(name, value)]  # as of a cell
+    reached = [one for name, value in items.items() for one in object_graph.contents(name, value)]  # as of a cell
     kept = snapshot.TrainingSnapshot(reached, folder / "state")
     try:
         change()

@@ -9,7 +9,7 @@ import pytest
 
 from tpu_magics.launch.pods.link import SILENT
 from tpu_magics.launch.pods.remote_watch import WAITS
-from tpu_magics.launch.supervise import TICK
+from tpu_magics.launch.supervisor import TICK
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 TEXT = " ".join((DOCS / "many_hosts.md").read_text().split())

@@ -102,7 +102,7 @@ def test_an_interrupt_before_the_workers_are_there_leaves_nothing(pod: session.S
     with pytest.raises((TrainingInterrupted, KeyboardInterrupt)):
         run(trained.the_world, timeout=300.0)
     thread.join()
-    assert not clusters.wait_gone() and session.current.going is None
+    assert not clusters.wait_gone() and session.current.active_run is None
 
 
 @pytest.mark.long
@@ -126,8 +126,8 @@ def test_a_background_run_comes_home_and_another_is_stopped(pod: session.Session
     stopped = background(waits, str(tmp_path))
     while len(list(tmp_path.glob("rank-*"))) < 4:
         time.sleep(0.05)
-    assert session.current.going is not None
-    session.current.going.stop()
+    assert session.current.active_run is not None
+    session.current.active_run.stop()
     assert not clusters.wait_gone()
     with pytest.raises(TrainingInterrupted):
         stopped.wait()

@@ -216,7 +216,7 @@ def test_spmd_is_refused_on_hosts() -> None:
 def test_tensorflow_is_refused_on_hosts(fresh_session: session.Session) -> None:
     fresh_session.framework, fresh_session.pod = "tensorflow", pod_of(None, None)
     error = refused(lambda: None)
-    assert error.what == "TensorFlow is not trained on the hosts of a Ray cluster."
+    assert error.what == "TensorFlow cannot train on the hosts of a Ray cluster."
     assert "%tpu_init --hosts off" in error.todo
 
 

@@ -65,5 +65,5 @@ def test_a_full_object_store_is_said_and_nothing_is_left(nodes: Nodes, fresh_ses
     error = refused(first_weight, large(200))
     assert re.search(r"object store of the cluster has no room .* \(20\d\.\d MB\)", error.what)
     assert "--object-store-memory" in error.todo and "ray memory" in error.todo
-    assert fresh_session.going is None
+    assert fresh_session.active_run is None
     assert len(run(trained.the_world, timeout=300.0).values) == 4

@@ -10,7 +10,8 @@ import pytest
 
 from tests.launch.launching import said
 from tpu_magics.backends.torch_xla import TorchXla
-from tpu_magics.launch.diagnose import Failure, WorkerOutcome, diagnose
+from tpu_magics.launch.errors.diagnosis import diagnose
+from tpu_magics.launch.errors.failure import Failure, WorkerOutcome
 from tpu_magics.launch.pods.freight import Freight, names_loaded
 from tpu_magics.launch.pods.unsendable import explained
 from tpu_magics.launch.work import FunctionWork
@@ -59,7 +60,7 @@ def test_a_worker_that_failed_by_itself_before_is_what_happened() -> None:
 def test_a_host_that_could_not_begin() -> None:
     told = ("w0", "", "ModuleNotFoundError: No module named 'sentencepiece'", "")
     error = of(stopped(0), refused=(told, told))
-    assert error.what.startswith("Host w0 could not begin") and "The same on 1 more." in error.why
+    assert error.what.startswith("Host w0 could not start") and "The same on 1 more." in error.why
     assert error.todo.startswith("Install sentencepiece on every host")
     error = of(stopped(0), refused=(("w0", "The TPU is taken.", "By process 7.", "End it."),))
     assert said(error).splitlines()[0] == "Host w0: The TPU is taken." and error.todo == "End it."

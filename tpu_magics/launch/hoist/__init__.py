@@ -1,10 +1,6 @@
-"""The model once: a model that the training function builds is built in the notebook, before the fork.
+"""Hoisting: a model that the training function builds is built once in the notebook, before the fork.
 
-What lives here: the plan (what is hoisted, what is not and why), the order of seeds and builds, and the plan's way into
-the worker. What does not: how calls are found (read.py), built (build.py), replaced (swap.py) and
-answered (worker.py).
-
-The notebook is left as it was: its random states, environment and objects, and the function itself.
+The notebook is left unchanged: its random state, environment and objects, and the function itself.
 """
 
 from __future__ import annotations
@@ -20,18 +16,32 @@ from dataclasses import dataclass, field, replace
 from types import CodeType, FunctionType
 from typing import Any
 
-from tpu_magics.launch.hoist.build import Build, Builder, NotHoisted, argument_marks
-from tpu_magics.launch.hoist.read import Candidate, Declined, Step, read
-from tpu_magics.launch.hoist.seeds import Environ, Seed
-from tpu_magics.launch.hoist.source import FunctionSource, function_source, underlying
-from tpu_magics.launch.hoist.swap import NAME, source_problem, swapped, swapped_code
-from tpu_magics.launch.hoist.values import HoistBackend, Scope, Source, Unknown, arguments_of, function_scope
-from tpu_magics.launch.hoist.worker import Inherited, OnBuilt, OnDeclined
+from tpu_magics.launch.hoist.build import Build, Builder, NotHoisted, argument_fingerprints
+from tpu_magics.launch.hoist.candidates import Candidate, DeclinedCall, Step, read
+from tpu_magics.launch.hoist.seeds import EnvironmentSetting, SeedCall
+from tpu_magics.launch.hoist.source import (
+    NAME,
+    FunctionSource,
+    code_with_replaced_calls,
+    function_source,
+    source_problem,
+    unwrap_function,
+    with_replaced_calls,
+)
+from tpu_magics.launch.hoist.values import (
+    FunctionScope,
+    HoistBackend,
+    SourceText,
+    UnknownValue,
+    arguments_of,
+    function_scope,
+)
+from tpu_magics.launch.hoist.worker import InheritedModels, OnBuilt, OnDeclined
 
 
 @dataclass(frozen=True)
-class Hoisted:
-    """A model that was built in the notebook. `line` counts in the function's source; `code` is what stands there;
+class HoistedModel:
+    """A model that was built in the notebook. `line` counts in the function's source; `code`: the text of that line;
     `callee`: the name that is called; `number`: its build."""
 
     name: str
@@ -43,7 +53,7 @@ class Hoisted:
     number: int
 
     def text(self, workers: int) -> str:
-        """One sentence for the person."""
+        """One sentence for the user."""
         what = f"hoisted `{self.code}` from line {self.line}: {size(self.bytes)}"
         if workers < 2:
             return f"{what}, built in the notebook"
@@ -52,15 +62,15 @@ class Hoisted:
 
 @dataclass(frozen=True)
 class HoistPlan:
-    """What is built in the notebook, what stays in the function, and the function with its calls replaced.
+    """The models built in the notebook, the calls that stay in the function, and the function with its calls replaced.
 
-    `function` and `code`: None for a cell's tree, which `swap_tree` changes.
+    `function` and `code`: None for a cell's tree, which `replace_calls` changes.
     """
 
     backend: HoistBackend
     namespace: dict[str, Any]
-    hoisted: tuple[Hoisted, ...] = ()
-    declined: tuple[Declined, ...] = ()
+    hoisted: tuple[HoistedModel, ...] = ()
+    declined: tuple[DeclinedCall, ...] = ()
     builds: Mapping[int, Build] = field(default_factory=dict)
     function: Any = None
     code: CodeType | None = None
@@ -80,14 +90,16 @@ class HoistPlan:
         return [one.text() for one in self.declined]
 
     def install(self, on_declined: OnDeclined, *, replicas: int = 1, on_built: OnBuilt | None = None) -> None:
-        """In a worker: hand the models to the function. `on_declined(k, reason)` is called when `hoisted[k]` is built
-        there after all, `on_built(k, model)` with what is built; `replicas`: threads of this worker that run the
-        function."""
+        """In a worker: pass the models to the function. `on_declined(k, reason)` is called if `hoisted[k]` is built
+        there after all, `on_built(k, model)` with the model that is built; `replicas`: threads of this worker that run
+        the function."""
         if os.getpid() == self.pid:
-            raise RuntimeError("a plan is installed in forked workers only: the notebook's function stays as it is")
+            raise RuntimeError(
+                "a hoist plan can only be installed in a forked worker: the notebook's function must not change"
+            )
         if not self.hoisted:
             return
-        inherited = Inherited(self.builds, self._reported(), self.backend, on_declined, replicas, on_built)
+        inherited = InheritedModels(self.builds, self._reported(), self.backend, on_declined, replicas, on_built)
         if self.function is None or self.code is None:
             self.namespace[NAME] = inherited
         else:
@@ -101,9 +113,9 @@ class HoistPlan:
         }
 
 
-def swap_tree(tree: ast.Module, plan: HoistPlan) -> ast.Module:
-    """A cell's tree with the hoisted calls replaced, to be run by workers in which the plan is installed."""
-    return swapped(tree, _places(plan.builds.values())) if plan.builds else tree
+def replace_calls(tree: ast.Module, plan: HoistPlan) -> ast.Module:
+    """A cell's tree with the hoisted calls replaced, for workers in which the plan is installed."""
+    return with_replaced_calls(tree, _places(plan.builds.values())) if plan.builds else tree
 
 
 def plan_hoists(
@@ -118,31 +130,31 @@ def plan_hoists(
 
     Args:
         fn_or_tree: the function, or the parsed cell.
-        arguments: what its parameters will be; empty for a cell.
+        arguments: the values of its parameters; empty for a cell.
         namespace: the notebook's names.
-        source: the text of the function's file or of the cell; read from the function's file where it is None.
+        source: the text of the function's file or of the cell; None: read it from the function's file.
 
     Raises:
-        TpuMagicsError: a build started the accelerator's runtime in this process.
+        TpuMagicsError: building a model started the accelerator's runtime in this process.
     """
     empty = HoistPlan(backend, namespace)
     if isinstance(fn_or_tree, ast.Module):
-        scope = Scope(
+        scope = FunctionScope(
             ChainMap(namespace, vars(builtins)),
             {},
             frozenset(),
             backend,
-            Source(source or ""),
+            SourceText(source or ""),
             namespace.get("__package__"),
         )
         return _plan(empty, read(fn_or_tree.body, scope), None)
-    function, known = underlying(fn_or_tree)
+    function, known = unwrap_function(fn_or_tree)
     if function is None:
         return empty
     found = function_source(function, source)
     if found is None:
         return replace(empty, declined=tuple(_without_source(function, backend)))
-    scope = function_scope(function, {**known, **arguments}, backend, Source(found.text))
+    scope = function_scope(function, {**known, **arguments}, backend, SourceText(found.text))
     return _plan(replace(empty, function=function), read(found.node.body, scope), found)
 
 
@@ -152,30 +164,30 @@ def _plan(plan: HoistPlan, steps: list[Step], source: FunctionSource | None) -> 
         problem = source_problem(plan.function, source)
     if problem:
         steps = [step.declined(problem) if isinstance(step, Candidate) else step for step in steps]
-    work = _Work(plan.backend, source.node.lineno if source is not None else 1)
+    work = _PlanBuilder(plan.backend, source.node.lineno if source is not None else 1)
     if any(isinstance(step, Candidate) for step in steps):
-        with _as_it_was(plan.backend):
+        with _restored_state(plan.backend):
             work.run(steps)
     else:
-        work.declined = [step for step in steps if isinstance(step, Declined) and not step.silent]
+        work.declined = [step for step in steps if isinstance(step, DeclinedCall) and not step.silent]
     return _with_code(work.result(plan), source)
 
 
 def _with_code(plan: HoistPlan, source: FunctionSource | None) -> HoistPlan:
-    """The plan with the function's new code; everything is declined where that does not fit."""
+    """The plan with the function's new code; everything is declined if that is not possible."""
     if plan.function is None or source is None or not plan.hoisted:
         return plan
-    code = swapped_code(plan.function, source, _places(plan.builds.values()))
+    code = code_with_replaced_calls(plan.function, source, _places(plan.builds.values()))
     if code is not None:
         return replace(plan, code=code)
-    reason = "the function's code could not be made again with the same closure"
+    reason = "the function's code could not be recompiled with the same closure"
     stays = [plan.builds[one.number].candidate.declined(reason) for one in plan.hoisted]
     return replace(plan, hoisted=(), builds={}, declined=(*plan.declined, *stays))
 
 
 # -- seeds and builds, in order -------------------------------------------------------------------------------------
-class _Work:
-    """What has been built so far."""
+class _PlanBuilder:
+    """Builds the models of a plan, in order."""
 
     def __init__(self, backend: HoistBackend, first_line: int) -> None:
         self.backend = backend
@@ -183,41 +195,43 @@ class _Work:
         self.numbers = itertools.count()
         self.builds: dict[int, Build] = {}
         self.roots: list[int] = []
-        self.declined: list[Declined] = []
+        self.declined: list[DeclinedCall] = []
         self.since = first_line
-        self.unknown = ""  # why the random numbers from here on are not the worker's
+        self.unknown = ""  # why the random numbers from here on differ from the worker's
         self.failed = ""
 
     def run(self, steps: Iterable[Step]) -> None:
         for step in steps:
             if isinstance(step, Candidate):
                 self.hoist(step)
-            elif isinstance(step, Declined):
+            elif isinstance(step, DeclinedCall):
                 self.decline(step)
-            elif isinstance(step, Seed):
+            elif isinstance(step, SeedCall):
                 self.seed(step)
             else:
                 _set_environ(step)
 
-    def decline(self, declined: Declined) -> None:
+    def decline(self, declined: DeclinedCall) -> None:
         if not declined.silent:
             self.declined.append(declined)
         if declined.certain:
-            self.unknown = f"`{declined.code}` (line {declined.line}) draws random numbers before it in the worker only"
+            self.unknown = (
+                f"`{declined.code}` (line {declined.line}) runs before it and draws random numbers in the worker only"
+            )
 
-    def seed(self, step: Seed) -> None:
+    def seed(self, step: SeedCall) -> None:
         callee = step.scope.resolve(step.call.func)
         try:
             args, kwargs = step.scope.value(arguments_of(step.call))
             callee(*args, **kwargs)
-        except Exception:  # the worker raises it in its place, or finds that the numbers differ
-            self.unknown = f"the seeding in line {step.line} could not be repeated in the notebook"
+        except Exception:  # the worker raises it, or finds that the numbers differ
+            self.unknown = f"the seed call in line {step.line} could not be repeated in the notebook"
             return
         self.unknown = ""
         self.since = step.line
 
     def hoist(self, candidate: Candidate) -> None:
-        """Build a candidate with its parts; where it must stay, its parts are hoisted by themselves if they can."""
+        """Build a candidate with its parts. If it cannot be hoisted, hoist its parts alone where possible."""
         made: list[Build] = []
         try:
             build = self._build(candidate, made)
@@ -247,9 +261,9 @@ class _Work:
             raise NotHoisted(f"its part `{code}` cannot be hoisted: {problem}") from problem.__cause__
 
     def _leave(self, candidate: Candidate, problem: NotHoisted, made: list[Build]) -> None:
-        """The worker builds it. Parts that did not go through a build of the whole are models as any other."""
+        """Leave a candidate to the worker. Its built parts become hoisted models of their own."""
         if problem.__cause__ is not None:
-            self.failed = f"line {candidate.line} before it could not be built"
+            self.failed = f"the model in line {candidate.line} before it could not be built"
         declined = candidate.declined(str(problem))
         if problem.called:
             self.declined.append(declined)
@@ -261,10 +275,10 @@ class _Work:
 
     # -- the result -------------------------------------------------------------------------------------------------
     def result(self, plan: HoistPlan) -> HoistPlan:
-        """The plan with what was built, is larger than nothing, and was left alone by later builds."""
+        """The plan with all builds that have weights and were not changed by later builds."""
         for number in [one for one in self.roots if self._was_changed(one)]:
             self.roots.remove(number)
-            reason = "a model that is built later from the same arguments changes them"
+            reason = "building a later model changes the same arguments"
             self.declined.append(self.builds[number].candidate.declined(reason))
         sizes = {number: self.backend.model_bytes(self.builds[number].model) for number in self.roots}
         roots = [number for number in self.roots if sizes[number]]
@@ -277,12 +291,14 @@ class _Work:
 
     def _was_changed(self, root: int) -> bool:
         builds = (self.builds[number] for number in _group(root, self.builds))
-        return any(argument_marks(build.arguments, self.backend) != build.after_marks for build in builds)
+        return any(argument_fingerprints(build.arguments, self.backend) != build.after_marks for build in builds)
 
 
-def _hoisted(build: Build, name: str, nbytes: int) -> Hoisted:
+def _hoisted(build: Build, name: str, nbytes: int) -> HoistedModel:
     one = build.candidate
-    return Hoisted(name, one.line, one.code, build.model, nbytes, one.scope.source.code(one.call.func), build.number)
+    return HoistedModel(
+        name, one.line, one.code, build.model, nbytes, one.scope.source.code(one.call.func), build.number
+    )
 
 
 def _group(root: int, builds: Mapping[int, Build]) -> Iterator[int]:
@@ -314,10 +330,10 @@ def size(nbytes: int) -> str:
     return f"{value:.0f} {units[0]}" if value >= 9.95 or units[0] == "bytes" else f"{value:.1f} {units[0]}"
 
 
-# -- the notebook, as it was ----------------------------------------------------------------------------------------
+# -- restoring the notebook -----------------------------------------------------------------------------------------
 @contextmanager
-def _as_it_was(backend: HoistBackend) -> Iterator[None]:
-    """Random states and environment of the notebook are put back; seeds leave the accelerator alone meanwhile."""
+def _restored_state(backend: HoistBackend) -> Iterator[None]:
+    """Restore the notebook's random state and environment afterwards; meanwhile seeds do not start the accelerator."""
     state, environ = backend.random_state(), dict(os.environ)
     try:
         with backend.seeds_without_runtime():
@@ -329,16 +345,16 @@ def _as_it_was(backend: HoistBackend) -> Iterator[None]:
         os.environ.update(environ)
 
 
-def _set_environ(step: Environ) -> None:
+def _set_environ(step: EnvironmentSetting) -> None:
     try:
         os.environ[step.scope.value(step.key)] = step.scope.value(step.value)
-    except (Unknown, TypeError, ValueError):
+    except (UnknownValue, TypeError, ValueError):
         return
 
 
-def _without_source(function: FunctionType, backend: HoistBackend) -> Iterator[Declined]:
-    """What can be said about a function whose source is not at hand."""
+def _without_source(function: FunctionType, backend: HoistBackend) -> Iterator[DeclinedCall]:
+    """The declined calls of a function without source."""
     code = function.__code__
     for name in code.co_names:
         if backend.builds_model(function.__globals__.get(name)):
-            yield Declined(code.co_firstlineno, name, "the source of the function is not at hand")
+            yield DeclinedCall(code.co_firstlineno, name, "the source of the function is not available")

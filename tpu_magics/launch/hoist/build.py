@@ -1,12 +1,7 @@
-"""One model, built in the notebook.
-
-What lives here: `Build`, all that the worker must know of a build to decide whether it is the one that it would make
-itself, and the making of it. What does not: the order of builds and seeds (hoist.py).
-"""
+"""Builds a model in the notebook, and records what a worker needs to check that its own call would build the same."""
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import io
 from collections import OrderedDict
@@ -15,24 +10,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch.hoist.compare import (
-    Unmarkable,
+from tpu_magics.launch.hoist.candidates import Candidate
+from tpu_magics.launch.hoist.fingerprints import (
+    NotComparable,
     device_use,
     files,
+    fingerprint,
     generator_use,
     is_generator,
-    mark,
-    marks_of_reads,
+    reference_fingerprints,
 )
-from tpu_magics.launch.hoist.read import Candidate
-from tpu_magics.launch.hoist.values import HoistBackend, Unknown, arguments_of
+from tpu_magics.launch.hoist.source import SourcePosition, position_of
+from tpu_magics.launch.hoist.values import HoistBackend, UnknownValue, arguments_of
 
-Place = tuple[int, int, int, int]
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class NotHoisted(Exception):
-    """The text says why. `called`: the builder was called, so that its random numbers are drawn."""
+    """The text is the reason. `called`: the builder was called, so its random numbers were drawn."""
 
     def __init__(self, reason: str, *, called: bool = False) -> None:
         super().__init__(reason)
@@ -41,19 +36,18 @@ class NotHoisted(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Build:
-    """A model and how it came to be.
+    """A model that was built in the notebook.
 
-    `number`: its place among all builds of the plan; `place`: where the call stands (line, column, end line, end
-    column); `arguments`: the plan's own copies, as they are after the build; `marks`, `after_marks`: by argument,
-    before and after; `reads`, `files`: marks of what else the builder reads; `modes`: the state that has the modes of
-    the notebook; `drawn`: the random states before and after, of the generators that it drew from; `said`: what it
+    `number`: of this build in the plan; `place`: position of the call (line, column, end line, end column);
+    `arguments`: the plan's own copies, as they are after the build; `marks`, `after_marks`: fingerprints by argument,
+    before and after; `reads`, `files`: fingerprints of what else the builder reads; `modes`: a random state with the
+    notebook's modes; `drawn`: the random states before and after, of the generators that it drew from; `said`: what it
     printed; `since`: the line from which on the random numbers are known; `parts`: numbers of the builds among its
-    arguments.
-    """
+    arguments."""
 
     number: int
     candidate: Candidate
-    place: Place
+    place: SourcePosition
     model: Any
     arguments: Arguments
     marks: Mapping[str, str]
@@ -78,23 +72,23 @@ class Builder:
     backend: HoistBackend
 
     def build(self, candidate: Candidate, number: int, parts: Sequence[Build], since: int) -> Build:
-        """Make the call. Raises NotHoisted where that is not possible or would show."""
+        """Call the builder. Raises NotHoisted if that is not possible or would have side effects."""
         backend = self.backend
         args, kwargs = self._arguments(candidate, parts)
         self._check_builder(candidate)
-        reads = marks_of_reads(candidate.callee, backend)
-        marks = argument_marks((args, kwargs), backend)
+        reads = reference_fingerprints(candidate.callee, backend)
+        marks = argument_fingerprints((args, kwargs), backend)
         on_disk = files((args, kwargs))
         before = backend.random_state()
         model, said = self._call(candidate, args, kwargs)
         after = backend.random_state()
-        after_marks = argument_marks((args, kwargs), backend)
+        after_marks = argument_fingerprints((args, kwargs), backend)
         self._check_built(candidate, model, (args, kwargs), reads)
         _check_changes((args, kwargs), marks, after_marks)
         return Build(
             number=number,
             candidate=candidate,
-            place=place_of(candidate.call),
+            place=position_of(candidate.call),
             model=model,
             arguments=(args, kwargs),
             marks=marks,
@@ -113,7 +107,7 @@ class Builder:
         scope = candidate.scope
         try:
             found = scope.value(arguments_of(candidate.call), built)
-        except Unknown as unknown:
+        except UnknownValue as unknown:
             raise NotHoisted(f"an argument {unknown}") from None
         known = {id(part.model) for part in parts}
         for value in leaves(found):
@@ -123,7 +117,7 @@ class Builder:
             scope.keep(part.model)
         try:
             args, kwargs = scope.own_copy(found)
-        except Unknown as unknown:
+        except UnknownValue as unknown:
             raise NotHoisted(f"an argument {unknown}") from None
         return args, kwargs
 
@@ -144,7 +138,7 @@ class Builder:
             raise NotHoisted(f"its code reads the random generator {generator}")
 
     def _call(self, candidate: Candidate, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, str]:
-        """Call the builder. What it prints is kept, to be printed where the call stands."""
+        """Call the builder. Its output is recorded, to be printed where the call stands."""
         was_up = self.backend.runtime_initialized()
         callee: Any = candidate.callee
         said = io.StringIO()
@@ -162,16 +156,17 @@ class Builder:
 
     def _runtime_error(self, candidate: Candidate) -> TpuMagicsError:
         return TpuMagicsError(
-            f"Building the model of `{candidate.code}` (line {candidate.line}) started the device's runtime here.",
-            "A model is built once in the notebook and handed to the workers. Its code used the device, and a process "
-            "that holds the runtime cannot be forked.",
-            "Restart the kernel, and train with `--hoist off` or leave the device out of the model's code.",
+            f"Building the model of `{candidate.code}` (line {candidate.line}) started the device's runtime in the "
+            "notebook.",
+            "The model is built once in the notebook for all workers. Its code used the device, and a process with a "
+            "running runtime cannot be forked.",
+            "Restart the kernel, and train with `--hoist off` or do not use the device in the model's code.",
         )
 
     def _check_built(self, candidate: Candidate, model: Any, arguments: Arguments, reads: Mapping[str, str]) -> None:
         if not self.backend.is_model(model):
             raise NotHoisted(f"it gave a {type(model).__name__}, not a model", called=True)
-        after = marks_of_reads(candidate.callee, self.backend)
+        after = reference_fingerprints(candidate.callee, self.backend)
         changed = next((label for label in reads if after.get(label) != reads[label]), "")
         if changed:
             raise NotHoisted(f"building it changes {changed}", called=True)
@@ -179,13 +174,8 @@ class Builder:
             raise NotHoisted("the model lies in the memory of one of its arguments, so nothing is copied", called=True)
 
 
-def place_of(node: ast.expr) -> Place:
-    """Where an expression stands in its source."""
-    return node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0
-
-
 def leaves(value: Any) -> Iterator[Any]:
-    """All that stands in plain containers."""
+    """All values in plain containers."""
     if type(value) in (list, tuple, set, frozenset):
         for item in value:
             yield from leaves(item)
@@ -195,34 +185,34 @@ def leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def argument_marks(
+def argument_fingerprints(
     arguments: Arguments, backend: HoistBackend, alias: Mapping[int, int] | None = None
 ) -> dict[str, str]:
-    """Marks of all arguments, by position or name. Raises NotHoisted for what cannot be compared."""
+    """Fingerprints of all arguments, by position or name. Raises NotHoisted for values that cannot be compared."""
     found: dict[str, str] = {}
-    for name, value in named(arguments):
+    for name, value in named_arguments(arguments):
         try:
-            found[name] = mark(value, backend, alias)
-        except Unmarkable as error:
+            found[name] = fingerprint(value, backend, alias)
+        except NotComparable as error:
             raise NotHoisted(f"argument {name} cannot be compared in the worker ({error})") from None
     return found
 
 
-def named(arguments: Arguments) -> list[tuple[str, Any]]:
-    """Arguments with a name for each: its number (from 1) or its keyword."""
+def named_arguments(arguments: Arguments) -> list[tuple[str, Any]]:
+    """The arguments, each with its number (from 1) or keyword."""
     args, kwargs = arguments
     return [*((str(number), value) for number, value in enumerate(args, 1)), *kwargs.items()]
 
 
 def has_plain_state(value: object) -> bool:
-    """Whether the attributes of `value` are all its state."""
+    """Whether the attributes of `value` are its whole state."""
     kind = type(value)
     plain = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
     return plain and hasattr(value, "__dict__") and not any(getattr(base, "__slots__", ()) for base in kind.__mro__)
 
 
 def _check_changes(arguments: Arguments, before: Mapping[str, str], after: Mapping[str, str]) -> None:
-    """A build may change its arguments only where the same can be done to the worker's."""
-    for name, value in named(arguments):
+    """Raise NotHoisted if the build changed an argument in a way that cannot be repeated in the worker."""
+    for name, value in named_arguments(arguments):
         if before[name] != after[name] and not has_plain_state(value) and type(value) not in (dict, list):
             raise NotHoisted(f"building it changes argument {name}", called=True)

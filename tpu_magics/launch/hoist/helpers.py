@@ -1,8 +1,4 @@
-"""Helper functions of the person's own that build a model: `make_model(cfg)`.
-
-What lives here: whether a function returns a model that it builds, and what speaks against running it in the notebook.
-What does not: calls in the training function itself (read.py).
-"""
+"""The user's helper functions that build a model, e.g. `make_model(cfg)`, and whether they can run in the notebook."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from collections.abc import Iterator
 from types import FunctionType
 
 from tpu_magics.launch.hoist.source import FunctionSource, function_source
-from tpu_magics.launch.hoist.values import HoistBackend, Source, function_scope, import_bindings
+from tpu_magics.launch.hoist.values import HoistBackend, SourceText, function_scope, import_bindings
 from tpu_magics.runs.origin import is_library
 
 DEPTH = 4
@@ -19,25 +15,25 @@ INNER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
 def is_helper(function: object, backend: HoistBackend) -> bool:
-    """Whether a function with its source at hand returns a model, or something with a model in it."""
+    """Whether a function returns a model, or an object that contains one; needs its source."""
     helper = _Helper.of(function, backend, 0)
     return helper is not None and any(helper.has_model(value) for value in helper.returns)
 
 
 def helper_problem(function: object, backend: HoistBackend) -> str:
-    """What speaks against calling a helper in the notebook; "" where nothing does."""
+    """Why a helper cannot be called in the notebook; "" if it can."""
     helper = _Helper.of(function, backend, 0)
     return helper.problem() if helper is not None else ""
 
 
 class _Helper:
-    """One function, read."""
+    """A parsed helper function."""
 
     def __init__(self, function: FunctionType, source: FunctionSource, backend: HoistBackend, depth: int) -> None:
         self.name = function.__name__
         self.depth = depth
         self.backend = backend
-        self.source = Source(source.text)
+        self.source = SourceText(source.text)
         self.nodes = [node for statement in source.node.body for node in _walk(statement)]
         self.returns = [node.value for node in self.nodes if isinstance(node, ast.Return) and node.value is not None]
         self.scope = function_scope(function, {}, backend, self.source)
@@ -48,7 +44,7 @@ class _Helper:
 
     @classmethod
     def of(cls, function: object, backend: HoistBackend, depth: int) -> _Helper | None:
-        """None for what is no function of the person's own, or has no source."""
+        """None if it is not a user's function, or has no source."""
         if not isinstance(function, FunctionType) or is_library(function.__code__.co_filename) or depth > DEPTH:
             return None
         source = function_source(function)
@@ -56,14 +52,14 @@ class _Helper:
 
     # -- models -----------------------------------------------------------------------------------------------------
     def is_model(self, value: ast.expr) -> bool:
-        """Whether an expression is a call that builds a model, or a name that only such calls were assigned to."""
+        """Whether an expression is a call that builds a model, or a name to which only such calls are assigned."""
         if isinstance(value, ast.Name):
             values = self.assigned.get(value.id, [])
             return bool(values) and all(isinstance(one, ast.Call) and self._builds(one) for one in values)
         return isinstance(value, ast.Call) and self._builds(value)
 
     def has_model(self, value: ast.expr) -> bool:
-        """Whether a model stands anywhere in an expression."""
+        """Whether an expression contains a model."""
         return any(
             self.is_model(node) if isinstance(node, ast.Call) else self._may_be_model(node.id)
             for node in _walk(value)
@@ -80,7 +76,7 @@ class _Helper:
         inner = _Helper.of(callee, self.backend, self.depth + 1)
         return inner is not None and any(inner.is_model(value) for value in inner.returns)
 
-    # -- what speaks against it -------------------------------------------------------------------------------------
+    # -- why not --------------------------------------------------------------------------------------------------
     def problem(self) -> str:
         return self._return_problem() or next(self._effects(), "") or self._inner_problem()
 
@@ -95,7 +91,7 @@ class _Helper:
         return f"`{self.name}` returns `{code}` (line {line}), which is no call that builds a model"
 
     def _effects(self) -> Iterator[str]:
-        """What calling it in the notebook would leave behind there."""
+        """Side effects of calling it in the notebook."""
         for node in self.nodes:
             if isinstance(node, (ast.Global, ast.Nonlocal)):
                 yield f"`{self.name}` sets names outside of itself (line {node.lineno})"
@@ -114,7 +110,7 @@ class _Helper:
             yield f"`{self.name}` changes `{code}`, which is not its own (line {line})"
 
     def _inner_problem(self) -> str:
-        """The same of the helpers that it calls."""
+        """Side effects of the helpers that it calls."""
         calls = (self.scope.resolve(node.func) for node in self.nodes if isinstance(node, ast.Call))
         inner = (_Helper.of(callee, self.backend, self.depth + 1) for callee in calls if callee is not None)
         return next((text for helper in inner if helper is not None for text in helper._effects()), "")
@@ -126,7 +122,7 @@ MUTATORS = frozenset(
 
 
 def _walk(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes of a function's own body, without those of functions and classes inside."""
+    """All nodes of a function's body, without those of inner functions and classes."""
     yield node
     if not isinstance(node, INNER):
         for child in ast.iter_child_nodes(node):
@@ -134,7 +130,7 @@ def _walk(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _assigned(nodes: list[ast.AST]) -> dict[str, list[ast.expr | None]]:
-    """What each name of a function is set to; None for what is not a plain assignment."""
+    """The values assigned to each name of a function; None for other kinds of assignment."""
     found: dict[str, list[ast.expr | None]] = {}
     plain: set[int] = set()
     for node in nodes:

@@ -1,10 +1,7 @@
-"""What an expression of a training function is worth in the notebook, before the function runs.
+"""Values of a training function's expressions before the function runs, and why an expression has no value yet.
 
-What lives here: the names that a function sees (`Scope`), why an expression cannot be evaluated yet (`Scope.problem`),
-and its value where it can (`Scope.value`). What does not: which calls build models (read.py).
-
-Only expressions that read are evaluated: constants, names, attributes, items, arithmetic, displays, comprehensions, a
-fixed list of builtins, and the constructors of plain settings.
+Only expressions without side effects are evaluated: constants, names, attributes, items, arithmetic, displays,
+comprehensions, a fixed list of builtins, and constructors of plain settings.
 """
 
 from __future__ import annotations
@@ -62,12 +59,13 @@ READING = (
     *(ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.expr_context),
 )
 CODE_LENGTH = 80
-# Packages that start threads or take the accelerator when they are imported or touched.
+# Packages that start threads or use the accelerator when imported or used.
 NOT_IMPORTED = frozenset(["tensorflow", "tensorflow_datasets", "keras", "jax", "jaxlib", "flax", "ray"])
 
 
 class HoistBackend(Protocol):
-    """What hoisting asks of a framework (see backends/torch_xla/modules.py and randomness.py for what each means)."""
+    """What hoisting needs from a framework (see backends/torch_xla/modules.py and randomness.py for the meaning of
+    each)."""
 
     def runtime_initialized(self) -> bool: ...
     def is_model(self, value: object) -> bool: ...
@@ -94,25 +92,25 @@ PENDING = object()
 """In `Scope.results`: a model that will be built, or could not be."""
 
 
-class Unknown(Exception):
+class UnknownValue(Exception):
     """An expression has no value before the function runs. The text is a predicate: "depends on the device"."""
 
 
 @dataclass(frozen=True)
-class Source:
-    """The text that the trees come from; empty where only the tree is there."""
+class SourceText:
+    """The text that was parsed; empty if only the tree is available."""
 
     text: str = ""
 
     def code(self, node: ast.AST) -> str:
-        """The first line of what the person wrote, shortened."""
+        """The first line of a node's source, shortened."""
         first, *rest = (self._first_line(node) or ast.unparse(node)).strip().splitlines() or [""]
         shown = first if len(first) <= CODE_LENGTH else first[: CODE_LENGTH - 3] + "..."
         return shown + " ..." if rest and not shown.endswith("...") else shown
 
     def _first_line(self, node: ast.AST) -> str:
-        """The line that a node begins in, and a second where it goes on. (ast.get_source_segment splits the whole text
-        for each node.)"""
+        """A node's first line, and a second one if it continues. (ast.get_source_segment splits the whole text for each
+        node.)"""
         if not (self.text and isinstance(node, (ast.expr, ast.stmt)) and node.end_lineno):
             return ""
         line = _lines(self.text)[node.lineno - 1]
@@ -127,9 +125,9 @@ def _lines(text: str) -> list[bytes]:
 
 
 @dataclass(frozen=True)
-class Binding:
-    """A name that the function has set so far. `problem` says why its value is not known; else `expression` gives it,
-    or `module` (and `attribute`) where it was imported."""
+class NameBinding:
+    """A name that the function has assigned so far. `problem`: why its value is unknown; else `expression` is its
+    value, or `module` (and `attribute`) if it was imported."""
 
     line: int
     code: str
@@ -141,34 +139,34 @@ class Binding:
 
 
 @dataclass(frozen=True, eq=False)
-class Scope:
-    """The names that code sees at one place: what it has set itself, its parameters, and what lies around it.
+class FunctionScope:
+    """The names that are visible at one position: assigned names, parameters, and outer names.
 
-    `outer`: closure, globals, builtins; `own`: names that are the function's wherever it sets them; `changed`: names
-    whose object the function has changed so far, and where; `results`: values of expressions that must be evaluated
-    once only, and models built, by the `id` of their node.
+    `outer`: closure, globals, builtins; `own`: names that are local to the function; `changed`: names whose object the
+    function has changed so far, and where; `results`: values of expressions that are evaluated only once, and models
+    built, by the `id` of their node.
     """
 
     outer: Mapping[str, Any]
     parameters: Mapping[str, Any]
     own: frozenset[str]
     backend: HoistBackend
-    source: Source
+    source: SourceText
     package: str | None = None
-    bindings: dict[str, Binding] = field(default_factory=dict)
+    bindings: dict[str, NameBinding] = field(default_factory=dict)
     changed: dict[str, str] = field(default_factory=dict)
     results: dict[int, Any] = field(default_factory=dict)
     owned: dict[int, Any] = field(default_factory=dict)
 
-    def frozen(self) -> Scope:
-        """The scope as it is here, for later."""
+    def frozen(self) -> FunctionScope:
+        """A copy of the scope in its current state."""
         return replace(self, bindings=dict(self.bindings), changed=dict(self.changed))
 
     # -- why not ----------------------------------------------------------------------------------------------------
     def problem(self, node: ast.AST, built: Iterable[int] = (), bound: frozenset[str] = frozenset()) -> str:
-        """Why `node` has no value before the function runs; "" where it has one.
+        """Why `node` has no value before the function runs; "" if it has one.
 
-        `built`: ids of the calls inside that will have been made; `bound`: names of comprehensions around.
+        `built`: ids of the calls inside that will be made before; `bound`: names of surrounding comprehensions.
         """
         if id(node) in built:
             return ""
@@ -195,7 +193,7 @@ class Scope:
             return ""
         return f"needs `{name}`, which has no value before the function runs"
 
-    def _binding_problem(self, binding: Binding) -> str:
+    def _binding_problem(self, binding: NameBinding) -> str:
         expression = binding.expression
         inner = binding.problem
         if not inner and expression is not None and id(expression) not in self.results:
@@ -217,21 +215,21 @@ class Scope:
             return False
         try:
             return type(self.value(function.value)) in PLAIN
-        except Unknown:
+        except UnknownValue:
             return False
 
     # -- what -------------------------------------------------------------------------------------------------------
     def resolve(self, node: ast.expr) -> Any:
-        """The object that a name or dotted name stands for; None where that is not known."""
+        """The object of a name or dotted name; None if unknown."""
         if not isinstance(node, (ast.Name, ast.Attribute)) or self._unresolved(node):
             return None
         try:
             return self.value(node)
-        except Unknown:
+        except UnknownValue:
             return None
 
     def _unresolved(self, node: ast.expr) -> bool:
-        """Whether a dotted name begins with something that has no value. Whether that was changed does not matter."""
+        """Whether the first part of a dotted name has no value; changes of its object do not matter."""
         while isinstance(node, ast.Attribute):
             node = node.value
         if not isinstance(node, ast.Name):
@@ -239,10 +237,10 @@ class Scope:
         return bool(replace(self, changed={})._name_problem(node.id))
 
     def value(self, node: ast.expr, built: Mapping[int, Any] | None = None) -> Any:
-        """The value of an expression that has no problem. Raises Unknown where reading it fails."""
+        """The value of an expression without a problem. Raises UnknownValue if evaluating it fails."""
         if id(node) in self.results:
             if self.results[id(node)] is PENDING:
-                raise Unknown("needs a model that is not built in the notebook")
+                raise UnknownValue("needs a model that is not built in the notebook")
             return self.results[id(node)]
         if isinstance(node, ast.Name):
             return self.lookup(node.id)
@@ -252,61 +250,63 @@ class Scope:
             code = compile(ast.Expression(tree), "<argument>", "eval")
             found = eval(code, {"__builtins__": builtins, **names})
         except Exception as error:
-            raise Unknown(f"could not be evaluated in the notebook ({type(error).__name__}: {error})") from error
+            raise UnknownValue(f"could not be evaluated in the notebook ({type(error).__name__}: {error})") from error
         return self._once(node, found)
 
     def _settled(self, expression: ast.expr) -> Any:
-        """The value of what was assigned to a name: the same object at each reading."""
+        """The value of an assigned expression: the same object at each use."""
         found = self.value(expression)
         return self.results.setdefault(id(expression), found)
 
     def _once(self, node: ast.expr, found: Any) -> Any:
-        """Keep what settings were made: each name for them must mean the same object, and none of the notebook's."""
+        """Keep settings objects: each name for one must refer to the same object, which is none of the notebook's."""
         if isinstance(node, ast.Call) and self.backend.builds_config(self.resolve(node.func)):
             found = self.results[id(node)] = self.own_copy(found)
         return found
 
     def own_copy(self, value: Any) -> Any:
-        """A copy that a build may change without changing the notebook's objects. One copy for each object."""
+        """A copy that a build may change without changing the notebook's objects; one copy for each object."""
         try:
             copied = copy.deepcopy(value, self.owned)
         except Exception as error:
-            raise Unknown(f"cannot be copied ({type(error).__name__}: {error})") from error
+            raise UnknownValue(f"cannot be copied ({type(error).__name__}: {error})") from error
         self.keep(copied)
         return copied
 
     def keep(self, value: Any) -> None:
-        """Copy `value` never again, since it is the plan's own."""
+        """Do not copy `value` again: it belongs to the plan."""
         self.owned[id(value)] = value
 
     def lookup(self, name: str) -> Any:
-        """The object that a name stands for. Raises Unknown where it is not known."""
+        """The object of a name. Raises UnknownValue if it is unknown."""
         binding = self.bindings.get(name)
         if binding is not None:
             return self._bound_value(binding)
         if name in self.parameters:
             return self.parameters[name]
         if name in self.own or name not in self.outer:
-            raise Unknown(f"needs `{name}`, which has no value before the function runs")
+            raise UnknownValue(f"needs `{name}`, which has no value before the function runs")
         return self.outer[name]
 
-    def _bound_value(self, binding: Binding) -> Any:
+    def _bound_value(self, binding: NameBinding) -> Any:
         if binding.problem:
-            raise Unknown(binding.problem)
+            raise UnknownValue(binding.problem)
         if binding.expression is not None:
             return self._settled(binding.expression)
         try:
             return _imported(binding, self.package)
         except Exception as error:
-            raise Unknown(f"needs an import that failed ({type(error).__name__}: {error})") from error
+            raise UnknownValue(f"needs an import that failed ({type(error).__name__}: {error})") from error
 
 
-def function_scope(function: FunctionType, known: Mapping[str, Any], backend: HoistBackend, source: Source) -> Scope:
+def function_scope(
+    function: FunctionType, known: Mapping[str, Any], backend: HoistBackend, source: SourceText
+) -> FunctionScope:
     """The scope of a function's body, with `known` as its parameters."""
     code = function.__code__
     cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
     closure = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
-    return Scope(
+    return FunctionScope(
         outer=ChainMap(closure, function.__globals__, vars(builtins)),
         parameters=dict(known),
         own=frozenset(code.co_varnames + code.co_cellvars),
@@ -316,17 +316,17 @@ def function_scope(function: FunctionType, known: Mapping[str, Any], backend: Ho
     )
 
 
-def import_bindings(statement: ast.Import | ast.ImportFrom, code: str) -> Iterator[tuple[str, Binding]]:
-    """The names that an import sets."""
+def import_bindings(statement: ast.Import | ast.ImportFrom, code: str) -> Iterator[tuple[str, NameBinding]]:
+    """The names that an import binds."""
     for alias in statement.names:
         if isinstance(statement, ast.ImportFrom):
             module = "." * statement.level + (statement.module or "")
-            yield alias.asname or alias.name, Binding(statement.lineno, code, module=module, attribute=alias.name)
+            yield alias.asname or alias.name, NameBinding(statement.lineno, code, module=module, attribute=alias.name)
         elif alias.asname:
-            yield alias.asname, Binding(statement.lineno, code, module=alias.name)
+            yield alias.asname, NameBinding(statement.lineno, code, module=alias.name)
         else:
             first = alias.name.partition(".")[0]
-            yield first, Binding(statement.lineno, code, module=first)
+            yield first, NameBinding(statement.lineno, code, module=first)
 
 
 def arguments_of(call: ast.Call) -> ast.Tuple:
@@ -346,7 +346,7 @@ def _is_filled(cell: Any) -> bool:
     return True
 
 
-def _imported(binding: Binding, package: str | None) -> Any:
+def _imported(binding: NameBinding, package: str | None) -> Any:
     name = importlib.util.resolve_name(binding.module, package) if binding.module.startswith(".") else binding.module
     if name not in sys.modules and name.partition(".")[0] in NOT_IMPORTED:
         raise ImportError(f"{name} is left to the worker")
@@ -364,7 +364,7 @@ def _is_one_of(value: object, known: tuple[Any, ...]) -> bool:
 
 
 def _bound_by(node: ast.AST) -> frozenset[str]:
-    """The names that a comprehension sets."""
+    """The names that a comprehension binds."""
     generators = getattr(node, "generators", ())
     stored = (name for part in generators for name in ast.walk(part.target))
     return frozenset(name.id for name in stored if isinstance(name, ast.Name))
@@ -378,7 +378,7 @@ def _free_names(tree: ast.AST) -> Iterator[str]:
 
 
 class _Names(ast.NodeTransformer):
-    """Puts a name in the place of each call that has been made."""
+    """Replaces each call that has been made with a name."""
 
     def __init__(self, built: Mapping[int, Any]) -> None:
         self.built = built
@@ -393,7 +393,7 @@ class _Names(ast.NodeTransformer):
 
 
 def _with_names(node: ast.expr, built: Mapping[int, Any]) -> tuple[ast.expr, dict[str, Any]]:
-    """A copy of `node` in which the calls of `built` are names, and what these names stand for."""
+    """A copy of `node` in which the calls of `built` are names, and the values of these names."""
     memo: dict[int, Any] = {}
     copied = copy.deepcopy(node, memo)
     names = _Names({id(memo[key]): value for key, value in built.items() if key in memo})

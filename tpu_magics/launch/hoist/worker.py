@@ -1,7 +1,6 @@
-"""In the worker: the call that builds a model becomes the model that the notebook has built, if it is the same.
+"""In the worker: a hoisted call returns the notebook's model if it would build the same one.
 
-What lives here: `Inherited`, which stands where the calls stood. What does not: how it gets there (swap.py).
-Where anything differs, the model is built here by the call as it was written, and the reason is reported.
+If anything differs, the model is built in the worker by the original call, and the reason is reported.
 """
 
 from __future__ import annotations
@@ -13,8 +12,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tpu_magics.launch.hoist.build import Arguments, Build, NotHoisted, argument_marks, has_plain_state, leaves, named
-from tpu_magics.launch.hoist.compare import files, marks_of_reads, same_callee
+from tpu_magics.launch.hoist.build import (
+    Arguments,
+    Build,
+    NotHoisted,
+    argument_fingerprints,
+    has_plain_state,
+    leaves,
+    named_arguments,
+)
+from tpu_magics.launch.hoist.fingerprints import files, reference_fingerprints, same_callee
 from tpu_magics.launch.hoist.values import HoistBackend
 
 OnDeclined = Callable[[int, str], None]
@@ -23,25 +30,25 @@ OnBuilt = Callable[[int, Any], None]
 
 @dataclass
 class _Replica:
-    """What one thread that runs the function has: its models and arguments by number of the build, identities that
-    stand for the notebook's, and the calls that were answered."""
+    """The state of one thread that runs the function: its models and arguments by build number, ids that stand for the
+    notebook's, and the calls made so far."""
 
     models: Mapping[int, Any]
     arguments: Mapping[int, Arguments]
     alias: Mapping[int, int]
     called: dict[int, tuple[Any, Arguments]] = field(default_factory=dict)
-    told: set[int] = field(default_factory=set)
+    reported_builds: set[int] = field(default_factory=set)
 
 
-class Inherited:
-    """Called in the place of each builder, with the number of its build.
+class InheritedModels:
+    """Called in place of each builder, with the number of its build.
 
     Args:
-        builds: all builds that were swapped in, by number.
-        reported: number in `plan.hoisted` of each build.
-        on_declined: called with that number and the reason when a worker builds a model itself.
-        on_built: called with that number and the model that was built here instead of the notebook's.
-        replicas: threads of this worker that run the function; the second and later get copies.
+        builds: all builds whose calls were replaced, by number.
+        reported: the index in `plan.hoisted` of each build.
+        on_declined: called with that index and the reason when a worker builds a model itself.
+        on_built: called with that index and the model that was built in the worker.
+        replicas: threads of this worker that run the function; the second and later ones get copies.
     """
 
     def __init__(
@@ -59,13 +66,13 @@ class Inherited:
         self.backend = backend
         self.on_declined = on_declined
         self.lock = threading.Lock()
-        self.told: set[int] = set()
+        self.reported_builds: set[int] = set()
         first = _Replica(
             {number: build.model for number, build in builds.items()},
             {number: build.arguments for number, build in builds.items()},
             {},
         )
-        # Copied now: later the first replica has trained its own.
+        # Copied now: later the first replica has trained its own models.
         self.first = first
         self.free = [first, *(_copied(first) for _ in range(replicas - 1))]
         self.replicas: dict[threading.Thread, _Replica] = {}
@@ -80,16 +87,16 @@ class Inherited:
         return self._hand_over(build, replica, (args, kwargs))
 
     def _replica(self) -> _Replica | None:
-        """This thread's own; None where more threads run the function than were foreseen."""
+        """This thread's state; None if more threads run the function than expected."""
         with self.lock:
             thread = threading.current_thread()
             if thread not in self.replicas and self.free:
                 self.replicas[thread] = self.free.pop(0)
             return self.replicas.get(thread)
 
-    # -- the same? --------------------------------------------------------------------------------------------------
+    # -- checking --------------------------------------------------------------------------------------------------
     def _difference(self, build: Build, replica: _Replica | None, callee: Any, arguments: Arguments) -> str:
-        """Why the notebook's model is not what the call would give; "" where it is."""
+        """Why the call would not build the notebook's model; "" if it would."""
         if replica is None:
             return "more threads run the function than the worker has devices"
         if build.number in replica.called:
@@ -107,7 +114,7 @@ class Inherited:
 
     def _argument_difference(self, build: Build, replica: _Replica, arguments: Arguments) -> str:
         try:
-            marks = argument_marks(arguments, self.backend, replica.alias)
+            marks = argument_fingerprints(arguments, self.backend, replica.alias)
         except NotHoisted as problem:
             return str(problem)
         for name in [*build.marks, *marks]:
@@ -116,18 +123,19 @@ class Inherited:
         return ""
 
     def _other_difference(self, build: Build, arguments: Arguments) -> str:
-        reads = marks_of_reads(build.callee, self.backend)
+        reads = reference_fingerprints(build.callee, self.backend)
         changed = next((label for label in {**build.reads, **reads} if build.reads.get(label) != reads.get(label)), "")
         if changed:
             return f"{changed}, which its code reads, is not what it was in the notebook"
         return "files that it reads have changed" if files(arguments) != build.files else ""
 
-    # -- the same ---------------------------------------------------------------------------------------------------
+    # -- the hoisted model
+    # ------------------------------------------------------------------------------------------------
     def _hand_over(self, build: Build, replica: _Replica, arguments: Arguments) -> Any:
-        """The notebook's model, with all that building it here would have done besides."""
+        """The notebook's model, with all side effects that building it here would have."""
         model = replica.models[build.number]
-        own = dict(named(replica.arguments[build.number]))
-        for name, value in named(arguments):
+        own = dict(named_arguments(replica.arguments[build.number]))
+        for name, value in named_arguments(arguments):
             self._adopt(model, own[name], value)
         if build.drawn is not None:
             self.backend.set_random_state(build.drawn[1])
@@ -136,7 +144,7 @@ class Inherited:
         return model
 
     def _adopt(self, model: Any, old: Any, new: Any) -> None:
-        """Make `new` the argument that the model was built from: what one of them is told, the other knows."""
+        """Make the model refer to `new` instead of `old`, so that later changes of the argument reach the model."""
         if old is new or self.backend.is_model(new):
             return
         if has_plain_state(new):
@@ -148,7 +156,8 @@ class Inherited:
             new[:] = old
         self.backend.replace_reference(model, old, new)
 
-    # -- not the same -----------------------------------------------------------------------------------------------
+    # -- built in the worker
+    # --------------------------------------------------------------------------------------------
     def _build_here(
         self, build: Build, replica: _Replica | None, callee: Any, arguments: Arguments, reason: str
     ) -> Any:
@@ -162,20 +171,20 @@ class Inherited:
         return model
 
     def _stands_for(self, build: Build) -> bool:
-        """Whether what is built here takes the place of a hoisted model, which nobody else in this worker has."""
+        """Whether the model built here replaces a hoisted model that no other thread of this worker uses."""
         whole = build.number == max(n for n, one in self.reported.items() if one == self.reported[build.number])
         return whole and build.number not in self.first.called
 
     def _report(self, build: Build, replica: _Replica | None, reason: str) -> None:
-        """Once for each model, with the reason that was found first."""
+        """Report the first reason for each model, once."""
         hoisted = self.reported[build.number]
-        told = replica.told if replica is not None else self.told
-        if hoisted not in told:
-            told.add(hoisted)
+        reported_builds = replica.reported_builds if replica is not None else self.reported_builds
+        if hoisted not in reported_builds:
+            reported_builds.add(hoisted)
             self.on_declined(hoisted, reason)
 
     def _with_fresh_parts(self, build: Build, replica: _Replica, arguments: Arguments) -> Arguments:
-        """The arguments with models of this call's own: the notebook's have gone through the build there already."""
+        """The arguments with new models: the notebook's were already used in the build."""
         given = {id(value) for value in leaves(arguments)}
         taken = [self.builds[part] for part in build.parts if id(replica.models[part]) in given]
         if not taken:
@@ -195,7 +204,7 @@ class Inherited:
 
 
 def _copied(replica: _Replica) -> _Replica:
-    """A copy in which models and the arguments they keep hang together as in the original."""
+    """A copy that keeps the references between models and their arguments."""
     memo: dict[int, Any] = {}
     models, arguments = copy.deepcopy((replica.models, replica.arguments), memo)
     alias = {id(models[number]): id(model) for number, model in replica.models.items()}
@@ -203,7 +212,7 @@ def _copied(replica: _Replica) -> _Replica:
 
 
 def _replaced(value: Any, fresh: Mapping[int, Any]) -> Any:
-    """`value` with other models in it; containers are made anew."""
+    """`value` with models replaced; containers are new."""
     if id(value) in fresh:
         return fresh[id(value)]
     if type(value) in (list, tuple):

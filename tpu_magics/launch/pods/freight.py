@@ -21,8 +21,7 @@ from typing import Any
 
 from tpu_magics.backends.base import Backend
 from tpu_magics.launch import hoist
-from tpu_magics.launch.cells import statements_work
-from tpu_magics.launch.work import CellWork, FunctionWork, ScriptWork, Work
+from tpu_magics.launch.work import CellWork, FunctionWork, ScriptWork, Work, statements_work
 from tpu_magics.runs.origin import is_library
 
 # Variables that say how to compute. Whatever else the notebook's process has says where it runs.

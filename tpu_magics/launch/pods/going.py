@@ -1,7 +1,7 @@
 """A run on many hosts, from its start until its results are home.
 
 What lives here: what differs from a run on this host. What does not: the order of things, which is the same
-(launch/train.py).
+(launch/forked_run.py).
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from typing import Any
 
 from tpu_magics.backends.base import COLLECTIVE_TIMEOUT
 from tpu_magics.errors import TpuMagicsError, TrainingFailed
-from tpu_magics.launch import alone, diagnose, guards, plan, process, reach, session, streams, supervise, train
-from tpu_magics.launch import failure as failures
+from tpu_magics.launch import forked_run, object_graph, plan, preconditions, process, session, streams, supervisor
+from tpu_magics.launch.errors import diagnosis
+from tpu_magics.launch.errors import failure as failures
+from tpu_magics.launch.forked_run import ForkedRun
 from tpu_magics.launch.plan import Options, Plan
 from tpu_magics.launch.pods import cluster, freight, parcel, ship, slices
 from tpu_magics.launch.pods.link import Link, linked
@@ -24,7 +26,7 @@ from tpu_magics.launch.pods.pod import Pod, PodHost
 from tpu_magics.launch.pods.remote_watch import RemoteWatch
 from tpu_magics.launch.pods.task import HostTask
 from tpu_magics.launch.relay import Relay
-from tpu_magics.launch.train import Going, Request
+from tpu_magics.launch.request import Request
 from tpu_magics.runs.folder import RunFolder
 
 
@@ -36,16 +38,18 @@ def prepare(pod: Pod, request: Request, options: Options) -> PodGoing:
     require_alive(pod)
     pod = with_options(pod, options)
     made = pod_plan(pod, options)
-    alone.require_alone()
+    preconditions.require_alone()
     backend.prepare()
     if made.rehearsed:
-        guards.require_rehearsal(backend, made.ranks)
-    models = reach.models_of(iter(request.items), backend.is_model)
-    guards.check(guards.Situation(backend, host, current.marks, request.items, models, request.source))
-    hoists = train.hoisted(request, options, made)
+        preconditions.require_rehearsal(backend, made.ranks)
+    models = object_graph.find_models(iter(request.items), backend.is_model)
+    preconditions.check(
+        preconditions.LaunchContext(backend, host, current.fork_blockers, request.items, models, request.source)
+    )
+    hoists = forked_run.make_hoist_plan(request, options, made)
     if hoists is not None:
         taken = set(models)
-        models = {**models, **{train.free_name(name, taken): model for name, model in hoists.models.items()}}
+        models = {**models, **{forked_run.free_name(name, taken): model for name, model in hoists.models.items()}}
     size = sum(backend.model_bytes(model) for model in models.values())
     require_room(pod, size, options.force)
     folder = RunFolder.create(options.run_name or request.folder_name)
@@ -56,7 +60,7 @@ def prepare(pod: Pod, request: Request, options: Options) -> PodGoing:
         )
         going.pack()
     except TpuMagicsError as refused:
-        train.record_refused(folder, refused)
+        failures.record_refused(folder, refused)
         raise
     if folder.warning:
         current.notebook.say(folder.warning)
@@ -134,7 +138,7 @@ def host_records(pod: Pod) -> list[dict[str, Any]]:
 
 
 @dataclass
-class PodGoing(Going):
+class PodGoing(ForkedRun):
     """A run on the hosts of `pod`. `parcel`: what is sent, until it is."""
 
     pod: Pod = field(default_factory=lambda: Pod("", ()))
@@ -202,22 +206,22 @@ class PodGoing(Going):
         links = linked(self.pod, made)
         workers = [worker for link in links for worker in link.workers]
         relay, ranks = Relay(self.folder, self._screen()), range(self.pod.ranks)
-        return RemoteWatch(self.folder, workers, relay, self.plan.timeout, self.onlooker, ranks, links=links)
+        return RemoteWatch(self.folder, workers, relay, self.plan.timeout, self.observer, ranks, links=links)
 
     def watch_in_thread(self) -> None:
         self.parcel = None  # it was sent, and keeps the models' memory as it was
         super().watch_in_thread()
 
-    def explained(self, watch: supervise.Watch) -> TrainingFailed:
+    def explain_failure(self, watch: supervisor.Supervisor) -> TrainingFailed:
         assert isinstance(watch, RemoteWatch)
         if watch.unwritten is not None:
             return failures.cannot_read_results(watch.unwritten, self.folder)
         record = failures.record(self, watch)
-        culprit = diagnose.blame(record)
+        culprit = diagnosis.blame(record)
         for link in watch.links:
             if culprit is not None and culprit.rank in link.ranks and link.state:
                 record = replace(record, **_memory_of(link))
-        return diagnose.diagnose(
+        return diagnosis.diagnose(
             replace(
                 record,
                 hosts={rank: link.host.name for link in watch.links for rank in link.ranks},

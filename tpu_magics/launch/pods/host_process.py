@@ -1,7 +1,7 @@
 """A host's own process: it stands there for the notebook's, and forks that host's workers.
 
 What lives here: from the parcel to the workers, and their watch until none is left. What does not: forking and watching
-(launch/process.py, launch/supervise.py, as on one host), and the way to the notebook (carrier.py).
+(launch/process.py, launch/supervisor.py, as on one host), and the way to the notebook (carrier.py).
 
 Started as `python -m tpu_magics.launch.pods.host_process FOLDER`; its standard input tells it to stop by its end.
 """
@@ -24,7 +24,8 @@ from tpu_magics.backends.base import WorkerSpec
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import inspect_host
 from tpu_magics.host.memory import host_memory
-from tpu_magics.launch import failure, process, supervise, worker
+from tpu_magics.launch import process, supervisor, worker
+from tpu_magics.launch.errors import failure
 from tpu_magics.launch.pods import freight, parcel
 from tpu_magics.launch.pods.task import ENDED, PARCEL, REFUSED, RUNNING, TASK, HostState, HostTask
 from tpu_magics.launch.relay import NoScreen, Relay
@@ -73,7 +74,7 @@ def _refused(error: Exception) -> dict[str, str]:
 # -- becoming like the notebook's process -----------------------------------------------------------------------------
 
 
-def _prepared(task: HostTask, folder: Path) -> worker.Task:
+def _prepared(task: HostTask, folder: Path) -> worker.WorkerTask:
     os.environ["PJRT_DEVICE"] = task.device
     arrays = [parcel.mapped(folder / f"array-{number}.bin") for number in range(task.arrays)]
     space = _main_of_its_own(task.shell)
@@ -86,7 +87,7 @@ def _prepared(task: HostTask, folder: Path) -> worker.Task:
         path.unlink()  # it stays mapped
     snapshot = take(work.roots(), got.backend.object_state(), work.models)
     snapshot.elsewhere = snapshot.form() != got.form or got.form == -1
-    return worker.Task(got.backend, work, RunFiles(folder), got.cell_names, got.cell_ids, snapshot)
+    return worker.WorkerTask(got.backend, work, RunFiles(folder), got.cell_names, got.cell_ids, snapshot)
 
 
 def _main_of_its_own(shell: bool) -> dict[str, Any]:
@@ -141,18 +142,18 @@ def worker_environment(task: HostTask) -> dict[str, str | None]:
 class _Run:
     """The workers of this host, and what is told of them."""
 
-    def __init__(self, task: HostTask, folder: Path, made: worker.Task, state: HostState) -> None:
+    def __init__(self, task: HostTask, folder: Path, made: worker.WorkerTask, state: HostState) -> None:
         self.task = task
         self.folder = folder
         self.made = made
         self.state = state
         self.kills = failure.oom_kills()
         state.memory_at_start = host_memory(Path("/")).available or 0
-        self.watch: supervise.Watch | None = None
+        self.watch: supervisor.Supervisor | None = None
 
     def until_end(self) -> None:
         environment = worker_environment(self.task)
-        children: list[supervise.Watched] = []
+        children: list[supervisor.WorkerProcess] = []
         process.flush_everything()
         with process.interrupts_held():
             try:
@@ -167,19 +168,19 @@ class _Run:
         self.watch.run()
         self._tell(ENDED)
 
-    def _fork_one(self, index: int, scratch: Path, environment: dict[str, str | None]) -> supervise.Watched:
+    def _fork_one(self, index: int, scratch: Path, environment: dict[str, str | None]) -> supervisor.WorkerProcess:
         files = self.made.files
         told = spec(self.task, index, scratch, environment)
         pid = process.fork_worker(lambda: worker.main(self.made, told), files.stacks_path(told.number))
-        return supervise.Watched(told.number, pid, told.number)
+        return supervisor.WorkerProcess(told.number, pid, told.number)
 
-    def _watching(self, children: list[supervise.Watched]) -> supervise.Watch:
+    def _watching(self, children: list[supervisor.WorkerProcess]) -> supervisor.Supervisor:
         relay = Relay(self.made.files, NoScreen())
         task = self.task  # on a TPU the runtime gives the ranks: any of the run's may be here
         ranks = range(task.world) if task.device == "TPU" else range(task.first, task.first + task.workers)
-        return supervise.Watch(self.made.files, children, relay, onlooker=self, ranks=ranks, whole=False)
+        return supervisor.Supervisor(self.made.files, children, relay, observer=self, ranks=ranks, whole=False)
 
-    # -- as an onlooker: called at each tick ----------------------------------------------------------------------
+    # -- as an observer: called at each tick ----------------------------------------------------------------------
     def look(self) -> None:
         assert self.watch is not None
         if _ended(sys.stdin.fileno()):
@@ -211,7 +212,7 @@ class _Run:
         self.state.write(self.folder)
 
 
-def _row(one: supervise.Watched) -> dict[str, Any]:
+def _row(one: supervisor.WorkerProcess) -> dict[str, Any]:
     """A worker as the notebook is told of it; memory only once it has ended: it changes all the time."""
     meter = one.meter if not one.alive else None
     return {

@@ -61,9 +61,9 @@ def refuse_local(hosts: str) -> None:
 
 
 def _refuse_busy(current: Session) -> None:
-    if current.going is not None and current.going.busy and current.pod is not None:
+    if current.active_run is not None and current.active_run.busy and current.pod is not None:
         raise TpuMagicsError(
-            f"The run {current.going.folder.name!r} is still going on, on the hosts that --hosts named.",
+            f"The run {current.active_run.folder.name!r} is still going on, on the hosts that --hosts named.",
             "It was started with --background.",
-            f"Wait for it with _tpu.wait(), or stop it with %tpu_stop {current.going.folder.name}",
+            f"Wait for it with _tpu.wait(), or stop it with %tpu_stop {current.active_run.folder.name}",
         )

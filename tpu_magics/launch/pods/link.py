@@ -15,7 +15,7 @@ from tpu_magics.launch.pods.calling import CLOSED, calling
 from tpu_magics.launch.pods.carrier import CHUNK
 from tpu_magics.launch.pods.pod import Pod, PodHost
 from tpu_magics.launch.pods.task import is_result
-from tpu_magics.launch.supervise import Watched
+from tpu_magics.launch.supervisor import WorkerProcess
 
 SILENT = 20.0  # seconds without an answer after which a host is lost
 AHEAD = 4  # pieces of a result that are on their way at once
@@ -28,7 +28,7 @@ class Link:
 
     host: PodHost
     carrier: Any
-    workers: list[Watched]
+    workers: list[WorkerProcess]
     offsets: dict[str, int] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
     question: Any = None
@@ -59,7 +59,7 @@ def linked(pod: Pod, made: Sequence[Any]) -> list[Link]:
     found = []
     for host, carrier in zip(pod.hosts, made, strict=True):
         first = host.index * pod.workers
-        workers = [Watched(first + local, 0, first + local) for local in range(pod.workers)]
+        workers = [WorkerProcess(first + local, 0, first + local) for local in range(pod.workers)]
         found.append(Link(host, carrier, workers))
     return found
 

@@ -67,10 +67,11 @@ def load_of(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], backend: Any, labels: Sequence[str]
 ) -> Load:
     """What training `function(*args, **kwargs)` takes along. Raises TpuMagicsError where it cannot travel."""
-    from tpu_magics.launch import reach, train
+    from tpu_magics.launch import object_graph
     from tpu_magics.launch.pods import parcel
+    from tpu_magics.launch.request import function_request
 
-    request = train.function_request(function, args, kwargs, labels=labels)
-    models = reach.models_of(iter(request.items), backend.is_model)
+    request = function_request(function, args, kwargs, labels=labels)
+    models = object_graph.find_models(iter(request.items), backend.is_model)
     sizes = parcel.measure(request.make(models, None))
     return Load(request.name, sizes.parcel, sizes.shared, sum(backend.model_bytes(model) for model in models.values()))

@@ -2,7 +2,7 @@
 
 What lives here: the notebook's half: what carriers answer goes into the run folder, who has failed or is lost, stopping
 the others, and fetching results. What does not: starting (ship.py), and the loop and the comparing of ranks, which are
-those of one host (launch/supervise.py).
+those of one host (launch/supervisor.py).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tpu_magics.launch import process, supervise
+from tpu_magics.launch import process, supervisor
 from tpu_magics.launch.pods.calling import calling
 from tpu_magics.launch.pods.carrier import New
 from tpu_magics.launch.pods.link import SILENT, Link, answer, ask, fetch, short
 from tpu_magics.launch.pods.ship import dismiss
 from tpu_magics.launch.pods.task import LOG, REFUSED, RESULTS, is_news
-from tpu_magics.launch.supervise import GATHER, Watch, Watched
+from tpu_magics.launch.supervisor import GATHER, Supervisor, WorkerProcess
 from tpu_magics.runs.events import Event, Start
 
 WAITS = 0.25  # seconds that a carrier waits for news before it answers
@@ -31,7 +31,7 @@ LOST_CLOSES = 1.0  # the same for hosts that are lost: most of them never answer
 
 
 @dataclass
-class RemoteWatch(Watch):
+class RemoteWatch(Supervisor):
     """The supervision of all hosts' workers. `reason` may also be "host": one was lost, or could not begin; or
     "collect": what hosts send could not be kept here, because of `unwritten`."""
 
@@ -65,7 +65,7 @@ class RemoteWatch(Watch):
             return
         try:
             with calling() as ray:
-                ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=supervise.TICK)
+                ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=supervisor.TICK)
         except ConnectionError as error:
             for link in asked.values():
                 self._lose(link, short(error))
@@ -146,7 +146,7 @@ class RemoteWatch(Watch):
         if link.state.get("exit") is not None and any(worker.alive for worker in link.workers):
             self._note_gone(link)
 
-    def _note_failure(self, worker: Watched) -> None:
+    def _note_failure(self, worker: WorkerProcess) -> None:
         if not worker.stopped_by_us and self._first_failure is None:
             self.reason, self._first_failure = "worker", time.time()  # our clock: theirs may differ
 

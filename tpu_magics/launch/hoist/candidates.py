@@ -1,0 +1,376 @@
+"""Finds the calls in a training function that build a model and may be made in the notebook instead. Nothing is built.
+
+Read are the function's own statements and those in `with` blocks that do not change how a model is built. A call in an
+`if`, a loop, a `try`, an inner function or a comprehension may run never or several times, so it stays.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import ModuleType
+
+from tpu_magics.launch.hoist.helpers import helper_problem, is_helper
+from tpu_magics.launch.hoist.seeds import EnvironmentSetting, SeedCall, seed_steps
+from tpu_magics.launch.hoist.values import PENDING, FunctionScope, NameBinding, UnknownValue, import_bindings
+
+# Contexts that do not change how a model is built.
+HARMLESS_CONTEXTS = (
+    *(contextlib.nullcontext, contextlib.suppress, contextlib.redirect_stdout, contextlib.redirect_stderr),
+    *(warnings.catch_warnings, open),
+)
+HARMLESS_METHODS = frozenset({"main_process_first", "local_main_process_first"})
+MUTATORS = frozenset(
+    [
+        "update",
+        "append",
+        "extend",
+        "insert",
+        "add",
+        "pop",
+        "clear",
+        "remove",
+        "discard",
+        "setdefault",
+        "sort",
+        "reverse",
+        "popitem",
+        "__setattr__",
+    ]
+)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+LOOPS = (ast.For, ast.AsyncFor, ast.While)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+TRIES = tuple(getattr(ast, name) for name in ("Try", "TryStar") if hasattr(ast, name))
+
+
+@dataclass(frozen=True)
+class DeclinedCall:
+    """A call that builds a model and stays in the training function. `line` counts in the function's source.
+
+    `certain`: the function always makes this call, so it draws random numbers before later ones; `silent`: the reason
+    is reported with the call around it."""
+
+    line: int
+    code: str
+    reason: str
+    certain: bool = False
+    silent: bool = False
+
+    def text(self) -> str:
+        """One sentence for the user."""
+        return f"`{self.code}` in line {self.line} is built by each worker: {self.reason}"
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A call that may be made in the notebook. `parts`: the models among its arguments, in build order.
+
+    `weightless`: a module without parameters, hoisted only as a part.
+    """
+
+    call: ast.Call
+    callee: object
+    scope: FunctionScope
+    name: str
+    line: int
+    code: str
+    parts: tuple[Candidate, ...] = ()
+    weightless: bool = False
+
+    def declined(self, reason: str) -> DeclinedCall:
+        """The same call, declined for `reason`."""
+        return DeclinedCall(self.line, self.scope.source.code(self.call), reason, certain=True)
+
+
+Step = SeedCall | EnvironmentSetting | Candidate | DeclinedCall
+
+
+def read(statements: Sequence[ast.stmt], scope: FunctionScope) -> list[Step]:
+    """The steps of a function's body or a cell, in execution order."""
+    return list(_read(statements, scope, ""))
+
+
+def _read(statements: Iterable[ast.stmt], scope: FunctionScope, context: str) -> Iterator[Step]:
+    for statement in statements:
+        seeds = seed_steps(statement, scope) if not context else None
+        if seeds is not None:
+            yield from seeds
+        elif isinstance(statement, (ast.With, ast.AsyncWith)):
+            yield from _read_with(statement, scope, context)
+        else:
+            yield from _Statement(statement, scope).steps(context)
+        bind(statement, scope)
+        if isinstance(statement, (ast.Return, ast.Raise)):
+            return
+
+
+def _read_with(statement: ast.With | ast.AsyncWith, scope: FunctionScope, context: str) -> Iterator[Step]:
+    for item in statement.items:
+        yield from _Statement(statement, scope).of(item.context_expr, context)
+    harmful = [item.context_expr for item in statement.items if not _is_harmless(item.context_expr, scope)]
+    if harmful and not context:
+        code = scope.source.code(harmful[0])
+        context = f"it stands inside `with {code}` (line {statement.lineno}), which may change how it is built"
+    yield from _read(statement.body, scope, context)
+
+
+def _is_harmless(context: ast.expr, scope: FunctionScope) -> bool:
+    if not isinstance(context, ast.Call):
+        return False
+    if isinstance(context.func, ast.Attribute) and context.func.attr in HARMLESS_METHODS:
+        return True
+    callee = scope.resolve(context.func)
+    return any(callee is known for known in HARMLESS_CONTEXTS)
+
+
+# -- one statement --------------------------------------------------------------------------------------------------
+class _Statement:
+    """The calls of one statement."""
+
+    def __init__(self, statement: ast.stmt, scope: FunctionScope) -> None:
+        self.statement = statement
+        self.backend = scope.backend
+        self._scope = scope
+
+    @cached_property
+    def scope(self) -> FunctionScope:
+        """The scope at this statement; computed only for statements with a call, since there may be thousands without
+        one."""
+        return self._scope.frozen()
+
+    def steps(self, context: str) -> list[Step]:
+        return self.of(self.statement, context)
+
+    def of(self, node: ast.AST, context: str) -> list[Step]:
+        """Candidates and declined calls in `node`, in order of evaluation."""
+        found = self._calls(node, context)
+        return [step for step in found if not (isinstance(step, Candidate) and step.weightless)]
+
+    def _calls(self, node: ast.AST, context: str) -> list[Step]:
+        if isinstance(node, ast.ClassDef):
+            return []
+        inner = [
+            step
+            for child, around in _children(node)
+            for step in self._calls(child, context or self._around(node, around))
+        ]
+        return self._call(node, inner, context) if isinstance(node, ast.Call) else inner
+
+    def _around(self, node: ast.AST, conditional: bool) -> str:
+        """Why calls inside `node` cannot be hoisted; "" if they can."""
+        if not conditional:
+            return ""
+        line = getattr(node, "lineno", self.statement.lineno)
+        for kinds, text in _CONTEXTS:
+            if isinstance(node, kinds):
+                return text.format(line=line, name=getattr(node, "name", ""))
+        return f"it is built only on a condition (line {line})"
+
+    def _call(self, call: ast.Call, inner: list[Step], context: str) -> list[Step]:
+        callee = self.scope.resolve(call.func)
+        weightless = callee is not None and self.backend.builds_weightless(callee)
+        problem = self._definition_problem(call)
+        if not weightless and not problem and not self._builds(callee):
+            return inner
+        parts = tuple(step for step in inner if isinstance(step, Candidate))
+        problem = problem or context or _part_problem(inner) or self._argument_problem(call, callee, parts)
+        if problem:
+            declined = DeclinedCall(call.lineno, self.scope.source.code(call), problem, certain=not context)
+            before = (
+                []
+                if context
+                else [replace(step, silent=True) if isinstance(step, DeclinedCall) else step for step in inner]
+            )
+            return [*before, *([] if weightless else [declined])]
+        return [self._candidate(call, callee, parts, weightless)]
+
+    def _builds(self, callee: object) -> bool:
+        return callee is not None and (self.backend.builds_model(callee) or is_helper(callee, self.backend))
+
+    def _definition_problem(self, call: ast.Call) -> str:
+        """Why a class that the function defines itself cannot be hoisted."""
+        binding = self.scope.bindings.get(call.func.id) if isinstance(call.func, ast.Name) else None
+        if binding is None or binding.definition is None:
+            return ""
+        bases = [self.scope.resolve(base) for base in binding.definition.bases]
+        if not any(base is not None and self.backend.builds_model(base) for base in bases):
+            return ""
+        return f"its class is defined in the code that is trained (line {binding.line}), not before"
+
+    def _argument_problem(self, call: ast.Call, callee: object, parts: tuple[Candidate, ...]) -> str:
+        function = self.scope.problem(call.func)
+        if function:
+            return f"it {function}"
+        problem = "" if self.backend.builds_model(callee) else helper_problem(callee, self.backend)
+        built = [id(part.call) for part in parts]
+        for argument in [*call.args, *(keyword.value for keyword in call.keywords)]:
+            found = self.scope.problem(argument, built)
+            problem = problem or (f"argument `{self.scope.source.code(argument)}` {found}" if found else "")
+        return problem
+
+    def _candidate(self, call: ast.Call, callee: object, parts: tuple[Candidate, ...], weightless: bool) -> Candidate:
+        self.scope.results[id(call)] = PENDING
+        whole = isinstance(self.statement, (ast.Assign, ast.AnnAssign, ast.Return, ast.Expr))
+        code = self.scope.source.code(self.statement if whole else call)
+        name = _target(self.statement, call) or _last_name(call.func)
+        return Candidate(call, callee, self.scope, name, call.lineno, code, parts, weightless)
+
+
+def _part_problem(inner: list[Step]) -> str:
+    declined = next((step for step in inner if isinstance(step, DeclinedCall)), None)
+    return f"its part `{declined.code}` cannot be hoisted: {declined.reason}" if declined else ""
+
+
+_CONTEXTS: tuple[tuple[tuple[type[ast.AST], ...], str], ...] = (
+    (LOOPS, "it is built in a loop (line {line}): each pass makes a different model"),
+    (COMPREHENSIONS, "it is built in a comprehension (line {line}): each pass makes a different model"),
+    (FUNCTIONS, "it stands in the inner function `{name}` (line {line}), which may run any number of times"),
+    ((ast.Lambda,), "it stands in a lambda (line {line}), which may run any number of times"),
+    (TRIES, "it is built inside a `try` (line {line})"),
+    ((ast.If,), "it is built inside an `if` (line {line})"),
+    ((ast.Match,), "it is built inside a `match` (line {line})"),
+)
+
+
+def _children(node: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
+    """The children of `node` in evaluation order, and whether they may be evaluated other than exactly once."""
+    always = _ALWAYS.get(type(node), ())
+    everything = type(node) not in _ALWAYS
+    if isinstance(node, ast.BoolOp):
+        yield node.values[0], False
+        yield from ((value, True) for value in node.values[1:])
+        return
+    if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)) and node.value is not None:
+        yield node.value, False
+        return
+    for name, field in ast.iter_fields(node):
+        for child in field if isinstance(field, list) else [field]:
+            if isinstance(child, ast.AST):
+                yield child, not (everything or name in always)
+
+
+# For nodes with conditional fields: the fields that are always evaluated once.
+_ALWAYS: dict[type[ast.AST], tuple[str, ...]] = {
+    **dict.fromkeys((ast.If, ast.IfExp), ("test",)),
+    **dict.fromkeys((ast.For, ast.AsyncFor), ("iter",)),
+    **dict.fromkeys((ast.While, ast.Lambda, *COMPREHENSIONS, *FUNCTIONS, *TRIES), ()),
+    ast.Match: ("subject",),
+}
+
+
+def _target(statement: ast.stmt, call: ast.Call) -> str:
+    """The name that the statement assigns to the result of `call`, also through a method (`model =
+    Net().to(device)`)."""
+    if not isinstance(statement, (ast.Assign, ast.AnnAssign)):
+        return ""
+    value, (target, *others) = statement.value, _targets(statement)
+    while isinstance(value, ast.Call) and value is not call and isinstance(value.func, ast.Attribute):
+        value = value.func.value
+    return _last_name(target) if value is call and not others and isinstance(target, (ast.Name, ast.Attribute)) else ""
+
+
+def _last_name(node: ast.AST) -> str:
+    """`model` for `self.model`; `Auto` for `Auto.from_pretrained`, which is clearer than the method."""
+    if isinstance(node, ast.Attribute):
+        builder = node.attr.startswith(("from_", "_from_", "load_"))
+        return _last_name(node.value) if builder else node.attr
+    return node.id if isinstance(node, ast.Name) else "model"
+
+
+# -- assigned names ------------------------------------------------------------------------------------------------
+def bind(statement: ast.stmt, scope: FunctionScope) -> None:
+    """Record in `scope` the names that `statement` assigns and the objects that it changes."""
+    for name, binding in _bindings(statement, scope):
+        scope.bindings[name] = _unless_set_before(name, binding, scope)
+    for name in _changed(statement):
+        if not _is_module(name, scope):
+            scope.changed.setdefault(name, f"line {statement.lineno} (`{scope.source.code(statement)}`)")
+
+
+def _bindings(statement: ast.stmt, scope: FunctionScope) -> Iterator[tuple[str, NameBinding]]:
+    line, code = statement.lineno, scope.source.code(statement)
+    if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        yield from import_bindings(statement, code)
+    elif isinstance(statement, (ast.Assign, ast.AnnAssign)) and _are_names(_targets(statement)):
+        for target in _targets(statement):
+            yield getattr(target, "id", ""), NameBinding(line, code, expression=statement.value)
+    elif isinstance(statement, ast.ClassDef):
+        problem = "defines it while the function runs"
+        yield statement.name, NameBinding(line, code, problem=problem, definition=statement)
+    elif isinstance(statement, (ast.With, ast.AsyncWith)):
+        names = {name for item in statement.items if item.optional_vars for name in stored_names(item.optional_vars)}
+        yield from ((name, NameBinding(line, code, problem="is known only when the function runs")) for name in names)
+    else:
+        for name in sorted(stored_names(statement)):
+            yield name, NameBinding(line, code, problem="sets it in a way that is known only when the function runs")
+
+
+def _targets(statement: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
+    return statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+
+
+def _are_names(targets: list[ast.expr]) -> bool:
+    return all(isinstance(target, ast.Name) for target in targets)
+
+
+def _unless_set_before(name: str, binding: NameBinding, scope: FunctionScope) -> NameBinding:
+    """The binding, with a problem if the name has been assigned before: which value it has is not tracked."""
+    before = scope.bindings.get(name)
+    if binding.module and (before is None or before.module == binding.module):
+        return binding
+    if before is None and name not in scope.parameters:
+        return binding
+    first = f"in line {before.line} and again" if before is not None else "as a parameter and again"
+    return NameBinding(binding.line, binding.code, problem=f"sets it {first} in line {binding.line}")
+
+
+def stored_names(node: ast.AST) -> set[str]:
+    """All names that `node` assigns in its own scope, without those inside of functions and classes."""
+    if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+        return {node.name}
+    if isinstance(node, (ast.Lambda, *COMPREHENSIONS)):
+        return set()
+    names = {name for child in ast.iter_child_nodes(node) for name in stored_names(child)}
+    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+        names.add(node.id)
+    if isinstance(node, ast.alias):
+        names.add((node.asname or node.name).partition(".")[0])
+    caught = getattr(node, "name", None) if isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) else None
+    return names | ({caught} if caught else set())
+
+
+def _changed(statement: ast.stmt) -> Iterator[str]:
+    """Root names of the objects that a statement changes: `cfg` for `cfg.sub.width = 8` and `cfg.update(...)`."""
+    for node in ast.walk(statement):
+        if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
+            yield from _first_name(node)
+        elif isinstance(node, ast.AugAssign):
+            yield from _first_name(node.target)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MUTATORS:
+            yield from _first_name(node.func.value)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("setattr", "delattr"):
+            yield from _first_name(node.args[0]) if node.args else ()
+
+
+def _first_name(node: ast.AST) -> Iterator[str]:
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    if isinstance(node, ast.Name):
+        yield node.id
+
+
+def _is_module(name: str, scope: FunctionScope) -> bool:
+    """Whether `name` is a module: setting its attributes (`torch.backends...`, `os.environ[...]`) changes no value.
+    Values that the function computes are not evaluated for this: that may use the device."""
+    binding = scope.bindings.get(name)
+    if binding is not None and binding.expression is not None:
+        return False
+    try:
+        return isinstance(scope.lookup(name), ModuleType)
+    except UnknownValue:
+        return False

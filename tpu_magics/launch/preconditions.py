@@ -1,0 +1,326 @@
+"""Checks before a run: what would break a forked worker, and options that a framework does not support."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+from tpu_magics.backends.base import Backend
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.host import Host
+from tpu_magics.host.problem import IN_USE
+from tpu_magics.launch.plan import NO_SPMD, Options
+
+
+class ForkBlockers:
+    """Which cell brought the process into a state that forbids a fork. Recorded after every cell; imports nothing."""
+
+    def __init__(self) -> None:
+        self.cells: dict[str, str] = {}
+
+    def record(self, backend: Backend, cell: str) -> None:
+        """Note `cell` for every state that is new."""
+        for state in _states(backend):
+            self.cells.setdefault(state, cell)
+
+    def cell_of(self, state: str) -> str:
+        """The cell as text."""
+        return self.cells.get(state, "code that ran before tpu_magics was loaded")
+
+
+def _states(backend: Backend) -> list[str]:
+    runtime = ["runtime"] if backend.runtime_initialized() else []
+    return [*runtime, *backend.other_states()]
+
+
+@dataclass(frozen=True)
+class LaunchContext:
+    """What the checks need. `items`: what the function can reach; `models`: the models among them; `source`: the text
+    of the function or cell ("" if not available)."""
+
+    backend: Backend
+    host: Host
+    fork_blockers: ForkBlockers
+    items: Sequence[tuple[str, Any]] = ()
+    models: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+
+
+def require_rehearsal(backend: Backend, ranks: int) -> None:
+    """Raise TpuMagicsError if several ranks cannot be rehearsed."""
+    problem = backend.rehearsal_problem()
+    if problem:
+        raise TpuMagicsError(
+            f"{ranks} ranks cannot be rehearsed on this machine.",
+            problem,
+            "Install PyTorch's own build for Linux (pip install torch==2.9.0), or train with -n 1.",
+        )
+
+
+def check(situation: LaunchContext) -> None:
+    """Raise TpuMagicsError for the first problem that would break the workers."""
+    for guard in GUARDS:
+        guard(situation)
+
+
+RESTART = "Restart the kernel (nothing else stops the runtime), "
+
+
+def runtime_is_down(s: LaunchContext) -> None:
+    if s.backend.runtime_initialized():
+        raise TpuMagicsError(
+            f"The XLA runtime is already initialized in this notebook, by {s.fork_blockers.cell_of('runtime')}.",
+            "A forked worker cannot use a runtime that its parent has started: torch_xla raises "
+            '"Runtime is already initialized".',
+            RESTART
+            + "and move the use of the XLA device (torch_xla.device(), tensor.to('xla'), xr.world_size(), ...) from "
+            "that cell into the training function.",
+        )
+
+
+def no_accelerator(s: LaunchContext) -> None:
+    if "accelerator" in s.backend.other_states():
+        holder = s.backend.device_holder()
+        raise TpuMagicsError(
+            f"{holder} was created in this notebook, by {s.fork_blockers.cell_of('accelerator')}.",
+            "It started the accelerator's runtime, which a forked worker cannot use.",
+            RESTART
+            + "and run %tpu_init before that cell: it is then created on the CPU, and again by each worker on its "
+            "own device. Or create it inside the training function.",
+        )
+
+
+def no_cuda(s: LaunchContext) -> None:
+    if "cuda" in s.backend.other_states():
+        raise TpuMagicsError(
+            f"CUDA was initialized in this notebook, by {s.fork_blockers.cell_of('cuda')}.",
+            "CUDA does not work in a forked process.",
+            RESTART + "and do not use the GPU in other cells of the notebook.",
+        )
+
+
+def tpu_is_free(s: LaunchContext) -> None:
+    """Check again: another notebook may use the TPU since %tpu_init."""
+    if s.host.device != "TPU":
+        return
+    taken = [problem for problem in s.host.problems if problem.about == IN_USE and problem.state == "broken"]
+    if taken:
+        raise TpuMagicsError(taken[0].what, taken[0].why, taken[0].todo)
+
+
+def models_on_cpu(s: LaunchContext) -> None:
+    for name, model in s.models.items():
+        device = s.backend.model_device(model)
+        if device not in ("cpu", "meta"):
+            raise TpuMagicsError(
+                f"The model `{name}` is already on the device {device!r}.",
+                "Workers inherit models in host memory and move them to their own devices.",
+                f"Keep `{name}` on the CPU in the notebook, and move it inside the training function "
+                "(model.to(torch_xla.device()), or accelerator.prepare).",
+            )
+
+
+GUARDS: tuple[Callable[[LaunchContext], None], ...] = (
+    no_accelerator,  # before the runtime, which it starts: its message helps more
+    runtime_is_down,
+    no_cuda,
+    tpu_is_free,
+    models_on_cpu,
+)
+
+
+# -- the function -----------------------------------------------------------------------------------------------------
+
+
+def check_function(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], index_first: bool) -> dict[str, Any]:
+    """Check that `function` accepts these arguments. Returns them by parameter, defaults applied."""
+    name = getattr(function, "__name__", repr(function))
+    if not callable(function):
+        raise TpuMagicsError(
+            f"`{name}` is not a function.",
+            f"Its type is {type(function).__name__}.",
+            "Use a function that takes the model (or nothing) and trains it.",
+        )
+    _refuse_kinds(function, name)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return {str(i): arg for i, arg in enumerate(args)} | dict(kwargs)
+    try:
+        bound = signature.bind(*((0,) if index_first else ()), *args, **kwargs)
+    except TypeError as problem:
+        given = f"{len(args)} positional" + (f" and {', '.join(kwargs)}" if kwargs else "")
+        raise TpuMagicsError(
+            f"{name}{signature} does not accept these arguments: {problem}.",
+            f"Given: {given}" + (", after the process index" if index_first else "") + ".",
+            f"Write one ARG for each parameter after the magic: %%tpu_train {' '.join(_needed(signature))}".rstrip(),
+        ) from None
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def _needed(signature: inspect.Signature) -> list[str]:
+    return [p.name for p in signature.parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+
+
+def _refuse_kinds(function: Any, name: str) -> None:
+    inner = inspect.unwrap(function)
+    kinds = (
+        (inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner), "an async function"),
+        (inspect.isgeneratorfunction(inner), "a generator function (it contains yield)"),
+    )
+    for found, kind in kinds:
+        if found:
+            raise TpuMagicsError(
+                f"`{name}` is {kind}, which cannot be trained.",
+                "Calling it does not run its body.",
+                "Change it to a normal function that trains and returns.",
+            )
+
+
+# -- runs in the notebook's own process --------------------------------------------------------------------------------
+
+
+_HERE = "TensorFlow does not work in a forked process, so a TensorFlow cell trains in the notebook's process"
+_STRATEGY = "the strategy of %tpu_init uses all devices"
+
+Refusal = tuple[bool, str, str, str]
+
+
+def check_options(options: Options, launcher: str = "") -> None:
+    """Raise TpuMagicsError for options that only forked workers support. `launcher`: the launcher that the cell
+    calls."""
+    for found, what, why, todo in _refusals(options, launcher):
+        if found:
+            raise TpuMagicsError(what, why, todo)
+
+
+def _refusals(options: Options, launcher: str) -> Iterator[Refusal]:
+    yield (
+        bool(launcher),
+        f"{launcher}(...) cannot train with TensorFlow.",
+        f"It starts PyTorch workers. {_HERE}, where {_STRATEGY}.",
+        "Remove the launcher call: end the cell with the training function, or with model.fit(...). If the function "
+        "uses PyTorch, run %tpu_init --framework torch.",
+    )
+    yield (
+        options.processes is not None,
+        f"-n {options.processes} is not supported for TensorFlow.",
+        f"{_HERE}, where {_STRATEGY}; there are no ranks.",
+        "Omit -n.",
+    )
+    yield (
+        options.spmd not in (None, NO_SPMD),
+        "--spmd is not supported for TensorFlow.",
+        f"It makes PyTorch/XLA drive several devices from one process; for TensorFlow {_STRATEGY}.",
+        "Omit --spmd: model.fit and strategy.run split each batch over the replicas.",
+    )
+    yield (
+        options.background,
+        "--background is not supported for TensorFlow.",
+        f"{_HERE}, which the next cell needs too.",
+        "Omit --background; an interrupt (the stop button, or I, I) ends the run and restores the models.",
+    )
+    yield (
+        options.hoist != "auto",
+        f"--hoist {options.hoist} has no effect for TensorFlow.",
+        f"Hoisting avoids that each forked worker builds the model. {_HERE}, where a model is built once.",
+        "Omit --hoist.",
+    )
+    yield (
+        options.collective_timeout is not None,
+        "--collective-timeout has no effect for TensorFlow.",
+        "It is for ranks rehearsed on XLA:CPU; TensorFlow's strategy has its own collectives.",
+        "Omit --collective-timeout; --timeout S stops the run after S seconds.",
+    )
+    yield (
+        options.precision == "bf16-downcast",
+        "--precision bf16-downcast is not supported for TensorFlow.",
+        "It is a PyTorch/XLA setting for double and float.",
+        "Use --precision bf16: layers compute in bfloat16 and keep float32 variables (mixed_bfloat16).",
+    )
+
+
+def refuse_cache(cache: str | None) -> None:
+    """Raise TpuMagicsError for the persistent compile cache of torch_xla."""
+    if cache not in (None, "off"):
+        raise TpuMagicsError(
+            f"--cache {cache} is not supported for TensorFlow.",
+            "It stores programs compiled by PyTorch/XLA.",
+            "Omit --cache.",
+        )
+
+
+def refuse_tpu(tpu: str) -> None:
+    """Raise TpuMagicsError for --tpu with PyTorch."""
+    if tpu:
+        raise TpuMagicsError(
+            f"--tpu {tpu} is only for TensorFlow.",
+            "PyTorch/XLA uses the TPU chips of its own host; --tpu names a TPU of another host.",
+            "Omit --tpu, or use %tpu_init --framework tensorflow --tpu NAME.",
+        )
+
+
+def refuse_local_options(options: Options) -> None:
+    """Raise TpuMagicsError for options that only a run in this process supports."""
+    if options.jit != "auto":
+        raise TpuMagicsError(
+            f"--jit {options.jit} is only for TensorFlow cells.",
+            "PyTorch/XLA compiles everything that it runs.",
+            "Omit --jit.",
+        )
+
+
+# -- TensorFlow and torch_xla in one process ---------------------------------------------------------------------------
+
+
+# Seen with torch_xla 2.9.0 and tensorflow 2.21.0.
+_ABORTS = (
+    "TensorFlow is imported in this process. Importing torch_xla after it aborts the kernel (LLVM ERROR: inconsistency "
+    "in registered CommandLine options)."
+)
+_RESTART = "Restart the kernel, and use only one of them in a notebook."
+
+
+class _NoTorchXla:
+    """Makes `import torch_xla` fail once TensorFlow is imported. (On sys.meta_path. It finds a spec and then fails to
+    import, as accelerate and transformers expect of a torch_xla that does not work.)"""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002
+        if name != "torch_xla" or "tensorflow" not in sys.modules:
+            return None
+        return ModuleSpec(name, self)  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        raise ImportError(f"{_ABORTS} {_RESTART}", name=spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Never reached."""
+
+
+def require_alone() -> None:
+    """Raise TpuMagicsError if torch_xla cannot be imported anymore, before the import aborts the process."""
+    if "tensorflow" in sys.modules and "torch_xla" not in sys.modules:
+        raise TpuMagicsError("PyTorch/XLA can no longer be used in this notebook.", _ABORTS, _RESTART)
+
+
+def forbid_torch_xla() -> None:
+    """Make `import torch_xla` raise ImportError where it would abort the process (idempotent)."""
+    if not any(_is_ours(one) for one in sys.meta_path):
+        sys.meta_path.insert(0, _NoTorchXla())
+
+
+def allow_torch_xla() -> None:
+    """Undo `forbid_torch_xla`."""
+    sys.meta_path[:] = [one for one in sys.meta_path if not _is_ours(one)]
+
+
+def _is_ours(finder: Any) -> bool:
+    """By name: after a reload of this module the class is a new object."""
+    kind = type(finder)
+    return (kind.__module__, kind.__qualname__) == (_NoTorchXla.__module__, _NoTorchXla.__qualname__)

@@ -1,0 +1,352 @@
+"""Watches the workers of a run until all have ended: exits, memory, output, time limit, interrupts.
+
+Only process groups of workers that this run forked are signaled, and never after they were reaped: the exit is read
+without reaping (WNOWAIT), the group is killed, and then the worker is reaped.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tpu_magics.host.memory import host_memory
+from tpu_magics.launch import limits, orphans, process
+from tpu_magics.launch.divergence import GraphSequences, weight_differences
+from tpu_magics.launch.relay import Relay
+from tpu_magics.launch.run_observer import NullObserver, RunObserver
+from tpu_magics.runs.events import Compile, Digest, End, Event, Phase, Start, Warned
+from tpu_magics.runs.files import RunFiles
+from tpu_magics.runs.meter import MemoryMeter
+from tpu_magics.runs.private_folders import remove_scratch
+from tpu_magics.runs.reader import Tail
+from tpu_magics.runs.writer import EventWriter
+
+TICK = 0.03  # seconds between checks
+MEMORY_EVERY = 0.5  # seconds between measurements of memory
+GATHER = 1.0  # seconds to wait for other failures of the same cause
+GRACE = 1.5  # seconds between TERM and KILL
+KEEPS = 8.0  # seconds that rank 0 has to finish its step, with --keep-partial
+WRITES = 600.0  # seconds that it has to write its results
+
+
+@dataclass
+class WorkerProcess:
+    """One worker as its parent knows it. `rank` is its index until the runtime assigns one; `address_space`: its
+    RLIMIT_AS at its end, in bytes (None: no limit); `below`: descendants seen so far."""
+
+    index: int
+    pid: int
+    rank: int
+    exit_code: int | None = None
+    signal: int | None = None
+    ended: float | None = None
+    stopped_by_us: bool = False
+    end: End | None = None
+    meter: MemoryMeter | None = None
+    address_space: int | None = None
+    below: set[orphans.Process] = field(default_factory=set)
+
+    @property
+    def alive(self) -> bool:
+        return self.ended is None
+
+    @property
+    def good(self) -> bool:
+        """Whether it succeeded. A worker without a last record has failed, whatever its exit code."""
+        return self.exit_code == 0 and self.end is not None and self.end.status != "failed"
+
+
+@dataclass
+class Supervisor:
+    """Watches a run. `reason`: why it ended: "done", "worker", "timeout" or "interrupt"; `ranks`: those that may write
+    here (default: those of `workers`); `whole`: `workers` are all workers of the run, so that they can be compared;
+    `keep`: with --keep-partial, rank 0 may write its weights before it is stopped."""
+
+    files: RunFiles
+    workers: list[WorkerProcess]
+    relay: Relay
+    timeout: float | None = None
+    observer: RunObserver = field(default_factory=NullObserver)
+    ranks: Sequence[int] = ()
+    whole: bool = True
+    keep: bool = False
+    started: float = field(default_factory=time.time)
+    reason: str = "done"
+    memory_low: int = 0
+    _next_memory: float = 0.0
+    _first_failure: float | None = None
+    _stop: str = ""
+    _collecting: bool = False
+    _interrupts: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        self.writer = EventWriter(self.files.supervisor_path, 0)
+        self._tails: dict[int, Tail] = {}
+        self.sequences = GraphSequences()
+        self.digests: dict[int, dict[str, str]] = {}
+        for worker in self.workers:
+            worker.meter = MemoryMeter(self.writer, worker.rank)
+        self.memory_low = available_memory()
+
+    # -- the loop -------------------------------------------------------------------------------------------------
+    def run(self) -> None:
+        """Watch until all workers have ended; none is left running in any case. An interrupt stops the run: it is noted
+        and not raised within the loop."""
+        with process.interrupts_held() as interrupts:
+            self._interrupts = interrupts
+            try:
+                while self.look():
+                    if interrupts:
+                        self.stop("interrupt")
+                    self.observer.look()
+                    time.sleep(TICK)
+            finally:
+                self.end()
+                if interrupts and self._first_failure is None:
+                    self.reason = "interrupt"
+                interrupts.clear()
+
+    def end(self) -> None:
+        """Stop all workers and close all files (idempotent)."""
+        with process.interrupts_held():
+            self._stop_all()
+            self._finish()
+
+    def stop(self, reason: str) -> None:
+        """Stop all workers; may be called from another thread."""
+        self._stop = reason
+
+    def look(self) -> bool:
+        """Check everything once. False if all workers have ended."""
+        self._read_events()
+        self.relay.pump()
+        for worker in self.workers:
+            if worker.alive:
+                self._note_exit(worker)
+        self._measure()
+        return self._go_on()
+
+    def _go_on(self) -> bool:
+        now = time.time()
+        if self._stop:
+            self.reason = self._stop if self._first_failure is None else self.reason
+            self._stop_all(stacks=True)
+        elif self.timeout is not None and now - self.started > self.timeout and self._alive():
+            self.reason = "timeout"
+            self._stop_all(stacks=True)
+        elif self._first_failure is not None and now - self._first_failure > GATHER:
+            self._stop_all(stacks=True)
+        return bool(self._alive())
+
+    def _alive(self) -> list[WorkerProcess]:
+        return [worker for worker in self.workers if worker.alive]
+
+    def _note_exit(self, worker: WorkerProcess) -> None:
+        """Check whether a worker has ended, without reaping it: its pid must stay valid until its group is killed."""
+        try:
+            found = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            self._note_lost(worker)
+            return
+        if found is None:
+            return
+        worker.ended = time.time()
+        if found.si_code == os.CLD_EXITED:
+            worker.exit_code = found.si_status
+        else:
+            worker.signal = found.si_status
+        worker.address_space = limits.address_space(worker.pid)
+        stop_group(worker.pid, signal.SIGKILL)
+        os.waitpid(worker.pid, 0)
+        orphans.end_orphans(self.files.path, worker.pid, worker.below)
+        self._read_events()
+        self._note_failure(worker)
+
+    def _note_lost(self, worker: WorkerProcess) -> None:
+        """The notebook reaped the worker itself (SIGCHLD ignored, os.wait()): use its last record. Its pid may belong
+        to another process by now, so nothing is signaled."""
+        worker.ended = time.time()
+        self._read_events()
+        if worker.end is not None:
+            worker.exit_code = int(worker.end.status == "failed")
+        self._note_failure(worker)
+
+    def _note_failure(self, worker: WorkerProcess) -> None:
+        if not worker.good and not worker.stopped_by_us and self._first_failure is None:
+            self.reason = "worker"
+            self._first_failure = worker.ended
+
+    # -- events of workers ------------------------------------------------------------------------------------------
+    def _read_events(self) -> None:
+        """Read ranks and ends. A worker writes under its index until it knows its rank."""
+        for rank in self.ranks or range(len(self.workers) * 2):
+            path = self.files.events_path(rank)
+            if rank not in self._tails:
+                if not path.exists():
+                    continue
+                self._tails[rank] = Tail(path)
+            for event in self._tails[rank].read():
+                self._take(event)
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Start):
+            for worker in self.workers:
+                if worker.pid == event.pid and worker.rank != event.rank:
+                    worker.rank = event.rank
+                    worker.meter = MemoryMeter(self.writer, event.rank)
+        elif isinstance(event, End):
+            for worker in self.workers:
+                if worker.rank == event.rank:
+                    worker.end = event
+        elif isinstance(event, Compile):
+            self._write(self.sequences.add(event) if self.whole else None)
+        elif isinstance(event, Phase):
+            self._collecting = self._collecting or (event.rank == 0 and event.name == "collecting")
+        elif isinstance(event, Digest):
+            self.digests[event.rank] = event.models
+
+    def _write(self, found: Event | None) -> None:
+        if found is not None:
+            self.writer.write(found)
+
+    # -- memory -----------------------------------------------------------------------------------------------------
+    def _measure(self) -> None:
+        now = time.monotonic()
+        if now < self._next_memory:
+            return
+        self._next_memory = now + MEMORY_EVERY
+        self.memory_low = min(self.memory_low, available_memory())
+        for worker in self._alive():
+            worker.below |= orphans.descendants(worker.pid)
+            measured = process_memory(worker.pid)
+            if measured is not None and worker.meter is not None:
+                worker.meter.sample(*measured)
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+    def _stop_all(self, stacks: bool = False) -> None:
+        """Stop all live workers: request stacks, then TERM, then KILL, and reap them."""
+        for worker in self._alive():
+            self._note_exit(worker)  # a worker that has already ended was not stopped by us
+        alive = self._alive()
+        if not alive:
+            return
+        for worker in alive:
+            worker.stopped_by_us = True
+        if stacks:
+            self._let_keep(alive)
+            self._ask_for_stacks(self._alive())
+        self._signal(self._alive(), signal.SIGTERM)
+        self._wait(alive, GRACE)
+        self._signal(self._alive(), signal.SIGKILL)
+        self._wait(alive, None)
+
+    def _ask_for_stacks(self, workers: Sequence[WorkerProcess]) -> None:
+        if workers:
+            self._signal(workers, process.STACK_SIGNAL, only_leader=True)
+            time.sleep(0.2)
+
+    def _let_keep(self, alive: Sequence[WorkerProcess]) -> None:
+        """Let rank 0 finish its step and write its weights; another interrupt ends the wait. Its stack is in its last
+        record: faulthandler reads stacks of running threads and may crash."""
+        lead = next((worker for worker in alive if worker.rank == 0), None)
+        if lead is None or not self.keep:
+            return
+        self._ask_for_stacks([worker for worker in alive if worker is not lead])
+        self._signal([lead], process.STOP_SIGNAL, only_leader=True)
+        began, interrupts = time.monotonic(), len(self._interrupts)
+        while lead.alive and len(self._interrupts) == interrupts:
+            if time.monotonic() - began > (WRITES if self._collecting else KEEPS):
+                break
+            self._read_events()
+            self.relay.pump()
+            self.observer.look()
+            for worker in self._alive():
+                self._note_exit(worker)
+            time.sleep(TICK)
+
+    def _signal(self, workers: Sequence[WorkerProcess], number: signal.Signals, only_leader: bool = False) -> None:
+        for worker in workers:
+            self._note_exit(worker)
+            if worker.alive and only_leader:
+                os.kill(worker.pid, number)
+            elif worker.alive:
+                stop_group(worker.pid, number)
+
+    def _wait(self, workers: Sequence[WorkerProcess], seconds: float | None) -> None:
+        until = None if seconds is None else time.monotonic() + seconds
+        while any(worker.alive for worker in workers) and (until is None or time.monotonic() < until):
+            for worker in workers:
+                if worker.alive:
+                    self._note_exit(worker)
+            time.sleep(0.01)
+
+    def _finish(self) -> None:
+        self._read_events()
+        ranks = [worker.rank for worker in self.workers if worker.end is not None and worker.end.status == "done"]
+        if self.whole and len(ranks) == len(self.workers):
+            self._write(self.sequences.ended(ranks))
+        differ = weight_differences(self.digests) if self.whole and len(ranks) == len(self.workers) else ""
+        if differ:
+            self._write(Warned(time.time(), 0, code="ranks-differ", text=differ))
+        try:
+            self.relay.pump()
+            if differ:
+                self.relay.screen.text(f"tpu_magics: {differ}\n")
+        finally:
+            for worker in self.workers:
+                if worker.meter is not None:
+                    worker.meter.flush()
+            self.writer.close()
+            remove_scratch(self.files)
+
+    def table(self) -> list[dict[str, int | None]]:
+        """The workers for run.json."""
+        return [
+            {
+                "rank": w.rank,
+                "pid": w.pid,
+                "exit": w.exit_code,
+                "signal": w.signal,
+                "peak_rss": w.meter.peak_rss if w.meter else None,
+                "peak_pss": w.meter.peak_pss if w.meter else None,
+            }
+            for w in self.workers
+        ]
+
+
+def stop_group(pid: int, number: signal.Signals) -> None:
+    """Signal a worker and its process group. `pid` must not have been reaped."""
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass  # only the worker itself was left in its group, and it has ended
+
+
+def available_memory() -> int:
+    """Free host memory in bytes; a huge number if not available."""
+    found = host_memory(Path("/")).available
+    return sys.maxsize if found is None else found
+
+
+def process_memory(pid: int) -> tuple[int, int | None] | None:
+    """RSS and PSS of a process in bytes; PSS is None if not available."""
+    try:
+        fields = _rollup(Path(f"/proc/{pid}/smaps_rollup").read_text())
+        return fields["Rss"], fields["Pss"]
+    except (OSError, KeyError):
+        pass
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE"), None
+
+
+def _rollup(text: str) -> Mapping[str, int]:
+    lines = (line.split() for line in text.splitlines()[1:])
+    return {parts[0].rstrip(":"): int(parts[1]) * 1024 for parts in lines if len(parts) >= 3 and parts[2] == "kB"}
