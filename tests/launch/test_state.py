@@ -16,7 +16,8 @@ import torch
 from tests.launch.launching import FakeNotebook, digest, failed, fake_notebook, run, said
 from tpu_magics.backends.torch_xla.state import TorchState
 from tpu_magics.launch import session
-from tpu_magics.launch.state import collect, restore, walk
+from tpu_magics.launch.state import changes, restore
+from tpu_magics.launch.state.snapshot import take_snapshot
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
@@ -219,7 +220,7 @@ def fails_late(rows: list[Any]) -> None:
 
 
 def test_a_limit_and_a_failure(notebook: FakeNotebook, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collect, "LIMIT", 2 * 2**20)
+    monkeypatch.setattr(changes, "MAX_BYTES", 2 * 2**20)
     rows: list[Any] = []
     assert run(fills, rows, 3).left == {"rows": "3 MB, of 2 MB that come home"} and rows == []
     failed(fails_late, rows)
@@ -232,11 +233,11 @@ def test_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     program, values = Program(), {"a": [1], "n": np.zeros(2), "t": torch.zeros(2)}
     adapter = TorchState()
     roots = [("program", program), ("values", values)]
-    snapshot = walk.take(roots, adapter, {"model": program.model})
+    snapshot = take_snapshot(roots, adapter, {"model": program.model})
     program.history.append(1.0)
     values["a"].append(2)  # type: ignore[attr-defined]
     values["t"].add_(1)  # type: ignore[attr-defined]
-    collector = collect.Collector(snapshot, {"model": program.model}, adapter)
+    collector = changes.ChangeCollector(snapshot, {"model": program.model}, adapter)
     collector.write(collector.changes(), tmp_path)
     program.history.clear()
     values["a"].pop()  # type: ignore[attr-defined]
@@ -258,10 +259,10 @@ def test_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_copy_elsewhere_has_the_same_form() -> None:
     """On another host objects have the same numbers where they have the same form."""
     held = {"a": [{"b": 1}], "c": Slotted()}
-    one = walk.take([("held", held)], TorchState(), {}).form()
-    assert one == walk.take([("held", copy.deepcopy(held))], TorchState(), {}).form() != -1
-    assert walk.take([("held", {**held, "d": [1]})], TorchState(), {}).form() != one
-    assert walk.take([("held", {Slotted(), Slotted()})], TorchState(), {}).form() == -1
+    one = take_snapshot([("held", held)], TorchState(), {}).form()
+    assert one == take_snapshot([("held", copy.deepcopy(held))], TorchState(), {}).form() != -1
+    assert take_snapshot([("held", {**held, "d": [1]})], TorchState(), {}).form() != one
+    assert take_snapshot([("held", {Slotted(), Slotted()})], TorchState(), {}).form() == -1
 
 
 def shards(model: Any, optimizer: Any) -> None:

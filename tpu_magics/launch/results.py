@@ -20,7 +20,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import process
 from tpu_magics.launch.state import restore
 from tpu_magics.launch.state.pickling import loads as loads_state
-from tpu_magics.launch.state.walk import Snapshot
+from tpu_magics.launch.state.snapshot import StateSnapshot
 from tpu_magics.runs.events import Value
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.reader import Run
@@ -53,7 +53,7 @@ def bring_home(
     ranks: int,
     models: Mapping[str, Any],
     backend: Backend,
-    snapshot: Snapshot | None = None,
+    snapshot: StateSnapshot | None = None,
     background: bool = False,
 ) -> Home:
     """Read the results, check the weights, then load them and change what was changed; nothing of the notebook changes
@@ -88,11 +88,11 @@ def bring_home(
 def _staged(
     files: RunFiles,
     packs: Sequence[Mapping[str, Any]],
-    snapshot: Snapshot | None,
+    snapshot: StateSnapshot | None,
     backend: Backend,
     home: Home,
     background: bool,
-) -> restore.Staged | None:
+) -> restore.StagedChanges | None:
     """What the function changed besides weights, read and ready; what stays as it is is told by `home`."""
     if snapshot is None:
         return None
@@ -102,7 +102,7 @@ def _staged(
     home.names.update(state.names)
     home.changed = state.changed
     home.unchanged = state.left
-    if different := restore.different(snapshot, [pack.get("sums") for pack in packs]):
+    if different := restore.rank_differences(snapshot, [pack.get("sums") for pack in packs]):
         home.notes.append(different)
     return state
 

@@ -38,8 +38,8 @@ from tpu_magics.launch import failure as failures
 from tpu_magics.launch.explain import base
 from tpu_magics.launch.plan import Options, Plan
 from tpu_magics.launch.relay import Relay, Screen
-from tpu_magics.launch.state.restore import told_by_name
-from tpu_magics.launch.state.walk import Snapshot, take
+from tpu_magics.launch.state.restore import unchanged_text
+from tpu_magics.launch.state.snapshot import StateSnapshot, take_snapshot
 from tpu_magics.launch.work import FunctionWork, Work
 from tpu_magics.runs.folder import RunFolder, check_name
 from tpu_magics.runs.private import make_scratch
@@ -241,10 +241,10 @@ def _refuse_hosts() -> None:
 
 
 def _on_pod(request: Request, options: Options) -> Going:
-    from tpu_magics.launch.pods import going
+    from tpu_magics.launch.pods import ray_run
 
     assert session.current.pod is not None
-    return going.prepare(session.current.pod, request, options)
+    return ray_run.prepare(session.current.pod, request, options)
 
 
 def _prepare(request: Request, options: Options, workers: int | None) -> Going:
@@ -357,7 +357,7 @@ class Going:
     unwatched: threading.Event = field(default_factory=threading.Event)
     onlooker: onlook.Onlooker = field(default_factory=onlook.Nobody)
     settled: bool = False
-    snapshot: Snapshot | None = None
+    snapshot: StateSnapshot | None = None
     result: results.TrainResult = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
@@ -410,10 +410,10 @@ class Going:
                 versions=dict(self.host.versions),
             )
 
-    def take_snapshot(self) -> Snapshot:
+    def take_snapshot(self) -> StateSnapshot:
         """The objects that the work reaches, before anything is forked."""
         current = session.current
-        found = take(self.work.roots(), current.backend.object_state(), self.models)
+        found = take_snapshot(self.work.roots(), current.backend.object_state(), self.models)
         for name in (name for name in found.unseen if name not in current.told_unseen):
             current.told_unseen.add(name)
             current.notebook.say(f"`{name}` holds too much to be compared: not all that changes in it comes home.")
@@ -593,7 +593,7 @@ class Going:
             names = ", ".join(f"`{name}`" for name in home.left)
             session.current.notebook.say(f"stayed in the worker, as they cannot be pickled: {names} (why: _tpu.left)")
         if home.unchanged:
-            session.current.notebook.say(f"changed in the worker, unchanged here: {told_by_name(home.unchanged)}")
+            session.current.notebook.say(f"changed in the worker, unchanged here: {unchanged_text(home.unchanged)}")
         for lost in (value for value in home.values[:1] if isinstance(value, results.Lost)):
             session.current.notebook.say(lost.reason)
         for note in (*home.notes, *home.warnings):

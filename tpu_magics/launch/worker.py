@@ -17,8 +17,8 @@ from typing import Any
 
 from tpu_magics.backends.base import Backend, HostTraining, StepLimit, StopRequested, Watching, WorkerSpec
 from tpu_magics.launch import frames, limits, partial, process, strays, streams
-from tpu_magics.launch.state import collect
-from tpu_magics.launch.state.walk import Snapshot
+from tpu_magics.launch.state.changes import ChangeCollector, ResultPickler
+from tpu_magics.launch.state.snapshot import StateSnapshot
 from tpu_magics.launch.work import Work
 from tpu_magics.runs import events
 from tpu_magics.runs.files import RunFiles
@@ -41,7 +41,7 @@ class Task:
     files: RunFiles
     cell_names: Mapping[str, str] = field(default_factory=dict)
     cell_ids: Mapping[str, str] = field(default_factory=dict)
-    snapshot: Snapshot | None = None
+    snapshot: StateSnapshot | None = None
 
 
 def main(task: Task, spec: WorkerSpec) -> int:
@@ -224,14 +224,14 @@ class _Worker:
         if snapshot is None or replica:
             return backend, {}
         work = self.task.work
-        collector = collect.Collector(snapshot, work.models, backend.object_state())
+        collector = ChangeCollector(snapshot, work.models, backend.object_state())
         changes = collector.changes()
         if ordinal:
             return backend, {"sums": changes.sums}
         if snapshot.elsewhere:
             changes.leave_all(snapshot, "on another host")
         else:
-            backend = collect.Results(backend, collector)
+            backend = ResultPickler(backend, collector)
             collector.add_names(changes, work.assigned())
         collector.write(changes, self.task.files.path)
         return backend, {"sums": changes.sums, "done": list(changes.names)}

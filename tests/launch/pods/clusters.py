@@ -90,7 +90,7 @@ def ours() -> list[psutil.Process]:
 def _is_ours(process: psutil.Process) -> bool:
     try:
         line = " ".join(process.cmdline())
-        known = "tpu_magics.launch.pods.host_process" in line or line.startswith("ray::Carrier")
+        known = "tpu_magics.launch.pods.host_process" in line or line.startswith("ray::HostActor")
         return known and process.status() != "zombie" and process.environ().get(nodes.MARK) == str(os.getpid())
     except psutil.Error:
         return False

@@ -37,7 +37,7 @@ def of_slice() -> Iterator[str]:
     with kinds.started([{"node_name": "head"}, *reversed(hosts)]) as running:
         yield running.address
         slices.release()
-        cluster.leave()
+        cluster.disconnect()
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from tests.launch.pods import nodes
 from tests.launch.pods.clusters import Nodes
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
-from tpu_magics.launch.pods import address, asking, cluster, going, plan
+from tpu_magics.launch.pods import address, cluster, host_selection, probe, ray_run
 from tpu_magics.launch.pods.pod import Pod
 from tpu_magics.panel.pod import pod_table
 from tpu_magics.panel.table import to_text
@@ -52,13 +52,13 @@ def _nothing_stays(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     assert signal.getsignal(signal.SIGTERM) is before
     if "found" not in request.fixturenames:
-        cluster.leave()
+        cluster.disconnect()
         assert not cluster.is_connected()
 
 
 def refused(hosts: str, processes: int | None = None) -> TpuMagicsError:
     with pytest.raises(TpuMagicsError) as error:
-        plan.find(hosts, None, processes)
+        host_selection.find_pod(hosts, None, processes)
     return error.value
 
 
@@ -104,7 +104,7 @@ def test_a_name_server_that_does_not_answer_is_given_up_in_time(monkeypatch: pyt
     began = time.monotonic()
     try:
         with pytest.raises(TpuMagicsError) as error:
-            asking.ask(address.Address("", "head.example", 10001, client=True), patience=0.5)
+            probe.probe_cluster(address.Address("", "head.example", 10001, client=True), patience=0.5)
         assert time.monotonic() - began < 10, "it waited for the name server"
     finally:
         answers.set()
@@ -143,7 +143,7 @@ def test_without_ray(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def found(three: Started) -> Pod:
     """Those tests that ask for it share this connection."""
-    return plan.find(three.gcs, None, 4)
+    return host_selection.find_pod(three.gcs, None, 4)
 
 
 def test_the_hosts_are_those_that_have_cpus(found: Pod) -> None:
@@ -164,7 +164,7 @@ def test_another_patch_of_torch_is_a_note(found: Pod) -> None:
 
 def test_a_host_with_another_release_is_refused(three: Started, found: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a notebook that has one: what the hosts say of themselves is real."""
-    monkeypatch.setattr("tpu_magics.launch.pods.versions.__version__", "9.9")
+    monkeypatch.setattr("tpu_magics.launch.pods.host_versions.__version__", "9.9")
     error = refused(three.gcs)
     assert error.what == "The hosts do not have the same tpu_magics as this notebook."
     assert error.details[0] == "  this notebook: tpu_magics 9.9" and error.details[1].startswith("  alpha: tpu_magics ")
@@ -174,11 +174,11 @@ def test_connecting_again_keeps_the_connection_and_another_takes_its_place(three
     """The other is a client's, from outside of the cluster, and finds the same."""
     import ray
 
-    plan.find(three.gcs)
+    host_selection.find_pod(three.gcs)
     job = ray.get_runtime_context().get_job_id()
-    plan.find(three.gcs)
+    host_selection.find_pod(three.gcs)
     assert ray.get_runtime_context().get_job_id() == job
-    pod = plan.find(three.client)
+    pod = host_selection.find_pod(three.client)
     assert (pod.client, pod.address, pod.ranks) == (True, three.client, 2)
     assert [host.node for host in pod.hosts] == [host.node for host in found.hosts]
     refused(f"127.0.0.1:{nodes.free_port()}")
@@ -206,10 +206,10 @@ def test_the_notebooks_own_connection_is_taken_and_left_as_it_is(three: Started)
     own = signal.getsignal(signal.SIGTERM)
     ray.init(address=three.gcs, log_to_driver=False)
     try:
-        assert plan.find("ray").address == three.gcs
+        assert host_selection.find_pod("ray").address == three.gcs
         error = refused(f"127.0.0.1:{nodes.free_port()}")
         assert f"connected to another Ray cluster already, at {three.gcs}." in error.what
-        cluster.leave()
+        cluster.disconnect()
         assert ray.is_initialized()
     finally:
         ray.shutdown()
@@ -219,9 +219,13 @@ def test_the_notebooks_own_connection_is_taken_and_left_as_it_is(three: Started)
 @pytest.mark.long
 def test_a_node_that_has_died_is_left_out_although_ray_still_counts_it(shared: Nodes) -> None:
     with shared.added("gamma"):
-        assert [host.name for host in plan.find(shared.cluster.address).hosts] == ["alpha", "beta", "gamma"]
+        assert [host.name for host in host_selection.find_pod(shared.cluster.address).hosts] == [
+            "alpha",
+            "beta",
+            "gamma",
+        ]
         shared.kill("gamma")
-        assert [host.name for host in plan.find(shared.cluster.address).hosts] == ["alpha", "beta"]
+        assert [host.name for host in host_selection.find_pod(shared.cluster.address).hosts] == ["alpha", "beta"]
 
 
 # -- the session -------------------------------------------------------------------------------------------------------
@@ -274,13 +278,13 @@ def test_a_cluster_that_was_started_anew_at_the_same_address_is_another() -> Non
     """Ray's own connection would wait for the one that was there before."""
     head = {"node_name": "head", "gcs_server_port": nodes.free_port()}
     with nodes.started_elsewhere([head]) as address:
-        before = plan.find(address)
+        before = host_selection.find_pod(address)
     with nodes.started_elsewhere([head]) as again:
         assert again == address
         with pytest.raises(TpuMagicsError) as error:
-            going.require_alive(before)
+            ray_run.require_alive(before)
         assert error.value.what == f"The Ray cluster at {address} was started anew."
         assert "Run %tpu_init --hosts again" in error.value.todo
-        now = plan.find(address)
+        now = host_selection.find_pod(address)
         assert now.hosts[0].node != before.hosts[0].node
-        going.require_alive(now)
+        ray_run.require_alive(now)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tpu_magics.launch.pods.link import SILENT
-from tpu_magics.launch.pods.remote_watch import WAITS
+from tpu_magics.launch.pods.link import SILENCE_SECONDS
+from tpu_magics.launch.pods.remote_watch import POLL_SECONDS
 from tpu_magics.launch.supervise import TICK
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -26,13 +26,13 @@ def row(name: str) -> list[str]:
 
 
 def test_the_times_are_those_of_the_code() -> None:
-    assert f"else after {WAITS:g} s, and is asked again after {TICK:g} s" in TEXT
-    assert f"a host counts as lost after {SILENT:g} s" in TEXT
+    assert f"else after {POLL_SECONDS:g} s, and is asked again after {TICK:g} s" in TEXT
+    assert f"a host counts as lost after {SILENCE_SECONDS:g} s" in TEXT
     assert f"{INSIDE:,} calls a second" in TEXT and f"(`ray://`) {OUTSIDE:,} to one actor" in TEXT
 
 
 @pytest.mark.parametrize(
-    ("name", "seconds"), [("answers a second, all quiet", WAITS), ("answers a second, all with", TICK)]
+    ("name", "seconds"), [("answers a second, all quiet", POLL_SECONDS), ("answers a second, all with", TICK)]
 )
 def test_answers_a_second(name: str, seconds: float) -> None:
     assert [cell.split(":")[0] for cell in row(name)] == [f"{int(hosts / seconds):,}" for hosts in HOSTS]
@@ -44,8 +44,10 @@ def test_how_late_events_are(name: str, calls: int) -> None:
 
 
 def test_how_many_hosts_one_process_can_ask() -> None:
-    assert f"full at {OUTSIDE * WAITS:.0f} hosts" in TEXT and f"at {OUTSIDE * TICK:.0f} that all have news" in TEXT
-    assert f"inside at {round(INSIDE * WAITS, -1):,.0f} and at {INSIDE * TICK:.0f}." in TEXT
+    assert (
+        f"full at {OUTSIDE * POLL_SECONDS:.0f} hosts" in TEXT and f"at {OUTSIDE * TICK:.0f} that all have news" in TEXT
+    )
+    assert f"inside at {round(INSIDE * POLL_SECONDS, -1):,.0f} and at {INSIDE * TICK:.0f}." in TEXT
 
 
 def test_bytes_and_files() -> None:

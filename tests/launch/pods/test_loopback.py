@@ -9,7 +9,7 @@ import pytest
 
 from tests.launch.pods import nodes as kinds
 from tests.launch.pods.clusters import Nodes
-from tpu_magics.launch.pods import going, ship
+from tpu_magics.launch.pods import host_start, ray_run
 
 pytestmark = pytest.mark.process
 
@@ -27,12 +27,12 @@ def listening() -> Iterator[tuple[str, int, str]]:
 
 def test_every_server_of_a_cluster_listens_on_the_loopback(nodes: Nodes) -> None:
     """With a carrier on each host, as while a run is prepared."""
-    made, _ = ship.carriers(nodes.pod(), "probe", going.placing, lambda: False)
+    made, _ = host_start.start_actors(nodes.pod(), "probe", ray_run.placing, lambda: False)
     try:
         found = list(listening())
     finally:
-        ship.dismiss(made)
+        host_start.close_actors(made)
     ports = {port for _, port, _ in found}
     assert {int(one.rpartition(":")[2]) for one in (nodes.cluster.address, nodes.client)} <= ports
-    assert sum("ray::Carrier" in line for _, _, line in found) == 2
+    assert sum("ray::HostActor" in line for _, _, line in found) == 2
     assert [one for one in found if one[0] != kinds.LOOPBACK] == []

@@ -14,7 +14,7 @@ import pytest
 from tests.launch.launching import failed, refused, run, said
 from tests.launch.pods import clusters, trained
 from tests.launch.pods.clusters import Nodes
-from tests.launch.pods.test_going import weights
+from tests.launch.pods.test_ray_run import weights
 from tests.launch.pods.trained import net
 from tpu_magics.launch import session
 
@@ -104,7 +104,7 @@ def test_a_host_that_falls_silent_is_lost(nodes: Nodes, fresh_session: session.S
     def silence() -> None:
         while not (tmp_path / "step-3").exists():
             time.sleep(0.05)
-        carriers = [one for one in clusters.ours() if one.cmdline()[0].startswith("ray::Carrier")]
+        carriers = [one for one in clusters.ours() if one.cmdline()[0].startswith("ray::HostActor")]
         silenced.append(max(carriers, key=lambda one: one.pid))
         silenced[0].suspend()
         since.append(time.monotonic())

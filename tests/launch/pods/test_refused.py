@@ -16,9 +16,19 @@ from tests.launch.pods.nodes import free_port, mute
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.launch.plan import Options
-from tpu_magics.launch.pods import address, asking, cluster, freight, going, joining, plan, slices, tokens
+from tpu_magics.launch.pods import (
+    address,
+    auth_token,
+    cluster,
+    host_selection,
+    hosts_option,
+    payload,
+    probe,
+    ray_run,
+    slices,
+)
 from tpu_magics.launch.pods.address import Address
-from tpu_magics.launch.pods.cluster import Node
+from tpu_magics.launch.pods.cluster import ClusterNode
 from tpu_magics.launch.pods.pod import Pod, PodHost
 
 HEAD = Address("10.0.0.2:6379", "10.0.0.2", 6379)
@@ -37,29 +47,29 @@ def pod_of(*memory: int | None, workers: int = 1, same: bool = False) -> Pod:
 
 
 def test_nodes_without_cpus_have_no_room() -> None:
-    alive = [Node("a", "first", "10.0.0.1", head=True), Node("b", "second", "10.0.0.2")]
+    alive = [ClusterNode("a", "first", "10.0.0.1", head=True), ClusterNode("b", "second", "10.0.0.2")]
     with pytest.raises(TpuMagicsError) as error:
-        plan._with_room(alive)
+        host_selection._hosts_with_cpus(alive)
     assert error.value.what == "No host of this cluster has room for a rank."
     assert error.value.why.startswith("Alive: the head node first, second, with 0 CPUs each:")
     assert "ray start --address=HEAD:6379" in error.value.todo and "--num-cpus=2" in error.value.todo
-    assert plan._with_room([*alive, Node("c", "third", "10.0.0.3", cpus=1.0)])[0].name == "third"
+    assert host_selection._hosts_with_cpus([*alive, ClusterNode("c", "third", "10.0.0.3", cpus=1.0)])[0].name == "third"
 
 
 def test_a_head_node_without_memory_is_named_with_the_numbers() -> None:
     with pytest.raises(TpuMagicsError) as error:
-        plan.require_room(pod_of(GIGABYTE, 50 * GIGABYTE), models=GIGABYTE)
+        host_selection.require_memory(pod_of(GIGABYTE, 50 * GIGABYTE), models=GIGABYTE)
     assert error.value.what.startswith("There is no room on the head node host-0: 1 rank need")
     assert "copies of the models" in error.value.why and "--num-cpus=0" in error.value.todo
-    plan.require_room(pod_of(GIGABYTE, 50 * GIGABYTE), models=GIGABYTE, force=True)
-    plan.require_room(pod_of(None, 50 * GIGABYTE), models=GIGABYTE)
+    host_selection.require_memory(pod_of(GIGABYTE, 50 * GIGABYTE), models=GIGABYTE, force=True)
+    host_selection.require_memory(pod_of(None, 50 * GIGABYTE), models=GIGABYTE)
 
 
 def test_nodes_of_one_machine_share_its_memory() -> None:
-    one = plan.needed_on_host(pod_of(0), GIGABYTE)
-    plan.require_room(pod_of(one, one), models=GIGABYTE)
+    one = host_selection.memory_per_host(pod_of(0), GIGABYTE)
+    host_selection.require_memory(pod_of(one, one), models=GIGABYTE)
     with pytest.raises(TpuMagicsError, match="2 ranks need"):
-        plan.require_room(pod_of(one, one, same=True), models=GIGABYTE)
+        host_selection.require_memory(pod_of(one, one, same=True), models=GIGABYTE)
 
 
 # -- what Ray refuses -------------------------------------------------------------------------------------------------
@@ -93,9 +103,9 @@ def test_a_cluster_with_another_ray_or_python(other: dict[str, str], monkeypatch
 def test_a_token_is_not_taken_while_another_connection_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
-    assert "--hosts off" not in tokens.refused(HEAD).todo
+    assert "--hosts off" not in auth_token.token_error(HEAD).todo
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    assert "Close the connection that is open first: %tpu_init --hosts off." in tokens.refused(HEAD).todo
+    assert "Close the connection that is open first: %tpu_init --hosts off." in auth_token.token_error(HEAD).todo
 
 
 @pytest.mark.parametrize(("client", "tries"), [(True, cluster.CLIENT_TRIES), (False, 1)])
@@ -130,7 +140,7 @@ def test_a_machine_that_is_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_a_node_here_it_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     services: Any = import_module("ray._private.services")  # as in 2.60
-    monkeypatch.setattr(cluster, "NODE_STARTS", 0.3)
+    monkeypatch.setattr(cluster, "NODE_START_SECONDS", 0.3)
     monkeypatch.setattr(services, "find_node_ids", list)  # no process here is a raylet
     with pytest.raises(TpuMagicsError, match=r"This machine is no node of the cluster at 10\.0\.0\.2:6379\."):
         cluster._require_node(HEAD)
@@ -164,7 +174,7 @@ def test_a_head_that_is_gone_is_said_before_ray_is_asked(monkeypatch: pytest.Mon
     monkeypatch.setattr(cluster, "is_connected", lambda: True)
     monkeypatch.setattr(cluster, "nodes", lambda: pytest.fail("Ray was asked"))
     with pytest.raises(TpuMagicsError, match="No Ray cluster answers at"):
-        going.require_alive(pod_of(None))
+        ray_run.require_alive(pod_of(None))
 
 
 def test_all_addresses_of_a_name_share_the_patience(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,11 +184,11 @@ def test_all_addresses_of_a_name_share_the_patience(monkeypatch: pytest.MonkeyPa
         told = [socket.getaddrinfo("127.0.0.1", one, type=socket.SOCK_STREAM)[0] for one in (*full, port)]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: told)
         began = time.monotonic()
-        asking._touch("several", 1, began + 0.9)
+        probe._connect_once("several", 1, began + 0.9)
         assert time.monotonic() - began < 5
         told.pop()
         with pytest.raises(OSError, match="timed out"):
-            asking._touch("several", 1, time.monotonic() + 0.4)
+            probe._connect_once("several", 1, time.monotonic() + 0.4)
 
 
 def _full(listener: socket.socket) -> int:
@@ -208,7 +218,7 @@ def _no_socket_stays() -> Any:
 
 def test_spmd_is_refused_on_hosts() -> None:
     with pytest.raises(TpuMagicsError) as error:
-        going.with_options(pod_of(None, None), Options(spmd=2))
+        ray_run.with_options(pod_of(None, None), Options(spmd=2))
     assert error.value.what == "--spmd is not available on several hosts."
     assert "%tpu_init --hosts off" in error.value.todo
 
@@ -223,9 +233,9 @@ def test_tensorflow_is_refused_on_hosts(fresh_session: session.Session) -> None:
 @pytest.mark.parametrize("word", ["", "off", "OFF", " Off "])
 def test_off_in_any_spelling(word: str, fresh_session: session.Session) -> None:
     fresh_session.pod = pod_of(None)
-    assert address.is_off(word) and address.read(word) is None
-    assert joining.join(fresh_session, word, None, Options()) is None and fresh_session.pod is None
-    joining.refuse_local(word)
+    assert address.is_off(word) and address.parse_address(word) is None
+    assert hosts_option.join_pod(fresh_session, word, None, Options()) is None and fresh_session.pod is None
+    hosts_option.require_pytorch(word)
 
 
 @pytest.mark.parametrize("connected", [False, True])
@@ -235,9 +245,9 @@ def test_a_slice_whose_connection_or_head_is_gone_is_forgotten(
     gone = Address("h", "127.0.0.1", free_port()) if connected else None
     monkeypatch.setattr(cluster.Connection, "address", gone)
     monkeypatch.setattr(cluster, "is_connected", lambda: connected)
-    monkeypatch.setattr(slices.Held, "group", object())  # which has nothing that could be called
+    monkeypatch.setattr(slices.Reservation, "group", object())  # which has nothing that could be called
     slices.release()
-    assert slices.Held.group is None
+    assert slices.Reservation.group is None
 
 
 # -- what stays at home -----------------------------------------------------------------------------------------------
@@ -248,7 +258,7 @@ def test_secrets_and_folders_stay_at_home(monkeypatch: pytest.MonkeyPatch) -> No
     travel = ("XLA_FLAGS", "ACCELERATE_MIXED_PRECISION", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE")
     for name in (*home, *travel):
         monkeypatch.setenv(name, "x")
-    found = dict(freight._environment())
+    found = dict(payload._environment())
     assert set(travel) <= set(found) and not set(home) & set(found)
     assert set(found) < set(os.environ)
 
@@ -257,4 +267,4 @@ def test_a_rank_is_on_the_host_that_has_it() -> None:
     """Workers of several devices count as many ranks."""
     pod = replace(pod_of(None, None, workers=2), replicas=2)
     assert [pod.host_of(rank).index for rank in range(pod.ranks)] == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert [one["ranks"] for one in going.host_records(pod)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [one["ranks"] for one in ray_run.host_records(pod)] == [[0, 1, 2, 3], [4, 5, 6, 7]]

@@ -9,18 +9,20 @@ import pytest
 from tests.launch.pods.nodes import fake_tpu_labels
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.pods import slices
-from tpu_magics.launch.pods.cluster import Node
+from tpu_magics.launch.pods.cluster import ClusterNode
 from tpu_magics.magics.pod import slice_of
 
 
-def fake_hosts(name: str, pod_type: str, topology: str, chips: int, workers: Sequence[int]) -> list[Node]:
+def fake_hosts(name: str, pod_type: str, topology: str, chips: int, workers: Sequence[int]) -> list[ClusterNode]:
     return [
-        Node(f"{name}{i}", f"{name}-{i}", f"10.0.0.{i}", 8, chips, labels=fake_tpu_labels(name, pod_type, topology, i))
+        ClusterNode(
+            f"{name}{i}", f"{name}-{i}", f"10.0.0.{i}", 8, chips, labels=fake_tpu_labels(name, pod_type, topology, i)
+        )
         for i in workers
     ]
 
 
-PLAIN = Node("h", "head", "10.0.1.1", cpus=4, head=True)
+PLAIN = ClusterNode("h", "head", "10.0.1.1", cpus=4, head=True)
 V5E = fake_hosts("a", "v5litepod-16", "4x4", 4, [3, 1, 0, 2])
 V4 = fake_hosts("b", "v4-16", "2x2x2", 4, [0, 1])
 
@@ -40,7 +42,7 @@ V4 = fake_hosts("b", "v4-16", "2x2x2", 4, [0, 1])
 def test_a_slice_by_its_name(target: str, hosts: int, chips: int, mesh: tuple[int, ...], pod_type: str) -> None:
     found = slice_of(target)
     assert (found.hosts, found.chips, found.mesh_of_hosts, found.pod_type) == (hosts, chips, mesh, pod_type)
-    assert slices.labelled(found.pod_type, found.topology, found.chips) == found
+    assert slices.slice_from_labels(found.pod_type, found.topology, found.chips) == found
 
 
 @pytest.mark.parametrize("target", ["v5litepod-16", "v4-32", "v5p-16", "v6e-8", "v3-32", "v2-32"])
@@ -57,31 +59,33 @@ def test_ray_names_them_in_the_same_way(target: str) -> None:
 
 
 def test_the_slices_of_a_cluster_by_their_labels() -> None:
-    large, small = slices.in_cluster([PLAIN, *V4, *V5E])
+    large, small = slices.cluster_slices([PLAIN, *V4, *V5E])
     assert (large.name, large.slice.name, large.whole) == ("a", "v5litepod-16", True)
     assert [node.name for node in large.nodes] == ["a-0", "a-1", "a-2", "a-3"]
     assert (small.slice.name, small.whole) == ("v4-16", True)
 
 
 def test_hosts_that_are_slices_of_their_own() -> None:
-    found = slices.in_cluster(fake_hosts("x", "v5litepod-8", "2x4", 8, [0]) + fake_hosts("y", "v6e-4", "2x2", 4, [0]))
+    found = slices.cluster_slices(
+        fake_hosts("x", "v5litepod-8", "2x4", 8, [0]) + fake_hosts("y", "v6e-4", "2x2", 4, [0])
+    )
     assert [(one.slice.name, one.slice.hosts) for one in found] == [("v5litepod-8", 1), ("v6e-4", 1)]
 
 
 def test_the_largest_whole_slice_is_chosen_or_the_one_that_was_asked_for() -> None:
-    chosen = slices.choose([PLAIN, *V4, *V5E], None)
+    chosen = slices.choose_slice([PLAIN, *V4, *V5E], None)
     assert chosen is not None and chosen.slice.name == "v5litepod-16"
-    chosen = slices.choose([PLAIN, *V4, *V5E], slice_of("v4-16"))
+    chosen = slices.choose_slice([PLAIN, *V4, *V5E], slice_of("v4-16"))
     assert chosen is not None and chosen.slice.name == "v4-16"
 
 
 def test_a_cluster_without_a_tpu_is_a_rehearsal() -> None:
-    assert slices.choose([PLAIN], None) is None
+    assert slices.choose_slice([PLAIN], None) is None
 
 
-def refused(nodes: Sequence[Node], target: str = "") -> TpuMagicsError:
+def refused(nodes: Sequence[ClusterNode], target: str = "") -> TpuMagicsError:
     with pytest.raises(TpuMagicsError) as error:
-        slices.choose(nodes, slice_of(target) if target else None)
+        slices.choose_slice(nodes, slice_of(target) if target else None)
     return error.value
 
 
@@ -108,7 +112,7 @@ def test_a_slice_is_asked_for_where_there_is_no_tpu() -> None:
 
 
 def test_chips_without_labels_are_named() -> None:
-    error = refused([Node("n", "bare", "10.0.0.1", 4, 4)])
+    error = refused([ClusterNode("n", "bare", "10.0.0.1", 4, 4)])
     assert error.what == "This cluster cannot give a whole slice of TPUs."
     assert error.why == "What it has instead: bare with 4 TPU and no label of a slice (ray.io/tpu-pod-type)."
 
@@ -120,6 +124,6 @@ def test_a_slice_that_ray_does_not_know(target: str, todo: str, monkeypatch: pyt
 
     monkeypatch.setattr(tpu, "slice_placement_group", tpu.SlicePlacementGroup)
     with pytest.raises(TpuMagicsError) as error:
-        slices.hold(slice_of(target))
+        slices.reserve(slice_of(target))
     assert error.value.what.startswith(f"This version of Ray does not hold a {target} (")
     assert "Invalid accelerator topology" in error.value.why and error.value.todo.startswith(todo)

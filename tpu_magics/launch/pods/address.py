@@ -14,10 +14,10 @@ from pathlib import Path
 from tpu_magics.errors import TpuMagicsError
 
 OFF = "off"
-HERE = ("ray", "auto")
+LOCAL = ("ray", "auto")
 CLIENT_PORT = 10001  # of `ray start --head`, unless it is told another (--ray-client-server-port)
 GCS_PORT = 6379  # (--port)
-TAKES = (
+FORMS = (
     "--hosts takes ray (the cluster that this machine is part of), ray://HOST:PORT (a cluster elsewhere), HOST:PORT (a "
     "cluster by the address of its head node) or off."
 )
@@ -57,28 +57,28 @@ def is_off(asked: str) -> bool:
     return asked.strip().lower() in ("", OFF)
 
 
-def read(asked: str, environ: Mapping[str, str] = os.environ, folder: Path | None = None) -> Address | None:
+def parse_address(asked: str, environ: Mapping[str, str] = os.environ, folder: Path | None = None) -> Address | None:
     """The address that `--hosts` names; None for "off" and "". `folder`: where Ray notes its newest cluster on this
     machine (default: $RAY_TMPDIR/ray or /tmp/ray). Raises TpuMagicsError where there is none, or it cannot be read."""
     words = asked.strip()
     if is_off(words):
         return None
-    if words.lower() in HERE:
-        return _here(words, environ, folder or Path(environ.get("RAY_TMPDIR") or "/tmp") / "ray")
-    return _written(words, words)
+    if words.lower() in LOCAL:
+        return _local(words, environ, folder or Path(environ.get("RAY_TMPDIR") or "/tmp") / "ray")
+    return _parsed(words, words)
 
 
-def _here(asked: str, environ: Mapping[str, str], folder: Path) -> Address:
+def _local(asked: str, environ: Mapping[str, str], folder: Path) -> Address:
     named = environ.get("RAY_ADDRESS", "").strip()
     if named and named != "auto":
-        return _written(asked, named, "RAY_ADDRESS")
+        return _parsed(asked, named, "RAY_ADDRESS")
     note = folder / "ray_current_cluster"
     try:
         noted = note.read_text(encoding="utf-8").strip()
     except OSError:
         noted = ""
     if noted:
-        return _written(asked, noted, str(note))
+        return _parsed(asked, noted, str(note))
     raise TpuMagicsError(
         "This machine is part of no Ray cluster.",
         f"RAY_ADDRESS is not set, and `ray start` has left no note in {note}.",
@@ -87,7 +87,7 @@ def _here(asked: str, environ: Mapping[str, str], folder: Path) -> Address:
     )
 
 
-def _written(asked: str, words: str, source: str = "") -> Address:
+def _parsed(asked: str, words: str, source: str = "") -> Address:
     client = words.startswith(_CLIENT)
     found = _HOST_PORT.fullmatch(words.removeprefix(_CLIENT).rstrip("/"))
     if found is None:
@@ -104,6 +104,6 @@ def _unreadable(asked: str, words: str, source: str) -> TpuMagicsError:
     why = f"{scheme}:// is not how Ray is reached. " if scheme not in ("", "ray") else ""
     return TpuMagicsError(
         f"--hosts {asked} is no address of a Ray cluster.",
-        f"{where}{why}{TAKES}",
+        f"{where}{why}{FORMS}",
         f"Name the head node with its port, e.g. --hosts ray://10.0.0.2:{CLIENT_PORT} or --hosts 10.0.0.2:{GCS_PORT}",
     )

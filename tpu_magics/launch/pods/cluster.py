@@ -20,21 +20,21 @@ from importlib import import_module
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch.pods import tokens
-from tpu_magics.launch.pods.address import CLIENT_PORT, HERE, Address
-from tpu_magics.launch.pods.asking import PATIENCE, ask
+from tpu_magics.launch.pods import auth_token
+from tpu_magics.launch.pods.address import CLIENT_PORT, LOCAL, Address
+from tpu_magics.launch.pods.probe import TIMEOUT, probe_cluster
 
-SHORT = 2.0  # seconds for an answer where much has been waited for already
+SHORT_TIMEOUT = 2.0  # seconds for an answer where much has been waited for already
 # The server of ray:// forks a process for each client while its own threads run, and that process sometimes dies of it
 # at once (seen with 2.60); another client is given another one.
-CLIENT_TRIES, CLIENT_FAILED = 4, "Starting Ray client server failed"
-NODE_STARTS = 2.0  # seconds in which a node of this machine that is being started is there
-EXTRA = '%pip install "tpu-magics[pods]"'
+CLIENT_TRIES, CLIENT_ERROR = 4, "Starting Ray client server failed"
+NODE_START_SECONDS = 2.0  # seconds in which a node of this machine that is being started is there
+INSTALL = '%pip install "tpu-magics[pods]"'
 # What Ray reads while it is imported or connects: no usage statistics, no lines of its C++ part in the cells; another
 # patch of Python is a warning (versions.py says it); and where the head is lost, Ray would end this process, the
 # notebook's kernel, after 60 s. The last two are no public settings of Ray's (read in 2.60, _private/utils.py and
 # ray_config_def.h).
-QUIET = {
+RAY_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_BACKEND_LOG_LEVEL": "fatal",
     "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
@@ -43,7 +43,7 @@ QUIET = {
 
 
 @dataclass(frozen=True)
-class Node:
+class ClusterNode:
     """A node that is alive. `name`: for people, unique in the cluster; `chips`: its TPU resource; `store`: bytes of its
     part of the object store."""
 
@@ -73,7 +73,7 @@ def require_ray() -> None:
         raise TpuMagicsError(
             "Ray is not installed in this notebook's environment.",
             "A run on many hosts goes through a Ray cluster; --hosts connects to it.",
-            f"{EXTRA} here and on the cluster's hosts, the same version, and restart the kernel.",
+            f"{INSTALL} here and on the cluster's hosts, the same version, and restart the kernel.",
         )
 
 
@@ -82,7 +82,7 @@ def connect(address: Address) -> None:
     code is taken as it is. Raises TpuMagicsError where nothing answers within PATIENCE seconds, or it is no place to
     connect from."""
     require_ray()
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + TIMEOUT
     with _ray_environment():
         import ray
 
@@ -90,20 +90,20 @@ def connect(address: Address) -> None:
             _require_same(address)
             return
         if not ray.is_initialized():
-            tokens.take(address)
-        there = ask(address, max(until - time.monotonic(), PATIENCE / 2))
+            auth_token.load_token(address)
+        there = probe_cluster(address, max(until - time.monotonic(), TIMEOUT / 2))
         if ray.is_initialized() and (Connection.address, Connection.cluster) == (address, there):
             return
         if not address.client:
             _require_node(address)
-        leave()
-        with _signals_kept(), _no_native_lines():
+        disconnect()
+        with _sigterm_handler_kept(), _native_stderr_silenced():
             _open(address)
-        _hush(True)
+        _silence_worker_logs(True)
     Connection.address, Connection.cluster = address, there
 
 
-def leave() -> None:
+def disconnect() -> None:
     """Close the connection, where `connect` made it."""
     if Connection.address is None:
         return
@@ -111,26 +111,26 @@ def leave() -> None:
     import ray
 
     try:
-        with _signals_kept():
+        with _sigterm_handler_kept():
             ray.shutdown()
     finally:
-        _hush(False)
+        _silence_worker_logs(False)
 
 
-def _hush(on: bool) -> None:
+def _silence_worker_logs(on: bool) -> None:
     """Whether Ray prints into the cell what it hears of nodes: pages of a raylet's log where one is lost, beside the
     run's own error. `log_to_driver` does not stop that (ray/_private/worker.py, 2.60: listen_error_messages)."""
     worker: Any = import_module("ray._private.worker")
     worker._worker_logs_enabled = not on
 
 
-def require_answer(patience: float = PATIENCE) -> None:
+def require_answer(patience: float = TIMEOUT) -> None:
     """Raise TpuMagicsError where the head of the connected cluster is gone, or another one has its address. Ray itself
     would wait for it, without end by the last of QUIET."""
-    address = Connection.address or of_notebook("ray")
+    address = Connection.address or notebook_connection("ray")
     if address is None or (address.client and Connection.address is None):
         return  # where a client of the notebook's own is connected to, Ray does not tell
-    there = ask(address, patience)
+    there = probe_cluster(address, patience)
     if Connection.address is not None and there != Connection.cluster:
         raise TpuMagicsError(
             f"The Ray cluster at {address.text} was started anew.",
@@ -139,16 +139,16 @@ def require_answer(patience: float = PATIENCE) -> None:
         )
 
 
-def answers() -> bool:
+def is_alive() -> bool:
     """Whether there is a connection, and the head at its other end."""
     try:
-        require_answer(SHORT)
+        require_answer(SHORT_TIMEOUT)
     except TpuMagicsError:
         return False
     return is_connected()
 
 
-def gone(nodes_before: Sequence[Node], patience: float) -> bool:
+def any_dead(nodes_before: Sequence[ClusterNode], patience: float) -> bool:
     """Whether one of these nodes is dead, or is found to be within `patience` seconds: Ray takes its time to say so."""
     until = time.monotonic() + patience
     before = {node.id for node in nodes_before}
@@ -159,7 +159,7 @@ def gone(nodes_before: Sequence[Node], patience: float) -> bool:
     return True
 
 
-def nodes() -> list[Node]:
+def nodes() -> list[ClusterNode]:
     """Those that are alive: the head first, then by name."""
     ray: Any = import_module("ray")
     found = [_node(record) for record in ray.nodes() if record["Alive"]]
@@ -167,10 +167,10 @@ def nodes() -> list[Node]:
     return list(_with_unique_names(ordered))
 
 
-def _node(record: Mapping[str, Any]) -> Node:
+def _node(record: Mapping[str, Any]) -> ClusterNode:
     resources, address = record["Resources"], str(record["NodeManagerAddress"])
     given = str(record.get("NodeName") or "")
-    return Node(
+    return ClusterNode(
         id=str(record["NodeID"]),
         name=given if given and given != address else str(record.get("NodeManagerHostname") or address),
         address=address,
@@ -182,7 +182,7 @@ def _node(record: Mapping[str, Any]) -> Node:
     )
 
 
-def _with_unique_names(found: Sequence[Node]) -> Iterator[Node]:
+def _with_unique_names(found: Sequence[ClusterNode]) -> Iterator[ClusterNode]:
     """Several nodes of one machine have one name: the later ones get a number."""
     from dataclasses import replace
 
@@ -205,12 +205,12 @@ def _open(address: Address) -> None:
             ray.init(address=address.url, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True)
             return
         except BaseException as error:
-            with _signals_kept():
+            with _sigterm_handler_kept():
                 ray.shutdown()
             if not isinstance(error, Exception):
                 raise  # an interrupt: half a connection would be taken for one of the notebook's own
-            if not (left and CLIENT_FAILED in str(error)):
-                raise _refused(address, error) from error
+            if not (left and CLIENT_ERROR in str(error)):
+                raise _connection_error(address, error) from error
         time.sleep(1)
 
 
@@ -218,14 +218,14 @@ def _require_node(address: Address) -> None:
     """Raise TpuMagicsError where this machine has no node of any cluster: Ray would look for one for 60 s
     (ray/_private/services.py, 2.60: get_node_to_connect_for_driver)."""
     find = getattr(import_module("ray._private.services"), "find_node_ids", None)
-    until = time.monotonic() + NODE_STARTS
+    until = time.monotonic() + NODE_START_SECONDS
     while find is not None and not find():
         if time.monotonic() > until:
-            raise _no_node(address)
+            raise _no_node_error(address)
         time.sleep(0.2)
 
 
-def _no_node(address: Address) -> TpuMagicsError:
+def _no_node_error(address: Address) -> TpuMagicsError:
     return TpuMagicsError(
         f"This machine is no node of the cluster at {address.text}.",
         "HOST:PORT connects by the node on this machine, and there is none.",
@@ -234,7 +234,7 @@ def _no_node(address: Address) -> TpuMagicsError:
     )
 
 
-def _refused(address: Address, error: Exception) -> TpuMagicsError:
+def _connection_error(address: Address, error: Exception) -> TpuMagicsError:
     said = str(error).strip()
     if "ersion mismatch" in said:
         return TpuMagicsError(
@@ -243,7 +243,7 @@ def _refused(address: Address, error: Exception) -> TpuMagicsError:
             "Install the same versions here and on the hosts; Ray compares its own exactly, Python's to the minor one.",
         )
     if "node info found" in said or "No node info" in said:
-        return _no_node(address)
+        return _no_node_error(address)
     line = (said.splitlines() or [type(error).__name__])[0]
     return TpuMagicsError(
         f"Ray could not connect to {address.text}.",
@@ -257,7 +257,7 @@ def _require_same(address: Address) -> None:
     can be seen."""
     ray: Any = import_module("ray")
     connected = "" if ray.util.client.ray.is_connected() else str(ray.get_runtime_context().gcs_address)
-    if address.asked in HERE or _same_place(connected, address):
+    if address.asked in LOCAL or _same_address(connected, address):
         return
     raise TpuMagicsError(
         f"This notebook is connected to another Ray cluster already{f', at {connected}' if connected else ''}.",
@@ -266,25 +266,25 @@ def _require_same(address: Address) -> None:
     )
 
 
-def _same_place(connected: str, address: Address) -> bool:
+def _same_address(connected: str, address: Address) -> bool:
     host, _, port = connected.rpartition(":")
     if port != str(address.port) or address.client:
         return False
     try:
-        return socket.gethostbyname(host) == socket.gethostbyname(address.host) or _is_own(address.host)
+        return socket.gethostbyname(host) == socket.gethostbyname(address.host) or _is_loopback(address.host)
     except OSError:
         return False
 
 
-def _is_own(host: str) -> bool:
+def _is_loopback(host: str) -> bool:
     return host in ("localhost", "127.0.0.1", "::1", "[::1]")
 
 
 @contextmanager
 def _ray_environment() -> Iterator[None]:
     """QUIET, where nothing of it is set. What Ray reads at its import stays set in this process only while it reads."""
-    before = {name: os.environ.get(name) for name in QUIET}
-    os.environ.update({name: text for name, text in QUIET.items() if before[name] is None})
+    before = {name: os.environ.get(name) for name in RAY_SETTINGS}
+    os.environ.update({name: text for name, text in RAY_SETTINGS.items() if before[name] is None})
     try:
         yield
     finally:
@@ -294,7 +294,7 @@ def _ray_environment() -> Iterator[None]:
 
 
 @contextmanager
-def _no_native_lines() -> Iterator[None]:
+def _native_stderr_silenced() -> Iterator[None]:
     """Ray's C++ part says on the descriptor of stderr that it has been told to be quiet. What is wrong it raises."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
@@ -308,7 +308,7 @@ def _no_native_lines() -> Iterator[None]:
 
 
 @contextmanager
-def _signals_kept() -> Iterator[None]:
+def _sigterm_handler_kept() -> Iterator[None]:
     """Ray takes SIGTERM for itself while it connects; the notebook keeps its own."""
     import signal
     import threading
@@ -323,9 +323,9 @@ def _signals_kept() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
 
 
-def of_notebook(asked: str) -> Address | None:
+def notebook_connection(asked: str) -> Address | None:
     """For `--hosts ray`, where the notebook's own code has connected this process: that cluster. None otherwise."""
-    if asked.strip().lower() not in HERE or Connection.address is not None or not is_connected():
+    if asked.strip().lower() not in LOCAL or Connection.address is not None or not is_connected():
         return None
     ray: Any = import_module("ray")
     if ray.util.client.ray.is_connected():

@@ -25,10 +25,10 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import inspect_host
 from tpu_magics.host.memory import host_memory
 from tpu_magics.launch import failure, process, supervise, worker
-from tpu_magics.launch.pods import freight, parcel
-from tpu_magics.launch.pods.task import ENDED, PARCEL, REFUSED, RUNNING, TASK, HostState, HostTask
+from tpu_magics.launch.pods import bundle, payload
+from tpu_magics.launch.pods.host_task import BUNDLE, ENDED, REFUSED, RUNNING, TASK, HostState, HostTask
 from tpu_magics.launch.relay import NoScreen, Relay
-from tpu_magics.launch.state.walk import take
+from tpu_magics.launch.state.snapshot import take_snapshot
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.private import make_scratch
 
@@ -39,19 +39,19 @@ def main(folder: Path) -> int:
     task: HostTask = pickle.loads((folder / TASK).read_bytes())
     state = HostState(memory_total=host_memory(Path("/")).total or 0)
     try:
-        with _temporary_files_in(folder):
-            made = _prepared(task, folder)
+        with _temporary_folder(folder):
+            made = _prepare(task, folder)
     except Exception as error:
-        state.phase, state.refused = REFUSED, _refused(error)
+        state.phase, state.refused = REFUSED, _error_fields(error)
         state.write(folder)
         return 1
-    _Run(task, folder, made, state).until_end()
+    _HostRun(task, folder, made, state).until_end()
     process.flush_everything()
     os._exit(0)  # the frameworks' own ends take time, and nothing of them is needed
 
 
 @contextmanager
-def _temporary_files_in(folder: Path) -> Iterator[None]:
+def _temporary_folder(folder: Path) -> Iterator[None]:
     """What imports leave until the interpreter's own end, which this process does not have, goes with the folder
     (torch 2.9: a folder of torch.distributed.nn's)."""
     before, tempfile.tempdir = tempfile.tempdir, str(folder)
@@ -61,7 +61,7 @@ def _temporary_files_in(folder: Path) -> Iterator[None]:
         tempfile.tempdir = before
 
 
-def _refused(error: Exception) -> dict[str, str]:
+def _error_fields(error: Exception) -> dict[str, str]:
     if isinstance(error, TpuMagicsError):
         return {"what": error.what, "why": error.why, "todo": error.todo}
     import traceback
@@ -73,26 +73,26 @@ def _refused(error: Exception) -> dict[str, str]:
 # -- becoming like the notebook's process -----------------------------------------------------------------------------
 
 
-def _prepared(task: HostTask, folder: Path) -> worker.Task:
+def _prepare(task: HostTask, folder: Path) -> worker.Task:
     os.environ["PJRT_DEVICE"] = task.device
-    arrays = [parcel.mapped(folder / f"array-{number}.bin") for number in range(task.arrays)]
-    space = _main_of_its_own(task.shell)
-    got = parcel.unpack((folder / PARCEL).read_bytes(), arrays, space)
-    (folder / PARCEL).unlink()
+    arrays = [bundle.map_file(folder / f"array-{number}.bin") for number in range(task.arrays)]
+    space = _new_main(task.shell)
+    got = bundle.unpack((folder / BUNDLE).read_bytes(), arrays, space)
+    (folder / BUNDLE).unlink()
     os.environ.update(got.environment)
-    freight.become(got, space)
-    work = freight.made(got, space, folder)
+    payload.prepare_process(got, space)
+    work = payload.rebuild_work(got, space, folder)
     for path in folder.glob("array-*.bin"):
         path.unlink()  # it stays mapped
-    snapshot = take(work.roots(), got.backend.object_state(), work.models)
+    snapshot = take_snapshot(work.roots(), got.backend.object_state(), work.models)
     snapshot.elsewhere = snapshot.form() != got.form or got.form == -1
     return worker.Task(got.backend, work, RunFiles(folder), got.cell_names, got.cell_ids, snapshot)
 
 
-def _main_of_its_own(shell: bool) -> dict[str, Any]:
+def _new_main(shell: bool) -> dict[str, Any]:
     """The names of a new `__main__`, in which the notebook's come to lie; where it has a shell of IPython's there is
     one here, which displays and the cell's own magics need. It keeps no history."""
-    _first_main.append(sys.modules["__main__"])
+    _original_main.append(sys.modules["__main__"])
     sys.modules["__main__"] = types.ModuleType("__main__")
     if shell:
         from IPython.core.history import HistoryManager
@@ -103,10 +103,10 @@ def _main_of_its_own(shell: bool) -> dict[str, Any]:
     return vars(sys.modules["__main__"])
 
 
-_first_main: list[types.ModuleType] = []  # this file's own, which nobody else would keep
+_original_main: list[types.ModuleType] = []  # this file's own, which nobody else would keep
 
 
-def spec(task: HostTask, index: int, scratch: Path, environment: dict[str, str | None]) -> WorkerSpec:
+def worker_spec(task: HostTask, index: int, scratch: Path, environment: dict[str, str | None]) -> WorkerSpec:
     """What worker `index` of this host is told."""
     return WorkerSpec(
         index=index,
@@ -138,7 +138,7 @@ def worker_environment(task: HostTask) -> dict[str, str | None]:
 # -- running ----------------------------------------------------------------------------------------------------------
 
 
-class _Run:
+class _HostRun:
     """The workers of this host, and what is told of them."""
 
     def __init__(self, task: HostTask, folder: Path, made: worker.Task, state: HostState) -> None:
@@ -169,7 +169,7 @@ class _Run:
 
     def _fork_one(self, index: int, scratch: Path, environment: dict[str, str | None]) -> supervise.Watched:
         files = self.made.files
-        told = spec(self.task, index, scratch, environment)
+        told = worker_spec(self.task, index, scratch, environment)
         pid = process.fork_worker(lambda: worker.main(self.made, told), files.stacks_path(told.number))
         return supervise.Watched(told.number, pid, told.number)
 
@@ -182,7 +182,7 @@ class _Run:
     # -- as an onlooker: called at each tick ----------------------------------------------------------------------
     def look(self) -> None:
         assert self.watch is not None
-        if _ended(sys.stdin.fileno()):
+        if _is_closed(sys.stdin.fileno()):
             self.watch.stop("interrupt")
         if self._rows() != self.state.workers:
             self._tell(RUNNING)
@@ -195,7 +195,7 @@ class _Run:
 
     def _rows(self) -> list[dict[str, Any]]:
         assert self.watch is not None
-        return [_row(one) for one in self.watch.workers]
+        return [_worker_row(one) for one in self.watch.workers]
 
     def _tell(self, phase: str) -> None:
         assert self.watch is not None
@@ -211,7 +211,7 @@ class _Run:
         self.state.write(self.folder)
 
 
-def _row(one: supervise.Watched) -> dict[str, Any]:
+def _worker_row(one: supervise.Watched) -> dict[str, Any]:
     """A worker as the notebook is told of it; memory only once it has ended: it changes all the time."""
     meter = one.meter if not one.alive else None
     return {
@@ -229,7 +229,7 @@ def _row(one: supervise.Watched) -> dict[str, Any]:
     }
 
 
-def _ended(descriptor: int) -> bool:
+def _is_closed(descriptor: int) -> bool:
     """Whether the other end of a pipe was closed: the carrier said stop, or is gone."""
     readable, _, _ = select.select([descriptor], [], [], 0)
     return bool(readable) and not os.read(descriptor, 1)

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tpu_magics.launch.pods.calling import CLOSED, calling
-from tpu_magics.launch.pods.carrier import CHUNK
+from tpu_magics.launch.pods.host_actor import CHUNK_BYTES
+from tpu_magics.launch.pods.host_task import is_result_file
 from tpu_magics.launch.pods.pod import Pod, PodHost
-from tpu_magics.launch.pods.task import is_result
+from tpu_magics.launch.pods.ray_calls import CLOSED, ray_call
 from tpu_magics.launch.supervise import Watched
 
-SILENT = 20.0  # seconds without an answer after which a host is lost
-AHEAD = 4  # pieces of a result that are on their way at once
+SILENCE_SECONDS = 20.0  # seconds without an answer after which a host is lost
+PARALLEL_FETCHES = 4  # pieces of a result that are on their way at once
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Link:
         return found
 
 
-def linked(pod: Pod, made: Sequence[Any]) -> list[Link]:
+def make_links(pod: Pod, made: Sequence[Any]) -> list[Link]:
     """The hosts, to be followed."""
     found = []
     for host, carrier in zip(pod.hosts, made, strict=True):
@@ -64,41 +64,41 @@ def linked(pod: Pod, made: Sequence[Any]) -> list[Link]:
     return found
 
 
-def ask(method: Any, *args: Any) -> Any:
+def submit(method: Any, *args: Any) -> Any:
     """Ask a carrier; gives the question."""
-    with calling():
+    with ray_call():
         return method.remote(*args)
 
 
-def answer(question: Any, timeout: float | None = SILENT) -> Any:
-    with calling() as ray:
+def get_result(question: Any, timeout: float | None = SILENCE_SECONDS) -> Any:
+    with ray_call() as ray:
         return ray.get(question, timeout=timeout)
 
 
-def fetch(carrier: Any, name: str, size: int, folder: Path) -> int:
+def fetch_file(carrier: Any, name: str, size: int, folder: Path) -> int:
     """Bring a result into a folder in pieces; several are on their way at once."""
-    if not is_result(name):
+    if not is_result_file(name):
         raise ValueError(f"it sends {name!r}, which is no result of a run")
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    pieces = [(at, min(CHUNK, size - at)) for at in range(0, size, CHUNK)]
-    coming = [ask(carrier.fetch, name, *piece) for piece in pieces[:AHEAD]]
+    pieces = [(at, min(CHUNK_BYTES, size - at)) for at in range(0, size, CHUNK_BYTES)]
+    coming = [submit(carrier.fetch, name, *piece) for piece in pieces[:PARALLEL_FETCHES]]
     with path.open("wb") as file:
         for number in range(len(pieces)):
-            if number + AHEAD < len(pieces):
-                coming.append(ask(carrier.fetch, name, *pieces[number + AHEAD]))
-            file.write(answer(coming[number]))
+            if number + PARALLEL_FETCHES < len(pieces):
+                coming.append(submit(carrier.fetch, name, *pieces[number + PARALLEL_FETCHES]))
+            file.write(get_result(coming[number]))
             coming[number] = None
     return size
 
 
-def short(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """What Ray says of a carrier that does not answer, in a line."""
     kinds = {
         "ActorDiedError": "its process has died",
         "ActorUnavailableError": "it cannot be reached",
         "NodeDiedError": "its node has died",
-        "GetTimeoutError": f"it has not answered for {SILENT:.0f} s",
+        "GetTimeoutError": f"it has not answered for {SILENCE_SECONDS:.0f} s",
         "ObjectStoreFullError": "its object store is full",
         "OutOfMemoryError": "Ray killed its process for memory",
     }

@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.launch import process, supervise
-from tpu_magics.launch.pods.calling import calling
-from tpu_magics.launch.pods.carrier import New
-from tpu_magics.launch.pods.link import SILENT, Link, answer, ask, fetch, short
-from tpu_magics.launch.pods.ship import dismiss
-from tpu_magics.launch.pods.task import LOG, REFUSED, RESULTS, is_news
+from tpu_magics.launch.pods.host_actor import FileChunk
+from tpu_magics.launch.pods.host_start import close_actors
+from tpu_magics.launch.pods.host_task import LOG, REFUSED, RESULTS, is_streamed_file
+from tpu_magics.launch.pods.link import SILENCE_SECONDS, Link, error_text, fetch_file, get_result, submit
+from tpu_magics.launch.pods.ray_calls import ray_call
 from tpu_magics.launch.supervise import GATHER, Watch, Watched
 from tpu_magics.runs.events import Event, Start
 
-WAITS = 0.25  # seconds that a carrier waits for news before it answers
-STOPS = 12.0  # seconds in which a host that was told to stop has stopped
-CLOSES = 10.0  # seconds in which the carriers have cleared up
-LOST_CLOSES = 1.0  # the same for hosts that are lost: most of them never answer
+POLL_SECONDS = 0.25  # seconds that a carrier waits for news before it answers
+STOP_SECONDS = 12.0  # seconds in which a host that was told to stop has stopped
+CLOSE_SECONDS = 10.0  # seconds in which the carriers have cleared up
+LOST_CLOSE_SECONDS = 1.0  # the same for hosts that are lost: most of them never answer
 
 
 @dataclass
@@ -64,31 +64,31 @@ class RemoteWatch(Watch):
         if not asked:
             return
         try:
-            with calling() as ray:
+            with ray_call() as ray:
                 ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=supervise.TICK)
         except ConnectionError as error:
             for link in asked.values():
-                self._lose(link, short(error))
+                self._lose(link, error_text(error))
             return
         for question in ready:
             self._answered(asked[question], question)
         for link in asked.values():
-            if link.question is not None and time.monotonic() - link.asked > SILENT:
-                self._lose(link, f"it has not answered for {SILENT:.0f} s")
+            if link.question is not None and time.monotonic() - link.asked > SILENCE_SECONDS:
+                self._lose(link, f"it has not answered for {SILENCE_SECONDS:.0f} s")
 
     def _ask(self, link: Link) -> None:
         link.asked = time.monotonic()
         try:
-            link.question = ask(link.carrier.poll, dict(link.offsets), WAITS)
+            link.question = submit(link.carrier.poll, dict(link.offsets), POLL_SECONDS)
         except Exception as error:  # Ray raises what it likes; whatever it is, this host cannot be asked
-            self._lose(link, short(error))
+            self._lose(link, error_text(error))
 
     def _answered(self, link: Link, question: Any) -> None:
         link.question = None
         try:
-            news, state = answer(question, None)  # it is there already
+            news, state = get_result(question, None)  # it is there already
         except Exception as error:
-            self._lose(link, short(error))
+            self._lose(link, error_text(error))
             return
         link.answered, link.state = link.asked, state
         for one in news:
@@ -99,10 +99,10 @@ class RemoteWatch(Watch):
             self._ask(link)  # until it has told all
         self._note_workers(link)
 
-    def _take_in(self, link: Link, new: New) -> None:
+    def _take_in(self, link: Link, new: FileChunk) -> None:
         """Note how far a host has told. Where it cannot be kept here the run is ended, and no more is kept."""
         name, start, data = new
-        if not is_news(name):
+        if not is_streamed_file(name):
             self._lose(link, f"it sends {name!r}, which is no file of a run")
             return
         again = start < link.offsets.get(name, 0)
@@ -114,7 +114,7 @@ class RemoteWatch(Watch):
             except OSError as error:
                 self.unwritten = error
 
-    def _keep(self, path: Path, new: New, again: bool) -> None:
+    def _keep(self, path: Path, new: FileChunk, again: bool) -> None:
         """Put into the run folder what a host has written. `again`: it has emptied the file. Records and output are
         added at the end: hosts share some of them, on a TPU those of a rank that a worker had before the runtime gave
         it its own."""
@@ -195,13 +195,13 @@ class RemoteWatch(Watch):
             if not link.over and not link.stopped:
                 link.stopped = True
                 with contextlib.suppress(Exception):
-                    ask(link.carrier.stop)
-        until = time.monotonic() + STOPS
+                    submit(link.carrier.stop)
+        until = time.monotonic() + STOP_SECONDS
         while any(not link.over for link in self.links) and time.monotonic() < until:
             self._exchange()
         for link in self.links:
             if not link.over:
-                self._lose(link, f"it has not stopped within {STOPS:.0f} s")
+                self._lose(link, f"it has not stopped within {STOP_SECONDS:.0f} s")
 
     def end(self) -> None:
         try:
@@ -221,15 +221,15 @@ class RemoteWatch(Watch):
         self.fetched = True
         for link in self.links:
             try:
-                for name, size in answer(ask(link.carrier.results)):
-                    link.bytes += fetch(link.carrier, name, size, self.files.path)
+                for name, size in get_result(submit(link.carrier.results)):
+                    link.bytes += fetch_file(link.carrier, name, size, self.files.path)
             except Exception as error:
                 self._drop_results()
                 if isinstance(error, OSError) and error.errno is not None:  # Ray's time-out is one without a number
                     self.reason, self.unwritten = "collect", error
                     return
                 self.reason = "host"
-                self._lose(link, short(error))
+                self._lose(link, error_text(error))
 
     def _drop_results(self) -> None:
         """Half of them are of no use."""
@@ -246,8 +246,8 @@ class RemoteWatch(Watch):
             return
         self.released = True
         with process.interrupts_held():
-            dismiss([link.carrier for link in self.links if not link.lost], CLOSES)
-            dismiss([link.carrier for link in self.lost], LOST_CLOSES)
+            close_actors([link.carrier for link in self.links if not link.lost], CLOSE_SECONDS)
+            close_actors([link.carrier for link in self.lost], LOST_CLOSE_SECONDS)
 
     def table(self) -> list[dict[str, Any]]:
         hosts = {id(worker): link.host.index for link in self.links for worker in link.workers}

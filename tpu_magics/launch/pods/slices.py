@@ -24,12 +24,12 @@ from tpu_magics.launch.pods import cluster
 from tpu_magics.launch.pods.pod import cpus_text
 
 if TYPE_CHECKING:
-    from tpu_magics.launch.pods.cluster import Node
+    from tpu_magics.launch.pods.cluster import ClusterNode
     from tpu_magics.launch.pods.pod import Pod, PodHost
 
 POD_TYPE, TOPOLOGY = "ray.io/tpu-pod-type", "ray.io/tpu-topology"
-SLICE_NAME, WORKER = "ray.io/tpu-slice-name", "ray.io/tpu-worker-id"
-PATIENCE = 10.0  # seconds in which a slice that is free must be held
+SLICE_NAME, WORKER_ID = "ray.io/tpu-slice-name", "ray.io/tpu-worker-id"
+RESERVE_TIMEOUT = 10.0  # seconds in which a slice that is free must be held
 
 Bounds = tuple[int, int, int]
 
@@ -86,7 +86,7 @@ class Slice:
         return f"{self.name} ({self.topology}): {plural(self.hosts, 'host')} with {plural(self.chips, 'chip')} each"
 
 
-def labelled(pod_type: str, topology: str, chips: float) -> Slice | None:
+def slice_from_labels(pod_type: str, topology: str, chips: float) -> Slice | None:
     """The slice that a node's labels name; None for a generation that is not known, or shapes that do not fit."""
     prefix = pod_type.rpartition("-")[0]
     kind = next((one for one in GENERATIONS if prefix in (one.prefix, one.prefix.replace("tpu", "v"))), None)
@@ -110,12 +110,12 @@ def _host_bounds(bounds: tuple[int, ...], chips: int) -> Bounds:
 
 
 @dataclass(frozen=True)
-class Found:
+class ClusterSlice:
     """A slice in a cluster, with its nodes by worker id. `whole`: whether all of them are there."""
 
     slice: Slice
     name: str
-    nodes: tuple[Node, ...]
+    nodes: tuple[ClusterNode, ...]
 
     @property
     def whole(self) -> bool:
@@ -127,47 +127,47 @@ class Found:
         return f"{self.slice.text}{here}"
 
 
-def in_cluster(nodes: Sequence[Node]) -> tuple[Found, ...]:
+def cluster_slices(nodes: Sequence[ClusterNode]) -> tuple[ClusterSlice, ...]:
     """The slices that the nodes' labels tell of, whole ones first, larger ones before smaller ones."""
-    groups: dict[tuple[str, str, str], list[Node]] = {}
+    groups: dict[tuple[str, str, str], list[ClusterNode]] = {}
     for node in nodes:
         pod_type, topology = node.labels.get(POD_TYPE, ""), node.labels.get(TOPOLOGY, "")
         if pod_type and topology and node.chips:
-            kind = labelled(pod_type, topology, node.chips)
+            kind = slice_from_labels(pod_type, topology, node.chips)
             # A slice of one host has no name that counts: each such node is a slice of its own.
             name = node.id if kind is not None and kind.hosts == 1 else node.labels.get(SLICE_NAME, "")
             groups.setdefault((pod_type, topology, name), []).append(node)
-    found = [_found(pod_type, topology, members) for (pod_type, topology, _), members in groups.items()]
+    found = [_cluster_slice(pod_type, topology, members) for (pod_type, topology, _), members in groups.items()]
     return tuple(sorted((one for one in found if one), key=lambda one: (not one.whole, -one.slice.all_chips, one.name)))
 
 
-def _found(pod_type: str, topology: str, members: list[Node]) -> Found | None:
-    kind = labelled(pod_type, topology, members[0].chips)
+def _cluster_slice(pod_type: str, topology: str, members: list[ClusterNode]) -> ClusterSlice | None:
+    kind = slice_from_labels(pod_type, topology, members[0].chips)
     if kind is None:
         return None
     ordered = sorted(members, key=lambda node: (worker_id(node), node.id))
-    return Found(kind, ordered[0].labels.get(SLICE_NAME, ordered[0].name), tuple(ordered))
+    return ClusterSlice(kind, ordered[0].labels.get(SLICE_NAME, ordered[0].name), tuple(ordered))
 
 
-def worker_id(node: Node) -> int:
+def worker_id(node: ClusterNode) -> int:
     """Its number among the hosts of its slice."""
-    text = node.labels.get(WORKER, "0")
+    text = node.labels.get(WORKER_ID, "0")
     return int(text) if text.isdigit() else 0
 
 
-def choose(nodes: Sequence[Node], wanted: Slice | None) -> Found | None:
+def choose_slice(nodes: Sequence[ClusterNode], wanted: Slice | None) -> ClusterSlice | None:
     """The slice to train on: the one that was asked for, else the largest whole one; None where the cluster has no TPU
     and none was asked for. Raises TpuMagicsError, with what there is instead."""
-    there = in_cluster(nodes)
+    there = cluster_slices(nodes)
     whole = [one for one in there if one.whole and (wanted is None or one.slice.pod_type == wanted.pod_type)]
     if whole:
         return whole[0]
     if wanted is None and not any(node.chips for node in nodes):
         return None
-    raise _cannot_give(nodes, there, wanted)
+    raise _no_such_slice(nodes, there, wanted)
 
 
-def _cannot_give(nodes: Sequence[Node], there: Sequence[Found], wanted: Slice | None) -> TpuMagicsError:
+def _no_such_slice(nodes: Sequence[ClusterNode], there: Sequence[ClusterSlice], wanted: Slice | None) -> TpuMagicsError:
     name = wanted.name if wanted is not None else "whole slice of TPUs"
     same = next((one for one in there if wanted is not None and one.slice.pod_type == wanted.pod_type), None)
     if same is not None:
@@ -178,10 +178,12 @@ def _cannot_give(nodes: Sequence[Node], there: Sequence[Found], wanted: Slice | 
         todo = "Leave --target away for a rehearsal on the hosts' CPUs, or get the slice: %tpu_pod --target " + (
             wanted.name if wanted is not None else "v5litepod-16"
         )
-    return TpuMagicsError(f"This cluster cannot give a {name}.", f"What it has instead: {_stock(nodes, there)}.", todo)
+    return TpuMagicsError(
+        f"This cluster cannot give a {name}.", f"What it has instead: {_describe_cluster(nodes, there)}.", todo
+    )
 
 
-def _stock(nodes: Sequence[Node], there: Sequence[Found]) -> str:
+def _describe_cluster(nodes: Sequence[ClusterNode], there: Sequence[ClusterSlice]) -> str:
     """What a cluster has, in words."""
     counted = Counter(one.text for one in there)
     parts = [text if count == 1 else f"{count} times {text}" for text, count in counted.items()]
@@ -198,13 +200,13 @@ def _stock(nodes: Sequence[Node], there: Sequence[Found]) -> str:
 # -- holding one -------------------------------------------------------------------------------------------------------
 
 
-class Held:
+class Reservation:
     """The slice that this process holds. `group`: Ray's handle of it (a SlicePlacementGroup), None for none."""
 
     group: Any = None
 
 
-def hold(wanted: Slice) -> list[str]:
+def reserve(wanted: Slice) -> list[str]:
     """Reserve a slice: the ids of its nodes, by their place in the placement group. What was held is released first.
     Raises TpuMagicsError where others have it."""
     import ray
@@ -212,31 +214,31 @@ def hold(wanted: Slice) -> list[str]:
 
     release()
     try:
-        Held.group = slice_placement_group(
+        Reservation.group = slice_placement_group(
             topology=wanted.topology,
             accelerator_version=wanted.version,
             chips_per_vm=wanted.chips,
             strategy="STRICT_SPREAD",
-            head_reservation_timeout_s=PATIENCE,
+            head_reservation_timeout_s=RESERVE_TIMEOUT,
         )
-        ray.get(Held.group.placement_group.ready(), timeout=PATIENCE)
+        ray.get(Reservation.group.placement_group.ready(), timeout=RESERVE_TIMEOUT)
     except BaseException as error:
         release()
         if isinstance(error, (TimeoutError, RuntimeError, ValueError)):
-            raise _taken(wanted, error) from None
+            raise _reservation_error(wanted, error) from None
         raise
-    Held.group.release_head_pgs()
-    return _nodes_of(Held.group.placement_group)
+    Reservation.group.release_head_pgs()
+    return _node_ids(Reservation.group.placement_group)
 
 
-def _nodes_of(group: Any) -> list[str]:
+def _node_ids(group: Any) -> list[str]:
     from ray.util import placement_group_table
 
     placed: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
     return [placed[index] for index in sorted(placed)]
 
 
-def _taken(wanted: Slice, error: Exception) -> TpuMagicsError:
+def _reservation_error(wanted: Slice, error: Exception) -> TpuMagicsError:
     said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
     if isinstance(error, ValueError):
         return TpuMagicsError(
@@ -247,7 +249,7 @@ def _taken(wanted: Slice, error: Exception) -> TpuMagicsError:
             else "Use its one host alone: %tpu_init there, without --hosts.",
         )
     return TpuMagicsError(
-        f"The slice {wanted.name} is there, and Ray did not get it within {PATIENCE:.0f} s.",
+        f"The slice {wanted.name} is there, and Ray did not get it within {RESERVE_TIMEOUT:.0f} s.",
         f"Something else holds it, or its hosts have no CPU free. Ray says: {said}",
         "Look who has it with `ray status` and `ray list placement-groups`, end that job, and run %tpu_init again.",
     )
@@ -255,24 +257,24 @@ def _taken(wanted: Slice, error: Exception) -> TpuMagicsError:
 
 def release() -> None:
     """Give the held slice back; with the connection, or the cluster's head, it went by itself."""
-    group, Held.group = Held.group, None
-    if group is not None and cluster.answers():
+    group, Reservation.group = Reservation.group, None
+    if group is not None and cluster.is_alive():
         group.shutdown()
 
 
-def forget() -> None:
+def forget_reservation() -> None:
     """What was held went with the connection that it was held through."""
-    Held.group = None
+    Reservation.group = None
 
 
-def placing(pod: Pod, host: PodHost) -> dict[str, Any]:
+def actor_options(pod: Pod, host: PodHost) -> dict[str, Any]:
     """The options of an actor that has to run on this host: on its node and nowhere else, with the host's TPU chips
     where the slice is held."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-    if pod.device == "CPU" or Held.group is None or host.bundle is None:
+    if pod.device == "CPU" or Reservation.group is None or host.bundle is None:
         return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(host.node, soft=False)}
     group = PlacementGroupSchedulingStrategy(
-        placement_group=Held.group.placement_group, placement_group_bundle_index=host.bundle
+        placement_group=Reservation.group.placement_group, placement_group_bundle_index=host.bundle
     )
     return {"num_cpus": 0, "resources": {"TPU": host.chips}, "scheduling_strategy": group}

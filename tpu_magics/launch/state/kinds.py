@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tpu_magics.launch.state.rules import PLAIN, Rule, by_type, is_librarys
+from tpu_magics.launch.state.type_rules import PLAIN, TypeRule, cached_by_type, is_library_type
 
 ATOMS = frozenset(
     {int, float, complex, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range, slice}
@@ -100,7 +100,7 @@ class _Base:
         return None
 
 
-class _Named(_Base):
+class _FieldsKind(_Base):
     """Its content is a `Fields`."""
 
     def pieces(self, content: Any) -> list[tuple[Label, Any]]:
@@ -253,10 +253,10 @@ class BytesKind(_Base):
         return back
 
 
-class ObjectKind(_Named):
+class ObjectKind(_FieldsKind):
     """Attributes: of `__dict__` and of `__slots__`."""
 
-    def __init__(self, rule: Rule = PLAIN, librarys: bool = False) -> None:
+    def __init__(self, rule: TypeRule = PLAIN, librarys: bool = False) -> None:
         self.rule = rule
         self.librarys = librarys
 
@@ -317,7 +317,7 @@ def _own_dict(value: Any) -> dict[str, Any] | None:
     return own if isinstance(own, dict) else None
 
 
-@by_type
+@cached_by_type
 def _slots(kind: type) -> dict[str, Any]:
     return {
         name: item
@@ -356,7 +356,7 @@ class ModuleKind(ObjectKind):
     """An object that also tells a state of its own, and takes it: a module with `get_extra_state`. `get`, `put`: the
     names of the two methods."""
 
-    def __init__(self, rule: Rule, librarys: bool, get: str, put: str) -> None:
+    def __init__(self, rule: TypeRule, librarys: bool, get: str, put: str) -> None:
         super().__init__(rule, librarys)
         self._get = get
         self._put = put
@@ -397,7 +397,7 @@ class ModuleKind(ObjectKind):
 EXTRA = "get_extra_state()"
 
 
-class Both(_Base):
+class SubclassKind(_Base):
     """A container that has attributes as well: a subclass of list, dict, ..."""
 
     def __init__(self, items: Kind, fields: ObjectKind) -> None:
@@ -435,14 +435,14 @@ class Both(_Base):
         return back
 
 
-class ClassKind(_Named):
+class ClassKind(_FieldsKind):
     """The attributes of a class of the person's own."""
 
     def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
-        return ((("attribute", name), item) for name, item in _of_class(value, _code_too).items())
+        return ((("attribute", name), item) for name, item in _class_attributes(value, _not_a_descriptor).items())
 
     def mark(self, value: Any) -> Any:
-        return _of_class(value, _no_code)
+        return _class_attributes(value, _is_plain_attribute)
 
     def changed(self, value: Any, mark: Any) -> bool:
         fields = self.content(value, mark)
@@ -471,29 +471,31 @@ class ClassKind(_Named):
         return back
 
 
-def _code_too(item: Any) -> bool:
+def _not_a_descriptor(item: Any) -> bool:
     return not isinstance(item, (types.MemberDescriptorType, types.GetSetDescriptorType))
 
 
-def _no_code(item: Any) -> bool:
+def _is_plain_attribute(item: Any) -> bool:
     code = (*_CODE, classmethod, staticmethod, property, type)
-    return _code_too(item) and not isinstance(item, code) and not hasattr(type(item), "__get__")
+    return _not_a_descriptor(item) and not isinstance(item, code) and not hasattr(type(item), "__get__")
 
 
-def _of_class(kind: type, wanted: Callable[[Any], bool]) -> dict[str, Any]:
+def _class_attributes(kind: type, wanted: Callable[[Any], bool]) -> dict[str, Any]:
     return {
-        name: _inner(item) for name, item in vars(kind).items() if not name.startswith(("__", "_abc_")) and wanted(item)
+        name: _underlying_function(item)
+        for name, item in vars(kind).items()
+        if not name.startswith(("__", "_abc_")) and wanted(item)
     }
 
 
-def _inner(item: Any) -> Any:
+def _underlying_function(item: Any) -> Any:
     """The function in a descriptor."""
     if isinstance(item, (classmethod, staticmethod)):
         return item.__func__
     return item.fget if isinstance(item, property) else item
 
 
-class Binding:
+class NameBinding:
     """A name that code of the person's can bind anew: one in `space`, a namespace."""
 
     def __init__(self, space: dict[str, Any], name: str) -> None:
@@ -501,7 +503,7 @@ class Binding:
         self.name = name
 
 
-class BindingKind(_Named):
+class BindingKind(_FieldsKind):
     def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
         item = self.mark(value)
         return iter(()) if item is MISSING else iter(((("", ""), item),))
@@ -529,7 +531,7 @@ class BindingKind(_Named):
         return lambda: bind(old)
 
 
-class CellKind(_Named):
+class CellKind(_FieldsKind):
     """What a closure holds under a name."""
 
     def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
@@ -596,7 +598,7 @@ def equal(left: Any, right: Any) -> bool:
     return bool(found.all()) if hasattr(found, "all") else bool(found)
 
 
-class NamedKind(_Base):
+class ReportedKind(_Base):
     """What cannot be brought home, and is named where it was changed. `tell`: gives something that differs then."""
 
     def __init__(self, named: str, tell: Callable[[Any], Any]) -> None:
@@ -619,7 +621,7 @@ class NamedKind(_Base):
         raise NotImplementedError
 
 
-def _told_of_file(value: Any) -> Any:
+def _file_position(value: Any) -> Any:
     return value.closed or value.tell()
 
 
@@ -630,25 +632,25 @@ def flush(value: Any) -> None:
             value.flush()
 
 
-def _told_of_iterator(value: Any) -> Any:
+def _iterator_position(value: Any) -> Any:
     return operator.length_hint(value, -1), repr(value) if type(value).__name__ == "count" else ""
 
 
 LIST, DICT, SET, DEQUE, BYTES = ListKind(), DictKind(), SetKind(), DequeKind(), BytesKind()
 BINDING, CELL, CLASS = BindingKind(), CellKind(), ClassKind()
-FILE = NamedKind("an open file", _told_of_file)
-GENERATOR = NamedKind("a generator", lambda value: value.gi_frame and value.gi_frame.f_lasti)
-ITERATOR = NamedKind("an iterator", _told_of_iterator)
+FILE = ReportedKind("an open file", _file_position)
+GENERATOR = ReportedKind("a generator", lambda value: value.gi_frame and value.gi_frame.f_lasti)
+ITERATOR = ReportedKind("an iterator", _iterator_position)
 _CONTAINERS: tuple[tuple[type, Kind], ...] = ((list, LIST), (dict, DICT), (set, SET), (deque, DEQUE))
 _ITERATORS = tuple(map(type, map(iter, ([], (), range(0), {}, {}.values(), {}.items(), "", "é", set()))))
 
 
-def container(kind: type, rule: Rule) -> Kind | None:
+def container_kind(kind: type, rule: TypeRule) -> Kind | None:
     """The kind of a container, or None where `kind` is none."""
     for base, found in _CONTAINERS:
         if issubclass(kind, base):
             plain = kind is base or kind.__module__ in ("collections", "builtins")
-            return found if plain else Both(found, ObjectKind(rule, is_librarys(kind)))
+            return found if plain else SubclassKind(found, ObjectKind(rule, is_library_type(kind)))
     return BYTES if issubclass(kind, bytearray) or _is_array(kind) else None
 
 
@@ -657,7 +659,7 @@ def _is_array(kind: type) -> bool:
     return module is not None and issubclass(kind, module.array)
 
 
-def builtin(kind: type) -> Kind | None:
+def builtin_kind(kind: type) -> Kind | None:
     """The kind of what Python's own library has beside containers, or None."""
     if issubclass(kind, (io.StringIO, io.BytesIO)):
         return StateKind(

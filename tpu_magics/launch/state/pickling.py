@@ -11,25 +11,25 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tpu_magics.launch.state.rules import rule_of
-from tpu_magics.launch.state.walk import Snapshot
+from tpu_magics.launch.state.snapshot import StateSnapshot
+from tpu_magics.launch.state.type_rules import rule_of
 
 PROTOCOL = 5
 MARK = b"state:"
 """What begins a pickle that has numbers of the notebook's objects in it."""
 
 
-class BelongsToWorker(Exception):
+class WorkerOnlyError(Exception):
     """Something that has no place in the notebook: what stood in its place stays."""
 
 
-class Pickler(pickle.Pickler):
+class StatePickler(pickle.Pickler):
     """Writes what the notebook has as a number, and what only a worker has in a form for the notebook.
 
     `numbers`: of the notebook's objects, by id; `fetched`: tensors off the device, by the id of those on it.
     """
 
-    def __init__(self, file: Any, snapshot: Snapshot, numbers: Mapping[int, int], adapter: Any) -> None:
+    def __init__(self, file: Any, snapshot: StateSnapshot, numbers: Mapping[int, int], adapter: Any) -> None:
         super().__init__(file, PROTOCOL, buffer_callback=self._outside)
         self.snapshot = snapshot
         self.numbers = numbers
@@ -71,9 +71,9 @@ class Pickler(pickle.Pickler):
             return importlib.import_module, (value.__name__,)
         rule = rule_of(type(value))
         if rule.stays:
-            raise BelongsToWorker(type(value).__name__)
+            raise WorkerOnlyError(type(value).__name__)
         if rule.inner:
-            return itself, (getattr(value, rule.inner),)
+            return identity, (getattr(value, rule.inner),)
         return self._tensor(value) if self.adapter.is_tensor(value) else NotImplemented
 
     def _defined(self, value: Any) -> Any:
@@ -96,10 +96,10 @@ class Pickler(pickle.Pickler):
         return plain.__reduce_ex__(PROTOCOL)
 
 
-class Probe(Pickler):
+class SizeProbe(StatePickler):
     """Writes nothing: counts bytes, sums them up, and notes the tensors that are on the device."""
 
-    def __init__(self, snapshot: Snapshot, numbers: Mapping[int, int], adapter: Any) -> None:
+    def __init__(self, snapshot: StateSnapshot, numbers: Mapping[int, int], adapter: Any) -> None:
         self.sink = _Sink()
         super().__init__(self.sink, snapshot, numbers, adapter)
         self.tensors: list[Any] = []
@@ -135,15 +135,17 @@ class _Sink(io.RawIOBase):
         return len(data)
 
 
-def itself(value: Any) -> Any:
+def identity(value: Any) -> Any:
     """What a stand-in of the worker's becomes: the object inside."""
     return value
 
 
-class Unpickler(pickle.Unpickler):
+class StateUnpickler(pickle.Unpickler):
     """Reads what `Pickler` wrote; `blob(number)`: the bytes beside it, writable."""
 
-    def __init__(self, file: Any, snapshot: Snapshot, adapter: Any, blob: Callable[[int], Any], buffers: Any) -> None:
+    def __init__(
+        self, file: Any, snapshot: StateSnapshot, adapter: Any, blob: Callable[[int], Any], buffers: Any
+    ) -> None:
         super().__init__(file, buffers=buffers)
         self.snapshot = snapshot
         self.adapter = adapter
@@ -160,20 +162,20 @@ class Unpickler(pickle.Unpickler):
         return self._storages[number, token]
 
 
-def dumps(value: Any, snapshot: Snapshot, numbers: Mapping[int, int], adapter: Any) -> bytes:
+def dumps(value: Any, snapshot: StateSnapshot, numbers: Mapping[int, int], adapter: Any) -> bytes:
     """`value` with all that it needs, for `loads`. Raises what pickle raises."""
     file = io.BytesIO()
-    pickler = Pickler(file, snapshot, numbers, adapter)
+    pickler = StatePickler(file, snapshot, numbers, adapter)
     pickler.dump(value)
     inside = pickler.inside
     return pickle.dumps((file.getvalue(), [bytes(blob) for blob in pickler.blobs], inside), PROTOCOL)
 
 
-def loads(data: bytes, snapshot: Snapshot | None, adapter: Any) -> Any:
+def loads(data: bytes, snapshot: StateSnapshot | None, adapter: Any) -> Any:
     """What was dumped, the notebook's own objects in it."""
     if snapshot is None or not data.startswith(MARK):
         return pickle.loads(data)
     data = data[len(MARK) :]
     written, blobs, inside = pickle.loads(data)
     held = [bytearray(blob) for blob in blobs]
-    return Unpickler(io.BytesIO(written), snapshot, adapter, held.__getitem__, [held[i] for i in inside]).load()
+    return StateUnpickler(io.BytesIO(written), snapshot, adapter, held.__getitem__, [held[i] for i in inside]).load()

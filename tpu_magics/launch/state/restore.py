@@ -9,19 +9,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tpu_magics.launch.state.collect import BLOBS, STATE
-from tpu_magics.launch.state.pickling import Unpickler
-from tpu_magics.launch.state.walk import Snapshot
+from tpu_magics.launch.state.changes import BLOBS, STATE
+from tpu_magics.launch.state.pickling import StateUnpickler
+from tpu_magics.launch.state.snapshot import StateSnapshot
 
 SHOWN = 5  # names in a line
 
 
 @dataclass
-class Staged:
+class StagedChanges:
     """Changes that were read and can be made. `names`: what a cell assigned; `left`: what stays as it is here, by name,
     and why."""
 
-    snapshot: Snapshot
+    snapshot: StateSnapshot
     adapter: Any
     contents: dict[int, Any] = field(default_factory=dict)
     names: dict[str, Any] = field(default_factory=dict)
@@ -64,22 +64,22 @@ class Staged:
         return back
 
 
-def stage(snapshot: Snapshot, adapter: Any, folder: Path) -> Staged:
+def stage(snapshot: StateSnapshot, adapter: Any, folder: Path) -> StagedChanges:
     """Read what rank 0 wrote. Changes nothing."""
     if not (folder / STATE).exists():
-        return Staged(snapshot, adapter)
+        return StagedChanges(snapshot, adapter)
     written, places, inside, (numbers, names, left, random) = pickle.loads((folder / STATE).read_bytes())
     try:
         contents, found = _load(written, places, inside, snapshot, adapter, folder)
     except Exception as error:  # a class that is not here, or an object's own code
         why = f"it could not be loaded here: {type(error).__name__}: {error}"
         left = {**left, **dict.fromkeys([*(snapshot.path(number) for number in numbers), *names], why)}
-        return Staged(snapshot, adapter, {}, {}, left, random)
-    return Staged(snapshot, adapter, contents, found, left, random)
+        return StagedChanges(snapshot, adapter, {}, {}, left, random)
+    return StagedChanges(snapshot, adapter, contents, found, left, random)
 
 
 def _load(
-    written: bytes, places: Any, inside: Sequence[int], snapshot: Snapshot, adapter: Any, folder: Path
+    written: bytes, places: Any, inside: Sequence[int], snapshot: StateSnapshot, adapter: Any, folder: Path
 ) -> tuple[dict[int, Any], dict[str, Any]]:
     with open(folder / BLOBS, "rb") as file:
 
@@ -91,13 +91,13 @@ def _load(
             return content
 
         buffers = [blob(number) for number in inside]
-        loaded: tuple[dict[int, Any], dict[str, Any]] = Unpickler(
+        loaded: tuple[dict[int, Any], dict[str, Any]] = StateUnpickler(
             io.BytesIO(written), snapshot, adapter, blob, buffers
         ).load()
         return loaded
 
 
-def different(snapshot: Snapshot, sums: Sequence[Mapping[int, int] | None]) -> str:
+def rank_differences(snapshot: StateSnapshot, sums: Sequence[Mapping[int, int] | None]) -> str:
     """A line that names what the ranks changed in different ways; "" where they did the same."""
     told = [one for one in sums if one is not None]
     numbers = {number for one in told for number in one}
@@ -111,7 +111,7 @@ def different(snapshot: Snapshot, sums: Sequence[Mapping[int, int] | None]) -> s
     return f"{ranks} differ in {shown}{more}: here it is as on rank 0."
 
 
-def told_by_name(left: Mapping[str, str]) -> str:
+def unchanged_text(left: Mapping[str, str]) -> str:
     """What stays as it is, with the reasons, in one line."""
     told = [f"`{name}` ({why})" for name, why in list(left.items())[:SHOWN]]
     more = f" and {len(left) - SHOWN} more (_tpu.left)" if len(left) > SHOWN else ""

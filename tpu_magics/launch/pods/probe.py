@@ -15,28 +15,28 @@ from importlib import import_module
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch.pods import tokens
+from tpu_magics.launch.pods import auth_token
 from tpu_magics.launch.pods.address import CLIENT_PORT, GCS_PORT, Address
 
-PATIENCE = 10.0  # seconds for an answer
+TIMEOUT = 10.0  # seconds for an answer
 
 
-def ask(address: Address, patience: float = PATIENCE) -> bytes:
+def probe_cluster(address: Address, patience: float = TIMEOUT) -> bytes:
     """Whether a Ray cluster answers there; its id, by which one that was started anew is known (none through ray://).
     Raises TpuMagicsError after at most `patience` seconds."""
     until = time.monotonic() + patience
     host = address.host.strip("[]")
     try:
-        _touch(host, address.port, until)
+        _connect_once(host, address.port, until)
     except OSError as error:
-        raise _silent(address, _reason(error, patience)) from None
-    answer = _ask_client if address.client else _ask_gcs
+        raise _no_connection(address, _reason(error, patience)) from None
+    answer = _probe_client if address.client else _probe_gcs
     return answer(address, max(until - time.monotonic(), 0.1))
 
 
-def _touch(host: str, port: int, until: float) -> None:
+def _connect_once(host: str, port: int, until: float) -> None:
     """Connect to one of the addresses that a name has; `create_connection` would give each of them the whole time."""
-    places = _places(host, port, until)
+    places = _resolve(host, port, until)
     for number, (family, kind, protocol, _, place) in enumerate(places):
         with socket.socket(family, kind, protocol) as probe:
             probe.settimeout(max((until - time.monotonic()) / (len(places) - number), 0.1))
@@ -48,7 +48,7 @@ def _touch(host: str, port: int, until: float) -> None:
                     raise
 
 
-def _places(host: str, port: int, until: float) -> list[Any]:
+def _resolve(host: str, port: int, until: float) -> list[Any]:
     """The addresses of a name. `getaddrinfo` has no deadline of its own, and cannot be interrupted: where a name server
     does not answer, it asks for half a minute."""
     answers: queue.SimpleQueue[list[Any] | Exception] = queue.SimpleQueue()
@@ -77,7 +77,7 @@ def _reason(error: OSError, patience: float) -> str:
     return (error.strerror or str(error) or type(error).__name__).rstrip(".")
 
 
-def _ask_gcs(address: Address, patience: float) -> bytes:
+def _probe_gcs(address: Address, patience: float) -> bytes:
     """Ray's head answers `GetClusterId` (ray/core/generated/gcs_service_pb2_grpc.py, 2.60)."""
     import grpc
 
@@ -91,7 +91,7 @@ def _ask_gcs(address: Address, patience: float) -> bytes:
     return bytes(reply.cluster_id)
 
 
-def _ask_client(address: Address, patience: float) -> bytes:
+def _probe_client(address: Address, patience: float) -> bytes:
     """The server of ray:// answers a ping (ray/core/generated/ray_client_pb2_grpc.py, 2.60)."""
     import grpc
 
@@ -123,18 +123,18 @@ def _channel(address: Address) -> Iterator[Any]:
         channel.close()
 
 
-def _silent(address: Address, reason: str) -> TpuMagicsError:
+def _no_connection(address: Address, reason: str) -> TpuMagicsError:
     return TpuMagicsError(
         f"No Ray cluster answers at {address.text}.",
         f"The connection to {address.target} fails: {reason}.",
-        _try(address),
+        _advice(address),
     )
 
 
 def _no_cluster(address: Address, error: Any, patience: float) -> TpuMagicsError:
     code = error.code().name
     if code == "UNAUTHENTICATED":
-        return tokens.refused(address)
+        return auth_token.token_error(address)
     if code == "UNIMPLEMENTED":
         other = f"ray://{address.host}:{address.port}" if not address.client else f"{address.host}:{address.port}"
         return TpuMagicsError(
@@ -147,11 +147,11 @@ def _no_cluster(address: Address, error: Any, patience: float) -> TpuMagicsError
     return TpuMagicsError(
         f"No Ray cluster answers at {address.text}.",
         f"Something listens there, and it does not speak as Ray does: {said}.",
-        _try(address),
+        _advice(address),
     )
 
 
-def _try(address: Address) -> str:
+def _advice(address: Address) -> str:
     if address.source:
         return (
             f"The cluster that {address.source} names is gone, or cannot be reached: see `ray status`, start one with "

@@ -15,14 +15,14 @@ import pytest
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
-from tpu_magics.launch.pods import calling, cluster, freight, going, ship
+from tpu_magics.launch.pods import cluster, host_start, payload, ray_calls, ray_run
 from tpu_magics.launch.pods import link as links
-from tpu_magics.launch.pods.carrier import CHUNK, Carrier
-from tpu_magics.launch.pods.link import Link, linked, short
-from tpu_magics.launch.pods.parcel import LARGE
+from tpu_magics.launch.pods.bundle import LARGE_BYTES
+from tpu_magics.launch.pods.host_actor import CHUNK_BYTES, HostActor
+from tpu_magics.launch.pods.host_task import BUNDLE, LOG, HostTask, is_result_file, is_streamed_file
+from tpu_magics.launch.pods.link import Link, error_text, make_links
 from tpu_magics.launch.pods.pod import Pod, PodHost
 from tpu_magics.launch.pods.remote_watch import RemoteWatch
-from tpu_magics.launch.pods.task import LOG, PARCEL, HostTask, is_news, is_result
 from tpu_magics.launch.relay import NoScreen, Relay
 from tpu_magics.launch.work import FunctionWork
 from tpu_magics.runs import private
@@ -34,9 +34,9 @@ HOSTS = tuple(PodHost(i, f"w{i}", "", "10.0.0.1") for i in range(2))
 
 
 @pytest.fixture
-def carrier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Carrier:
+def carrier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostActor:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    return Carrier("run-0")
+    return HostActor("run-0")
 
 
 @pytest.fixture
@@ -44,12 +44,12 @@ def watch(tmp_path: Path) -> RemoteWatch:
     """Of two hosts, whose carriers nothing is asked of."""
     files = RunFiles(tmp_path / "run")
     files.path.mkdir()
-    found = linked(Pod("", HOSTS), [FakeCarrier(), FakeCarrier()])
+    found = make_links(Pod("", HOSTS), [FakeActor(), FakeActor()])
     workers = [worker for link in found for worker in link.workers]
     return RemoteWatch(files, workers, Relay(files, NoScreen()), links=found)
 
 
-class FakeCarrier:
+class FakeActor:
     """In the place of Ray's handle: notes what is asked of it."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class FakeCarrier:
         return Method
 
 
-def deliver(carrier: Carrier, watch: RemoteWatch, link: Link) -> list[list[str]]:
+def deliver(carrier: HostActor, watch: RemoteWatch, link: Link) -> list[list[str]]:
     """Poll until all is told: the names in each answer."""
     answers = []
     while news := carrier.poll(link.offsets, 0)[0]:
@@ -78,9 +78,9 @@ def deliver(carrier: Carrier, watch: RemoteWatch, link: Link) -> list[list[str]]
 
 
 def test_a_display_that_is_larger_than_an_answer_is_there_before_its_event(
-    carrier: Carrier, watch: RemoteWatch
+    carrier: HostActor, watch: RemoteWatch
 ) -> None:
-    text = json.dumps({"data": {"text/html": "x" * (2 * CHUNK)}})
+    text = json.dumps({"data": {"text/html": "x" * (2 * CHUNK_BYTES)}})
     (carrier.folder / "display-0.json").write_text(text)
     (carrier.folder / "rank-0.log").write_text("shown\n")
     (carrier.folder / "rank-0.jsonl").write_text('{"kind":"display"}\n')
@@ -110,7 +110,7 @@ class Lines(NoScreen):
         self.shown += text
 
 
-def test_two_hosts_that_write_of_one_rank_lose_nothing(carrier: Carrier, watch: RemoteWatch) -> None:
+def test_two_hosts_that_write_of_one_rank_lose_nothing(carrier: HostActor, watch: RemoteWatch) -> None:
     """On a TPU a worker may get the rank under whose number another host's had begun."""
     first, second = watch.links
     watch._take_in(first, ("rank-1.log", 0, b"begins\n"))
@@ -119,7 +119,7 @@ def test_two_hosts_that_write_of_one_rank_lose_nothing(carrier: Carrier, watch: 
     assert (watch.files.path / "rank-1.log").read_bytes() == b"begins\ngoes on\nends\n"
 
 
-def test_a_log_that_was_emptied_is_emptied_here(carrier: Carrier, watch: RemoteWatch) -> None:
+def test_a_log_that_was_emptied_is_emptied_here(carrier: HostActor, watch: RemoteWatch) -> None:
     log = carrier.folder / "rank-0.log"
     log.write_text("a long line\n")
     deliver(carrier, watch, watch.links[0])
@@ -133,21 +133,25 @@ def test_a_log_that_was_emptied_is_emptied_here(carrier: Carrier, watch: RemoteW
 
 @pytest.mark.parametrize("name", ["rank-0.jsonl", "supervisor.jsonl", "display-3.json", "rank-12.stacks", "host.log"])
 def test_files_of_a_run(name: str) -> None:
-    assert is_news(name)
+    assert is_streamed_file(name)
 
 
 @pytest.mark.parametrize("name", ["run.json", "../rank-0.log", "/etc/rank-0.log", "rank-/../../x.log", "", "x.py"])
 def test_a_host_that_sends_another_file_is_lost(name: str, watch: RemoteWatch) -> None:
     link = watch.links[1]
     watch._take_in(link, (name, 0, b"x"))
-    assert repr(name) in link.lost and not list(watch.files.path.glob("*.log")) and not is_news(name)
+    assert repr(name) in link.lost and not list(watch.files.path.glob("*.log")) and not is_streamed_file(name)
 
 
 @pytest.mark.parametrize("name", ["../result-x", "result-weights/../../x", "result-/..", "rank-0.log", "result-a//b"])
 def test_results_lie_in_the_run_folder(name: str, tmp_path: Path) -> None:
-    assert not is_result(name) and is_result("result-weights/model.safetensors") and is_result("result-value-0.pkl")
+    assert (
+        not is_result_file(name)
+        and is_result_file("result-weights/model.safetensors")
+        and is_result_file("result-value-0.pkl")
+    )
     with pytest.raises(ValueError, match="no result of a run"):
-        links.fetch(None, name, 1, tmp_path)
+        links.fetch_file(None, name, 1, tmp_path)
 
 
 # -- ends -------------------------------------------------------------------------------------------------------------
@@ -160,7 +164,7 @@ def test_a_full_disk_at_the_notebook_ends_the_run_and_frees_the_hosts(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     dismissed: list[Any] = []
-    monkeypatch.setattr("tpu_magics.launch.pods.remote_watch.dismiss", lambda made, _: dismissed.extend(made))
+    monkeypatch.setattr("tpu_magics.launch.pods.remote_watch.close_actors", lambda made, _: dismissed.extend(made))
     monkeypatch.setattr(watch, "_exchange", lambda: None)
     for link in watch.links:
         link.state = {"exit": 0}
@@ -175,9 +179,9 @@ def test_a_full_disk_at_the_notebook_ends_the_run_and_frees_the_hosts(
 
 
 def test_a_host_without_room_on_its_disk_is_named() -> None:
-    ship._require_disk(HOSTS, [2 * 10**9, None], 10**9)
+    host_start._require_disk(HOSTS, [2 * 10**9, None], 10**9)
     with pytest.raises(TpuMagicsError) as error:
-        ship._require_disk(HOSTS, [10**10, 10**9], 10**9)
+        host_start._require_disk(HOSTS, [10**10, 10**9], 10**9)
     assert error.value.what.startswith("There is no room on w1 for what this run sends (2,000 MB")
     assert "1,000 MB free" in error.value.why and "TMPDIR" in error.value.todo
 
@@ -185,11 +189,11 @@ def test_a_host_without_room_on_its_disk_is_named() -> None:
 def test_carriers_are_asked_to_clear_up_before_they_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
-    made, ended = [FakeCarrier(), FakeCarrier()], []
+    made, ended = [FakeActor(), FakeActor()], []
     monkeypatch.setattr(cluster, "is_connected", lambda: True)
     monkeypatch.setattr(ray, "wait", lambda asked, **_: ended.append(len(asked)))
     monkeypatch.setattr(ray, "kill", ended.append)
-    ship.dismiss(made, 0.1)
+    host_start.close_actors(made, 0.1)
     assert [one.asked for one in made] == [["close"], ["close"]] and ended == [2, *made]
 
 
@@ -197,11 +201,11 @@ def test_where_the_connection_was_closed_nothing_is_asked(watch: RemoteWatch) ->
     """Ray would start a cluster of its own to answer, with a dashboard and all."""
     import ray
 
-    ship.dismiss([link.carrier for link in watch.links], 0.1)
+    host_start.close_actors([link.carrier for link in watch.links], 0.1)
     watch._exchange()
     with pytest.raises(ConnectionError) as error:
-        links.ask(None)
-    assert [one.lost for one in watch.links] == [short(error.value)] * 2 == [calling.CLOSED] * 2
+        links.submit(None)
+    assert [one.lost for one in watch.links] == [error_text(error.value)] * 2 == [ray_calls.CLOSED] * 2
     assert all(one.carrier.asked == [] for one in watch.links) and not ray.is_initialized()
 
 
@@ -222,38 +226,38 @@ def test_an_exit_that_ray_raises_while_the_connection_is_closed_ends_no_thread(
     monkeypatch.setattr(ray, "wait", lambda asked, **_: (asked, []))
     monkeypatch.setattr(ray, "get", closes)
     watch._exchange()
-    assert [link.lost for link in watch.links] == [calling.CLOSED] * 2
+    assert [link.lost for link in watch.links] == [ray_calls.CLOSED] * 2
 
 
-def test_closing_leaves_nothing(carrier: Carrier, tmp_path: Path) -> None:
+def test_closing_leaves_nothing(carrier: HostActor, tmp_path: Path) -> None:
     (carrier.folder / "array-0.bin").write_bytes(b"x")
     carrier.close()
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_what_a_killed_carrier_has_left_goes_with_the_next(carrier: Carrier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_killed_carrier_has_left_goes_with_the_next(carrier: HostActor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not that of a living one, nor of another machine that shares the folder."""
-    dead, far = Carrier("dead").folder, Carrier("far").folder
+    dead, far = HostActor("dead").folder, HostActor("far").folder
     (dead / private.OWNER).write_text(f"{os.getpid()} 1 {private._machine()}")
     (far / private.OWNER).write_text(f"{os.getpid()} 1 another/pid:[1]")
-    Carrier("next")
+    HostActor("next")
     assert not dead.exists() and far.exists() and carrier.folder.exists()
 
 
-def test_a_folder_that_others_can_change_is_not_used(carrier: Carrier, tmp_path: Path) -> None:
+def test_a_folder_that_others_can_change_is_not_used(carrier: HostActor, tmp_path: Path) -> None:
     mine = carrier.folder.parent.parent
     assert mine == tmp_path / f"tpu_runs-{os.getuid()}" and mine.stat().st_mode & 0o077 == 0
     mine.chmod(0o777)
-    assert mine not in Carrier("next").folder.parents
+    assert mine not in HostActor("next").folder.parents
 
 
 def test_a_carrier_that_could_not_be_made_says_why() -> None:
     """By Ray's own errors (2.60)."""
     ray: Any = import_module("ray.exceptions")
     cause = OSError(errno.ENOSPC, "No space left on device")
-    failed = ray.RayTaskError("Carrier.__init__", f"Traceback\nOSError: {cause}", cause, actor_id="ab")
-    assert "No space left on device" in short(ray.ActorDiedError(failed))
-    assert short(ray.ActorDiedError()) == "its process has died"
+    failed = ray.RayTaskError("HostActor.__init__", f"Traceback\nOSError: {cause}", cause, actor_id="ab")
+    assert "No space left on device" in error_text(ray.ActorDiedError(failed))
+    assert error_text(ray.ActorDiedError()) == "its process has died"
 
 
 # -- a whole host, without Ray ----------------------------------------------------------------------------------------
@@ -262,7 +266,7 @@ def test_a_carrier_that_could_not_be_made_says_why() -> None:
 @pytest.mark.process
 def test_a_host_trains_from_its_parcel_and_leaves_nothing(
     tmp_path: Path,
-    carrier: Carrier,
+    carrier: HostActor,
     watch: RemoteWatch,
     fresh_session: session.Session,
     monkeypatch: pytest.MonkeyPatch,
@@ -271,15 +275,15 @@ def test_a_host_trains_from_its_parcel_and_leaves_nothing(
     there = tmp_path / "there"
     there.mkdir()
     monkeypatch.setenv("TMPDIR", str(there))
-    table = np.arange(LARGE, dtype=np.uint8)
+    table = np.arange(LARGE_BYTES, dtype=np.uint8)
 
     def train(given: Any) -> int:
         print("seen", len(given))
         return int(given[-1])
 
     fresh_session.backend.prepare()
-    gathered = freight.gathered(FunctionWork(train, (table,)), fresh_session.backend)
-    packed = going.packed(gathered, {"__name__": "__main__"}, {})
+    gathered = payload.gather(FunctionWork(train, (table,)), fresh_session.backend)
+    packed = ray_run.pack_payload(gathered, {"__name__": "__main__"}, {})
     task = HostTask(0, "w0", 1, 1, 1, "CPU", rehearsed=True, arrays=len(packed.arrays))
     carrier.begin(task, packed.data, *packed.arrays)
     link, until = watch.links[0], time.monotonic() + 60
@@ -287,9 +291,9 @@ def test_a_host_trains_from_its_parcel_and_leaves_nothing(
         for one in carrier.poll(link.offsets, 0.25)[0]:
             watch._take_in(link, one)
     deliver(carrier, watch, link)
-    assert (watch.files.path / "rank-0.log").read_text() == f"seen {LARGE}\n", (carrier.folder / LOG).read_text()
+    assert (watch.files.path / "rank-0.log").read_text() == f"seen {LARGE_BYTES}\n", (carrier.folder / LOG).read_text()
     assert b'"kind":"end"' in (watch.files.path / "rank-0.jsonl").read_bytes().replace(b" ", b"")
     assert {name for name, _ in carrier.results()} == {"result-state.bin", "result-state.pkl", "result-value-0.pkl"}
-    assert not (carrier.folder / PARCEL).exists() and not list(carrier.folder.glob("array-*"))
+    assert not (carrier.folder / BUNDLE).exists() and not list(carrier.folder.glob("array-*"))
     carrier.close()
     assert not carrier.folder.exists() and [path for path in there.rglob("*") if path.is_file()] == []

@@ -18,30 +18,30 @@ from typing import Any
 from tpu_magics.launch.pods import cluster
 
 CLOSED = "this notebook's connection to the cluster was closed (ray.shutdown())"
-_one_at_a_time = threading.RLock()
+_lock = threading.RLock()
 
 
 @contextmanager
-def calling() -> Iterator[Any]:
+def ray_call() -> Iterator[Any]:
     """Ray, for a short call: `ray.shutdown()` waits for its end. Raises ConnectionError without a connection."""
-    with _one_at_a_time:
+    with _lock:
         if not cluster.is_connected():
             raise ConnectionError(CLOSED)
         ray: Any = import_module("ray")
-        _let_shutdown_wait(ray)
+        _serialize_shutdown(ray)
         try:
             yield ray
         except SystemExit as error:  # Ray's, where it was shut down past us
             raise ConnectionError(CLOSED) from error
 
 
-def _let_shutdown_wait(ray: Any) -> None:
+def _serialize_shutdown(ray: Any) -> None:
     if getattr(ray.shutdown, "waits_for_tpu_magics", False):
         return
 
     @functools.wraps(ray.shutdown)
     def shutdown(*args: Any, **options: Any) -> Any:
-        with _one_at_a_time:
+        with _lock:
             return shutdown.__wrapped__(*args, **options)
 
     shutdown.waits_for_tpu_magics = True  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.plan import Options
-from tpu_magics.launch.pods import address, cluster, plan, slices
+from tpu_magics.launch.pods import address, cluster, host_selection, slices
 
 if TYPE_CHECKING:
     from tpu_magics.launch.pods.pod import Pod
@@ -18,39 +18,39 @@ if TYPE_CHECKING:
     from tpu_magics.launch.session import Session
 
 
-def join(current: Session, hosts: str, wanted: Slice | None, options: Options) -> Pod | None:
+def join_pod(current: Session, hosts: str, wanted: Slice | None, options: Options) -> Pod | None:
     """The pod that `hosts` names; None, and what was there left, for none. Where it is refused, the session keeps its
     pod, unless that was given back for the new one."""
     if address.is_off(hosts):
-        leave(current)
+        leave_pod(current)
         return None
-    _refuse_busy(current)
+    _require_idle(current)
     if options.spmd is not None:
         raise TpuMagicsError(
             "--spmd and --hosts cannot be had together.",
             "An SPMD run has one worker, which drives the devices of its own host.",
             "Leave one of them away.",
         )
-    before = (cluster.Connection.address, slices.Held.group)
+    before = (cluster.Connection.address, slices.Reservation.group)
     try:
-        return plan.find(hosts, wanted, options.processes)
+        return host_selection.find_pod(hosts, wanted, options.processes)
     except BaseException:
-        if (cluster.Connection.address, slices.Held.group) != before:
+        if (cluster.Connection.address, slices.Reservation.group) != before:
             current.pod = None
         raise
 
 
-def leave(current: Session) -> None:
+def leave_pod(current: Session) -> None:
     """No pod any longer: its slice and the connection are given back."""
-    if current.pod is None and cluster.Connection.address is None and slices.Held.group is None:
+    if current.pod is None and cluster.Connection.address is None and slices.Reservation.group is None:
         return
-    _refuse_busy(current)
+    _require_idle(current)
     current.pod = None
     slices.release()
-    cluster.leave()
+    cluster.disconnect()
 
 
-def refuse_local(hosts: str) -> None:
+def require_pytorch(hosts: str) -> None:
     """For a framework that trains in the notebook's own process."""
     if not address.is_off(hosts):
         raise TpuMagicsError(
@@ -60,7 +60,7 @@ def refuse_local(hosts: str) -> None:
         )
 
 
-def _refuse_busy(current: Session) -> None:
+def _require_idle(current: Session) -> None:
     if current.going is not None and current.going.busy and current.pod is not None:
         raise TpuMagicsError(
             f"The run {current.going.folder.name!r} is still going on, on the hosts that --hosts named.",

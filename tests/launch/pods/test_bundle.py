@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tpu_magics.launch.pods.parcel import LARGE, pack, unpack
+from tpu_magics.launch.pods.bundle import LARGE_BYTES, pack, unpack
 
 ROOT = Path(__file__).parents[3]
 
@@ -25,7 +25,7 @@ def through(value: Any, main: dict[str, Any] | None = None, there: dict[str, Any
     return unpack(packed.data, arrays, there if there is not None else {})
 
 
-@pytest.mark.parametrize("size", [4, LARGE])
+@pytest.mark.parametrize("size", [4, LARGE_BYTES])
 def test_tensors_keep_their_content_and_what_they_share(size: int) -> None:
     whole = torch.arange(size, dtype=torch.float32)
     tied = torch.nn.Parameter(whole)
@@ -46,15 +46,15 @@ def test_every_type_of_tensor_travels(dtype: torch.dtype) -> None:
 
 def test_large_content_lies_beside_the_pickles() -> None:
     small = pack({"a": torch.zeros(10), "b": np.zeros(10)}, {})
-    large = pack({"a": torch.zeros(LARGE), "b": np.zeros(LARGE), "c": torch.zeros(LARGE)[:5]}, {})
-    assert small.arrays == () and large.array_bytes == (4 + 8 + 4) * LARGE and len(large.arrays) == 3
+    large = pack({"a": torch.zeros(LARGE_BYTES), "b": np.zeros(LARGE_BYTES), "c": torch.zeros(LARGE_BYTES)[:5]}, {})
+    assert small.arrays == () and large.array_bytes == (4 + 8 + 4) * LARGE_BYTES and len(large.arrays) == 3
     assert len(large.data) - len(small.data) < 2000
 
 
 def test_arrays_can_be_written_to() -> None:
-    there = through(np.arange(LARGE))
+    there = through(np.arange(LARGE_BYTES))
     there[0] = 5
-    assert there[0] == 5 and there[-1] == LARGE - 1
+    assert there[0] == 5 and there[-1] == LARGE_BYTES - 1
 
 
 NOTEBOOK = """
@@ -116,11 +116,11 @@ def test_a_module_beside_the_notebook_is_sent_with_it(tmp_path: Path) -> None:
     )
     sender = (
         "import sys, pathlib; sys.path.insert(0, '.')\nfrom own.deep import times\n"
-        "from tpu_magics.launch.pods.parcel import pack\n"
+        "from tpu_magics.launch.pods.bundle import pack\n"
         f"pathlib.Path({str(tmp_path / 'sent')!r}).write_bytes(pack(times, vars()).data)\n"
     )
     receiver = (
-        "import pathlib\nfrom tpu_magics.launch.pods.parcel import unpack\n"
+        "import pathlib\nfrom tpu_magics.launch.pods.bundle import unpack\n"
         f"data = pathlib.Path({str(tmp_path / 'sent')!r}).read_bytes()\n"
         "print(unpack(data, [], vars())(14))\n"
     )

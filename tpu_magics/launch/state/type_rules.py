@@ -11,7 +11,7 @@ from tpu_magics.runs.origin import is_library
 
 
 @dataclass(frozen=True)
-class Rule:
+class TypeRule:
     """How the instances of a type are treated.
 
     `skip`: attributes that are neither followed nor brought home; `only`: the only ones that are (None: all);
@@ -33,17 +33,17 @@ class Rule:
 
     def has(self, name: str) -> bool:
         """Whether the attribute `name` is followed."""
-        return name not in self.skip and name not in MARKS and (self.only is None or name in self.only)
+        return name not in self.skip and name not in LIBRARY_MARKS and (self.only is None or name in self.only)
 
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
-def by_type(function: Callable[[type], Answer]) -> Callable[[type], Answer]:
+def cached_by_type(function: Callable[[type], Result]) -> Callable[[type], Result]:
     """Remember the answers for each class, by identity: a metaclass may make its classes unhashable."""
-    known: dict[int, tuple[type, Answer]] = {}
+    known: dict[int, tuple[type, Result]] = {}
 
-    def answer(kind: type) -> Answer:
+    def answer(kind: type) -> Result:
         if id(kind) not in known:
             known[id(kind)] = kind, function(kind)
         return known[id(kind)][1]
@@ -51,9 +51,9 @@ def by_type(function: Callable[[type], Answer]) -> Callable[[type], Answer]:
     return answer
 
 
-PLAIN = Rule()
-OPAQUE = Rule(opaque=True)
-LIBRARY = Rule(quiet=True)
+PLAIN = TypeRule()
+OPAQUE = TypeRule(opaque=True)
+LIBRARY = TypeRule(quiet=True)
 
 # Packages whose objects are left alone: those of the session, of devices, of output, and immutable ones.
 OPAQUE_PACKAGES = frozenset(
@@ -69,32 +69,32 @@ OPAQUE_PACKAGES = frozenset(
     }
 )
 # The modules of Python's own library whose objects hold what a person put there.
-HOLDERS = frozenset({"collections", "types", "argparse", "queue", "configparser"})
+CONTAINER_MODULES = frozenset({"collections", "types", "argparse", "queue", "configparser"})
 
 # Marks that libraries put on anybody's objects for as long as a process has its devices (accelerate 1.15.0: with it
 # `prepare` leaves an object where it is).
-MARKS = frozenset({"_is_accelerate_prepared"})
+LIBRARY_MARKS = frozenset({"_is_accelerate_prepared"})
 
-RULES: dict[str, Rule] = {}
+RULES: dict[str, TypeRule] = {}
 
 
-def add(rules: Mapping[str, Rule]) -> None:
+def add(rules: Mapping[str, TypeRule]) -> None:
     """Add rules, by the full name of a type (`module.Class`); its subclasses follow it. Before any object is walked."""
     RULES.update(rules)
 
 
-@by_type
-def rule_of(kind: type) -> Rule:
+@cached_by_type
+def rule_of(kind: type) -> TypeRule:
     """The rule for instances of `kind`."""
     for base in kind.__mro__:
         found = RULES.get(f"{base.__module__}.{base.__qualname__}")
         if found is not None:
             return found
-    if not is_librarys(kind):
+    if not is_library_type(kind):
         return PLAIN
     module = str(kind.__module__)
     packages = _packages(module)
-    if OPAQUE_PACKAGES & packages or (packages[-1:] and _is_pythons(module) and not HOLDERS & packages):
+    if OPAQUE_PACKAGES & packages or (packages[-1:] and _is_stdlib(module) and not CONTAINER_MODULES & packages):
         return OPAQUE
     return LIBRARY
 
@@ -111,12 +111,12 @@ def _packages(module: str) -> _Packages:
     return _Packages(".".join(parts[:count]) for count in range(len(parts), 0, -1))
 
 
-def _is_pythons(module: str) -> bool:
+def _is_stdlib(module: str) -> bool:
     return module.partition(".")[0] in sys.stdlib_module_names
 
 
-@by_type
-def is_librarys(kind: type) -> bool:
+@cached_by_type
+def is_library_type(kind: type) -> bool:
     """Whether a class is not of the person's own code."""
     return is_library_module(str(kind.__module__))
 
@@ -132,7 +132,7 @@ def is_library_module(name: str) -> bool:
     return is_library(file) if file else True
 
 
-def follows(function: Any) -> bool:
+def is_user_function(function: Any) -> bool:
     """Whether a function is the person's own, so that it is told what it reads."""
     code = getattr(function, "__code__", None)
     return code is not None and not is_library(code.co_filename)

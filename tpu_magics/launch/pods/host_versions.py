@@ -14,23 +14,23 @@ from typing import Any
 from tpu_magics import __version__
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host.versions import installed
-from tpu_magics.launch.pods.cluster import Node
+from tpu_magics.launch.pods.cluster import ClusterNode
 
 NOTEBOOK = "this notebook"
 PACKAGES = ("tpu_magics", "ray", "torch", "torch_xla", "libtpu")
-PATIENCE = 60.0  # seconds until each host has started a process and answered
+QUERY_TIMEOUT = 60.0  # seconds until each host has started a process and answered
 
 
-class Silent(TpuMagicsError):
+class HostsSilentError(TpuMagicsError):
     """Hosts that do not answer. `nodes`: which."""
 
-    def __init__(self, what: str, why: str, todo: str, nodes: Sequence[Node]) -> None:
+    def __init__(self, what: str, why: str, todo: str, nodes: Sequence[ClusterNode]) -> None:
         super().__init__(what, why, todo)
         self.nodes = tuple(nodes)
 
 
 @dataclass(frozen=True)
-class Look:
+class HostReport:
     """What a host said. `versions`: "python" and PACKAGES, those that it has; `memory`: free bytes (None: not
     available)."""
 
@@ -38,7 +38,7 @@ class Look:
     memory: int | None = None
 
 
-def here() -> dict[str, str]:
+def own_versions() -> dict[str, str]:
     """The versions of this process."""
     import ray
 
@@ -47,32 +47,32 @@ def here() -> dict[str, str]:
     return {**known, **{name: version for name in PACKAGES if (version := found.get(name))}}
 
 
-def look(nodes: Sequence[Node]) -> list[Look]:
+def query_hosts(nodes: Sequence[ClusterNode]) -> list[HostReport]:
     """Each node's answer. Raises TpuMagicsError that names the nodes which do not answer."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    task = ray.remote(_looker())
+    task = ray.remote(_query_function())
     asked = [
         task.options(
             num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)
         ).remote(PACKAGES)
         for node in nodes
     ]
-    ray.wait(asked, num_returns=len(asked), timeout=PATIENCE)
+    ray.wait(asked, num_returns=len(asked), timeout=QUERY_TIMEOUT)
     answers, silent = [], []
     for node, reference in zip(nodes, asked, strict=True):
         try:
-            answers.append(Look(*ray.get(reference, timeout=0.5)))
+            answers.append(HostReport(*ray.get(reference, timeout=0.5)))
         except Exception as error:
             silent.append((node, error))
             ray.cancel(reference, force=True)
     if silent:
-        raise _silent(silent)
+        raise _no_answer_error(silent)
     return answers
 
 
-def _looker() -> Callable[[Sequence[str]], tuple[dict[str, str], int | None]]:
+def _query_function() -> Callable[[Sequence[str]], tuple[dict[str, str], int | None]]:
     """The question, as a function that travels by its code: a host may not have this package."""
 
     def look_here(packages: Sequence[str]) -> tuple[dict[str, str], int | None]:
@@ -97,12 +97,12 @@ def _looker() -> Callable[[Sequence[str]], tuple[dict[str, str], int | None]]:
     return look_here
 
 
-def _silent(silent: Sequence[tuple[Node, Exception]]) -> Silent:
+def _no_answer_error(silent: Sequence[tuple[ClusterNode, Exception]]) -> HostsSilentError:
     names = ", ".join(node.name for node, _ in silent)
     said = " ".join(str(silent[0][1]).split())[:300] or type(silent[0][1]).__name__
-    return Silent(
+    return HostsSilentError(
         f"No process could be started on {names}.",
-        f"Ray started one on each host, with {PATIENCE:.0f} s to answer. Of the first it says: {said}",
+        f"Ray started one on each host, with {QUERY_TIMEOUT:.0f} s to answer. Of the first it says: {said}",
         "See `ray status`, and the logs of that node (/tmp/ray/session_latest/logs on it).",
         [node for node, _ in silent],
     )
@@ -111,40 +111,46 @@ def _silent(silent: Sequence[tuple[Node, Exception]]) -> Silent:
 # -- judging -----------------------------------------------------------------------------------------------------------
 
 
-def require_same(names: Sequence[str], answers: Sequence[Look], own: Mapping[str, str]) -> list[str]:
+def require_same_versions(names: Sequence[str], answers: Sequence[HostReport], own: Mapping[str, str]) -> list[str]:
     """Sentences about what differs and will do. Raises TpuMagicsError, with a line for each host, where a run cannot go
     through: another Python (3.x) or release of tpu_magics, torch or torch_xla."""
     named = {NOTEBOOK: own, **{name: answer.versions for name, answer in zip(names, answers, strict=True)}}
-    refused = [name for name in _REFUSED if len({_REFUSED[name](seen.get(name, "")) for seen in named.values()}) > 1]
+    refused = [
+        name for name in _MUST_MATCH if len({_MUST_MATCH[name](seen.get(name, "")) for seen in named.values()}) > 1
+    ]
     if refused:
-        raise _different(refused, named)
+        raise _mismatch_error(refused, named)
     differ = [name for name in ("python", *PACKAGES) if len({seen.get(name, "") for seen in named.values()}) > 1]
-    return [f"{_called(name)} differs on the hosts: {_told(name, named)}." for name in differ if name != "libtpu"]
+    return [
+        f"{_display_name(name)} differs on the hosts: {_hosts_by_version(name, named)}."
+        for name in differ
+        if name != "libtpu"
+    ]
 
 
-def _two(version: str) -> str:
+def _major_minor(version: str) -> str:
     return ".".join(version.split("+")[0].split(".")[:2])
 
 
-def _whole(version: str) -> str:
+def _full(version: str) -> str:
     return version
 
 
 # What makes versions different that cannot go together: the notebook's functions travel as Python's bytecode and as the
 # records of this package; compiled programs and weights as what torch and torch_xla of one release understand.
-_REFUSED: Mapping[str, Callable[[str], str]] = {
-    "python": _two,
-    "tpu_magics": _whole,
-    "torch": _two,
-    "torch_xla": _two,
+_MUST_MATCH: Mapping[str, Callable[[str], str]] = {
+    "python": _major_minor,
+    "tpu_magics": _full,
+    "torch": _major_minor,
+    "torch_xla": _major_minor,
 }
 
 
-def _called(name: str) -> str:
+def _display_name(name: str) -> str:
     return "Python" if name == "python" else name
 
 
-def _told(name: str, named: Mapping[str, Mapping[str, str]]) -> str:
+def _hosts_by_version(name: str, named: Mapping[str, Mapping[str, str]]) -> str:
     """Hosts by version: "3.11.7 on a and b, 3.11.8 on c"."""
     by_version: dict[str, list[str]] = {}
     for host, seen in named.items():
@@ -157,8 +163,8 @@ def _joined(hosts: Sequence[str], most: int = 4) -> str:
     return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else shown[0]
 
 
-def _different(refused: Sequence[str], named: Mapping[str, Mapping[str, str]]) -> TpuMagicsError:
-    what = " and ".join(_called(name) for name in refused)
+def _mismatch_error(refused: Sequence[str], named: Mapping[str, Mapping[str, str]]) -> TpuMagicsError:
+    what = " and ".join(_display_name(name) for name in refused)
     first = {name: named[NOTEBOOK].get(name, "") for name in refused}
     packages = " ".join(
         f'"{_distribution(name)}=={first[name]}"' for name in refused if name != "python" and first[name]
@@ -179,9 +185,9 @@ def _distribution(name: str) -> str:
 
 
 def _line(host: str, names: Sequence[str], seen: Mapping[str, str]) -> str:
-    return f"  {host}: {', '.join(f'{_called(name)} {seen.get(name) or chr(45) * 2}' for name in names)}"
+    return f"  {host}: {', '.join(f'{_display_name(name)} {seen.get(name) or chr(45) * 2}' for name in names)}"
 
 
-def told(versions: Mapping[str, Any]) -> str:
+def versions_text(versions: Mapping[str, Any]) -> str:
     """In one line: "Python 3.11.7, torch 2.9.0"."""
-    return ", ".join(f"{_called(name)} {versions[name]}" for name in ("python", *PACKAGES) if versions.get(name))
+    return ", ".join(f"{_display_name(name)} {versions[name]}" for name in ("python", *PACKAGES) if versions.get(name))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tpu_magics.launch.pods.environment import UNSET, of_slice
+from tpu_magics.launch.pods.slice_environment import UNSET_VARIABLES, slice_environments
 from tpu_magics.magics.pod import slice_of
 
 # Without a chip torch_xla cannot start; but what it would tell its runtime is made of the environment alone.
@@ -53,7 +53,7 @@ def addresses(hosts: int) -> list[str]:
 @pytest.fixture(scope="module")
 def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """What torch_xla makes of the environment in each process of each slice."""
-    told = {target: of_slice(slice_of(target), addresses(hosts)) for target, (_, _, hosts) in SLICES.items()}
+    told = {target: slice_environments(slice_of(target), addresses(hosts)) for target, (_, _, hosts) in SLICES.items()}
     plain = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     command = [sys.executable, "-c", READ, json.dumps(told), json.dumps({**plain, **LEFTOVERS})]
     environment = {**os.environ, "PJRT_DEVICE": "CPU"}
@@ -77,8 +77,8 @@ def test_torch_xla_reads_the_slice_from_it(target: str, read: dict[str, list[dic
 
 
 def test_leftovers_are_unset_and_no_metadata_server_is_asked() -> None:
-    first, second = of_slice(slice_of("v5p-16"), ["10.0.0.1", "10.0.0.2"])
-    assert all(first[name] is None for name in UNSET)
+    first, second = slice_environments(slice_of("v5p-16"), ["10.0.0.1", "10.0.0.2"])
+    assert all(first[name] is None for name in UNSET_VARIABLES)
     assert (first["TPU_SKIP_MDS_QUERY"], first["TPU_WORKER_HOSTNAMES"]) == ("1", "10.0.0.1,10.0.0.2")
     assert (first["TPU_WORKER_ID"], second["TPU_WORKER_ID"]) == ("0", "1")
     assert not any(name.startswith("MEGASCALE") for name in first)

@@ -17,18 +17,19 @@ from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.launch import alone, diagnose, guards, plan, process, reach, session, streams, supervise, train
 from tpu_magics.launch import failure as failures
 from tpu_magics.launch.plan import Options, Plan
-from tpu_magics.launch.pods import cluster, freight, parcel, ship, slices
-from tpu_magics.launch.pods.link import Link, linked
-from tpu_magics.launch.pods.plan import require_room, with_ranks
+from tpu_magics.launch.pods import cluster, host_start, payload, slices
+from tpu_magics.launch.pods.bundle import Bundle, pack
+from tpu_magics.launch.pods.host_selection import require_memory, with_ranks
+from tpu_magics.launch.pods.host_task import HostTask
+from tpu_magics.launch.pods.link import Link, make_links
 from tpu_magics.launch.pods.pod import Pod, PodHost
 from tpu_magics.launch.pods.remote_watch import RemoteWatch
-from tpu_magics.launch.pods.task import HostTask
 from tpu_magics.launch.relay import Relay
 from tpu_magics.launch.train import Going, Request
 from tpu_magics.runs.folder import RunFolder
 
 
-def prepare(pod: Pod, request: Request, options: Options) -> PodGoing:
+def prepare(pod: Pod, request: Request, options: Options) -> RayRun:
     """Everything that can be refused, refused before anything is sent."""
     current = session.current
     host = session.known_host()
@@ -47,11 +48,11 @@ def prepare(pod: Pod, request: Request, options: Options) -> PodGoing:
         taken = set(models)
         models = {**models, **{train.free_name(name, taken): model for name, model in hoists.models.items()}}
     size = sum(backend.model_bytes(model) for model in models.values())
-    require_room(pod, size, options.force)
+    require_memory(pod, size, options.force)
     folder = RunFolder.create(options.run_name or request.folder_name)
     try:
         plan.require_disk(folder.path, size, options.force)
-        going = PodGoing(
+        going = RayRun(
             request, options, made, host, folder, request.make(models, hoists), models, size, hoists, pod=pod
         )
         going.pack()
@@ -134,16 +135,16 @@ def host_records(pod: Pod) -> list[dict[str, Any]]:
 
 
 @dataclass
-class PodGoing(Going):
-    """A run on the hosts of `pod`. `parcel`: what is sent, until it is."""
+class RayRun(Going):
+    """A run on the hosts of `pod`. `bundle`: what is sent, until it is."""
 
     pod: Pod = field(default_factory=lambda: Pod("", ()))
-    parcel: parcel.Parcel | None = None
+    bundle: Bundle | None = None
 
     def pack(self) -> None:
         """Pack what is sent. Raises TpuMagicsError naming what cannot be pickled."""
         notebook = session.current.notebook
-        gathered = freight.gathered(
+        gathered = payload.gather(
             self.work,
             session.current.backend,
             hoistable=self.request.hoistable,
@@ -154,20 +155,20 @@ class PodGoing(Going):
         )
         self.snapshot = self.take_snapshot()
         gathered = replace(gathered, form=self.snapshot.form())
-        self.parcel = packed(gathered, notebook.namespace, freight.texts(self.cell_names))
+        self.bundle = pack_payload(gathered, notebook.namespace, payload.cell_sources(self.cell_names))
 
     def fork(self) -> None:
         """Start the workers on every host; on an error none is left."""
-        assert self.parcel is not None
+        assert self.bundle is not None
         self.folder.update(hosts=host_records(self.pod))
-        with interruptible() as interrupted:
-            stored = ship.store(self.parcel)
-            made, told = ship.carriers(self.pod, self.folder.name, placing, interrupted)
+        with deferred_interrupts() as interrupted:
+            stored = host_start.store_bundle(self.bundle)
+            made, told = host_start.start_actors(self.pod, self.folder.name, placing, interrupted)
             try:
-                ship.begin(self.pod, made, self._task(), told, stored, interrupted)
+                host_start.start_processes(self.pod, made, self._task(), told, stored, interrupted)
                 self.watch = self._watching(made)
             except BaseException:
-                ship.dismiss(made)
+                host_start.close_actors(made)
                 raise
         self.folder.update(
             status="running",
@@ -199,13 +200,13 @@ class PodGoing(Going):
         )
 
     def _watching(self, made: list[Any]) -> RemoteWatch:
-        links = linked(self.pod, made)
+        links = make_links(self.pod, made)
         workers = [worker for link in links for worker in link.workers]
         relay, ranks = Relay(self.folder, self._screen()), range(self.pod.ranks)
         return RemoteWatch(self.folder, workers, relay, self.plan.timeout, self.onlooker, ranks, links=links)
 
     def watch_in_thread(self) -> None:
-        self.parcel = None  # it was sent, and keeps the models' memory as it was
+        self.bundle = None  # it was sent, and keeps the models' memory as it was
         super().watch_in_thread()
 
     def explained(self, watch: supervise.Watch) -> TrainingFailed:
@@ -216,18 +217,18 @@ class PodGoing(Going):
         culprit = diagnose.blame(record)
         for link in watch.links:
             if culprit is not None and culprit.rank in link.ranks and link.state:
-                record = replace(record, **_memory_of(link))
+                record = replace(record, **_host_memory_fields(link))
         return diagnose.diagnose(
             replace(
                 record,
                 hosts={rank: link.host.name for link in watch.links for rank in link.ranks},
                 lost=tuple((link.host.name, link.ranks, link.lost) for link in watch.lost),
-                refused=tuple(_refusal(link) for link in watch.refused),
+                refused=tuple(_refusal_fields(link) for link in watch.refused),
             )
         )
 
 
-def _memory_of(link: Link) -> dict[str, Any]:
+def _host_memory_fields(link: Link) -> dict[str, Any]:
     """The memory of a failed worker's own host."""
     state = link.state
     return {
@@ -238,28 +239,28 @@ def _memory_of(link: Link) -> dict[str, Any]:
     }
 
 
-def _refusal(link: Link) -> tuple[str, str, str, str]:
+def _refusal_fields(link: Link) -> tuple[str, str, str, str]:
     found = link.refused or {}
     return link.host.name, found.get("what", ""), found.get("why", ""), found.get("todo", "")
 
 
-def packed(gathered: freight.Freight, namespace: dict[str, Any], texts: Mapping[str, list[str]]) -> parcel.Parcel:
+def pack_payload(gathered: payload.Payload, namespace: dict[str, Any], texts: Mapping[str, list[str]]) -> Bundle:
     """The parcel of a run. Raises TpuMagicsError naming what cannot be pickled."""
     try:
-        return parcel.pack(gathered, namespace, texts)
+        return pack(gathered, namespace, texts)
     except Exception as error:
-        from tpu_magics.launch.pods.unsendable import explained
+        from tpu_magics.launch.pods.pickling_errors import explain_pickling_error
 
-        raise explained(gathered, namespace, error) from None
+        raise explain_pickling_error(gathered, namespace, error) from None
 
 
 def placing(pod: Pod, host: PodHost) -> Mapping[str, Any]:
     """Ray's options of a host's carrier."""
-    return slices.placing(pod, host)
+    return slices.actor_options(pod, host)
 
 
 @contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
+def deferred_interrupts() -> Iterator[Callable[[], bool]]:
     """Within it an interrupt is noted, to be raised where nothing is left half done. In another thread than the main
     one none comes."""
     if threading.current_thread() is not threading.main_thread():

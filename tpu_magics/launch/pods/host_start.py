@@ -17,22 +17,22 @@ from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.plan import mb
-from tpu_magics.launch.pods.calling import calling
-from tpu_magics.launch.pods.carrier import Carrier
-from tpu_magics.launch.pods.link import short
-from tpu_magics.launch.pods.parcel import Parcel
+from tpu_magics.launch.pods.bundle import Bundle
+from tpu_magics.launch.pods.host_actor import HostActor
+from tpu_magics.launch.pods.host_task import HostTask
+from tpu_magics.launch.pods.link import error_text
 from tpu_magics.launch.pods.pod import Pod, PodHost
-from tpu_magics.launch.pods.task import HostTask
+from tpu_magics.launch.pods.ray_calls import ray_call
 
-COMES = 60.0  # seconds in which each host has started its carrier
-BEGINS = 120.0  # seconds in which it has the parcel and has started its process,
-SLOWEST = 10e6  # and a second more for so many bytes of large arrays
-CLOSES = 5.0  # seconds in which carriers whose run does not begin have cleared up
-_LOOK = 0.2  # seconds between looks whether the person has interrupted
+ACTOR_START_SECONDS = 60.0  # seconds in which each host has started its carrier
+PROCESS_START_SECONDS = 120.0  # seconds in which it has the parcel and has started its process,
+BYTES_PER_SECOND = 10e6  # and a second more for so many bytes of large arrays
+CLOSE_SECONDS = 5.0  # seconds in which carriers whose run does not begin have cleared up
+_INTERRUPT_POLL = 0.2  # seconds between looks whether the person has interrupted
 
 
 @dataclass
-class Stored:
+class StoredBundle:
     """What lies in the object store, for as long as this is held."""
 
     parcel: Any
@@ -40,7 +40,7 @@ class Stored:
     bytes: int
 
 
-def store(packed: Parcel) -> Stored:
+def store_bundle(packed: Bundle) -> StoredBundle:
     """Put it there, once. Raises TpuMagicsError where there is no room."""
     import numpy as np
     import ray
@@ -48,7 +48,7 @@ def store(packed: Parcel) -> Stored:
     size = len(packed.data) + packed.array_bytes
     try:
         arrays = tuple(ray.put(np.frombuffer(one, dtype=np.uint8)) for one in packed.arrays)
-        return Stored(ray.put(packed.data), arrays, size)
+        return StoredBundle(ray.put(packed.data), arrays, size)
     except Exception as error:
         if type(error).__name__ not in ("ObjectStoreFullError", "OutOfDiskError"):
             raise
@@ -64,14 +64,14 @@ def _first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
 
 
-def carriers(
+def start_actors(
     pod: Pod, name: str, placing: Callable[[Pod, PodHost], Mapping[str, Any]], interrupted: Callable[[], bool]
 ) -> tuple[list[Any], list[dict[str, Any]]]:
     """An actor on each host, and what each says of its own. Raises TpuMagicsError naming the hosts that do not come;
     none is left then."""
     import ray
 
-    kind: Any = ray.remote(Carrier)
+    kind: Any = ray.remote(HostActor)
     made = [
         kind.options(max_restarts=0, max_task_retries=0, **placing(pod, host)).remote(f"{name}-{host.index}")
         for host in pod.hosts
@@ -79,16 +79,16 @@ def carriers(
     try:
         ports = [2 if host.index == 0 else 0 for host in pod.hosts]
         asked = [one.hello.remote(count) for one, count in zip(made, ports, strict=True)]
-        return made, _answers(asked, pod.hosts, COMES, "did not start", interrupted)
+        return made, _wait_for_all(asked, pod.hosts, ACTOR_START_SECONDS, "did not start", interrupted)
     except BaseException:
-        dismiss(made)
+        close_actors(made)
         raise
 
 
-def dismiss(made: Sequence[Any], patience: float = CLOSES) -> None:
+def close_actors(made: Sequence[Any], patience: float = CLOSE_SECONDS) -> None:
     """Have carriers leave nothing on their hosts, and end them; one that does not answer is ended all the same. Without
     a connection they are out of reach, and end by themselves."""
-    with contextlib.suppress(ConnectionError), calling() as ray:
+    with contextlib.suppress(ConnectionError), ray_call() as ray:
         closing = []
         for one in made:
             with contextlib.suppress(Exception):
@@ -100,12 +100,12 @@ def dismiss(made: Sequence[Any], patience: float = CLOSES) -> None:
                 ray.kill(one)
 
 
-def begin(
+def start_processes(
     pod: Pod,
     made: Sequence[Any],
     task: HostTask,
     told: Sequence[Mapping[str, Any]],
-    stored: Stored,
+    stored: StoredBundle,
     interrupted: Callable[[], bool],
 ) -> None:
     """Start every host's process. `task`: what all are told alike."""
@@ -118,7 +118,9 @@ def begin(
         environment = {**meeting, **task.environment, **host.environment}
         own = replace(here, index=host.index, name=host.name, address=host.address, environment=environment)
         asked.append(carrier.begin.remote(own, stored.parcel, *stored.arrays))
-    _answers(asked, pod.hosts, BEGINS + stored.bytes / SLOWEST, "could not begin", interrupted)
+    _wait_for_all(
+        asked, pod.hosts, PROCESS_START_SECONDS + stored.bytes / BYTES_PER_SECOND, "could not begin", interrupted
+    )
 
 
 def _require_disk(hosts: Sequence[PodHost], free: Sequence[int | None], size: int) -> None:
@@ -133,7 +135,7 @@ def _require_disk(hosts: Sequence[PodHost], free: Sequence[int | None], size: in
             )
 
 
-def _answers(
+def _wait_for_all(
     asked: Sequence[Any],
     hosts: Sequence[PodHost],
     patience: float,
@@ -148,20 +150,20 @@ def _answers(
     while waiting and time.monotonic() < until:
         if interrupted():
             raise KeyboardInterrupt
-        _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_LOOK)
+        _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_INTERRUPT_POLL)
     silent = [host for host, one in zip(hosts, asked, strict=True) if one in waiting]
     if silent:
-        raise _absent(silent, what, f"within {patience:.0f} s")
+        raise _host_error(silent, what, f"within {patience:.0f} s")
     answers = []
     for host, one in zip(hosts, asked, strict=True):
         try:
             answers.append(ray.get(one))
         except Exception as error:
-            raise _absent([host], what, short(error)) from error
+            raise _host_error([host], what, error_text(error)) from error
     return answers
 
 
-def _absent(hosts: Sequence[PodHost], what: str, why: str) -> TpuMagicsError:
+def _host_error(hosts: Sequence[PodHost], what: str, why: str) -> TpuMagicsError:
     names = ", ".join(host.name for host in hosts)
     return TpuMagicsError(
         f"{'Host' if len(hosts) == 1 else 'Hosts'} {names} {what}.",

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch.pods.freight import Freight, names_loaded
-from tpu_magics.launch.pods.parcel import Pickler
+from tpu_magics.launch.pods.bundle import BundlePickler
+from tpu_magics.launch.pods.payload import Payload, loaded_names
 from tpu_magics.launch.work import CellWork, FunctionWork
 from tpu_magics.runs.origin import is_library
 
@@ -21,9 +21,9 @@ _DEPTH = 12
 _WIDTH = 1000  # parts of one object that are looked at
 
 
-def explained(freight: Freight, namespace: dict[str, Any], error: Exception) -> TpuMagicsError:
+def explain_pickling_error(freight: Payload, namespace: dict[str, Any], error: Exception) -> TpuMagicsError:
     """The error that names it; `error`: what pickling all of it raised."""
-    found = _first(_roots(freight), namespace, set(), ())
+    found = _find(_roots(freight), namespace, set(), ())
     path, value, reason = found if found is not None else (("the training function",), None, error)
     name = path[-1]
     via = f", reached through {' -> '.join(f'`{one}`' for one in path[:-1])}" if len(path) > 1 else ""
@@ -37,13 +37,13 @@ def explained(freight: Freight, namespace: dict[str, Any], error: Exception) -> 
     )
 
 
-Found = tuple[tuple[str, ...], Any, Exception]
+Unpicklable = tuple[tuple[str, ...], Any, Exception]
 
 
-def _roots(freight: Freight) -> Iterator[tuple[str, Any]]:
+def _roots(freight: Payload) -> Iterator[tuple[str, Any]]:
     work = freight.work
     if isinstance(work, FunctionWork):
-        given = _labelled(work)
+        given = _arguments(work)
         yield from given
         yield str(getattr(work.function, "__name__", "") or type(work.function).__name__), work.function
     elif isinstance(work, CellWork):
@@ -52,7 +52,7 @@ def _roots(freight: Freight) -> Iterator[tuple[str, Any]]:
     yield from freight.arguments.items()
 
 
-def _labelled(work: FunctionWork) -> list[tuple[str, Any]]:
+def _arguments(work: FunctionWork) -> list[tuple[str, Any]]:
     try:
         names = list(inspect.signature(work.function).parameters)
     except (TypeError, ValueError):
@@ -62,9 +62,9 @@ def _labelled(work: FunctionWork) -> list[tuple[str, Any]]:
     return [*zip(names, work.args, strict=False), *work.kwargs.items()]
 
 
-def _first(
+def _find(
     parts: Iterator[tuple[str, Any]], namespace: dict[str, Any], seen: set[int], path: tuple[str, ...]
-) -> Found | None:
+) -> Unpicklable | None:
     """The innermost part that cannot be pickled, with the way to it."""
     for name, value in parts:
         if id(value) in seen or len(path) > _DEPTH:
@@ -73,25 +73,25 @@ def _first(
         problem = _problem(value, namespace)
         if problem is not None:
             here = (*path, name)
-            return _first(_inside(value), namespace, seen, here) or (here, value, problem)
+            return _find(_parts(value), namespace, seen, here) or (here, value, problem)
     return None
 
 
 def _problem(value: Any, namespace: dict[str, Any]) -> Exception | None:
     try:
-        Pickler(io.BytesIO(), namespace, lambda _buffer: False).dump(value)
+        BundlePickler(io.BytesIO(), namespace, lambda _buffer: False).dump(value)
     except Exception as error:
         return error
     return None
 
 
-def _inside(value: Any) -> Iterator[tuple[str, Any]]:
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     """The parts of a value, with the names under which a person knows them."""
     if isinstance(value, types.MethodType):
         yield "self", value.__self__
         yield value.__func__.__name__, value.__func__
     elif isinstance(value, types.FunctionType):
-        yield from _of_function(value)
+        yield from _function_parts(value)
     elif isinstance(value, dict):
         yield from ((_entry(key), item) for key, item in list(value.items())[:_WIDTH])
     elif isinstance(value, (list, tuple, set, frozenset)):
@@ -109,7 +109,7 @@ def _entry(key: object) -> str:
     return key if isinstance(key, str) else f"[{key!r}]"
 
 
-def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def _function_parts(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     if is_library(function.__code__.co_filename):
         return
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -117,7 +117,7 @@ def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
         except ValueError:
             continue
-    for name in dict.fromkeys(names_loaded(function.__code__)):
+    for name in dict.fromkeys(loaded_names(function.__code__)):
         if name in function.__globals__:
             yield name, function.__globals__[name]
     yield from ((f"a default of {function.__name__}", one) for one in function.__defaults__ or ())

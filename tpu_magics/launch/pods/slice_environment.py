@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from tpu_magics.launch.pods.slices import Slice
 
 # What configure_topology sets for each process, and what Ray sets for an actor that has a part of a host's chips.
-UNSET = (
+UNSET_VARIABLES = (
     "CLOUD_TPU_TASK_ID",
     "TPU_PROCESS_ADDRESSES",
     "TPU_PROCESS_BOUNDS",
@@ -30,11 +30,11 @@ UNSET = (
 )
 
 
-def of_slice(kind: Slice, addresses: Sequence[str]) -> list[Mapping[str, str | None]]:
+def slice_environments(kind: Slice, addresses: Sequence[str]) -> list[Mapping[str, str | None]]:
     """For each host of a slice, by worker id: what its workers' environment gets; None unsets. `addresses`: where the
     hosts reach each other, by worker id."""
     common: dict[str, str | None] = {
-        **dict.fromkeys(UNSET, None),
+        **dict.fromkeys(UNSET_VARIABLES, None),
         "PJRT_DEVICE": "TPU",
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": kind.name,

@@ -13,69 +13,69 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host.problem import plural
 from tpu_magics.launch.plan import PER_WORKER, mb
 from tpu_magics.launch.pods import address as addresses
-from tpu_magics.launch.pods import cluster, environment, slices, versions
-from tpu_magics.launch.pods.cluster import Node
+from tpu_magics.launch.pods import cluster, host_versions, slice_environment, slices
+from tpu_magics.launch.pods.cluster import ClusterNode
 from tpu_magics.launch.pods.pod import Pod, PodHost
 from tpu_magics.launch.pods.slices import Slice
 
-DIES = 45.0  # seconds in which Ray counts a node that does not answer as dead
+DEAD_NODE_SECONDS = 45.0  # seconds in which Ray counts a node that does not answer as dead
 
 
-def find(hosts: str, wanted: Slice | None = None, processes: int | None = None) -> Pod:
+def find_pod(hosts: str, wanted: Slice | None = None, processes: int | None = None) -> Pod:
     """Connect to the cluster that `hosts` names, and choose its hosts: those of a slice of TPUs, else, for a rehearsal,
     all that have CPUs. `processes`: ranks of all hosts together. Raises TpuMagicsError where a run could not go there;
     what was connected for it is left again."""
-    found = cluster.of_notebook(hosts) or addresses.read(hosts)
+    found = cluster.notebook_connection(hosts) or addresses.parse_address(hosts)
     assert found is not None, "the caller has seen to it that hosts were asked for"
-    opened, held = not cluster.is_connected(), slices.Held.group
+    opened, held = not cluster.is_connected(), slices.Reservation.group
     before = cluster.Connection.address
     cluster.connect(found)
     if cluster.Connection.address != before:
-        slices.forget()
+        slices.forget_reservation()
     try:
-        pod = _of_those_alive(found, wanted, processes)
-        require_room(pod)
+        pod = _pod_of_alive_nodes(found, wanted, processes)
+        require_memory(pod)
     except BaseException:
-        if slices.Held.group is not held:
+        if slices.Reservation.group is not held:
             slices.release()
         if opened:
-            cluster.leave()
+            cluster.disconnect()
         raise
     return pod
 
 
-def _of_those_alive(found: addresses.Address, wanted: Slice | None, processes: int | None) -> Pod:
+def _pod_of_alive_nodes(found: addresses.Address, wanted: Slice | None, processes: int | None) -> Pod:
     """The pod; without the nodes that turn out to be dead while they are asked, which Ray still counts for a while."""
     while True:
         try:
-            return _pod(found, wanted, processes)
-        except versions.Silent as silent:
-            if not cluster.gone(silent.nodes, DIES):
+            return _select(found, wanted, processes)
+        except host_versions.HostsSilentError as silent:
+            if not cluster.any_dead(silent.nodes, DEAD_NODE_SECONDS):
                 raise
 
 
-def _pod(found: addresses.Address, wanted: Slice | None, processes: int | None) -> Pod:
+def _select(found: addresses.Address, wanted: Slice | None, processes: int | None) -> Pod:
     alive = cluster.nodes()
-    chosen = slices.choose(alive, wanted)
+    chosen = slices.choose_slice(alive, wanted)
     if chosen is None:
         slices.release()
-        members = _with_room(alive)
-        pod = Pod(found.url, _hosts(members), client=found.client)
+        members = _hosts_with_cpus(alive)
+        pod = Pod(found.url, _pod_hosts(members), client=found.client)
     else:
-        with_ranks(_on_slice(found, chosen.slice, chosen.nodes), processes)  # refused before anything is held
-        members = _held(chosen.slice, alive)
-        pod = _on_slice(found, chosen.slice, members)
-    return with_ranks(_looked_at(pod, members), processes)
+        with_ranks(_slice_pod(found, chosen.slice, chosen.nodes), processes)  # refused before anything is held
+        members = _reserve(chosen.slice, alive)
+        pod = _slice_pod(found, chosen.slice, members)
+    return with_ranks(_with_host_reports(pod, members), processes)
 
 
-def _hosts(members: Sequence[Node]) -> tuple[PodHost, ...]:
+def _pod_hosts(members: Sequence[ClusterNode]) -> tuple[PodHost, ...]:
     return tuple(
         PodHost(index, node.name, node.id, node.address, cpus=node.cpus, head=node.head, store=node.store)
         for index, node in enumerate(members)
     )
 
 
-def _with_room(alive: Sequence[Node]) -> list[Node]:
+def _hosts_with_cpus(alive: Sequence[ClusterNode]) -> list[ClusterNode]:
     """The hosts of a rehearsal. A node that was started with 0 CPUs (as heads often are) is there for no work."""
     members = [node for node in alive if node.cpus > 0]
     if members:
@@ -92,21 +92,21 @@ def _with_room(alive: Sequence[Node]) -> list[Node]:
 # -- on a slice --------------------------------------------------------------------------------------------------------
 
 
-def _held(kind: Slice, alive: Sequence[Node]) -> list[Node]:
+def _reserve(kind: Slice, alive: Sequence[ClusterNode]) -> list[ClusterNode]:
     """Reserve a slice of this kind: its nodes, by their place in the placement group."""
-    held = slices.hold(kind)
+    held = slices.reserve(kind)
     known = {node.id: node for node in (*alive, *cluster.nodes())}  # Ray may choose one that has joined since
     return [known[node] for node in held]
 
 
-def _on_slice(found: addresses.Address, kind: Slice, members: Sequence[Node]) -> Pod:
+def _slice_pod(found: addresses.Address, kind: Slice, members: Sequence[ClusterNode]) -> Pod:
     """Hosts are counted by their worker id in the slice, which need not be their place in the placement group."""
     bundles = {node.id: bundle for bundle, node in enumerate(members)}
     ordered = sorted(members, key=lambda node: (slices.worker_id(node), node.id))
-    told = environment.of_slice(kind, [node.address for node in ordered])
+    told = slice_environment.slice_environments(kind, [node.address for node in ordered])
     hosts = tuple(
         replace(host, chips=kind.chips, bundle=bundles[host.node], environment=told[host.index])
-        for host in _hosts(ordered)
+        for host in _pod_hosts(ordered)
     )
     return Pod(
         address=found.url,
@@ -119,11 +119,13 @@ def _on_slice(found: addresses.Address, kind: Slice, members: Sequence[Node]) ->
     )
 
 
-def _looked_at(pod: Pod, members: Sequence[Node]) -> Pod:
+def _with_host_reports(pod: Pod, members: Sequence[ClusterNode]) -> Pod:
     """The same with what the hosts say of themselves."""
     known = {node.id: node for node in members}
-    answers = versions.look([known[host.node] for host in pod.hosts])
-    notes = versions.require_same([host.name for host in pod.hosts], answers, versions.here())
+    answers = host_versions.query_hosts([known[host.node] for host in pod.hosts])
+    notes = host_versions.require_same_versions(
+        [host.name for host in pod.hosts], answers, host_versions.own_versions()
+    )
     hosts = tuple(
         replace(host, versions=answer.versions, memory=answer.memory)
         for host, answer in zip(pod.hosts, answers, strict=True)
@@ -155,7 +157,7 @@ def with_ranks(pod: Pod, processes: int | None) -> Pod:
     return replace(pod, workers=processes // count)
 
 
-def require_room(pod: Pod, models: int = 0, force: bool = False) -> None:
+def require_memory(pod: Pod, models: int = 0, force: bool = False) -> None:
     """Refuse a run that the memory of a host cannot take: `models` bytes, of which each rank of a rehearsal has a copy,
     and its gradients. Nodes of one machine share its memory."""
     for address in dict.fromkeys(host.address for host in pod.hosts):
@@ -163,18 +165,18 @@ def require_room(pod: Pod, models: int = 0, force: bool = False) -> None:
         free = [host.memory for host in hosts if host.memory is not None]
         if force or not free:
             continue
-        needed = len(hosts) * needed_on_host(pod, models)
+        needed = len(hosts) * memory_per_host(pod, models)
         if needed > min(free):
-            raise _no_room(pod, hosts, needed, min(free), models)
+            raise _not_enough_memory(pod, hosts, needed, min(free), models)
 
 
-def needed_on_host(pod: Pod, models: int) -> int:
+def memory_per_host(pod: Pod, models: int) -> int:
     """Bytes of memory that a run takes on one host: workers, the models as they arrive, and the ranks' copies."""
     copies = 2 * pod.workers if pod.device == "CPU" else pod.workers * (pod.replicas - 1) + 1
     return pod.workers * PER_WORKER + (copies + 1) * models
 
 
-def _no_room(pod: Pod, hosts: Sequence[PodHost], needed: int, free: int, models: int) -> TpuMagicsError:
+def _not_enough_memory(pod: Pod, hosts: Sequence[PodHost], needed: int, free: int, models: int) -> TpuMagicsError:
     names = ", ".join(f"the head node {host.name}" if host.head else host.name for host in hosts)
     ranks = plural(pod.workers * pod.replicas * len(hosts), "rank")
     return TpuMagicsError(

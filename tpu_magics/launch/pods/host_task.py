@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-TASK, PARCEL, STATE, LOG = "task.pkl", "parcel.bin", "state.json", "host.log"
+TASK, BUNDLE, STATE, LOG = "task.pkl", "parcel.bin", "state.json", "host.log"
 RECORDS, DISPLAYS, RESULTS = "*.jsonl", "display-*.json", "result-*"
 OUTPUT = ("rank-*.log", "rank-*.stacks", "rank-*-metrics-*.txt", LOG)
 STARTING, RUNNING, ENDED, REFUSED = "starting", "running", "ended", "refused"
@@ -76,12 +76,12 @@ class HostState:
         temporary.replace(folder / STATE)
 
 
-def is_news(name: str) -> bool:
+def is_streamed_file(name: str) -> bool:
     """Whether a host may send what comes into a file of this name: it becomes part of a path at the notebook."""
     return "/" not in name and any(fnmatchcase(name, one) for one in (RECORDS, DISPLAYS, *OUTPUT))
 
 
-def is_result(name: str) -> bool:
+def is_result_file(name: str) -> bool:
     """The same of what a host sends at the end, which may lie in folders."""
     first, *_ = parts = name.split("/")
     return fnmatchcase(first, RESULTS) and not {"", ".", ".."} & set(parts)

@@ -12,13 +12,13 @@ from typing import Any
 
 from tpu_magics.launch.state import kinds
 from tpu_magics.launch.state.kinds import Label
-from tpu_magics.launch.state.pickling import MARK, BelongsToWorker, Pickler, Probe, dumps
-from tpu_magics.launch.state.rules import rule_of
-from tpu_magics.launch.state.walk import Node, Snapshot
+from tpu_magics.launch.state.pickling import MARK, SizeProbe, StatePickler, WorkerOnlyError, dumps
+from tpu_magics.launch.state.snapshot import SnapshotNode, StateSnapshot
+from tpu_magics.launch.state.type_rules import rule_of
 
-LIMIT = 256 * 2**20  # bytes that come home besides the state of optimizers
+MAX_BYTES = 256 * 2**20  # bytes that come home besides the state of optimizers
 STATE, BLOBS = "result-state.pkl", "result-state.bin"
-NAMES = -1  # the number of what a cell assigned
+NAMES_NUMBER = -1  # the number of what a cell assigned
 _ALIGNED = 64
 
 
@@ -35,16 +35,16 @@ class Changes:
     sizes: dict[int, int] = field(default_factory=dict)
     random: Any = None
 
-    def leave_all(self, snapshot: Snapshot, why: str) -> None:
+    def leave_all(self, snapshot: StateSnapshot, why: str) -> None:
         """Nothing of it comes home."""
         self.left.update({snapshot.root(number): why for number in self.contents})
         self.contents.clear()
 
 
-class Collector:
+class ChangeCollector:
     """What one rank knows of the notebook's objects after its function. `models`: as they are trained here."""
 
-    def __init__(self, snapshot: Snapshot, models: Mapping[str, Any], adapter: Any) -> None:
+    def __init__(self, snapshot: StateSnapshot, models: Mapping[str, Any], adapter: Any) -> None:
         self.snapshot = snapshot
         self.adapter = adapter
         self.numbers = _numbers(snapshot, models, adapter)
@@ -57,7 +57,7 @@ class Collector:
         for number, node in enumerate(self.snapshot.nodes):
             if node.kind is not None and id(node.value) in self.numbers:
                 self._look(number, node, found)
-        _keep_to_limit(self.snapshot, found)
+        _drop_largest(self.snapshot, found)
         return found
 
     def add_names(self, changes: Changes, names: Mapping[str, Any]) -> None:
@@ -65,11 +65,11 @@ class Collector:
         changes.names = {
             name: value
             for name, value in names.items()
-            if type(value) in kinds.ATOMS or self._tried(NAMES, value, changes) is None
+            if type(value) in kinds.ATOMS or self._tried(NAMES_NUMBER, value, changes) is None
         }
-        changes.sums.pop(NAMES, None)
+        changes.sums.pop(NAMES_NUMBER, None)
 
-    def _look(self, number: int, node: Node, found: Changes) -> None:
+    def _look(self, number: int, node: SnapshotNode, found: Changes) -> None:
         assert node.kind is not None
         try:
             if not node.kind.changed(node.value, node.mark):
@@ -86,7 +86,7 @@ class Collector:
         if content is not None:
             found.contents[number] = content
 
-    def _what_travels(self, number: int, node: Node, content: Any, found: Changes) -> Any:
+    def _what_travels(self, number: int, node: SnapshotNode, content: Any, found: Changes) -> Any:
         assert node.kind is not None
         problem = self._tried(number, content, found)
         if problem is None:
@@ -98,7 +98,7 @@ class Collector:
                 bad.add(label[1])
                 self._leave_piece(number, node, label, problem_of_piece, found)
         if not bad:
-            self._leave(number, (), reason(problem), found)
+            self._leave(number, (), pickling_reason(problem), found)
             return None
         rest = node.kind.without(content, node.mark, bad)
         if rest is None or self._tried(number, rest, found) is not None:
@@ -115,14 +115,14 @@ class Collector:
             return error
         return None
 
-    def _new_probe(self) -> Probe:
-        return Probe(self.snapshot, self.numbers, self.adapter)
+    def _new_probe(self) -> SizeProbe:
+        return SizeProbe(self.snapshot, self.numbers, self.adapter)
 
-    def _leave_piece(self, number: int, node: Node, label: Label, problem: Exception, found: Changes) -> None:
+    def _leave_piece(self, number: int, node: SnapshotNode, label: Label, problem: Exception, found: Changes) -> None:
         private = rule_of(type(node.value)).quiet and str(label[1]).startswith("_")
-        stands_in = isinstance(problem, BelongsToWorker) and _had(node.mark, label[1])
+        stands_in = isinstance(problem, WorkerOnlyError) and _existed_before(node.mark, label[1])
         if not private and not stands_in:
-            self._leave(number, (label,), reason(problem), found)
+            self._leave(number, (label,), pickling_reason(problem), found)
 
     def _leave(self, number: int, labels: tuple[Label, ...], why: str, found: Changes) -> None:
         if not self.snapshot.nodes[number].quiet:
@@ -138,7 +138,7 @@ class Collector:
         fetched = dict(zip(map(id, tensors), self.adapter.fetch(tensors), strict=True))
         self._forget_unchanged(changes, fetched)
         file = io.BytesIO()
-        pickler = Pickler(file, self.snapshot, self.numbers, self.adapter)
+        pickler = StatePickler(file, self.snapshot, self.numbers, self.adapter)
         pickler.fetched = fetched
         pickler.dump((changes.contents, changes.names))
         temporary = folder / f"{STATE}.tmp"
@@ -161,10 +161,10 @@ class Collector:
                 del changes.contents[number]
 
 
-class Results:
+class ResultPickler:
     """Pickles what rank 0 returns: in it the notebook's objects are the notebook's."""
 
-    def __init__(self, backend: Any, collector: Collector) -> None:
+    def __init__(self, backend: Any, collector: ChangeCollector) -> None:
         self._backend = backend
         self._collector = collector
 
@@ -190,17 +190,17 @@ def _write_blobs(blobs: list[Any], path: Path) -> list[tuple[int, int]]:
     return places
 
 
-def _numbers(snapshot: Snapshot, models: Mapping[str, Any], adapter: Any) -> dict[int, int]:
+def _numbers(snapshot: StateSnapshot, models: Mapping[str, Any], adapter: Any) -> dict[int, int]:
     """The numbers by id, also those of what took the place of a part of a model here."""
     numbers = dict(snapshot.numbers)
-    for number in _of_models_that_stay(snapshot, models):
+    for number in _parts_of_unreturned_models(snapshot, models):
         numbers.pop(id(snapshot.nodes[number].value), None)
     for known, now in ((snapshot.slots, adapter.named(models)), (snapshot.modules, adapter.modules(models))):
         numbers.update({id(part): known[key] for key, part in now.items() if key in known})
     return numbers
 
 
-def _had(mark: Any, name: Any) -> bool:
+def _existed_before(mark: Any, name: Any) -> bool:
     """Whether there was something under `name` before the function: that stays, where a worker has its own."""
     if isinstance(mark, tuple):
         mark = dict(zip(*mark, strict=True))
@@ -208,26 +208,28 @@ def _had(mark: Any, name: Any) -> bool:
     return before is not None and before is not kinds.MISSING
 
 
-def _of_models_that_stay(snapshot: Snapshot, models: Mapping[str, Any]) -> Iterator[int]:
+def _parts_of_unreturned_models(snapshot: StateSnapshot, models: Mapping[str, Any]) -> Iterator[int]:
     """Parts of models that do not come home: what refers to them takes its own along."""
     for known in (snapshot.slots, snapshot.modules):
         yield from (number for (model, _), number in known.items() if model not in models)
 
 
-def _keep_to_limit(snapshot: Snapshot, found: Changes) -> None:
+def _drop_largest(snapshot: StateSnapshot, found: Changes) -> None:
     """Leave the largest contents where all are too large together."""
     sizes = {n: found.sizes[n] for n in found.contents if not snapshot.nodes[n].unlimited}
     total = sum(sizes.values())
     for number in sorted(sizes, key=sizes.__getitem__, reverse=True):
-        if total <= LIMIT:
+        if total <= MAX_BYTES:
             return
         total -= sizes[number]
         del found.contents[number]
-        found.left[snapshot.path(number)] = f"{sizes[number] / 2**20:,.0f} MB, of {LIMIT // 2**20} MB that come home"
+        found.left[snapshot.path(number)] = (
+            f"{sizes[number] / 2**20:,.0f} MB, of {MAX_BYTES // 2**20} MB that come home"
+        )
 
 
 # -- reasons -----------------------------------------------------------------------------------------------------------
-_WORDS = (
+_REASONS = (
     (r"_io\.", "an open file"),
     (r"'(async_)?generator'", "a generator"),
     (r"_thread\.|'(RLock|Condition)'", "a lock"),
@@ -238,12 +240,12 @@ _WORDS = (
 )
 
 
-def reason(problem: Exception) -> str:
+def pickling_reason(problem: Exception) -> str:
     """Why something cannot travel, in a few words."""
-    if isinstance(problem, BelongsToWorker):
+    if isinstance(problem, WorkerOnlyError):
         return f"{problem} of the worker"
     text = str(problem)
-    for pattern, words in _WORDS:
+    for pattern, words in _REASONS:
         if isinstance(problem, TypeError) and re.search(pattern, text):
             return words
     local = re.search(r"local object '?([^']+?)'?$", text)

@@ -13,13 +13,13 @@ from importlib import import_module
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch.pods.address import HERE, Address
+from tpu_magics.launch.pods.address import LOCAL, Address
 
 MODE = "RAY_AUTH_MODE"
 DOCS = "https://docs.ray.io/en/latest/ray-security/token-auth.html"
 
 
-def take(address: Address) -> None:
+def load_token(address: Address) -> None:
     """Before this process connects: what %env has changed since Ray's import counts, and for a cluster of this machine
     a token that is here is used, as by `ray.init()`. To an address that was written out Ray sends none by itself."""
     raylet: Any = import_module("ray._raylet")
@@ -27,7 +27,7 @@ def take(address: Address) -> None:
         return
     raylet.Config.initialize("")
     raylet.AuthenticationTokenLoader.instance().reset_cache()
-    if address.asked.strip().lower() in HERE and not address.client and address.source != "RAY_ADDRESS":
+    if address.asked.strip().lower() in LOCAL and not address.client and address.source != "RAY_ADDRESS":
         setup: Any = import_module("ray._private.authentication.authentication_token_setup")
         level = setup.logger.level
         setup.logger.setLevel(logging.ERROR)  # it would recommend to switch the token off
@@ -37,7 +37,7 @@ def take(address: Address) -> None:
             setup.logger.setLevel(level)
 
 
-def refused(address: Address) -> TpuMagicsError:
+def token_error(address: Address) -> TpuMagicsError:
     """Of a cluster that wants a token that it was not given."""
     sent = os.environ.get(MODE, "").lower() == "token"
     busy = bool(import_module("ray").is_initialized())  # then `take` leaves all as it is

@@ -26,7 +26,7 @@ from tpu_magics.launch.work import CellWork, FunctionWork, ScriptWork, Work
 from tpu_magics.runs.origin import is_library
 
 # Variables that say how to compute. Whatever else the notebook's process has says where it runs.
-_ENVIRONMENT = (
+_VARIABLE_PREFIXES = (
     "XLA_",
     "PT_XLA_",
     "LIBTPU_",
@@ -38,14 +38,14 @@ _ENVIRONMENT = (
     "OMP_",
     "MKL_",
 )
-_ENVIRONMENT_NAMES = ("TOKENIZERS_PARALLELISM", "MPLBACKEND", "CUBLAS_WORKSPACE_CONFIG")
-_SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIAL", "AUTH")
-_PLACE = ("_HOME", "_CACHE", "_DIR", "_PATH")  # HF_HOME, TORCH_HOME: folders of this machine
-_SHELLS_OWN = frozenset({"get_ipython", "In", "Out", "exit", "quit", "open", "_", "__", "___", "_ih", "_oh", "_dh"})
+_VARIABLES = ("TOKENIZERS_PARALLELISM", "MPLBACKEND", "CUBLAS_WORKSPACE_CONFIG")
+_SECRETS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIAL", "AUTH")
+_FOLDERS = ("_HOME", "_CACHE", "_DIR", "_PATH")  # HF_HOME, TORCH_HOME: folders of this machine
+_SHELL_NAMES = frozenset({"get_ipython", "In", "Out", "exit", "quit", "open", "_", "__", "___", "_ih", "_oh", "_dh"})
 
 
 @dataclass(frozen=True)
-class Freight:
+class Payload:
     """`work`: without what is hoisted; `models`: those that come home, by name, hoisted ones left out; `hoisted`: names
     and lines of those; `arguments`, `source`: of the function, to find them again; `tree`: the statements of a cell;
     `names`: what they read of the notebook; `script`: the text of a script; `state`: Backend.process_state; `form`: of
@@ -67,7 +67,7 @@ class Freight:
     cell_ids: Mapping[str, str] = field(default_factory=dict)
 
 
-def gathered(
+def gather(
     work: Work,
     backend: Backend,
     *,
@@ -76,15 +76,15 @@ def gathered(
     source: str = "",
     cell_names: Mapping[str, str] | None = None,
     cell_ids: Mapping[str, str] | None = None,
-) -> Freight:
+) -> Payload:
     """What this work takes along, of this process. The last arguments: as a Request and the notebook have them."""
     own = {id(one.model) for one in work.hoists.hoisted} if work.hoists is not None else set()
     models = {name: model for name, model in work.models.items() if id(model) not in own}
     names = {name: model for name, model in work.models.items() if id(model) in own}
     lines = {id(one.model): one.line for one in work.hoists.hoisted} if work.hoists is not None else {}
-    freight = Freight(
+    freight = Payload(
         backend=backend,
-        work=_bare(work, models),
+        work=_without_hoists(work, models),
         models=models,
         hoisted=tuple((name, lines[id(model)]) for name, model in names.items()),
         state=backend.process_state(),
@@ -93,7 +93,7 @@ def gathered(
         cell_ids=cell_ids or {},
     )
     if isinstance(work, CellWork):
-        read = dict(_names_read(work))
+        read = dict(_read_names(work))
         freight = replace(freight, names=read, tree=hoistable if names else None, source=source)
     elif isinstance(work, ScriptWork):
         freight = replace(freight, script=Path(work.path).read_bytes())
@@ -102,7 +102,7 @@ def gathered(
     return freight
 
 
-def _bare(work: Work, models: dict[str, Any]) -> Work:
+def _without_hoists(work: Work, models: dict[str, Any]) -> Work:
     if isinstance(work, CellWork):
         return replace(work, models=models, hoists=None, before={}, spaces=[])
     if isinstance(work, FunctionWork):
@@ -110,32 +110,32 @@ def _bare(work: Work, models: dict[str, Any]) -> Work:
     return replace(work, hoists=None) if isinstance(work, ScriptWork) else work
 
 
-def _names_read(work: CellWork) -> Iterator[tuple[str, Any]]:
+def _read_names(work: CellWork) -> Iterator[tuple[str, Any]]:
     codes = [work.code] if work.last is None else [work.code, work.last]
-    for name in dict.fromkeys(name for code in codes for name in names_loaded(code)):
-        if name in work.namespace and name not in _SHELLS_OWN:
+    for name in dict.fromkeys(name for code in codes for name in loaded_names(code)):
+        if name in work.namespace and name not in _SHELL_NAMES:
             yield name, work.namespace[name]
 
 
-def names_loaded(code: types.CodeType) -> Iterator[str]:
+def loaded_names(code: types.CodeType) -> Iterator[str]:
     """The globals that code reads or deletes, its inner functions' included; attributes are none."""
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_NAME", "LOAD_GLOBAL", "DELETE_NAME", "DELETE_GLOBAL"):
             yield str(instruction.argval)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from names_loaded(constant)
+            yield from loaded_names(constant)
 
 
 def _environment() -> Iterator[tuple[str, str]]:
     """A token stays at home, and so do paths: a host has its own, or none."""
     for name, text in os.environ.items():
-        at_home = name.endswith(_PLACE) or any(word in name for word in _SECRET)
-        if name in _ENVIRONMENT_NAMES or (name.startswith(_ENVIRONMENT) and not at_home):
+        at_home = name.endswith(_FOLDERS) or any(word in name for word in _SECRETS)
+        if name in _VARIABLES or (name.startswith(_VARIABLE_PREFIXES) and not at_home):
             yield name, text
 
 
-def texts(cell_names: Mapping[str, str]) -> dict[str, list[str]]:
+def cell_sources(cell_names: Mapping[str, str]) -> dict[str, list[str]]:
     """Lines of cells, for stacks and for reading the function: their files are on no disk."""
     return {
         name: list(entry[2])
@@ -147,19 +147,19 @@ def texts(cell_names: Mapping[str, str]) -> dict[str, list[str]]:
 # -- on a host --------------------------------------------------------------------------------------------------------
 
 
-def become(freight: Freight, main: dict[str, Any]) -> None:
+def prepare_process(freight: Payload, main: dict[str, Any]) -> None:
     """Make this process like the notebook's, before it forks workers. `main`: what stands for the notebook's dict."""
     main.update(freight.names)
     freight.backend.prepare()
     freight.backend.set_process_state(freight.state)
 
 
-def made(freight: Freight, main: dict[str, Any], folder: Path) -> Work:
+def rebuild_work(freight: Payload, main: dict[str, Any], folder: Path) -> Work:
     """The work as the notebook has it."""
     work = freight.work
     if isinstance(work, ScriptWork):
-        return _script(work, freight.script or b"", folder)
-    hoists = _hoisted(freight, main) if freight.hoisted else None
+        return _script_work(work, freight.script or b"", folder)
+    hoists = _rebuild_hoists(freight, main) if freight.hoisted else None
     models = dict(freight.models)
     if hoists is not None:
         models.update(zip((name for name, _ in freight.hoisted), hoists.models.values(), strict=True))
@@ -171,7 +171,7 @@ def made(freight: Freight, main: dict[str, Any], folder: Path) -> Work:
     return replace(work, models=models, hoists=hoists) if isinstance(work, FunctionWork) else work
 
 
-def _hoisted(freight: Freight, main: dict[str, Any]) -> hoist.HoistPlan | None:
+def _rebuild_hoists(freight: Payload, main: dict[str, Any]) -> hoist.HoistPlan | None:
     """The same builds as in the notebook; where they are not, each worker builds its own models."""
     work = freight.work
     found: Any = work.function if isinstance(work, FunctionWork) else freight.tree
@@ -186,7 +186,7 @@ def _hoisted(freight: Freight, main: dict[str, Any]) -> hoist.HoistPlan | None:
     return hoists if same else None
 
 
-def _script(work: ScriptWork, text: bytes, folder: Path) -> ScriptWork:
+def _script_work(work: ScriptWork, text: bytes, folder: Path) -> ScriptWork:
     """The script's own path where it has the same text there, so that it finds its neighbours; else a copy."""
     path = Path(work.path)
     try:

@@ -23,22 +23,22 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.host import free_disk
-from tpu_magics.launch.pods.task import DISPLAYS, LOG, OUTPUT, PARCEL, RECORDS, RESULTS, TASK, HostTask, read_state
+from tpu_magics.launch.pods.host_task import BUNDLE, DISPLAYS, LOG, OUTPUT, RECORDS, RESULTS, TASK, HostTask, read_state
 from tpu_magics.runs import private
 from tpu_magics.runs.files import RunFiles, private_root
 
-CHUNK = 4 << 20  # bytes of files in one answer; of records there may be as many again
-LOOK_EVERY = 0.02  # seconds
-_BY_LINES = (".jsonl",)  # sent in whole lines: those of several hosts go into one file
-GRACE = 5.0  # seconds in which a process that was told to stop ends
+CHUNK_BYTES = 4 << 20  # bytes of files in one answer; of records there may be as many again
+POLL_INTERVAL = 0.02  # seconds
+_WHOLE_LINES = (".jsonl",)  # sent in whole lines: those of several hosts go into one file
+STOP_TIMEOUT = 5.0  # seconds in which a process that was told to stop ends
 # Variables of Ray's that are for its own worker process. Ray sets the number of threads to its CPUs (2.60).
-_RAYS_OWN = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+_RAY_VARIABLES = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 
-New = tuple[str, int, bytes]
+FileChunk = tuple[str, int, bytes]
 """A file's name, where in it the bytes stand, and the bytes."""
 
 
-class Carrier:
+class HostActor:
     """One host of a run."""
 
     def __init__(self, name: str) -> None:
@@ -55,7 +55,7 @@ class Carrier:
     def begin(self, task: HostTask, parcel: bytes, *arrays: Any) -> int:
         """Start this host's process; returns its pid. `arrays` came through the object store, once for this host."""
         (self.folder / TASK).write_bytes(pickle.dumps(task))
-        (self.folder / PARCEL).write_bytes(parcel)
+        (self.folder / BUNDLE).write_bytes(parcel)
         for number, array in enumerate(arrays):
             with (self.folder / f"array-{number}.bin").open("wb") as file:
                 file.write(memoryview(array))
@@ -71,12 +71,12 @@ class Carrier:
         return self.process.pid
 
     def _environment(self) -> dict[str, str]:
-        found = {name: text for name, text in os.environ.items() if name not in _RAYS_OWN and name[:4] != "RAY_"}
+        found = {name: text for name, text in os.environ.items() if name not in _RAY_VARIABLES and name[:4] != "RAY_"}
         found["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))
         return found
 
     # -- what it writes -------------------------------------------------------------------------------------------
-    def poll(self, offsets: Mapping[str, int], seconds: float) -> tuple[list[New], dict[str, Any]]:
+    def poll(self, offsets: Mapping[str, int], seconds: float) -> tuple[list[FileChunk], dict[str, Any]]:
         """What stands in its files behind these offsets, and its state. Waits up to so many seconds for news.
 
         The state is read first: what a process that has ended wrote is then all there.
@@ -88,13 +88,13 @@ class Carrier:
             news = list(self._news(offsets))
             if news or state != before or time.monotonic() >= until or state["exit"] is not None:
                 return news, state
-            time.sleep(LOOK_EVERY)
+            time.sleep(POLL_INTERVAL)
 
     def _state(self) -> dict[str, Any]:
         code = None if self.process is None else self.process.poll()
         return {**read_state(self.folder), "exit": code}
 
-    def _news(self, offsets: Mapping[str, int]) -> Iterator[New]:
+    def _news(self, offsets: Mapping[str, int]) -> Iterator[FileChunk]:
         """Records first, as they are read here, then what they tell of: displays and output; sent on the other way
         round. Records wait for a display that is too large for one answer."""
         records = list(self._of(self._named(RECORDS), offsets))
@@ -108,10 +108,10 @@ class Carrier:
         for pattern in patterns:
             yield from sorted(self.folder.glob(pattern))
 
-    def _of(self, paths: Iterable[Path], offsets: Mapping[str, int]) -> Iterator[New]:
-        left = CHUNK
+    def _of(self, paths: Iterable[Path], offsets: Mapping[str, int]) -> Iterator[FileChunk]:
+        left = CHUNK_BYTES
         for path in paths:
-            found = _new_in(path, offsets.get(path.name, 0), left)
+            found = _read_new(path, offsets.get(path.name, 0), left)
             if found is not None:
                 left -= len(found[2])
                 yield found
@@ -139,14 +139,14 @@ class Carrier:
         if self.process is not None:
             self.stop()
             try:
-                self.process.wait(GRACE)
+                self.process.wait(STOP_TIMEOUT)
             except subprocess.TimeoutExpired:
                 os.killpg(self.process.pid, signal.SIGKILL)  # its workers die with it
                 self.process.wait()
-        _remove(self.folder)
+        _remove_folder(self.folder)
 
 
-def _new_in(path: Path, offset: int, most: int) -> New | None:
+def _read_new(path: Path, offset: int, most: int) -> FileChunk | None:
     try:
         if path.stat().st_size == offset:
             return None  # as nearly always: a run may have thousands of displays
@@ -157,7 +157,7 @@ def _new_in(path: Path, offset: int, most: int) -> New | None:
             data = file.read(min(most, size - start))
     except OSError:
         return None
-    if path.suffix in _BY_LINES:
+    if path.suffix in _WHOLE_LINES:
         data = data[: data.rfind(b"\n") + 1]
     return (path.name, start, data) if data else None
 
@@ -171,6 +171,6 @@ def _free_ports(count: int) -> Iterator[int]:
             yield int(probe.getsockname()[1])
 
 
-def _remove(folder: Path) -> None:
+def _remove_folder(folder: Path) -> None:
     private.remove_scratch(RunFiles(folder))
     shutil.rmtree(folder, ignore_errors=True)

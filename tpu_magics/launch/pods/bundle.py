@@ -24,18 +24,18 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from tpu_magics.launch import session
-from tpu_magics.launch.pods.modules import own_modules, put
+from tpu_magics.launch.pods.user_modules import collect_user_modules, install_modules
 
 if TYPE_CHECKING:
     from tpu_magics.launch.work import Work
 
-LARGE = 1 << 20  # bytes
+LARGE_BYTES = 1 << 20  # bytes
 _MAIN, _STORAGE = "main", "storage"
 _SHELL = "get_ipython"  # a name that IPython gives to the notebook: magics within functions call it
 
 
 @dataclass(frozen=True)
-class Parcel:
+class Bundle:
     """`data`: pickles; `arrays`: what lies beside them, as objects with a buffer of bytes."""
 
     data: bytes
@@ -46,7 +46,7 @@ class Parcel:
         return sum(memoryview(one).nbytes for one in self.arrays)
 
 
-class Pickler(cloudpickle.Pickler):
+class BundlePickler(cloudpickle.Pickler):
     """Leaves `main` (the notebook's own dict) and the content of tensors out, and notes what it defined by value."""
 
     def __init__(self, file: Any, main: dict[str, Any], keep: Callable[[pickle.PickleBuffer], bool]) -> None:
@@ -90,68 +90,68 @@ class Pickler(cloudpickle.Pickler):
         return super().reducer_override(value)
 
 
-def pack(value: Any, main: dict[str, Any], texts: Mapping[str, list[str]] | None = None) -> Parcel:
+def pack(value: Any, main: dict[str, Any], texts: Mapping[str, list[str]] | None = None) -> Bundle:
     """Pack `value`, a function's globals being `main`. `texts`: lines of cells, of which those are sent whose code is:
     others may hold what is nobody's business. Raises what pickle raises."""
     arrays: list[Any] = []
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
         """Whether it stays in the pickle."""
-        if memoryview(buffer).nbytes < LARGE:
+        if memoryview(buffer).nbytes < LARGE_BYTES:
             return True
         arrays.append(buffer.raw())
         return False
 
     file = io.BytesIO()
-    pickler = Pickler(file, main, keep)
+    pickler = BundlePickler(file, main, keep)
     pickler.dump(value)
     pickler.dump(pickler.defined)
     inside: dict[int, bytes] = {}
     outside: dict[int, int] = {}
     count = len(arrays)
     for number, storage in enumerate(pickler.storages):
-        content = _bytes_of(storage)
-        if content.nbytes < LARGE:
+        content = _storage_bytes(storage)
+        if content.nbytes < LARGE_BYTES:
             inside[number] = content.tobytes()
         else:
             outside[number] = len(arrays)
             arrays.append(content)
     sent = {name: lines for name, lines in (texts or {}).items() if name in pickler.files}
-    return Parcel(pickle.dumps((own_modules(), sent, file.getvalue(), inside, outside, count)), tuple(arrays))
+    return Bundle(pickle.dumps((collect_user_modules(), sent, file.getvalue(), inside, outside, count)), tuple(arrays))
 
 
-def _bytes_of(storage: Any) -> Any:
+def _storage_bytes(storage: Any) -> Any:
     import torch
 
     return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
 
 
 @dataclass(frozen=True)
-class Sizes:
+class BundleSize:
     """What a run sends, in bytes. `parcel`: the pickles; `shared`: large arrays, which go through the object store."""
 
     parcel: int
     shared: int
 
 
-def measure(work: Work) -> Sizes:
+def measure(work: Work) -> BundleSize:
     """What this work takes along. Raises TpuMagicsError naming what cannot be pickled."""
-    from tpu_magics.launch.pods import freight, unsendable
+    from tpu_magics.launch.pods import payload, pickling_errors
 
     current = session.current
     current.backend.prepare()
-    gathered = freight.gathered(work, current.backend, cell_names=current.notebook.cell_names())
+    gathered = payload.gather(work, current.backend, cell_names=current.notebook.cell_names())
     try:
-        packed = pack(gathered, current.notebook.namespace, freight.texts(current.notebook.cell_names()))
+        packed = pack(gathered, current.notebook.namespace, payload.cell_sources(current.notebook.cell_names()))
     except Exception as error:
-        raise unsendable.explained(gathered, current.notebook.namespace, error) from None
-    return Sizes(len(packed.data), packed.array_bytes)
+        raise pickling_errors.explain_pickling_error(gathered, current.notebook.namespace, error) from None
+    return BundleSize(len(packed.data), packed.array_bytes)
 
 
 # -- there ------------------------------------------------------------------------------------------------------------
 
 
-class Unpickler(pickle.Unpickler):
+class BundleUnpickler(pickle.Unpickler):
     def __init__(self, file: Any, buffers: Sequence[Any], storages: Callable[[int], Any], main: dict[str, Any]) -> None:
         super().__init__(file, buffers=buffers)
         self._storages = storages
@@ -174,7 +174,7 @@ def unpack(data: bytes, arrays: Sequence[Any], main: dict[str, Any]) -> Any:
     """The packed value. `arrays`: buffers that may be written to; what was defined by value becomes a name of `main`,
     unless one is there."""
     modules, texts, pickles, inside, outside, count = pickle.loads(data)
-    put(modules)
+    install_modules(modules)
     for name, lines in texts.items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
     known: dict[int, Any] = {}
@@ -191,14 +191,14 @@ def unpack(data: bytes, arrays: Sequence[Any], main: dict[str, Any]) -> Any:
             )
         return known[number]
 
-    unpickler = Unpickler(io.BytesIO(pickles), arrays[:count], storage, main)
+    unpickler = BundleUnpickler(io.BytesIO(pickles), arrays[:count], storage, main)
     value = unpickler.load()
     for name, defined in unpickler.load().items():
         main.setdefault(name, defined)
     return value
 
 
-def mapped(path: Path) -> Any:
+def map_file(path: Path) -> Any:
     """A file's content, to be read by all and changed by each for itself."""
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tpu_magics.launch.pods import plan
+from tpu_magics.launch.pods import host_selection
 from tpu_magics.launch.pods.pod import Pod
 from tpu_magics.launch.pods.slices import Slice
 
 
 @dataclass(frozen=True)
-class Load:
+class PayloadSize:
     """What a function takes along, in bytes. `parcel`: it and its small arguments, as they are packed for a host;
     `shared`: models and large arrays, which go through Ray's object store; `models`: of these the models, which come
     home trained."""
@@ -28,13 +28,13 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Outlook:
+class DryRun:
     """What `%tpu_pod` found out. `pod`: the session's hosts (None: it has none); `slice`: the slice of the plan, also
     one that nobody has yet; `load`: of the function that was named (None: none was)."""
 
     pod: Pod | None = None
     slice: Slice | None = None
-    load: Load | None = None
+    load: PayloadSize | None = None
 
     @property
     def hosts(self) -> int:
@@ -60,17 +60,19 @@ class Outlook:
     def needed(self) -> int | None:
         """Bytes of memory that the run takes on a host; None where no pod is known."""
         models = self.load.models if self.load is not None else 0
-        return plan.needed_on_host(self.pod, models) if self.pod is not None else None
+        return host_selection.memory_per_host(self.pod, models) if self.pod is not None else None
 
 
-def load_of(
+def payload_size(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], backend: Any, labels: Sequence[str]
-) -> Load:
+) -> PayloadSize:
     """What training `function(*args, **kwargs)` takes along. Raises TpuMagicsError where it cannot travel."""
     from tpu_magics.launch import reach, train
-    from tpu_magics.launch.pods import parcel
+    from tpu_magics.launch.pods import bundle
 
     request = train.function_request(function, args, kwargs, labels=labels)
     models = reach.models_of(iter(request.items), backend.is_model)
-    sizes = parcel.measure(request.make(models, None))
-    return Load(request.name, sizes.parcel, sizes.shared, sum(backend.model_bytes(model) for model in models.values()))
+    sizes = bundle.measure(request.make(models, None))
+    return PayloadSize(
+        request.name, sizes.parcel, sizes.shared, sum(backend.model_bytes(model) for model in models.values())
+    )

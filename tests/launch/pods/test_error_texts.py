@@ -11,8 +11,8 @@ import pytest
 from tests.launch.launching import said
 from tpu_magics.backends.torch_xla import TorchXla
 from tpu_magics.launch.diagnose import Failure, WorkerOutcome, diagnose
-from tpu_magics.launch.pods.freight import Freight, names_loaded
-from tpu_magics.launch.pods.unsendable import explained
+from tpu_magics.launch.pods.payload import Payload, loaded_names
+from tpu_magics.launch.pods.pickling_errors import explain_pickling_error
 from tpu_magics.launch.work import FunctionWork
 from tpu_magics.runs.events import End
 
@@ -112,11 +112,11 @@ def by_value(function: Any) -> Any:
 )
 def test_what_cannot_be_pickled_is_named(function: Any, args: tuple[Any, ...], name: str, via: str) -> None:
     by_value(reads_a_global)
-    error = explained(Freight(TorchXla(), FunctionWork(function, args), {}), {}, TypeError("x"))
+    error = explain_pickling_error(Payload(TorchXla(), FunctionWork(function, args), {}), {}, TypeError("x"))
     assert error.what == f"`{name}` cannot be sent to the hosts." and via in error.why, error
     assert "_thread.lock" in error.why and f"Make `{name}` inside the training function" in error.todo
 
 
 def test_names_that_code_reads_are_no_attributes() -> None:
     code = compile("a = b.c\ndef f():\n    return d.e + len(g)\ndel h", "<cell>", "exec")
-    assert set(names_loaded(code)) == {"b", "d", "len", "g", "h"}
+    assert set(loaded_names(code)) == {"b", "d", "len", "g", "h"}

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import pytest
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch.pods.versions import Look, require_same
+from tpu_magics.launch.pods.host_versions import HostReport, require_same_versions
 
 OWN = {"python": "3.11.7", "tpu_magics": "0.1.0", "ray": "2.60.0", "torch": "2.9.0", "torch_xla": "2.9.0"}
 
 
 def judged(*hosts: dict[str, str]) -> list[str]:
     names = [f"host-{index}" for index in range(len(hosts))]
-    return require_same(names, [Look({**OWN, **host}) for host in hosts], OWN)
+    return require_same_versions(names, [HostReport({**OWN, **host}) for host in hosts], OWN)
 
 
 def refused(*hosts: dict[str, str]) -> TpuMagicsError:
@@ -57,7 +57,7 @@ def test_another_release_is_refused_with_a_line_for_each_host(
 def test_a_host_without_this_package_is_refused() -> None:
     """A host that has Ray and nothing of ours, as a bare image of Ray's."""
     with pytest.raises(TpuMagicsError) as error:
-        require_same(["bare"], [Look({"python": "3.11.7", "ray": "2.60.0"})], OWN)
+        require_same_versions(["bare"], [HostReport({"python": "3.11.7", "ray": "2.60.0"})], OWN)
     assert error.value.what == "The hosts do not have the same tpu_magics and torch and torch_xla as this notebook."
     assert error.value.details[1] == "  bare: tpu_magics --, torch --, torch_xla --"
     assert error.value.todo.endswith('pip install "tpu-magics==0.1.0" "torch==2.9.0" "torch_xla==2.9.0"')

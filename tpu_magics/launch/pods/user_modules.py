@@ -18,12 +18,12 @@ from types import ModuleType
 
 from tpu_magics.runs.origin import is_library
 
-LARGEST = 1 << 20  # bytes of one file
-MOST = 16 << 20  # bytes of all
+MAX_FILE_BYTES = 1 << 20  # bytes of one file
+MAX_TOTAL_BYTES = 16 << 20  # bytes of all
 
 
 @dataclass(frozen=True)
-class Text:
+class ModuleSource:
     """A module. `path`: where it is at the notebook."""
 
     path: str
@@ -31,44 +31,44 @@ class Text:
     package: bool
 
 
-def own_modules() -> dict[str, Text]:
+def collect_user_modules() -> dict[str, ModuleSource]:
     """All loaded modules that are plain Python and not installed, by name. A package of which a part is something else
     (an extension, a large file) stays whole where it is."""
-    found: dict[str, Text] = {}
+    found: dict[str, ModuleSource] = {}
     broken: set[str] = set()
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if name == "__main__" or not isinstance(file, str) or is_library(file):
             continue
-        text = _text(Path(file))
+        text = _source_of(Path(file))
         if text is None:
-            broken.add(_top(name))
+            broken.add(_top_package(name))
         else:
-            found[name] = Text(file, text, hasattr(module, "__path__"))
-    kept = {name: one for name, one in found.items() if _top(name) not in broken}
-    return kept if sum(len(one.text) for one in kept.values()) <= MOST else {}
+            found[name] = ModuleSource(file, text, hasattr(module, "__path__"))
+    kept = {name: one for name, one in found.items() if _top_package(name) not in broken}
+    return kept if sum(len(one.text) for one in kept.values()) <= MAX_TOTAL_BYTES else {}
 
 
-def _text(path: Path) -> bytes | None:
+def _source_of(path: Path) -> bytes | None:
     try:
-        if path.suffix != ".py" or path.stat().st_size > LARGEST:
+        if path.suffix != ".py" or path.stat().st_size > MAX_FILE_BYTES:
             return None
         return path.read_bytes()
     except OSError:
         return None
 
 
-def _top(name: str) -> str:
+def _top_package(name: str) -> str:
     return name.partition(".")[0]
 
 
 # -- on a host --------------------------------------------------------------------------------------------------------
 
 
-class Finder(importlib.abc.MetaPathFinder):
+class SourceFinder(importlib.abc.MetaPathFinder):
     """Finds what came with the run, before all else of these names; folders without an `__init__.py`, too."""
 
-    def __init__(self, texts: Mapping[str, Text]) -> None:
+    def __init__(self, texts: Mapping[str, ModuleSource]) -> None:
         self.texts = texts
         self.folders = {name[:at] for name in texts for at, letter in enumerate(name) if letter == "."} - set(texts)
 
@@ -78,7 +78,7 @@ class Finder(importlib.abc.MetaPathFinder):
         del path, target
         if name in self.texts:
             one = self.texts[name]
-            spec = ModuleSpec(name, Loader(one), origin=one.path, is_package=one.package)
+            spec = ModuleSpec(name, SourceLoader(one), origin=one.path, is_package=one.package)
             spec.has_location = True  # so that it has a `__file__`
             return spec
         if name in self.folders:
@@ -88,10 +88,10 @@ class Finder(importlib.abc.MetaPathFinder):
         return None
 
 
-class Loader(importlib.abc.SourceLoader):
+class SourceLoader(importlib.abc.SourceLoader):
     """One of them."""
 
-    def __init__(self, one: Text) -> None:
+    def __init__(self, one: ModuleSource) -> None:
         self.one = one
 
     def get_filename(self, fullname: str) -> str:  # noqa: ARG002
@@ -106,11 +106,11 @@ class Loader(importlib.abc.SourceLoader):
         return self.one.package
 
 
-def put(texts: Mapping[str, Text]) -> None:
+def install_modules(texts: Mapping[str, ModuleSource]) -> None:
     """Make them importable here, and their lines known to stacks."""
     if not texts:
         return
-    sys.meta_path.insert(0, Finder(texts))
+    sys.meta_path.insert(0, SourceFinder(texts))
     for one in texts.values():
         lines = one.text.decode("utf-8", "replace").splitlines(keepends=True)
         linecache.cache[one.path] = (len(one.text), None, lines, one.path)

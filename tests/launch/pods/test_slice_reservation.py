@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch.pods import plan, slices
+from tpu_magics.launch.pods import host_selection, slices
 from tpu_magics.magics.pod import slice_of
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
@@ -21,7 +21,7 @@ def address(of_slice: str) -> str:
 
 def refused(address: str, target: str, processes: int | None = None) -> TpuMagicsError:
     with pytest.raises(TpuMagicsError) as error:
-        plan.find(address, slice_of(target), processes)
+        host_selection.find_pod(address, slice_of(target), processes)
     return error.value
 
 
@@ -41,7 +41,7 @@ def looker() -> Any:
 def test_the_slice_is_held_and_its_hosts_are_in_their_own_order(address: str) -> None:
     import ray
 
-    pod = plan.find(address)
+    pod = host_selection.find_pod(address)
     assert (pod.device, pod.target, pod.workers, pod.replicas, pod.ranks) == ("TPU", "v4-16", 4, 1, 8)
     assert [host.name for host in pod.hosts] == ["my-slice-w-0", "my-slice-w-1"]
     assert [host.environment["TPU_WORKER_ID"] for host in pod.hosts] == ["0", "1"]
@@ -50,14 +50,16 @@ def test_the_slice_is_held_and_its_hosts_are_in_their_own_order(address: str) ->
     assert ray.available_resources().get("TPU", 0) == 0, "others could take a part of it"
     task: Any = ray.remote(looker())
     for host in pod.hosts:
-        node, seen = ray.get(task.options(**slices.placing(pod, host)).remote(), timeout=60)
+        node, seen = ray.get(task.options(**slices.actor_options(pod, host)).remote(), timeout=60)
         assert node == host.node
         inherited = {"TPU_NAME", "TPU_LIBRARY_PATH"}  # the second by torch_xla, where a test has imported it
         assert set(seen) <= set(host.environment) | inherited, "the workers would inherit what is not overruled"
 
 
 def test_looking_again_holds_it_anew(address: str) -> None:
-    assert plan.find(address).target == plan.find(address, slice_of("v4-16")).target == "v4-16"
+    assert (
+        host_selection.find_pod(address).target == host_selection.find_pod(address, slice_of("v4-16")).target == "v4-16"
+    )
 
 
 def test_another_slice_is_not_there(address: str) -> None:
@@ -67,10 +69,10 @@ def test_another_slice_is_not_there(address: str) -> None:
 
 
 def test_all_chips_take_part(address: str) -> None:
-    held = slices.Held.group
+    held = slices.Reservation.group
     error = refused(address, "v4-16", 4)
     assert error.what == "-n 4 is not possible on v4-16: it has 8 ranks."
-    assert slices.Held.group is held
+    assert slices.Reservation.group is held
 
 
 def test_a_slice_that_another_job_has(address: str) -> None:
@@ -84,4 +86,4 @@ def test_a_slice_that_another_job_has(address: str) -> None:
     assert error.what == "The slice v4-16 is there, and Ray did not get it within 10 s."
     assert "`ray list placement-groups`" in error.todo
     remove_placement_group(others)
-    assert plan.find(address).target == "v4-16"
+    assert host_selection.find_pod(address).target == "v4-16"
