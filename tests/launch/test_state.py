@@ -259,10 +259,10 @@ def test_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_copy_elsewhere_has_the_same_form() -> None:
     """On another host objects have the same numbers where they have the same form."""
     held = {"a": [{"b": 1}], "c": Slotted()}
-    one = take_snapshot([("held", held)], TorchState(), {}).form()
-    assert one == take_snapshot([("held", copy.deepcopy(held))], TorchState(), {}).form() != -1
-    assert take_snapshot([("held", {**held, "d": [1]})], TorchState(), {}).form() != one
-    assert take_snapshot([("held", {Slotted(), Slotted()})], TorchState(), {}).form() == -1
+    one = take_snapshot([("held", held)], TorchState(), {}).structure()
+    assert one == take_snapshot([("held", copy.deepcopy(held))], TorchState(), {}).structure() != -1
+    assert take_snapshot([("held", {**held, "d": [1]})], TorchState(), {}).structure() != one
+    assert take_snapshot([("held", {Slotted(), Slotted()})], TorchState(), {}).structure() == -1
 
 
 def shards(model: Any, optimizer: Any) -> None:

@@ -76,7 +76,7 @@ def test_what_a_run_would_send() -> None:
     outlook = DryRun(pod(host(0), host(1), host(2)), None, PayloadSize("train", 12_000, 67_000_000, 67_000_000))
     text = to_text(outlook_table(outlook, "/runs"), 120)
     assert "what training train on 3 hosts would do" in text
-    assert "12 kB: the function and its small arguments, in one parcel" in text
+    assert "12 kB: the function and its small arguments" in text
     assert "67 MB: models and large arrays, through Ray's object store, once for each host" in text
     assert "201 MB to 3 hosts" in text
     assert "67 MB: the trained weights of rank 0, from host-0, at the end" in text

@@ -164,7 +164,7 @@ def initialise(
     the slice of TPUs that it is asked for.
     """
     from tpu_magics.launch import local_checks
-    from tpu_magics.launch.pods import hosts_option
+    from tpu_magics.launch.pods import host_selection
 
     options = Options(precision=precision, processes=processes, spmd=spmd, collective_timeout=collective_timeout)
     options.check()
@@ -173,11 +173,11 @@ def initialise(
     if asked.is_local():
         local_checks.refuse(options)
         local_checks.refuse_cache(cache)
-        hosts_option.require_pytorch(hosts)
-        hosts_option.leave_pod(current)
+        host_selection.require_pytorch(hosts)
+        host_selection.leave_pod(current)
         return _initialise_local(framework, tpu, precision or "")
     local_checks.refuse_tpu(tpu)
-    current.pod = hosts_option.join_pod(current, hosts, wanted, options)  # at once: what it had before is given back
+    current.pod = host_selection.join_pod(current, hosts, wanted, options)  # at once: what it had before is given back
     host = _initialise_workers(options, cache, alone=current.pod is None)
     current.framework, current.placed = framework, None
     return host

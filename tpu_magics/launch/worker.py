@@ -228,7 +228,7 @@ class _Worker:
         changes = collector.changes()
         if ordinal:
             return backend, {"sums": changes.sums}
-        if snapshot.elsewhere:
+        if snapshot.on_another_host:
             changes.leave_all(snapshot, "on another host")
         else:
             backend = ResultPickler(backend, collector)

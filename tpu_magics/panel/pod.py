@@ -91,7 +91,7 @@ def _sent(outlook: DryRun) -> Iterator[Row]:
     if load is None:
         yield Row(("Sent", f"{NOT_AVAILABLE} (name what is trained: %tpu_pod FUNCTION ARG ...)"))
         return
-    yield Row(("Sent to each host", f"{size(load.parcel)}: the function and its small arguments, in one parcel"))
+    yield Row(("Sent to each host", f"{size(load.bundle)}: the function and its small arguments"))
     if load.shared:
         copied = f"{size(load.shared)}: models and large arrays, through Ray's object store, once for each host; its "
         yield Row(("", f"{copied}{plural(outlook.workers, 'worker')} get{'s' * (outlook.workers == 1)} them by fork"))

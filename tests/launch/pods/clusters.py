@@ -82,7 +82,7 @@ class Nodes:
 
 
 def ours() -> list[psutil.Process]:
-    """What this test's runs have on any node: carriers, host processes and workers (which have a host process's command
+    """What this test's runs have on any node: actors, host processes and workers (which have a host process's command
     line). Another test's at the same time are not among them."""
     return [process for process in psutil.process_iter() if _is_ours(process)]
 

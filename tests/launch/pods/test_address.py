@@ -55,7 +55,7 @@ def test_rays_own_word_for_the_noted_one_is_understood(tmp_path: Path) -> None:
 def test_no_cluster_here(tmp_path: Path) -> None:
     with pytest.raises(TpuMagicsError) as error:
         parse_address("ray", {}, tmp_path)
-    assert error.value.what == "This machine is part of no Ray cluster."
+    assert error.value.what == "This machine is not part of a Ray cluster."
     assert "RAY_ADDRESS is not set" in error.value.why and str(tmp_path) in error.value.why
     assert "ray start --head" in error.value.todo and "--hosts ray://HEAD:10001" in error.value.todo
 
@@ -64,15 +64,15 @@ def test_no_cluster_here(tmp_path: Path) -> None:
 def test_what_cannot_be_read(asked: str) -> None:
     with pytest.raises(TpuMagicsError) as error:
         parse_address(asked, {})
-    assert error.value.what == f"--hosts {asked} is no address of a Ray cluster."
-    assert "ray://HOST:PORT (a cluster elsewhere)" in error.value.why
+    assert error.value.what == f"--hosts {asked} is not the address of a Ray cluster."
+    assert "ray://HOST:PORT (a cluster that this machine is not part of)" in error.value.why
     assert "--hosts ray://10.0.0.2:10001" in error.value.todo
 
 
 def test_another_scheme_is_named() -> None:
-    with pytest.raises(TpuMagicsError, match="no address") as error:
+    with pytest.raises(TpuMagicsError, match="not the address") as error:
         parse_address("http://head:8265", {})
-    assert error.value.why.startswith("http:// is not how Ray is reached.")
+    assert error.value.why.startswith("Ray does not use http://.")
 
 
 def test_a_wrong_variable_is_named() -> None:

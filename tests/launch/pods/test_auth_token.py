@@ -69,12 +69,12 @@ def test_on_the_cluster_itself_the_token_that_is_here_is_used(guarded: Guarded) 
 
 def test_to_an_address_no_token_is_sent_unasked(guarded: Guarded) -> None:
     said = guarded.find(guarded.address)
-    assert said.startswith(f"The Ray cluster at {guarded.address} wants its token.\n")
-    assert "this notebook sends none" in said and "run %env RAY_AUTH_MODE=token before %tpu_init" in said
+    assert said.startswith(f"The Ray cluster at {guarded.address} requires a token.\n")
+    assert "this notebook sends no token" in said and "run %env RAY_AUTH_MODE=token before %tpu_init" in said
     assert guarded.find(guarded.address, "RAY_AUTH_MODE=token") == "['alpha']\n"
 
 
 def test_another_token_is_said(guarded: Guarded) -> None:
     said = guarded.find(guarded.address, "RAY_AUTH_MODE=token", "RAY_AUTH_TOKEN=another-token-that-is-not-the-clusters")
-    assert said.startswith(f"The Ray cluster at {guarded.address} wants its token.\n")
+    assert said.startswith(f"The Ray cluster at {guarded.address} requires a token.\n")
     assert "is not the cluster's" in said and "Copy ~/.ray/auth_token" in said

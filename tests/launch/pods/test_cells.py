@@ -180,7 +180,7 @@ def test_a_killed_kernel_leaves_nothing_on_the_hosts(nodes: Nodes, tmp_path: Pat
         until = time.monotonic() + 90
         while len(list(tmp_path.glob("rank-*"))) < 2 and kernel.poll() is None and time.monotonic() < until:
             time.sleep(0.1)
-        assert len(clusters.ours()) >= 6, said.read_text()  # on each host a carrier, its process and one worker
+        assert len(clusters.ours()) >= 6, said.read_text()  # on each host a actor, its process and one worker
     finally:
         kernel.kill()
         kernel.wait()

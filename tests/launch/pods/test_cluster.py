@@ -90,7 +90,7 @@ def test_a_host_that_nobody_knows() -> None:
 
 
 def test_a_name_that_no_host_can_have() -> None:
-    assert f"{'a' * 70} is no name that a host can have" in refused(f"{'a' * 70}:6379").why
+    assert f"{'a' * 70} is not a valid host name" in refused(f"{'a' * 70}:6379").why
 
 
 def test_a_name_server_that_does_not_answer_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,11 +104,11 @@ def test_a_name_server_that_does_not_answer_is_given_up_in_time(monkeypatch: pyt
     began = time.monotonic()
     try:
         with pytest.raises(TpuMagicsError) as error:
-            probe.probe_cluster(address.Address("", "head.example", 10001, client=True), patience=0.5)
+            probe.probe_cluster(address.Address("", "head.example", 10001, client=True), timeout=0.5)
         assert time.monotonic() - began < 10, "it waited for the name server"
     finally:
         answers.set()
-    assert "the name head.example was not looked up in time" in error.value.why
+    assert "the look-up of the name head.example timed out" in error.value.why
 
 
 def test_a_note_of_a_cluster_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_a_note_of_a_cluster_that_is_gone(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     error = refused("ray")
-    assert "(from " in error.what and "is gone, or cannot be reached" in error.todo
+    assert "(from " in error.what and "has ended or cannot be reached" in error.todo
 
 
 def test_without_ray(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_the_hosts_are_those_that_have_cpus(found: Pod) -> None:
 
 def test_another_patch_of_torch_is_a_note(found: Pod) -> None:
     assert [host.versions["torch"] for host in found.hosts] == ["2.9.0", "2.9.1"]
-    assert found.notes == ("torch differs on the hosts: 2.9.0 on this notebook and alpha, 2.9.1 on beta.",)
+    assert found.notes == ("torch differs between the hosts: 2.9.0 on this notebook and alpha, 2.9.1 on beta.",)
     text = to_text(pod_table(found), 200)
     assert "torch 2.9.1" in text and found.notes[0] in text
 
@@ -189,15 +189,15 @@ def test_connecting_again_keeps_the_connection_and_another_takes_its_place(three
 def test_ranks_that_do_not_divide(three: Started) -> None:
     error = refused(three.gcs, 3)
     assert error.what == "-n 3 is not possible on 2 hosts."
-    assert error.todo == "Give -n 2 or 4, or leave it away for 2: one on each host."
+    assert error.todo == "Use -n 2 or 4, or remove -n for 2: one on each host."
     assert not cluster.is_connected()
 
 
 def test_the_two_ports_are_told_apart(three: Started) -> None:
     error = refused(f"ray://{three.gcs}")
-    assert "is not that end of a Ray cluster" in error.what and f"--hosts {three.gcs}" in error.todo
+    assert "belongs to another service of the Ray cluster" in error.what and f"--hosts {three.gcs}" in error.todo
     error = refused(three.client.removeprefix("ray://"))
-    assert "is not that end of a Ray cluster" in error.what and f"--hosts {three.client}" in error.todo
+    assert "belongs to another service of the Ray cluster" in error.what and f"--hosts {three.client}" in error.todo
 
 
 def test_the_notebooks_own_connection_is_taken_and_left_as_it_is(three: Started) -> None:
@@ -208,7 +208,7 @@ def test_the_notebooks_own_connection_is_taken_and_left_as_it_is(three: Started)
     try:
         assert host_selection.find_pod("ray").address == three.gcs
         error = refused(f"127.0.0.1:{nodes.free_port()}")
-        assert f"connected to another Ray cluster already, at {three.gcs}." in error.what
+        assert f"already connected to another Ray cluster, at {three.gcs}." in error.what
         cluster.disconnect()
         assert ray.is_initialized()
     finally:
@@ -250,8 +250,8 @@ def test_init_sets_the_pod_and_without_hosts_it_is_gone(three: Started, fresh_se
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"spmd": 2}, "--spmd and --hosts cannot be had together."),
-        ({"framework": "tensorflow"}, "--hosts is for PyTorch/XLA."),
+        ({"spmd": 2}, "--spmd and --hosts cannot be combined."),
+        ({"framework": "tensorflow"}, "--hosts is for PyTorch/XLA only."),
     ],
 )
 def test_what_does_not_go_with_hosts(options: dict[str, Any], what: str, fresh_session: session.Session) -> None:
@@ -283,7 +283,7 @@ def test_a_cluster_that_was_started_anew_at_the_same_address_is_another() -> Non
         assert again == address
         with pytest.raises(TpuMagicsError) as error:
             ray_run.require_alive(before)
-        assert error.value.what == f"The Ray cluster at {address} was started anew."
+        assert error.value.what == f"The Ray cluster at {address} was restarted."
         assert "Run %tpu_init --hosts again" in error.value.todo
         now = host_selection.find_pod(address)
         assert now.hosts[0].node != before.hosts[0].node

@@ -51,8 +51,8 @@ def test_how_many_hosts_one_process_can_ask() -> None:
 
 
 def test_bytes_and_files() -> None:
-    kilobytes = float(re.findall(r"parcels of ([\d.]+) kB", TEXT)[0])
-    assert row("parcels of") == [f"{hosts * kilobytes / 1e3:.1f} MB" for hosts in HOSTS]
+    kilobytes = float(re.findall(r"bundles of ([\d.]+) kB", TEXT)[0])
+    assert row("bundles of") == [f"{hosts * kilobytes / 1e3:.1f} MB" for hosts in HOSTS]
     assert f" {kilobytes:g} |" in (DOCS / "benchmarks.md").read_text().split("begin hosts")[1].split("end hosts")[0]
     assert row("the same model put") == ["6.4 s", "6.4 s"] and f"{1 / 0.156:.1f}" == "6.4"
     assert row("events in the run folder") == ["256 MB", "4.1 GB"] and 4 * 1024 / 1e3 == pytest.approx(4.1, abs=0.05)

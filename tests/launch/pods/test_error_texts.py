@@ -32,17 +32,17 @@ def of(*outcomes: WorkerOutcome, **more: Any) -> Any:
     return diagnose(Failure(more.pop("reason", "host"), outcomes, hosts=HOSTS, **more))
 
 
-LOST = (("w1", (2, 3), "its node has died"),)
+LOST = (("w1", (2, 3), "its node died"),)
 
 
 def test_a_lost_host_is_named_with_its_ranks() -> None:
     error = of(*map(stopped, range(6)), lost=LOST)
     assert error.what == "Host w1 (ranks 2 and 3) was lost during the run." and error.rank == 2
-    assert "its node has died" in error.why and "ray status" in error.todo and "%tpu_init --hosts" in error.todo
+    assert "its node died" in error.why and "ray status" in error.todo and "%tpu_init --hosts" in error.todo
 
 
 def test_a_lost_host_with_one_rank_is_named_once() -> None:
-    error = of(*map(stopped, range(6)), lost=(("w1", (2,), "its node has died"),))
+    error = of(*map(stopped, range(6)), lost=(("w1", (2,), "its node died"),))
     assert error.what == "Host w1 (rank 2) was lost during the run." and error.rank == 2
 
 
@@ -114,7 +114,7 @@ def test_what_cannot_be_pickled_is_named(function: Any, args: tuple[Any, ...], n
     by_value(reads_a_global)
     error = explain_pickling_error(Payload(TorchXla(), FunctionWork(function, args), {}), {}, TypeError("x"))
     assert error.what == f"`{name}` cannot be sent to the hosts." and via in error.why, error
-    assert "_thread.lock" in error.why and f"Make `{name}` inside the training function" in error.todo
+    assert "_thread.lock" in error.why and f"Create `{name}` inside the training function" in error.todo
 
 
 def test_names_that_code_reads_are_no_attributes() -> None:

@@ -1,4 +1,4 @@
-"""What comes from a host, and what is left there: carriers as plain objects, and bad names."""
+"""What comes from a host, and what is left there: actors as plain objects, and bad names."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ import pytest
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
-from tpu_magics.launch.pods import cluster, host_start, payload, ray_calls, ray_run
+from tpu_magics.launch.pods import cluster, host_start, payload
 from tpu_magics.launch.pods import link as links
 from tpu_magics.launch.pods.bundle import LARGE_BYTES
 from tpu_magics.launch.pods.host_actor import CHUNK_BYTES, HostActor
 from tpu_magics.launch.pods.host_task import BUNDLE, LOG, HostTask, is_result_file, is_streamed_file
 from tpu_magics.launch.pods.link import Link, error_text, make_links
+from tpu_magics.launch.pods.pickling_errors import pack_payload
 from tpu_magics.launch.pods.pod import Pod, PodHost
 from tpu_magics.launch.pods.remote_watch import RemoteWatch
 from tpu_magics.launch.relay import NoScreen, Relay
@@ -34,14 +35,14 @@ HOSTS = tuple(PodHost(i, f"w{i}", "", "10.0.0.1") for i in range(2))
 
 
 @pytest.fixture
-def carrier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostActor:
+def actor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostActor:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return HostActor("run-0")
 
 
 @pytest.fixture
 def watch(tmp_path: Path) -> RemoteWatch:
-    """Of two hosts, whose carriers nothing is asked of."""
+    """Of two hosts, whose actors nothing is asked of."""
     files = RunFiles(tmp_path / "run")
     files.path.mkdir()
     found = make_links(Pod("", HOSTS), [FakeActor(), FakeActor()])
@@ -64,13 +65,13 @@ class FakeActor:
         return Method
 
 
-def deliver(carrier: HostActor, watch: RemoteWatch, link: Link) -> list[list[str]]:
+def deliver(actor: HostActor, watch: RemoteWatch, link: Link) -> list[list[str]]:
     """Poll until all is told: the names in each answer."""
     answers = []
-    while news := carrier.poll(link.offsets, 0)[0]:
+    while news := actor.poll(link.offsets, 0)[0]:
         answers.append([name for name, _, _ in news])
         for one in news:
-            watch._take_in(link, one)
+            watch._receive(link, one)
     return answers
 
 
@@ -78,16 +79,16 @@ def deliver(carrier: HostActor, watch: RemoteWatch, link: Link) -> list[list[str
 
 
 def test_a_display_that_is_larger_than_an_answer_is_there_before_its_event(
-    carrier: HostActor, watch: RemoteWatch
+    actor: HostActor, watch: RemoteWatch
 ) -> None:
     text = json.dumps({"data": {"text/html": "x" * (2 * CHUNK_BYTES)}})
-    (carrier.folder / "display-0.json").write_text(text)
-    (carrier.folder / "rank-0.log").write_text("shown\n")
-    (carrier.folder / "rank-0.jsonl").write_text('{"kind":"display"}\n')
-    answers = deliver(carrier, watch, watch.links[0])
+    (actor.folder / "display-0.json").write_text(text)
+    (actor.folder / "rank-0.log").write_text("shown\n")
+    (actor.folder / "rank-0.jsonl").write_text('{"kind":"display"}\n')
+    answers = deliver(actor, watch, watch.links[0])
     assert [name in answer for answer in answers for name in ("rank-0.jsonl",)] == [False, False, True]
     for name in ("display-0.json", "rank-0.log", "rank-0.jsonl"):
-        assert (watch.files.path / name).read_bytes() == (carrier.folder / name).read_bytes()
+        assert (watch.files.path / name).read_bytes() == (actor.folder / name).read_bytes()
 
 
 def test_output_that_arrives_after_the_last_event_is_shown(tmp_path: Path) -> None:
@@ -110,21 +111,21 @@ class Lines(NoScreen):
         self.shown += text
 
 
-def test_two_hosts_that_write_of_one_rank_lose_nothing(carrier: HostActor, watch: RemoteWatch) -> None:
+def test_two_hosts_that_write_of_one_rank_lose_nothing(actor: HostActor, watch: RemoteWatch) -> None:
     """On a TPU a worker may get the rank under whose number another host's had begun."""
     first, second = watch.links
-    watch._take_in(first, ("rank-1.log", 0, b"begins\n"))
-    watch._take_in(second, ("rank-1.log", 0, b"goes on\n"))
-    watch._take_in(second, ("rank-1.log", 8, b"ends\n"))
+    watch._receive(first, ("rank-1.log", 0, b"begins\n"))
+    watch._receive(second, ("rank-1.log", 0, b"goes on\n"))
+    watch._receive(second, ("rank-1.log", 8, b"ends\n"))
     assert (watch.files.path / "rank-1.log").read_bytes() == b"begins\ngoes on\nends\n"
 
 
-def test_a_log_that_was_emptied_is_emptied_here(carrier: HostActor, watch: RemoteWatch) -> None:
-    log = carrier.folder / "rank-0.log"
+def test_a_log_that_was_emptied_is_emptied_here(actor: HostActor, watch: RemoteWatch) -> None:
+    log = actor.folder / "rank-0.log"
     log.write_text("a long line\n")
-    deliver(carrier, watch, watch.links[0])
+    deliver(actor, watch, watch.links[0])
     log.write_text("new\n")
-    deliver(carrier, watch, watch.links[0])
+    deliver(actor, watch, watch.links[0])
     assert (watch.files.path / "rank-0.log").read_text() == "new\n"
 
 
@@ -139,7 +140,7 @@ def test_files_of_a_run(name: str) -> None:
 @pytest.mark.parametrize("name", ["run.json", "../rank-0.log", "/etc/rank-0.log", "rank-/../../x.log", "", "x.py"])
 def test_a_host_that_sends_another_file_is_lost(name: str, watch: RemoteWatch) -> None:
     link = watch.links[1]
-    watch._take_in(link, (name, 0, b"x"))
+    watch._receive(link, (name, 0, b"x"))
     assert repr(name) in link.lost and not list(watch.files.path.glob("*.log")) and not is_streamed_file(name)
 
 
@@ -150,7 +151,7 @@ def test_results_lie_in_the_run_folder(name: str, tmp_path: Path) -> None:
         and is_result_file("result-weights/model.safetensors")
         and is_result_file("result-value-0.pkl")
     )
-    with pytest.raises(ValueError, match="no result of a run"):
+    with pytest.raises(ValueError, match="not a result file of a run"):
         links.fetch_file(None, name, 1, tmp_path)
 
 
@@ -168,21 +169,21 @@ def test_a_full_disk_at_the_notebook_ends_the_run_and_frees_the_hosts(
     monkeypatch.setattr(watch, "_exchange", lambda: None)
     for link in watch.links:
         link.state = {"exit": 0}
-    monkeypatch.setattr(watch, "_keep", full)
-    watch._take_in(watch.links[0], ("rank-0.log", 0, b"x"))
+    monkeypatch.setattr(watch, "_write_chunk", full)
+    watch._receive(watch.links[0], ("rank-0.log", 0, b"x"))
     watch._go_on()
     assert watch.reason == "collect" and watch.unwritten is not None
     monkeypatch.setattr(watch.relay, "pump", full)
     with pytest.raises(OSError, match="No space left"):
         watch.end()
-    assert dismissed == [link.carrier for link in watch.links]
+    assert dismissed == [link.actor for link in watch.links]
 
 
 def test_a_host_without_room_on_its_disk_is_named() -> None:
     host_start._require_disk(HOSTS, [2 * 10**9, None], 10**9)
     with pytest.raises(TpuMagicsError) as error:
         host_start._require_disk(HOSTS, [10**10, 10**9], 10**9)
-    assert error.value.what.startswith("There is no room on w1 for what this run sends (2,000 MB")
+    assert error.value.what.startswith("Not enough disk on w1 for the data of this run (2,000 MB")
     assert "1,000 MB free" in error.value.why and "TMPDIR" in error.value.todo
 
 
@@ -201,12 +202,12 @@ def test_where_the_connection_was_closed_nothing_is_asked(watch: RemoteWatch) ->
     """Ray would start a cluster of its own to answer, with a dashboard and all."""
     import ray
 
-    host_start.close_actors([link.carrier for link in watch.links], 0.1)
+    host_start.close_actors([link.actor for link in watch.links], 0.1)
     watch._exchange()
     with pytest.raises(ConnectionError) as error:
         links.submit(None)
-    assert [one.lost for one in watch.links] == [error_text(error.value)] * 2 == [ray_calls.CLOSED] * 2
-    assert all(one.carrier.asked == [] for one in watch.links) and not ray.is_initialized()
+    assert [one.lost for one in watch.links] == [error_text(error.value)] * 2 == [cluster.CLOSED] * 2
+    assert all(one.actor.asked == [] for one in watch.links) and not ray.is_initialized()
 
 
 def test_an_exit_that_ray_raises_while_the_connection_is_closed_ends_no_thread(
@@ -220,32 +221,32 @@ def test_an_exit_that_ray_raises_while_the_connection_is_closed_ends_no_thread(
 
     monkeypatch.setattr(cluster, "is_connected", lambda: True)
     for link in watch.links:
-        link.question = object()
+        link.pending = object()
     monkeypatch.setattr(ray, "wait", closes)
     watch._exchange()
     monkeypatch.setattr(ray, "wait", lambda asked, **_: (asked, []))
     monkeypatch.setattr(ray, "get", closes)
     watch._exchange()
-    assert [link.lost for link in watch.links] == [ray_calls.CLOSED] * 2
+    assert [link.lost for link in watch.links] == [cluster.CLOSED] * 2
 
 
-def test_closing_leaves_nothing(carrier: HostActor, tmp_path: Path) -> None:
-    (carrier.folder / "array-0.bin").write_bytes(b"x")
-    carrier.close()
+def test_closing_leaves_nothing(actor: HostActor, tmp_path: Path) -> None:
+    (actor.folder / "array-0.bin").write_bytes(b"x")
+    actor.close()
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_what_a_killed_carrier_has_left_goes_with_the_next(carrier: HostActor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_killed_carrier_has_left_goes_with_the_next(actor: HostActor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not that of a living one, nor of another machine that shares the folder."""
     dead, far = HostActor("dead").folder, HostActor("far").folder
     (dead / private.OWNER).write_text(f"{os.getpid()} 1 {private._machine()}")
     (far / private.OWNER).write_text(f"{os.getpid()} 1 another/pid:[1]")
     HostActor("next")
-    assert not dead.exists() and far.exists() and carrier.folder.exists()
+    assert not dead.exists() and far.exists() and actor.folder.exists()
 
 
-def test_a_folder_that_others_can_change_is_not_used(carrier: HostActor, tmp_path: Path) -> None:
-    mine = carrier.folder.parent.parent
+def test_a_folder_that_others_can_change_is_not_used(actor: HostActor, tmp_path: Path) -> None:
+    mine = actor.folder.parent.parent
     assert mine == tmp_path / f"tpu_runs-{os.getuid()}" and mine.stat().st_mode & 0o077 == 0
     mine.chmod(0o777)
     assert mine not in HostActor("next").folder.parents
@@ -257,21 +258,21 @@ def test_a_carrier_that_could_not_be_made_says_why() -> None:
     cause = OSError(errno.ENOSPC, "No space left on device")
     failed = ray.RayTaskError("HostActor.__init__", f"Traceback\nOSError: {cause}", cause, actor_id="ab")
     assert "No space left on device" in error_text(ray.ActorDiedError(failed))
-    assert error_text(ray.ActorDiedError()) == "its process has died"
+    assert error_text(ray.ActorDiedError()) == "its process died"
 
 
 # -- a whole host, without Ray ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.process
-def test_a_host_trains_from_its_parcel_and_leaves_nothing(
+def test_a_host_trains_from_its_bundle_and_leaves_nothing(
     tmp_path: Path,
-    carrier: HostActor,
+    actor: HostActor,
     watch: RemoteWatch,
     fresh_session: session.Session,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What a carrier does for the notebook, by its own methods: a worker, its output, its events and its value."""
+    """What a actor does for the notebook, by its own methods: a worker, its output, its events and its value."""
     there = tmp_path / "there"
     there.mkdir()
     monkeypatch.setenv("TMPDIR", str(there))
@@ -283,17 +284,17 @@ def test_a_host_trains_from_its_parcel_and_leaves_nothing(
 
     fresh_session.backend.prepare()
     gathered = payload.gather(FunctionWork(train, (table,)), fresh_session.backend)
-    packed = ray_run.pack_payload(gathered, {"__name__": "__main__"}, {})
+    packed = pack_payload(gathered, {"__name__": "__main__"}, {})
     task = HostTask(0, "w0", 1, 1, 1, "CPU", rehearsed=True, arrays=len(packed.arrays))
-    carrier.begin(task, packed.data, *packed.arrays)
+    actor.start(task, packed.data, *packed.arrays)
     link, until = watch.links[0], time.monotonic() + 60
-    while not carrier._state()["exit"] == 0 and time.monotonic() < until:
-        for one in carrier.poll(link.offsets, 0.25)[0]:
-            watch._take_in(link, one)
-    deliver(carrier, watch, link)
-    assert (watch.files.path / "rank-0.log").read_text() == f"seen {LARGE_BYTES}\n", (carrier.folder / LOG).read_text()
+    while not actor._state()["exit"] == 0 and time.monotonic() < until:
+        for one in actor.poll(link.offsets, 0.25)[0]:
+            watch._receive(link, one)
+    deliver(actor, watch, link)
+    assert (watch.files.path / "rank-0.log").read_text() == f"seen {LARGE_BYTES}\n", (actor.folder / LOG).read_text()
     assert b'"kind":"end"' in (watch.files.path / "rank-0.jsonl").read_bytes().replace(b" ", b"")
-    assert {name for name, _ in carrier.results()} == {"result-state.bin", "result-state.pkl", "result-value-0.pkl"}
-    assert not (carrier.folder / BUNDLE).exists() and not list(carrier.folder.glob("array-*"))
-    carrier.close()
-    assert not carrier.folder.exists() and [path for path in there.rglob("*") if path.is_file()] == []
+    assert {name for name, _ in actor.results()} == {"result-state.bin", "result-state.pkl", "result-value-0.pkl"}
+    assert not (actor.folder / BUNDLE).exists() and not list(actor.folder.glob("array-*"))
+    actor.close()
+    assert not actor.folder.exists() and [path for path in there.rglob("*") if path.is_file()] == []

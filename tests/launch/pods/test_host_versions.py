@@ -30,8 +30,8 @@ def test_the_same_everywhere_says_nothing() -> None:
 def test_another_patch_is_said() -> None:
     said = judged({}, {"python": "3.11.9"}, {"torch": "2.9.1+cpu"})
     assert said == [
-        "Python differs on the hosts: 3.11.7 on this notebook, host-0 and host-2, 3.11.9 on host-1.",
-        "torch differs on the hosts: 2.9.0 on this notebook, host-0 and host-1, 2.9.1+cpu on host-2.",
+        "Python differs between the hosts: 3.11.7 on this notebook, host-0 and host-2, 3.11.9 on host-1.",
+        "torch differs between the hosts: 2.9.0 on this notebook, host-0 and host-1, 2.9.1+cpu on host-2.",
     ]
 
 
@@ -66,5 +66,5 @@ def test_a_host_without_this_package_is_refused() -> None:
 def test_many_hosts_are_counted_in_the_sentence_and_listed_below() -> None:
     hosts: Sequence[dict[str, str]] = [{"python": "3.11.9"}] * 7
     assert judged(*hosts) == [
-        "Python differs on the hosts: 3.11.7 on this notebook, 3.11.9 on host-0, host-1, host-2 and 4 more."
+        "Python differs between the hosts: 3.11.7 on this notebook, 3.11.9 on host-0, host-1, host-2 and 4 more."
     ]

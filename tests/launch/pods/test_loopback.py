@@ -9,7 +9,7 @@ import pytest
 
 from tests.launch.pods import nodes as kinds
 from tests.launch.pods.clusters import Nodes
-from tpu_magics.launch.pods import host_start, ray_run
+from tpu_magics.launch.pods import host_start
 
 pytestmark = pytest.mark.process
 
@@ -26,8 +26,8 @@ def listening() -> Iterator[tuple[str, int, str]]:
 
 
 def test_every_server_of_a_cluster_listens_on_the_loopback(nodes: Nodes) -> None:
-    """With a carrier on each host, as while a run is prepared."""
-    made, _ = host_start.start_actors(nodes.pod(), "probe", ray_run.placing, lambda: False)
+    """With a actor on each host, as while a run is prepared."""
+    made, _ = host_start.start_actors(nodes.pod(), "probe", lambda: False)
     try:
         found = list(listening())
     finally:

@@ -104,8 +104,8 @@ def test_a_host_that_falls_silent_is_lost(nodes: Nodes, fresh_session: session.S
     def silence() -> None:
         while not (tmp_path / "step-3").exists():
             time.sleep(0.05)
-        carriers = [one for one in clusters.ours() if one.cmdline()[0].startswith("ray::HostActor")]
-        silenced.append(max(carriers, key=lambda one: one.pid))
+        actors = [one for one in clusters.ours() if one.cmdline()[0].startswith("ray::HostActor")]
+        silenced.append(max(actors, key=lambda one: one.pid))
         silenced[0].suspend()
         since.append(time.monotonic())
 
@@ -117,7 +117,7 @@ def test_a_host_that_falls_silent_is_lost(nodes: Nodes, fresh_session: session.S
     finally:
         thread.join()
         silenced[0].resume()
-    assert "lost during the run" in text and "has not answered for 20 s" in text, text
+    assert "lost during the run" in text and "did not answer for 20 s" in text, text
     print(f"named after {took:.1f} s")
     assert took < NAMED_WITHIN
     assert not clusters.wait_gone()

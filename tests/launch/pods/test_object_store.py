@@ -63,7 +63,7 @@ def test_a_large_model_is_sent_once_for_each_host(nodes: Nodes, fresh_session: s
 def test_a_full_object_store_is_said_and_nothing_is_left(nodes: Nodes, fresh_session: session.Session) -> None:
     fresh_session.pod = nodes.pod()
     error = refused(first_weight, large(200))
-    assert re.search(r"object store of the cluster has no room .* \(20\d\.\d MB\)", error.what)
+    assert re.search(r"object store of the cluster is too full .* \(20\d\.\d MB\)", error.what)
     assert "--object-store-memory" in error.todo and "ray memory" in error.todo
     assert fresh_session.going is None
     assert len(run(trained.the_world, timeout=300.0).values) == 4

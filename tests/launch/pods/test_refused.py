@@ -21,7 +21,6 @@ from tpu_magics.launch.pods import (
     auth_token,
     cluster,
     host_selection,
-    hosts_option,
     payload,
     probe,
     ray_run,
@@ -50,8 +49,8 @@ def test_nodes_without_cpus_have_no_room() -> None:
     alive = [ClusterNode("a", "first", "10.0.0.1", head=True), ClusterNode("b", "second", "10.0.0.2")]
     with pytest.raises(TpuMagicsError) as error:
         host_selection._hosts_with_cpus(alive)
-    assert error.value.what == "No host of this cluster has room for a rank."
-    assert error.value.why.startswith("Alive: the head node first, second, with 0 CPUs each:")
+    assert error.value.what == "No host of this cluster has a CPU for a rank."
+    assert error.value.why.startswith("Alive: the head node first, second, with 0 CPUs each.")
     assert "ray start --address=HEAD:6379" in error.value.todo and "--num-cpus=2" in error.value.todo
     assert host_selection._hosts_with_cpus([*alive, ClusterNode("c", "third", "10.0.0.3", cpus=1.0)])[0].name == "third"
 
@@ -59,7 +58,7 @@ def test_nodes_without_cpus_have_no_room() -> None:
 def test_a_head_node_without_memory_is_named_with_the_numbers() -> None:
     with pytest.raises(TpuMagicsError) as error:
         host_selection.require_memory(pod_of(GIGABYTE, 50 * GIGABYTE), models=GIGABYTE)
-    assert error.value.what.startswith("There is no room on the head node host-0: 1 rank need")
+    assert error.value.what.startswith("Not enough memory on the head node host-0: 1 rank needs")
     assert "copies of the models" in error.value.why and "--num-cpus=0" in error.value.todo
     host_selection.require_memory(pod_of(GIGABYTE, 50 * GIGABYTE), models=GIGABYTE, force=True)
     host_selection.require_memory(pod_of(None, 50 * GIGABYTE), models=GIGABYTE)
@@ -97,7 +96,7 @@ def test_a_cluster_with_another_ray_or_python(other: dict[str, str], monkeypatch
     error = opening(monkeypatch, fake_init)
     assert error.what == "The cluster at 10.0.0.2:6379 has another version of Ray or Python than this notebook."
     assert next(iter(other.values())) in error.why and own["ray_version"] in error.why
-    assert "Install the same versions" in error.todo
+    assert "Install the same version of Ray" in error.todo
 
 
 def test_a_token_is_not_taken_while_another_connection_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +104,7 @@ def test_a_token_is_not_taken_while_another_connection_is_open(monkeypatch: pyte
 
     assert "--hosts off" not in auth_token.token_error(HEAD).todo
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    assert "Close the connection that is open first: %tpu_init --hosts off." in auth_token.token_error(HEAD).todo
+    assert "Close the open connection first: %tpu_init --hosts off." in auth_token.token_error(HEAD).todo
 
 
 @pytest.mark.parametrize(("client", "tries"), [(True, cluster.CLIENT_TRIES), (False, 1)])
@@ -134,7 +133,7 @@ def test_a_machine_that_is_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
         services.get_node_to_connect_for_driver(None, "10.0.0.9", timeout_seconds=0)
 
     error = opening(monkeypatch, fake_init)
-    assert error.what == "This machine is no node of the cluster at 10.0.0.2:6379."
+    assert error.what == "This machine is not a node of the cluster at 10.0.0.2:6379."
     assert "--hosts ray://10.0.0.2:10001" in error.todo and "ray start --address=10.0.0.2:6379" in error.todo
 
 
@@ -142,7 +141,7 @@ def test_without_a_node_here_it_is_said_at_once(monkeypatch: pytest.MonkeyPatch)
     services: Any = import_module("ray._private.services")  # as in 2.60
     monkeypatch.setattr(cluster, "NODE_START_SECONDS", 0.3)
     monkeypatch.setattr(services, "find_node_ids", list)  # no process here is a raylet
-    with pytest.raises(TpuMagicsError, match=r"This machine is no node of the cluster at 10\.0\.0\.2:6379\."):
+    with pytest.raises(TpuMagicsError, match=r"This machine is not a node of the cluster at 10\.0\.0\.2:6379\."):
         cluster._require_node(HEAD)
     monkeypatch.setattr(services, "find_node_ids", lambda: ["ab"])
     cluster._require_node(HEAD)
@@ -234,8 +233,8 @@ def test_tensorflow_is_refused_on_hosts(fresh_session: session.Session) -> None:
 def test_off_in_any_spelling(word: str, fresh_session: session.Session) -> None:
     fresh_session.pod = pod_of(None)
     assert address.is_off(word) and address.parse_address(word) is None
-    assert hosts_option.join_pod(fresh_session, word, None, Options()) is None and fresh_session.pod is None
-    hosts_option.require_pytorch(word)
+    assert host_selection.join_pod(fresh_session, word, None, Options()) is None and fresh_session.pod is None
+    host_selection.require_pytorch(word)
 
 
 @pytest.mark.parametrize("connected", [False, True])
@@ -250,10 +249,10 @@ def test_a_slice_whose_connection_or_head_is_gone_is_forgotten(
     assert slices.Reservation.group is None
 
 
-# -- what stays at home -----------------------------------------------------------------------------------------------
+# -- what is not sent --------------------------------------------------------------------------------------------------
 
 
-def test_secrets_and_folders_stay_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_and_folders_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     home = ("HF_TOKEN", "HF_HOME", "HF_HUB_CACHE", "TORCH_HOME", "ACCELERATE_API_KEY", "HF_AUTH", "AWS_SECRET", "USER")
     travel = ("XLA_FLAGS", "ACCELERATE_MIXED_PRECISION", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE")
     for name in (*home, *travel):

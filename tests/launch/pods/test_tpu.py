@@ -1,7 +1,7 @@
 """A slice of TPUs: each host's workers are told of it as torch_xla reads it. On a real cluster of fake TPU hosts.
 
 There is no chip behind their resources (nodes.py), so the workers are those of a rehearsal; what they are told, and
-where the carriers stand, is as on the slice.
+where the actors stand, is as on the slice.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def test_a_carrier_has_the_chips_of_its_host(slice_pod: Pod, fresh_session: sess
 
     from tpu_magics.launch.pods import host_start
 
-    made, told = host_start.start_actors(slice_pod, "probe", ray_run.placing, lambda: False)
+    made, told = host_start.start_actors(slice_pod, "probe", lambda: False)
     try:
         assert len(told) == 2 and len({one["pid"] for one in told}) == 2
         assert ray.available_resources().get("TPU", 0.0) == 0.0

@@ -1,8 +1,6 @@
-"""The token of a Ray cluster (token authentication, ray 2.60), as this process has it.
+"""The authentication token of a Ray cluster, which this process sends when it connects.
 
-What lives here: taking it as Ray itself would, and what is said where the cluster wants another. What does not: sending
-it (Ray's own channels do). The names used are private to Ray and were read in 2.60 (_private/authentication); a Ray
-without them knows no tokens.
+The private names of Ray were read in 2.60 (_private/authentication). A version of Ray without them has no tokens.
 """
 
 from __future__ import annotations
@@ -20,17 +18,18 @@ DOCS = "https://docs.ray.io/en/latest/ray-security/token-auth.html"
 
 
 def load_token(address: Address) -> None:
-    """Before this process connects: what %env has changed since Ray's import counts, and for a cluster of this machine
-    a token that is here is used, as by `ray.init()`. To an address that was written out Ray sends none by itself."""
+    """Load the token before this process connects: variables that %env changed after Ray's import count, and for a
+    cluster of this machine the local token is used, as in `ray.init()`. For an address that was given in full Ray does
+    not use the local token on its own."""
     raylet: Any = import_module("ray._raylet")
     if not hasattr(raylet, "AuthenticationTokenLoader"):
         return
     raylet.Config.initialize("")
     raylet.AuthenticationTokenLoader.instance().reset_cache()
-    if address.asked.strip().lower() in LOCAL and not address.client and address.source != "RAY_ADDRESS":
+    if address.given.strip().lower() in LOCAL and not address.client and address.source != "RAY_ADDRESS":
         setup: Any = import_module("ray._private.authentication.authentication_token_setup")
         level = setup.logger.level
-        setup.logger.setLevel(logging.ERROR)  # it would recommend to switch the token off
+        setup.logger.setLevel(logging.ERROR)  # it would recommend to turn authentication off
         try:
             setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
         finally:
@@ -38,15 +37,15 @@ def load_token(address: Address) -> None:
 
 
 def token_error(address: Address) -> TpuMagicsError:
-    """Of a cluster that wants a token that it was not given."""
+    """The error for a cluster that requires a token and did not get the right one."""
     sent = os.environ.get(MODE, "").lower() == "token"
-    busy = bool(import_module("ray").is_initialized())  # then `take` leaves all as it is
-    have = "the one that this notebook has is missing, or is not the cluster's" if sent else "this notebook sends none"
+    connected = bool(import_module("ray").is_initialized())  # then `load_token` changes nothing
+    why = "this notebook's token is missing or is not the cluster's token" if sent else "this notebook sends no token"
     return TpuMagicsError(
-        f"The Ray cluster at {address.text} wants its token.",
-        f"It was started with token authentication, and {have}.",
-        "Copy ~/.ray/auth_token from the head node to the same place on this machine"
+        f"The Ray cluster at {address.text} requires a token.",
+        f"The cluster uses token authentication, and {why}.",
+        "Copy ~/.ray/auth_token from the head node to the same path on this machine"
         + ("." if sent else f", and run %env {MODE}=token before %tpu_init.")
-        + (" Close the connection that is open first: %tpu_init --hosts off." if busy else "")
+        + (" Close the open connection first: %tpu_init --hosts off." if connected else "")
         + f" See {DOCS}",
     )

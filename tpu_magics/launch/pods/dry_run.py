@@ -1,36 +1,37 @@
-"""What a run on many hosts would send, worked out before anything is sent.
-
-What lives here: sizes, and what a host has to have room for. What does not: making the parcel (parcel.py), the words
-(panel/pod.py), and any host's own part.
-"""
+"""What a run on many hosts would send, and how much memory each host needs, before anything is sent."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tpu_magics.launch import session
 from tpu_magics.launch.pods import host_selection
 from tpu_magics.launch.pods.pod import Pod
 from tpu_magics.launch.pods.slices import Slice
 
+if TYPE_CHECKING:
+    from tpu_magics.launch.pods.bundle import Bundle
+    from tpu_magics.launch.work import Work
+
 
 @dataclass(frozen=True)
 class PayloadSize:
-    """What a function takes along, in bytes. `parcel`: it and its small arguments, as they are packed for a host;
-    `shared`: models and large arrays, which go through Ray's object store; `models`: of these the models, which come
-    home trained."""
+    """What a training function sends, in bytes. `bundle`: the function and its small arguments, pickled; `shared`:
+    models and large arrays, which go through Ray's object store; `models`: the part that is models, whose weights are
+    returned."""
 
     name: str
-    parcel: int
+    bundle: int
     shared: int
     models: int
 
 
 @dataclass(frozen=True)
 class DryRun:
-    """What `%tpu_pod` found out. `pod`: the session's hosts (None: it has none); `slice`: the slice of the plan, also
-    one that nobody has yet; `load`: of the function that was named (None: none was)."""
+    """The result of `%tpu_pod`. `pod`: the session's hosts (None: it has none); `slice`: the slice that the plan is
+    for, which need not exist; `load`: what the named function sends (None: no function is named)."""
 
     pod: Pod | None = None
     slice: Slice | None = None
@@ -53,12 +54,12 @@ class DryRun:
 
     @property
     def each(self) -> int:
-        """Bytes that a host gets before its workers start."""
-        return self.load.parcel + self.load.shared if self.load is not None else 0
+        """Bytes that are sent to a host before its workers start."""
+        return self.load.bundle + self.load.shared if self.load is not None else 0
 
     @property
     def needed(self) -> int | None:
-        """Bytes of memory that the run takes on a host; None where no pod is known."""
+        """Bytes of memory that the run needs on a host; None without a pod."""
         models = self.load.models if self.load is not None else 0
         return host_selection.memory_per_host(self.pod, models) if self.pod is not None else None
 
@@ -66,13 +67,22 @@ class DryRun:
 def payload_size(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], backend: Any, labels: Sequence[str]
 ) -> PayloadSize:
-    """What training `function(*args, **kwargs)` takes along. Raises TpuMagicsError where it cannot travel."""
+    """What a training of `function(*args, **kwargs)` sends. Raises TpuMagicsError if it cannot be pickled."""
     from tpu_magics.launch import reach, train
-    from tpu_magics.launch.pods import bundle
 
     request = train.function_request(function, args, kwargs, labels=labels)
     models = reach.models_of(iter(request.items), backend.is_model)
-    sizes = bundle.measure(request.make(models, None))
-    return PayloadSize(
-        request.name, sizes.parcel, sizes.shared, sum(backend.model_bytes(model) for model in models.values())
-    )
+    bundle = _pack(request.make(models, None))
+    weights = sum(backend.model_bytes(model) for model in models.values())
+    return PayloadSize(request.name, len(bundle.data), bundle.array_bytes, weights)
+
+
+def _pack(work: Work) -> Bundle:
+    from tpu_magics.launch.pods import payload
+    from tpu_magics.launch.pods.pickling_errors import pack_payload
+
+    current = session.current
+    current.backend.prepare()
+    cells = current.notebook.cell_names()
+    gathered = payload.gather(work, current.backend, cell_names=cells)
+    return pack_payload(gathered, current.notebook.namespace, payload.cell_sources(cells))

@@ -1,9 +1,6 @@
-"""Getting a run onto its hosts: carriers, the parcel, the large arrays, the start.
+"""Starts a run on its hosts: puts the bundle into Ray's object store, starts an actor and a process on each host.
 
-What lives here: what happens between the plan and the first look of the watch. What does not: what is in the parcel
-(freight.py), following it (remote_watch.py).
-
-The parcel and each large array are put into the object store once; Ray brings them to each host once.
+The bundle and each large array are stored once, and Ray copies them to each host once.
 """
 
 from __future__ import annotations
@@ -17,45 +14,46 @@ from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.plan import mb
+from tpu_magics.launch.pods import slices
 from tpu_magics.launch.pods.bundle import Bundle
+from tpu_magics.launch.pods.cluster import ray_call
 from tpu_magics.launch.pods.host_actor import HostActor
 from tpu_magics.launch.pods.host_task import HostTask
 from tpu_magics.launch.pods.link import error_text
 from tpu_magics.launch.pods.pod import Pod, PodHost
-from tpu_magics.launch.pods.ray_calls import ray_call
 
-ACTOR_START_SECONDS = 60.0  # seconds in which each host has started its carrier
-PROCESS_START_SECONDS = 120.0  # seconds in which it has the parcel and has started its process,
-BYTES_PER_SECOND = 10e6  # and a second more for so many bytes of large arrays
-CLOSE_SECONDS = 5.0  # seconds in which carriers whose run does not begin have cleared up
-_INTERRUPT_POLL = 0.2  # seconds between looks whether the person has interrupted
+ACTOR_START_SECONDS = 60.0  # in which each host must start its actor
+PROCESS_START_SECONDS = 120.0  # in which it must receive the bundle and start its process,
+BYTES_PER_SECOND = 10e6  # plus the time for the large arrays at this speed
+CLOSE_SECONDS = 5.0  # in which actors must clean up if the run does not start
+_INTERRUPT_POLL = 0.2  # seconds between checks for an interrupt
 
 
 @dataclass
 class StoredBundle:
-    """What lies in the object store, for as long as this is held."""
+    """References to a bundle in the object store, which keeps it as long as they exist."""
 
-    parcel: Any
+    data: Any
     arrays: tuple[Any, ...]
     bytes: int
 
 
-def store_bundle(packed: Bundle) -> StoredBundle:
-    """Put it there, once. Raises TpuMagicsError where there is no room."""
+def store_bundle(bundle: Bundle) -> StoredBundle:
+    """Put a bundle into the object store. Raises TpuMagicsError if the store is full."""
     import numpy as np
     import ray
 
-    size = len(packed.data) + packed.array_bytes
+    size = len(bundle.data) + bundle.array_bytes
     try:
-        arrays = tuple(ray.put(np.frombuffer(one, dtype=np.uint8)) for one in packed.arrays)
-        return StoredBundle(ray.put(packed.data), arrays, size)
+        arrays = tuple(ray.put(np.frombuffer(one, dtype=np.uint8)) for one in bundle.arrays)
+        return StoredBundle(ray.put(bundle.data), arrays, size)
     except Exception as error:
         if type(error).__name__ not in ("ObjectStoreFullError", "OutOfDiskError"):
             raise
         raise TpuMagicsError(
-            f"The object store of the cluster has no room for what this run sends ({size / 1e6:,.1f} MB).",
-            f"Models and arrays travel through it, once for each host. Ray says: {_first_line(error)}",
-            "Let go of what other programs keep there (`ray memory` lists it), or start the nodes with more: "
+            f"The object store of the cluster is too full for the data of this run ({size / 1e6:,.1f} MB).",
+            f"Models and arrays are sent through it, once to each host. Ray reports: {_first_line(error)}",
+            "Free the objects of other programs (`ray memory` lists them), or start the nodes with a larger store: "
             "ray start --object-store-memory=BYTES. The models are unchanged.",
         ) from None
 
@@ -64,100 +62,100 @@ def _first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
 
 
-def start_actors(
-    pod: Pod, name: str, placing: Callable[[Pod, PodHost], Mapping[str, Any]], interrupted: Callable[[], bool]
-) -> tuple[list[Any], list[dict[str, Any]]]:
-    """An actor on each host, and what each says of its own. Raises TpuMagicsError naming the hosts that do not come;
-    none is left then."""
+def start_actors(pod: Pod, name: str, interrupted: Callable[[], bool]) -> tuple[list[Any], list[dict[str, Any]]]:
+    """An actor on each host, and each host's description. Raises TpuMagicsError that names the hosts whose actor does
+    not start, and then closes the others."""
     import ray
 
     kind: Any = ray.remote(HostActor)
-    made = [
-        kind.options(max_restarts=0, max_task_retries=0, **placing(pod, host)).remote(f"{name}-{host.index}")
+    actors = [
+        kind.options(max_restarts=0, max_task_retries=0, **slices.actor_options(pod, host)).remote(
+            f"{name}-{host.index}"
+        )
         for host in pod.hosts
     ]
     try:
         ports = [2 if host.index == 0 else 0 for host in pod.hosts]
-        asked = [one.hello.remote(count) for one, count in zip(made, ports, strict=True)]
-        return made, _wait_for_all(asked, pod.hosts, ACTOR_START_SECONDS, "did not start", interrupted)
+        calls = [actor.describe.remote(count) for actor, count in zip(actors, ports, strict=True)]
+        return actors, _wait_for_all(calls, pod.hosts, ACTOR_START_SECONDS, "did not start", interrupted)
     except BaseException:
-        close_actors(made)
+        close_actors(actors)
         raise
 
 
-def close_actors(made: Sequence[Any], patience: float = CLOSE_SECONDS) -> None:
-    """Have carriers leave nothing on their hosts, and end them; one that does not answer is ended all the same. Without
-    a connection they are out of reach, and end by themselves."""
+def close_actors(actors: Sequence[Any], timeout: float = CLOSE_SECONDS) -> None:
+    """Have actors clean up their hosts, then end all of them, also those that do not answer. Without a connection they
+    cannot be reached, and end by themselves."""
     with contextlib.suppress(ConnectionError), ray_call() as ray:
         closing = []
-        for one in made:
+        for actor in actors:
             with contextlib.suppress(Exception):
-                closing.append(one.close.remote())
+                closing.append(actor.close.remote())
         with contextlib.suppress(Exception):
-            ray.wait(closing, num_returns=len(closing), timeout=patience)
-        for one in made:
+            ray.wait(closing, num_returns=len(closing), timeout=timeout)
+        for actor in actors:
             with contextlib.suppress(Exception):
-                ray.kill(one)
+                ray.kill(actor)
 
 
 def start_processes(
     pod: Pod,
-    made: Sequence[Any],
+    actors: Sequence[Any],
     task: HostTask,
-    told: Sequence[Mapping[str, Any]],
+    descriptions: Sequence[Mapping[str, Any]],
     stored: StoredBundle,
     interrupted: Callable[[], bool],
 ) -> None:
-    """Start every host's process. `task`: what all are told alike."""
-    _require_disk(pod.hosts, [one["disk"] for one in told], stored.bytes)
-    first = pod.hosts[0].address
-    here = replace(task, store=(first, told[0]["ports"][0]), hosts=len(pod.hosts), arrays=len(stored.arrays))
-    meeting = {"MASTER_ADDR": first, "MASTER_PORT": str(told[0]["ports"][1])} if task.rehearsed else {}
-    asked = []
-    for host, carrier in zip(pod.hosts, made, strict=True):
+    """Start every host's process. `task`: the fields that are the same on all hosts."""
+    _require_disk(pod.hosts, [one["disk"] for one in descriptions], stored.bytes)
+    first, ports = pod.hosts[0].address, descriptions[0]["ports"]
+    common = replace(task, store=(first, ports[0]), hosts=len(pod.hosts), arrays=len(stored.arrays))
+    meeting = {"MASTER_ADDR": first, "MASTER_PORT": str(ports[1])} if task.rehearsed else {}
+    calls = []
+    for host, actor in zip(pod.hosts, actors, strict=True):
         environment = {**meeting, **task.environment, **host.environment}
-        own = replace(here, index=host.index, name=host.name, address=host.address, environment=environment)
-        asked.append(carrier.begin.remote(own, stored.parcel, *stored.arrays))
-    _wait_for_all(
-        asked, pod.hosts, PROCESS_START_SECONDS + stored.bytes / BYTES_PER_SECOND, "could not begin", interrupted
-    )
+        own = replace(common, index=host.index, name=host.name, address=host.address, environment=environment)
+        calls.append(actor.start.remote(own, stored.data, *stored.arrays))
+    timeout = PROCESS_START_SECONDS + stored.bytes / BYTES_PER_SECOND
+    _wait_for_all(calls, pod.hosts, timeout, "could not start", interrupted)
 
 
 def _require_disk(hosts: Sequence[PodHost], free: Sequence[int | None], size: int) -> None:
-    """Refuse what a host has no room for: large arrays lie in its temporary folder until its workers are forked."""
+    """Raise TpuMagicsError if a host's disk is too full: large arrays are in its temporary folder until its workers are
+    forked."""
     sharing = Counter(host.address for host in hosts)
     for host, disk in zip(hosts, free, strict=True):
         if disk is not None and disk < size * sharing[host.address]:
             raise TpuMagicsError(
-                f"There is no room on {host.name} for what this run sends ({mb(size * sharing[host.address])}).",
-                f"Models and arrays pass through its temporary folder, which has {mb(disk)} free.",
-                "Make room there, or give the nodes another one: TMPDIR=FOLDER ray start ... The models are unchanged.",
+                f"Not enough disk on {host.name} for the data of this run ({mb(size * sharing[host.address])}).",
+                f"Models and arrays are copied to its temporary folder, which has {mb(disk)} free.",
+                "Free disk space there, or use another folder: TMPDIR=FOLDER ray start ... The models are unchanged.",
             )
 
 
 def _wait_for_all(
-    asked: Sequence[Any],
+    calls: Sequence[Any],
     hosts: Sequence[PodHost],
-    patience: float,
+    timeout: float,
     what: str,
     interrupted: Callable[[], bool],
 ) -> list[Any]:
-    """What all of them answer. Raises KeyboardInterrupt, and TpuMagicsError naming those that do not."""
+    """The results of all calls. Raises KeyboardInterrupt, and TpuMagicsError that names the hosts without an answer."""
     import ray
 
-    until = time.monotonic() + patience
-    waiting = list(asked)
+    until = time.monotonic() + timeout
+    waiting = list(calls)
     while waiting and time.monotonic() < until:
         if interrupted():
             raise KeyboardInterrupt
         _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_INTERRUPT_POLL)
-    silent = [host for host, one in zip(hosts, asked, strict=True) if one in waiting]
+    silent = [host for host, call in zip(hosts, calls, strict=True) if call in waiting]
     if silent:
-        raise _host_error(silent, what, f"within {patience:.0f} s")
+        raise _host_error(silent, what, f"it did not answer within {timeout:.0f} s")
     answers = []
-    for host, one in zip(hosts, asked, strict=True):
+    for host, call in zip(hosts, calls, strict=True):
         try:
-            answers.append(ray.get(one))
+            answers.append(ray.get(call))
         except Exception as error:
             raise _host_error([host], what, error_text(error)) from error
     return answers
@@ -167,8 +165,7 @@ def _host_error(hosts: Sequence[PodHost], what: str, why: str) -> TpuMagicsError
     names = ", ".join(host.name for host in hosts)
     return TpuMagicsError(
         f"{'Host' if len(hosts) == 1 else 'Hosts'} {names} {what}.",
-        f"On each host a small process starts the workers there: {why}."
-        if not why.startswith("within")
-        else f"On each host a small process starts the workers there; it did not answer {why}.",
-        "Look whether the node is alive and has room (`ray status`), then run %tpu_init --hosts and the cell again.",
+        f"A small process on each host starts the workers there: {why}.",
+        "Check that the node is alive and has free resources (`ray status`), then run %tpu_init --hosts and the cell "
+        "again.",
     )

@@ -1,8 +1,4 @@
-"""What the hosts of a cluster have installed, and whether a run can go through all of them.
-
-What lives here: asking each host, and judging the answers. What does not: whether the packages of one host fit together
-(host/versions.py).
-"""
+"""The versions and free memory of a cluster's hosts, and whether a run is possible with these versions."""
 
 from __future__ import annotations
 
@@ -18,11 +14,11 @@ from tpu_magics.launch.pods.cluster import ClusterNode
 
 NOTEBOOK = "this notebook"
 PACKAGES = ("tpu_magics", "ray", "torch", "torch_xla", "libtpu")
-QUERY_TIMEOUT = 60.0  # seconds until each host has started a process and answered
+QUERY_TIMEOUT = 60.0  # seconds, in which each host starts a process and answers
 
 
 class HostsSilentError(TpuMagicsError):
-    """Hosts that do not answer. `nodes`: which."""
+    """Some hosts do not answer. `nodes`: these hosts."""
 
     def __init__(self, what: str, why: str, todo: str, nodes: Sequence[ClusterNode]) -> None:
         super().__init__(what, why, todo)
@@ -31,7 +27,7 @@ class HostsSilentError(TpuMagicsError):
 
 @dataclass(frozen=True)
 class HostReport:
-    """What a host said. `versions`: "python" and PACKAGES, those that it has; `memory`: free bytes (None: not
+    """A host's answer. `versions`: of "python" and of the installed PACKAGES; `memory`: free bytes (None: not
     available)."""
 
     versions: Mapping[str, str]
@@ -48,20 +44,20 @@ def own_versions() -> dict[str, str]:
 
 
 def query_hosts(nodes: Sequence[ClusterNode]) -> list[HostReport]:
-    """Each node's answer. Raises TpuMagicsError that names the nodes which do not answer."""
+    """Each node's answer. Raises HostsSilentError if some do not answer."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     task = ray.remote(_query_function())
-    asked = [
+    pending = [
         task.options(
             num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)
         ).remote(PACKAGES)
         for node in nodes
     ]
-    ray.wait(asked, num_returns=len(asked), timeout=QUERY_TIMEOUT)
+    ray.wait(pending, num_returns=len(pending), timeout=QUERY_TIMEOUT)
     answers, silent = [], []
-    for node, reference in zip(nodes, asked, strict=True):
+    for node, reference in zip(nodes, pending, strict=True):
         try:
             answers.append(HostReport(*ray.get(reference, timeout=0.5)))
         except Exception as error:
@@ -73,9 +69,9 @@ def query_hosts(nodes: Sequence[ClusterNode]) -> list[HostReport]:
 
 
 def _query_function() -> Callable[[Sequence[str]], tuple[dict[str, str], int | None]]:
-    """The question, as a function that travels by its code: a host may not have this package."""
+    """A nested function, which Ray sends by value: the host may not have this package."""
 
-    def look_here(packages: Sequence[str]) -> tuple[dict[str, str], int | None]:
+    def report(packages: Sequence[str]) -> tuple[dict[str, str], int | None]:
         import importlib.metadata
         import platform
         from pathlib import Path
@@ -94,35 +90,35 @@ def _query_function() -> Callable[[Sequence[str]], tuple[dict[str, str], int | N
         found["tpu_magics"] = tpu_magics.__version__
         return found, host_memory(Path("/")).available
 
-    return look_here
+    return report
 
 
 def _no_answer_error(silent: Sequence[tuple[ClusterNode, Exception]]) -> HostsSilentError:
     names = ", ".join(node.name for node, _ in silent)
-    said = " ".join(str(silent[0][1]).split())[:300] or type(silent[0][1]).__name__
+    message = " ".join(str(silent[0][1]).split())[:300] or type(silent[0][1]).__name__
     return HostsSilentError(
-        f"No process could be started on {names}.",
-        f"Ray started one on each host, with {QUERY_TIMEOUT:.0f} s to answer. Of the first it says: {said}",
-        "See `ray status`, and the logs of that node (/tmp/ray/session_latest/logs on it).",
+        f"Ray could not start a process on {names}.",
+        f"Each host has {QUERY_TIMEOUT:.0f} s to answer. For the first of these hosts Ray reports: {message}",
+        "Check `ray status`, and the logs on that host (/tmp/ray/session_latest/logs).",
         [node for node, _ in silent],
     )
 
 
-# -- judging -----------------------------------------------------------------------------------------------------------
+# -- comparing -------------------------------------------------------------------------------------------------------
 
 
-def require_same_versions(names: Sequence[str], answers: Sequence[HostReport], own: Mapping[str, str]) -> list[str]:
-    """Sentences about what differs and will do. Raises TpuMagicsError, with a line for each host, where a run cannot go
-    through: another Python (3.x) or release of tpu_magics, torch or torch_xla."""
-    named = {NOTEBOOK: own, **{name: answer.versions for name, answer in zip(names, answers, strict=True)}}
-    refused = [
+def require_same_versions(names: Sequence[str], reports: Sequence[HostReport], own: Mapping[str, str]) -> list[str]:
+    """Sentences about differences that are accepted. Raises TpuMagicsError, with a line for each host, for differences
+    that are not: another Python (3.x) or release of tpu_magics, torch or torch_xla."""
+    named = {NOTEBOOK: own, **{name: report.versions for name, report in zip(names, reports, strict=True)}}
+    wrong = [
         name for name in _MUST_MATCH if len({_MUST_MATCH[name](seen.get(name, "")) for seen in named.values()}) > 1
     ]
-    if refused:
-        raise _mismatch_error(refused, named)
+    if wrong:
+        raise _mismatch_error(wrong, named)
     differ = [name for name in ("python", *PACKAGES) if len({seen.get(name, "") for seen in named.values()}) > 1]
     return [
-        f"{_display_name(name)} differs on the hosts: {_hosts_by_version(name, named)}."
+        f"{_display_name(name)} differs between the hosts: {_hosts_by_version(name, named)}."
         for name in differ
         if name != "libtpu"
     ]
@@ -136,8 +132,8 @@ def _full(version: str) -> str:
     return version
 
 
-# What makes versions different that cannot go together: the notebook's functions travel as Python's bytecode and as the
-# records of this package; compiled programs and weights as what torch and torch_xla of one release understand.
+# The part of each version that must be the same: functions are sent as Python's bytecode and with this package's own
+# types; compiled programs and weights are read by the same release of torch and torch_xla.
 _MUST_MATCH: Mapping[str, Callable[[str], str]] = {
     "python": _major_minor,
     "tpu_magics": _full,
@@ -163,20 +159,18 @@ def _joined(hosts: Sequence[str], most: int = 4) -> str:
     return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else shown[0]
 
 
-def _mismatch_error(refused: Sequence[str], named: Mapping[str, Mapping[str, str]]) -> TpuMagicsError:
-    what = " and ".join(_display_name(name) for name in refused)
-    first = {name: named[NOTEBOOK].get(name, "") for name in refused}
-    packages = " ".join(
-        f'"{_distribution(name)}=={first[name]}"' for name in refused if name != "python" and first[name]
-    )
-    todo = f"Install what the notebook has on every host: pip install {packages}" if packages else ""
-    if "python" in refused:
+def _mismatch_error(wrong: Sequence[str], named: Mapping[str, Mapping[str, str]]) -> TpuMagicsError:
+    what = " and ".join(_display_name(name) for name in wrong)
+    first = {name: named[NOTEBOOK].get(name, "") for name in wrong}
+    packages = " ".join(f'"{_distribution(name)}=={first[name]}"' for name in wrong if name != "python" and first[name])
+    todo = f"Install the notebook's versions on every host: pip install {packages}" if packages else ""
+    if "python" in wrong:
         todo = f"Start the cluster and the notebook with the same Python, e.g. {first['python']}. {todo}".strip()
     return TpuMagicsError(
         f"The hosts do not have the same {what} as this notebook.",
-        "The training function travels to them as Python code, and they answer as this release of tpu_magics does.",
+        "The hosts must run the notebook's Python code, and exchange data with this release of tpu_magics.",
         todo,
-        [_line(host, refused, seen) for host, seen in named.items()],
+        [_line(host, wrong, seen) for host, seen in named.items()],
     )
 
 
@@ -189,5 +183,5 @@ def _line(host: str, names: Sequence[str], seen: Mapping[str, str]) -> str:
 
 
 def versions_text(versions: Mapping[str, Any]) -> str:
-    """In one line: "Python 3.11.7, torch 2.9.0"."""
+    """For example "Python 3.11.7, torch 2.9.0"."""
     return ", ".join(f"{_display_name(name)} {versions[name]}" for name in ("python", *PACKAGES) if versions.get(name))

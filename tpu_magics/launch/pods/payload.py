@@ -1,10 +1,6 @@
-"""What a run on many hosts is made of: the work, and what a forked worker would inherit of the notebook's process.
+"""The payload of a run on many hosts: the work, and the state of the notebook's process that forked workers inherit.
 
-What lives here: gathering it in the notebook, and making the work of it again on a host. What does not: how it is
-packed (parcel.py), and what is said where something of it cannot be (unsendable.py).
-
-Models that the function builds itself are built once on each host, in the process that forks the workers there, by the
-same reading of the function as in the notebook.
+Models that the function builds itself are built once on each host, by the process that forks the workers there.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ from tpu_magics.launch.cells import statements_work
 from tpu_magics.launch.work import CellWork, FunctionWork, ScriptWork, Work
 from tpu_magics.runs.origin import is_library
 
-# Variables that say how to compute. Whatever else the notebook's process has says where it runs.
+# Variables that change the computation. The others describe the notebook's own machine.
 _VARIABLE_PREFIXES = (
     "XLA_",
     "PT_XLA_",
@@ -46,10 +42,10 @@ _SHELL_NAMES = frozenset({"get_ipython", "In", "Out", "exit", "quit", "open", "_
 
 @dataclass(frozen=True)
 class Payload:
-    """`work`: without what is hoisted; `models`: those that come home, by name, hoisted ones left out; `hoisted`: names
-    and lines of those; `arguments`, `source`: of the function, to find them again; `tree`: the statements of a cell;
-    `names`: what they read of the notebook; `script`: the text of a script; `state`: Backend.process_state; `form`: of
-    the objects that the work reaches (launch/state/walk.py, Snapshot.form)."""
+    """`work`: without hoisted models; `models`: those whose weights are returned, by name, without hoisted ones;
+    `hoisted`: names and lines of the hoisted ones; `arguments`, `source`: of the function, to hoist them again; `tree`:
+    the statements of a cell; `names`: the notebook's names that they read; `script`: the text of a script; `state`:
+    Backend.process_state; `structure`: StateSnapshot.structure of the objects that the work reaches."""
 
     backend: Backend
     work: Work
@@ -61,7 +57,7 @@ class Payload:
     names: Mapping[str, Any] = field(default_factory=dict)
     script: bytes | None = None
     state: Any = None
-    form: int = -1
+    structure: int = -1
     environment: Mapping[str, str] = field(default_factory=dict)
     cell_names: Mapping[str, str] = field(default_factory=dict)
     cell_ids: Mapping[str, str] = field(default_factory=dict)
@@ -77,12 +73,12 @@ def gather(
     cell_names: Mapping[str, str] | None = None,
     cell_ids: Mapping[str, str] | None = None,
 ) -> Payload:
-    """What this work takes along, of this process. The last arguments: as a Request and the notebook have them."""
+    """The payload of this work. The last arguments: as in a Request and the notebook."""
     own = {id(one.model) for one in work.hoists.hoisted} if work.hoists is not None else set()
     models = {name: model for name, model in work.models.items() if id(model) not in own}
     names = {name: model for name, model in work.models.items() if id(model) in own}
     lines = {id(one.model): one.line for one in work.hoists.hoisted} if work.hoists is not None else {}
-    freight = Payload(
+    payload = Payload(
         backend=backend,
         work=_without_hoists(work, models),
         models=models,
@@ -94,12 +90,12 @@ def gather(
     )
     if isinstance(work, CellWork):
         read = dict(_read_names(work))
-        freight = replace(freight, names=read, tree=hoistable if names else None, source=source)
+        payload = replace(payload, names=read, tree=hoistable if names else None, source=source)
     elif isinstance(work, ScriptWork):
-        freight = replace(freight, script=Path(work.path).read_bytes())
+        payload = replace(payload, script=Path(work.path).read_bytes())
     elif names:
-        freight = replace(freight, arguments=dict(arguments or {}), source=source)
-    return freight
+        payload = replace(payload, arguments=dict(arguments or {}), source=source)
+    return payload
 
 
 def _without_hoists(work: Work, models: dict[str, Any]) -> Work:
@@ -118,7 +114,7 @@ def _read_names(work: CellWork) -> Iterator[tuple[str, Any]]:
 
 
 def loaded_names(code: types.CodeType) -> Iterator[str]:
-    """The globals that code reads or deletes, its inner functions' included; attributes are none."""
+    """The globals that code and its inner functions read or delete; not attributes."""
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_NAME", "LOAD_GLOBAL", "DELETE_NAME", "DELETE_GLOBAL"):
             yield str(instruction.argval)
@@ -128,15 +124,15 @@ def loaded_names(code: types.CodeType) -> Iterator[str]:
 
 
 def _environment() -> Iterator[tuple[str, str]]:
-    """A token stays at home, and so do paths: a host has its own, or none."""
+    """Without secrets, and without folders of this machine."""
     for name, text in os.environ.items():
-        at_home = name.endswith(_FOLDERS) or any(word in name for word in _SECRETS)
-        if name in _VARIABLES or (name.startswith(_VARIABLE_PREFIXES) and not at_home):
+        local = name.endswith(_FOLDERS) or any(word in name for word in _SECRETS)
+        if name in _VARIABLES or (name.startswith(_VARIABLE_PREFIXES) and not local):
             yield name, text
 
 
 def cell_sources(cell_names: Mapping[str, str]) -> dict[str, list[str]]:
-    """Lines of cells, for stacks and for reading the function: their files are on no disk."""
+    """Lines of cells, for tracebacks and for `inspect`: their files are not on a disk."""
     return {
         name: list(entry[2])
         for name, entry in list(linecache.cache.items())
@@ -147,47 +143,47 @@ def cell_sources(cell_names: Mapping[str, str]) -> dict[str, list[str]]:
 # -- on a host --------------------------------------------------------------------------------------------------------
 
 
-def prepare_process(freight: Payload, main: dict[str, Any]) -> None:
-    """Make this process like the notebook's, before it forks workers. `main`: what stands for the notebook's dict."""
-    main.update(freight.names)
-    freight.backend.prepare()
-    freight.backend.set_process_state(freight.state)
+def prepare_process(payload: Payload, main: dict[str, Any]) -> None:
+    """Restore the state of the notebook's process, before workers are forked. `main`: in place of its dict."""
+    main.update(payload.names)
+    payload.backend.prepare()
+    payload.backend.set_process_state(payload.state)
 
 
-def rebuild_work(freight: Payload, main: dict[str, Any], folder: Path) -> Work:
-    """The work as the notebook has it."""
-    work = freight.work
+def rebuild_work(payload: Payload, main: dict[str, Any], folder: Path) -> Work:
+    """The work, with hoisted models built here."""
+    work = payload.work
     if isinstance(work, ScriptWork):
-        return _script_work(work, freight.script or b"", folder)
-    hoists = _rebuild_hoists(freight, main) if freight.hoisted else None
-    models = dict(freight.models)
+        return _script_work(work, payload.script or b"", folder)
+    hoists = _rebuild_hoists(payload, main) if payload.hoisted else None
+    models = dict(payload.models)
     if hoists is not None:
-        models.update(zip((name for name, _ in freight.hoisted), hoists.models.values(), strict=True))
+        models.update(zip((name for name, _ in payload.hoisted), hoists.models.values(), strict=True))
     if isinstance(work, CellWork):
         before = dict(main)
-        if hoists is None or freight.tree is None:
+        if hoists is None or payload.tree is None:
             return replace(work, namespace=main, models=models, before=before)
-        return statements_work(freight.tree, work.code.co_filename, main, before, models, hoists)
+        return statements_work(payload.tree, work.code.co_filename, main, before, models, hoists)
     return replace(work, models=models, hoists=hoists) if isinstance(work, FunctionWork) else work
 
 
-def _rebuild_hoists(freight: Payload, main: dict[str, Any]) -> hoist.HoistPlan | None:
-    """The same builds as in the notebook; where they are not, each worker builds its own models."""
-    work = freight.work
-    found: Any = work.function if isinstance(work, FunctionWork) else freight.tree
+def _rebuild_hoists(payload: Payload, main: dict[str, Any]) -> hoist.HoistPlan | None:
+    """The same hoisted models as in the notebook; None if they differ, then each worker builds its own."""
+    work = payload.work
+    found: Any = work.function if isinstance(work, FunctionWork) else payload.tree
     hoists = hoist.plan_hoists(
         found,
-        arguments=freight.arguments,
+        arguments=payload.arguments,
         namespace=main,
-        backend=freight.backend,
-        source=freight.source if freight.tree is not None else None,
+        backend=payload.backend,
+        source=payload.source if payload.tree is not None else None,
     )
-    same = [one.line for one in hoists.hoisted] == [line for _, line in freight.hoisted]
+    same = [one.line for one in hoists.hoisted] == [line for _, line in payload.hoisted]
     return hoists if same else None
 
 
 def _script_work(work: ScriptWork, text: bytes, folder: Path) -> ScriptWork:
-    """The script's own path where it has the same text there, so that it finds its neighbours; else a copy."""
+    """The script's own path if the same file is there, so that it finds the files beside it; else a copy."""
     path = Path(work.path)
     try:
         if path.read_bytes() == text:

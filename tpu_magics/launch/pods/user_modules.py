@@ -1,8 +1,7 @@
-"""The person's own modules: files beside the notebook that the hosts do not have.
+"""Sends the user's own modules (files beside the notebook) to the hosts, which import them from memory.
 
-What lives here: which of the modules that are loaded are such, their text, and how a host imports them: from memory,
-under the paths that they have at the notebook, which stacks and records then name. What does not: functions and classes
-of the notebook itself, which travel by value (parcel.py), and installed packages, which each host has to have.
+They keep the paths that they have on the notebook's machine, for tracebacks and records. Installed packages are not
+sent: each host needs them.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ MAX_TOTAL_BYTES = 16 << 20  # bytes of all
 
 @dataclass(frozen=True)
 class ModuleSource:
-    """A module. `path`: where it is at the notebook."""
+    """A module's source. `path`: on the notebook's machine."""
 
     path: str
     text: bytes
@@ -32,8 +31,8 @@ class ModuleSource:
 
 
 def collect_user_modules() -> dict[str, ModuleSource]:
-    """All loaded modules that are plain Python and not installed, by name. A package of which a part is something else
-    (an extension, a large file) stays whole where it is."""
+    """The loaded modules that are plain Python and not installed, by name. A package with another part (an extension, a
+    large file) is not sent at all."""
     found: dict[str, ModuleSource] = {}
     broken: set[str] = set()
     for name, module in sorted(sys.modules.items()):
@@ -66,7 +65,7 @@ def _top_package(name: str) -> str:
 
 
 class SourceFinder(importlib.abc.MetaPathFinder):
-    """Finds what came with the run, before all else of these names; folders without an `__init__.py`, too."""
+    """Finds the modules that were sent, before other modules of these names; also folders without `__init__.py`."""
 
     def __init__(self, texts: Mapping[str, ModuleSource]) -> None:
         self.texts = texts
@@ -79,7 +78,7 @@ class SourceFinder(importlib.abc.MetaPathFinder):
         if name in self.texts:
             one = self.texts[name]
             spec = ModuleSpec(name, SourceLoader(one), origin=one.path, is_package=one.package)
-            spec.has_location = True  # so that it has a `__file__`
+            spec.has_location = True  # gives the module a `__file__`
             return spec
         if name in self.folders:
             spec = ModuleSpec(name, None, is_package=True)
@@ -89,7 +88,7 @@ class SourceFinder(importlib.abc.MetaPathFinder):
 
 
 class SourceLoader(importlib.abc.SourceLoader):
-    """One of them."""
+    """Loads one module that was sent."""
 
     def __init__(self, one: ModuleSource) -> None:
         self.one = one
@@ -98,7 +97,7 @@ class SourceLoader(importlib.abc.SourceLoader):
         return self.one.path
 
     def get_data(self, path: str | bytes) -> bytes:
-        if path != self.one.path:  # a cache of its bytecode, which is not sent
+        if path != self.one.path:  # its bytecode cache, which is not sent
             raise OSError(path)
         return self.one.text
 
@@ -107,7 +106,7 @@ class SourceLoader(importlib.abc.SourceLoader):
 
 
 def install_modules(texts: Mapping[str, ModuleSource]) -> None:
-    """Make them importable here, and their lines known to stacks."""
+    """Make the modules importable here, and their lines known to tracebacks."""
     if not texts:
         return
     sys.meta_path.insert(0, SourceFinder(texts))

@@ -77,9 +77,9 @@ class StateSnapshot:
     unseen: list[str] = field(default_factory=list)
     main: Mapping[str, Any] = field(default_factory=dict)
     random: Any = None
-    elsewhere: bool = False
+    on_another_host: bool = False
 
-    def form(self) -> int:
+    def structure(self) -> int:
         """A checksum of what stands where, without values: of a copy on another host it is the same, unless there is
         something without an order; then it is never."""
         found = 0
