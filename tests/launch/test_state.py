@@ -1,4 +1,4 @@
-"""What a training function changes besides weights: in place in the notebook, or told by name."""
+"""What a training function changes besides weights: updated in place in the notebook, or named."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_what_cannot_travel_is_named(notebook: FakeNotebook, tmp_path: Path) -> 
     assert "<lambda>" in result.left["held['handle']"] and set(held) == {"other", "fine"}
     told, ranks = notebook.lines
     assert told.startswith("changed in the worker, unchanged here: `log` (an open file), `numbers` (a generator)")
-    assert ranks == "Ranks 0 and 1 differ in `seen`: here it is as on rank 0." and seen == [7, 0]
+    assert ranks == "Ranks 0 and 1 differ in `seen`: the notebook has the values of rank 0." and seen == [7, 0]
 
 
 def fills(rows: list[Any], count: int) -> None:
@@ -222,7 +222,7 @@ def fails_late(rows: list[Any]) -> None:
 def test_a_limit_and_a_failure(notebook: FakeNotebook, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "MAX_BYTES", 2 * 2**20)
     rows: list[Any] = []
-    assert run(fills, rows, 3).left == {"rows": "3 MB, of 2 MB that come home"} and rows == []
+    assert run(fills, rows, 3).left == {"rows": "3 MB, above the limit of 2 MB in all"} and rows == []
     failed(fails_late, rows)
     assert rows == []
     assert run(fills, rows, 1, steps=1).left == {} and len(rows) == 1  # it has no step, so it ended by itself
@@ -256,8 +256,8 @@ def test_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert program.history == [] and values["a"] == [1] and values["t"].tolist() == [0, 0]  # type: ignore[attr-defined]
 
 
-def test_a_copy_elsewhere_has_the_same_form() -> None:
-    """On another host objects have the same numbers where they have the same form."""
+def test_a_copy_on_another_host_has_the_same_structure() -> None:
+    """On another host objects have the same numbers if they have the same structure."""
     held = {"a": [{"b": 1}], "c": Slotted()}
     one = take_snapshot([("held", held)], TorchState(), {}).structure()
     assert one == take_snapshot([("held", copy.deepcopy(held))], TorchState(), {}).structure() != -1

@@ -45,7 +45,8 @@ def test_how_late_events_are(name: str, calls: int) -> None:
 
 def test_how_many_hosts_one_process_can_ask() -> None:
     assert (
-        f"fully used at {OUTSIDE * POLL_SECONDS:.0f} hosts" in TEXT and f"at {OUTSIDE * TICK:.0f} that all have news" in TEXT
+        f"fully used at {OUTSIDE * POLL_SECONDS:.0f} hosts" in TEXT
+        and f"at {OUTSIDE * TICK:.0f} that all have news" in TEXT
     )
     assert f"inside at {round(INSIDE * POLL_SECONDS, -1):,.0f} and at {INSIDE * TICK:.0f}." in TEXT
 

@@ -1,4 +1,4 @@
-"""The kinds of objects that can be changed: what each holds, whether that differs, and how it is changed in place."""
+"""The kinds of mutable objects: their parts, how they are compared, and how they are changed in place."""
 
 from __future__ import annotations
 
@@ -19,47 +19,47 @@ ATOMS = frozenset(
     {int, float, complex, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range, slice}
 )
 Label = tuple[str, Any]
-"""Where a part stands: ("item", key), ("attribute", name), ("name", name) or ("", "")."""
+"""The position of a part: ("item", key), ("attribute", name), ("name", name) or ("", "")."""
 Undo = Callable[[], None]
 MISSING: Any = object()
 
 
 class Kind(Protocol):
-    """One kind of object. `named`: what it is called where it cannot be brought home at all, "" where it can."""
+    """One kind of object. `named`: a description for an object that can never be updated, else ""."""
 
     named: str
 
     def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
-        """What it holds."""
+        """The objects that it contains."""
 
     def mark(self, value: Any) -> Any:
-        """What `changed` compares with later: a shallow copy, or a digest."""
+        """What `changed` compares with: a shallow copy or a checksum."""
 
     def changed(self, value: Any, mark: Any) -> bool:
-        """Whether it differs from what it was."""
+        """Whether the object differs from its mark."""
 
     def content(self, value: Any, mark: Any) -> Any:
-        """What `put` needs."""
+        """The new content, for `put`."""
 
     def pieces(self, content: Any) -> list[tuple[Label, Any]]:
-        """What of a content can be left out by itself."""
+        """The parts of a content that can be left out separately."""
 
     def without(self, content: Any, mark: Any, labels: set[Any]) -> Any:
-        """The content without some of its pieces, by what names them; None where nothing is left of it."""
+        """The content without the pieces of these labels; None if nothing is left."""
 
     def put(self, value: Any, content: Any) -> Undo:
-        """Change `value` in place. Returns what puts it back."""
+        """Change `value` in place. Returns a function that undoes the change."""
 
 
 @dataclass
 class Fields:
-    """New values by name, and the names that are gone."""
+    """New values by name, and the removed names."""
 
     new: dict[str, Any]
     gone: list[str]
 
     def without(self, names: set[Any]) -> Fields | None:
-        """The same without these; None where nothing is left."""
+        """Without these names; None if nothing is left."""
         kept = Fields({name: item for name, item in self.new.items() if name not in names}, self.gone)
         return kept if kept.new or kept.gone else None
 
@@ -78,12 +78,12 @@ def same(left: Any, right: Any) -> bool:
 
 
 def all_same(left: Any, right: Any) -> bool:
-    """The same for two sequences, part by part."""
+    """`same` for each pair of parts of two sequences."""
     return len(left) == len(right) and (all(map(operator.is_, left, right)) or all(map(same, left, right)))
 
 
 def only_atoms(values: Any) -> bool:
-    """Whether none of `values` holds anything."""
+    """Whether all `values` are of ATOMS."""
     return ATOMS.issuperset(map(type, values))
 
 
@@ -94,7 +94,7 @@ class _Base:
         return iter(())
 
     def pieces(self, content: Any) -> list[tuple[Label, Any]]:  # noqa: ARG002
-        return []  # it travels as a whole
+        return []  # it is pickled as a whole
 
     def without(self, content: Any, mark: Any, labels: set[Any]) -> Any:  # noqa: ARG002
         return None
@@ -154,7 +154,7 @@ class DictKind(_Base):
         return [(("item", key), (key, item)) for key, item in content]
 
     def without(self, content: Any, mark: Any, labels: set[Any]) -> Any:
-        """Under keys that were there before, what was there."""
+        """Keys that existed before keep their old values."""
         old = dict(zip(*mark, strict=True))
         pairs = [(key, old.get(key, MISSING) if key in labels else item) for key, item in content]
         return [(key, item) for key, item in pairs if item is not MISSING]
@@ -232,7 +232,7 @@ class DequeKind(_Base):
 
 
 class BytesKind(_Base):
-    """bytearray and array.array: a copy is kept, since they are small where people use them."""
+    """bytearray and array.array. The mark is a copy, since they are small in practice."""
 
     def mark(self, value: Any) -> Any:
         return bytes(memoryview(value).cast("B")) if len(value) else b""
@@ -254,11 +254,11 @@ class BytesKind(_Base):
 
 
 class ObjectKind(_FieldsKind):
-    """Attributes: of `__dict__` and of `__slots__`."""
+    """Objects with attributes in `__dict__` and `__slots__`. `of_library`: the class is not the user's."""
 
-    def __init__(self, rule: TypeRule = PLAIN, librarys: bool = False) -> None:
+    def __init__(self, rule: TypeRule = PLAIN, of_library: bool = False) -> None:
         self.rule = rule
-        self.librarys = librarys
+        self.of_library = of_library
 
     def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
         return ((("attribute", name), item) for name, item in self.mark(value).items())
@@ -274,7 +274,7 @@ class ObjectKind(_FieldsKind):
     def content(self, value: Any, mark: Any) -> Fields:
         now = self.mark(value)
         new = {name: item for name, item in now.items() if not same(item, mark.get(name, MISSING))}
-        if self.librarys:  # what a library puts over a method of its object is nothing that it holds
+        if self.of_library:  # methods that a library replaced on its object are not data
             new = {name: item for name, item in new.items() if not isinstance(item, _CODE)}
         return Fields(new, [name for name in mark if name not in now])
 
@@ -300,7 +300,7 @@ _CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 
 
 def attributes(value: Any) -> dict[str, Any]:
-    """The attributes of an instance, without asking its own code."""
+    """The attributes of an instance, without running its own code."""
     own = _own_dict(value)
     slots = _slots(type(value))
     if not slots:
@@ -353,11 +353,11 @@ def _drop_attribute(value: Any, name: str) -> None:
 
 
 class ModuleKind(ObjectKind):
-    """An object that also tells a state of its own, and takes it: a module with `get_extra_state`. `get`, `put`: the
+    """An object with methods that get and set an extra state, as a module with `get_extra_state`. `get`, `put`: the
     names of the two methods."""
 
-    def __init__(self, rule: TypeRule, librarys: bool, get: str, put: str) -> None:
-        super().__init__(rule, librarys)
+    def __init__(self, rule: TypeRule, of_library: bool, get: str, put: str) -> None:
+        super().__init__(rule, of_library)
         self._get = get
         self._put = put
 
@@ -390,7 +390,7 @@ class ModuleKind(ObjectKind):
     def _state(self, value: Any) -> Any:
         try:
             return pickle.dumps(getattr(value, self._get)())
-        except Exception:  # what cannot be pickled cannot be compared either
+        except Exception:  # without a pickle there is no comparison
             return b""
 
 
@@ -398,7 +398,7 @@ EXTRA = "get_extra_state()"
 
 
 class SubclassKind(_Base):
-    """A container that has attributes as well: a subclass of list, dict, ..."""
+    """An instance of a subclass of list, dict, ..., which has items and attributes."""
 
     def __init__(self, items: Kind, fields: ObjectKind) -> None:
         self.items = items
@@ -436,7 +436,7 @@ class SubclassKind(_Base):
 
 
 class ClassKind(_FieldsKind):
-    """The attributes of a class of the person's own."""
+    """The attributes of a class that the user defined."""
 
     def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
         return ((("attribute", name), item) for name, item in _class_attributes(value, _not_a_descriptor).items())
@@ -496,7 +496,7 @@ def _underlying_function(item: Any) -> Any:
 
 
 class NameBinding:
-    """A name that code of the person's can bind anew: one in `space`, a namespace."""
+    """A name in the namespace `space` that the user's code can assign."""
 
     def __init__(self, space: dict[str, Any], name: str) -> None:
         self.space = space
@@ -532,7 +532,7 @@ class BindingKind(_FieldsKind):
 
 
 class CellKind(_FieldsKind):
-    """What a closure holds under a name."""
+    """A cell of a closure."""
 
     def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
         item = self.mark(value)
@@ -565,7 +565,7 @@ class CellKind(_FieldsKind):
 
 
 class StateKind(_Base):
-    """What tells its state as a whole, and takes it: random generators, texts and bytes in memory."""
+    """Objects whose whole state can be read and set: random generators, StringIO, BytesIO."""
 
     def __init__(self, get: Callable[[Any], Any], put: Callable[[Any, Any], None]) -> None:
         self._get = get
@@ -599,15 +599,16 @@ def equal(left: Any, right: Any) -> bool:
 
 
 class ReportedKind(_Base):
-    """What cannot be brought home, and is named where it was changed. `tell`: gives something that differs then."""
+    """Objects that cannot be updated in the notebook and are named if they changed. `position`: a value that differs
+    after a change."""
 
-    def __init__(self, named: str, tell: Callable[[Any], Any]) -> None:
+    def __init__(self, named: str, position: Callable[[Any], Any]) -> None:
         self.named = named
-        self._tell = tell
+        self._position = position
 
     def mark(self, value: Any) -> Any:
         try:
-            return self._tell(value)
+            return self._position(value)
         except Exception:
             return None
 
@@ -626,7 +627,7 @@ def _file_position(value: Any) -> Any:
 
 
 def flush(value: Any) -> None:
-    """Give a file what was written to it: a fork has its own copy of what waits."""
+    """Flush a file: a fork would have a copy of its buffer."""
     if isinstance(value, io.IOBase):
         with contextlib.suppress(OSError, ValueError):
             value.flush()
@@ -646,7 +647,7 @@ _ITERATORS = tuple(map(type, map(iter, ([], (), range(0), {}, {}.values(), {}.it
 
 
 def container_kind(kind: type, rule: TypeRule) -> Kind | None:
-    """The kind of a container, or None where `kind` is none."""
+    """The kind for a container type, else None."""
     for base, found in _CONTAINERS:
         if issubclass(kind, base):
             plain = kind is base or kind.__module__ in ("collections", "builtins")
@@ -660,7 +661,7 @@ def _is_array(kind: type) -> bool:
 
 
 def builtin_kind(kind: type) -> Kind | None:
-    """The kind of what Python's own library has beside containers, or None."""
+    """The kind for other types of the standard library, else None."""
     if issubclass(kind, (io.StringIO, io.BytesIO)):
         return StateKind(
             lambda value: value.__getstate__()[:3], lambda value, state: value.__setstate__((*state, None))

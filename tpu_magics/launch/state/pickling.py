@@ -1,4 +1,4 @@
-"""Objects as bytes: those that the notebook has by their numbers, large arrays and tensors beside the pickle."""
+"""Pickles changes: the notebook's objects by their numbers, arrays and tensors beside the pickle."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tpu_magics.launch.state.type_rules import rule_of
 
 PROTOCOL = 5
 MARK = b"state:"
-"""What begins a pickle that has numbers of the notebook's objects in it."""
+"""The prefix of a pickle with numbers of the notebook's objects."""
 
 
 class WorkerOnlyError(Exception):
-    """Something that has no place in the notebook: what stood in its place stays."""
+    """An object that only a worker can use: the notebook keeps its own."""
 
 
 class StatePickler(pickle.Pickler):
-    """Writes what the notebook has as a number, and what only a worker has in a form for the notebook.
+    """Pickles the notebook's objects as numbers, and a worker's own objects in a form that the notebook can load.
 
-    `numbers`: of the notebook's objects, by id; `fetched`: tensors off the device, by the id of those on it.
+    `numbers`: of the notebook's objects, by id; `fetched`: copies of device tensors on the CPU, by the tensors' ids.
     """
 
     def __init__(self, file: Any, snapshot: StateSnapshot, numbers: Mapping[int, int], adapter: Any) -> None:
@@ -36,12 +36,12 @@ class StatePickler(pickle.Pickler):
         self.adapter = adapter
         self.fetched: dict[int, Any] = {}
         self.blobs: list[Any] = []
-        self.inside: list[int] = []  # those of the blobs that are pickle's own buffers, in order
+        self.inside: list[int] = []  # numbers of the blobs that are pickle's own buffers, in order
         self._storages: dict[tuple[int, int], int] = {}
-        self._held: list[Any] = []  # an id is good for as long as its object is there
+        self._held: list[Any] = []  # keeps the objects alive, so that ids stay valid
 
     def persistent_id(self, value: Any) -> Any:
-        """pickle's hook."""
+        """Called by pickle."""
         number = self.numbers.get(id(value))
         if number is not None:
             return number
@@ -57,14 +57,14 @@ class StatePickler(pickle.Pickler):
         return ("storage", self._storages[key], token)
 
     def _outside(self, buffer: pickle.PickleBuffer) -> bool:
-        """Every buffer of an array goes beside the pickle, in order."""
+        """Put an array's buffer beside the pickle."""
         self._held.append(buffer)
         self.inside.append(len(self.blobs))
         self.blobs.append(buffer.raw())
         return False
 
     def reducer_override(self, value: Any) -> Any:
-        """pickle's hook."""
+        """Called by pickle."""
         if isinstance(value, (type, types.FunctionType)):
             return self._defined(value)
         if isinstance(value, types.ModuleType):
@@ -77,7 +77,7 @@ class StatePickler(pickle.Pickler):
         return self._tensor(value) if self.adapter.is_tensor(value) else NotImplemented
 
     def _defined(self, value: Any) -> Any:
-        """A class or function of the notebook's must have been there before the fork."""
+        """A class or function of the notebook must have existed before the fork."""
         name, main = value.__qualname__.partition(".")[0], vars(sys.modules["__main__"])
         if value.__module__ == "__main__" and name in main and self.snapshot.main.get(name) is not main[name]:
             raise pickle.PicklingError(f"`{name}` was defined in the worker")
@@ -97,7 +97,7 @@ class StatePickler(pickle.Pickler):
 
 
 class SizeProbe(StatePickler):
-    """Writes nothing: counts bytes, sums them up, and notes the tensors that are on the device."""
+    """Writes nothing: counts bytes, computes a checksum, and records the tensors on the device."""
 
     def __init__(self, snapshot: StateSnapshot, numbers: Mapping[int, int], adapter: Any) -> None:
         self.sink = _Sink()
@@ -105,7 +105,7 @@ class SizeProbe(StatePickler):
         self.tensors: list[Any] = []
 
     def look(self, value: Any) -> tuple[int, int]:
-        """Bytes and checksum of `value`. Raises what pickling it raises."""
+        """Bytes and checksum of `value`. Raises what pickle raises."""
         bytes_before, self.sink.sum = self.sink.bytes, 0
         self.dump(value)
         return self.sink.bytes - bytes_before, self.sink.sum
@@ -129,19 +129,18 @@ class _Sink(io.RawIOBase):
         self.sum = 0
 
     def write(self, data: Any) -> int:
-        """Count and sum up `data`."""
         self.bytes += len(data)
         self.sum = zlib.crc32(data, self.sum)
         return len(data)
 
 
 def identity(value: Any) -> Any:
-    """What a stand-in of the worker's becomes: the object inside."""
+    """Returns its argument: a worker's wrapper is unpickled as the object inside."""
     return value
 
 
 class StateUnpickler(pickle.Unpickler):
-    """Reads what `Pickler` wrote; `blob(number)`: the bytes beside it, writable."""
+    """Reads what StatePickler wrote. `blob(number)`: writable bytes from beside the pickle."""
 
     def __init__(
         self, file: Any, snapshot: StateSnapshot, adapter: Any, blob: Callable[[int], Any], buffers: Any
@@ -152,18 +151,18 @@ class StateUnpickler(pickle.Unpickler):
         self.blob = blob
         self._storages: dict[tuple[int, str], Any] = {}
 
-    def persistent_load(self, told: Any) -> Any:
-        """pickle's hook."""
-        if isinstance(told, int):
-            return self.snapshot.nodes[told].value
-        _, number, token = told
+    def persistent_load(self, key: Any) -> Any:
+        """Called by pickle."""
+        if isinstance(key, int):
+            return self.snapshot.nodes[key].value
+        _, number, token = key
         if (number, token) not in self._storages:
             self._storages[number, token] = self.adapter.make_storage(self.blob(number), token)
         return self._storages[number, token]
 
 
 def dumps(value: Any, snapshot: StateSnapshot, numbers: Mapping[int, int], adapter: Any) -> bytes:
-    """`value` with all that it needs, for `loads`. Raises what pickle raises."""
+    """Pickle `value` with its arrays, for `loads`. Raises what pickle raises."""
     file = io.BytesIO()
     pickler = StatePickler(file, snapshot, numbers, adapter)
     pickler.dump(value)
@@ -172,7 +171,7 @@ def dumps(value: Any, snapshot: StateSnapshot, numbers: Mapping[int, int], adapt
 
 
 def loads(data: bytes, snapshot: StateSnapshot | None, adapter: Any) -> Any:
-    """What was dumped, the notebook's own objects in it."""
+    """Unpickle; numbers become the notebook's objects."""
     if snapshot is None or not data.startswith(MARK):
         return pickle.loads(data)
     data = data[len(MARK) :]

@@ -1,4 +1,4 @@
-"""Everything that a training function can reach, numbered: a snapshot, taken just before the fork."""
+"""The snapshot: all objects that a training function can reach, numbered and marked just before the fork."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from tpu_magics.launch.state import kinds, type_rules
 from tpu_magics.launch.state.kinds import ATOMS, Kind, Label, ModuleKind, NameBinding, ObjectKind
 from tpu_magics.launch.state.type_rules import TypeRule, cached_by_type, is_library_type, is_user_function, rule_of
 
-MAX_OBJECTS = 100_000  # objects that are numbered
-LONG_CONTAINER = 20_000  # a container with more parts is compared as a whole, where it is plain data
+MAX_OBJECTS = 100_000
+LONG_CONTAINER = 20_000  # parts; a longer container of plain data is compared by one checksum
 
 
 class StateAdapter(Protocol):
-    """What a framework knows of its own objects. `rules`: the fields of a Rule by the full name of a type."""
+    """A framework's part. `rules`: the fields of a TypeRule by the full name of a type."""
 
     rules: Mapping[str, Mapping[str, Any]]
 
     def kind(self, kind: type, rule: TypeRule) -> Kind | None:
-        """The kind of objects that only it knows how to compare, or None."""
+        """The kind for the framework's own objects, else None."""
 
     def weight(self, value: Any) -> Kind | None:
-        """The kind of something that `named` has given: its weights come home in their own way."""
+        """The kind for a tensor of `named`; weights are returned separately."""
 
     def named(self, models: Mapping[str, Any]) -> Mapping[tuple[str, str], Any]:
-        """The tensors of models, by the model and a name."""
+        """The tensors of models, by model and name."""
 
     def modules(self, models: Mapping[str, Any]) -> Mapping[tuple[str, str], Any]:
-        """The modules of models, by the model and a name."""
+        """The modules of models, by model and name."""
 
     def more_parts(self, value: Any) -> Iterator[tuple[str, Any]]:
-        """What an object holds outside its attributes."""
+        """Parts of an object that are not attributes."""
 
     def extra_state(self, kind: type) -> tuple[str, str] | None:
-        """The methods by which objects of this class tell and take a state of their own; None where there are none."""
+        """The names of the methods that get and set an extra state; None if there are none."""
 
     def random_state(self) -> Any:
         """All random states of this process."""
@@ -51,9 +51,8 @@ class StateAdapter(Protocol):
 
 @dataclass(slots=True)
 class SnapshotNode:
-    """One object. `kind`: how it is compared, None where it is only known by its number; `above`: the number of what
-    holds it, -1 for a root; `label`: where it stands there; `quiet`: what it loses is not worth a line; `unlimited`:
-    as in Rule."""
+    """One object. `kind`: how it is compared, None if it is only numbered; `above`: the number of the object that
+    contains it, -1 for a root; `label`: its position there; `quiet`, `unlimited`: as in TypeRule."""
 
     value: Any
     kind: Kind | None
@@ -66,9 +65,9 @@ class SnapshotNode:
 
 @dataclass
 class StateSnapshot:
-    """The objects that the work reaches, as they are. `numbers`: by id; `slots`, `modules`: numbers of the
-    models' parts by model and name; `unseen`: names below which there was too much to look at; `main`: the names of
-    `__main__`; `random`: the random states."""
+    """The objects that the work reaches. `numbers`: by id; `slots`, `modules`: numbers of the models' parts by model
+    and name; `unseen`: names with more objects than the limit; `main`: the names of `__main__`; `random`: the random
+    states; `on_another_host`: the objects do not match the notebook's."""
 
     nodes: list[SnapshotNode] = field(default_factory=list)
     numbers: dict[int, int] = field(default_factory=dict)
@@ -80,8 +79,8 @@ class StateSnapshot:
     on_another_host: bool = False
 
     def structure(self) -> int:
-        """A checksum of what stands where, without values: of a copy on another host it is the same, unless there is
-        something without an order; then it is never."""
+        """A checksum of types and positions, without values, to compare with a copy on another host. -1 if a set makes
+        the order undefined."""
         found = 0
         for node in self.nodes:
             kind = type(node.value)
@@ -91,7 +90,7 @@ class StateSnapshot:
         return found
 
     def path(self, number: int, *labels: Label) -> str:
-        """An object as the person would write it."""
+        """An object as Python code, such as `held['a'].b`."""
         found = list(reversed(labels))
         while number >= 0:
             node = self.nodes[number]
@@ -100,11 +99,11 @@ class StateSnapshot:
         return "".join(map(_label_text, reversed(found))).rpartition("\0")[2].lstrip(".")
 
     def items(self) -> list[tuple[str, Any]]:
-        """Every object with its name."""
+        """Every object with its path."""
         return [(self.path(number), node.value) for number, node in enumerate(self.nodes)]
 
     def root(self, number: int) -> str:
-        """The name that an object is reached by."""
+        """The name through which an object is reached."""
         while self.nodes[number].above >= 0 and self.nodes[number].label[0] != "name":
             number = self.nodes[number].above
         return self.path(number)
@@ -131,10 +130,10 @@ def take_snapshot(
     adapter: StateAdapter,
     models: Mapping[str, Any],
 ) -> StateSnapshot:
-    """Number and mark everything below `roots`; `models`: whose weights come home in their own way."""
+    """Number and mark all objects below `roots`. `models`: their weights are returned separately."""
     type_rules.add({name: TypeRule(**fields) for name, fields in adapter.rules.items()})
     walk = _Walk(adapter, models)
-    for found in (roots, models.items()):  # hoisted models are reached from nowhere
+    for found in (roots, models.items()):  # hoisted models are not below `roots`
         for name, value in found:
             walk.add(value, -1, ("name", name))
         walk.run()
@@ -162,7 +161,7 @@ class _Walk:
             try:
                 for label, part in self.parts(node):
                     self.add(part, number, label)
-            except Exception:  # of an object's own code
+            except Exception:  # from an object's own code
                 node.kind = None
 
     def add(self, value: Any, above: int, label: Label) -> None:
@@ -177,7 +176,7 @@ class _Walk:
         self._inherit(node)
         try:
             node.kind, node.mark = self._marked(value)
-        except Exception:  # of an object's own code: it is left alone
+        except Exception:  # from an object's own code: it is skipped
             node.kind = None
         snapshot.nodes.append(node)
         snapshot.numbers[id(value)] = number
@@ -189,7 +188,7 @@ class _Walk:
     def _marked(self, value: Any) -> tuple[Kind | None, Any]:
         kind = self.kind(value)
         if kind is kinds.FILE:
-            kinds.flush(value)  # a fork has a copy of its own of what waits to be written
+            kinds.flush(value)  # else a fork has a copy of the unwritten buffer
         return kind, None if kind is None else kind.mark(value)
 
     def _inherit(self, node: SnapshotNode) -> None:
@@ -283,7 +282,7 @@ def _defaults(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 @lru_cache(maxsize=1024)
 def global_names(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The globals that code reads, and those that it binds, its inner functions' included."""
+    """The globals that code and its inner functions read, and those that they assign."""
     read: dict[str, None] = {}
     bound: dict[str, None] = {}
     for instruction in dis.get_instructions(code):
@@ -299,7 +298,7 @@ def global_names(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]
     return tuple(read), tuple(bound)
 
 
-_FUNCTION = ObjectKind()  # of a function its attributes are compared
+_FUNCTION = ObjectKind()  # compares a function's attributes
 _KINDS: Mapping[type, Kind | None] = {
     types.CellType: kinds.CELL,
     NameBinding: kinds.BINDING,
@@ -311,11 +310,11 @@ _KINDS: Mapping[type, Kind | None] = {
 }
 
 
-_IMMUTABLE_HOLDERS = frozenset({types.MethodType, functools.partial})  # what holds something and cannot be changed
+_IMMUTABLE_HOLDERS = frozenset({types.MethodType, functools.partial})  # immutable, but with parts
 
 
 def _is_private(value: Any, name: Any) -> bool:
-    """Whether `name` is what a library keeps for itself in `value`."""
+    """Whether `name` is a private attribute of a library's object."""
     return str(name).startswith("_") and is_library_type(type(value))
 
 
@@ -324,7 +323,7 @@ def _is_namespace(value: dict[Any, Any]) -> bool:
 
 
 class _ChecksumKind(kinds.ListKind):
-    """A long container of plain data, compared by a checksum; its parts have no numbers."""
+    """A long container of plain data, compared by a checksum; its parts are not numbered."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
@@ -356,8 +355,8 @@ def _checksum_kind(value: Any, kind: Kind) -> Kind:
 
 
 def _checksum(value: Any) -> int | None:
-    """A checksum of plain data, however deep; None for anything else. (marshal's version 2 does not depend on who else
-    refers to a part.)"""
+    """A checksum of nested plain data; None for anything else. (marshal's version 2 does not depend on reference
+    counts.)"""
     try:
         return zlib.crc32(marshal.dumps(value, 2))
     except ValueError:
