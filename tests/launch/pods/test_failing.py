@@ -19,7 +19,7 @@ from tests.launch.pods.trained import net
 from tpu_magics.errors import TrainingFailed, TrainingInterrupted
 from tpu_magics.launch import session, train
 from tpu_magics.launch.plan import Options
-from tpu_magics.launch.pods import cluster
+from tpu_magics.launch.pods.actor_calls import CLOSED
 
 pytestmark = pytest.mark.process
 
@@ -147,7 +147,7 @@ def test_a_connection_that_is_closed_meanwhile_ends_the_run_and_not_this_process
     try:
         with pytest.raises(TrainingFailed) as error:
             running.wait()
-        assert cluster.CLOSED in said(error.value)
+        assert CLOSED in said(error.value)
         assert not clusters.wait_gone()
     finally:
         nodes.connect()

@@ -16,14 +16,13 @@ import pytest
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.launch.pods import cluster, host_start, payload
-from tpu_magics.launch.pods import link as links
+from tpu_magics.launch.pods.actor_calls import CLOSED, error_text, submit
 from tpu_magics.launch.pods.bundle import LARGE_BYTES
 from tpu_magics.launch.pods.host_actor import CHUNK_BYTES, HostActor
 from tpu_magics.launch.pods.host_task import BUNDLE, LOG, HostTask, is_result_file, is_streamed_file
-from tpu_magics.launch.pods.link import Link, error_text, make_links
 from tpu_magics.launch.pods.pickling_errors import pack_payload
 from tpu_magics.launch.pods.pod import Pod, PodHost
-from tpu_magics.launch.pods.remote_watch import RemoteWatch
+from tpu_magics.launch.pods.remote_watch import Link, RemoteWatch, fetch_file, make_links
 from tpu_magics.launch.relay import NoScreen, Relay
 from tpu_magics.launch.work import FunctionWork
 from tpu_magics.runs import private
@@ -152,7 +151,7 @@ def test_results_lie_in_the_run_folder(name: str, tmp_path: Path) -> None:
         and is_result_file("result-value-0.pkl")
     )
     with pytest.raises(ValueError, match="not a result file of a run"):
-        links.fetch_file(None, name, 1, tmp_path)
+        fetch_file(None, name, 1, tmp_path)
 
 
 # -- ends -------------------------------------------------------------------------------------------------------------
@@ -205,8 +204,8 @@ def test_where_the_connection_was_closed_nothing_is_asked(watch: RemoteWatch) ->
     host_start.close_actors([link.actor for link in watch.links], 0.1)
     watch._exchange()
     with pytest.raises(ConnectionError) as error:
-        links.submit(None)
-    assert [one.lost for one in watch.links] == [error_text(error.value)] * 2 == [cluster.CLOSED] * 2
+        submit(None)
+    assert [one.lost for one in watch.links] == [error_text(error.value)] * 2 == [CLOSED] * 2
     assert all(one.actor.asked == [] for one in watch.links) and not ray.is_initialized()
 
 
@@ -227,7 +226,7 @@ def test_an_exit_that_ray_raises_while_the_connection_is_closed_ends_no_thread(
     monkeypatch.setattr(ray, "wait", lambda asked, **_: (asked, []))
     monkeypatch.setattr(ray, "get", closes)
     watch._exchange()
-    assert [link.lost for link in watch.links] == [cluster.CLOSED] * 2
+    assert [link.lost for link in watch.links] == [CLOSED] * 2
 
 
 def test_closing_leaves_nothing(actor: HostActor, tmp_path: Path) -> None:

@@ -6,11 +6,9 @@ address with a deadline (probe.py).
 
 from __future__ import annotations
 
-import functools
 import os
 import socket
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +27,6 @@ SHORT_TIMEOUT = 2.0  # seconds, for a probe at the end of a run
 CLIENT_TRIES, CLIENT_ERROR = 4, "Starting Ray client server failed"
 NODE_START_SECONDS = 2.0  # a node that is starting on this machine is ready after this time
 INSTALL = '%pip install "tpu-magics[pods]"'
-CLOSED = "this notebook's connection to the cluster was closed (ray.shutdown())"
 # Variables that Ray reads when it is imported or connects: no usage statistics; no log lines of its C++ part in cells;
 # another patch version of Python is only a warning (host_versions.py reports it); and this process, the kernel, stays
 # alive if the head node is lost (Ray would end it after 60 s). The last two are private settings (read in 2.60,
@@ -311,6 +308,7 @@ def _native_stderr_silenced() -> Iterator[None]:
 def _sigterm_handler_kept() -> Iterator[None]:
     """Ray replaces the handler of SIGTERM when it connects; this restores the notebook's own."""
     import signal
+    import threading
 
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -337,40 +335,3 @@ def is_connected() -> bool:
     """Whether this process has a connection to a cluster; imports nothing."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
-
-
-# -- calls from a thread ----------------------------------------------------------------------------------------------
-
-_lock = threading.RLock()
-
-
-@contextmanager
-def ray_call() -> Iterator[Any]:
-    """The module `ray`, for a short call; `ray.shutdown()` waits until it ends. Raises ConnectionError if there is no
-    connection.
-
-    A run in the background calls Ray from a thread. If the notebook closes the connection meanwhile, Ray ends that
-    thread or the whole kernel (GetCoreWorker in its core_worker_process.cc), and a later call would start a cluster.
-    """
-    with _lock:
-        if not is_connected():
-            raise ConnectionError(CLOSED)
-        ray: Any = import_module("ray")
-        _serialize_shutdown(ray)
-        try:
-            yield ray
-        except SystemExit as error:  # from Ray, if it was shut down in another way
-            raise ConnectionError(CLOSED) from error
-
-
-def _serialize_shutdown(ray: Any) -> None:
-    if getattr(ray.shutdown, "waits_for_tpu_magics", False):
-        return
-
-    @functools.wraps(ray.shutdown)
-    def shutdown(*args: Any, **options: Any) -> Any:
-        with _lock:
-            return shutdown.__wrapped__(*args, **options)
-
-    shutdown.waits_for_tpu_magics = True  # type: ignore[attr-defined]
-    ray.shutdown = shutdown

@@ -15,11 +15,10 @@ from typing import Any
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.plan import mb
 from tpu_magics.launch.pods import slices
+from tpu_magics.launch.pods.actor_calls import error_text, ray_call
 from tpu_magics.launch.pods.bundle import Bundle
-from tpu_magics.launch.pods.cluster import ray_call
 from tpu_magics.launch.pods.host_actor import HostActor
 from tpu_magics.launch.pods.host_task import HostTask
-from tpu_magics.launch.pods.link import error_text
 from tpu_magics.launch.pods.pod import Pod, PodHost
 
 ACTOR_START_SECONDS = 60.0  # in which each host must start its actor

@@ -17,10 +17,9 @@ from tpu_magics.launch.pods import cluster, host_start, payload
 from tpu_magics.launch.pods.bundle import Bundle
 from tpu_magics.launch.pods.host_selection import require_memory, with_ranks
 from tpu_magics.launch.pods.host_task import HostTask
-from tpu_magics.launch.pods.link import Link, make_links
 from tpu_magics.launch.pods.pickling_errors import pack_payload
 from tpu_magics.launch.pods.pod import Pod
-from tpu_magics.launch.pods.remote_watch import RemoteWatch
+from tpu_magics.launch.pods.remote_watch import Link, RemoteWatch, make_links
 from tpu_magics.launch.relay import Relay
 from tpu_magics.launch.train import Going, Request
 from tpu_magics.runs.folder import RunFolder

@@ -1,4 +1,4 @@
-"""Watches the hosts of a run: writes what they send to the run folder, stops them, and fetches results."""
+"""Watches the hosts of a run: writes what they send to the run folder, stops them, and fetches their results."""
 
 from __future__ import annotations
 
@@ -6,23 +6,67 @@ import contextlib
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tpu_magics.launch import process, supervise
-from tpu_magics.launch.pods.cluster import ray_call
-from tpu_magics.launch.pods.host_actor import FileChunk
+from tpu_magics.launch.pods.actor_calls import SILENCE_SECONDS, error_text, get_result, ray_call, submit
+from tpu_magics.launch.pods.host_actor import CHUNK_BYTES, FileChunk
 from tpu_magics.launch.pods.host_start import close_actors
-from tpu_magics.launch.pods.host_task import LOG, REFUSED, RESULTS, is_streamed_file
-from tpu_magics.launch.pods.link import SILENCE_SECONDS, Link, error_text, fetch_file, get_result, submit
+from tpu_magics.launch.pods.host_task import LOG, REFUSED, RESULTS, is_result_file, is_streamed_file
+from tpu_magics.launch.pods.pod import Pod, PodHost
 from tpu_magics.launch.supervise import GATHER, Watch, Watched
 from tpu_magics.runs.events import Event, Start
 
 POLL_SECONDS = 0.25  # an actor without news answers after this time
 STOP_SECONDS = 12.0  # in which a host must stop
 CLOSE_SECONDS = 10.0  # in which the actors must clean up
+PARALLEL_FETCHES = 4  # parts of a file that are requested at the same time
 LOST_CLOSE_SECONDS = 1.0  # the same for lost hosts, most of which never answer
+
+
+@dataclass
+class Link:
+    """A host as the notebook follows it. `actor`: Ray's handle of the HostActor; `lost`: why the host is lost, "" if it
+    is not; `pending`: the call that is not answered yet, sent at `sent_at`; `answered`: when the latest answered call
+    was sent."""
+
+    host: PodHost
+    actor: Any
+    workers: list[Watched]
+    offsets: dict[str, int] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
+    pending: Any = None
+    sent_at: float = 0.0
+    answered: float = 0.0
+    stopped: bool = False
+    lost: str = ""
+    bytes: int = 0
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(worker.rank for worker in self.workers)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the host has sent everything, or is lost."""
+        return bool(self.lost) or (self.state.get("exit") is not None and not self.pending)
+
+    @property
+    def refused(self) -> dict[str, str] | None:
+        """The error that stopped its process before it forked workers: what, why, todo."""
+        found: dict[str, str] | None = self.state.get("refused")
+        return found
+
+
+def make_links(pod: Pod, actors: Sequence[Any]) -> list[Link]:
+    found = []
+    for host, actor in zip(pod.hosts, actors, strict=True):
+        first = host.index * pod.workers
+        workers = [Watched(first + local, 0, first + local) for local in range(pod.workers)]
+        found.append(Link(host, actor, workers))
+    return found
 
 
 @dataclass
@@ -249,3 +293,20 @@ class RemoteWatch(Watch):
     def table(self) -> list[dict[str, Any]]:
         hosts = {id(worker): link.host.index for link in self.links for worker in link.workers}
         return [{**row, "host": hosts[id(one)]} for row, one in zip(super().table(), self.workers, strict=True)]
+
+
+def fetch_file(actor: Any, name: str, size: int, folder: Path) -> int:
+    """Fetch a result file into a folder, in parts."""
+    if not is_result_file(name):
+        raise ValueError(f"it sent {name!r}, which is not a result file of a run")
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parts = [(at, min(CHUNK_BYTES, size - at)) for at in range(0, size, CHUNK_BYTES)]
+    calls = [submit(actor.fetch, name, *part) for part in parts[:PARALLEL_FETCHES]]
+    with path.open("wb") as file:
+        for number in range(len(parts)):
+            if number + PARALLEL_FETCHES < len(parts):
+                calls.append(submit(actor.fetch, name, *parts[number + PARALLEL_FETCHES]))
+            file.write(get_result(calls[number]))
+            calls[number] = None
+    return size
