@@ -87,7 +87,7 @@ def only_atoms(values: Any) -> bool:
     return ATOMS.issuperset(map(type, values))
 
 
-class _Base:
+class BaseKind:
     named = ""
 
     def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:  # noqa: ARG002
@@ -100,7 +100,7 @@ class _Base:
         return None
 
 
-class _FieldsKind(_Base):
+class _FieldsKind(BaseKind):
     """Its content is a `Fields`."""
 
     def pieces(self, content: Any) -> list[tuple[Label, Any]]:
@@ -110,27 +110,57 @@ class _FieldsKind(_Base):
         return content.without(labels)
 
 
-class ListKind(_Base):
+class SequenceKind(BaseKind):
+    """A list, set or deque. `base`: the built-in type, whose methods are called in place of a subclass's own; `fill`:
+    replaces the items."""
+
+    def __init__(self, base: Any, fill: Callable[[Any, Any], None]) -> None:
+        self._base = base
+        self._fill = fill
+
     def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
-        items = list.__iter__(value)
-        return iter(()) if only_atoms(list.__iter__(value)) else ((("item", i), item) for i, item in enumerate(items))
+        if only_atoms(self._base.__iter__(value)):
+            return iter(())
+        return ((("item", i), item) for i, item in enumerate(self.mark(value)))
 
     def mark(self, value: Any) -> Any:
-        return tuple(list.__iter__(value))
+        return tuple(self._base.__iter__(value))
 
     def changed(self, value: Any, mark: Any) -> bool:
         return not all_same(self.mark(value), mark)
 
     def content(self, value: Any, mark: Any) -> Any:  # noqa: ARG002
-        return list(list.__iter__(value))
+        return list(self._base.__iter__(value))
 
     def put(self, value: Any, content: Any) -> Undo:
         old = self.mark(value)
-        list.__setitem__(value, slice(None), content)
-        return lambda: list.__setitem__(value, slice(None), old)
+        self._fill(value, content)
+        return lambda: self._fill(value, old)
 
 
-class DictKind(_Base):
+def _fill_list(value: Any, items: Any) -> None:
+    list.__setitem__(value, slice(None), items)
+
+
+def _fill_set(value: Any, items: Any) -> None:
+    set.clear(value)
+    set.update(value, items)
+
+
+def _fill_deque(value: Any, items: Any) -> None:
+    deque.clear(value)
+    deque.extend(value, items)
+
+
+class SetKind(SequenceKind):
+    """A set, whose items may have another order."""
+
+    def changed(self, value: Any, mark: Any) -> bool:
+        now = self.mark(value)
+        return len(now) != len(mark) or (not all_same(now, mark) and set(map(id, now)) != set(map(id, mark)))
+
+
+class DictKind(BaseKind):
     def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
         pairs = list(dict.items(value))
         if only_atoms(dict.values(value)) and only_atoms(dict.keys(value)):
@@ -180,58 +210,7 @@ def _pairs(value: Any) -> list[tuple[Any, Any]]:
     return list(_dict_type(value).items(value))
 
 
-class SetKind(_Base):
-    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
-        items = list(set.__iter__(value))
-        return iter(()) if only_atoms(items) else ((("item", i), item) for i, item in enumerate(items))
-
-    def mark(self, value: Any) -> Any:
-        return tuple(set.__iter__(value))
-
-    def changed(self, value: Any, mark: Any) -> bool:
-        now = self.mark(value)
-        return len(now) != len(mark) or (not all_same(now, mark) and set(map(id, now)) != set(map(id, mark)))
-
-    def content(self, value: Any, mark: Any) -> Any:  # noqa: ARG002
-        return list(set.__iter__(value))
-
-    def put(self, value: Any, content: Any) -> Undo:
-        old = self.mark(value)
-
-        def fill(items: Any) -> None:
-            set.clear(value)
-            set.update(value, items)
-
-        fill(content)
-        return lambda: fill(old)
-
-
-class DequeKind(_Base):
-    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
-        items = list(deque.__iter__(value))
-        return iter(()) if only_atoms(items) else ((("item", i), item) for i, item in enumerate(items))
-
-    def mark(self, value: Any) -> Any:
-        return tuple(deque.__iter__(value))
-
-    def changed(self, value: Any, mark: Any) -> bool:
-        return not all_same(self.mark(value), mark)
-
-    def content(self, value: Any, mark: Any) -> Any:  # noqa: ARG002
-        return list(deque.__iter__(value))
-
-    def put(self, value: Any, content: Any) -> Undo:
-        old = self.mark(value)
-
-        def fill(items: Any) -> None:
-            deque.clear(value)
-            deque.extend(value, items)
-
-        fill(content)
-        return lambda: fill(old)
-
-
-class BytesKind(_Base):
+class BytesKind(BaseKind):
     """bytearray and array.array. The mark is a copy, since they are small in practice."""
 
     def mark(self, value: Any) -> Any:
@@ -253,7 +232,49 @@ class BytesKind(_Base):
         return back
 
 
-class ObjectKind(_FieldsKind):
+class _AttributesKind(_FieldsKind):
+    """Something with named attributes, which are compared one by one."""
+
+    def mark(self, value: Any) -> Any:
+        raise NotImplementedError
+
+    def changed(self, value: Any, mark: Any) -> bool:
+        fields = self.content(value, mark)
+        return bool(fields.new or fields.gone)
+
+    def content(self, value: Any, mark: Any) -> Fields:
+        now = self.mark(value)
+        new = {name: item for name, item in now.items() if not same(item, mark.get(name, MISSING))}
+        return Fields(new, [name for name in mark if name not in now])
+
+    def put(self, value: Any, content: Fields) -> Undo:
+        old = self._all(value)
+        for name in content.gone:
+            self._delete(value, name)
+        for name, item in content.new.items():
+            self._set(value, name, item)
+
+        def back() -> None:
+            for name in content.new:
+                if name not in old:
+                    self._delete(value, name)
+            for name in (*content.gone, *content.new):
+                if name in old:
+                    self._set(value, name, old[name])
+
+        return back
+
+    def _all(self, value: Any) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _set(self, value: Any, name: str, item: Any) -> None:
+        raise NotImplementedError
+
+    def _delete(self, value: Any, name: str) -> None:
+        raise NotImplementedError
+
+
+class ObjectKind(_AttributesKind):
     """Objects with attributes in `__dict__` and `__slots__`. `of_library`: the class is not the user's."""
 
     def __init__(self, rule: TypeRule = PLAIN, of_library: bool = False) -> None:
@@ -267,33 +288,28 @@ class ObjectKind(_FieldsKind):
         found = attributes(value)
         return {name: item for name, item in found.items() if self.rule.has(name)}
 
-    def changed(self, value: Any, mark: Any) -> bool:
-        fields = self.content(value, mark)
-        return bool(fields.new or fields.gone)
-
     def content(self, value: Any, mark: Any) -> Fields:
-        now = self.mark(value)
-        new = {name: item for name, item in now.items() if not same(item, mark.get(name, MISSING))}
+        found = super().content(value, mark)
         if self.of_library:  # methods that a library replaced on its object are not data
-            new = {name: item for name, item in new.items() if not isinstance(item, _CODE)}
-        return Fields(new, [name for name in mark if name not in now])
+            found.new = {name: item for name, item in found.new.items() if not isinstance(item, _CODE)}
+        return found
 
-    def put(self, value: Any, content: Fields) -> Undo:
-        old = attributes(value)
-        for name in content.gone:
-            _drop_attribute(value, name)
-        for name, item in content.new.items():
-            _set_attribute(value, name, item)
+    def _all(self, value: Any) -> dict[str, Any]:
+        return attributes(value)
 
-        def back() -> None:
-            for name in content.new:
-                if name not in old:
-                    _drop_attribute(value, name)
-            for name in (*content.gone, *content.new):
-                if name in old:
-                    _set_attribute(value, name, old[name])
+    def _set(self, value: Any, name: str, item: Any) -> None:
+        slot = _slots(type(value)).get(name)
+        if slot is not None:
+            slot.__set__(value, item)
+        else:
+            _own_dict(value)[name] = item  # type: ignore[index]
 
-        return back
+    def _delete(self, value: Any, name: str) -> None:
+        slot = _slots(type(value)).get(name)
+        if slot is not None:
+            slot.__delete__(value)
+        else:
+            (_own_dict(value) or {}).pop(name, None)
 
 
 _CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType)
@@ -334,22 +350,6 @@ def _is_set(slot: Any, value: Any) -> bool:
     except AttributeError:
         return False
     return True
-
-
-def _set_attribute(value: Any, name: str, item: Any) -> None:
-    slot = _slots(type(value)).get(name)
-    if slot is not None:
-        slot.__set__(value, item)
-    else:
-        _own_dict(value)[name] = item  # type: ignore[index]
-
-
-def _drop_attribute(value: Any, name: str) -> None:
-    slot = _slots(type(value)).get(name)
-    if slot is not None:
-        slot.__delete__(value)
-    else:
-        (_own_dict(value) or {}).pop(name, None)
 
 
 class ModuleKind(ObjectKind):
@@ -397,7 +397,7 @@ class ModuleKind(ObjectKind):
 EXTRA = "get_extra_state()"
 
 
-class SubclassKind(_Base):
+class SubclassKind(BaseKind):
     """An instance of a subclass of list, dict, ..., which has items and attributes."""
 
     def __init__(self, items: Kind, fields: ObjectKind) -> None:
@@ -435,7 +435,7 @@ class SubclassKind(_Base):
         return back
 
 
-class ClassKind(_FieldsKind):
+class ClassKind(_AttributesKind):
     """The attributes of a class that the user defined."""
 
     def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
@@ -444,31 +444,14 @@ class ClassKind(_FieldsKind):
     def mark(self, value: Any) -> Any:
         return _class_attributes(value, _is_plain_attribute)
 
-    def changed(self, value: Any, mark: Any) -> bool:
-        fields = self.content(value, mark)
-        return bool(fields.new or fields.gone)
+    def _all(self, value: Any) -> dict[str, Any]:
+        return _class_attributes(value, _is_plain_attribute)
 
-    def content(self, value: Any, mark: Any) -> Fields:
-        now = self.mark(value)
-        new = {name: item for name, item in now.items() if not same(item, mark.get(name, MISSING))}
-        return Fields(new, [name for name in mark if name not in now])
+    def _set(self, value: Any, name: str, item: Any) -> None:
+        type.__setattr__(value, name, item)
 
-    def put(self, value: Any, content: Fields) -> Undo:
-        old = self.mark(value)
-        for name in content.gone:
-            type.__delattr__(value, name)
-        for name, item in content.new.items():
-            type.__setattr__(value, name, item)
-
-        def back() -> None:
-            for name in content.new:
-                if name not in old:
-                    type.__delattr__(value, name)
-            for name in (*content.gone, *content.new):
-                if name in old:
-                    type.__setattr__(value, name, old[name])
-
-        return back
+    def _delete(self, value: Any, name: str) -> None:
+        type.__delattr__(value, name)
 
 
 def _not_a_descriptor(item: Any) -> bool:
@@ -503,40 +486,51 @@ class NameBinding:
         self.name = name
 
 
-class BindingKind(_FieldsKind):
+class _VariableKind(_FieldsKind):
+    """Something with one value, MISSING if it has none."""
+
     def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
         item = self.mark(value)
         return iter(()) if item is MISSING else iter(((("", ""), item),))
 
     def mark(self, value: Any) -> Any:
-        return value.space.get(value.name, MISSING)
+        raise NotImplementedError
 
     def changed(self, value: Any, mark: Any) -> bool:
         return not same(self.mark(value), mark)
 
     def content(self, value: Any, mark: Any) -> Fields:  # noqa: ARG002
-        item = self.mark(value)
-        return Fields({}, [value.name]) if item is MISSING else Fields({value.name: item}, [])
+        item, name = self.mark(value), self._name(value)
+        return Fields({}, [name]) if item is MISSING else Fields({name: item}, [])
 
     def put(self, value: Any, content: Fields) -> Undo:
         old = self.mark(value)
+        self._assign(value, content.new.get(self._name(value), MISSING))
+        return lambda: self._assign(value, old)
 
-        def bind(item: Any) -> None:
-            if item is MISSING:
-                value.space.pop(value.name, None)
-            else:
-                value.space[value.name] = item
+    def _name(self, value: Any) -> str:  # noqa: ARG002
+        return ""
 
-        bind(content.new.get(value.name, MISSING))
-        return lambda: bind(old)
+    def _assign(self, value: Any, item: Any) -> None:
+        raise NotImplementedError
 
 
-class CellKind(_FieldsKind):
+class BindingKind(_VariableKind):
+    def mark(self, value: Any) -> Any:
+        return value.space.get(value.name, MISSING)
+
+    def _name(self, value: Any) -> str:
+        return str(value.name)
+
+    def _assign(self, value: Any, item: Any) -> None:
+        if item is MISSING:
+            value.space.pop(value.name, None)
+        else:
+            value.space[value.name] = item
+
+
+class CellKind(_VariableKind):
     """A cell of a closure."""
-
-    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
-        item = self.mark(value)
-        return iter(()) if item is MISSING else iter(((("", ""), item),))
 
     def mark(self, value: Any) -> Any:
         try:
@@ -544,27 +538,14 @@ class CellKind(_FieldsKind):
         except ValueError:
             return MISSING
 
-    def changed(self, value: Any, mark: Any) -> bool:
-        return not same(self.mark(value), mark)
-
-    def content(self, value: Any, mark: Any) -> Fields:  # noqa: ARG002
-        item = self.mark(value)
-        return Fields({}, [""]) if item is MISSING else Fields({"": item}, [])
-
-    def put(self, value: Any, content: Fields) -> Undo:
-        old = self.mark(value)
-
-        def fill(item: Any) -> None:
-            if item is MISSING:
-                del value.cell_contents
-            else:
-                value.cell_contents = item
-
-        fill(content.new.get("", MISSING))
-        return lambda: fill(old)
+    def _assign(self, value: Any, item: Any) -> None:
+        if item is MISSING:
+            del value.cell_contents
+        else:
+            value.cell_contents = item
 
 
-class StateKind(_Base):
+class StateKind(BaseKind):
     """Objects whose whole state can be read and set: random generators, StringIO, BytesIO."""
 
     def __init__(self, get: Callable[[Any], Any], put: Callable[[Any, Any], None]) -> None:
@@ -598,7 +579,7 @@ def equal(left: Any, right: Any) -> bool:
     return bool(found.all()) if hasattr(found, "all") else bool(found)
 
 
-class ReportedKind(_Base):
+class ReportedKind(BaseKind):
     """Objects that cannot be updated in the notebook and are named if they changed. `position`: a value that differs
     after a change."""
 
@@ -637,7 +618,8 @@ def _iterator_position(value: Any) -> Any:
     return operator.length_hint(value, -1), repr(value) if type(value).__name__ == "count" else ""
 
 
-LIST, DICT, SET, DEQUE, BYTES = ListKind(), DictKind(), SetKind(), DequeKind(), BytesKind()
+LIST, DEQUE = SequenceKind(list, _fill_list), SequenceKind(deque, _fill_deque)
+SET, DICT, BYTES = SetKind(set, _fill_set), DictKind(), BytesKind()
 BINDING, CELL, CLASS = BindingKind(), CellKind(), ClassKind()
 FILE = ReportedKind("an open file", _file_position)
 GENERATOR = ReportedKind("a generator", lambda value: value.gi_frame and value.gi_frame.f_lasti)

@@ -322,14 +322,11 @@ def _is_namespace(value: dict[Any, Any]) -> bool:
     return "__name__" in value and ("__builtins__" in value or "__spec__" in value)
 
 
-class _ChecksumKind(kinds.ListKind):
+class _ChecksumKind(kinds.BaseKind):
     """A long container of plain data, compared by a checksum; its parts are not numbered."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
-
-    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:  # noqa: ARG002
-        return iter(())
 
     def mark(self, value: Any) -> Any:
         return _checksum(value)
