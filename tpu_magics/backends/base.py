@@ -255,7 +255,7 @@ class Backend(Protocol):
 
     def object_state(self) -> Any:
         """What the framework knows of its own objects, for comparing those of the notebook with those of a worker
-        (launch/state/walk.py, Adapter)."""
+        (launch/state/snapshot.py, StateAdapter)."""
 
     def follow_optimizers(self, items: Sequence[tuple[str, Any]]) -> None:
         """In every worker, before the function: the optimizers among `items` follow their parameters to a device."""
