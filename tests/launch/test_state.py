@@ -35,7 +35,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> FakeNotebook:
 
 
 class Net(torch.nn.Module):
-    """Tied weights, an RNN, a counter, and a state of its own."""
+    """Tied weights, an RNN, a counter, and an extra state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Net(torch.nn.Module):
 
 
 class Ema:
-    """A moving average as people write it."""
+    """A moving average as users write it."""
 
     def __init__(self, model: Any) -> None:
         self.shadow = {name: value.detach().clone() for name, value in model.named_parameters()}
@@ -70,7 +70,7 @@ class Ema:
 
 
 class Program:
-    """A model, and all that one makes around it in earlier cells."""
+    """A model, and what users create with it in earlier cells."""
 
     def __init__(self) -> None:
         torch.manual_seed(1)
@@ -110,7 +110,7 @@ def close(left: Any, right: Any) -> bool:
     return bool(torch.allclose(left, right, rtol=RELATIVE, atol=1e-7))
 
 
-def test_training_goes_on_exactly(notebook: FakeNotebook) -> None:
+def test_training_continues_exactly(notebook: FakeNotebook) -> None:
     """N steps and N more in a second cell are 2N plain steps, with the objects of earlier cells."""
     ours, plain = Program(), Program()
     graph = ours.model(inputs.unsqueeze(1)).sum()  # somebody still holds a graph of its weights
@@ -188,7 +188,7 @@ def test_plain_objects_change_in_place(notebook: FakeNotebook) -> None:
     assert {"held", "losses", "best"} <= set(result.changed) and result.left == {} and notebook.lines == []
 
 
-def changes_what_cannot_travel(log: Any, numbers: Any, held: dict[str, Any], seen: list[int]) -> None:
+def changes_what_cannot_be_pickled(log: Any, numbers: Any, held: dict[str, Any], seen: list[int]) -> None:
     import torch_xla.runtime as xr
 
     log.write("a line")
@@ -198,11 +198,11 @@ def changes_what_cannot_travel(log: Any, numbers: Any, held: dict[str, Any], see
     seen.append(xr.global_ordinal())
 
 
-def test_what_cannot_travel_is_named(notebook: FakeNotebook, tmp_path: Path) -> None:
+def test_what_cannot_be_pickled_is_named(notebook: FakeNotebook, tmp_path: Path) -> None:
     held, seen = {"other": object()}, [7]
     with open(tmp_path / "log", "w") as log:
         numbers = (number for number in range(3))
-        result = run(changes_what_cannot_travel, log, numbers, held, seen, workers=2)
+        result = run(changes_what_cannot_be_pickled, log, numbers, held, seen, workers=2)
     assert result.left["log"] == "an open file" and result.left["numbers"] == "a generator"
     assert "<lambda>" in result.left["held['handle']"] and set(held) == {"other", "fine"}
     told, ranks = notebook.lines
@@ -229,7 +229,7 @@ def test_a_limit_and_a_failure(notebook: FakeNotebook, monkeypatch: pytest.Monke
 
 
 def test_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was changed is put back where a later change fails."""
+    """All changes are undone if a later one fails."""
     program, values = Program(), {"a": [1], "n": np.zeros(2), "t": torch.zeros(2)}
     adapter = TorchState()
     roots = [("program", program), ("values", values)]

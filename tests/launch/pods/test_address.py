@@ -1,4 +1,4 @@
-"""`--hosts` as people write it."""
+"""Addresses in the `--hosts` option."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def test_off_is_no_address(asked: str) -> None:
         ("ray://10.0.0.2:10001/", "ray://10.0.0.2:10001", True),
     ],
 )
-def test_written_addresses(asked: str, url: str, client: bool) -> None:
+def test_full_addresses(asked: str, url: str, client: bool) -> None:
     found = parse_address(asked, {})
     assert found is not None and (found.url, found.client, found.source) == (url, client, "")
 
 
 @pytest.mark.parametrize("word", ["ray", "auto", "RAY"])
-def test_the_cluster_of_this_machine_is_the_one_that_ray_noted(word: str, tmp_path: Path) -> None:
+def test_the_cluster_of_this_machine_is_the_one_that_ray_recorded(word: str, tmp_path: Path) -> None:
     (tmp_path / "ray_current_cluster").write_text("10.0.0.9:6379\n")
     found = parse_address(word, {}, tmp_path)
     assert found is not None and found.url == "10.0.0.9:6379"
@@ -40,13 +40,13 @@ def test_the_cluster_of_this_machine_is_the_one_that_ray_noted(word: str, tmp_pa
 
 
 @pytest.mark.parametrize("named", ["ray://10.0.0.3:10001", "10.0.0.3:6379"])
-def test_ray_address_goes_first(named: str, tmp_path: Path) -> None:
+def test_ray_address_has_priority(named: str, tmp_path: Path) -> None:
     (tmp_path / "ray_current_cluster").write_text("10.0.0.9:6379")
     found = parse_address("ray", {"RAY_ADDRESS": named}, tmp_path)
     assert found is not None and (found.url, found.source) == (named, "RAY_ADDRESS")
 
 
-def test_rays_own_word_for_the_noted_one_is_understood(tmp_path: Path) -> None:
+def test_auto_in_ray_address_means_the_recorded_cluster(tmp_path: Path) -> None:
     (tmp_path / "ray_current_cluster").write_text("10.0.0.9:6379")
     found = parse_address("ray", {"RAY_ADDRESS": "auto"}, tmp_path)
     assert found is not None and found.url == "10.0.0.9:6379"
@@ -61,7 +61,7 @@ def test_no_cluster_here(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("asked", ["10.0.0.2", "head:port", "head:0", "head:70000", "ray:/head", "a b:1", "ray://"])
-def test_what_cannot_be_read(asked: str) -> None:
+def test_invalid_addresses(asked: str) -> None:
     with pytest.raises(TpuMagicsError) as error:
         parse_address(asked, {})
     assert error.value.what == f"--hosts {asked} is not the address of a Ray cluster."

@@ -1,4 +1,4 @@
-"""A notebook outside the cluster, connected as a client (ray://): it trains there, and what it trained comes home."""
+"""A notebook outside the cluster, connected as a client (ray://): it trains there, and its model is updated."""
 
 from __future__ import annotations
 

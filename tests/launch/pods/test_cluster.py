@@ -1,4 +1,4 @@
-"""Reaching a cluster: what answers, what does not, and what is left in this process; on a real one of three nodes."""
+"""Connecting to a cluster, and its errors; on a real one of three nodes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tpu_magics.panel.table import to_text
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).resolve().parents[3]
-MOST = 11.0 + 4.0  # seconds for an address that does not answer: 10 of patience, 1 for Ray's import; a busy machine
+MOST = 11.0 + 4.0  # seconds for an address that does not answer: 10 of timeout, 1 for Ray's import; a busy machine
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def three(shared: Nodes) -> Started:
 
 @pytest.fixture(autouse=True)
 def _nothing_stays(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Each test leaves this process without a connection, but for those that share one, and with its own answer to
+    """Each test leaves this process without a connection, except those that share one, and with its own handler of
     SIGTERM."""
     before = signal.getsignal(signal.SIGTERM)
     yield
@@ -62,12 +62,12 @@ def refused(hosts: str, processes: int | None = None) -> TpuMagicsError:
     return error.value
 
 
-# -- where nothing answers ---------------------------------------------------------------------------------------------
+# -- no cluster answers -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scheme", ["", pytest.param("ray://", marks=pytest.mark.long)])
-def test_a_port_that_says_nothing_is_given_up_after_ten_seconds(scheme: str) -> None:
-    """And nothing of Ray's stays: no process, no thread."""
+def test_a_port_that_never_answers_is_an_error_after_ten_seconds(scheme: str) -> None:
+    """No process or thread of Ray is left."""
     before, threads = set(psutil.Process().children(recursive=True)), set(threading.enumerate())
     with nodes.mute() as port:
         began = time.monotonic()
@@ -80,20 +80,20 @@ def test_a_port_that_says_nothing_is_given_up_after_ten_seconds(scheme: str) -> 
     assert set(threading.enumerate()) <= threads
 
 
-def test_a_port_that_nobody_listens_on() -> None:
+def test_a_port_without_a_server() -> None:
     error = refused(f"127.0.0.1:{nodes.free_port()}")
     assert "Connection refused" in error.why and "--port=..." in error.todo
 
 
-def test_a_host_that_nobody_knows() -> None:
+def test_an_unknown_host() -> None:
     assert "not known" in refused("no.such.host.invalid:6379").why
 
 
-def test_a_name_that_no_host_can_have() -> None:
+def test_an_invalid_host_name() -> None:
     assert f"{'a' * 70} is not a valid host name" in refused(f"{'a' * 70}:6379").why
 
 
-def test_a_name_server_that_does_not_answer_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_server_that_does_not_answer_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
 
     def silent(*_args: Any, **_kwargs: Any) -> list[Any]:
@@ -111,7 +111,7 @@ def test_a_name_server_that_does_not_answer_is_given_up_in_time(monkeypatch: pyt
     assert "the look-up of the name head.example timed out" in error.value.why
 
 
-def test_a_note_of_a_cluster_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorded_cluster_that_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{nodes.free_port()}")
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
@@ -121,7 +121,7 @@ def test_a_note_of_a_cluster_that_is_gone(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_without_ray(tmp_path: Path) -> None:
-    """In a process that has everything but Ray."""
+    """In a process that has everything except Ray."""
     code = (
         "import importlib.util\n"
         "find = importlib.util.find_spec\n"
@@ -137,12 +137,12 @@ def test_without_ray(tmp_path: Path) -> None:
     assert '%pip install "tpu-magics[pods]"' in done.stdout
 
 
-# -- where a cluster answers -------------------------------------------------------------------------------------------
+# -- a cluster answers -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def found(three: Started) -> Pod:
-    """Those tests that ask for it share this connection."""
+    """Tests with this fixture share its connection."""
     return host_selection.find_pod(three.gcs, None, 4)
 
 
@@ -163,15 +163,15 @@ def test_another_patch_of_torch_is_a_note(found: Pod) -> None:
 
 
 def test_a_host_with_another_release_is_refused(three: Started, found: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a notebook that has one: what the hosts say of themselves is real."""
+    """The notebook's version is changed; the hosts' answers are real."""
     monkeypatch.setattr("tpu_magics.launch.pods.host_versions.__version__", "9.9")
     error = refused(three.gcs)
     assert error.what == "The hosts do not have the same tpu_magics as this notebook."
     assert error.details[0] == "  this notebook: tpu_magics 9.9" and error.details[1].startswith("  alpha: tpu_magics ")
 
 
-def test_connecting_again_keeps_the_connection_and_another_takes_its_place(three: Started, found: Pod) -> None:
-    """The other is a client's, from outside of the cluster, and finds the same."""
+def test_connecting_again_keeps_the_connection_and_another_replaces_it(three: Started, found: Pod) -> None:
+    """The other is a client's from outside the cluster, which finds the same hosts."""
     import ray
 
     host_selection.find_pod(three.gcs)
@@ -193,14 +193,14 @@ def test_ranks_that_do_not_divide(three: Started) -> None:
     assert not cluster.is_connected()
 
 
-def test_the_two_ports_are_told_apart(three: Started) -> None:
+def test_the_two_ports_are_distinguished(three: Started) -> None:
     error = refused(f"ray://{three.gcs}")
     assert "belongs to another service of the Ray cluster" in error.what and f"--hosts {three.gcs}" in error.todo
     error = refused(three.client.removeprefix("ray://"))
     assert "belongs to another service of the Ray cluster" in error.what and f"--hosts {three.client}" in error.todo
 
 
-def test_the_notebooks_own_connection_is_taken_and_left_as_it_is(three: Started) -> None:
+def test_the_notebooks_own_connection_is_used_and_stays_open(three: Started) -> None:
     import ray
 
     own = signal.getsignal(signal.SIGTERM)
@@ -213,7 +213,7 @@ def test_the_notebooks_own_connection_is_taken_and_left_as_it_is(three: Started)
         assert ray.is_initialized()
     finally:
         ray.shutdown()
-        signal.signal(signal.SIGTERM, own)  # Ray took it
+        signal.signal(signal.SIGTERM, own)  # Ray replaced it
 
 
 @pytest.mark.long
@@ -231,8 +231,8 @@ def test_a_node_that_has_died_is_left_out_although_ray_still_counts_it(shared: N
 # -- the session -------------------------------------------------------------------------------------------------------
 
 
-def test_init_sets_the_pod_and_without_hosts_it_is_gone(three: Started, fresh_session: session.Session) -> None:
-    """Ray prints nothing of its own meanwhile."""
+def test_init_sets_the_pod_and_without_hosts_removes_it(three: Started, fresh_session: session.Session) -> None:
+    """Ray itself prints nothing."""
     from ray._private import worker
 
     assert worker._worker_logs_enabled is True
@@ -254,7 +254,9 @@ def test_init_sets_the_pod_and_without_hosts_it_is_gone(three: Started, fresh_se
         ({"framework": "tensorflow"}, "--hosts is for PyTorch/XLA only."),
     ],
 )
-def test_what_does_not_go_with_hosts(options: dict[str, Any], what: str, fresh_session: session.Session) -> None:
+def test_options_that_cannot_be_combined_with_hosts(
+    options: dict[str, Any], what: str, fresh_session: session.Session
+) -> None:
     with pytest.raises(TpuMagicsError) as error:
         session.initialise(hosts="10.0.0.2:6379", **options)
     assert error.value.what == what
@@ -274,8 +276,8 @@ def test_a_target_without_hosts(fresh_session: session.Session) -> None:
 
 
 @pytest.mark.long
-def test_a_cluster_that_was_started_anew_at_the_same_address_is_another() -> None:
-    """Ray's own connection would wait for the one that was there before."""
+def test_a_cluster_that_was_restarted_at_the_same_address_is_another() -> None:
+    """Ray's own connection would wait for the old cluster."""
     head = {"node_name": "head", "gcs_server_port": nodes.free_port()}
     with nodes.started_elsewhere([head]) as address:
         before = host_selection.find_pod(address)

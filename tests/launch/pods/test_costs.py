@@ -1,4 +1,4 @@
-"""What docs/many_hosts.md works out for 64 and 1,024 hosts: by its own formulas, from the code and the benchmark."""
+"""The numbers in docs/many_hosts.md for 64 and 1,024 hosts, by its own formulas, from the code and the benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of hosts where a run does not end well, from records alone: no cluster is needed."""
+"""Errors of runs on hosts, from records and without a cluster."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_collectives_that_broke_with_it_are_a_consequence() -> None:
     assert "Host w1 (ranks 2 and 3) was lost" in error.what
 
 
-def test_a_worker_that_failed_by_itself_before_is_what_happened() -> None:
+def test_a_worker_that_failed_before_is_the_cause() -> None:
     error = of(raised(4, "ValueError", "no such column"), stopped(1), lost=LOST)
     assert error.what.startswith("Rank 4 on host w2 raised ValueError") and error.rank == 4
 
@@ -65,7 +65,7 @@ def test_a_host_that_could_not_begin() -> None:
     assert said(error).splitlines()[0] == "Host w0: The TPU is taken." and error.todo == "End it."
 
 
-def test_on_one_host_nothing_is_said_of_hosts() -> None:
+def test_on_one_host_no_host_is_named() -> None:
     error = diagnose(Failure("worker", (raised(3, "ValueError", "x"),)))
     assert error.what.startswith("Rank 3 raised ValueError")
 
@@ -117,6 +117,6 @@ def test_what_cannot_be_pickled_is_named(function: Any, args: tuple[Any, ...], n
     assert "_thread.lock" in error.why and f"Create `{name}` inside the training function" in error.todo
 
 
-def test_names_that_code_reads_are_no_attributes() -> None:
+def test_loaded_names_are_not_attributes() -> None:
     code = compile("a = b.c\ndef f():\n    return d.e + len(g)\ndel h", "<cell>", "exec")
     assert set(loaded_names(code)) == {"b", "d", "len", "g", "h"}

@@ -1,4 +1,4 @@
-"""What comes from a host, and what is left there: actors as plain objects, and bad names."""
+"""What a host sends, and what is left there: actors as plain objects, and bad names."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def actor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostActor:
 
 @pytest.fixture
 def watch(tmp_path: Path) -> RemoteWatch:
-    """Of two hosts, whose actors nothing is asked of."""
+    """Of two hosts, whose actors are not called."""
     files = RunFiles(tmp_path / "run")
     files.path.mkdir()
     found = make_links(Pod("", HOSTS), [FakeActor(), FakeActor()])
@@ -50,22 +50,22 @@ def watch(tmp_path: Path) -> RemoteWatch:
 
 
 class FakeActor:
-    """In the place of Ray's handle: notes what is asked of it."""
+    """In place of Ray's handle: records calls."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.calls: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         class Method:
             @staticmethod
             def remote(*_: Any) -> None:
-                self.asked.append(name)
+                self.calls.append(name)
 
         return Method
 
 
 def deliver(actor: HostActor, watch: RemoteWatch, link: Link) -> list[list[str]]:
-    """Poll until all is told: the names in each answer."""
+    """Poll until everything is sent: the names in each answer."""
     answers = []
     while news := actor.poll(link.offsets, 0)[0]:
         answers.append([name for name, _, _ in news])
@@ -74,7 +74,7 @@ def deliver(actor: HostActor, watch: RemoteWatch, link: Link) -> list[list[str]]
     return answers
 
 
-# -- the way of the files ---------------------------------------------------------------------------------------------
+# -- files of a host --------------------------------------------------------------------------------------------------
 
 
 def test_a_display_that_is_larger_than_an_answer_is_there_before_its_event(
@@ -110,8 +110,8 @@ class Lines(NoScreen):
         self.shown += text
 
 
-def test_two_hosts_that_write_of_one_rank_lose_nothing(actor: HostActor, watch: RemoteWatch) -> None:
-    """On a TPU a worker may get the rank under whose number another host's had begun."""
+def test_two_hosts_with_records_of_one_rank_lose_nothing(actor: HostActor, watch: RemoteWatch) -> None:
+    """On a TPU a worker may get a rank whose number a worker of another host had at its start."""
     first, second = watch.links
     watch._receive(first, ("rank-1.log", 0, b"begins\n"))
     watch._receive(second, ("rank-1.log", 0, b"goes on\n"))
@@ -119,7 +119,7 @@ def test_two_hosts_that_write_of_one_rank_lose_nothing(actor: HostActor, watch: 
     assert (watch.files.path / "rank-1.log").read_bytes() == b"begins\ngoes on\nends\n"
 
 
-def test_a_log_that_was_emptied_is_emptied_here(actor: HostActor, watch: RemoteWatch) -> None:
+def test_a_log_that_was_emptied_is_emptied_in_the_run_folder(actor: HostActor, watch: RemoteWatch) -> None:
     log = actor.folder / "rank-0.log"
     log.write_text("a long line\n")
     deliver(actor, watch, watch.links[0])
@@ -144,7 +144,7 @@ def test_a_host_that_sends_another_file_is_lost(name: str, watch: RemoteWatch) -
 
 
 @pytest.mark.parametrize("name", ["../result-x", "result-weights/../../x", "result-/..", "rank-0.log", "result-a//b"])
-def test_results_lie_in_the_run_folder(name: str, tmp_path: Path) -> None:
+def test_results_are_in_the_run_folder(name: str, tmp_path: Path) -> None:
     assert (
         not is_result_file(name)
         and is_result_file("result-weights/model.safetensors")
@@ -178,7 +178,7 @@ def test_a_full_disk_at_the_notebook_ends_the_run_and_frees_the_hosts(
     assert dismissed == [link.actor for link in watch.links]
 
 
-def test_a_host_without_room_on_its_disk_is_named() -> None:
+def test_a_host_with_a_full_disk_is_named() -> None:
     host_start._require_disk(HOSTS, [2 * 10**9, None], 10**9)
     with pytest.raises(TpuMagicsError) as error:
         host_start._require_disk(HOSTS, [10**10, 10**9], 10**9)
@@ -186,7 +186,7 @@ def test_a_host_without_room_on_its_disk_is_named() -> None:
     assert "1,000 MB free" in error.value.why and "TMPDIR" in error.value.todo
 
 
-def test_carriers_are_asked_to_clear_up_before_they_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actors_clean_up_before_they_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     made, ended = [FakeActor(), FakeActor()], []
@@ -194,11 +194,11 @@ def test_carriers_are_asked_to_clear_up_before_they_are_ended(monkeypatch: pytes
     monkeypatch.setattr(ray, "wait", lambda asked, **_: ended.append(len(asked)))
     monkeypatch.setattr(ray, "kill", ended.append)
     host_start.close_actors(made, 0.1)
-    assert [one.asked for one in made] == [["close"], ["close"]] and ended == [2, *made]
+    assert [one.calls for one in made] == [["close"], ["close"]] and ended == [2, *made]
 
 
-def test_where_the_connection_was_closed_nothing_is_asked(watch: RemoteWatch) -> None:
-    """Ray would start a cluster of its own to answer, with a dashboard and all."""
+def test_without_a_connection_no_actor_is_called(watch: RemoteWatch) -> None:
+    """Ray would start a new cluster for the call, with a dashboard."""
     import ray
 
     host_start.close_actors([link.actor for link in watch.links], 0.1)
@@ -206,13 +206,13 @@ def test_where_the_connection_was_closed_nothing_is_asked(watch: RemoteWatch) ->
     with pytest.raises(ConnectionError) as error:
         submit(None)
     assert [one.lost for one in watch.links] == [error_text(error.value)] * 2 == [CLOSED] * 2
-    assert all(one.actor.asked == [] for one in watch.links) and not ray.is_initialized()
+    assert all(one.actor.calls == [] for one in watch.links) and not ray.is_initialized()
 
 
 def test_an_exit_that_ray_raises_while_the_connection_is_closed_ends_no_thread(
     watch: RemoteWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seen with Ray 2.60: a thread that asks while another one calls ray.shutdown() gets SystemExit(0)."""
+    """Seen with Ray 2.60: a thread that calls Ray while another one calls ray.shutdown() gets SystemExit(0)."""
     import ray
 
     def closes(*_: Any, **__: Any) -> Any:
@@ -235,8 +235,8 @@ def test_closing_leaves_nothing(actor: HostActor, tmp_path: Path) -> None:
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_what_a_killed_carrier_has_left_goes_with_the_next(actor: HostActor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not that of a living one, nor of another machine that shares the folder."""
+def test_the_next_actor_removes_what_a_killed_one_left(actor: HostActor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not the files of a running one, nor of another machine that shares the folder."""
     dead, far = HostActor("dead").folder, HostActor("far").folder
     (dead / private.OWNER).write_text(f"{os.getpid()} 1 {private._machine()}")
     (far / private.OWNER).write_text(f"{os.getpid()} 1 another/pid:[1]")
@@ -251,8 +251,8 @@ def test_a_folder_that_others_can_change_is_not_used(actor: HostActor, tmp_path:
     assert mine not in HostActor("next").folder.parents
 
 
-def test_a_carrier_that_could_not_be_made_says_why() -> None:
-    """By Ray's own errors (2.60)."""
+def test_the_error_of_an_actor_that_could_not_start() -> None:
+    """With Ray's own errors (2.60)."""
     ray: Any = import_module("ray.exceptions")
     cause = OSError(errno.ENOSPC, "No space left on device")
     failed = ray.RayTaskError("HostActor.__init__", f"Traceback\nOSError: {cause}", cause, actor_id="ab")
@@ -271,7 +271,7 @@ def test_a_host_trains_from_its_bundle_and_leaves_nothing(
     fresh_session: session.Session,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What a actor does for the notebook, by its own methods: a worker, its output, its events and its value."""
+    """What an actor does for the notebook, by its own methods: a worker, its output, its events and its value."""
     there = tmp_path / "there"
     there.mkdir()
     monkeypatch.setenv("TMPDIR", str(there))

@@ -1,4 +1,4 @@
-"""Versions on the hosts: what is refused, what is only said, and what a host is asked."""
+"""Versions on the hosts: which differences are errors, and which are notes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def refused(*hosts: dict[str, str]) -> TpuMagicsError:
     return error.value
 
 
-def test_the_same_everywhere_says_nothing() -> None:
+def test_the_same_versions_give_no_note() -> None:
     assert judged({}, {}) == []
 
 
-def test_another_patch_is_said() -> None:
+def test_another_patch_is_a_note() -> None:
     said = judged({}, {"python": "3.11.9"}, {"torch": "2.9.1+cpu"})
     assert said == [
         "Python differs between the hosts: 3.11.7 on this notebook, host-0 and host-2, 3.11.9 on host-1.",
@@ -55,7 +55,7 @@ def test_another_release_is_refused_with_a_line_for_each_host(
 
 
 def test_a_host_without_this_package_is_refused() -> None:
-    """A host that has Ray and nothing of ours, as a bare image of Ray's."""
+    """A host with Ray only, as in Ray's own image."""
     with pytest.raises(TpuMagicsError) as error:
         require_same_versions(["bare"], [HostReport({"python": "3.11.7", "ray": "2.60.0"})], OWN)
     assert error.value.what == "The hosts do not have the same tpu_magics and torch and torch_xla as this notebook."

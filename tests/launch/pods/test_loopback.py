@@ -1,4 +1,4 @@
-"""The tests' clusters listen on the loopback only: nothing of them can be reached from another machine."""
+"""The tests' clusters listen on the loopback only, so that no other machine can connect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.process
 
 
 def listening() -> Iterator[tuple[str, int, str]]:
-    """The sockets of this process and all that it has started: address, port, whose."""
+    """The sockets of this process and its children: address, port, command line."""
     for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
         try:
             for one in process.net_connections("tcp"):
@@ -26,7 +26,7 @@ def listening() -> Iterator[tuple[str, int, str]]:
 
 
 def test_every_server_of_a_cluster_listens_on_the_loopback(nodes: Nodes) -> None:
-    """With a actor on each host, as while a run is prepared."""
+    """With an actor on each host, as while a run is prepared."""
     made, _ = host_start.start_actors(nodes.pod(), "probe", lambda: False)
     try:
         found = list(listening())

@@ -1,4 +1,4 @@
-"""A host that is lost in the middle of a run: on a real cluster, with nodes that are killed."""
+"""A host that is lost during a run: on a real cluster, with nodes that are killed."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_lost_host_is_named_and_the_next_cell_trains(
 
 @pytest.mark.long
 def test_a_host_that_falls_silent_is_lost(nodes: Nodes, fresh_session: session.Session, tmp_path: Path) -> None:
-    """Its processes live, and nothing answers: as behind a network that is cut."""
+    """Its processes run but do not answer, as after a network failure."""
     fresh_session.pod = nodes.pod()
     silenced: list[psutil.Process] = []
     since: list[float] = []

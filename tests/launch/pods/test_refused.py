@@ -1,4 +1,4 @@
-"""What is refused before anything is sent, by its text: no cluster is needed. Ray's errors are raised by Ray's code."""
+"""Errors before anything is sent, by their texts, without a cluster. Ray's errors are raised by Ray's own code."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def pod_of(*memory: int | None, workers: int = 1, same: bool = False) -> Pod:
     return Pod("10.0.0.2:6379", hosts, workers=workers)
 
 
-# -- a head node without room -----------------------------------------------------------------------------------------
+# -- not enough CPUs or memory ----------------------------------------------------------------------------------------
 
 
-def test_nodes_without_cpus_have_no_room() -> None:
+def test_nodes_without_cpus_take_no_rank() -> None:
     alive = [ClusterNode("a", "first", "10.0.0.1", head=True), ClusterNode("b", "second", "10.0.0.2")]
     with pytest.raises(TpuMagicsError) as error:
         host_selection._hosts_with_cpus(alive)
@@ -71,11 +71,11 @@ def test_nodes_of_one_machine_share_its_memory() -> None:
         host_selection.require_memory(pod_of(one, one, same=True), models=GIGABYTE)
 
 
-# -- what Ray refuses -------------------------------------------------------------------------------------------------
+# -- errors of Ray ----------------------------------------------------------------------------------------------------
 
 
 def opening(monkeypatch: pytest.MonkeyPatch, raises: Any) -> TpuMagicsError:
-    """The error of a connection where `ray.init` does no more than this."""
+    """The error of a connection whose `ray.init` only calls `raises`."""
     import ray
 
     monkeypatch.setattr(ray, "init", lambda **_: raises())
@@ -99,7 +99,7 @@ def test_a_cluster_with_another_ray_or_python(other: dict[str, str], monkeypatch
     assert "Install the same version of Ray" in error.todo
 
 
-def test_a_token_is_not_taken_while_another_connection_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_is_not_loaded_while_another_connection_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     assert "--hosts off" not in auth_token.token_error(HEAD).todo
@@ -108,7 +108,7 @@ def test_a_token_is_not_taken_while_another_connection_is_open(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("client", "tries"), [(True, cluster.CLIENT_TRIES), (False, 1)])
-def test_a_clients_process_that_dies_at_its_start_is_asked_for_again(
+def test_a_clients_process_that_dies_at_its_start_is_tried_again(
     client: bool, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import ray
@@ -126,7 +126,7 @@ def test_a_clients_process_that_dies_at_its_start_is_asked_for_again(
     assert len(asked) == tries
 
 
-def test_a_machine_that_is_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_is_not_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     services: Any = import_module("ray._private.services")  # as in 2.60
 
     def fake_init() -> None:
@@ -137,7 +137,7 @@ def test_a_machine_that_is_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--hosts ray://10.0.0.2:10001" in error.todo and "ray start --address=10.0.0.2:6379" in error.todo
 
 
-def test_without_a_node_here_it_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_node_here_the_error_comes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     services: Any = import_module("ray._private.services")  # as in 2.60
     monkeypatch.setattr(cluster, "NODE_START_SECONDS", 0.3)
     monkeypatch.setattr(services, "find_node_ids", list)  # no process here is a raylet
@@ -148,7 +148,7 @@ def test_without_a_node_here_it_is_said_at_once(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_interrupt_leaves_no_half_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a one would be taken for the notebook's own, and never be closed."""
+    """It would look like the notebook's own connection, and never be closed."""
     import ray
 
     ended = []
@@ -163,21 +163,21 @@ def test_an_interrupt_leaves_no_half_connection(monkeypatch: pytest.MonkeyPatch)
     assert ended == [1]
 
 
-# -- a head that has gone ---------------------------------------------------------------------------------------------
+# -- a head that is gone ----------------------------------------------------------------------------------------------
 
 
-def test_a_head_that_is_gone_is_said_before_ray_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray would wait for it, and the cell with it."""
+def test_a_head_that_is_gone_is_an_error_before_ray_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray, and the cell, would wait for it."""
     gone = Address("h", "127.0.0.1", free_port())
     monkeypatch.setattr(cluster.Connection, "address", gone)
     monkeypatch.setattr(cluster, "is_connected", lambda: True)
-    monkeypatch.setattr(cluster, "nodes", lambda: pytest.fail("Ray was asked"))
+    monkeypatch.setattr(cluster, "nodes", lambda: pytest.fail("Ray was called"))
     with pytest.raises(TpuMagicsError, match="No Ray cluster answers at"):
         ray_run.require_alive(pod_of(None))
 
 
-def test_all_addresses_of_a_name_share_the_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first two take no connection: their queues are full."""
+def test_all_addresses_of_a_name_share_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first two accept no connection: their queues are full."""
     with socket.socket() as first, socket.socket() as second, mute() as port:
         full = [_full(one) for one in (first, second)]
         told = [socket.getaddrinfo("127.0.0.1", one, type=socket.SOCK_STREAM)[0] for one in (*full, port)]
@@ -212,7 +212,7 @@ def _no_socket_stays() -> Any:
         _WAITING.pop().close()
 
 
-# -- what does not go on several hosts --------------------------------------------------------------------------------
+# -- not available on several hosts -----------------------------------------------------------------------------------
 
 
 def test_spmd_is_refused_on_hosts() -> None:
@@ -244,7 +244,7 @@ def test_a_slice_whose_connection_or_head_is_gone_is_forgotten(
     gone = Address("h", "127.0.0.1", free_port()) if connected else None
     monkeypatch.setattr(cluster.Connection, "address", gone)
     monkeypatch.setattr(cluster, "is_connected", lambda: connected)
-    monkeypatch.setattr(slices.Reservation, "group", object())  # which has nothing that could be called
+    monkeypatch.setattr(slices.Reservation, "group", object())  # an object without methods
     slices.release()
     assert slices.Reservation.group is None
 

@@ -1,4 +1,4 @@
-"""A slice in a real cluster whose hosts are fakes: reserved as Ray does it, and what an actor there is given."""
+"""Reserving a slice in a real cluster with fake TPU hosts, and what an actor there sees."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def refused(address: str, target: str, processes: int | None = None) -> TpuMagic
 
 
 def looker() -> Any:
-    """A function that travels by its code: the hosts do not have this module."""
+    """A nested function, which is pickled by value: the hosts do not have this module."""
 
     def what_an_actor_sees() -> tuple[str, Mapping[str, str]]:
         import os
@@ -75,7 +75,7 @@ def test_all_chips_take_part(address: str) -> None:
     assert slices.Reservation.group is held
 
 
-def test_a_slice_that_another_job_has(address: str) -> None:
+def test_a_slice_that_another_job_uses(address: str) -> None:
     import ray
     from ray.util import placement_group, remove_placement_group
 

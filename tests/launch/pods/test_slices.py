@@ -1,5 +1,5 @@
 """Slices by a cluster's labels, the errors if there is none, and the environment of its workers, which torch_xla's own
-code reads back in a process of its own."""
+code reads in another process."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_slice_by_its_name(target: str, hosts: int, chips: int, mesh: tuple[in
 
 @pytest.mark.parametrize("target", ["v5litepod-16", "v4-32", "v5p-16", "v6e-8", "v3-32", "v2-32"])
 def test_ray_names_them_in_the_same_way(target: str) -> None:
-    """ray.util.tpu works with its own tables; what it is asked for must be in them."""
+    """ray.util.tpu has its own tables; our names must be in them."""
     from ray._private.accelerators.tpu import infer_tpu_pod_type_from_topology
     from ray.util.tpu import get_tpu_version_from_type, get_tpu_worker_resources
 
@@ -78,7 +78,7 @@ def test_hosts_that_are_slices_of_their_own() -> None:
     assert [(one.slice.name, one.slice.hosts) for one in found] == [("v5litepod-8", 1), ("v6e-4", 1)]
 
 
-def test_the_largest_whole_slice_is_chosen_or_the_one_that_was_asked_for() -> None:
+def test_the_largest_whole_slice_is_chosen_or_the_wanted_one() -> None:
     chosen = slices.choose_slice([PLAIN, *V4, *V5E], None)
     assert chosen is not None and chosen.slice.name == "v5litepod-16"
     chosen = slices.choose_slice([PLAIN, *V4, *V5E], slice_of("v4-16"))
@@ -109,7 +109,7 @@ def test_a_slice_that_has_lost_a_host() -> None:
     assert error.todo.startswith("Check the missing hosts (`ray status`)")
 
 
-def test_a_slice_is_asked_for_where_there_is_no_tpu() -> None:
+def test_a_slice_is_wanted_but_there_is_no_tpu() -> None:
     error = refused([PLAIN], "v5e-16")
     assert error.why == "It has: 1 host without a TPU (4 CPUs)."
     assert "for a rehearsal" in error.todo and error.todo.endswith("%tpu_pod --target v5litepod-16")
@@ -201,7 +201,7 @@ def test_torch_xla_reads_the_slice_from_it(target: str, read: dict[str, list[dic
     assert [one["TPU_VISIBLE_CHIPS"] for one in seen] == [str(rank % 4) for rank in range(hosts * 4)]
 
 
-def test_leftovers_are_unset_and_no_metadata_server_is_asked() -> None:
+def test_old_variables_are_unset_and_no_metadata_server_is_queried() -> None:
     first, second = slices.slice_environments(slice_of("v5p-16"), ["10.0.0.1", "10.0.0.2"])
     assert all(first[name] is None for name in slices.UNSET_VARIABLES)
     assert (first["TPU_SKIP_MDS_QUERY"], first["TPU_WORKER_HOSTNAMES"]) == ("1", "10.0.0.1,10.0.0.2")

@@ -1,7 +1,7 @@
-"""A slice of TPUs: each host's workers are told of it as torch_xla reads it. On a real cluster of fake TPU hosts.
+"""The workers of a TPU slice get the environment that torch_xla reads. On a real cluster with fake TPU hosts.
 
-There is no chip behind their resources (nodes.py), so the workers are those of a rehearsal; what they are told, and
-where the actors stand, is as on the slice.
+The hosts have no chip (nodes.py), so the workers are those of a rehearsal; their environment and
+the actors' place are as on a slice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def what_torch_xla_reads() -> dict[str, Any]:
 
 
 def without_chips(host: PodHost) -> PodHost:
-    """Told to compute on XLA:CPU, for want of a chip; all else as on the slice."""
+    """Computes on XLA:CPU, because there is no chip; the rest as on the slice."""
     assert host.environment["PJRT_DEVICE"] == "TPU"
     return replace(host, environment={**host.environment, "PJRT_DEVICE": "CPU"})
 
@@ -56,9 +56,8 @@ def test_the_workers_of_a_slice_know_it(
         assert told["ips"] == addresses, told
 
 
-def test_a_carrier_has_the_chips_of_its_host(slice_pod: Pod, fresh_session: session.Session) -> None:
-    """Where it stands is the placement group's bundle, with all chips of the host: no other program of Ray's gets
-    them meanwhile."""
+def test_an_actor_has_the_chips_of_its_host(slice_pod: Pod, fresh_session: session.Session) -> None:
+    """It is in the placement group's bundle with all chips of the host, so that no other program of Ray gets them."""
     del fresh_session
     import ray
 
