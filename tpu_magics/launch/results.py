@@ -98,7 +98,7 @@ def _staged(
         return None
     state = restore.stage(snapshot, backend.object_state(), files.path)
     if background:
-        state.keep_what_changed_here()
+        state.keep_notebook_changes()
     home.names.update(state.names)
     home.changed = state.changed
     home.unchanged = state.left

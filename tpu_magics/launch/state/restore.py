@@ -32,7 +32,7 @@ class StagedChanges:
     def changed(self) -> list[str]:
         return list(dict.fromkeys(self.snapshot.root(number) for number in self.contents))
 
-    def keep_what_changed_here(self) -> None:
+    def keep_notebook_changes(self) -> None:
         """After a run in the background: do not overwrite what the notebook changed meanwhile."""
         for number in list(self.contents):
             node = self.snapshot.nodes[number]
