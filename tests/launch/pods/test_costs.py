@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tpu_magics.launch.pods.actor_calls import SILENCE_SECONDS
-from tpu_magics.launch.pods.remote_watch import POLL_SECONDS
+from tpu_magics.launch.pods.remote_supervisor import POLL_SECONDS
 from tpu_magics.launch.supervise import TICK
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"

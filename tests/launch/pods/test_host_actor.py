@@ -22,7 +22,7 @@ from tpu_magics.launch.pods.host_actor import CHUNK_BYTES, HostActor
 from tpu_magics.launch.pods.host_task import BUNDLE, LOG, HostTask, is_result_file, is_streamed_file
 from tpu_magics.launch.pods.pickling_errors import pack_payload
 from tpu_magics.launch.pods.pod import Pod, PodHost
-from tpu_magics.launch.pods.remote_watch import Link, RemoteWatch, fetch_file, make_links
+from tpu_magics.launch.pods.remote_supervisor import Link, RemoteSupervisor, fetch_file, make_links
 from tpu_magics.launch.relay import NoScreen, Relay
 from tpu_magics.launch.work import FunctionWork
 from tpu_magics.runs import private
@@ -40,13 +40,13 @@ def actor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostActor:
 
 
 @pytest.fixture
-def watch(tmp_path: Path) -> RemoteWatch:
+def watch(tmp_path: Path) -> RemoteSupervisor:
     """Of two hosts, whose actors are not called."""
     files = RunFiles(tmp_path / "run")
     files.path.mkdir()
     found = make_links(Pod("", HOSTS), [FakeActor(), FakeActor()])
     workers = [worker for link in found for worker in link.workers]
-    return RemoteWatch(files, workers, Relay(files, NoScreen()), links=found)
+    return RemoteSupervisor(files, workers, Relay(files, NoScreen()), links=found)
 
 
 class FakeActor:
@@ -64,7 +64,7 @@ class FakeActor:
         return Method
 
 
-def deliver(actor: HostActor, watch: RemoteWatch, link: Link) -> list[list[str]]:
+def deliver(actor: HostActor, watch: RemoteSupervisor, link: Link) -> list[list[str]]:
     """Poll until everything is sent: the names in each answer."""
     answers = []
     while news := actor.poll(link.offsets, 0)[0]:
@@ -78,7 +78,7 @@ def deliver(actor: HostActor, watch: RemoteWatch, link: Link) -> list[list[str]]
 
 
 def test_a_display_that_is_larger_than_an_answer_is_there_before_its_event(
-    actor: HostActor, watch: RemoteWatch
+    actor: HostActor, watch: RemoteSupervisor
 ) -> None:
     text = json.dumps({"data": {"text/html": "x" * (2 * CHUNK_BYTES)}})
     (actor.folder / "display-0.json").write_text(text)
@@ -110,7 +110,7 @@ class Lines(NoScreen):
         self.shown += text
 
 
-def test_two_hosts_with_records_of_one_rank_lose_nothing(actor: HostActor, watch: RemoteWatch) -> None:
+def test_two_hosts_with_records_of_one_rank_lose_nothing(actor: HostActor, watch: RemoteSupervisor) -> None:
     """On a TPU a worker may get a rank whose number a worker of another host had at its start."""
     first, second = watch.links
     watch._receive(first, ("rank-1.log", 0, b"begins\n"))
@@ -119,7 +119,7 @@ def test_two_hosts_with_records_of_one_rank_lose_nothing(actor: HostActor, watch
     assert (watch.files.path / "rank-1.log").read_bytes() == b"begins\ngoes on\nends\n"
 
 
-def test_a_log_that_was_emptied_is_emptied_in_the_run_folder(actor: HostActor, watch: RemoteWatch) -> None:
+def test_a_log_that_was_emptied_is_emptied_in_the_run_folder(actor: HostActor, watch: RemoteSupervisor) -> None:
     log = actor.folder / "rank-0.log"
     log.write_text("a long line\n")
     deliver(actor, watch, watch.links[0])
@@ -137,7 +137,7 @@ def test_files_of_a_run(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["run.json", "../rank-0.log", "/etc/rank-0.log", "rank-/../../x.log", "", "x.py"])
-def test_a_host_that_sends_another_file_is_lost(name: str, watch: RemoteWatch) -> None:
+def test_a_host_that_sends_another_file_is_lost(name: str, watch: RemoteSupervisor) -> None:
     link = watch.links[1]
     watch._receive(link, (name, 0, b"x"))
     assert repr(name) in link.lost and not list(watch.files.path.glob("*.log")) and not is_streamed_file(name)
@@ -158,13 +158,13 @@ def test_results_are_in_the_run_folder(name: str, tmp_path: Path) -> None:
 
 
 def test_a_full_disk_at_the_notebook_ends_the_run_and_frees_the_hosts(
-    watch: RemoteWatch, monkeypatch: pytest.MonkeyPatch
+    watch: RemoteSupervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     dismissed: list[Any] = []
-    monkeypatch.setattr("tpu_magics.launch.pods.remote_watch.close_actors", lambda made, _: dismissed.extend(made))
+    monkeypatch.setattr("tpu_magics.launch.pods.remote_supervisor.close_actors", lambda made, _: dismissed.extend(made))
     monkeypatch.setattr(watch, "_exchange", lambda: None)
     for link in watch.links:
         link.state = {"exit": 0}
@@ -197,7 +197,7 @@ def test_actors_clean_up_before_they_are_ended(monkeypatch: pytest.MonkeyPatch) 
     assert [one.calls for one in made] == [["close"], ["close"]] and ended == [2, *made]
 
 
-def test_without_a_connection_no_actor_is_called(watch: RemoteWatch) -> None:
+def test_without_a_connection_no_actor_is_called(watch: RemoteSupervisor) -> None:
     """Ray would start a new cluster for the call, with a dashboard."""
     import ray
 
@@ -210,7 +210,7 @@ def test_without_a_connection_no_actor_is_called(watch: RemoteWatch) -> None:
 
 
 def test_an_exit_that_ray_raises_while_the_connection_is_closed_ends_no_thread(
-    watch: RemoteWatch, monkeypatch: pytest.MonkeyPatch
+    watch: RemoteSupervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seen with Ray 2.60: a thread that calls Ray while another one calls ray.shutdown() gets SystemExit(0)."""
     import ray
@@ -267,7 +267,7 @@ def test_the_error_of_an_actor_that_could_not_start() -> None:
 def test_a_host_trains_from_its_bundle_and_leaves_nothing(
     tmp_path: Path,
     actor: HostActor,
-    watch: RemoteWatch,
+    watch: RemoteSupervisor,
     fresh_session: session.Session,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -19,7 +19,7 @@ from tpu_magics.launch.pods.host_selection import require_memory, with_ranks
 from tpu_magics.launch.pods.host_task import HostTask
 from tpu_magics.launch.pods.pickling_errors import pack_payload
 from tpu_magics.launch.pods.pod import Pod
-from tpu_magics.launch.pods.remote_watch import Link, RemoteWatch, make_links
+from tpu_magics.launch.pods.remote_supervisor import Link, RemoteSupervisor, make_links
 from tpu_magics.launch.relay import Relay
 from tpu_magics.launch.train import Going, Request
 from tpu_magics.runs.folder import RunFolder
@@ -195,18 +195,18 @@ class RayRun(Going):
             shell=streams.running_shell() is not None,
         )
 
-    def _watching(self, actors: list[Any]) -> RemoteWatch:
+    def _watching(self, actors: list[Any]) -> RemoteSupervisor:
         links = make_links(self.pod, actors)
         workers = [worker for link in links for worker in link.workers]
         relay, ranks = Relay(self.folder, self._screen()), range(self.pod.ranks)
-        return RemoteWatch(self.folder, workers, relay, self.plan.timeout, self.onlooker, ranks, links=links)
+        return RemoteSupervisor(self.folder, workers, relay, self.plan.timeout, self.onlooker, ranks, links=links)
 
     def watch_in_thread(self) -> None:
         self.bundle = None  # already sent, and it keeps the models' memory alive
         super().watch_in_thread()
 
     def explained(self, watch: supervise.Watch) -> TrainingFailed:
-        assert isinstance(watch, RemoteWatch)
+        assert isinstance(watch, RemoteSupervisor)
         if watch.unwritten is not None:
             return failures.cannot_read_results(watch.unwritten, self.folder)
         record = failures.record(self, watch)

@@ -70,7 +70,7 @@ def make_links(pod: Pod, actors: Sequence[Any]) -> list[Link]:
 
 
 @dataclass
-class RemoteWatch(Watch):
+class RemoteSupervisor(Watch):
     """Watches the workers of all hosts. `reason` may also be "host": a host was lost or could not start; or "collect":
     the notebook could not write what the hosts sent, because of `unwritten`."""
 
