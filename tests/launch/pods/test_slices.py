@@ -100,7 +100,7 @@ def test_another_slice_than_the_cluster_has() -> None:
     assert error.what == "This cluster has no v5litepod-16."
     error = refused([PLAIN, *V4], "v5litepod-16")
     assert error.why == ("It has: v4-16 (2x2x2): 2 hosts with 4 chips each; 1 host without a TPU (4 CPUs).")
-    assert error.todo == "Ask for what it has: --target v4-16, or remove --target."
+    assert error.todo == "Use a slice that the cluster has: --target v4-16, or remove --target."
 
 
 def test_a_slice_that_has_lost_a_host() -> None:
