@@ -21,15 +21,15 @@ FIND = """
 import os, sys
 import ray
 import tpu_magics
-from tpu_magics.launch.pods import cluster, plan
+from tpu_magics.launch.pods import cluster, host_selection
 
 os.environ.update(dict(pair.split("=") for pair in sys.argv[2:]))  # as %env does, after Ray's import
 try:
-    print([host.name for host in plan.find(sys.argv[1]).hosts])
+    print([host.name for host in host_selection.find_pod(sys.argv[1]).hosts])
 except tpu_magics.TpuMagicsError as error:
     print(error)
 finally:
-    cluster.leave()
+    cluster.disconnect()
 """
 
 
