@@ -1,4 +1,4 @@
-"""What a training function changes besides weights: in place in the notebook, or told by name."""
+"""What a training function changes besides weights: updated in place in the notebook, or named."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import torch
 from tests.launch.launching import FakeNotebook, digest, failed, fake_notebook, run, said
 from tpu_magics.backends.torch_xla.state import TorchState
 from tpu_magics.launch import session
-from tpu_magics.launch.state import collect, restore, walk
+from tpu_magics.launch.state import changes, restore
+from tpu_magics.launch.state.snapshot import take_snapshot
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
@@ -34,7 +35,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> FakeNotebook:
 
 
 class Net(torch.nn.Module):
-    """Tied weights, an RNN, a counter, and a state of its own."""
+    """Tied weights, an RNN, a counter, and an extra state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +58,7 @@ class Net(torch.nn.Module):
 
 
 class Ema:
-    """A moving average as people write it."""
+    """A moving average as users write it."""
 
     def __init__(self, model: Any) -> None:
         self.shadow = {name: value.detach().clone() for name, value in model.named_parameters()}
@@ -69,7 +70,7 @@ class Ema:
 
 
 class Program:
-    """A model, and all that one makes around it in earlier cells."""
+    """A model, and what users create with it in earlier cells."""
 
     def __init__(self) -> None:
         torch.manual_seed(1)
@@ -109,7 +110,7 @@ def close(left: Any, right: Any) -> bool:
     return bool(torch.allclose(left, right, rtol=RELATIVE, atol=1e-7))
 
 
-def test_training_goes_on_exactly(notebook: FakeNotebook) -> None:
+def test_training_continues_exactly(notebook: FakeNotebook) -> None:
     """N steps and N more in a second cell are 2N plain steps, with the objects of earlier cells."""
     ours, plain = Program(), Program()
     graph = ours.model(inputs.unsqueeze(1)).sum()  # somebody still holds a graph of its weights
@@ -187,7 +188,7 @@ def test_plain_objects_change_in_place(notebook: FakeNotebook) -> None:
     assert {"held", "losses", "best"} <= set(result.changed) and result.left == {} and notebook.lines == []
 
 
-def changes_what_cannot_travel(log: Any, numbers: Any, held: dict[str, Any], seen: list[int]) -> None:
+def changes_what_cannot_be_pickled(log: Any, numbers: Any, held: dict[str, Any], seen: list[int]) -> None:
     import torch_xla.runtime as xr
 
     log.write("a line")
@@ -197,16 +198,16 @@ def changes_what_cannot_travel(log: Any, numbers: Any, held: dict[str, Any], see
     seen.append(xr.global_ordinal())
 
 
-def test_what_cannot_travel_is_named(notebook: FakeNotebook, tmp_path: Path) -> None:
+def test_what_cannot_be_pickled_is_named(notebook: FakeNotebook, tmp_path: Path) -> None:
     held, seen = {"other": object()}, [7]
     with open(tmp_path / "log", "w") as log:
         numbers = (number for number in range(3))
-        result = run(changes_what_cannot_travel, log, numbers, held, seen, workers=2)
+        result = run(changes_what_cannot_be_pickled, log, numbers, held, seen, workers=2)
     assert result.left["log"] == "an open file" and result.left["numbers"] == "a generator"
     assert "<lambda>" in result.left["held['handle']"] and set(held) == {"other", "fine"}
     told, ranks = notebook.lines
     assert told.startswith("changed in the worker, unchanged here: `log` (an open file), `numbers` (a generator)")
-    assert ranks == "Ranks 0 and 1 differ in `seen`: here it is as on rank 0." and seen == [7, 0]
+    assert ranks == "Ranks 0 and 1 differ in `seen`: the notebook has the values of rank 0." and seen == [7, 0]
 
 
 def fills(rows: list[Any], count: int) -> None:
@@ -219,24 +220,24 @@ def fails_late(rows: list[Any]) -> None:
 
 
 def test_a_limit_and_a_failure(notebook: FakeNotebook, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collect, "LIMIT", 2 * 2**20)
+    monkeypatch.setattr(changes, "MAX_BYTES", 2 * 2**20)
     rows: list[Any] = []
-    assert run(fills, rows, 3).left == {"rows": "3 MB, of 2 MB that come home"} and rows == []
+    assert run(fills, rows, 3).left == {"rows": "3 MB, above the limit of 2 MB in all"} and rows == []
     failed(fails_late, rows)
     assert rows == []
     assert run(fills, rows, 1, steps=1).left == {} and len(rows) == 1  # it has no step, so it ended by itself
 
 
 def test_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was changed is put back where a later change fails."""
+    """All changes are undone if a later one fails."""
     program, values = Program(), {"a": [1], "n": np.zeros(2), "t": torch.zeros(2)}
     adapter = TorchState()
     roots = [("program", program), ("values", values)]
-    snapshot = walk.take(roots, adapter, {"model": program.model})
+    snapshot = take_snapshot(roots, adapter, {"model": program.model})
     program.history.append(1.0)
     values["a"].append(2)  # type: ignore[attr-defined]
     values["t"].add_(1)  # type: ignore[attr-defined]
-    collector = collect.Collector(snapshot, {"model": program.model}, adapter)
+    collector = changes.ChangeCollector(snapshot, {"model": program.model}, adapter)
     collector.write(collector.changes(), tmp_path)
     program.history.clear()
     values["a"].pop()  # type: ignore[attr-defined]
@@ -255,13 +256,13 @@ def test_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert program.history == [] and values["a"] == [1] and values["t"].tolist() == [0, 0]  # type: ignore[attr-defined]
 
 
-def test_a_copy_elsewhere_has_the_same_form() -> None:
-    """On another host objects have the same numbers where they have the same form."""
+def test_a_copy_on_another_host_has_the_same_structure() -> None:
+    """On another host objects have the same numbers if they have the same structure."""
     held = {"a": [{"b": 1}], "c": Slotted()}
-    one = walk.take([("held", held)], TorchState(), {}).form()
-    assert one == walk.take([("held", copy.deepcopy(held))], TorchState(), {}).form() != -1
-    assert walk.take([("held", {**held, "d": [1]})], TorchState(), {}).form() != one
-    assert walk.take([("held", {Slotted(), Slotted()})], TorchState(), {}).form() == -1
+    one = take_snapshot([("held", held)], TorchState(), {}).structure()
+    assert one == take_snapshot([("held", copy.deepcopy(held))], TorchState(), {}).structure() != -1
+    assert take_snapshot([("held", {**held, "d": [1]})], TorchState(), {}).structure() != one
+    assert take_snapshot([("held", {Slotted(), Slotted()})], TorchState(), {}).structure() == -1
 
 
 def shards(model: Any, optimizer: Any) -> None:

@@ -33,7 +33,7 @@ def test_what_a_function_takes_along(kernel: Kernel) -> None:
     assert "what training training_function on 2 hosts would do" in text
     assert "4 MB: models and large arrays, through Ray's object store, once for each host" in text
     sent = re.search(r"Sent in all (\S+) MB to 2 hosts", text)
-    assert sent is not None and 8.008 < float(sent[1]) < 9, "the model twice, and two parcels"
+    assert sent is not None and 8.008 < float(sent[1]) < 9, "the model twice, and two bundles"
     assert "4 MB: the trained weights of rank 0" in text
     assert kernel.value("'ray' in __import__('sys').modules") is False
     assert kernel.value("__import__('tpu_magics').pod(training_function, model).load.models") == 4_004_000
@@ -59,7 +59,7 @@ def test_hosts_that_cannot_be_had_change_nothing(kernel: Kernel) -> None:
     else:
         assert refused.startswith("TpuMagicsError: No Ray cluster answers at 127.0.0.1:1.")
         assert "Connection refused" in refused
-    assert "is no address of a Ray cluster" in kernel.run("%tpu_init --hosts head").error
+    assert "is not the address of a Ray cluster" in kernel.run("%tpu_init --hosts head").error
     assert "--target goes with --hosts" in kernel.run("%tpu_init --target v5e-16").error
     kernel.run("import tpu_magics.launch.session as s").good()
     assert kernel.value("(s.current.processes, s.current.pod)") == (2, None)

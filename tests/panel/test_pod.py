@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from tpu_magics.host import inspect_host
-from tpu_magics.launch.pods.outlook import Load, Outlook
+from tpu_magics.launch.pods.dry_run import DryRun, PayloadSize
 from tpu_magics.launch.pods.pod import Pod, PodHost
 from tpu_magics.magics.pod import PodPlan, slice_of
 from tpu_magics.panel.host import host_table, told_host
@@ -54,7 +54,7 @@ def test_this_hosts_table_and_the_status_bar_say_where_cells_train() -> None:
 
 def test_one_of_each_is_said_in_the_singular() -> None:
     found = pod(host(0, cpus=1.0), host(1, cpus=0.5), workers=1)
-    text = " ".join(to_text(outlook_table(Outlook(found, None, None), ".tpu_runs"), 120).split())
+    text = " ".join(to_text(outlook_table(DryRun(found, None, None), ".tpu_runs"), 120).split())
     assert "host-0 rank 0, 1 CPU, 10.0.0.1" in text
     assert "host-1 rank 1, 0.5 CPUs, 10.0.0.2" in text
 
@@ -73,10 +73,10 @@ def test_sizes(count: float, text: str) -> None:
 
 
 def test_what_a_run_would_send() -> None:
-    outlook = Outlook(pod(host(0), host(1), host(2)), None, Load("train", 12_000, 67_000_000, 67_000_000))
+    outlook = DryRun(pod(host(0), host(1), host(2)), None, PayloadSize("train", 12_000, 67_000_000, 67_000_000))
     text = to_text(outlook_table(outlook, "/runs"), 120)
     assert "what training train on 3 hosts would do" in text
-    assert "12 kB: the function and its small arguments, in one parcel" in text
+    assert "12 kB: the function and its small arguments" in text
     assert "67 MB: models and large arrays, through Ray's object store, once for each host" in text
     assert "201 MB to 3 hosts" in text
     assert "67 MB: the trained weights of rank 0, from host-0, at the end" in text
@@ -86,7 +86,7 @@ def test_what_a_run_would_send() -> None:
 def test_what_does_not_fit_is_marked() -> None:
     small = host(1, store=1e6, memory=1_000_000)
     text = to_text(
-        outlook_table(Outlook(pod(host(0), small), None, Load("f", 1, 67_000_000, 67_000_000)), "/runs"), 120
+        outlook_table(DryRun(pod(host(0), small), None, PayloadSize("f", 1, 67_000_000, 67_000_000)), "/runs"), 120
     )
     broken = [line for line in text.splitlines() if "✗ broken" in line]
     assert ["object store" in broken[0], "Memory" in broken[1]] == [True, True]
@@ -94,7 +94,7 @@ def test_what_does_not_fit_is_marked() -> None:
 
 
 def test_without_a_function_the_sizes_are_not_available() -> None:
-    assert "not available (name what is trained" in to_text(outlook_table(Outlook(pod(host(0))), "/runs"))
+    assert "not available (name what is trained" in to_text(outlook_table(DryRun(pod(host(0))), "/runs"))
 
 
 def test_a_slice_that_nobody_has_yet() -> None:

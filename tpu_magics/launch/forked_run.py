@@ -31,8 +31,8 @@ from tpu_magics.launch.errors import failure as failures
 from tpu_magics.launch.plan import Options, Plan
 from tpu_magics.launch.relay import Relay, Screen
 from tpu_magics.launch.request import LONGEST_READ, Request
-from tpu_magics.launch.state.restore import told_by_name
-from tpu_magics.launch.state.walk import Snapshot, take
+from tpu_magics.launch.state.restore import unchanged_text
+from tpu_magics.launch.state.snapshot import StateSnapshot, take_snapshot
 from tpu_magics.launch.work import Work
 from tpu_magics.runs.folder import RunFolder
 from tpu_magics.runs.private_folders import make_scratch
@@ -146,7 +146,7 @@ class ForkedRun:
     watch_ended: threading.Event = field(default_factory=threading.Event)
     observer: run_observer.RunObserver = field(default_factory=run_observer.NullObserver)
     finished: bool = False
-    snapshot: Snapshot | None = None
+    snapshot: StateSnapshot | None = None
     result: results.TrainResult = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
@@ -199,10 +199,10 @@ class ForkedRun:
                 versions=dict(self.host.versions),
             )
 
-    def take_snapshot(self) -> Snapshot:
+    def take_snapshot(self) -> StateSnapshot:
         """A snapshot of the objects that the work can reach, before the fork."""
         current = session.current
-        found = take(self.work.roots(), current.backend.object_state(), self.models)
+        found = take_snapshot(self.work.roots(), current.backend.object_state(), self.models)
         for name in (name for name in found.unseen if name not in current.unseen_reported):
             current.unseen_reported.add(name)
             current.notebook.say(
@@ -394,7 +394,7 @@ class ForkedRun:
                 f"Not updated in the notebook, because they cannot be pickled: {names} (reasons: _tpu.left)"
             )
         if loaded.unchanged:
-            session.current.notebook.say(f"Changed in the worker, unchanged here: {told_by_name(loaded.unchanged)}")
+            session.current.notebook.say(f"Changed in the worker, unchanged here: {unchanged_text(loaded.unchanged)}")
         for lost in (value for value in loaded.values[:1] if isinstance(value, results.MissingValue)):
             session.current.notebook.say(lost.reason)
         for note in (*loaded.notes, *loaded.warnings):

@@ -17,7 +17,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import process
 from tpu_magics.launch.state import restore
 from tpu_magics.launch.state.pickling import loads as loads_state
-from tpu_magics.launch.state.walk import Snapshot
+from tpu_magics.launch.state.snapshot import StateSnapshot
 from tpu_magics.runs.events import Value
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.reader import Run
@@ -50,7 +50,7 @@ def collect_results(
     ranks: int,
     models: Mapping[str, Any],
     backend: Backend,
-    snapshot: Snapshot | None = None,
+    snapshot: StateSnapshot | None = None,
     background: bool = False,
 ) -> RunResults:
     """Read the results, check the weights, then load the weights and apply all changes: all or nothing. `snapshot`: the
@@ -84,21 +84,21 @@ def collect_results(
 def _stage_state(
     files: RunFiles,
     packs: Sequence[Mapping[str, Any]],
-    snapshot: Snapshot | None,
+    snapshot: StateSnapshot | None,
     backend: Backend,
     results: RunResults,
     background: bool,
-) -> restore.Staged | None:
+) -> restore.StagedChanges | None:
     """The changes besides weights, ready to apply; `results` gets the names of what stays unchanged."""
     if snapshot is None:
         return None
     state = restore.stage(snapshot, backend.object_state(), files.path)
     if background:
-        state.keep_what_changed_here()
+        state.keep_notebook_changes()
     results.names.update(state.names)
     results.changed = state.changed
     results.unchanged = state.left
-    if different := restore.different(snapshot, [pack.get("sums") for pack in packs]):
+    if different := restore.rank_differences(snapshot, [pack.get("sums") for pack in packs]):
         results.notes.append(different)
     return state
 

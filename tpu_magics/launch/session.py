@@ -162,7 +162,7 @@ def initialise(
         hosts: the Ray cluster to train on ("ray", "ray://HOST:PORT", "HOST:PORT"; "" and "off": this host).
         wanted: the TPU slice to request from the cluster.
     """
-    from tpu_magics.launch.pods import joining
+    from tpu_magics.launch.pods import host_selection
 
     options = Options(precision=precision, processes=processes, spmd=spmd, collective_timeout=collective_timeout)
     options.check()
@@ -171,11 +171,11 @@ def initialise(
     if new.is_local():
         preconditions.check_options(options)
         preconditions.refuse_cache(cache)
-        joining.refuse_local(hosts)
-        joining.leave(current)
+        host_selection.require_pytorch(hosts)
+        host_selection.leave_pod(current)
         return _initialise_local(framework, tpu, precision or "")
     preconditions.refuse_tpu(tpu)
-    current.pod = joining.join(current, hosts, wanted, options)  # in one step: it releases what the session had before
+    current.pod = host_selection.join_pod(current, hosts, wanted, options)  # releases what the session had before
     host = _initialise_workers(options, cache, alone=current.pod is None)
     current.framework, current.placed = framework, None
     return host

@@ -125,7 +125,7 @@ def _refuse_hosts() -> None:
 
 
 def _on_pod(request: Request, options: Options) -> forked_run.ForkedRun:
-    from tpu_magics.launch.pods import going
+    from tpu_magics.launch.pods import ray_run
 
     assert session.current.pod is not None
-    return going.prepare(session.current.pod, request, options)
+    return ray_run.prepare(session.current.pod, request, options)

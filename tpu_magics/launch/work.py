@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import cell, hoist, object_graph
 from tpu_magics.launch.source_file import execute, new_module
-from tpu_magics.launch.state.walk import names_of
+from tpu_magics.launch.state.snapshot import global_names
 from tpu_magics.runs.events import cut_text
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class CellWork:
     spaces: list[dict[str, Any]] = field(default_factory=list)
 
     def roots(self) -> list[tuple[str, Any]]:
-        read = [name for code in (self.code, self.last) if code is not None for name in names_of(code)[0]]
+        read = [name for code in (self.code, self.last) if code is not None for name in global_names(code)[0]]
         return [(name, self.namespace[name]) for name in dict.fromkeys(read) if name in self.namespace]
 
     def install(self, note: Note, replicas: int) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 from tpu_magics.backends.base import Backend, HostTrainingError, ObserverConfig, StepLimit, StopRequested, WorkerSpec
 from tpu_magics.launch import frames, limits, orphans, partial_results, process, streams
-from tpu_magics.launch.state import collect
-from tpu_magics.launch.state.walk import Snapshot
+from tpu_magics.launch.state.changes import ChangeCollector, ResultPickler
+from tpu_magics.launch.state.snapshot import StateSnapshot
 from tpu_magics.launch.work import Work
 from tpu_magics.runs import events
 from tpu_magics.runs.files import RunFiles
@@ -37,7 +37,7 @@ class WorkerTask:
     files: RunFiles
     cell_names: Mapping[str, str] = field(default_factory=dict)
     cell_ids: Mapping[str, str] = field(default_factory=dict)
-    snapshot: Snapshot | None = None
+    snapshot: StateSnapshot | None = None
 
 
 def main(task: WorkerTask, spec: WorkerSpec) -> int:
@@ -220,14 +220,14 @@ class _Worker:
         if snapshot is None or replica:
             return backend, {}
         work = self.task.work
-        collector = collect.Collector(snapshot, work.models, backend.object_state())
+        collector = ChangeCollector(snapshot, work.models, backend.object_state())
         changes = collector.changes()
         if ordinal:
             return backend, {"sums": changes.sums}
-        if snapshot.elsewhere:
+        if snapshot.on_another_host:
             changes.leave_all(snapshot, "on another host")
         else:
-            backend = collect.Results(backend, collector)
+            backend = ResultPickler(backend, collector)
             collector.add_names(changes, work.assigned())
         collector.write(changes, self.task.files.path)
         return backend, {"sums": changes.sums, "done": list(changes.names)}

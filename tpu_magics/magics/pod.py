@@ -15,7 +15,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.launch.arguments import evaluate_all, parse_arguments
 from tpu_magics.launch.pods.address import is_off
-from tpu_magics.launch.pods.outlook import Outlook, load_of
+from tpu_magics.launch.pods.dry_run import DryRun, payload_size
 from tpu_magics.launch.pods.slices import Slice
 from tpu_magics.panel.pod import outlook_table
 from tpu_magics.panel.pod_commands import commands_html, commands_text
@@ -30,7 +30,7 @@ EXAMPLE = (
 )
 
 
-class PodPlan(Outlook):
+class PodPlan(DryRun):
     """A plan that a notebook shows as tables, and `print` as text."""
 
     def _wanted(self) -> Slice:
@@ -66,7 +66,7 @@ def pod(
         The plan: it shows itself in a notebook, `print` gives it as text; `.pod`, `.hosts`, `.ranks`, `.load`.
     """
     current = session.current
-    load = load_of(function, args, kwargs or {}, current.backend, labels) if function is not None else None
+    load = payload_size(function, args, kwargs or {}, current.backend, labels) if function is not None else None
     if target:
         return PodPlan(None, slice_of(target), load)
     return PodPlan(current.pod, None, load)

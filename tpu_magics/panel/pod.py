@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tpu_magics.host.problem import plural
-from tpu_magics.launch.pods.outlook import Outlook
+from tpu_magics.launch.pods.dry_run import DryRun
+from tpu_magics.launch.pods.host_versions import versions_text
 from tpu_magics.launch.pods.pod import Pod, PodHost, cpus_text
-from tpu_magics.launch.pods.versions import told
 from tpu_magics.panel.sections_words import size as memory  # in GiB, as it is told of this host
 from tpu_magics.panel.table import Row, Table
 
@@ -22,8 +22,8 @@ def pod_table(pod: Pod) -> Table:
     """A row for each host."""
     same = len({tuple(sorted(host.versions.items())) for host in pod.hosts}) == 1
     columns = ("Host", "Ranks", "Address", "Has", "Memory free", *(() if same else ("Versions",)))
-    rows = tuple(Row((*_host(pod, host), *(() if same else (told(host.versions),)))) for host in pod.hosts)
-    notes = [f"On every host: {told(pod.hosts[0].versions)}."] if same and pod.hosts[0].versions else []
+    rows = tuple(Row((*_host(pod, host), *(() if same else (versions_text(host.versions),)))) for host in pod.hosts)
+    notes = [f"On every host: {versions_text(pod.hosts[0].versions)}."] if same and pod.hosts[0].versions else []
     return Table(f"tpu_magics: {_title(pod)}", columns, rows, (*notes, *pod.notes))
 
 
@@ -58,18 +58,18 @@ def size(count: int) -> str:
 # -- the plan ----------------------------------------------------------------------------------------------------------
 
 
-def outlook_table(outlook: Outlook, runs: str) -> Table:
+def outlook_table(outlook: DryRun, runs: str) -> Table:
     """What a run would do. `runs`: the folder of the notebook's run folders."""
     rows = (*_where(outlook), *_sent(outlook), *_home(outlook, runs))
     return Table(_outlook_title(outlook), None, rows, _notes(outlook))
 
 
-def _outlook_title(outlook: Outlook) -> str:
+def _outlook_title(outlook: DryRun) -> str:
     what = f"training {outlook.load.name}" if outlook.load is not None else "a run"
     return f"tpu_magics: what {what} on {plural(outlook.hosts, 'host')} would do"
 
 
-def _where(outlook: Outlook) -> Iterator[Row]:
+def _where(outlook: DryRun) -> Iterator[Row]:
     pod, kind = outlook.pod, outlook.slice
     if pod is not None:
         yield Row(("Hosts", f"{plural(len(pod.hosts), 'host')} of the Ray cluster {pod.address}"), "ok")
@@ -86,12 +86,12 @@ def _where(outlook: Outlook) -> Iterator[Row]:
     yield Row(("Ranks", f"{outlook.ranks}: {each} on each host, counted host by host"))
 
 
-def _sent(outlook: Outlook) -> Iterator[Row]:
+def _sent(outlook: DryRun) -> Iterator[Row]:
     load = outlook.load
     if load is None:
         yield Row(("Sent", f"{NOT_AVAILABLE} (name what is trained: %tpu_pod FUNCTION ARG ...)"))
         return
-    yield Row(("Sent to each host", f"{size(load.parcel)}: the function and its small arguments, in one parcel"))
+    yield Row(("Sent to each host", f"{size(load.bundle)}: the function and its small arguments"))
     if load.shared:
         copied = f"{size(load.shared)}: models and large arrays, through Ray's object store, once for each host; its "
         yield Row(("", f"{copied}{plural(outlook.workers, 'worker')} get{'s' * (outlook.workers == 1)} them by fork"))
@@ -99,7 +99,7 @@ def _sent(outlook: Outlook) -> Iterator[Row]:
     yield from _room(outlook)
 
 
-def _room(outlook: Outlook) -> Iterator[Row]:
+def _room(outlook: DryRun) -> Iterator[Row]:
     """What has to hold it: the object store's part and the memory of the host that has the least."""
     pod, needed = outlook.pod, outlook.needed
     if pod is None or outlook.load is None or needed is None:
@@ -116,7 +116,7 @@ def _room(outlook: Outlook) -> Iterator[Row]:
         yield Row(("Memory", text), "ok" if enough else "broken")
 
 
-def _home(outlook: Outlook, runs: str) -> Iterator[Row]:
+def _home(outlook: DryRun, runs: str) -> Iterator[Row]:
     first = outlook.pod.hosts[0].name if outlook.pod is not None else "the first host"
     yield Row(("Comes here", f"events, what each rank prints and what rank 0 shows, while it runs, into {runs}"))
     if outlook.load is not None and outlook.load.models:
@@ -126,5 +126,5 @@ def _home(outlook: Outlook, runs: str) -> Iterator[Row]:
     yield Row(("Comes home", text))
 
 
-def _notes(outlook: Outlook) -> tuple[str, ...]:
+def _notes(outlook: DryRun) -> tuple[str, ...]:
     return outlook.pod.notes if outlook.pod is not None else ()

@@ -1,8 +1,4 @@
-"""A real Ray cluster of several nodes on this machine, and pods on it.
-
-What lives here: starting and ending it, a pod made by hand over its nodes, and which processes of ours are on it. What
-does not: what is trained there.
-"""
+"""A real Ray cluster of several nodes on this machine, pods on its nodes, and the processes of runs on it."""
 
 from __future__ import annotations
 
@@ -18,12 +14,12 @@ import psutil
 from tests.launch.pods import nodes
 from tpu_magics.launch.pods.pod import Pod, PodHost
 
-GONE = 15.0  # seconds in which processes of a run that has ended are gone
+GONE = 15.0  # seconds, in which the processes of a run must end after it
 
 
 class Nodes:
-    """The cluster, and this process's connection to it. `nodes`: those that take part in pods, by name; the head, in
-    whose place a notebook is, does not."""
+    """The cluster, and this process's connection to it. `nodes`: those of pods, by name, without the head, where the
+    notebook is."""
 
     def __init__(self, cluster: Any) -> None:
         self.cluster = cluster
@@ -59,7 +55,7 @@ class Nodes:
         return Pod(self.cluster.address, named, **{"workers": 2, **more})
 
     def kill(self, name: str) -> None:
-        """As a node dies: all that Ray has on it at once, without a word."""
+        """Kill all processes of a node at once, without a shutdown."""
         self.cluster.remove_node(self.nodes.pop(name), allow_graceful=False)
 
     def wait_dead(self) -> None:
@@ -82,22 +78,22 @@ class Nodes:
 
 
 def ours() -> list[psutil.Process]:
-    """What this test's runs have on any node: carriers, host processes and workers (which have a host process's command
-    line). Another test's at the same time are not among them."""
+    """The processes of this test's runs on any node: actors, host processes and workers (which have a host process's
+    command line), without those of other tests."""
     return [process for process in psutil.process_iter() if _is_ours(process)]
 
 
 def _is_ours(process: psutil.Process) -> bool:
     try:
         line = " ".join(process.cmdline())
-        known = "tpu_magics.launch.pods.host_process" in line or line.startswith("ray::Carrier")
+        known = "tpu_magics.launch.pods.host_process" in line or line.startswith("ray::HostActor")
         return known and process.status() != "zombie" and process.environ().get(nodes.MARK) == str(os.getpid())
     except psutil.Error:
         return False
 
 
 def wait_gone() -> list[str]:
-    """What of ours is still there after the patience."""
+    """The processes of runs that are left after GONE seconds."""
     until = time.monotonic() + GONE
     while (left := ours()) and time.monotonic() < until:
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Fixtures of the tests on a cluster. What does not live here: the cluster itself (clusters.py)."""
+"""Fixtures of the tests on a cluster (clusters.py)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ os.environ.update(kinds.HERE_ONLY)  # before Ray is imported
 
 @pytest.fixture(scope="package")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    """The cluster of all tests of this folder: a head without CPUs, which listens for ray:// too, a host like this
-    process, and one with another patch of torch. Nobody is connected to it. A test that kills a node adds it first."""
+    """The cluster of all tests of this folder: a head without CPUs, which also listens for ray://, a host like this
+    process, and one with another patch version of torch. No process is connected. A test that kills a node adds its
+    own."""
     other = kinds.other_versions(tmp_path_factory.mktemp("other"), torch="2.9.1")
     head = {"node_name": "head", "num_cpus": 0, "ray_client_server_port": kinds.free_port()}
     hosts = [{"node_name": "alpha", "num_cpus": 2}, {"node_name": "beta", "num_cpus": 3, "env_vars": other}]
@@ -32,12 +33,12 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 
 @pytest.fixture(scope="package")
 def of_slice() -> Iterator[str]:
-    """The address of another: a head, and the two hosts of a v4-16 that joined in the wrong order."""
+    """The address of another cluster: a head, and the two hosts of a v4-16 that joined in the wrong order."""
     hosts = kinds.fake_tpu_nodes("my-slice", "v4-16", "2x2x2", 4, 2)
     with kinds.started([{"node_name": "head"}, *reversed(hosts)]) as running:
         yield running.address
         slices.release()
-        cluster.leave()
+        cluster.disconnect()
 
 
 @pytest.fixture(scope="module")
@@ -56,16 +57,16 @@ def pod(nodes: Nodes, fresh_session: session.Session) -> session.Session:
 
 @pytest.fixture(autouse=True)
 def _launchers_leave_nothing() -> Iterator[None]:
-    """In the place of the one that holds elsewhere: Ray starts and ends processes of its own as it likes. Of ours none
-    may be left, on any node."""
+    """In place of the fixture for all tests: Ray starts and ends its own processes at any time, but no process of a run
+    may be left on any node."""
     yield
     left = clusters.wait_gone()
     assert not left, f"processes left: {left}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A cluster of three nodes is a dozen processes, and beside other tests each waits for its turn: these have longer
-    than others, where they do not say it themselves."""
+    """A longer timeout for tests without their own: a cluster of three nodes has a dozen processes, which are slow
+    beside other tests."""
     for item in items:
         if item.path.parent == HERE and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(LONG))

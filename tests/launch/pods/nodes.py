@@ -1,8 +1,7 @@
-"""Real Ray clusters whose nodes differ, for the tests of plans: hosts of TPUs, without room, with other versions.
+"""Real Ray clusters whose nodes differ: TPU hosts, hosts without CPUs, hosts with other versions.
 
-What lives here: starting and ending them. What does not: anything that trains (clusters.py). A TPU's node is a fake:
-its resources, labels and environment are those that Ray 2.60 gives a host of such a slice (ray/_private/accelerators/
-tpu.py), and there is no chip behind them.
+A TPU node is a fake: it has the resources, labels and environment that Ray 2.60 gives a host of such a slice
+(ray/_private/accelerators/tpu.py), but no chip.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ QUIET = {
     "PJRT_DEVICE": "CPU",
     # The server of ray:// forks a process for each client; gRPC's handlers of a fork sometimes end it at once.
     "GRPC_ENABLE_FORK_SUPPORT": "0",
-    # No workers before they are asked for: each is a Python that has imported Ray.
+    # No workers before they are needed: each is a Python process that imports Ray.
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
     "RAY_health_check_period_ms": "1000",
@@ -44,7 +43,7 @@ HEAD = {**NODE, "include_dashboard": False, "include_log_monitor": False, "no_mo
 
 @contextmanager
 def starting() -> Iterator[None]:
-    """What a node is started with, while the block runs. Ray takes SIGTERM meanwhile; it is given back."""
+    """Sets the environment for starting nodes, and restores the handler of SIGTERM, which Ray replaces."""
     own = signal.getsignal(signal.SIGTERM)
     try:
         with mock.patch.dict(os.environ, {**QUIET, MARK: str(os.getpid())}):
@@ -55,8 +54,8 @@ def starting() -> Iterator[None]:
 
 @contextmanager
 def started(nodes: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
-    """A cluster of these nodes; the first is its head. Nobody is connected to it. Ended, with all of its processes, at
-    the end of the block."""
+    """A cluster of these nodes; the first is its head. No process is connected. All of its processes end with the
+    block."""
     with starting():
         import ray
         from ray.cluster_utils import Cluster
@@ -84,7 +83,7 @@ with started(json.loads(sys.argv[1])) as running:
 
 @contextmanager
 def started_elsewhere(nodes: Sequence[Mapping[str, Any]], environment: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """The same in a process of its own; its address. This process's connection is left as it is."""
+    """The address of a cluster that another process starts. This process's connection stays as it is."""
     command = [sys.executable, "-c", _ELSEWHERE, json.dumps(list(nodes))]
     running = subprocess.Popen(
         command, env=environment, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -100,7 +99,7 @@ def started_elsewhere(nodes: Sequence[Mapping[str, Any]], environment: Mapping[s
 
 
 def fake_tpu_nodes(slice_name: str, pod_type: str, topology: str, chips: int, hosts: int) -> list[dict[str, Any]]:
-    """Nodes of one slice, worker 0 with the resource by which Ray hands the slice out."""
+    """Nodes of one slice, worker 0 with the resource by which Ray reserves the slice."""
     return [_fake_tpu_node(slice_name, pod_type, topology, chips, worker) for worker in range(hosts)]
 
 
@@ -142,7 +141,7 @@ def free_port() -> int:
 
 @contextmanager
 def mute() -> Iterator[int]:
-    """A port that takes connections and never says anything."""
+    """A port that accepts connections and never answers."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(16)

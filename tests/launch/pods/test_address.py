@@ -1,4 +1,4 @@
-"""`--hosts` as people write it."""
+"""Addresses in the `--hosts` option."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch.pods.address import read
+from tpu_magics.launch.pods.address import parse_address
 
 
 @pytest.mark.parametrize("asked", ["", "off", " OFF "])
 def test_off_is_no_address(asked: str) -> None:
-    assert read(asked, {"RAY_ADDRESS": "10.0.0.2:6379"}) is None
+    assert parse_address(asked, {"RAY_ADDRESS": "10.0.0.2:6379"}) is None
 
 
 @pytest.mark.parametrize(
@@ -26,56 +26,56 @@ def test_off_is_no_address(asked: str) -> None:
         ("ray://10.0.0.2:10001/", "ray://10.0.0.2:10001", True),
     ],
 )
-def test_written_addresses(asked: str, url: str, client: bool) -> None:
-    found = read(asked, {})
+def test_full_addresses(asked: str, url: str, client: bool) -> None:
+    found = parse_address(asked, {})
     assert found is not None and (found.url, found.client, found.source) == (url, client, "")
 
 
 @pytest.mark.parametrize("word", ["ray", "auto", "RAY"])
-def test_the_cluster_of_this_machine_is_the_one_that_ray_noted(word: str, tmp_path: Path) -> None:
+def test_the_cluster_of_this_machine_is_the_one_that_ray_recorded(word: str, tmp_path: Path) -> None:
     (tmp_path / "ray_current_cluster").write_text("10.0.0.9:6379\n")
-    found = read(word, {}, tmp_path)
+    found = parse_address(word, {}, tmp_path)
     assert found is not None and found.url == "10.0.0.9:6379"
     assert found.text == f"10.0.0.9:6379 (from {tmp_path / 'ray_current_cluster'})"
 
 
 @pytest.mark.parametrize("named", ["ray://10.0.0.3:10001", "10.0.0.3:6379"])
-def test_ray_address_goes_first(named: str, tmp_path: Path) -> None:
+def test_ray_address_has_priority(named: str, tmp_path: Path) -> None:
     (tmp_path / "ray_current_cluster").write_text("10.0.0.9:6379")
-    found = read("ray", {"RAY_ADDRESS": named}, tmp_path)
+    found = parse_address("ray", {"RAY_ADDRESS": named}, tmp_path)
     assert found is not None and (found.url, found.source) == (named, "RAY_ADDRESS")
 
 
-def test_rays_own_word_for_the_noted_one_is_understood(tmp_path: Path) -> None:
+def test_auto_in_ray_address_means_the_recorded_cluster(tmp_path: Path) -> None:
     (tmp_path / "ray_current_cluster").write_text("10.0.0.9:6379")
-    found = read("ray", {"RAY_ADDRESS": "auto"}, tmp_path)
+    found = parse_address("ray", {"RAY_ADDRESS": "auto"}, tmp_path)
     assert found is not None and found.url == "10.0.0.9:6379"
 
 
 def test_no_cluster_here(tmp_path: Path) -> None:
     with pytest.raises(TpuMagicsError) as error:
-        read("ray", {}, tmp_path)
-    assert error.value.what == "This machine is part of no Ray cluster."
+        parse_address("ray", {}, tmp_path)
+    assert error.value.what == "This machine is not part of a Ray cluster."
     assert "RAY_ADDRESS is not set" in error.value.why and str(tmp_path) in error.value.why
     assert "ray start --head" in error.value.todo and "--hosts ray://HEAD:10001" in error.value.todo
 
 
 @pytest.mark.parametrize("asked", ["10.0.0.2", "head:port", "head:0", "head:70000", "ray:/head", "a b:1", "ray://"])
-def test_what_cannot_be_read(asked: str) -> None:
+def test_invalid_addresses(asked: str) -> None:
     with pytest.raises(TpuMagicsError) as error:
-        read(asked, {})
-    assert error.value.what == f"--hosts {asked} is no address of a Ray cluster."
-    assert "ray://HOST:PORT (a cluster elsewhere)" in error.value.why
+        parse_address(asked, {})
+    assert error.value.what == f"--hosts {asked} is not the address of a Ray cluster."
+    assert "ray://HOST:PORT (a cluster that this machine is not part of)" in error.value.why
     assert "--hosts ray://10.0.0.2:10001" in error.value.todo
 
 
 def test_another_scheme_is_named() -> None:
-    with pytest.raises(TpuMagicsError, match="no address") as error:
-        read("http://head:8265", {})
-    assert error.value.why.startswith("http:// is not how Ray is reached.")
+    with pytest.raises(TpuMagicsError, match="not the address") as error:
+        parse_address("http://head:8265", {})
+    assert error.value.why.startswith("Ray does not use http://.")
 
 
 def test_a_wrong_variable_is_named() -> None:
     with pytest.raises(TpuMagicsError) as error:
-        read("ray", {"RAY_ADDRESS": "head"})
+        parse_address("ray", {"RAY_ADDRESS": "head"})
     assert error.value.why.startswith("RAY_ADDRESS is 'head'.")

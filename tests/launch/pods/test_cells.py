@@ -1,4 +1,4 @@
-"""Cells of a notebook, trained on hosts that know nothing of it: three forms, classes, models, displays.
+"""Cells of a notebook, trained on hosts: three forms, classes, models, displays.
 
 A real IPython shell in a process of its own, on a real cluster.
 """
@@ -17,7 +17,7 @@ from tests.launch.pods import clusters
 from tests.launch.pods.clusters import Nodes
 from tests.magics.kernel import ROOT, kernel_environment, python, without_colours
 
-pytestmark = [pytest.mark.process, pytest.mark.long]  # in short: test_parcel.py, test_going.py
+pytestmark = [pytest.mark.process, pytest.mark.long]  # in short: test_bundle.py, test_ray_run.py
 
 SHELL = """
 from IPython.core.interactiveshell import InteractiveShell
@@ -180,7 +180,7 @@ def test_a_killed_kernel_leaves_nothing_on_the_hosts(nodes: Nodes, tmp_path: Pat
         until = time.monotonic() + 90
         while len(list(tmp_path.glob("rank-*"))) < 2 and kernel.poll() is None and time.monotonic() < until:
             time.sleep(0.1)
-        assert len(clusters.ours()) >= 6, said.read_text()  # on each host a carrier, its process and one worker
+        assert len(clusters.ours()) >= 6, said.read_text()  # on each host an actor, its process and one worker
     finally:
         kernel.kill()
         kernel.wait()

@@ -1,4 +1,4 @@
-"""A notebook outside the cluster, connected as a client (ray://): it trains there, and what it trained comes home."""
+"""A notebook outside the cluster, connected as a client (ray://): it trains there, and its model is updated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.launch.pods import clusters
 from tests.launch.pods.clusters import Nodes
 from tests.magics.kernel import python
 
-pytestmark = [pytest.mark.process, pytest.mark.long]  # in short: test_going.py
+pytestmark = [pytest.mark.process, pytest.mark.long]  # in short: test_ray_run.py
 
 NOTEBOOK = """
 import torch

@@ -1,4 +1,4 @@
-"""Reaching a cluster: what answers, what does not, and what is left in this process; on a real one of three nodes."""
+"""Connecting to a cluster, and its errors; on a real one of three nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.launch.pods import nodes
 from tests.launch.pods.clusters import Nodes
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
-from tpu_magics.launch.pods import address, asking, cluster, going, plan
+from tpu_magics.launch.pods import address, cluster, host_selection, probe, ray_run
 from tpu_magics.launch.pods.pod import Pod
 from tpu_magics.panel.pod import pod_table
 from tpu_magics.panel.table import to_text
@@ -29,7 +29,7 @@ from tpu_magics.panel.table import to_text
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).resolve().parents[3]
-MOST = 11.0 + 4.0  # seconds for an address that does not answer: 10 of patience, 1 for Ray's import; a busy machine
+MOST = 11.0 + 4.0  # seconds for an address that does not answer: 10 of timeout, 1 for Ray's import; a busy machine
 
 
 @dataclass(frozen=True)
@@ -46,28 +46,28 @@ def three(shared: Nodes) -> Started:
 
 @pytest.fixture(autouse=True)
 def _nothing_stays(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Each test leaves this process without a connection, but for those that share one, and with its own answer to
+    """Each test leaves this process without a connection, except those that share one, and with its own handler of
     SIGTERM."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     assert signal.getsignal(signal.SIGTERM) is before
     if "found" not in request.fixturenames:
-        cluster.leave()
+        cluster.disconnect()
         assert not cluster.is_connected()
 
 
 def refused(hosts: str, processes: int | None = None) -> TpuMagicsError:
     with pytest.raises(TpuMagicsError) as error:
-        plan.find(hosts, None, processes)
+        host_selection.find_pod(hosts, None, processes)
     return error.value
 
 
-# -- where nothing answers ---------------------------------------------------------------------------------------------
+# -- no cluster answers -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scheme", ["", pytest.param("ray://", marks=pytest.mark.long)])
-def test_a_port_that_says_nothing_is_given_up_after_ten_seconds(scheme: str) -> None:
-    """And nothing of Ray's stays: no process, no thread."""
+def test_a_port_that_never_answers_is_an_error_after_ten_seconds(scheme: str) -> None:
+    """No process or thread of Ray is left."""
     before, threads = set(psutil.Process().children(recursive=True)), set(threading.enumerate())
     with nodes.mute() as port:
         began = time.monotonic()
@@ -80,20 +80,20 @@ def test_a_port_that_says_nothing_is_given_up_after_ten_seconds(scheme: str) -> 
     assert set(threading.enumerate()) <= threads
 
 
-def test_a_port_that_nobody_listens_on() -> None:
+def test_a_port_without_a_server() -> None:
     error = refused(f"127.0.0.1:{nodes.free_port()}")
     assert "Connection refused" in error.why and "--port=..." in error.todo
 
 
-def test_a_host_that_nobody_knows() -> None:
+def test_an_unknown_host() -> None:
     assert "not known" in refused("no.such.host.invalid:6379").why
 
 
-def test_a_name_that_no_host_can_have() -> None:
-    assert f"{'a' * 70} is no name that a host can have" in refused(f"{'a' * 70}:6379").why
+def test_an_invalid_host_name() -> None:
+    assert f"{'a' * 70} is not a valid host name" in refused(f"{'a' * 70}:6379").why
 
 
-def test_a_name_server_that_does_not_answer_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_server_that_does_not_answer_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
 
     def silent(*_args: Any, **_kwargs: Any) -> list[Any]:
@@ -104,24 +104,24 @@ def test_a_name_server_that_does_not_answer_is_given_up_in_time(monkeypatch: pyt
     began = time.monotonic()
     try:
         with pytest.raises(TpuMagicsError) as error:
-            asking.ask(address.Address("", "head.example", 10001, client=True), patience=0.5)
+            probe.probe_cluster(address.Address("", "head.example", 10001, client=True), timeout=0.5)
         assert time.monotonic() - began < 10, "it waited for the name server"
     finally:
         answers.set()
-    assert "the name head.example was not looked up in time" in error.value.why
+    assert "the look-up of the name head.example timed out" in error.value.why
 
 
-def test_a_note_of_a_cluster_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorded_cluster_that_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{nodes.free_port()}")
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     error = refused("ray")
-    assert "(from " in error.what and "is gone, or cannot be reached" in error.todo
+    assert "(from " in error.what and "has ended or cannot be reached" in error.todo
 
 
 def test_without_ray(tmp_path: Path) -> None:
-    """In a process that has everything but Ray."""
+    """In a process that has everything except Ray."""
     code = (
         "import importlib.util\n"
         "find = importlib.util.find_spec\n"
@@ -137,13 +137,13 @@ def test_without_ray(tmp_path: Path) -> None:
     assert '%pip install "tpu-magics[pods]"' in done.stdout
 
 
-# -- where a cluster answers -------------------------------------------------------------------------------------------
+# -- a cluster answers -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def found(three: Started) -> Pod:
-    """Those tests that ask for it share this connection."""
-    return plan.find(three.gcs, None, 4)
+    """Tests with this fixture share its connection."""
+    return host_selection.find_pod(three.gcs, None, 4)
 
 
 def test_the_hosts_are_those_that_have_cpus(found: Pod) -> None:
@@ -157,28 +157,28 @@ def test_the_hosts_are_those_that_have_cpus(found: Pod) -> None:
 
 def test_another_patch_of_torch_is_a_note(found: Pod) -> None:
     assert [host.versions["torch"] for host in found.hosts] == ["2.9.0", "2.9.1"]
-    assert found.notes == ("torch differs on the hosts: 2.9.0 on this notebook and alpha, 2.9.1 on beta.",)
+    assert found.notes == ("torch differs between the hosts: 2.9.0 on this notebook and alpha, 2.9.1 on beta.",)
     text = to_text(pod_table(found), 200)
     assert "torch 2.9.1" in text and found.notes[0] in text
 
 
 def test_a_host_with_another_release_is_refused(three: Started, found: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a notebook that has one: what the hosts say of themselves is real."""
-    monkeypatch.setattr("tpu_magics.launch.pods.versions.__version__", "9.9")
+    """The notebook's version is changed; the hosts' answers are real."""
+    monkeypatch.setattr("tpu_magics.launch.pods.host_versions.__version__", "9.9")
     error = refused(three.gcs)
     assert error.what == "The hosts do not have the same tpu_magics as this notebook."
     assert error.details[0] == "  this notebook: tpu_magics 9.9" and error.details[1].startswith("  alpha: tpu_magics ")
 
 
-def test_connecting_again_keeps_the_connection_and_another_takes_its_place(three: Started, found: Pod) -> None:
-    """The other is a client's, from outside of the cluster, and finds the same."""
+def test_connecting_again_keeps_the_connection_and_another_replaces_it(three: Started, found: Pod) -> None:
+    """The other is a client's from outside the cluster, which finds the same hosts."""
     import ray
 
-    plan.find(three.gcs)
+    host_selection.find_pod(three.gcs)
     job = ray.get_runtime_context().get_job_id()
-    plan.find(three.gcs)
+    host_selection.find_pod(three.gcs)
     assert ray.get_runtime_context().get_job_id() == job
-    pod = plan.find(three.client)
+    pod = host_selection.find_pod(three.client)
     assert (pod.client, pod.address, pod.ranks) == (True, three.client, 2)
     assert [host.node for host in pod.hosts] == [host.node for host in found.hosts]
     refused(f"127.0.0.1:{nodes.free_port()}")
@@ -189,46 +189,50 @@ def test_connecting_again_keeps_the_connection_and_another_takes_its_place(three
 def test_ranks_that_do_not_divide(three: Started) -> None:
     error = refused(three.gcs, 3)
     assert error.what == "-n 3 is not possible on 2 hosts."
-    assert error.todo == "Give -n 2 or 4, or leave it away for 2: one on each host."
+    assert error.todo == "Use -n 2 or 4, or remove -n for 2: one on each host."
     assert not cluster.is_connected()
 
 
-def test_the_two_ports_are_told_apart(three: Started) -> None:
+def test_the_two_ports_are_distinguished(three: Started) -> None:
     error = refused(f"ray://{three.gcs}")
-    assert "is not that end of a Ray cluster" in error.what and f"--hosts {three.gcs}" in error.todo
+    assert "belongs to another service of the Ray cluster" in error.what and f"--hosts {three.gcs}" in error.todo
     error = refused(three.client.removeprefix("ray://"))
-    assert "is not that end of a Ray cluster" in error.what and f"--hosts {three.client}" in error.todo
+    assert "belongs to another service of the Ray cluster" in error.what and f"--hosts {three.client}" in error.todo
 
 
-def test_the_notebooks_own_connection_is_taken_and_left_as_it_is(three: Started) -> None:
+def test_the_notebooks_own_connection_is_used_and_stays_open(three: Started) -> None:
     import ray
 
     own = signal.getsignal(signal.SIGTERM)
     ray.init(address=three.gcs, log_to_driver=False)
     try:
-        assert plan.find("ray").address == three.gcs
+        assert host_selection.find_pod("ray").address == three.gcs
         error = refused(f"127.0.0.1:{nodes.free_port()}")
-        assert f"connected to another Ray cluster already, at {three.gcs}." in error.what
-        cluster.leave()
+        assert f"already connected to another Ray cluster, at {three.gcs}." in error.what
+        cluster.disconnect()
         assert ray.is_initialized()
     finally:
         ray.shutdown()
-        signal.signal(signal.SIGTERM, own)  # Ray took it
+        signal.signal(signal.SIGTERM, own)  # Ray replaced it
 
 
 @pytest.mark.long
 def test_a_node_that_has_died_is_left_out_although_ray_still_counts_it(shared: Nodes) -> None:
     with shared.added("gamma"):
-        assert [host.name for host in plan.find(shared.cluster.address).hosts] == ["alpha", "beta", "gamma"]
+        assert [host.name for host in host_selection.find_pod(shared.cluster.address).hosts] == [
+            "alpha",
+            "beta",
+            "gamma",
+        ]
         shared.kill("gamma")
-        assert [host.name for host in plan.find(shared.cluster.address).hosts] == ["alpha", "beta"]
+        assert [host.name for host in host_selection.find_pod(shared.cluster.address).hosts] == ["alpha", "beta"]
 
 
 # -- the session -------------------------------------------------------------------------------------------------------
 
 
-def test_init_sets_the_pod_and_without_hosts_it_is_gone(three: Started, fresh_session: session.Session) -> None:
-    """Ray prints nothing of its own meanwhile."""
+def test_init_sets_the_pod_and_without_hosts_removes_it(three: Started, fresh_session: session.Session) -> None:
+    """Ray itself prints nothing."""
     from ray._private import worker
 
     assert worker._worker_logs_enabled is True
@@ -246,11 +250,13 @@ def test_init_sets_the_pod_and_without_hosts_it_is_gone(three: Started, fresh_se
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"spmd": 2}, "--spmd and --hosts cannot be had together."),
-        ({"framework": "tensorflow"}, "--hosts is for PyTorch/XLA."),
+        ({"spmd": 2}, "--spmd and --hosts cannot be combined."),
+        ({"framework": "tensorflow"}, "--hosts is for PyTorch/XLA only."),
     ],
 )
-def test_what_does_not_go_with_hosts(options: dict[str, Any], what: str, fresh_session: session.Session) -> None:
+def test_options_that_cannot_be_combined_with_hosts(
+    options: dict[str, Any], what: str, fresh_session: session.Session
+) -> None:
     with pytest.raises(TpuMagicsError) as error:
         session.initialise(hosts="10.0.0.2:6379", **options)
     assert error.value.what == what
@@ -270,17 +276,17 @@ def test_a_target_without_hosts(fresh_session: session.Session) -> None:
 
 
 @pytest.mark.long
-def test_a_cluster_that_was_started_anew_at_the_same_address_is_another() -> None:
-    """Ray's own connection would wait for the one that was there before."""
+def test_a_cluster_that_was_restarted_at_the_same_address_is_another() -> None:
+    """Ray's own connection would wait for the old cluster."""
     head = {"node_name": "head", "gcs_server_port": nodes.free_port()}
     with nodes.started_elsewhere([head]) as address:
-        before = plan.find(address)
+        before = host_selection.find_pod(address)
     with nodes.started_elsewhere([head]) as again:
         assert again == address
         with pytest.raises(TpuMagicsError) as error:
-            going.require_alive(before)
-        assert error.value.what == f"The Ray cluster at {address} was started anew."
+            ray_run.require_alive(before)
+        assert error.value.what == f"The Ray cluster at {address} was restarted."
         assert "Run %tpu_init --hosts again" in error.value.todo
-        now = plan.find(address)
+        now = host_selection.find_pod(address)
         assert now.hosts[0].node != before.hosts[0].node
-        going.require_alive(now)
+        ray_run.require_alive(now)

@@ -1,4 +1,4 @@
-"""Runs on hosts that do not end well: what is said, and that the next cell trains. On a real cluster."""
+"""Runs on hosts that fail: their errors, and that the next cell trains. On a real cluster."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 from tests.launch.launching import failed, refused, run, said
 from tests.launch.pods import clusters, trained
 from tests.launch.pods.clusters import Nodes
-from tests.launch.pods.test_going import weights
+from tests.launch.pods.test_ray_run import weights
 from tests.launch.pods.trained import net
 from tpu_magics.errors import TrainingFailed, TrainingInterrupted
 from tpu_magics.launch import session, train
 from tpu_magics.launch.plan import Options
-from tpu_magics.launch.pods import calling
+from tpu_magics.launch.pods.actor_calls import CLOSED
 
 pytestmark = pytest.mark.process
 
@@ -116,7 +116,7 @@ def background(function: Any, *args: Any) -> Any:
 
 
 @pytest.mark.long
-def test_a_background_run_comes_home_and_another_is_stopped(pod: session.Session, tmp_path: Any) -> None:
+def test_a_background_run_updates_the_model_and_another_is_stopped(pod: session.Session, tmp_path: Any) -> None:
     model = net()
     result = background(trained.steps, model)
     assert result.status == "running" and weights(model) == weights(net())
@@ -137,7 +137,7 @@ def test_a_background_run_comes_home_and_another_is_stopped(pod: session.Session
 def test_a_connection_that_is_closed_meanwhile_ends_the_run_and_not_this_process(
     nodes: Nodes, pod: session.Session, tmp_path: Any
 ) -> None:
-    """Ray ends a process that calls it from a thread once ray.shutdown() has begun."""
+    """Ray ends a process that calls it from a thread after ray.shutdown() has begun."""
     import ray
 
     running = background(waits, str(tmp_path))
@@ -147,7 +147,7 @@ def test_a_connection_that_is_closed_meanwhile_ends_the_run_and_not_this_process
     try:
         with pytest.raises(TrainingFailed) as error:
             running.wait()
-        assert calling.CLOSED in said(error.value)
+        assert CLOSED in said(error.value)
         assert not clusters.wait_gone()
     finally:
         nodes.connect()

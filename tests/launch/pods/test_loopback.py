@@ -1,4 +1,4 @@
-"""The tests' clusters listen on the loopback only: nothing of them can be reached from another machine."""
+"""The tests' clusters listen on the loopback only, so that no other machine can connect."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 
 from tests.launch.pods import nodes as kinds
 from tests.launch.pods.clusters import Nodes
-from tpu_magics.launch.pods import going, ship
+from tpu_magics.launch.pods import host_start
 
 pytestmark = pytest.mark.process
 
 
 def listening() -> Iterator[tuple[str, int, str]]:
-    """The sockets of this process and all that it has started: address, port, whose."""
+    """The sockets of this process and its children: address, port, command line."""
     for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
         try:
             for one in process.net_connections("tcp"):
@@ -26,13 +26,13 @@ def listening() -> Iterator[tuple[str, int, str]]:
 
 
 def test_every_server_of_a_cluster_listens_on_the_loopback(nodes: Nodes) -> None:
-    """With a carrier on each host, as while a run is prepared."""
-    made, _ = ship.carriers(nodes.pod(), "probe", going.placing, lambda: False)
+    """With an actor on each host, as while a run is prepared."""
+    made, _ = host_start.start_actors(nodes.pod(), "probe", lambda: False)
     try:
         found = list(listening())
     finally:
-        ship.dismiss(made)
+        host_start.close_actors(made)
     ports = {port for _, port, _ in found}
     assert {int(one.rpartition(":")[2]) for one in (nodes.cluster.address, nodes.client)} <= ports
-    assert sum("ray::Carrier" in line for _, _, line in found) == 2
+    assert sum("ray::HostActor" in line for _, _, line in found) == 2
     assert [one for one in found if one[0] != kinds.LOOPBACK] == []

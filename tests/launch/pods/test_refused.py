@@ -1,4 +1,4 @@
-"""What is refused before anything is sent, by its text: no cluster is needed. Ray's errors are raised by Ray's code."""
+"""Errors before anything is sent, by their texts, without a cluster. Ray's errors are raised by Ray's own code."""
 
 from __future__ import annotations
 
@@ -16,9 +16,18 @@ from tests.launch.pods.nodes import free_port, mute
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.launch.plan import Options
-from tpu_magics.launch.pods import address, asking, cluster, freight, going, joining, plan, slices, tokens
+from tpu_magics.launch.pods import (
+    address,
+    auth_token,
+    cluster,
+    host_selection,
+    payload,
+    probe,
+    ray_run,
+    slices,
+)
 from tpu_magics.launch.pods.address import Address
-from tpu_magics.launch.pods.cluster import Node
+from tpu_magics.launch.pods.cluster import ClusterNode
 from tpu_magics.launch.pods.pod import Pod, PodHost
 
 HEAD = Address("10.0.0.2:6379", "10.0.0.2", 6379)
@@ -33,40 +42,40 @@ def pod_of(*memory: int | None, workers: int = 1, same: bool = False) -> Pod:
     return Pod("10.0.0.2:6379", hosts, workers=workers)
 
 
-# -- a head node without room -----------------------------------------------------------------------------------------
+# -- not enough CPUs or memory ----------------------------------------------------------------------------------------
 
 
-def test_nodes_without_cpus_have_no_room() -> None:
-    alive = [Node("a", "first", "10.0.0.1", head=True), Node("b", "second", "10.0.0.2")]
+def test_nodes_without_cpus_take_no_rank() -> None:
+    alive = [ClusterNode("a", "first", "10.0.0.1", head=True), ClusterNode("b", "second", "10.0.0.2")]
     with pytest.raises(TpuMagicsError) as error:
-        plan._with_room(alive)
-    assert error.value.what == "No host of this cluster has room for a rank."
-    assert error.value.why.startswith("Alive: the head node first, second, with 0 CPUs each:")
+        host_selection._hosts_with_cpus(alive)
+    assert error.value.what == "No host of this cluster has a CPU for a rank."
+    assert error.value.why.startswith("Alive: the head node first, second, with 0 CPUs each.")
     assert "ray start --address=HEAD:6379" in error.value.todo and "--num-cpus=2" in error.value.todo
-    assert plan._with_room([*alive, Node("c", "third", "10.0.0.3", cpus=1.0)])[0].name == "third"
+    assert host_selection._hosts_with_cpus([*alive, ClusterNode("c", "third", "10.0.0.3", cpus=1.0)])[0].name == "third"
 
 
 def test_a_head_node_without_memory_is_named_with_the_numbers() -> None:
     with pytest.raises(TpuMagicsError) as error:
-        plan.require_room(pod_of(GIGABYTE, 50 * GIGABYTE), models=GIGABYTE)
-    assert error.value.what.startswith("There is no room on the head node host-0: 1 rank need")
+        host_selection.require_memory(pod_of(GIGABYTE, 50 * GIGABYTE), models=GIGABYTE)
+    assert error.value.what.startswith("Not enough memory on the head node host-0: 1 rank needs")
     assert "copies of the models" in error.value.why and "--num-cpus=0" in error.value.todo
-    plan.require_room(pod_of(GIGABYTE, 50 * GIGABYTE), models=GIGABYTE, force=True)
-    plan.require_room(pod_of(None, 50 * GIGABYTE), models=GIGABYTE)
+    host_selection.require_memory(pod_of(GIGABYTE, 50 * GIGABYTE), models=GIGABYTE, force=True)
+    host_selection.require_memory(pod_of(None, 50 * GIGABYTE), models=GIGABYTE)
 
 
 def test_nodes_of_one_machine_share_its_memory() -> None:
-    one = plan.needed_on_host(pod_of(0), GIGABYTE)
-    plan.require_room(pod_of(one, one), models=GIGABYTE)
+    one = host_selection.memory_per_host(pod_of(0), GIGABYTE)
+    host_selection.require_memory(pod_of(one, one), models=GIGABYTE)
     with pytest.raises(TpuMagicsError, match="2 ranks need"):
-        plan.require_room(pod_of(one, one, same=True), models=GIGABYTE)
+        host_selection.require_memory(pod_of(one, one, same=True), models=GIGABYTE)
 
 
-# -- what Ray refuses -------------------------------------------------------------------------------------------------
+# -- errors of Ray ----------------------------------------------------------------------------------------------------
 
 
 def opening(monkeypatch: pytest.MonkeyPatch, raises: Any) -> TpuMagicsError:
-    """The error of a connection where `ray.init` does no more than this."""
+    """The error of a connection whose `ray.init` only calls `raises`."""
     import ray
 
     monkeypatch.setattr(ray, "init", lambda **_: raises())
@@ -87,19 +96,19 @@ def test_a_cluster_with_another_ray_or_python(other: dict[str, str], monkeypatch
     error = opening(monkeypatch, fake_init)
     assert error.what == "The cluster at 10.0.0.2:6379 has another version of Ray or Python than this notebook."
     assert next(iter(other.values())) in error.why and own["ray_version"] in error.why
-    assert "Install the same versions" in error.todo
+    assert "Install the same version of Ray" in error.todo
 
 
-def test_a_token_is_not_taken_while_another_connection_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_is_not_loaded_while_another_connection_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
-    assert "--hosts off" not in tokens.refused(HEAD).todo
+    assert "--hosts off" not in auth_token.token_error(HEAD).todo
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    assert "Close the connection that is open first: %tpu_init --hosts off." in tokens.refused(HEAD).todo
+    assert "Close the open connection first: %tpu_init --hosts off." in auth_token.token_error(HEAD).todo
 
 
 @pytest.mark.parametrize(("client", "tries"), [(True, cluster.CLIENT_TRIES), (False, 1)])
-def test_a_clients_process_that_dies_at_its_start_is_asked_for_again(
+def test_a_clients_process_that_dies_at_its_start_is_tried_again(
     client: bool, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import ray
@@ -117,29 +126,29 @@ def test_a_clients_process_that_dies_at_its_start_is_asked_for_again(
     assert len(asked) == tries
 
 
-def test_a_machine_that_is_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_is_not_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     services: Any = import_module("ray._private.services")  # as in 2.60
 
     def fake_init() -> None:
         services.get_node_to_connect_for_driver(None, "10.0.0.9", timeout_seconds=0)
 
     error = opening(monkeypatch, fake_init)
-    assert error.what == "This machine is no node of the cluster at 10.0.0.2:6379."
+    assert error.what == "This machine is not a node of the cluster at 10.0.0.2:6379."
     assert "--hosts ray://10.0.0.2:10001" in error.todo and "ray start --address=10.0.0.2:6379" in error.todo
 
 
-def test_without_a_node_here_it_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_node_here_the_error_comes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     services: Any = import_module("ray._private.services")  # as in 2.60
-    monkeypatch.setattr(cluster, "NODE_STARTS", 0.3)
+    monkeypatch.setattr(cluster, "NODE_START_SECONDS", 0.3)
     monkeypatch.setattr(services, "find_node_ids", list)  # no process here is a raylet
-    with pytest.raises(TpuMagicsError, match=r"This machine is no node of the cluster at 10\.0\.0\.2:6379\."):
+    with pytest.raises(TpuMagicsError, match=r"This machine is not a node of the cluster at 10\.0\.0\.2:6379\."):
         cluster._require_node(HEAD)
     monkeypatch.setattr(services, "find_node_ids", lambda: ["ab"])
     cluster._require_node(HEAD)
 
 
 def test_an_interrupt_leaves_no_half_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a one would be taken for the notebook's own, and never be closed."""
+    """It would look like the notebook's own connection, and never be closed."""
     import ray
 
     ended = []
@@ -154,31 +163,31 @@ def test_an_interrupt_leaves_no_half_connection(monkeypatch: pytest.MonkeyPatch)
     assert ended == [1]
 
 
-# -- a head that has gone ---------------------------------------------------------------------------------------------
+# -- a head that is gone ----------------------------------------------------------------------------------------------
 
 
-def test_a_head_that_is_gone_is_said_before_ray_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray would wait for it, and the cell with it."""
+def test_a_head_that_is_gone_is_an_error_before_ray_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray, and the cell, would wait for it."""
     gone = Address("h", "127.0.0.1", free_port())
     monkeypatch.setattr(cluster.Connection, "address", gone)
     monkeypatch.setattr(cluster, "is_connected", lambda: True)
-    monkeypatch.setattr(cluster, "nodes", lambda: pytest.fail("Ray was asked"))
+    monkeypatch.setattr(cluster, "nodes", lambda: pytest.fail("Ray was called"))
     with pytest.raises(TpuMagicsError, match="No Ray cluster answers at"):
-        going.require_alive(pod_of(None))
+        ray_run.require_alive(pod_of(None))
 
 
-def test_all_addresses_of_a_name_share_the_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first two take no connection: their queues are full."""
+def test_all_addresses_of_a_name_share_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first two accept no connection: their queues are full."""
     with socket.socket() as first, socket.socket() as second, mute() as port:
         full = [_full(one) for one in (first, second)]
         told = [socket.getaddrinfo("127.0.0.1", one, type=socket.SOCK_STREAM)[0] for one in (*full, port)]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: told)
         began = time.monotonic()
-        asking._touch("several", 1, began + 0.9)
+        probe._connect_once("several", 1, began + 0.9)
         assert time.monotonic() - began < 5
         told.pop()
         with pytest.raises(OSError, match="timed out"):
-            asking._touch("several", 1, time.monotonic() + 0.4)
+            probe._connect_once("several", 1, time.monotonic() + 0.4)
 
 
 def _full(listener: socket.socket) -> int:
@@ -203,12 +212,12 @@ def _no_socket_stays() -> Any:
         _WAITING.pop().close()
 
 
-# -- what does not go on several hosts --------------------------------------------------------------------------------
+# -- not available on several hosts -----------------------------------------------------------------------------------
 
 
 def test_spmd_is_refused_on_hosts() -> None:
     with pytest.raises(TpuMagicsError) as error:
-        going.with_options(pod_of(None, None), Options(spmd=2))
+        ray_run.with_options(pod_of(None, None), Options(spmd=2))
     assert error.value.what == "--spmd is not available on several hosts."
     assert "%tpu_init --hosts off" in error.value.todo
 
@@ -223,9 +232,9 @@ def test_tensorflow_is_refused_on_hosts(fresh_session: session.Session) -> None:
 @pytest.mark.parametrize("word", ["", "off", "OFF", " Off "])
 def test_off_in_any_spelling(word: str, fresh_session: session.Session) -> None:
     fresh_session.pod = pod_of(None)
-    assert address.is_off(word) and address.read(word) is None
-    assert joining.join(fresh_session, word, None, Options()) is None and fresh_session.pod is None
-    joining.refuse_local(word)
+    assert address.is_off(word) and address.parse_address(word) is None
+    assert host_selection.join_pod(fresh_session, word, None, Options()) is None and fresh_session.pod is None
+    host_selection.require_pytorch(word)
 
 
 @pytest.mark.parametrize("connected", [False, True])
@@ -235,20 +244,20 @@ def test_a_slice_whose_connection_or_head_is_gone_is_forgotten(
     gone = Address("h", "127.0.0.1", free_port()) if connected else None
     monkeypatch.setattr(cluster.Connection, "address", gone)
     monkeypatch.setattr(cluster, "is_connected", lambda: connected)
-    monkeypatch.setattr(slices.Held, "group", object())  # which has nothing that could be called
+    monkeypatch.setattr(slices.Reservation, "group", object())  # an object without methods
     slices.release()
-    assert slices.Held.group is None
+    assert slices.Reservation.group is None
 
 
-# -- what stays at home -----------------------------------------------------------------------------------------------
+# -- what is not sent --------------------------------------------------------------------------------------------------
 
 
-def test_secrets_and_folders_stay_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_and_folders_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     home = ("HF_TOKEN", "HF_HOME", "HF_HUB_CACHE", "TORCH_HOME", "ACCELERATE_API_KEY", "HF_AUTH", "AWS_SECRET", "USER")
     travel = ("XLA_FLAGS", "ACCELERATE_MIXED_PRECISION", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE")
     for name in (*home, *travel):
         monkeypatch.setenv(name, "x")
-    found = dict(freight._environment())
+    found = dict(payload._environment())
     assert set(travel) <= set(found) and not set(home) & set(found)
     assert set(found) < set(os.environ)
 
@@ -257,4 +266,4 @@ def test_a_rank_is_on_the_host_that_has_it() -> None:
     """Workers of several devices count as many ranks."""
     pod = replace(pod_of(None, None, workers=2), replicas=2)
     assert [pod.host_of(rank).index for rank in range(pod.ranks)] == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert [one["ranks"] for one in going.host_records(pod)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [one["ranks"] for one in ray_run.host_records(pod)] == [[0, 1, 2, 3], [4, 5, 6, 7]]

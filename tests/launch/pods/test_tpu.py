@@ -1,7 +1,7 @@
-"""A slice of TPUs: each host's workers are told of it as torch_xla reads it. On a real cluster of fake TPU hosts.
+"""The workers of a TPU slice get the environment that torch_xla reads. On a real cluster with fake TPU hosts.
 
-There is no chip behind their resources (nodes.py), so the workers are those of a rehearsal; what they are told, and
-where the carriers stand, is as on the slice.
+The hosts have no chip (nodes.py), so the workers are those of a rehearsal; their environment and
+the actors' place are as on a slice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 from tests.launch.launching import run
 from tpu_magics.launch import session
-from tpu_magics.launch.pods import cluster, going, plan, slices
+from tpu_magics.launch.pods import cluster, host_selection, ray_run, slices
 from tpu_magics.launch.pods.pod import Pod, PodHost
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
@@ -30,16 +30,16 @@ def what_torch_xla_reads() -> dict[str, Any]:
 
 
 def without_chips(host: PodHost) -> PodHost:
-    """Told to compute on XLA:CPU, for want of a chip; all else as on the slice."""
+    """Computes on XLA:CPU, because there is no chip; the rest as on the slice."""
     assert host.environment["PJRT_DEVICE"] == "TPU"
     return replace(host, environment={**host.environment, "PJRT_DEVICE": "CPU"})
 
 
 @pytest.fixture(scope="module")
 def slice_pod(of_slice: str) -> Iterator[Pod]:
-    yield plan.find(of_slice)
+    yield host_selection.find_pod(of_slice)
     slices.release()
-    cluster.leave()
+    cluster.disconnect()
 
 
 def test_the_workers_of_a_slice_know_it(
@@ -47,8 +47,8 @@ def test_the_workers_of_a_slice_know_it(
 ) -> None:
     assert (slice_pod.device, len(slice_pod.hosts), slice_pod.workers) == ("TPU", 2, 4)
     fresh_session.pod = replace(slice_pod, hosts=tuple(map(without_chips, slice_pod.hosts)))
-    planned = going.pod_plan
-    monkeypatch.setattr(going, "pod_plan", lambda *args: replace(planned(*args), device="CPU"))
+    planned = ray_run.pod_plan
+    monkeypatch.setattr(ray_run, "pod_plan", lambda *args: replace(planned(*args), device="CPU"))
     result = run(what_torch_xla_reads, timeout=300.0)
     addresses = [host.address for host in slice_pod.hosts]
     for rank, told in enumerate(result.values):
@@ -56,17 +56,16 @@ def test_the_workers_of_a_slice_know_it(
         assert told["ips"] == addresses, told
 
 
-def test_a_carrier_has_the_chips_of_its_host(slice_pod: Pod, fresh_session: session.Session) -> None:
-    """Where it stands is the placement group's bundle, with all chips of the host: no other program of Ray's gets
-    them meanwhile."""
+def test_an_actor_has_the_chips_of_its_host(slice_pod: Pod, fresh_session: session.Session) -> None:
+    """It is in the placement group's bundle with all chips of the host, so that no other program of Ray gets them."""
     del fresh_session
     import ray
 
-    from tpu_magics.launch.pods import ship
+    from tpu_magics.launch.pods import host_start
 
-    made, told = ship.carriers(slice_pod, "probe", going.placing, lambda: False)
+    made, told = host_start.start_actors(slice_pod, "probe", lambda: False)
     try:
         assert len(told) == 2 and len({one["pid"] for one in told}) == 2
         assert ray.available_resources().get("TPU", 0.0) == 0.0
     finally:
-        ship.dismiss(made)
+        host_start.close_actors(made)

@@ -1,4 +1,4 @@
-"""What the tests train on hosts: functions that the hosts import."""
+"""Training functions of the tests, which the hosts import."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def net(seed: int = 0) -> Any:
 
 
 def steps(model: Any, count: int = 5) -> list[float]:
-    """Data-parallel training; each rank has data of its own. Gives the losses of this rank."""
+    """Data-parallel training; each rank has its own data. Returns the losses of this rank."""
     import torch
     import torch_xla
     import torch_xla.core.xla_model as xm
@@ -51,7 +51,7 @@ def the_world() -> dict[str, Any]:
 
 
 def accelerated(model: Any) -> tuple[Any, ...]:
-    """As a person writes it, with accelerate."""
+    """As users write it, with accelerate."""
     import torch
     from accelerate import Accelerator
 
@@ -76,7 +76,7 @@ def _rebuilt() -> Any:
 
 
 class Absent:
-    """A training function that can be pickled here, and not be loaded on a host."""
+    """A training function that can be pickled here but not unpickled on a host."""
 
     def __call__(self) -> None: ...
 

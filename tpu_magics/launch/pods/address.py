@@ -1,7 +1,4 @@
-"""Where a cluster is: what `--hosts` was given, read.
-
-What lives here: words -> an address. What does not: asking whether anything answers there (cluster.py).
-"""
+"""Parses the address of a Ray cluster from the `--hosts` option."""
 
 from __future__ import annotations
 
@@ -14,12 +11,12 @@ from pathlib import Path
 from tpu_magics.errors import TpuMagicsError
 
 OFF = "off"
-HERE = ("ray", "auto")
-CLIENT_PORT = 10001  # of `ray start --head`, unless it is told another (--ray-client-server-port)
-GCS_PORT = 6379  # (--port)
-TAKES = (
-    "--hosts takes ray (the cluster that this machine is part of), ray://HOST:PORT (a cluster elsewhere), HOST:PORT (a "
-    "cluster by the address of its head node) or off."
+LOCAL = ("ray", "auto")
+CLIENT_PORT = 10001  # default of `ray start --head --ray-client-server-port`
+GCS_PORT = 6379  # default of `ray start --head --port`
+FORMS = (
+    "--hosts accepts ray (the cluster of this machine), ray://HOST:PORT (a cluster that this machine is not part of), "
+    "HOST:PORT (the address of the cluster's head node) or off."
 )
 _CLIENT = "ray://"
 _HOST_PORT = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[^\s:/\[\]]+)(?::(?P<port>\d+))?")
@@ -27,10 +24,10 @@ _HOST_PORT = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[^\s:/\[\]]+)(?::(?P<port>\
 
 @dataclass(frozen=True)
 class Address:
-    """Of a cluster. `asked`: as a person wrote it; `client`: whether it is reached from outside, by ray://; `source`:
-    what it was read from where it was not written out, "" where it was."""
+    """The address of a cluster. `given`: the text of `--hosts`; `client`: connect from outside the cluster (ray://);
+    `source`: where the address was found, "" if it was given in full."""
 
-    asked: str
+    given: str
     host: str
     port: int
     client: bool = False
@@ -43,67 +40,68 @@ class Address:
 
     @property
     def url(self) -> str:
-        """As Ray takes it."""
+        """The address for `ray.init`."""
         return f"{_CLIENT}{self.target}" if self.client else self.target
 
     @property
     def text(self) -> str:
-        """For people: with where it was read."""
+        """The address for messages, with its source."""
         return f"{self.url} (from {self.source})" if self.source else self.url
 
 
-def is_off(asked: str) -> bool:
+def is_off(hosts: str) -> bool:
     """Whether `--hosts` names no cluster."""
-    return asked.strip().lower() in ("", OFF)
+    return hosts.strip().lower() in ("", OFF)
 
 
-def read(asked: str, environ: Mapping[str, str] = os.environ, folder: Path | None = None) -> Address | None:
-    """The address that `--hosts` names; None for "off" and "". `folder`: where Ray notes its newest cluster on this
-    machine (default: $RAY_TMPDIR/ray or /tmp/ray). Raises TpuMagicsError where there is none, or it cannot be read."""
-    words = asked.strip()
-    if is_off(words):
+def parse_address(hosts: str, environ: Mapping[str, str] = os.environ, folder: Path | None = None) -> Address | None:
+    """The address that `--hosts` names; None for "off" and "". `folder`: where Ray records the latest cluster of this
+    machine (default: $RAY_TMPDIR/ray or /tmp/ray). Raises TpuMagicsError if there is no address or it is invalid."""
+    given = hosts.strip()
+    if is_off(given):
         return None
-    if words.lower() in HERE:
-        return _here(words, environ, folder or Path(environ.get("RAY_TMPDIR") or "/tmp") / "ray")
-    return _written(words, words)
+    if given.lower() in LOCAL:
+        return _local(given, environ, folder or Path(environ.get("RAY_TMPDIR") or "/tmp") / "ray")
+    return _parsed(given, given)
 
 
-def _here(asked: str, environ: Mapping[str, str], folder: Path) -> Address:
-    named = environ.get("RAY_ADDRESS", "").strip()
-    if named and named != "auto":
-        return _written(asked, named, "RAY_ADDRESS")
-    note = folder / "ray_current_cluster"
+def _local(given: str, environ: Mapping[str, str], folder: Path) -> Address:
+    variable = environ.get("RAY_ADDRESS", "").strip()
+    if variable and variable != "auto":
+        return _parsed(given, variable, "RAY_ADDRESS")
+    file = folder / "ray_current_cluster"
     try:
-        noted = note.read_text(encoding="utf-8").strip()
+        recorded = file.read_text(encoding="utf-8").strip()
     except OSError:
-        noted = ""
-    if noted:
-        return _written(asked, noted, str(note))
+        recorded = ""
+    if recorded:
+        return _parsed(given, recorded, str(file))
     raise TpuMagicsError(
-        "This machine is part of no Ray cluster.",
-        f"RAY_ADDRESS is not set, and `ray start` has left no note in {note}.",
-        "Start one here with `!ray start --head`, join one with `!ray start --address=HEAD:6379`, or name one that is "
-        f"elsewhere: --hosts ray://HEAD:{CLIENT_PORT}",
+        "This machine is not part of a Ray cluster.",
+        f"RAY_ADDRESS is not set, and `ray start` has not written {file}.",
+        "Start a cluster here with `!ray start --head`, join one with `!ray start --address=HEAD:6379`, or connect to "
+        f"another one: --hosts ray://HEAD:{CLIENT_PORT}",
     )
 
 
-def _written(asked: str, words: str, source: str = "") -> Address:
-    client = words.startswith(_CLIENT)
-    found = _HOST_PORT.fullmatch(words.removeprefix(_CLIENT).rstrip("/"))
+def _parsed(given: str, text: str, source: str = "") -> Address:
+    client = text.startswith(_CLIENT)
+    found = _HOST_PORT.fullmatch(text.removeprefix(_CLIENT).rstrip("/"))
     if found is None:
-        raise _unreadable(asked, words, source)
+        raise _invalid(given, text, source)
     port = int(found["port"]) if found["port"] else CLIENT_PORT if client else 0
     if not 0 < port < 65536:
-        raise _unreadable(asked, words, source)
-    return Address(asked=asked, host=found["host"], port=port, client=client, source=source)
+        raise _invalid(given, text, source)
+    return Address(given=given, host=found["host"], port=port, client=client, source=source)
 
 
-def _unreadable(asked: str, words: str, source: str) -> TpuMagicsError:
-    where = f"{source} is {words!r}. " if source else ""
-    scheme = words.partition("://")[0] if "://" in words else ""
-    why = f"{scheme}:// is not how Ray is reached. " if scheme not in ("", "ray") else ""
+def _invalid(given: str, text: str, source: str) -> TpuMagicsError:
+    where = f"{source} is {text!r}. " if source else ""
+    scheme = text.partition("://")[0] if "://" in text else ""
+    why = f"Ray does not use {scheme}://. " if scheme not in ("", "ray") else ""
     return TpuMagicsError(
-        f"--hosts {asked} is no address of a Ray cluster.",
-        f"{where}{why}{TAKES}",
-        f"Name the head node with its port, e.g. --hosts ray://10.0.0.2:{CLIENT_PORT} or --hosts 10.0.0.2:{GCS_PORT}",
+        f"--hosts {given} is not the address of a Ray cluster.",
+        f"{where}{why}{FORMS}",
+        "Give the head node with its port, for example --hosts "
+        f"ray://10.0.0.2:{CLIENT_PORT} or --hosts 10.0.0.2:{GCS_PORT}",
     )

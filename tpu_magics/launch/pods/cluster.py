@@ -1,10 +1,7 @@
-"""A Ray cluster as this process sees it: reaching it, its nodes, leaving it.
+"""This process's connection to a Ray cluster: connecting, the cluster's nodes, disconnecting.
 
-What lives here: the connection. What does not: reading addresses (address.py), asking one whether it answers
-(asking.py), and what is done with the nodes.
-
-Ray's own `init` waits 40 s for an address that does not answer, and prints what it tries. So the address is asked
-first, here, with a deadline: nothing of Ray's is started before something has answered that is a Ray cluster.
+Ray's `init` waits 40 s for an address that does not answer, and prints each attempt. So `connect` first probes the
+address with a deadline (probe.py).
 """
 
 from __future__ import annotations
@@ -20,21 +17,21 @@ from importlib import import_module
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch.pods import tokens
-from tpu_magics.launch.pods.address import CLIENT_PORT, HERE, Address
-from tpu_magics.launch.pods.asking import PATIENCE, ask
+from tpu_magics.launch.pods import auth_token
+from tpu_magics.launch.pods.address import CLIENT_PORT, LOCAL, Address
+from tpu_magics.launch.pods.probe import TIMEOUT, probe_cluster
 
-SHORT = 2.0  # seconds for an answer where much has been waited for already
-# The server of ray:// forks a process for each client while its own threads run, and that process sometimes dies of it
-# at once (seen with 2.60); another client is given another one.
-CLIENT_TRIES, CLIENT_FAILED = 4, "Starting Ray client server failed"
-NODE_STARTS = 2.0  # seconds in which a node of this machine that is being started is there
-EXTRA = '%pip install "tpu-magics[pods]"'
-# What Ray reads while it is imported or connects: no usage statistics, no lines of its C++ part in the cells; another
-# patch of Python is a warning (versions.py says it); and where the head is lost, Ray would end this process, the
-# notebook's kernel, after 60 s. The last two are no public settings of Ray's (read in 2.60, _private/utils.py and
-# ray_config_def.h).
-QUIET = {
+SHORT_TIMEOUT = 2.0  # seconds, for a probe at the end of a run
+# The Ray client server forks a process for each client while its own threads run, and that process sometimes dies at
+# once (seen with 2.60). A second try gets a new process.
+CLIENT_TRIES, CLIENT_ERROR = 4, "Starting Ray client server failed"
+NODE_START_SECONDS = 2.0  # a node that is starting on this machine is ready after this time
+INSTALL = '%pip install "tpu-magics[pods]"'
+# Variables that Ray reads when it is imported or connects: no usage statistics; no log lines of its C++ part in cells;
+# another patch version of Python is only a warning (host_versions.py reports it); and this process, the kernel, stays
+# alive if the head node is lost (Ray would end it after 60 s). The last two are private settings (read in 2.60,
+# _private/utils.py and ray_config_def.h).
+RAY_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_BACKEND_LOG_LEVEL": "fatal",
     "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
@@ -43,9 +40,9 @@ QUIET = {
 
 
 @dataclass(frozen=True)
-class Node:
-    """A node that is alive. `name`: for people, unique in the cluster; `chips`: its TPU resource; `store`: bytes of its
-    part of the object store."""
+class ClusterNode:
+    """A node that is alive. `name`: unique in the cluster; `chips`: its "TPU" resource; `store`: bytes of its part of
+    the object store."""
 
     id: str
     name: str
@@ -58,31 +55,31 @@ class Node:
 
 
 class Connection:
-    """The one of this process. `address`: None where there is none, or the notebook's own code made it; `cluster`: the
-    id of what it leads to."""
+    """The connection that `connect` opened in this process. `address`: None if there is none, or if the notebook's own
+    code connected; `cluster`: the cluster's id."""
 
     address: Address | None = None
     cluster: bytes = b""
 
 
 def require_ray() -> None:
-    """Raise TpuMagicsError where Ray is not installed."""
+    """Raise TpuMagicsError if Ray is not installed."""
     from importlib.util import find_spec
 
     if find_spec("ray") is None:
         raise TpuMagicsError(
             "Ray is not installed in this notebook's environment.",
-            "A run on many hosts goes through a Ray cluster; --hosts connects to it.",
-            f"{EXTRA} here and on the cluster's hosts, the same version, and restart the kernel.",
+            "--hosts connects to a Ray cluster.",
+            f"Run {INSTALL} here and on the cluster's hosts, with the same versions, and restart the kernel.",
         )
 
 
 def connect(address: Address) -> None:
-    """Connect this process; one connection of `connect` takes the place of another. A connection of the notebook's own
-    code is taken as it is. Raises TpuMagicsError where nothing answers within PATIENCE seconds, or it is no place to
-    connect from."""
+    """Connect this process, in place of an earlier connection of `connect`. A connection that the notebook's own code
+    opened is used as it is. Raises TpuMagicsError if no cluster answers within TIMEOUT seconds, or if this machine
+    cannot connect to it."""
     require_ray()
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + TIMEOUT
     with _ray_environment():
         import ray
 
@@ -90,67 +87,67 @@ def connect(address: Address) -> None:
             _require_same(address)
             return
         if not ray.is_initialized():
-            tokens.take(address)
-        there = ask(address, max(until - time.monotonic(), PATIENCE / 2))
-        if ray.is_initialized() and (Connection.address, Connection.cluster) == (address, there):
+            auth_token.load_token(address)
+        found = probe_cluster(address, max(until - time.monotonic(), TIMEOUT / 2))
+        if ray.is_initialized() and (Connection.address, Connection.cluster) == (address, found):
             return
         if not address.client:
             _require_node(address)
-        leave()
-        with _signals_kept(), _no_native_lines():
+        disconnect()
+        with _sigterm_handler_kept(), _native_stderr_silenced():
             _open(address)
-        _hush(True)
-    Connection.address, Connection.cluster = address, there
+        _silence_worker_logs(True)
+    Connection.address, Connection.cluster = address, found
 
 
-def leave() -> None:
-    """Close the connection, where `connect` made it."""
+def disconnect() -> None:
+    """Close the connection that `connect` opened."""
     if Connection.address is None:
         return
     Connection.address = None
     import ray
 
     try:
-        with _signals_kept():
+        with _sigterm_handler_kept():
             ray.shutdown()
     finally:
-        _hush(False)
+        _silence_worker_logs(False)
 
 
-def _hush(on: bool) -> None:
-    """Whether Ray prints into the cell what it hears of nodes: pages of a raylet's log where one is lost, beside the
-    run's own error. `log_to_driver` does not stop that (ray/_private/worker.py, 2.60: listen_error_messages)."""
+def _silence_worker_logs(on: bool) -> None:
+    """Stop Ray from printing pages of a lost node's log into the cell, next to the run's own error. `log_to_driver`
+    does not stop that (ray/_private/worker.py, 2.60: listen_error_messages)."""
     worker: Any = import_module("ray._private.worker")
     worker._worker_logs_enabled = not on
 
 
-def require_answer(patience: float = PATIENCE) -> None:
-    """Raise TpuMagicsError where the head of the connected cluster is gone, or another one has its address. Ray itself
-    would wait for it, without end by the last of QUIET."""
-    address = Connection.address or of_notebook("ray")
+def require_answer(timeout: float = TIMEOUT) -> None:
+    """Raise TpuMagicsError if the head of the connected cluster is gone, or if another cluster has its address. Ray
+    itself would wait forever, because of the last of RAY_SETTINGS."""
+    address = Connection.address or notebook_connection("ray")
     if address is None or (address.client and Connection.address is None):
-        return  # where a client of the notebook's own is connected to, Ray does not tell
-    there = ask(address, patience)
-    if Connection.address is not None and there != Connection.cluster:
+        return  # Ray does not say where a client of the notebook's own is connected
+    found = probe_cluster(address, timeout)
+    if Connection.address is not None and found != Connection.cluster:
         raise TpuMagicsError(
-            f"The Ray cluster at {address.text} was started anew.",
-            "This notebook is connected to the one that was there before.",
-            "Run %tpu_init --hosts again, for the hosts that are there now.",
+            f"The Ray cluster at {address.text} was restarted.",
+            "This notebook is still connected to the old cluster.",
+            "Run %tpu_init --hosts again to connect to the new one.",
         )
 
 
-def answers() -> bool:
-    """Whether there is a connection, and the head at its other end."""
+def is_alive() -> bool:
+    """Whether there is a connection whose head node answers."""
     try:
-        require_answer(SHORT)
+        require_answer(SHORT_TIMEOUT)
     except TpuMagicsError:
         return False
     return is_connected()
 
 
-def gone(nodes_before: Sequence[Node], patience: float) -> bool:
-    """Whether one of these nodes is dead, or is found to be within `patience` seconds: Ray takes its time to say so."""
-    until = time.monotonic() + patience
+def any_dead(nodes_before: Sequence[ClusterNode], timeout: float) -> bool:
+    """Whether Ray reports one of these nodes as dead within `timeout` seconds."""
+    until = time.monotonic() + timeout
     before = {node.id for node in nodes_before}
     while before <= {node.id for node in nodes()}:
         if time.monotonic() > until:
@@ -159,18 +156,18 @@ def gone(nodes_before: Sequence[Node], patience: float) -> bool:
     return True
 
 
-def nodes() -> list[Node]:
-    """Those that are alive: the head first, then by name."""
+def nodes() -> list[ClusterNode]:
+    """The nodes that are alive: the head first, then by name."""
     ray: Any = import_module("ray")
     found = [_node(record) for record in ray.nodes() if record["Alive"]]
     ordered = sorted(found, key=lambda node: (not node.head, node.name, node.id))
     return list(_with_unique_names(ordered))
 
 
-def _node(record: Mapping[str, Any]) -> Node:
+def _node(record: Mapping[str, Any]) -> ClusterNode:
     resources, address = record["Resources"], str(record["NodeManagerAddress"])
     given = str(record.get("NodeName") or "")
-    return Node(
+    return ClusterNode(
         id=str(record["NodeID"]),
         name=given if given and given != address else str(record.get("NodeManagerHostname") or address),
         address=address,
@@ -182,8 +179,8 @@ def _node(record: Mapping[str, Any]) -> Node:
     )
 
 
-def _with_unique_names(found: Sequence[Node]) -> Iterator[Node]:
-    """Several nodes of one machine have one name: the later ones get a number."""
+def _with_unique_names(found: Sequence[ClusterNode]) -> Iterator[ClusterNode]:
+    """Nodes of one machine have the same name: the later ones get a number."""
     from dataclasses import replace
 
     seen: dict[str, int] = {}
@@ -205,86 +202,86 @@ def _open(address: Address) -> None:
             ray.init(address=address.url, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True)
             return
         except BaseException as error:
-            with _signals_kept():
+            with _sigterm_handler_kept():
                 ray.shutdown()
             if not isinstance(error, Exception):
-                raise  # an interrupt: half a connection would be taken for one of the notebook's own
-            if not (left and CLIENT_FAILED in str(error)):
-                raise _refused(address, error) from error
+                raise  # an interrupt: a half-open connection would look like one of the notebook's own
+            if not (left and CLIENT_ERROR in str(error)):
+                raise _connection_error(address, error) from error
         time.sleep(1)
 
 
 def _require_node(address: Address) -> None:
-    """Raise TpuMagicsError where this machine has no node of any cluster: Ray would look for one for 60 s
+    """Raise TpuMagicsError if no Ray node runs on this machine: Ray would look for one for 60 s
     (ray/_private/services.py, 2.60: get_node_to_connect_for_driver)."""
     find = getattr(import_module("ray._private.services"), "find_node_ids", None)
-    until = time.monotonic() + NODE_STARTS
+    until = time.monotonic() + NODE_START_SECONDS
     while find is not None and not find():
         if time.monotonic() > until:
-            raise _no_node(address)
+            raise _no_node_error(address)
         time.sleep(0.2)
 
 
-def _no_node(address: Address) -> TpuMagicsError:
+def _no_node_error(address: Address) -> TpuMagicsError:
     return TpuMagicsError(
-        f"This machine is no node of the cluster at {address.text}.",
-        "HOST:PORT connects by the node on this machine, and there is none.",
+        f"This machine is not a node of the cluster at {address.text}.",
+        "--hosts HOST:PORT connects through a Ray node on this machine, and none runs here.",
         f"Connect from outside: --hosts ray://{address.host}:{CLIENT_PORT}, or join the cluster with "
         f"`!ray start --address={address.target}`",
     )
 
 
-def _refused(address: Address, error: Exception) -> TpuMagicsError:
-    said = str(error).strip()
-    if "ersion mismatch" in said:
+def _connection_error(address: Address, error: Exception) -> TpuMagicsError:
+    message = str(error).strip()
+    if "ersion mismatch" in message:
         return TpuMagicsError(
             f"The cluster at {address.text} has another version of Ray or Python than this notebook.",
-            " ".join(said.split()),
-            "Install the same versions here and on the hosts; Ray compares its own exactly, Python's to the minor one.",
+            " ".join(message.split()),
+            "Install the same version of Ray and the same minor version of Python here and on the hosts.",
         )
-    if "node info found" in said or "No node info" in said:
-        return _no_node(address)
-    line = (said.splitlines() or [type(error).__name__])[0]
+    if "node info found" in message or "No node info" in message:
+        return _no_node_error(address)
+    line = (message.splitlines() or [type(error).__name__])[0]
     return TpuMagicsError(
         f"Ray could not connect to {address.text}.",
         f"{type(error).__name__}: {line[:300]}",
-        "See `ray status` on the head node, and Ray's own logs there (/tmp/ray/session_latest/logs).",
+        "On the head node, check `ray status` and Ray's logs (/tmp/ray/session_latest/logs).",
     )
 
 
 def _require_same(address: Address) -> None:
-    """The notebook's own code has connected this process: it must be to the cluster that is asked for, as far as that
-    can be seen."""
+    """Raise TpuMagicsError if the notebook's own code connected to another cluster than this address, as far as Ray
+    tells."""
     ray: Any = import_module("ray")
     connected = "" if ray.util.client.ray.is_connected() else str(ray.get_runtime_context().gcs_address)
-    if address.asked in HERE or _same_place(connected, address):
+    if address.given in LOCAL or _same_address(connected, address):
         return
     raise TpuMagicsError(
-        f"This notebook is connected to another Ray cluster already{f', at {connected}' if connected else ''}.",
-        f"Its own code has called ray.init(), and a process has one connection; --hosts asks for {address.text}.",
-        "Name that cluster (--hosts ray takes the connection that is there), or call ray.shutdown() first.",
+        f"This notebook is already connected to another Ray cluster{f', at {connected}' if connected else ''}.",
+        f"Code in this notebook called ray.init(). A process has one connection, and --hosts names {address.text}.",
+        "Use the open connection with --hosts ray, or call ray.shutdown() first.",
     )
 
 
-def _same_place(connected: str, address: Address) -> bool:
+def _same_address(connected: str, address: Address) -> bool:
     host, _, port = connected.rpartition(":")
     if port != str(address.port) or address.client:
         return False
     try:
-        return socket.gethostbyname(host) == socket.gethostbyname(address.host) or _is_own(address.host)
+        return socket.gethostbyname(host) == socket.gethostbyname(address.host) or _is_loopback(address.host)
     except OSError:
         return False
 
 
-def _is_own(host: str) -> bool:
+def _is_loopback(host: str) -> bool:
     return host in ("localhost", "127.0.0.1", "::1", "[::1]")
 
 
 @contextmanager
 def _ray_environment() -> Iterator[None]:
-    """QUIET, where nothing of it is set. What Ray reads at its import stays set in this process only while it reads."""
-    before = {name: os.environ.get(name) for name in QUIET}
-    os.environ.update({name: text for name, text in QUIET.items() if before[name] is None})
+    """Set those of RAY_SETTINGS that are not set, while Ray is imported and connects."""
+    before = {name: os.environ.get(name) for name in RAY_SETTINGS}
+    os.environ.update({name: text for name, text in RAY_SETTINGS.items() if before[name] is None})
     try:
         yield
     finally:
@@ -294,8 +291,8 @@ def _ray_environment() -> Iterator[None]:
 
 
 @contextmanager
-def _no_native_lines() -> Iterator[None]:
-    """Ray's C++ part says on the descriptor of stderr that it has been told to be quiet. What is wrong it raises."""
+def _native_stderr_silenced() -> Iterator[None]:
+    """Ray's C++ part writes to the file descriptor of stderr that its log is turned off. Errors are raised."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
@@ -308,8 +305,8 @@ def _no_native_lines() -> Iterator[None]:
 
 
 @contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Ray takes SIGTERM for itself while it connects; the notebook keeps its own."""
+def _sigterm_handler_kept() -> Iterator[None]:
+    """Ray replaces the handler of SIGTERM when it connects; this restores the notebook's own."""
     import signal
     import threading
 
@@ -323,15 +320,15 @@ def _signals_kept() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
 
 
-def of_notebook(asked: str) -> Address | None:
-    """For `--hosts ray`, where the notebook's own code has connected this process: that cluster. None otherwise."""
-    if asked.strip().lower() not in HERE or Connection.address is not None or not is_connected():
+def notebook_connection(hosts: str) -> Address | None:
+    """The cluster that the notebook's own code connected to, if `hosts` is "ray" or "auto"; else None."""
+    if hosts.strip().lower() not in LOCAL or Connection.address is not None or not is_connected():
         return None
     ray: Any = import_module("ray")
     if ray.util.client.ray.is_connected():
-        return Address(asked, "HEAD", CLIENT_PORT, client=True, source="ray.init() in this notebook")
+        return Address(hosts, "HEAD", CLIENT_PORT, client=True, source="ray.init() in this notebook")
     host, _, port = str(ray.get_runtime_context().gcs_address).rpartition(":")
-    return Address(asked, host, int(port), source="ray.init() in this notebook")
+    return Address(hosts, host, int(port), source="ray.init() in this notebook")
 
 
 def is_connected() -> bool:

@@ -1,9 +1,6 @@
-"""A host's own process: it stands there for the notebook's, and forks that host's workers.
+"""The process on a host that stands in for the notebook's: it unpacks the bundle, then forks and watches the workers.
 
-What lives here: from the parcel to the workers, and their watch until none is left. What does not: forking and watching
-(launch/process.py, launch/supervisor.py, as on one host), and the way to the notebook (carrier.py).
-
-Started as `python -m tpu_magics.launch.pods.host_process FOLDER`; its standard input tells it to stop by its end.
+Started as `python -m tpu_magics.launch.pods.host_process FOLDER`. It stops when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -26,35 +23,35 @@ from tpu_magics.host import inspect_host
 from tpu_magics.host.memory import host_memory
 from tpu_magics.launch import process, supervisor, worker
 from tpu_magics.launch.errors import failure
-from tpu_magics.launch.pods import freight, parcel
-from tpu_magics.launch.pods.task import ENDED, PARCEL, REFUSED, RUNNING, TASK, HostState, HostTask
+from tpu_magics.launch.pods import bundle, payload
+from tpu_magics.launch.pods.host_task import BUNDLE, ENDED, REFUSED, RUNNING, TASK, HostState, HostTask
 from tpu_magics.launch.relay import NoScreen, Relay
-from tpu_magics.launch.state.walk import take
+from tpu_magics.launch.state.snapshot import take_snapshot
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.private_folders import make_scratch
 
 
 def main(folder: Path) -> int:
-    """Run this host's workers; what happens stands in the folder. Returns an exit code."""
+    """Run this host's workers and write their state to the folder. Returns an exit code."""
     process.die_with_parent(os.getppid())
     task: HostTask = pickle.loads((folder / TASK).read_bytes())
     state = HostState(memory_total=host_memory(Path("/")).total or 0)
     try:
-        with _temporary_files_in(folder):
-            made = _prepared(task, folder)
+        with _temporary_folder(folder):
+            prepared = _prepare(task, folder)
     except Exception as error:
-        state.phase, state.refused = REFUSED, _refused(error)
+        state.phase, state.refused = REFUSED, _error_fields(error)
         state.write(folder)
         return 1
-    _Run(task, folder, made, state).until_end()
+    _HostRun(task, folder, prepared, state).until_end()
     process.flush_everything()
-    os._exit(0)  # the frameworks' own ends take time, and nothing of them is needed
+    os._exit(0)  # without the frameworks' exit handlers, which take time
 
 
 @contextmanager
-def _temporary_files_in(folder: Path) -> Iterator[None]:
-    """What imports leave until the interpreter's own end, which this process does not have, goes with the folder
-    (torch 2.9: a folder of torch.distributed.nn's)."""
+def _temporary_folder(folder: Path) -> Iterator[None]:
+    """Keeps temporary files in a folder that is removed. Some imports remove theirs in an exit handler (torch 2.9: a
+    folder of torch.distributed.nn), and this process skips exit handlers."""
     before, tempfile.tempdir = tempfile.tempdir, str(folder)
     try:
         yield
@@ -62,7 +59,7 @@ def _temporary_files_in(folder: Path) -> Iterator[None]:
         tempfile.tempdir = before
 
 
-def _refused(error: Exception) -> dict[str, str]:
+def _error_fields(error: Exception) -> dict[str, str]:
     if isinstance(error, TpuMagicsError):
         return {"what": error.what, "why": error.why, "todo": error.todo}
     import traceback
@@ -71,29 +68,29 @@ def _refused(error: Exception) -> dict[str, str]:
     return {"what": "", "why": f"{type(error).__name__}: {error}", "todo": ""}
 
 
-# -- becoming like the notebook's process -----------------------------------------------------------------------------
+# -- the state of the notebook's process ------------------------------------------------------------------------------
 
 
-def _prepared(task: HostTask, folder: Path) -> worker.WorkerTask:
+def _prepare(task: HostTask, folder: Path) -> worker.WorkerTask:
     os.environ["PJRT_DEVICE"] = task.device
-    arrays = [parcel.mapped(folder / f"array-{number}.bin") for number in range(task.arrays)]
-    space = _main_of_its_own(task.shell)
-    got = parcel.unpack((folder / PARCEL).read_bytes(), arrays, space)
-    (folder / PARCEL).unlink()
-    os.environ.update(got.environment)
-    freight.become(got, space)
-    work = freight.made(got, space, folder)
+    arrays = [bundle.map_file(folder / f"array-{number}.bin") for number in range(task.arrays)]
+    space = _new_main(task.shell)
+    unpacked = bundle.unpack((folder / BUNDLE).read_bytes(), arrays, space)
+    (folder / BUNDLE).unlink()
+    os.environ.update(unpacked.environment)
+    payload.prepare_process(unpacked, space)
+    work = payload.rebuild_work(unpacked, space, folder)
     for path in folder.glob("array-*.bin"):
-        path.unlink()  # it stays mapped
-    snapshot = take(work.roots(), got.backend.object_state(), work.models)
-    snapshot.elsewhere = snapshot.form() != got.form or got.form == -1
-    return worker.WorkerTask(got.backend, work, RunFiles(folder), got.cell_names, got.cell_ids, snapshot)
+        path.unlink()  # the mapping stays
+    snapshot = take_snapshot(work.roots(), unpacked.backend.object_state(), work.models)
+    snapshot.on_another_host = snapshot.structure() != unpacked.structure or unpacked.structure == -1
+    return worker.WorkerTask(unpacked.backend, work, RunFiles(folder), unpacked.cell_names, unpacked.cell_ids, snapshot)
 
 
-def _main_of_its_own(shell: bool) -> dict[str, Any]:
-    """The names of a new `__main__`, in which the notebook's come to lie; where it has a shell of IPython's there is
-    one here, which displays and the cell's own magics need. It keeps no history."""
-    _first_main.append(sys.modules["__main__"])
+def _new_main(shell: bool) -> dict[str, Any]:
+    """The dict of a new `__main__` for the notebook's names. If the notebook has an IPython shell, so has this process,
+    for displays and the cell's own magics, but without history."""
+    _original_main.append(sys.modules["__main__"])
     sys.modules["__main__"] = types.ModuleType("__main__")
     if shell:
         from IPython.core.history import HistoryManager
@@ -104,11 +101,11 @@ def _main_of_its_own(shell: bool) -> dict[str, Any]:
     return vars(sys.modules["__main__"])
 
 
-_first_main: list[types.ModuleType] = []  # this file's own, which nobody else would keep
+_original_main: list[types.ModuleType] = []  # keeps this file's own globals alive
 
 
-def spec(task: HostTask, index: int, scratch: Path, environment: dict[str, str | None]) -> WorkerSpec:
-    """What worker `index` of this host is told."""
+def worker_spec(task: HostTask, index: int, scratch: Path, environment: dict[str, str | None]) -> WorkerSpec:
+    """The spec of worker `index` of this host."""
     return WorkerSpec(
         index=index,
         count=task.workers,
@@ -131,7 +128,7 @@ def spec(task: HostTask, index: int, scratch: Path, environment: dict[str, str |
 
 
 def worker_environment(task: HostTask) -> dict[str, str | None]:
-    """What this host needs (its repairs), and what it is told of the others."""
+    """The fixes for this host's environment, and the variables of the run."""
     found: dict[str, str | None] = dict(inspect_host().worker_environment)
     return {**found, **task.environment}
 
@@ -139,13 +136,13 @@ def worker_environment(task: HostTask) -> dict[str, str | None]:
 # -- running ----------------------------------------------------------------------------------------------------------
 
 
-class _Run:
-    """The workers of this host, and what is told of them."""
+class _HostRun:
+    """The workers of this host, and their state in the folder."""
 
-    def __init__(self, task: HostTask, folder: Path, made: worker.WorkerTask, state: HostState) -> None:
+    def __init__(self, task: HostTask, folder: Path, prepared: worker.WorkerTask, state: HostState) -> None:
         self.task = task
         self.folder = folder
-        self.made = made
+        self.prepared = prepared
         self.state = state
         self.kills = failure.oom_kills()
         state.memory_at_start = host_memory(Path("/")).available or 0
@@ -157,36 +154,36 @@ class _Run:
         process.flush_everything()
         with process.interrupts_held():
             try:
-                scratch = make_scratch(self.made.files)
+                scratch = make_scratch(self.prepared.files)
                 for index in range(self.task.workers):
                     children.append(self._fork_one(index, scratch, environment))
             finally:
                 self.watch = self._watching(children)
                 if len(children) < self.task.workers:
                     self.watch.stop("worker")
-        self._tell(RUNNING)
+        self._write_state(RUNNING)
         self.watch.run()
-        self._tell(ENDED)
+        self._write_state(ENDED)
 
     def _fork_one(self, index: int, scratch: Path, environment: dict[str, str | None]) -> supervisor.WorkerProcess:
-        files = self.made.files
-        told = spec(self.task, index, scratch, environment)
-        pid = process.fork_worker(lambda: worker.main(self.made, told), files.stacks_path(told.number))
-        return supervisor.WorkerProcess(told.number, pid, told.number)
+        files = self.prepared.files
+        own = worker_spec(self.task, index, scratch, environment)
+        pid = process.fork_worker(lambda: worker.main(self.prepared, own), files.stacks_path(own.number))
+        return supervisor.WorkerProcess(own.number, pid, own.number)
 
     def _watching(self, children: list[supervisor.WorkerProcess]) -> supervisor.Supervisor:
-        relay = Relay(self.made.files, NoScreen())
-        task = self.task  # on a TPU the runtime gives the ranks: any of the run's may be here
+        relay = Relay(self.prepared.files, NoScreen())
+        task = self.task  # on a TPU the runtime assigns the ranks, so this host may have any of them
         ranks = range(task.world) if task.device == "TPU" else range(task.first, task.first + task.workers)
-        return supervisor.Supervisor(self.made.files, children, relay, observer=self, ranks=ranks, whole=False)
+        return supervisor.Supervisor(self.prepared.files, children, relay, observer=self, ranks=ranks, whole=False)
 
     # -- as an observer: called at each tick ----------------------------------------------------------------------
     def look(self) -> None:
         assert self.watch is not None
-        if _ended(sys.stdin.fileno()):
+        if _is_closed(sys.stdin.fileno()):
             self.watch.stop("interrupt")
         if self._rows() != self.state.workers:
-            self._tell(RUNNING)
+            self._write_state(RUNNING)
 
     def settle(self) -> None:
         pass
@@ -196,9 +193,9 @@ class _Run:
 
     def _rows(self) -> list[dict[str, Any]]:
         assert self.watch is not None
-        return [_row(one) for one in self.watch.workers]
+        return [_worker_row(one) for one in self.watch.workers]
 
-    def _tell(self, phase: str) -> None:
+    def _write_state(self, phase: str) -> None:
         assert self.watch is not None
         kills = failure.oom_kills()
         self.state = replace(
@@ -212,8 +209,8 @@ class _Run:
         self.state.write(self.folder)
 
 
-def _row(one: supervisor.WorkerProcess) -> dict[str, Any]:
-    """A worker as the notebook is told of it; memory only once it has ended: it changes all the time."""
+def _worker_row(one: supervisor.WorkerProcess) -> dict[str, Any]:
+    """A worker's row for the notebook; with memory only after its end, because memory changes all the time."""
     meter = one.meter if not one.alive else None
     return {
         "index": one.index,
@@ -230,8 +227,8 @@ def _row(one: supervisor.WorkerProcess) -> dict[str, Any]:
     }
 
 
-def _ended(descriptor: int) -> bool:
-    """Whether the other end of a pipe was closed: the carrier said stop, or is gone."""
+def _is_closed(descriptor: int) -> bool:
+    """Whether the other end of a pipe was closed: the actor called `stop`, or has ended."""
     readable, _, _ = select.select([descriptor], [], [], 0)
     return bool(readable) and not os.read(descriptor, 1)
 

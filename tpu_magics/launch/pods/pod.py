@@ -1,8 +1,4 @@
-"""A pod: the hosts that take part in a run, as `%tpu_init --hosts` found them.
-
-What lives here: what is known of them, and what a rank's number is. What does not: finding them (cluster.py), asking
-for a slice (slices.py), sending them anything (going.py).
-"""
+"""A pod: the hosts that take part in a run, as `%tpu_init --hosts` found them."""
 
 from __future__ import annotations
 
@@ -12,11 +8,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class PodHost:
-    """One host. `index`: its place in the pod, from 0; `name`: for people, unique in the pod; `node`: Ray's id of it;
+    """One host. `index`: its position in the pod, from 0; `name`: unique in the pod; `node`: Ray's node id;
     `address`: where the other hosts reach it; `memory`: free bytes (None: not available); `versions`: distribution ->
-    version, "python" included; `chips`: TPU chips; `bundle`: its place in the placement group that holds a slice
-    (None: no such group); `environment`: what its workers need to know of the slice, None unsets; `head`: whether it
-    is the cluster's head node; `store`: bytes of its part of Ray's object store."""
+    version, with "python"; `chips`: TPU chips; `bundle_index`: its bundle in the placement group of a slice (None: no
+    placement group); `environment`: variables for its workers (None: unset); `head`: it is the cluster's head node;
+    `store`: bytes of its part of Ray's object store."""
 
     index: int
     name: str
@@ -26,7 +22,7 @@ class PodHost:
     memory: int | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     chips: int = 0
-    bundle: int | None = None
+    bundle_index: int | None = None
     environment: Mapping[str, str | None] = field(default_factory=dict)
     head: bool = False
     store: float = 0.0
@@ -34,9 +30,9 @@ class PodHost:
 
 @dataclass(frozen=True)
 class Pod:
-    """The hosts of a run. `address`: of the cluster, as it was asked for; `device`: "TPU" or "CPU" (a rehearsal);
-    `workers`: processes on each host; `replicas`: devices in each; `target`: the slice as Google writes it ("" for
-    none); `client`: whether the notebook is outside the cluster (ray://); `notes`: sentences about the hosts."""
+    """The hosts of a run. `address`: of the cluster; `device`: "TPU" or "CPU" (a rehearsal); `workers`: processes on
+    each host; `replicas`: devices of each worker; `target`: the slice as Google writes it ("" for none); `client`: the
+    notebook is outside the cluster (ray://); `notes`: sentences about the hosts."""
 
     address: str
     hosts: tuple[PodHost, ...]
@@ -52,10 +48,10 @@ class Pod:
         return len(self.hosts) * self.workers * self.replicas
 
     def host_of(self, rank: int) -> PodHost:
-        """The host of a rank: ranks are counted host by host."""
+        """The host of a rank: ranks are numbered host by host."""
         return self.hosts[rank // (self.workers * self.replicas)]
 
 
 def cpus_text(cpus: float) -> str:
-    """Ray's CPUs, of which there may be halves: "1 CPU", "0.5 CPUs"."""
+    """Ray's number of CPUs, which may be a fraction: "1 CPU", "0.5 CPUs"."""
     return f"{cpus:g} CPU{'s' * (cpus != 1)}"

@@ -1,4 +1,4 @@
-"""The kinds of objects that can be changed: what each holds, whether that differs, and how it is changed in place."""
+"""The kinds of mutable objects: their parts, how they are compared, and how they are changed in place."""
 
 from __future__ import annotations
 
@@ -13,53 +13,53 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tpu_magics.launch.state.rules import PLAIN, Rule, by_type, is_librarys
+from tpu_magics.launch.state.type_rules import PLAIN, TypeRule, cached_by_type, is_library_type
 
 ATOMS = frozenset(
     {int, float, complex, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range, slice}
 )
 Label = tuple[str, Any]
-"""Where a part stands: ("item", key), ("attribute", name), ("name", name) or ("", "")."""
+"""The position of a part: ("item", key), ("attribute", name), ("name", name) or ("", "")."""
 Undo = Callable[[], None]
 MISSING: Any = object()
 
 
 class Kind(Protocol):
-    """One kind of object. `named`: what it is called where it cannot be brought home at all, "" where it can."""
+    """One kind of object. `named`: a description for an object that can never be updated, else ""."""
 
     named: str
 
     def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
-        """What it holds."""
+        """The objects that it contains."""
 
     def mark(self, value: Any) -> Any:
-        """What `changed` compares with later: a shallow copy, or a digest."""
+        """What `changed` compares with: a shallow copy or a checksum."""
 
     def changed(self, value: Any, mark: Any) -> bool:
-        """Whether it differs from what it was."""
+        """Whether the object differs from its mark."""
 
     def content(self, value: Any, mark: Any) -> Any:
-        """What `put` needs."""
+        """The new content, for `put`."""
 
     def pieces(self, content: Any) -> list[tuple[Label, Any]]:
-        """What of a content can be left out by itself."""
+        """The parts of a content that can be left out separately."""
 
     def without(self, content: Any, mark: Any, labels: set[Any]) -> Any:
-        """The content without some of its pieces, by what names them; None where nothing is left of it."""
+        """The content without the pieces of these labels; None if nothing is left."""
 
     def put(self, value: Any, content: Any) -> Undo:
-        """Change `value` in place. Returns what puts it back."""
+        """Change `value` in place. Returns a function that undoes the change."""
 
 
 @dataclass
 class Fields:
-    """New values by name, and the names that are gone."""
+    """New values by name, and the removed names."""
 
     new: dict[str, Any]
     gone: list[str]
 
     def without(self, names: set[Any]) -> Fields | None:
-        """The same without these; None where nothing is left."""
+        """Without these names; None if nothing is left."""
         kept = Fields({name: item for name, item in self.new.items() if name not in names}, self.gone)
         return kept if kept.new or kept.gone else None
 
@@ -78,29 +78,29 @@ def same(left: Any, right: Any) -> bool:
 
 
 def all_same(left: Any, right: Any) -> bool:
-    """The same for two sequences, part by part."""
+    """`same` for each pair of parts of two sequences."""
     return len(left) == len(right) and (all(map(operator.is_, left, right)) or all(map(same, left, right)))
 
 
 def only_atoms(values: Any) -> bool:
-    """Whether none of `values` holds anything."""
+    """Whether all `values` are of ATOMS."""
     return ATOMS.issuperset(map(type, values))
 
 
-class _Base:
+class BaseKind:
     named = ""
 
     def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:  # noqa: ARG002
         return iter(())
 
     def pieces(self, content: Any) -> list[tuple[Label, Any]]:  # noqa: ARG002
-        return []  # it travels as a whole
+        return []  # it is pickled as a whole
 
     def without(self, content: Any, mark: Any, labels: set[Any]) -> Any:  # noqa: ARG002
         return None
 
 
-class _Named(_Base):
+class _FieldsKind(BaseKind):
     """Its content is a `Fields`."""
 
     def pieces(self, content: Any) -> list[tuple[Label, Any]]:
@@ -110,27 +110,57 @@ class _Named(_Base):
         return content.without(labels)
 
 
-class ListKind(_Base):
+class SequenceKind(BaseKind):
+    """A list, set or deque. `base`: the built-in type, whose methods are called in place of a subclass's own; `fill`:
+    replaces the items."""
+
+    def __init__(self, base: Any, fill: Callable[[Any, Any], None]) -> None:
+        self._base = base
+        self._fill = fill
+
     def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
-        items = list.__iter__(value)
-        return iter(()) if only_atoms(list.__iter__(value)) else ((("item", i), item) for i, item in enumerate(items))
+        if only_atoms(self._base.__iter__(value)):
+            return iter(())
+        return ((("item", i), item) for i, item in enumerate(self.mark(value)))
 
     def mark(self, value: Any) -> Any:
-        return tuple(list.__iter__(value))
+        return tuple(self._base.__iter__(value))
 
     def changed(self, value: Any, mark: Any) -> bool:
         return not all_same(self.mark(value), mark)
 
     def content(self, value: Any, mark: Any) -> Any:  # noqa: ARG002
-        return list(list.__iter__(value))
+        return list(self._base.__iter__(value))
 
     def put(self, value: Any, content: Any) -> Undo:
         old = self.mark(value)
-        list.__setitem__(value, slice(None), content)
-        return lambda: list.__setitem__(value, slice(None), old)
+        self._fill(value, content)
+        return lambda: self._fill(value, old)
 
 
-class DictKind(_Base):
+def _fill_list(value: Any, items: Any) -> None:
+    list.__setitem__(value, slice(None), items)
+
+
+def _fill_set(value: Any, items: Any) -> None:
+    set.clear(value)
+    set.update(value, items)
+
+
+def _fill_deque(value: Any, items: Any) -> None:
+    deque.clear(value)
+    deque.extend(value, items)
+
+
+class SetKind(SequenceKind):
+    """A set, whose items may have another order."""
+
+    def changed(self, value: Any, mark: Any) -> bool:
+        now = self.mark(value)
+        return len(now) != len(mark) or (not all_same(now, mark) and set(map(id, now)) != set(map(id, mark)))
+
+
+class DictKind(BaseKind):
     def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
         pairs = list(dict.items(value))
         if only_atoms(dict.values(value)) and only_atoms(dict.keys(value)):
@@ -154,7 +184,7 @@ class DictKind(_Base):
         return [(("item", key), (key, item)) for key, item in content]
 
     def without(self, content: Any, mark: Any, labels: set[Any]) -> Any:
-        """Under keys that were there before, what was there."""
+        """Keys that existed before keep their old values."""
         old = dict(zip(*mark, strict=True))
         pairs = [(key, old.get(key, MISSING) if key in labels else item) for key, item in content]
         return [(key, item) for key, item in pairs if item is not MISSING]
@@ -180,59 +210,8 @@ def _pairs(value: Any) -> list[tuple[Any, Any]]:
     return list(_dict_type(value).items(value))
 
 
-class SetKind(_Base):
-    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
-        items = list(set.__iter__(value))
-        return iter(()) if only_atoms(items) else ((("item", i), item) for i, item in enumerate(items))
-
-    def mark(self, value: Any) -> Any:
-        return tuple(set.__iter__(value))
-
-    def changed(self, value: Any, mark: Any) -> bool:
-        now = self.mark(value)
-        return len(now) != len(mark) or (not all_same(now, mark) and set(map(id, now)) != set(map(id, mark)))
-
-    def content(self, value: Any, mark: Any) -> Any:  # noqa: ARG002
-        return list(set.__iter__(value))
-
-    def put(self, value: Any, content: Any) -> Undo:
-        old = self.mark(value)
-
-        def fill(items: Any) -> None:
-            set.clear(value)
-            set.update(value, items)
-
-        fill(content)
-        return lambda: fill(old)
-
-
-class DequeKind(_Base):
-    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
-        items = list(deque.__iter__(value))
-        return iter(()) if only_atoms(items) else ((("item", i), item) for i, item in enumerate(items))
-
-    def mark(self, value: Any) -> Any:
-        return tuple(deque.__iter__(value))
-
-    def changed(self, value: Any, mark: Any) -> bool:
-        return not all_same(self.mark(value), mark)
-
-    def content(self, value: Any, mark: Any) -> Any:  # noqa: ARG002
-        return list(deque.__iter__(value))
-
-    def put(self, value: Any, content: Any) -> Undo:
-        old = self.mark(value)
-
-        def fill(items: Any) -> None:
-            deque.clear(value)
-            deque.extend(value, items)
-
-        fill(content)
-        return lambda: fill(old)
-
-
-class BytesKind(_Base):
-    """bytearray and array.array: a copy is kept, since they are small where people use them."""
+class BytesKind(BaseKind):
+    """bytearray and array.array. The mark is a copy, since they are small in practice."""
 
     def mark(self, value: Any) -> Any:
         return bytes(memoryview(value).cast("B")) if len(value) else b""
@@ -253,19 +232,11 @@ class BytesKind(_Base):
         return back
 
 
-class ObjectKind(_Named):
-    """Attributes: of `__dict__` and of `__slots__`."""
-
-    def __init__(self, rule: Rule = PLAIN, librarys: bool = False) -> None:
-        self.rule = rule
-        self.librarys = librarys
-
-    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
-        return ((("attribute", name), item) for name, item in self.mark(value).items())
+class _AttributesKind(_FieldsKind):
+    """Something with named attributes, which are compared one by one."""
 
     def mark(self, value: Any) -> Any:
-        found = attributes(value)
-        return {name: item for name, item in found.items() if self.rule.has(name)}
+        raise NotImplementedError
 
     def changed(self, value: Any, mark: Any) -> bool:
         fields = self.content(value, mark)
@@ -274,33 +245,78 @@ class ObjectKind(_Named):
     def content(self, value: Any, mark: Any) -> Fields:
         now = self.mark(value)
         new = {name: item for name, item in now.items() if not same(item, mark.get(name, MISSING))}
-        if self.librarys:  # what a library puts over a method of its object is nothing that it holds
-            new = {name: item for name, item in new.items() if not isinstance(item, _CODE)}
         return Fields(new, [name for name in mark if name not in now])
 
     def put(self, value: Any, content: Fields) -> Undo:
-        old = attributes(value)
+        old = self._all(value)
         for name in content.gone:
-            _drop_attribute(value, name)
+            self._delete(value, name)
         for name, item in content.new.items():
-            _set_attribute(value, name, item)
+            self._set(value, name, item)
 
         def back() -> None:
             for name in content.new:
                 if name not in old:
-                    _drop_attribute(value, name)
+                    self._delete(value, name)
             for name in (*content.gone, *content.new):
                 if name in old:
-                    _set_attribute(value, name, old[name])
+                    self._set(value, name, old[name])
 
         return back
+
+    def _all(self, value: Any) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _set(self, value: Any, name: str, item: Any) -> None:
+        raise NotImplementedError
+
+    def _delete(self, value: Any, name: str) -> None:
+        raise NotImplementedError
+
+
+class ObjectKind(_AttributesKind):
+    """Objects with attributes in `__dict__` and `__slots__`. `of_library`: the class is not the user's."""
+
+    def __init__(self, rule: TypeRule = PLAIN, of_library: bool = False) -> None:
+        self.rule = rule
+        self.of_library = of_library
+
+    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
+        return ((("attribute", name), item) for name, item in self.mark(value).items())
+
+    def mark(self, value: Any) -> Any:
+        found = attributes(value)
+        return {name: item for name, item in found.items() if self.rule.has(name)}
+
+    def content(self, value: Any, mark: Any) -> Fields:
+        found = super().content(value, mark)
+        if self.of_library:  # methods that a library replaced on its object are not data
+            found.new = {name: item for name, item in found.new.items() if not isinstance(item, _CODE)}
+        return found
+
+    def _all(self, value: Any) -> dict[str, Any]:
+        return attributes(value)
+
+    def _set(self, value: Any, name: str, item: Any) -> None:
+        slot = _slots(type(value)).get(name)
+        if slot is not None:
+            slot.__set__(value, item)
+        else:
+            _own_dict(value)[name] = item  # type: ignore[index]
+
+    def _delete(self, value: Any, name: str) -> None:
+        slot = _slots(type(value)).get(name)
+        if slot is not None:
+            slot.__delete__(value)
+        else:
+            (_own_dict(value) or {}).pop(name, None)
 
 
 _CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 
 
 def attributes(value: Any) -> dict[str, Any]:
-    """The attributes of an instance, without asking its own code."""
+    """The attributes of an instance, without running its own code."""
     own = _own_dict(value)
     slots = _slots(type(value))
     if not slots:
@@ -317,7 +333,7 @@ def _own_dict(value: Any) -> dict[str, Any] | None:
     return own if isinstance(own, dict) else None
 
 
-@by_type
+@cached_by_type
 def _slots(kind: type) -> dict[str, Any]:
     return {
         name: item
@@ -336,28 +352,12 @@ def _is_set(slot: Any, value: Any) -> bool:
     return True
 
 
-def _set_attribute(value: Any, name: str, item: Any) -> None:
-    slot = _slots(type(value)).get(name)
-    if slot is not None:
-        slot.__set__(value, item)
-    else:
-        _own_dict(value)[name] = item  # type: ignore[index]
-
-
-def _drop_attribute(value: Any, name: str) -> None:
-    slot = _slots(type(value)).get(name)
-    if slot is not None:
-        slot.__delete__(value)
-    else:
-        (_own_dict(value) or {}).pop(name, None)
-
-
 class ModuleKind(ObjectKind):
-    """An object that also tells a state of its own, and takes it: a module with `get_extra_state`. `get`, `put`: the
+    """An object with methods that get and set an extra state, as a module with `get_extra_state`. `get`, `put`: the
     names of the two methods."""
 
-    def __init__(self, rule: Rule, librarys: bool, get: str, put: str) -> None:
-        super().__init__(rule, librarys)
+    def __init__(self, rule: TypeRule, of_library: bool, get: str, put: str) -> None:
+        super().__init__(rule, of_library)
         self._get = get
         self._put = put
 
@@ -390,15 +390,15 @@ class ModuleKind(ObjectKind):
     def _state(self, value: Any) -> Any:
         try:
             return pickle.dumps(getattr(value, self._get)())
-        except Exception:  # what cannot be pickled cannot be compared either
+        except Exception:  # without a pickle there is no comparison
             return b""
 
 
 EXTRA = "get_extra_state()"
 
 
-class Both(_Base):
-    """A container that has attributes as well: a subclass of list, dict, ..."""
+class SubclassKind(BaseKind):
+    """An instance of a subclass of list, dict, ..., which has items and attributes."""
 
     def __init__(self, items: Kind, fields: ObjectKind) -> None:
         self.items = items
@@ -435,106 +435,102 @@ class Both(_Base):
         return back
 
 
-class ClassKind(_Named):
-    """The attributes of a class of the person's own."""
+class ClassKind(_AttributesKind):
+    """The attributes of a class that the user defined."""
 
     def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
-        return ((("attribute", name), item) for name, item in _of_class(value, _code_too).items())
+        return ((("attribute", name), item) for name, item in _class_attributes(value, _not_a_descriptor).items())
 
     def mark(self, value: Any) -> Any:
-        return _of_class(value, _no_code)
+        return _class_attributes(value, _is_plain_attribute)
 
-    def changed(self, value: Any, mark: Any) -> bool:
-        fields = self.content(value, mark)
-        return bool(fields.new or fields.gone)
+    def _all(self, value: Any) -> dict[str, Any]:
+        return _class_attributes(value, _is_plain_attribute)
 
-    def content(self, value: Any, mark: Any) -> Fields:
-        now = self.mark(value)
-        new = {name: item for name, item in now.items() if not same(item, mark.get(name, MISSING))}
-        return Fields(new, [name for name in mark if name not in now])
+    def _set(self, value: Any, name: str, item: Any) -> None:
+        type.__setattr__(value, name, item)
 
-    def put(self, value: Any, content: Fields) -> Undo:
-        old = self.mark(value)
-        for name in content.gone:
-            type.__delattr__(value, name)
-        for name, item in content.new.items():
-            type.__setattr__(value, name, item)
-
-        def back() -> None:
-            for name in content.new:
-                if name not in old:
-                    type.__delattr__(value, name)
-            for name in (*content.gone, *content.new):
-                if name in old:
-                    type.__setattr__(value, name, old[name])
-
-        return back
+    def _delete(self, value: Any, name: str) -> None:
+        type.__delattr__(value, name)
 
 
-def _code_too(item: Any) -> bool:
+def _not_a_descriptor(item: Any) -> bool:
     return not isinstance(item, (types.MemberDescriptorType, types.GetSetDescriptorType))
 
 
-def _no_code(item: Any) -> bool:
+def _is_plain_attribute(item: Any) -> bool:
     code = (*_CODE, classmethod, staticmethod, property, type)
-    return _code_too(item) and not isinstance(item, code) and not hasattr(type(item), "__get__")
+    return _not_a_descriptor(item) and not isinstance(item, code) and not hasattr(type(item), "__get__")
 
 
-def _of_class(kind: type, wanted: Callable[[Any], bool]) -> dict[str, Any]:
+def _class_attributes(kind: type, wanted: Callable[[Any], bool]) -> dict[str, Any]:
     return {
-        name: _inner(item) for name, item in vars(kind).items() if not name.startswith(("__", "_abc_")) and wanted(item)
+        name: _underlying_function(item)
+        for name, item in vars(kind).items()
+        if not name.startswith(("__", "_abc_")) and wanted(item)
     }
 
 
-def _inner(item: Any) -> Any:
+def _underlying_function(item: Any) -> Any:
     """The function in a descriptor."""
     if isinstance(item, (classmethod, staticmethod)):
         return item.__func__
     return item.fget if isinstance(item, property) else item
 
 
-class Binding:
-    """A name that code of the person's can bind anew: one in `space`, a namespace."""
+class NameBinding:
+    """A name in the namespace `space` that the user's code can assign."""
 
     def __init__(self, space: dict[str, Any], name: str) -> None:
         self.space = space
         self.name = name
 
 
-class BindingKind(_Named):
+class _VariableKind(_FieldsKind):
+    """Something with one value, MISSING if it has none."""
+
     def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
         item = self.mark(value)
         return iter(()) if item is MISSING else iter(((("", ""), item),))
 
     def mark(self, value: Any) -> Any:
-        return value.space.get(value.name, MISSING)
+        raise NotImplementedError
 
     def changed(self, value: Any, mark: Any) -> bool:
         return not same(self.mark(value), mark)
 
     def content(self, value: Any, mark: Any) -> Fields:  # noqa: ARG002
-        item = self.mark(value)
-        return Fields({}, [value.name]) if item is MISSING else Fields({value.name: item}, [])
+        item, name = self.mark(value), self._name(value)
+        return Fields({}, [name]) if item is MISSING else Fields({name: item}, [])
 
     def put(self, value: Any, content: Fields) -> Undo:
         old = self.mark(value)
+        self._assign(value, content.new.get(self._name(value), MISSING))
+        return lambda: self._assign(value, old)
 
-        def bind(item: Any) -> None:
-            if item is MISSING:
-                value.space.pop(value.name, None)
-            else:
-                value.space[value.name] = item
+    def _name(self, value: Any) -> str:  # noqa: ARG002
+        return ""
 
-        bind(content.new.get(value.name, MISSING))
-        return lambda: bind(old)
+    def _assign(self, value: Any, item: Any) -> None:
+        raise NotImplementedError
 
 
-class CellKind(_Named):
-    """What a closure holds under a name."""
+class BindingKind(_VariableKind):
+    def mark(self, value: Any) -> Any:
+        return value.space.get(value.name, MISSING)
 
-    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
-        item = self.mark(value)
-        return iter(()) if item is MISSING else iter(((("", ""), item),))
+    def _name(self, value: Any) -> str:
+        return str(value.name)
+
+    def _assign(self, value: Any, item: Any) -> None:
+        if item is MISSING:
+            value.space.pop(value.name, None)
+        else:
+            value.space[value.name] = item
+
+
+class CellKind(_VariableKind):
+    """A cell of a closure."""
 
     def mark(self, value: Any) -> Any:
         try:
@@ -542,28 +538,15 @@ class CellKind(_Named):
         except ValueError:
             return MISSING
 
-    def changed(self, value: Any, mark: Any) -> bool:
-        return not same(self.mark(value), mark)
-
-    def content(self, value: Any, mark: Any) -> Fields:  # noqa: ARG002
-        item = self.mark(value)
-        return Fields({}, [""]) if item is MISSING else Fields({"": item}, [])
-
-    def put(self, value: Any, content: Fields) -> Undo:
-        old = self.mark(value)
-
-        def fill(item: Any) -> None:
-            if item is MISSING:
-                del value.cell_contents
-            else:
-                value.cell_contents = item
-
-        fill(content.new.get("", MISSING))
-        return lambda: fill(old)
+    def _assign(self, value: Any, item: Any) -> None:
+        if item is MISSING:
+            del value.cell_contents
+        else:
+            value.cell_contents = item
 
 
-class StateKind(_Base):
-    """What tells its state as a whole, and takes it: random generators, texts and bytes in memory."""
+class StateKind(BaseKind):
+    """Objects whose whole state can be read and set: random generators, StringIO, BytesIO."""
 
     def __init__(self, get: Callable[[Any], Any], put: Callable[[Any, Any], None]) -> None:
         self._get = get
@@ -596,16 +579,17 @@ def equal(left: Any, right: Any) -> bool:
     return bool(found.all()) if hasattr(found, "all") else bool(found)
 
 
-class NamedKind(_Base):
-    """What cannot be brought home, and is named where it was changed. `tell`: gives something that differs then."""
+class ReportedKind(BaseKind):
+    """Objects that cannot be updated in the notebook and are named if they changed. `position`: a value that differs
+    after a change."""
 
-    def __init__(self, named: str, tell: Callable[[Any], Any]) -> None:
+    def __init__(self, named: str, position: Callable[[Any], Any]) -> None:
         self.named = named
-        self._tell = tell
+        self._position = position
 
     def mark(self, value: Any) -> Any:
         try:
-            return self._tell(value)
+            return self._position(value)
         except Exception:
             return None
 
@@ -619,36 +603,37 @@ class NamedKind(_Base):
         raise NotImplementedError
 
 
-def _told_of_file(value: Any) -> Any:
+def _file_position(value: Any) -> Any:
     return value.closed or value.tell()
 
 
 def flush(value: Any) -> None:
-    """Give a file what was written to it: a fork has its own copy of what waits."""
+    """Flush a file: a fork would have a copy of its buffer."""
     if isinstance(value, io.IOBase):
         with contextlib.suppress(OSError, ValueError):
             value.flush()
 
 
-def _told_of_iterator(value: Any) -> Any:
+def _iterator_position(value: Any) -> Any:
     return operator.length_hint(value, -1), repr(value) if type(value).__name__ == "count" else ""
 
 
-LIST, DICT, SET, DEQUE, BYTES = ListKind(), DictKind(), SetKind(), DequeKind(), BytesKind()
+LIST, DEQUE = SequenceKind(list, _fill_list), SequenceKind(deque, _fill_deque)
+SET, DICT, BYTES = SetKind(set, _fill_set), DictKind(), BytesKind()
 BINDING, CELL, CLASS = BindingKind(), CellKind(), ClassKind()
-FILE = NamedKind("an open file", _told_of_file)
-GENERATOR = NamedKind("a generator", lambda value: value.gi_frame and value.gi_frame.f_lasti)
-ITERATOR = NamedKind("an iterator", _told_of_iterator)
+FILE = ReportedKind("an open file", _file_position)
+GENERATOR = ReportedKind("a generator", lambda value: value.gi_frame and value.gi_frame.f_lasti)
+ITERATOR = ReportedKind("an iterator", _iterator_position)
 _CONTAINERS: tuple[tuple[type, Kind], ...] = ((list, LIST), (dict, DICT), (set, SET), (deque, DEQUE))
 _ITERATORS = tuple(map(type, map(iter, ([], (), range(0), {}, {}.values(), {}.items(), "", "é", set()))))
 
 
-def container(kind: type, rule: Rule) -> Kind | None:
-    """The kind of a container, or None where `kind` is none."""
+def container_kind(kind: type, rule: TypeRule) -> Kind | None:
+    """The kind for a container type, else None."""
     for base, found in _CONTAINERS:
         if issubclass(kind, base):
             plain = kind is base or kind.__module__ in ("collections", "builtins")
-            return found if plain else Both(found, ObjectKind(rule, is_librarys(kind)))
+            return found if plain else SubclassKind(found, ObjectKind(rule, is_library_type(kind)))
     return BYTES if issubclass(kind, bytearray) or _is_array(kind) else None
 
 
@@ -657,8 +642,8 @@ def _is_array(kind: type) -> bool:
     return module is not None and issubclass(kind, module.array)
 
 
-def builtin(kind: type) -> Kind | None:
-    """The kind of what Python's own library has beside containers, or None."""
+def builtin_kind(kind: type) -> Kind | None:
+    """The kind for other types of the standard library, else None."""
     if issubclass(kind, (io.StringIO, io.BytesIO)):
         return StateKind(
             lambda value: value.__getstate__()[:3], lambda value, state: value.__setstate__((*state, None))

@@ -1,9 +1,7 @@
-"""The carrier: what stands on each host for the notebook, as an actor of Ray's.
+"""The Ray actor on each host of a run: it starts the host's process, sends its files to the notebook, and stops it.
 
-What lives here: starting that host's own process, sending on what it writes, stopping it. What does not: the training,
-which is that process's (host_process.py), and all that knows of other hosts (remote_watch.py).
-
-Every method returns within a second or so, so that the notebook always gets an answer. The process dies with the actor.
+Every method but `close` returns within about a second, so that the notebook always gets an answer. The process ends
+with the actor.
 """
 
 from __future__ import annotations
@@ -23,39 +21,39 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.host import free_disk
-from tpu_magics.launch.pods.task import DISPLAYS, LOG, OUTPUT, PARCEL, RECORDS, RESULTS, TASK, HostTask, read_state
+from tpu_magics.launch.pods.host_task import BUNDLE, DISPLAYS, LOG, OUTPUT, RECORDS, RESULTS, TASK, HostTask, read_state
 from tpu_magics.runs import private_folders
 from tpu_magics.runs.files import RunFiles, private_root
 
-CHUNK = 4 << 20  # bytes of files in one answer; of records there may be as many again
-LOOK_EVERY = 0.02  # seconds
-_BY_LINES = (".jsonl",)  # sent in whole lines: those of several hosts go into one file
-GRACE = 5.0  # seconds in which a process that was told to stop ends
-# Variables of Ray's that are for its own worker process. Ray sets the number of threads to its CPUs (2.60).
-_RAYS_OWN = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+CHUNK_BYTES = 4 << 20  # of files in one answer, and as many again of records
+POLL_INTERVAL = 0.02  # seconds
+_WHOLE_LINES = (".jsonl",)  # sent in whole lines, since several hosts may write to one file
+STOP_TIMEOUT = 5.0  # seconds, in which a process must end after `stop`
+# Ray sets these for its own worker process, the number of threads to its CPUs (2.60).
+_RAY_VARIABLES = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 
-New = tuple[str, int, bytes]
-"""A file's name, where in it the bytes stand, and the bytes."""
+FileChunk = tuple[str, int, bytes]
+"""A file's name, an offset, and the bytes at that offset."""
 
 
-class Carrier:
+class HostActor:
     """One host of a run."""
 
     def __init__(self, name: str) -> None:
-        root = private_folders.private_or_new(private_root() / "hosts")  # what is loaded from there are pickles
+        root = private_folders.private_or_new(private_root() / "hosts")  # pickles are loaded from there
         private_folders.remove_orphans(root)
         self.folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=root))
         private_folders.note_owner(self.folder)
         self.process: subprocess.Popen[bytes] | None = None
 
-    def hello(self, ports: int) -> dict[str, Any]:
-        """What the notebook needs to know of this host; with so many free ports."""
+    def describe(self, ports: int) -> dict[str, Any]:
+        """What the notebook needs to know about this host, with this number of free ports."""
         return {"pid": os.getpid(), "ports": list(_free_ports(ports)), "disk": free_disk(self.folder)}
 
-    def begin(self, task: HostTask, parcel: bytes, *arrays: Any) -> int:
-        """Start this host's process; returns its pid. `arrays` came through the object store, once for this host."""
+    def start(self, task: HostTask, bundle: bytes, *arrays: Any) -> int:
+        """Start this host's process; returns its pid. `arrays` come from the object store."""
         (self.folder / TASK).write_bytes(pickle.dumps(task))
-        (self.folder / PARCEL).write_bytes(parcel)
+        (self.folder / BUNDLE).write_bytes(bundle)
         for number, array in enumerate(arrays):
             with (self.folder / f"array-{number}.bin").open("wb") as file:
                 file.write(memoryview(array))
@@ -71,15 +69,15 @@ class Carrier:
         return self.process.pid
 
     def _environment(self) -> dict[str, str]:
-        found = {name: text for name, text in os.environ.items() if name not in _RAYS_OWN and name[:4] != "RAY_"}
+        found = {name: text for name, text in os.environ.items() if name not in _RAY_VARIABLES and name[:4] != "RAY_"}
         found["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))
         return found
 
     # -- what it writes -------------------------------------------------------------------------------------------
-    def poll(self, offsets: Mapping[str, int], seconds: float) -> tuple[list[New], dict[str, Any]]:
-        """What stands in its files behind these offsets, and its state. Waits up to so many seconds for news.
+    def poll(self, offsets: Mapping[str, int], seconds: float) -> tuple[list[FileChunk], dict[str, Any]]:
+        """What its files contain after these offsets, and its state. Waits for news for up to `seconds`.
 
-        The state is read first: what a process that has ended wrote is then all there.
+        The state is read first: once the process has ended, its files are complete.
         """
         until = time.monotonic() + seconds
         before = self._state()
@@ -88,17 +86,17 @@ class Carrier:
             news = list(self._news(offsets))
             if news or state != before or time.monotonic() >= until or state["exit"] is not None:
                 return news, state
-            time.sleep(LOOK_EVERY)
+            time.sleep(POLL_INTERVAL)
 
     def _state(self) -> dict[str, Any]:
         code = None if self.process is None else self.process.poll()
         return {**read_state(self.folder), "exit": code}
 
-    def _news(self, offsets: Mapping[str, int]) -> Iterator[New]:
-        """Records first, as they are read here, then what they tell of: displays and output; sent on the other way
-        round. Records wait for a display that is too large for one answer."""
-        records = list(self._of(self._named(RECORDS), offsets))
-        others = list(self._of(self._named(DISPLAYS, *OUTPUT), offsets))
+    def _news(self, offsets: Mapping[str, int]) -> Iterator[FileChunk]:
+        """Reads the records first, and sends them last, after the displays and output that they refer to. Records wait
+        for a display that is too large for one answer."""
+        records = list(self._chunks(self._named(RECORDS), offsets))
+        others = list(self._chunks(self._named(DISPLAYS, *OUTPUT), offsets))
         sent = {**offsets, **{name: start + len(data) for name, start, data in others}}
         yield from others
         if all(path.stat().st_size <= sent.get(path.name, 0) for path in self._named(DISPLAYS)):
@@ -108,62 +106,62 @@ class Carrier:
         for pattern in patterns:
             yield from sorted(self.folder.glob(pattern))
 
-    def _of(self, paths: Iterable[Path], offsets: Mapping[str, int]) -> Iterator[New]:
-        left = CHUNK
+    def _chunks(self, paths: Iterable[Path], offsets: Mapping[str, int]) -> Iterator[FileChunk]:
+        left = CHUNK_BYTES
         for path in paths:
-            found = _new_in(path, offsets.get(path.name, 0), left)
+            found = _read_new(path, offsets.get(path.name, 0), left)
             if found is not None:
                 left -= len(found[2])
                 yield found
 
     # -- the end --------------------------------------------------------------------------------------------------
     def stop(self) -> None:
-        """Ask its process to stop the workers; returns at once."""
+        """Have the process stop its workers; returns at once."""
         if self.process is not None and self.process.stdin is not None:
             with contextlib.suppress(OSError):
                 self.process.stdin.close()
 
     def results(self) -> list[tuple[str, int]]:
-        """The files that travel home, with their bytes."""
+        """The result files for the notebook, with their sizes in bytes."""
         paths = [path for one in self.folder.glob(RESULTS) for path in (one, *one.rglob("*")) if path.is_file()]
         return [(str(path.relative_to(self.folder)), path.stat().st_size) for path in sorted(paths)]
 
     def fetch(self, name: str, offset: int, size: int) -> bytes:
-        """A piece of one of them."""
+        """A part of a result file."""
         with (self.folder / name).open("rb") as file:
             file.seek(offset)
             return file.read(size)
 
     def close(self) -> None:
-        """Leave nothing: no process, no file."""
+        """End the process and remove all files."""
         if self.process is not None:
             self.stop()
             try:
-                self.process.wait(GRACE)
+                self.process.wait(STOP_TIMEOUT)
             except subprocess.TimeoutExpired:
                 os.killpg(self.process.pid, signal.SIGKILL)  # its workers die with it
                 self.process.wait()
-        _remove(self.folder)
+        _remove_folder(self.folder)
 
 
-def _new_in(path: Path, offset: int, most: int) -> New | None:
+def _read_new(path: Path, offset: int, most: int) -> FileChunk | None:
     try:
         if path.stat().st_size == offset:
-            return None  # as nearly always: a run may have thousands of displays
+            return None  # the usual case, without opening the file: a run may have thousands of displays
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            start = offset if offset <= size else 0  # emptied by the person's own command (see launch/relay.py)
+            start = offset if offset <= size else 0  # emptied by the user's own command (see launch/relay.py)
             file.seek(start)
             data = file.read(min(most, size - start))
     except OSError:
         return None
-    if path.suffix in _BY_LINES:
+    if path.suffix in _WHOLE_LINES:
         data = data[: data.rfind(b"\n") + 1]
     return (path.name, start, data) if data else None
 
 
 def _free_ports(count: int) -> Iterator[int]:
-    """Ports that nobody listens on, each another one."""
+    """Different free ports."""
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:
@@ -171,6 +169,6 @@ def _free_ports(count: int) -> Iterator[int]:
             yield int(probe.getsockname()[1])
 
 
-def _remove(folder: Path) -> None:
+def _remove_folder(folder: Path) -> None:
     private_folders.remove_scratch(RunFiles(folder))
     shutil.rmtree(folder, ignore_errors=True)

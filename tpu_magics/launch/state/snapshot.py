@@ -1,4 +1,4 @@
-"""Everything that a training function can reach, numbered: a snapshot, taken just before the fork."""
+"""The snapshot: all objects that a training function can reach, numbered and marked just before the fork."""
 
 from __future__ import annotations
 
@@ -14,46 +14,45 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
 
-from tpu_magics.launch.state import kinds, rules
-from tpu_magics.launch.state.kinds import ATOMS, Binding, Kind, Label, ModuleKind, ObjectKind
-from tpu_magics.launch.state.rules import Rule, by_type, follows, is_librarys, rule_of
+from tpu_magics.launch.state import kinds, type_rules
+from tpu_magics.launch.state.kinds import ATOMS, Kind, Label, ModuleKind, NameBinding, ObjectKind
+from tpu_magics.launch.state.type_rules import TypeRule, cached_by_type, is_library_type, is_user_function, rule_of
 
-MOST = 100_000  # objects that are numbered
-LONG = 20_000  # a container with more parts is compared as a whole, where it is plain data
+MAX_OBJECTS = 100_000
+LONG_CONTAINER = 20_000  # parts; a longer container of plain data is compared by one checksum
 
 
-class Adapter(Protocol):
-    """What a framework knows of its own objects. `rules`: the fields of a Rule by the full name of a type."""
+class StateAdapter(Protocol):
+    """A framework's part. `rules`: the fields of a TypeRule by the full name of a type."""
 
     rules: Mapping[str, Mapping[str, Any]]
 
-    def kind(self, kind: type, rule: Rule) -> Kind | None:
-        """The kind of objects that only it knows how to compare, or None."""
+    def kind(self, kind: type, rule: TypeRule) -> Kind | None:
+        """The kind for the framework's own objects, else None."""
 
     def weight(self, value: Any) -> Kind | None:
-        """The kind of something that `named` has given: its weights come home in their own way."""
+        """The kind for a tensor of `named`; weights are returned separately."""
 
     def named(self, models: Mapping[str, Any]) -> Mapping[tuple[str, str], Any]:
-        """The tensors of models, by the model and a name."""
+        """The tensors of models, by model and name."""
 
     def modules(self, models: Mapping[str, Any]) -> Mapping[tuple[str, str], Any]:
-        """The modules of models, by the model and a name."""
+        """The modules of models, by model and name."""
 
     def more_parts(self, value: Any) -> Iterator[tuple[str, Any]]:
-        """What an object holds outside its attributes."""
+        """Parts of an object that are not attributes."""
 
     def extra_state(self, kind: type) -> tuple[str, str] | None:
-        """The methods by which objects of this class tell and take a state of their own; None where there are none."""
+        """The names of the methods that get and set an extra state; None if there are none."""
 
     def random_state(self) -> Any:
         """All random states of this process."""
 
 
 @dataclass(slots=True)
-class Node:
-    """One object. `kind`: how it is compared, None where it is only known by its number; `above`: the number of what
-    holds it, -1 for a root; `label`: where it stands there; `quiet`: what it loses is not worth a line; `unlimited`:
-    as in Rule."""
+class SnapshotNode:
+    """One object. `kind`: how it is compared, None if it is only numbered; `above`: the number of the object that
+    contains it, -1 for a root; `label`: its position there; `quiet`, `unlimited`: as in TypeRule."""
 
     value: Any
     kind: Kind | None
@@ -65,76 +64,76 @@ class Node:
 
 
 @dataclass
-class Snapshot:
-    """The objects that the work reaches, as they are. `numbers`: by id; `slots`, `modules`: numbers of the
-    models' parts by model and name; `unseen`: names below which there was too much to look at; `main`: the names of
-    `__main__`; `random`: the random states."""
+class StateSnapshot:
+    """The objects that the work reaches. `numbers`: by id; `slots`, `modules`: numbers of the models' parts by model
+    and name; `unseen`: names with more objects than the limit; `main`: the names of `__main__`; `random`: the random
+    states; `on_another_host`: the objects do not match the notebook's."""
 
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[SnapshotNode] = field(default_factory=list)
     numbers: dict[int, int] = field(default_factory=dict)
     slots: dict[tuple[str, str], int] = field(default_factory=dict)
     modules: dict[tuple[str, str], int] = field(default_factory=dict)
     unseen: list[str] = field(default_factory=list)
     main: Mapping[str, Any] = field(default_factory=dict)
     random: Any = None
-    elsewhere: bool = False
+    on_another_host: bool = False
 
-    def form(self) -> int:
-        """A checksum of what stands where, without values: of a copy on another host it is the same, unless there is
-        something without an order; then it is never."""
+    def structure(self) -> int:
+        """A checksum of types and positions, without values, to compare with a copy on another host. -1 if a set makes
+        the order undefined."""
         found = 0
         for node in self.nodes:
             kind = type(node.value)
             if issubclass(kind, (set, frozenset)) and not kinds.only_atoms(node.value):
                 return -1
-            found = zlib.crc32(f"{kind.__qualname__} {_written(node.label)} {node.above}".encode(), found)
+            found = zlib.crc32(f"{kind.__qualname__} {_label_text(node.label)} {node.above}".encode(), found)
         return found
 
     def path(self, number: int, *labels: Label) -> str:
-        """An object as the person would write it."""
+        """An object as Python code, such as `held['a'].b`."""
         found = list(reversed(labels))
         while number >= 0:
             node = self.nodes[number]
             found.append(node.label)
             number = node.above
-        return "".join(map(_written, reversed(found))).rpartition("\0")[2].lstrip(".")
+        return "".join(map(_label_text, reversed(found))).rpartition("\0")[2].lstrip(".")
 
     def items(self) -> list[tuple[str, Any]]:
-        """Every object with its name."""
+        """Every object with its path."""
         return [(self.path(number), node.value) for number, node in enumerate(self.nodes)]
 
     def root(self, number: int) -> str:
-        """The name that an object is reached by."""
+        """The name through which an object is reached."""
         while self.nodes[number].above >= 0 and self.nodes[number].label[0] != "name":
             number = self.nodes[number].above
         return self.path(number)
 
 
-def _written(label: Label) -> str:
+def _label_text(label: Label) -> str:
     how, key = label
     if how == "attribute":
         return f".{key}"
     if how == "name":
         return f"\0{key}"
     if how in ("item", "key"):
-        return f"[{_short(key)}]"
+        return f"[{_key_text(key)}]"
     return ""
 
 
-def _short(key: Any) -> str:
+def _key_text(key: Any) -> str:
     text = repr(key) if type(key) in ATOMS else f"<{type(key).__name__}>"
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 
-def take(
+def take_snapshot(
     roots: Iterable[tuple[str, Any]],
-    adapter: Adapter,
+    adapter: StateAdapter,
     models: Mapping[str, Any],
-) -> Snapshot:
-    """Number and mark everything below `roots`; `models`: whose weights come home in their own way."""
-    rules.add({name: Rule(**fields) for name, fields in adapter.rules.items()})
+) -> StateSnapshot:
+    """Number and mark all objects below `roots`. `models`: their weights are returned separately."""
+    type_rules.add({name: TypeRule(**fields) for name, fields in adapter.rules.items()})
     walk = _Walk(adapter, models)
-    for found in (roots, models.items()):  # hoisted models are reached from nowhere
+    for found in (roots, models.items()):  # hoisted models are not below `roots`
         for name, value in found:
             walk.add(value, -1, ("name", name))
         walk.run()
@@ -147,13 +146,13 @@ def take(
 
 
 class _Walk:
-    def __init__(self, adapter: Adapter, models: Mapping[str, Any]) -> None:
-        self.snapshot = Snapshot()
+    def __init__(self, adapter: StateAdapter, models: Mapping[str, Any]) -> None:
+        self.snapshot = StateSnapshot()
         self.adapter = adapter
         self.weights = {id(value): key for key, value in adapter.named(models).items()}
         self.waiting: deque[int] = deque()
-        self.spaces: dict[tuple[int, str], Binding] = {}
-        self.kind_of = by_type(self._kind_of_type)
+        self.spaces: dict[tuple[int, str], NameBinding] = {}
+        self.kind_of = cached_by_type(self._kind_of_type)
 
     def run(self) -> None:
         while self.waiting:
@@ -162,7 +161,7 @@ class _Walk:
             try:
                 for label, part in self.parts(node):
                     self.add(part, number, label)
-            except Exception:  # of an object's own code
+            except Exception:  # from an object's own code
                 node.kind = None
 
     def add(self, value: Any, above: int, label: Label) -> None:
@@ -170,29 +169,29 @@ class _Walk:
         if type(value) in ATOMS or id(value) in snapshot.numbers:
             return
         number = len(snapshot.nodes)
-        if number >= MOST:
+        if number >= MAX_OBJECTS:
             self._leave(above, label)
             return
-        node = Node(value, None, None, above, label)
+        node = SnapshotNode(value, None, None, above, label)
         self._inherit(node)
         try:
             node.kind, node.mark = self._marked(value)
-        except Exception:  # of an object's own code: it is left alone
+        except Exception:  # from an object's own code: it is skipped
             node.kind = None
         snapshot.nodes.append(node)
         snapshot.numbers[id(value)] = number
         if id(value) in self.weights:
             snapshot.slots[self.weights[id(value)]] = number
-        if node.kind is not None or type(value) in _HOLD or isinstance(value, (tuple, frozenset)):
+        if node.kind is not None or type(value) in _IMMUTABLE_HOLDERS or isinstance(value, (tuple, frozenset)):
             self.waiting.append(number)
 
     def _marked(self, value: Any) -> tuple[Kind | None, Any]:
         kind = self.kind(value)
         if kind is kinds.FILE:
-            kinds.flush(value)  # a fork has a copy of its own of what waits to be written
+            kinds.flush(value)  # else a fork has a copy of the unwritten buffer
         return kind, None if kind is None else kind.mark(value)
 
-    def _inherit(self, node: Node) -> None:
+    def _inherit(self, node: SnapshotNode) -> None:
         if node.above >= 0:
             outer = self.snapshot.nodes[node.above]
             node.unlimited = outer.unlimited
@@ -210,13 +209,15 @@ class _Walk:
         if id(value) in self.weights:
             return self.adapter.weight(value)
         if issubclass(kind, type):
-            return None if is_librarys(value) else kinds.CLASS
+            return None if is_library_type(value) else kinds.CLASS
         if kind is types.FunctionType:
-            return _FUNCTION if follows(value) else None
+            return _FUNCTION if is_user_function(value) else None
         if issubclass(kind, dict) and _is_namespace(value):
             return None
         found = self.kind_of(kind)
-        return _as_a_whole(value, found) if found in (kinds.LIST, kinds.DICT) and len(value) > LONG else found
+        return (
+            _checksum_kind(value, found) if found in (kinds.LIST, kinds.DICT) and len(value) > LONG_CONTAINER else found
+        )
 
     def _kind_of_type(self, kind: type) -> Kind | None:
         rule = rule_of(kind)
@@ -224,18 +225,22 @@ class _Walk:
             return _KINDS[kind]
         found = self.adapter.kind(kind, rule)
         if found is None and (not rule.opaque or kind.__module__ in ("builtins", "collections", "array")):
-            found = kinds.container(kind, rule)
+            found = kinds.container_kind(kind, rule)
         if found is None:
-            found = kinds.builtin(kind)
+            found = kinds.builtin_kind(kind)
         if found is not None or rule.opaque or issubclass(kind, (tuple, frozenset)):
             return found
         if rule.named:
-            return kinds.NamedKind(rule.named, lambda value: kinds.attributes(value).get(rule.counter))
+            return kinds.ReportedKind(rule.named, lambda value: kinds.attributes(value).get(rule.counter))
         extra = self.adapter.extra_state(kind)
-        return ObjectKind(rule, is_librarys(kind)) if extra is None else ModuleKind(rule, is_librarys(kind), *extra)
+        return (
+            ObjectKind(rule, is_library_type(kind))
+            if extra is None
+            else ModuleKind(rule, is_library_type(kind), *extra)
+        )
 
     # -- what it holds --------------------------------------------------------------------------------------------
-    def parts(self, node: Node) -> Iterator[tuple[Label, Any]]:
+    def parts(self, node: SnapshotNode) -> Iterator[tuple[Label, Any]]:
         value, kind = node.value, type(node.value)
         if kind is types.FunctionType:
             return self._of_function(value) if node.kind is not None else iter(())
@@ -252,7 +257,7 @@ class _Walk:
         yield from kind.parts(value)
         yield from ((("attribute", name), part) for name, part in self.adapter.more_parts(value))
         for base in type(value).__mro__ if type(value).__module__ != "builtins" else ():
-            if not is_librarys(base):
+            if not is_library_type(base):
                 yield ("name", base.__name__), base
 
     def _of_function(self, function: types.FunctionType) -> Iterator[tuple[Label, Any]]:
@@ -261,9 +266,9 @@ class _Walk:
             yield ("name", name), cell
         yield from ((("name", name), part) for name, part in _defaults(function))
         space = function.__globals__
-        read, bound = names_of(function.__code__)
+        read, bound = global_names(function.__code__)
         for name in bound:
-            yield ("name", name), self.spaces.setdefault((id(space), name), Binding(space, name))
+            yield ("name", name), self.spaces.setdefault((id(space), name), NameBinding(space, name))
         for name in read:
             if name in space:
                 yield ("name", name), space[name]
@@ -276,8 +281,8 @@ def _defaults(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 @lru_cache(maxsize=1024)
-def names_of(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The globals that code reads, and those that it binds, its inner functions' included."""
+def global_names(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The globals that code and its inner functions read, and those that they assign."""
     read: dict[str, None] = {}
     bound: dict[str, None] = {}
     for instruction in dis.get_instructions(code):
@@ -287,16 +292,16 @@ def names_of(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
             bound[str(instruction.argval)] = None
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            inner = names_of(constant)
+            inner = global_names(constant)
             read.update(dict.fromkeys(inner[0]))
             bound.update(dict.fromkeys(inner[1]))
     return tuple(read), tuple(bound)
 
 
-_FUNCTION = ObjectKind()  # of a function its attributes are compared
+_FUNCTION = ObjectKind()  # compares a function's attributes
 _KINDS: Mapping[type, Kind | None] = {
     types.CellType: kinds.CELL,
-    Binding: kinds.BINDING,
+    NameBinding: kinds.BINDING,
     types.FunctionType: None,
     types.MethodType: None,
     types.BuiltinFunctionType: None,
@@ -305,32 +310,29 @@ _KINDS: Mapping[type, Kind | None] = {
 }
 
 
-_HOLD = frozenset({types.MethodType, functools.partial})  # what holds something and cannot be changed
+_IMMUTABLE_HOLDERS = frozenset({types.MethodType, functools.partial})  # immutable, but with parts
 
 
 def _is_private(value: Any, name: Any) -> bool:
-    """Whether `name` is what a library keeps for itself in `value`."""
-    return str(name).startswith("_") and is_librarys(type(value))
+    """Whether `name` is a private attribute of a library's object."""
+    return str(name).startswith("_") and is_library_type(type(value))
 
 
 def _is_namespace(value: dict[Any, Any]) -> bool:
     return "__name__" in value and ("__builtins__" in value or "__spec__" in value)
 
 
-class _Whole(kinds.ListKind):
-    """A long container of plain data, compared by a checksum; its parts have no numbers."""
+class _ChecksumKind(kinds.BaseKind):
+    """A long container of plain data, compared by a checksum; its parts are not numbered."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
 
-    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:  # noqa: ARG002
-        return iter(())
-
     def mark(self, value: Any) -> Any:
-        return _sum(value)
+        return _checksum(value)
 
     def changed(self, value: Any, mark: Any) -> bool:
-        return bool(_sum(value) != mark)
+        return bool(_checksum(value) != mark)
 
     def content(self, value: Any, mark: Any) -> Any:  # noqa: ARG002
         return self.kind.content(value, self.kind.mark(value))
@@ -339,19 +341,19 @@ class _Whole(kinds.ListKind):
         return self.kind.put(value, content)
 
 
-_LIST, _DICT = _Whole(kinds.LIST), _Whole(kinds.DICT)
+_LONG_LIST, _LONG_DICT = _ChecksumKind(kinds.LIST), _ChecksumKind(kinds.DICT)
 
 
-def _as_a_whole(value: Any, kind: Kind) -> Kind:
+def _checksum_kind(value: Any, kind: Kind) -> Kind:
     flat = kinds.only_atoms(value.values() if isinstance(value, dict) else value)
-    if flat or _sum(value) is None:
+    if flat or _checksum(value) is None:
         return kind
-    return _DICT if kind is kinds.DICT else _LIST
+    return _LONG_DICT if kind is kinds.DICT else _LONG_LIST
 
 
-def _sum(value: Any) -> int | None:
-    """A checksum of plain data, however deep; None for anything else. (marshal's version 2 does not depend on who else
-    refers to a part.)"""
+def _checksum(value: Any) -> int | None:
+    """A checksum of nested plain data; None for anything else. (marshal's version 2 does not depend on reference
+    counts.)"""
     try:
         return zlib.crc32(marshal.dumps(value, 2))
     except ValueError:

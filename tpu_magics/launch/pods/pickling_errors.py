@@ -1,58 +1,62 @@
-"""What of a run cannot be pickled, by the name that the person knows it under.
-
-What lives here: the search, and what is said. What does not: packing (parcel.py).
-"""
+"""Packs the payload of a run; if that fails, finds and names the part that cannot be pickled."""
 
 from __future__ import annotations
 
 import inspect
 import io
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch.pods.freight import Freight, names_loaded
-from tpu_magics.launch.pods.parcel import Pickler
+from tpu_magics.launch.pods.bundle import Bundle, BundlePickler, pack
+from tpu_magics.launch.pods.payload import Payload, loaded_names
 from tpu_magics.launch.work import CellWork, FunctionWork
 from tpu_magics.runs.origin import is_library
 
 _DEPTH = 12
-_WIDTH = 1000  # parts of one object that are looked at
+_WIDTH = 1000  # parts of one object that are searched
 
 
-def explained(freight: Freight, namespace: dict[str, Any], error: Exception) -> TpuMagicsError:
-    """The error that names it; `error`: what pickling all of it raised."""
-    found = _first(_roots(freight), namespace, set(), ())
+def pack_payload(payload: Payload, namespace: dict[str, Any], texts: Mapping[str, list[str]]) -> Bundle:
+    """The bundle of a run. Raises TpuMagicsError that names what cannot be pickled."""
+    try:
+        return pack(payload, namespace, texts)
+    except Exception as error:
+        raise explain_pickling_error(payload, namespace, error) from None
+
+
+def explain_pickling_error(payload: Payload, namespace: dict[str, Any], error: Exception) -> TpuMagicsError:
+    """The error that names the part; `error`: the one that pickling the whole payload raised."""
+    found = _find(_roots(payload), namespace, set(), ())
     path, value, reason = found if found is not None else (("the training function",), None, error)
     name = path[-1]
-    via = f", reached through {' -> '.join(f'`{one}`' for one in path[:-1])}" if len(path) > 1 else ""
+    via = f", found in {' -> '.join(f'`{one}`' for one in path[:-1])}" if len(path) > 1 else ""
     kind = "" if value is None else f"It is of type {type(value).__module__}.{type(value).__qualname__}{via}. "
     return TpuMagicsError(
         f"`{name}` cannot be sent to the hosts.",
-        f"{kind}{type(reason).__name__}: {' '.join(str(reason).split())[:300]}. On several hosts the function and all "
-        "that it reads travel as pickles; on one host workers inherit them.",
-        f"Make `{name}` inside the training function (open files, connections, locks and generators there), or give "
-        "the function what it is made from.",
+        f"{kind}{type(reason).__name__}: {' '.join(str(reason).split())[:300]}. For several hosts the function and all "
+        "objects that it uses are pickled. On one host workers inherit them and nothing is pickled.",
+        f"Create `{name}` inside the training function (for example open files, connections, locks and generators), or "
+        "pass the function the data that it is created from.",
     )
 
 
-Found = tuple[tuple[str, ...], Any, Exception]
+Unpicklable = tuple[tuple[str, ...], Any, Exception]
 
 
-def _roots(freight: Freight) -> Iterator[tuple[str, Any]]:
-    work = freight.work
+def _roots(payload: Payload) -> Iterator[tuple[str, Any]]:
+    work = payload.work
     if isinstance(work, FunctionWork):
-        given = _labelled(work)
-        yield from given
+        yield from _arguments(work)
         yield str(getattr(work.function, "__name__", "") or type(work.function).__name__), work.function
     elif isinstance(work, CellWork):
-        yield from freight.names.items()
-    yield from freight.models.items()
-    yield from freight.arguments.items()
+        yield from payload.names.items()
+    yield from payload.models.items()
+    yield from payload.arguments.items()
 
 
-def _labelled(work: FunctionWork) -> list[tuple[str, Any]]:
+def _arguments(work: FunctionWork) -> list[tuple[str, Any]]:
     try:
         names = list(inspect.signature(work.function).parameters)
     except (TypeError, ValueError):
@@ -62,36 +66,36 @@ def _labelled(work: FunctionWork) -> list[tuple[str, Any]]:
     return [*zip(names, work.args, strict=False), *work.kwargs.items()]
 
 
-def _first(
+def _find(
     parts: Iterator[tuple[str, Any]], namespace: dict[str, Any], seen: set[int], path: tuple[str, ...]
-) -> Found | None:
-    """The innermost part that cannot be pickled, with the way to it."""
+) -> Unpicklable | None:
+    """The innermost part that cannot be pickled, with its path."""
     for name, value in parts:
         if id(value) in seen or len(path) > _DEPTH:
             continue
         seen.add(id(value))
         problem = _problem(value, namespace)
         if problem is not None:
-            here = (*path, name)
-            return _first(_inside(value), namespace, seen, here) or (here, value, problem)
+            inner = (*path, name)
+            return _find(_parts(value), namespace, seen, inner) or (inner, value, problem)
     return None
 
 
 def _problem(value: Any, namespace: dict[str, Any]) -> Exception | None:
     try:
-        Pickler(io.BytesIO(), namespace, lambda _buffer: False).dump(value)
+        BundlePickler(io.BytesIO(), namespace, lambda _buffer: False).dump(value)
     except Exception as error:
         return error
     return None
 
 
-def _inside(value: Any) -> Iterator[tuple[str, Any]]:
-    """The parts of a value, with the names under which a person knows them."""
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """The parts of a value, with names that a user knows."""
     if isinstance(value, types.MethodType):
         yield "self", value.__self__
         yield value.__func__.__name__, value.__func__
     elif isinstance(value, types.FunctionType):
-        yield from _of_function(value)
+        yield from _function_parts(value)
     elif isinstance(value, dict):
         yield from ((_entry(key), item) for key, item in list(value.items())[:_WIDTH])
     elif isinstance(value, (list, tuple, set, frozenset)):
@@ -109,7 +113,7 @@ def _entry(key: object) -> str:
     return key if isinstance(key, str) else f"[{key!r}]"
 
 
-def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def _function_parts(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     if is_library(function.__code__.co_filename):
         return
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -117,7 +121,7 @@ def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
         except ValueError:
             continue
-    for name in dict.fromkeys(names_loaded(function.__code__)):
+    for name in dict.fromkeys(loaded_names(function.__code__)):
         if name in function.__globals__:
             yield name, function.__globals__[name]
     yield from ((f"a default of {function.__name__}", one) for one in function.__defaults__ or ())

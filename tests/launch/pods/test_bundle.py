@@ -1,4 +1,4 @@
-"""Packing: what shares memory shares it there, functions see the other process's names, large content lies apart."""
+"""Bundles: shared memory stays shared, functions use the other process's names, large content is not in the pickle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tpu_magics.launch.pods.parcel import LARGE, pack, unpack
+from tpu_magics.launch.pods.bundle import LARGE_BYTES, pack, unpack
 
 ROOT = Path(__file__).parents[3]
 
@@ -25,8 +25,8 @@ def through(value: Any, main: dict[str, Any] | None = None, there: dict[str, Any
     return unpack(packed.data, arrays, there if there is not None else {})
 
 
-@pytest.mark.parametrize("size", [4, LARGE])
-def test_tensors_keep_their_content_and_what_they_share(size: int) -> None:
+@pytest.mark.parametrize("size", [4, LARGE_BYTES])
+def test_tensors_keep_their_content_and_shared_memory(size: int) -> None:
     whole = torch.arange(size, dtype=torch.float32)
     tied = torch.nn.Parameter(whole)
     there = through({"whole": whole, "part": whole[1:3], "tied": [tied, tied]})
@@ -37,24 +37,24 @@ def test_tensors_keep_their_content_and_what_they_share(size: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8, torch.bool, torch.float64, torch.complex64])
-def test_every_type_of_tensor_travels(dtype: torch.dtype) -> None:
+def test_every_type_of_tensor_can_be_sent(dtype: torch.dtype) -> None:
     value = torch.ones(3, 4).to(dtype)
     there = through([value, value.t(), torch.empty(0, dtype=dtype), torch.empty(2, device="meta", dtype=dtype)])
     assert torch.equal(there[0], value) and there[0].dtype == dtype and there[1].stride() == (1, 4)
     assert there[2].numel() == 0 and there[3].device.type == "meta"
 
 
-def test_large_content_lies_beside_the_pickles() -> None:
+def test_large_content_is_beside_the_pickles() -> None:
     small = pack({"a": torch.zeros(10), "b": np.zeros(10)}, {})
-    large = pack({"a": torch.zeros(LARGE), "b": np.zeros(LARGE), "c": torch.zeros(LARGE)[:5]}, {})
-    assert small.arrays == () and large.array_bytes == (4 + 8 + 4) * LARGE and len(large.arrays) == 3
+    large = pack({"a": torch.zeros(LARGE_BYTES), "b": np.zeros(LARGE_BYTES), "c": torch.zeros(LARGE_BYTES)[:5]}, {})
+    assert small.arrays == () and large.array_bytes == (4 + 8 + 4) * LARGE_BYTES and len(large.arrays) == 3
     assert len(large.data) - len(small.data) < 2000
 
 
-def test_arrays_can_be_written_to() -> None:
-    there = through(np.arange(LARGE))
+def test_arrays_are_writable() -> None:
+    there = through(np.arange(LARGE_BYTES))
     there[0] = 5
-    assert there[0] == 5 and there[-1] == LARGE - 1
+    assert there[0] == 5 and there[-1] == LARGE_BYTES - 1
 
 
 NOTEBOOK = """
@@ -70,7 +70,7 @@ step = 10
 """
 
 
-def test_what_a_notebook_defines_lies_in_the_other_processs_main() -> None:
+def test_the_notebooks_definitions_are_in_the_other_processs_main() -> None:
     main: dict[str, Any] = {"__name__": "__main__"}
     exec(NOTEBOOK, main)
     there: dict[str, Any] = {"__name__": "__main__"}
@@ -81,8 +81,8 @@ def test_what_a_notebook_defines_lies_in_the_other_processs_main() -> None:
     assert there["Point"] is type(point) and there["Kind"].A is kind and there["train"] is train
 
 
-def test_of_the_cells_texts_those_travel_whose_code_does() -> None:
-    """A cell with a token in it stays at home."""
+def test_only_cells_whose_code_is_sent_are_sent() -> None:
+    """For example not a cell with a token."""
     texts = {f"<cell {number}>": [f"line of {number}\n"] for number in range(4)}
     main: dict[str, Any] = {"__name__": "__main__"}
     for number, code in enumerate(
@@ -97,7 +97,7 @@ def test_of_the_cells_texts_those_travel_whose_code_does() -> None:
     assert [linecache.getline(name, 1) for name in texts] == ["", *(texts[f"<cell {n}>"][0] for n in (1, 2, 3))]
 
 
-def test_a_functions_magics_find_the_shell_that_is_there() -> None:
+def test_a_functions_magics_find_the_other_processs_shell() -> None:
     main: dict[str, Any] = {"__name__": "__main__", "get_ipython": threading.Lock().acquire}
     exec("def train():\n    return get_ipython()", main)
     there: dict[str, Any] = {"get_ipython": lambda: "the shell there"}
@@ -116,11 +116,11 @@ def test_a_module_beside_the_notebook_is_sent_with_it(tmp_path: Path) -> None:
     )
     sender = (
         "import sys, pathlib; sys.path.insert(0, '.')\nfrom own.deep import times\n"
-        "from tpu_magics.launch.pods.parcel import pack\n"
+        "from tpu_magics.launch.pods.bundle import pack\n"
         f"pathlib.Path({str(tmp_path / 'sent')!r}).write_bytes(pack(times, vars()).data)\n"
     )
     receiver = (
-        "import pathlib\nfrom tpu_magics.launch.pods.parcel import unpack\n"
+        "import pathlib\nfrom tpu_magics.launch.pods.bundle import unpack\n"
         f"data = pathlib.Path({str(tmp_path / 'sent')!r}).read_bytes()\n"
         "print(unpack(data, [], vars())(14))\n"
     )

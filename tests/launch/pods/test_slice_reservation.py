@@ -1,4 +1,4 @@
-"""A slice in a real cluster whose hosts are fakes: held as Ray hands slices out, and what an actor there is given."""
+"""Reserving a slice in a real cluster with fake TPU hosts, and what an actor there sees."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch.pods import plan, slices
+from tpu_magics.launch.pods import host_selection, slices
 from tpu_magics.magics.pod import slice_of
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
@@ -21,12 +21,12 @@ def address(of_slice: str) -> str:
 
 def refused(address: str, target: str, processes: int | None = None) -> TpuMagicsError:
     with pytest.raises(TpuMagicsError) as error:
-        plan.find(address, slice_of(target), processes)
+        host_selection.find_pod(address, slice_of(target), processes)
     return error.value
 
 
 def looker() -> Any:
-    """A function that travels by its code: the hosts do not have this module."""
+    """A nested function, which is pickled by value: the hosts do not have this module."""
 
     def what_an_actor_sees() -> tuple[str, Mapping[str, str]]:
         import os
@@ -38,42 +38,44 @@ def looker() -> Any:
     return what_an_actor_sees
 
 
-def test_the_slice_is_held_and_its_hosts_are_in_their_own_order(address: str) -> None:
+def test_the_slice_is_reserved_and_its_hosts_are_in_their_own_order(address: str) -> None:
     import ray
 
-    pod = plan.find(address)
+    pod = host_selection.find_pod(address)
     assert (pod.device, pod.target, pod.workers, pod.replicas, pod.ranks) == ("TPU", "v4-16", 4, 1, 8)
     assert [host.name for host in pod.hosts] == ["my-slice-w-0", "my-slice-w-1"]
     assert [host.environment["TPU_WORKER_ID"] for host in pod.hosts] == ["0", "1"]
-    assert sorted(host.bundle for host in pod.hosts if host.bundle is not None) == [0, 1]
+    assert sorted(host.bundle_index for host in pod.hosts if host.bundle_index is not None) == [0, 1]
     assert pod.hosts[0].environment["TPU_HOST_BOUNDS"] == "1,1,2"
     assert ray.available_resources().get("TPU", 0) == 0, "others could take a part of it"
     task: Any = ray.remote(looker())
     for host in pod.hosts:
-        node, seen = ray.get(task.options(**slices.placing(pod, host)).remote(), timeout=60)
+        node, seen = ray.get(task.options(**slices.actor_options(pod, host)).remote(), timeout=60)
         assert node == host.node
         inherited = {"TPU_NAME", "TPU_LIBRARY_PATH"}  # the second by torch_xla, where a test has imported it
         assert set(seen) <= set(host.environment) | inherited, "the workers would inherit what is not overruled"
 
 
-def test_looking_again_holds_it_anew(address: str) -> None:
-    assert plan.find(address).target == plan.find(address, slice_of("v4-16")).target == "v4-16"
+def test_a_second_search_reserves_it_again(address: str) -> None:
+    assert (
+        host_selection.find_pod(address).target == host_selection.find_pod(address, slice_of("v4-16")).target == "v4-16"
+    )
 
 
 def test_another_slice_is_not_there(address: str) -> None:
     error = refused(address, "v5litepod-16")
-    assert error.what == "This cluster cannot give a v5litepod-16."
-    assert error.why == "What it has instead: v4-16 (2x2x2): 2 hosts with 4 chips each; 1 host without a TPU (1 CPU)."
+    assert error.what == "This cluster has no v5litepod-16."
+    assert error.why == "It has: v4-16 (2x2x2): 2 hosts with 4 chips each; 1 host without a TPU (1 CPU)."
 
 
 def test_all_chips_take_part(address: str) -> None:
-    held = slices.Held.group
+    held = slices.Reservation.group
     error = refused(address, "v4-16", 4)
     assert error.what == "-n 4 is not possible on v4-16: it has 8 ranks."
-    assert slices.Held.group is held
+    assert slices.Reservation.group is held
 
 
-def test_a_slice_that_another_job_has(address: str) -> None:
+def test_a_slice_that_another_job_uses(address: str) -> None:
     import ray
     from ray.util import placement_group, remove_placement_group
 
@@ -81,7 +83,7 @@ def test_a_slice_that_another_job_has(address: str) -> None:
     others = placement_group([{"TPU": 4}])
     ray.get(others.ready(), timeout=30)
     error = refused(address, "v4-16")
-    assert error.what == "The slice v4-16 is there, and Ray did not get it within 10 s."
+    assert error.what == "Ray could not reserve the slice v4-16 within 10 s."
     assert "`ray list placement-groups`" in error.todo
     remove_placement_group(others)
-    assert plan.find(address).target == "v4-16"
+    assert host_selection.find_pod(address).target == "v4-16"

@@ -1,4 +1,4 @@
-"""What a run sends: once for each host, through an object store that may be full. On a real cluster."""
+"""A run's data is sent once for each host, through an object store that may be full. On a real cluster."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.process, pytest.mark.long]
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
-    """Nodes without a way out where their object stores are full: Ray would put objects on the disk, but takes it for
-    full, too (by default from 95 %)."""
+    """Nodes whose object stores can be full: Ray would move objects to the disk, but considers the disk full too (by
+    default from 95 %)."""
     settings: dict[str, Any] = {
         "automatic_object_spilling_enabled": False,
         "object_store_full_delay_ms": 50,
@@ -60,10 +60,10 @@ def test_a_large_model_is_sent_once_for_each_host(nodes: Nodes, fresh_session: s
     assert 20_000_000 < result.run.info["sent"] - without < 20_100_000
 
 
-def test_a_full_object_store_is_said_and_nothing_is_left(nodes: Nodes, fresh_session: session.Session) -> None:
+def test_a_full_object_store_is_an_error_and_nothing_is_left(nodes: Nodes, fresh_session: session.Session) -> None:
     fresh_session.pod = nodes.pod()
     error = refused(first_weight, large(200))
-    assert re.search(r"object store of the cluster has no room .* \(20\d\.\d MB\)", error.what)
+    assert re.search(r"object store of the cluster is too full .* \(20\d\.\d MB\)", error.what)
     assert "--object-store-memory" in error.todo and "ray memory" in error.todo
     assert fresh_session.active_run is None
     assert len(run(trained.the_world, timeout=300.0).values) == 4

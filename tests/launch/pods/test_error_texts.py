@@ -1,4 +1,4 @@
-"""What is said of hosts where a run does not end well, from records alone: no cluster is needed."""
+"""Errors of runs on hosts, from records and without a cluster."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.launch.launching import said
 from tpu_magics.backends.torch_xla import TorchXla
 from tpu_magics.launch.errors.diagnosis import diagnose
 from tpu_magics.launch.errors.failure import Failure, WorkerOutcome
-from tpu_magics.launch.pods.freight import Freight, names_loaded
-from tpu_magics.launch.pods.unsendable import explained
+from tpu_magics.launch.pods.payload import Payload, loaded_names
+from tpu_magics.launch.pods.pickling_errors import explain_pickling_error
 from tpu_magics.launch.work import FunctionWork
 from tpu_magics.runs.events import End
 
@@ -33,17 +33,17 @@ def of(*outcomes: WorkerOutcome, **more: Any) -> Any:
     return diagnose(Failure(more.pop("reason", "host"), outcomes, hosts=HOSTS, **more))
 
 
-LOST = (("w1", (2, 3), "its node has died"),)
+LOST = (("w1", (2, 3), "its node died"),)
 
 
 def test_a_lost_host_is_named_with_its_ranks() -> None:
     error = of(*map(stopped, range(6)), lost=LOST)
     assert error.what == "Host w1 (ranks 2 and 3) was lost during the run." and error.rank == 2
-    assert "its node has died" in error.why and "ray status" in error.todo and "%tpu_init --hosts" in error.todo
+    assert "its node died" in error.why and "ray status" in error.todo and "%tpu_init --hosts" in error.todo
 
 
 def test_a_lost_host_with_one_rank_is_named_once() -> None:
-    error = of(*map(stopped, range(6)), lost=(("w1", (2,), "its node has died"),))
+    error = of(*map(stopped, range(6)), lost=(("w1", (2,), "its node died"),))
     assert error.what == "Host w1 (rank 2) was lost during the run." and error.rank == 2
 
 
@@ -52,7 +52,7 @@ def test_collectives_that_broke_with_it_are_a_consequence() -> None:
     assert "Host w1 (ranks 2 and 3) was lost" in error.what
 
 
-def test_a_worker_that_failed_by_itself_before_is_what_happened() -> None:
+def test_a_worker_that_failed_before_is_the_cause() -> None:
     error = of(raised(4, "ValueError", "no such column"), stopped(1), lost=LOST)
     assert error.what.startswith("Rank 4 on host w2 raised ValueError") and error.rank == 4
 
@@ -66,7 +66,7 @@ def test_a_host_that_could_not_begin() -> None:
     assert said(error).splitlines()[0] == "Host w0: The TPU is taken." and error.todo == "End it."
 
 
-def test_on_one_host_nothing_is_said_of_hosts() -> None:
+def test_on_one_host_no_host_is_named() -> None:
     error = diagnose(Failure("worker", (raised(3, "ValueError", "x"),)))
     assert error.what.startswith("Rank 3 raised ValueError")
 
@@ -113,11 +113,11 @@ def by_value(function: Any) -> Any:
 )
 def test_what_cannot_be_pickled_is_named(function: Any, args: tuple[Any, ...], name: str, via: str) -> None:
     by_value(reads_a_global)
-    error = explained(Freight(TorchXla(), FunctionWork(function, args), {}), {}, TypeError("x"))
+    error = explain_pickling_error(Payload(TorchXla(), FunctionWork(function, args), {}), {}, TypeError("x"))
     assert error.what == f"`{name}` cannot be sent to the hosts." and via in error.why, error
-    assert "_thread.lock" in error.why and f"Make `{name}` inside the training function" in error.todo
+    assert "_thread.lock" in error.why and f"Create `{name}` inside the training function" in error.todo
 
 
-def test_names_that_code_reads_are_no_attributes() -> None:
+def test_loaded_names_are_not_attributes() -> None:
     code = compile("a = b.c\ndef f():\n    return d.e + len(g)\ndel h", "<cell>", "exec")
-    assert set(names_loaded(code)) == {"b", "d", "len", "g", "h"}
+    assert set(loaded_names(code)) == {"b", "d", "len", "g", "h"}

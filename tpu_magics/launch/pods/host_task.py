@@ -1,8 +1,4 @@
-"""What a host is told besides the parcel, and what it tells back.
-
-What lives here: the two records, and the names of the files through which a carrier and its host's process talk. What
-does not: the run's own records (runs/), and the parcel (parcel.py).
-"""
+"""What the notebook and a host exchange besides the bundle: the host's task, its state, and the names of its files."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-TASK, PARCEL, STATE, LOG = "task.pkl", "parcel.bin", "state.json", "host.log"
+TASK, BUNDLE, STATE, LOG = "task.pkl", "bundle.bin", "state.json", "host.log"
 RECORDS, DISPLAYS, RESULTS = "*.jsonl", "display-*.json", "result-*"
 OUTPUT = ("rank-*.log", "rank-*.stacks", "rank-*-metrics-*.txt", LOG)
 STARTING, RUNNING, ENDED, REFUSED = "starting", "running", "ended", "refused"
@@ -21,9 +17,10 @@ STARTING, RUNNING, ENDED, REFUSED = "starting", "running", "ended", "refused"
 
 @dataclass(frozen=True)
 class HostTask:
-    """One host's share. `index`: of the host; `workers`, `replicas`: here; `hosts`: of the run; `store`: where rank 0
-    listens in a rehearsal; `address`: where the others reach this host; `environment`: of its workers, None unsets;
-    `arrays`: files of large arrays; `shell`: the notebook has one of IPython's; the rest as in launch/plan.py."""
+    """One host's part of a run. `index`: of the host; `workers`, `replicas`: on this host; `hosts`: of the run;
+    `store`: where rank 0 listens in a rehearsal; `address`: where other hosts reach this one; `environment`: of its
+    workers, None unsets; `arrays`: number of files with large arrays; `shell`: the notebook has an IPython shell; the
+    rest as in launch/plan.py."""
 
     index: int
     name: str
@@ -56,9 +53,9 @@ class HostTask:
 
 @dataclass
 class HostState:
-    """How a host's process is, replaced whole in `STATE`. `workers`: one object for each, as in run.json with
-    `ended`, `index` and `stopped_by_us`; memory in bytes; `refused`: what, why and todo of what was refused before
-    anything was forked."""
+    """The state of a host's process, replaced atomically in `STATE`. `workers`: one object for each, as in run.json
+    with `ended`, `index` and `stopped_by_us`; memory in bytes; `refused`: what, why and todo of the error that stopped
+    the host before it forked workers."""
 
     phase: str = STARTING
     reason: str = ""
@@ -76,19 +73,19 @@ class HostState:
         temporary.replace(folder / STATE)
 
 
-def is_news(name: str) -> bool:
-    """Whether a host may send what comes into a file of this name: it becomes part of a path at the notebook."""
+def is_streamed_file(name: str) -> bool:
+    """Whether a host may send a file of this name during the run: the notebook uses it as part of a path."""
     return "/" not in name and any(fnmatchcase(name, one) for one in (RECORDS, DISPLAYS, *OUTPUT))
 
 
-def is_result(name: str) -> bool:
-    """The same of what a host sends at the end, which may lie in folders."""
+def is_result_file(name: str) -> bool:
+    """The same for files that a host sends at the end, which may be in folders."""
     first, *_ = parts = name.split("/")
     return fnmatchcase(first, RESULTS) and not {"", ".", ".."} & set(parts)
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """What stands in `STATE`; that of a beginning where there is none yet."""
+    """The content of `STATE`; the initial state if the file does not exist yet."""
     try:
         found: dict[str, Any] = json.loads((folder / STATE).read_bytes())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""In a worker, after the function: what differs from the snapshot, and what of it can travel."""
+"""In a worker, after the function: what differs from the snapshot, and which of it can be pickled."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any
 
 from tpu_magics.launch.state import kinds
 from tpu_magics.launch.state.kinds import Label
-from tpu_magics.launch.state.pickling import MARK, BelongsToWorker, Pickler, Probe, dumps
-from tpu_magics.launch.state.rules import rule_of
-from tpu_magics.launch.state.walk import Node, Snapshot
+from tpu_magics.launch.state.pickling import MARK, SizeProbe, StatePickler, WorkerOnlyError, dumps
+from tpu_magics.launch.state.snapshot import SnapshotNode, StateSnapshot
+from tpu_magics.launch.state.type_rules import rule_of
 
-LIMIT = 256 * 2**20  # bytes that come home besides the state of optimizers
+MAX_BYTES = 256 * 2**20  # of all changes together, without optimizers and modules
 STATE, BLOBS = "result-state.pkl", "result-state.bin"
-NAMES = -1  # the number of what a cell assigned
+NAMES_NUMBER = -1  # stands for the names that a cell assigned
 _ALIGNED = 64
 
 
 @dataclass
 class Changes:
-    """What a rank's function changed. `contents`: by number; `names`: what a cell assigned; `left`: what stays as it is
-    in the notebook, by name, and why; `sums`, `sizes`: checksums and bytes by number; `random`: the states of random
-    generators, None where none was drawn from."""
+    """What a rank's function changed. `contents`: by number; `names`: what a cell assigned; `left`: what is not updated
+    in the notebook, by name, with the reason; `sums`, `sizes`: checksums and bytes by number; `random`: the states of
+    random generators, None if none was used."""
 
     contents: dict[int, Any] = field(default_factory=dict)
     names: dict[str, Any] = field(default_factory=dict)
@@ -35,16 +35,16 @@ class Changes:
     sizes: dict[int, int] = field(default_factory=dict)
     random: Any = None
 
-    def leave_all(self, snapshot: Snapshot, why: str) -> None:
-        """Nothing of it comes home."""
+    def leave_all(self, snapshot: StateSnapshot, why: str) -> None:
+        """Update nothing in the notebook, for this reason."""
         self.left.update({snapshot.root(number): why for number in self.contents})
         self.contents.clear()
 
 
-class Collector:
-    """What one rank knows of the notebook's objects after its function. `models`: as they are trained here."""
+class ChangeCollector:
+    """Compares one rank's objects with the snapshot after its function. `models`: the trained ones of this rank."""
 
-    def __init__(self, snapshot: Snapshot, models: Mapping[str, Any], adapter: Any) -> None:
+    def __init__(self, snapshot: StateSnapshot, models: Mapping[str, Any], adapter: Any) -> None:
         self.snapshot = snapshot
         self.adapter = adapter
         self.numbers = _numbers(snapshot, models, adapter)
@@ -52,24 +52,24 @@ class Collector:
         self._probe = self._new_probe()
 
     def changes(self) -> Changes:
-        """Compare everything with the snapshot. Fetches nothing from the device."""
+        """Compare all objects with the snapshot, without fetching from the device."""
         found = Changes(random=self.adapter.random_changes(self.snapshot.random))
         for number, node in enumerate(self.snapshot.nodes):
             if node.kind is not None and id(node.value) in self.numbers:
-                self._look(number, node, found)
-        _keep_to_limit(self.snapshot, found)
+                self._compare(number, node, found)
+        _drop_largest(self.snapshot, found)
         return found
 
     def add_names(self, changes: Changes, names: Mapping[str, Any]) -> None:
-        """Add those names of a cell whose values can travel."""
+        """Add those names of a cell whose values can be pickled."""
         changes.names = {
             name: value
             for name, value in names.items()
-            if type(value) in kinds.ATOMS or self._tried(NAMES, value, changes) is None
+            if type(value) in kinds.ATOMS or self._try_pickling(NAMES_NUMBER, value, changes) is None
         }
-        changes.sums.pop(NAMES, None)
+        changes.sums.pop(NAMES_NUMBER, None)
 
-    def _look(self, number: int, node: Node, found: Changes) -> None:
+    def _compare(self, number: int, node: SnapshotNode, found: Changes) -> None:
         assert node.kind is not None
         try:
             if not node.kind.changed(node.value, node.mark):
@@ -79,34 +79,34 @@ class Collector:
                 self._leave(number, (), node.kind.named, found)
                 return
             content = node.kind.content(node.value, node.mark)
-        except Exception as error:  # of an object's own code
+        except Exception as error:  # from an object's own code
             self._leave(number, (), f"{type(error).__name__}: {error}", found)
             return
-        content = self._what_travels(number, node, content, found)
+        content = self._picklable(number, node, content, found)
         if content is not None:
             found.contents[number] = content
 
-    def _what_travels(self, number: int, node: Node, content: Any, found: Changes) -> Any:
+    def _picklable(self, number: int, node: SnapshotNode, content: Any, found: Changes) -> Any:
         assert node.kind is not None
-        problem = self._tried(number, content, found)
+        problem = self._try_pickling(number, content, found)
         if problem is None:
             return content
         bad: set[Any] = set()
         for label, piece in node.kind.pieces(content):
-            problem_of_piece = self._tried(number, piece, found)
+            problem_of_piece = self._try_pickling(number, piece, found)
             if problem_of_piece is not None:
                 bad.add(label[1])
                 self._leave_piece(number, node, label, problem_of_piece, found)
         if not bad:
-            self._leave(number, (), reason(problem), found)
+            self._leave(number, (), pickling_reason(problem), found)
             return None
         rest = node.kind.without(content, node.mark, bad)
-        if rest is None or self._tried(number, rest, found) is not None:
+        if rest is None or self._try_pickling(number, rest, found) is not None:
             return None
         return rest
 
-    def _tried(self, number: int, content: Any, found: Changes) -> Exception | None:
-        """Why it cannot be pickled; None, with its size and checksum noted, where it can."""
+    def _try_pickling(self, number: int, content: Any, found: Changes) -> Exception | None:
+        """Why it cannot be pickled; None if it can, then its size and checksum are recorded."""
         try:
             found.sizes[number], found.sums[number] = self._probe.look(content)
         except Exception as error:  # pickle.PicklingError, TypeError, AttributeError, RecursionError, a class's own
@@ -115,14 +115,14 @@ class Collector:
             return error
         return None
 
-    def _new_probe(self) -> Probe:
-        return Probe(self.snapshot, self.numbers, self.adapter)
+    def _new_probe(self) -> SizeProbe:
+        return SizeProbe(self.snapshot, self.numbers, self.adapter)
 
-    def _leave_piece(self, number: int, node: Node, label: Label, problem: Exception, found: Changes) -> None:
+    def _leave_piece(self, number: int, node: SnapshotNode, label: Label, problem: Exception, found: Changes) -> None:
         private = rule_of(type(node.value)).quiet and str(label[1]).startswith("_")
-        stands_in = isinstance(problem, BelongsToWorker) and _had(node.mark, label[1])
-        if not private and not stands_in:
-            self._leave(number, (label,), reason(problem), found)
+        replaces = isinstance(problem, WorkerOnlyError) and _existed_before(node.mark, label[1])
+        if not private and not replaces:
+            self._leave(number, (label,), pickling_reason(problem), found)
 
     def _leave(self, number: int, labels: tuple[Label, ...], why: str, found: Changes) -> None:
         if not self.snapshot.nodes[number].quiet:
@@ -131,21 +131,21 @@ class Collector:
 
     # -- writing --------------------------------------------------------------------------------------------------
     def write(self, changes: Changes, folder: Path) -> None:
-        """Write what comes home: complete, or not at all. Raises OSError."""
+        """Write the changes completely, or not at all. Raises OSError."""
         tensors = [*self.tensors, *self._probe.tensors]
         if tensors:
             self.adapter.settle()
         fetched = dict(zip(map(id, tensors), self.adapter.fetch(tensors), strict=True))
         self._forget_unchanged(changes, fetched)
         file = io.BytesIO()
-        pickler = Pickler(file, self.snapshot, self.numbers, self.adapter)
+        pickler = StatePickler(file, self.snapshot, self.numbers, self.adapter)
         pickler.fetched = fetched
         pickler.dump((changes.contents, changes.names))
         temporary = folder / f"{STATE}.tmp"
         try:
-            places = _write_blobs(pickler.blobs, folder / BLOBS)
-            told = (list(changes.contents), list(changes.names), changes.left, changes.random)
-            record = (file.getvalue(), places, pickler.inside, told)
+            positions = _write_blobs(pickler.blobs, folder / BLOBS)
+            summary = (list(changes.contents), list(changes.names), changes.left, changes.random)
+            record = (file.getvalue(), positions, pickler.inside, summary)
             temporary.write_bytes(pickle.dumps(record))
             temporary.replace(folder / STATE)
         except OSError:
@@ -154,22 +154,22 @@ class Collector:
             raise
 
     def _forget_unchanged(self, changes: Changes, fetched: Mapping[int, Any]) -> None:
-        """Tensors that were moved to the device and are what they were."""
+        """Drop tensors that were only moved to the device."""
         for number, content in list(changes.contents.items()):
             node = self.snapshot.nodes[number]
             if self.adapter.is_unchanged_on_device(node.value, node.mark, content, fetched):
                 del changes.contents[number]
 
 
-class Results:
-    """Pickles what rank 0 returns: in it the notebook's objects are the notebook's."""
+class ResultPickler:
+    """Pickles what rank 0 returns, with references to the notebook's objects."""
 
-    def __init__(self, backend: Any, collector: Collector) -> None:
+    def __init__(self, backend: Any, collector: ChangeCollector) -> None:
         self._backend = backend
         self._collector = collector
 
     def dumps(self, value: Any) -> bytes:
-        """As `Backend.dumps`, for `pickling.loads`. Raises TpuMagicsError naming what cannot be pickled."""
+        """As `Backend.dumps`, for `pickling.loads`. Raises TpuMagicsError that names what cannot be pickled."""
         one = self._collector
         try:
             return MARK + dumps(value, one.snapshot, one.numbers, one.adapter)
@@ -179,55 +179,57 @@ class Results:
 
 
 def _write_blobs(blobs: list[Any], path: Path) -> list[tuple[int, int]]:
-    places = []
+    positions = []
     with open(path, "wb") as file:
         for blob in blobs:
             start = -(-file.tell() // _ALIGNED) * _ALIGNED
             file.seek(start)
             file.write(blob)
-            places.append((start, blob.nbytes))
+            positions.append((start, blob.nbytes))
         file.truncate(max(file.tell(), 1))
-    return places
+    return positions
 
 
-def _numbers(snapshot: Snapshot, models: Mapping[str, Any], adapter: Any) -> dict[int, int]:
-    """The numbers by id, also those of what took the place of a part of a model here."""
+def _numbers(snapshot: StateSnapshot, models: Mapping[str, Any], adapter: Any) -> dict[int, int]:
+    """The numbers by id, also of objects that replaced a part of a model in this worker."""
     numbers = dict(snapshot.numbers)
-    for number in _of_models_that_stay(snapshot, models):
+    for number in _parts_of_unreturned_models(snapshot, models):
         numbers.pop(id(snapshot.nodes[number].value), None)
     for known, now in ((snapshot.slots, adapter.named(models)), (snapshot.modules, adapter.modules(models))):
         numbers.update({id(part): known[key] for key, part in now.items() if key in known})
     return numbers
 
 
-def _had(mark: Any, name: Any) -> bool:
-    """Whether there was something under `name` before the function: that stays, where a worker has its own."""
+def _existed_before(mark: Any, name: Any) -> bool:
+    """Whether `name` had a value before the function. It stays if the worker's value belongs to the worker."""
     if isinstance(mark, tuple):
         mark = dict(zip(*mark, strict=True))
     before = mark.get(name) if isinstance(mark, dict) else mark
     return before is not None and before is not kinds.MISSING
 
 
-def _of_models_that_stay(snapshot: Snapshot, models: Mapping[str, Any]) -> Iterator[int]:
-    """Parts of models that do not come home: what refers to them takes its own along."""
+def _parts_of_unreturned_models(snapshot: StateSnapshot, models: Mapping[str, Any]) -> Iterator[int]:
+    """Parts of models that are not returned: objects that refer to them are pickled with a copy."""
     for known in (snapshot.slots, snapshot.modules):
         yield from (number for (model, _), number in known.items() if model not in models)
 
 
-def _keep_to_limit(snapshot: Snapshot, found: Changes) -> None:
-    """Leave the largest contents where all are too large together."""
+def _drop_largest(snapshot: StateSnapshot, found: Changes) -> None:
+    """Drop the largest contents until the rest is within the limit."""
     sizes = {n: found.sizes[n] for n in found.contents if not snapshot.nodes[n].unlimited}
     total = sum(sizes.values())
     for number in sorted(sizes, key=sizes.__getitem__, reverse=True):
-        if total <= LIMIT:
+        if total <= MAX_BYTES:
             return
         total -= sizes[number]
         del found.contents[number]
-        found.left[snapshot.path(number)] = f"{sizes[number] / 2**20:,.0f} MB, of {LIMIT // 2**20} MB that come home"
+        found.left[snapshot.path(number)] = (
+            f"{sizes[number] / 2**20:,.0f} MB, above the limit of {MAX_BYTES // 2**20} MB in all"
+        )
 
 
 # -- reasons -----------------------------------------------------------------------------------------------------------
-_WORDS = (
+_REASONS = (
     (r"_io\.", "an open file"),
     (r"'(async_)?generator'", "a generator"),
     (r"_thread\.|'(RLock|Condition)'", "a lock"),
@@ -238,12 +240,12 @@ _WORDS = (
 )
 
 
-def reason(problem: Exception) -> str:
-    """Why something cannot travel, in a few words."""
-    if isinstance(problem, BelongsToWorker):
+def pickling_reason(problem: Exception) -> str:
+    """Why something cannot be pickled, in a few words."""
+    if isinstance(problem, WorkerOnlyError):
         return f"{problem} of the worker"
     text = str(problem)
-    for pattern, words in _WORDS:
+    for pattern, words in _REASONS:
         if isinstance(problem, TypeError) and re.search(pattern, text):
             return words
     local = re.search(r"local object '?([^']+?)'?$", text)

@@ -1,8 +1,7 @@
-"""The person's own modules: files beside the notebook that the hosts do not have.
+"""Sends the user's own modules (files beside the notebook) to the hosts, which import them from memory.
 
-What lives here: which of the modules that are loaded are such, their text, and how a host imports them: from memory,
-under the paths that they have at the notebook, which stacks and records then name. What does not: functions and classes
-of the notebook itself, which travel by value (parcel.py), and installed packages, which each host has to have.
+They keep the paths that they have on the notebook's machine, for tracebacks and records. Installed packages are not
+sent: each host needs them.
 """
 
 from __future__ import annotations
@@ -18,57 +17,57 @@ from types import ModuleType
 
 from tpu_magics.runs.origin import is_library
 
-LARGEST = 1 << 20  # bytes of one file
-MOST = 16 << 20  # bytes of all
+MAX_FILE_BYTES = 1 << 20  # bytes of one file
+MAX_TOTAL_BYTES = 16 << 20  # bytes of all
 
 
 @dataclass(frozen=True)
-class Text:
-    """A module. `path`: where it is at the notebook."""
+class ModuleSource:
+    """A module's source. `path`: on the notebook's machine."""
 
     path: str
     text: bytes
     package: bool
 
 
-def own_modules() -> dict[str, Text]:
-    """All loaded modules that are plain Python and not installed, by name. A package of which a part is something else
-    (an extension, a large file) stays whole where it is."""
-    found: dict[str, Text] = {}
+def collect_user_modules() -> dict[str, ModuleSource]:
+    """The loaded modules that are plain Python and not installed, by name. A package with another part (an extension, a
+    large file) is not sent at all."""
+    found: dict[str, ModuleSource] = {}
     broken: set[str] = set()
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if name == "__main__" or not isinstance(file, str) or is_library(file):
             continue
-        text = _text(Path(file))
+        text = _source_of(Path(file))
         if text is None:
-            broken.add(_top(name))
+            broken.add(_top_package(name))
         else:
-            found[name] = Text(file, text, hasattr(module, "__path__"))
-    kept = {name: one for name, one in found.items() if _top(name) not in broken}
-    return kept if sum(len(one.text) for one in kept.values()) <= MOST else {}
+            found[name] = ModuleSource(file, text, hasattr(module, "__path__"))
+    kept = {name: one for name, one in found.items() if _top_package(name) not in broken}
+    return kept if sum(len(one.text) for one in kept.values()) <= MAX_TOTAL_BYTES else {}
 
 
-def _text(path: Path) -> bytes | None:
+def _source_of(path: Path) -> bytes | None:
     try:
-        if path.suffix != ".py" or path.stat().st_size > LARGEST:
+        if path.suffix != ".py" or path.stat().st_size > MAX_FILE_BYTES:
             return None
         return path.read_bytes()
     except OSError:
         return None
 
 
-def _top(name: str) -> str:
+def _top_package(name: str) -> str:
     return name.partition(".")[0]
 
 
 # -- on a host --------------------------------------------------------------------------------------------------------
 
 
-class Finder(importlib.abc.MetaPathFinder):
-    """Finds what came with the run, before all else of these names; folders without an `__init__.py`, too."""
+class SourceFinder(importlib.abc.MetaPathFinder):
+    """Finds the modules that were sent, before other modules of these names; also folders without `__init__.py`."""
 
-    def __init__(self, texts: Mapping[str, Text]) -> None:
+    def __init__(self, texts: Mapping[str, ModuleSource]) -> None:
         self.texts = texts
         self.folders = {name[:at] for name in texts for at, letter in enumerate(name) if letter == "."} - set(texts)
 
@@ -78,8 +77,8 @@ class Finder(importlib.abc.MetaPathFinder):
         del path, target
         if name in self.texts:
             one = self.texts[name]
-            spec = ModuleSpec(name, Loader(one), origin=one.path, is_package=one.package)
-            spec.has_location = True  # so that it has a `__file__`
+            spec = ModuleSpec(name, SourceLoader(one), origin=one.path, is_package=one.package)
+            spec.has_location = True  # gives the module a `__file__`
             return spec
         if name in self.folders:
             spec = ModuleSpec(name, None, is_package=True)
@@ -88,17 +87,17 @@ class Finder(importlib.abc.MetaPathFinder):
         return None
 
 
-class Loader(importlib.abc.SourceLoader):
-    """One of them."""
+class SourceLoader(importlib.abc.SourceLoader):
+    """Loads one module that was sent."""
 
-    def __init__(self, one: Text) -> None:
+    def __init__(self, one: ModuleSource) -> None:
         self.one = one
 
     def get_filename(self, fullname: str) -> str:  # noqa: ARG002
         return self.one.path
 
     def get_data(self, path: str | bytes) -> bytes:
-        if path != self.one.path:  # a cache of its bytecode, which is not sent
+        if path != self.one.path:  # its bytecode cache, which is not sent
             raise OSError(path)
         return self.one.text
 
@@ -106,11 +105,11 @@ class Loader(importlib.abc.SourceLoader):
         return self.one.package
 
 
-def put(texts: Mapping[str, Text]) -> None:
-    """Make them importable here, and their lines known to stacks."""
+def install_modules(texts: Mapping[str, ModuleSource]) -> None:
+    """Make the modules importable here, and their lines known to tracebacks."""
     if not texts:
         return
-    sys.meta_path.insert(0, Finder(texts))
+    sys.meta_path.insert(0, SourceFinder(texts))
     for one in texts.values():
         lines = one.text.decode("utf-8", "replace").splitlines(keepends=True)
         linecache.cache[one.path] = (len(one.text), None, lines, one.path)

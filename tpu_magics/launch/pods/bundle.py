@@ -1,11 +1,7 @@
-"""What a run sends to its hosts, packed: one parcel of pickles, and beside it the large arrays.
+"""Packs the payload of a run into a bundle: pickles, and beside them the large arrays, which can go to shared memory.
 
-What lives here: packing and unpacking. Tensors that share memory here share it there; what takes `LARGE` bytes or more
-is not in the pickle, so that it can lie in shared memory. What does not: what is packed (freight.py), who may not be
-pickled (unsendable.py), and the way to the hosts (ship.py).
-
-Functions and classes of the notebook travel by value; what the notebook's own dict holds comes to lie in the other
-process's `__main__`.
+Functions and classes of the notebook are pickled by value; objects of the notebook's dict go to the other process's
+`__main__`. Tensors that share memory here share it there.
 """
 
 from __future__ import annotations
@@ -19,24 +15,20 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cloudpickle
 
-from tpu_magics.launch import session
-from tpu_magics.launch.pods.modules import own_modules, put
+from tpu_magics.launch.pods.user_modules import collect_user_modules, install_modules
 
-if TYPE_CHECKING:
-    from tpu_magics.launch.work import Work
-
-LARGE = 1 << 20  # bytes
+LARGE_BYTES = 1 << 20  # bytes
 _MAIN, _STORAGE = "main", "storage"
-_SHELL = "get_ipython"  # a name that IPython gives to the notebook: magics within functions call it
+_SHELL = "get_ipython"  # IPython puts this name into the notebook; magics inside functions call it
 
 
 @dataclass(frozen=True)
-class Parcel:
-    """`data`: pickles; `arrays`: what lies beside them, as objects with a buffer of bytes."""
+class Bundle:
+    """`data`: pickles; `arrays`: large arrays, as objects with a buffer of bytes."""
 
     data: bytes
     arrays: tuple[Any, ...] = ()
@@ -46,17 +38,17 @@ class Parcel:
         return sum(memoryview(one).nbytes for one in self.arrays)
 
 
-class Pickler(cloudpickle.Pickler):
-    """Leaves `main` (the notebook's own dict) and the content of tensors out, and notes what it defined by value."""
+class BundlePickler(cloudpickle.Pickler):
+    """Leaves out `main` (the notebook's dict) and the content of tensors, and records what it pickled by value."""
 
     def __init__(self, file: Any, main: dict[str, Any], keep: Callable[[pickle.PickleBuffer], bool]) -> None:
         super().__init__(file, protocol=5, buffer_callback=keep)
         self.storages: list[Any] = []
         self.defined: dict[str, Any] = {}
-        self.files: set[str] = set()  # in which the code stands that is sent
+        self.files: set[str] = set()  # files of the pickled code
         self._numbers: dict[tuple[int, int], int] = {}
         self._main = main
-        self.globals_ref[id(main)] = main  # cloudpickle's own (3.1): the dict of a function, by its id
+        self.globals_ref[id(main)] = main  # of cloudpickle (3.1): the globals of functions, by id
 
     def persistent_id(self, value: Any) -> tuple[Any, ...] | None:
         if value is self._main:
@@ -66,7 +58,7 @@ class Pickler(cloudpickle.Pickler):
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(value, (torch.storage.TypedStorage, torch.UntypedStorage)):
             return None
-        # torch 2.9, storage.py: what a TypedStorage holds; asking it in public warns that it is deprecated
+        # torch 2.9, storage.py: the storage inside a TypedStorage; the public method prints a deprecation warning
         whole = value if isinstance(value, torch.UntypedStorage) else value._untyped_storage
         if whole.device.type != "cpu":
             return None
@@ -90,91 +82,69 @@ class Pickler(cloudpickle.Pickler):
         return super().reducer_override(value)
 
 
-def pack(value: Any, main: dict[str, Any], texts: Mapping[str, list[str]] | None = None) -> Parcel:
-    """Pack `value`, a function's globals being `main`. `texts`: lines of cells, of which those are sent whose code is:
-    others may hold what is nobody's business. Raises what pickle raises."""
+def pack(value: Any, main: dict[str, Any], texts: Mapping[str, list[str]] | None = None) -> Bundle:
+    """Pack `value`; `main`: the globals of the notebook's functions. `texts`: lines of cells. Only cells whose code is
+    packed are included: others may hold secrets. Raises what pickle raises."""
     arrays: list[Any] = []
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
-        """Whether it stays in the pickle."""
-        if memoryview(buffer).nbytes < LARGE:
+        """Whether the buffer stays in the pickle."""
+        if memoryview(buffer).nbytes < LARGE_BYTES:
             return True
         arrays.append(buffer.raw())
         return False
 
     file = io.BytesIO()
-    pickler = Pickler(file, main, keep)
+    pickler = BundlePickler(file, main, keep)
     pickler.dump(value)
     pickler.dump(pickler.defined)
     inside: dict[int, bytes] = {}
     outside: dict[int, int] = {}
     count = len(arrays)
     for number, storage in enumerate(pickler.storages):
-        content = _bytes_of(storage)
-        if content.nbytes < LARGE:
+        content = _storage_bytes(storage)
+        if content.nbytes < LARGE_BYTES:
             inside[number] = content.tobytes()
         else:
             outside[number] = len(arrays)
             arrays.append(content)
     sent = {name: lines for name, lines in (texts or {}).items() if name in pickler.files}
-    return Parcel(pickle.dumps((own_modules(), sent, file.getvalue(), inside, outside, count)), tuple(arrays))
+    return Bundle(pickle.dumps((collect_user_modules(), sent, file.getvalue(), inside, outside, count)), tuple(arrays))
 
 
-def _bytes_of(storage: Any) -> Any:
+def _storage_bytes(storage: Any) -> Any:
     import torch
 
     return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """What a run sends, in bytes. `parcel`: the pickles; `shared`: large arrays, which go through the object store."""
-
-    parcel: int
-    shared: int
+# -- on a host --------------------------------------------------------------------------------------------------------
 
 
-def measure(work: Work) -> Sizes:
-    """What this work takes along. Raises TpuMagicsError naming what cannot be pickled."""
-    from tpu_magics.launch.pods import freight, unsendable
-
-    current = session.current
-    current.backend.prepare()
-    gathered = freight.gathered(work, current.backend, cell_names=current.notebook.cell_names())
-    try:
-        packed = pack(gathered, current.notebook.namespace, freight.texts(current.notebook.cell_names()))
-    except Exception as error:
-        raise unsendable.explained(gathered, current.notebook.namespace, error) from None
-    return Sizes(len(packed.data), packed.array_bytes)
-
-
-# -- there ------------------------------------------------------------------------------------------------------------
-
-
-class Unpickler(pickle.Unpickler):
+class BundleUnpickler(pickle.Unpickler):
     def __init__(self, file: Any, buffers: Sequence[Any], storages: Callable[[int], Any], main: dict[str, Any]) -> None:
         super().__init__(file, buffers=buffers)
         self._storages = storages
         self._main = main
 
-    def persistent_load(self, told: Any) -> Any:
-        if told[0] == _MAIN:
+    def persistent_load(self, key: Any) -> Any:
+        if key[0] == _MAIN:
             return self._main
-        if told[0] == _SHELL:
+        if key[0] == _SHELL:
             return self._main.get(_SHELL)
         import torch
 
-        storage, dtype = self._storages(told[1]), told[2]
+        storage, dtype = self._storages(key[1]), key[2]
         if dtype is None:
             return storage
         return torch.storage.TypedStorage(wrap_storage=storage, dtype=getattr(torch, dtype), _internal=True)
 
 
 def unpack(data: bytes, arrays: Sequence[Any], main: dict[str, Any]) -> Any:
-    """The packed value. `arrays`: buffers that may be written to; what was defined by value becomes a name of `main`,
-    unless one is there."""
+    """The packed value. `arrays`: writable buffers. What was pickled by value gets its name in `main`, unless that name
+    exists."""
     modules, texts, pickles, inside, outside, count = pickle.loads(data)
-    put(modules)
+    install_modules(modules)
     for name, lines in texts.items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
     known: dict[int, Any] = {}
@@ -191,14 +161,14 @@ def unpack(data: bytes, arrays: Sequence[Any], main: dict[str, Any]) -> Any:
             )
         return known[number]
 
-    unpickler = Unpickler(io.BytesIO(pickles), arrays[:count], storage, main)
+    unpickler = BundleUnpickler(io.BytesIO(pickles), arrays[:count], storage, main)
     value = unpickler.load()
     for name, defined in unpickler.load().items():
         main.setdefault(name, defined)
     return value
 
 
-def mapped(path: Path) -> Any:
-    """A file's content, to be read by all and changed by each for itself."""
+def map_file(path: Path) -> Any:
+    """A file mapped copy-on-write: workers share its memory, and a change is private to a worker."""
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

@@ -1,4 +1,4 @@
-"""Which objects are looked into, told by their types: a table, and nothing is imported for it."""
+"""How objects are treated, by the full names of their types, so that no library is imported."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tpu_magics.runs.origin import is_library
 
 
 @dataclass(frozen=True)
-class Rule:
+class TypeRule:
     """How the instances of a type are treated.
 
-    `skip`: attributes that are neither followed nor brought home; `only`: the only ones that are (None: all);
-    `opaque`: not looked into; `named`: what it is called where it was changed and cannot be brought home, told by
-    `counter`, the attribute that changes with it; `quiet`: what of it cannot travel is not worth a line; `unlimited`:
-    its size is that of the weights, so no limit is set to it; `inner`: the attribute with the plain object inside one
-    that belongs to the worker; `stays`: it belongs to the worker, and what the notebook had in its place stays.
+    `skip`: attributes that are neither followed nor updated; `only`: the only ones that are (None: all); `opaque`: no
+    attribute is followed; `named`: a description for an object that cannot be updated, with `counter`, the attribute
+    that changes when it is used; `quiet`: what of it cannot be pickled is not reported; `unlimited`: it has the size of
+    the weights and does not count for the limit; `inner`: the attribute with the plain object inside a worker's
+    wrapper; `stays`: it belongs to the worker, and the notebook keeps its own.
     """
 
     skip: frozenset[str] = frozenset()
@@ -33,29 +33,29 @@ class Rule:
 
     def has(self, name: str) -> bool:
         """Whether the attribute `name` is followed."""
-        return name not in self.skip and name not in MARKS and (self.only is None or name in self.only)
+        return name not in self.skip and name not in LIBRARY_MARKS and (self.only is None or name in self.only)
 
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
-def by_type(function: Callable[[type], Answer]) -> Callable[[type], Answer]:
-    """Remember the answers for each class, by identity: a metaclass may make its classes unhashable."""
-    known: dict[int, tuple[type, Answer]] = {}
+def cached_by_type(function: Callable[[type], Result]) -> Callable[[type], Result]:
+    """Cache the results by the id of the class: a metaclass may make its classes unhashable."""
+    known: dict[int, tuple[type, Result]] = {}
 
-    def answer(kind: type) -> Answer:
+    def cached(kind: type) -> Result:
         if id(kind) not in known:
             known[id(kind)] = kind, function(kind)
         return known[id(kind)][1]
 
-    return answer
+    return cached
 
 
-PLAIN = Rule()
-OPAQUE = Rule(opaque=True)
-LIBRARY = Rule(quiet=True)
+PLAIN = TypeRule()
+OPAQUE = TypeRule(opaque=True)
+LIBRARY = TypeRule(quiet=True)
 
-# Packages whose objects are left alone: those of the session, of devices, of output, and immutable ones.
+# Packages whose objects are opaque: of the session, of devices, of output, and immutable ones.
 OPAQUE_PACKAGES = frozenset(
     {
         "tpu_magics",
@@ -68,39 +68,39 @@ OPAQUE_PACKAGES = frozenset(
         "numpy",
     }
 )
-# The modules of Python's own library whose objects hold what a person put there.
-HOLDERS = frozenset({"collections", "types", "argparse", "queue", "configparser"})
+# Modules of the standard library whose objects contain the user's data.
+CONTAINER_MODULES = frozenset({"collections", "types", "argparse", "queue", "configparser"})
 
-# Marks that libraries put on anybody's objects for as long as a process has its devices (accelerate 1.15.0: with it
-# `prepare` leaves an object where it is).
-MARKS = frozenset({"_is_accelerate_prepared"})
+# Attributes that libraries set on any object as long as a process has its devices (accelerate 1.15.0: with this one
+# `prepare` does not move an object).
+LIBRARY_MARKS = frozenset({"_is_accelerate_prepared"})
 
-RULES: dict[str, Rule] = {}
+RULES: dict[str, TypeRule] = {}
 
 
-def add(rules: Mapping[str, Rule]) -> None:
-    """Add rules, by the full name of a type (`module.Class`); its subclasses follow it. Before any object is walked."""
+def add(rules: Mapping[str, TypeRule]) -> None:
+    """Add rules, by the full name of a type (`module.Class`), also for its subclasses; before the first snapshot."""
     RULES.update(rules)
 
 
-@by_type
-def rule_of(kind: type) -> Rule:
+@cached_by_type
+def rule_of(kind: type) -> TypeRule:
     """The rule for instances of `kind`."""
     for base in kind.__mro__:
         found = RULES.get(f"{base.__module__}.{base.__qualname__}")
         if found is not None:
             return found
-    if not is_librarys(kind):
+    if not is_library_type(kind):
         return PLAIN
     module = str(kind.__module__)
     packages = _packages(module)
-    if OPAQUE_PACKAGES & packages or (packages[-1:] and _is_pythons(module) and not HOLDERS & packages):
+    if OPAQUE_PACKAGES & packages or (packages[-1:] and _is_stdlib(module) and not CONTAINER_MODULES & packages):
         return OPAQUE
     return LIBRARY
 
 
 class _Packages(tuple[str, ...]):
-    """The packages that a module lies in, innermost first."""
+    """The packages of a module, innermost first."""
 
     def __rand__(self, names: frozenset[str]) -> bool:
         return any(name in names for name in self)
@@ -111,18 +111,18 @@ def _packages(module: str) -> _Packages:
     return _Packages(".".join(parts[:count]) for count in range(len(parts), 0, -1))
 
 
-def _is_pythons(module: str) -> bool:
+def _is_stdlib(module: str) -> bool:
     return module.partition(".")[0] in sys.stdlib_module_names
 
 
-@by_type
-def is_librarys(kind: type) -> bool:
-    """Whether a class is not of the person's own code."""
+@cached_by_type
+def is_library_type(kind: type) -> bool:
+    """Whether a class is not from the user's own code."""
     return is_library_module(str(kind.__module__))
 
 
 def is_library_module(name: str) -> bool:
-    """Whether a module is not the person's own."""
+    """Whether a module is not the user's own."""
     if name == "__main__":
         return False
     module = sys.modules.get(name)
@@ -132,7 +132,7 @@ def is_library_module(name: str) -> bool:
     return is_library(file) if file else True
 
 
-def follows(function: Any) -> bool:
-    """Whether a function is the person's own, so that it is told what it reads."""
+def is_user_function(function: Any) -> bool:
+    """Whether a function is from the user's own code."""
     code = getattr(function, "__code__", None)
     return code is not None and not is_library(code.co_filename)

@@ -1,4 +1,4 @@
-"""A cluster that wants a token, as Ray starts one wherever it finds a token: on a real one of one node."""
+"""A cluster that requires a token, which Ray does wherever it finds one: on a real cluster of one node."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ FIND = """
 import os, sys
 import ray
 import tpu_magics
-from tpu_magics.launch.pods import cluster, plan
+from tpu_magics.launch.pods import cluster, host_selection
 
 os.environ.update(dict(pair.split("=") for pair in sys.argv[2:]))  # as %env does, after Ray's import
 try:
-    print([host.name for host in plan.find(sys.argv[1]).hosts])
+    print([host.name for host in host_selection.find_pod(sys.argv[1]).hosts])
 except tpu_magics.TpuMagicsError as error:
     print(error)
 finally:
-    cluster.leave()
+    cluster.disconnect()
 """
 
 
 @dataclass(frozen=True)
-class Guarded:
-    """A cluster, and the environment of a person on its node."""
+class TokenCluster:
+    """A cluster, and the environment of a user on its node."""
 
     address: str
     environment: dict[str, str]
 
     def find(self, hosts: str, *settings: str) -> str:
-        """What a notebook there says of these hosts, with these settings made in it."""
+        """What a notebook there prints for these hosts, with these variables."""
         command = [sys.executable, "-c", FIND, hosts, *settings]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=120, check=True)
         assert "WARNING" not in done.stderr, done.stderr
@@ -49,8 +49,8 @@ class Guarded:
 
 
 @pytest.fixture(scope="module")
-def guarded() -> Iterator[Guarded]:
-    home = Path(tempfile.mkdtemp(prefix="token-"))  # short: Ray's sockets lie in it
+def guarded() -> Iterator[TokenCluster]:
+    home = Path(tempfile.mkdtemp(prefix="token-"))  # a short path, for Ray's sockets
     (home / ".ray").mkdir()
     (home / ".ray" / "auth_token").write_text("a-token-of-more-than-enough-letters")
     environment = {**os.environ, "HOME": str(home), "RAY_TMPDIR": str(home), "PYTHONPATH": str(nodes.ROOT)}
@@ -58,23 +58,23 @@ def guarded() -> Iterator[Guarded]:
         environment.pop(name, None)
     try:
         with nodes.started_elsewhere([{"node_name": "alpha"}], {**environment, "RAY_AUTH_MODE": "token"}) as address:
-            yield Guarded(address, environment)
+            yield TokenCluster(address, environment)
     finally:
         shutil.rmtree(home, ignore_errors=True)
 
 
-def test_on_the_cluster_itself_the_token_that_is_here_is_used(guarded: Guarded) -> None:
+def test_on_the_cluster_itself_the_local_token_is_used(guarded: TokenCluster) -> None:
     assert guarded.find("ray") == "['alpha']\n"
 
 
-def test_to_an_address_no_token_is_sent_unasked(guarded: Guarded) -> None:
+def test_for_an_address_the_local_token_is_not_sent(guarded: TokenCluster) -> None:
     said = guarded.find(guarded.address)
-    assert said.startswith(f"The Ray cluster at {guarded.address} wants its token.\n")
-    assert "this notebook sends none" in said and "run %env RAY_AUTH_MODE=token before %tpu_init" in said
+    assert said.startswith(f"The Ray cluster at {guarded.address} requires a token.\n")
+    assert "this notebook sends no token" in said and "run %env RAY_AUTH_MODE=token before %tpu_init" in said
     assert guarded.find(guarded.address, "RAY_AUTH_MODE=token") == "['alpha']\n"
 
 
-def test_another_token_is_said(guarded: Guarded) -> None:
+def test_a_wrong_token_is_an_error(guarded: TokenCluster) -> None:
     said = guarded.find(guarded.address, "RAY_AUTH_MODE=token", "RAY_AUTH_TOKEN=another-token-that-is-not-the-clusters")
-    assert said.startswith(f"The Ray cluster at {guarded.address} wants its token.\n")
+    assert said.startswith(f"The Ray cluster at {guarded.address} requires a token.\n")
     assert "is not the cluster's" in said and "Copy ~/.ray/auth_token" in said

@@ -1,4 +1,4 @@
-"""Versions on the hosts: what is refused, what is only said, and what a host is asked."""
+"""Versions on the hosts: which differences are errors, and which are notes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import pytest
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch.pods.versions import Look, require_same
+from tpu_magics.launch.pods.host_versions import HostReport, require_same_versions
 
 OWN = {"python": "3.11.7", "tpu_magics": "0.1.0", "ray": "2.60.0", "torch": "2.9.0", "torch_xla": "2.9.0"}
 
 
 def judged(*hosts: dict[str, str]) -> list[str]:
     names = [f"host-{index}" for index in range(len(hosts))]
-    return require_same(names, [Look({**OWN, **host}) for host in hosts], OWN)
+    return require_same_versions(names, [HostReport({**OWN, **host}) for host in hosts], OWN)
 
 
 def refused(*hosts: dict[str, str]) -> TpuMagicsError:
@@ -23,15 +23,15 @@ def refused(*hosts: dict[str, str]) -> TpuMagicsError:
     return error.value
 
 
-def test_the_same_everywhere_says_nothing() -> None:
+def test_the_same_versions_give_no_note() -> None:
     assert judged({}, {}) == []
 
 
-def test_another_patch_is_said() -> None:
+def test_another_patch_is_a_note() -> None:
     said = judged({}, {"python": "3.11.9"}, {"torch": "2.9.1+cpu"})
     assert said == [
-        "Python differs on the hosts: 3.11.7 on this notebook, host-0 and host-2, 3.11.9 on host-1.",
-        "torch differs on the hosts: 2.9.0 on this notebook, host-0 and host-1, 2.9.1+cpu on host-2.",
+        "Python differs between the hosts: 3.11.7 on this notebook, host-0 and host-2, 3.11.9 on host-1.",
+        "torch differs between the hosts: 2.9.0 on this notebook, host-0 and host-1, 2.9.1+cpu on host-2.",
     ]
 
 
@@ -55,9 +55,9 @@ def test_another_release_is_refused_with_a_line_for_each_host(
 
 
 def test_a_host_without_this_package_is_refused() -> None:
-    """A host that has Ray and nothing of ours, as a bare image of Ray's."""
+    """A host with Ray only, as in Ray's own image."""
     with pytest.raises(TpuMagicsError) as error:
-        require_same(["bare"], [Look({"python": "3.11.7", "ray": "2.60.0"})], OWN)
+        require_same_versions(["bare"], [HostReport({"python": "3.11.7", "ray": "2.60.0"})], OWN)
     assert error.value.what == "The hosts do not have the same tpu_magics and torch and torch_xla as this notebook."
     assert error.value.details[1] == "  bare: tpu_magics --, torch --, torch_xla --"
     assert error.value.todo.endswith('pip install "tpu-magics==0.1.0" "torch==2.9.0" "torch_xla==2.9.0"')
@@ -66,5 +66,5 @@ def test_a_host_without_this_package_is_refused() -> None:
 def test_many_hosts_are_counted_in_the_sentence_and_listed_below() -> None:
     hosts: Sequence[dict[str, str]] = [{"python": "3.11.9"}] * 7
     assert judged(*hosts) == [
-        "Python differs on the hosts: 3.11.7 on this notebook, 3.11.9 on host-0, host-1, host-2 and 4 more."
+        "Python differs between the hosts: 3.11.7 on this notebook, 3.11.9 on host-0, host-1, host-2 and 4 more."
     ]

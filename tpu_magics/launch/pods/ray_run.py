@@ -1,13 +1,9 @@
-"""A run on many hosts, from its start until its results are home.
-
-What lives here: what differs from a run on this host. What does not: the order of things, which is the same
-(launch/forked_run.py).
-"""
+"""A run on many hosts: where it differs from a run on this host (launch/forked_run.py)."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,61 +15,62 @@ from tpu_magics.launch.errors import diagnosis
 from tpu_magics.launch.errors import failure as failures
 from tpu_magics.launch.forked_run import ForkedRun
 from tpu_magics.launch.plan import Options, Plan
-from tpu_magics.launch.pods import cluster, freight, parcel, ship, slices
-from tpu_magics.launch.pods.link import Link, linked
-from tpu_magics.launch.pods.plan import require_room, with_ranks
-from tpu_magics.launch.pods.pod import Pod, PodHost
-from tpu_magics.launch.pods.remote_watch import RemoteWatch
-from tpu_magics.launch.pods.task import HostTask
+from tpu_magics.launch.pods import cluster, host_start, payload
+from tpu_magics.launch.pods.bundle import Bundle
+from tpu_magics.launch.pods.host_selection import require_memory, with_ranks
+from tpu_magics.launch.pods.host_task import HostTask
+from tpu_magics.launch.pods.pickling_errors import pack_payload
+from tpu_magics.launch.pods.pod import Pod
+from tpu_magics.launch.pods.remote_supervisor import Link, RemoteSupervisor, make_links
 from tpu_magics.launch.relay import Relay
 from tpu_magics.launch.request import Request
 from tpu_magics.runs.folder import RunFolder
 
 
-def prepare(pod: Pod, request: Request, options: Options) -> PodGoing:
-    """Everything that can be refused, refused before anything is sent."""
+def prepare(pod: Pod, request: Request, options: Options) -> RayRun:
+    """The run, with all checks done before anything is sent. Raises TpuMagicsError."""
     current = session.current
     host = session.known_host()
     backend = current.backend
     require_alive(pod)
     pod = with_options(pod, options)
-    made = pod_plan(pod, options)
+    planned = pod_plan(pod, options)
     preconditions.require_alone()
     backend.prepare()
-    if made.rehearsed:
-        preconditions.require_rehearsal(backend, made.ranks)
+    if planned.rehearsed:
+        preconditions.require_rehearsal(backend, planned.ranks)
     models = object_graph.find_models(iter(request.items), backend.is_model)
     preconditions.check(
         preconditions.LaunchContext(backend, host, current.fork_blockers, request.items, models, request.source)
     )
-    hoists = forked_run.make_hoist_plan(request, options, made)
+    hoists = forked_run.make_hoist_plan(request, options, planned)
     if hoists is not None:
         taken = set(models)
         models = {**models, **{forked_run.free_name(name, taken): model for name, model in hoists.models.items()}}
     size = sum(backend.model_bytes(model) for model in models.values())
-    require_room(pod, size, options.force)
+    require_memory(pod, size, options.force)
     folder = RunFolder.create(options.run_name or request.folder_name)
     try:
         plan.require_disk(folder.path, size, options.force)
-        going = PodGoing(
-            request, options, made, host, folder, request.make(models, hoists), models, size, hoists, pod=pod
+        run = RayRun(
+            request, options, planned, host, folder, request.make(models, hoists), models, size, hoists, pod=pod
         )
-        going.pack()
-    except TpuMagicsError as refused:
-        failures.record_refused(folder, refused)
+        run.pack()
+    except TpuMagicsError as error:
+        failures.record_refused(folder, error)
         raise
     if folder.warning:
         current.notebook.say(folder.warning)
-    return going
+    return run
 
 
 def require_alive(pod: Pod) -> None:
-    """Refuse a run whose hosts are not there any more: Ray would wait for them, or start a cluster of its own here."""
-    todo = "Run %tpu_init --hosts again, for the hosts that are there now."
+    """Raise TpuMagicsError if hosts are gone: Ray would wait for them, or start a new cluster here."""
+    todo = "Run %tpu_init --hosts again to find the current hosts."
     if not cluster.is_connected():
         raise TpuMagicsError(
             "The connection to the Ray cluster is closed.",
-            f"%tpu_init --hosts had connected this notebook to {pod.address}; ray.shutdown() was called since, or the "
+            f"%tpu_init --hosts connected this notebook to {pod.address}. Since then ray.shutdown() was called, or the "
             "cluster ended.",
             todo,
         )
@@ -83,30 +80,30 @@ def require_alive(pod: Pod) -> None:
     if gone:
         raise TpuMagicsError(
             f"{'Host' if len(gone) == 1 else 'Hosts'} {', '.join(gone)} left the cluster since %tpu_init.",
-            f"A run goes to all hosts that it found: {', '.join(host.name for host in pod.hosts)}.",
+            f"A run uses all hosts that %tpu_init found: {', '.join(host.name for host in pod.hosts)}.",
             todo,
         )
 
 
 def with_options(pod: Pod, options: Options) -> Pod:
-    """The pod as this cell wants it."""
+    """The pod with this cell's number of ranks. Raises TpuMagicsError for options that need one host."""
     if options.spmd not in (None, plan.NO_SPMD):
         raise TpuMagicsError(
             "--spmd is not available on several hosts.",
-            "There each host has its own processes, one for each chip.",
-            "Leave --spmd away, or train on this host alone: %tpu_init --hosts off",
+            "Each host has its own processes, one for each chip.",
+            "Remove --spmd, or train on this host only: %tpu_init --hosts off",
         )
     if options.keep_partial:
         raise TpuMagicsError(
             "--keep-partial is not available on several hosts.",
-            "There results are fetched from the hosts once the run has ended well.",
-            "Leave --keep-partial away and save checkpoints, or train on this host alone: %tpu_init --hosts off",
+            "Results are fetched from the hosts only after a successful run.",
+            "Remove --keep-partial and save checkpoints, or train on this host only: %tpu_init --hosts off",
         )
     return with_ranks(pod, options.processes)
 
 
 def pod_plan(pod: Pod, options: Options) -> Plan:
-    """The plan of a run on these hosts; `workers` counts those of all."""
+    """The plan of a run on these hosts; `workers`: of all hosts together."""
     current = session.current
     return Plan(
         device=pod.device,
@@ -138,16 +135,16 @@ def host_records(pod: Pod) -> list[dict[str, Any]]:
 
 
 @dataclass
-class PodGoing(ForkedRun):
-    """A run on the hosts of `pod`. `parcel`: what is sent, until it is."""
+class RayRun(ForkedRun):
+    """A run on the hosts of `pod`. `bundle`: the data to send, until the run has started."""
 
     pod: Pod = field(default_factory=lambda: Pod("", ()))
-    parcel: parcel.Parcel | None = None
+    bundle: Bundle | None = None
 
     def pack(self) -> None:
-        """Pack what is sent. Raises TpuMagicsError naming what cannot be pickled."""
+        """Pack the bundle. Raises TpuMagicsError that names what cannot be pickled."""
         notebook = session.current.notebook
-        gathered = freight.gathered(
+        gathered = payload.gather(
             self.work,
             session.current.backend,
             hoistable=self.request.hoistable,
@@ -157,21 +154,21 @@ class PodGoing(ForkedRun):
             cell_ids=dict(notebook.cell_ids()),
         )
         self.snapshot = self.take_snapshot()
-        gathered = replace(gathered, form=self.snapshot.form())
-        self.parcel = packed(gathered, notebook.namespace, freight.texts(self.cell_names))
+        gathered = replace(gathered, structure=self.snapshot.structure())
+        self.bundle = pack_payload(gathered, notebook.namespace, payload.cell_sources(self.cell_names))
 
     def fork(self) -> None:
         """Start the workers on every host; on an error none is left."""
-        assert self.parcel is not None
+        assert self.bundle is not None
         self.folder.update(hosts=host_records(self.pod))
-        with interruptible() as interrupted:
-            stored = ship.store(self.parcel)
-            made, told = ship.carriers(self.pod, self.folder.name, placing, interrupted)
+        with deferred_interrupts() as interrupted:
+            stored = host_start.store_bundle(self.bundle)
+            actors, descriptions = host_start.start_actors(self.pod, self.folder.name, interrupted)
             try:
-                ship.begin(self.pod, made, self._task(), told, stored, interrupted)
-                self.watch = self._watching(made)
+                host_start.start_processes(self.pod, actors, self._task(), descriptions, stored, interrupted)
+                self.watch = self._watching(actors)
             except BaseException:
-                ship.dismiss(made)
+                host_start.close_actors(actors)
                 raise
         self.folder.update(
             status="running",
@@ -183,55 +180,55 @@ class PodGoing(ForkedRun):
         )
 
     def _task(self) -> HostTask:
-        made = self.plan
+        planned = self.plan
         return HostTask(
             index=0,
             name="",
             hosts=len(self.pod.hosts),
             workers=self.pod.workers,
             replicas=self.pod.replicas,
-            device=made.device,
-            precision=made.precision,
-            environment=made.environment,
-            steps=made.steps,
-            max_recompiles=made.max_recompiles,
-            strict=made.strict,
-            cache=made.cache,
-            rehearsed=made.rehearsed,
-            collective_timeout=made.collective_timeout,
+            device=planned.device,
+            precision=planned.precision,
+            environment=planned.environment,
+            steps=planned.steps,
+            max_recompiles=planned.max_recompiles,
+            strict=planned.strict,
+            cache=planned.cache,
+            rehearsed=planned.rehearsed,
+            collective_timeout=planned.collective_timeout,
             shell=streams.running_shell() is not None,
         )
 
-    def _watching(self, made: list[Any]) -> RemoteWatch:
-        links = linked(self.pod, made)
+    def _watching(self, actors: list[Any]) -> RemoteSupervisor:
+        links = make_links(self.pod, actors)
         workers = [worker for link in links for worker in link.workers]
         relay, ranks = Relay(self.folder, self._screen()), range(self.pod.ranks)
-        return RemoteWatch(self.folder, workers, relay, self.plan.timeout, self.observer, ranks, links=links)
+        return RemoteSupervisor(self.folder, workers, relay, self.plan.timeout, self.observer, ranks, links=links)
 
     def watch_in_thread(self) -> None:
-        self.parcel = None  # it was sent, and keeps the models' memory as it was
+        self.bundle = None  # already sent, and it keeps the models' memory alive
         super().watch_in_thread()
 
     def explain_failure(self, watch: supervisor.Supervisor) -> TrainingFailed:
-        assert isinstance(watch, RemoteWatch)
+        assert isinstance(watch, RemoteSupervisor)
         if watch.unwritten is not None:
             return failures.cannot_read_results(watch.unwritten, self.folder)
         record = failures.record(self, watch)
         culprit = diagnosis.blame(record)
         for link in watch.links:
             if culprit is not None and culprit.rank in link.ranks and link.state:
-                record = replace(record, **_memory_of(link))
+                record = replace(record, **_host_memory_fields(link))
         return diagnosis.diagnose(
             replace(
                 record,
                 hosts={rank: link.host.name for link in watch.links for rank in link.ranks},
                 lost=tuple((link.host.name, link.ranks, link.lost) for link in watch.lost),
-                refused=tuple(_refusal(link) for link in watch.refused),
+                refused=tuple(_refusal_fields(link) for link in watch.refused),
             )
         )
 
 
-def _memory_of(link: Link) -> dict[str, Any]:
+def _host_memory_fields(link: Link) -> dict[str, Any]:
     """The memory of a failed worker's own host."""
     state = link.state
     return {
@@ -242,30 +239,15 @@ def _memory_of(link: Link) -> dict[str, Any]:
     }
 
 
-def _refusal(link: Link) -> tuple[str, str, str, str]:
+def _refusal_fields(link: Link) -> tuple[str, str, str, str]:
     found = link.refused or {}
     return link.host.name, found.get("what", ""), found.get("why", ""), found.get("todo", "")
 
 
-def packed(gathered: freight.Freight, namespace: dict[str, Any], texts: Mapping[str, list[str]]) -> parcel.Parcel:
-    """The parcel of a run. Raises TpuMagicsError naming what cannot be pickled."""
-    try:
-        return parcel.pack(gathered, namespace, texts)
-    except Exception as error:
-        from tpu_magics.launch.pods.unsendable import explained
-
-        raise explained(gathered, namespace, error) from None
-
-
-def placing(pod: Pod, host: PodHost) -> Mapping[str, Any]:
-    """Ray's options of a host's carrier."""
-    return slices.placing(pod, host)
-
-
 @contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-    """Within it an interrupt is noted, to be raised where nothing is left half done. In another thread than the main
-    one none comes."""
+def deferred_interrupts() -> Iterator[Callable[[], bool]]:
+    """Defers interrupts: the function that it yields returns whether one came, so that it is raised where nothing is
+    half done. Outside the main thread there are no interrupts."""
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return

@@ -25,7 +25,7 @@ def counted(result: Any) -> tuple[Any, ...]:
     return result.steps, result.compiles, result.recompiles, sorted(compiles)
 
 
-def trains_and_tells(model: Any) -> tuple[list[float], dict[str, Any]]:
+def trains_and_describes_the_world(model: Any) -> tuple[list[float], dict[str, Any]]:
     return trained.steps(model), trained.the_world()
 
 
@@ -33,18 +33,18 @@ def test_two_hosts_with_two_ranks_train_as_one_host_with_four(pod: session.Sessi
     there, here = net(), net()
     assert digest(there) != "" and weights(there) == weights(here)
     notebook = fake_notebook()
-    on_hosts = run(trains_and_tells, there, timeout=300.0)
+    on_hosts = run(trains_and_describes_the_world, there, timeout=300.0)
     assert notebook.printed == "".join(f"step {step}\n" for step in range(5))
     pod.pod = None
-    on_one = run(trains_and_tells, here, processes=4)
+    on_one = run(trains_and_describes_the_world, here, processes=4)
     assert [losses for losses, _ in on_hosts.values] == [losses for losses, _ in on_one.values]
     assert weights(there) == weights(here) != weights(net())
     assert counted(on_hosts) == counted(on_one)
-    require_told_of_every_host(on_hosts)
+    require_all_hosts(on_hosts)
 
 
-def require_told_of_every_host(result: TrainResult) -> None:
-    """By its ranks, and by the run's folder."""
+def require_all_hosts(result: TrainResult) -> None:
+    """In the ranks' answers, and in the run folder."""
     worlds = [told for _, told in result.values]
     for rank, told in enumerate(worlds):
         assert told["rank"] == rank and told["size"] == (4, 4, 4) and told["master"] == (rank == 0, rank % 2 == 0)
@@ -60,7 +60,7 @@ def require_told_of_every_host(result: TrainResult) -> None:
 
 
 @pytest.mark.long
-def test_a_run_of_a_few_steps_leaves_the_models_alone(pod: session.Session) -> None:
+def test_a_run_of_a_few_steps_leaves_the_models_unchanged(pod: session.Session) -> None:
     model = net()
     result = run(trained.steps, model, steps=2, timeout=300.0)
     assert (result.status, result.steps, result.value) == ("stopped", 2, None) and weights(model) == weights(net())

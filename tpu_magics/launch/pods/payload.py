@@ -1,0 +1,194 @@
+"""The payload of a run on many hosts: the work, and the state of the notebook's process that forked workers inherit.
+
+Models that the function builds itself are built once on each host, by the process that forks the workers there.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import linecache
+import os
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tpu_magics.backends.base import Backend
+from tpu_magics.launch import hoist
+from tpu_magics.launch.work import CellWork, FunctionWork, ScriptWork, Work, statements_work
+from tpu_magics.runs.origin import is_library
+
+# Variables that change the computation. The others describe the notebook's own machine.
+_VARIABLE_PREFIXES = (
+    "XLA_",
+    "PT_XLA_",
+    "LIBTPU_",
+    "TORCH_",
+    "PYTORCH_",
+    "ACCELERATE_",
+    "TRANSFORMERS_",
+    "HF_",
+    "OMP_",
+    "MKL_",
+)
+_VARIABLES = ("TOKENIZERS_PARALLELISM", "MPLBACKEND", "CUBLAS_WORKSPACE_CONFIG")
+_SECRETS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIAL", "AUTH")
+_FOLDERS = ("_HOME", "_CACHE", "_DIR", "_PATH")  # HF_HOME, TORCH_HOME: folders of this machine
+_SHELL_NAMES = frozenset({"get_ipython", "In", "Out", "exit", "quit", "open", "_", "__", "___", "_ih", "_oh", "_dh"})
+
+
+@dataclass(frozen=True)
+class Payload:
+    """`work`: without hoisted models; `models`: those whose weights are returned, by name, without hoisted ones;
+    `hoisted`: names and lines of the hoisted ones; `arguments`, `source`: of the function, to hoist them again; `tree`:
+    the statements of a cell; `names`: the notebook's names that they read; `script`: the text of a script; `state`:
+    Backend.process_state; `structure`: StateSnapshot.structure of the objects that the work reaches."""
+
+    backend: Backend
+    work: Work
+    models: Mapping[str, Any]
+    hoisted: tuple[tuple[str, int], ...] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+    tree: ast.Module | None = None
+    names: Mapping[str, Any] = field(default_factory=dict)
+    script: bytes | None = None
+    state: Any = None
+    structure: int = -1
+    environment: Mapping[str, str] = field(default_factory=dict)
+    cell_names: Mapping[str, str] = field(default_factory=dict)
+    cell_ids: Mapping[str, str] = field(default_factory=dict)
+
+
+def gather(
+    work: Work,
+    backend: Backend,
+    *,
+    hoistable: Any = None,
+    arguments: Mapping[str, Any] | None = None,
+    source: str = "",
+    cell_names: Mapping[str, str] | None = None,
+    cell_ids: Mapping[str, str] | None = None,
+) -> Payload:
+    """The payload of this work. The last arguments: as in a Request and the notebook."""
+    own = {id(one.model) for one in work.hoists.hoisted} if work.hoists is not None else set()
+    models = {name: model for name, model in work.models.items() if id(model) not in own}
+    names = {name: model for name, model in work.models.items() if id(model) in own}
+    lines = {id(one.model): one.line for one in work.hoists.hoisted} if work.hoists is not None else {}
+    payload = Payload(
+        backend=backend,
+        work=_without_hoists(work, models),
+        models=models,
+        hoisted=tuple((name, lines[id(model)]) for name, model in names.items()),
+        state=backend.process_state(),
+        environment=dict(_environment()),
+        cell_names=cell_names or {},
+        cell_ids=cell_ids or {},
+    )
+    if isinstance(work, CellWork):
+        read = dict(_read_names(work))
+        payload = replace(payload, names=read, tree=hoistable if names else None, source=source)
+    elif isinstance(work, ScriptWork):
+        payload = replace(payload, script=Path(work.path).read_bytes())
+    elif names:
+        payload = replace(payload, arguments=dict(arguments or {}), source=source)
+    return payload
+
+
+def _without_hoists(work: Work, models: dict[str, Any]) -> Work:
+    if isinstance(work, CellWork):
+        return replace(work, models=models, hoists=None, before={}, spaces=[])
+    if isinstance(work, FunctionWork):
+        return replace(work, models=models, hoists=None, calls=[])
+    return replace(work, hoists=None) if isinstance(work, ScriptWork) else work
+
+
+def _read_names(work: CellWork) -> Iterator[tuple[str, Any]]:
+    codes = [work.code] if work.last is None else [work.code, work.last]
+    for name in dict.fromkeys(name for code in codes for name in loaded_names(code)):
+        if name in work.namespace and name not in _SHELL_NAMES:
+            yield name, work.namespace[name]
+
+
+def loaded_names(code: types.CodeType) -> Iterator[str]:
+    """The globals that code and its inner functions read or delete; not attributes."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_NAME", "LOAD_GLOBAL", "DELETE_NAME", "DELETE_GLOBAL"):
+            yield str(instruction.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from loaded_names(constant)
+
+
+def _environment() -> Iterator[tuple[str, str]]:
+    """Without secrets, and without folders of this machine."""
+    for name, text in os.environ.items():
+        local = name.endswith(_FOLDERS) or any(word in name for word in _SECRETS)
+        if name in _VARIABLES or (name.startswith(_VARIABLE_PREFIXES) and not local):
+            yield name, text
+
+
+def cell_sources(cell_names: Mapping[str, str]) -> dict[str, list[str]]:
+    """Lines of cells, for tracebacks and for `inspect`: their files are not on a disk."""
+    return {
+        name: list(entry[2])
+        for name, entry in list(linecache.cache.items())
+        if len(entry) == 4 and (name in cell_names or not (is_library(name) or Path(name).exists()))
+    }
+
+
+# -- on a host --------------------------------------------------------------------------------------------------------
+
+
+def prepare_process(payload: Payload, main: dict[str, Any]) -> None:
+    """Restore the state of the notebook's process, before workers are forked. `main`: in place of its dict."""
+    main.update(payload.names)
+    payload.backend.prepare()
+    payload.backend.set_process_state(payload.state)
+
+
+def rebuild_work(payload: Payload, main: dict[str, Any], folder: Path) -> Work:
+    """The work, with hoisted models built here."""
+    work = payload.work
+    if isinstance(work, ScriptWork):
+        return _script_work(work, payload.script or b"", folder)
+    hoists = _rebuild_hoists(payload, main) if payload.hoisted else None
+    models = dict(payload.models)
+    if hoists is not None:
+        models.update(zip((name for name, _ in payload.hoisted), hoists.models.values(), strict=True))
+    if isinstance(work, CellWork):
+        before = dict(main)
+        if hoists is None or payload.tree is None:
+            return replace(work, namespace=main, models=models, before=before)
+        return statements_work(payload.tree, work.code.co_filename, main, before, models, hoists)
+    return replace(work, models=models, hoists=hoists) if isinstance(work, FunctionWork) else work
+
+
+def _rebuild_hoists(payload: Payload, main: dict[str, Any]) -> hoist.HoistPlan | None:
+    """The same hoisted models as in the notebook; None if they differ, then each worker builds its own."""
+    work = payload.work
+    found: Any = work.function if isinstance(work, FunctionWork) else payload.tree
+    hoists = hoist.plan_hoists(
+        found,
+        arguments=payload.arguments,
+        namespace=main,
+        backend=payload.backend,
+        source=payload.source if payload.tree is not None else None,
+    )
+    same = [one.line for one in hoists.hoisted] == [line for _, line in payload.hoisted]
+    return hoists if same else None
+
+
+def _script_work(work: ScriptWork, text: bytes, folder: Path) -> ScriptWork:
+    """The script's own path if the same file is there, so that it finds the files beside it; else a copy."""
+    path = Path(work.path)
+    try:
+        if path.read_bytes() == text:
+            return work
+    except OSError:
+        pass
+    copy = folder / path.name
+    copy.write_bytes(text)
+    return replace(work, path=str(copy))
