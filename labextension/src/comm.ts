@@ -11,7 +11,7 @@ import { JSONObject } from '@lumino/coreutils';
 import { IDisposable } from '@lumino/disposable';
 import { IChannel, KernelRuns } from './model';
 import { PlainComm } from './plaincomm';
-import { PROTOCOL, TARGET, VERSION, Wish } from './types';
+import { PROTOCOL, TARGET, VERSION, FrontEndRequest } from './types';
 
 export class KernelComm implements IChannel, IDisposable {
   get open(): boolean {
@@ -52,11 +52,11 @@ export class KernelComm implements IChannel, IDisposable {
     }
   }
 
-  send(wish: Wish, request: string): void {
+  send(query: FrontEndRequest, request: string): void {
     if (!this.open || this._comm === null) {
       return;
     }
-    const message = { protocol: PROTOCOL, v: VERSION, request, ...wish };
+    const message = { protocol: PROTOCOL, v: VERSION, request, ...query };
     try {
       this._comm.send(message as unknown as JSONObject);
     } catch (error) {

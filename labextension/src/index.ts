@@ -77,7 +77,7 @@ const main: JupyterFrontEndPlugin<void> = {
     }
     followSites(tracker);
 
-    // Not before the settings are loaded: the kernel would take the defaults for a wish.
+    // Not before the settings are loaded: the kernel would take the defaults for a query.
     const settings = loaded(registry);
     settings.changed.connect((_, { updateRate }) => runs.setRate(updateRate));
   }

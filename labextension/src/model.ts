@@ -14,7 +14,7 @@ export interface IChannel {
   readonly open: boolean;
   /** Whether the kernel is running a cell. */
   readonly busy: boolean;
-  send(wish: T.Wish, request: string): void;
+  send(query: T.FrontEndRequest, request: string): void;
   interrupt(): void;
 }
 
@@ -42,7 +42,7 @@ export class KernelRuns extends KernelState {
   }
 
   /** Whether its answer has not come yet. */
-  waitsFor(type: T.Wish['type']): boolean {
+  waitsFor(type: T.FrontEndRequest['type']): boolean {
     return this._requests.waitsFor(type);
   }
 
@@ -220,10 +220,10 @@ export class KernelRuns extends KernelState {
     }
   }
 
-  private _ask(wish: T.Wish, purpose: Purpose = 'shown'): void {
+  private _ask(query: T.FrontEndRequest, purpose: Purpose = 'shown'): void {
     if (this._channel.open) {
       this.problem = purpose === 'shown' ? null : this.problem;
-      this._channel.send(wish, this._requests.add(wish.type, purpose));
+      this._channel.send(query, this._requests.add(query.type, purpose));
       this._watch();
       this.tell();
     }

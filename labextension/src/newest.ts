@@ -4,7 +4,7 @@
 // asking (model.ts), putting an update into a record (merge.ts).
 
 import { merged } from './merge';
-import { HelloMessage, HereMessage, RunMessage, RunRecord, UpdateMessage } from './types';
+import { HelloMessage, HeartbeatMessage, RunMessage, RunRecord, UpdateMessage } from './types';
 
 export class Newest {
   record: RunRecord | null = null;
@@ -34,7 +34,7 @@ export class Newest {
     return message.run !== null && stale ? message.run : '';
   }
 
-  here(message: HereMessage): string {
+  here(message: HeartbeatMessage): string {
     this._own = message.run;
     return message.run !== this.id || message.seq > this._seq ? message.run : '';
   }

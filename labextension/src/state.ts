@@ -36,7 +36,7 @@ export class KernelState implements IDisposable {
     return this._changed;
   }
 
-  get host(): T.Host | null {
+  get host(): T.KernelHost | null {
     return this.hello?.host ?? null;
   }
 

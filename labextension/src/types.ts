@@ -192,7 +192,7 @@ export interface Point {
   high: Num;
 }
 
-export interface Series {
+export interface ValueSeries {
   name: string;
   last: number | string;
   step: number;
@@ -231,7 +231,7 @@ export interface Notice {
   ranks: number[];
 }
 
-export interface Failure {
+export interface RunFailure {
   what: string;
   why: string;
   todo: string;
@@ -278,11 +278,11 @@ export interface RunView {
   reads: Read[];
   fallbacks: Fallback[];
   cache: Cache | null;
-  values: Series[];
+  values: ValueSeries[];
   divergences: Divergence[];
   notices: Notice[];
   findings: RuleFinding[];
-  failure: Failure | null;
+  failure: RunFailure | null;
   models: string[];
   plan: { [option: string]: unknown };
   rehearsed: boolean;
@@ -320,24 +320,24 @@ export interface RankTable {
   notes: string[];
 }
 
-export interface SaidNotice {
+export interface NoticeText {
   word: string;
   text: string;
   state: string;
 }
 
-export interface SaidFailure {
+export interface FailureText {
   facts: Fact[];
   lines: string[];
 }
 
 /** How far a rehearsal is like a run on a TPU. */
-export interface SaidLikeness {
+export interface RehearsalNote {
   short: string;
   facts: Fact[];
 }
 
-export interface Said {
+export interface RunTexts {
   state: string;
   tone: string;
   notes: string;
@@ -346,9 +346,9 @@ export interface Said {
   compiles: string;
   causes: { [code: string]: string };
   ranks: RankTable;
-  notices: SaidNotice[];
-  failure: SaidFailure | null;
-  likeness: SaidLikeness | null;
+  notices: NoticeText[];
+  failure: FailureText | null;
+  likeness: RehearsalNote | null;
   footer: string;
 }
 
@@ -356,10 +356,10 @@ export interface Said {
 export interface RunRecord {
   v: number;
   view: RunView;
-  said: Said;
+  said: RunTexts;
 }
 
-export interface Host {
+export interface KernelHost {
   title: string;
   rehearsal: boolean;
   chips: number | null;
@@ -402,13 +402,13 @@ interface Envelope<T extends string> {
 export interface HelloMessage extends Envelope<'hello'> {
   version: string;
   python_v: number;
-  host: Host | null;
+  host: KernelHost | null;
   run: string | null;
   live: boolean;
   answers: boolean;
 }
 
-export interface HereMessage extends Envelope<'here'> {
+export interface HeartbeatMessage extends Envelope<'here'> {
   run: string;
   seq: number;
 }
@@ -424,7 +424,7 @@ export interface UpdateMessage extends Envelope<'update'> {
   seq: number;
   after: number;
   view: Partial<RunView>;
-  said: Partial<Said>;
+  said: Partial<RunTexts>;
   log: CompileEntry[];
 }
 
@@ -459,7 +459,7 @@ export interface ProblemMessage extends Envelope<'problem'> {
 
 export type KernelMessage =
   | HelloMessage
-  | HereMessage
+  | HeartbeatMessage
   | RunMessage
   | UpdateMessage
   | RunsMessage
@@ -477,7 +477,7 @@ export interface CheckedCell {
 }
 
 /** Each is sent with the envelope and a `request` of its own. */
-export type Wish =
+export type FrontEndRequest =
   | { type: 'hello' }
   | { type: 'open'; run: string }
   | { type: 'runs' }

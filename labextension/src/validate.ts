@@ -30,7 +30,7 @@ export type Arrived =
 
 const request = orNull(text);
 
-const host = object<T.Host>({
+const host = object<T.KernelHost>({
   title: text,
   rehearsal: flag,
   chips: orNull(number),
@@ -72,14 +72,14 @@ const FORMS = new Map<string, Check<unknown>>([
     live: flag,
     answers: flag
   }),
-  form<T.HereMessage>('here', { run: text, seq: number }),
+  form<T.HeartbeatMessage>('here', { run: text, seq: number }),
   form<T.RunMessage>('run', { seq: number, record: runRecord, request }),
   form<T.UpdateMessage>('update', {
     run: text,
     seq: number,
     after: number,
     view: partly<T.RunView>(view),
-    said: partly<T.Said>(said),
+    said: partly<T.RunTexts>(said),
     log: list(compileEntry)
   }),
   form<T.RunsMessage>('runs', { runs: list(runLine), request }),

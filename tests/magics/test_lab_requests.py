@@ -11,10 +11,10 @@ import pytest
 
 from tests.panel import recorded
 from tpu_magics.magics import lab, lab_run
-from tpu_magics.panel.jsonable import size_of
+from tpu_magics.panel.json_values import size_of
 from tpu_magics.panel.messages import ProblemMessage
-from tpu_magics.panel.portable import SAVED
-from tpu_magics.panel.reading import Reading
+from tpu_magics.panel.run_json import SAVED
+from tpu_magics.panel.shared_view import SharedView
 
 from .conftest import Kernels, as_new
 from .front import OURS, Front, comms
@@ -321,7 +321,7 @@ def test_a_closed_page_is_not_told_for_ever(monkeypatch: pytest.MonkeyPatch, hea
 
 def test_a_run_that_is_followed_no_longer_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, asked = recorded.running(tmp_path), []
-    followed = lab_run.LabRun(run.files, lambda: asked.append(1), Reading(run.files), True)
+    followed = lab_run.LabRun(run.files, lambda: asked.append(1), SharedView(run.files), True)
     monkeypatch.setattr(lab_run, "_newest", followed)
     followed.close("ValueError: no such part")
     desk = Desk("page")

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from tests.panel import recorded
 from tests.panel.recorded import CREATED, Recorded, first_compile, recompile
 from tpu_magics.panel.feed import HERE_EVERY, PATIENCE, PATIENT, Feed
-from tpu_magics.panel.jsonable import plain, size_of
+from tpu_magics.panel.json_values import plain, size_of
 from tpu_magics.panel.messages import RunMessage, UpdateMessage
 from tpu_magics.panel.model import RunModel
 from tpu_magics.panel.model_view import RunView
-from tpu_magics.panel.portable import COMM, record
+from tpu_magics.panel.run_json import COMM, record
 from tpu_magics.runs.events import Value
 
 

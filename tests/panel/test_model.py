@@ -15,7 +15,7 @@ import pytest
 from tests.panel import recorded
 from tests.panel.recorded import CREATED, Recorded, began, first_compile, losses, myself, recompile
 from tpu_magics.panel.model import RunModel
-from tpu_magics.panel.model_series import LIMIT, Thinned
+from tpu_magics.panel.model_series import LIMIT, Downsampled
 from tpu_magics.panel.model_view import Point, RunView
 from tpu_magics.panel.page import to_html, to_text
 from tpu_magics.runs.events import (
@@ -557,7 +557,7 @@ def test_tables_by_line_have_an_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 199, 200, 201, 400, 401, 12_345])
 def test_thinning_loses_no_extreme_and_keeps_the_ends(count: int) -> None:
-    kept: Thinned[tuple[int, int, int]] = Thinned(lambda a, b: (a[0], b[1], max(a[2], b[2])))
+    kept: Downsampled[tuple[int, int, int]] = Downsampled(lambda a, b: (a[0], b[1], max(a[2], b[2])))
     for number in range(count):
         kept.add((number, number, 10**6 if number == count // 3 else number))
     assert len(kept.points) <= LIMIT

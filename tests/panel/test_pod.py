@@ -10,7 +10,7 @@ from tpu_magics.host import inspect_host
 from tpu_magics.launch.pods.outlook import Load, Outlook
 from tpu_magics.launch.pods.pod import Pod, PodHost
 from tpu_magics.magics.pod import PodPlan, slice_of
-from tpu_magics.panel.host import host_table, told_host
+from tpu_magics.panel.host import host_summary, host_table
 from tpu_magics.panel.pod import outlook_table, pod_table, ranks_text, size
 from tpu_magics.panel.pod_commands import commands, commands_html, commands_text, offer_of
 from tpu_magics.panel.table import to_html, to_text
@@ -49,7 +49,7 @@ def test_this_hosts_table_and_the_status_bar_say_where_cells_train() -> None:
     text = " ".join(to_text(host_table(inspect_host(), 4, pod=found)).split())
     assert "2 hosts of the Ray cluster 10.0.0.1:6379: 4 ranks, a rehearsal on their CPUs" in text
     assert "1 worker" not in text
-    assert told_host(inspect_host(), 4, pod=found).title == "2 hosts, 4 ranks"
+    assert host_summary(inspect_host(), 4, pod=found).title == "2 hosts, 4 ranks"
 
 
 def test_one_of_each_is_said_in_the_singular() -> None:

@@ -17,7 +17,7 @@ from tests.panel.preflights import GIB, MIB, result, traced
 from tpu_magics.backends.lowered import Place, Read
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel.preflight import to_html, to_text
-from tpu_magics.panel.preflight_plot import HIGH, WIDE, Line, Mark, plot
+from tpu_magics.panel.preflight_plot import HIGH, WIDE, Mark, PlotLine, plot
 from tpu_magics.panel.preflight_progress import TerminalLine, progress_html, progress_text
 from tpu_magics.panel.preflight_topic import Topic
 from tpu_magics.panel.preflight_topics import topics
@@ -487,7 +487,7 @@ def test_the_drawing_has_limits_tries_and_names() -> None:
 
 
 def test_what_needs_much_more_is_drawn_at_the_top() -> None:
-    line = Line("v5e", 15.75, (Mark(32, 4.0, True, True), Mark(40, 500.0, False), Mark(5000, 900.0, False)))
+    line = PlotLine("v5e", 15.75, (Mark(32, 4.0, True, True), Mark(40, 500.0, False), Mark(5000, 900.0, False)))
     svg = plot([line], "n", "GiB")
     assert "500 GiB" in svg and "900 GiB" not in svg
 
@@ -501,7 +501,7 @@ def test_what_needs_much_more_is_drawn_at_the_top() -> None:
     st.floats(1, 200),
 )
 def test_every_mark_lies_in_the_drawing(marks: list[tuple[int, float, bool]], limit: float) -> None:
-    svg = plot([Line("v5e", limit, tuple(Mark(*mark) for mark in marks))], "n", "GiB")
+    svg = plot([PlotLine("v5e", limit, tuple(Mark(*mark) for mark in marks))], "n", "GiB")
     if not marks:
         assert svg == ""
         return

@@ -1,7 +1,7 @@
 """The checklist before asking for a TPU.
 
 What lives here: its items, and the evidence for each: what the rules found in the code (check/), what was measured in
-earlier runs (runs/), and what this host is (host/). What does not: how it looks (panel/ready.py). An item without
+earlier runs (runs/), and what this host is (host/). What does not: how it looks (panel/checklist.py). An item without
 evidence is unknown, with the reason; it is never passed for want of a finding elsewhere. The items are those of the
 transformers TPU guide.
 """

@@ -19,8 +19,8 @@ from tpu_magics.check.engine import parts_of
 from tpu_magics.check.finding import Finding
 from tpu_magics.check.reached import of_the_run
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.magics.display import show_table
 from tpu_magics.magics.lab_check import tell_findings
-from tpu_magics.magics.show import show_table
 from tpu_magics.panel.findings import findings_html, findings_text
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _replace(
 def _ready(notebook: ShellNotebook, found: argparse.Namespace, cells: Sequence[Cell]) -> None:
     """The checklist; with a NAME, of the code that training it uses."""
     from tpu_magics.launch.ready import checklist
-    from tpu_magics.panel.ready import ready_table
+    from tpu_magics.panel.checklist import ready_table
 
     if found.select or found.ignore:
         raise TpuMagicsError(

@@ -12,9 +12,9 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host
 from tpu_magics.launch import session
 from tpu_magics.launch.alone import require_alone
+from tpu_magics.magics.display import show_table
 from tpu_magics.magics.lab import say_hello
 from tpu_magics.magics.pod import wanted_slice
-from tpu_magics.magics.show import show_table
 from tpu_magics.panel.host import host_table
 from tpu_magics.panel.pod import pod_table
 

@@ -23,9 +23,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tpu_magics import __version__
+from tpu_magics.magics.lab_comm import FrontEndComm
 from tpu_magics.magics.lab_kernel import has_subshells, known_host
-from tpu_magics.magics.lab_wire import Wire
-from tpu_magics.panel.jsonable import plain
+from tpu_magics.panel.json_values import plain
 from tpu_magics.panel.protocol import PROTOCOL, TARGET, VERSION, HelloMessage
 
 MOST_COMMS = 8  # that front ends have opened; the one that was heard of longest ago is closed
@@ -42,7 +42,7 @@ class Lab:
     def __init__(self, kernel: Any, clock: Callable[[], float] = time.monotonic) -> None:
         self._kernel, self.now = kernel, clock
         self._manager = kernel.comm_manager
-        self._wires: dict[str, Wire] = {}
+        self._wires: dict[str, FrontEndComm] = {}
         self._lock = threading.RLock()
         self.kept: Any = None  # what the first front end that says something is told as well
         self._open = False
@@ -78,14 +78,14 @@ class Lab:
         """Whether this kernel answers while it runs any cell, one that waits for no run."""
         return has_subshells(self._kernel)
 
-    def _wire(self, comm_id: str, own: bool) -> Wire:
-        wire = Wire(self, comm_id, own)
+    def _wire(self, comm_id: str, own: bool) -> FrontEndComm:
+        wire = FrontEndComm(self, comm_id, own)
         with self._lock:
             self._wires[comm_id] = wire
         self._manager.register_comm(wire)
         return wire
 
-    def _drop(self, wire: Wire) -> None:
+    def _drop(self, wire: FrontEndComm) -> None:
         wire._closed = True
         self._post("comm_close", wire, {})
         with contextlib.suppress(KeyError):
@@ -113,7 +113,7 @@ class Lab:
         else:
             self._post("comm_msg", wire, as_message(self.hello()))
 
-    def was_closed(self, wire: Wire) -> None:
+    def was_closed(self, wire: FrontEndComm) -> None:
         """A front end that does not know the target closes our comm for all; those that know it may go on."""
         if self._open and wire.own:
             wire._closed = False
@@ -127,7 +127,7 @@ class Lab:
         """Whether any front end listens: else nothing need be told."""
         return bool(self._listening())
 
-    def _listening(self) -> list[Wire]:
+    def _listening(self) -> list[FrontEndComm]:
         """Those on which something was said, and not too long ago, where the kernel would have heard it since."""
         run = _following()
         hears = run is not None and run.live and run.hears
@@ -151,7 +151,7 @@ class Lab:
 
     @property
     def every(self) -> float:
-        """Seconds between updates: the fastest wish of all that were told lately."""
+        """Seconds between updates: the fastest asked of all that were told lately."""
         rates = [wire.rate for wire in list(self._wires.values()) if wire.rate is not None]
         lately = [seconds for at, seconds in rates if self.now() - at <= LATELY]
         return min(lately) if lately else max(rates)[1] if rates else RATE
@@ -172,7 +172,7 @@ class Lab:
             for wire in wires:
                 self._post("comm_msg", wire, data)
 
-    def _post(self, kind: str, wire: Wire, data: Mapping[str, Any], **more: Any) -> None:
+    def _post(self, kind: str, wire: FrontEndComm, data: Mapping[str, Any], **more: Any) -> None:
         content = {"comm_id": wire.comm_id, "data": data, **more}
         with contextlib.suppress(Exception):
             self._kernel.session.send(

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from tpu_magics.check.finding import Finding
 from tpu_magics.magics import lab
 from tpu_magics.panel.messages import FindingsMessage
-from tpu_magics.panel.wishes import CheckedCell
+from tpu_magics.panel.requests import CheckedCell
 from tpu_magics.runs.events import RuleFinding
 
 MOST = 500

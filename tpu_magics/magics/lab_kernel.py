@@ -9,19 +9,19 @@ import contextlib
 import sys
 from typing import Any
 
-from tpu_magics.panel.protocol import Host
+from tpu_magics.panel.protocol import KernelHost
 
 
-def known_host() -> Host | None:
+def known_host() -> KernelHost | None:
     """Where this kernel trains; None before it was looked at."""
     session = sys.modules.get("tpu_magics.launch.session")
     if session is None or session.current.host is None:
         return None
-    from tpu_magics.panel.host import told_host
+    from tpu_magics.panel.host import host_summary
 
     current = session.current
     with contextlib.suppress(Exception):
-        return told_host(current.host, current.processes, current.spmd, current.placed, current.pod)
+        return host_summary(current.host, current.processes, current.spmd, current.placed, current.pod)
     return None
 
 

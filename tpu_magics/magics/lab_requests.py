@@ -21,31 +21,31 @@ from tpu_magics.panel.messages import (
     RunsMessage,
     StoppingMessage,
 )
-from tpu_magics.panel.wishes import (
-    CheckWish,
-    CompareWish,
-    HelloWish,
-    OpenWish,
-    RateWish,
-    RunsWish,
-    StopWish,
-    read_wish,
-    request_of,
+from tpu_magics.panel.requests import (
+    CheckRequest,
+    CompareRequest,
+    HelloRequest,
+    OpenRequest,
+    RateRequest,
+    RunsRequest,
+    StopRequest,
+    read_request,
+    request_id,
 )
 
 if TYPE_CHECKING:
-    from tpu_magics.magics.lab_wire import Wire
+    from tpu_magics.magics.lab_comm import FrontEndComm
 
 MOST_RUNS = 200
 MOST_FINDINGS = 500
 
 
-def answers(wire: Wire, data: Mapping[str, Any]) -> Sequence[Any]:
+def answers(wire: FrontEndComm, data: Mapping[str, Any]) -> Sequence[Any]:
     """The messages that answer a request on a comm."""
-    request = request_of(data)
+    request = request_id(data)
     try:
-        wish = read_wish(data)
-        return _ANSWERS[type(wish)](wire, wish, request)
+        query = read_request(data)
+        return _ANSWERS[type(query)](wire, query, request)
     except TpuMagicsError as error:
         return [ProblemMessage(error.what, error.why, error.todo, request)]
     except Exception as fault:
@@ -54,82 +54,82 @@ def answers(wire: Wire, data: Mapping[str, Any]) -> Sequence[Any]:
         return [ProblemMessage(what, why, "Please report it.", request)]
 
 
-def _hello(wire: Wire, _wish: HelloWish, _request: str | None) -> Sequence[Any]:
+def _hello(wire: FrontEndComm, _query: HelloRequest, _request: str | None) -> Sequence[Any]:
     return [wire.lab.hello()]
 
 
-def _rate(wire: Wire, wish: RateWish, _request: str | None) -> Sequence[Any]:
-    wire.ask_rate(wish.seconds)
+def _rate(wire: FrontEndComm, query: RateRequest, _request: str | None) -> Sequence[Any]:
+    wire.ask_rate(query.seconds)
     return []
 
 
 # -- runs ------------------------------------------------------------------------------------------------------------
 
 
-def _open(_wire: Wire, wish: OpenWish, request: str | None) -> Sequence[Any]:
+def _open(_wire: FrontEndComm, query: OpenRequest, request: str | None) -> Sequence[Any]:
     newest = lab_run.following()
-    if newest is not None and wish.run in ("current", newest.files.id):
+    if newest is not None and query.run in ("current", newest.files.id):
         return [newest.whole(request) or _recorded(newest.files, request)]
-    if wish.run == "current":
+    if query.run == "current":
         raise TpuMagicsError("This kernel has not trained anything yet.", "", "Train something with %%tpu_train.")
     from tpu_magics.runs.reader import find_run
 
-    return [_recorded(find_run(wish.run), request)]
+    return [_recorded(find_run(query.run), request)]
 
 
 def _recorded(run: Any, request: str | None) -> RunMessage:
     """A run as its folder tells it."""
-    from tpu_magics.panel.portable import record
-    from tpu_magics.panel.reading import Reading
+    from tpu_magics.panel.run_json import record
+    from tpu_magics.panel.shared_view import SharedView
 
-    return RunMessage(0, record(Reading(run).anew()), request)
+    return RunMessage(0, record(SharedView(run).anew()), request)
 
 
-def _runs(_wire: Wire, _wish: RunsWish, request: str | None) -> Sequence[Any]:
+def _runs(_wire: FrontEndComm, _query: RunsRequest, request: str | None) -> Sequence[Any]:
     from tpu_magics.panel.run_lines import run_line
     from tpu_magics.runs.reader import newest_runs
 
     return [RunsMessage(tuple(map(run_line, newest_runs(MOST_RUNS)[0])), request)]
 
 
-def _compare(_wire: Wire, wish: CompareWish, request: str | None) -> Sequence[Any]:
+def _compare(_wire: FrontEndComm, query: CompareRequest, request: str | None) -> Sequence[Any]:
     from tpu_magics.panel.runs import compare_table
     from tpu_magics.runs.reader import find_run
 
-    runs = [find_run(name) for name in wish.runs]
+    runs = [find_run(name) for name in query.runs]
     table = compare_table(runs)
     rows = tuple(ComparedRow(row.cells, row.state) for row in table.rows)
     told = ComparedTable(table.title, table.columns, rows, table.notes)
     return [ComparedMessage(tuple(run.id for run in runs), told, request)]
 
 
-def _stop(_wire: Wire, wish: StopWish, request: str | None) -> Sequence[Any]:
+def _stop(_wire: FrontEndComm, query: StopRequest, request: str | None) -> Sequence[Any]:
     run = lab_run.following()
-    if run is None or run.files.id != wish.run:
+    if run is None or run.files.id != query.run:
         why = "This kernel follows no run of that name." if run is None else f"This kernel follows {run.files.id}."
-        raise TpuMagicsError(f"The run {wish.run!r} is not one that this kernel can stop.", why, "Reload the page.")
+        raise TpuMagicsError(f"The run {query.run!r} is not one that this kernel can stop.", why, "Reload the page.")
     if not run.goes_on:
-        raise TpuMagicsError(f"The run {wish.run!r} has ended already.", "", "")
+        raise TpuMagicsError(f"The run {query.run!r} has ended already.", "", "")
     run.stop()
-    return [StoppingMessage(wish.run, request)]
+    return [StoppingMessage(query.run, request)]
 
 
 # -- rules -----------------------------------------------------------------------------------------------------------
 
 
-def _check(_wire: Wire, wish: CheckWish, request: str | None) -> Sequence[Any]:
+def _check(_wire: FrontEndComm, query: CheckRequest, request: str | None) -> Sequence[Any]:
     from tpu_magics.magics.lab_check import check_notebook
 
-    findings, checked = check_notebook(wish.cells)
+    findings, checked = check_notebook(query.cells)
     return [FindingsMessage(tuple(findings[:MOST_FINDINGS]), checked, request)]
 
 
-_ANSWERS: dict[type, Callable[[Wire, Any, str | None], Sequence[Any]]] = {
-    HelloWish: _hello,
-    OpenWish: _open,
-    RunsWish: _runs,
-    CompareWish: _compare,
-    StopWish: _stop,
-    CheckWish: _check,
-    RateWish: _rate,
+_ANSWERS: dict[type, Callable[[FrontEndComm, Any, str | None], Sequence[Any]]] = {
+    HelloRequest: _hello,
+    OpenRequest: _open,
+    RunsRequest: _runs,
+    CompareRequest: _compare,
+    StopRequest: _stop,
+    CheckRequest: _check,
+    RateRequest: _rate,
 }

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from tpu_magics.magics import lab
 from tpu_magics.panel.feed import Feed
 from tpu_magics.panel.messages import RunMessage
-from tpu_magics.panel.reading import Reading
+from tpu_magics.panel.shared_view import SharedView
 from tpu_magics.runs.files import LIVE, RunFiles, read_info
 from tpu_magics.runs.summary import run_status
 
@@ -33,7 +33,7 @@ class LabRun:
     """
 
     def __init__(
-        self, files: RunFiles, stop: Callable[[], None], reading: Reading, answers: bool, hears: bool = False
+        self, files: RunFiles, stop: Callable[[], None], reading: SharedView, answers: bool, hears: bool = False
     ) -> None:
         self.files, self.stop, self.reading = files, stop, reading
         self.answers, self.hears = answers, hears
@@ -107,7 +107,9 @@ def following() -> LabRun | None:
     return _newest
 
 
-def follow(files: RunFiles, stop: Callable[[], None], reading: Reading, answers: bool, hears: bool = False) -> LabRun:
+def follow(
+    files: RunFiles, stop: Callable[[], None], reading: SharedView, answers: bool, hears: bool = False
+) -> LabRun:
     """Follow a run; one that is followed already stays what it is."""
     global _newest
     if _newest is None or _newest.files.path != files.path or not _newest.live:

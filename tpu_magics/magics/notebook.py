@@ -66,16 +66,16 @@ class ShellNotebook:
 
     def follow(self, files: RunFiles, stop: Callable[[], None], main: str) -> Onlooker | None:
         """The same without a panel: the JupyterLab extension shows the run by itself."""
-        from tpu_magics.magics import lab, onlookers
+        from tpu_magics.magics import front_ends, lab
 
         if lab.current is None:
             return None
-        return onlookers.without_panel(self.shell.kernel, files, stop, main, self.say)
+        return front_ends.without_panel(self.shell.kernel, files, stop, main, self.say)
 
     def _seen(self, files: RunFiles, stop: Callable[[], None], main: str) -> Onlooker:
-        from tpu_magics.magics import onlookers
+        from tpu_magics.magics import front_ends
 
-        made = onlookers.with_panel(self.shell.kernel, files, stop, main, self.say, self._publisher(files))
+        made = front_ends.with_panel(self.shell.kernel, files, stop, main, self.say, self._publisher(files))
         self.live = made.panel
         return made
 
@@ -145,12 +145,12 @@ class ShellNotebook:
 
     def checked_cells(self) -> list[Cell]:
         """The cells so far as the rules read them; of a cell that was run again, the newest only."""
-        from tpu_magics.magics.cells import newest
-        from tpu_magics.magics.shell import Unrecorded
+        from tpu_magics.magics.cell_history import newest
+        from tpu_magics.magics.shell import UnrecordedCells
 
         texts = list(map(str, self._history()))
-        if Unrecorded.now:
-            texts += Unrecorded.texts
+        if UnrecordedCells.now:
+            texts += UnrecordedCells.texts
         numbered = {number: text for number, text in enumerate(texts) if number and text.strip()}
         long = [number for number, text in numbered.items() if len(text) > LONGEST_READ]
         if long and self.cell_number() == long[-1]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 
 from tpu_magics.magics.doctor_options import doctor_parser
-from tpu_magics.magics.parser import MagicParser, add_precision, count, counts, seconds, some
+from tpu_magics.magics.parser import MagicParser, add_precision, count, counts, positive, seconds
 from tpu_magics.magics.preflight_options import preflight_parser
 
 __all__ = [
@@ -216,7 +216,9 @@ def runs_parser() -> MagicParser:
 def add_listed(parser: argparse.ArgumentParser) -> None:
     """How many runs are listed."""
     listed = parser.add_mutually_exclusive_group()
-    listed.add_argument("-n", "--newest", type=some, default=20, metavar="N", help="list the newest N (default: 20)")
+    listed.add_argument(
+        "-n", "--newest", type=positive, default=20, metavar="N", help="list the newest N (default: 20)"
+    )
     listed.add_argument("--all", action="store_const", const=None, dest="newest", help="list all")
 
 

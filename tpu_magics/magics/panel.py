@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tpu_magics.launch import onlook, session
-from tpu_magics.magics.look import named_run
+from tpu_magics.magics.runs_commands import named_run
 from tpu_magics.panel.bundle import to_bundle
-from tpu_magics.panel.reading import Reading
+from tpu_magics.panel.shared_view import SharedView
 from tpu_magics.runs.files import RunFiles
 
 
@@ -56,4 +56,4 @@ def _show(run: RunFiles) -> None:
 
 def bundle(run: RunFiles) -> Mapping[str, Any]:
     """The run as text, as html and as a record, from its records as they are now."""
-    return to_bundle(Reading(run).anew())
+    return to_bundle(SharedView(run).anew())

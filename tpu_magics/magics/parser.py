@@ -71,7 +71,7 @@ def count(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
 
 
-def some(text: str) -> int:
+def positive(text: str) -> int:
     found = count(text)
     if found < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")

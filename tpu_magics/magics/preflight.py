@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from tpu_magics.backends.base import STEPS
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import arguments
-from tpu_magics.magics import called
-from tpu_magics.magics.preflight_output import Preflight, shown, telling
+from tpu_magics.magics import call_spec
+from tpu_magics.magics.preflight_output import PreflightResult, shown, telling
 from tpu_magics.preflight import installed, report
 from tpu_magics.preflight.gate import Gate, gate
 from tpu_magics.preflight.run import SearchInterrupted, Telling
@@ -43,7 +43,7 @@ def preflight(
     force: bool = False,
     kept: bool = True,
     plain: bool = False,
-) -> Preflight:
+) -> PreflightResult:
     """What `%tpu_preflight` does: compile the steps of a training function for TPUs that are not here.
 
     The function is traced in a forked worker, and no step of it is executed: what it reads from the device is zero.
@@ -74,7 +74,7 @@ def preflight(
             another graph at every step.
         SearchInterrupted: the person stopped the search for `fit`; its `.found` is what was found by then.
     """
-    called.check(function, args, kwargs or {})
+    call_spec.check_call(function, args, kwargs or {})
     with telling(plain) as tell:
         return _found(
             function,
@@ -93,7 +93,7 @@ def preflight(
         )
 
 
-def _found(*args: Any, telling: Telling, bind: Callable[[Preflight], None], **options: Any) -> Preflight:
+def _found(*args: Any, telling: Telling, bind: Callable[[PreflightResult], None], **options: Any) -> PreflightResult:
     """The result, bound. Where a search is interrupted, what it had found is bound and shown before that goes on."""
     try:
         result = shown(find(*args, telling=telling, **options))
@@ -123,7 +123,7 @@ def run(notebook: ShellNotebook, found: argparse.Namespace) -> None:
     installed.versions()
     positional, named = arguments.parse_arguments(found.args)
     _refuse_call(positional)
-    values, keywords = called.evaluated(positional, named, notebook.namespace)
+    values, keywords = call_spec.evaluate_call(positional, named, notebook.namespace)
     if not values:
         raise TpuMagicsError(
             "%tpu_preflight does not say which function.",
@@ -133,7 +133,7 @@ def run(notebook: ShellNotebook, found: argparse.Namespace) -> None:
     names = ("target", "fit", "steps", "precision", "processes", "force")
     options = {name: getattr(found, name) for name in names}
 
-    def bind(result: Preflight) -> None:
+    def bind(result: PreflightResult) -> None:
         notebook.namespace[found.output] = result
 
     options |= {"kept": not found.anew, "spmd": found.spmd or None}

@@ -19,7 +19,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.magics.preflight_options import add_preflight
 
 if TYPE_CHECKING:
-    from tpu_magics.magics.preflight_call import Call
+    from tpu_magics.magics.preflight_call import PreflightCall
     from tpu_magics.preflight.report import Preflight
 
 FITS, DOES_NOT_FIT, WRONG, INTERRUPTED = 0, 1, 2, 130
@@ -94,8 +94,8 @@ def _standard_output_aside() -> Iterator[None]:
 
 
 def _preflight_of(found: argparse.Namespace) -> Preflight:
+    from tpu_magics.magics.file_program import program_of
     from tpu_magics.magics.preflight_call import call_of
-    from tpu_magics.magics.running import program_of
 
     _check_early(found)
     with program_of(Path(found.file), found.function, _say) as program:
@@ -120,7 +120,7 @@ def _check_early(found: argparse.Namespace) -> None:
     installed.versions()
 
 
-def _preflight(call: Call, found: argparse.Namespace) -> Preflight:
+def _preflight(call: PreflightCall, found: argparse.Namespace) -> Preflight:
     from tpu_magics.panel.preflight_progress import TerminalLine
     from tpu_magics.preflight.run import Telling, preflight
 

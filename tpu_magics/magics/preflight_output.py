@@ -19,12 +19,12 @@ from tpu_magics.preflight import report
 from tpu_magics.preflight.compiling import Progress
 from tpu_magics.preflight.run import Telling
 
-__all__ = ["Preflight", "shown", "telling"]
+__all__ = ["PreflightResult", "shown", "telling"]
 
 DONE, WITHOUT = "The preflight is done.", "The preflight ended without a result."
 
 
-class Preflight(report.Preflight):
+class PreflightResult(report.Preflight):
     """A result that a notebook shows as tables and drawings, and `print` as text."""
 
     def __str__(self) -> str:
@@ -34,9 +34,9 @@ class Preflight(report.Preflight):
         return {"text/plain": to_text(self), "text/html": to_html(self)}
 
 
-def shown(found: report.Preflight) -> Preflight:
+def shown(found: report.Preflight) -> PreflightResult:
     """The result as one that shows itself."""
-    return Preflight(**{field.name: getattr(found, field.name) for field in dataclasses.fields(found)})
+    return PreflightResult(**{field.name: getattr(found, field.name) for field in dataclasses.fields(found)})
 
 
 # -- who hears how it goes --------------------------------------------------------------------------------------------

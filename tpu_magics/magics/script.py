@@ -1,7 +1,7 @@
 """A Python file's own code, run as a module, up to its end.
 
 What lives here: importing the file, and what stands for the notebook then. What does not: what it may not do
-(untrained.py), and notebooks (running.py).
+(training_stubs.py), and notebooks (file_program.py).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.launch.notebook import PlainProgram
 from tpu_magics.launch.source_file import execute, new_module
-from tpu_magics.magics.defining import defining, value_of
+from tpu_magics.magics.definitions import defining_cell, value_of
 from tpu_magics.magics.headless import last_line
-from tpu_magics.magics.untrained import Launch, Untrained, first_of
+from tpu_magics.magics.training_stubs import SkippedTraining, TrainingStubs, first_of
 
 
 class ScriptNotebook(PlainProgram):
@@ -38,12 +38,12 @@ class ScriptNotebook(PlainProgram):
         return read_file(self.path)
 
 
-class Script:
+class ScriptProgram:
     """A Python file, run as a module: what stands below `if __name__ == "__main__":` is not."""
 
     def __init__(self, path: Path, function: str, say: Callable[[str], None]) -> None:
         self.path, self.name, self.say = path, function, say
-        self.untrained = Untrained(say)
+        self.stubs = TrainingStubs(say)
         self.module = ModuleType(path.stem)
 
     @property
@@ -53,10 +53,10 @@ class Script:
     def run(self) -> None:
         cells = read_file(self.path)
         if all(cell.tree is not None for cell in cells):
-            defining(cells, self.name)
+            defining_cell(cells, self.name)
         self.say(f'{self.path.name} (what is below `if __name__ == "__main__":` is not run)')
-        self.untrained.place = self.path.name
-        with self.untrained:
+        self.stubs.place = self.path.name
+        with self.stubs:
             try:
                 self._import()
             except (Exception, SystemExit) as error:
@@ -85,8 +85,8 @@ class Script:
             )
         return value_of(self.namespace, self.name)
 
-    def launch_of(self, function: Any) -> Launch | None:
-        return first_of(self.untrained.launches, function)
+    def launch_of(self, function: Any) -> SkippedTraining | None:
+        return first_of(self.stubs.launches, function)
 
 
 def _without_ours(error: BaseException) -> Any:

@@ -16,7 +16,7 @@ from tpu_magics.magics import lab, options
 EVENTS = ("pre_run_cell", "post_run_cell")
 
 
-class Unrecorded:
+class UnrecordedCells:
     """The cells that a front end runs without a history (nbval does). `now`: the newest cell is one of them."""
 
     texts: list[str] = []
@@ -85,9 +85,9 @@ class Listener:
         if "keras" in sys.modules:
             compile_calls.listen()
         if info is not None and not info.silent:
-            Unrecorded.now = not info.store_history
-            if Unrecorded.now:
-                Unrecorded.texts.append(str(info.raw_cell))
+            UnrecordedCells.now = not info.store_history
+            if UnrecordedCells.now:
+                UnrecordedCells.texts.append(str(info.raw_cell))
         session = sys.modules.get("tpu_magics.launch.session")
         going = session.current.going if session is not None else None
         if going is None or not going.options.background or not going.ended:
@@ -205,11 +205,11 @@ class TpuMagics(Magics):
     @line_magic
     def tpu_runs(self, line: str) -> None:
         from tpu_magics.launch.arguments import split_words
-        from tpu_magics.magics import look
+        from tpu_magics.magics import runs_commands
 
         parser = options.runs_parser()
         found = parser.read(split_words(line))
-        print(parser.format_help()) if found.help else look.runs(found.runs, found.plain, found.newest)
+        print(parser.format_help()) if found.help else runs_commands.runs(found.runs, found.plain, found.newest)
 
     @line_magic
     def tpu_panel(self, line: str) -> None:
@@ -227,20 +227,20 @@ class TpuMagics(Magics):
     @line_magic
     def tpu_logs(self, line: str) -> None:
         from tpu_magics.launch.arguments import split_words
-        from tpu_magics.magics import look
+        from tpu_magics.magics import runs_commands
 
         parser = options.logs_parser()
         found = parser.read(split_words(line))
-        print(parser.format_help()) if found.help else look.logs(found.run, found.rank)
+        print(parser.format_help()) if found.help else runs_commands.logs(found.run, found.rank)
 
     @line_magic
     def tpu_stop(self, line: str) -> None:
         from tpu_magics.launch.arguments import split_words
-        from tpu_magics.magics import look
+        from tpu_magics.magics import runs_commands
 
         parser = options.stop_parser()
         found = parser.read(split_words(line))
-        print(parser.format_help()) if found.help else look.stop(found.run)
+        print(parser.format_help()) if found.help else runs_commands.stop(found.run)
 
     @no_var_expand
     @line_magic

@@ -1,6 +1,6 @@
 """What stays of a run in a notebook: text, html, and a record that the JupyterLab extension opens.
 
-What lives here: the mime bundle. What does not: the html and the text (page.py), and the record (portable.py). A front
+What lives here: the mime bundle. What does not: the html and the text (page.py), and the record (run_json.py). A front
 end shows the richest that it knows: the record only where the extension is.
 """
 
@@ -11,8 +11,8 @@ from typing import Any
 
 from tpu_magics.panel.model_view import RunView
 from tpu_magics.panel.page import to_html, to_text
-from tpu_magics.panel.portable import SAVED, record
 from tpu_magics.panel.protocol import MIME_TYPE
+from tpu_magics.panel.run_json import SAVED, record
 
 
 def to_bundle(view: RunView) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What of a run has changed since the last message.
 
 What lives here: whole runs and updates, numbered, so that a front end notices when it has missed one. What does not:
-when and to whom they are sent (magics/lab_run.py), and how a run becomes JSON (portable.py). No IPython.
+when and to whom they are sent (magics/lab_run.py), and how a run becomes JSON (run_json.py). No IPython.
 
 Only the fields that differ are made into JSON. Curves and tables of ranks are long and seldom looked at twice a second:
 they wait a little.
@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tpu_magics.panel.messages import HereMessage, RunMessage, UpdateMessage
+from tpu_magics.panel.messages import HeartbeatMessage, RunMessage, UpdateMessage
 from tpu_magics.panel.model_ranks import LEAD_LOG
 from tpu_magics.panel.model_view import CompileEntry, RunView
-from tpu_magics.panel.portable import COMM, FIELDS, LOG, Room, field_json, joined, log_json, record, said_json
+from tpu_magics.panel.run_json import COMM, FIELDS, LOG, SizeBudget, field_json, joined, log_json, record, texts_json
 
 HERE_EVERY = 2.0  # seconds between messages that a run goes on
 PATIENT = frozenset({"values", "rates", "memory_curve"})
@@ -29,11 +29,15 @@ class Feed:
     """One run, as front ends were told of it. Any thread may ask. `patience`: see PATIENCE; `clock`: in seconds."""
 
     def __init__(
-        self, run: str, clock: Callable[[], float] = time.monotonic, patience: float = PATIENCE, room: Room = COMM
+        self,
+        run: str,
+        clock: Callable[[], float] = time.monotonic,
+        patience: float = PATIENCE,
+        budget: SizeBudget = COMM,
     ) -> None:
         self.run = run
         self.seq = 0
-        self._clock, self._patience, self._room = clock, patience, room
+        self._clock, self._patience, self._budget = clock, patience, budget
         self._lock = threading.RLock()
         self._told: dict[str, Any] = {}  # the fields as they were when they were sent
         self._view: dict[str, Any] = {}  # the same as JSON, without compiles
@@ -50,7 +54,7 @@ class Feed:
             now = self._clock()
             self._told = {name: getattr(view, name) for name in FIELDS}
             self._sent = dict.fromkeys(PATIENT, now)
-            made = record(view, self._room)
+            made = record(view, self._budget)
             self._said = made["said"]
             self._view = {name: one for name, one in made["view"].items() if name != LOG}
             self._log = view.compile_log[: len(made["view"][LOG])]
@@ -68,7 +72,7 @@ class Feed:
             if not self.seq:
                 return self.begin(view)
             changed = self._changed(view)
-            said = {name: one for name, one in said_json(view, self._room).items() if one != self._said.get(name)}
+            said = {name: one for name, one in texts_json(view, self._budget).items() if one != self._said.get(name)}
             log = self._new(view.compile_log)
             if log is None:
                 whole = self._joined(view.compile_log)
@@ -81,17 +85,17 @@ class Feed:
             self.seq += 1
             return UpdateMessage(self.run, self.seq, self.seq - 1, changed, said, tuple(log or ()))
 
-    def here(self) -> HereMessage | None:
+    def here(self) -> HeartbeatMessage | None:
         """That the run goes on, if it is time to say so."""
         with self._lock:
             if not self.seq or self._clock() < self._next_here:
                 return None
             self._next_here = self._clock() + HERE_EVERY
-            return HereMessage(self.run, self.seq)
+            return HeartbeatMessage(self.run, self.seq)
 
     # -- the rest ----------------------------------------------------------------------------------------------------
     def _joined(self, log: Sequence[CompileEntry]) -> dict[str, Any]:
-        return joined(self._view, self._said, log, self._room)
+        return joined(self._view, self._said, log, self._budget)
 
     def _changed(self, view: RunView) -> dict[str, Any]:
         now = self._clock()
@@ -102,7 +106,7 @@ class Feed:
             if name == LOG or waits or value is self._told[name] or value == self._told[name]:
                 continue
             self._told[name], self._sent[name] = value, now
-            made = field_json(view, name, self._room)
+            made = field_json(view, name, self._budget)
             if made != self._view[name]:
                 changed[name] = made
         return changed
@@ -118,8 +122,8 @@ class Feed:
         rest = tuple(log[new : new + len(self._log)])
         if rest != self._log[: len(rest)] or (len(rest) < len(self._log) and len(log) < LEAD_LOG):
             return None
-        made = log_json(log[:new], self._room, MOST_NEW)
+        made = log_json(log[:new], self._budget, MOST_NEW)
         if len(made) < new:
             return None
-        self._log = (*log[:new], *self._log)[: self._room.compiles]
+        self._log = (*log[:new], *self._log)[: self._budget.compiles]
         return made

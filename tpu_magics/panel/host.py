@@ -93,13 +93,13 @@ def _rows(
         yield _placing_problem(placing)
 
 
-def told_host(
+def host_summary(
     host: Host,
     processes: int | None = None,
     spmd: int | None = None,
     placed: Placed | None = None,
     pod: Pod | None = None,
-) -> protocol.Host:
+) -> protocol.KernelHost:
     """The same in one line, for a status bar. Arguments: as those of `host_table`."""
     remote = placed is not None and placed.kind == TPU_REMOTE
     rehearsal = host.device == "CPU" and not remote
@@ -113,7 +113,7 @@ def told_host(
     if pod is not None:
         title, rehearsal = f"{plural(len(pod.hosts), 'host')}, {plural(pod.ranks, 'rank')}", pod.device == "CPU"
     rows = (row.cells for row in _rows(host, processes, spmd, placed, pod) if row.cells[0] in ("TPU", "Cells train on"))
-    return protocol.Host(title, rehearsal, len(host.chips) or None, "\n".join(": ".join(cells) for cells in rows))
+    return protocol.KernelHost(title, rehearsal, len(host.chips) or None, "\n".join(": ".join(cells) for cells in rows))
 
 
 def _state(host: Host, about: str) -> str:

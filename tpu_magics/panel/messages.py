@@ -1,8 +1,8 @@
 """What a kernel and its front ends say to each other over the comm `tpu_magics`.
 
 What lives here: what the kernel says, as dataclasses. What does not: their common form and the first of them
-(protocol.py, which `%load_ext` imports), what front ends ask (wishes.py), sending
-(magics/lab.py), and how a run becomes JSON (portable.py). labextension/src/types.ts mirrors the names and the fields.
+(protocol.py, which `%load_ext` imports), what front ends ask (requests.py), sending
+(magics/lab.py), and how a run becomes JSON (run_json.py). labextension/src/types.ts mirrors the names and the fields.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from tpu_magics.panel.protocol import HelloMessage, Host
+from tpu_magics.panel.protocol import HelloMessage, KernelHost
 
 __all__ = [
     "ComparedMessage",
     "ComparedRow",
     "ComparedTable",
+    "FailureText",
     "FindingsMessage",
+    "HeartbeatMessage",
     "HelloMessage",
-    "HereMessage",
-    "Host",
+    "KernelHost",
+    "NoticeText",
     "ProblemMessage",
     "RankTable",
+    "RehearsalNote",
     "RunLine",
     "RunMessage",
     "RunRecord",
+    "RunTexts",
     "RunsMessage",
-    "Said",
-    "SaidFailure",
-    "SaidLikeness",
-    "SaidNotice",
     "StoppingMessage",
     "UpdateMessage",
 ]
@@ -48,7 +48,7 @@ class RunRecord:
 
 
 @dataclass(frozen=True)
-class Said:
+class RunTexts:
     """What Python has put into words (sections*.py), as JSON. `tone`: "", "ok", "warning" or "broken"; `causes`: the
     names of the causes, by code; `failure` and `likeness`: None where there is nothing to say."""
 
@@ -67,14 +67,14 @@ class Said:
 
 
 @dataclass(frozen=True)
-class SaidNotice:
+class NoticeText:
     word: str
     text: str
     state: str
 
 
 @dataclass(frozen=True)
-class SaidFailure:
+class FailureText:
     """`facts`: Fact; `lines`: shown as they are."""
 
     facts: Any
@@ -82,7 +82,7 @@ class SaidFailure:
 
 
 @dataclass(frozen=True)
-class SaidLikeness:
+class RehearsalNote:
     """How far a rehearsal is like a TPU. `short`: in one line; `facts`: Fact."""
 
     short: str
@@ -135,7 +135,7 @@ class ComparedTable:
 
 
 @dataclass(frozen=True)
-class HereMessage:
+class HeartbeatMessage:
     """A run goes on: from this a front end that was reloaded learns the comm."""
 
     type: ClassVar[str] = "here"
@@ -145,7 +145,7 @@ class HereMessage:
 
 @dataclass(frozen=True)
 class RunMessage:
-    """A whole run, as it was after the update `seq`. `record`: see portable.py."""
+    """A whole run, as it was after the update `seq`. `record`: see run_json.py."""
 
     type: ClassVar[str] = "run"
     seq: int

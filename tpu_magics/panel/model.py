@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.panel.model_info import (
+    as_count,
+    as_object,
+    as_seconds,
+    as_text,
+    as_texts,
     device_name,
     host_name,
-    told_count,
-    told_object,
-    told_seconds,
-    told_text,
-    told_texts,
 )
 from tpu_magics.panel.model_ranks import RankRecords
 from tpu_magics.panel.model_reasons import (
@@ -41,9 +41,9 @@ from tpu_magics.panel.model_view import (
     LIVE_STATES,
     TRAINING,
     CompileEntry,
-    Failure,
     Notice,
     RankView,
+    RunFailure,
     RunView,
 )
 from tpu_magics.runs.events import Divergence, Event, RuleFinding, Warned
@@ -151,7 +151,7 @@ class RunModel:
     # -- the view --------------------------------------------------------------------------------------------------
     def view(self) -> RunView:
         """Everything the panel shows, as it is now."""
-        info, plan, host = self._info, told_object(self._info.get("plan")), told_object(self._info.get("host"))
+        info, plan, host = self._info, as_object(self._info.get("plan")), as_object(self._info.get("host"))
         lead = self._lead()
         state = self._state(lead)
         live = state in LIVE_STATES
@@ -170,7 +170,7 @@ class RunModel:
             lead=lead.rank,
             ranks=tuple(self._rank(rank, live) for rank in self._all_ranks()),
             steps=lead.steps,
-            max_steps=told_count(plan.get("steps")),
+            max_steps=as_count(plan.get("steps")),
             steps_per_second=lead.rate(recent=live),
             rates=tuple(each.n / each.seconds for each in lead.rates.points if each.seconds > 0),
             step_seconds=lead.step_seconds,
@@ -184,14 +184,14 @@ class RunModel:
             pieces=lead.pieces,
             compiling=lead.compiling,
             compiling_share=lead.compiling_share,
-            executing=told_seconds(lead.times and lead.times.executing),
-            waiting=told_seconds(lead.times and lead.times.waiting),
+            executing=as_seconds(lead.times and lead.times.executing),
+            waiting=as_seconds(lead.times and lead.times.waiting),
             compile_log=self._compile_log(lead, live),
             causes=tuple(sorted(lead.causes.values(), key=lambda each: (-each.count, each.newest.cause))),
-            asked=told_text(plan.get("precision")),
+            asked=as_text(plan.get("precision")),
             precision=lead.precision,
             batch=lead.batch,
-            memory_total=told_count(host.get("memory")),
+            memory_total=as_count(host.get("memory")),
             memory_curve=tuple(lead.memory.points),
             transfers=tuple(sorted(lead.transfers.values(), key=lambda each: -each.count)),
             reads=tuple(sorted(lead.reads.values(), key=lambda each: -each.count)),
@@ -202,12 +202,12 @@ class RunModel:
             findings=tuple(self._findings),
             notices=tuple(self._notices()),
             failure=self._failure(),
-            models=told_texts(info.get("models")) if state == "done" else (),
+            models=as_texts(info.get("models")) if state == "done" else (),
             plan=plan,
             rehearsed=plan.get("rehearsed") is True,
-            spmd=told_count(plan.get("spmd")) is not None,
+            spmd=as_count(plan.get("spmd")) is not None,
             mesh=lead.mesh,
-            collectives=told_seconds(lead.times and lead.times.collectives),
+            collectives=as_seconds(lead.times and lead.times.collectives),
             collectives_share=lead.collectives_share,
             n_collectives=lead.times.n_collectives if lead.times else 0,
             metrics=lead.metrics,
@@ -243,11 +243,11 @@ class RunModel:
         return DETAILS[state](lead, plan) if state in DETAILS else ""
 
     def _elapsed(self, live: bool) -> float | None:
-        told, created = told_seconds(self._info.get("seconds")), told_seconds(self._info.get("created"))
+        told, created = as_seconds(self._info.get("seconds")), as_seconds(self._info.get("created"))
         if told is not None or created is None:
             return told
         newest = self._clock() if live else max((each.last_t for each in self._ranks.values()), default=None)
-        return None if newest is None else told_seconds(max(0.0, newest - created))
+        return None if newest is None else as_seconds(max(0.0, newest - created))
 
     # -- its parts ---------------------------------------------------------------------------------------------------
     def _rank(self, rank: int, live: bool) -> RankView:
@@ -262,13 +262,13 @@ class RunModel:
             recompiles=records.all_recompiles,
             rss=records.rss,
             pss=records.pss,
-            peak_rss=_highest(records.peak_rss, told_count(worker.get("peak_rss"))),
-            peak_pss=_highest(records.peak_pss, told_count(worker.get("peak_pss"))),
+            peak_rss=_highest(records.peak_rss, as_count(worker.get("peak_rss"))),
+            peak_pss=_highest(records.peak_pss, as_count(worker.get("peak_pss"))),
             hbm_used=records.hbm_used,
             hbm_total=records.hbm_total,
             values={name: curve.last.value for name, curve in records.curves.items()},
             exit=exit_words(worker),
-            collectives=told_seconds(records.times and records.times.collectives),
+            collectives=as_seconds(records.times and records.times.collectives),
             collectives_share=records.collectives_share,
             busy_share=records.busy_share,
             host=host_name(self._info, rank, worker),
@@ -298,17 +298,17 @@ class RunModel:
             yield Notice("warning", text or "The precision asked for and the true one differ.", whose)
         for text, ranks in self._warned.items():
             yield Notice("" if text in self._calm else "warning", text, tuple(sorted(ranks)))
-        for text in told_texts(self._info.get("warnings")):
+        for text in as_texts(self._info.get("warnings")):
             if text not in self._warned:
                 yield Notice("warning", text)
         for text in dict.fromkeys(text for records in by_rank for text in records.advice):
             yield Notice("", text)
 
-    def _failure(self) -> Failure | None:
+    def _failure(self) -> RunFailure | None:
         told = self._info.get("failure")
         if isinstance(told, dict) and told:
-            what, why, todo = (told_text(told.get(key)) for key in ("what", "why", "todo"))
-            return Failure(what, why, todo, told_texts(told.get("details")))
+            what, why, todo = (as_text(told.get(key)) for key in ("what", "why", "todo"))
+            return RunFailure(what, why, todo, as_texts(told.get("details")))
         ends = [(each.end.t, each.end) for _rank, each in sorted(self._ranks.items()) if each.end is not None]
         failed = [end for _t, end in sorted(ends, key=lambda pair: pair[0]) if end.status == "failed"]
         return failed_rank(failed[0]) if failed else None

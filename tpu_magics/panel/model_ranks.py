@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from tpu_magics.panel.model_series import Curve, Rates, Thinned, merge_rates
+from tpu_magics.panel.model_series import Curve, Downsampled, Rates, merge_rates
 from tpu_magics.panel.model_view import COMPILING, HOME, STARTING, TRAINING, CauseCount, CompileEntry
 from tpu_magics.runs.events import (
     Batch,
@@ -58,7 +58,7 @@ class RankRecords:
         self.total: int | None = None
         self.counted = self.compiled_steps = 0
         self.seconds = self.compiled_seconds = 0.0
-        self.rates: Thinned[Rates] = Thinned(merge_rates)
+        self.rates: Downsampled[Rates] = Downsampled(merge_rates)
         self.recent: deque[Rates] = deque(maxlen=64)
         self.only_compiled = False  # whether all steps of the newest record compiled
         self.compiled_since = False  # whether a compile came after the newest record of steps
@@ -83,7 +83,7 @@ class RankRecords:
         self.pss: int | None = None
         self.peak_rss: int | None = None
         self.peak_pss: int | None = None
-        self.memory: Thinned[float] = Thinned(max) if lead else Thinned(max, 1)
+        self.memory: Downsampled[float] = Downsampled(max) if lead else Downsampled(max, 1)
         self.hbm_used: int | None = None
         self.hbm_total: int | None = None
         self.curves: dict[str, Curve] = {}

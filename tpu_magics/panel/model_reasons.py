@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tpu_magics.panel.model_info import told_count, told_seconds
+from tpu_magics.panel.model_info import as_count, as_seconds
 from tpu_magics.panel.model_ranks import RankRecords
-from tpu_magics.panel.model_view import COMPILING, HOME, STARTING, Failure
+from tpu_magics.panel.model_view import COMPILING, HOME, STARTING, RunFailure
 from tpu_magics.runs.events import Divergence, End
 
 # Of a rank, as states of a run.
@@ -31,7 +31,7 @@ def _stopped(lead: RankRecords, _plan: Mapping[str, Any]) -> str:
 
 
 def _timeout(_lead: RankRecords, plan: Mapping[str, Any]) -> str:
-    seconds = told_seconds(plan.get("timeout"))
+    seconds = as_seconds(plan.get("timeout"))
     return "it ran longer than --timeout" + ("" if seconds is None else f" {seconds:g}")
 
 
@@ -72,7 +72,7 @@ def rank_state(records: RankRecords, live: bool) -> str:
 
 
 def exit_words(worker: Mapping[str, Any]) -> str:
-    number, code = told_count(worker.get("signal")), told_count(worker.get("exit"))
+    number, code = as_count(worker.get("signal")), as_count(worker.get("exit"))
     if number:
         return f"signal {number}"
     return "" if code is None else f"exit code {code}"
@@ -83,10 +83,10 @@ def diverged(divergence: Divergence) -> str:
     return f"Ranks compiled different graphs as compile {divergence.nth}: {names}. On a TPU such a run hangs."
 
 
-def failed_rank(end: End) -> Failure:
+def failed_rank(end: End) -> RunFailure:
     lines = tuple(
         f"{frame.path}, line {frame.line}, in {frame.function}: {frame.code}"
         for frame in end.frames
         if not frame.library
     )
-    return Failure(f"Rank {end.rank} failed: {end.error_type}: {end.error_text}", details=lines)
+    return RunFailure(f"Rank {end.rank} failed: {end.error_type}: {end.error_text}", details=lines)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from tpu_magics.panel.model_view import Point, Series
+from tpu_magics.panel.model_view import Point, ValueSeries
 from tpu_magics.runs.events import Value
 
 LIMIT = 200  # points of a curve
@@ -19,7 +19,7 @@ LIMIT = 200  # points of a curve
 P = TypeVar("P")
 
 
-class Thinned(Generic[P]):
+class Downsampled(Generic[P]):
     """At most `limit` points: where more came, neighbours were merged, the same number into each."""
 
     def __init__(self, merge: Callable[[P, P], P], limit: int = LIMIT) -> None:
@@ -73,7 +73,7 @@ class Curve:
         self.first: float | None = None
         self.low, self.high = math.inf, -math.inf
         self.not_finite_at: int | None = None
-        self.kept: Thinned[Point] = Thinned(merge_points, limit)
+        self.kept: Downsampled[Point] = Downsampled(merge_points, limit)
 
     def add(self, event: Value) -> None:
         """Take one record, which may stand for several values."""
@@ -91,10 +91,10 @@ class Curve:
             self.not_finite_at = event.step
         self.kept.add(Point(event.step, value, min(finite, default=math.nan), max(finite, default=math.nan)))
 
-    def series(self) -> Series:
+    def series(self) -> ValueSeries:
         """What is known by now."""
         known = self.low <= self.high
-        return Series(
+        return ValueSeries(
             name=self.last.name,
             last=self.last.value,
             step=self.last.step,

@@ -59,7 +59,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Series:
+class ValueSeries:
     """What was logged under one name. `first`, `low` and `high`: of its finite numbers (None: there is none).
     `not_finite_at`: the step of the first value that was "nan" or infinite. `points`: empty for texts."""
 
@@ -113,7 +113,7 @@ class Notice:
 
 
 @dataclass(frozen=True)
-class Failure:
+class RunFailure:
     """What happened, why, what to do next, and lines to show as they are."""
 
     what: str
@@ -180,11 +180,11 @@ class RunView:
     reads: tuple[Read, ...]
     fallbacks: tuple[Fallback, ...]
     cache: Cache | None
-    values: tuple[Series, ...]
+    values: tuple[ValueSeries, ...]
     divergences: tuple[Divergence, ...]
     notices: tuple[Notice, ...]
     findings: tuple[RuleFinding, ...]
-    failure: Failure | None
+    failure: RunFailure | None
     models: tuple[str, ...]
     plan: Mapping[str, Any]
     rehearsed: bool = False

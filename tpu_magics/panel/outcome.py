@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tpu_magics.launch.results import TrainResult
-from tpu_magics.panel.findings import codes, headline, told_in_run
+from tpu_magics.panel.findings import codes, headline, recorded_finding
 from tpu_magics.panel.runs import plain_summary
 from tpu_magics.panel.sections_rehearsal import rehearsal
 from tpu_magics.panel.sections_words import count
@@ -27,7 +27,7 @@ def show(result: TrainResult, say: Callable[[str], None], plain: bool, panel: bo
 
 def rules_line(result: TrainResult) -> str:
     """What the rules said of the code before the run, where no panel has it folded; "" where they said nothing."""
-    found = [told_in_run(one) for one in result.run.events("finding") if isinstance(one, RuleFinding)]
+    found = [recorded_finding(one) for one in result.run.events("finding") if isinstance(one, RuleFinding)]
     if not found:
         return ""
     return f"{headline(found)} in the code: {codes(found)}. %tpu_check shows where and why."

@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 
 from tpu_magics.panel import table as plain
-from tpu_magics.panel.findings import headline, told_in_run
+from tpu_magics.panel.findings import headline, recorded_finding
 from tpu_magics.panel.model_view import RunView
 from tpu_magics.panel.sections import compile_rows, sections
 from tpu_magics.panel.sections_compiles import (
@@ -131,7 +131,7 @@ def _tables(view: RunView) -> Iterator[Table]:
 
 def _rules(view: RunView) -> Iterator[Table]:
     """What the rules said of the code before the run, the first of them."""
-    found = [told_in_run(one) for one in view.findings]
+    found = [recorded_finding(one) for one in view.findings]
     if not found:
         return
     rows = tuple(Row((one.code, one.where, one.message)) for one in found[:RULES_SHOWN])

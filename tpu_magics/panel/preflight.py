@@ -14,8 +14,8 @@ from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel import table as plain
 from tpu_magics.panel.preflight_figures import figures
 from tpu_magics.panel.preflight_fit import fit_html, fit_text, sizes_text
-from tpu_magics.panel.preflight_look import looks_html
 from tpu_magics.panel.preflight_problems import problems
+from tpu_magics.panel.preflight_rows import rows_html
 from tpu_magics.panel.preflight_topic import Topic
 from tpu_magics.panel.preflight_topics import topics
 from tpu_magics.panel.preflight_verdict import verdict_html, verdict_text
@@ -33,7 +33,7 @@ _INSIDE = "margin:.3em 0 .8em 1.1em"
 
 def to_html(found: Preflight) -> str:
     """One `<div>`: a row for each target, what stands in the way, the search, details folded away, the verdict."""
-    parts = [_title(found), looks_html(found.results), _problems_html(problems(found)), fit_html(found)]
+    parts = [_title(found), rows_html(found.results), _problems_html(problems(found)), fit_html(found)]
     parts += [_topic_html(one) for one in topics(found)]
     return f'<div class="tpu-magics-preflight" style="{_OUTER}">{"".join(parts)}{verdict_html(found)}</div>'
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel import table as plain
-from tpu_magics.panel.preflight_plot import Line, Mark, plot
+from tpu_magics.panel.preflight_plot import Mark, PlotLine, plot
 from tpu_magics.panel.sections_words import NOT_AVAILABLE, count, not_available, short, small, title
 from tpu_magics.panel.table import Row, Table
 from tpu_magics.preflight.facts import Memory
@@ -156,11 +156,11 @@ def _memory(point: FitPoint) -> str:
     return f": {words.needed(Memory(point.needed, point.available))}"
 
 
-def _line(one: FitResult) -> Line:
+def _line(one: FitResult) -> PlotLine:
     """The numbers of a target's drawing: none where HBM was told for no size."""
     known = [point for point in one.points if point.needed is not None and point.available]
     limit = max((point.available or 0 for point in known), default=0) / _GIB
     marks = (
         Mark(point.size, (point.needed or 0) / _GIB, point.status == "fits", point.size == one.best) for point in known
     )
-    return Line(one.target, limit, tuple(sorted(marks, key=lambda mark: mark.size)))
+    return PlotLine(one.target, limit, tuple(sorted(marks, key=lambda mark: mark.size)))

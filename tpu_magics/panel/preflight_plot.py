@@ -34,7 +34,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Line:
+class PlotLine:
     """The tries of one target, and its limit in GiB."""
 
     name: str
@@ -54,7 +54,7 @@ class _Scale:
         return HIGH - BOTTOM - (HIGH - TOP - BOTTOM) * min(gib, self.top) / self.top
 
 
-def plot(lines: Sequence[Line], across: str, up: str) -> str:
+def plot(lines: Sequence[PlotLine], across: str, up: str) -> str:
     """The tries of each target as dots on a line, limits dashed. "" where nothing was measured."""
     shown = [line for line in lines if line.marks and line.limit > 0]
     if not shown:
@@ -72,7 +72,7 @@ def plot(lines: Sequence[Line], across: str, up: str) -> str:
     return _svg(parts, f"{up} against {across}")
 
 
-def _scale(lines: Sequence[Line]) -> _Scale:
+def _scale(lines: Sequence[PlotLine]) -> _Scale:
     limit = max(line.limit for line in lines)
     highest = max(mark.needed for line in lines for mark in line.marks)
     sizes = [mark.size for line in lines for mark in line.marks]
@@ -80,8 +80,8 @@ def _scale(lines: Sequence[Line]) -> _Scale:
     return _Scale(min(max(sizes), BEYOND * fits) * 1.04, min(max(highest, limit) * 1.08, ABOVE * limit))
 
 
-def _within(line: Line, scale: _Scale) -> Line:
-    return Line(line.name, line.limit, tuple(mark for mark in line.marks if mark.size <= scale.most))
+def _within(line: PlotLine, scale: _Scale) -> PlotLine:
+    return PlotLine(line.name, line.limit, tuple(mark for mark in line.marks if mark.size <= scale.most))
 
 
 # -- axes ------------------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def _ticks(top: float, about: int) -> list[float]:
     return [step * index for index in range(int(top / step) + 1)]
 
 
-def _limit(line: Line, scale: _Scale, colour: str) -> str:
+def _limit(line: PlotLine, scale: _Scale, colour: str) -> str:
     y = scale.y(line.limit)
     return f'<path d="M{LEFT} {y:.1f}H{WIDE - RIGHT}" stroke="{colour}" stroke-width="1.5" stroke-dasharray="6 4"/>'
 
@@ -116,7 +116,7 @@ def _limit(line: Line, scale: _Scale, colour: str) -> str:
 # -- tries -----------------------------------------------------------------------------------------------------------
 
 
-def _path(line: Line, scale: _Scale, colour: str) -> str:
+def _path(line: PlotLine, scale: _Scale, colour: str) -> str:
     """Through all that are not cut off at the top."""
     inside = sorted((mark for mark in line.marks if mark.needed <= scale.top), key=lambda mark: mark.size)
     places = "L".join(f"{scale.x(mark.size):.1f} {scale.y(mark.needed):.1f}" for mark in inside)
@@ -136,7 +136,7 @@ def _dot(mark: Mark, scale: _Scale, colour: str, round_: bool) -> str:
     return f"{disc if round_ else square}{ring if mark.chosen else ''}"
 
 
-def _names(lines: Sequence[Line], scale: _Scale) -> Iterator[str]:
+def _names(lines: Sequence[PlotLine], scale: _Scale) -> Iterator[str]:
     """Limits by their targets, the chosen sizes, and what is above the drawing."""
     dots = [Box(scale.x(mark.size) - 6, scale.y(mark.needed) - 7, 12) for line in lines for mark in line.marks]
     field = Field(LEFT, WIDE, 2, HIGH - BOTTOM, dots)

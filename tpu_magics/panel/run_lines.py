@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from tpu_magics.panel.messages import RunLine
-from tpu_magics.panel.model_info import told_seconds
+from tpu_magics.panel.model_info import as_seconds
 from tpu_magics.runs.events import Compile, End, Event, Steps, from_line, only
 from tpu_magics.runs.files import LIVE, open_record
 from tpu_magics.runs.reader import Run
@@ -49,7 +49,7 @@ def _written(path: Path) -> tuple[int, int] | None:
 def _read(run: Run) -> RunLine:
     info = run.info
     status, created = run_status(info), run_created(info, run.id)
-    seconds = told_seconds(info.get("seconds"))
+    seconds = as_seconds(info.get("seconds"))
     if seconds is None and status in LIVE and created is not None:
         seconds = max(0.0, time.time() - created)
     steps, compiles, recompiles = _counts(run.events_path(0))

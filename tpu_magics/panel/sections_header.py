@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tpu_magics.panel.charts import sparkline
-from tpu_magics.panel.model_view import COMPILING, HOME, STARTING, TRAINING, Failure, RankView, RunView
+from tpu_magics.panel.model_view import COMPILING, HOME, STARTING, TRAINING, RankView, RunFailure, RunView
 from tpu_magics.panel.sections_rehearsal import collectives, hosts_of, mesh_fact, where
 from tpu_magics.panel.sections_words import (
     AMBER,
@@ -366,7 +366,7 @@ def _batch(view: RunView) -> str:
 # -- a failure -------------------------------------------------------------------------------------------------------
 
 
-def failure_facts(failure: Failure, state: str) -> Iterator[Fact]:
+def failure_facts(failure: RunFailure, state: str) -> Iterator[Fact]:
     """What happened, why, what to do. A run that somebody stopped has not failed."""
     mark = ("", "") if state in ("interrupted", "stopped") else ("broken", "failed")
     yield Fact("What happened", (cut(failure.what, 1_000),), *mark)
@@ -375,7 +375,7 @@ def failure_facts(failure: Failure, state: str) -> Iterator[Fact]:
             yield Fact(name, (cut(text, 1_000),))
 
 
-def failure_lines(failure: Failure) -> list[str]:
+def failure_lines(failure: RunFailure) -> list[str]:
     """The lines shown as they are."""
     lines = [cut(line, 300) for line in failure.details[:_DETAILS]]
     left = len(failure.details) - _DETAILS

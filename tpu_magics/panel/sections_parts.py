@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tpu_magics.panel.charts import sparkline, svg
-from tpu_magics.panel.model_view import Notice, RankView, RunView, Series
+from tpu_magics.panel.model_view import Notice, RankView, RunView, ValueSeries
 from tpu_magics.panel.sections_header import STATES, no_hbm
 from tpu_magics.panel.sections_rehearsal import straggler, straggler_note, waited
 from tpu_magics.panel.sections_words import (
@@ -143,13 +143,13 @@ def _loss(view: RunView) -> str:
 # -- curves and values -----------------------------------------------------------------------------------------------
 
 
-def charted(view: RunView) -> list[Series]:
+def charted(view: RunView) -> list[ValueSeries]:
     """The names that get a curve: the loss first."""
     curves = [series for series in view.values if len(series.points) > 1]
     return sorted(curves, key=lambda series: series.name != _loss(view))[:_CHARTS]
 
 
-def chart_caption(series: Series) -> str:
+def chart_caption(series: ValueSeries) -> str:
     """E.g. "2.316 → 0.125 at step 1,200, between 0.11 and 2.4"."""
     first = "" if series.first is None else f"{number(series.first)} → "
     text = f"{first}{number(series.last)} at step {series.step:,}"
@@ -158,14 +158,14 @@ def chart_caption(series: Series) -> str:
     return text + (f"; {broken(series)}" if broken(series) else "")
 
 
-def broken(series: Series) -> str:
+def broken(series: ValueSeries) -> str:
     """That a value was no finite number, or ""."""
     if series.not_finite_at is None:
         return ""
     return f"! not a finite number at step {series.not_finite_at:,}"
 
 
-def shape_of(series: Series, width: int = 40) -> str:
+def shape_of(series: ValueSeries, width: int = 40) -> str:
     return sparkline([point.value for point in series.points], width)
 
 
@@ -182,7 +182,7 @@ def charts_html(view: RunView) -> str:
 _CHART = "flex:1 1 16em;min-width:0;max-width:36em;margin:0"
 
 
-def _chart(series: Series, colour: str) -> str:
+def _chart(series: ValueSeries, colour: str) -> str:
     shape = f'<span style="font-size:.75em;opacity:.75;white-space:nowrap">{say(shape_of(series, 20))}</span>'
     head = f"<b>{say(short(series.name, 60))}</b> {shape} {say(chart_caption(series))}"
     return (
@@ -193,7 +193,7 @@ def _chart(series: Series, colour: str) -> str:
 VALUE_COLUMNS = ("value", "last", "at step", "lowest", "highest", "")
 
 
-def value_cells(series: Series) -> tuple[str, ...]:
+def value_cells(series: ValueSeries) -> tuple[str, ...]:
     """One name in a line."""
     low = "" if series.low is None else number(series.low)
     high = "" if series.high is None else number(series.high)
@@ -202,7 +202,7 @@ def value_cells(series: Series) -> tuple[str, ...]:
     return short(series.name, 60), number(series.last), f"{series.step:,}", low, high, note
 
 
-def other_values(view: RunView) -> list[Series]:
+def other_values(view: RunView) -> list[ValueSeries]:
     """What has no curve of its own."""
     names = {series.name for series in charted(view)}
     return [series for series in view.values if series.name not in names]

@@ -28,7 +28,7 @@ APART = 0.1  # of the training time: a rank that is so much busier than the next
 
 
 @dataclass(frozen=True)
-class Likeness:
+class TpuComparison:
     """How far a run is like one on a TPU. `short`: in one line; `same`, `other`: one line for each thing."""
 
     short: str
@@ -36,7 +36,7 @@ class Likeness:
     other: tuple[str, ...]
 
 
-RANKS = Likeness(
+RANKS = TpuComparison(
     "Shards, collectives' values, weights and compiles are as on a TPU; speed and HBM are not.",
     (
         "which rank gets which part of the data, and code that depends on the rank",
@@ -52,7 +52,7 @@ RANKS = Likeness(
         "accelerate makes the ranks' random states alike on the host; on a TPU it runs a graph for that",
     ),
 )
-DEVICES = Likeness(
+DEVICES = TpuComparison(
     "Shards, and collectives in the graph, are as on a TPU; speed and HBM are not.",
     (
         "which part of a tensor lies on which device",
@@ -101,7 +101,7 @@ def rehearsal(info: object) -> str:
 # -- what is like a TPU, and what is not -----------------------------------------------------------------------------
 
 
-def likeness(view: RunView) -> Likeness | None:
+def likeness(view: RunView) -> TpuComparison | None:
     """None where nothing is rehearsed."""
     if view.rehearsed:
         return RANKS

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tpu_magics.panel.bundle import to_bundle
-from tpu_magics.panel.reading import Reading
 from tpu_magics.panel.sections import compile_rows, sections
+from tpu_magics.panel.shared_view import SharedView
 from tpu_magics.panel.widget_parts import Budget, Widgets
 from tpu_magics.runs.files import RunFiles
 
@@ -50,13 +50,13 @@ class LivePanel:
         publish: Publish,
         serve: Callable[[Answer], None] | None = None,
         no_stop: str = "",
-        reading: Reading | None = None,
+        reading: SharedView | None = None,
     ) -> None:
         self.files = files
         self.asked = False
         self.left_to_others = 0.0  # of SHARE
         self._stop, self._publish, self._serve = stop, publish, serve
-        self._reading = reading or Reading(files)
+        self._reading = reading or SharedView(files)
         self._lock = threading.RLock()
         self._budget = Budget()
         self._next = 0.0

@@ -49,7 +49,7 @@ class Budget:
         return True
 
 
-class Part:
+class HtmlPart:
     """A piece of html in a widget of its own. `weight`: how much sooner than others it is sent again."""
 
     def __init__(self, widget: Any, html: str, weight: int = 1) -> None:
@@ -78,7 +78,8 @@ class Widgets:
         self._style = HTML(self._sheet.html, layout=wide)
         shared = {"layout": wide, "style": self._style.style}
         self._parts = {
-            name: Part(HTML(self._sheet.lean(html), **shared), html, _weight(name)) for name, html in divided.items()
+            name: HtmlPart(HTML(self._sheet.lean(html), **shared), html, _weight(name))
+            for name, html in divided.items()
         }
         self._rows = RowBox(wide, self._style.style, self._sheet)
         self._stop = _stop_button(no_stop, clicked)
@@ -112,7 +113,7 @@ class Widgets:
             if not waited or not send():
                 return
 
-    def _send(self, part: Part, html: str, budget: Budget) -> bool:
+    def _send(self, part: HtmlPart, html: str, budget: Budget) -> bool:
         lean = self._sheet.lean(html)
         if not self._may_send(budget, lean):
             return False

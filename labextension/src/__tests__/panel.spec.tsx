@@ -88,7 +88,7 @@ describe('where there is no run', () => {
     take(messages.runs(channel.last('runs').request));
     expect(host.querySelector('[data-run="run-0"]')?.textContent).toContain('6 recompiles');
     click('earlier');
-    expect(channel.last('open').wish).toEqual({ type: 'open', run: 'run-0' });
+    expect(channel.last('open').query).toEqual({ type: 'open', run: 'run-0' });
   });
 
   it('says that the kernel was restarted', () => {
@@ -191,7 +191,7 @@ describe('a live run', () => {
     expect(button('Compare').disabled).toBe(true);
     boxes.forEach(box => act(() => box.click()));
     click('Compare');
-    expect(channel.last('compare').wish).toEqual({ type: 'compare', runs: ['run-0', 'run-2'] });
+    expect(channel.last('compare').query).toEqual({ type: 'compare', runs: ['run-0', 'run-2'] });
     take(messages.compared(channel.last('compare').request));
     expect(host.querySelector('[data-section=compared]')?.textContent).toContain('Two runs');
   });

@@ -3,7 +3,7 @@
 // What lives here: what Python has worded, put into place. What does not: any wording of a run's own.
 
 import * as React from 'react';
-import { Fact, Figure, RunRecord, SaidFailure } from '../types';
+import { Fact, Figure, RunRecord, FailureText } from '../types';
 import { Chip, Code, toneOf, useTrans, Worded } from './pieces';
 
 const NOT_KNOWN = '-';
@@ -95,7 +95,7 @@ export const Facts = React.memo(function Facts(props: { facts: Fact[] }): JSX.El
 });
 
 /** What ended the run. One that somebody stopped has not failed. */
-export const Broken = React.memo(function Broken(props: { failure: SaidFailure }): JSX.Element {
+export const Broken = React.memo(function Broken(props: { failure: FailureText }): JSX.Element {
   const trans = useTrans();
   const stopped = !props.failure.facts.some(fact => fact.state === 'broken');
   return (

@@ -4,7 +4,7 @@
 
 import * as React from 'react';
 import { grouped, seconds, short } from '../format';
-import { RankTable, Read, SaidLikeness, SaidNotice, Transfer } from '../types';
+import { RankTable, Read, RehearsalNote, NoticeText, Transfer } from '../types';
 import { Facts } from './head';
 import { Chip, Code, Notes, Place, Section, toneOf, useTrans, Worded } from './pieces';
 import { Table } from './table';
@@ -12,7 +12,7 @@ import { Table } from './table';
 const READS = 20;
 
 export const Warnings = React.memo(function Warnings(props: {
-  notices: SaidNotice[];
+  notices: NoticeText[];
 }): JSX.Element | null {
   const trans = useTrans();
   if (props.notices.length === 0) {
@@ -115,7 +115,7 @@ function ReadItem({ one }: { one: Transfer | Read }): JSX.Element {
 }
 
 export const Likeness = React.memo(function Likeness(props: {
-  likeness: SaidLikeness | null;
+  likeness: RehearsalNote | null;
 }): JSX.Element | null {
   const trans = useTrans();
   if (props.likeness === null) {

@@ -14,7 +14,7 @@ from tpu_magics.magics import lab, lab_run
 from tpu_magics.magics.lab_kernel import has_subshells
 from tpu_magics.magics.mailbox import Mailbox, open_mailbox
 from tpu_magics.panel.protocol import TARGET
-from tpu_magics.panel.reading import SHARED, Reading
+from tpu_magics.panel.shared_view import SHARED, SharedView
 from tpu_magics.panel.widget import LivePanel, Publish
 from tpu_magics.runs.files import RunFiles
 
@@ -24,7 +24,7 @@ Stop = Callable[[], None]
 Say = Callable[[str], None]
 
 
-class Onlookers:
+class FrontEnds:
     """`panel`: None where there is none; `mailbox`: where the main thread waits for the run, and so looks for messages
     itself."""
 
@@ -72,21 +72,21 @@ class Onlookers:
         return True
 
 
-def with_panel(kernel: Any, files: RunFiles, stop: Stop, main: str, say: Say, publish: Publish) -> Onlookers:
+def with_panel(kernel: Any, files: RunFiles, stop: Stop, main: str, say: Say, publish: Publish) -> FrontEnds:
     """A live panel, and the extension. `main`: what the main thread does meanwhile."""
     mailbox = _mailbox(kernel, main)
-    reading = Reading(files, SHARED)
+    reading = SharedView(files, SHARED)
     panel = LivePanel(files, stop, publish, None, "" if main == FREE or mailbox else NO_STOP, reading)
-    return Onlookers(panel, _followed(kernel, files, stop, mailbox, reading), mailbox, say)
+    return FrontEnds(panel, _followed(kernel, files, stop, mailbox, reading), mailbox, say)
 
 
-def without_panel(kernel: Any, files: RunFiles, stop: Stop, main: str, say: Say) -> Onlookers:
+def without_panel(kernel: Any, files: RunFiles, stop: Stop, main: str, say: Say) -> FrontEnds:
     """The extension alone."""
     mailbox = _mailbox(kernel, main)
-    return Onlookers(None, _followed(kernel, files, stop, mailbox, Reading(files)), mailbox, say)
+    return FrontEnds(None, _followed(kernel, files, stop, mailbox, SharedView(files)), mailbox, say)
 
 
-def _followed(kernel: Any, files: RunFiles, stop: Stop, mailbox: Mailbox | None, reading: Reading) -> lab_run.LabRun:
+def _followed(kernel: Any, files: RunFiles, stop: Stop, mailbox: Mailbox | None, reading: SharedView) -> lab_run.LabRun:
     """A main thread that trains or runs other cells, in a kernel without subshells, answers nobody until it is done."""
     hears = mailbox is not None
     return lab_run.follow(files, stop, reading, hears or has_subshells(kernel), hears)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.magics.show import show_table
+from tpu_magics.magics.display import show_table
 from tpu_magics.panel.runs import compare_table, more_runs, plain_summary, runs_table, summary_table
 from tpu_magics.panel.table import Table
 from tpu_magics.runs.files import refused_record

@@ -1,7 +1,7 @@
 """Values as JSON has them.
 
 What lives here: the step from dataclasses to objects, lists and texts, and how many of them fit. What does not: what is
-sent (portable.py, messages.py).
+sent (run_json.py, messages.py).
 """
 
 from __future__ import annotations

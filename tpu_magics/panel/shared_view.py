@@ -16,7 +16,7 @@ from tpu_magics.runs.files import RunFiles
 SHARED = 0.25  # seconds in which those who look get the same view
 
 
-class Reading:
+class SharedView:
     """A run's view, from any thread. `keep`: seconds in which it is not made anew."""
 
     def __init__(self, files: RunFiles, keep: float = 0.0) -> None:

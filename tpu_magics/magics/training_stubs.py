@@ -28,20 +28,20 @@ PREFLIGHTS = ("tpu_magics.magics.preflight.run", "tpu_magics.magics.preflight.pr
 
 
 @dataclass(frozen=True)
-class Launch:
-    """A training that was asked for and left out. `place`: "cell 4", or the file; `said`: what was left out, in words;
+class SkippedTraining:
+    """A training that was asked for and left out. `place`: "cell 4", or the file; `text`: what was left out, in words;
     `function` is None for statements, scripts and trainers. `args` are complete: the rank, where the launcher gives
     one, is the first of them."""
 
     place: str
-    said: str
+    text: str
     function: Callable[..., Any] | None = None
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     options: Options = field(default_factory=Options)
 
 
-class Untrained:
+class TrainingStubs:
     """While it is entered, the ways to train that are listed above are noted and left out, also where they are imported
     only then.
 
@@ -51,15 +51,15 @@ class Untrained:
     def __init__(self, say: Callable[[str], None]) -> None:
         self.say = say
         self.place = ""
-        self.launches: list[Launch] = []
+        self.launches: list[SkippedTraining] = []
         self._hook = PostImport()
         self._undo: list[Callable[[], None]] = []
         self._active = False
 
-    def __enter__(self) -> Untrained:
+    def __enter__(self) -> TrainingStubs:
         self._active = True
         self._replace(train, "start", self._started)
-        for module, found in self._instead().items():
+        for module, found in self._replacements().items():
             self._hook.when_imported(module, functools.partial(self._leave_out, found))
         return self
 
@@ -69,7 +69,7 @@ class Untrained:
         while self._undo:
             self._undo.pop()()
 
-    def _instead(self) -> dict[str, dict[str, Callable[..., None]]]:
+    def _replacements(self) -> dict[str, dict[str, Callable[..., None]]]:
         """What is called in the place of what: by module, and path in it."""
         found: dict[str, dict[str, Callable[..., None]]] = {}
         for name, kind in LAUNCHERS.items():
@@ -89,12 +89,12 @@ class Untrained:
         options.check()
         work = request.make({}, None)
         if not isinstance(work, FunctionWork):
-            said = f"the script {request.script}" if isinstance(work, ScriptWork) else _STATEMENTS
-            self._note(Launch(self.place, said, options=options))
+            text = f"the script {request.script}" if isinstance(work, ScriptWork) else _STATEMENTS
+            self._note(SkippedTraining(self.place, text, options=options))
             return
         first = (0,) if work.index_first else ()
-        said = f"the training of `{request.name}`"
-        self._note(Launch(self.place, said, work.function, (*first, *work.args), work.kwargs, options))
+        text = f"the training of `{request.name}`"
+        self._note(SkippedTraining(self.place, text, work.function, (*first, *work.args), work.kwargs, options))
 
     def _launcher(self, kind: str) -> Callable[..., None]:
         def launched(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
@@ -105,16 +105,16 @@ class Untrained:
 
     def _method(self, path: str) -> Callable[..., None]:
         def called(*_: Any, **__: Any) -> None:
-            self._note(Launch(self.place, f"{path}()"))
+            self._note(SkippedTraining(self.place, f"{path}()"))
 
         return called
 
     def _preflight(self, *_: Any, **__: Any) -> None:
-        self._note(Launch(self.place, "the preflight that the cell asks for"))
+        self._note(SkippedTraining(self.place, "the preflight that the cell asks for"))
 
-    def _note(self, launch: Launch) -> None:
+    def _note(self, launch: SkippedTraining) -> None:
         self.launches.append(launch)
-        self.say(f"{launch.place}: {launch.said} is left out, as nothing is trained here.")
+        self.say(f"{launch.place}: {launch.text} is left out, as nothing is trained here.")
 
     # -- putting it there -----------------------------------------------------------------------------------------
 
@@ -147,10 +147,10 @@ class Untrained:
         setattr(owner, name, value)
 
 
-_MARK = "__tpu_magics_untrained__"
+_MARK = "__tpu_magics_stub__"
 _STATEMENTS = "what stands below %%tpu_train (but for the imports, functions and classes that it begins with)"
 
 
-def first_of(launches: Sequence[Launch], function: Any) -> Launch | None:
+def first_of(launches: Sequence[SkippedTraining], function: Any) -> SkippedTraining | None:
     """The first of the trainings that would have trained this function."""
     return next((one for one in launches if one.function is not None and one.function is function), None)

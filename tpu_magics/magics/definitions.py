@@ -22,7 +22,7 @@ _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 _OWN_SCOPE = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
-def defining(cells: Sequence[Cell], name: str) -> int | None:
+def defining_cell(cells: Sequence[Cell], name: str) -> int | None:
     """The index of the last cell that defines `name` (of "a.b", its "a"): with `def` or `class` where one does, else by
     any binding. None where none does, but one may: by `from x import *` or `%run`.
 
@@ -42,19 +42,24 @@ def _not_defined(name: str, cells: Sequence[Cell]) -> TpuMagicsError:
     functions = list(dict.fromkeys(name for cell in cells for name in _functions(cell)))
     where = "No cell defines" if cells[0].number is not None else f"{cells[0].path} does not define"
     return TpuMagicsError(
-        f"{where} `{name}`{offered(name, functions)}",
-        " ".join([there(functions), *(_unread(cell.problem) for cell in cells if cell.problem and cell.tree is None)]),
+        f"{where} `{name}`{suggestion(name, functions)}",
+        " ".join(
+            [
+                functions_text(functions),
+                *(_unread(cell.problem) for cell in cells if cell.problem and cell.tree is None),
+            ]
+        ),
         "Give --function the name of the training function.",
     )
 
 
-def offered(name: str, functions: Sequence[str]) -> str:
+def suggestion(name: str, functions: Sequence[str]) -> str:
     """How a sentence about a name that is not there ends: with the nearest of these, if any is near."""
     near = difflib.get_close_matches(name, functions, n=1)
     return f"; did you mean `{near[0]}`?" if near else "."
 
 
-def there(functions: Sequence[str]) -> str:
+def functions_text(functions: Sequence[str]) -> str:
     """All of them, in a sentence."""
     return f"The functions there are: {', '.join(functions)}." if functions else "No functions are defined there."
 

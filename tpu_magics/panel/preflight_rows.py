@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tpu_magics.panel import preflight_words as words
-from tpu_magics.panel.preflight_figures import Figure, figures
+from tpu_magics.panel.preflight_figures import PreflightFigure, figures
 from tpu_magics.panel.preflight_topics import kinds
 from tpu_magics.panel.sections_words import BLUE, GREEN, GREY, NOT_AVAILABLE, RED, SMALL, VIOLET, chip, say, size
 from tpu_magics.preflight.report import TargetResult
@@ -33,7 +33,7 @@ def _cell(em: float) -> str:
     return f"{_CELL};flex:{em:g} 1 max({em:g}em,min(({_ALL}em - 100%)*999,20%))"
 
 
-def looks_html(results: Sequence[TargetResult]) -> str:
+def rows_html(results: Sequence[TargetResult]) -> str:
     rows = "".join(_row(one) for one in results)
     style = "display:block;border-collapse:collapse;border:0;margin:0;color:inherit;font-size:inherit;width:100%"
     return f'<table style="{style}"><tbody style="display:block">{rows}</tbody></table>'
@@ -54,7 +54,7 @@ def _row(one: TargetResult) -> str:
     return f'<tr style="{_ROW};border-left:4px solid {colour}">{"".join(cells)}</tr>'
 
 
-def _merged(figures: Sequence[Figure]) -> Iterator[Figure]:
+def _merged(figures: Sequence[PreflightFigure]) -> Iterator[PreflightFigure]:
     """Those that have one reason for not being known stand together."""
     missing = [one.label for one in figures if one.value == words.NOTHING]
     for one in figures:
@@ -64,7 +64,7 @@ def _merged(figures: Sequence[Figure]) -> Iterator[Figure]:
             yield one
 
 
-def _figure(figure: Figure, below: str = "") -> str:
+def _figure(figure: PreflightFigure, below: str = "") -> str:
     beside = "".join(f'<div style="{SMALL}">{say(line)}</div>' for line in figure.beside)
     together = _UNITS.sub("\xa0", say(figure.value))
     value = f'<div style="font-size:1.15em"><b>{together}</b></div>'

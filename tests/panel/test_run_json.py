@@ -13,12 +13,12 @@ import pytest
 from tests.panel import recorded
 from tests.panel.recorded import CREATED, Recorded, first_compile, recompile
 from tpu_magics.panel.bundle import to_bundle
-from tpu_magics.panel.jsonable import fitting, plain, size_of
-from tpu_magics.panel.messages import Said
+from tpu_magics.panel.json_values import fitting, plain, size_of
+from tpu_magics.panel.messages import RunTexts
 from tpu_magics.panel.model_view import RunView
 from tpu_magics.panel.page import to_html, to_text
-from tpu_magics.panel.portable import COMM, FIELDS, SAVED, record
 from tpu_magics.panel.protocol import MIME_TYPE
+from tpu_magics.panel.run_json import COMM, FIELDS, SAVED, record
 from tpu_magics.panel.sections_header import figures, state_text
 from tpu_magics.runs.events import RuleFinding, Site, Value, Warned
 
@@ -36,7 +36,7 @@ def test_every_field_goes_by_its_name(tmp_path: Path, kind: str) -> None:
     made = record(view)
     assert strict(made) == made and made["v"] == 1
     assert tuple(made["view"]) == tuple(field.name for field in dataclasses.fields(RunView)) == FIELDS
-    assert set(made["said"]) == {field.name for field in dataclasses.fields(Said)}
+    assert set(made["said"]) == {field.name for field in dataclasses.fields(RunTexts)}
     for name in ("id", "state", "live", "steps", "compiles", "recompiles", "elapsed", "device", "rehearsed"):
         assert made["view"][name] == getattr(view, name)
     assert [entry["key"] for entry in made["view"]["compile_log"]] == [entry.key for entry in view.compile_log]

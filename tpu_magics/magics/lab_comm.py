@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tpu_magics.magics.lab import Lab
 
 
-class Wire:
+class FrontEndComm:
     """One comm, as the kernel's comm manager knows it. `heard`: when a front end has said something on it last;
     `rate`: when it has asked for an update rate last, and for how many seconds."""
 

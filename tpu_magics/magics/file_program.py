@@ -1,7 +1,7 @@
 """A file's own code, run up to a function: a notebook's cells, or a Python file's top level.
 
 What lives here: in which order cells are run, how far, and what is said on the way. What does not: how a cell is run
-(headless.py), what it may not do (untrained.py), and Python files (script.py).
+(headless.py), what it may not do (training_stubs.py), and Python files (script.py).
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any, Protocol
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.magics import headless, script
-from tpu_magics.magics.defining import defining, trains, value_of
-from tpu_magics.magics.headless import Code, Shell
-from tpu_magics.magics.untrained import Launch, Untrained, first_of
+from tpu_magics.magics.definitions import defining_cell, trains, value_of
+from tpu_magics.magics.headless import CodeCell, HeadlessShell
+from tpu_magics.magics.training_stubs import SkippedTraining, TrainingStubs, first_of
 
 SLOW = 1.0  # seconds from which a cell's time is told
 _NOTHING = object()
 Say = Callable[[str], None]
 
 
-class Program(Protocol):
-    """Code that defines a function."""
+class FileProgram(Protocol):
+    """CodeCell that defines a function."""
 
     @property
     def namespace(self) -> dict[str, Any]:
@@ -39,12 +39,12 @@ class Program(Protocol):
     def function(self) -> Any:
         """The function. Raises TpuMagicsError where there is none after all."""
 
-    def launch_of(self, function: Any) -> Launch | None:
+    def launch_of(self, function: Any) -> SkippedTraining | None:
         """The training that the code so far would have begun with this function."""
 
 
 @contextmanager
-def program_of(path: Path, function: str, say: Say) -> Iterator[Program]:
+def program_of(path: Path, function: str, say: Say) -> Iterator[FileProgram]:
     """The program of a file, its folder and names in place while it is used.
 
     Raises TpuMagicsError where the file cannot be read, or does not define the function.
@@ -53,12 +53,12 @@ def program_of(path: Path, function: str, say: Say) -> Iterator[Program]:
     _check_file(path)
     if path.suffix.lower() == ".py":
         with script.importing_from(path.parent):
-            yield script.Script(path, function, say)
+            yield script.ScriptProgram(path, function, say)
         return
     codes = headless.code_cells(path)
-    at = defining([code.read for code in codes], function)
+    at = defining_cell([code.read for code in codes], function)
     with headless.shell_in(path.parent) as shell:
-        yield Cells(path, codes, at, function, shell, say)
+        yield NotebookProgram(path, codes, at, function, shell, say)
 
 
 def _check_file(path: Path) -> None:
@@ -75,15 +75,15 @@ def _check_file(path: Path) -> None:
 # -- a notebook -----------------------------------------------------------------------------------------------------
 
 
-class Cells:
+class NotebookProgram:
     """A notebook's code cells in a shell. `at`: the index of the one that defines the function; None where only
     running them can tell."""
 
     def __init__(
-        self, path: Path, codes: Sequence[Code], at: int | None, function: str, shell: Shell, say: Say
+        self, path: Path, codes: Sequence[CodeCell], at: int | None, function: str, shell: HeadlessShell, say: Say
     ) -> None:
         self.path, self.codes, self.at, self.name, self.shell, self.say = path, codes, at, function, shell, say
-        self.untrained = Untrained(say)
+        self.stubs = TrainingStubs(say)
         self.next = 0
         self.total = len(codes) if at is None else codes[at].number
 
@@ -93,7 +93,7 @@ class Cells:
         return names
 
     def run(self) -> None:
-        with self.untrained:
+        with self.stubs:
             if self.at is not None:
                 self._run_to(self.at)
                 return
@@ -107,7 +107,7 @@ class Cells:
             return False
         self.say(f"`{self.name}` needs arguments: on to cell {self.codes[index].number}, which trains it.")
         self.total = self.codes[index].number
-        with self.untrained:
+        with self.stubs:
             self._run_to(index)
         return True
 
@@ -116,8 +116,8 @@ class Cells:
             raise self._undefined()
         return value_of(self.namespace, self.name)
 
-    def launch_of(self, function: Any) -> Launch | None:
-        return first_of(self.untrained.launches, function)
+    def launch_of(self, function: Any) -> SkippedTraining | None:
+        return first_of(self.stubs.launches, function)
 
     def _is_defined(self) -> bool:
         return self._root is not _NOTHING
@@ -132,7 +132,7 @@ class Cells:
             self.next = code.number
             if not code.text.strip():
                 continue
-            self.untrained.place = f"cell {code.number}"
+            self.stubs.place = f"cell {code.number}"
             told = f"cell {code.number} of {self.total}: {code.title}"
             if headless.NOT_RUN in code.tags:
                 self.say(f"{told}  [not run: its tag is {headless.NOT_RUN}]")
@@ -140,7 +140,7 @@ class Cells:
             self.say(told)
             self._run(code)
 
-    def _run(self, code: Code) -> None:
+    def _run(self, code: CodeCell) -> None:
         before, began = self._root, time.monotonic()
         error = headless.run_cell(self.shell, code)
         seconds = time.monotonic() - began
@@ -150,18 +150,18 @@ class Cells:
             return
         if self._is_needed(code, defines=self._root is not before):
             raise self._failed(code, error)
-        why = ": trainings that it may need were left out" if self.untrained.launches else ""
+        why = ": trainings that it may need were left out" if self.stubs.launches else ""
         self.say(f"cell {code.number} failed, and what follows is done all the same{why}.")
 
-    def _is_needed(self, code: Code, defines: bool) -> bool:
+    def _is_needed(self, code: CodeCell, defines: bool) -> bool:
         """Whether a failure of this cell ends the command. Where a training was left out, cells often fail for lack of
         its results, the function's own too; `defines`: that one had bound the function before."""
         index = code.number - 1
-        if self.untrained.launches:
+        if self.stubs.launches:
             return index == self.at and not defines
         return self.at is None or index <= self.at
 
-    def _failed(self, code: Code, error: BaseException) -> TpuMagicsError:
+    def _failed(self, code: CodeCell, error: BaseException) -> TpuMagicsError:
         upto = f"up to cell {self.at + 1}, which defines `{self.name}`," if self.at is not None else "one by one"
         return TpuMagicsError(
             f"Cell {code.number} of {self.path.name} failed: {headless.last_line(error)}",
