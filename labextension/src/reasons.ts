@@ -18,7 +18,7 @@ export interface Reason {
   title: string;
   code: string[];
   texts: string[];
-  cure: string;
+  fix: string;
 }
 
 /** A reason and where it is. */
@@ -78,7 +78,7 @@ function recompiled(
       title: trans._n('Recompiled once', 'Recompiled %1 times', count),
       code: [...told.slice(0, MOST_DIFFERENCES), ...more],
       texts: [newest.text].filter(Boolean),
-      cure: newest.fix
+      fix: newest.fix
     }
   };
 }
@@ -100,7 +100,7 @@ function broken(finding: RuleFinding, told: string, trans: TranslationBundle): T
       title: finding.advice ? trans.__('Advice') : trans.__('Breaks a rule of XLA'),
       code: [],
       texts: [finding.message, finding.why].filter(Boolean),
-      cure: finding.fix
+      fix: finding.fix
     }
   };
 }

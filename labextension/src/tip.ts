@@ -65,10 +65,10 @@ export class Tip {
     line(head, 'jp-tpu-tip-name', reason.name);
     reason.code.forEach(text => line(part, 'jp-tpu-tip-code', text));
     reason.texts.forEach(text => line(part, 'jp-tpu-tip-text', '').append(...worded(text)));
-    if (reason.cure !== '') {
-      const cure = line(part, 'jp-tpu-tip-cure', '');
-      line(cure, 'jp-tpu-tip-label', this._trans.__('What to do:'));
-      cure.append(' ', ...worded(reason.cure));
+    if (reason.fix !== '') {
+      const fix = line(part, 'jp-tpu-tip-fix', '');
+      line(fix, 'jp-tpu-tip-label', this._trans.__('Fix:'));
+      fix.append(' ', ...worded(reason.fix));
     }
     return part;
   }

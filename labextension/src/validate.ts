@@ -111,7 +111,7 @@ export function read(data: unknown): Arrived {
 /** What a saved notebook holds under our mime type: the record, or one line that says why there is none. */
 export function readRecord(data: unknown, trans: TranslationBundle): T.RunRecord | string {
   if (!isObject(data)) {
-    return trans.__('This output holds no run.');
+    return trans.__('This output contains no run.');
   }
   if (data.v !== T.RECORD_VERSION) {
     return trans.__(
@@ -129,7 +129,7 @@ export function readRecord(data: unknown, trans: TranslationBundle): T.RunRecord
 /** What a person is told where the kernel's version is another. */
 export function otherVersion(found: string, trans: TranslationBundle): string {
   return trans.__(
-    'tpu_magics in the kernel and the extension are of different versions (kernel %1, extension %2): pip install -U tpu-magics, then reload',
+    'The kernel and the extension have different versions of tpu_magics (kernel %1, extension %2): pip install -U tpu-magics, then reload',
     found,
     T.VERSION
   );

@@ -84,7 +84,7 @@ def test_the_comparison_of_two_runs_is_shown(listed: Notebook) -> None:
     runs = listed.section("runs").locator("li[data-run]")
     for name in ("text-classifier", "rehearsal-of-2"):
         runs.filter(has_text=name).first.get_by_role("checkbox").check()
-    listed.panel.get_by_role("button", name="Compare the two chosen").click()
+    listed.panel.get_by_role("button", name="Compare selected").click()
     table = listed.section("compared").get_by_role("table")
     expect(table).to_contain_text("text-classifier")
     expect(table).to_contain_text("rehearsal-of-2")

@@ -97,7 +97,7 @@ def test_weights_come_home_before_the_next_cell_after_the_end(notebook: Kernel) 
     notebook.run(TICKS.format(ticks=3)).good()
     cell = told_of_the_end(notebook, f"print({TRAINED}, _tpu.status)")
     assert cell.printed == (
-        "tpu_magics: the background run 'ticking' has ended, and its results are home.\nTrue done\n"
+        "tpu_magics: the background run 'ticking' has ended; its results are in the notebook.\nTrue done\n"
     )
     assert notebook.run("1").good().printed == ""
 
@@ -159,7 +159,7 @@ while not session.current.going.ended:
 print(_tpu.value)
 """
     ).good()
-    assert "tpu_magics: 'quick' had ended already; its results are home.\n4\n" in cell.printed
+    assert "tpu_magics: 'quick' had ended already; its results are in the notebook.\n4\n" in cell.printed
 
 
 def test_an_interrupt_of_another_cell_does_not_hurt_it(notebook: Kernel) -> None:

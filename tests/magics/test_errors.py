@@ -140,7 +140,7 @@ REFUSED = [
     ("%%tpu_train\nasync def f():\n    pass", "`f` is an async function", "Make it a plain function"),
     ("%%tpu_train --hoits off\ndef f(): pass", "has no option --hoits; did you mean --hoist?", "%%tpu_train -h"),
     ("%%tpu_train --hoist of\ndef f(): pass", "invalid choice: 'of'", "%%tpu_train -h"),
-    ("%%tpu_train --qqq\ndef f(): pass", "has no option --qqq", "Look at %%tpu_train -h"),
+    ("%%tpu_train --qqq\ndef f(): pass", "has no option --qqq", "See %%tpu_train -h"),
     ("%%tpu_train --steps\ndef f(): pass", "--steps: expected one argument", "%%tpu_train -h"),
     ("%%tpu_train -n 0\ndef f(): pass", "-n 0 is not possible", "leave it away"),
     ("%%tpu_train -n 8 --spmd\ndef f(): pass", "-n 8 and --spmd", "Leave one of them away"),

@@ -30,14 +30,14 @@ WRONG = {
     f"train model -n 4 {TARGET}": "-n 4 is not possible on v5litepod-1.",
     f"model=model {TARGET}": "%tpu_preflight does not say which function.",
     f"trian model {TARGET}": "The notebook has no `trian`; did you mean `train`?\n"
-    "Why: The functions there are: train, needs.\n",
+    "Why: Defined functions: train, needs.\n",
     f"nothing_like_it {TARGET}": "The notebook has no `nothing_like_it`.\n",
     f"train modle {TARGET}": "The ARG 'modle' cannot be evaluated: NameError",
     "train model --target v9-8": 'No TPU is called "v9-8".\nWhy: The nearest names: v4-8',
     "train model --target A100": '"A100" is a GPU.\nWhy: A target is a TPU, or a slice of them',
     f"model {TARGET}": "is not a function.",
     f"needs {TARGET}": "needs(model, batch, *, rate) does not take these arguments: missing a required argument: "
-    "'model'.\nWhy: Given: 0 positional.\nWhat to do: Give a value for each parameter that has none of its own: "
+    "'model'.\nWhy: Given: 0 positional.\nWhat to do: Give a value for each parameter without a default: "
     "%tpu_preflight needs model batch rate=... --target ...",
     f"train model rate=3 {TARGET}": "train(model, steps=3, lr=0.1) does not take these arguments: got an unexpected "
     "keyword argument 'rate'.\nWhy: Given: 1 positional, rate.\n",

@@ -47,7 +47,7 @@ def test_the_table_of_all_runs(notebook: Kernel) -> None:
 
 def test_one_run_and_two_side_by_side(notebook: Kernel) -> None:
     one = table(notebook, "%tpu_runs well")["text/plain"]
-    assert "Run well: done" in one and "models that came home" in one and "loss" in one
+    assert "Run well: done" in one and "updated in the notebook" in one and "loss" in one
     last = table(notebook, "%tpu_runs last")["text/plain"]
     assert "NameError: name 'boom' is not defined" in last and "what to do" in last
     both = table(notebook, "%tpu_runs well broken")["text/plain"]

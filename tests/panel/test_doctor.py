@@ -34,9 +34,9 @@ def test_what_is_broken_stands_first_with_its_command(ill):
         "! warning: Environment variables, Worker addresses",
     ]
     assert first.startswith("To mend\n\n")
-    assert "\n  To mend it (--fix):\n      %env PJRT_DEVICE=TPU\n  Then run %tpu_init again\n" in first
-    assert "\n  To mend it: restart the kernel, run %tpu_init first" in first
-    assert first.endswith("\n\n%tpu_doctor --fix does what is marked (--fix).")
+    assert "\n  Fix (--fix):\n      %env PJRT_DEVICE=TPU\n  Then run %tpu_init again\n" in first
+    assert "\n  Fix: restart the kernel, run %tpu_init first" in first
+    assert first.endswith("\n\n%tpu_doctor --fix applies the fixes marked (--fix).")
     assert rest.startswith("24 checks: 2 broken, 1 warning, ")
 
 
@@ -57,7 +57,7 @@ def test_all_checks_follow_by_group(ill):
 def test_in_a_shell_commands_are_a_shells(ill):
     told = Diagnosis(ill.checks, shell=True)
     text = to_text(told)
-    assert "To mend it:\n      export PJRT_DEVICE=TPU\n  Then" in text
+    assert "Fix:\n      export PJRT_DEVICE=TPU\n  Then" in text
     assert "unset TPU_PROCESS_ADDRESSES CLOUD_TPU_TASK_ID" in text
     assert "%env" not in text and "os.environ" not in text and "(--fix)" not in text
 
@@ -107,7 +107,7 @@ def test_the_html_is_whole_and_has_the_same_words(ill):
     assert parsed.open == [] and not {"script", "style", "link", "img"} & set(parsed.tags)
     cells = " ".join(cell for row in parsed.rows for cell in row)
     assert all(check.what in cells for check in ill.checks)
-    assert all(escape(check.command) in html for check in ill.ill)
+    assert all(escape(check.command) in html for check in ill.problems)
     assert "<details><summary" in html, "folded away: what is to be mended stands above it"
 
 

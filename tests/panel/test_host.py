@@ -113,7 +113,7 @@ def states(table: Table) -> dict[str, str]:
 )
 def test_where_we_are(tmp_path, build, place, tpu, training, sets):
     found = cells(table_of(getattr(fake_hosts, build)(tmp_path)))
-    assert (found["Place"], found["TPU"], found["Cells train on"]) == (place, tpu, training)
+    assert (found["Place"], found["TPU"], found["Device"]) == (place, tpu, training)
     assert found["Set in the notebook"] == f"PJRT_DEVICE={sets}: it was not set, and this is what cells train on."
     assert "Problem" not in found and "Warning" not in found
 
@@ -131,7 +131,7 @@ def test_where_we_are(tmp_path, build, place, tpu, training, sets):
 )
 def test_what_was_asked_of_the_cells_to_come(tmp_path, build, asked, training):
     host = inspect(getattr(fake_hosts, build)(tmp_path))
-    assert cells(host_table(host, *asked))["Cells train on"] == training
+    assert cells(host_table(host, *asked))["Device"] == training
 
 
 def test_versions_and_that_they_fit(tmp_path):
@@ -140,7 +140,7 @@ def test_versions_and_that_they_fit(tmp_path):
     assert found["Notebook"] == "python 3.13.5, ipython 7.34.0, ipykernel 6.17.1, ipywidgets 7.7.1"
     assert found["Framework"] == (
         "torch 2.9.0, torch_xla 2.9.0, libtpu 0.0.21.1, accelerate 1.14.0, transformers 5.15.0, jax 0.7.2\n"
-        "They fit together."
+        "Versions are compatible."
     )
     assert states(table)["Framework"] == "ok"
 
@@ -155,7 +155,7 @@ def test_versions_that_do_not_fit_and_the_command(tmp_path):
         "torch 2.8.0 and torch_xla 2.9.0 do not fit together.",
         "Why: torch_xla is built for one version of torch; with another it fails at import, often with "
         '"undefined symbol" in _XLAC.',
-        'To mend it: %pip install "torch==2.9.0", then restart the kernel',
+        'Fix: %pip install "torch==2.9.0", then restart the kernel',
     ]
     assert states(table)["Framework"] == states(table)["Problem"] == "broken"
 
@@ -189,7 +189,7 @@ def test_what_cannot_be_known_is_not_available_with_the_reason(tmp_path):
     found = cells(host_table(inspect_host({}, tmp_path / "nowhere", (), fake_hosts.LOCAL_VERSIONS)))
     assert found["Host memory"] == "not available (/proc/meminfo could not be read)"
     assert found["TPU"] == "none: XLA:CPU rehearsal on cores: not available (/proc could not be read)"
-    assert found["Holder of the TPU"] == "not available (this host has no TPU)"
+    assert found["TPU in use by"] == "not available (this host has no TPU)"
 
 
 def test_the_memory_of_an_unknown_generation_is_not_available(tmp_path):
@@ -202,16 +202,16 @@ def test_the_memory_of_an_unknown_generation_is_not_available(tmp_path):
 
 def test_nobody_holds_the_tpu(tmp_path):
     table = table_of(fake_hosts.tpu_vm_v4(tmp_path))
-    assert (cells(table)["Holder of the TPU"], states(table)["Holder of the TPU"]) == ("nobody", "ok")
+    assert (cells(table)["TPU in use by"], states(table)["TPU in use by"]) == ("nobody", "ok")
 
 
 def test_the_holder_with_pid_and_command(tmp_path):
     fake = fake_hosts.tpu_vm_v4(tmp_path)
     fake_hosts.add_process(fake.root, 999_999, ("python3", "train.py"), ("dev/accel0",))
     table = table_of(fake)
-    assert cells(table)["Holder of the TPU"] == "process 999999: python3 train.py"
-    assert states(table)["Holder of the TPU"] == "broken"
-    assert "To mend it: !kill 999999, then run %tpu_init again" in cells(table)["Problem"]
+    assert cells(table)["TPU in use by"] == "process 999999: python3 train.py"
+    assert states(table)["TPU in use by"] == "broken"
+    assert "Fix: !kill 999999, then run %tpu_init again" in cells(table)["Problem"]
 
 
 def test_whose_the_holder_is(tmp_path):
@@ -220,7 +220,7 @@ def test_whose_the_holder_is(tmp_path):
     fake = fake_hosts.tpu_vm_v4(tmp_path)
     fake_hosts.add_process(fake.root, os.getpid(), ("ipykernel",), ("dev/accel0",))
     fake_hosts.add_process(fake.root, 4_999_999, ("worker",), ("dev/accel1",), parent=os.getpid())
-    assert cells(table_of(fake))["Holder of the TPU"].split("\n") == [
+    assert cells(table_of(fake))["TPU in use by"].split("\n") == [
         f"process {os.getpid()} (this notebook): ipykernel",
         "process 4999999 (started by this notebook): worker",
     ]
@@ -250,7 +250,7 @@ def test_a_pjrt_device_that_is_kept(tmp_path):
     found = cells(table)
     assert "Set in the notebook" not in found
     assert found["Problem"].startswith("PJRT_DEVICE=TPU does not fit this host, which has no TPU. It was kept.")
-    assert states(table)["Cells train on"] == "broken"
+    assert states(table)["Device"] == "broken"
 
 
 def test_a_promised_tpu_is_marked(tmp_path):
@@ -334,7 +334,7 @@ def test_where_tensorflow_trains(tmp_path, build, versions, placed, rows):
     table = tensorflow_table(getattr(fake_hosts, build)(tmp_path), placed, **versions)
     found = cells(table)
     device, *others = rows
-    assert found["Cells train on"] == f"{device}: in this notebook's process (TensorFlow does not survive a fork)"
+    assert found["Device"] == f"{device}: in this notebook's process (TensorFlow does not survive a fork)"
     assert [found[label] for label in ("Strategy", "Replicas", "Topology")] == others
     assert "Set in the notebook" not in found and "Changed in the workers" not in found
     assert "Problem" not in found and "Warning" not in found
@@ -344,7 +344,7 @@ def test_versions_of_tensorflow(tmp_path):
     found = cells(tensorflow_table(fake_hosts.kaggle_v5e_8(tmp_path), **TPU))
     assert found["Framework"].split("\n") == [
         "tensorflow-tpu 2.20.0, keras 3.15.1, libtpu 0.0.52, transformers 4.55.0",
-        "They fit together.",
+        "Versions are compatible.",
     ]
 
 
@@ -358,5 +358,5 @@ def test_a_tensorflow_that_cannot_use_the_tpu(tmp_path):
 def test_what_will_not_work_there_is_told_as_problems_of_the_host_are(tmp_path, refuses, label, state):
     problem = Problem("It is a node.", "It ended.", "Use a TPU VM.", refuses=refuses)
     table = tensorflow_table(fake_hosts.plain(tmp_path), Placed(TPU_REMOTE, None, 8, "", (), (problem,)), **CPU)
-    assert cells(table)[label] == "It is a node.\nWhy: It ended.\nTo mend it: Use a TPU VM."
+    assert cells(table)[label] == "It is a node.\nWhy: It ended.\nFix: Use a TPU VM."
     assert states(table)[label] == state

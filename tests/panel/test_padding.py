@@ -85,7 +85,7 @@ def test_only_the_line_of_code_is_long() -> None:
 
 def test_seconds_are_shown_as_far_as_they_are_known() -> None:
     heads = {
-        TIMED: ["predicted seconds", "of it compiles"],
+        TIMED: ["predicted seconds", "compile time"],
         Asked(compile_seconds=20): ["predicted compile seconds"],
         Asked(tokens_per_second=9): ["predicted step seconds"],
         Asked(): ["predicted seconds"],
@@ -105,7 +105,7 @@ def test_seconds_are_shown_as_far_as_they_are_known() -> None:
 
 def test_what_is_barred_is_said_with_the_reason() -> None:
     text = " ".join(to_text(advise(LENGTHS, Asked(ranks=4))).split())
-    assert "Not to be chosen: no padding, longest in batch, multiple of 32" in text
+    assert "Excluded: no padding, longest in batch, multiple of 32" in text
     assert "would take different shapes in one step: on a TPU they hang" in text
 
 

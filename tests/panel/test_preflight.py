@@ -117,14 +117,14 @@ def test_one_look() -> None:
             "Preflight of train batch 32 on each rank, bf16; no step was executed",
             "v5litepod-8 ✓ fits 8 chips, 8 ranks",
         ),
-        *("HBM 4.3 of 15.75 GiB 73 % free", "A step, estimate ≥ 25.6 ms ≤ 39 steps/s", "Bound by memory compute 11 ms"),
+        *("HBM 4.3 of 15.75 GiB 73 % free", "Step time (estimate) ≥ 25.6 ms ≤ 39 steps/s", "Bound by memory compute 11 ms"),
         *("bf16 99 % of matmul FLOPs", "Padding 2 % 102 MiB", "Compile 62.8 s 2 graphs", "Compile 76 s kept"),
     ):
         assert part in text
 
 
 def test_the_estimate_is_called_one_in_both_forms() -> None:
-    assert "A step, estimate ≥" in page(preflights.bert())
+    assert "Step time (estimate) ≥" in page(preflights.bert())
     for text in (page(preflights.bert()), flat(to_text(preflights.bert()))):
         assert "The time is an estimate, a lower bound" in text
 
@@ -253,7 +253,7 @@ def test_cost_says_where_its_numbers_are_from() -> None:
     notes = " ".join(topic(preflights.tiny(), "Cost of a step").table.notes)
     assert "one bf16 pass" in notes and "In loops" not in notes and "bounds no time" in notes
     rows = {one[0]: one[1:] for one in cells(preflights.bert(), "Cost of a step")}
-    assert rows["bytes by XLA's own count"] == ("52 GB", "52 GB") and "time of a full turn" not in rows
+    assert rows["bytes by XLA's own count"] == ("52 GB", "52 GB") and "time of a full cycle" not in rows
     assert "one bf16 pass" not in " ".join(topic(preflights.bert(), "Cost of a step").table.notes)
     looped = topic(Preflight("f", (result("v5e-8", loops=True),)), "Cost of a step").table
     assert any(one.startswith("In loops multiplications count in each round") for one in looped.notes)
@@ -264,9 +264,9 @@ def test_cost_says_where_its_numbers_are_from() -> None:
 
 def test_a_rate_that_python_cannot_keep_up_with_says_so() -> None:
     found = preflights.tiny()
-    assert "steps/s starting a step from Python takes longer" in page(found)
+    assert "steps/s dispatching a step from Python takes longer" in page(found)
     rows = {one[0]: one[1] for one in cells(found, "Cost of a step")}
-    assert rows["samples/s, each chip"].endswith(", without starting the steps")
+    assert rows["samples/s per chip"].endswith(", without starting the steps")
     assert "1.2 ms of one core" in " ".join(topic(found, "Cost of a step").table.notes)
     assert "starting a step" not in page(preflights.bert())
 
@@ -276,22 +276,22 @@ def test_graphs_that_take_turns_have_figures_each() -> None:
     graphs = tuple(replace(preflights.graph(nth), steady=nth == 3) for nth in (0, 1, 3))
     turns = traced(graphs=graphs, syncs=8, sequence=(0, 1, 1, 2, 0, 1, 1, 2), rows=(32, 32, 32))
     found = Preflight("f", (result("v5e-8", turns),))
-    assert "≥ 103 ms for 4 syncs, 3 graphs that take turns the last of them ≥ 25.6 ms" in page(found)
+    assert "≥ 103 ms for 4 syncs, 3 alternating graphs the last of them ≥ 25.6 ms" in page(found)
     assert topic(found, "Graphs").summary == "3 graphs: those of syncs 1, 2 and 4 take turns, over 4 syncs"
     shown = cells(found, "Graphs")
     assert [row[0] for row in shown] == [f"sync {n}\n{often} of 4 later syncs" for n, often in ((1, 1), (2, 2), (4, 1))]
     assert {row[-1] for row in shown} == {"≥ 25.6 ms"}
     rows = {one[0]: one[1] for one in cells(found, "Cost of a step")}
-    assert rows["time of a full turn"] == "≥ 103 ms (4 syncs)"
-    assert rows["samples/s, in all"] == "≤ 9,980 (in a turn 1,024)"
+    assert rows["time of a full cycle"] == "≥ 103 ms (4 syncs)"
+    assert rows["samples/s in total"] == "≤ 9,980 (in a turn 1,024)"
     unknown = Preflight("f", (result("v5e-8", replace(turns, rows=())),))
     rows = {one[0]: one[1] for one in cells(unknown, "Cost of a step")}
-    assert rows["samples/s, in all"].startswith("not available (graphs take turns")
+    assert rows["samples/s in total"].startswith("not available (graphs take turns")
 
 
 def test_what_is_no_bound_has_no_sign_of_one() -> None:
     text = page(Preflight("f", (result("v5e-8", guessed=True),)))
-    assert "A step, estimate ≈ 25.6 ms ≈ 39 steps/s" in text and "≥" not in text and "≤" not in text
+    assert "Step time (estimate) ≈ 25.6 ms ≈ 39 steps/s" in text and "≥" not in text and "≤" not in text
     assert "an estimate, and no bound" in text and "a lower bound" not in text
 
 
@@ -310,8 +310,8 @@ def test_of_one_replica_only_what_it_does_itself_is_told() -> None:
     assert "batch 32 on one replica" in page(found) and "8 chips; the program is that of one replica" in text
     assert "on each chip in all v5litepod-8 9 8 8 not available (the program is that of one replica)" in text
     rows = {one[0]: one[1] for one in cells(found, "Cost of a step")}
-    assert rows["samples/s, in all"] == "not available (the program is that of one replica)"
-    assert rows["samples/s, each chip"].startswith("≤ ")
+    assert rows["samples/s in total"] == "not available (the program is that of one replica)"
+    assert rows["samples/s per chip"].startswith("≤ ")
 
 
 def test_under_spmd_the_batch_is_over_all_devices() -> None:
@@ -326,7 +326,7 @@ def test_under_spmd_the_batch_is_over_all_devices() -> None:
 def test_an_unknown_batch_is_said_to_be_unknown() -> None:
     shown = cells(Preflight("f", (result("v5e-8", traced(batch=None)),)), "Cost of a step")
     rows = {one[0]: one[1] for one in shown}
-    assert rows["samples/s, in all"] == "not available (the batch is not known)"
+    assert rows["samples/s in total"] == "not available (the batch is not known)"
 
 
 def test_a_program_without_multiplications() -> None:
@@ -389,7 +389,7 @@ def test_a_refusal_has_the_line_and_the_compilers_text() -> None:
     text = page(preflights.refused())
     assert "my_kernel (In [3], line 21): the TPU does not know this custom call." in text
     assert "The compiler says: INTERNAL: Mosaic failed" in text
-    assert "! no answer The compile process was stopped at 12 GiB of host memory." in text
+    assert "! no result The compile process was stopped at 12 GiB of host memory." in text
 
 
 def test_a_library_s_read_and_a_known_value_are_told_as_such() -> None:

@@ -111,7 +111,7 @@ def test_every_state_has_the_same_parts(tmp_path: Path, name: str) -> None:
     assert [each.label for each in figures(view)] == [
         *("Elapsed", "Steps", "Steps/s", "Step", "Compiles", "Recompiles", "Compiling")
     ]
-    assert [each.label for each in facts(view)][:5] == ["Compiled again", "Precision", "Host memory", "HBM", "Time"]
+    assert [each.label for each in facts(view)][:5] == ["Recompiles", "Precision", "Host memory", "HBM", "Time"]
 
 
 @pytest.mark.parametrize("state", [*LIVE_STATES, *ENDED_STATES, "another"])
@@ -182,7 +182,7 @@ def test_the_figures_of_a_run(tmp_path: Path) -> None:
     assert figure(view, "Steps") == ("440", "")
     value, curve = figure(view, "Steps/s")
     assert re.fullmatch(r"\d\.\d+", value) and re.fullmatch("[▁▂▃▄▅▆▇█]+", curve)
-    assert figure(view, "Step")[1] == "without compiles"
+    assert figure(view, "Step")[1] == "excluding compiles"
     assert (figure(view, "Compiles"), figure(view, "Recompiles")) == (("8", ""), ("6", ""))
     assert figure(view, "Compiling")[1] == "of the time"
 
@@ -198,16 +198,16 @@ def test_recompiles_are_amber_from_the_first(tmp_path: Path) -> None:
 
 def test_why_it_compiled_again_at_which_line_and_what_to_change(tmp_path: Path) -> None:
     run = started(tmp_path, first_compile(CREATED + 2))
-    assert fact(run.view(), "Compiled again") == "Nothing so far."
+    assert fact(run.view(), "Recompiles") == "None so far."
     run.write(recompile(CREATED + 3, 1))
-    assert fact(run.view(), "Compiled again") == (
+    assert fact(run.view(), "Recompiles") == (
         "! input-shape [0/1] at In [12], line 14: "
         "The input input_ids has a new shape: int64[32,129], before int64[32,128]. "
-        "What to change: Pad the batches to a multiple of 64 (pad_to_multiple_of=64 in the tokenizer or collator). "
+        "Fix: Pad the batches to a multiple of 64 (pad_to_multiple_of=64 in the tokenizer or collator). "
         "torch_xla.sync()"
     )
     run.write(recompile(CREATED + 4, 2, cause="unknown", text="", fix="", difference=("dot 3 is new",)))
-    assert fact(run.view(), "Compiled again").startswith("! unknown [0/2] at In [12], line 14: dot 3 is new ")
+    assert fact(run.view(), "Recompiles").startswith("! unknown [0/2] at In [12], line 14: dot 3 is new ")
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_why_it_compiled_again_at_which_line_and_what_to_change(tmp_path: Path) 
         ),
         (
             {"share": None, "parameters": {}},
-            "✓ as asked asked bf16 (--precision) · true: not available (the runtime does not tell)",
+            "✓ as asked asked bf16 (--precision) · true: not available (not reported by the runtime)",
         ),
         (
             {"ops": 1, "share": 0.996, "parameters": {}},
@@ -245,9 +245,9 @@ def test_precision_asked_and_true(tmp_path: Path, fields: dict[str, Any], said: 
 
 def test_precision_that_nobody_looked_at(tmp_path: Path) -> None:
     run = started(tmp_path)
-    assert fact(run.view(), "Precision") == "asked bf16 · true: not available (no compiled step was looked at yet)"
+    assert fact(run.view(), "Precision") == "asked bf16 · true: not available (no compiled step yet)"
     run.update(status="done", plan={})
-    assert fact(run.view(), "Precision") == "asked nothing · true: not available (no compiled step was looked at)"
+    assert fact(run.view(), "Precision") == "asked nothing · true: not available (no compiled step was examined)"
 
 
 GIB = 2**30
@@ -257,7 +257,7 @@ GIB = 2**30
     ("samples", "info", "said"),
     [
         ((), {}, "not available (no sample yet)"),
-        ((), {"status": "done"}, "not available (no sample was taken)"),
+        ((), {"status": "done"}, "not available (no sample)"),
         (
             (Memory(1, 0, rss=4 * GIB, pss=2 * GIB),),
             {},
@@ -278,7 +278,7 @@ GIB = 2**30
         (
             (Memory(1, 0, rss=4 * GIB, pss=3 * GIB), Memory(2, 0, rss=2 * GIB, pss=1 * GIB)),
             {"status": "done"},
-            "3.0 GiB proportional, 4.0 GiB resident, at the peak of each; 30 % of the machine's 10.0 GiB",
+            "3.0 GiB proportional, 4.0 GiB resident, peak of each worker; 30 % of the machine's 10.0 GiB",
         ),
         (
             (Memory(1, 0, rss=4 * GIB),),
@@ -300,7 +300,7 @@ def test_host_memory_against_the_machine(
         ("CPU", (), "not available on XLA:CPU"),
         ("TPU", (), "not available (no sample yet)"),
         ("TPU", (Memory(1, 0, hbm_used=4 * GIB, hbm_total=16 * GIB),), "4.0 GiB of 16.0 GiB (25 %)"),
-        ("TPU", (Memory(1, 0, hbm_used=4 * GIB),), "4.0 GiB; total not available (the runtime did not tell)"),
+        ("TPU", (Memory(1, 0, hbm_used=4 * GIB),), "4.0 GiB; total not available (not reported by the runtime)"),
         (
             "TPU",
             (Memory(1, 0, hbm_used=GIB, hbm_total=16 * GIB), Memory(1, 3, hbm_used=14 * GIB, hbm_total=16 * GIB)),
@@ -327,10 +327,10 @@ def test_the_effective_batch_where_all_three_are_known(tmp_path: Path, batch: Ba
 @pytest.mark.parametrize(
     ("times", "said"),
     [
-        ((), "not available (no record of it yet)"),
+        ((), "not available (no record yet)"),
         (
             (Times(5, 0, 1.5, None, 0.25),),
-            "compiling 1.5 s, waiting for the device 250 ms; executing not available (not told yet)",
+            "compiling 1.5 s, waiting for the device 250 ms; executing not available (not reported yet)",
         ),
         ((Times(5, 0, 75.0, 4000.0, 0.0),), "compiling 75 s, executing 1 h 06 min, waiting for the device 0 s"),
     ],
@@ -342,9 +342,9 @@ def test_where_the_time_went(tmp_path: Path, times: tuple[Times, ...], said: str
 def test_figures_that_are_not_available_say_so(tmp_path: Path) -> None:
     run = started(tmp_path, Steps(CREATED + 2, 0, 5, 5, 1.0))
     assert figure(run.view(), "Compiles") == ("-", "not available")
-    assert "not available (rank 0 recorded none; it tells its count at its end)" in text_of(run.view(), "compiles")
+    assert "not available (rank 0 has recorded none yet; the count comes at its end)" in text_of(run.view(), "compiles")
     run.update(status="done")
-    assert "not available (rank 0 did not come to its end)" in text_of(run.view(), "compiles")
+    assert "not available (rank 0 did not finish)" in text_of(run.view(), "compiles")
     run.write(End(CREATED + 4, 0, steps=5, compiles=4))
     assert figure(run.view(), "Compiles") == ("4", "") and figure(run.view(), "Recompiles") == ("-", "not available")
     assert "4 compiles, recompiles not available (no compile was recorded)." in text_of(run.view(), "compiles")
@@ -356,8 +356,8 @@ def test_steps_against_their_limit(tmp_path: Path) -> None:
 
 def test_warming_up_is_said_with_the_count_of_compiles(tmp_path: Path) -> None:
     header = text_of(recorded.warming_up(tmp_path).view(), "header")
-    assert "◐ compiling warming up, 2 compiles so far · the newest steps compiled · 1 rank on XLA:CPU" in header
-    assert header.endswith("each one compiled 1 expected of the time")  # of which nothing is made a problem
+    assert "◐ compiling warming up, 2 compiles so far · the latest steps compiled · 1 rank on XLA:CPU" in header
+    assert header.endswith("each step compiled 1 expected of the time")  # of which nothing is made a problem
     assert "! 1" not in header
 
 
@@ -385,11 +385,11 @@ def test_a_compile_is_one_line_that_unfolds_to_all_that_is_known(tmp_path: Path)
     assert Parsed(f"<details>{body}").text == (
         "Line: In [12], line 14, in training_function torch_xla.sync() "
         "Cause: The input input_ids has a new shape: int64[32,129], before int64[32,128]. "
-        "What to change: Pad the batches to a multiple of 64 (pad_to_multiple_of=64 in the tokenizer or collator). "
+        "Fix: Pad the batches to a multiple of 64 (pad_to_multiple_of=64 in the tokenizer or collator). "
         "Difference from [0/0]: input_ids now int64[32,129], before int64[32,128] "
         "attention_mask now int64[32,129], before int64[32,128] "
         "Inputs: input_ids int64[32,129] attention_mask int64[32,129] labels int64[32] "
-        "Program memory: not available (the runtime does not tell) "
+        "Program memory: not available (not reported by the runtime) "
         "rank 0 · after 7 steps · run by the end of a step · graph 00000001"
     )
     assert "first compile" in Parsed(first).text and "arguments 3 MiB, code 100 bytes" in Parsed(first).text
@@ -436,10 +436,10 @@ def test_reads_are_told_with_line_count_and_what_to_change(tmp_path: Path) -> No
     text = text_of(recorded.running(tmp_path).view(), "reads")
     assert (
         "! 40 (3.2 s) In [12], line 17 print(loss.item()) loss.item() cut the graph in the middle of the step. "
-        "What to change: Log every N steps, or with tpu_magics.log(loss=loss)." in text
+        "Fix: Log every N steps, or with tpu_magics.log(loss=loss)." in text
     )
     assert "12 (310 ms) In [12], line 30 history.append(total.cpu()) read after its step: it waits" in text
-    assert "Run on the host ! slow aten::nonzero (12): XLA does not have these operations." in text
+    assert "Run on the host ! slow aten::nonzero (12): XLA does not support these operations." in text
     assert "Compile cache Off: XLA:CPU cannot load what it wrote there" in text
 
 
@@ -492,7 +492,7 @@ def test_a_value_that_broke_is_said(tmp_path: Path) -> None:
 
 def test_without_a_value_it_is_said_how_to_log_one(tmp_path: Path) -> None:
     view = started(tmp_path).view()
-    assert text_of(view, "values") == "Values None was logged: tpu_magics.log(loss=loss) logs one."
+    assert text_of(view, "values") == "Values No values logged. Log one with tpu_magics.log(loss=loss)."
     assert sections(view)["charts"] == ""
 
 

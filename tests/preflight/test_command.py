@@ -197,8 +197,8 @@ def test_preflights_before_it_are_left_out(capsys: pytest.CaptureFixture[str]) -
     assert call("a.ipynb").args == [1]
     said = [line for line in capsys.readouterr().err.splitlines() if "is left out" in line]
     assert said == [
-        *["cell 2: the preflight that the cell asks for is left out, as nothing is trained here."] * 2,
-        "cell 3: the training of `f` is left out, as nothing is trained here.",
+        *["cell 2: the preflight that the cell asks for is skipped: nothing is trained here."] * 2,
+        "cell 3: the training of `f` is skipped: nothing is trained here.",
     ]
 
 
@@ -245,7 +245,7 @@ def test_a_trainer_does_not_train_and_the_function_finds_it_whole(capsys: pytest
         "def f():\n    return Mine().train()",
     )
     found = call("a.ipynb")
-    assert "cell 2: Trainer.train() is left out, as nothing is trained here." in capsys.readouterr().err
+    assert "cell 2: Trainer.train() is skipped: nothing is trained here." in capsys.readouterr().err
     with pytest.raises(AttributeError):  # the real one, which needs what __init__ sets
         found.function()
 
@@ -329,7 +329,7 @@ def test_no_cell_defines_it(capsys: pytest.CaptureFixture[str]) -> None:
     write("a.ipynb", "def training_function():\n    pass", "%%tpu_train\ndef helper():\n    pass", "def broken(:")
     said = refused("a.ipynb", "trainig_function")
     assert said.startswith("No cell defines `trainig_function`; did you mean `training_function`?\n")
-    assert "The functions there are: training_function, helper. " in said and "cell 3, line 1 cannot be read: " in said
+    assert "Defined functions: training_function, helper. " in said and "cell 3, line 1 cannot be read: " in said
     assert capsys.readouterr().err == "", "cells were run"
     assert "No functions are defined there." in refused(write("a.ipynb", "x = 1"))
     said = refused(write("a.ipynb", "from math import *"), "nowhere")

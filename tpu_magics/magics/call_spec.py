@@ -1,9 +1,4 @@
-"""What a preflight is asked to call: FUNCTION and its ARGs, before anything is traced or shown.
-
-What lives here: evaluating them in the notebook, and what is said where they do not go together, in the words of
-whoever asked. What does not: how words are read (launch/arguments.py), and what the launcher asks of a function
-(launch/guards.py).
-"""
+"""FUNCTION and ARGs of a preflight: evaluated in the notebook and checked before the trace."""
 
 from __future__ import annotations
 
@@ -51,8 +46,8 @@ def check_call(
     kwargs: Mapping[str, Any],
     written: str = "tpu_magics.preflight(function, {}, target=...)",
 ) -> None:
-    """Raise TpuMagicsError where `function` does not take these arguments. `written`: how it is asked for, with {} for
-    its arguments. Of TensorFlow's steps that is not known yet: a Dataset stands for an element of it."""
+    """Raise TpuMagicsError where `function` does not take these arguments. `written`: the call to suggest, with {} for
+    its arguments. TensorFlow's steps are not checked here: a Dataset is passed for one of its elements."""
     if not callable(function) or tensorflow.is_step(function, tuple(args), kwargs):
         return
     try:
@@ -67,16 +62,16 @@ def check_call(
         raise TpuMagicsError(
             f"{name}{signature} does not take these arguments: {problem}.",
             f"Given: {len(args)} positional{''.join(f', {word}' for word in kwargs)}.",
-            "Give a value for each parameter that has none of its own: "
+            "Give a value for each parameter without a default: "
             + " ".join(written.format(between.join(map(parameter_text, required_parameters(signature)))).split()),
         ) from None
 
 
 def required_parameters(signature: inspect.Signature) -> list[inspect.Parameter]:
-    """The parameters that have to be given a value."""
+    """The parameters without a default."""
     return [one for one in signature.parameters.values() if one.default is one.empty and one.kind in BY_NAME]
 
 
 def parameter_text(parameter: inspect.Parameter) -> str:
-    """How one is written in a call."""
+    """The parameter as an argument of a call."""
     return f"{parameter.name}=..." if parameter.kind is parameter.KEYWORD_ONLY else parameter.name

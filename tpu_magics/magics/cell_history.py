@@ -1,8 +1,4 @@
-"""Which cells make up the notebook now.
-
-What lives here: of the cells that have run, those that were run again in another form are left out. What does not:
-where the texts come from (notebook.py), and what is found in them (check/).
-"""
+"""The cells of the notebook as it is now: cells that were edited and run again count once."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Which cell of a file defines a function, and which trains it.
-
-What lives here: looking at cells that have not been run, and at the names that they left. What does not: running them
-(headless.py, script.py).
-"""
+"""Which cell of a file defines a function, and which trains it, found without running the cells."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.cell import LAUNCHERS
 
 NOT_KEPT = ("tpu_check", "timeit")  # cell magics below which nothing is defined in the notebook
-TRAINING = frozenset({name.rpartition(".")[2] for name in LAUNCHERS} | {"train"})  # what calls that train are called
+TRAINING = frozenset({name.rpartition(".")[2] for name in LAUNCHERS} | {"train"})  # names of functions that train
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 _OWN_SCOPE = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
@@ -54,14 +50,14 @@ def _not_defined(name: str, cells: Sequence[Cell]) -> TpuMagicsError:
 
 
 def suggestion(name: str, functions: Sequence[str]) -> str:
-    """How a sentence about a name that is not there ends: with the nearest of these, if any is near."""
+    """The end of a sentence about a missing name: with the nearest of these, if any is near."""
     near = difflib.get_close_matches(name, functions, n=1)
     return f"; did you mean `{near[0]}`?" if near else "."
 
 
 def functions_text(functions: Sequence[str]) -> str:
     """All of them, in a sentence."""
-    return f"The functions there are: {', '.join(functions)}." if functions else "No functions are defined there."
+    return f"Defined functions: {', '.join(functions)}." if functions else "No functions are defined there."
 
 
 def _unread(problem: Finding) -> str:
@@ -100,8 +96,8 @@ def value_of(namespace: dict[str, Any], name: str) -> Any:
         return eval(name, namespace)
     except Exception as error:
         raise TpuMagicsError(
-            f"--function {name} cannot be had: {type(error).__name__}: {error}.",
-            "It names a function of the file, or an attribute of something there.",
+            f"--function {name} cannot be evaluated: {type(error).__name__}: {error}.",
+            "It has to name a function of the file, or an attribute of an object there.",
             "Give --function the name of the training function.",
         ) from error
 

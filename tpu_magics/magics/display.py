@@ -1,7 +1,4 @@
-"""How a table reaches the person: html where the front end shows it, text everywhere.
-
-What lives here: display. What does not: what the tables hold (panel/).
-"""
+"""Displays a table: as HTML and text in a notebook, as text elsewhere."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The options of `%tpu_doctor` and of `python -m tpu_magics doctor`, declared once.
-
-What lives here: that. What does not: what is done with them (doctor.py).
-"""
+"""The options of `%tpu_doctor` and of `python -m tpu_magics doctor`."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fix",
         action="store_true",
-        help="do what is safe (variables of this session, a lock file that nobody uses), list it, and look again",
+        help="apply the safe fixes (variables of this session, an unused lock file), list them, and check again",
     )
     parser.add_argument("--json", action="store_true", help="print the checks as JSON")
 
@@ -24,8 +21,8 @@ def doctor_parser() -> MagicParser:
     """%tpu_doctor"""
     parser = MagicParser(
         "%tpu_doctor",
-        "Find out what is wrong with this environment, and the one command that mends it: packages, versions, libtpu,\n"
-        "devices, who holds them, variables, memory, disk, widgets, the metadata server. Starts no runtime.",
+        "Find the problems of this environment, each with the command that fixes it: packages, versions, libtpu,\n"
+        "devices and their users, variables, memory, disk, widgets, the metadata server. Starts no runtime.",
     )
     add_doctor(parser)
     return parser

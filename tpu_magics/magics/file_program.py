@@ -1,8 +1,4 @@
-"""A file's own code, run up to a function: a notebook's cells, or a Python file's top level.
-
-What lives here: in which order cells are run, how far, and what is said on the way. What does not: how a cell is run
-(headless.py), what it may not do (training_stubs.py), and Python files (script.py).
-"""
+"""The code of a file, run up to a function: a notebook's cells, or a Python file's top level."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from tpu_magics.magics.definitions import defining_cell, trains, value_of
 from tpu_magics.magics.headless import CodeCell, HeadlessShell
 from tpu_magics.magics.training_stubs import SkippedTraining, TrainingStubs, first_of
 
-SLOW = 1.0  # seconds from which a cell's time is told
+SLOW = 1.0  # seconds above which a cell's time is shown
 _NOTHING = object()
 Say = Callable[[str], None]
 
@@ -105,7 +101,7 @@ class NotebookProgram:
         index = next(ahead, None)
         if index is None:
             return False
-        self.say(f"`{self.name}` needs arguments: on to cell {self.codes[index].number}, which trains it.")
+        self.say(f"`{self.name}` needs arguments: continuing to cell {self.codes[index].number}, which trains it.")
         self.total = self.codes[index].number
         with self.stubs:
             self._run_to(index)
@@ -150,8 +146,8 @@ class NotebookProgram:
             return
         if self._is_needed(code, defines=self._root is not before):
             raise self._failed(code, error)
-        why = ": trainings that it may need were left out" if self.stubs.launches else ""
-        self.say(f"cell {code.number} failed, and what follows is done all the same{why}.")
+        why = " (it may need a training that was skipped)" if self.stubs.launches else ""
+        self.say(f"cell {code.number} failed{why}; continuing.")
 
     def _is_needed(self, code: CodeCell, defines: bool) -> bool:
         """Whether a failure of this cell ends the command. Where a training was left out, cells often fail for lack of
@@ -165,9 +161,9 @@ class NotebookProgram:
         upto = f"up to cell {self.at + 1}, which defines `{self.name}`," if self.at is not None else "one by one"
         return TpuMagicsError(
             f"Cell {code.number} of {self.path.name} failed: {headless.last_line(error)}",
-            f"Its traceback stands above. The cells {upto} are run first, in the notebook's folder.",
-            "Correct the cell, and see that the files and packages that it needs are here; one that is not needed can "
-            f'be left out: give it the tag "{headless.NOT_RUN}".',
+            f"Its traceback is above. The cells {upto} are run first, in the notebook's folder.",
+            "Correct the cell, and make sure that the files and packages it needs are available. To skip a cell, give "
+            f'it the tag "{headless.NOT_RUN}".',
         )
 
     def _undefined(self) -> TpuMagicsError:
@@ -179,7 +175,7 @@ class NotebookProgram:
             )
         return TpuMagicsError(
             f"Cell {self.at + 1} of {self.path.name} has run, and `{self.name}` is not defined.",
-            "Below %%tpu_train, statements that end with no function are left out, and with them what they define; "
+            "Below %%tpu_train, statements that do not end with a function are skipped, with their definitions; "
             "a definition below an `if` may not have been reached.",
             f"Move `{self.name}` to a cell of its own.",
         )

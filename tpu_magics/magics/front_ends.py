@@ -1,7 +1,6 @@
-"""All who look on at one run: the panel, and the JupyterLab extension.
+"""The observers of one run in a notebook: the panel and the JupyterLab extension.
 
-What lives here: that both read the run once, and neither stops the other. What does not: what they show
-(panel/widget.py, lab_run.py), and reading a busy kernel's messages (mailbox.py).
+They share one reading of the run, and a fault of one does not stop the other.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from tpu_magics.panel.shared_view import SHARED, SharedView
 from tpu_magics.panel.widget import LivePanel, Publish
 from tpu_magics.runs.files import RunFiles
 
-NO_STOP = "This kernel handles clicks between cells only: stop the run by interrupting the kernel (the square, or I, I)"
+NO_STOP = "This kernel handles clicks only between cells. To stop the run, interrupt the kernel (the square, or I, I)"
 
 Stop = Callable[[], None]
 Say = Callable[[str], None]
@@ -57,7 +56,7 @@ class FrontEnds:
         except Exception as error:
             self._mailbox = None
             self._run.deafen(lab.current is not None and lab.current.answers)
-            self._say(f"Clicks wait until the cell ends, the run goes on: {told(error)}")
+            self._say(f"Clicks wait until the cell ends; the run continues: {told(error)}")
 
     def _answer(self, comm_id: str, data: Mapping[str, Any]) -> bool:
         if self.panel is not None and self.panel.answer(comm_id, data):

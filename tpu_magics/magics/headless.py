@@ -1,8 +1,4 @@
-"""A notebook's cells, run without a front end.
-
-What lives here: the shell, the folder and the names that cells run with, and what became of each. What does not: which
-cells are run (definitions.py), and what they may not do (training_stubs.py).
-"""
+"""The cells of a notebook, run in a shell without a front end."""
 
 from __future__ import annotations
 
@@ -57,7 +53,7 @@ def code_cells(path: Path) -> tuple[CodeCell, ...]:
             "Name a notebook as Jupyter saves it (.ipynb), or a Python file (.py).",
         ) from None
     if not any(text.strip() for text in found.sources):
-        other = f" Its kernel speaks {found.language}." if found.language else ""
+        other = f" Its kernel language is {found.language}." if found.language else ""
         raise TpuMagicsError(
             f"{path} has no code cells.",
             f"A preflight runs the Python cells of a notebook.{other}",

@@ -1,15 +1,11 @@
-"""The comm to the JupyterLab extension.
+"""The comm to the JupyterLab extension: opening, closing, sending.
 
-What lives here: opening and closing it, who is listening, and sending. What does not: what the messages say
-(panel/messages.py), what a request does (lab_requests.py), the run that is followed (lab_run.py), and what is known of
-the kernel (lab_kernel.py).
+`%load_ext` opens one comm; a front end that comes later opens its own to the registered target. Messages have no
+parent, so they belong to no cell, and tools that run notebooks never see them. The kernel's own Comm class is not used:
+it fires the shell's events with each message, in whichever thread reads it, and (7.4) routes a front end's messages to
+the thread that sent last, which may be training.
 
-One comm is opened with the extension; a front end that came later opens one of its own to the registered target. All
-that is sent has no parent, so that it belongs to no cell: what runs notebooks without a front end never sees it. The
-kernel's own Comm class is not used: it fires the shell's events with each message, whichever thread reads it, and (7.4)
-takes a front end's messages to the thread that sent last, which may be training.
-
-Nothing here may fail: a front end that cannot be told is no reason to stop a run or to print a line.
+Nothing here may fail: a lost front end must not stop a run or print a line.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The rules, asked for by the JupyterLab extension or told to it.
-
-What lives here: from cells to findings that name their cell. What does not: the rules (check/), and %tpu_check
-(check.py).
-"""
+"""The findings for the JupyterLab extension: from cells to findings that name their cell."""
 
 from __future__ import annotations
 

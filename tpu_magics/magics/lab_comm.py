@@ -1,8 +1,4 @@
-"""One comm to a front end of the JupyterLab extension.
-
-What lives here: what the kernel's comm manager calls, and what is known of who speaks on it. What does not: opening and
-closing it, and sending (lab.py).
-"""
+"""One comm to a front end of the JupyterLab extension."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What the JupyterLab extension is told of the kernel.
-
-What lives here: where it trains, and whether it answers while a cell runs. What does not: telling it (lab.py).
-"""
+"""The kernel's host, and whether it answers while a cell runs, for the JupyterLab extension."""
 
 from __future__ import annotations
 

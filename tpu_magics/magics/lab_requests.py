@@ -1,8 +1,4 @@
-"""What front ends ask for.
-
-What lives here: one function for each kind of request, and what is answered where it cannot be done. What does not: the
-comm (lab.py), and reading a request (panel/messages.py). Each may be called in any thread.
-"""
+"""The answers to the requests of front ends. Each function may be called in any thread."""
 
 from __future__ import annotations
 
@@ -49,8 +45,8 @@ def answers(wire: FrontEndComm, data: Mapping[str, Any]) -> Sequence[Any]:
     except TpuMagicsError as error:
         return [ProblemMessage(error.what, error.why, error.todo, request)]
     except Exception as fault:
-        what = f"The kernel could not do what was asked for: {type(fault).__name__}: {fault}"[:1_000]
-        why = "That is a fault of tpu_magics, not of your code; nothing was changed."
+        what = f"The request failed in the kernel: {type(fault).__name__}: {fault}"[:1_000]
+        why = "This is a bug in tpu_magics, not in your code. Nothing was changed."
         return [ProblemMessage(what, why, "Please report it.", request)]
 
 
@@ -71,7 +67,7 @@ def _open(_wire: FrontEndComm, query: OpenRequest, request: str | None) -> Seque
     if newest is not None and query.run in ("current", newest.files.id):
         return [newest.whole(request) or _recorded(newest.files, request)]
     if query.run == "current":
-        raise TpuMagicsError("This kernel has not trained anything yet.", "", "Train something with %%tpu_train.")
+        raise TpuMagicsError("This kernel has no run yet.", "", "Start one with %%tpu_train.")
     from tpu_magics.runs.reader import find_run
 
     return [_recorded(find_run(query.run), request)]
@@ -106,8 +102,8 @@ def _compare(_wire: FrontEndComm, query: CompareRequest, request: str | None) ->
 def _stop(_wire: FrontEndComm, query: StopRequest, request: str | None) -> Sequence[Any]:
     run = lab_run.following()
     if run is None or run.files.id != query.run:
-        why = "This kernel follows no run of that name." if run is None else f"This kernel follows {run.files.id}."
-        raise TpuMagicsError(f"The run {query.run!r} is not one that this kernel can stop.", why, "Reload the page.")
+        why = "This kernel has no run of that name." if run is None else f"The run of this kernel is {run.files.id}."
+        raise TpuMagicsError(f"This kernel cannot stop the run {query.run!r}.", why, "Reload the page.")
     if not run.goes_on:
         raise TpuMagicsError(f"The run {query.run!r} has ended already.", "", "")
     run.stop()

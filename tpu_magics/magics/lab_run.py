@@ -1,8 +1,4 @@
-"""The run that the JupyterLab extension follows.
-
-What lives here: when front ends are told what, while a run is watched. What does not: what has changed (panel/feed.py),
-and sending (lab.py).
-"""
+"""The run that the JupyterLab extension follows: when its front ends get which message."""
 
 from __future__ import annotations
 

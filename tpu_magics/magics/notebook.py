@@ -1,8 +1,4 @@
-"""IPython as the launcher sees it: the person's names, the cells, and where output goes.
-
-What lives here: all that knows the shell. What does not: the launcher's side (launch/notebook.py), and reading a busy
-kernel's messages (mailbox.py).
-"""
+"""IPython for the launcher: the notebook's names, the cells, and the outputs."""
 
 from __future__ import annotations
 
@@ -48,7 +44,7 @@ class ShellNotebook:
 
     def background_screen(self, title: str) -> Screen:
         if getattr(self.shell, "kernel", None) is None:
-            self.say("What it prints goes to its log: %tpu_logs")
+            self.say("Its output goes to its log: %tpu_logs")
             return NoScreen()
         return BackgroundScreen(title)
 

@@ -1,7 +1,4 @@
-"""`%tpu_panel`: one run, as the panel shows it.
-
-What lives here: which run is meant, and whether it is shown live or as it was. What does not: the panel (panel/).
-"""
+"""`%tpu_panel`: one run, live or from its records."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What a preflight from the command line calls: the function, its arguments, and the options it would be trained with.
-
-What lives here: the way from a file to that call. What does not: running the file's code (file_program.py), and what is done
-with the call (preflight_command.py).
-"""
+"""The call of a preflight from the command line: the function of a file, its arguments and options."""
 
 from __future__ import annotations
 
@@ -81,10 +77,10 @@ def _check(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], found:
     if missing:
         raise TpuMagicsError(
             f"{found.function}{inspect.signature(function)} needs {_listed(missing)}.",
-            "No --args were given, and no cell or call that was reached trains it with any."
+            "No --args were given, and no executed cell or call trains it with any."
             if found.args is None
             else f"--args gives {' '.join(found.args) or 'nothing'}.",
-            "Give an expression for each parameter behind --args, evaluated in the notebook: "
+            "After --args, give an expression for each parameter, evaluated in the notebook: "
             f"--args {' '.join(map(parameter_text, required_parameters(inspect.signature(function))))}",
         )
     guards.check_function(function, args, kwargs, index_first=False)
@@ -103,7 +99,7 @@ def lacking(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> li
         raise TpuMagicsError(
             f"{name}{signature} does not take these arguments: {error}.",
             f"Given: {len(args)} positional{''.join(f', {name}' for name in kwargs)}.",
-            "Give behind --args what the function takes, as in a call: --args model lr=1e-3",
+            "After --args, give the arguments as in a call: --args model lr=1e-3",
         ) from None
     return [one.name for one in required_parameters(signature) if one.name not in bound.arguments]
 

@@ -1,7 +1,4 @@
-"""The options of a preflight: of the magic, and of the command.
-
-What lives here: their declarations. What does not: what is done with them (preflight.py, preflight_command.py).
-"""
+"""The options of `%tpu_preflight` and of `python -m tpu_magics preflight`."""
 
 from __future__ import annotations
 
@@ -15,8 +12,8 @@ def preflight_parser() -> MagicParser:
     """%tpu_preflight"""
     parser = MagicParser(
         "%tpu_preflight",
-        "Compile the steps of a training function for a TPU that is not here, with the TPU's own compiler: does it\n"
-        "fit, is it bf16, what will it cost? No step is executed.",
+        "Compile the steps of a training function for a TPU that is not attached, with the TPU compiler: does it\n"
+        "fit, is it bf16, what does it cost? No step is executed.",
         "Examples:\n  %tpu_preflight training_function model --target v5e-8\n"
         "  %tpu_preflight training_function model batch=32 --target v5e-8,v6e-8 --fit batch\n",
     )
@@ -38,8 +35,8 @@ def add_preflight(parser: argparse.ArgumentParser, required: bool = False) -> No
     parser.add_argument(
         "--fit",
         metavar="NAME",
-        help="search the largest value of an argument, or of a name in the notebook, that fits: exact below 4,096, to "
-        "1 %% above; the figures are then those of the largest multiple of 8",
+        help="search the largest value that fits of an argument or of a name in the notebook: exact below 4,096, to "
+        "1 %% above; the figures are then for the largest multiple of 8",
     )
     parser.add_argument(
         "--steps", type=count, default=STEPS, metavar="N", help=f"trace at most N steps (default: {STEPS})"
@@ -49,7 +46,5 @@ def add_preflight(parser: argparse.ArgumentParser, required: bool = False) -> No
         "-n", "--processes", type=count, metavar="N", help="number of ranks (default: those of the target)"
     )
     parser.add_argument("--spmd", action="store_true", help="one process drives all devices of the target as a mesh")
-    parser.add_argument("--anew", action="store_true", help="compile anew, and keep nothing")
-    parser.add_argument(
-        "--force", action="store_true", help="trace although the forecast says that host memory will not do"
-    )
+    parser.add_argument("--anew", action="store_true", help="compile again, and cache nothing")
+    parser.add_argument("--force", action="store_true", help="trace even if there is not enough host memory (estimate)")

@@ -1,8 +1,4 @@
-"""How a preflight shows itself: while it goes on, and its result.
-
-What lives here: outputs of cells and lines of terminals. What does not: the way to a result (preflight.py), and the
-words (panel/).
-"""
+"""The displays of a preflight: its progress, and its result."""
 
 from __future__ import annotations
 
@@ -39,13 +35,12 @@ def shown(found: report.Preflight) -> PreflightResult:
     return PreflightResult(**{field.name: getattr(found, field.name) for field in dataclasses.fields(found)})
 
 
-# -- who hears how it goes --------------------------------------------------------------------------------------------
+# -- progress ------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def telling(plain: bool) -> Iterator[Telling]:
-    """Who hears how it goes: a line of the notebook or of the terminal, in whose place the result stands at the end;
-    nobody, where all is to be comparable."""
+    """Progress in one line of the notebook or terminal, which the result replaces; no progress with `plain`."""
     if plain:
         yield Telling(found=lambda found: _print(found, no_times=True))
     elif _has_front_end():

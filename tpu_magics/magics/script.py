@@ -1,8 +1,4 @@
-"""A Python file's own code, run as a module, up to its end.
-
-What lives here: importing the file, and what stands for the notebook then. What does not: what it may not do
-(training_stubs.py), and notebooks (file_program.py).
-"""
+"""A Python file, run as a module."""
 
 from __future__ import annotations
 
@@ -63,8 +59,8 @@ class ScriptProgram:
                 traceback.print_exception(type(error), error, _without_ours(error))
                 raise TpuMagicsError(
                     f"{self.path.name} failed: {last_line(error)}",
-                    f"Its traceback stands above. The file is run first, to have `{self.name}`.",
-                    "Correct it, and see that the files and packages that it needs are here.",
+                    f"Its traceback is above. The file is run first, because it defines `{self.name}`.",
+                    "Correct it, and make sure that the files and packages it needs are available.",
                 ) from error
 
     def _import(self) -> None:
@@ -80,7 +76,7 @@ class ScriptProgram:
         if self.name.partition(".")[0] not in self.namespace:
             raise TpuMagicsError(
                 f"{self.path.name} has run, and `{self.name}` is not defined.",
-                "It is not defined at the file's top level, or below a condition that did not hold.",
+                "It is not defined at the top level of the file, or below a condition that was false.",
                 "Give --function the name of the training function.",
             )
         return value_of(self.namespace, self.name)

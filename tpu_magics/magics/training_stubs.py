@@ -1,9 +1,8 @@
-"""Running a person's cells without training.
+"""Stubs that replace a training while a person's cells run.
 
-What lives here: what stands in the place of a training while cells run, where it goes through something that can be
-replaced: our own launcher, those that are called in its stead, transformers' Trainer.train, and fit, evaluate and
-predict of Keras models. What does not: running the cells (headless.py). Not covered, and run for real: loops that a
-cell writes out, train() of a subclass that has its own, and anything that held on to one of these before.
+They replace our launcher, the launchers that are called in its stead, transformers' Trainer.train, and fit, evaluate
+and predict of Keras models. Not covered, and run for real: training loops in a cell, train() of a subclass that
+overrides it, and references taken before.
 """
 
 from __future__ import annotations
@@ -110,11 +109,11 @@ class TrainingStubs:
         return called
 
     def _preflight(self, *_: Any, **__: Any) -> None:
-        self._note(SkippedTraining(self.place, "the preflight that the cell asks for"))
+        self._note(SkippedTraining(self.place, "the preflight of the cell"))
 
     def _note(self, launch: SkippedTraining) -> None:
         self.launches.append(launch)
-        self.say(f"{launch.place}: {launch.text} is left out, as nothing is trained here.")
+        self.say(f"{launch.place}: {launch.text} is skipped: nothing is trained here.")
 
     # -- putting it there -----------------------------------------------------------------------------------------
 
@@ -148,7 +147,7 @@ class TrainingStubs:
 
 
 _MARK = "__tpu_magics_stub__"
-_STATEMENTS = "what stands below %%tpu_train (but for the imports, functions and classes that it begins with)"
+_STATEMENTS = "the code below %%tpu_train (except the imports, functions and classes at its start)"
 
 
 def first_of(launches: Sequence[SkippedTraining], function: Any) -> SkippedTraining | None:

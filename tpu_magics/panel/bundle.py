@@ -1,8 +1,4 @@
-"""What stays of a run in a notebook: text, html, and a record that the JupyterLab extension opens.
-
-What lives here: the mime bundle. What does not: the html and the text (page.py), and the record (run_json.py). A front
-end shows the richest that it knows: the record only where the extension is.
-"""
+"""The mime bundle that a run leaves in a notebook: text, HTML, and a record for the JupyterLab extension."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
-"""What of a run has changed since the last message.
+"""The changes of a run since the last message to the front ends.
 
-What lives here: whole runs and updates, numbered, so that a front end notices when it has missed one. What does not:
-when and to whom they are sent (magics/lab_run.py), and how a run becomes JSON (run_json.py). No IPython.
-
-Only the fields that differ are made into JSON. Curves and tables of ranks are long and seldom looked at twice a second:
-they wait a little.
+Messages are numbered, so that a front end notices when it has missed one. Long fields (curves, tables of ranks) are
+sent less often.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What the rules say of the code, as text and as HTML.
-
-What lives here: findings, with the lines of code they are about. What does not: finding them (check/), and the command
-line's forms (check/formats.py). As everywhere in the panel: no script, no outside asset, user strings only as text.
-"""
+"""The findings of the rules as text and HTML, with their lines of code."""
 
 from __future__ import annotations
 

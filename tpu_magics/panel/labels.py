@@ -1,7 +1,4 @@
-"""Where the names of a drawing's dots go.
-
-What lives here: finding a place for each name where it lies on nothing else. What does not: drawing.
-"""
+"""Where to put the names of a drawing's dots, so that they cover nothing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""What a kernel and its front ends say to each other over the comm `tpu_magics`.
+"""The messages from the kernel to its front ends over the comm `tpu_magics`.
 
-What lives here: what the kernel says, as dataclasses. What does not: their common form and the first of them
-(protocol.py, which `%load_ext` imports), what front ends ask (requests.py), sending
-(magics/lab.py), and how a run becomes JSON (run_json.py). labextension/src/types.ts mirrors the names and the fields.
+labextension/src/types.ts mirrors the names and fields.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
-"""The run that a panel shows, kept up to date with its folder.
+"""A run that is followed: it reads new records from the run folder and makes a `RunView`.
 
-What lives here: which files are read and when, and the view that follows from them. What does not: what is kept of each
-record (model_ranks.py), the fields of a view (model_view.py), and any wording of it but the reasons for a state.
-
-Only what is new is read, and nothing in the files is taken for granted: of other versions' records, torn lines and a
-half run.json, what cannot be used is left out.
+Only new bytes are read. Records of other versions, torn lines and an incomplete run.json are skipped.
 """
 
 from __future__ import annotations
@@ -36,8 +32,8 @@ from tpu_magics.panel.model_reasons import (
     why_no_compiles,
 )
 from tpu_magics.panel.model_view import (
+    COLLECTING,
     COMPILING,
-    HOME,
     LIVE_STATES,
     TRAINING,
     CompileEntry,
@@ -55,13 +51,13 @@ __all__ = ["RunModel", "RunView"]
 
 MOST_RANKS = 1_024
 MOST_NOTICES = 100
-CALM = ("jit", "precision", "retrace")  # codes of warnings that tell what was done, and warn of nothing
+CALM = ("jit", "precision", "retrace")  # codes of warnings that are only notes
 MOST_FINDINGS = 200
 _RECORDS = re.compile(r"rank-\d{1,6}\.jsonl")
 
 
 class RunModel:
-    """A run as its folder tells it. `clock` gives unix seconds, for how long a run has been going on."""
+    """A run, read from its folder. `clock` gives unix seconds, for the elapsed time."""
 
     def __init__(self, files: RunFiles, clock: Callable[[], float] = time.time) -> None:
         self.files = files
@@ -82,7 +78,7 @@ class RunModel:
 
     # -- reading ---------------------------------------------------------------------------------------------------
     def refresh(self) -> bool:
-        """Read what is new. Whether anything changed; the time that goes by is no change."""
+        """Read new records. True where anything changed; passing time alone is no change."""
         found = self._record_files()
         if self._rewritten(found):
             self._forget()
@@ -102,8 +98,8 @@ class RunModel:
         return {path: (mark[0], mark[1]) for path, mark in marks.items() if mark is not None}
 
     def _rewritten(self, found: Mapping[Path, tuple[int, int]]) -> bool:
-        """Whether what was read is not in the files any more: a device was busy, and the attempt was begun anew. The
-        files of a run whose folder was removed are remembered."""
+        """Whether records that were read are gone: a device was busy, and the attempt started again. What was read of a
+        run whose folder was removed is kept."""
         if not self.files.path.is_dir():
             return False
         return any(
@@ -214,7 +210,7 @@ class RunModel:
         )
 
     def _lead(self) -> RankRecords:
-        """The rank that speaks for the run: the lowest one that began."""
+        """The rank whose counts are shown: the lowest one that started."""
         begun = [rank for rank, records in self._ranks.items() if records.start is not None]
         lowest = min(begun or self._ranks, default=None)
         return RankRecords(0, lead=True) if lowest is None else self._ranks[lowest]
@@ -226,7 +222,7 @@ class RunModel:
     # -- its state ---------------------------------------------------------------------------------------------------
     def _state(self, lead: RankRecords) -> str:
         if self._status == "collecting":
-            return HOME
+            return COLLECTING
         if self._status == "running":
             return lead.state
         if self._status == "unknown" and lead.end is not None:
@@ -236,7 +232,7 @@ class RunModel:
     def _detail(self, state: str, lead: RankRecords, plan: Mapping[str, Any]) -> str:
         failed = sorted(rank for rank, each in self._ranks.items() if each.end and each.end.status == "failed")
         if state in LIVE_STATES and failed:
-            return f"rank {failed[0]} has failed; the run is being ended"
+            return f"rank {failed[0]} failed; stopping the run"
         kept = self._info.get("kept")
         if isinstance(kept, str) and state not in LIVE_STATES:
             return f"kept in the notebook: {kept}"
@@ -275,8 +271,8 @@ class RunModel:
         )
 
     def _compile_log(self, lead: RankRecords, live: bool) -> tuple[CompileEntry, ...]:
-        """The lead's compiles, and those of other ranks that it did not do, newest first. A rank that is merely ahead
-        of the lead is no news: its row would go away again."""
+        """The lead's compiles, and those that only other ranks did, newest first. What a rank compiled ahead of the
+        lead is left out: the lead will compile it too."""
         known = {_identity(entry) for entry in lead.log}
         strange = [
             entry
@@ -295,7 +291,7 @@ class RunModel:
             yield Notice("broken", divergence.text or diverged(divergence))
         for text in dict.fromkeys(text for records in by_rank for text in records.disagreeing):
             whose = tuple(records.rank for records in by_rank if text in records.disagreeing)
-            yield Notice("warning", text or "The precision asked for and the true one differ.", whose)
+            yield Notice("warning", text or "The actual precision differs from the requested one.", whose)
         for text, ranks in self._warned.items():
             yield Notice("" if text in self._calm else "warning", text, tuple(sorted(ranks)))
         for text in as_texts(self._info.get("warnings")):

@@ -1,8 +1,4 @@
-"""What run.json tells a panel, where it tells it.
-
-What lives here: its fields, read as what they should be; what is none of that counts as not told. What does not: the
-file (model.py).
-"""
+"""The fields of run.json, checked: a value of the wrong type counts as missing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""One rank, as its records tell it one after the other.
+"""The state of one rank, built up from its records.
 
-What lives here: what is kept of each kind of event, and the figures of one rank that follow from it. What does not:
-files and run.json (model.py), wording (sections*.py). All that is kept is bounded: curves are thinned, logs have a
-length, and tables by line or name have a number of entries, above which only counts go on.
+Its size is bounded: curves are downsampled, and logs and tables have a maximum length.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from tpu_magics.panel.model_series import Curve, Downsampled, Rates, merge_rates
-from tpu_magics.panel.model_view import COMPILING, HOME, STARTING, TRAINING, CauseCount, CompileEntry
+from tpu_magics.panel.model_view import COLLECTING, COMPILING, STARTING, TRAINING, CauseCount, CompileEntry
 from tpu_magics.runs.events import (
     Batch,
     Cache,
@@ -108,7 +106,7 @@ class RankRecords:
     def state(self) -> str:
         """What the rank is at while the run goes on, as far as its records show."""
         if self.phase == "collecting" or self.end is not None:
-            return HOME
+            return COLLECTING
         if self.phase != "training":
             return STARTING
         return COMPILING if self.total is None or self.only_compiled or self.compiled_since else TRAINING

@@ -1,8 +1,4 @@
-"""Curves that stay short however long the run is.
-
-What lives here: thinning of what comes as a stream. What does not: reading records (model_ranks.py), drawing
-(charts.py).
-"""
+"""Curves of bounded length: points are merged as more come in."""
 
 from __future__ import annotations
 

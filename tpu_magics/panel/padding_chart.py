@@ -1,8 +1,7 @@
-"""The drawings of `%tpu_pad`: what each way of padding costs, and how long samples are.
+"""The drawings of `%tpu_pad` as inline SVG: the cost of each padding, and the lengths of the samples.
 
-What lives here: numbers in, inline SVG out. What does not: what the numbers mean (panel/padding.py). The drawings take
-their colour from the text around them. They do hold words, because a dot without a name says nothing; hidden commas
-between these let them read as a list where a front end takes the drawing away and leaves its words behind.
+They use the colour of the surrounding text. Hidden commas between their words make a readable list where a front end
+removes the drawing and leaves the words.
 """
 
 from __future__ import annotations

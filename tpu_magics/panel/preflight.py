@@ -1,9 +1,7 @@
 """A preflight as one piece of HTML and as plain text.
 
-What lives here: the order of things. What does not: finding them (preflight/), their words and tables (preflight_*.py).
-
-GitHub takes styles and drawings out of a notebook: so each figure stands with its label in a cell of a table, states
-are words with a symbol, and the sizes that a drawing shows stand in a table as well.
+GitHub removes styles and drawings from a notebook. So each figure is in a table cell with its label, states are words
+with a symbol, and the sizes of a drawing are in a table as well.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a step costs: FLOPs, bytes, and the least time that follows.
-
-What lives here: these as a table. What does not: reckoning them (preflight/roofline.py).
-"""
+"""The cost of a step as a table: FLOPs, bytes, and the least time."""
 
 from __future__ import annotations
 
@@ -16,21 +13,21 @@ from tpu_magics.preflight.report import Preflight, TargetResult
 from tpu_magics.preflight.roofline import LOOPS, ONE_PASS, Roofline
 
 LEAST = (
-    "The time is an estimate, a lower bound: no chip is kept at its peak all the time, and transfers between chips and "
-    "the work of the host are not in it."
+    "The time is an estimate, a lower bound: no chip runs at its peak all the time, and transfers between chips and "
+    "the work of the host are not included."
 )
-FLOOR = "Bytes: each argument and output moved once. What else the program moves could not be read."
+FLOOR = "Bytes: each argument and output moved once. Other traffic of the program could not be read."
 GUESSED = (
-    "The time is an estimate, and no bound: the program decides while it runs how much it does. Of branches the one "
-    "that multiplies most is counted, a loop whose rounds it does not tell once."
+    "The time is an estimate, not a bound: the amount of work depends on values at run time. Of branches, the one with "
+    "the most matmul work is counted; a loop with an unknown trip count is counted once."
 )
-MOVED = "Bytes: what the optimised program reads from and writes to HBM, without copies within the chip."
-TURN = "time of a full turn"
-TURNS = "Where graphs take turns, FLOPs, bytes and their times are of the last one; Graphs has those of each."
-ACCESSED = "XLA's own count of bytes has copies within the chip in it, some several times: it bounds no time."
+MOVED = "Bytes: what the optimized program reads from and writes to HBM, without copies within the chip."
+TURN = "time of a full cycle"
+TURNS = "Where graphs alternate, FLOPs, bytes and their times are those of the last one; Graphs lists each."
+ACCESSED = "XLA's own count of bytes includes copies within the chip, some several times: it gives no bound."
 HASTE = (
-    "Starting a step from Python is not in the time. Measured without a TPU, torch_xla 2.9 took 1.2 ms of one core for "
-    "a step of 2 linear layers with SGD, and more for larger ones; on the host of a TPU it is not measured."
+    "The time does not include dispatching a step from Python. Measured without a TPU, torch_xla 2.9 took 1.2 ms of "
+    "one core for a step of 2 linear layers with SGD, and more for larger ones; on a TPU host it was not measured."
 )
 _MOSTLY = 0.9  # bf16: what is left does not matter
 
@@ -59,7 +56,7 @@ def _told(name: str, tell: Callable[[Roofline], str | None]) -> Callable[[Target
 
 
 def _of(intensity: float, ridge: float | None) -> str:
-    return f"{intensity:.3g}" + (f" (memory binds below {ridge:.3g})" if ridge is not None else "")
+    return f"{intensity:.3g}" + (f" (memory-bound below {ridge:.3g})" if ridge is not None else "")
 
 
 def _share(one: Roofline) -> str | None:
@@ -80,11 +77,11 @@ def _every(one: TargetResult) -> str:
         return not_available(one.no_rate)
     if one.rate.every is None or one.rate.batch is None:
         return not_available(words.ONE_REPLICA)
-    return f"{_samples(one, one.rate.every)} ({'batch' if len(one.turn) == 1 else 'in a turn'} {one.rate.batch:,})"
+    return f"{_samples(one, one.rate.every)} ({'batch' if len(one.turn) == 1 else 'in a cycle'} {one.rate.batch:,})"
 
 
 def _samples(one: TargetResult, value: float) -> str:
-    slower = ", without starting the steps" if one.roofline.hasty else ""
+    slower = ", without the dispatch of steps" if one.roofline.hasty else ""
     return f"{words.at_most(one.roofline, words.most(value))}{slower}"
 
 
@@ -97,10 +94,10 @@ def _turn(one: TargetResult) -> str:
 
 _ROWS: dict[str, Callable[[TargetResult], str]] = {
     "FLOPs, as compiled": _told("flops", lambda one: None if one.flops is None else words.flops(one.flops)),
-    "of them matmuls and convolutions": _told("matmul_share", _share),
+    "of which matmuls and convolutions": _told("matmul_share", _share),
     "bytes of HBM moved": _told("bytes", lambda one: None if one.bytes is None else words.traffic(one.bytes)),
     "bytes by XLA's own count": _accessed,
-    "FLOPs a byte": _told("memory", lambda one: None if one.intensity is None else _of(one.intensity, one.ridge)),
+    "FLOPs per byte": _told("memory", lambda one: None if one.intensity is None else _of(one.intensity, one.ridge)),
     "time by FLOPs": _told(
         "compute", lambda one: None if one.compute is None else words.at_least(one, seconds(one.compute))
     ),
@@ -108,8 +105,8 @@ _ROWS: dict[str, Callable[[TargetResult], str]] = {
         "memory", lambda one: None if one.memory is None else words.at_least(one, seconds(one.memory))
     ),
     TURN: _turn,
-    "samples/s, each chip": _chip,
-    "samples/s, in all": _every,
+    "samples/s per chip": _chip,
+    "samples/s in total": _every,
 }
 
 

@@ -1,8 +1,4 @@
-"""The figures of a preflight that one looks at first.
-
-What lives here: which ones, and their text. What does not: how sizes, rates and places are put into words
-(preflight_words.py), and their HTML (preflight_rows.py).
-"""
+"""The figures of a preflight's first row."""
 
 from __future__ import annotations
 
@@ -54,17 +50,17 @@ def hbm(result: TargetResult) -> PreflightFigure:
 
 def step(result: TargetResult) -> PreflightFigure:
     """Of one step; where graphs take turns, of a full turn, with the graph that ends it."""
-    found, cost, label = result.roofline, result.cost, "A step, estimate"
+    found, cost, label = result.roofline, result.cost, "Step time (estimate)"
     if found.seconds is None or found.steps_per_second is None:
         return PreflightFigure(label, NOT_AVAILABLE, (no_cost(result),))
     slow = (HASTY,) if found.hasty else ()
     if len(result.turn) < 2:
         steps = f"{at_most(found, most(found.steps_per_second))} steps/s"
         return PreflightFigure(label, at_least(found, seconds(found.seconds)), (steps, *slow))
-    several = f"for {cost.syncs} syncs, {len(set(result.turn))} graphs that take turns"
+    several = f"for {cost.syncs} syncs of {len(set(result.turn))} alternating graphs"
     if cost.seconds is None:
         return PreflightFigure(label, NOT_AVAILABLE, (several, "one of them has no estimate"))
-    last = f"the last of them {at_least(found, seconds(found.seconds))}"
+    last = f"the last one {at_least(found, seconds(found.seconds))}"
     whole = f"{'≥' if cost.least else '≈'} {seconds(cost.seconds)}"
     return PreflightFigure(label, whole, (several, last, *slow))
 
@@ -98,15 +94,15 @@ def padding(result: TargetResult) -> PreflightFigure:
     lost, found = result.padding_waste, result.steady.padding
     if lost is None or found is None:
         return PreflightFigure("Padding", NOT_AVAILABLE, (why_none(result.steady),))
-    return PreflightFigure("Padding", brief(lost), (f"{size(found.padded - found.plain)} of what is in use",))
+    return PreflightFigure("Padding", brief(lost), (f"{size(found.padded - found.plain)} of the memory in use",))
 
 
 def compile_time(result: TargetResult) -> PreflightFigure:
-    """Of all graphs; "kept" where none was compiled now."""
+    """Of all graphs; "cached" where none was compiled now."""
     known = [one.seconds for one in result.compiled if one.seconds is not None]
     if not known:
         return PreflightFigure("Compile", NOT_AVAILABLE, (why_none(result.steady),))
     kept = sum(one.kept for one in result.compiled)
     graphs = count(len(result.compiled), "graph")
-    beside = graphs if not kept else "kept" if kept == len(result.compiled) else f"{kept} of {graphs} kept"
+    beside = graphs if not kept else "cached" if kept == len(result.compiled) else f"{kept} of {graphs} cached"
     return PreflightFigure("Compile", seconds(sum(known)), (beside,))

@@ -1,8 +1,4 @@
-"""The graphs of a function: which take turns, and what each of them is.
-
-What lives here: these as a table. What does not: how they are told apart (backends/), which take turns
-(preflight/turns.py).
-"""
+"""The graphs of a function as a table: which of them alternate, and their sizes."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from tpu_magics.preflight.report import Preflight, TargetResult
 def graphs(found: Preflight) -> Iterator[Topic]:
     if all(len(one.compiled) < 2 for one in found.results):
         return
-    columns, rows = by_target(found, ("graph", "sync at", "answer", "HBM", "FLOPs", "least time"), _each_graph)
+    columns, rows = by_target(found, ("graph", "sync at", "result", "HBM", "FLOPs", "least time"), _each_graph)
     lead = max(found.results, key=lambda one: len(one.traced.graphs))
     yield Topic("Graphs", _order(lead), Table("", columns, rows))
 
@@ -35,7 +31,7 @@ def _order(result: TargetResult) -> str:
     those = f"those of syncs {', '.join(syncs[:-1])} and {syncs[-1]}"
     if not result.turn:
         return f"{many}: later steps run {those}"
-    return f"{many}: {those} take turns, over {len(result.turn)} syncs"
+    return f"{many}: {those} alternate, over {len(result.turn)} syncs"
 
 
 def _repeated(result: TargetResult) -> list[int]:

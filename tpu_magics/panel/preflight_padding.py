@@ -1,7 +1,4 @@
-"""What the tiles of a TPU waste: padding, by dimension.
-
-What lives here: that as a table. What does not: finding it (preflight/optimised/buffers.py).
-"""
+"""The padding of TPU tiles by dimension, as a table."""
 
 from __future__ import annotations
 
@@ -17,8 +14,8 @@ from tpu_magics.preflight.roofline import is_made
 
 DIMENSIONS = 6
 TILES = (
-    "In memory the innermost dimension is padded to a multiple of 128, and the next one to one of 8 (bf16: 16). Which "
-    "dimension lies innermost, the compiler chooses."
+    "In memory the innermost dimension is padded to a multiple of 128, and the next one to one of 8 (bf16: 16). The "
+    "compiler chooses which dimension is innermost."
 )
 
 
@@ -32,14 +29,14 @@ class _Lost:
 
 def padding(found: Preflight) -> Iterator[Topic]:
     columns, rows = by_target(
-        found, ("dimension", "wasted", "of what is in use", "buffers", "for example"), _dimensions
+        found, ("dimension", "wasted", "of the HBM in use", "buffers", "for example"), _dimensions
     )
     if not rows:
         return
     lead = next(one for one in found.results if _lost(one))
     worst, all_ = _lost(lead)[0], sum(one.wasted for one in _lost(lead))
     whose = f" ({lead.name})" if len(found.results) > 1 else ""
-    text = f"{size(all_)}, of it {worst.dimension}: {percent(_part(worst.wasted, lead))} of the HBM in use{whose}"
+    text = f"{size(all_)}, most of it {worst.dimension}: {percent(_part(worst.wasted, lead))} of the HBM in use{whose}"
     yield Topic("Padding of tiles", text, Table("", columns, rows, (TILES,)))
 
 
@@ -51,7 +48,7 @@ def _lost(result: TargetResult) -> list[_Lost]:
     most = sorted(found.dimensions, key=lambda one: -one.wasted)[:DIMENSIONS]
     told = [_Lost(_dimension(one), one.wasted, f"{one.buffers:,}", short(one.example, 60)) for one in most]
     rest = found.padded - found.plain - sum(one.wasted for one in most)
-    return [*told, *((_Lost("all else", rest),) if rest > 0 else ())]
+    return [*told, *((_Lost("others", rest),) if rest > 0 else ())]
 
 
 def _dimensions(result: TargetResult) -> Iterator[tuple[str, ...]]:

@@ -1,8 +1,7 @@
-"""The drawing of a search: HBM against the size that was tried.
+"""The drawing of a search as inline SVG: HBM against the tried size.
 
-What lives here: numbers in, inline SVG out. What does not: what is searched (preflight/fit), and the tables beside the
-drawing (preflight_fit.py). The drawing takes its colour from the text around it. Hidden commas between its words let
-them read as a list where a front end takes the drawing away and leaves its words behind.
+It uses the colour of the surrounding text. Hidden commas between its words make a readable list where a front end
+removes the drawing and leaves the words.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
-"""The figures of one look: a row for each target.
+"""The first rows of a preflight as HTML: one for each target, with a bar of its memory.
 
-What lives here: their HTML, with the bar of memory. What does not: the words (preflight_figures.py).
-
-A row is a table's row whose cells flow: places that are wide enough for all show it as one line, others four to a line
-(so that the last one never stands alone), and where styles are taken away it is a table.
+The cells of a row flow: all in one line where there is room, else four to a line. Without styles it is a plain table.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A topic of a preflight: an answer in a line, and the table that is folded away below it.
-
-What lives here: the form, and tables of several targets. What does not: which topics there are (preflight_topics.py).
-"""
+"""A topic of a preflight: a summary in one line, and the table folded below it."""
 
 from __future__ import annotations
 

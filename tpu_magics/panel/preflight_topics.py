@@ -1,9 +1,4 @@
-"""What is folded away below the figures of a preflight.
-
-What lives here: the tables of memory, buffers and trace, and the order of all, which both renderings show. What does
-not: the others (preflight_cost.py, preflight_padding.py, preflight_graphs.py), rendering them (preflight.py), and the
-figures of one look (preflight_figures.py).
-"""
+"""The topics below the figures of a preflight, in their order, with the tables of memory, buffers and trace."""
 
 from __future__ import annotations
 
@@ -41,10 +36,10 @@ def topics(found: Preflight, plain: bool = False) -> tuple[Topic, ...]:
 # -- memory ----------------------------------------------------------------------------------------------------------
 
 _KINDS = {
-    "arguments": "arguments (parameters, optimiser, data)",
+    "arguments": "arguments (parameters, optimizer, data)",
     "temporaries": "temporaries (activations, gradients)",
     "outputs": "outputs",
-    "aliased": "outputs in the memory of arguments",
+    "aliased": "outputs that reuse the memory of arguments",
     "code": "code",
 }
 
@@ -113,7 +108,7 @@ def _largest(shown: int, result: TargetResult) -> Iterator[tuple[str, ...]]:
 
 
 def _shape(one: Buffer) -> str:
-    padded = f"\n{size(one.size - one.plain)} of it padding" if one.size > 1.02 * one.plain else ""
+    padded = f"\n{size(one.size - one.plain)} padding" if one.size > 1.02 * one.plain else ""
     return f"{short(one.shape, 60)}{padded}"
 
 
@@ -131,8 +126,8 @@ def _trace(found: Preflight) -> Iterator[Topic]:
     ]
     rows += [Row(("graph changed", f"{cause}: {short(text, 300)}", "")) for cause, text in traced.changes]
     if rows:
-        parts = [count(len(traced.reads), "read") + " by the host"] if traced.reads else []
-        parts += [count(len(traced.refused), "op") + " outside of the program"] if traced.refused else []
+        parts = [count(len(traced.reads), "device-to-host read")] if traced.reads else []
+        parts += [count(len(traced.refused), "op") + " outside the program"] if traced.refused else []
         parts += [count(len(traced.changes), "change") + " of the graph"] if traced.changes else []
         note = words.READ if any(not one.known for one in traced.reads) else ""
         yield Topic("Trace", ", ".join(parts), Table("", ("", "what", "line"), tuple(rows), (note,) if note else ()))

@@ -1,8 +1,4 @@
-"""The verdict of a preflight: does the step suit a TPU?
-
-What lives here: verdicts of several targets as one, in words and HTML. What does not: coming to them
-(preflight/judge.py).
-"""
+"""The verdict of a preflight: does the step suit a TPU?"""
 
 from __future__ import annotations
 
@@ -102,5 +98,5 @@ def _order(reason: Reason) -> int:
 
 
 def not_told(found: Preflight) -> str:
-    """What a verdict cannot know."""
-    return f"What no program tells: {'; '.join(found.results[0].verdict.unknown)}."
+    """What a verdict does not cover."""
+    return f"Not visible in the program: {'; '.join(found.results[0].verdict.unknown)}."

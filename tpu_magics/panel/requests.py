@@ -1,8 +1,4 @@
-"""What a front end asks of the kernel.
-
-What lives here: the requests as dataclasses, and reading them: nothing in them is taken for granted. What does not:
-what is done (magics/lab_requests.py), and what the kernel says (messages.py).
-"""
+"""The requests of front ends: dataclasses, and their parsing, which checks every field."""
 
 from __future__ import annotations
 
@@ -82,7 +78,7 @@ def request_id(data: Mapping[str, Any]) -> str | None:
 
 
 def read_request(data: Mapping[str, Any]) -> FrontEndRequest:
-    """What a front end asks. Raises TpuMagicsError where it cannot be understood."""
+    """The request of a front end. Raises TpuMagicsError where it cannot be read."""
     if data.get("v") != VERSION:
         raise _of_another_version(data.get("v"))
     kind = data.get("type")
@@ -96,7 +92,7 @@ def read_request(data: Mapping[str, Any]) -> FrontEndRequest:
 
 def _of_another_version(found: object) -> TpuMagicsError:
     return TpuMagicsError(
-        f"tpu_magics in the kernel and the extension are of different versions (kernel {VERSION}, extension "
+        f"The kernel and the extension have different versions of tpu_magics (kernel {VERSION}, extension "
         f"{_shown(found)}).",
         "Their messages differ.",
         "pip install -U tpu-magics, restart the kernel, then reload the page.",
@@ -105,9 +101,9 @@ def _of_another_version(found: object) -> TpuMagicsError:
 
 def _bad(name: str, found: object, wanted: str) -> TpuMagicsError:
     return TpuMagicsError(
-        "The kernel could not read what the extension asked for.",
+        "The kernel could not read the extension's request.",
         f"`{name}` is {_shown(found)}; it should be {wanted}.",
-        "Reload the page; if it comes again, please report it.",
+        "Reload the page. If it happens again, please report it.",
     )
 
 

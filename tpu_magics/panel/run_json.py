@@ -1,9 +1,7 @@
-"""A run as JSON: what the JupyterLab extension draws, over a comm and from a saved notebook.
+"""A run as JSON, for the comm and for saved notebooks.
 
-What lives here: the whole record of a run, its words, and how much of it fits. What does not: what has changed since
-the last message (feed.py), and the wording itself (sections*.py): it is made once, in Python.
-
-What does not fit is left out from the end of its list: the oldest compiles, the last findings.
+Texts are worded in Python only. What exceeds the size limit is cut from the end of its list: the oldest compiles, the
+last findings.
 """
 
 from __future__ import annotations

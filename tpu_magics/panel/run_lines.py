@@ -1,8 +1,4 @@
-"""A run in a line, for long lists.
-
-What lives here: the few facts of a run that its run.json and the end of its records tell, so that two hundred runs are
-listed at once. What does not: all that can be said of one (runs/summary.py).
-"""
+"""A run in one line, for long lists: only run.json and the end of the records are read."""
 
 from __future__ import annotations
 

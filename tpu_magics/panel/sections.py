@@ -1,8 +1,6 @@
-"""A run as the parts of its panel, each a piece of HTML.
+"""A run as the parts of its panel, each a piece of HTML, in their order.
 
-What lives here: which parts there are, in which order. What does not: their words (sections_*.py), and who puts them
-where: a page (page.py) or widgets (widget.py). The same view always gives the same strings, so that only a part that
-changed need be sent.
+The same view always gives the same strings, so that a live panel sends only the parts that changed.
 """
 
 from __future__ import annotations

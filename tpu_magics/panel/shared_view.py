@@ -1,8 +1,4 @@
-"""One reading of a run for all who show it.
-
-What lives here: when the run folder is read again. What does not: reading it (model.py), and who shows it (widget.py,
-magics/lab_run.py).
-"""
+"""One view of a run for all its observers, so that the run folder is read once."""
 
 from __future__ import annotations
 

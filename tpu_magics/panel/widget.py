@@ -1,10 +1,7 @@
-"""The panel that moves: ipywidgets while the run goes on, static html and text afterwards.
+"""The live panel: ipywidgets while the run goes on, static HTML and text afterwards.
 
-What lives here: which widgets there are, when they are updated, and the stop button. What does not: what is shown
-(sections.py, page.py), where it is displayed, and how a click reaches a kernel that is busy (magics/).
-
-Core ipywidgets only, 7.7 and 8 alike. Each section and each compile is an HTML widget of its own that is updated only
-where its html has changed: an unfolded row stays open, and nothing jumps.
+It uses core widgets of ipywidgets 7.7 and 8. Each section and each compile is an HTML widget of its own, updated only
+where its HTML has changed: an unfolded row stays open, and nothing moves.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The widgets of a live panel, and how much of them is sent.
-
-What lives here: the tree of widgets, the stop button, and whose turn it is to be updated. What does not: when
-(widget.py) and what (sections.py).
-"""
+"""The widgets of a live panel, and which of them is updated next within the budget."""
 
 from __future__ import annotations
 

@@ -1,12 +1,8 @@
 """The rows of compiles in the live panel, newest at the top.
 
-What lives here: adding and dropping rows so that no other row is drawn anew. What does not: what stands in a row
-(sections.py).
-
-A front end draws every child of a box anew from the first one that differs. So rows are only ever added at the end, and
-the boxes show their children from the end. Rows that come together share a widget, which is never touched again unless
-one of them changes. Widgets stand in groups: a box sends the list of all its children whenever one is added, and a
-group that is too old is emptied where it stands.
+A front end redraws every child of a box after the first one that differs. So rows are only added at the end, and the
+boxes show their children in reverse. Rows that come together share a widget, and widgets stand in groups: a box sends
+the list of all its children whenever one is added.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ describe('where there is no run', () => {
     take(messages.run(1, record()));
     act(() => runs.restarted());
     expect(host.textContent).toContain('The kernel was restarted');
-    expect(host.textContent).toContain('? not known');
+    expect(host.textContent).toContain('? unknown');
     expect(host.textContent).toContain('text-classifier');
   });
 });

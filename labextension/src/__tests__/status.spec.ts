@@ -27,7 +27,7 @@ it('tells the host', () => {
   runs.receive(messages.hello());
   expect(words()).toEqual(['XLA:CPU rehearsal']);
   runs.receive(messages.hello({ host: null }));
-  expect(words()).toEqual(['TPU: %tpu_init has not run']);
+  expect(words()).toEqual(['TPU: run %tpu_init']);
 });
 
 it('tells how the training goes', () => {

@@ -80,7 +80,7 @@ export const Chart = React.memo(
 function Nothing(): JSX.Element {
   const trans = useTrans();
   return (
-    <p className="tpu-Small">{trans.__('No curve: less than two values were finite numbers.')}</p>
+    <p className="tpu-Small">{trans.__('No curve: fewer than two values are finite numbers.')}</p>
   );
 }
 

@@ -23,7 +23,7 @@ export const Charts = React.memo(
       <Section name="charts" title={trans.__('Charts')}>
         {view.values.length === 0 && (
           <p className="tpu-Small">
-            {trans.__('No value was logged: tpu_magics.log(loss=loss) logs one.')}
+            {trans.__('No values logged. Log one with tpu_magics.log(loss=loss).')}
           </p>
         )}
         <div className="tpu-Charts">

@@ -201,7 +201,7 @@ const Row = React.memo(function Row({ entry, cause, lead }: RowProps): JSX.Eleme
             <span className="tpu-Small"> {trans.__('rank %1', entry.rank)}</span>
           )}
         </td>
-        <td className="tpu-Number">{seconds(graph.seconds) || trans.__('not available')}</td>
+        <td className="tpu-Number">{seconds(graph.seconds) || trans.__('n/a')}</td>
         <td className="tpu-Cause">{graph.recompile ? cause : trans.__('first compile')}</td>
         <td className="tpu-Wide tpu-Cut" title={difference}>
           {short(difference, 140)}

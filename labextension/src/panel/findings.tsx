@@ -38,7 +38,7 @@ export const Findings = React.memo(function Findings(props: {
       <p className="tpu-Line">
         {checked === null
           ? trans.__(
-              'Nothing was checked yet: the rules find what compiles again and again before you train.'
+              'Nothing checked yet. The rules find code that recompiles, before you train.'
             )
           : trans.__('%1 in %2.', headline(findings, trans), checked)}
       </p>

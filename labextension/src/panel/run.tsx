@@ -45,7 +45,7 @@ function Lost(): JSX.Element {
   const trans = useTrans();
   return (
     <p className="tpu-Bar tpu-mod-warning">
-      {trans.__('The kernel tells no more of this run: this is the last that is known.')}
+      {trans.__('The kernel no longer reports this run. This is its last known state.')}
     </p>
   );
 }
