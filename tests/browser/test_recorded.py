@@ -153,7 +153,7 @@ def test_saved_runs_open_without_a_kernel(tmp_path: Any, server: Server, page: A
         rows = output.locator(".tpu-Compiles tbody tr[data-key]")
         expect(rows).to_have_count(view.compiles or 0)
         rows.first.get_by_role("button").first.click()
-        expect(output).to_contain_text("What to change" if view.recompiles else "Inputs")
+        expect(output).to_contain_text("Fix" if view.recompiles else "Inputs")
     expect(it.shown.locator(".jp-RenderedHTML")).to_have_count(0)
     assert not serious(page, ".tpu-Output")
     expect(it.shown.locator(".tpu-Output").nth(2)).to_contain_text(HOSTILE)

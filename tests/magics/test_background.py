@@ -105,7 +105,7 @@ def test_weights_come_home_before_the_next_cell_after_the_end(notebook: Kernel) 
 def test_statements_come_home_too(notebook: Kernel) -> None:
     notebook.run("%%tpu_train --background\nloss = train(model)\ntime.sleep(0.2)").good()
     assert notebook.run("loss").error_type == "NameError"
-    assert "its results are home" in told_of_the_end(notebook, "1").printed
+    assert "its results are in the notebook" in told_of_the_end(notebook, "1").printed
     assert notebook.value("loss > 0")
 
 

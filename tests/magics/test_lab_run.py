@@ -180,7 +180,7 @@ def test_a_mailbox_that_breaks_leaves_the_rest(tmp_path: Path, desk: FakeDesk) -
     for total in range(441, 444):
         step(run, total)
         both.look()
-    assert said == ["Clicks wait until the cell ends, the run goes on: RuntimeError: torn"] and mailbox.looks == 1
+    assert said == ["Clicks wait until the cell ends; the run continues: RuntimeError: torn"] and mailbox.looks == 1
     assert desk.types[:3] == ["hello", "hello", "run"] and followed.live and not (followed.answers or followed.hears)
 
 

@@ -33,7 +33,7 @@ def test_what_is_broken_stands_first_with_its_command(ill):
         "✗ broken: Environment variables, PJRT_DEVICE",
         "! warning: Environment variables, Worker addresses",
     ]
-    assert first.startswith("To mend\n\n")
+    assert first.startswith("To fix\n\n")
     assert "\n  Fix (--fix):\n      %env PJRT_DEVICE=TPU\n  Then run %tpu_init again\n" in first
     assert "\n  Fix: restart the kernel, run %tpu_init first" in first
     assert first.endswith("\n\n%tpu_doctor --fix applies the fixes marked (--fix).")
@@ -91,14 +91,14 @@ def test_what_fix_did_and_left(host, ill):
     again = Diagnosis(examine(doctoring.seen(host, runtime=True)), mended.done, mended.left, fixed=True)
     text = " ".join(to_text(again).split())
     assert text.startswith("Done by --fix PJRT_DEVICE=TPU was set (it was 'CUDA'), in this session. TPU_PROCESS_ADD")
-    assert "Left to you ✗ broken: Who holds the TPU, This notebook's runtime" in text
+    assert "Not fixed by --fix ✗ broken: Who holds the TPU, This notebook's runtime" in text
     assert [check.name for check in again.broken] == ["This notebook's runtime"]
 
 
 def test_a_fix_with_nothing_to_do(tmp_path):
     healthy = Diagnosis(examine(doctoring.seen(fake_hosts.plain(tmp_path))), fixed=True)
-    assert to_text(healthy).startswith("Done by --fix\n  Nothing: there was nothing to do")
-    assert "To mend" not in to_text(healthy) and "Left to you" not in to_text(healthy)
+    assert to_text(healthy).startswith("Done by --fix\n  Nothing: no problem has a fix")
+    assert "To fix" not in to_text(healthy) and "Not fixed by --fix" not in to_text(healthy)
 
 
 def test_the_html_is_whole_and_has_the_same_words(ill):
@@ -113,7 +113,7 @@ def test_the_html_is_whole_and_has_the_same_words(ill):
 
 def test_a_healthy_host_shows_all_its_checks(tmp_path):
     html = to_html(Diagnosis(examine(doctoring.seen(fake_hosts.plain(tmp_path)))))
-    assert "<details open><summary" in html and "To mend" not in html
+    assert "<details open><summary" in html and "To fix" not in html
 
 
 def test_what_a_person_wrote_is_escaped():

@@ -113,8 +113,8 @@ def states(table: Table) -> dict[str, str]:
 )
 def test_where_we_are(tmp_path, build, place, tpu, training, sets):
     found = cells(table_of(getattr(fake_hosts, build)(tmp_path)))
-    assert (found["Place"], found["TPU"], found["Device"]) == (place, tpu, training)
-    assert found["Set in the notebook"] == f"PJRT_DEVICE={sets}: it was not set, and this is what cells train on."
+    assert (found["Environment"], found["TPU"], found["Device"]) == (place, tpu, training)
+    assert found["Set in the notebook"] == f"PJRT_DEVICE={sets}: it was not set; cells train on this device."
     assert "Problem" not in found and "Warning" not in found
 
 
@@ -180,29 +180,25 @@ def test_memory_of_a_container(tmp_path):
     fake_hosts.write(fake.root / "proc/self/cgroup", "0::/\n")
     fake_hosts.write(fake.root / "sys/fs/cgroup/memory.max", str(4 * 2**30))
     fake_hosts.write(fake.root / "sys/fs/cgroup/memory.current", str(2**30))
-    assert cells(table_of(fake))["Host memory"] == (
-        "3.0 GiB free of 4.0 GiB (a control group's limit, less than the machine has)"
-    )
+    assert cells(table_of(fake))["Host memory"] == ("3.0 GiB free of 4.0 GiB (cgroup limit, less than the machine has)")
 
 
 def test_what_cannot_be_known_is_not_available_with_the_reason(tmp_path):
     found = cells(host_table(inspect_host({}, tmp_path / "nowhere", (), fake_hosts.LOCAL_VERSIONS)))
-    assert found["Host memory"] == "not available (/proc/meminfo could not be read)"
-    assert found["TPU"] == "none: XLA:CPU rehearsal on cores: not available (/proc could not be read)"
-    assert found["TPU in use by"] == "not available (this host has no TPU)"
+    assert found["Host memory"] == "n/a (/proc/meminfo could not be read)"
+    assert found["TPU"] == "none: XLA:CPU rehearsal on cores: n/a (/proc could not be read)"
+    assert found["TPU in use by"] == "n/a (this host has no TPU)"
 
 
 def test_the_memory_of_an_unknown_generation_is_not_available(tmp_path):
     table = table_of(fake_hosts.tpu_vm_unknown(tmp_path))
-    assert cells(table)["TPU"] == (
-        "unknown generation (0x00aa), 4 chips; memory per chip not available (the generation is not known)"
-    )
+    assert cells(table)["TPU"] == ("unknown generation (0x00aa), 4 chips; memory per chip n/a (unknown generation)")
     assert states(table)["TPU"] == "warning"
 
 
 def test_nobody_holds_the_tpu(tmp_path):
     table = table_of(fake_hosts.tpu_vm_v4(tmp_path))
-    assert (cells(table)["TPU in use by"], states(table)["TPU in use by"]) == ("nobody", "ok")
+    assert (cells(table)["TPU in use by"], states(table)["TPU in use by"]) == ("no process", "ok")
 
 
 def test_the_holder_with_pid_and_command(tmp_path):
@@ -303,7 +299,7 @@ def tensorflow_table(fake, placed: Placed | None = None, **versions: str) -> Tab
 CPU = {"tensorflow-cpu": "2.21.0"}
 TPU = {"tensorflow-tpu": "2.20.0", "libtpu": "0.0.52"}
 ONE = "one replica: more cannot be rehearsed truthfully, and why."
-NOT_YET = "not available (TensorFlow is not connected yet: %tpu_init)"
+NOT_YET = "n/a (TensorFlow is not connected yet: run %tpu_init)"
 
 
 @pytest.mark.parametrize(
@@ -313,7 +309,7 @@ NOT_YET = "not available (TensorFlow is not connected yet: %tpu_init)"
             "plain",
             CPU,
             Placed(DEFAULT, None, 1, ONE),
-            ("CPU", "`strategy`: the default strategy (no TPU)", ONE, "not available (there is no TPU)"),
+            ("CPU", "`strategy`: the default strategy (no TPU)", ONE, "n/a (no TPU)"),
         ),
         (
             "kaggle_v5e_8",

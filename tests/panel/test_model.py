@@ -309,7 +309,7 @@ def test_warnings_are_said_once_with_their_ranks_and_the_worst_is_first(tmp_path
     run.supervise(Warned(CREATED + 3, 0, "y", "From the parent."))
     found = [(notice.state, notice.text, notice.ranks) for notice in run.view().notices]
     assert found == [
-        ("broken", "Ranks compiled different graphs at compile # 2: 1. On a TPU this run would hang.", ()),
+        ("broken", "Ranks compiled different graphs at compile #2: 1. On a TPU this run would hang.", ()),
         ("warning", "Careful.", (0, 1)),
         ("warning", "From the parent.", (0,)),
         ("warning", "No disk.", ()),

@@ -127,7 +127,7 @@ describe('the badges of an editor', () => {
     const tip = document.getElementById(button.getAttribute('aria-describedby') ?? '');
     expect(tip?.getAttribute('role')).toBe('tooltip');
     expect(tip?.textContent).toContain('<img src=x onerror="alert(1)"> and code');
-    expect(tip?.textContent).toContain('What to do: Pad the batches to a multiple of 64.');
+    expect(tip?.textContent).toContain('Fix: Pad the batches to a multiple of 64.');
     expect(tip?.querySelector('img')).toBeNull();
     document.dispatchEvent(new KeyboardEvent('keydown', { key: 'Escape' }));
     expect(document.querySelector('[role=tooltip]')).toBeNull();

@@ -128,12 +128,12 @@ describe('a live run', () => {
   });
 
   it('unfolds a compile, and shows its line', () => {
-    click('[0/1]');
+    click('#1');
     const details = host.querySelector('.tpu-Unfolded');
-    expect(details?.textContent).toContain('from [0/0]');
+    expect(details?.textContent).toContain('from #0');
     expect(details?.textContent).toContain('input_ids int64[32,129]');
     expect(details?.querySelector('code')?.textContent).toBe('torch_xla.sync()');
-    expect(button('[0/1]').getAttribute('aria-expanded')).toBe('true');
+    expect(button('#1').getAttribute('aria-expanded')).toBe('true');
     act(() => host.querySelector<HTMLButtonElement>('tr[data-key] .tpu-Link')?.click());
     expect(onSite).toHaveBeenCalledWith(SITE);
     expect(host.querySelectorAll('.tpu-Unfolded')).toHaveLength(1);
@@ -216,7 +216,7 @@ describe('what is odd', () => {
         )
       )
     );
-    click('[0/1]');
+    click('#1');
     expect(host.querySelector('img')).toBeNull();
     expect(host.querySelector('h2')?.textContent).toBe(evil);
   });
@@ -256,10 +256,10 @@ describe('what is odd', () => {
     take(
       messages.run(
         1,
-        record({ ...view, live: false }, { failure, compiles: 'Compiles: not available (why).' })
+        record({ ...view, live: false }, { failure, compiles: 'Compiles: n/a (why).' })
       )
     );
-    expect(host.textContent).toContain('Compiles: not available (why).');
+    expect(host.textContent).toContain('Compiles: n/a (why).');
     expect(host.querySelector('.tpu-Failure')?.textContent).toContain('✗ failed');
     expect(host.querySelector('pre')?.textContent).toBe('Traceback\n  line');
     expect(host.textContent).toContain('No value was logged');

@@ -55,9 +55,9 @@ it('says what is not available', () => {
   runs.receive(messages.run(1, record(missing)));
   expect(words().slice(2)).toEqual([
     'no step rate yet',
-    'compiles not available',
-    'recompiles not available',
-    'bf16 not available yet'
+    'compiles n/a',
+    'recompiles n/a',
+    'bf16 n/a yet'
   ]);
 });
 

@@ -112,5 +112,5 @@ it('says that a cause or a time is not known in words that can be translated', a
   const graph = compile(1, { cause: '', text: '', seconds: null, recompile: true });
   await take(messages.run(1, record({ compile_log: [{ key: 'a', rank: 0, compile: graph }] })));
   expect(panel.node.querySelector('.tpu-Cause')?.textContent).toBe('unknown');
-  expect(panel.node.querySelector('td.tpu-Number')?.textContent).toBe('not available');
+  expect(panel.node.querySelector('td.tpu-Number')?.textContent).toBe('n/a');
 });
