@@ -1,4 +1,4 @@
-"""The problems of a preflight: a program that does not fit, is refused, or changes in each step; reads that give zero."""
+"""The problems of a preflight: a program that does not fit, is refused or changes in each step; reads of zero."""
 
 from __future__ import annotations
 
