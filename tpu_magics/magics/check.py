@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,15 @@ from tpu_magics.check.engine import parts_of
 from tpu_magics.check.finding import Finding
 from tpu_magics.check.reached import of_the_run
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.magics import lab
 from tpu_magics.magics.display import show_table
-from tpu_magics.magics.lab_check import tell_findings
 from tpu_magics.panel.findings import findings_html, findings_text
+from tpu_magics.panel.messages import FindingsMessage
 
 if TYPE_CHECKING:
     from tpu_magics.magics.notebook import ShellNotebook
+
+MOST_TOLD = 500  # findings that the JupyterLab extension gets
 
 
 def run(notebook: ShellNotebook, found: argparse.Namespace, cell: str | None) -> None:
@@ -124,7 +127,7 @@ def _file_of(value: object) -> Path | None:
 
 
 def _show(notebook: ShellNotebook, findings: Sequence[Finding], looked_at: str) -> None:
-    tell_findings(findings, looked_at, notebook.cell_ids())
+    _tell_lab(findings, looked_at, notebook.cell_ids())
     plain = findings_text(findings, looked_at)
     if "ipykernel" not in sys.modules:
         print(plain, flush=True)
@@ -132,6 +135,18 @@ def _show(notebook: ShellNotebook, findings: Sequence[Finding], looked_at: str) 
     from IPython.display import display
 
     display({"text/plain": plain, "text/html": findings_html(findings, looked_at)}, raw=True)
+
+
+def _tell_lab(findings: Sequence[Finding], checked: str, ids: Mapping[str, str]) -> None:
+    """What %tpu_check has found."""
+    if lab.current is None:
+        return
+    from tpu_magics.launch.checking import rule_finding
+
+    told = [rule_finding(at, one, ids.get(one.path, "")) for at, one in enumerate(findings[:MOST_TOLD])]
+    message = FindingsMessage(tuple(told), checked, None)
+    lab.current.tell(message)
+    lab.current.kept = None if lab.current.heard else message
 
 
 def _fixed_cells(cells: Sequence[Cell], found: argparse.Namespace, wanted: Sequence[Finding]) -> fixing.Fixed:

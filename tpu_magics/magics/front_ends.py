@@ -10,7 +10,6 @@ from typing import Any
 
 from tpu_magics.launch.onlook import FREE, WAITS, Guarded, Nobody, Onlooker, told
 from tpu_magics.magics import lab, lab_run
-from tpu_magics.magics.lab_kernel import has_subshells
 from tpu_magics.magics.mailbox import Mailbox, open_mailbox
 from tpu_magics.panel.protocol import TARGET
 from tpu_magics.panel.shared_view import SHARED, SharedView
@@ -88,7 +87,7 @@ def without_panel(kernel: Any, files: RunFiles, stop: Stop, main: str, say: Say)
 def _followed(kernel: Any, files: RunFiles, stop: Stop, mailbox: Mailbox | None, reading: SharedView) -> lab_run.LabRun:
     """A main thread that trains or runs other cells, in a kernel without subshells, answers nobody until it is done."""
     hears = mailbox is not None
-    return lab_run.follow(files, stop, reading, hears or has_subshells(kernel), hears)
+    return lab_run.follow(files, stop, reading, hears or lab.has_subshells(kernel), hears)
 
 
 def _mailbox(kernel: Any, main: str) -> Mailbox | None:

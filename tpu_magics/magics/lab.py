@@ -19,10 +19,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tpu_magics import __version__
-from tpu_magics.magics.lab_comm import FrontEndComm
-from tpu_magics.magics.lab_kernel import has_subshells, known_host
 from tpu_magics.panel.json_values import plain
-from tpu_magics.panel.protocol import PROTOCOL, TARGET, VERSION, HelloMessage
+from tpu_magics.panel.protocol import PROTOCOL, TARGET, VERSION, HelloMessage, KernelHost
 
 MOST_COMMS = 8  # that front ends have opened; the one that was heard of longest ago is closed
 RATE = 0.5  # seconds between updates, as long as no front end has asked for another rate
@@ -30,6 +28,30 @@ LATELY = 60.0  # seconds in which the wishes of all front ends count; later the 
 # Seconds after which a front end that says nothing is told nothing: it is closed. An open one tells its rate every 20
 # seconds, a hidden one every minute, because browsers let its timers run no more often.
 SILENT = 150.0
+
+
+class FrontEndComm:
+    """One comm, as the kernel's comm manager knows it. `heard`: when a front end has said something on it last;
+    `rate`: when it has asked for an update rate last, and for how many seconds."""
+
+    primary, target_name, target_module, kernel = True, TARGET, None, None
+
+    def __init__(self, lab: Lab, comm_id: str, own: bool) -> None:
+        self.lab, self.comm_id, self.own = lab, comm_id, own
+        self.heard: float | None = None
+        self.rate: tuple[float, float] | None = None
+        self._closed = False
+
+    def handle_msg(self, message: Mapping[str, Any]) -> None:
+        """Called by the manager, in whichever thread it reads messages."""
+        self.lab.take(self.comm_id, message["content"].get("data"))
+
+    def handle_close(self, _message: Mapping[str, Any]) -> None:
+        self.lab.was_closed(self)
+
+    def ask_rate(self, seconds: float) -> None:
+        """Its front end wants an update so often, and no longer as often as it wanted before."""
+        self.rate = (self.lab.now(), seconds)
 
 
 class Lab:
@@ -64,7 +86,7 @@ class Lab:
 
     def hello(self) -> HelloMessage:
         """Who this is."""
-        run = _following()
+        run = self.following()
         live = run is not None and run.live
         answers = run.answers if live else self.answers
         return HelloMessage(__version__, VERSION, known_host(), run.files.id if run else None, live, answers)
@@ -123,9 +145,15 @@ class Lab:
         """Whether any front end listens: else nothing need be told."""
         return bool(self._listening())
 
+    @staticmethod
+    def following() -> Any:
+        """The newest run (lab_run.py), None where there is none: `%load_ext` does not import that module."""
+        lab_run = sys.modules.get("tpu_magics.magics.lab_run")
+        return lab_run.following() if lab_run is not None else None
+
     def _listening(self) -> list[FrontEndComm]:
         """Those on which something was said, and not too long ago, where the kernel would have heard it since."""
-        run = _following()
+        run = self.following()
         hears = run is not None and run.live and run.hears
         oldest = self.now() - SILENT if hears else float("-inf")
         return [wire for wire in list(self._wires.values()) if wire.heard is not None and wire.heard >= oldest]
@@ -176,12 +204,6 @@ class Lab:
             )
 
 
-def _following() -> Any:
-    """The newest run (lab_run.py), None where there is none: at `%load_ext` that module is not imported."""
-    lab_run = sys.modules.get("tpu_magics.magics.lab_run")
-    return lab_run.following() if lab_run is not None else None
-
-
 def _is_ours(data: Any) -> bool:
     """Whether this is a message of our protocol, of any version."""
     return isinstance(data, Mapping) and data.get("protocol") == PROTOCOL
@@ -192,7 +214,29 @@ def as_message(message: Any) -> dict[str, Any]:
     return {"protocol": PROTOCOL, "v": VERSION, "type": message.type, **plain(message)}
 
 
-# -- the one that there is -------------------------------------------------------------------------------------------
+# -- the kernel -------------------------------------------------------------------------------------------------------
+
+
+def known_host() -> KernelHost | None:
+    """Where this kernel trains; None before it was looked at."""
+    session = sys.modules.get("tpu_magics.launch.session")
+    if session is None or session.current.host is None:
+        return None
+    from tpu_magics.panel.host import host_summary
+
+    current = session.current
+    with contextlib.suppress(Exception):
+        return host_summary(current.host, current.processes, current.spmd, current.placed, current.pod)
+    return None
+
+
+def has_subshells(kernel: Any) -> bool:
+    """Whether front ends can send messages past any busy cell (ipykernel 7). Without them, a cell is heard past only
+    while its thread waits for a run, and so looks for messages itself (mailbox.py)."""
+    return bool(getattr(kernel, "_supports_kernel_subshells", False))
+
+
+# -- the current comms -----------------------------------------------------------------------------------------------
 
 current: Lab | None = None
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.magics import lab_run
 from tpu_magics.panel.messages import (
     ComparedMessage,
     ComparedRow,
@@ -18,6 +17,7 @@ from tpu_magics.panel.messages import (
     StoppingMessage,
 )
 from tpu_magics.panel.requests import (
+    CheckedCell,
     CheckRequest,
     CompareRequest,
     HelloRequest,
@@ -30,7 +30,8 @@ from tpu_magics.panel.requests import (
 )
 
 if TYPE_CHECKING:
-    from tpu_magics.magics.lab_comm import FrontEndComm
+    from tpu_magics.magics.lab import FrontEndComm
+    from tpu_magics.runs.events import RuleFinding
 
 MOST_RUNS = 200
 MOST_FINDINGS = 500
@@ -62,8 +63,8 @@ def _rate(wire: FrontEndComm, query: RateRequest, _request: str | None) -> Seque
 # -- runs ------------------------------------------------------------------------------------------------------------
 
 
-def _open(_wire: FrontEndComm, query: OpenRequest, request: str | None) -> Sequence[Any]:
-    newest = lab_run.following()
+def _open(wire: FrontEndComm, query: OpenRequest, request: str | None) -> Sequence[Any]:
+    newest = wire.lab.following()
     if newest is not None and query.run in ("current", newest.files.id):
         return [newest.whole(request) or _recorded(newest.files, request)]
     if query.run == "current":
@@ -99,8 +100,8 @@ def _compare(_wire: FrontEndComm, query: CompareRequest, request: str | None) ->
     return [ComparedMessage(tuple(run.id for run in runs), told, request)]
 
 
-def _stop(_wire: FrontEndComm, query: StopRequest, request: str | None) -> Sequence[Any]:
-    run = lab_run.following()
+def _stop(wire: FrontEndComm, query: StopRequest, request: str | None) -> Sequence[Any]:
+    run = wire.lab.following()
     if run is None or run.files.id != query.run:
         why = "This kernel has no run of that name." if run is None else f"The run of this kernel is {run.files.id}."
         raise TpuMagicsError(f"This kernel cannot stop the run {query.run!r}.", why, "Reload the page.")
@@ -114,10 +115,28 @@ def _stop(_wire: FrontEndComm, query: StopRequest, request: str | None) -> Seque
 
 
 def _check(_wire: FrontEndComm, query: CheckRequest, request: str | None) -> Sequence[Any]:
-    from tpu_magics.magics.lab_check import check_notebook
-
     findings, checked = check_notebook(query.cells)
     return [FindingsMessage(tuple(findings[:MOST_FINDINGS]), checked, request)]
+
+
+def check_notebook(cells: Sequence[CheckedCell]) -> tuple[list[RuleFinding], str]:
+    """The findings of a notebook's code cells, and what was looked at, in words."""
+    from tpu_magics.check import check_chosen
+    from tpu_magics.check.cells import cell_of
+    from tpu_magics.launch.checking import rule_finding
+
+    paths = [_path(cell, at) for at, cell in enumerate(cells, start=1)]
+    read = [cell_of(cell.source, path, at) for at, (cell, path) in enumerate(zip(cells, paths, strict=True), start=1)]
+    found = check_chosen(read)
+    ids = [cells[one.cell - 1].id if one.cell else "" for one in found]
+    told = [rule_finding(at, one, cell_id) for at, (one, cell_id) in enumerate(zip(found, ids, strict=True))]
+    with_code = sum(bool(cell.source.strip()) for cell in cells)
+    return told, f"{with_code} cell{'s' * (with_code != 1)} of the notebook"
+
+
+def _path(cell: CheckedCell, at: int) -> str:
+    """As a person finds the cell: by its number, where it has run."""
+    return f"In [{cell.number}]" if cell.number is not None else f"cell {at}"
 
 
 _ANSWERS: dict[type, Callable[[FrontEndComm, Any, str | None], Sequence[Any]]] = {

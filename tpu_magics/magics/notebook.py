@@ -18,6 +18,7 @@ from tpu_magics.runs.files import RunFiles
 
 if TYPE_CHECKING:
     from tpu_magics.check.cells import Cell
+    from tpu_magics.magics.shell import UnrecordedCells
     from tpu_magics.panel.widget import LivePanel
 
 LINES_KEPT = 200  # lines of a background run's output that its one display shows
@@ -29,8 +30,9 @@ UPDATE_EVERY = 0.5  # seconds between updates of that display
 class ShellNotebook:
     """A running IPython shell, 7.34 or newer."""
 
-    def __init__(self, shell: Any) -> None:
+    def __init__(self, shell: Any, unrecorded: type[UnrecordedCells] | None = None) -> None:
         self.shell = shell
+        self._unrecorded = unrecorded
         self._own: dict[str, str] = {}
         self.live: LivePanel | None = None
 
@@ -142,11 +144,10 @@ class ShellNotebook:
     def checked_cells(self) -> list[Cell]:
         """The cells so far as the rules read them; of a cell that was run again, the newest only."""
         from tpu_magics.magics.cell_history import newest
-        from tpu_magics.magics.shell import UnrecordedCells
 
         texts = list(map(str, self._history()))
-        if UnrecordedCells.now:
-            texts += UnrecordedCells.texts
+        if self._unrecorded is not None and self._unrecorded.now:
+            texts += self._unrecorded.texts
         numbered = {number: text for number, text in enumerate(texts) if number and text.strip()}
         long = [number for number, text in numbered.items() if len(text) > LONGEST_READ]
         if long and self.cell_number() == long[-1]:

@@ -123,7 +123,7 @@ def _notebook(shell: Any) -> Any:
 
     notebook = session.current.notebook
     if not isinstance(notebook, ShellNotebook) or notebook.shell is not shell:
-        session.current.notebook = ShellNotebook(shell)
+        session.current.notebook = ShellNotebook(shell, UnrecordedCells)
     return session.current.notebook
 
 
