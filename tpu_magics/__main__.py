@@ -11,8 +11,7 @@ from pathlib import Path
 from tpu_magics.check.command import add_arguments as add_check_arguments
 from tpu_magics.check.command import run as run_check
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.magics.doctor_options import add_doctor
-from tpu_magics.magics.options import add_listed
+from tpu_magics.magics.options import add_doctor, add_listed
 from tpu_magics.magics.preflight_command import add_arguments as add_preflight_arguments
 from tpu_magics.magics.preflight_command import run as run_preflight
 from tpu_magics.output import give_up, lost

@@ -11,9 +11,8 @@ from playwright.sync_api import expect
 
 from tests.browser.jupyter import START, Notebook, Server, opened_page, serious, write_notebook
 from tests.panel import recorded
-from tpu_magics.panel.bundle import to_bundle
 from tpu_magics.panel.protocol import MIME_TYPE
-from tpu_magics.panel.run_json import SAVED, record
+from tpu_magics.panel.run_json import SAVED, record, to_bundle
 
 pytestmark = [pytest.mark.browser, pytest.mark.process]
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}

@@ -13,8 +13,8 @@ from tests.panel import recorded
 from tpu_magics.magics import lab, lab_run
 from tpu_magics.panel.json_values import size_of
 from tpu_magics.panel.messages import ProblemMessage
+from tpu_magics.panel.model import SharedView
 from tpu_magics.panel.run_json import SAVED
-from tpu_magics.panel.shared_view import SharedView
 
 from .conftest import Kernels, as_new
 from .front import OURS, Front, comms

@@ -14,7 +14,7 @@ from tests.panel.recorded import CREATED, Recorded
 from tpu_magics.launch.onlook import Guarded
 from tpu_magics.magics import lab, lab_run
 from tpu_magics.magics.front_ends import FrontEnds
-from tpu_magics.panel.shared_view import SharedView
+from tpu_magics.panel.model import SharedView
 from tpu_magics.runs.events import Steps
 
 

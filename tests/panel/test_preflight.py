@@ -19,8 +19,7 @@ from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel.preflight import to_html, to_text
 from tpu_magics.panel.preflight_plot import HIGH, WIDE, Mark, PlotLine, plot
 from tpu_magics.panel.preflight_progress import TerminalLine, progress_html, progress_text
-from tpu_magics.panel.preflight_topic import Topic
-from tpu_magics.panel.preflight_topics import topics
+from tpu_magics.panel.preflight_topics import Topic, topics
 from tpu_magics.preflight.compiling import Progress
 from tpu_magics.preflight.facts import Buffer, Memory, Multiplications, PaddedDimension, Padding
 from tpu_magics.preflight.fit import FitPoint, FitResult

@@ -12,13 +12,12 @@ import pytest
 
 from tests.panel import recorded
 from tests.panel.recorded import CREATED, Recorded, first_compile, recompile
-from tpu_magics.panel.bundle import to_bundle
 from tpu_magics.panel.json_values import fitting, plain, size_of
 from tpu_magics.panel.messages import RunTexts
 from tpu_magics.panel.model_view import RunView
 from tpu_magics.panel.page import to_html, to_text
 from tpu_magics.panel.protocol import MIME_TYPE
-from tpu_magics.panel.run_json import COMM, FIELDS, SAVED, record
+from tpu_magics.panel.run_json import COMM, FIELDS, SAVED, record, to_bundle
 from tpu_magics.panel.sections_header import figures, state_text
 from tpu_magics.runs.events import RuleFinding, Site, Value, Warned
 
@@ -161,5 +160,5 @@ def test_the_bundle_has_text_first_and_html_as_before(tmp_path: Path) -> None:
 
 
 def test_a_record_that_cannot_be_made_leaves_the_html(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tpu_magics.panel.bundle.record", lambda *_: 1 / 0)
+    monkeypatch.setattr("tpu_magics.panel.run_json.record", lambda *_: 1 / 0)
     assert list(to_bundle(recorded.done(tmp_path).view())) == ["text/plain", "text/html"]

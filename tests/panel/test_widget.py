@@ -17,10 +17,10 @@ import pytest
 from tests.panel import recorded
 from tests.panel.recorded import CREATED, Recorded, recompile
 from tpu_magics.panel import widget, widget_parts, widget_rows
-from tpu_magics.panel.bundle import to_bundle
 from tpu_magics.panel.model import RunModel
 from tpu_magics.panel.page import to_html
 from tpu_magics.panel.protocol import MIME_TYPE
+from tpu_magics.panel.run_json import to_bundle
 from tpu_magics.panel.sections import compile_rows, sections
 from tpu_magics.panel.widget import WIDGET_VIEW, LivePanel
 from tpu_magics.panel.widget_html import Sheet, fixed_pieces, pieces

@@ -11,8 +11,8 @@ from typing import Any
 from tpu_magics.launch.onlook import FREE, WAITS, Guarded, Nobody, Onlooker, told
 from tpu_magics.magics import lab, lab_run
 from tpu_magics.magics.mailbox import Mailbox, open_mailbox
+from tpu_magics.panel.model import SHARED, SharedView
 from tpu_magics.panel.protocol import TARGET
-from tpu_magics.panel.shared_view import SHARED, SharedView
 from tpu_magics.panel.widget import LivePanel, Publish
 from tpu_magics.runs.files import RunFiles
 

@@ -76,8 +76,8 @@ def _open(wire: FrontEndComm, query: OpenRequest, request: str | None) -> Sequen
 
 def _recorded(run: Any, request: str | None) -> RunMessage:
     """A run as its folder tells it."""
+    from tpu_magics.panel.model import SharedView
     from tpu_magics.panel.run_json import record
-    from tpu_magics.panel.shared_view import SharedView
 
     return RunMessage(0, record(SharedView(run).anew()), request)
 

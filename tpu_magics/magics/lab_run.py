@@ -10,7 +10,7 @@ from collections.abc import Callable
 from tpu_magics.magics import lab
 from tpu_magics.panel.feed import Feed
 from tpu_magics.panel.messages import RunMessage
-from tpu_magics.panel.shared_view import SharedView
+from tpu_magics.panel.model import SharedView
 from tpu_magics.runs.files import LIVE, RunFiles, read_info
 from tpu_magics.runs.summary import run_status
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from tpu_magics.magics.doctor_options import doctor_parser
+from tpu_magics.backends.base import STEPS
 from tpu_magics.magics.parser import MagicParser, add_precision, count, counts, positive, seconds
-from tpu_magics.magics.preflight_options import preflight_parser
 
 __all__ = [
     "MagicParser",
@@ -300,3 +299,66 @@ def pad_parser() -> MagicParser:
         "--plain", action="store_true", help="text only, without measured seconds: the same in every run, for comparing"
     )
     return parser
+
+
+def add_doctor(parser: argparse.ArgumentParser) -> None:
+    """The options that both have."""
+    parser.add_argument(
+        "--fix",
+        action="store_true",
+        help="apply the safe fixes (variables of this session, an unused lock file), list them, and check again",
+    )
+    parser.add_argument("--json", action="store_true", help="print the checks as JSON")
+
+
+def doctor_parser() -> MagicParser:
+    """%tpu_doctor"""
+    parser = MagicParser(
+        "%tpu_doctor",
+        "Find the problems of this environment, each with the command that fixes it: packages, versions, libtpu,\n"
+        "devices and their users, variables, memory, disk, widgets, the metadata server. Starts no runtime.",
+    )
+    add_doctor(parser)
+    return parser
+
+
+def preflight_parser() -> MagicParser:
+    """%tpu_preflight"""
+    parser = MagicParser(
+        "%tpu_preflight",
+        "Compile the steps of a training function for a TPU that is not attached, with the TPU compiler: does it\n"
+        "fit, is it bf16, what does it cost? No step is executed.",
+        "Examples:\n  %tpu_preflight training_function model --target v5e-8\n"
+        "  %tpu_preflight training_function model batch=32 --target v5e-8,v6e-8 --fit batch\n",
+    )
+    parser.add_argument(
+        "args", nargs="*", metavar="FUNCTION ARG", help="expressions, evaluated in the notebook; key=expr too"
+    )
+    add_preflight(parser)
+    parser.add_argument(
+        "-o", "--output", default="_preflight", metavar="NAME", help="the result's name (default: _preflight)"
+    )
+    parser.add_argument("--plain", action="store_true", help="text only, without times: the same in every run")
+    return parser
+
+
+def add_preflight(parser: argparse.ArgumentParser, required: bool = False) -> None:
+    """What %tpu_preflight and `python -m tpu_magics preflight` have in common."""
+    text = "TPUs: v5e-8 (Google: v5litepod-8), v6e-1, v4-8, v5p-8, ..."
+    parser.add_argument("--target", required=required, metavar="T,T", help=text)
+    parser.add_argument(
+        "--fit",
+        metavar="NAME",
+        help="search the largest value that fits of an argument or of a name in the notebook: exact below 4,096, to "
+        "1 %% above; the figures are then for the largest multiple of 8",
+    )
+    parser.add_argument(
+        "--steps", type=count, default=STEPS, metavar="N", help=f"trace at most N steps (default: {STEPS})"
+    )
+    add_precision(parser)
+    parser.add_argument(
+        "-n", "--processes", type=count, metavar="N", help="number of ranks (default: those of the target)"
+    )
+    parser.add_argument("--spmd", action="store_true", help="one process drives all devices of the target as a mesh")
+    parser.add_argument("--anew", action="store_true", help="compile again, and cache nothing")
+    parser.add_argument("--force", action="store_true", help="trace even if there is not enough host memory (estimate)")

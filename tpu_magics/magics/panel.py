@@ -8,8 +8,8 @@ from typing import Any
 
 from tpu_magics.launch import onlook, session
 from tpu_magics.magics.runs_commands import named_run
-from tpu_magics.panel.bundle import to_bundle
-from tpu_magics.panel.shared_view import SharedView
+from tpu_magics.panel.model import SharedView
+from tpu_magics.panel.run_json import to_bundle
 from tpu_magics.runs.files import RunFiles
 
 

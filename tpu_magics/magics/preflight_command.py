@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.magics.preflight_options import add_preflight
+from tpu_magics.magics.options import add_preflight
 
 if TYPE_CHECKING:
     from tpu_magics.magics.preflight_call import PreflightCall

@@ -14,8 +14,7 @@ from tpu_magics.panel.preflight_figures import figures
 from tpu_magics.panel.preflight_fit import fit_html, fit_text, sizes_text
 from tpu_magics.panel.preflight_problems import problems
 from tpu_magics.panel.preflight_rows import rows_html
-from tpu_magics.panel.preflight_topic import Topic
-from tpu_magics.panel.preflight_topics import topics
+from tpu_magics.panel.preflight_topics import Topic, topics
 from tpu_magics.panel.preflight_verdict import verdict_html, verdict_text
 from tpu_magics.panel.sections_words import Fact, facts_table, say, short, small
 from tpu_magics.panel.table import WIDTH, Row, Table

@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tpu_magics.panel.labels import Box, Field
-from tpu_magics.panel.sections_words import AMBER, BLUE, GREEN, RED, VIOLET, say
+from tpu_magics.panel.drawing import Box, Field, svg, word
+from tpu_magics.panel.sections_words import AMBER, BLUE, GREEN, RED, VIOLET
 
 WIDE, HIGH = 560, 310
 LEFT, RIGHT, TOP, BOTTOM = 46, 16, 34, 44  # around the field of a drawing
@@ -66,9 +66,9 @@ def plot(lines: Sequence[PlotLine], across: str, up: str) -> str:
         parts += [_limit(line, scale, colour), _path(line, scale, colour)]
         order = sorted(line.marks, key=lambda mark: mark.fits)
         parts += [_dot(mark, scale, colour, round_=index % 2 == 0) for mark in order]
-    parts += [*_names(drawn, scale), _word(up, LEFT, 14, "start", ' opacity="0.8"')]
-    parts.append(_word(across, WIDE - RIGHT, HIGH - 6, "end", ' opacity="0.8"'))
-    return _svg(parts, f"{up} against {across}")
+    parts += [*_names(drawn, scale), word(up, LEFT, 14, "start", ' opacity="0.8"')]
+    parts.append(word(across, WIDE - RIGHT, HIGH - 6, "end", ' opacity="0.8"'))
+    return svg(parts, f"{up} against {across}", WIDE, HIGH)
 
 
 def _scale(lines: Sequence[PlotLine]) -> _Scale:
@@ -91,14 +91,14 @@ def _levels(scale: _Scale) -> Iterator[str]:
         y = scale.y(gib)
         opacity = 0.12 if gib else 0.5
         yield f'<path d="M{LEFT} {y:.1f}H{WIDE - RIGHT}" stroke="currentColor" stroke-opacity="{opacity}"/>'
-        yield _word(f"{gib:g}", LEFT - 6, y + 4, "end")
+        yield word(f"{gib:g}", LEFT - 6, y + 4, "end")
 
 
 def _sizes(scale: _Scale) -> Iterator[str]:
     for size in _ticks(scale.most, 10):
         x = scale.x(size)
         yield f'<path d="M{x:.1f} {HIGH - BOTTOM}v4" stroke="currentColor" stroke-opacity="0.5"/>'
-        yield _word(f"{size:,.0f}" if size == int(size) else f"{size:g}", x, HIGH - BOTTOM + 17, "middle")
+        yield word(f"{size:,.0f}" if size == int(size) else f"{size:g}", x, HIGH - BOTTOM + 17, "middle")
 
 
 def _ticks(top: float, about: int) -> list[float]:
@@ -142,24 +142,11 @@ def _names(lines: Sequence[PlotLine], scale: _Scale) -> Iterator[str]:
     for line in lines:
         text, y = f"{line.name}: {line.limit:.4g} GiB", scale.y(line.limit)
         field.taken.append(Box(LEFT, y - 17, len(text) * _LETTER, 18))
-        yield _word(text, LEFT + 4, y - 5, "start")
+        yield word(text, LEFT + 4, y - 5, "start")
     for line in lines:
         for mark in sorted(line.marks, key=lambda mark: not mark.chosen):
             above = mark.needed > scale.top
             if mark.chosen or above:
                 text = f"{mark.needed:.3g} GiB" if above else f"{mark.size:,}"
                 box, _leader = field.put(text, scale.x(mark.size), scale.y(mark.needed), bold=mark.chosen)
-                yield _word(text, box.x, box.y + 11, "start", ' font-weight="600"' if mark.chosen else "")
-
-
-def _word(text: str, x: float, y: float, anchor: str, more: str = "") -> str:
-    shown = f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{say(text)}</text>'
-    return f'{shown}<text visibility="hidden">, </text>'
-
-
-def _svg(parts: Sequence[str], label: str) -> str:
-    return (
-        f'<svg viewBox="0 0 {WIDE} {HIGH}" width="{WIDE}" height="{HIGH}" role="img" aria-label="{say(label)}" '
-        'fill="currentColor" font-family="system-ui,sans-serif" font-size="12" '
-        f'style="max-width:100%;height:auto;color:inherit">{"".join(parts)}</svg>'
-    )
+                yield word(text, box.x, box.y + 11, "start", ' font-weight="600"' if mark.chosen else "")

@@ -1,4 +1,4 @@
-"""A run as JSON, for the comm and for saved notebooks.
+"""A run as JSON for the comm, and as the mime bundle of a saved notebook.
 
 Texts are worded in Python only. What exceeds the size limit is cut from the end of its list: the oldest compiles, the
 last findings.
@@ -6,6 +6,7 @@ last findings.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ from tpu_magics.panel.json_values import fitting, names, plain, shortened, size_
 from tpu_magics.panel.messages import FailureText, NoticeText, RankTable, RehearsalNote, RunRecord
 from tpu_magics.panel.model_series import merge_points
 from tpu_magics.panel.model_view import CompileEntry, Point, RunView, ValueSeries
-from tpu_magics.panel.page import footer_text
-from tpu_magics.panel.protocol import RECORD_VERSION
+from tpu_magics.panel.page import footer_text, to_html, to_text
+from tpu_magics.panel.protocol import MIME_TYPE, RECORD_VERSION
 from tpu_magics.panel.sections_compiles import compiles_summary
 from tpu_magics.panel.sections_header import (
     cause_name,
@@ -184,3 +185,11 @@ def joined(
     left = min(budget.log, budget.total - size_of(rest) - size_of(said) - 200)
     fields = {**rest, LOG: log_json(log, budget, left)}
     return vars(RunRecord(RECORD_VERSION, {name: fields[name] for name in FIELDS}, said)).copy()
+
+
+def to_bundle(view: RunView) -> dict[str, Any]:
+    """The run as a mime bundle."""
+    bundle: dict[str, Any] = {"text/plain": to_text(view), "text/html": to_html(view)}
+    with contextlib.suppress(Exception):  # whatever a record holds, the html is shown
+        bundle[MIME_TYPE] = record(view, SAVED)
+    return bundle

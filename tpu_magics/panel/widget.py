@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tpu_magics.panel.bundle import to_bundle
+from tpu_magics.panel.model import SharedView
+from tpu_magics.panel.run_json import to_bundle
 from tpu_magics.panel.sections import compile_rows, sections
-from tpu_magics.panel.shared_view import SharedView
 from tpu_magics.panel.widget_parts import Budget, Widgets
 from tpu_magics.runs.files import RunFiles
 
