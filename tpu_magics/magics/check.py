@@ -16,7 +16,7 @@ from tpu_magics.check.finding import Finding
 from tpu_magics.check.reached import of_the_run
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.magics import lab
-from tpu_magics.magics.display import show_table
+from tpu_magics.magics.display import show, show_table
 from tpu_magics.panel.findings import findings_html, findings_text
 from tpu_magics.panel.messages import FindingsMessage
 
@@ -129,12 +129,7 @@ def _file_of(value: object) -> Path | None:
 def _show(notebook: ShellNotebook, findings: Sequence[Finding], looked_at: str) -> None:
     _tell_lab(findings, looked_at, notebook.cell_ids())
     plain = findings_text(findings, looked_at)
-    if "ipykernel" not in sys.modules:
-        print(plain, flush=True)
-        return
-    from IPython.display import display
-
-    display({"text/plain": plain, "text/html": findings_html(findings, looked_at)}, raw=True)
+    show({"text/plain": plain, "text/html": findings_html(findings, looked_at)})
 
 
 def _tell_lab(findings: Sequence[Finding], checked: str, ids: Mapping[str, str]) -> None:

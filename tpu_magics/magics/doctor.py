@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tpu_magics.host.doctor import examine, look, mend
 from tpu_magics.host.doctor.commands import PYTHON
+from tpu_magics.magics.display import show
 from tpu_magics.panel.doctor import Diagnosis, to_json
 
 
@@ -63,12 +64,7 @@ def run(found: argparse.Namespace) -> None:
     if found.json:
         print(to_json(diagnosis), flush=True)
         return
-    if "ipykernel" not in sys.modules:
-        print(diagnosis, flush=True)
-        return
-    from IPython.display import display
-
-    display(diagnosis._repr_mimebundle_(), raw=True)
+    show(diagnosis._repr_mimebundle_())
 
 
 # -- the command line ----------------------------------------------------------------------------------------------

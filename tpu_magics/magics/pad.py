@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.arguments import evaluate
+from tpu_magics.magics.display import show
 from tpu_magics.padding.report import MULTIPLES, Asked, Report, advise
 from tpu_magics.panel.padding import to_html, to_text
 
@@ -93,12 +94,10 @@ def run(notebook: ShellNotebook, found: argparse.Namespace) -> None:
     given = evaluate(found.lengths, notebook.namespace)
     options = {name: value for name, value in vars(found).items() if name not in ("lengths", "help")}
     advice = pad(given, expression=found.lengths, **options)
-    if found.plain or "ipykernel" not in sys.modules:
+    if found.plain:
         print(advice, flush=True)
-        return
-    from IPython.display import display
-
-    display(dict(advice._repr_mimebundle_()), raw=True)
+    else:
+        show(advice._repr_mimebundle_())
 
 
 def _is_tensorflow() -> bool:

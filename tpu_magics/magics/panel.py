@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from tpu_magics.launch import onlook, session
+from tpu_magics.magics.display import show
 from tpu_magics.magics.runs_commands import named_run
 from tpu_magics.panel.model import SharedView
 from tpu_magics.panel.run_json import to_bundle
@@ -24,7 +24,7 @@ def show_run(run: str = "last") -> None:
     """
     found = named_run(run)
     if not _attached(found):
-        _show(found)
+        show(bundle(found))
 
 
 def _attached(run: RunFiles) -> bool:
@@ -40,15 +40,6 @@ def _attached(run: RunFiles) -> bool:
         return False
     going.be_seen_by(onlooker)
     return True
-
-
-def _show(run: RunFiles) -> None:
-    if "ipykernel" not in sys.modules:
-        print(bundle(run)["text/plain"], flush=True)
-        return
-    from IPython.display import display
-
-    display(bundle(run), raw=True)
 
 
 def bundle(run: RunFiles) -> Mapping[str, Any]:

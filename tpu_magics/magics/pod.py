@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from tpu_magics.launch.arguments import evaluate_all, parse_arguments
 from tpu_magics.launch.pods.address import is_off
 from tpu_magics.launch.pods.outlook import Outlook, load_of
 from tpu_magics.launch.pods.slices import Slice
+from tpu_magics.magics.display import show
 from tpu_magics.panel.pod import outlook_table
 from tpu_magics.panel.pod_commands import commands_html, commands_text
 from tpu_magics.panel.table import to_html, to_text
@@ -78,12 +78,7 @@ def run(notebook: ShellNotebook, found: argparse.Namespace) -> None:
         )
     function, *args = values or [None]
     plan = pod(function, *args, kwargs=keywords, target=found.target, labels=tuple(positional[1:]))
-    if "ipykernel" not in sys.modules:
-        print(plan, flush=True)
-        return
-    from IPython.display import display
-
-    display(dict(plan._repr_mimebundle_()), raw=True)
+    show(plan._repr_mimebundle_())
 
 
 def wanted_slice(target: str, hosts: str) -> Slice | None:

@@ -1,4 +1,4 @@
-"""The topics folded below the figures of a preflight: cost, memory, buffers, padding, graphs, trace, notes, versions."""
+"""The topics folded below the figures of a preflight: cost, memory, buffers, padding, graphs, trace, versions."""
 
 from __future__ import annotations
 
