@@ -14,8 +14,8 @@ _COMMON = ("import ", "from ", "#", "%", "!")  # lines that many cells begin wit
 
 
 class Shape(NamedTuple):
-    """What two texts are compared by: their lines, the first of them that tells something, the names that they define,
-    and whether it can have run (it parses, and is not below `%%tpu_check`)."""
+    """The features by which two texts are compared: their lines, the first distinctive line, the names they define,
+    and whether they can have run (they parse, and are not below `%%tpu_check`)."""
 
     lines: frozenset[str]
     first: str

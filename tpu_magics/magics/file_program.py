@@ -127,7 +127,7 @@ class NotebookProgram:
 
     @property
     def _root(self) -> Any:
-        """What the function's name, of "a.b" its "a", stands for now."""
+        """The current value of the function's name; of "a.b", of its "a"."""
         return self.namespace.get(self.name.partition(".")[0], _NOTHING)
 
     def _run_to(self, last: int) -> None:
@@ -192,7 +192,7 @@ class NotebookProgram:
 
 
 class ScriptNotebook(PlainProgram):
-    """A Python file that was imported stands for the notebook."""
+    """An imported Python file in the role of the notebook."""
 
     def __init__(self, path: Path, module: ModuleType) -> None:
         self.path, self.module = path, module
@@ -206,7 +206,7 @@ class ScriptNotebook(PlainProgram):
 
 
 class ScriptProgram:
-    """A Python file, run as a module: what stands below `if __name__ == "__main__":` is not."""
+    """A Python file, run as a module: the code below `if __name__ == "__main__":` does not run."""
 
     def __init__(self, path: Path, function: str, say: Callable[[str], None]) -> None:
         self.path, self.name, self.say = path, function, say
@@ -266,7 +266,7 @@ def _without_ours(error: BaseException) -> Any:
 
 @contextmanager
 def importing_from(folder: Path) -> Iterator[None]:
-    """Its folder is the first that modules are looked for in, as it is for `python file.py`."""
+    """Put its folder first in sys.path, as `python file.py` does."""
     before, notebook = list(sys.path), session.current.notebook
     sys.path.insert(0, str(folder))
     try:

@@ -23,8 +23,7 @@ Say = Callable[[str], None]
 
 
 class FrontEnds:
-    """`panel`: None where there is none; `mailbox`: where the main thread waits for the run, and so looks for messages
-    itself."""
+    """`panel`: None where there is none; `mailbox`: where the main thread waits for the run and reads messages."""
 
     def __init__(self, panel: LivePanel | None, run: lab_run.LabRun, mailbox: Mailbox | None, say: Say) -> None:
         self.panel = panel
@@ -47,7 +46,7 @@ class FrontEnds:
         self._run.close(why)
 
     def _look_into_mailbox(self) -> None:
-        """Where that fails, clicks wait until the cell ends; both go on showing the run."""
+        """On a fault, clicks wait until the cell ends; the displays continue."""
         if self._mailbox is None:
             return
         try:
@@ -85,7 +84,7 @@ def without_panel(kernel: Any, files: RunFiles, stop: Stop, main: str, say: Say)
 
 
 def _followed(kernel: Any, files: RunFiles, stop: Stop, mailbox: Mailbox | None, reading: SharedView) -> lab_run.LabRun:
-    """A main thread that trains or runs other cells, in a kernel without subshells, answers nobody until it is done."""
+    """Without subshells, a main thread that trains or runs other cells answers no request until it is done."""
     hears = mailbox is not None
     return lab_run.follow(files, stop, reading, hears or lab.has_subshells(kernel), hears)
 

@@ -89,7 +89,7 @@ class HeadlessShell(InteractiveShell):
         """There is no event loop to run."""
 
     def enable_matplotlib(self, gui: str | None = None) -> tuple[None, str]:  # noqa: ARG002
-        """`%matplotlib ...` asks for a front end, whichever it names."""
+        """`%matplotlib ...` gets Agg, whichever front end it names."""
         return None, "agg"
 
 
@@ -122,13 +122,13 @@ def _new_shell() -> HeadlessShell:
     shell: HeadlessShell = HeadlessShell.instance(config=config, colors="neutral" if sys.stderr.isatty() else "nocolor")
     _know_inline_figures(shell)
     shell.extension_manager.load_extension("tpu_magics")
-    shell.extension_manager.loaded.discard("tpu_magics")  # a cell's own %load_ext is not told that it is one too many
+    shell.extension_manager.loaded.discard("tpu_magics")  # so that a cell's own %load_ext prints no warning
     session.current.notebook = ShellNotebook(shell)
     return shell
 
 
 def _know_inline_figures(shell: HeadlessShell) -> None:
-    """`%config InlineBackend.figure_format = "retina"` stands in many notebooks; a kernel knows it from the start."""
+    """`%config InlineBackend.figure_format = "retina"` is in many notebooks; a kernel has it from the start."""
     try:
         from matplotlib_inline.config import InlineBackend
     except ImportError:

@@ -75,7 +75,7 @@ def _open(wire: FrontEndComm, query: OpenRequest, request: str | None) -> Sequen
 
 
 def _recorded(run: Any, request: str | None) -> RunMessage:
-    """A run as its folder tells it."""
+    """A run from its folder."""
     from tpu_magics.panel.model import SharedView
     from tpu_magics.panel.run_json import record
 
@@ -120,7 +120,7 @@ def _check(_wire: FrontEndComm, query: CheckRequest, request: str | None) -> Seq
 
 
 def check_notebook(cells: Sequence[CheckedCell]) -> tuple[list[RuleFinding], str]:
-    """The findings of a notebook's code cells, and what was looked at, in words."""
+    """The findings of a notebook's code cells, and what was checked, in words."""
     from tpu_magics.check import check_chosen
     from tpu_magics.check.cells import cell_of
     from tpu_magics.launch.checking import rule_finding

@@ -51,7 +51,7 @@ class ShellNotebook:
         return BackgroundScreen(title)
 
     def panel(self, files: RunFiles, stop: Callable[[], None], background: bool) -> Onlooker | None:
-        """A kernel's main thread is free while a run goes on in the background, and handles clicks itself."""
+        """During a background run, the kernel's main thread is free and handles clicks itself."""
         if not self._shows_panels():
             return None
         return self._seen(files, stop, FREE if background else WAITS)

@@ -14,7 +14,7 @@ from tpu_magics.runs.files import RunFiles
 
 
 def show_run(run: str = "last") -> None:
-    """Show a run: live where it goes on in the background of this notebook, else as its records tell it now.
+    """Show a run: live if it runs in the background of this notebook, else from its records.
 
     Args:
         run: a run's name or id, the beginning or end of an id, or "last".
@@ -28,7 +28,7 @@ def show_run(run: str = "last") -> None:
 
 
 def _attached(run: RunFiles) -> bool:
-    """Show the run that goes on here, live; False where it is another one, or nothing can show it so."""
+    """Show the active run live; False where it is another run, or no live panel is possible."""
     going = session.current.going
     if going is None or going.folder.path != run.path or not going.options.background or going.ended:
         return False

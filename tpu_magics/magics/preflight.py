@@ -90,7 +90,7 @@ def preflight(
 
 
 def _found(*args: Any, telling: Telling, bind: Callable[[PreflightResult], None], **options: Any) -> PreflightResult:
-    """The result, bound. Where a search is interrupted, what it had found is bound and shown before that goes on."""
+    """The result, bound to its name. If a search is interrupted, its results so far are bound and shown first."""
     try:
         result = shown(find(*args, telling=telling, **options))
     except SearchInterrupted as stopped:

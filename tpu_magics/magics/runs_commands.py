@@ -51,7 +51,7 @@ def logs(name: str, rank: int) -> None:
 
 
 def stop(name: str | None) -> None:
-    """Stop the run that goes on in the background."""
+    """Stop the run in the background."""
     from tpu_magics.launch import session
 
     going = session.current.going

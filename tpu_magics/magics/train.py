@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def read(parser: MagicParser, words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Options and ARGs. What stands behind a script's name belongs to the script."""
+    """Options and ARGs. Words after a script's name belong to the script."""
     script = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
     if script is not None and parser.prog == "%tpu_train":
         return parser.read(words[:script]), list(words[script:])
@@ -30,7 +30,7 @@ def read(parser: MagicParser, words: Sequence[str]) -> tuple[argparse.Namespace,
 
 
 def run(notebook: ShellNotebook, found: argparse.Namespace, args: Sequence[str], line: str, cell: str | None) -> None:
-    """Train, bind the result to its name (also after a failure, for its records), and say how it ended."""
+    """Train, bind the result to its name (also after a failure, for its records), and print the outcome."""
     __tracebackhide__ = True
     if not found.output.isidentifier():
         raise TpuMagicsError(

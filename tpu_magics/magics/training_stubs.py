@@ -22,13 +22,13 @@ from tpu_magics.launch.work import FunctionWork, ScriptWork
 
 # Methods, by module and path in it; read in transformers 5.23 and Keras 3.
 METHODS = {"transformers.trainer": ("Trainer.train",), "keras": ("Model.fit", "Model.evaluate", "Model.predict")}
-# Our own preflights that cells ask for: they take minutes as well, and are not the one that was asked for now.
+# Preflights in cells: they take minutes as well, and are not the one of this command.
 PREFLIGHTS = ("tpu_magics.magics.preflight.run", "tpu_magics.magics.preflight.preflight")
 
 
 @dataclass(frozen=True)
 class SkippedTraining:
-    """A training that was asked for and left out. `place`: "cell 4", or the file; `text`: what was left out, in words;
+    """A training that was skipped. `place`: "cell 4", or the file; `text`: the training in words;
     `function` is None for statements, scripts and trainers. `args` are complete: the rank, where the launcher gives
     one, is the first of them."""
 
@@ -41,10 +41,9 @@ class SkippedTraining:
 
 
 class TrainingStubs:
-    """While it is entered, the ways to train that are listed above are noted and left out, also where they are imported
-    only then.
+    """A context in which trainings are recorded and skipped, also those of modules that are imported later.
 
-    Not thread-safe: it changes modules of this process. `say` is told of each training that is left out.
+    Not thread-safe: it changes modules of this process. `say` gets a line for each skipped training.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -69,7 +68,7 @@ class TrainingStubs:
             self._undo.pop()()
 
     def _replacements(self) -> dict[str, dict[str, Callable[..., None]]]:
-        """What is called in the place of what: by module, and path in it."""
+        """The stub of each function, by module and path in it."""
         found: dict[str, dict[str, Callable[..., None]]] = {}
         for name, kind in LAUNCHERS.items():
             module, _, attribute = name.rpartition(".")

@@ -33,8 +33,8 @@ _SUMMARY = "cursor:pointer;margin:.6em 0 .2em 0"
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the doctor found. `checks`: all; `done`: what `--fix` did; `left`: what it did not fix, with the
-    reason; `fixed`: whether `--fix` was given; `shell`: commands are a shell's, not a notebook's; `python`: how a shell
+    """The result of the doctor. `checks`: all; `done`: the fixes that `--fix` applied; `left`: what it did not fix, with
+    the reason; `fixed`: whether `--fix` was given; `shell`: commands are a shell's, not a notebook's; `python`: how a shell
     calls this interpreter."""
 
     checks: tuple[Check, ...]
@@ -149,7 +149,7 @@ def _marked(found: Diagnosis, check: Check) -> bool:
 
 
 def _done(found: Diagnosis) -> list[str]:
-    """Lines of what `--fix` did."""
+    """The fixes that `--fix` applied."""
     said = list(found.done) or ["Nothing: no problem has a fix that is safe to apply automatically."]
     return [_short(line) for line in (*said, *(f"Not fixed: {check.what} {reason}" for check, reason in found.left))]
 

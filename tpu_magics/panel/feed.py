@@ -16,14 +16,14 @@ from tpu_magics.panel.model_ranks import LEAD_LOG
 from tpu_magics.panel.model_view import CompileEntry, RunView
 from tpu_magics.panel.run_json import COMM, FIELDS, LOG, SizeBudget, field_json, joined, log_json, record, texts_json
 
-HERE_EVERY = 2.0  # seconds between messages that a run goes on
+HEARTBEAT_EVERY = 2.0  # seconds between heartbeats of an active run
 PATIENT = frozenset({"values", "rates", "memory_curve"})
 PATIENCE = 2.0  # seconds between updates of these
 MOST_NEW = 100_000  # bytes of new compiles in one update; of more, the whole list is sent
 
 
 class Feed:
-    """One run, as front ends were told of it. Any thread may ask. `patience`: see PATIENCE; `clock`: in seconds."""
+    """One run, as it was sent to front ends. Thread-safe. `patience`: see PATIENCE; `clock`: in seconds."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Feed:
         self._said: dict[str, Any] = {}
         self._log: tuple[CompileEntry, ...] = ()  # the compiles that were sent, newest first
         self._sent: dict[str, float] = {}
-        self._next_here = 0.0
+        self._next_heartbeat = 0.0
 
     # -- messages ----------------------------------------------------------------------------------------------------
     def begin(self, view: RunView) -> RunMessage:
@@ -55,11 +55,11 @@ class Feed:
             self._said = made["said"]
             self._view = {name: one for name, one in made["view"].items() if name != LOG}
             self._log = view.compile_log[: len(made["view"][LOG])]
-            self._next_here = now + HERE_EVERY
+            self._next_heartbeat = now + HEARTBEAT_EVERY
             return RunMessage(self.seq, made, None)
 
     def whole(self, request: str | None) -> RunMessage | None:
-        """The same for one that asks, as it was after the last update; None where nothing was sent yet."""
+        """The whole run after the last update, as an answer; None where nothing was sent yet."""
         with self._lock:
             return RunMessage(self.seq, self._joined(self._log), request) if self.seq else None
 
@@ -82,12 +82,12 @@ class Feed:
             self.seq += 1
             return UpdateMessage(self.run, self.seq, self.seq - 1, changed, said, tuple(log or ()))
 
-    def here(self) -> HeartbeatMessage | None:
-        """That the run goes on, if it is time to say so."""
+    def heartbeat(self) -> HeartbeatMessage | None:
+        """A heartbeat, if it is time for one."""
         with self._lock:
-            if not self.seq or self._clock() < self._next_here:
+            if not self.seq or self._clock() < self._next_heartbeat:
                 return None
-            self._next_here = self._clock() + HERE_EVERY
+            self._next_heartbeat = self._clock() + HEARTBEAT_EVERY
             return HeartbeatMessage(self.run, self.seq)
 
     # -- the rest ----------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ _LINE = "margin:.15em 0;overflow-wrap:anywhere"
 
 @dataclass(frozen=True)
 class FindingView:
-    """A finding as it is shown. `start` and `end`: columns of `source` that it is about, from 0."""
+    """A finding as it is shown. `start` and `end`: its columns in `source`, from 0."""
 
     code: str
     group: str
@@ -118,7 +118,7 @@ def _reasons(one: FindingView) -> Iterator[str]:
 
 
 def _worded(text: str) -> str:
-    """What stands between backticks as code."""
+    """Text between backticks as code."""
     parts = text.split("`")
     if len(parts) % 2 == 0:
         return say(text)

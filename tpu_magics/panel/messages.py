@@ -47,7 +47,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class RunTexts:
-    """What Python has put into words (sections*.py), as JSON. `tone`: "", "ok", "warning" or "broken"; `causes`: the
+    """The texts of a run (sections*.py), as JSON. `tone`: "", "ok", "warning" or "broken"; `causes`: the
     names of the causes, by code; `failure` and `likeness`: None where there is nothing to say."""
 
     state: str
@@ -81,7 +81,7 @@ class FailureText:
 
 @dataclass(frozen=True)
 class RehearsalNote:
-    """How far a rehearsal is like a TPU. `short`: in one line; `facts`: Fact."""
+    """What a rehearsal has in common with a TPU. `short`: in one line; `facts`: Fact."""
 
     short: str
     facts: Any
@@ -134,7 +134,7 @@ class ComparedTable:
 
 @dataclass(frozen=True)
 class HeartbeatMessage:
-    """A run goes on: from this a front end that was reloaded learns the comm."""
+    """A run is active. A front end that was reloaded learns the comm from it."""
 
     type: ClassVar[str] = "here"
     run: str
@@ -153,7 +153,7 @@ class RunMessage:
 
 @dataclass(frozen=True)
 class UpdateMessage:
-    """What has changed since the update `after`: fields of the view and of what is said of it. `log`: new compiles,
+    """What has changed since the update `after`: fields of the view and of its texts. `log`: new compiles,
     newest first, which go before those that are known."""
 
     type: ClassVar[str] = "update"
@@ -184,7 +184,7 @@ class ComparedMessage:
 
 @dataclass(frozen=True)
 class FindingsMessage:
-    """What the rules said. `findings`: RuleFinding; `checked`: what was looked at, in words."""
+    """The findings of a check. `findings`: RuleFinding; `checked`: what was checked, in words."""
 
     type: ClassVar[str] = "findings"
     findings: tuple[Any, ...]
@@ -201,7 +201,7 @@ class StoppingMessage:
 
 @dataclass(frozen=True)
 class ProblemMessage:
-    """What was asked for could not be done."""
+    """A request failed."""
 
     type: ClassVar[str] = "problem"
     what: str

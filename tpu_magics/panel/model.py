@@ -147,7 +147,7 @@ class RunModel:
 
     # -- the view --------------------------------------------------------------------------------------------------
     def view(self) -> RunView:
-        """Everything the panel shows, as it is now."""
+        """The current state of everything that the panel shows."""
         info, plan, host = self._info, as_object(self._info.get("plan")), as_object(self._info.get("host"))
         lead = self._lead()
         state = self._state(lead)
@@ -331,7 +331,7 @@ SHARED = 0.25  # seconds in which those who look get the same view
 
 
 class SharedView:
-    """A run's view, from any thread. `keep`: seconds in which it is not made anew."""
+    """A run's view, from any thread. `keep`: seconds for which a view is reused."""
 
     def __init__(self, files: RunFiles, keep: float = 0.0) -> None:
         self.files = files
@@ -342,14 +342,14 @@ class SharedView:
         self._at = 0.0
 
     def view(self) -> RunView:
-        """As it is now, or was a moment ago."""
+        """The view, at most `keep` seconds old."""
         with self._lock:
             if self._view is None or not self._keep or time.monotonic() - self._at >= self._keep:
                 return self._read()
             return self._view
 
     def anew(self) -> RunView:
-        """As it is now."""
+        """The current view."""
         with self._lock:
             return self._read()
 

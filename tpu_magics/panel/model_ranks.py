@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class RankRecords:
-    """What is known of one rank. `lead`: its curves and its log are shown, so they are kept."""
+    """One rank. `lead`: its curves and its log are shown, so they are kept."""
 
     def __init__(self, rank: int, lead: bool) -> None:
         self.rank = rank
@@ -88,7 +88,7 @@ class RankRecords:
         self._curve_limit = 200 if lead else 1
 
     def take(self, event: Event) -> None:
-        """Learn from one event about this rank."""
+        """Add one event of this rank."""
         self.last_t = max(self.last_t, event.t)
         taker = _TAKERS.get(type(event))
         if taker is not None:
@@ -97,14 +97,14 @@ class RankRecords:
     # -- figures ---------------------------------------------------------------------------------------------------
     @property
     def steps(self) -> int | None:
-        """Steps so far; None where the rank told nothing, 0 where it runs and has done none."""
+        """Steps so far; None without any record, 0 where the rank runs and has done none."""
         if self.end is not None:
             return max(self.end.steps, self.total or 0)
         return 0 if self.total is None and self.start is not None else self.total
 
     @property
     def state(self) -> str:
-        """What the rank is at while the run goes on, as far as its records show."""
+        """The state of the rank while the run is active, from its records."""
         if self.phase == "collecting" or self.end is not None:
             return COLLECTING
         if self.phase != "training":
@@ -191,7 +191,7 @@ class RankRecords:
 
 
 def _good(number: object) -> bool:
-    """Whether a number can be reckoned with."""
+    """Whether it is a finite number of at least 0."""
     return isinstance(number, (int, float)) and math.isfinite(number) and number >= 0
 
 
@@ -287,7 +287,7 @@ def _take_value(self: RankRecords, event: Value) -> None:
 
 
 def _setter(name: str) -> Callable[[RankRecords, Any], None]:
-    """For the kinds of which the newest record says all."""
+    """For the kinds whose newest record replaces the older ones."""
     return lambda self, event: setattr(self, name, event)
 
 

@@ -16,13 +16,13 @@ P = TypeVar("P")
 
 
 class Downsampled(Generic[P]):
-    """At most `limit` points: where more came, neighbours were merged, the same number into each."""
+    """At most `limit` points: neighbours are merged, the same number into each."""
 
     def __init__(self, merge: Callable[[P, P], P], limit: int = LIMIT) -> None:
         self.points: list[P] = []
         self._merge = merge
         self._limit = limit
-        self._each = 1  # how many a point stands for
+        self._each = 1  # values merged into a point
         self._in_last = 0
 
     def add(self, point: P) -> None:
@@ -88,7 +88,7 @@ class Curve:
         self.kept.add(Point(event.step, value, min(finite, default=math.nan), max(finite, default=math.nan)))
 
     def series(self) -> ValueSeries:
-        """What is known by now."""
+        """The curve so far."""
         known = self.low <= self.high
         return ValueSeries(
             name=self.last.name,

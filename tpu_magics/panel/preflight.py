@@ -29,7 +29,7 @@ _INSIDE = "margin:.3em 0 .8em 1.1em"
 
 
 def to_html(found: Preflight) -> str:
-    """One `<div>`: a row for each target, what stands in the way, the search, details folded away, the verdict."""
+    """One `<div>`: a row for each target, the problems, the search, the folded topics, the verdict."""
     parts = [_title(found), rows_html(found.results), _problems_html(problems(found)), fit_html(found)]
     parts += [_topic_html(one) for one in topics(found)]
     return f'<div class="tpu-magics-preflight" style="{_OUTER}">{"".join(parts)}{verdict_html(found)}</div>'

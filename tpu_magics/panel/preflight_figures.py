@@ -15,7 +15,7 @@ BOUNDS = {COMPUTE: "compute", MEMORY: "memory"}
 
 @dataclass(frozen=True)
 class PreflightFigure:
-    """A finding of one look: its label, the value, and what belongs to it."""
+    """A figure of the first row: label, value, and notes."""
 
     label: str
     value: str
@@ -27,7 +27,7 @@ class PreflightFigure:
 
 
 def figures(result: TargetResult, plain: bool = False) -> tuple[PreflightFigure, ...]:
-    """What one looks at first, always the same ones. `plain`: without what differs from run to run."""
+    """The figures of the first row, always the same ones. `plain`: without what differs from run to run."""
     found: tuple[PreflightFigure, ...] = (step(result), bound(result), bf16(result), padding(result))
     if none(result):
         found = (found[0], *(replace(one, value=NOTHING, beside=()) for one in found[1:]))
@@ -35,7 +35,7 @@ def figures(result: TargetResult, plain: bool = False) -> tuple[PreflightFigure,
 
 
 def none(result: TargetResult) -> bool:
-    """Whether there is no program, and so nothing to tell of it: one reason is enough."""
+    """Whether there is no program; then one reason is enough for all figures."""
     known = (result.roofline.seconds, result.bf16_share, result.padding_waste)
     return result.steady.status != "fits" and all(one is None for one in known)
 

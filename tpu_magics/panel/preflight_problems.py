@@ -72,7 +72,7 @@ def _failed(one: TargetResult) -> Fact:
 
 
 def _kept(results: Sequence[TargetResult]) -> Iterator[Fact]:
-    """Gradients that wait for the next step, told once, by the first target that has them."""
+    """Gradients that are kept until the next step, shown once, by the first target that has them."""
     kept = next((bytes_ for one in results if (bytes_ := gradients_kept(one.graph, one.steady))), None)
     if kept is not None:
         text = (

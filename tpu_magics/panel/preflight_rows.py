@@ -52,7 +52,7 @@ def _row(one: TargetResult) -> str:
 
 
 def _merged(figures: Sequence[PreflightFigure]) -> Iterator[PreflightFigure]:
-    """Those that have one reason for not being known stand together."""
+    """Unknown figures with the same reason share a cell."""
     missing = [one.label for one in figures if one.value == words.NOTHING]
     for one in figures:
         if one.value == NOT_AVAILABLE and missing:
@@ -72,7 +72,7 @@ def _figure(figure: PreflightFigure, below: str = "") -> str:
 
 
 def bar(one: TargetResult) -> str:
-    """What is needed of what there is, by kind; where it is too much, a line stands at what there is."""
+    """Needed memory against available memory, by kind; a line marks the limit where it is exceeded."""
     memory = one.worst.memory
     if memory is None or not memory.available:
         return ""

@@ -46,7 +46,7 @@ POINT = 70  # bytes of a point of a curve, about
 
 @dataclass(frozen=True)
 class SizeBudget:
-    """How much of a run may travel. Bytes: `total` of a record, of which `log` may be compiles, `part` of any other
+    """How much of a run is sent. Bytes: `total` of a record, of which `log` may be compiles, `part` of any other
     list, `curves` of all curves together, `one` of one compile; `compiles`: how many of them."""
 
     total: int
@@ -116,11 +116,11 @@ def _short(point: Point) -> Point:
     return Point(point.step, *(float(f"{value:.6g}") for value in (point.value, point.low, point.high)))
 
 
-# -- what is said of it ----------------------------------------------------------------------------------------------
+# -- the texts ------------------------------------------------------------------------------------------------------
 
 
 def texts_json(view: RunView, budget: SizeBudget = COMM) -> dict[str, Any]:
-    """What Python has put into words already."""
+    """The texts of the run."""
     return {name: make(view, budget) for name, make in _SAID.items()}
 
 

@@ -20,7 +20,7 @@ _kept: dict[Path, tuple[tuple[int, int], RunLine]] = {}  # of ended runs, and wh
 
 
 def run_line(run: Run) -> RunLine:
-    """What is known of it; counts are those of rank 0. A run that has ended is read once."""
+    """The line of a run, with the counts of rank 0. A run that has ended is read once."""
     written = _written(run.info_path)
     known = _kept.get(run.path)
     if known is not None and known[0] == written:

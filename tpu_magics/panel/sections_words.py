@@ -203,7 +203,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def facts_table(facts: Iterable[Fact]) -> str:
-    """Labels to the left, what there is to say to the right."""
+    """Labels to the left, facts to the right."""
     return table((), ((f"<b>{whole(fact.label)}</b>", _fact(fact)) for fact in facts))
 
 

@@ -33,7 +33,7 @@ class LivePanel:
 
     Args:
         files: the run.
-        stop: asks that the run be stopped; returns at once.
+        stop: stops the run; returns at once.
         publish: shows a mime bundle.
         serve: called at each look with `answer`, to bring clicks here while the kernel is busy.
         no_stop: why the button cannot work, or "".
@@ -78,18 +78,18 @@ class LivePanel:
         self._next = began + max(UPDATE_EVERY, spent / (SHARE - self.left_to_others))
 
     def settle(self) -> None:
-        """Leave html and text in place of the widgets, and close them."""
+        """Replace the widgets by HTML and text, and close them."""
         with self._lock:
             self._end(to_bundle(self._reading.anew()))
 
     def close(self, why: str) -> None:
-        """Stop looking: one line is left in place of the widgets."""
+        """Stop updating: one line replaces the widgets."""
         with self._lock:
             self._end({"text/plain": f"This panel has stopped: {why}\n%tpu_panel {self.files.id} shows the run."})
 
     @property
     def settled(self) -> bool:
-        """Whether html stands there already."""
+        """Whether the static HTML has replaced the widgets."""
         return self._static is not None
 
     # -- what the notebook calls ------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ class LivePanel:
             self._publish(self._static or self._live(), False)
 
     def answer(self, comm_id: str, data: Mapping[str, Any]) -> bool:
-        """A message of the front end to one of the kernel's widgets. False: it is none of ours."""
+        """A message of the front end to one of the kernel's widgets. False: not one of ours."""
         content = data.get("content")
         clicked = data.get("method") == "custom" and isinstance(content, dict) and content.get("event") == "click"
         if not clicked or comm_id != self._widgets.stop_id:

@@ -15,7 +15,7 @@ BURST = 12_000  # bytes that may be sent at once
 ENVELOPE = 700  # bytes of a message around its html, about
 LOOKED_AT = 4  # the state and the figures are sent so many times as soon as the rest
 HEAD = 2  # pieces of the header: title, figures
-FACTS = "facts"  # the section that tells why it compiled again
+FACTS = "facts"  # the section with the cause of the newest recompile
 URGENT = 1_000  # times as soon: new compiles, and what is said of them
 ROWS = 4_000  # bytes that new compiles take, about
 LEAN = 2.5  # html with styles in its tags is so many times as long as what is sent
@@ -100,7 +100,7 @@ class Widgets:
         turns: list[tuple[float, Callable[[], bool]]] = []
         if waited := self._rows.waits(rows, now):
             turns.append((URGENT * waited / ROWS, partial(self._send_rows, rows, budget)))
-            for name in (*list(self._parts)[:HEAD], FACTS, ROWS_AFTER):  # what is said of rows must not contradict them
+            for name in (*list(self._parts)[:HEAD], FACTS, ROWS_AFTER):  # texts about rows must not contradict them
                 self._parts[name].weight = URGENT
         for name, html in _divided(sections).items():
             part = self._parts[name]
