@@ -1,7 +1,4 @@
-// Which badges are shown where: what the kernel told, less what was edited since.
-//
-// What lives here: one `BadgeBoard` for all editors, one `NotebookBadges` for each notebook. What does not: what was
-// edited (memory.ts), what the badges say (reasons.ts), and drawing them (badges.ts).
+// Which badges are shown where: those of the kernel's records, except in cells that were edited since.
 
 import { Extension } from '@codemirror/state';
 import { EditorView } from '@codemirror/view';

@@ -1,10 +1,7 @@
-// The way to a kernel and back: its comm of the target `tpu_magics`.
+// The connection to a kernel: its comm of the target `tpu_magics`.
 //
-// What lives here: finding the comm, taking what any of ours brings, sending, noticing a restart. What does not: what
-// the messages say (model.ts).
-//
-// Everything is read off the kernel's iopub channel and not off one comm, because after a reload in the middle of a cell
-// the page knows no comm, and a busy kernel cannot be asked for it: the first message that passes tells its id.
+// Everything is read off the kernel's iopub channel and not off one comm, because after a reload in the middle of a
+// cell the page knows no comm, and a busy kernel cannot be asked for it: the first message that passes tells its id.
 
 import { Kernel, KernelMessage as Jupyter } from '@jupyterlab/services';
 import { JSONObject } from '@lumino/coreutils';

@@ -1,7 +1,4 @@
 // The commands: what the palette, the menu, the toolbar and the keyboard offer.
-//
-// What lives here: their names, and when they can be used. What does not: their places in menus and toolbars and their
-// keys (schema/plugin.json), and what they do (notebooks.ts).
 
 import { LabIcon, stopIcon } from '@jupyterlab/ui-components';
 import { TRAIN } from './actions';

@@ -1,7 +1,4 @@
 // Numbers and places in words, as the kernel's own panel words them (tpu_magics/panel/sections_words.py).
-//
-// What lives here: the small forms that are needed before the kernel can word them: rows of a long list, axes. What does
-// not: sentences about a run, which come with its record (`said`).
 
 import { TranslationBundle } from '@jupyterlab/translation';
 import { Compile, Input, Num, Site } from './types';

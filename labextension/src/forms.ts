@@ -1,6 +1,4 @@
-// The forms of what a record holds: each checks all fields of its interface, which the compiler sees to.
-//
-// What lives here: the mirrored dataclasses. What does not: messages (validate.ts).
+// The validators of a record's parts: each checks all fields of its interface, which the compiler enforces.
 
 import {
   anything,

@@ -1,7 +1,4 @@
-// What was told of the cells of a notebook, less what was edited since.
-//
-// What lives here: which reasons are left at which lines. What does not: noticing edits (board.ts), and the reasons
-// themselves (reasons.ts).
+// The badges of a notebook's cells, except of cells that were edited since.
 
 import { CellText, cellFinder, isStill } from './cells';
 import { Badge, Told } from './reasons';

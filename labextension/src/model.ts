@@ -1,7 +1,4 @@
-// The runs of one kernel, as far as the kernel has told: what every part of the front end shows.
-//
-// What lives here: what is known, and the wishes of the person. What does not: the comm (comm.ts), which kernel is
-// looked at (session.ts), checking messages (validate.ts), how updates fit together (newest.ts), drawing.
+// The runs of one kernel, from its messages: the model of every part of the front end.
 
 import { FORGOTTEN, Purpose, Request, Requests } from './requests';
 import { Connection, KernelState } from './state';

@@ -1,7 +1,4 @@
 // The newest run of a kernel, kept up to date by what the kernel sends.
-//
-// What lives here: which message fits to what is known, and when a whole record has to be asked for. What does not:
-// asking (model.ts), putting an update into a record (merge.ts).
 
 import { merged } from './merge';
 import { HelloMessage, HeartbeatMessage, RunMessage, RunRecord, UpdateMessage } from './types';

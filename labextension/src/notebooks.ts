@@ -1,7 +1,4 @@
-// The notebook in front, and what the commands do with it.
-//
-// What lives here: doing it, and what is said when it cannot be done. What does not: changing cells (actions.ts), the
-// commands themselves (commands.ts).
+// The current notebook, and what the commands do with it.
 
 import { Notification } from '@jupyterlab/apputils';
 import { Cell } from '@jupyterlab/cells';

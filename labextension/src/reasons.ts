@@ -1,7 +1,4 @@
 // Why a line has a badge: its recompiles, and the rules that it breaks.
-//
-// What lives here: records -> badges, and what badges say. What does not: finding the line (cells.ts), drawing
-// (badges.ts), and when a badge goes (board.ts).
 
 import { TranslationBundle } from '@jupyterlab/translation';
 import { CauseCount, FindingsMessage, RuleFinding, RunRecord, Site } from './types';

@@ -1,6 +1,4 @@
-// What was asked of the kernel and has not been answered.
-//
-// What lives here: ids, what each was for, and when asking again makes sense. What does not: sending (comm.ts).
+// The requests to the kernel that are not answered yet.
 
 import { UUID } from '@lumino/coreutils';
 import { isObject } from './checks';

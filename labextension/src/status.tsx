@@ -1,6 +1,4 @@
 // The item in the status bar: where it runs, and how the training goes.
-//
-// What lives here: the item and its words. What does not: the panel that a click opens.
 
 import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator, TranslationBundle } from '@jupyterlab/translation';

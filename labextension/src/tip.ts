@@ -1,7 +1,4 @@
-// What a badge says when one points at it, or when it has the focus.
-//
-// What lives here: one box for the whole page: filling it, placing it, and when it goes. What does not: the badges
-// (badges.ts). Everything that a record says is put there as text.
+// The tooltip of a badge. Everything from a record is inserted as text.
 
 import { TranslationBundle } from '@jupyterlab/translation';
 import { Badge, Reason } from './reasons';

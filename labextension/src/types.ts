@@ -1,9 +1,8 @@
-// What travels between kernel and front end, and what a saved run holds.
+// The messages between kernel and front end, and a saved run: the mirror of the Python dataclasses in
+// tpu_magics/runs/events.py, panel/model_view.py and panel/messages.py.
 //
-// What lives here: the mirror of the Python dataclasses (tpu_magics/runs/events.py, panel/model_view.py,
-// panel/messages.py) by their field names, and the messages. What does not: checking what arrives (validate.ts).
 // Each `export interface` that is named as a dataclass has exactly its fields; tests/test_labextension.py compares.
-// null stands for what is not known, never zero.
+// null means unknown, never zero.
 
 export const PROTOCOL = 'tpu_magics';
 /** Name of the comm's target. */
@@ -14,7 +13,7 @@ export const MIME_TYPE = 'application/vnd.tpu-magics.run+json';
 
 /** A DOM event by which an output asks for a line of its notebook (`detail`: a Site); prevented: it was shown. */
 export const SITE_EVENT = 'tpu-magics:site';
-/** What of a place could be shown: its line; its cell, whose text is another by now; nothing, as no notebook has it. */
+/** What could be shown of a place: its line; its cell, whose text has changed; nothing, as no notebook has it. */
 export type Reached = 'line' | 'cell' | 'nothing';
 
 /** The event's detail. Who shows the place says what came of it. */

@@ -1,7 +1,4 @@
-// Messages and saved records are checked as they arrive; nothing behind this file meets data of another form.
-//
-// What lives here: the messages' forms and what becomes of one that does not fit. What does not: the forms of what they
-// carry (forms.ts).
+// The validation of messages and saved records as they arrive; all other files rely on it.
 
 import { TranslationBundle } from '@jupyterlab/translation';
 import {

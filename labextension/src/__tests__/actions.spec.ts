@@ -1,3 +1,4 @@
+
 import { describe, expect, it } from 'vitest';
 import { preflightLine } from '../actions';
 import { TpuSettings } from '../settings';

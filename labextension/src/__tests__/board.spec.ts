@@ -1,3 +1,4 @@
+
 import { EditorState } from '@codemirror/state';
 import { EditorView } from '@codemirror/view';
 import { NotebookModel, NotebookPanel } from '@jupyterlab/notebook';

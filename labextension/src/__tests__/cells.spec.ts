@@ -1,3 +1,4 @@
+
 import { describe, expect, it } from 'vitest';
 import { CellText, cellFinder, isStill, lineOf, numberOf } from '../cells';
 import { site } from './told';

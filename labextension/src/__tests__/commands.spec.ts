@@ -1,3 +1,4 @@
+
 import { INotebookTracker } from '@jupyterlab/notebook';
 import { nullTranslator } from '@jupyterlab/translation';
 import { CommandRegistry } from '@lumino/commands';

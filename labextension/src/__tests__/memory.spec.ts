@@ -1,3 +1,4 @@
+
 import { nullTranslator } from '@jupyterlab/translation';
 import { beforeEach, describe, expect, it } from 'vitest';
 import { CellText } from '../cells';

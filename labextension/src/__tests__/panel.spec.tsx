@@ -1,5 +1,4 @@
-// @vitest-environment jsdom
-// What the panel shows, drawn for real in a document.
+// @vitest-environment jsdom What the panel shows, drawn for real in a document.
 
 import { nullTranslator } from '@jupyterlab/translation';
 import * as React from 'react';

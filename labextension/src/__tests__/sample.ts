@@ -1,7 +1,4 @@
 // Records and messages for tests.
-//
-// What lives here: the smallest run that has everything, typed, so that the compiler keeps it complete. What does not:
-// any expectation.
 
 import * as T from '../types';
 import { IChannel } from '../model';

@@ -1,3 +1,4 @@
+
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { KernelRuns } from '../model';
 import { PATIENCE, stopRun } from '../stopping';

@@ -1,5 +1,5 @@
-// @vitest-environment jsdom
-// The side panel as a widget: what it draws and asks for while it is seen, and while it is not.
+// @vitest-environment jsdom The side panel as a widget: what it draws and asks for while it is seen, and while it is
+// not.
 
 import { nullTranslator } from '@jupyterlab/translation';
 import { Signal } from '@lumino/signaling';

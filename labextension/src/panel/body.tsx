@@ -1,7 +1,4 @@
 // The side panel's content.
-//
-// What lives here: what is shown for which state of the notebook and its kernel. What does not: how a run looks (run.tsx),
-// the Lumino widget (widget.tsx).
 
 import * as React from 'react';
 import { KernelRuns } from '../model';

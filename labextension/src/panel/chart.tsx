@@ -1,6 +1,4 @@
 // A curve with its axes.
-//
-// What lives here: one drawing and its words. What does not: the geometry (curve.ts), which curves there are (charts.tsx).
 
 import { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';

@@ -1,6 +1,4 @@
 // The curves of a run: what was logged, step rate and time, memory; and what has no curve.
-//
-// What lives here: which curves there are, and their words. What does not: drawing one (chart.tsx).
 
 import { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';

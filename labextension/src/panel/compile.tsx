@@ -1,6 +1,4 @@
-// All that is known of one compile.
-//
-// What lives here: what stands under an unfolded row. What does not: the row (compiles.tsx).
+// The details of one compile.
 
 import * as React from 'react';
 import { fullPlace, programMemory, seconds, shape, short } from '../format';

@@ -1,6 +1,4 @@
 // Every compile: a row each that unfolds, newest first; the causes together.
-//
-// What lives here: the table and its causes. What does not: all that is known of one compile (compile.tsx).
 
 import * as React from 'react';
 import { grouped, label, seconds, short } from '../format';

@@ -1,6 +1,4 @@
-// What the panel says where there is no run: what is missing, and what to do next.
-//
-// What lives here: these texts and their buttons. What does not: doing it.
+// The panel without a run: what is missing, and what to do next.
 
 import * as React from 'react';
 import { Code, useTrans } from './pieces';

@@ -1,6 +1,4 @@
-// What the rules of XLA say of the code.
-//
-// What lives here: findings, those of a check and those found before a run. What does not: finding them.
+// The findings of the rules.
 
 import * as React from 'react';
 import { RuleFinding } from '../types';

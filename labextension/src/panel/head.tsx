@@ -1,6 +1,4 @@
 // The head of a run: state, figures, a failure, facts.
-//
-// What lives here: what Python has worded, put into place. What does not: any wording of a run's own.
 
 import * as React from 'react';
 import { Fact, Figure, RunRecord, FailureText } from '../types';

@@ -1,6 +1,4 @@
 // The lower parts of a run: warnings, ranks, device-to-host reads, the note on a rehearsal.
-//
-// What lives here: these parts. What does not: compiles, charts, findings, which have files of their own.
 
 import * as React from 'react';
 import { grouped, seconds, short } from '../format';

@@ -1,6 +1,4 @@
 // One run: what the side panel and the output of a saved notebook have in common.
-//
-// What lives here: the order of the parts. What does not: the parts, and all that needs a kernel (body.tsx).
 
 import * as React from 'react';
 import { RunRecord } from '../types';

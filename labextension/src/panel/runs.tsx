@@ -1,6 +1,4 @@
 // The list of earlier runs, to open one or to compare two.
-//
-// What lives here: the list and the comparison. What does not: a run itself (run.tsx).
 
 import * as React from 'react';
 import { clock, grouped, moment, toNumber } from '../format';
