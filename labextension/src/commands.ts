@@ -68,9 +68,7 @@ function described(
     },
     [Ids.check]: {
       label: trans.__('Check for XLA rules'),
-      caption: trans.__(
-        'Check the code of this notebook against the rules of XLA; nothing is run'
-      ),
+      caption: trans.__('Check the code of this notebook against the rules of XLA; nothing is run'),
       icon: checkIcon,
       enabled: () => on.isPython,
       run: () => on.check()

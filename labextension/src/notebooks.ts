@@ -72,7 +72,9 @@ export class Notebooks {
       this._sayFound(runs);
       runs.check(checkedCells(model));
       if (runs.deaf) {
-        this._say(trans.__('The kernel is busy. The check starts when the running cell has ended.'));
+        this._say(
+          trans.__('The kernel is busy. The check starts when the running cell has ended.')
+        );
       }
       this._context.showPanel();
     } else if (runs?.mismatch) {

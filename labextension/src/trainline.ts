@@ -1,6 +1,6 @@
 // The line that "Train on TPU" adds at the top of a cell.
 //
-// The cases in __tests__/trainline.json hold it and the Python side to the same results.
+// It has the three forms of tpu_magics/launch/cell.py; the cases in __tests__/trainline.json hold both to the same results.
 
 import { closing, split, Statement, statements } from './statements';
 

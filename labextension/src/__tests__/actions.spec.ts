@@ -1,4 +1,3 @@
-
 import { describe, expect, it } from 'vitest';
 import { preflightLine } from '../actions';
 import { TpuSettings } from '../settings';

@@ -1,4 +1,3 @@
-
 import { EditorState } from '@codemirror/state';
 import { EditorView } from '@codemirror/view';
 import { NotebookModel, NotebookPanel } from '@jupyterlab/notebook';

@@ -1,4 +1,3 @@
-
 import { describe, expect, it } from 'vitest';
 import { CellText, cellFinder, isStill, lineOf, numberOf } from '../cells';
 import { site } from './told';

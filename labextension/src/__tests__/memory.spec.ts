@@ -1,4 +1,3 @@
-
 import { nullTranslator } from '@jupyterlab/translation';
 import { beforeEach, describe, expect, it } from 'vitest';
 import { CellText } from '../cells';

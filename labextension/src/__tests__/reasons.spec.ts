@@ -1,4 +1,3 @@
-
 import { nullTranslator } from '@jupyterlab/translation';
 import { describe, expect, it } from 'vitest';
 import { Badge, kindOf, spoken, toldBy, wordsOf } from '../reasons';

@@ -157,7 +157,10 @@ export function said(more: Partial<T.RunTexts> = {}): T.RunTexts {
   };
 }
 
-export function record(more: Partial<T.RunView> = {}, words: Partial<T.RunTexts> = {}): T.RunRecord {
+export function record(
+  more: Partial<T.RunView> = {},
+  words: Partial<T.RunTexts> = {}
+): T.RunRecord {
   return { v: 1, view: view(more), said: said(words) };
 }
 

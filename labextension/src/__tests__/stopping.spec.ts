@@ -1,4 +1,3 @@
-
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { KernelRuns } from '../model';
 import { PATIENCE, stopRun } from '../stopping';

@@ -78,7 +78,10 @@ export function captionOf(series: ValueSeries): string {
   return `${first}${shortNumber(series.last)}`;
 }
 
-function brokenOf(series: ValueSeries, trans: TranslationBundle): { x: number; text: string } | null {
+function brokenOf(
+  series: ValueSeries,
+  trans: TranslationBundle
+): { x: number; text: string } | null {
   const at = series.not_finite_at;
   return at === null
     ? null

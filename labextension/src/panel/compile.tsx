@@ -11,8 +11,7 @@ const INPUTS = 24;
 export function Details(props: { entry: CompileEntry }): JSX.Element {
   const trans = useTrans();
   const graph = props.entry.compile;
-  const against =
-    graph.nearest === null ? '' : ` ${trans.__('from #%1', graph.nearest)}`;
+  const against = graph.nearest === null ? '' : ` ${trans.__('from #%1', graph.nearest)}`;
   return (
     <dl className="tpu-Details">
       <Detail head={trans.__('Line')}>

@@ -35,9 +35,7 @@ export const Findings = React.memo(function Findings(props: {
     >
       <p className="tpu-Line">
         {checked === null
-          ? trans.__(
-              'Nothing checked yet. The rules find code that recompiles, before you train.'
-            )
+          ? trans.__('Nothing checked yet. The rules find code that recompiles, before you train.')
           : trans.__('%1 in %2.', headline(findings, trans), checked)}
       </p>
       {props.onCheck !== null && (

@@ -100,9 +100,7 @@ function ReadItem({ one }: { one: Transfer | Read }): JSX.Element {
         </div>
       )}
       <div>
-        {splits ? (
-          <Worded>{one.text || trans.__("Splits the step's graph.")}</Worded>
-        ) : null}
+        {splits ? <Worded>{one.text || trans.__("Splits the step's graph.")}</Worded> : null}
         {!splits && trans.__('Device-to-host sync after the step.')}
       </div>
       {splits && one.fix && (
