@@ -75,7 +75,7 @@ def test_text_has_a_row_for_each_way_and_marks_the_choice() -> None:
     marked = [line for line in text.splitlines() if line.startswith("✓")]
     assert len(marked) == 1 and report.choice.name in marked[0]
     assert f"Choice: {report.choice.name} (" in text and f"\n\n    {report.choice.code}\n\n" in text
-    assert text.count("n/a") == len(report.ways) + 2
+    assert text.count("n/a") == len(report.ways)
 
 
 def test_only_the_line_of_code_is_long() -> None:

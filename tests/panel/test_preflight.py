@@ -227,14 +227,14 @@ def test_buffers_have_their_lines() -> None:
         *("144 MiB", "bf16[32,12,384,512]", "temporary", "aten__softmax"),
         "In [3], line 21\nloss = model(**batch).loss",
     )
-    assert "14 MiB of it padding" in cells(one, "Largest buffers")[2][1]
+    assert "14 MiB of padding" in cells(one, "Largest buffers")[2][1]
 
 
 def test_padding_names_the_dimension() -> None:
     assert cells(preflights.tiny(), "Padding of tiles")[0][:3] == ("hidden.weight 100 → 128", "1 MiB", "33 %")
-    text = "1 MiB, of it hidden.weight 100 → 128: 33 % of the HBM in use"
+    text = "1 MiB, largest part hidden.weight 100 → 128: 33 % of the HBM in use"
     assert topic(preflights.tiny(), "Padding of tiles").summary == text
-    assert "of the memory in use" in topic(preflights.tiny(), "Padding of tiles").table.columns
+    assert "of the HBM in use" in topic(preflights.tiny(), "Padding of tiles").table.columns
 
 
 def test_the_dimensions_of_padding_add_up_to_its_headline() -> None:

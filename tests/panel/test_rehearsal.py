@@ -52,8 +52,8 @@ def test_what_is_as_on_a_tpu_and_what_is_not_is_one_line_that_unfolds(tmp_path: 
     html = sections(view)["rehearsal"]
     assert html.startswith("<details ") and " open" not in html.partition(">")[0]
     summary, _, unfolded = html.partition("</summary>")
-    assert "speed and HBM are not" in Parsed(f"{summary}</summary></details>").text
-    for word in ("gloo", "weights", "random states", "barriers", "rank gets which part"):
+    assert "speed and memory do not" in Parsed(f"{summary}</summary></details>").text
+    for word in ("gloo", "weights", "random states", "barriers", "the data of each rank"):
         assert word in unfolded
     told = to_text(view)
     assert told.index("\nRehearsal on CPU\n") > told.index("\nRanks\n")
@@ -110,7 +110,7 @@ def test_a_graph_whose_pieces_are_all_known_costs_nothing_and_says_why(tmp_path:
 
 def test_graphs_without_a_collective_are_not_cut(tmp_path: Path) -> None:
     run = ranks_of(tmp_path, (1.0, 0.5), (1.0, 0.5)).write(first_compile(CREATED + 3))
-    assert "that a TPU would compile." in text_of(run.view(), "compiles")
+    assert "Graphs are counted as a TPU would compile them." in text_of(run.view(), "compiles")
     assert "piece" not in text_of(run.view(), "compiles")
 
 
@@ -253,7 +253,7 @@ def test_what_a_report_lacks_is_not_available(tmp_path: Path) -> None:
 
 def test_in_a_rehearsal_a_report_counts_pieces(tmp_path: Path) -> None:
     run = recorded.rehearsed(tmp_path).write(Metrics(CREATED + 9, 0, file="rank-0-metrics-0.txt", compiles=4))
-    assert "as the runtime counts them, each piece for itself." in text_of(run.view(), "reads")
+    assert "counted by the runtime, each piece separately." in text_of(run.view(), "reads")
 
 
 def test_the_newest_of_both_counts(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_the_words_are_those_of_the_panel(tmp_path: Path) -> None:
 def test_a_rehearsal_is_told_as_one(tmp_path: Path) -> None:
     said = record(recorded.rehearsed(tmp_path, recorded.ASLEEP, 30.0).view())["said"]
     assert said["notes"].endswith("rehearsal of 8 ranks on XLA:CPU")
-    assert said["likeness"]["short"].startswith("Shards") and len(said["likeness"]["facts"]) == 2
+    assert said["likeness"]["short"].startswith("Values, shards") and len(said["likeness"]["facts"]) == 2
     assert said["ranks"]["notes"][0].startswith("! The other ranks wait for rank 3")
     assert len(said["ranks"]["rows"]) == 8 and len(said["ranks"]["rows"][0]) == len(said["ranks"]["columns"])
 

@@ -494,7 +494,7 @@ def test_without_a_value_it_is_said_how_to_log_one(tmp_path: Path) -> None:
 def test_warnings_are_worst_first_with_the_ranks_that_are_not_all(tmp_path: Path) -> None:
     text = text_of(recorded.failed(tmp_path).view(), "warnings")
     assert text == (
-        "Warnings ✗ broken Ranks 0 and 1 compiled different graphs. "
+        "Warnings ✗ error Ranks 0 and 1 compiled different graphs. "
         f"! warning {recorded.DIFFERS['text']} "
         "! warning Accelerator sets nothing on XLA:CPU; --precision does. (rank 0) "
         "note XLA_USE_BF16 is deprecated in torch_xla 2.9 and still works."

@@ -226,7 +226,7 @@ def test_html_fits_600_pixels():
 GROUPED = Table(
     "All",
     None,
-    (Row(("A group with <a long name>",), heading=True), Row(("one", "x"), "ok"), Row(("two", "y"), "n/a")),
+    (Row(("A group with <a long name>",), heading=True), Row(("one", "x"), "ok"), Row(("two", "y"), "not available")),
 )
 
 
@@ -235,7 +235,7 @@ def test_a_heading_stands_above_its_rows_and_widens_no_column():
         "All",
         "",
         "A group with <a long name>",
-        "✓ ok             one  x",
+        "✓ ok   one  x",
         "- n/a  two  y",
     ]
 

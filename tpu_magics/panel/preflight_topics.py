@@ -194,7 +194,7 @@ def padding(found: Preflight) -> Iterator[Topic]:
     lead = next(one for one in found.results if _lost(one))
     worst, all_ = _lost(lead)[0], sum(one.wasted for one in _lost(lead))
     whose = f" ({lead.name})" if len(found.results) > 1 else ""
-    text = f"{size(all_)}, most of it {worst.dimension}: {percent(_part(worst.wasted, lead))} of the HBM in use{whose}"
+    text = f"{size(all_)}, largest part {worst.dimension}: {percent(_part(worst.wasted, lead))} of the HBM in use{whose}"
     yield Topic("Padding of tiles", text, Table("", columns, rows, (TILES,)))
 
 
@@ -362,7 +362,7 @@ def _largest(shown: int, result: TargetResult) -> Iterator[tuple[str, ...]]:
 
 
 def _shape(one: Buffer) -> str:
-    padded = f"\n{size(one.size - one.plain)} padding" if one.size > 1.02 * one.plain else ""
+    padded = f"\n{size(one.size - one.plain)} of padding" if one.size > 1.02 * one.plain else ""
     return f"{short(one.shape, 60)}{padded}"
 
 

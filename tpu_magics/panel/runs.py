@@ -100,7 +100,7 @@ def _runs_notes(summaries: Sequence[RunSummary]) -> Iterator[str]:
     if any(summary.seconds is None for summary in summaries):
         yield f"Seconds are {NOT_AVAILABLE} where run.json is missing or incomplete."
     if any(summary.status == "lost" for summary in summaries):
-        yield "lost: the kernel of the run has ended, and the run with it."
+        yield "lost: the kernel of this run has ended, and the run with it."
 
 
 def _last_value(summary: RunSummary) -> str:

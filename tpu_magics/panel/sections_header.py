@@ -255,7 +255,9 @@ def _actual(found: Precision) -> str:
         reason = "not reported by the runtime" if found.ops else "the graph has no matmul or convolution"
         share = f"Actual: {not_available(reason)}"
     else:
-        share = f"{round(found.share * found.ops):,} of {count(found.ops, 'matmul')} in bf16"
+        bf16 = found.share * found.ops
+        many = f"{round(bf16):,}" if math.isfinite(bf16) else percent(found.share)
+        share = f"{many} of {count(found.ops, 'matmul')} in bf16"
     types = ", ".join(f"{short(n, 12)} {short(name, 20)}" for name, n in list(found.parameters.items())[:8])
     return f"{share}. Parameters: {types}" if types else share
 
