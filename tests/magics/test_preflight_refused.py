@@ -26,9 +26,9 @@ model, word, flag = object(), "many", True
 WRONG = {
     "": "%tpu_preflight needs FUNCTION.",
     "train model": "%tpu_preflight needs --target.",
-    f"train(model) {TARGET}": "`train(model)` is a call, and it has not been made.",
+    f"train(model) {TARGET}": "`train(model)` is a call; it was not executed.",
     f"train model -n 4 {TARGET}": "-n 4 is not possible on v5litepod-1.",
-    f"model=model {TARGET}": "%tpu_preflight does not say which function.",
+    f"model=model {TARGET}": "%tpu_preflight needs a function.",
     f"trian model {TARGET}": "The notebook has no `trian`; did you mean `train`?\n"
     "Why: Defined functions: train, needs.\n",
     f"nothing_like_it {TARGET}": "The notebook has no `nothing_like_it`.\n",

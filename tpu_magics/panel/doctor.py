@@ -34,8 +34,8 @@ _SUMMARY = "cursor:pointer;margin:.6em 0 .2em 0"
 @dataclass(frozen=True)
 class Diagnosis:
     """The result of the doctor. `checks`: all; `done`: the fixes that `--fix` applied; `left`: what it did not
-    fix, with the reason; `fixed`: whether `--fix` was given; `shell`: commands are a shell's, not a notebook's; `python`:
-    how a shell calls this interpreter."""
+    fix, with the reason; `fixed`: whether `--fix` was given; `shell`: commands are for a shell, not a notebook;
+    `python`: how a shell calls this interpreter."""
 
     checks: tuple[Check, ...]
     done: tuple[str, ...] = ()

@@ -194,7 +194,8 @@ def padding(found: Preflight) -> Iterator[Topic]:
     lead = next(one for one in found.results if _lost(one))
     worst, all_ = _lost(lead)[0], sum(one.wasted for one in _lost(lead))
     whose = f" ({lead.name})" if len(found.results) > 1 else ""
-    text = f"{size(all_)}, largest part {worst.dimension}: {percent(_part(worst.wasted, lead))} of the HBM in use{whose}"
+    share = percent(_part(worst.wasted, lead))
+    text = f"{size(all_)}, largest part {worst.dimension}: {share} of the HBM in use{whose}"
     yield Topic("Padding of tiles", text, Table("", columns, rows, (TILES,)))
 
 

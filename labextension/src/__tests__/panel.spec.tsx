@@ -261,7 +261,7 @@ describe('what is odd', () => {
     expect(host.textContent).toContain('Compiles: n/a (why).');
     expect(host.querySelector('.tpu-Failure')?.textContent).toContain('✗ failed');
     expect(host.querySelector('pre')?.textContent).toBe('Traceback\n  line');
-    expect(host.textContent).toContain('No value was logged');
+    expect(host.textContent).toContain('No values logged');
   });
 
   it('is a loss that is no number', () => {
