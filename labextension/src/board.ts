@@ -10,7 +10,7 @@ import { BadgeHost, Face, badgeExtension, setBadges } from './badges';
 import { cellTexts } from './cells';
 import { Memory } from './memory';
 import { KernelRuns } from './model';
-import { Badge, Told, kindOf, spoken, toldBy, wordsOf } from './reasons';
+import { Badge, SiteReason, kindOf, spoken, siteReasons, wordsOf } from './reasons';
 import { ITpuSessions } from './session';
 import { TpuSettings } from './settings';
 import { Tip } from './tip';
@@ -150,7 +150,7 @@ export class NotebookBadges implements IDisposable {
     ];
     if (from.some((one, at) => one !== this._from[at])) {
       this._from = from;
-      this._told = toldBy(latest, checked, this._trans);
+      this._told = siteReasons(latest, checked, this._trans);
       this._again();
     }
   }
@@ -174,6 +174,6 @@ export class NotebookBadges implements IDisposable {
   private readonly _touched = new WeakSet<object>();
   private _runs: KernelRuns | null = null;
   private _from: readonly unknown[] = [];
-  private _told: Told[] = [];
+  private _told: SiteReason[] = [];
   private _disposed = false;
 }

@@ -19,7 +19,7 @@ export interface Reason {
 }
 
 /** A reason and where it is. */
-export interface Told {
+export interface SiteReason {
   site: Site;
   reason: Reason;
 }
@@ -33,13 +33,13 @@ export interface Badge {
 const KINDS: readonly Kind[] = ['recompile', 'rule', 'advice'];
 const MOST_DIFFERENCES = 4;
 
-/** What the newest run and the newest check tell. The causes are counted by the kernel, one for each line: ten thousand
+/** The reasons of the newest run and the newest check. The kernel counts the causes, one for each line: ten thousand
  * compiles cost no more than ten. */
-export function toldBy(
+export function siteReasons(
   record: RunRecord | null,
   checked: FindingsMessage | null,
   trans: TranslationBundle
-): Told[] {
+): SiteReason[] {
   const run = record?.view.id ?? '';
   const causes = (record?.view.causes ?? []).map(cause => recompiled(cause, run, record, trans));
   const found = (record?.view.findings ?? []).map(finding => broken(finding, run, trans));
@@ -59,7 +59,7 @@ function recompiled(
   run: string,
   record: RunRecord | null,
   trans: TranslationBundle
-): Told {
+): SiteReason {
   const { newest, count } = cause;
   const told = newest.difference.filter(one => !newest.text.includes(one));
   const left = told.length - MOST_DIFFERENCES;
@@ -86,7 +86,7 @@ function nameOf(code: string, record: RunRecord | null): string {
   return Object.hasOwn(names, code) ? names[code] : code;
 }
 
-function broken(finding: RuleFinding, told: string, trans: TranslationBundle): Told {
+function broken(finding: RuleFinding, told: string, trans: TranslationBundle): SiteReason {
   return {
     site: finding.site,
     reason: {

@@ -411,7 +411,7 @@ def test_a_compile_of_which_little_is_known(tmp_path: Path) -> None:
     [(_key, html)] = compile_rows(run.view())
     text = Parsed(html).text
     assert "time n/a · unknown cause" in text
-    assert "Cause: unknown cause" in text and "Inputs: none from the host" in text and "What to change" not in text
+    assert "Cause: unknown cause" in text and "Inputs: none from the host" in text and "Fix:" not in text
 
 
 def test_rows_are_limited_and_their_keys_stay(tmp_path: Path) -> None:

@@ -5,14 +5,14 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { BadgeBoard } from '../board';
 import { badgesOf } from '../badges';
 import { mark } from '../marks';
-import { Badge, toldBy } from '../reasons';
-import { record } from './told';
+import { Badge, siteReasons } from '../reasons';
+import { record } from './records';
 
 const trans = nullTranslator.load('tpu_magics');
 const DOC = 'if x > 1:\n    torch_xla.sync()\ny = x';
 const told = (text = 'An input has another shape.', run = 'run-1'): Badge => ({
   line: 2,
-  reasons: toldBy(record([[2, { text }]], [], run), null, trans).map(one => one.reason)
+  reasons: siteReasons(record([[2, { text }]], [], run), null, trans).map(one => one.reason)
 });
 
 describe('the badges of an editor', () => {
