@@ -139,9 +139,9 @@ def test_looking_and_stopping_meanwhile(notebook: Kernel) -> None:
     assert "running" in row
     assert "tick 1\n" in notebook.run("%tpu_logs ticking").good().printed
     refused = notebook.run("%tpu_stop train")
-    assert "is not the one that is going on" in refused.said and "%tpu_stop ticking" in refused.said
+    assert "is not the active run" in refused.said and "%tpu_stop ticking" in refused.said
     stop = notebook.run("%tpu_stop ticking").good()
-    assert "tpu_magics: 'ticking' is stopped; the notebook's models are unchanged." in stop.printed
+    assert "tpu_magics: 'ticking' was stopped; the notebook's models are unchanged." in stop.printed
     assert stop.seconds < 5 and pids and ended(notebook)
     assert notebook.value(f"(_tpu.status, {TRAINED})") == ("interrupted", False)
     assert notebook.run("_tpu.wait()").error_type == "TrainingInterrupted"

@@ -154,7 +154,7 @@ REFUSED = [
     ("%%tpu_train -o 3x\ndef f(): pass", "-o 3x is not a name", "Give -o an identifier"),
     ("%tpu_runs nowhere", "There is no run yet", "%%tpu_train"),
     ("%tpu_logs", "There is no run yet", "%%tpu_train"),
-    ("%tpu_stop", "No run is going on in the background", "%tpu_runs"),
+    ("%tpu_stop", "No run is active in the background", "%tpu_runs"),
 ]
 
 

@@ -105,7 +105,7 @@ def test_an_open_kernel_finds_its_run_from_another_folder(notebook: Kernel, tmp_
         ({"type": "open"}, "`run` is None; it should be a text."),
         ({"type": "open", "run": "nowhere"}, "There is no run yet."),
         ({"type": "open", "run": "../../etc"}, "There is no run yet."),
-        ({"type": "stop", "run": "nowhere"}, "'nowhere' is not one that this kernel can stop."),
+        ({"type": "stop", "run": "nowhere"}, "This kernel cannot stop the run 'nowhere'."),
         ({"type": "compare", "runs": ["a"]}, "`runs` is ['a']"),
         ({"type": "compare", "runs": [1, 2]}, "the ids of two runs"),
         ({"type": "rate", "seconds": 0.01}, "a number from 0.1 to 10"),

@@ -51,7 +51,7 @@ def test_an_arg_that_begins_with_a_minus_stands_in_brackets(kernel: Kernel) -> N
     kernel.run('%tpu_train given (-1) "(-2.5)" -- -3').good()
     assert kernel.value("_tpu.value") == (-1, -2.5, -3)
     refused = kernel.run("%tpu_train given -x")
-    assert 'An ARG that begins with a minus is written in brackets: "(-x)"' in refused.said
+    assert 'Write an ARG that begins with a minus in parentheses: "(-x)"' in refused.said
 
 
 def test_processes_of_this_host(kernel: Kernel) -> None:

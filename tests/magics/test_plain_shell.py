@@ -110,7 +110,7 @@ def test_everything_prints_as_text(said: dict[int, str]) -> None:
     assert "Traceback" not in said[6]
     assert "training_function" in said[7] and "failed" in said[7]
     assert said[8].startswith("one\n")
-    assert "What it prints goes to its log: %tpu_logs" in said[9] and "quiet" not in said[9] + said[10]
+    assert "Its output goes to its log: %tpu_logs" in said[9] and "quiet" not in said[9] + said[10]
     assert said[11].startswith(
         "tpu_magics: the background run 'waits' has ended; its results are in the notebook.\nquiet\n"
     )

@@ -61,8 +61,8 @@ def outlook_table(outlook: Outlook, runs: str) -> Table:
 
 
 def _outlook_title(outlook: Outlook) -> str:
-    what = f"training {outlook.load.name}" if outlook.load is not None else "a run"
-    return f"tpu_magics: dry run of {what} on {plural(outlook.hosts, 'host')}"
+    what = f" of training {outlook.load.name}" if outlook.load is not None else ""
+    return f"tpu_magics: dry run{what} on {plural(outlook.hosts, 'host')}"
 
 
 def _where(outlook: Outlook) -> Iterator[Row]:
