@@ -20,7 +20,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session, train
 from tpu_magics.magics import preflight_command
 from tpu_magics.magics.file_program import program_of
-from tpu_magics.magics.preflight_call import Call, call_of
+from tpu_magics.magics.preflight_call import PreflightCall, call_of
 from tpu_magics.preflight.run import SearchInterrupted
 
 TRAIN = "def f(model, lr=0.1):\n    return model, lr\n"
@@ -53,7 +53,7 @@ def parsed(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def call(file: str, function: str = "f", *words: str) -> Call:
+def call(file: str, function: str = "f", *words: str) -> PreflightCall:
     """What the command would preflight."""
     found = parsed(file, "--function", function, "--target", "v5e-1", *words)
     with program_of(Path(file), function, preflight_command._say) as program:
@@ -66,7 +66,7 @@ def refused(file: str, function: str = "f", *words: str) -> str:
     return str(caught.value)
 
 
-def given(found: Call) -> tuple[list[Any], dict[str, Any]]:
+def given(found: PreflightCall) -> tuple[list[Any], dict[str, Any]]:
     return list(found.args), dict(found.kwargs)
 
 
