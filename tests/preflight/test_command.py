@@ -168,17 +168,17 @@ def test_trainings_before_it_are_left_out(capsys: pytest.CaptureFixture[str]) ->
         assert train.start is original
         assert program.namespace["ran"] == ["before the def", "behind", "form 2"]
     said = capsys.readouterr().err.splitlines()
-    left_out = [line.partition(" is left out")[0] for line in said if "is left out" in line]
+    left_out = [line.partition(" is skipped")[0] for line in said if "is left out" in line]
     assert left_out == [
         "cell 2: the training of `first`",
         "cell 3: the training of `first`",
-        "cell 4: what stands below %%tpu_train (but for the imports, functions and classes that it begins with)",
+        "cell 4: the code below %%tpu_train (except the imports, functions and classes at its start)",
         "cell 6: the training of `first`",
         "cell 7: the training of `first`",
         "cell 8: the training of `first`",
         "cell 9: the script x.py",
     ]
-    assert "cell 5 failed, and what follows is done all the same: trainings that it may need were left out." in said
+    assert "cell 5 failed (it may need a training that was skipped); continuing." in said
 
 
 @pytest.mark.process
@@ -197,7 +197,7 @@ def test_preflights_before_it_are_left_out(capsys: pytest.CaptureFixture[str]) -
     assert call("a.ipynb").args == [1]
     said = [line for line in capsys.readouterr().err.splitlines() if "is left out" in line]
     assert said == [
-        *["cell 2: the preflight that the cell asks for is skipped: nothing is trained here."] * 2,
+        *["cell 2: the preflight of the cell is skipped: nothing is trained here."] * 2,
         "cell 3: the training of `f` is skipped: nothing is trained here.",
     ]
 
@@ -273,7 +273,7 @@ def test_a_keras_model_does_not_train_and_can_afterwards() -> None:
     write("a.ipynb", *KERAS)
     done = subprocess.run([sys.executable, "-c", AS_COMMAND], env=environment, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1:] == ["True (4, 1)"], done.stderr
-    said = [line.partition(" is left out")[0] for line in done.stderr.splitlines() if " is left out" in line]
+    said = [line.partition(" is skipped")[0] for line in done.stderr.splitlines() if " is skipped" in line]
     assert said == ["cell 3: Model.fit()", "cell 3: Model.evaluate()", "cell 4: Model.predict()"]
 
 
@@ -299,7 +299,7 @@ def test_a_later_cell_that_trains_it_gives_the_arguments(capsys: pytest.CaptureF
     found = call(write("a.ipynb", *cells))
     assert given(found) == ([4], {"lr": 3}) and found.processes == 1
     said = capsys.readouterr().err
-    assert "`f` needs arguments: on to cell 4, which trains it.\ncell 3 of 4: boom" in said
+    assert "`f` needs arguments: continuing to cell 4, which trains it.\ncell 3 of 4: boom" in said
     assert "cell 3 failed, and what follows is done all the same.\n" in said
     assert given(call("a.ipynb", "f", "--args", "1")) == ([1], {})
     assert "cell 4" not in capsys.readouterr().err
@@ -320,8 +320,9 @@ def test_files_that_are_no_notebooks() -> None:
     assert "is not a notebook: the JSON has no cells" in refused("a.ipynb")
     assert "a.ipynb has no code cells." in refused(write("a.ipynb"))
     write("a.ipynb", "x <- 1", kernelspec={"language": "R", "name": "ir"})
-    assert "has no code cells.\nWhy: A preflight runs the Python cells of a notebook. Its kernel speaks r." in refused(
-        "a.ipynb"
+    assert (
+        "has no code cells.\nWhy: A preflight runs the Python cells of a notebook. Its kernel language is r."
+        in refused("a.ipynb")
     )
 
 
@@ -378,8 +379,8 @@ def test_arguments_that_do_not_do() -> None:
     write("a.ipynb", "n = 1", TRAIN + "def g(a, b, *, c):\n    yield\nh = 3")
     assert refused("a.ipynb") == (
         "f(model, lr=0.1) needs `model`.\n"
-        "Why: No --args were given, and no cell or call that was reached trains it with any.\n"
-        "What to do: Give an expression for each parameter behind --args, evaluated in the notebook: --args model"
+        "Why: No --args were given, and no executed cell or call trains it with any.\n"
+        "What to do: After --args, give an expression for each parameter, evaluated in the notebook: --args model"
     )
     said = refused("a.ipynb", "g", "--args", "n")
     assert said.startswith("g(a, b, *, c) needs `b`, `c`.\nWhy: --args gives n.\n") and said.endswith("a b c=...")
