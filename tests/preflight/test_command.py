@@ -168,7 +168,7 @@ def test_trainings_before_it_are_left_out(capsys: pytest.CaptureFixture[str]) ->
         assert train.start is original
         assert program.namespace["ran"] == ["before the def", "behind", "form 2"]
     said = capsys.readouterr().err.splitlines()
-    left_out = [line.partition(" is skipped")[0] for line in said if "is left out" in line]
+    left_out = [line.partition(" is skipped")[0] for line in said if "is skipped" in line]
     assert left_out == [
         "cell 2: the training of `first`",
         "cell 3: the training of `first`",
@@ -195,7 +195,7 @@ def test_preflights_before_it_are_left_out(capsys: pytest.CaptureFixture[str]) -
     asked = "found = tpu_magics.preflight(g, target='v5e-1')\n%tpu_preflight g --target v5e-1"
     write("a.ipynb", "import tpu_magics\ndef g():\n    pass", asked, f"%%tpu_train 1 --preflight v5e-1\n{TRAIN}")
     assert call("a.ipynb").args == [1]
-    said = [line for line in capsys.readouterr().err.splitlines() if "is left out" in line]
+    said = [line for line in capsys.readouterr().err.splitlines() if "is skipped" in line]
     assert said == [
         *["cell 2: the preflight of the cell is skipped: nothing is trained here."] * 2,
         "cell 3: the training of `f` is skipped: nothing is trained here.",
@@ -300,7 +300,7 @@ def test_a_later_cell_that_trains_it_gives_the_arguments(capsys: pytest.CaptureF
     assert given(found) == ([4], {"lr": 3}) and found.processes == 1
     said = capsys.readouterr().err
     assert "`f` needs arguments: continuing to cell 4, which trains it.\ncell 3 of 4: boom" in said
-    assert "cell 3 failed, and what follows is done all the same.\n" in said
+    assert "cell 3 failed; continuing.\n" in said
     assert given(call("a.ipynb", "f", "--args", "1")) == ([1], {})
     assert "cell 4" not in capsys.readouterr().err
     write("a.ipynb", "def f(x=1):\n    pass", "boom\n%tpu_train f 3")
