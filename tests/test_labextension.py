@@ -186,7 +186,7 @@ def reached(kind: Any, seen: set[type]) -> Iterator[type]:
 def test_the_interfaces_have_the_fields_of_the_dataclasses() -> None:
     python, front = dataclasses_of(*MODULES), mirrored()
     both = python.keys() & front.keys()
-    assert {"RunView", "Compile", "Site", "RuleFinding", "Said", "Host", "RunLine"} <= both
+    assert {"RunView", "Compile", "Site", "RuleFinding", "RunTexts", "KernelHost", "RunLine"} <= both
     for name in sorted(both):
         assert set(front[name]) == {field.name for field in dataclasses.fields(python[name])}, name
 

@@ -1,7 +1,7 @@
 """tpu_magics: train on a TPU from a notebook.
 
-`%load_ext tpu_magics` registers the magics. Everything else here is the same power for Python code; it is imported
-when it is first used, so that loading the extension is quick and brings no framework with it.
+`%load_ext tpu_magics` registers the magics. The functions do the same from Python code; each is
+imported when it is first used, so that loading the extension is quick and imports no framework.
 """
 
 from __future__ import annotations

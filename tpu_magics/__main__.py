@@ -1,8 +1,4 @@
-"""`python -m tpu_magics ...`: the command line, for what is done outside a notebook: looking at runs, checking code,
-preflights, the doctor.
-
-What lives here: parsing and printing. What does not: anything a notebook needs.
-"""
+"""`python -m tpu_magics ...`: the command line: runs, checks, preflights, the doctor."""
 
 from __future__ import annotations
 
@@ -15,8 +11,7 @@ from pathlib import Path
 from tpu_magics.check.cli import add_arguments as add_check_arguments
 from tpu_magics.check.cli import run as run_check
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.magics.doctor_options import add_doctor
-from tpu_magics.magics.options import add_listed
+from tpu_magics.magics.options import add_doctor, add_listed
 from tpu_magics.magics.preflight_command import add_arguments as add_preflight_arguments
 from tpu_magics.magics.preflight_command import run as run_preflight
 from tpu_magics.output import give_up, lost
@@ -26,15 +21,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="tpu-magics",
-        description="Look at runs, check code, compile for a TPU, and look at this host, from a shell.",
+        description="Show runs, check code, compile for a TPU, and examine this host, from a shell.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    host = commands.add_parser("host", help="where this is, which TPU, which versions: the table of %%tpu_init")
+    host = commands.add_parser("host", help="environment, TPU and versions: the table of %%tpu_init")
     host.set_defaults(run=_host)
     for name, text, run in (
-        ("runs", "list the runs of a folder, or show some side by side", _runs),
+        ("runs", "list the runs of a folder, or compare some", _runs),
         ("summary", "the newest run, or the one named", _summary),
-        ("logs", "what a rank printed", _logs),
+        ("logs", "the output of a rank", _logs),
     ):
         command = commands.add_parser(name, help=text)
         command.add_argument("names", nargs="*", metavar="RUN")
@@ -47,13 +42,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.set_defaults(run=run)
     sanitize = commands.add_parser("nbval-sanitize", help="print the path of the sanitize file for nbval")
     sanitize.set_defaults(run=lambda _: print(Path(__file__).parent / "nbval_sanitize.cfg"))
-    check = commands.add_parser("check", help="look for code that breaks XLA's rules, in Python files and notebooks")
+    check = commands.add_parser("check", help="check Python files and notebooks against the rules of XLA")
     add_check_arguments(check)
     check.set_defaults(run=run_check)
-    preflight = commands.add_parser("preflight", help="compile a training function for a TPU that is not here")
+    preflight = commands.add_parser("preflight", help="compile a training function for a TPU that is not attached")
     add_preflight_arguments(preflight)
     preflight.set_defaults(run=run_preflight)
-    doctor = commands.add_parser("doctor", help="what is wrong with this environment, and the command that mends it")
+    doctor = commands.add_parser("doctor", help="find the problems of this environment, each with its fix")
     add_doctor(doctor)
     doctor.set_defaults(run=_doctor)
     found = parser.parse_args(argv)

@@ -1,10 +1,4 @@
-"""The errors that people read.
-
-What lives here: the exception types of the project and how they are shown. What does not: the texts
-themselves; each stands where the error is found, and launch/errors/diagnosis.py explains failures of workers.
-
-Every error says what happened, why, and what to do next, in that order.
-"""
+"""The errors that users read: what happened, why, and what to do next, in that order."""
 
 from __future__ import annotations
 

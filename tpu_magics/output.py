@@ -1,7 +1,4 @@
-"""Standard output of the command line that cannot take what is written: its reader has gone, or there is no room.
-
-What lives here: how such an error is known, and what becomes of it. What does not: the commands (__main__.py).
-"""
+"""Errors of writing to standard output: the reader has gone, or the disk is full."""
 
 from __future__ import annotations
 
@@ -28,5 +25,5 @@ def give_up(error: OSError) -> int:
         return 0
     with suppress(OSError):
         print(f"The output could not be written: {error.strerror}.", file=sys.stderr)
-        print("What to do: make room there, or send it to another file.", file=sys.stderr)
+        print("What to do: free space there, or write to another file.", file=sys.stderr)
     return 2

@@ -1,7 +1,4 @@
 // What the commands do to a notebook's cells.
-//
-// What lives here: putting cells and lines in. What does not: which line that is (trainline.ts), and the commands
-// themselves (commands.ts).
 
 import { Cell } from '@jupyterlab/cells';
 import { Notebook } from '@jupyterlab/notebook';

@@ -1,7 +1,4 @@
 // The badges of one editor: small buttons at the ends of its lines.
-//
-// What lives here: CodeMirror's part: drawing them over the text, so that no line and no cell changes its size. What does
-// not: which badges there are (board.ts, reasons.ts), and what they say when one asks (tip.ts).
 
 import { EditorState, Extension, StateEffect, StateField } from '@codemirror/state';
 import { EditorView, PluginValue, ViewPlugin, ViewUpdate } from '@codemirror/view';

@@ -1,7 +1,4 @@
-// Which badges are shown where: what the kernel told, less what was edited since.
-//
-// What lives here: one `BadgeBoard` for all editors, one `NotebookBadges` for each notebook. What does not: what was
-// edited (memory.ts), what the badges say (reasons.ts), and drawing them (badges.ts).
+// Which badges are shown where: those of the kernel's records, except in cells that were edited since.
 
 import { Extension } from '@codemirror/state';
 import { EditorView } from '@codemirror/view';
@@ -13,7 +10,7 @@ import { BadgeHost, Face, badgeExtension, setBadges } from './badges';
 import { cellTexts } from './cells';
 import { Memory } from './memory';
 import { KernelRuns } from './model';
-import { Badge, Told, kindOf, spoken, toldBy, wordsOf } from './reasons';
+import { Badge, SiteReason, kindOf, spoken, siteReasons, wordsOf } from './reasons';
 import { ITpuSessions } from './session';
 import { TpuSettings } from './settings';
 import { Tip } from './tip';
@@ -153,7 +150,7 @@ export class NotebookBadges implements IDisposable {
     ];
     if (from.some((one, at) => one !== this._from[at])) {
       this._from = from;
-      this._told = toldBy(latest, checked, this._trans);
+      this._told = siteReasons(latest, checked, this._trans);
       this._again();
     }
   }
@@ -177,6 +174,6 @@ export class NotebookBadges implements IDisposable {
   private readonly _touched = new WeakSet<object>();
   private _runs: KernelRuns | null = null;
   private _from: readonly unknown[] = [];
-  private _told: Told[] = [];
+  private _told: SiteReason[] = [];
   private _disposed = false;
 }

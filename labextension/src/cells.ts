@@ -1,6 +1,4 @@
 // Cells of a notebook: finding one that a record names, and bringing a line of it into sight.
-//
-// What lives here: site -> cell, and the way there. What does not: what is drawn at lines (badges.ts, marks.ts).
 
 import { ICellModel, ICodeCellModel } from '@jupyterlab/cells';
 import { CodeMirrorEditor } from '@jupyterlab/codemirror';

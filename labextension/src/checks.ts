@@ -1,7 +1,6 @@
 // Small pieces to check unknown data with.
 //
-// What lives here: checks of plain values and how they are put together. What does not: which data has which form
-// (validate.ts). A check returns nothing and throws `Invalid`, which names the place; what it accepts is a `T`.
+// A check returns nothing and throws `Invalid`, which names the place; what it accepts is a `T`.
 
 import { Num } from './types';
 

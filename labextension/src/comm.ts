@@ -1,17 +1,14 @@
-// The way to a kernel and back: its comm of the target `tpu_magics`.
+// The connection to a kernel: its comm of the target `tpu_magics`.
 //
-// What lives here: finding the comm, taking what any of ours brings, sending, noticing a restart. What does not: what
-// the messages say (model.ts).
-//
-// Everything is read off the kernel's iopub channel and not off one comm, because after a reload in the middle of a cell
-// the page knows no comm, and a busy kernel cannot be asked for it: the first message that passes tells its id.
+// Everything is read off the kernel's iopub channel and not off one comm, because after a reload in the middle of a
+// cell the page knows no comm, and a busy kernel cannot be asked for it: the first message that passes tells its id.
 
 import { Kernel, KernelMessage as Jupyter } from '@jupyterlab/services';
 import { JSONObject } from '@lumino/coreutils';
 import { IDisposable } from '@lumino/disposable';
 import { IChannel, KernelRuns } from './model';
 import { PlainComm } from './plaincomm';
-import { PROTOCOL, TARGET, VERSION, Wish } from './types';
+import { PROTOCOL, TARGET, VERSION, FrontEndRequest } from './types';
 
 export class KernelComm implements IChannel, IDisposable {
   get open(): boolean {
@@ -52,11 +49,11 @@ export class KernelComm implements IChannel, IDisposable {
     }
   }
 
-  send(wish: Wish, request: string): void {
+  send(query: FrontEndRequest, request: string): void {
     if (!this.open || this._comm === null) {
       return;
     }
-    const message = { protocol: PROTOCOL, v: VERSION, request, ...wish };
+    const message = { protocol: PROTOCOL, v: VERSION, request, ...query };
     try {
       this._comm.send(message as unknown as JSONObject);
     } catch (error) {

@@ -1,7 +1,4 @@
 // The commands: what the palette, the menu, the toolbar and the keyboard offer.
-//
-// What lives here: their names, and when they can be used. What does not: their places in menus and toolbars and their
-// keys (schema/plugin.json), and what they do (notebooks.ts).
 
 import { LabIcon, stopIcon } from '@jupyterlab/ui-components';
 import { TRAIN } from './actions';
@@ -62,7 +59,7 @@ function described(
     [Ids.train]: {
       label: trans.__('Train on TPU'),
       caption: trans.__(
-        'Put %1 with the arguments of its function on top of the selected cell',
+        'Add %1 with the arguments of the function at the top of the selected cell',
         TRAIN
       ),
       icon: trainIcon,
@@ -71,16 +68,14 @@ function described(
     },
     [Ids.check]: {
       label: trans.__('Check for XLA rules'),
-      caption: trans.__(
-        'Check the code of this notebook for what XLA compiles badly; nothing is run'
-      ),
+      caption: trans.__('Check the code of this notebook against the rules of XLA; nothing is run'),
       icon: checkIcon,
       enabled: () => on.isPython,
       run: () => on.check()
     },
     [Ids.panel]: {
       label: trans.__('Show TPU Panel'),
-      caption: trans.__('Show the run of this notebook, its compiles, and earlier runs'),
+      caption: trans.__('Show the run of this notebook, its compiles and earlier runs'),
       icon: tpuIcon,
       enabled: () => true,
       visible: () => true,
@@ -88,7 +83,7 @@ function described(
     },
     [Ids.stop]: {
       label: trans.__('Stop TPU Run'),
-      caption: trans.__('Stop the training of this kernel; what it has recorded stays'),
+      caption: trans.__('Stop the run of this kernel; its records are kept'),
       icon: stopIcon,
       enabled: () => sessions.current?.live === true,
       visible: () => true,
@@ -97,7 +92,7 @@ function described(
     [Ids.preflight]: {
       label: trans.__('Insert TPU Preflight'),
       caption: trans.__(
-        'Insert a cell that compiles the selected function for a TPU that is not here; it is not run'
+        'Insert a cell that compiles the selected function for a TPU that is not attached; it is not run'
       ),
       enabled: hasCell,
       run: () => on.preflight()

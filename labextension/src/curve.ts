@@ -1,7 +1,4 @@
 // A curve as the paths of a drawing.
-//
-// What lives here: points in, SVG paths and the ends of the axes out. What does not: elements (panel/chart.tsx), and what
-// the numbers mean.
 
 import { toNumber } from './format';
 import { Num, Point } from './types';

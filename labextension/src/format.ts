@@ -1,7 +1,4 @@
 // Numbers and places in words, as the kernel's own panel words them (tpu_magics/panel/sections_words.py).
-//
-// What lives here: the small forms that are needed before the kernel can word them: rows of a long list, axes. What does
-// not: sentences about a run, which come with its record (`said`).
 
 import { TranslationBundle } from '@jupyterlab/translation';
 import { Compile, Input, Num, Site } from './types';
@@ -125,12 +122,12 @@ export function fullPlace(site: Site, trans: TranslationBundle): string {
 }
 
 function placed(name: string, site: Site, trans: TranslationBundle): string {
-  return name ? trans.__('%1, line %2', name, site.line) : trans.__('not available');
+  return name ? trans.__('%1, line %2', name, site.line) : trans.__('n/a');
 }
 
-/** [site/nth] */
+/** The number of a compile at its site: "#1". */
 export function label(graph: Compile): string {
-  return `[${graph.site.id}/${graph.nth}]`;
+  return `#${graph.nth}`;
 }
 
 /** "input_ids int64[32,129]" */
@@ -138,7 +135,7 @@ export function shape(one: Input): string {
   return `${short(one.name, 60)} ${short(one.dtype, 20)}[${one.shape.slice(0, 16).join(',')}]`;
 }
 
-/** Bytes of a compiled program by use; "" where the runtime does not tell. */
+/** Bytes of a compiled program by use; "" where the runtime does not report it. */
 export function programMemory(memory: Compile['memory']): string {
   return Object.entries(memory ?? {})
     .slice(0, 10)

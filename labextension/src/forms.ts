@@ -1,6 +1,4 @@
-// The forms of what a record holds: each checks all fields of its interface, which the compiler sees to.
-//
-// What lives here: the mirrored dataclasses. What does not: messages (validate.ts).
+// The validators of a record's parts: each checks all fields of its interface, which the compiler enforces.
 
 import {
   anything,
@@ -103,7 +101,7 @@ export const finding = object<T.RuleFinding>({
   advice: flag
 });
 
-const series = object<T.Series>({
+const series = object<T.ValueSeries>({
   name: text,
   last: numberOrText,
   step: number,
@@ -195,7 +193,7 @@ export const view = {
   divergences: list(divergence),
   notices: list(object<T.Notice>({ state: text, text, ranks: list(number) })),
   findings: list(finding),
-  failure: orNull(object<T.Failure>({ what: text, why: text, todo: text, details: list(text) })),
+  failure: orNull(object<T.RunFailure>({ what: text, why: text, todo: text, details: list(text) })),
   models: list(text),
   plan: dict(anything),
   rehearsed: flag,
@@ -224,14 +222,14 @@ export const said = {
   compiles: text,
   causes: dict(text),
   ranks: object<T.RankTable>({ columns: list(text), rows: list(list(text)), notes: list(text) }),
-  notices: list(object<T.SaidNotice>({ word: text, text, state: text })),
-  failure: orNull(object<T.SaidFailure>({ facts: list(fact), lines: list(text) })),
-  likeness: orNull(object<T.SaidLikeness>({ short: text, facts: list(fact) })),
+  notices: list(object<T.NoticeText>({ word: text, text, state: text })),
+  failure: orNull(object<T.FailureText>({ facts: list(fact), lines: list(text) })),
+  likeness: orNull(object<T.RehearsalNote>({ short: text, facts: list(fact) })),
   footer: text
 };
 
 export const runRecord = object<T.RunRecord>({
   v: number,
   view: object<T.RunView>(view),
-  said: object<T.Said>(said)
+  said: object<T.RunTexts>(said)
 });

@@ -1,7 +1,5 @@
-// The extension's icons.
-//
-// What lives here: their drawings. Those of commands follow JupyterLab's theme by its class `jp-icon3`; those of badges
-// take the colour of the text that they stand in.
+// The extension's icons. Those of commands follow JupyterLab's theme by its class `jp-icon3`; those of badges take the
+// colour of the text around them.
 
 import { LabIcon } from '@jupyterlab/ui-components';
 

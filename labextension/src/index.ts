@@ -1,7 +1,6 @@
 // The extension's plugins.
 //
-// What lives here: which service goes where. What does not: any of the work. A service that is not everywhere is optional:
-// Notebook 7 has no status bar.
+// A service that is not everywhere is optional: Notebook 7 has no status bar.
 
 import { ILayoutRestorer, JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ICommandPalette } from '@jupyterlab/apputils';
@@ -77,7 +76,7 @@ const main: JupyterFrontEndPlugin<void> = {
     }
     followSites(tracker);
 
-    // Not before the settings are loaded: the kernel would take the defaults for a wish.
+    // Not before the settings are loaded: the kernel would take the defaults for a query.
     const settings = loaded(registry);
     settings.changed.connect((_, { updateRate }) => runs.setRate(updateRate));
   }

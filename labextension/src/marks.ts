@@ -1,6 +1,4 @@
-// A line that is marked for a moment, so that the eye finds it.
-//
-// What lives here: CodeMirror's part of it. What does not: which line, and the way there (cells.ts).
+// Marks a line for a moment, so that it is easy to see.
 
 import { StateEffect, StateField } from '@codemirror/state';
 import { Decoration, DecorationSet, EditorView } from '@codemirror/view';

@@ -1,10 +1,7 @@
-// What was told of the cells of a notebook, less what was edited since.
-//
-// What lives here: which reasons are left at which lines. What does not: noticing edits (board.ts), and the reasons
-// themselves (reasons.ts).
+// The badges of a notebook's cells, except of cells that were edited since.
 
 import { CellText, cellFinder, isStill } from './cells';
-import { Badge, Told } from './reasons';
+import { Badge, SiteReason } from './reasons';
 
 /** What is known of a cell that something was told of. `gone`: keys of what was told before its text changed. */
 interface Known {
@@ -15,9 +12,9 @@ interface Known {
 
 /** Of each cell, by its index: the badges that are left when what was edited is taken away. */
 export class Memory {
-  badges(told: readonly Told[], cells: readonly CellText[]): Map<number, Badge[]> {
+  badges(told: readonly SiteReason[], cells: readonly CellText[]): Map<number, Badge[]> {
     const find = cellFinder(cells);
-    const found = new Map<number, Told[]>();
+    const found = new Map<number, SiteReason[]>();
     for (const one of told) {
       const index = find(one.site);
       const others = found.get(index) ?? [];
@@ -43,7 +40,7 @@ export class Memory {
     return this._known.keys();
   }
 
-  private _left(told: readonly Told[], cell: CellText): Badge[] {
+  private _left(told: readonly SiteReason[], cell: CellText): Badge[] {
     this.edited(cell.id, cell.source);
     const known = this._known.get(cell.id) ?? {
       source: cell.source,

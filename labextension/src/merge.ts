@@ -1,6 +1,4 @@
 // An update put into a record.
-//
-// What lives here: this one function. What does not: deciding whether the update fits (model.ts).
 
 import { RunRecord, UpdateMessage } from './types';
 

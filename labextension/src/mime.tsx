@@ -1,7 +1,5 @@
 // A finished run in a notebook, also in one that was saved and has no kernel.
 //
-// What lives here: the renderer of our mime type. What does not: how a run looks (panel/run.tsx).
-//
 // It ranks before text/html, so that only one of the two is shown; where this extension is absent, the html is.
 
 import { IRenderMime } from '@jupyterlab/rendermime-interfaces';

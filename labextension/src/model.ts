@@ -1,7 +1,4 @@
-// The runs of one kernel, as far as the kernel has told: what every part of the front end shows.
-//
-// What lives here: what is known, and the wishes of the person. What does not: the comm (comm.ts), which kernel is
-// looked at (session.ts), checking messages (validate.ts), how updates fit together (newest.ts), drawing.
+// The runs of one kernel, from its messages: the model of every part of the front end.
 
 import { FORGOTTEN, Purpose, Request, Requests } from './requests';
 import { Connection, KernelState } from './state';
@@ -14,7 +11,7 @@ export interface IChannel {
   readonly open: boolean;
   /** Whether the kernel is running a cell. */
   readonly busy: boolean;
-  send(wish: T.Wish, request: string): void;
+  send(query: T.FrontEndRequest, request: string): void;
   interrupt(): void;
 }
 
@@ -42,7 +39,7 @@ export class KernelRuns extends KernelState {
   }
 
   /** Whether its answer has not come yet. */
-  waitsFor(type: T.Wish['type']): boolean {
+  waitsFor(type: T.FrontEndRequest['type']): boolean {
     return this._requests.waitsFor(type);
   }
 
@@ -220,10 +217,10 @@ export class KernelRuns extends KernelState {
     }
   }
 
-  private _ask(wish: T.Wish, purpose: Purpose = 'shown'): void {
+  private _ask(query: T.FrontEndRequest, purpose: Purpose = 'shown'): void {
     if (this._channel.open) {
       this.problem = purpose === 'shown' ? null : this.problem;
-      this._channel.send(wish, this._requests.add(wish.type, purpose));
+      this._channel.send(query, this._requests.add(query.type, purpose));
       this._watch();
       this.tell();
     }

@@ -1,10 +1,7 @@
 // The newest run of a kernel, kept up to date by what the kernel sends.
-//
-// What lives here: which message fits to what is known, and when a whole record has to be asked for. What does not:
-// asking (model.ts), putting an update into a record (merge.ts).
 
 import { merged } from './merge';
-import { HelloMessage, HereMessage, RunMessage, RunRecord, UpdateMessage } from './types';
+import { HelloMessage, HeartbeatMessage, RunMessage, RunRecord, UpdateMessage } from './types';
 
 export class Newest {
   record: RunRecord | null = null;
@@ -34,7 +31,7 @@ export class Newest {
     return message.run !== null && stale ? message.run : '';
   }
 
-  here(message: HereMessage): string {
+  here(message: HeartbeatMessage): string {
     this._own = message.run;
     return message.run !== this.id || message.seq > this._seq ? message.run : '';
   }

@@ -1,7 +1,4 @@
-// The notebook in front, and what the commands do with it.
-//
-// What lives here: doing it, and what is said when it cannot be done. What does not: changing cells (actions.ts), the
-// commands themselves (commands.ts).
+// The current notebook, and what the commands do with it.
 
 import { Notification } from '@jupyterlab/apputils';
 import { Cell } from '@jupyterlab/cells';
@@ -75,7 +72,9 @@ export class Notebooks {
       this._sayFound(runs);
       runs.check(checkedCells(model));
       if (runs.deaf) {
-        this._say(trans.__('The kernel is busy: it checks when the cell that runs has ended.'));
+        this._say(
+          trans.__('The kernel is busy. The check starts when the running cell has ended.')
+        );
       }
       this._context.showPanel();
     } else if (runs?.mismatch) {
@@ -92,7 +91,7 @@ export class Notebooks {
     if (runs !== null && kernel && (await stopRun(runs, kernel)) === 'unanswered') {
       this._say(
         trans.__(
-          'The kernel did not answer. It stops when the cell that runs has ended; interrupting the kernel ends that cell.'
+          'The kernel did not answer. The run stops when the running cell has ended. To end the cell now, interrupt the kernel.'
         )
       );
     }
@@ -139,7 +138,7 @@ export class Notebooks {
       runs === null
         ? [
             trans.__(
-              'The check needs a kernel that has loaded tpu_magics; this notebook has none.'
+              'The check needs a kernel with tpu_magics loaded. This notebook has no kernel.'
             ),
             trans.__('Start and load')
           ]
@@ -160,14 +159,14 @@ export class Notebooks {
     const { trans } = this._context;
     switch (refused) {
       case 'there':
-        return trans.__('%1 is on top of this cell already. Run the cell to train.', TRAIN);
+        return trans.__('This cell already begins with %1. Run it to train.', TRAIN);
       case 'no-code':
-        return trans.__('This cell is not code. Select the cell with the training function.');
+        return trans.__('This is not a code cell. Select the cell with the training function.');
       case 'read-only':
-        return trans.__('This cell is read-only: nothing can be put on top of it.');
+        return trans.__('This cell is read-only.');
       default:
         return trans.__(
-          'This cell begins with %1, and a cell has one cell magic. Take it away first.',
+          'This cell begins with %1, and a cell can have only one cell magic. Remove it first.',
           refused
         );
     }

@@ -1,6 +1,4 @@
 // Where along its line a badge is drawn.
-//
-// What lives here: the reckoning, in pixels of the scrolled content. What does not: measuring, and moving (badges.ts).
 
 /** Pixels between a line's end and its badge. */
 const GAP = 12;

@@ -1,9 +1,7 @@
 // The kernel's comm on a connection that JupyterLab keeps no comms on.
 //
-// What lives here: sending on it. What does not: finding it, and what arrives on it (comm.ts).
-//
-// Of several connections to one kernel JupyterLab lets only the first one have comms: that of a console, or of a notebook
-// that is closed by now. A message to a comm needs no more than the comm's id.
+// Of several connections to one kernel JupyterLab lets only the first one have comms: that of a console, or of a
+// notebook that is closed by now. A message to a comm needs no more than the comm's id.
 
 import { CommsOverSubshells, Kernel, KernelMessage as Jupyter } from '@jupyterlab/services';
 import { JSONObject } from '@lumino/coreutils';

@@ -1,7 +1,4 @@
 // Why a line has a badge: its recompiles, and the rules that it breaks.
-//
-// What lives here: records -> badges, and what badges say. What does not: finding the line (cells.ts), drawing
-// (badges.ts), and when a badge goes (board.ts).
 
 import { TranslationBundle } from '@jupyterlab/translation';
 import { CauseCount, FindingsMessage, RuleFinding, RunRecord, Site } from './types';
@@ -18,11 +15,11 @@ export interface Reason {
   title: string;
   code: string[];
   texts: string[];
-  cure: string;
+  fix: string;
 }
 
 /** A reason and where it is. */
-export interface Told {
+export interface SiteReason {
   site: Site;
   reason: Reason;
 }
@@ -36,13 +33,13 @@ export interface Badge {
 const KINDS: readonly Kind[] = ['recompile', 'rule', 'advice'];
 const MOST_DIFFERENCES = 4;
 
-/** What the newest run and the newest check tell. The causes are counted by the kernel, one for each line: ten thousand
+/** The reasons of the newest run and the newest check. The kernel counts the causes, one for each line: ten thousand
  * compiles cost no more than ten. */
-export function toldBy(
+export function siteReasons(
   record: RunRecord | null,
   checked: FindingsMessage | null,
   trans: TranslationBundle
-): Told[] {
+): SiteReason[] {
   const run = record?.view.id ?? '';
   const causes = (record?.view.causes ?? []).map(cause => recompiled(cause, run, record, trans));
   const found = (record?.view.findings ?? []).map(finding => broken(finding, run, trans));
@@ -62,7 +59,7 @@ function recompiled(
   run: string,
   record: RunRecord | null,
   trans: TranslationBundle
-): Told {
+): SiteReason {
   const { newest, count } = cause;
   const told = newest.difference.filter(one => !newest.text.includes(one));
   const left = told.length - MOST_DIFFERENCES;
@@ -78,7 +75,7 @@ function recompiled(
       title: trans._n('Recompiled once', 'Recompiled %1 times', count),
       code: [...told.slice(0, MOST_DIFFERENCES), ...more],
       texts: [newest.text].filter(Boolean),
-      cure: newest.fix
+      fix: newest.fix
     }
   };
 }
@@ -89,7 +86,7 @@ function nameOf(code: string, record: RunRecord | null): string {
   return Object.hasOwn(names, code) ? names[code] : code;
 }
 
-function broken(finding: RuleFinding, told: string, trans: TranslationBundle): Told {
+function broken(finding: RuleFinding, told: string, trans: TranslationBundle): SiteReason {
   return {
     site: finding.site,
     reason: {
@@ -100,7 +97,7 @@ function broken(finding: RuleFinding, told: string, trans: TranslationBundle): T
       title: finding.advice ? trans.__('Advice') : trans.__('Breaks a rule of XLA'),
       code: [],
       texts: [finding.message, finding.why].filter(Boolean),
-      cure: finding.fix
+      fix: finding.fix
     }
   };
 }

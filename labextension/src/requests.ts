@@ -1,17 +1,15 @@
-// What was asked of the kernel and has not been answered.
-//
-// What lives here: ids, what each was for, and when asking again makes sense. What does not: sending (comm.ts).
+// The requests to the kernel that are not answered yet.
 
 import { UUID } from '@lumino/coreutils';
 import { isObject } from './checks';
-import { Wish } from './types';
+import { FrontEndRequest } from './types';
 
 /** What the answer is for: the kernel's own newest run, something that the person wants to see, or something that nobody
  * has clicked for. */
 export type Purpose = 'latest' | 'shown' | 'unasked';
 
 export interface Request {
-  type: Wish['type'];
+  type: FrontEndRequest['type'];
   purpose: Purpose;
   at: number;
 }
@@ -28,7 +26,7 @@ export class Requests {
     return UUID.uuid4();
   }
 
-  add(type: Wish['type'], purpose: Purpose): string {
+  add(type: FrontEndRequest['type'], purpose: Purpose): string {
     const id = Requests.id();
     this._open.set(id, { type, purpose, at: this._now() });
     return id;
@@ -44,7 +42,7 @@ export class Requests {
   }
 
   /** All of a type are over. A `hello`, for one, carries no request. */
-  answeredType(type: Wish['type']): void {
+  answeredType(type: FrontEndRequest['type']): void {
     for (const [id, request] of this._open) {
       if (request.type === type) {
         this._open.delete(id);
@@ -52,7 +50,7 @@ export class Requests {
     }
   }
 
-  waitsFor(type: Wish['type']): boolean {
+  waitsFor(type: FrontEndRequest['type']): boolean {
     return [...this._open.values()].some(request => request.type === type);
   }
 

@@ -1,6 +1,4 @@
-// Which kernel is looked at: one `KernelRuns` for each kernel that a notebook has.
-//
-// What lives here: following notebooks and their kernels. What does not: messages (comm.ts), what they say (model.ts).
+// The current kernel: one `KernelRuns` for each kernel of a notebook.
 
 import { ISessionContext } from '@jupyterlab/apputils';
 import { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';

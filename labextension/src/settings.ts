@@ -1,6 +1,4 @@
-// The person's settings, with their defaults where there is no registry.
-//
-// What lives here: reading them. What does not: their schema (schema/plugin.json).
+// The user's settings, with defaults where there is no registry.
 
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { ISignal, Signal } from '@lumino/signaling';

@@ -1,6 +1,4 @@
 // From a line that a record names to that line in a notebook on the screen.
-//
-// What lives here: which notebook it is. What does not: the cell in it, and going there (cells.ts).
 
 import { JupyterFrontEnd } from '@jupyterlab/application';
 import { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';

@@ -1,7 +1,4 @@
-// What is known of a kernel's runs.
-//
-// What lives here: the values that every part of the front end shows, and the word that they have changed. What does not:
-// how they come (model.ts).
+// The state of a kernel's runs.
 
 import { IDisposable } from '@lumino/disposable';
 import { ISignal, Signal } from '@lumino/signaling';
@@ -36,7 +33,7 @@ export class KernelState implements IDisposable {
     return this._changed;
   }
 
-  get host(): T.Host | null {
+  get host(): T.KernelHost | null {
     return this.hello?.host ?? null;
   }
 

@@ -1,7 +1,6 @@
 // Python source as a list of statements, as far as a front end has to know it.
 //
-// What lives here: cutting source into logical lines, with comments gone and strings emptied. What does not: what the
-// statements mean (trainline.ts). It is no parser: what Python itself refuses may pass here.
+// It is no parser: what Python itself refuses may pass here.
 
 /** A logical line. `text`: one line, comments gone, each string literal is ''; `magic`: a line of IPython's. */
 export interface Statement {

@@ -1,6 +1,4 @@
 // The item in the status bar: where it runs, and how the training goes.
-//
-// What lives here: the item and its words. What does not: the panel that a click opens.
 
 import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator, TranslationBundle } from '@jupyterlab/translation';
@@ -13,7 +11,7 @@ import { useRuns } from './panel/body';
 import { ITpuSessions } from './session';
 import { Precision } from './types';
 
-/** A piece of the item. `amber`: it asks for action. */
+/** A piece of the item. `amber`: it needs action. */
 export interface Word {
   text: string;
   amber?: boolean;
@@ -76,7 +74,7 @@ function Item(props: {
     <button
       type="button"
       className="tpu-Status"
-      title={`${all}\n${trans.__('Click for all of it')}`}
+      title={`${all}\n${trans.__('Click to open the panel')}`}
       aria-label={trans.__('TPU: %1. Open the panel', all)}
       onClick={props.open}
     >
@@ -97,13 +95,13 @@ export function statusWords(runs: KernelRuns, trans: TranslationBundle): Word[] 
   if (runs.connection !== 'connected') {
     return [];
   }
-  const unknown = runs.hello === null ? 'TPU' : trans.__('TPU: %tpu_init has not run');
+  const unknown = runs.hello === null ? 'TPU' : trans.__('TPU: run %tpu_init');
   const where = { text: runs.host?.title ?? unknown };
   const record = runs.latest;
   if (record === null) {
     return [where];
   }
-  const state = { text: runs.lost ? trans.__('? not known') : record.said.state };
+  const state = { text: runs.lost ? trans.__('? unknown') : record.said.state };
   return runs.live ? [where, state, ...training(runs, trans)] : [where, state];
 }
 
@@ -123,7 +121,7 @@ function training(runs: KernelRuns, trans: TranslationBundle): Word[] {
     {
       text:
         compiles === null
-          ? trans.__('compiles not available')
+          ? trans.__('compiles n/a')
           : trans._n('%2 compile', '%2 compiles', compiles, grouped(compiles))
     },
     recompilesWord(recompiles, view.expected ?? 0, view.at_least, trans),
@@ -138,7 +136,7 @@ function recompilesWord(
   trans: TranslationBundle
 ): Word {
   if (recompiles === null) {
-    return { text: trans.__('recompiles not available') };
+    return { text: trans.__('recompiles n/a') };
   }
   const counted = trans._n(
     '%2 recompile',
@@ -149,12 +147,12 @@ function recompilesWord(
   return recompiles > expected ? { text: `! ${counted}`, amber: true } : { text: counted };
 }
 
-/** The part of the matrix multiplications that is bf16, as the compiled graph has it. */
+/** The share of matmuls in bf16, as in the compiled graph. */
 function precisionWord(found: Precision | null, asked: string, trans: TranslationBundle): Word {
   const share = toNumber(found?.share ?? null);
   if (found === null || !Number.isFinite(share)) {
     const name = asked || 'bf16';
-    return { text: trans.__('%1 not available yet', name) };
+    return { text: trans.__('%1 n/a yet', name) };
   }
   const text = `bf16 ${percent(share)}`;
   return found.agrees ? { text } : { text: `! ${text}`, amber: true };

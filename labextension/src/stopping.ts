@@ -1,6 +1,4 @@
 // Stopping a run from outside its cell.
-//
-// What lives here: asking, and what is done where no answer comes. What does not: the message (model.ts).
 
 import { Kernel } from '@jupyterlab/services';
 import { KernelRuns } from './model';

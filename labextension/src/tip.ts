@@ -1,7 +1,4 @@
-// What a badge says when one points at it, or when it has the focus.
-//
-// What lives here: one box for the whole page: filling it, placing it, and when it goes. What does not: the badges
-// (badges.ts). Everything that a record says is put there as text.
+// The tooltip of a badge. Everything from a record is inserted as text.
 
 import { TranslationBundle } from '@jupyterlab/translation';
 import { Badge, Reason } from './reasons';
@@ -65,10 +62,10 @@ export class Tip {
     line(head, 'jp-tpu-tip-name', reason.name);
     reason.code.forEach(text => line(part, 'jp-tpu-tip-code', text));
     reason.texts.forEach(text => line(part, 'jp-tpu-tip-text', '').append(...worded(text)));
-    if (reason.cure !== '') {
-      const cure = line(part, 'jp-tpu-tip-cure', '');
-      line(cure, 'jp-tpu-tip-label', this._trans.__('What to do:'));
-      cure.append(' ', ...worded(reason.cure));
+    if (reason.fix !== '') {
+      const fix = line(part, 'jp-tpu-tip-fix', '');
+      line(fix, 'jp-tpu-tip-label', this._trans.__('Fix:'));
+      fix.append(' ', ...worded(reason.fix));
     }
     return part;
   }

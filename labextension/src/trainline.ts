@@ -1,8 +1,6 @@
-// The line that "Train on TPU" puts on top of a cell.
+// The line that "Train on TPU" adds at the top of a cell.
 //
-// What lives here: which of the three forms a cell has, and the arguments of its function, from its text alone, as
-// tpu_magics/launch/cell.py decides it in the kernel. What does not: changing a cell (actions.ts). The cases in
-// __tests__/trainline.json hold both to the same answers.
+// It has the three forms of tpu_magics/launch/cell.py; the cases in __tests__/trainline.json hold both to the same results.
 
 import { closing, split, Statement, statements } from './statements';
 

@@ -1,9 +1,8 @@
-// What travels between kernel and front end, and what a saved run holds.
+// The messages between kernel and front end, and a saved run: the mirror of the Python dataclasses in
+// tpu_magics/runs/events.py, panel/model_view.py and panel/messages.py.
 //
-// What lives here: the mirror of the Python dataclasses (tpu_magics/runs/events.py, panel/model_view.py,
-// panel/messages.py) by their field names, and the messages. What does not: checking what arrives (validate.ts).
 // Each `export interface` that is named as a dataclass has exactly its fields; tests/test_labextension.py compares.
-// null stands for what is not known, never zero.
+// null means unknown, never zero.
 
 export const PROTOCOL = 'tpu_magics';
 /** Name of the comm's target. */
@@ -14,7 +13,7 @@ export const MIME_TYPE = 'application/vnd.tpu-magics.run+json';
 
 /** A DOM event by which an output asks for a line of its notebook (`detail`: a Site); prevented: it was shown. */
 export const SITE_EVENT = 'tpu-magics:site';
-/** What of a place could be shown: its line; its cell, whose text is another by now; nothing, as no notebook has it. */
+/** What could be shown of a place: its line; its cell, whose text has changed; nothing, as no notebook has it. */
 export type Reached = 'line' | 'cell' | 'nothing';
 
 /** The event's detail. Who shows the place says what came of it. */
@@ -192,7 +191,7 @@ export interface Point {
   high: Num;
 }
 
-export interface Series {
+export interface ValueSeries {
   name: string;
   last: number | string;
   step: number;
@@ -231,7 +230,7 @@ export interface Notice {
   ranks: number[];
 }
 
-export interface Failure {
+export interface RunFailure {
   what: string;
   why: string;
   todo: string;
@@ -278,11 +277,11 @@ export interface RunView {
   reads: Read[];
   fallbacks: Fallback[];
   cache: Cache | null;
-  values: Series[];
+  values: ValueSeries[];
   divergences: Divergence[];
   notices: Notice[];
   findings: RuleFinding[];
-  failure: Failure | null;
+  failure: RunFailure | null;
   models: string[];
   plan: { [option: string]: unknown };
   rehearsed: boolean;
@@ -320,24 +319,24 @@ export interface RankTable {
   notes: string[];
 }
 
-export interface SaidNotice {
+export interface NoticeText {
   word: string;
   text: string;
   state: string;
 }
 
-export interface SaidFailure {
+export interface FailureText {
   facts: Fact[];
   lines: string[];
 }
 
 /** How far a rehearsal is like a run on a TPU. */
-export interface SaidLikeness {
+export interface RehearsalNote {
   short: string;
   facts: Fact[];
 }
 
-export interface Said {
+export interface RunTexts {
   state: string;
   tone: string;
   notes: string;
@@ -346,9 +345,9 @@ export interface Said {
   compiles: string;
   causes: { [code: string]: string };
   ranks: RankTable;
-  notices: SaidNotice[];
-  failure: SaidFailure | null;
-  likeness: SaidLikeness | null;
+  notices: NoticeText[];
+  failure: FailureText | null;
+  likeness: RehearsalNote | null;
   footer: string;
 }
 
@@ -356,10 +355,10 @@ export interface Said {
 export interface RunRecord {
   v: number;
   view: RunView;
-  said: Said;
+  said: RunTexts;
 }
 
-export interface Host {
+export interface KernelHost {
   title: string;
   rehearsal: boolean;
   chips: number | null;
@@ -402,13 +401,13 @@ interface Envelope<T extends string> {
 export interface HelloMessage extends Envelope<'hello'> {
   version: string;
   python_v: number;
-  host: Host | null;
+  host: KernelHost | null;
   run: string | null;
   live: boolean;
   answers: boolean;
 }
 
-export interface HereMessage extends Envelope<'here'> {
+export interface HeartbeatMessage extends Envelope<'here'> {
   run: string;
   seq: number;
 }
@@ -424,7 +423,7 @@ export interface UpdateMessage extends Envelope<'update'> {
   seq: number;
   after: number;
   view: Partial<RunView>;
-  said: Partial<Said>;
+  said: Partial<RunTexts>;
   log: CompileEntry[];
 }
 
@@ -459,7 +458,7 @@ export interface ProblemMessage extends Envelope<'problem'> {
 
 export type KernelMessage =
   | HelloMessage
-  | HereMessage
+  | HeartbeatMessage
   | RunMessage
   | UpdateMessage
   | RunsMessage
@@ -477,7 +476,7 @@ export interface CheckedCell {
 }
 
 /** Each is sent with the envelope and a `request` of its own. */
-export type Wish =
+export type FrontEndRequest =
   | { type: 'hello' }
   | { type: 'open'; run: string }
   | { type: 'runs' }

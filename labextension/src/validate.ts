@@ -1,7 +1,4 @@
-// Messages and saved records are checked as they arrive; nothing behind this file meets data of another form.
-//
-// What lives here: the messages' forms and what becomes of one that does not fit. What does not: the forms of what they
-// carry (forms.ts).
+// The validation of messages and saved records as they arrive; all other files rely on it.
 
 import { TranslationBundle } from '@jupyterlab/translation';
 import {
@@ -30,7 +27,7 @@ export type Arrived =
 
 const request = orNull(text);
 
-const host = object<T.Host>({
+const host = object<T.KernelHost>({
   title: text,
   rehearsal: flag,
   chips: orNull(number),
@@ -72,14 +69,14 @@ const FORMS = new Map<string, Check<unknown>>([
     live: flag,
     answers: flag
   }),
-  form<T.HereMessage>('here', { run: text, seq: number }),
+  form<T.HeartbeatMessage>('here', { run: text, seq: number }),
   form<T.RunMessage>('run', { seq: number, record: runRecord, request }),
   form<T.UpdateMessage>('update', {
     run: text,
     seq: number,
     after: number,
     view: partly<T.RunView>(view),
-    said: partly<T.Said>(said),
+    said: partly<T.RunTexts>(said),
     log: list(compileEntry)
   }),
   form<T.RunsMessage>('runs', { runs: list(runLine), request }),
@@ -111,7 +108,7 @@ export function read(data: unknown): Arrived {
 /** What a saved notebook holds under our mime type: the record, or one line that says why there is none. */
 export function readRecord(data: unknown, trans: TranslationBundle): T.RunRecord | string {
   if (!isObject(data)) {
-    return trans.__('This output holds no run.');
+    return trans.__('This output contains no run.');
   }
   if (data.v !== T.RECORD_VERSION) {
     return trans.__(
@@ -129,7 +126,7 @@ export function readRecord(data: unknown, trans: TranslationBundle): T.RunRecord
 /** What a person is told where the kernel's version is another. */
 export function otherVersion(found: string, trans: TranslationBundle): string {
   return trans.__(
-    'tpu_magics in the kernel and the extension are of different versions (kernel %1, extension %2): pip install -U tpu-magics, then reload',
+    'The kernel and the extension have different versions of tpu_magics (kernel %1, extension %2): pip install -U tpu-magics, then reload',
     found,
     T.VERSION
   );

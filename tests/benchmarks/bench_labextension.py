@@ -144,7 +144,7 @@ def _messages(run: recorded.Recorded, updates: int, steps: int, compiles: int) -
     """What the kernel sends: the run, then an update for each ten further steps, every fifth with a compile."""
     from tpu_magics.magics.lab import as_message
     from tpu_magics.panel.feed import Feed
-    from tpu_magics.panel.jsonable import plain
+    from tpu_magics.panel.json_values import plain
     from tpu_magics.panel.model import RunModel
 
     model = RunModel(run.files)

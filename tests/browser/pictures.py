@@ -15,7 +15,7 @@ from playwright.sync_api import expect
 from tests.browser.installed import ROOT, install, make_sdist, make_wheel
 from tests.browser.jupyter import START, Notebook, Server, chromium, copied, running_server, write_notebook
 from tests.panel import recorded
-from tpu_magics.panel.bundle import to_bundle
+from tpu_magics.panel.run_json import to_bundle
 
 PICTURES = ROOT / "docs" / "pictures"
 TUTORIAL, TRAINS = "03_recompiles.ipynb", 12  # and its cell that recompiles

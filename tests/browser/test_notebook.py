@@ -100,7 +100,7 @@ def test_a_check_shows_findings_and_a_badge_until_it_is_switched_off_or_the_cell
     badge = it.cell(1).locator("button.jp-tpu-badge:visible").first
     badge.hover()
     tip = page.get_by_role("tooltip")
-    expect(tip).to_contain_text("What to do")
+    expect(tip).to_contain_text("Fix:")
     assert not serious(page, "#tpu-magics-panel, .jp-tpu-tip, .jp-tpu-badges")
     for wanted in (False, True):
         it.command("settingeditor:open", query="TPU")

@@ -11,9 +11,8 @@ from playwright.sync_api import expect
 
 from tests.browser.jupyter import START, Notebook, Server, opened_page, serious, write_notebook
 from tests.panel import recorded
-from tpu_magics.panel.bundle import to_bundle
-from tpu_magics.panel.portable import SAVED, record
 from tpu_magics.panel.protocol import MIME_TYPE
+from tpu_magics.panel.run_json import SAVED, record, to_bundle
 
 pytestmark = [pytest.mark.browser, pytest.mark.process]
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
@@ -84,7 +83,7 @@ def test_the_comparison_of_two_runs_is_shown(listed: Notebook) -> None:
     runs = listed.section("runs").locator("li[data-run]")
     for name in ("text-classifier", "rehearsal-of-2"):
         runs.filter(has_text=name).first.get_by_role("checkbox").check()
-    listed.panel.get_by_role("button", name="Compare the two chosen").click()
+    listed.panel.get_by_role("button", name="Compare selected").click()
     table = listed.section("compared").get_by_role("table")
     expect(table).to_contain_text("text-classifier")
     expect(table).to_contain_text("rehearsal-of-2")
@@ -153,7 +152,7 @@ def test_saved_runs_open_without_a_kernel(tmp_path: Any, server: Server, page: A
         rows = output.locator(".tpu-Compiles tbody tr[data-key]")
         expect(rows).to_have_count(view.compiles or 0)
         rows.first.get_by_role("button").first.click()
-        expect(output).to_contain_text("What to change" if view.recompiles else "Inputs")
+        expect(output).to_contain_text("Fix" if view.recompiles else "Inputs")
     expect(it.shown.locator(".jp-RenderedHTML")).to_have_count(0)
     assert not serious(page, ".tpu-Output")
     expect(it.shown.locator(".tpu-Output").nth(2)).to_contain_text(HOSTILE)

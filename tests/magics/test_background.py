@@ -97,7 +97,7 @@ def test_weights_come_home_before_the_next_cell_after_the_end(notebook: Kernel) 
     notebook.run(TICKS.format(ticks=3)).good()
     cell = told_of_the_end(notebook, f"print({TRAINED}, _tpu.status)")
     assert cell.printed == (
-        "tpu_magics: the background run 'ticking' has ended, and its results are home.\nTrue done\n"
+        "tpu_magics: the background run 'ticking' has ended; its results are in the notebook.\nTrue done\n"
     )
     assert notebook.run("1").good().printed == ""
 
@@ -105,7 +105,7 @@ def test_weights_come_home_before_the_next_cell_after_the_end(notebook: Kernel) 
 def test_statements_come_home_too(notebook: Kernel) -> None:
     notebook.run("%%tpu_train --background\nloss = train(model)\ntime.sleep(0.2)").good()
     assert notebook.run("loss").error_type == "NameError"
-    assert "its results are home" in told_of_the_end(notebook, "1").printed
+    assert "its results are in the notebook" in told_of_the_end(notebook, "1").printed
     assert notebook.value("loss > 0")
 
 
@@ -139,9 +139,9 @@ def test_looking_and_stopping_meanwhile(notebook: Kernel) -> None:
     assert "running" in row
     assert "tick 1\n" in notebook.run("%tpu_logs ticking").good().printed
     refused = notebook.run("%tpu_stop train")
-    assert "is not the one that is going on" in refused.said and "%tpu_stop ticking" in refused.said
+    assert "is not the active run" in refused.said and "%tpu_stop ticking" in refused.said
     stop = notebook.run("%tpu_stop ticking").good()
-    assert "tpu_magics: 'ticking' is stopped; the notebook's models are unchanged." in stop.printed
+    assert "tpu_magics: 'ticking' was stopped; the notebook's models are unchanged." in stop.printed
     assert stop.seconds < 5 and pids and ended(notebook)
     assert notebook.value(f"(_tpu.status, {TRAINED})") == ("interrupted", False)
     assert notebook.run("_tpu.wait()").error_type == "TrainingInterrupted"
@@ -159,7 +159,7 @@ while not session.current.active_run.ended:
 print(_tpu.value)
 """
     ).good()
-    assert "tpu_magics: 'quick' had ended already; its results are home.\n4\n" in cell.printed
+    assert "tpu_magics: 'quick' had ended already; its results are in the notebook.\n4\n" in cell.printed
 
 
 def test_an_interrupt_of_another_cell_does_not_hurt_it(notebook: Kernel) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tpu_magics.magics.cells import newest
+from tpu_magics.magics.cell_history import newest
 
 from .kernel import Kernel
 from .samples import MODEL, TRAIN, TRAINED
@@ -130,7 +130,7 @@ def test_a_cell_that_is_mended_takes_its_own_place(notebook: Kernel) -> None:
     [payload] = [one for one in cell.payloads if one["source"] == "set_next_input"]
     assert payload["replace"] is True
     assert payload["text"].startswith("def more(x: torch.Tensor):\n") and "x[x > 0] = 0" not in payload["text"]
-    assert "1 mended" in cell.displays[0]["text/plain"]
+    assert "1 fixed" in cell.displays[0]["text/plain"]
 
 
 def test_a_difference_is_shown_and_nothing_is_written(notebook: Kernel) -> None:

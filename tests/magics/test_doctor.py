@@ -104,7 +104,7 @@ def test_the_command_ends_with_0_where_nothing_is_broken(tmp_path: Path) -> None
 def test_the_command_ends_with_1_and_speaks_as_a_shell_does(tmp_path: Path) -> None:
     done = command(tmp_path, PJRT_DEVICE="CUDA")
     assert done.returncode == 1
-    assert "To mend it:\n      export PJRT_DEVICE=CPU\n" in done.stdout and "%env" not in done.stdout
+    assert "Fix:\n      export PJRT_DEVICE=CPU\n" in done.stdout and "%env" not in done.stdout
 
 
 def test_the_command_cannot_change_its_shell_and_says_so(tmp_path: Path) -> None:

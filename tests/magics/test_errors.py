@@ -140,7 +140,7 @@ REFUSED = [
     ("%%tpu_train\nasync def f():\n    pass", "`f` is an async function", "Change it to a normal function"),
     ("%%tpu_train --hoits off\ndef f(): pass", "has no option --hoits; did you mean --hoist?", "%%tpu_train -h"),
     ("%%tpu_train --hoist of\ndef f(): pass", "invalid choice: 'of'", "%%tpu_train -h"),
-    ("%%tpu_train --qqq\ndef f(): pass", "has no option --qqq", "Look at %%tpu_train -h"),
+    ("%%tpu_train --qqq\ndef f(): pass", "has no option --qqq", "See %%tpu_train -h"),
     ("%%tpu_train --steps\ndef f(): pass", "--steps: expected one argument", "%%tpu_train -h"),
     ("%%tpu_train -n 0\ndef f(): pass", "-n 0 is not valid", "omit it"),
     ("%%tpu_train -n 8 --spmd\ndef f(): pass", "-n 8 and --spmd", "Use only one of them"),
@@ -154,7 +154,7 @@ REFUSED = [
     ("%%tpu_train -o 3x\ndef f(): pass", "-o 3x is not a name", "Give -o an identifier"),
     ("%tpu_runs nowhere", "There is no run yet", "%%tpu_train"),
     ("%tpu_logs", "There is no run yet", "%%tpu_train"),
-    ("%tpu_stop", "No run is going on in the background", "%tpu_runs"),
+    ("%tpu_stop", "No run is active in the background", "%tpu_runs"),
 ]
 
 

@@ -39,8 +39,8 @@ def training_function(model, steps):
 """
     ).good()
     assert cell.printed.startswith("in the notebook\nin a worker: True\n")
-    assert "tpu_magics: training_function: done; trained weights are home: model\n" in cell.printed
-    assert cell.printed.endswith("; trained weights are home: model\n")
+    assert "tpu_magics: training_function: done; updated in the notebook: model\n" in cell.printed
+    assert cell.printed.endswith("; updated in the notebook: model\n")
     assert notebook.value(TRAINED) and notebook.value("str(model.weight.device)") == "cpu"
     assert notebook.value("(_tpu.value > 0, len(_tpu.values), _tpu.steps, list(_tpu.models))") == (
         True,
@@ -155,7 +155,7 @@ print("after", _tpu.steps)
     ]
     asked = "The call requests 8 processes: 8 ranks are rehearsed on XLA:CPU (-n 1 trains with one)."
     assert asked in cell.printed and notebook.value("len(_tpu.values)") == 8
-    assert "trained weights are home: model" in cell.printed
+    assert "updated in the notebook: model" in cell.printed
     assert [output.text for output in cell.of("execute_result")] == ["42"]
     assert notebook.value(TRAINED)
 

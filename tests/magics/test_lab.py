@@ -94,7 +94,7 @@ def test_the_host_is_told_when_it_is_known(notebook: Kernel) -> None:
     notebook.wait_until(lambda: bool(front.told("hello")[-1]["host"]))
     host = front.told("hello")[-1]["host"]
     assert (host["title"], host["rehearsal"], host["chips"]) == ("XLA:CPU rehearsal", True, None)
-    assert "Cells train on: CPU" in host["detail"]
+    assert "Device: CPU" in host["detail"]
 
 
 def test_run_all_in_a_page_that_is_just_being_loaded(notebook: Kernel) -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from tests.panel import recorded
 from tpu_magics.magics import lab, lab_run
-from tpu_magics.panel.jsonable import size_of
+from tpu_magics.panel.json_values import size_of
 from tpu_magics.panel.messages import ProblemMessage
-from tpu_magics.panel.portable import SAVED
-from tpu_magics.panel.reading import Reading
+from tpu_magics.panel.model import SharedView
+from tpu_magics.panel.run_json import SAVED
 
 from .conftest import Kernels, as_new
 from .front import OURS, Front, comms
@@ -105,7 +105,7 @@ def test_an_open_kernel_finds_its_run_from_another_folder(notebook: Kernel, tmp_
         ({"type": "open"}, "`run` is None; it should be a text."),
         ({"type": "open", "run": "nowhere"}, "There is no run yet."),
         ({"type": "open", "run": "../../etc"}, "There is no run yet."),
-        ({"type": "stop", "run": "nowhere"}, "'nowhere' is not one that this kernel can stop."),
+        ({"type": "stop", "run": "nowhere"}, "This kernel cannot stop the run 'nowhere'."),
         ({"type": "compare", "runs": ["a"]}, "`runs` is ['a']"),
         ({"type": "compare", "runs": [1, 2]}, "the ids of two runs"),
         ({"type": "rate", "seconds": 0.01}, "a number from 0.1 to 10"),
@@ -321,7 +321,7 @@ def test_a_closed_page_is_not_told_for_ever(monkeypatch: pytest.MonkeyPatch, hea
 
 def test_a_run_that_is_followed_no_longer_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, asked = recorded.running(tmp_path), []
-    followed = lab_run.LabRun(run.files, lambda: asked.append(1), Reading(run.files), True)
+    followed = lab_run.LabRun(run.files, lambda: asked.append(1), SharedView(run.files), True)
     monkeypatch.setattr(lab_run, "_newest", followed)
     followed.close("ValueError: no such part")
     desk = Desk("page")

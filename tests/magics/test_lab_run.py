@@ -13,8 +13,8 @@ from tests.panel import recorded
 from tests.panel.recorded import CREATED, Recorded
 from tpu_magics.launch.run_observer import SafeObserver
 from tpu_magics.magics import lab, lab_run
-from tpu_magics.magics.run_observers import RunObservers
-from tpu_magics.panel.reading import Reading
+from tpu_magics.magics.front_ends import FrontEnds
+from tpu_magics.panel.model import SharedView
 from tpu_magics.runs.events import Steps
 
 
@@ -36,7 +36,7 @@ class FakeDesk:
         return [getattr(one, "type", one) for one in self.all]
 
 
-class Counted(Reading):
+class Counted(SharedView):
     """A reading that counts how often it is asked. `breaks`: it fails."""
 
     looks = 0
@@ -155,7 +155,7 @@ def test_a_panel_that_breaks_leaves_the_extension(tmp_path: Path, desk: FakeDesk
     said: list[str] = []
     followed, _reading = follow(recorded.running(tmp_path))
     panel: Any = Broken()
-    both = SafeObserver(RunObservers(panel, followed, None, said.append), said.append)
+    both = SafeObserver(FrontEnds(panel, followed, None, said.append), said.append)
     for _ in range(3):
         both.look()
     both.settle()
@@ -173,14 +173,14 @@ def test_a_mailbox_that_breaks_leaves_the_rest(tmp_path: Path, desk: FakeDesk) -
 
     said: list[str] = []
     run = recorded.running(tmp_path)
-    followed = lab_run.follow(run.files, lambda: None, Reading(run.files), answers=True, hears=True)
+    followed = lab_run.follow(run.files, lambda: None, SharedView(run.files), answers=True, hears=True)
     desk.answers = False
     mailbox: Any = Torn()
-    both = SafeObserver(RunObservers(None, followed, mailbox, said.append), said.append)
+    both = SafeObserver(FrontEnds(None, followed, mailbox, said.append), said.append)
     for total in range(441, 444):
         step(run, total)
         both.look()
-    assert said == ["Clicks wait until the cell ends, the run goes on: RuntimeError: torn"] and mailbox.looks == 1
+    assert said == ["Clicks wait until the cell ends; the run continues: RuntimeError: torn"] and mailbox.looks == 1
     assert desk.types[:3] == ["hello", "hello", "run"] and followed.live and not (followed.answers or followed.hears)
 
 
@@ -221,7 +221,7 @@ def test_the_same_run_is_followed_once(tmp_path: Path, desk: FakeDesk) -> None:
 
 def test_those_who_look_together_read_once(tmp_path: Path) -> None:
     run = recorded.running(tmp_path)
-    shared, fresh = Reading(run.files, 10.0), Reading(run.files)
+    shared, fresh = SharedView(run.files, 10.0), SharedView(run.files)
     assert shared.view() is shared.view() and fresh.view() is not fresh.view()
     step(run, 500)
     assert shared.view().steps == 440 and shared.anew().steps == 500 and shared.view().steps == 500

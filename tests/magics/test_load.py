@@ -73,11 +73,11 @@ def own_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 
 def test_loading_in_a_kernel_opens_a_comm_and_imports_little_for_it(own_kernel: Kernel) -> None:
     """What is said to the JupyterLab extension later is imported later."""
-    later = ("panel.portable", "panel.feed", "panel.messages", "runs.events", "launch.session", "magics.lab_run")
+    later = ("panel.run_json", "panel.feed", "panel.messages", "runs.events", "launch.session", "magics.lab_run")
     assert own_kernel.value(f"[n for n in {later!r} if f'tpu_magics.{{n}}' in loaded]") == []
     assert own_kernel.value("__import__('tpu_magics.magics.lab').magics.lab.current is not None")
     front = Front(own_kernel)
-    assert front.ask("open", run="current")["what"] == "This kernel has not trained anything yet."
+    assert front.ask("open", run="current")["what"] == "This kernel has no run yet."
 
 
 def test_all_magics_are_there_with_their_help(own_kernel: Kernel) -> None:

@@ -40,7 +40,7 @@ def test_help_and_docstring_come_from_one_place(kernel: Kernel, magic: str, told
 def test_options_may_stand_anywhere(kernel: Kernel) -> None:
     kernel.run(MODEL + TRAIN).good()
     cell = kernel.run("%tpu_train --run-name first train -o mine model --timeout 60 steps=2 --hoist=off").good()
-    assert "first: done; trained weights are home: model" in cell.printed
+    assert "first: done; updated in the notebook: model" in cell.printed
     assert re.search(r"Steps +2\n", cell.panel[-1].text)
     assert kernel.value(f"(mine.run.name, mine.run.info['plan']['timeout'], {TRAINED})") == ("first", 60.0, True)
     assert kernel.value("'_tpu' in globals()") is False
@@ -51,7 +51,7 @@ def test_an_arg_that_begins_with_a_minus_stands_in_brackets(kernel: Kernel) -> N
     kernel.run('%tpu_train given (-1) "(-2.5)" -- -3').good()
     assert kernel.value("_tpu.value") == (-1, -2.5, -3)
     refused = kernel.run("%tpu_train given -x")
-    assert 'An ARG that begins with a minus is written in brackets: "(-x)"' in refused.said
+    assert 'Write an ARG that begins with a minus in parentheses: "(-x)"' in refused.said
 
 
 def test_processes_of_this_host(kernel: Kernel) -> None:

@@ -197,7 +197,7 @@ def test_the_widgets_give_way_to_a_page(notebook: Kernel) -> None:
     closed = {each.content["comm_id"] for each in cell.comms if each.kind == "comm_close"}
     assert live.content["data"][WIDGET]["model_id"] in opened and opened == closed
     assert "train: ✓ done" in page.text
-    assert cell.printed == "tpu_magics: train: done; trained weights are home: model\n", "the rest is in the panel"
+    assert cell.printed == "tpu_magics: train: done; updated in the notebook: model\n", "the rest is in the panel"
 
 
 def test_a_run_that_fails_leaves_its_page_above_the_error(notebook: Kernel) -> None:
@@ -255,7 +255,7 @@ widget.sections = fails
         in cell.printed
     )
     assert cell.printed.count("no such part") == 1
-    assert "f: done; trained weights are home: model" in cell.printed and notebook.value(TRAINED)
+    assert "f: done; updated in the notebook: model" in cell.printed and notebook.value(TRAINED)
     assert "This panel has stopped: ValueError: no such part" in cell.panel[-1].text
     notebook.run("widget.sections = lambda view: 1 / 0").good()
     cell = notebook.run("%tpu_train train model").good()
@@ -306,7 +306,7 @@ def test_the_page_comes_without_any_cell_and_tells_when_all_is_home(notebook: Ke
     cell = notebook.run("%tpu_train train model --background").good()
     [live] = cell.panel
     notebook.wait_until(lambda: set(shown_in(notebook, live.display_id)) == PAGE)
-    assert "bringing weights home" in shown_in(notebook, live.display_id)["text/plain"]
+    assert "collecting results" in shown_in(notebook, live.display_id)["text/plain"]
     notebook.run("_tpu.wait()").good()
     assert "train: ✓ done" in shown_in(notebook, live.display_id)["text/plain"]
 

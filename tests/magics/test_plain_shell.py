@@ -104,14 +104,16 @@ def test_everything_prints_as_text(said: dict[int, str]) -> None:
     assert said[4].startswith("one\n<IPython.core.display.HTML object>\n") and "bar: 100%" in said[4]
     assert "training_function: done, 1 rank on XLA:CPU, 6 steps in " in said[4]
     assert "broken rule" not in said[4]
-    assert "trained weights are home: model" in said[4]
+    assert "updated in the notebook: model" in said[4]
     assert said[5] == "7 False\n"
     assert "NameError: name 'boom' is not defined" in said[6] and "(In [6], line 4, in broken)" in said[6]
     assert "Traceback" not in said[6]
     assert "training_function" in said[7] and "failed" in said[7]
     assert said[8].startswith("one\n")
-    assert "What it prints goes to its log: %tpu_logs" in said[9] and "quiet" not in said[9] + said[10]
-    assert said[11].startswith("tpu_magics: the background run 'waits' has ended, and its results are home.\nquiet\n")
+    assert "Its output goes to its log: %tpu_logs" in said[9] and "quiet" not in said[9] + said[10]
+    assert said[11].startswith(
+        "tpu_magics: the background run 'waits' has ended; its results are in the notebook.\nquiet\n"
+    )
     assert said[12].startswith("TpuMagicsError: ") and "nowhere" in said[12]
 
 

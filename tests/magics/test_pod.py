@@ -21,7 +21,7 @@ def training_function(model, lr=0.1):
 
 def test_without_hosts_it_says_how_to_name_them_and_how_to_get_them(kernel: Kernel) -> None:
     [table] = kernel.run("%tpu_pod").good().displays
-    assert "%tpu_init --hosts ADDRESS names a Ray cluster" in table["text/plain"]
+    assert "for a Ray cluster: %tpu_init --hosts ADDRESS" in table["text/plain"]
     assert "--accelerator-type v5litepod-16" in table["text/plain"]
     assert table["text/html"].count("<details>") == 4
 
@@ -30,7 +30,7 @@ def test_what_a_function_takes_along(kernel: Kernel) -> None:
     kernel.run(FUNCTION).good()
     [table] = kernel.run("%tpu_pod training_function model lr=0.5 --target v4-16").good().displays
     text = " ".join(table["text/plain"].split())
-    assert "what training training_function on 2 hosts would do" in text
+    assert "dry run of training training_function on 2 hosts" in text
     assert "4 MB: models and large arrays, through Ray's object store, once for each host" in text
     sent = re.search(r"Sent in all (\S+) MB to 2 hosts", text)
     assert sent is not None and 8.008 < float(sent[1]) < 9, "the model twice, and two bundles"
@@ -59,7 +59,7 @@ def test_hosts_that_cannot_be_had_change_nothing(kernel: Kernel) -> None:
     else:
         assert refused.startswith("TpuMagicsError: No Ray cluster answers at 127.0.0.1:1.")
         assert "Connection refused" in refused
-    assert "is not the address of a Ray cluster" in kernel.run("%tpu_init --hosts head").error
-    assert "--target goes with --hosts" in kernel.run("%tpu_init --target v5e-16").error
+    assert "is no address of a Ray cluster" in kernel.run("%tpu_init --hosts head").error
+    assert "--target needs --hosts" in kernel.run("%tpu_init --target v5e-16").error
     kernel.run("import tpu_magics.launch.session as s").good()
     assert kernel.value("(s.current.processes, s.current.pod)") == (2, None)

@@ -26,18 +26,18 @@ model, word, flag = object(), "many", True
 WRONG = {
     "": "%tpu_preflight needs FUNCTION.",
     "train model": "%tpu_preflight needs --target.",
-    f"train(model) {TARGET}": "`train(model)` is a call, and it has not been made.",
+    f"train(model) {TARGET}": "`train(model)` is a call; it was not executed.",
     f"train model -n 4 {TARGET}": "-n 4 is not possible on v5litepod-1.",
-    f"model=model {TARGET}": "%tpu_preflight does not say which function.",
+    f"model=model {TARGET}": "%tpu_preflight needs a function.",
     f"trian model {TARGET}": "The notebook has no `trian`; did you mean `train`?\n"
-    "Why: The functions there are: train, needs.\n",
+    "Why: Defined functions: train, needs.\n",
     f"nothing_like_it {TARGET}": "The notebook has no `nothing_like_it`.\n",
     f"train modle {TARGET}": "The ARG 'modle' cannot be evaluated: NameError",
     "train model --target v9-8": 'There is no TPU named "v9-8".\nWhy: Similar names: v4-8',
     "train model --target A100": '"A100" is a GPU.\nWhy: A target is a TPU or a slice of TPUs',
     f"model {TARGET}": "is not a function.",
     f"needs {TARGET}": "needs(model, batch, *, rate) does not take these arguments: missing a required argument: "
-    "'model'.\nWhy: Given: 0 positional.\nWhat to do: Give a value for each parameter that has none of its own: "
+    "'model'.\nWhy: Given: 0 positional.\nWhat to do: Give a value for each parameter without a default: "
     "%tpu_preflight needs model batch rate=... --target ...",
     f"train model rate=3 {TARGET}": "train(model, steps=3, lr=0.1) does not take these arguments: got an unexpected "
     "keyword argument 'rate'.\nWhy: Given: 1 positional, rate.\n",
@@ -60,14 +60,14 @@ def shell(
     fresh_session: session.Session,
     tmp_path: Path,
     tpu_compiler: tuple[str, ...],  # noqa: F811
-) -> Iterator[headless.Shell]:
+) -> Iterator[headless.HeadlessShell]:
     with headless.shell_in(tmp_path) as found:
         found.run_cell(FUNCTIONS).raise_error()
         yield found
 
 
 @pytest.mark.parametrize("line", WRONG)
-def test_what_is_wrong_is_said(shell: headless.Shell, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_is_said(shell: headless.HeadlessShell, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(TpuMagicsError) as caught:
         shell.run_line_magic("tpu_preflight", line)
     said = str(caught.value)
@@ -76,7 +76,7 @@ def test_what_is_wrong_is_said(shell: headless.Shell, line: str, capsys: pytest.
     assert capsys.readouterr().out == "" and "_preflight" not in shell.user_ns
 
 
-def test_the_python_function_names_itself(shell: headless.Shell) -> None:
+def test_the_python_function_names_itself(shell: headless.HeadlessShell) -> None:
     with pytest.raises(TpuMagicsError) as caught:
         tpu_magics.preflight(shell.user_ns["needs"], 1, target="v5e-1")
     assert str(caught.value).endswith("tpu_magics.preflight(function, model, batch, rate=..., target=...)")

@@ -47,7 +47,7 @@ def test_the_table_of_all_runs(notebook: Kernel) -> None:
 
 def test_one_run_and_two_side_by_side(notebook: Kernel) -> None:
     one = table(notebook, "%tpu_runs well")["text/plain"]
-    assert "Run well: done" in one and "models that came home" in one and "loss" in one
+    assert "Run well: done" in one and "updated in the notebook" in one and "loss" in one
     last = table(notebook, "%tpu_runs last")["text/plain"]
     assert "NameError: name 'boom' is not defined" in last and "what to do" in last
     both = table(notebook, "%tpu_runs well broken")["text/plain"]
@@ -101,7 +101,7 @@ def test_the_newest_are_listed_and_anothers_run_is_named(notebook: Kernel, tmp_p
         info = json.loads(path.read_text())
         path.write_text(json.dumps({**info, "notebook": "/x/eval.ipynb", "kernel": "k", "pid": 1}))
     for line in ("%tpu_logs", "%tpu_panel last", "%tpu_runs last --plain"):
-        said = "tpu_magics: This notebook has made no run here. This is "
+        said = "tpu_magics: This notebook has made no run here. Showing "
         assert said in notebook.run(line).good().printed, line
     well = notebook.run("%tpu_logs well").good().printed
     assert "This notebook has made no run named 'well' here." in well and "of another notebook, eval.ipynb." in well

@@ -89,7 +89,7 @@ def test_the_panel_is_live_while_the_cell_holds_the_main_thread(kernel: Kernel) 
     assert first.kind == "display_data" and "application/vnd.jupyter.widget-view+json" in first.content["data"]
     assert last.kind == "update_display_data" and "Steps" in last.text and "done" in last.text
     assert len([one for one in cell.comms if one.kind == "comm_msg"]) > 5  # the widgets were updated meanwhile
-    assert "cell: done; trained weights are home: model" in cell.printed
+    assert "cell: done; updated in the notebook: model" in cell.printed
 
 
 def test_functions_scripts_and_refusals(kernel: Kernel, tmp_path: Path) -> None:

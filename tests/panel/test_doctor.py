@@ -33,10 +33,10 @@ def test_what_is_broken_stands_first_with_its_command(ill):
         "✗ broken: Environment variables, PJRT_DEVICE",
         "! warning: Environment variables, Worker addresses",
     ]
-    assert first.startswith("To mend\n\n")
-    assert "\n  To mend it (--fix):\n      %env PJRT_DEVICE=TPU\n  Then run %tpu_init again\n" in first
-    assert "\n  To mend it: restart the kernel, run %tpu_init first" in first
-    assert first.endswith("\n\n%tpu_doctor --fix does what is marked (--fix).")
+    assert first.startswith("To fix\n\n")
+    assert "\n  Fix (--fix):\n      %env PJRT_DEVICE=TPU\n  Then run %tpu_init again\n" in first
+    assert "\n  Fix: restart the kernel, run %tpu_init first" in first
+    assert first.endswith("\n\n%tpu_doctor --fix applies the fixes marked (--fix).")
     assert rest.startswith("24 checks: 2 broken, 1 warning, ")
 
 
@@ -57,7 +57,7 @@ def test_all_checks_follow_by_group(ill):
 def test_in_a_shell_commands_are_a_shells(ill):
     told = Diagnosis(ill.checks, shell=True)
     text = to_text(told)
-    assert "To mend it:\n      export PJRT_DEVICE=TPU\n  Then" in text
+    assert "Fix:\n      export PJRT_DEVICE=TPU\n  Then" in text
     assert "unset TPU_PROCESS_ADDRESSES CLOUD_TPU_TASK_ID" in text
     assert "%env" not in text and "os.environ" not in text and "(--fix)" not in text
 
@@ -90,15 +90,15 @@ def test_what_fix_did_and_left(host, ill):
     mended = apply_fixes(ill.checks, host.environ, host.root)
     again = Diagnosis(examine(doctor_host.facts(host, runtime=True)), mended.done, mended.left, fixed=True)
     text = " ".join(to_text(again).split())
-    assert text.startswith("Done by --fix PJRT_DEVICE=TPU was set (before: 'CUDA'), in this session. TPU_PROCESS_ADD")
-    assert "Left to you ✗ broken: TPU in use by, This notebook's runtime" in text
+    assert text.startswith("Done by --fix PJRT_DEVICE=TPU was set (it was 'CUDA'), in this session. TPU_PROCESS_ADD")
+    assert "Not fixed by --fix ✗ broken: Who holds the TPU, This notebook's runtime" in text
     assert [check.name for check in again.broken] == ["This notebook's runtime"]
 
 
 def test_a_fix_with_nothing_to_do(tmp_path):
     healthy = Diagnosis(examine(doctor_host.facts(fake_hosts.plain(tmp_path))), fixed=True)
-    assert to_text(healthy).startswith("Done by --fix\n  Nothing: there was nothing to do")
-    assert "To mend" not in to_text(healthy) and "Left to you" not in to_text(healthy)
+    assert to_text(healthy).startswith("Done by --fix\n  Nothing: no problem has a fix")
+    assert "To fix" not in to_text(healthy) and "Not fixed by --fix" not in to_text(healthy)
 
 
 def test_the_html_is_whole_and_has_the_same_words(ill):
@@ -107,13 +107,13 @@ def test_the_html_is_whole_and_has_the_same_words(ill):
     assert parsed.open == [] and not {"script", "style", "link", "img"} & set(parsed.tags)
     cells = " ".join(cell for row in parsed.rows for cell in row)
     assert all(check.what in cells for check in ill.checks)
-    assert all(escape(check.command) in html for check in ill.ill)
+    assert all(escape(check.command) in html for check in ill.problems)
     assert "<details><summary" in html, "folded away: what is to be mended stands above it"
 
 
 def test_a_healthy_host_shows_all_its_checks(tmp_path):
     html = to_html(Diagnosis(examine(doctor_host.facts(fake_hosts.plain(tmp_path)))))
-    assert "<details open><summary" in html and "To mend" not in html
+    assert "<details open><summary" in html and "To fix" not in html
 
 
 def test_what_a_person_wrote_is_escaped():

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from tests.panel import recorded
 from tests.panel.recorded import CREATED, Recorded, first_compile, recompile
-from tpu_magics.panel.feed import HERE_EVERY, PATIENCE, PATIENT, Feed
-from tpu_magics.panel.jsonable import plain, size_of
+from tpu_magics.panel.feed import HEARTBEAT_EVERY, PATIENCE, PATIENT, Feed
+from tpu_magics.panel.json_values import plain, size_of
 from tpu_magics.panel.messages import RunMessage, UpdateMessage
 from tpu_magics.panel.model import RunModel
 from tpu_magics.panel.model_view import RunView
-from tpu_magics.panel.portable import COMM, record
+from tpu_magics.panel.run_json import COMM, record
 from tpu_magics.runs.events import Value
 
 
@@ -94,7 +94,7 @@ def test_updates_put_together_are_the_whole_run_at_each_step(kind: str, cuts: li
 def test_nothing_new_is_nothing_sent(tmp_path: Path) -> None:
     view = recorded.done(tmp_path).view()
     feed = Feed(view.id)
-    assert feed.whole("me") is None and feed.here() is None
+    assert feed.whole("me") is None and feed.heartbeat() is None
     assert isinstance(feed.update(view), RunMessage) and feed.seq == 1
     assert feed.update(view) is None and feed.seq == 1
 
@@ -235,6 +235,6 @@ def test_here_comes_every_two_seconds(tmp_path: Path) -> None:
     told = []
     for _ in range(100):
         clock.now += 0.1
-        told.append(feed.here())
+        told.append(feed.heartbeat())
     seqs = [one.seq for one in told if one is not None]
-    assert seqs == [1] * len(seqs) and len(seqs) == pytest.approx(10 / HERE_EVERY, abs=1)
+    assert seqs == [1] * len(seqs) and len(seqs) == pytest.approx(10 / HEARTBEAT_EVERY, abs=1)

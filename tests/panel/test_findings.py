@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.panel.recorded import CREATED, Recorded, began
 from tests.panel.test_sections import Parsed
 from tpu_magics.check.finding import Finding
-from tpu_magics.panel.findings import MOST, codes, findings_html, findings_text, folded, headline, told
+from tpu_magics.panel.findings import MOST, codes, finding_view, findings_html, findings_text, folded, headline
 from tpu_magics.panel.page import to_html, to_text
 from tpu_magics.runs.events import RuleFinding, Site
 
@@ -47,7 +47,7 @@ def test_many_findings_are_counted_not_all_shown() -> None:
 
 
 def test_words_count_rules_and_advice() -> None:
-    found = [told(ONE), told(ONE), told(ADVICE)]
+    found = [finding_view(ONE), finding_view(ONE), finding_view(ADVICE)]
     assert headline(found) == "2 broken rules and 1 advice" and codes(found) == "TPU101 (2), TPU702"
     assert folded([]) == "" and "<details" in folded(found) and " open" not in folded(found)
 

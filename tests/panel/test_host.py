@@ -56,21 +56,21 @@ def states(table: Table) -> dict[str, str]:
         (
             "colab_cpu",
             "Colab",
-            "none: XLA:CPU rehearsal on 2 cores\nOn Colab an accelerator is chosen in Runtime > Change runtime type.",
+            "none: XLA:CPU rehearsal on 2 cores\nOn Colab, choose an accelerator in Runtime > Change runtime type.",
             "CPU: 1 worker",
             "CPU",
         ),
         (
             "colab_gpu",
             "Colab",
-            "none: XLA:CPU rehearsal on 2 cores\nOn Colab an accelerator is chosen in Runtime > Change runtime type.",
+            "none: XLA:CPU rehearsal on 2 cores\nOn Colab, choose an accelerator in Runtime > Change runtime type.",
             "CPU: 1 worker",
             "CPU",
         ),
         (
             "kaggle_cpu",
             "Kaggle",
-            "none: XLA:CPU rehearsal on 2 cores\nOn Kaggle an accelerator is chosen in Settings > Accelerator.",
+            "none: XLA:CPU rehearsal on 2 cores\nOn Kaggle, choose an accelerator in Settings > Accelerator.",
             "CPU: 1 worker",
             "CPU",
         ),
@@ -113,8 +113,8 @@ def states(table: Table) -> dict[str, str]:
 )
 def test_where_we_are(tmp_path, build, place, tpu, training, sets):
     found = cells(table_of(getattr(fake_hosts, build)(tmp_path)))
-    assert (found["Environment"], found["TPU"], found["Cells train on"]) == (place, tpu, training)
-    assert found["Set in the notebook"] == f"PJRT_DEVICE={sets}: it was not set, and this is what cells train on."
+    assert (found["Environment"], found["TPU"], found["Device"]) == (place, tpu, training)
+    assert found["Set in the notebook"] == f"PJRT_DEVICE={sets}: it was not set; cells train on this device."
     assert "Problem" not in found and "Warning" not in found
 
 
@@ -131,7 +131,7 @@ def test_where_we_are(tmp_path, build, place, tpu, training, sets):
 )
 def test_what_was_asked_of_the_cells_to_come(tmp_path, build, asked, training):
     host = inspect(getattr(fake_hosts, build)(tmp_path))
-    assert cells(host_table(host, *asked))["Cells train on"] == training
+    assert cells(host_table(host, *asked))["Device"] == training
 
 
 def test_versions_and_that_they_fit(tmp_path):
@@ -155,7 +155,7 @@ def test_versions_that_do_not_fit_and_the_command(tmp_path):
         "torch 2.8.0 and torch_xla 2.9.0 are not compatible.",
         "Why: Each torch_xla is built for one version of torch. With another one its import fails, often with "
         '"undefined symbol" in _XLAC.',
-        'To mend it: %pip install "torch==2.9.0", then restart the kernel',
+        'Fix: %pip install "torch==2.9.0", then restart the kernel',
     ]
     assert states(table)["Framework"] == states(table)["Problem"] == "broken"
 
@@ -180,29 +180,25 @@ def test_memory_of_a_container(tmp_path):
     fake_hosts.write(fake.root / "proc/self/cgroup", "0::/\n")
     fake_hosts.write(fake.root / "sys/fs/cgroup/memory.max", str(4 * 2**30))
     fake_hosts.write(fake.root / "sys/fs/cgroup/memory.current", str(2**30))
-    assert cells(table_of(fake))["Host memory"] == (
-        "3.0 GiB free of 4.0 GiB (a control group's limit, less than the machine has)"
-    )
+    assert cells(table_of(fake))["Host memory"] == ("3.0 GiB free of 4.0 GiB (cgroup limit, less than the machine has)")
 
 
 def test_what_cannot_be_known_is_not_available_with_the_reason(tmp_path):
     found = cells(host_table(inspect_host({}, tmp_path / "nowhere", (), fake_hosts.LOCAL_VERSIONS)))
-    assert found["Host memory"] == "not available (/proc/meminfo could not be read)"
-    assert found["TPU"] == "none: XLA:CPU rehearsal on cores: not available (/proc could not be read)"
-    assert found["TPU in use by"] == "not available (this host has no TPU)"
+    assert found["Host memory"] == "n/a (/proc/meminfo could not be read)"
+    assert found["TPU"] == "none: XLA:CPU rehearsal on cores: n/a (/proc could not be read)"
+    assert found["TPU in use by"] == "n/a (this host has no TPU)"
 
 
 def test_the_memory_of_an_unknown_generation_is_not_available(tmp_path):
     table = table_of(fake_hosts.tpu_vm_unknown(tmp_path))
-    assert cells(table)["TPU"] == (
-        "unknown generation (0x00aa), 4 chips; memory per chip not available (the generation is not known)"
-    )
+    assert cells(table)["TPU"] == ("unknown generation (0x00aa), 4 chips; memory per chip n/a (unknown generation)")
     assert states(table)["TPU"] == "warning"
 
 
 def test_nobody_holds_the_tpu(tmp_path):
     table = table_of(fake_hosts.tpu_vm_v4(tmp_path))
-    assert (cells(table)["TPU in use by"], states(table)["TPU in use by"]) == ("nobody", "ok")
+    assert (cells(table)["TPU in use by"], states(table)["TPU in use by"]) == ("no process", "ok")
 
 
 def test_the_holder_with_pid_and_command(tmp_path):
@@ -211,7 +207,7 @@ def test_the_holder_with_pid_and_command(tmp_path):
     table = table_of(fake)
     assert cells(table)["TPU in use by"] == "process 999999: python3 train.py"
     assert states(table)["TPU in use by"] == "broken"
-    assert "To mend it: !kill 999999, then run %tpu_init again" in cells(table)["Problem"]
+    assert "Fix: !kill 999999, then run %tpu_init again" in cells(table)["Problem"]
 
 
 def test_whose_the_holder_is(tmp_path):
@@ -249,8 +245,8 @@ def test_a_pjrt_device_that_is_kept(tmp_path):
     table = table_of(fake)
     found = cells(table)
     assert "Set in the notebook" not in found
-    assert found["Problem"].startswith("PJRT_DEVICE=TPU is wrong for this host, which has no TPU. It was not changed.")
-    assert states(table)["Cells train on"] == "broken"
+    assert found["Problem"].startswith("PJRT_DEVICE=TPU does not fit this host, which has no TPU. It was kept.")
+    assert states(table)["Device"] == "broken"
 
 
 def test_a_promised_tpu_is_marked(tmp_path):
@@ -303,7 +299,7 @@ def tensorflow_table(fake, placed: Placement | None = None, **versions: str) -> 
 CPU = {"tensorflow-cpu": "2.21.0"}
 TPU = {"tensorflow-tpu": "2.20.0", "libtpu": "0.0.52"}
 ONE = "one replica: more cannot be rehearsed truthfully, and why."
-NOT_YET = "not available (TensorFlow is not connected yet: %tpu_init)"
+NOT_YET = "n/a (TensorFlow is not connected yet: run %tpu_init)"
 
 
 @pytest.mark.parametrize(
@@ -313,7 +309,7 @@ NOT_YET = "not available (TensorFlow is not connected yet: %tpu_init)"
             "plain",
             CPU,
             Placement(DEFAULT, None, 1, ONE),
-            ("CPU", "`strategy`: the default strategy (no TPU)", ONE, "not available (there is no TPU)"),
+            ("CPU", "`strategy`: the default strategy (no TPU)", ONE, "n/a (no TPU)"),
         ),
         (
             "kaggle_v5e_8",
@@ -334,7 +330,7 @@ def test_where_tensorflow_trains(tmp_path, build, versions, placed, rows):
     table = tensorflow_table(getattr(fake_hosts, build)(tmp_path), placed, **versions)
     found = cells(table)
     device, *others = rows
-    assert found["Cells train on"] == f"{device}: in this notebook's process (TensorFlow does not survive a fork)"
+    assert found["Device"] == f"{device}: in this notebook's process (TensorFlow does not survive a fork)"
     assert [found[label] for label in ("Strategy", "Replicas", "Topology")] == others
     assert "Set in the notebook" not in found and "Changed in the workers" not in found
     assert "Problem" not in found and "Warning" not in found
@@ -358,5 +354,5 @@ def test_a_tensorflow_that_cannot_use_the_tpu(tmp_path):
 def test_what_will_not_work_there_is_told_as_problems_of_the_host_are(tmp_path, refuses, label, state):
     problem = TrainingProblem("It is a node.", "It ended.", "Use a TPU VM.", refuses=refuses)
     table = tensorflow_table(fake_hosts.plain(tmp_path), Placement(TPU_REMOTE, None, 8, "", (), (problem,)), **CPU)
-    assert cells(table)[label] == "It is a node.\nWhy: It ended.\nTo mend it: Use a TPU VM."
+    assert cells(table)[label] == "It is a node.\nWhy: It ended.\nFix: Use a TPU VM."
     assert states(table)[label] == state

@@ -15,7 +15,7 @@ import pytest
 from tests.panel import recorded
 from tests.panel.recorded import CREATED, Recorded, began, first_compile, losses, myself, recompile
 from tpu_magics.panel.model import RunModel
-from tpu_magics.panel.model_series import LIMIT, Thinned
+from tpu_magics.panel.model_series import LIMIT, Downsampled
 from tpu_magics.panel.model_view import Point, RunView
 from tpu_magics.panel.page import to_html, to_text
 from tpu_magics.runs.events import (
@@ -55,12 +55,12 @@ def steps(t: float, total: int, n: int, seconds: float, compiled: int = 0, compi
 @pytest.mark.parametrize(
     ("name", "state", "detail"),
     [
-        ("starting", "starting", "the workers start"),
-        ("compiling", "compiling", "the function was entered, and no step is done yet"),
-        ("warming-up", "compiling", "the newest steps compiled"),
+        ("starting", "starting", "starting the workers"),
+        ("compiling", "compiling", "tracing and compiling the first step"),
+        ("warming-up", "compiling", "the latest steps compiled"),
         ("running", "training", ""),
         ("done", "done", ""),
-        ("failing", "compiling", "rank 1 has failed; the run is being ended"),
+        ("failing", "compiling", "rank 1 failed; stopping the run"),
         ("failed", "failed", ""),
         ("on-tpu", "training", ""),
     ],
@@ -74,10 +74,10 @@ def test_the_state_follows_from_the_records(tmp_path: Path, name: str, state: st
 @pytest.mark.parametrize(
     ("info", "events", "state", "detail"),
     [
-        ({"status": "starting"}, (), "starting", "the workers start"),
-        ({}, (Start(CREATED, 0),), "starting", "the function is not entered yet"),
-        ({}, (*began(CREATED), Phase(CREATED, 0, "collecting")), "bringing weights home", "the function has ended"),
-        ({"status": "collecting"}, began(CREATED), "bringing weights home", "the function has ended"),
+        ({"status": "starting"}, (), "starting", "starting the workers"),
+        ({}, (Start(CREATED, 0),), "starting", "the function has not started yet"),
+        ({}, (*began(CREATED), Phase(CREATED, 0, "collecting")), "collecting results", "the function has ended"),
+        ({"status": "collecting"}, began(CREATED), "collecting results", "the function has ended"),
         ({"status": "interrupted"}, began(CREATED), "interrupted", "the notebook's models are unchanged"),
         (
             {"status": "stopped"},
@@ -86,9 +86,9 @@ def test_the_state_follows_from_the_records(tmp_path: Path, name: str, state: st
             "--steps was reached; the notebook's models are unchanged",
         ),
         ({"status": "stopped"}, began(CREATED), "stopped", ""),
-        ({"status": "timeout", "plan": {"timeout": 30}}, (), "timeout", "it ran longer than --timeout 30"),
+        ({"status": "timeout", "plan": {"timeout": 30}}, (), "timeout", "it exceeded --timeout 30"),
         ({"status": "refused"}, (), "refused", "nothing was started"),
-        ({"pid": 1, "pid_started": 1}, began(CREATED), "lost", "the kernel that ran it is gone, and the run with it"),
+        ({"pid": 1, "pid_started": 1}, began(CREATED), "lost", "the kernel of this run has ended, and the run with it"),
     ],
 )
 def test_every_other_state(
@@ -118,7 +118,7 @@ def test_without_run_json_and_an_end_nothing_is_claimed(tmp_path: Path) -> None:
     run = started(tmp_path)
     run.files.info_path.unlink()
     view = run.view()
-    assert (view.state, view.detail, view.elapsed) == ("unknown", "its run.json is missing or torn", None)
+    assert (view.state, view.detail, view.elapsed) == ("unknown", "run.json is missing or incomplete", None)
     assert view.name == "text-classifier"  # the folder's name has it
     assert view.memory_total is None and view.device == ""
 
@@ -162,7 +162,7 @@ def test_warming_up_ends_some_steps_after_the_newest_compile(tmp_path: Path) -> 
     assert run.write(steps(5, 6, 4, 0.1)).view().warming_up == "warming up, 2 compiles so far"
     assert run.write(steps(6, 7, 1, 0.1)).view().warming_up == ""
     run.write(steps(7, 500, 493, 9.0), recompile(CREATED + 8, 2, step=499))
-    assert run.view().warming_up == "compiled within the last steps, 3 compiles so far"
+    assert run.view().warming_up == "compiled in the last steps, 3 compiles so far"
     run.update(status="done")
     assert run.view().warming_up == ""
 
@@ -207,9 +207,9 @@ def test_an_observer_that_stopped_counts_at_least(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("status", "end", "reason"),
     [
-        ("running", None, "rank 0 recorded none; it tells its count at its end"),
-        ("failed", None, "rank 0 did not come to its end"),
-        ("done", End(CREATED + 5, 0, steps=9), "the runtime did not tell"),
+        ("running", None, "rank 0 has recorded none yet; the count comes at its end"),
+        ("failed", None, "rank 0 did not finish"),
+        ("done", End(CREATED + 5, 0, steps=9), "not reported by the runtime"),
     ],
 )
 def test_steps_without_a_record_of_a_compile_are_no_zero(
@@ -309,7 +309,7 @@ def test_warnings_are_said_once_with_their_ranks_and_the_worst_is_first(tmp_path
     run.supervise(Warned(CREATED + 3, 0, "y", "From the parent."))
     found = [(notice.state, notice.text, notice.ranks) for notice in run.view().notices]
     assert found == [
-        ("broken", "Ranks compiled different graphs as compile 2: 1. On a TPU such a run hangs.", ()),
+        ("broken", "Ranks compiled different graphs at compile #2: 1. On a TPU this run would hang.", ()),
         ("warning", "Careful.", (0, 1)),
         ("warning", "From the parent.", (0,)),
         ("warning", "No disk.", ()),
@@ -557,7 +557,7 @@ def test_tables_by_line_have_an_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 199, 200, 201, 400, 401, 12_345])
 def test_thinning_loses_no_extreme_and_keeps_the_ends(count: int) -> None:
-    kept: Thinned[tuple[int, int, int]] = Thinned(lambda a, b: (a[0], b[1], max(a[2], b[2])))
+    kept: Downsampled[tuple[int, int, int]] = Downsampled(lambda a, b: (a[0], b[1], max(a[2], b[2])))
     for number in range(count):
         kept.add((number, number, 10**6 if number == count // 3 else number))
     assert len(kept.points) <= LIMIT

@@ -37,7 +37,13 @@ def test_the_page_holds_every_part_in_its_order(tmp_path: Path, name: str) -> No
 
 def test_the_compiles_stand_behind_their_summary(tmp_path: Path) -> None:
     text = Parsed(to_html(recorded.running(tmp_path).view())).text
-    order = ("8 compiles, 6 recompiles", "Each compile, newest first (8)", "[0/5] In", "[0/0] In", "Values that")
+    order = (
+        "8 compiles, 6 recompiles",
+        "Each compile, newest first (8)",
+        "#5 In [12], line 14",
+        "#0 In [12], line 14",
+        "Device-to-host reads",
+    )
     places = [text.index(words) for words in order]
     assert places == sorted(places)
 
@@ -68,17 +74,18 @@ def test_the_text_is_aligned_and_at_most_100_columns_wide(tmp_path: Path) -> Non
 def test_the_text_of_a_failed_run(tmp_path: Path) -> None:
     lines = to_text(recorded.failed(tmp_path).view()).splitlines()
     assert lines[0] == "rehearsal-of-2: ✗ failed"
-    assert [line for line in lines if line.startswith(("Elapsed", "Steps ", "Compiles ", "Recompiles"))] == [
-        "Elapsed         11 s",
-        "Steps           30 (of at most 500)",
-        "Compiles        2",
-        "Recompiles      ! 1",
+    assert [line for line in lines if line.startswith(("Elapsed", "Steps ", "Compiles ", "Recompiles   !"))] == [
+        "Elapsed      11 s",
+        "Steps        30 (of at most 500)",
+        "Compiles     2",
+        "Recompiles   ! 1",
+        "Recompiles   ! input-shape: #1 at In [12], line 14: The input input_ids has a new shape:",
     ]
     assert any(line.startswith("What happened  ✗ failed: Rank 1 failed: ValueError: Expected input") for line in lines)
     assert "    outputs = model(**batch)" in lines
-    assert any(line.startswith("[0/1]    In [12], line 14  1.21 s  input-shape") for line in lines)
+    assert any(line.startswith("#1       In [12], line 14  1.21 s  input-shape") for line in lines)
     assert any(re.match("loss  █[▁-█]{23}  2.3 → 0.06", line) for line in lines)
-    assert "HBM             not available on XLA:CPU" in lines
+    assert "HBM          n/a on XLA:CPU" in lines
 
 
 def test_a_long_run_stays_small(tmp_path: Path) -> None:

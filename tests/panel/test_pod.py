@@ -10,7 +10,7 @@ from tpu_magics.host import inspect_host
 from tpu_magics.launch.pods.dry_run import DryRun, PayloadSize
 from tpu_magics.launch.pods.pod import Pod, PodHost
 from tpu_magics.magics.pod import PodPlan, slice_of
-from tpu_magics.panel.host import host_table, told_host
+from tpu_magics.panel.host import host_summary, host_table
 from tpu_magics.panel.pod import outlook_table, pod_table, ranks_text, size
 from tpu_magics.panel.pod_commands import commands, commands_html, commands_text, offer_of
 from tpu_magics.panel.table import to_html, to_text
@@ -33,7 +33,7 @@ def test_the_hosts_with_their_ranks() -> None:
     assert text.startswith("tpu_magics: 2 hosts, 4 ranks (a rehearsal on XLA:CPU), Ray cluster 10.0.0.1:6379")
     first, second = (line.split("  ") for line in text.splitlines() if line.startswith("host-"))
     assert [part.strip() for part in first if part.strip()] == ["host-0 (head)", "0-1", "10.0.0.1", "2 CPUs", "7.5 GiB"]
-    assert [part.strip() for part in second if part.strip()][-1] == "not available"
+    assert [part.strip() for part in second if part.strip()][-1] == "n/a"
     assert "On every host: Python 3.11.7, tpu_magics 0.1.0, torch 2.9.0." in text
 
 
@@ -49,7 +49,7 @@ def test_this_hosts_table_and_the_status_bar_say_where_cells_train() -> None:
     text = " ".join(to_text(host_table(inspect_host(), 4, pod=found)).split())
     assert "2 hosts of the Ray cluster 10.0.0.1:6379: 4 ranks, a rehearsal on their CPUs" in text
     assert "1 worker" not in text
-    assert told_host(inspect_host(), 4, pod=found).title == "2 hosts, 4 ranks"
+    assert host_summary(inspect_host(), 4, pod=found).title == "2 hosts, 4 ranks"
 
 
 def test_one_of_each_is_said_in_the_singular() -> None:
@@ -75,11 +75,11 @@ def test_sizes(count: float, text: str) -> None:
 def test_what_a_run_would_send() -> None:
     outlook = DryRun(pod(host(0), host(1), host(2)), None, PayloadSize("train", 12_000, 67_000_000, 67_000_000))
     text = to_text(outlook_table(outlook, "/runs"), 120)
-    assert "what training train on 3 hosts would do" in text
-    assert "12 kB: the function and its small arguments" in text
+    assert "dry run of training train on 3 hosts" in text
+    assert "12 kB: the function and its small arguments, in one bundle" in text
     assert "67 MB: models and large arrays, through Ray's object store, once for each host" in text
     assert "201 MB to 3 hosts" in text
-    assert "67 MB: the trained weights of rank 0, from host-0, at the end" in text
+    assert "67 MB: the trained weights of rank 0 are copied from host-0" in text
     assert "✓ ok" in text and "✗ broken" not in text
 
 
@@ -90,16 +90,16 @@ def test_what_does_not_fit_is_marked() -> None:
     )
     broken = [line for line in text.splitlines() if "✗ broken" in line]
     assert ["object store" in broken[0], "Memory" in broken[1]] == [True, True]
-    assert "on host-1: it does not hold them" in text and "host-1 has 977 KiB free" in text
+    assert "on host-1: too small" in text and "host-1 has 977 KiB free" in text
 
 
 def test_without_a_function_the_sizes_are_not_available() -> None:
-    assert "not available (name what is trained" in to_text(outlook_table(DryRun(pod(host(0))), "/runs"))
+    assert "n/a (name the function" in to_text(outlook_table(DryRun(pod(host(0))), "/runs"))
 
 
 def test_a_slice_that_nobody_has_yet() -> None:
     text = " ".join(str(PodPlan(None, slice_of("v5litepod-16"), None)).split())
-    assert "v5litepod-16 (4x4): 4 hosts with 4 chips each; this notebook has no such slice yet" in text
+    assert "v5litepod-16 (4x4): 4 hosts with 4 chips each; not there yet" in text
     assert "16: 4 workers on each host" in text
 
 

@@ -17,10 +17,9 @@ from tests.panel.preflights import GIB, MIB, result, traced
 from tpu_magics.backends.lowered import HostRead, SourceLine
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel.preflight import to_html, to_text
-from tpu_magics.panel.preflight_plot import HIGH, WIDE, Line, Mark, plot
+from tpu_magics.panel.preflight_plot import HIGH, WIDE, Mark, PlotLine, plot
 from tpu_magics.panel.preflight_progress import TerminalLine, progress_html, progress_text
-from tpu_magics.panel.preflight_topic import Topic
-from tpu_magics.panel.preflight_topics import topics
+from tpu_magics.panel.preflight_topics import Topic, topics
 from tpu_magics.preflight.compilation import Progress
 from tpu_magics.preflight.compile_result import Buffer, HbmUsage, Multiplications, PaddedDimension, TilePadding
 from tpu_magics.preflight.report import Preflight, TargetResult
@@ -117,22 +116,26 @@ def test_one_look() -> None:
             "Preflight of train batch 32 on each rank, bf16; no step was executed",
             "v5litepod-8 ✓ fits 8 chips, 8 ranks",
         ),
-        *("HBM 4.3 of 15.75 GiB 73 % free", "A step, estimate ≥ 25.6 ms ≤ 39 steps/s", "Bound by memory compute 11 ms"),
-        *("bf16 99 % of matmul FLOPs", "Padding 2 % 102 MiB", "Compile 62.8 s 2 graphs", "Compile 76 s kept"),
+        *(
+            "HBM 4.3 of 15.75 GiB 73 % free",
+            "Step time (estimate) ≥ 25.6 ms ≤ 39 steps/s",
+            "Bound by memory compute 11 ms",
+        ),
+        *("bf16 99 % of matmul FLOPs", "Padding 2 % 102 MiB", "Compile 62.8 s 2 graphs", "Compile 76 s cached"),
     ):
         assert part in text
 
 
 def test_the_estimate_is_called_one_in_both_forms() -> None:
-    assert "A step, estimate ≥" in page(preflights.bert())
+    assert "Step time (estimate) ≥" in page(preflights.bert())
     for text in (page(preflights.bert()), flat(to_text(preflights.bert()))):
         assert "The time is an estimate, a lower bound" in text
 
 
 def test_what_a_program_is_missing_has_one_reason() -> None:
     text = page(preflights.too_large())
-    assert text.count("Cost, bf16, padding not available no program was compiled") == 2
-    assert "HBM not available the compiler refuses it" in page(preflights.refused())
+    assert text.count("Cost, bf16, padding n/a no program was made") == 2
+    assert "HBM n/a the compiler refused it" in page(preflights.refused())
 
 
 @given(st.text(min_size=1, max_size=40))
@@ -174,7 +177,7 @@ def test_memory_in_words(needed: float, shown: str, free: str) -> None:
 
 def test_memory_whose_limit_is_not_known() -> None:
     memory = HbmUsage(3 * GIB, None)
-    assert words.used(memory) == "3 GiB" and words.headroom(memory).startswith("not available (")
+    assert words.used(memory) == "3 GiB" and words.headroom(memory).startswith("n/a (")
 
 
 def test_the_bar_shows_parts_of_what_there_is() -> None:
@@ -197,7 +200,7 @@ def test_shares_are_short_in_a_figure() -> None:
 
 def test_kinds_add_up() -> None:
     rows = {one[0]: one[1] for one in cells(preflights.bert(), "HBM by kind")}
-    assert rows["outputs in the memory of arguments"].startswith("-") and rows["needed"] == "4.3 GiB"
+    assert rows["outputs that reuse the memory of arguments"].startswith("-") and rows["needed"] == "4.3 GiB"
 
 
 def test_the_first_step_may_need_most() -> None:
@@ -224,26 +227,26 @@ def test_buffers_have_their_lines() -> None:
         *("144 MiB", "bf16[32,12,384,512]", "temporary", "aten__softmax"),
         "In [3], line 21\nloss = model(**batch).loss",
     )
-    assert "14 MiB of it padding" in cells(one, "Largest buffers")[2][1]
+    assert "14 MiB of padding" in cells(one, "Largest buffers")[2][1]
 
 
 def test_padding_names_the_dimension() -> None:
     assert cells(preflights.tiny(), "Padding of tiles")[0][:3] == ("hidden.weight 100 → 128", "1 MiB", "33 %")
-    text = "1 MiB, of it hidden.weight 100 → 128: 33 % of the HBM in use"
+    text = "1 MiB, largest part hidden.weight 100 → 128: 33 % of the HBM in use"
     assert topic(preflights.tiny(), "Padding of tiles").summary == text
-    assert "of what is in use" in topic(preflights.tiny(), "Padding of tiles").table.columns
+    assert "of the HBM in use" in topic(preflights.tiny(), "Padding of tiles").table.columns
 
 
 def test_the_dimensions_of_padding_add_up_to_its_headline() -> None:
     lost = TilePadding(3 * MIB, 2 * MIB, (PaddedDimension(100, 128, MIB // 4, 8, "f32[64,100]"),))
     found = Preflight("f", (result("v5e-8", padding=lost),))
-    assert [row[:2] for row in cells(found, "Padding of tiles")] == [("100 → 128", "256 KiB"), ("all else", "768 KiB")]
-    assert "Padding 33 % 1 MiB of what is in use" in page(found)
+    assert [row[:2] for row in cells(found, "Padding of tiles")] == [("100 → 128", "256 KiB"), ("others", "768 KiB")]
+    assert "Padding 33 % 1 MiB of the memory in use" in page(found)
 
 
 def test_several_targets_are_named_in_each_table() -> None:
     rows = [row[:2] for row in cells(preflights.bert(), "Padding of tiles")]
-    assert rows == [(name, text) for name in ("v5litepod-8", "v6e-8") for text in ("2 → 128", "all else")]
+    assert rows == [(name, text) for name in ("v5litepod-8", "v6e-8") for text in ("2 → 128", "others")]
     assert topic(preflights.bert(), "Cost of a step").summary.endswith("on a device (v5litepod-8)")
     assert cells(preflights.bert(), "Notes") == [("v6e-8: The compiler uses 31.5 of the 32 GiB.",)]
     assert topic(preflights.bert(), "Cost of a step").table.columns == ("", "v5litepod-8", "v6e-8")
@@ -251,24 +254,24 @@ def test_several_targets_are_named_in_each_table() -> None:
 
 def test_cost_says_where_its_numbers_are_from() -> None:
     notes = " ".join(topic(preflights.tiny(), "Cost of a step").table.notes)
-    assert "one bf16 pass" in notes and "In loops" not in notes and "bounds no time" in notes
+    assert "one bf16 pass" in notes and "In loops" not in notes and "gives no bound" in notes
     rows = {one[0]: one[1:] for one in cells(preflights.bert(), "Cost of a step")}
-    assert rows["bytes by XLA's own count"] == ("52 GB", "52 GB") and "time of a full turn" not in rows
+    assert rows["bytes by XLA's own count"] == ("52 GB", "52 GB") and "time of a full cycle" not in rows
     assert "one bf16 pass" not in " ".join(topic(preflights.bert(), "Cost of a step").table.notes)
     looped = topic(Preflight("f", (result("v5e-8", loops=True),)), "Cost of a step").table
-    assert any(one.startswith("In loops, multiplications count once per iteration") for one in looped.notes)
-    assert "not available (in loops, multiplications" in looped.rows[1].cells[1]
+    assert any(one.startswith("In loops multiplications count in each round") for one in looped.notes)
+    assert "n/a (multiplications in loops" in looped.rows[1].cells[1]
     floor = Preflight("f", (result("v5e-8", hbm_bytes=None),))
     assert "each argument and output moved once" in " ".join(topic(floor, "Cost of a step").table.notes)
 
 
 def test_a_rate_that_python_cannot_keep_up_with_says_so() -> None:
     found = preflights.tiny()
-    assert "steps/s starting a step from Python takes longer" in page(found)
+    assert "steps/s dispatching a step from Python takes longer" in page(found)
     rows = {one[0]: one[1] for one in cells(found, "Cost of a step")}
-    assert rows["samples/s, each chip"].endswith(", without starting the steps")
+    assert rows["samples/s per chip"].endswith(", without the dispatch of steps")
     assert "1.2 ms of one core" in " ".join(topic(found, "Cost of a step").table.notes)
-    assert "starting a step" not in page(preflights.bert())
+    assert "dispatching a step from" not in page(preflights.bert())
 
 
 def test_graphs_that_take_turns_have_figures_each() -> None:
@@ -276,23 +279,23 @@ def test_graphs_that_take_turns_have_figures_each() -> None:
     graphs = tuple(replace(preflights.graph(nth), steady=nth == 3) for nth in (0, 1, 3))
     turns = traced(graphs=graphs, syncs=8, sequence=(0, 1, 1, 2, 0, 1, 1, 2), rows=(32, 32, 32))
     found = Preflight("f", (result("v5e-8", turns),))
-    assert "≥ 103 ms for 4 syncs, 3 graphs that take turns the last of them ≥ 25.6 ms" in page(found)
-    assert topic(found, "Graphs").summary == "3 graphs: those of syncs 1, 2 and 4 take turns, over 4 syncs"
+    assert "≥ 103 ms for 4 syncs of 3 alternating graphs the last one ≥ 25.6 ms" in page(found)
+    assert topic(found, "Graphs").summary == "3 graphs: those of syncs 1, 2 and 4 alternate, over 4 syncs"
     shown = cells(found, "Graphs")
     assert [row[0] for row in shown] == [f"sync {n}\n{often} of 4 later syncs" for n, often in ((1, 1), (2, 2), (4, 1))]
     assert {row[-1] for row in shown} == {"≥ 25.6 ms"}
     rows = {one[0]: one[1] for one in cells(found, "Cost of a step")}
-    assert rows["time of a full turn"] == "≥ 103 ms (4 syncs)"
-    assert rows["samples/s, in all"] == "≤ 9,980 (in a turn 1,024)"
+    assert rows["time of a full cycle"] == "≥ 103 ms (4 syncs)"
+    assert rows["samples/s in total"] == "≤ 9,980 (in a cycle 1,024)"
     unknown = Preflight("f", (result("v5e-8", replace(turns, rows=())),))
     rows = {one[0]: one[1] for one in cells(unknown, "Cost of a step")}
-    assert rows["samples/s, in all"].startswith("not available (graphs take turns")
+    assert rows["samples/s in total"].startswith("n/a (graphs take turns")
 
 
 def test_what_is_no_bound_has_no_sign_of_one() -> None:
     text = page(Preflight("f", (result("v5e-8", guessed=True),)))
-    assert "A step, estimate ≈ 25.6 ms ≈ 39 steps/s" in text and "≥" not in text and "≤" not in text
-    assert "an estimate, and no bound" in text and "a lower bound" not in text
+    assert "Step time (estimate) ≈ 25.6 ms ≈ 39 steps/s" in text and "≥" not in text and "≤" not in text
+    assert "an estimate, not a bound" in text and "a lower bound" not in text
 
 
 def test_fewer_ranks_than_the_target_has() -> None:
@@ -307,11 +310,11 @@ def test_of_one_replica_only_what_it_does_itself_is_told() -> None:
     found = Preflight("f", (result("v5e-8", traced(ranks_known=False)),))
     fit = FitResult("v5litepod-8", "batch", 9, 8, (FitPoint(8, "fits", GIB, 15 * GIB),), 1, ())
     text = page(replace(found, fit=(fit,)))
-    assert "batch 32 on one replica" in page(found) and "8 chips; the program is that of one replica" in text
-    assert "on each chip in all v5litepod-8 9 8 8 not available (the program is that of one replica)" in text
+    assert "batch 32 on one replica" in page(found) and "8 chips; the program of one replica" in text
+    assert "per chip in total v5litepod-8 9 8 8 n/a (the program of one replica)" in text
     rows = {one[0]: one[1] for one in cells(found, "Cost of a step")}
-    assert rows["samples/s, in all"] == "not available (the program is that of one replica)"
-    assert rows["samples/s, each chip"].startswith("≤ ")
+    assert rows["samples/s in total"] == "n/a (the program of one replica)"
+    assert rows["samples/s per chip"].startswith("≤ ")
 
 
 def test_under_spmd_the_batch_is_over_all_devices() -> None:
@@ -320,13 +323,13 @@ def test_under_spmd_the_batch_is_over_all_devices() -> None:
     assert "batch 256 over 4 or 8 devices" in text and "8 chips, SPMD over 8" in text
     fit = FitResult("v5litepod-8", "batch", 99, 64, (FitPoint(64, "fits", GIB, 15 * GIB),), 1, (), 8)
     text = page(Preflight("f", (results[1],), (fit,)))
-    assert "largest multiple of 8 on each device on each chip in all v5litepod-8 99 64 8 64 on 8 chips" in text
+    assert "largest multiple of 8 on each device per chip in total v5litepod-8 99 64 8 64 on 8 chips" in text
 
 
 def test_an_unknown_batch_is_said_to_be_unknown() -> None:
     shown = cells(Preflight("f", (result("v5e-8", traced(batch=None)),)), "Cost of a step")
     rows = {one[0]: one[1] for one in shown}
-    assert rows["samples/s, in all"] == "not available (the batch size is unknown)"
+    assert rows["samples/s in total"] == "n/a (the batch is not known)"
 
 
 def test_a_program_without_multiplications() -> None:
@@ -351,16 +354,16 @@ def test_bf16_is_not_advised_to_who_has_it() -> None:
 
 def test_a_changing_graph_shows_its_causes() -> None:
     text = page(preflights.custom())
-    assert "✗ changes in each step Each of 5 steps had a graph of its own: on a TPU each step compiles." in text
+    assert "✗ changes in each step Each of 5 steps had a different graph: on a TPU each step compiles." in text
     assert "input-shape: input_ids now int64[32,129], before int64[32,128]" in text
     one = Preflight("f", (result("v5e-8", traced(settled=False, syncs=1)),))
-    assert "! 1 step only Only 1 step was seen" in page(one)
+    assert "! 1 step only Only 1 step traced" in page(one)
 
 
 def test_graphs_that_come_again_are_no_compile_in_each_step() -> None:
     """A, B, A, B: two compiles."""
     text = page(Preflight("f", (result("v5e-8", traced(settled=False, syncs=4)),)))
-    assert "! changes 2 graphs in 4 syncs, and no two successive steps had the same one" in text
+    assert "! changes 2 graphs in 4 syncs, and no two consecutive steps had the same one" in text
     assert "each step compiles" not in text and "2 graphs: later steps" not in text
 
 
@@ -377,7 +380,7 @@ def test_the_graph_that_does_not_fit_is_named() -> None:
     one = result("v5e-8", traced(graphs=(preflights.graph(2), preflights.graph(5))))
     large = replace(one.compiled[0], status="too-large", memory=HbmUsage(20 * GIB, one.target.chip.available))
     text = page(Preflight("f", (replace(one, compiled=(large, one.compiled[1])),)))
-    assert "That is the graph of sync 3; that of sync 6 fits." in text and "first step" not in text
+    assert "This is the graph of sync 3; that of sync 6 fits." in text and "first step" not in text
 
 
 def test_a_value_that_read_zero_is_told_with_its_line() -> None:
@@ -389,7 +392,7 @@ def test_a_refusal_has_the_line_and_the_compilers_text() -> None:
     text = page(preflights.refused())
     assert "my_kernel (In [3], line 21): the TPU does not know this custom call." in text
     assert "The compiler says: INTERNAL: Mosaic failed" in text
-    assert "! no answer The compile process was stopped at 12 GiB of host memory." in text
+    assert "! no result The compile process was stopped at 12 GiB of host memory." in text
 
 
 def test_a_library_s_read_and_a_known_value_are_told_as_such() -> None:
@@ -398,10 +401,12 @@ def test_a_library_s_read_and_a_known_value_are_told_as_such() -> None:
         preflights.ATTENTION, "a value: it follows from the inputs alone, and was computed", 3, inside, True
     )
     text = page(Preflight("f", (result("v5e-8", traced(reads=(library,))),)))
-    assert "! read transformers itself (transformers/masking_utils.py:812), below loss = model(**batch).loss" in text
-    assert "(In [3], line 21), 3 times, and got its true value" in text and "is zero" not in text
+    assert (
+        "! read inside transformers (transformers/masking_utils.py:812), called from loss = model(**batch).loss" in text
+    )
+    assert "(In [3], line 21), 3 times, true value" in text and "gives zero" not in text
     both = page(Preflight("f", (result("v5e-8", traced(reads=(library, HostRead(preflights.READ, "a value", 3)))),)))
-    assert "! read zero" in both and "where nothing else is said of it" in both
+    assert "! read zero" in both and "gives zero unless noted" in both
 
 
 def test_gradients_that_wait_for_the_next_step_are_told() -> None:
@@ -411,8 +416,8 @@ def test_gradients_that_wait_for_the_next_step_are_told() -> None:
     one = result("v5e-8", traced(graphs=graphs), memory=memory, buffers=(kept,))
     first = replace(one.compiled[0], buffers=())
     text = page(Preflight("f", (replace(one, compiled=(first, one.compiled[1])),)))
-    assert "Gradients ! kept Outputs of 44 MiB take no argument's memory" in text
-    assert "zero_grad(set_to_none=True) right after optimizer.step() frees them" in text
+    assert "Gradients ! kept Outputs of 44 MiB have the shapes of parameters" in text
+    assert "call zero_grad(set_to_none=True) right after optimizer.step() to free them" in text
     assert "zero_grad" not in page(preflights.bert())
 
 
@@ -426,7 +431,7 @@ def test_of_a_program_that_was_not_made_no_cost_is_told() -> None:
     one = found.results[0]
     every = replace(one, compiled=tuple(replace(each, **facts, memory=memory) for each in one.compiled))
     text = page(replace(found, results=(every,)))
-    assert "Cost, bf16, padding not available no program was compiled" in text
+    assert "Cost, bf16, padding n/a no program was made" in text
     assert not {"FLOP", "steps/s", "samples/s", "Padding of tiles"} & set(text.replace(",", "").split())
 
 
@@ -477,7 +482,7 @@ def test_a_search_without_an_answer() -> None:
     fit = FitResult(one.name, "batch", None, None, (point,), 8, ("The search ended early.",))
     found = Preflight("f", (one,), (fit,))
     assert "The compile process died." in page(found) and "<svg" not in to_html(found)
-    assert "v5litepod-8 not available not available" in page(found)
+    assert "v5litepod-8 n/a n/a" in page(found)
 
 
 def drawing(found: Preflight) -> str:
@@ -492,7 +497,7 @@ def test_the_drawing_has_limits_tries_and_names() -> None:
 
 
 def test_what_needs_much_more_is_drawn_at_the_top() -> None:
-    line = Line("v5e", 15.75, (Mark(32, 4.0, True, True), Mark(40, 500.0, False), Mark(5000, 900.0, False)))
+    line = PlotLine("v5e", 15.75, (Mark(32, 4.0, True, True), Mark(40, 500.0, False), Mark(5000, 900.0, False)))
     svg = plot([line], "n", "GiB")
     assert "500 GiB" in svg and "900 GiB" not in svg
 
@@ -506,7 +511,7 @@ def test_what_needs_much_more_is_drawn_at_the_top() -> None:
     st.floats(1, 200),
 )
 def test_every_mark_lies_in_the_drawing(marks: list[tuple[int, float, bool]], limit: float) -> None:
-    svg = plot([Line("v5e", limit, tuple(Mark(*mark) for mark in marks))], "n", "GiB")
+    svg = plot([PlotLine("v5e", limit, tuple(Mark(*mark) for mark in marks))], "n", "GiB")
     if not marks:
         assert svg == ""
         return
@@ -523,18 +528,18 @@ def now(**facts: Any) -> Progress:
     return Progress(**{"target": "v5litepod-8", "graph": 0, **known, **facts})
 
 
-FIRST, HELD = "v5litepod-8, graph 1 of 2", ", the compiler holds 2.1 GiB"
+FIRST, HELD = "v5litepod-8, graph 1 of 2", ", compiler memory 2.1 GiB"
 
 
 @pytest.mark.parametrize(
     ("facts", "text"),
     [
-        ({}, f"{FIRST}: compiling, 12 s, about 17 s to go{HELD}"),
-        ({"expected": None}, f"{FIRST}: compiling, 12 s, time to go not known yet{HELD}"),
-        ({"elapsed": 75}, f"{FIRST}: compiling, 1 min 15 s, longer than the 30 s that were expected{HELD}"),
-        ({"state": "starting", "count": 1, "resident": None}, "v5litepod-8: the compiler starts, 12 s"),
+        ({}, f"{FIRST}: compiling, 12 s, about 17 s left{HELD}"),
+        ({"expected": None}, f"{FIRST}: compiling, 12 s, remaining time unknown{HELD}"),
+        ({"elapsed": 75}, f"{FIRST}: compiling, 1 min 15 s, longer than the expected 30 s{HELD}"),
+        ({"state": "starting", "count": 1, "resident": None}, "v5litepod-8: starting the compiler, 12 s"),
         ({"state": "done"}, f"{FIRST}: compiled in 12 s"),
-        ({"state": "kept"}, f"{FIRST}: kept from an earlier compile"),
+        ({"state": "kept"}, f"{FIRST}: cached from an earlier compile"),
     ],
 )
 def test_progress_in_a_line(facts: dict[str, Any], text: str) -> None:

@@ -52,12 +52,12 @@ def test_what_is_as_on_a_tpu_and_what_is_not_is_one_line_that_unfolds(tmp_path: 
     html = sections(view)["rehearsal"]
     assert html.startswith("<details ") and " open" not in html.partition(">")[0]
     summary, _, unfolded = html.partition("</summary>")
-    assert "speed and HBM are not" in Parsed(f"{summary}</summary></details>").text
-    for word in ("gloo", "weights", "random states", "barriers", "rank gets which part"):
+    assert "speed and memory do not" in Parsed(f"{summary}</summary></details>").text
+    for word in ("gloo", "weights", "random states", "barriers", "the data of each rank"):
         assert word in unfolded
     told = to_text(view)
-    assert told.index("\nRehearsal\n") > told.index("\nRanks\n")
-    assert "As on a TPU" in told and "Not as on a TPU" in told
+    assert told.index("\nRehearsal on CPU\n") > told.index("\nRanks\n")
+    assert "Same as on a TPU" in told and "Different on a TPU" in told
 
 
 @pytest.mark.parametrize("name", ["running", "done", "failed", "on-tpu", "starting"])
@@ -95,22 +95,22 @@ def test_the_plain_summary_says_it(tmp_path: Path) -> None:
 def test_compiles_are_said_to_be_those_of_whole_graphs(tmp_path: Path) -> None:
     view = recorded.rehearsed(tmp_path).view()
     assert view.compiles == 2 and view.pieces == 4
-    told = "Counted as the graphs that a TPU would compile; here collectives on the host cut them in 4 pieces."
+    told = "Graphs are counted as a TPU would compile them; here host collectives split them into 4 pieces."
     assert told in text_of(view, "compiles") and told.split(";")[0] in to_text(view)
-    assert "cut by collectives on the host in 2 pieces; a TPU compiles it as one graph" in text_of(view)
+    assert "split by host collectives into 2 pieces; a TPU compiles it as one graph" in text_of(view)
 
 
 def test_a_graph_whose_pieces_are_all_known_costs_nothing_and_says_why(tmp_path: Path) -> None:
     run = recorded.rehearsed(tmp_path)
     run.write(recorded.recompile(CREATED + 10, 2, seconds=0.0, **recorded.CUT))
     told = text_of(run.view())
-    assert "in 2 pieces, all of them compiled before; a TPU compiles it as one graph" in told
-    assert "[0/2] In [12], line 14 · 0 s ·" in told
+    assert "into 2 pieces, all compiled before; a TPU compiles it as one graph" in told
+    assert "#2 In [12], line 14 · 0 s ·" in told
 
 
 def test_graphs_without_a_collective_are_not_cut(tmp_path: Path) -> None:
     run = ranks_of(tmp_path, (1.0, 0.5), (1.0, 0.5)).write(first_compile(CREATED + 3))
-    assert "that a TPU would compile." in text_of(run.view(), "compiles")
+    assert "Graphs are counted as a TPU would compile them." in text_of(run.view(), "compiles")
     assert "piece" not in text_of(run.view(), "compiles")
 
 
@@ -123,13 +123,13 @@ def test_a_run_of_one_rank_needs_no_such_word(tmp_path: Path) -> None:
 
 def test_the_time_in_collectives_is_a_share_of_the_training(tmp_path: Path) -> None:
     view = recorded.rehearsed(tmp_path).view()
-    assert fact(view, "Time").endswith("collectives on the host 3.62 s (25 of them, 27 % of the training time)")
+    assert fact(view, "Time").endswith("host collectives 3.62 s (25 calls, 27 % of the training time)")
 
 
 def test_collectives_that_were_not_measured_are_not_available(tmp_path: Path) -> None:
     view = ranks_of(tmp_path, (1.0, None), (1.0, None)).view()
-    assert "collectives on the host not available (not told yet)" in fact(view, "Time")
-    assert "not available (not told)" in rank_cells(view, view.ranks[1])
+    assert "host collectives n/a (not reported yet)" in fact(view, "Time")
+    assert "n/a (not reported)" in rank_cells(view, view.ranks[1])
 
 
 def test_a_run_without_host_collectives_does_not_speak_of_them(tmp_path: Path) -> None:
@@ -156,8 +156,8 @@ def test_the_rank_that_the_others_wait_for_is_named_and_marked(tmp_path: Path) -
     view = recorded.rehearsed(tmp_path, ASLEEP, 29.2).view()
     found = straggler(view)
     assert found is not None and found.rank == 3
-    told = "The others wait for rank 3: 27 % of its time went neither into compiling nor into collectives"
-    assert told in text_of(view, "ranks") and "The others wait for rank 3" in to_text(view)
+    told = "The other ranks wait for rank 3: it spent 27 % of its time outside compiles and collectives"
+    assert told in text_of(view, "ranks") and "The other ranks wait for rank 3" in to_text(view)
     rows = sections(view)["ranks"].split("<tr ")
     assert ["! 1.75 s (6 %)" in row for row in rows].index(True) == [">3<" in row for row in rows].index(True)
 
@@ -205,8 +205,8 @@ def test_a_mesh_on_a_tpu_is_no_rehearsal(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"sharded": None, "text": "not readable: {x}"}, "parameters: not available (not readable: {x})"),
-        ({"replicated": None}, "parameters: not available (not told)"),
+        ({"sharded": None, "text": "not readable: {x}"}, "parameters: n/a (not readable: {x})"),
+        ({"replicated": None}, "parameters: n/a (not reported)"),
         ({"sharded": 0, "replicated": 0}, "parameters: none on the devices"),
         ({"sharded": 0}, "parameters: 0 sharded, 4 replicated (3 KiB)"),
         ({"shape": (), "axes": ()}, "8 virtual devices, no global mesh; "),
@@ -220,7 +220,7 @@ def test_of_a_mesh_it_says_what_is_known(tmp_path: Path, fields: dict[str, Any],
 def test_a_mesh_that_was_not_told_yet(tmp_path: Path) -> None:
     run = Recorded(tmp_path, "early", **myself())
     run.update(plan={**rehearsal_plan(1), "spmd": 8})
-    assert fact(run.view(), "Mesh") == "not available (no record of it yet)"
+    assert fact(run.view(), "Mesh") == "n/a (no record yet)"
     assert title_notes(run.view()).endswith("one SPMD worker on XLA:CPU")
     assert not [each for each in facts(recorded.running(tmp_path).view()) if each.label == "Mesh"]
 
@@ -248,12 +248,12 @@ def test_a_report_of_the_runtimes_metrics_is_named(tmp_path: Path) -> None:
 def test_what_a_report_lacks_is_not_available(tmp_path: Path) -> None:
     run = recorded.meshed(tmp_path).write(Metrics(CREATED + 9, 0, file="", number=0))
     told = text_of(run.view(), "reads")
-    assert "1 report, which could not be kept: compiles not available (none was measured)" in told
+    assert "1 report, not saved: compiles n/a (not measured)" in told
 
 
 def test_in_a_rehearsal_a_report_counts_pieces(tmp_path: Path) -> None:
     run = recorded.rehearsed(tmp_path).write(Metrics(CREATED + 9, 0, file="rank-0-metrics-0.txt", compiles=4))
-    assert "as the runtime counts them, each piece for itself." in text_of(run.view(), "reads")
+    assert "counted by the runtime, each piece separately." in text_of(run.view(), "reads")
 
 
 def test_the_newest_of_both_counts(tmp_path: Path) -> None:

@@ -63,32 +63,32 @@ def test_a_table_of_runs(tmp_path: Path) -> None:
     table = runs_table([failed, trained(tmp_path)])
     assert table.columns == ("when", "name", "status", "steps", "seconds", "ranks", "last value")
     assert [row.cells for row in table.rows] == [
-        ("2026-11-21 07:34:03", "second", "failed", "not available", "0.5", "1", "not logged"),
+        ("2026-11-21 07:34:03", "second", "failed", "n/a", "0.5", "1", "not logged"),
         ("2026-11-21 06:34:03", "digits", "done", "1,200", "61.2", "2", "loss 0.125"),
     ]
-    assert table.notes == ("Steps are not available where rank 0 left no record of them.",)
+    assert table.notes == ("Steps are n/a where rank 0 recorded none.",)
     assert max(map(len, to_text(table).splitlines())) <= 100
 
 
 def test_no_runs(tmp_path: Path) -> None:
-    assert to_text(runs_table([])).endswith("There is no run here yet. %%tpu_train makes one.")
+    assert to_text(runs_table([])).endswith("No runs here yet. %%tpu_train starts one.")
 
 
 def test_a_lost_run_is_explained(tmp_path: Path) -> None:
     table = runs_table([a_run(tmp_path, "a", status="running", pid_started=1)])
     assert table.rows[0].cells[2] == "lost"
-    assert "lost: the kernel that ran it is gone, and the run with it." in table.notes
+    assert "lost: the kernel of this run has ended, and the run with it." in table.notes
 
 
 def test_a_run_without_run_json_has_its_reasons(tmp_path: Path) -> None:
     run = trained(tmp_path)
     run.info_path.unlink()
     table = runs_table([run])
-    assert table.rows[0].cells[4] == "not available"
-    assert "Seconds are not available where the run's run.json is missing or torn." in table.notes
+    assert table.rows[0].cells[4] == "n/a"
+    assert "Seconds are n/a where run.json is missing or incomplete." in table.notes
     nameless = run.path.rename(tmp_path / "other")
     text = to_text(summary_table(Run(nameless)))
-    assert "not available (its run.json is missing or torn)" in text and "Run other: unknown" in text
+    assert "n/a (run.json is missing or incomplete)" in text and "Run other: unknown" in text
 
 
 @pytest.mark.parametrize(
@@ -122,18 +122,18 @@ def test_two_runs_side_by_side(tmp_path: Path) -> None:
         "seconds": ("61.2", "0.0", "≠"),
         "ranks": ("2", "1", "≠"),
         "steps": ("1,200", "7", "≠"),
-        "steps per second, compiles included": ("24", "not available (no step was recorded)", "≠"),
-        "compiles": ("4", "not available (the runtime did not tell)", "≠"),
-        "recompiles": ("3 (input-shape 2, last-batch 1)", "not available (the runtime did not tell)", "≠"),
-        "seconds of compiling": ("2.5", "not available (no time was recorded)", "≠"),
-        "peak memory, rank 0": ("3.0 GiB", "not available (no sample)", "≠"),
+        "steps per second, compiles included": ("24", "n/a (no step was recorded)", "≠"),
+        "compiles": ("4", "n/a (not reported by the runtime)", "≠"),
+        "recompiles": ("3 (input-shape 2, last-batch 1)", "n/a (not reported by the runtime)", "≠"),
+        "seconds of compiling": ("2.5", "n/a (no time was recorded)", "≠"),
+        "peak memory, rank 0": ("3.0 GiB", "n/a (no sample)", "≠"),
         "peak memory, rank 1": ("512 MiB", "no such rank", "≠"),
         "last accuracy": ("0.987654", "not logged", "≠"),
         "last loss": ("0.125", "0.25", "≠"),
-        "models that came home": ("model", "none", "≠"),
+        "updated in the notebook": ("model", "none", "≠"),
         "failure": ("none", "Rank 0 failed: ValueError: no", "≠"),
     }
-    assert "≠ marks what differs." in to_text(table)
+    assert "≠ marks differences." in to_text(table)
 
 
 def test_what_is_equal_is_not_marked(tmp_path: Path) -> None:
@@ -154,15 +154,15 @@ def test_a_loss_that_differs_in_the_last_digit_differs(tmp_path: Path) -> None:
     ("status", "events", "reason"),
     [
         ("running", (Start(CREATED, 0),), "counted when rank 0 ends"),
-        ("failed", (Start(CREATED, 0),), "rank 0 did not come to its end"),
-        ("done", (End(CREATED, 0),), "the runtime did not tell"),
+        ("failed", (Start(CREATED, 0),), "rank 0 did not finish"),
+        ("done", (End(CREATED, 0),), "not reported by the runtime"),
     ],
 )
 def test_compiles_that_are_not_available_say_why(
     tmp_path: Path, status: str, events: tuple[Event, ...], reason: str
 ) -> None:
     table = summary_table(a_run(tmp_path, "a", *events, status=status))
-    assert ("compiles", f"not available ({reason})") in [row.cells for row in table.rows]
+    assert ("compiles", f"n/a ({reason})") in [row.cells for row in table.rows]
 
 
 def test_the_summary_of_one_run(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_the_summary_of_one_run(tmp_path: Path) -> None:
         ("peak memory", "rank 0: 3.0 GiB\nrank 1: 512 MiB"),
         ("last accuracy", "0.987654"),
         ("last loss", "0.125"),
-        ("models that came home", "model"),
+        ("updated in the notebook", "model"),
         ("warning", "The disk is nearly full."),
     ]
     assert table.rows[-1].state == "warning"
@@ -225,9 +225,9 @@ def test_the_plain_summary_of_a_run_cut_short_has_no_chance_numbers(tmp_path: Pa
     assert plain_summary(run).splitlines() == [
         "status: interrupted",
         "ranks: 1",
-        "steps: not available (rank 0 did not come to its end)",
-        "compiles: not available (rank 0 did not come to its end)",
-        "recompiles: not available (rank 0 did not come to its end)",
+        "steps: n/a (rank 0 did not finish)",
+        "compiles: n/a (rank 0 did not finish)",
+        "recompiles: n/a (rank 0 did not finish)",
         "values: none",
         "models: none",
     ]
@@ -244,7 +244,7 @@ def test_names_and_texts_of_the_person_are_kept_short_and_escaped(tmp_path: Path
 
 @pytest.mark.parametrize("created", [10.0**17, -(10.0**17)])
 def test_a_time_that_is_none_is_no_error(tmp_path: Path, created: float) -> None:
-    assert runs_table([a_run(tmp_path, "a", created=created)]).rows[0].cells[0].startswith("not available (not a time")
+    assert runs_table([a_run(tmp_path, "a", created=created)]).rows[0].cells[0].startswith("n/a (not a time")
 
 
 def test_numbers_that_cannot_be_reckoned_with_break_nothing(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_a_word_that_is_too_long_is_broken():
 
 def test_no_word_of_usual_length_is_cut_although_there_is_little_room() -> None:
     columns = ("rank", "host", "state", "in collectives", "recompiles", "proportional")
-    row = Row(("0", "first", "failed (exit code 1)", "not available (not told)", "0", "not available"))
+    row = Row(("0", "first", "failed (exit code 1)", "n/a (not reported)", "0", "n/a"))
     table = Table("Ranks", columns, (row,))
     text = to_text(table, width=62)
     words = {word for cell in (*columns, *row.cells) for word in cell.split()}
@@ -235,8 +235,8 @@ def test_a_heading_stands_above_its_rows_and_widens_no_column():
         "All",
         "",
         "A group with <a long name>",
-        "✓ ok             one  x",
-        "- not available  two  y",
+        "✓ ok   one  x",
+        "- n/a  two  y",
     ]
 
 

@@ -17,10 +17,10 @@ import pytest
 from tests.panel import recorded
 from tests.panel.recorded import CREATED, Recorded, recompile
 from tpu_magics.panel import widget, widget_parts, widget_rows
-from tpu_magics.panel.bundle import to_bundle
 from tpu_magics.panel.model import RunModel
 from tpu_magics.panel.page import to_html
 from tpu_magics.panel.protocol import MIME_TYPE
+from tpu_magics.panel.run_json import to_bundle
 from tpu_magics.panel.sections import compile_rows, sections
 from tpu_magics.panel.widget import WIDGET_VIEW, LivePanel
 from tpu_magics.panel.widget_html import Sheet, fixed_pieces, pieces
@@ -185,7 +185,7 @@ def test_a_compile_adds_a_row_and_leaves_the_others_alone(tmp_path: Path, shown:
     after = rows_of(panel)
     assert after[: len(before)] == before, "a box draws all children anew behind one that is new"
     assert all(box.layout.flex_flow == "column-reverse" for box in boxes(panel))
-    assert [label for one in reversed(after) for label in labels(one)] == [f"[0/{nth}]" for nth in reversed(range(30))]
+    assert [label for one in reversed(after) for label in labels(one)] == [f"#{nth}" for nth in reversed(range(30))]
     panel.settle()
 
 
@@ -200,7 +200,7 @@ def boxes(panel: LivePanel) -> list[Any]:
 
 
 def labels(one: Any) -> list[str]:
-    return re.findall(r"<b>(\[\d+/\d+\])</b>", one.value)
+    return re.findall(r"<b>(#\d+)</b>", one.value)
 
 
 def test_old_rows_go_in_groups_and_never_come_again(tmp_path: Path, shown: Shown) -> None:
@@ -211,7 +211,7 @@ def test_old_rows_go_in_groups_and_never_come_again(tmp_path: Path, shown: Shown
         panel.look()
     found = [label for one in reversed(rows_of(panel)) for label in labels(one)]
     assert widget_rows.LIMIT <= len(found) < 2 * widget_rows.LIMIT
-    assert found == [f"[0/{nth}]" for nth in range(199, 199 - len(found), -1)]
+    assert found == [f"#{nth}" for nth in range(199, 199 - len(found), -1)]
     panel.settle()
 
 

@@ -19,8 +19,8 @@ from tests.panel.preflights import fitted
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session, train
 from tpu_magics.magics import preflight_command
-from tpu_magics.magics.preflight_call import Call, call_of
-from tpu_magics.magics.running import program_of
+from tpu_magics.magics.file_program import program_of
+from tpu_magics.magics.preflight_call import PreflightCall, call_of
 from tpu_magics.preflight.run import SearchInterrupted
 
 TRAIN = "def f(model, lr=0.1):\n    return model, lr\n"
@@ -53,7 +53,7 @@ def parsed(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def call(file: str, function: str = "f", *words: str) -> Call:
+def call(file: str, function: str = "f", *words: str) -> PreflightCall:
     """What the command would preflight."""
     found = parsed(file, "--function", function, "--target", "v5e-1", *words)
     with program_of(Path(file), function, preflight_command._say) as program:
@@ -66,7 +66,7 @@ def refused(file: str, function: str = "f", *words: str) -> str:
     return str(caught.value)
 
 
-def given(found: Call) -> tuple[list[Any], dict[str, Any]]:
+def given(found: PreflightCall) -> tuple[list[Any], dict[str, Any]]:
     return list(found.args), dict(found.kwargs)
 
 
@@ -168,17 +168,17 @@ def test_trainings_before_it_are_left_out(capsys: pytest.CaptureFixture[str]) ->
         assert train.start is original
         assert program.namespace["ran"] == ["before the def", "behind", "form 2"]
     said = capsys.readouterr().err.splitlines()
-    left_out = [line.partition(" is left out")[0] for line in said if "is left out" in line]
+    left_out = [line.partition(" is skipped")[0] for line in said if "is skipped" in line]
     assert left_out == [
         "cell 2: the training of `first`",
         "cell 3: the training of `first`",
-        "cell 4: what stands below %%tpu_train (but for the imports, functions and classes that it begins with)",
+        "cell 4: the code below %%tpu_train (except the imports, functions and classes at its start)",
         "cell 6: the training of `first`",
         "cell 7: the training of `first`",
         "cell 8: the training of `first`",
         "cell 9: the script x.py",
     ]
-    assert "cell 5 failed, and what follows is done all the same: trainings that it may need were left out." in said
+    assert "cell 5 failed (it may need a training that was skipped); continuing." in said
 
 
 @pytest.mark.process
@@ -195,10 +195,10 @@ def test_preflights_before_it_are_left_out(capsys: pytest.CaptureFixture[str]) -
     asked = "found = tpu_magics.preflight(g, target='v5e-1')\n%tpu_preflight g --target v5e-1"
     write("a.ipynb", "import tpu_magics\ndef g():\n    pass", asked, f"%%tpu_train 1 --preflight v5e-1\n{TRAIN}")
     assert call("a.ipynb").args == [1]
-    said = [line for line in capsys.readouterr().err.splitlines() if "is left out" in line]
+    said = [line for line in capsys.readouterr().err.splitlines() if "is skipped" in line]
     assert said == [
-        *["cell 2: the preflight that the cell asks for is left out, as nothing is trained here."] * 2,
-        "cell 3: the training of `f` is left out, as nothing is trained here.",
+        *["cell 2: the preflight of the cell is skipped: nothing is trained here."] * 2,
+        "cell 3: the training of `f` is skipped: nothing is trained here.",
     ]
 
 
@@ -245,7 +245,7 @@ def test_a_trainer_does_not_train_and_the_function_finds_it_whole(capsys: pytest
         "def f():\n    return Mine().train()",
     )
     found = call("a.ipynb")
-    assert "cell 2: Trainer.train() is left out, as nothing is trained here." in capsys.readouterr().err
+    assert "cell 2: Trainer.train() is skipped: nothing is trained here." in capsys.readouterr().err
     with pytest.raises(AttributeError):  # the real one, which needs what __init__ sets
         found.function()
 
@@ -273,7 +273,7 @@ def test_a_keras_model_does_not_train_and_can_afterwards() -> None:
     write("a.ipynb", *KERAS)
     done = subprocess.run([sys.executable, "-c", AS_COMMAND], env=environment, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1:] == ["True (4, 1)"], done.stderr
-    said = [line.partition(" is left out")[0] for line in done.stderr.splitlines() if " is left out" in line]
+    said = [line.partition(" is skipped")[0] for line in done.stderr.splitlines() if " is skipped" in line]
     assert said == ["cell 3: Model.fit()", "cell 3: Model.evaluate()", "cell 4: Model.predict()"]
 
 
@@ -299,8 +299,8 @@ def test_a_later_cell_that_trains_it_gives_the_arguments(capsys: pytest.CaptureF
     found = call(write("a.ipynb", *cells))
     assert given(found) == ([4], {"lr": 3}) and found.processes == 1
     said = capsys.readouterr().err
-    assert "`f` needs arguments: on to cell 4, which trains it.\ncell 3 of 4: boom" in said
-    assert "cell 3 failed, and what follows is done all the same.\n" in said
+    assert "`f` needs arguments: continuing to cell 4, which trains it.\ncell 3 of 4: boom" in said
+    assert "cell 3 failed; continuing.\n" in said
     assert given(call("a.ipynb", "f", "--args", "1")) == ([1], {})
     assert "cell 4" not in capsys.readouterr().err
     write("a.ipynb", "def f(x=1):\n    pass", "boom\n%tpu_train f 3")
@@ -320,8 +320,9 @@ def test_files_that_are_no_notebooks() -> None:
     assert "is not a notebook: the JSON has no cells" in refused("a.ipynb")
     assert "a.ipynb has no code cells." in refused(write("a.ipynb"))
     write("a.ipynb", "x <- 1", kernelspec={"language": "R", "name": "ir"})
-    assert "has no code cells.\nWhy: A preflight runs the Python cells of a notebook. Its kernel speaks r." in refused(
-        "a.ipynb"
+    assert (
+        "has no code cells.\nWhy: A preflight runs the Python cells of a notebook. Its kernel language is r."
+        in refused("a.ipynb")
     )
 
 
@@ -329,7 +330,7 @@ def test_no_cell_defines_it(capsys: pytest.CaptureFixture[str]) -> None:
     write("a.ipynb", "def training_function():\n    pass", "%%tpu_train\ndef helper():\n    pass", "def broken(:")
     said = refused("a.ipynb", "trainig_function")
     assert said.startswith("No cell defines `trainig_function`; did you mean `training_function`?\n")
-    assert "The functions there are: training_function, helper. " in said and "cell 3, line 1 cannot be read: " in said
+    assert "Defined functions: training_function, helper. " in said and "cell 3, line 1 cannot be read: " in said
     assert capsys.readouterr().err == "", "cells were run"
     assert "No functions are defined there." in refused(write("a.ipynb", "x = 1"))
     said = refused(write("a.ipynb", "from math import *"), "nowhere")
@@ -378,8 +379,8 @@ def test_arguments_that_do_not_do() -> None:
     write("a.ipynb", "n = 1", TRAIN + "def g(a, b, *, c):\n    yield\nh = 3")
     assert refused("a.ipynb") == (
         "f(model, lr=0.1) needs `model`.\n"
-        "Why: No --args were given, and no cell or call that was reached trains it with any.\n"
-        "What to do: Give an expression for each parameter behind --args, evaluated in the notebook: --args model"
+        "Why: No --args were given, and no executed cell or call trains it with any.\n"
+        "What to do: After --args, give an expression for each parameter, evaluated in the notebook: --args model"
     )
     said = refused("a.ipynb", "g", "--args", "n")
     assert said.startswith("g(a, b, *, c) needs `b`, `c`.\nWhy: --args gives n.\n") and said.endswith("a b c=...")

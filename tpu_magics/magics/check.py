@@ -1,15 +1,11 @@
-"""`%tpu_check` and `%%tpu_check`: cells -> findings -> a table.
-
-What lives here: which cells and names are meant, and where the answer goes. What does not: the rules (check/), the
-checklist (launch/checklist.py), and how findings look (panel/findings.py).
-"""
+"""`%tpu_check` and `%%tpu_check`: cells -> findings -> a table."""
 
 from __future__ import annotations
 
 import argparse
 import ast
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,22 +15,25 @@ from tpu_magics.check.engine import code_spans
 from tpu_magics.check.finding import Finding
 from tpu_magics.check.reachability import reachable_findings
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.magics.lab_check import tell_findings
-from tpu_magics.magics.show import show_table
+from tpu_magics.magics import lab
+from tpu_magics.magics.display import show, show_table
 from tpu_magics.panel.findings import findings_html, findings_text
+from tpu_magics.panel.messages import FindingsMessage
 
 if TYPE_CHECKING:
     from tpu_magics.magics.notebook import ShellNotebook
 
+MOST_TOLD = 500  # findings that the JupyterLab extension gets
+
 
 def run(notebook: ShellNotebook, found: argparse.Namespace, cell: str | None) -> None:
-    """Check what was asked for, and show it."""
+    """Check the cells or names, and show the findings."""
     cells = notebook.checked_cells()
     if cell is not None:
         return _check_cell(notebook, found, cells)
     if found.ready:
         return _ready(notebook, found, cells)
-    findings, looked_at, shown = _asked(notebook, found, cells)
+    findings, looked_at, shown = _requested(notebook, found, cells)
     if found.fix or found.diff:
         return _show_changes(shown, found, findings)
     _show(notebook, findings, looked_at)
@@ -65,13 +64,13 @@ def _findings(cells: Sequence[CodeCell], found: argparse.Namespace) -> list[Find
         raise
     except Exception as fault:
         raise TpuMagicsError(
-            f"The check broke off with {type(fault).__name__}: {fault}.",
-            "That is a fault of tpu_magics, not of your code; nothing was run or changed.",
-            "Please report it with the cell that it happens on.",
+            f"The check failed with {type(fault).__name__}: {fault}.",
+            "This is a bug in tpu_magics, not in your code. Nothing was run or changed.",
+            "Please report it with the cell that causes it.",
         ) from fault
 
 
-def _asked(
+def _requested(
     notebook: ShellNotebook, found: argparse.Namespace, cells: Sequence[CodeCell]
 ) -> tuple[list[Finding], str, Sequence[CodeCell]]:
     if not found.names:
@@ -89,12 +88,12 @@ def _asked(
 
 
 def _has_code(cell: CodeCell) -> bool:
-    """Whether there is more in it than magics."""
+    """Whether the cell has more than magics."""
     return cell.tree is None or any(not _is_masked(node) for node in cell.tree.body)
 
 
 def _is_masked(node: ast.stmt) -> bool:
-    """What stands in the tree for a line of IPython's."""
+    """Whether the node replaces a line of IPython syntax."""
     return isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
 
 
@@ -109,11 +108,11 @@ def _home(name: str, cells: Sequence[CodeCell], namespace: dict[str, Any]) -> Se
     first = name.partition(".")[0]
     why = "The notebook has no such name either."
     if value is not None:
-        why = f"{first} is a {type(value).__name__}; what libraries define is not followed."
+        why = f"{first} is a {type(value).__name__}; definitions in libraries are not checked."
     raise TpuMagicsError(
         f"No cell defines a function or class {name}.",
         why,
-        "Name a function or class (`Net.forward` for a method), or leave the name away to check all cells.",
+        "Name a function or class (`Net.forward` for a method), or leave out the name to check all cells.",
     )
 
 
@@ -128,18 +127,25 @@ def _file_of(value: object) -> Path | None:
 
 
 def _show(notebook: ShellNotebook, findings: Sequence[Finding], looked_at: str) -> None:
-    tell_findings(findings, looked_at, notebook.cell_ids())
+    _tell_lab(findings, looked_at, notebook.cell_ids())
     plain = findings_text(findings, looked_at)
-    if "ipykernel" not in sys.modules:
-        print(plain, flush=True)
+    show({"text/plain": plain, "text/html": findings_html(findings, looked_at)})
+
+
+def _tell_lab(findings: Sequence[Finding], checked: str, ids: Mapping[str, str]) -> None:
+    """What %tpu_check has found."""
+    if lab.current is None:
         return
-    from IPython.display import display
+    from tpu_magics.launch.rule_check import rule_finding
 
-    display({"text/plain": plain, "text/html": findings_html(findings, looked_at)}, raw=True)
+    told = [rule_finding(at, one, ids.get(one.path, "")) for at, one in enumerate(findings[:MOST_TOLD])]
+    message = FindingsMessage(tuple(told), checked, None)
+    lab.current.tell(message)
+    lab.current.kept = None if lab.current.heard else message
 
 
-def _mended(cells: Sequence[CodeCell], found: argparse.Namespace, wanted: Sequence[Finding]) -> fixes.FixResult:
-    """The cells with the mechanical fixes of the wanted findings, again and again until nothing is left to mend."""
+def _fixed_cells(cells: Sequence[CodeCell], found: argparse.Namespace, wanted: Sequence[Finding]) -> fixes.FixResult:
+    """The cells with the mechanical fixes of the wanted findings, repeated until none is left."""
     keys = {(one.path, one.cell, one.code) for one in wanted}
 
     def again(cells: Sequence[CodeCell]) -> list[Finding]:
@@ -149,22 +155,22 @@ def _mended(cells: Sequence[CodeCell], found: argparse.Namespace, wanted: Sequen
 
 
 def _show_changes(cells: Sequence[CodeCell], found: argparse.Namespace, findings: Sequence[Finding]) -> None:
-    fixed = _mended(cells, found, findings)
+    fixed = _fixed_cells(cells, found, findings)
     if found.diff:
-        said = fixes.diff(fixed)
+        text = fixes.diff(fixed)
     else:
-        said = "\n\n".join(f"# {cells[index].path}, mended:\n{text}" for index, text in fixed.changes.items())
-    print(said or "Nothing can be mended mechanically.", flush=True)
+        text = "\n\n".join(f"# {cells[index].path}, fixed:\n{source}" for index, source in fixed.changes.items())
+    print(text or "No automatic fix available.", flush=True)
 
 
 def _replace(
     notebook: ShellNotebook, cells: Sequence[CodeCell], found: argparse.Namespace, findings: Sequence[Finding]
 ) -> None:
-    """The mended cell in the place of this one, without the magic's own line."""
-    fixed = _mended(cells, found, findings)
+    """Replace this cell by the fixed one, without the magic's own line."""
+    fixed = _fixed_cells(cells, found, findings)
     text = fixed.changes.get(len(cells) - 1)
     if text is None:
-        _show(notebook, findings, "this cell (it was not run; nothing can be mended mechanically)")
+        _show(notebook, findings, "this cell (it was not run; no automatic fix available)")
         return
     lines = text.split("\n")
     at = next((number for number, line in enumerate(lines) if line.lstrip().startswith("%%tpu_check")), None)
@@ -172,23 +178,25 @@ def _replace(
         del lines[at]
     notebook.shell.set_next_input("\n".join(lines), replace=True)
     left = [one for one in _findings(fixed.cells, found) if one.path == cells[-1].path]
-    _show(notebook, left, f"the mended cell ({fixed.count} mended; run it now)")
+    _show(notebook, left, f"the fixed cell ({fixed.count} fixed; run it now)")
 
 
 def _ready(notebook: ShellNotebook, found: argparse.Namespace, cells: Sequence[CodeCell]) -> None:
-    """The checklist; with a NAME, of the code that training it uses."""
+    """The checklist; with a NAME, for the code that its training uses."""
     from tpu_magics.launch.checklist import checklist
-    from tpu_magics.panel.ready import ready_table
+    from tpu_magics.panel.checklist import ready_table
 
     if found.select or found.ignore:
         raise TpuMagicsError(
-            "--ready goes with neither --select nor --ignore.",
-            "A rule that is left out could not be passed.",
-            "Leave them away; `# noqa: CODE` silences what is meant that way.",
+            "--ready cannot be combined with --select or --ignore.",
+            "The checklist needs all rules.",
+            "Leave them out; `# noqa: CODE` silences a finding at its line.",
         )
     if len(found.names) > 1:
         raise TpuMagicsError(
-            f"--ready takes one NAME, not {len(found.names)}.", "It is about one training.", "Name its function."
+            f"--ready takes one NAME, not {len(found.names)}.",
+            "The checklist is for one training.",
+            "Name its function.",
         )
     findings = _findings(cells, found)
     for name in found.names:

@@ -1,8 +1,4 @@
-"""`%tpu_doctor`, `tpu_magics.doctor` and `python -m tpu_magics doctor`.
-
-What lives here: the way from what was asked to the doctor and back, and the exit code. What does not: the checks
-(host/doctor/), and how they look (panel/doctor.py).
-"""
+"""`%tpu_doctor`, `tpu_magics.doctor` and `python -m tpu_magics doctor`."""
 
 from __future__ import annotations
 
@@ -14,20 +10,21 @@ from pathlib import Path
 
 from tpu_magics.host.doctor import apply_fixes, collect_facts, examine
 from tpu_magics.host.doctor.commands import PYTHON
+from tpu_magics.magics.display import show
 from tpu_magics.panel.doctor import Diagnosis, to_json
 
 
 def doctor(fix: bool = False) -> Diagnosis:
-    """What `%tpu_doctor` does: what is wrong with this environment, and the one command that mends each.
+    """What `%tpu_doctor` does: find the problems of this environment, each with the command that fixes it.
 
-    It starts no runtime and imports no framework; the metadata server of Google's cloud is asked at most once, and for
-    less than 2 s.
+    It starts no runtime and imports no framework; it queries the metadata server of Google Cloud at most once, for less
+    than 2 s.
 
     Args:
-        fix: do what is safe (this session's environment, a lock file that nobody uses), and look again.
+        fix: apply the safe fixes (variables of this session, an unused lock file), and check again.
 
     Returns:
-        The diagnosis: it shows itself in a notebook, `print` gives it as text; `.checks`, `.broken`, `.done`, `.left`.
+        The diagnosis: a notebook displays it, `print` gives it as text; `.checks`, `.broken`, `.done`, `.left`.
     """
     return _examined(fix, shell=False)
 
@@ -53,7 +50,7 @@ def _python(shell: bool) -> str:
 
 
 def _framework(asked: str) -> str:
-    """What cells are trained with; torch where that cannot be told."""
+    """The framework of the cells; torch where that is unknown."""
     from tpu_magics.launch.framework import AUTO, TORCH, choose_framework, imported
 
     if asked == AUTO and len(imported()) > 1:
@@ -67,12 +64,7 @@ def run(found: argparse.Namespace) -> None:
     if found.json:
         print(to_json(diagnosis), flush=True)
         return
-    if "ipykernel" not in sys.modules:
-        print(diagnosis, flush=True)
-        return
-    from IPython.display import display
-
-    display(diagnosis._repr_mimebundle_(), raw=True)
+    show(diagnosis._repr_mimebundle_())
 
 
 # -- the command line ----------------------------------------------------------------------------------------------

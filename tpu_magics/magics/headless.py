@@ -1,8 +1,4 @@
-"""A notebook's cells, run without a front end.
-
-What lives here: the shell, the folder and the names that cells run with, and what became of each. What does not: which
-cells are run (defining.py), and what they may not do (untrained.py).
-"""
+"""The cells of a notebook, run in a shell without a front end."""
 
 from __future__ import annotations
 
@@ -30,7 +26,7 @@ MAY_FAIL, NOT_RUN = "raises-exception", "skip-execution"  # tags of cells, as nb
 
 
 @dataclass(frozen=True)
-class Code:
+class FileCell:
     """A code cell of a file. `number` counts code cells from 1; `read`: its text as Python, for looking into it."""
 
     number: int
@@ -45,7 +41,7 @@ class Code:
         return next((line for line in lines if line and not line.startswith("#")), "(nothing to run)")[:80]
 
 
-def code_cells(path: Path) -> tuple[Code, ...]:
+def code_cells(path: Path) -> tuple[FileCell, ...]:
     """The code cells of a notebook. Raises TpuMagicsError where it cannot be read, or has none."""
     data = path.read_bytes()
     try:
@@ -57,7 +53,7 @@ def code_cells(path: Path) -> tuple[Code, ...]:
             "Name a notebook as Jupyter saves it (.ipynb), or a Python file (.py).",
         ) from None
     if not any(text.strip() for text in found.sources):
-        other = f" Its kernel speaks {found.language}." if found.language else ""
+        other = f" Its kernel language is {found.language}." if found.language else ""
         raise TpuMagicsError(
             f"{path} has no code cells.",
             f"A preflight runs the Python cells of a notebook.{other}",
@@ -65,7 +61,7 @@ def code_cells(path: Path) -> tuple[Code, ...]:
         )
     tags = _tags(data)
     return tuple(
-        Code(number, text, cell_of(text, str(path), number), tags[number - 1])
+        FileCell(number, text, cell_of(text, str(path), number), tags[number - 1])
         for number, text in enumerate(found.sources, start=1)
     )
 
@@ -86,19 +82,19 @@ def _dict(found: Any) -> dict[str, Any]:
 # -- the shell ------------------------------------------------------------------------------------------------------
 
 
-class Shell(InteractiveShell):
+class HeadlessShell(InteractiveShell):
     """IPython's shell without a terminal and without a kernel: figures are drawn (with Agg), and not shown."""
 
     def enable_gui(self, gui: str | None = None) -> None:
         """There is no event loop to run."""
 
     def enable_matplotlib(self, gui: str | None = None) -> tuple[None, str]:  # noqa: ARG002
-        """`%matplotlib ...` asks for a front end, whichever it names."""
+        """`%matplotlib ...` gets Agg, whichever front end it names."""
         return None, "agg"
 
 
 @contextmanager
-def shell_in(folder: Path) -> Iterator[Shell]:
+def shell_in(folder: Path) -> Iterator[HeadlessShell]:
     """A fresh shell in this folder, as Jupyter starts one: magics loaded, nothing kept in the person's history.
 
     Afterwards this process is as it was, but for what cells have imported.
@@ -113,7 +109,7 @@ def shell_in(folder: Path) -> Iterator[Shell]:
     finally:
         shell.restore_sys_module_state()
         _forget_inline_figures()
-        Shell.clear_instance()
+        HeadlessShell.clear_instance()
         atexit.unregister(shell.atexit_operations)  # else it is kept, and cleared, at the end of this process
         os.chdir(before[0])
         sys.path[:] = before[1]
@@ -121,18 +117,18 @@ def shell_in(folder: Path) -> Iterator[Shell]:
         session.current.notebook = before[3]
 
 
-def _new_shell() -> Shell:
+def _new_shell() -> HeadlessShell:
     config = Config({"HistoryManager": {"enabled": False}})
-    shell: Shell = Shell.instance(config=config, colors="neutral" if sys.stderr.isatty() else "nocolor")
+    shell: HeadlessShell = HeadlessShell.instance(config=config, colors="neutral" if sys.stderr.isatty() else "nocolor")
     _know_inline_figures(shell)
     shell.extension_manager.load_extension("tpu_magics")
-    shell.extension_manager.loaded.discard("tpu_magics")  # a cell's own %load_ext is not told that it is one too many
+    shell.extension_manager.loaded.discard("tpu_magics")  # so that a cell's own %load_ext prints no warning
     session.current.notebook = ShellNotebook(shell)
     return shell
 
 
-def _know_inline_figures(shell: Shell) -> None:
-    """`%config InlineBackend.figure_format = "retina"` stands in many notebooks; a kernel knows it from the start."""
+def _know_inline_figures(shell: HeadlessShell) -> None:
+    """`%config InlineBackend.figure_format = "retina"` is in many notebooks; a kernel has it from the start."""
     try:
         from matplotlib_inline.config import InlineBackend
     except ImportError:
@@ -156,7 +152,7 @@ def _set(name: str, value: str | None) -> None:
 # -- a cell ---------------------------------------------------------------------------------------------------------
 
 
-def run_cell(shell: Shell, code: Code) -> BaseException | None:
+def run_cell(shell: HeadlessShell, code: FileCell) -> BaseException | None:
     """Run one cell under its number; gives what it raised, whose traceback the shell has shown.
 
     Raises KeyboardInterrupt: the person stopped it.
@@ -169,7 +165,7 @@ def run_cell(shell: Shell, code: Code) -> BaseException | None:
     return error
 
 
-def _count_to(shell: Shell, number: int) -> None:
+def _count_to(shell: HeadlessShell, number: int) -> None:
     """Let the next cell be `In [number]`: cells without text have no number in IPython, and are not run."""
     while shell.execution_count < number:
         shell.history_manager.store_inputs(shell.execution_count, "")

@@ -1,8 +1,4 @@
-"""`%tpu_init`: look, set the session's defaults, show one table.
-
-What lives here: the order of it, and `tpu_magics.init`. What does not: looking (host/), the defaults
-(launch/session.py), the table (panel/host.py).
-"""
+"""`%tpu_init`: detect the host, set the session's defaults, show one table."""
 
 from __future__ import annotations
 
@@ -12,9 +8,9 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host
 from tpu_magics.launch import session
 from tpu_magics.launch.preconditions import require_alone
+from tpu_magics.magics.display import show_table
 from tpu_magics.magics.lab import say_hello
 from tpu_magics.magics.pod import wanted_slice
-from tpu_magics.magics.show import show_table
 from tpu_magics.panel.host import host_table
 from tpu_magics.panel.pod import pod_table
 
@@ -30,7 +26,7 @@ def initialise(
     hosts: str = "",
     target: str = "",
 ) -> Host:
-    """Set the session up and show the table; then import the framework, so that the first run does not wait for it."""
+    """Set up the session and show the table; then import the framework, so that the first run starts faster."""
     current = session.current
     host = init(precision, processes, cache, spmd, collective_timeout, framework, tpu, hosts, target)
     show_table(host_table(host, processes, spmd, current.placed, current.pod))
@@ -43,7 +39,7 @@ def initialise(
         print(f"tpu_magics: {session.cache_text(host)}", flush=True)
     if host.versions.get("torch_xla"):
         if "torch_xla" not in sys.modules and "tensorflow" not in sys.modules:
-            print("tpu_magics: importing torch_xla, so that the first run need not wait for it ...", flush=True)
+            print("tpu_magics: importing torch_xla now, so that the first run starts faster ...", flush=True)
         try:
             require_alone()
             current.backend.prepare()
@@ -71,16 +67,16 @@ def init(
         precision: "fp32", "bf16" or "bf16-downcast", of the runs to come.
         processes: number of ranks of the runs to come; with `hosts`, of all hosts together.
         cache: folder of the persistent compile cache, or "off"; None leaves it as it is.
-        spmd: runs have one SPMD worker with so many devices.
+        spmd: number of devices of one SPMD worker.
         collective_timeout: seconds that a rank of a rehearsal waits in a collective for the others.
         framework: "auto", "torch" or "tensorflow".
         tpu: for TensorFlow, the name or the grpc address of a remote TPU.
         hosts: the Ray cluster whose hosts train: "ray" (that of this machine), "ray://HOST:PORT", "HOST:PORT"; "" and
-            "off" are this host.
-        target: with `hosts`, the slice of TPUs that the cluster is asked for ("v5litepod-16").
+            "off" mean this host.
+        target: with `hosts`, the TPU slice to request from the cluster ("v5litepod-16").
 
     Raises:
-        TpuMagicsError: where these cannot be had.
+        TpuMagicsError: a setting is not possible here.
     """
     wanted = wanted_slice(target, hosts)
     return session.initialise(precision, processes, cache, spmd, collective_timeout, framework, tpu, hosts, wanted)

@@ -1,15 +1,11 @@
-"""The comm to the JupyterLab extension.
+"""The comm to the JupyterLab extension: opening, closing, sending.
 
-What lives here: opening and closing it, who is listening, and sending. What does not: what the messages say
-(panel/messages.py), what a request does (lab_requests.py), the run that is followed (lab_run.py), and what is known of
-the kernel (lab_kernel.py).
+`%load_ext` opens one comm; a front end that comes later opens its own to the registered target. Messages have no
+parent, so they belong to no cell, and tools that run notebooks never see them. The kernel's own Comm class is not used:
+it fires the shell's events with each message, in whichever thread reads it, and (7.4) routes a front end's messages to
+the thread that sent last, which may be training.
 
-One comm is opened with the extension; a front end that came later opens one of its own to the registered target. All
-that is sent has no parent, so that it belongs to no cell: what runs notebooks without a front end never sees it. The
-kernel's own Comm class is not used: it fires the shell's events with each message, whichever thread reads it, and (7.4)
-takes a front end's messages to the thread that sent last, which may be training.
-
-Nothing here may fail: a front end that cannot be told is no reason to stop a run or to print a line.
+Nothing here may fail: a lost front end must not stop a run or print a line.
 """
 
 from __future__ import annotations
@@ -23,17 +19,39 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tpu_magics import __version__
-from tpu_magics.magics.lab_kernel import has_subshells, known_host
-from tpu_magics.magics.lab_wire import Wire
-from tpu_magics.panel.jsonable import plain
-from tpu_magics.panel.protocol import PROTOCOL, TARGET, VERSION, HelloMessage
+from tpu_magics.panel.json_values import plain
+from tpu_magics.panel.protocol import PROTOCOL, TARGET, VERSION, HelloMessage, KernelHost
 
-MOST_COMMS = 8  # that front ends have opened; the one that was heard of longest ago is closed
-RATE = 0.5  # seconds between updates, as long as no front end has asked for another rate
-LATELY = 60.0  # seconds in which the wishes of all front ends count; later the newest one does
-# Seconds after which a front end that says nothing is told nothing: it is closed. An open one tells its rate every 20
-# seconds, a hidden one every minute, because browsers let its timers run no more often.
+MOST_COMMS = 8  # opened by front ends; the least recently active one is closed
+RATE = 0.5  # seconds between updates, unless a front end has requested another rate
+LATELY = 60.0  # seconds in which the rates of all front ends count; after that, the newest one
+# Seconds after which a silent front end counts as closed. An open one sends its rate every 20 seconds, a hidden one
+# every minute, because browsers throttle its timers.
 SILENT = 150.0
+
+
+class FrontEndComm:
+    """One comm, as the kernel's comm manager knows it. `heard`: the time of its last message;
+    `rate`: the time of its last rate request, and its seconds."""
+
+    primary, target_name, target_module, kernel = True, TARGET, None, None
+
+    def __init__(self, lab: Lab, comm_id: str, own: bool) -> None:
+        self.lab, self.comm_id, self.own = lab, comm_id, own
+        self.heard: float | None = None
+        self.rate: tuple[float, float] | None = None
+        self._closed = False
+
+    def handle_msg(self, message: Mapping[str, Any]) -> None:
+        """Called by the manager, in whichever thread it reads messages."""
+        self.lab.take(self.comm_id, message["content"].get("data"))
+
+    def handle_close(self, _message: Mapping[str, Any]) -> None:
+        self.lab.was_closed(self)
+
+    def ask_rate(self, seconds: float) -> None:
+        """Replace the update rate of its front end."""
+        self.rate = (self.lab.now(), seconds)
 
 
 class Lab:
@@ -42,14 +60,14 @@ class Lab:
     def __init__(self, kernel: Any, clock: Callable[[], float] = time.monotonic) -> None:
         self._kernel, self.now = kernel, clock
         self._manager = kernel.comm_manager
-        self._wires: dict[str, Wire] = {}
+        self._wires: dict[str, FrontEndComm] = {}
         self._lock = threading.RLock()
-        self.kept: Any = None  # what the first front end that says something is told as well
+        self.kept: Any = None  # a message for the first front end that becomes active
         self._open = False
 
     # -- its life ----------------------------------------------------------------------------------------------------
     def open(self) -> None:
-        """Listen, and tell a front end that is there."""
+        """Register the target, and open a comm to a front end that is already there."""
         self._open = True
         self._manager.register_target(TARGET, self._was_opened)
         wire = self._wire(uuid.uuid4().hex, own=True)
@@ -57,7 +75,7 @@ class Lab:
         self._post("comm_open", wire, as_message(self.hello()), **more)
 
     def close(self) -> None:
-        """Tell all that it is over, and listen no longer."""
+        """Close all comms, and unregister the target."""
         self._open = False
         with self._lock:
             wires, self._wires = list(self._wires.values()), {}
@@ -67,38 +85,38 @@ class Lab:
             self._manager.unregister_target(TARGET, self._was_opened)
 
     def hello(self) -> HelloMessage:
-        """Who this is."""
-        run = _following()
+        """The greeting: versions, host, newest run."""
+        run = self.following()
         live = run is not None and run.live
         answers = run.answers if live else self.answers
         return HelloMessage(__version__, VERSION, known_host(), run.files.id if run else None, live, answers)
 
     @property
     def answers(self) -> bool:
-        """Whether this kernel answers while it runs any cell, one that waits for no run."""
+        """Whether this kernel answers while any cell runs, also one without a run."""
         return has_subshells(self._kernel)
 
-    def _wire(self, comm_id: str, own: bool) -> Wire:
-        wire = Wire(self, comm_id, own)
+    def _wire(self, comm_id: str, own: bool) -> FrontEndComm:
+        wire = FrontEndComm(self, comm_id, own)
         with self._lock:
             self._wires[comm_id] = wire
         self._manager.register_comm(wire)
         return wire
 
-    def _drop(self, wire: Wire) -> None:
+    def _drop(self, wire: FrontEndComm) -> None:
         wire._closed = True
         self._post("comm_close", wire, {})
         with contextlib.suppress(KeyError):
             self._manager.unregister_comm(wire)
 
-    # -- front ends that come and go -----------------------------------------------------------------------------------
+    # -- opened and closed by front ends ------------------------------------------------------------------------------
     def _was_opened(self, comm: Any, message: Mapping[str, Any]) -> None:
-        """A front end has opened one; the manager has made a Comm for it, whose place ours takes."""
-        comm._closed = True  # else it says goodbye when it is collected
+        """A front end has opened a comm; ours replaces the Comm that the manager made for it."""
+        comm._closed = True  # else it sends comm_close when it is collected
         self.adopt(comm.comm_id, message["content"].get("data"))
 
     def adopt(self, comm_id: str, data: Any) -> None:
-        """Listen to a comm that a front end has opened, and say hello."""
+        """Accept a comm that a front end has opened, and send the greeting."""
         wire = self._wire(comm_id, own=False)
         wire.heard = self.now()
         with self._lock:
@@ -113,8 +131,8 @@ class Lab:
         else:
             self._post("comm_msg", wire, as_message(self.hello()))
 
-    def was_closed(self, wire: Wire) -> None:
-        """A front end that does not know the target closes our comm for all; those that know it may go on."""
+    def was_closed(self, wire: FrontEndComm) -> None:
+        """A front end without the extension closes our comm for all; keep it for the others."""
         if self._open and wire.own:
             wire._closed = False
             self._manager.register_comm(wire)
@@ -124,19 +142,25 @@ class Lab:
 
     @property
     def heard(self) -> bool:
-        """Whether any front end listens: else nothing need be told."""
+        """Whether any front end is active; else no message is needed."""
         return bool(self._listening())
 
-    def _listening(self) -> list[Wire]:
-        """Those on which something was said, and not too long ago, where the kernel would have heard it since."""
-        run = _following()
+    @staticmethod
+    def following() -> Any:
+        """The newest run (lab_run.py), None where there is none: `%load_ext` does not import that module."""
+        lab_run = sys.modules.get("tpu_magics.magics.lab_run")
+        return lab_run.following() if lab_run is not None else None
+
+    def _listening(self) -> list[FrontEndComm]:
+        """The active comms. Silence counts only while the kernel reads messages."""
+        run = self.following()
         hears = run is not None and run.live and run.hears
         oldest = self.now() - SILENT if hears else float("-inf")
         return [wire for wire in list(self._wires.values()) if wire.heard is not None and wire.heard >= oldest]
 
-    # -- what they say -------------------------------------------------------------------------------------------------
+    # -- messages of front ends ---------------------------------------------------------------------------------------
     def take(self, comm_id: str, data: Any) -> bool:
-        """Answer a message, in any thread. False: it is to none of our comms."""
+        """Answer a message, in any thread. False: it belongs to none of our comms."""
         wire = self._wires.get(comm_id)
         if wire is None:
             return False
@@ -151,39 +175,33 @@ class Lab:
 
     @property
     def every(self) -> float:
-        """Seconds between updates: the fastest wish of all that were told lately."""
+        """Seconds between updates: the fastest rate that was requested lately."""
         rates = [wire.rate for wire in list(self._wires.values()) if wire.rate is not None]
         lately = [seconds for at, seconds in rates if self.now() - at <= LATELY]
         return min(lately) if lately else max(rates)[1] if rates else RATE
 
     # -- sending -------------------------------------------------------------------------------------------------------
     def announce(self) -> None:
-        """Say hello to all. Also where nobody was heard yet: in "run all", what a front end says waits behind the
-        cells, and only what it sends later, while one of them waits for its run, is answered at once."""
+        """Send the greeting to all, also to silent front ends: in "run all" their messages wait behind the cells, and
+        only messages sent later, while a cell waits for its run, are answered at once."""
         data = as_message(self.hello())
         for wire in list(self._wires.values()):
             self._post("comm_msg", wire, data)
 
     def tell(self, *messages: Any) -> None:
-        """Send to all front ends that listen."""
+        """Send to all active front ends."""
         wires = self._listening()
         for message in messages if wires else ():
             data = as_message(message)
             for wire in wires:
                 self._post("comm_msg", wire, data)
 
-    def _post(self, kind: str, wire: Wire, data: Mapping[str, Any], **more: Any) -> None:
+    def _post(self, kind: str, wire: FrontEndComm, data: Mapping[str, Any], **more: Any) -> None:
         content = {"comm_id": wire.comm_id, "data": data, **more}
         with contextlib.suppress(Exception):
             self._kernel.session.send(
                 self._kernel.iopub_socket, kind, content, ident=f"comm-{wire.comm_id}".encode("ascii")
             )
-
-
-def _following() -> Any:
-    """The newest run (lab_run.py), None where there is none: at `%load_ext` that module is not imported."""
-    lab_run = sys.modules.get("tpu_magics.magics.lab_run")
-    return lab_run.following() if lab_run is not None else None
 
 
 def _is_ours(data: Any) -> bool:
@@ -196,7 +214,29 @@ def as_message(message: Any) -> dict[str, Any]:
     return {"protocol": PROTOCOL, "v": VERSION, "type": message.type, **plain(message)}
 
 
-# -- the one that there is -------------------------------------------------------------------------------------------
+# -- the kernel -------------------------------------------------------------------------------------------------------
+
+
+def known_host() -> KernelHost | None:
+    """The host of this kernel; None before it was detected."""
+    session = sys.modules.get("tpu_magics.launch.session")
+    if session is None or session.current.host is None:
+        return None
+    from tpu_magics.panel.host import host_summary
+
+    current = session.current
+    with contextlib.suppress(Exception):
+        return host_summary(current.host, current.processes, current.spmd, current.placed, current.pod)
+    return None
+
+
+def has_subshells(kernel: Any) -> bool:
+    """Whether front ends can send messages past any busy cell (ipykernel 7). Without them, messages
+    are read only while the cell's thread waits for a run (mailbox.py)."""
+    return bool(getattr(kernel, "_supports_kernel_subshells", False))
+
+
+# -- the current comms -----------------------------------------------------------------------------------------------
 
 current: Lab | None = None
 
@@ -228,6 +268,6 @@ def unload(shell: Any) -> None:
 
 
 def say_hello() -> None:
-    """Say hello again: the host has become known, or a run begins."""
+    """Send the greeting again: the host was detected, or a run begins."""
     if current is not None:
         current.announce()

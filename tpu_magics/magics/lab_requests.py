@@ -1,8 +1,4 @@
-"""What front ends ask for.
-
-What lives here: one function for each kind of request, and what is answered where it cannot be done. What does not: the
-comm (lab.py), and reading a request (panel/messages.py). Each may be called in any thread.
-"""
+"""The answers to the requests of front ends. Each function may be called in any thread."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.magics import lab_run
 from tpu_magics.panel.messages import (
     ComparedMessage,
     ComparedRow,
@@ -21,115 +16,135 @@ from tpu_magics.panel.messages import (
     RunsMessage,
     StoppingMessage,
 )
-from tpu_magics.panel.wishes import (
-    CheckWish,
-    CompareWish,
-    HelloWish,
-    OpenWish,
-    RateWish,
-    RunsWish,
-    StopWish,
-    read_wish,
-    request_of,
+from tpu_magics.panel.requests import (
+    CheckedCell,
+    CheckRequest,
+    CompareRequest,
+    HelloRequest,
+    OpenRequest,
+    RateRequest,
+    RunsRequest,
+    StopRequest,
+    read_request,
+    request_id,
 )
 
 if TYPE_CHECKING:
-    from tpu_magics.magics.lab_wire import Wire
+    from tpu_magics.magics.lab import FrontEndComm
+    from tpu_magics.runs.events import RuleFinding
 
 MOST_RUNS = 200
 MOST_FINDINGS = 500
 
 
-def answers(wire: Wire, data: Mapping[str, Any]) -> Sequence[Any]:
+def answers(wire: FrontEndComm, data: Mapping[str, Any]) -> Sequence[Any]:
     """The messages that answer a request on a comm."""
-    request = request_of(data)
+    request = request_id(data)
     try:
-        wish = read_wish(data)
-        return _ANSWERS[type(wish)](wire, wish, request)
+        query = read_request(data)
+        return _ANSWERS[type(query)](wire, query, request)
     except TpuMagicsError as error:
         return [ProblemMessage(error.what, error.why, error.todo, request)]
     except Exception as fault:
-        what = f"The kernel could not do what was asked for: {type(fault).__name__}: {fault}"[:1_000]
-        why = "That is a fault of tpu_magics, not of your code; nothing was changed."
+        what = f"The request failed in the kernel: {type(fault).__name__}: {fault}"[:1_000]
+        why = "This is a bug in tpu_magics, not in your code. Nothing was changed."
         return [ProblemMessage(what, why, "Please report it.", request)]
 
 
-def _hello(wire: Wire, _wish: HelloWish, _request: str | None) -> Sequence[Any]:
+def _hello(wire: FrontEndComm, _query: HelloRequest, _request: str | None) -> Sequence[Any]:
     return [wire.lab.hello()]
 
 
-def _rate(wire: Wire, wish: RateWish, _request: str | None) -> Sequence[Any]:
-    wire.ask_rate(wish.seconds)
+def _rate(wire: FrontEndComm, query: RateRequest, _request: str | None) -> Sequence[Any]:
+    wire.ask_rate(query.seconds)
     return []
 
 
 # -- runs ------------------------------------------------------------------------------------------------------------
 
 
-def _open(_wire: Wire, wish: OpenWish, request: str | None) -> Sequence[Any]:
-    newest = lab_run.following()
-    if newest is not None and wish.run in ("current", newest.files.id):
+def _open(wire: FrontEndComm, query: OpenRequest, request: str | None) -> Sequence[Any]:
+    newest = wire.lab.following()
+    if newest is not None and query.run in ("current", newest.files.id):
         return [newest.whole(request) or _recorded(newest.files, request)]
-    if wish.run == "current":
-        raise TpuMagicsError("This kernel has not trained anything yet.", "", "Train something with %%tpu_train.")
+    if query.run == "current":
+        raise TpuMagicsError("This kernel has no run yet.", "", "Start one with %%tpu_train.")
     from tpu_magics.runs.reader import find_run
 
-    return [_recorded(find_run(wish.run), request)]
+    return [_recorded(find_run(query.run), request)]
 
 
 def _recorded(run: Any, request: str | None) -> RunMessage:
-    """A run as its folder tells it."""
-    from tpu_magics.panel.portable import record
-    from tpu_magics.panel.reading import Reading
+    """A run from its folder."""
+    from tpu_magics.panel.model import SharedView
+    from tpu_magics.panel.run_json import record
 
-    return RunMessage(0, record(Reading(run).anew()), request)
+    return RunMessage(0, record(SharedView(run).anew()), request)
 
 
-def _runs(_wire: Wire, _wish: RunsWish, request: str | None) -> Sequence[Any]:
+def _runs(_wire: FrontEndComm, _query: RunsRequest, request: str | None) -> Sequence[Any]:
     from tpu_magics.panel.run_lines import run_line
     from tpu_magics.runs.reader import newest_runs
 
     return [RunsMessage(tuple(map(run_line, newest_runs(MOST_RUNS)[0])), request)]
 
 
-def _compare(_wire: Wire, wish: CompareWish, request: str | None) -> Sequence[Any]:
+def _compare(_wire: FrontEndComm, query: CompareRequest, request: str | None) -> Sequence[Any]:
     from tpu_magics.panel.runs import compare_table
     from tpu_magics.runs.reader import find_run
 
-    runs = [find_run(name) for name in wish.runs]
+    runs = [find_run(name) for name in query.runs]
     table = compare_table(runs)
     rows = tuple(ComparedRow(row.cells, row.state) for row in table.rows)
     told = ComparedTable(table.title, table.columns, rows, table.notes)
     return [ComparedMessage(tuple(run.id for run in runs), told, request)]
 
 
-def _stop(_wire: Wire, wish: StopWish, request: str | None) -> Sequence[Any]:
-    run = lab_run.following()
-    if run is None or run.files.id != wish.run:
-        why = "This kernel follows no run of that name." if run is None else f"This kernel follows {run.files.id}."
-        raise TpuMagicsError(f"The run {wish.run!r} is not one that this kernel can stop.", why, "Reload the page.")
+def _stop(wire: FrontEndComm, query: StopRequest, request: str | None) -> Sequence[Any]:
+    run = wire.lab.following()
+    if run is None or run.files.id != query.run:
+        why = "This kernel has no run of that name." if run is None else f"The run of this kernel is {run.files.id}."
+        raise TpuMagicsError(f"This kernel cannot stop the run {query.run!r}.", why, "Reload the page.")
     if not run.goes_on:
-        raise TpuMagicsError(f"The run {wish.run!r} has ended already.", "", "")
+        raise TpuMagicsError(f"The run {query.run!r} has ended already.", "", "")
     run.stop()
-    return [StoppingMessage(wish.run, request)]
+    return [StoppingMessage(query.run, request)]
 
 
 # -- rules -----------------------------------------------------------------------------------------------------------
 
 
-def _check(_wire: Wire, wish: CheckWish, request: str | None) -> Sequence[Any]:
-    from tpu_magics.magics.lab_check import check_notebook
-
-    findings, checked = check_notebook(wish.cells)
+def _check(_wire: FrontEndComm, query: CheckRequest, request: str | None) -> Sequence[Any]:
+    findings, checked = check_notebook(query.cells)
     return [FindingsMessage(tuple(findings[:MOST_FINDINGS]), checked, request)]
 
 
-_ANSWERS: dict[type, Callable[[Wire, Any, str | None], Sequence[Any]]] = {
-    HelloWish: _hello,
-    OpenWish: _open,
-    RunsWish: _runs,
-    CompareWish: _compare,
-    StopWish: _stop,
-    CheckWish: _check,
-    RateWish: _rate,
+def check_notebook(cells: Sequence[CheckedCell]) -> tuple[list[RuleFinding], str]:
+    """The findings of a notebook's code cells, and what was checked, in words."""
+    from tpu_magics.check import check_with_config
+    from tpu_magics.check.cells import cell_of
+    from tpu_magics.launch.rule_check import rule_finding
+
+    paths = [_path(cell, at) for at, cell in enumerate(cells, start=1)]
+    read = [cell_of(cell.source, path, at) for at, (cell, path) in enumerate(zip(cells, paths, strict=True), start=1)]
+    found = check_with_config(read)
+    ids = [cells[one.cell - 1].id if one.cell else "" for one in found]
+    told = [rule_finding(at, one, cell_id) for at, (one, cell_id) in enumerate(zip(found, ids, strict=True))]
+    with_code = sum(bool(cell.source.strip()) for cell in cells)
+    return told, f"{with_code} cell{'s' * (with_code != 1)} of the notebook"
+
+
+def _path(cell: CheckedCell, at: int) -> str:
+    """As a person finds the cell: by its number, where it has run."""
+    return f"In [{cell.number}]" if cell.number is not None else f"cell {at}"
+
+
+_ANSWERS: dict[type, Callable[[FrontEndComm, Any, str | None], Sequence[Any]]] = {
+    HelloRequest: _hello,
+    OpenRequest: _open,
+    RunsRequest: _runs,
+    CompareRequest: _compare,
+    StopRequest: _stop,
+    CheckRequest: _check,
+    RateRequest: _rate,
 }

@@ -1,8 +1,4 @@
-"""The run that the JupyterLab extension follows.
-
-What lives here: when front ends are told what, while a run is watched. What does not: what has changed (panel/feed.py),
-and sending (lab.py).
-"""
+"""The run that the JupyterLab extension follows: when its front ends get which message."""
 
 from __future__ import annotations
 
@@ -14,26 +10,26 @@ from collections.abc import Callable
 from tpu_magics.magics import lab
 from tpu_magics.panel.feed import Feed
 from tpu_magics.panel.messages import RunMessage
-from tpu_magics.panel.reading import Reading
+from tpu_magics.panel.model import SharedView
 from tpu_magics.runs.files import LIVE, RunFiles, read_info
 from tpu_magics.runs.summary import run_status
 
 SHARE = 0.02  # of the watching thread's time that updates may take; a live panel has so much less
-WHOLE_EVERY = 10.0  # seconds between whole runs where a busy kernel cannot be asked for one
+WHOLE_EVERY = 10.0  # seconds between whole runs where a busy kernel cannot answer a request for one
 
 
 class LabRun:
     """One run, as front ends are told of it: an observer (launch/run_observer.py) that never fails.
 
     Args:
-        stop: asks that the run be stopped, from any thread.
+        stop: stops the run, from any thread.
         reading: of the run, which the panel may share.
-        answers: whether front ends can ask for something while it goes on.
-        hears: whether what they say is surely heard while it goes on, because its thread looks for messages.
+        answers: whether requests are answered while it runs.
+        hears: whether messages are certainly read while it runs, because its thread looks for them.
     """
 
     def __init__(
-        self, files: RunFiles, stop: Callable[[], None], reading: Reading, answers: bool, hears: bool = False
+        self, files: RunFiles, stop: Callable[[], None], reading: SharedView, answers: bool, hears: bool = False
     ) -> None:
         self.files, self.stop, self.reading = files, stop, reading
         self.answers, self.hears = answers, hears
@@ -43,7 +39,7 @@ class LabRun:
         self._next = self._next_whole = 0.0
 
     def look(self) -> None:
-        """Tell what has changed, if anybody listens and it is time."""
+        """Send the changes, if a front end is active and it is time."""
         desk = lab.current
         began = time.monotonic()
         if desk is None or began < self._next or not desk.heard:
@@ -58,10 +54,10 @@ class LabRun:
         if not self.answers and now >= self._next_whole:
             message = self._feed.whole(None)
             self._next_whole = now + WHOLE_EVERY
-        desk.tell(*(one for one in (message, self._feed.here()) if one is not None))
+        desk.tell(*(one for one in (message, self._feed.heartbeat()) if one is not None))
 
     def whole(self, request: str | None) -> RunMessage | None:
-        """The run as front ends know it, for one that asks; None where it has ended: its records tell more."""
+        """The run as front ends have it, as an answer; None where it has ended: its records have more."""
         with self._lock:
             if not self.live:
                 return None
@@ -71,11 +67,11 @@ class LabRun:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it has not ended; one that is followed no longer may go on."""
+        """Whether it has not ended; a run that is no longer followed may still be active."""
         return self.live or run_status(read_info(self.files.info_path)) in LIVE
 
     def settle(self) -> None:
-        """Nobody is left to be watched, or all is home: the whole run, as it is now."""
+        """All workers have ended, or the results are loaded: send the whole run."""
         was_live = self.live
         with contextlib.suppress(Exception), self._lock:
             if lab.current is None or not lab.current.heard:
@@ -85,15 +81,15 @@ class LabRun:
                 self.live = view.live
                 lab.current.tell(self._feed.begin(view))
         if was_live and not self.live and lab.current is not None and lab.current.answers != self.answers:
-            lab.say_hello()  # a busy kernel can be asked again, or no longer
+            lab.say_hello()  # whether a busy kernel answers has changed
 
     def deafen(self, answers: bool) -> None:
-        """The thread that waits for it looks for messages no longer. `answers`: whether the kernel still does."""
+        """The waiting thread no longer reads messages. `answers`: whether the kernel still does."""
         self.answers, self.hears = answers, False
         lab.say_hello()
 
     def close(self, why: str) -> None:  # noqa: ARG002
-        """It is followed no longer, and front ends are told so: their figures stand still."""
+        """Stop following, and tell the front ends that their figures are final."""
         with self._lock:
             self.live = False
         lab.say_hello()
@@ -107,7 +103,9 @@ def following() -> LabRun | None:
     return _newest
 
 
-def follow(files: RunFiles, stop: Callable[[], None], reading: Reading, answers: bool, hears: bool = False) -> LabRun:
+def follow(
+    files: RunFiles, stop: Callable[[], None], reading: SharedView, answers: bool, hears: bool = False
+) -> LabRun:
     """Follow a run; one that is followed already stays what it is."""
     global _newest
     if _newest is None or _newest.files.path != files.path or not _newest.live:

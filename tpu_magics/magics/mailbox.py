@@ -1,13 +1,10 @@
-"""Clicks while a cell holds the kernel: reading what a front end has sent to the main thread, which cannot get to it.
+"""Clicks while a cell runs: reads the messages of a front end that wait for the kernel's main thread.
 
-What lives here: all that knows ipykernel's streams. What does not: what a click does (panel/widget.py), and what the
-JupyterLab extension is answered (lab.py).
-
-A kernel handles one message of its shell channel after the other, so a click waits until the cell ends. ipykernel 7.0
-to 7.3 run callbacks in a thread of their own where the front end asks for it (a subshell); 7.4 gives them back to the
-thread that sent the widget's last message, which is the one that waits; ipykernel 6 has no subshells. So the thread
-that waits looks itself. It takes nothing but what it is given an answer for. Everything else goes the way it would
-have gone, in its order: it is handed to the kernel's own handler, which queues it behind the cell.
+A kernel handles the messages of its shell channel one after the other, so a click waits until the cell ends. ipykernel
+7.0 to 7.3 run callbacks in a thread of their own where the front end asks for it (a subshell); 7.4 gives them back to
+the thread that sent the widget's last message, which is the one that waits; ipykernel 6 has no subshells. So the
+waiting thread looks itself. It takes only the messages that it can answer. All others go to the kernel's own handler in
+their order, which queues them behind the cell.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""IPython as the launcher sees it: the person's names, the cells, and where output goes.
-
-What lives here: all that knows the shell. What does not: the launcher's side (launch/notebook.py), and reading a busy
-kernel's messages (mailbox.py).
-"""
+"""IPython for the launcher: the notebook's names, the cells, and the outputs."""
 
 from __future__ import annotations
 
@@ -22,6 +18,7 @@ from tpu_magics.runs.files import RunFiles
 
 if TYPE_CHECKING:
     from tpu_magics.check.cells import CodeCell
+    from tpu_magics.magics.shell import UnrecordedCells
     from tpu_magics.panel.widget import LivePanel
 
 LINES_KEPT = 200  # lines of a background run's output that its one display shows
@@ -33,8 +30,9 @@ UPDATE_EVERY = 0.5  # seconds between updates of that display
 class ShellNotebook:
     """A running IPython shell, 7.34 or newer."""
 
-    def __init__(self, shell: Any) -> None:
+    def __init__(self, shell: Any, unrecorded: type[UnrecordedCells] | None = None) -> None:
         self.shell = shell
+        self._unrecorded = unrecorded
         self._own: dict[str, str] = {}
         self.live: LivePanel | None = None
 
@@ -48,12 +46,12 @@ class ShellNotebook:
 
     def background_screen(self, title: str) -> Screen:
         if getattr(self.shell, "kernel", None) is None:
-            self.say("What it prints goes to its log: %tpu_logs")
+            self.say("Its output goes to its log: %tpu_logs")
             return NoScreen()
         return BackgroundScreen(title)
 
     def panel(self, files: RunFiles, stop: Callable[[], None], background: bool) -> RunObserver | None:
-        """A kernel's main thread is free while a run goes on in the background, and handles clicks itself."""
+        """During a background run, the kernel's main thread is free and handles clicks itself."""
         if not self._shows_panels():
             return None
         return self._seen(files, stop, FREE if background else WAITS)
@@ -66,16 +64,16 @@ class ShellNotebook:
 
     def follow(self, files: RunFiles, stop: Callable[[], None], main: str) -> RunObserver | None:
         """The same without a panel: the JupyterLab extension shows the run by itself."""
-        from tpu_magics.magics import lab, run_observers
+        from tpu_magics.magics import front_ends, lab
 
         if lab.current is None:
             return None
-        return run_observers.without_panel(self.shell.kernel, files, stop, main, self.say)
+        return front_ends.without_panel(self.shell.kernel, files, stop, main, self.say)
 
     def _seen(self, files: RunFiles, stop: Callable[[], None], main: str) -> RunObserver:
-        from tpu_magics.magics import run_observers
+        from tpu_magics.magics import front_ends
 
-        made = run_observers.with_panel(self.shell.kernel, files, stop, main, self.say, self._publisher(files))
+        made = front_ends.with_panel(self.shell.kernel, files, stop, main, self.say, self._publisher(files))
         self.live = made.panel
         return made
 
@@ -145,12 +143,11 @@ class ShellNotebook:
 
     def checked_cells(self) -> list[CodeCell]:
         """The cells so far as the rules read them; of a cell that was run again, the newest only."""
-        from tpu_magics.magics.cells import newest
-        from tpu_magics.magics.shell import Unrecorded
+        from tpu_magics.magics.cell_history import newest
 
         texts = list(map(str, self._history()))
-        if Unrecorded.now:
-            texts += Unrecorded.texts
+        if self._unrecorded is not None and self._unrecorded.now:
+            texts += self._unrecorded.texts
         numbered = {number: text for number, text in enumerate(texts) if number and text.strip()}
         long = [number for number, text in numbered.items() if len(text) > LONGEST_READ]
         if long and self.cell_number() == long[-1]:

@@ -1,16 +1,11 @@
-"""The options of the magics, each declared once; help and docstrings are made from here.
-
-What lives here: which options a magic has; those of %tpu_preflight and %tpu_doctor stand in preflight_options.py and
-doctor_options.py. What does not: reading them (parser.py), and what is done with them.
-"""
+"""The options of the magics, each declared once; help and docstrings are made from here."""
 
 from __future__ import annotations
 
 import argparse
 
-from tpu_magics.magics.doctor_options import doctor_parser
-from tpu_magics.magics.parser import MagicParser, add_precision, count, counts, seconds, some
-from tpu_magics.magics.preflight_options import preflight_parser
+from tpu_magics.backends.base import STEPS
+from tpu_magics.magics.parser import MagicParser, add_precision, count, counts, positive, seconds
 
 __all__ = [
     "MagicParser",
@@ -35,7 +30,7 @@ def add_shared(parser: MagicParser) -> None:
         "--processes",
         type=count,
         metavar="N",
-        help="number of ranks (default: all TPU devices; 1 on XLA:CPU, where more are a rehearsal)",
+        help="number of ranks (default: all TPU devices; 1 on XLA:CPU, where more ranks are a rehearsal)",
     )
     parser.add_argument(
         "--collective-timeout",
@@ -50,15 +45,15 @@ def init_parser() -> MagicParser:
     """%tpu_init"""
     parser = MagicParser(
         "%tpu_init",
-        "Find out where this notebook runs, which TPU it has and which versions fit, and set the session's defaults.\n"
-        "PyTorch/XLA's runtime is never started in the notebook's process; TensorFlow trains in it: its strategy is\n"
-        "made here, and is the notebook's `strategy`.",
+        "Detect the environment, the TPU and the versions, and set the session's defaults.\n"
+        "The PyTorch/XLA runtime never starts in the notebook's process. TensorFlow trains in it: its strategy is\n"
+        "created here, and is the notebook's `strategy`.",
     )
     parser.add_argument(
         "--framework",
         choices=("auto", "torch", "tensorflow"),
         default="auto",
-        help="what cells train with (default: auto, which is what the notebook has imported)",
+        help="the framework of the cells (default: auto, the one that the notebook has imported)",
     )
     parser.add_argument(
         "--tpu", default="", metavar="NAME", help="TensorFlow: the name or grpc:// address of a TPU on another host"
@@ -68,12 +63,12 @@ def init_parser() -> MagicParser:
         "--spmd",
         type=count,
         metavar="N",
-        help="one worker that drives N devices as a mesh (N, 1) with the axes data and model; on XLA:CPU virtual ones",
+        help="one worker that drives N devices as a mesh (N, 1) with axes data and model; virtual devices on XLA:CPU",
     )
     parser.add_argument(
         "--cache",
         metavar="DIR",
-        help='keep compiled programs in DIR and take them from there in later runs (on a TPU; "off" turns it off)',
+        help='cache compiled programs in DIR for later runs (on a TPU; "off" disables it)',
     )
     parser.add_argument(
         "--hosts",
@@ -86,7 +81,7 @@ def init_parser() -> MagicParser:
         "--target",
         default="",
         metavar="T",
-        help="with --hosts, the slice of TPUs to ask the cluster for (v5litepod-16, ...; default: what it has)",
+        help="with --hosts, the TPU slice to request from the cluster (v5litepod-16, ...; default: what it has)",
     )
     return parser
 
@@ -126,13 +121,13 @@ def train_parser(prog: str) -> MagicParser:
     parser.add_argument(
         "-o", "--output", default="_tpu", metavar="NAME", help="the name that gets the result (default: _tpu)"
     )
-    parser.add_argument("--background", action="store_true", help="return at once; _tpu.wait() brings the results home")
+    parser.add_argument("--background", action="store_true", help="return at once; _tpu.wait() loads the results")
     parser.add_argument(
         "--steps", type=count, metavar="N", help="stop after N steps, with the notebook's models unchanged"
     )
     parser.add_argument("--timeout", type=seconds, metavar="S", help="stop the run after S seconds")
     parser.add_argument(
-        "--force", action="store_true", help="run although the forecast says that memory or disk will not do"
+        "--force", action="store_true", help="run even if there is not enough memory or disk (estimate)"
     )
     parser.add_argument(
         "--max-recompiles",
@@ -143,25 +138,25 @@ def train_parser(prog: str) -> MagicParser:
     parser.add_argument(
         "--preflight",
         metavar="T",
-        help="compile for that TPU first (v5e-8, ...), and do not start where it cannot fit",
+        help="compile for this TPU first (v5e-8, ...), and do not start if the program does not fit",
     )
     parser.add_argument(
         "--strict",
         action="store_true",
-        help="do not start where the code breaks a rule of XLA or of launching (%%tpu_check shows them), and fail "
-        "where no step ran on the XLA device",
+        help="do not start if the code breaks a rule of XLA or of launching (%%tpu_check shows them), and fail "
+        "if no step ran on the XLA device",
     )
     parser.add_argument(
         "--jit",
         choices=("auto", "keep"),
         default="auto",
-        help="TensorFlow: compile steps with XLA at home and leave that to the strategy on a TPU (auto), or change "
-        "nothing (keep)",
+        help="TensorFlow: compile steps with XLA on this machine and leave it to the strategy on a TPU (auto), or "
+        "change nothing (keep)",
     )
     parser.add_argument(
         "--keep-partial",
         action="store_true",
-        help="keep what was learned until a failure, an interrupt or the time limit, instead of the weights before",
+        help="after a failure, an interrupt or the time limit, keep the weights of the last step, not the old ones",
     )
     parser.add_argument("--run-name", metavar="NAME", help="name of the run (default: the function's)")
     parser.add_argument(
@@ -177,8 +172,8 @@ def check_parser(prog: str) -> MagicParser:
     cell = prog.startswith("%%")
     parser = MagicParser(
         prog,
-        "Check code against XLA's rules and the launcher's, before a TPU is touched. Nothing is run: "
-        + ("not the\ncell either." if cell else "the code of the\ncells so far is read."),
+        "Check code against the rules of XLA and of launching, before a TPU is used. Nothing is run: "
+        + ("not even\nthis cell." if cell else "the code of\nthe cells so far is read."),
         "Examples:\n  %tpu_check\n  %tpu_check training_function\n  %tpu_check --ready\n"
         if not cell
         else "Example:\n  %%tpu_check --fix\n",
@@ -196,17 +191,17 @@ def check_parser(prog: str) -> MagicParser:
             help="the checklist before asking for a TPU, with the evidence for each item; with NAME, for training it",
         )
     changes = parser.add_mutually_exclusive_group()
-    what = "put the mended cell in the place of this one" if cell else "show the mended cells, to be pasted"
+    what = "replace this cell by the fixed one" if cell else "show the fixed cells, to be pasted"
     changes.add_argument("--fix", action="store_true", help=what)
     changes.add_argument("--diff", action="store_true", help="show what --fix would change")
-    parser.add_argument("--select", metavar="CODES", help="only these rules or groups, with commas between")
-    parser.add_argument("--ignore", metavar="CODES", help="not these rules or groups")
+    parser.add_argument("--select", metavar="CODES", help="only these rules or groups, separated by commas")
+    parser.add_argument("--ignore", metavar="CODES", help="without these rules or groups")
     return parser
 
 
 def runs_parser() -> MagicParser:
     """%tpu_runs"""
-    parser = MagicParser("%tpu_runs", "List the newest runs of this folder, or show some side by side.")
+    parser = MagicParser("%tpu_runs", "List the newest runs of this folder, or compare some.")
     parser.add_argument("runs", nargs="*", metavar="RUN", help="names or ids; `last` is this notebook's newest")
     add_listed(parser)
     parser.add_argument("--plain", action="store_true", help="without times, ids and sizes")
@@ -214,16 +209,18 @@ def runs_parser() -> MagicParser:
 
 
 def add_listed(parser: argparse.ArgumentParser) -> None:
-    """How many runs are listed."""
+    """The options for how many runs are listed."""
     listed = parser.add_mutually_exclusive_group()
-    listed.add_argument("-n", "--newest", type=some, default=20, metavar="N", help="list the newest N (default: 20)")
+    listed.add_argument(
+        "-n", "--newest", type=positive, default=20, metavar="N", help="list the newest N (default: 20)"
+    )
     listed.add_argument("--all", action="store_const", const=None, dest="newest", help="list all")
 
 
 def panel_parser() -> MagicParser:
     """%tpu_panel"""
     parser = MagicParser(
-        "%tpu_panel", "Show a run: its steps, compiles and their causes, precision, memory. Live while it goes on."
+        "%tpu_panel", "Show a run: its steps, compiles and their causes, precision, memory. Live while it runs."
     )
     parser.add_argument("run", nargs="?", default="last", metavar="RUN", help="name or id (default: the newest)")
     return parser
@@ -231,7 +228,7 @@ def panel_parser() -> MagicParser:
 
 def logs_parser() -> MagicParser:
     """%tpu_logs"""
-    parser = MagicParser("%tpu_logs", "Show what a rank printed.")
+    parser = MagicParser("%tpu_logs", "Show the output of a rank.")
     parser.add_argument("run", nargs="?", default="last", metavar="RUN", help="name or id (default: the newest)")
     parser.add_argument("-r", "--rank", type=count, default=0, metavar="RANK", help="the rank (default: 0)")
     return parser
@@ -239,10 +236,8 @@ def logs_parser() -> MagicParser:
 
 def stop_parser() -> MagicParser:
     """%tpu_stop"""
-    parser = MagicParser(
-        "%tpu_stop", "Stop the run that goes on in the background. The notebook's models stay as they are."
-    )
-    parser.add_argument("run", nargs="?", metavar="RUN", help="name or id (default: the one that is going on)")
+    parser = MagicParser("%tpu_stop", "Stop the run in the background. The notebook's models stay unchanged.")
+    parser.add_argument("run", nargs="?", metavar="RUN", help="name or id (default: the active run)")
     return parser
 
 
@@ -250,16 +245,14 @@ def pod_parser() -> MagicParser:
     """%tpu_pod"""
     parser = MagicParser(
         "%tpu_pod",
-        "What a run on many hosts would do: its hosts and ranks, what is sent to each of them and how large it is,\n"
-        "how the weights come home. Nothing is run. And the commands that get such hosts, as text to copy.",
+        "Dry run for many hosts: the hosts and ranks of a run, the data sent to each host and its size, and how the\n"
+        "weights are copied back. Also the commands that create such hosts, as text to copy. Nothing is run.",
         "Examples:\n  %tpu_pod\n  %tpu_pod training_function model\n  %tpu_pod --target v5litepod-16\n",
     )
     parser.add_argument(
-        "args", nargs="*", metavar="FUNCTION ARG", help="what would be trained, as %%tpu_train FUNCTION ARG takes it"
+        "args", nargs="*", metavar="FUNCTION ARG", help="the training, as %%tpu_train FUNCTION ARG takes it"
     )
-    parser.add_argument(
-        "--target", default="", metavar="T", help="plan for that slice of TPUs, whether there is one or not"
-    )
+    parser.add_argument("--target", default="", metavar="T", help="plan for this TPU slice, whether it exists or not")
     return parser
 
 
@@ -267,8 +260,8 @@ def pad_parser() -> MagicParser:
     """%tpu_pad"""
     parser = MagicParser(
         "%tpu_pad",
-        "What padding costs: distinct shapes (each is a compile), padded tokens and predicted seconds of several ways\n"
-        "to pad, and the best of them with the line of code that does it.",
+        "The cost of padding: distinct shapes (each is a compile), padded tokens and predicted seconds of several\n"
+        "paddings, and the best of them with its line of code.",
         "Examples:\n  %tpu_pad dataset\n  %tpu_pad dataset['input_ids'] --batch 16 --max-length 512\n"
         "  %tpu_pad [len(ids) for ids in texts] --multiples 16,32\n",
     )
@@ -285,7 +278,7 @@ def pad_parser() -> MagicParser:
         "--batch", type=count, metavar="N", help="samples of a batch on one rank (default: the DataLoader's, else 32)"
     )
     parser.add_argument(
-        "--max-length", type=count, metavar="N", help="longer samples are cut to it (default: the longest sample)"
+        "--max-length", type=count, metavar="N", help="truncate longer samples to N (default: the longest sample)"
     )
     parser.add_argument("--buckets", type=count, metavar="K", help="K buckets (default: the best of 2 to 8)")
     parser.add_argument(
@@ -306,3 +299,66 @@ def pad_parser() -> MagicParser:
         "--plain", action="store_true", help="text only, without measured seconds: the same in every run, for comparing"
     )
     return parser
+
+
+def add_doctor(parser: argparse.ArgumentParser) -> None:
+    """The options that both have."""
+    parser.add_argument(
+        "--fix",
+        action="store_true",
+        help="apply the safe fixes (variables of this session, an unused lock file), list them, and check again",
+    )
+    parser.add_argument("--json", action="store_true", help="print the checks as JSON")
+
+
+def doctor_parser() -> MagicParser:
+    """%tpu_doctor"""
+    parser = MagicParser(
+        "%tpu_doctor",
+        "Find the problems of this environment, each with the command that fixes it: packages, versions, libtpu,\n"
+        "devices and their users, variables, memory, disk, widgets, the metadata server. Starts no runtime.",
+    )
+    add_doctor(parser)
+    return parser
+
+
+def preflight_parser() -> MagicParser:
+    """%tpu_preflight"""
+    parser = MagicParser(
+        "%tpu_preflight",
+        "Compile the steps of a training function for a TPU that is not attached, with the TPU compiler: does it\n"
+        "fit, is it bf16, what does it cost? No step is executed.",
+        "Examples:\n  %tpu_preflight training_function model --target v5e-8\n"
+        "  %tpu_preflight training_function model batch=32 --target v5e-8,v6e-8 --fit batch\n",
+    )
+    parser.add_argument(
+        "args", nargs="*", metavar="FUNCTION ARG", help="expressions, evaluated in the notebook; key=expr too"
+    )
+    add_preflight(parser)
+    parser.add_argument(
+        "-o", "--output", default="_preflight", metavar="NAME", help="the result's name (default: _preflight)"
+    )
+    parser.add_argument("--plain", action="store_true", help="text only, without times: the same in every run")
+    return parser
+
+
+def add_preflight(parser: argparse.ArgumentParser, required: bool = False) -> None:
+    """What %tpu_preflight and `python -m tpu_magics preflight` have in common."""
+    text = "TPUs: v5e-8 (Google: v5litepod-8), v6e-1, v4-8, v5p-8, ..."
+    parser.add_argument("--target", required=required, metavar="T,T", help=text)
+    parser.add_argument(
+        "--fit",
+        metavar="NAME",
+        help="search the largest value that fits of an argument or of a name in the notebook: exact below 4,096, to "
+        "1 %% above; the figures are then for the largest multiple of 8",
+    )
+    parser.add_argument(
+        "--steps", type=count, default=STEPS, metavar="N", help=f"trace at most N steps (default: {STEPS})"
+    )
+    add_precision(parser)
+    parser.add_argument(
+        "-n", "--processes", type=count, metavar="N", help="number of ranks (default: those of the target)"
+    )
+    parser.add_argument("--spmd", action="store_true", help="one process drives all devices of the target as a mesh")
+    parser.add_argument("--anew", action="store_true", help="compile again, and cache nothing")
+    parser.add_argument("--force", action="store_true", help="trace even if there is not enough host memory (estimate)")

@@ -1,8 +1,4 @@
-"""`%tpu_pad` and `tpu_magics.pad`: lengths -> the advice about padding.
-
-What lives here: the way from a parsed line to padding/report.py, and how the advice shows itself. What does not: the
-advice.
-"""
+"""`%tpu_pad` and `tpu_magics.pad`: lengths -> advice about padding."""
 
 from __future__ import annotations
 
@@ -14,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.arguments import evaluate
+from tpu_magics.magics.display import show
 from tpu_magics.padding.report import MULTIPLES, PaddingReport, PadOptions, advise
 from tpu_magics.panel.padding import to_html, to_text
 
@@ -47,13 +44,13 @@ def pad(
     plain: bool = False,
     expression: str = "lengths",
 ) -> Advice:
-    """What `%tpu_pad` does: ways to pad, what each costs, and the best of them.
+    """What `%tpu_pad` does: the cost of several paddings, and the best of them.
 
     Args:
         lengths: lengths, lists of token ids, an array or tensor, a tokenised dataset or its column, or a DataLoader.
         multiples: to round each batch's longest sample up to.
         batch: samples of a batch on one rank (default: the DataLoader's, else 32).
-        max_length: longer samples are cut to it (default: the longest).
+        max_length: truncate longer samples to it (default: the longest).
         buckets: how many (default: the best of 2 to 8).
         align: bounds of buckets are multiples of it.
         epochs: that are predicted.
@@ -65,7 +62,7 @@ def pad(
         expression: how the code calls what was given.
 
     Returns:
-        The advice: it shows itself in a notebook, `print` gives it as text; `.choice.lengths`, `.choice.code`, `.ways`.
+        The advice: a notebook displays it, `print` gives it as text; `.choice.lengths`, `.choice.code`, `.ways`.
     """
     asked = PadOptions(
         multiples=multiples,
@@ -86,23 +83,21 @@ def pad(
 
 
 def run(notebook: ShellNotebook, found: argparse.Namespace) -> None:
-    """Evaluate LENGTHS, and display the advice: as text only where it is plain, or where there is no front end."""
+    """Evaluate LENGTHS, and display the advice: as text with --plain or without a front end."""
     __tracebackhide__ = True
     if found.lengths is None:
         raise TpuMagicsError(
             "%tpu_pad needs LENGTHS.",
-            "It reckons with the lengths of the samples that you train on.",
+            "It needs the lengths of the samples that you train on.",
             "Name a tokenised dataset, a list of lengths or a DataLoader: %tpu_pad dataset",
         )
     given = evaluate(found.lengths, notebook.namespace)
     options = {name: value for name, value in vars(found).items() if name not in ("lengths", "help")}
     advice = pad(given, expression=found.lengths, **options)
-    if found.plain or "ipykernel" not in sys.modules:
+    if found.plain:
         print(advice, flush=True)
-        return
-    from IPython.display import display
-
-    display(dict(advice._repr_mimebundle_()), raw=True)
+    else:
+        show(advice._repr_mimebundle_())
 
 
 def _is_tensorflow() -> bool:
@@ -112,7 +107,7 @@ def _is_tensorflow() -> bool:
 
 
 def _ranks() -> int:
-    """The ranks of the session's runs, as far as `%tpu_init` was told or found out."""
+    """The ranks of the session's runs, as `%tpu_init` has set or detected them."""
     session = sys.modules.get("tpu_magics.launch.session")
     current = session.current if session is not None else None
     if current is None or current.spmd is not None:

@@ -1,23 +1,20 @@
-"""`%tpu_panel`: one run, as the panel shows it.
-
-What lives here: which run is meant, and whether it is shown live or as it was. What does not: the panel (panel/).
-"""
+"""`%tpu_panel`: one run, live or from its records."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from tpu_magics.launch import run_observer, session
-from tpu_magics.magics.look import named_run
-from tpu_magics.panel.bundle import to_bundle
-from tpu_magics.panel.reading import Reading
+from tpu_magics.magics.display import show
+from tpu_magics.magics.runs_commands import named_run
+from tpu_magics.panel.model import SharedView
+from tpu_magics.panel.run_json import to_bundle
 from tpu_magics.runs.files import RunFiles
 
 
 def show_run(run: str = "last") -> None:
-    """Show a run: live where it goes on in the background of this notebook, else as its records tell it now.
+    """Show a run: live if it runs in the background of this notebook, else from its records.
 
     Args:
         run: a run's name or id, the beginning or end of an id, or "last".
@@ -27,11 +24,11 @@ def show_run(run: str = "last") -> None:
     """
     found = named_run(run)
     if not _attached(found):
-        _show(found)
+        show(bundle(found))
 
 
 def _attached(run: RunFiles) -> bool:
-    """Show the run that goes on here, live; False where it is another one, or nothing can show it so."""
+    """Show the active run live; False where it is another run, or no live panel is possible."""
     going = session.current.active_run
     if going is None or going.folder.path != run.path or not going.options.background or going.ended:
         return False
@@ -45,15 +42,6 @@ def _attached(run: RunFiles) -> bool:
     return True
 
 
-def _show(run: RunFiles) -> None:
-    if "ipykernel" not in sys.modules:
-        print(bundle(run)["text/plain"], flush=True)
-        return
-    from IPython.display import display
-
-    display(bundle(run), raw=True)
-
-
 def bundle(run: RunFiles) -> Mapping[str, Any]:
     """The run as text, as html and as a record, from its records as they are now."""
-    return to_bundle(Reading(run).anew())
+    return to_bundle(SharedView(run).anew())

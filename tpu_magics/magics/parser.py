@@ -1,8 +1,4 @@
-"""The parser of the magics' options, and what several of them take.
-
-What lives here: reading words, and what is said where they are wrong. What does not: which options a magic has
-(options.py, preflight_options.py).
-"""
+"""The parser of the magics' options, and options that several magics share."""
 
 from __future__ import annotations
 
@@ -32,7 +28,7 @@ class MagicParser(argparse.ArgumentParser):
         raise TpuMagicsError(
             f"{self.prog}: {message}.",
             "",
-            f"Look at {self.prog} -h for what it takes.",
+            f"See {self.prog} -h for its options.",
         )
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
@@ -47,8 +43,8 @@ class MagicParser(argparse.ArgumentParser):
         if not word.startswith("-"):
             raise TpuMagicsError(
                 f"{self.prog} does not take {word!r} here.",
-                "It has no more ARGs than its help says; an expression with blanks in it is several words.",
-                f"Look at {self.prog} -h, or give the expression a name and use that.",
+                "It takes no more ARGs than its help says. An expression with spaces counts as several words.",
+                f"See {self.prog} -h, or assign the expression to a name and use that.",
             )
         option = word.split("=")[0]
         near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
@@ -56,7 +52,7 @@ class MagicParser(argparse.ArgumentParser):
         raise TpuMagicsError(
             f"{self.prog} has no option {option}{hint}",
             f"Its options are {', '.join(sorted(known, key=str.lower))}.",
-            f'Look at {self.prog} -h. An ARG that begins with a minus is written in brackets: "({word})".',
+            f'See {self.prog} -h. Write an ARG that begins with a minus in parentheses: "({word})".',
         )
 
     def doc(self) -> str:
@@ -71,7 +67,7 @@ def count(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
 
 
-def some(text: str) -> int:
+def positive(text: str) -> int:
     found = count(text)
     if found < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")

@@ -1,13 +1,8 @@
-"""`%tpu_pod` and `tpu_magics.pod`: what a run on many hosts would do.
-
-What lives here: the way from a parsed line to launch/pods/outlook.py, how the plan shows itself, and names of slices as
-`--target` takes them. What does not: the plan.
-"""
+"""`%tpu_pod` and `tpu_magics.pod`: the dry run for many hosts."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +12,7 @@ from tpu_magics.launch.arguments import evaluate_all, parse_arguments
 from tpu_magics.launch.pods.address import is_off
 from tpu_magics.launch.pods.dry_run import DryRun, payload_size
 from tpu_magics.launch.pods.slices import Slice
+from tpu_magics.magics.display import show
 from tpu_magics.panel.pod import outlook_table
 from tpu_magics.panel.pod_commands import commands_html, commands_text
 from tpu_magics.panel.table import to_html, to_text
@@ -51,19 +47,18 @@ def pod(
     target: str = "",
     labels: tuple[str, ...] = (),
 ) -> PodPlan:
-    """What `%tpu_pod` does: the hosts and ranks of the runs to come, what is sent where and how large, and the commands
-    that get such hosts. Nothing is run.
+    """What `%tpu_pod` does: the hosts and ranks of the next runs, the data sent to each host and its size, and the
+    commands that create such hosts. Nothing is run.
 
     Args:
-        function: what would be trained; without it the sizes are not available.
+        function: the training function; without it the sizes are n/a.
         args: its arguments.
         kwargs: its keyword arguments.
-        target: plan for that slice of TPUs ("v5litepod-16"), whether there is one or not (default: the session's
-            hosts).
+        target: plan for this TPU slice ("v5litepod-16"), whether it exists or not (default: the session's hosts).
         labels: the arguments as they were written.
 
     Returns:
-        The plan: it shows itself in a notebook, `print` gives it as text; `.pod`, `.hosts`, `.ranks`, `.load`.
+        The plan: a notebook displays it, `print` gives it as text; `.pod`, `.hosts`, `.ranks`, `.load`.
     """
     current = session.current
     load = payload_size(function, args, kwargs or {}, current.backend, labels) if function is not None else None
@@ -83,12 +78,7 @@ def run(notebook: ShellNotebook, found: argparse.Namespace) -> None:
         )
     function, *args = values or [None]
     plan = pod(function, *args, kwargs=keywords, target=found.target, labels=tuple(positional[1:]))
-    if "ipykernel" not in sys.modules:
-        print(plan, flush=True)
-        return
-    from IPython.display import display
-
-    display(dict(plan._repr_mimebundle_()), raw=True)
+    show(plan._repr_mimebundle_())
 
 
 def wanted_slice(target: str, hosts: str) -> Slice | None:
@@ -97,9 +87,9 @@ def wanted_slice(target: str, hosts: str) -> Slice | None:
         return None
     if is_off(hosts):
         raise TpuMagicsError(
-            "--target goes with --hosts.",
-            "It is the slice of TPUs that a Ray cluster is asked for.",
-            "Name the cluster, too: --hosts ray; or see what such a slice takes: %tpu_pod --target T",
+            "--target needs --hosts.",
+            "It is the TPU slice to request from a Ray cluster.",
+            "Add the cluster: --hosts ray; or see the plan for such a slice: %tpu_pod --target T",
         )
     return slice_of(target)
 

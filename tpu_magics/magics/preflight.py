@@ -1,8 +1,4 @@
-"""`%tpu_preflight` and `tpu_magics.preflight`: a function and the names of TPUs -> what their compilers say.
-
-What lives here: the way from a parsed line to preflight/run.py. What does not: the preflight, and how progress and
-result show themselves (preflight_output.py).
-"""
+"""`%tpu_preflight` and `tpu_magics.preflight`: a function and the names of TPUs -> a preflight."""
 
 from __future__ import annotations
 
@@ -16,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from tpu_magics.backends.base import STEPS
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import arguments
-from tpu_magics.magics import called
-from tpu_magics.magics.preflight_output import Preflight, shown, telling
+from tpu_magics.magics import call_spec
+from tpu_magics.magics.preflight_output import PreflightResult, shown, telling
 from tpu_magics.preflight import compiler_versions, report
 from tpu_magics.preflight.precheck import PreflightCheck, preflight_check
 from tpu_magics.preflight.run import Callbacks, SearchInterrupted
@@ -43,38 +39,38 @@ def preflight(
     force: bool = False,
     kept: bool = True,
     plain: bool = False,
-) -> Preflight:
-    """What `%tpu_preflight` does: compile the steps of a training function for TPUs that are not here.
+) -> PreflightResult:
+    """What `%tpu_preflight` does: compile the steps of a training function for TPUs that are not attached.
 
-    The function is traced in a forked worker, and no step of it is executed: what it reads from the device is zero.
-    (A TensorFlow step is traced in this process, and not executed either.) Each distinct graph is then compiled by the
-    TPU's own compiler, in a process of its own.
+    A forked worker traces the function and executes no step: a device-to-host read gives zero. (A TensorFlow step is
+    traced in this process, and not executed either.) The TPU compiler then compiles each distinct graph in a separate
+    process.
 
     Args:
         function: a training function; or a tf.function, a Keras model or its `train_step`.
         args: its arguments.
         target: names of TPUs, "v5e-8" or "v5litepod-8,v6e-1".
         kwargs: its keyword arguments.
-        fit: the name of an argument, or of a name in the notebook: its largest value that fits is searched. Memory,
-            cost and verdict are then those of the value to take, the largest multiple of 8 that fits.
-        steps: trace at most so many steps; it ends earlier where two successive graphs are equal.
+        fit: an argument, or a name in the notebook, whose largest value that fits is searched. Memory, cost and
+            verdict are then those of the largest multiple of 8 that fits.
+        steps: trace at most this many steps; tracing stops when two consecutive graphs are equal.
         precision: "fp32", "bf16" or "bf16-downcast" (default: the session's).
         processes: ranks (default: those of the target).
         spmd: one process drives all devices of the target (default: as in the session).
-        force: trace also where the forecast says that host memory will not do.
-        kept: take results of earlier compiles, and keep these.
-        plain: tell nothing of the progress.
+        force: trace even if host memory is estimated to be too small.
+        kept: use cached results of earlier compiles, and cache these.
+        plain: show no progress.
 
     Returns:
-        The result: it shows itself in a notebook, `print` gives it as text. `.fits`, `["v5e-8"].steady.memory.needed`
+        The result: a notebook displays it, `print` gives it as text. `.fits`, `["v5e-8"].steady.memory.needed`
         (bytes), `["v5e-8"].roofline.seconds`, `.to_dict()`.
 
     Raises:
-        TpuMagicsError: jax or libtpu is missing, the target is not known, the function fails, never syncs, or gives
+        TpuMagicsError: jax or libtpu is missing, the target is unknown, the function fails, never syncs, or gives
             another graph at every step.
-        SearchInterrupted: the person stopped the search for `fit`; its `.found` is what was found by then.
+        SearchInterrupted: the user stopped the search for `fit`; `.found` has the results so far.
     """
-    called.check(function, args, kwargs or {})
+    call_spec.check_call(function, args, kwargs or {})
     with telling(plain) as tell:
         return _found(
             function,
@@ -93,8 +89,8 @@ def preflight(
         )
 
 
-def _found(*args: Any, telling: Callbacks, bind: Callable[[Preflight], None], **options: Any) -> Preflight:
-    """The result, bound. Where a search is interrupted, what it had found is bound and shown before that goes on."""
+def _found(*args: Any, telling: Callbacks, bind: Callable[[PreflightResult], None], **options: Any) -> PreflightResult:
+    """The result, bound to its name. If a search is interrupted, its results so far are bound and shown first."""
     try:
         result = shown(find(*args, callbacks=telling, **options))
     except SearchInterrupted as stopped:
@@ -112,7 +108,7 @@ def run(notebook: ShellNotebook, found: argparse.Namespace) -> None:
     if not found.args or not found.target:
         raise TpuMagicsError(
             f"%tpu_preflight needs {'FUNCTION' if not found.args else '--target'}.",
-            "It compiles a training function for a TPU that is not here.",
+            "It compiles a training function for a TPU that is not attached.",
             "For example: %tpu_preflight training_function model --target v5e-8",
         )
     if not found.output.isidentifier():
@@ -123,17 +119,17 @@ def run(notebook: ShellNotebook, found: argparse.Namespace) -> None:
     compiler_versions.versions()
     positional, named = arguments.parse_arguments(found.args)
     _refuse_call(positional)
-    values, keywords = called.evaluated(positional, named, notebook.namespace)
+    values, keywords = call_spec.evaluate_call(positional, named, notebook.namespace)
     if not values:
         raise TpuMagicsError(
-            "%tpu_preflight does not say which function.",
+            "%tpu_preflight needs a function.",
             "Its first ARG is the training function.",
             "For example: %tpu_preflight training_function model --target v5e-8",
         )
     names = ("target", "fit", "steps", "precision", "processes", "force")
     options = {name: getattr(found, name) for name in names}
 
-    def bind(result: Preflight) -> None:
+    def bind(result: PreflightResult) -> None:
         notebook.namespace[found.output] = result
 
     options |= {"kept": not found.anew, "spmd": found.spmd or None}
@@ -148,10 +144,10 @@ def _refuse_call(positional: Sequence[str]) -> None:
         return
     name, words = ast.unparse(tree.func), [*map(ast.unparse, tree.args), *map(ast.unparse, tree.keywords)]
     raise TpuMagicsError(
-        f"`{positional[0]}` is a call, and it has not been made.",
-        "%tpu_preflight takes the function itself, and its arguments behind it: no step is executed.",
-        f"Write %tpu_preflight {' '.join([name, *words])} --target ...; a function that a call makes gets a name in an "
-        "earlier cell.",
+        f"`{positional[0]}` is a call; it was not executed.",
+        "%tpu_preflight takes the function itself, followed by its arguments: no step is executed.",
+        f"Write %tpu_preflight {' '.join([name, *words])} --target ...; if the call returns a function, assign it to a "
+        "name in an earlier cell.",
     )
 
 

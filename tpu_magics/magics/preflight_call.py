@@ -1,8 +1,4 @@
-"""What a preflight from the command line calls: the function, its arguments, and the options it would be trained with.
-
-What lives here: the way from a file to that call. What does not: running the file's code (running.py), and what is done
-with the call (preflight_command.py).
-"""
+"""The call of a preflight from the command line: the function of a file, its arguments and options."""
 
 from __future__ import annotations
 
@@ -15,13 +11,13 @@ from typing import Any
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import arguments, preconditions, session
 from tpu_magics.launch.plan import NO_SPMD, Options
-from tpu_magics.magics.called import as_given, needed
-from tpu_magics.magics.running import Program
-from tpu_magics.magics.untrained import Launch
+from tpu_magics.magics.call_spec import parameter_text, required_parameters
+from tpu_magics.magics.file_program import FileProgram
+from tpu_magics.magics.training_stubs import SkippedTraining
 
 
 @dataclass(frozen=True)
-class Call:
+class PreflightCall:
     """A function and its arguments. `precision`, `processes`, `spmd` as in `%%tpu_train`; None and False: the
     session's; `environment`: variables that its launcher sets."""
 
@@ -34,7 +30,7 @@ class Call:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def call_of(program: Program, found: argparse.Namespace) -> Call:
+def call_of(program: FileProgram, found: argparse.Namespace) -> PreflightCall:
     """The function with the ARGs that were given, else with those that the file itself trains it with.
 
     Raises TpuMagicsError: the code fails, the function or an ARG is missing.
@@ -50,10 +46,10 @@ def call_of(program: Program, found: argparse.Namespace) -> Call:
     else:
         args, kwargs = (list(launch.args), dict(launch.kwargs)) if launch else ([], {})
     _check(function, args, kwargs, found)
-    return Call(function, args, kwargs, **_options(found, launch))
+    return PreflightCall(function, args, kwargs, **_options(found, launch))
 
 
-def _options(found: argparse.Namespace, launch: Launch | None) -> dict[str, Any]:
+def _options(found: argparse.Namespace, launch: SkippedTraining | None) -> dict[str, Any]:
     """Those of the command line before those that the file trains the function with, and these before the session's.
     A file that asks for several ranks gets those of the target, as the launcher would give it there."""
     theirs = launch.options if launch else Options()
@@ -81,11 +77,11 @@ def _check(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], found:
     if missing:
         raise TpuMagicsError(
             f"{found.function}{inspect.signature(function)} needs {_listed(missing)}.",
-            "No --args were given, and no cell or call that was reached trains it with any."
+            "No --args were given, and no executed cell or call trains it with any."
             if found.args is None
             else f"--args gives {' '.join(found.args) or 'nothing'}.",
-            "Give an expression for each parameter behind --args, evaluated in the notebook: "
-            f"--args {' '.join(map(as_given, needed(inspect.signature(function))))}",
+            "After --args, give an expression for each parameter, evaluated in the notebook: "
+            f"--args {' '.join(map(parameter_text, required_parameters(inspect.signature(function))))}",
         )
     preconditions.check_function(function, args, kwargs, index_first=False)
 
@@ -103,9 +99,9 @@ def lacking(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> li
         raise TpuMagicsError(
             f"{name}{signature} does not take these arguments: {error}.",
             f"Given: {len(args)} positional{''.join(f', {name}' for name in kwargs)}.",
-            "Give behind --args what the function takes, as in a call: --args model lr=1e-3",
+            "After --args, give the arguments as in a call: --args model lr=1e-3",
         ) from None
-    return [one.name for one in needed(signature) if one.name not in bound.arguments]
+    return [one.name for one in required_parameters(signature) if one.name not in bound.arguments]
 
 
 def _listed(names: Sequence[str]) -> str:

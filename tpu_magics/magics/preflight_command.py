@@ -1,7 +1,5 @@
-"""`python -m tpu_magics preflight NOTEBOOK --function F --target T`.
-
-What lives here: the options, what goes to which stream, and the exit code. What does not: the way from the file to the
-call (preflight_call.py), and the preflight itself (preflight/). Importing this is quick.
+"""`python -m tpu_magics preflight NOTEBOOK --function F --target T`: options, streams and exit code. Importing this is
+quick.
 """
 
 from __future__ import annotations
@@ -16,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.magics.preflight_options import add_preflight
+from tpu_magics.magics.options import add_preflight
 
 if TYPE_CHECKING:
-    from tpu_magics.magics.preflight_call import Call
+    from tpu_magics.magics.preflight_call import PreflightCall
     from tpu_magics.preflight.report import Preflight
 
 FITS, DOES_NOT_FIT, WRONG, INTERRUPTED = 0, 1, 2, 130
@@ -29,7 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.add_argument("file", metavar="NOTEBOOK", help="a notebook (.ipynb) or a Python file (.py)")
     parser.add_argument(
-        "--function", required=True, metavar="F", help="the training function; the cells up to its own are run first"
+        "--function",
+        required=True,
+        metavar="F",
+        help="the training function; the cells up to its own are run first",
     )
     add_preflight(parser, required=True)
     parser.add_argument("--format", choices=tuple(_FORMATS), default="text", help="default: text")
@@ -37,13 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--args",
         nargs="*",
         metavar="EXPR",
-        help="arguments of the function: expressions, evaluated in the notebook; key=expr too (default: those that the "
-        "notebook trains it with)",
+        help="arguments of the function: expressions, evaluated in the notebook; key=expr too (default: those in the "
+        "notebook's own training)",
     )
 
 
 def run(found: argparse.Namespace) -> int:
-    """Run the command; gives the exit code: 0 it fits every target, 1 it does not, 2 it could not be found out."""
+    """Run the command; returns the exit code: 0 fits every target, 1 does not fit, 2 no result."""
     try:
         with _standard_output_aside():
             result = _preflight_of(found)
@@ -94,8 +95,8 @@ def _standard_output_aside() -> Iterator[None]:
 
 
 def _preflight_of(found: argparse.Namespace) -> Preflight:
+    from tpu_magics.magics.file_program import program_of
     from tpu_magics.magics.preflight_call import call_of
-    from tpu_magics.magics.running import program_of
 
     _check_early(found)
     with program_of(Path(found.file), found.function, _say) as program:
@@ -109,7 +110,7 @@ def _say(line: str) -> None:
 
 
 def _check_early(found: argparse.Namespace) -> None:
-    """What is wrong whatever the cells say, told before they have run for minutes."""
+    """Errors of the options, before the cells run for minutes."""
     from tpu_magics.launch.arguments import parse_arguments
     from tpu_magics.launch.plan import ALL_DEVICES, Options
     from tpu_magics.preflight import compiler_versions, targets
@@ -120,7 +121,7 @@ def _check_early(found: argparse.Namespace) -> None:
     compiler_versions.versions()
 
 
-def _preflight(call: Call, found: argparse.Namespace) -> Preflight:
+def _preflight(call: PreflightCall, found: argparse.Namespace) -> Preflight:
     from tpu_magics.panel.preflight_progress import TerminalLine
     from tpu_magics.preflight.run import Callbacks, preflight
 

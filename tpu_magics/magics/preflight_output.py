@@ -1,8 +1,4 @@
-"""How a preflight shows itself: while it goes on, and its result.
-
-What lives here: outputs of cells and lines of terminals. What does not: the way to a result (preflight.py), and the
-words (panel/).
-"""
+"""The displays of a preflight: its progress, and its result."""
 
 from __future__ import annotations
 
@@ -19,12 +15,12 @@ from tpu_magics.preflight import report
 from tpu_magics.preflight.compilation import Progress
 from tpu_magics.preflight.run import Callbacks
 
-__all__ = ["Preflight", "shown", "telling"]
+__all__ = ["PreflightResult", "shown", "telling"]
 
 DONE, WITHOUT = "The preflight is done.", "The preflight ended without a result."
 
 
-class Preflight(report.Preflight):
+class PreflightResult(report.Preflight):
     """A result that a notebook shows as tables and drawings, and `print` as text."""
 
     def __str__(self) -> str:
@@ -34,18 +30,17 @@ class Preflight(report.Preflight):
         return {"text/plain": to_text(self), "text/html": to_html(self)}
 
 
-def shown(found: report.Preflight) -> Preflight:
+def shown(found: report.Preflight) -> PreflightResult:
     """The result as one that shows itself."""
-    return Preflight(**{field.name: getattr(found, field.name) for field in dataclasses.fields(found)})
+    return PreflightResult(**{field.name: getattr(found, field.name) for field in dataclasses.fields(found)})
 
 
-# -- who hears how it goes --------------------------------------------------------------------------------------------
+# -- progress ------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def telling(plain: bool) -> Iterator[Callbacks]:
-    """Who hears how it goes: a line of the notebook or of the terminal, in whose place the result stands at the end;
-    nobody, where all is to be comparable."""
+    """Progress in one line of the notebook or terminal, which the result replaces; no progress with `plain`."""
     if plain:
         yield Callbacks(found=lambda found: _print(found, no_times=True))
     elif _has_front_end():

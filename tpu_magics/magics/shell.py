@@ -1,7 +1,4 @@
-"""What people type: parse, call, display.
-
-What lives here: the magics themselves, and the shell's events they listen to. What does not: any of the work.
-"""
+"""The magics, and the shell's events that they use: parse, call, display."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from tpu_magics.magics import lab, options
 EVENTS = ("pre_run_cell", "post_run_cell")
 
 
-class Unrecorded:
+class UnrecordedCells:
     """The cells that a front end runs without a history (nbval does). `now`: the newest cell is one of them."""
 
     texts: list[str] = []
@@ -24,7 +21,7 @@ class Unrecorded:
 
 
 def load(shell: Any) -> None:
-    """Register the magics with a shell, and listen to its cells. Imports no framework; again it changes nothing."""
+    """Register the magics and the shell's events (idempotent). Imports no framework."""
     from tpu_magics.launch.preconditions import forbid_torch_xla
 
     unload(shell)
@@ -38,7 +35,7 @@ def load(shell: Any) -> None:
 
 
 def unload(shell: Any) -> None:
-    """Take the magics away, and listen no longer. A run that goes on in the background does go on."""
+    """Remove the magics and the events. A run in the background continues."""
     from tpu_magics.launch.preconditions import allow_torch_xla
 
     lab.unload(shell)
@@ -63,8 +60,8 @@ def _is_ours(callback: Any) -> bool:
 
 
 def cell_below_comments(lines: list[str]) -> list[str]:
-    """Lets comments (Colab's `#@title`) stand above `%%tpu_...`, and gives an empty cell to us: IPython would refuse
-    both before they reach the magic, `%%tpu_train -h` too."""
+    """Allow comments (Colab's `#@title`) above `%%tpu_...`, and an empty cell below it (`%%tpu_train -h`): IPython
+    would reject both before the magic sees them."""
     first = next((i for i, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#")), None)
     if first is None or not lines[first].startswith("%%tpu_"):
         return lines
@@ -73,21 +70,21 @@ def cell_below_comments(lines: list[str]) -> list[str]:
 
 
 class Listener:
-    """Notes which cell did what, and brings a background run home before the next cell."""
+    """Records the cells, and loads the results of a background run before the next cell."""
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
 
     def pre_run_cell(self, info: Any) -> None:
-        """Weights of a background run that has ended are loaded between cells, where nothing reads them."""
+        """The weights of a background run are loaded between cells, when nothing reads them."""
         import sys
 
         if "keras" in sys.modules:
             compile_calls.record_calls()
         if info is not None and not info.silent:
-            Unrecorded.now = not info.store_history
-            if Unrecorded.now:
-                Unrecorded.texts.append(str(info.raw_cell))
+            UnrecordedCells.now = not info.store_history
+            if UnrecordedCells.now:
+                UnrecordedCells.texts.append(str(info.raw_cell))
         session = sys.modules.get("tpu_magics.launch.session")
         going = session.current.active_run if session is not None else None
         if going is None or not going.options.background or not going.ended:
@@ -95,7 +92,8 @@ class Listener:
         try:
             going.finish()
             print(
-                f"tpu_magics: the background run {going.folder.name!r} has ended, and its results are home.", flush=True
+                f"tpu_magics: the background run {going.folder.name!r} has ended; its results are in the notebook.",
+                flush=True,
             )
         except TpuMagicsError as error:
             ended = "was stopped" if isinstance(error, KeyboardInterrupt) else "failed"
@@ -125,7 +123,7 @@ def _notebook(shell: Any) -> Any:
 
     notebook = session.current.notebook
     if not isinstance(notebook, ShellNotebook) or notebook.shell is not shell:
-        session.current.notebook = ShellNotebook(shell)
+        session.current.notebook = ShellNotebook(shell, UnrecordedCells)
     return session.current.notebook
 
 
@@ -205,11 +203,11 @@ class TpuMagics(Magics):
     @line_magic
     def tpu_runs(self, line: str) -> None:
         from tpu_magics.launch.arguments import split_words
-        from tpu_magics.magics import look
+        from tpu_magics.magics import runs_commands
 
         parser = options.runs_parser()
         found = parser.read(split_words(line))
-        print(parser.format_help()) if found.help else look.runs(found.runs, found.plain, found.newest)
+        print(parser.format_help()) if found.help else runs_commands.runs(found.runs, found.plain, found.newest)
 
     @line_magic
     def tpu_panel(self, line: str) -> None:
@@ -227,20 +225,20 @@ class TpuMagics(Magics):
     @line_magic
     def tpu_logs(self, line: str) -> None:
         from tpu_magics.launch.arguments import split_words
-        from tpu_magics.magics import look
+        from tpu_magics.magics import runs_commands
 
         parser = options.logs_parser()
         found = parser.read(split_words(line))
-        print(parser.format_help()) if found.help else look.logs(found.run, found.rank)
+        print(parser.format_help()) if found.help else runs_commands.logs(found.run, found.rank)
 
     @line_magic
     def tpu_stop(self, line: str) -> None:
         from tpu_magics.launch.arguments import split_words
-        from tpu_magics.magics import look
+        from tpu_magics.magics import runs_commands
 
         parser = options.stop_parser()
         found = parser.read(split_words(line))
-        print(parser.format_help()) if found.help else look.stop(found.run)
+        print(parser.format_help()) if found.help else runs_commands.stop(found.run)
 
     @no_var_expand
     @line_magic

@@ -1,8 +1,4 @@
-"""`%%tpu_train` and `%tpu_train`: words -> a run -> its summary.
-
-What lives here: the way from a parsed line to launch/cells.py and back to the notebook's names. What does not:
-training.
-"""
+"""`%%tpu_train` and `%tpu_train`: words -> a run -> its summary."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def read(parser: MagicParser, words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Options and ARGs. What stands behind a script's name belongs to the script."""
+    """Options and ARGs. Words after a script's name belong to the script."""
     script = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
     if script is not None and parser.prog == "%tpu_train":
         return parser.read(words[:script]), list(words[script:])
@@ -34,7 +30,7 @@ def read(parser: MagicParser, words: Sequence[str]) -> tuple[argparse.Namespace,
 
 
 def run(notebook: ShellNotebook, found: argparse.Namespace, args: Sequence[str], line: str, cell: str | None) -> None:
-    """Train, bind the result to its name (also after a failure, for its records), and say how it ended."""
+    """Train, bind the result to its name (also after a failure, for its records), and print the outcome."""
     __tracebackhide__ = True
     if not found.output.isidentifier():
         raise TpuMagicsError(
@@ -65,8 +61,8 @@ def preflight_first(
 def train(
     function: Callable[..., Any], *args: Any, preflight: str | Sequence[str] | None = None, **options: Any
 ) -> TrainResult:
-    """preflight: the name of a TPU ("v5e-8"), or several: compile for it first, and do not start where the program
-    does not fit."""
+    """preflight: the name of a TPU ("v5e-8"), or several: compile for it first, and do not start if the program does
+    not fit."""
     _refuse_unknown(options)
     gate = preflight_first(preflight, bool(options.get("plain")))
     return launcher.train(function, *args, gate=gate, **options)
@@ -77,8 +73,8 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
         if name not in _public().parameters:
             raise TpuMagicsError(
                 f"tpu_magics.train has no option {name}.",
-                "Its keywords are its own options, not arguments of the function.",
-                f"Give the function its keywords as a dict: tpu_magics.train(f, ..., kwargs=dict({name}=...))",
+                "Its keywords are options of the run, not arguments of the function.",
+                f"Pass keyword arguments of the function as a dict: tpu_magics.train(f, ..., kwargs=dict({name}=...))",
             )
 
 
@@ -125,7 +121,7 @@ def _train(
     if not cell.strip():
         raise TpuMagicsError(
             "The cell under %%tpu_train is empty.",
-            "It trains a function or statements of its cell.",
-            "Write the training function below %%tpu_train, or use %tpu_train FUNCTION for one that exists already.",
+            "%%tpu_train trains a function or statements of its cell.",
+            "Write the training function below %%tpu_train, or use %tpu_train FUNCTION for an existing one.",
         )
     return cells.train_cell(notebook.source(line, cell), args, options, output)

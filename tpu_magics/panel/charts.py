@@ -1,7 +1,6 @@
 """Curves as text and as inline SVG.
 
-What lives here: numbers in, a drawing out. What does not: what the numbers mean. The text stands wherever the drawing
-is taken away (GitHub), so the SVG holds no words of its own: whoever strips the tags must not leave them behind.
+Where GitHub removes the drawing, the text remains; so the SVG contains no words.
 """
 
 from __future__ import annotations

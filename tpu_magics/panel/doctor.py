@@ -1,8 +1,4 @@
-"""What the doctor found, as text, as HTML and as JSON.
-
-What lives here: what is to be mended first, then all checks by group, one line each. What does not: finding anything
-(host/doctor/), and rendering a table (table.py).
-"""
+"""The doctor's checks as text, HTML and JSON: first the problems with their fixes, then all checks by group."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ from tpu_magics.panel.table import Row, Table
 
 SCHEMA = 1  # of the JSON
 _LONG = 160  # characters of a word that are shown
-_COUNTED = {BROKEN: "broken", WARNING: "warning", OK: "ok", NOT_AVAILABLE: "not available"}
+_COUNTED = {BROKEN: "broken", WARNING: "warning", OK: "ok", NOT_AVAILABLE: "n/a"}
 _OUTER = "color:inherit;max-width:70em;line-height:1.45;overflow-wrap:break-word"
 _TITLE = "font-weight:600;margin:.2em 0 .4em 0"
 _HEAD = "font-weight:600"
@@ -37,9 +33,9 @@ _SUMMARY = "cursor:pointer;margin:.6em 0 .2em 0"
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the doctor found. `checks`: all; `done`: what `--fix` did; `left`: what it was to do and left, with the
-    reason; `fixed`: whether it was asked to; `shell`: commands are a shell's, not a notebook's; `python`: how a shell
-    calls this interpreter."""
+    """The result of the doctor. `checks`: all; `done`: the fixes that `--fix` applied; `left`: what it did not
+    fix, with the reason; `fixed`: whether `--fix` was given; `shell`: commands are for a shell, not a notebook;
+    `python`: how a shell calls this interpreter."""
 
     checks: tuple[Check, ...]
     done: tuple[str, ...] = ()
@@ -50,16 +46,16 @@ class Diagnosis:
 
     @property
     def broken(self) -> tuple[Check, ...]:
-        """What stops training."""
+        """The checks that stop training."""
         return tuple(check for check in self.checks if check.state == BROKEN)
 
     @property
-    def ill(self) -> tuple[Check, ...]:
-        """What is broken, then what is a warning."""
+    def problems(self) -> tuple[Check, ...]:
+        """The broken checks, then the warnings."""
         return tuple(sorted((one for one in self.checks if one.state in (BROKEN, WARNING)), key=_order))
 
     def command(self, check: Check) -> str:
-        """The command that mends it, as it is typed here."""
+        """The command that fixes it, as it is typed here."""
         return to_shell(check.command, self.python) if self.shell else by_python(check.command, self.python)
 
     def __str__(self) -> str:
@@ -84,8 +80,8 @@ def _short(sentence: str) -> str:
 
 
 def to_html(found: Diagnosis) -> str:
-    """One `<div>`: all checks are folded away where something is to be mended."""
-    is_open = "" if found.ill else " open"
+    """One `<div>`; the list of all checks is folded where there is a problem."""
+    is_open = "" if found.problems else " open"
     listed = plain.to_html(_all(found.checks, title=""))
     folded = f'<details{is_open}><summary style="{_SUMMARY}">{_title(found.checks)}</summary>{listed}</details>'
     return f'<div class="tpu-magics-doctor" style="{_OUTER}">{"".join(_html_first(found))}{folded}</div>'
@@ -119,64 +115,64 @@ def _record(found: Diagnosis, check: Check) -> dict[str, object]:
     return {**told, "command": found.command(check), "then": check.then, "fixable": _marked(found, check)}
 
 
-# -- what was done, and what is to be mended -------------------------------------------------------------------------
+# -- what was done, and the problems ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Item:
-    """One thing to mend, in the words that text and HTML share. `commanded`: stands before the command."""
+    """One problem, in the words that text and HTML share. `label`: stands before the command."""
 
     head: str
     what: str
     why: str
-    commanded: str
+    label: str
     command: str
     then: str
 
 
 def _items(found: Diagnosis) -> Iterator[_Item]:
-    for check in found.ill:
+    for check in found.problems:
         command, marked = found.command(check), " (--fix)" if _marked(found, check) else ""
         yield _Item(
             head=f"{plain.state_text(check.state)}: {check.group}, {check.name}",
             what=_short(check.what),
             why=f"Why: {_short(check.why)}" if check.why else "",
-            commanded=f"To mend it{marked}:" if command else "",
+            label=f"Fix{marked}:" if command else "",
             command=command,
-            then=f"{'Then' if command else 'To mend it:'} {check.then}" if check.then else "",
+            then=f"{'Then' if command else 'Fix:'} {check.then}" if check.then else "",
         )
 
 
 def _marked(found: Diagnosis, check: Check) -> bool:
-    """Whether `--fix` would mend it now."""
+    """Whether `--fix` would fix it now."""
     return check.fix is not None and not found.fixed and not (found.shell and check.fix.of_session)
 
 
 def _done(found: Diagnosis) -> list[str]:
-    """Lines of what `--fix` did."""
-    said = list(found.done) or ["Nothing: there was nothing to do that is safe without asking."]
-    return [_short(line) for line in (*said, *(f"Left: {check.what} {reason}" for check, reason in found.left))]
+    """The fixes that `--fix` applied."""
+    said = list(found.done) or ["Nothing: no problem has a fix that is safe to apply automatically."]
+    return [_short(line) for line in (*said, *(f"Not fixed: {check.what} {reason}" for check, reason in found.left))]
 
 
 def _titles(found: Diagnosis) -> tuple[str, str]:
-    """What stands above the things to mend, and below them."""
+    """The lines above and below the problems."""
     if found.fixed:
-        return "Left to you", ""
+        return "Not fixed by --fix", ""
     doctor = "python -m tpu_magics doctor" if found.shell else "%tpu_doctor"
-    fixable = any(_marked(found, check) for check in found.ill)
-    return "To mend", f"{doctor} --fix does what is marked (--fix)." if fixable else ""
+    fixable = any(_marked(found, check) for check in found.problems)
+    return "To fix", f"{doctor} --fix applies the fixes marked (--fix)." if fixable else ""
 
 
 def _text_first(found: Diagnosis) -> Iterator[str]:
     if found.fixed:
         yield "\n".join(["Done by --fix", *(_indented(line) for line in _done(found))])
-    if found.ill:
+    if found.problems:
         above, below = _titles(found)
         yield "\n\n".join([above, *map(_text_item, _items(found)), *([below] if below else [])])
 
 
 def _text_item(item: _Item) -> str:
-    lines = [plain.printable(item.head), *(_indented(line) for line in (item.what, item.why, item.commanded) if line)]
+    lines = [plain.printable(item.head), *(_indented(line) for line in (item.what, item.why, item.label) if line)]
     lines += [f"      {plain.printable(item.command)}"] if item.command else []
     return "\n".join([*lines, *([_indented(item.then)] if item.then else [])])
 
@@ -190,7 +186,7 @@ def _html_first(found: Diagnosis) -> Iterator[str]:
     if found.fixed:
         yield _html_title("Done by --fix")
         yield from (f'<div style="{_INNER}">{_say(line)}</div>' for line in _done(found))
-    if found.ill:
+    if found.problems:
         above, below = _titles(found)
         yield _html_title(above)
         yield from map(_html_item, _items(found))
@@ -204,7 +200,7 @@ def _html_title(text: str) -> str:
 
 def _html_item(item: _Item) -> str:
     parts = [f'<div style="{_HEAD}">{_say(item.head)}</div>']
-    parts += [f"<div>{_say(line)}</div>" for line in (item.what, item.why, item.commanded) if line]
+    parts += [f"<div>{_say(line)}</div>" for line in (item.what, item.why, item.label) if line]
     parts += [f'<pre style="{_CODE}">{_say(item.command)}</pre>'] if item.command else []
     parts += [f"<div>{_say(item.then)}</div>"] if item.then else []
     return f'<div style="{_INNER}">{"".join(parts)}</div>'

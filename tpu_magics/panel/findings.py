@@ -1,8 +1,4 @@
-"""What the rules say of the code, as text and as HTML.
-
-What lives here: findings, with the lines of code they are about. What does not: finding them (check/), and the command
-line's forms (check/formats.py). As everywhere in the panel: no script, no outside asset, user strings only as text.
-"""
+"""The findings of the rules as text and HTML, with their lines of code."""
 
 from __future__ import annotations
 
@@ -26,8 +22,8 @@ _LINE = "margin:.15em 0;overflow-wrap:anywhere"
 
 
 @dataclass(frozen=True)
-class Told:
-    """A finding as it is shown. `start` and `end`: columns of `source` that it is about, from 0."""
+class FindingView:
+    """A finding as it is shown. `start` and `end`: its columns in `source`, from 0."""
 
     code: str
     group: str
@@ -42,19 +38,19 @@ class Told:
     fixable: bool = False
 
 
-def told(one: Finding) -> Told:
+def finding_view(one: Finding) -> FindingView:
     """A finding of a check."""
     end = one.end_column - 1 if one.end_line == one.line else len(one.source)
-    return Told(
+    return FindingView(
         one.code, one.group, _where(one.path, one.cell, one.line), one.source, one.column - 1, end, one.message,
         one.why, one.fix, one.advice, bool(one.edits),
     )  # fmt: skip
 
 
-def told_in_run(one: RuleFinding) -> Told:
+def recorded_finding(one: RuleFinding) -> FindingView:
     """A finding in the records of a run; what it is about on its line is not recorded."""
     where = _where(one.site.path, None, one.site.line)
-    return Told(one.code, one.group, where, one.site.code, 0, 0, one.message, one.why, one.fix, one.advice)
+    return FindingView(one.code, one.group, where, one.site.code, 0, 0, one.message, one.why, one.fix, one.advice)
 
 
 def _where(path: str, cell: int | None, line: int) -> str:
@@ -65,7 +61,7 @@ def _where(path: str, cell: int | None, line: int) -> str:
 # -- words ---------------------------------------------------------------------------------------------------------
 
 
-def headline(found: Sequence[Told]) -> str:
+def headline(found: Sequence[FindingView]) -> str:
     """E.g. "3 broken rules and 1 advice"; "Nothing found"."""
     broken = sum(not one.advice for one in found)
     advice = len(found) - broken
@@ -74,7 +70,7 @@ def headline(found: Sequence[Told]) -> str:
     return " and ".join(said) or "No broken rule"
 
 
-def codes(found: Iterable[Told]) -> str:
+def codes(found: Iterable[FindingView]) -> str:
     """E.g. "TPU101, TPU301 (2)": which rules, and how often."""
     grouped = ((code, len(list(some))) for code, some in groupby(sorted(one.code for one in found)))
     return ", ".join(code if number == 1 else f"{code} ({number})" for code, number in grouped)
@@ -84,7 +80,7 @@ def findings_text(findings: Sequence[Finding], looked_at: str) -> str:
     """All findings in plain text. `looked_at`: what was checked, e.g. "5 cells"."""
     shown = findings[:MOST]
     lines = text(CheckReport(shown, 1)).rstrip().rpartition("\n\n")[0] if shown else ""
-    head = f"{headline([told(one) for one in findings])} in {looked_at}."
+    head = f"{headline([finding_view(one) for one in findings])} in {looked_at}."
     more = f"{len(findings) - MOST:,} more are not shown." if len(findings) > MOST else ""
     return "\n\n".join(part for part in (head, lines, more) if part)
 
@@ -94,7 +90,7 @@ def findings_text(findings: Sequence[Finding], looked_at: str) -> str:
 
 def findings_html(findings: Sequence[Finding], looked_at: str) -> str:
     """The same as one `<div>`."""
-    shown = [told(one) for one in findings]
+    shown = [finding_view(one) for one in findings]
     head = f"{headline(shown)} in {looked_at}."
     if not shown:
         return f'<div class="tpu-magics-check">{chip("✓ ok", "#1a7f37")} {say(head)}</div>'
@@ -103,18 +99,18 @@ def findings_html(findings: Sequence[Finding], looked_at: str) -> str:
     return f'<div class="tpu-magics-check" style="color:inherit;max-width:70em">{body}</div>'
 
 
-def blocks(found: Iterable[Told]) -> str:
+def blocks(found: Iterable[FindingView]) -> str:
     return "".join(_block(one) for one in found)
 
 
-def _block(one: Told) -> str:
+def _block(one: FindingView) -> str:
     colour = GREY if one.advice else AMBER
     word = f"advice {one.code}" if one.advice else f"! {one.code}"
     head = f'<p style="{_LINE}">{chip(word, colour)} <b>{say(one.where)}</b> {_worded(one.message)}</p>'
     return f'<div style="{_BLOCK}">{head}{_shown(one, colour)}{"".join(_reasons(one))}</div>'
 
 
-def _reasons(one: Told) -> Iterator[str]:
+def _reasons(one: FindingView) -> Iterator[str]:
     if one.why:
         yield paragraph("Why:", _worded(one.why))
     if one.fix:
@@ -122,14 +118,14 @@ def _reasons(one: Told) -> Iterator[str]:
 
 
 def _worded(text: str) -> str:
-    """What stands between backticks as code."""
+    """Text between backticks as code."""
     parts = text.split("`")
     if len(parts) % 2 == 0:
         return say(text)
     return "".join(code(part) if number % 2 else say(part) for number, part in enumerate(parts))
 
 
-def _shown(one: Told, colour: str) -> str:
+def _shown(one: FindingView, colour: str) -> str:
     source = one.source.rstrip()
     if not source.strip():
         return ""
@@ -143,7 +139,7 @@ def _shown(one: Told, colour: str) -> str:
     return f'<div style="{_CODE.format(colour=colour)}">{body}</div>'
 
 
-def folded(found: Sequence[Told]) -> str:
+def folded(found: Sequence[FindingView]) -> str:
     """One line that unfolds, for the panel of a run; "" where nothing was found."""
     if not found:
         return ""

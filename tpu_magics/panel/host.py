@@ -1,9 +1,4 @@
-"""The host as one table: what %tpu_init prints.
-
-What lives here: which facts of a Host are shown, and in which words, and where a framework of this process trains.
-What does not: finding them (host/, backends/), rendering (table.py). What could not be found out reads "not available"
-with the reason.
-"""
+"""The host as one table, shown by %tpu_init. What could not be found out is n/a, with the reason."""
 
 from __future__ import annotations
 
@@ -56,7 +51,7 @@ def host_table(
     placed: Placement | None = None,
     pod: Pod | None = None,
 ) -> Table:
-    """One table of two columns, problems last with the command that mends each.
+    """One table of two columns, problems last, each with its fix.
 
     Args:
         host: what was found.
@@ -74,9 +69,9 @@ def _rows(
     yield Row(("Environment", host.environment.name))
     yield Row(("TPU", _tpu(host)), _state(host, TPU) if host.chips or host.environment.promise else "")
     if pod is not None:
-        yield Row(("Cells train on", _on_pod(pod)), "ok")
+        yield Row(("Device", _on_pod(pod)), "ok")
     elif host.framework == "torch":
-        yield Row(("Cells train on", _training(host, processes, spmd)), _state(host, ENVIRONMENT))
+        yield Row(("Device", _training(host, processes, spmd)), _state(host, ENVIRONMENT))
     else:
         yield from _placing(host, placed)
     yield Row(("Notebook", _versions(host, NOTEBOOK)))
@@ -84,7 +79,7 @@ def _rows(
     yield Row(("Host memory", _memory(host)))
     yield Row(("TPU in use by", _holders(host)), _state(host, IN_USE) if host.chips else "")
     for name, value in notebook_environment(host).items():
-        yield Row(("Set in the notebook", f"{name}={value}: it was not set, and this is what cells train on."))
+        yield Row(("Set in the notebook", f"{name}={value}: it was not set; cells train on this device."))
     for repair in host.variable_changes:
         yield Row(("Changed in the workers", _repair(repair)))
     for problem in host.problems:
@@ -93,13 +88,13 @@ def _rows(
         yield _placing_problem(placing)
 
 
-def told_host(
+def host_summary(
     host: Host,
     processes: int | None = None,
     spmd: int | None = None,
     placed: Placement | None = None,
     pod: Pod | None = None,
-) -> protocol.Host:
+) -> protocol.KernelHost:
     """The same in one line, for a status bar. Arguments: as those of `host_table`."""
     remote = placed is not None and placed.kind == TPU_REMOTE
     rehearsal = host.device == "CPU" and not remote
@@ -112,8 +107,8 @@ def told_host(
         title = f"TPU {kind}, {plural(len(host.chips), 'chip')}" if kind else host.tpu or "TPU"
     if pod is not None:
         title, rehearsal = f"{plural(len(pod.hosts), 'host')}, {plural(pod.ranks, 'rank')}", pod.device == "CPU"
-    rows = (row.cells for row in _rows(host, processes, spmd, placed, pod) if row.cells[0] in ("TPU", "Cells train on"))
-    return protocol.Host(title, rehearsal, len(host.chips) or None, "\n".join(": ".join(cells) for cells in rows))
+    rows = (row.cells for row in _rows(host, processes, spmd, placed, pod) if row.cells[0] in ("TPU", "Device"))
+    return protocol.KernelHost(title, rehearsal, len(host.chips) or None, "\n".join(": ".join(cells) for cells in rows))
 
 
 def _state(host: Host, about: str) -> str:
@@ -123,9 +118,9 @@ def _state(host: Host, about: str) -> str:
 
 def _tpu(host: Host) -> str:
     if not host.chips:
-        cores = plural(host.cpus, "core") if host.cpus else "cores: not available (/proc could not be read)"
+        cores = plural(host.cpus, "core") if host.cpus else "cores: n/a (/proc could not be read)"
         menu = (
-            f"\nOn {host.environment.name} an accelerator is chosen in {host.environment.menu}."
+            f"\nOn {host.environment.name}, choose an accelerator in {host.environment.menu}."
             if host.environment.menu
             else ""
         )
@@ -133,7 +128,7 @@ def _tpu(host: Host) -> str:
     count = len(host.chips)
     chips = plural(count, "chip")
     if host.generation is None:
-        return f"{host.tpu}, {chips}; memory per chip not available (the generation is not known)"
+        return f"{host.tpu}, {chips}; memory per chip n/a (unknown generation)"
     kind = host.generation
     return f"{kind.name}, {chips} ({kind.type_string(count)}), {kind.hbm_gib} GiB of memory per chip"
 
@@ -161,9 +156,9 @@ def _training(host: Host, processes: int | None, spmd: int | None) -> str:
 
 def _placing(host: Host, placed: Placement | None) -> Iterator[Row]:
     process = "in this notebook's process (TensorFlow does not survive a fork)"
-    yield Row(("Cells train on", f"{placed.device if placed else host.device}: {process}"), _state(host, ENVIRONMENT))
+    yield Row(("Device", f"{placed.device if placed else host.device}: {process}"), _state(host, ENVIRONMENT))
     for label, told in _PLACING.items():
-        yield Row((label, told(placed) if placed else "not available (TensorFlow is not connected yet: %tpu_init)"))
+        yield Row((label, told(placed) if placed else "n/a (TensorFlow is not connected yet: run %tpu_init)"))
 
 
 def _replicas(placed: Placement) -> str:
@@ -171,7 +166,7 @@ def _replicas(placed: Placement) -> str:
 
 
 def _topology(placed: Placement) -> str:
-    return "not available (there is no TPU)" if placed.kind == DEFAULT else placed.topology
+    return "n/a (no TPU)" if placed.kind == DEFAULT else placed.topology
 
 
 _PLACING: Mapping[str, Callable[[Placement], str]] = {
@@ -182,11 +177,11 @@ _PLACING: Mapping[str, Callable[[Placement], str]] = {
 
 
 def _placing_problem(problem: Placing) -> Row:
-    lines = [problem.what, f"Why: {problem.why}", f"To mend it: {problem.todo}"]
+    lines = [problem.what, f"Why: {problem.why}", f"Fix: {problem.todo}"]
     return Row(("Problem" if problem.refuses else "Warning", "\n".join(lines)), BROKEN if problem.refuses else WARNING)
 
 
-# -- what both have ------------------------------------------------------------------------------------------------
+# -- shared rows --------------------------------------------------------------------------------------------------
 
 
 def _kind(host: Host) -> str:
@@ -207,8 +202,8 @@ def _framework(host: Host) -> str:
 def _memory(host: Host) -> str:
     memory = host.memory
     if memory.total is None or memory.available is None:
-        return f"not available ({memory.reason})"
-    limit = " (a control group's limit, less than the machine has)" if memory.limited_by != "machine" else ""
+        return f"n/a ({memory.reason})"
+    limit = " (cgroup limit, less than the machine has)" if memory.limited_by != "machine" else ""
     return f"{_gib(memory.available)} free of {_gib(memory.total)}{limit}"
 
 
@@ -218,11 +213,11 @@ def _gib(count: int) -> str:
 
 def _holders(host: Host) -> str:
     if not host.chips:
-        return "not available (this host has no TPU)"
-    nobody = "nobody that this account can see" if host.unseen else "nobody"
-    lines = [_holder(holder) for holder in host.owners] or [nobody]
+        return "n/a (this host has no TPU)"
+    none = "no process that this account can see" if host.unseen else "no process"
+    lines = [_holder(holder) for holder in host.owners] or [none]
     if host.unseen:
-        lines.append(f"not available for processes of other accounts ({host.unseen})")
+        lines.append(f"n/a for processes of other accounts ({host.unseen})")
     return "\n".join(lines)
 
 
@@ -237,6 +232,6 @@ def _repair(repair: VariableChange) -> str:
 
 
 def _problem(problem: Problem) -> Row:
-    lines = [problem.what, f"Why: {problem.why}", f"To mend it: {problem.todo}" if problem.todo else ""]
+    lines = [problem.what, f"Why: {problem.why}", f"Fix: {problem.todo}" if problem.todo else ""]
     title = "Problem" if problem.state == BROKEN else "Warning"
     return Row((title, "\n".join(line for line in lines if line)), problem.state)

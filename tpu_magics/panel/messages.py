@@ -1,8 +1,6 @@
-"""What a kernel and its front ends say to each other over the comm `tpu_magics`.
+"""The messages from the kernel to its front ends over the comm `tpu_magics`.
 
-What lives here: what the kernel says, as dataclasses. What does not: their common form and the first of them
-(protocol.py, which `%load_ext` imports), what front ends ask (wishes.py), sending
-(magics/lab.py), and how a run becomes JSON (portable.py). labextension/src/types.ts mirrors the names and the fields.
+labextension/src/types.ts mirrors the names and fields.
 """
 
 from __future__ import annotations
@@ -11,26 +9,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from tpu_magics.panel.protocol import HelloMessage, Host
+from tpu_magics.panel.protocol import HelloMessage, KernelHost
 
 __all__ = [
     "ComparedMessage",
     "ComparedRow",
     "ComparedTable",
+    "FailureText",
     "FindingsMessage",
+    "HeartbeatMessage",
     "HelloMessage",
-    "HereMessage",
-    "Host",
+    "KernelHost",
+    "NoticeText",
     "ProblemMessage",
     "RankTable",
+    "RehearsalNote",
     "RunLine",
     "RunMessage",
     "RunRecord",
+    "RunTexts",
     "RunsMessage",
-    "Said",
-    "SaidFailure",
-    "SaidLikeness",
-    "SaidNotice",
     "StoppingMessage",
     "UpdateMessage",
 ]
@@ -48,8 +46,8 @@ class RunRecord:
 
 
 @dataclass(frozen=True)
-class Said:
-    """What Python has put into words (sections*.py), as JSON. `tone`: "", "ok", "warning" or "broken"; `causes`: the
+class RunTexts:
+    """The texts of a run (sections*.py), as JSON. `tone`: "", "ok", "warning" or "broken"; `causes`: the
     names of the causes, by code; `failure` and `likeness`: None where there is nothing to say."""
 
     state: str
@@ -67,14 +65,14 @@ class Said:
 
 
 @dataclass(frozen=True)
-class SaidNotice:
+class NoticeText:
     word: str
     text: str
     state: str
 
 
 @dataclass(frozen=True)
-class SaidFailure:
+class FailureText:
     """`facts`: Fact; `lines`: shown as they are."""
 
     facts: Any
@@ -82,8 +80,8 @@ class SaidFailure:
 
 
 @dataclass(frozen=True)
-class SaidLikeness:
-    """How far a rehearsal is like a TPU. `short`: in one line; `facts`: Fact."""
+class RehearsalNote:
+    """What a rehearsal has in common with a TPU. `short`: in one line; `facts`: Fact."""
 
     short: str
     facts: Any
@@ -135,8 +133,8 @@ class ComparedTable:
 
 
 @dataclass(frozen=True)
-class HereMessage:
-    """A run goes on: from this a front end that was reloaded learns the comm."""
+class HeartbeatMessage:
+    """A run is active. A front end that was reloaded learns the comm from it."""
 
     type: ClassVar[str] = "here"
     run: str
@@ -145,7 +143,7 @@ class HereMessage:
 
 @dataclass(frozen=True)
 class RunMessage:
-    """A whole run, as it was after the update `seq`. `record`: see portable.py."""
+    """A whole run, as it was after the update `seq`. `record`: see run_json.py."""
 
     type: ClassVar[str] = "run"
     seq: int
@@ -155,7 +153,7 @@ class RunMessage:
 
 @dataclass(frozen=True)
 class UpdateMessage:
-    """What has changed since the update `after`: fields of the view and of what is said of it. `log`: new compiles,
+    """What has changed since the update `after`: fields of the view and of its texts. `log`: new compiles,
     newest first, which go before those that are known."""
 
     type: ClassVar[str] = "update"
@@ -186,7 +184,7 @@ class ComparedMessage:
 
 @dataclass(frozen=True)
 class FindingsMessage:
-    """What the rules said. `findings`: RuleFinding; `checked`: what was looked at, in words."""
+    """The findings of a check. `findings`: RuleFinding; `checked`: what was checked, in words."""
 
     type: ClassVar[str] = "findings"
     findings: tuple[Any, ...]
@@ -203,7 +201,7 @@ class StoppingMessage:
 
 @dataclass(frozen=True)
 class ProblemMessage:
-    """What was asked for could not be done."""
+    """A request failed."""
 
     type: ClassVar[str] = "problem"
     what: str

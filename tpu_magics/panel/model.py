@@ -1,28 +1,25 @@
-"""The run that a panel shows, kept up to date with its folder.
+"""A run that is followed: it reads new records from the run folder and makes a `RunView`.
 
-What lives here: which files are read and when, and the view that follows from them. What does not: what is kept of each
-record (model_ranks.py), the fields of a view (model_view.py), and any wording of it but the reasons for a state.
-
-Only what is new is read, and nothing in the files is taken for granted: of other versions' records, torn lines and a
-half run.json, what cannot be used is left out.
+Only new bytes are read. Records of other versions, torn lines and an incomplete run.json are skipped.
 """
 
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tpu_magics.panel.model_info import (
+    as_count,
+    as_object,
+    as_seconds,
+    as_text,
+    as_texts,
     device_name,
     host_name,
-    told_count,
-    told_object,
-    told_seconds,
-    told_text,
-    told_texts,
 )
 from tpu_magics.panel.model_ranks import RankRecords
 from tpu_magics.panel.model_reasons import (
@@ -36,14 +33,14 @@ from tpu_magics.panel.model_reasons import (
     why_no_compiles,
 )
 from tpu_magics.panel.model_view import (
+    COLLECTING,
     COMPILING,
-    HOME,
     LIVE_STATES,
     TRAINING,
     CompileEntry,
-    Failure,
     Notice,
     RankView,
+    RunFailure,
     RunView,
 )
 from tpu_magics.runs.events import Divergence, Event, RuleFinding, Warned
@@ -55,13 +52,13 @@ __all__ = ["RunModel", "RunView"]
 
 MOST_RANKS = 1_024
 MOST_NOTICES = 100
-CALM = ("jit", "precision", "retrace")  # codes of warnings that tell what was done, and warn of nothing
+CALM = ("jit", "precision", "retrace")  # codes of warnings that are only notes
 MOST_FINDINGS = 200
 _RECORDS = re.compile(r"rank-\d{1,6}\.jsonl")
 
 
 class RunModel:
-    """A run as its folder tells it. `clock` gives unix seconds, for how long a run has been going on."""
+    """A run, read from its folder. `clock` gives unix seconds, for the elapsed time."""
 
     def __init__(self, files: RunFiles, clock: Callable[[], float] = time.time) -> None:
         self.files = files
@@ -82,7 +79,7 @@ class RunModel:
 
     # -- reading ---------------------------------------------------------------------------------------------------
     def refresh(self) -> bool:
-        """Read what is new. Whether anything changed; the time that goes by is no change."""
+        """Read new records. True where anything changed; passing time alone is no change."""
         found = self._record_files()
         if self._rewritten(found):
             self._forget()
@@ -102,8 +99,8 @@ class RunModel:
         return {path: (mark[0], mark[1]) for path, mark in marks.items() if mark is not None}
 
     def _rewritten(self, found: Mapping[Path, tuple[int, int]]) -> bool:
-        """Whether what was read is not in the files any more: a device was busy, and the attempt was begun anew. The
-        files of a run whose folder was removed are remembered."""
+        """Whether records that were read are gone: a device was busy, and the attempt started again. What was read of a
+        run whose folder was removed is kept."""
         if not self.files.path.is_dir():
             return False
         return any(
@@ -150,8 +147,8 @@ class RunModel:
 
     # -- the view --------------------------------------------------------------------------------------------------
     def view(self) -> RunView:
-        """Everything the panel shows, as it is now."""
-        info, plan, host = self._info, told_object(self._info.get("plan")), told_object(self._info.get("host"))
+        """The current state of everything that the panel shows."""
+        info, plan, host = self._info, as_object(self._info.get("plan")), as_object(self._info.get("host"))
         lead = self._lead()
         state = self._state(lead)
         live = state in LIVE_STATES
@@ -170,7 +167,7 @@ class RunModel:
             lead=lead.rank,
             ranks=tuple(self._rank(rank, live) for rank in self._all_ranks()),
             steps=lead.steps,
-            max_steps=told_count(plan.get("steps")),
+            max_steps=as_count(plan.get("steps")),
             steps_per_second=lead.rate(recent=live),
             rates=tuple(each.n / each.seconds for each in lead.rates.points if each.seconds > 0),
             step_seconds=lead.step_seconds,
@@ -184,14 +181,14 @@ class RunModel:
             pieces=lead.pieces,
             compiling=lead.compiling,
             compiling_share=lead.compiling_share,
-            executing=told_seconds(lead.times and lead.times.executing),
-            waiting=told_seconds(lead.times and lead.times.waiting),
+            executing=as_seconds(lead.times and lead.times.executing),
+            waiting=as_seconds(lead.times and lead.times.waiting),
             compile_log=self._compile_log(lead, live),
             causes=tuple(sorted(lead.causes.values(), key=lambda each: (-each.count, each.newest.cause))),
-            asked=told_text(plan.get("precision")),
+            asked=as_text(plan.get("precision")),
             precision=lead.precision,
             batch=lead.batch,
-            memory_total=told_count(host.get("memory")),
+            memory_total=as_count(host.get("memory")),
             memory_curve=tuple(lead.memory.points),
             transfers=tuple(sorted(lead.transfers.values(), key=lambda each: -each.count)),
             reads=tuple(sorted(lead.reads.values(), key=lambda each: -each.count)),
@@ -202,19 +199,19 @@ class RunModel:
             findings=tuple(self._findings),
             notices=tuple(self._notices()),
             failure=self._failure(),
-            models=told_texts(info.get("models")) if state == "done" else (),
+            models=as_texts(info.get("models")) if state == "done" else (),
             plan=plan,
             rehearsed=plan.get("rehearsed") is True,
-            spmd=told_count(plan.get("spmd")) is not None,
+            spmd=as_count(plan.get("spmd")) is not None,
             mesh=lead.mesh,
-            collectives=told_seconds(lead.times and lead.times.collectives),
+            collectives=as_seconds(lead.times and lead.times.collectives),
             collectives_share=lead.collectives_share,
             n_collectives=lead.times.n_collectives if lead.times else 0,
             metrics=lead.metrics,
         )
 
     def _lead(self) -> RankRecords:
-        """The rank that speaks for the run: the lowest one that began."""
+        """The rank whose counts are shown: the lowest one that started."""
         begun = [rank for rank, records in self._ranks.items() if records.start is not None]
         lowest = min(begun or self._ranks, default=None)
         return RankRecords(0, lead=True) if lowest is None else self._ranks[lowest]
@@ -226,7 +223,7 @@ class RunModel:
     # -- its state ---------------------------------------------------------------------------------------------------
     def _state(self, lead: RankRecords) -> str:
         if self._status == "collecting":
-            return HOME
+            return COLLECTING
         if self._status == "running":
             return lead.state
         if self._status == "unknown" and lead.end is not None:
@@ -236,18 +233,18 @@ class RunModel:
     def _detail(self, state: str, lead: RankRecords, plan: Mapping[str, Any]) -> str:
         failed = sorted(rank for rank, each in self._ranks.items() if each.end and each.end.status == "failed")
         if state in LIVE_STATES and failed:
-            return f"rank {failed[0]} has failed; the run is being ended"
+            return f"rank {failed[0]} failed; stopping the run"
         kept = self._info.get("kept")
         if isinstance(kept, str) and state not in LIVE_STATES:
             return f"kept in the notebook: {kept}"
         return DETAILS[state](lead, plan) if state in DETAILS else ""
 
     def _elapsed(self, live: bool) -> float | None:
-        told, created = told_seconds(self._info.get("seconds")), told_seconds(self._info.get("created"))
+        told, created = as_seconds(self._info.get("seconds")), as_seconds(self._info.get("created"))
         if told is not None or created is None:
             return told
         newest = self._clock() if live else max((each.last_t for each in self._ranks.values()), default=None)
-        return None if newest is None else told_seconds(max(0.0, newest - created))
+        return None if newest is None else as_seconds(max(0.0, newest - created))
 
     # -- its parts ---------------------------------------------------------------------------------------------------
     def _rank(self, rank: int, live: bool) -> RankView:
@@ -262,21 +259,21 @@ class RunModel:
             recompiles=records.all_recompiles,
             rss=records.rss,
             pss=records.pss,
-            peak_rss=_highest(records.peak_rss, told_count(worker.get("peak_rss"))),
-            peak_pss=_highest(records.peak_pss, told_count(worker.get("peak_pss"))),
+            peak_rss=_highest(records.peak_rss, as_count(worker.get("peak_rss"))),
+            peak_pss=_highest(records.peak_pss, as_count(worker.get("peak_pss"))),
             hbm_used=records.hbm_used,
             hbm_total=records.hbm_total,
             values={name: curve.last.value for name, curve in records.curves.items()},
             exit=exit_words(worker),
-            collectives=told_seconds(records.times and records.times.collectives),
+            collectives=as_seconds(records.times and records.times.collectives),
             collectives_share=records.collectives_share,
             busy_share=records.busy_share,
             host=host_name(self._info, rank, worker),
         )
 
     def _compile_log(self, lead: RankRecords, live: bool) -> tuple[CompileEntry, ...]:
-        """The lead's compiles, and those of other ranks that it did not do, newest first. A rank that is merely ahead
-        of the lead is no news: its row would go away again."""
+        """The lead's compiles, and those that only other ranks did, newest first. What a rank compiled ahead of the
+        lead is left out: the lead will compile it too."""
         known = {_identity(entry) for entry in lead.log}
         strange = [
             entry
@@ -295,20 +292,20 @@ class RunModel:
             yield Notice("broken", divergence.text or diverged(divergence))
         for text in dict.fromkeys(text for records in by_rank for text in records.disagreeing):
             whose = tuple(records.rank for records in by_rank if text in records.disagreeing)
-            yield Notice("warning", text or "The precision asked for and the true one differ.", whose)
+            yield Notice("warning", text or "The actual precision differs from the requested one.", whose)
         for text, ranks in self._warned.items():
             yield Notice("" if text in self._calm else "warning", text, tuple(sorted(ranks)))
-        for text in told_texts(self._info.get("warnings")):
+        for text in as_texts(self._info.get("warnings")):
             if text not in self._warned:
                 yield Notice("warning", text)
         for text in dict.fromkeys(text for records in by_rank for text in records.advice):
             yield Notice("", text)
 
-    def _failure(self) -> Failure | None:
+    def _failure(self) -> RunFailure | None:
         told = self._info.get("failure")
         if isinstance(told, dict) and told:
-            what, why, todo = (told_text(told.get(key)) for key in ("what", "why", "todo"))
-            return Failure(what, why, todo, told_texts(told.get("details")))
+            what, why, todo = (as_text(told.get(key)) for key in ("what", "why", "todo"))
+            return RunFailure(what, why, todo, as_texts(told.get("details")))
         ends = [(each.end.t, each.end) for _rank, each in sorted(self._ranks.items()) if each.end is not None]
         failed = [end for _t, end in sorted(ends, key=lambda pair: pair[0]) if end.status == "failed"]
         return failed_rank(failed[0]) if failed else None
@@ -328,3 +325,35 @@ def _identity(entry: CompileEntry) -> tuple[str, int, int]:
 
 def _highest(left: int | None, right: int | None) -> int | None:
     return max((value for value in (left, right) if value is not None), default=None)
+
+
+SHARED = 0.25  # seconds in which those who look get the same view
+
+
+class SharedView:
+    """A run's view, from any thread. `keep`: seconds for which a view is reused."""
+
+    def __init__(self, files: RunFiles, keep: float = 0.0) -> None:
+        self.files = files
+        self._keep = keep
+        self._model = RunModel(files)
+        self._lock = threading.Lock()
+        self._view: RunView | None = None
+        self._at = 0.0
+
+    def view(self) -> RunView:
+        """The view, at most `keep` seconds old."""
+        with self._lock:
+            if self._view is None or not self._keep or time.monotonic() - self._at >= self._keep:
+                return self._read()
+            return self._view
+
+    def anew(self) -> RunView:
+        """The current view."""
+        with self._lock:
+            return self._read()
+
+    def _read(self) -> RunView:
+        self._model.refresh()
+        self._view, self._at = self._model.view(), time.monotonic()
+        return self._view

@@ -1,8 +1,4 @@
-"""What run.json tells a panel, where it tells it.
-
-What lives here: its fields, read as what they should be; what is none of that counts as not told. What does not: the
-file (model.py).
-"""
+"""The fields of run.json, checked: a value of the wrong type counts as missing."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ _LARGEST = 1e15  # seconds: more is no time
 
 def device_name(plan: Mapping[str, Any], host: Mapping[str, Any], lead: RankRecords) -> str:
     """torch_xla's own name of a device ("xla:0") does not tell its kind; run.json does."""
-    told = told_text(plan.get("device")) or told_text(host.get("device"))
+    told = as_text(plan.get("device")) or as_text(host.get("device"))
     if not told and lead.start is not None and "cpu" in lead.start.device.lower():
         told = "CPU"
     return "XLA:CPU" if told == "CPU" else told
@@ -26,30 +22,30 @@ def host_name(info: Mapping[str, Any], rank: int, worker: Mapping[str, Any]) -> 
     """The name of a rank's host, "" where the run has one only. `worker`: its entry, which knows better on a TPU, where
     the runtime gives the ranks."""
     listed = info.get("hosts")
-    hosts = [told_object(one) for one in listed] if isinstance(listed, (list, tuple)) else []
+    hosts = [as_object(one) for one in listed] if isinstance(listed, (list, tuple)) else []
     own = [one for one in hosts if worker.get("host") is not None and one.get("index") == worker["host"]]
     own = own or [one for one in hosts if isinstance(one.get("ranks"), list) and rank in one["ranks"]]
-    return told_text(own[0].get("name")) if own else ""
+    return as_text(own[0].get("name")) if own else ""
 
 
-def told_object(value: object) -> Mapping[str, Any]:
+def as_object(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def told_text(value: object) -> str:
+def as_text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def told_texts(value: object) -> tuple[str, ...]:
+def as_texts(value: object) -> tuple[str, ...]:
     items = list(value) if isinstance(value, (list, tuple)) else []
-    return tuple(told_text(item.get("name") if isinstance(item, dict) else item) for item in items)
+    return tuple(as_text(item.get("name") if isinstance(item, dict) else item) for item in items)
 
 
-def told_seconds(value: object) -> float | None:
+def as_seconds(value: object) -> float | None:
     known = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _LARGEST
     return float(value) if known else None  # type: ignore[arg-type]
 
 
-def told_count(value: object) -> int | None:
+def as_count(value: object) -> int | None:
     known = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
     return value if known else None  # type: ignore[return-value]

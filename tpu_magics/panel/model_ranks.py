@@ -1,8 +1,6 @@
-"""One rank, as its records tell it one after the other.
+"""The state of one rank, built up from its records.
 
-What lives here: what is kept of each kind of event, and the figures of one rank that follow from it. What does not:
-files and run.json (model.py), wording (sections*.py). All that is kept is bounded: curves are thinned, logs have a
-length, and tables by line or name have a number of entries, above which only counts go on.
+Its size is bounded: curves are downsampled, and logs and tables have a maximum length.
 """
 
 from __future__ import annotations
@@ -12,8 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from tpu_magics.panel.model_series import Curve, Rates, Thinned, merge_rates
-from tpu_magics.panel.model_view import COMPILING, HOME, STARTING, TRAINING, CauseCount, CompileEntry
+from tpu_magics.panel.model_series import Curve, Downsampled, Rates, merge_rates
+from tpu_magics.panel.model_view import COLLECTING, COMPILING, STARTING, TRAINING, CauseCount, CompileEntry
 from tpu_magics.runs.events import (
     Batch,
     Cache,
@@ -45,7 +43,7 @@ T = TypeVar("T")
 
 
 class RankRecords:
-    """What is known of one rank. `lead`: its curves and its log are shown, so they are kept."""
+    """One rank. `lead`: its curves and its log are shown, so they are kept."""
 
     def __init__(self, rank: int, lead: bool) -> None:
         self.rank = rank
@@ -58,7 +56,7 @@ class RankRecords:
         self.total: int | None = None
         self.counted = self.compiled_steps = 0
         self.seconds = self.compiled_seconds = 0.0
-        self.rates: Thinned[Rates] = Thinned(merge_rates)
+        self.rates: Downsampled[Rates] = Downsampled(merge_rates)
         self.recent: deque[Rates] = deque(maxlen=64)
         self.only_compiled = False  # whether all steps of the newest record compiled
         self.compiled_since = False  # whether a compile came after the newest record of steps
@@ -83,14 +81,14 @@ class RankRecords:
         self.pss: int | None = None
         self.peak_rss: int | None = None
         self.peak_pss: int | None = None
-        self.memory: Thinned[float] = Thinned(max) if lead else Thinned(max, 1)
+        self.memory: Downsampled[float] = Downsampled(max) if lead else Downsampled(max, 1)
         self.hbm_used: int | None = None
         self.hbm_total: int | None = None
         self.curves: dict[str, Curve] = {}
         self._curve_limit = 200 if lead else 1
 
     def take(self, event: Event) -> None:
-        """Learn from one event about this rank."""
+        """Add one event of this rank."""
         self.last_t = max(self.last_t, event.t)
         taker = _TAKERS.get(type(event))
         if taker is not None:
@@ -99,16 +97,16 @@ class RankRecords:
     # -- figures ---------------------------------------------------------------------------------------------------
     @property
     def steps(self) -> int | None:
-        """Steps so far; None where the rank told nothing, 0 where it runs and has done none."""
+        """Steps so far; None without any record, 0 where the rank runs and has done none."""
         if self.end is not None:
             return max(self.end.steps, self.total or 0)
         return 0 if self.total is None and self.start is not None else self.total
 
     @property
     def state(self) -> str:
-        """What the rank is at while the run goes on, as far as its records show."""
+        """The state of the rank while the run is active, from its records."""
         if self.phase == "collecting" or self.end is not None:
-            return HOME
+            return COLLECTING
         if self.phase != "training":
             return STARTING
         return COMPILING if self.total is None or self.only_compiled or self.compiled_since else TRAINING
@@ -193,7 +191,7 @@ class RankRecords:
 
 
 def _good(number: object) -> bool:
-    """Whether a number can be reckoned with."""
+    """Whether it is a finite number of at least 0."""
     return isinstance(number, (int, float)) and math.isfinite(number) and number >= 0
 
 
@@ -289,7 +287,7 @@ def _take_value(self: RankRecords, event: Value) -> None:
 
 
 def _setter(name: str) -> Callable[[RankRecords, Any], None]:
-    """For the kinds of which the newest record says all."""
+    """For the kinds whose newest record replaces the older ones."""
     return lambda self, event: setattr(self, name, event)
 
 

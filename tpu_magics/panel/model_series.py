@@ -1,8 +1,4 @@
-"""Curves that stay short however long the run is.
-
-What lives here: thinning of what comes as a stream. What does not: reading records (model_ranks.py), drawing
-(charts.py).
-"""
+"""Curves of bounded length: points are merged as more come in."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from tpu_magics.panel.model_view import Point, Series
+from tpu_magics.panel.model_view import Point, ValueSeries
 from tpu_magics.runs.events import Value
 
 LIMIT = 200  # points of a curve
@@ -19,14 +15,14 @@ LIMIT = 200  # points of a curve
 P = TypeVar("P")
 
 
-class Thinned(Generic[P]):
-    """At most `limit` points: where more came, neighbours were merged, the same number into each."""
+class Downsampled(Generic[P]):
+    """At most `limit` points: neighbours are merged, the same number into each."""
 
     def __init__(self, merge: Callable[[P, P], P], limit: int = LIMIT) -> None:
         self.points: list[P] = []
         self._merge = merge
         self._limit = limit
-        self._each = 1  # how many a point stands for
+        self._each = 1  # values merged into a point
         self._in_last = 0
 
     def add(self, point: P) -> None:
@@ -73,7 +69,7 @@ class Curve:
         self.first: float | None = None
         self.low, self.high = math.inf, -math.inf
         self.not_finite_at: int | None = None
-        self.kept: Thinned[Point] = Thinned(merge_points, limit)
+        self.kept: Downsampled[Point] = Downsampled(merge_points, limit)
 
     def add(self, event: Value) -> None:
         """Take one record, which may stand for several values."""
@@ -91,10 +87,10 @@ class Curve:
             self.not_finite_at = event.step
         self.kept.add(Point(event.step, value, min(finite, default=math.nan), max(finite, default=math.nan)))
 
-    def series(self) -> Series:
-        """What is known by now."""
+    def series(self) -> ValueSeries:
+        """The curve so far."""
         known = self.low <= self.high
-        return Series(
+        return ValueSeries(
             name=self.last.name,
             last=self.last.value,
             step=self.last.step,

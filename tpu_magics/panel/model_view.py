@@ -1,8 +1,4 @@
-"""What the panel shows of a run, as plain values.
-
-What lives here: the frozen dataclasses that go from the model to the renderers. What does not: reading records
-(model.py, model_ranks.py) and any wording (sections*.py). None stands for what is not known, never zero.
-"""
+"""A run as plain data: the frozen dataclasses between the model and the renderers. None means unknown, never zero."""
 
 from __future__ import annotations
 
@@ -24,8 +20,9 @@ from tpu_magics.runs.events import (
     Transfer,
 )
 
-STARTING, COMPILING, TRAINING, HOME = "starting", "compiling", "training", "bringing weights home"
-LIVE_STATES = (STARTING, COMPILING, TRAINING, HOME)
+STARTING, COMPILING, TRAINING, COLLECTING = "starting", "compiling", "training", "collecting results"
+CUT_SHORT = "cut short"  # of a rank without an end record
+LIVE_STATES = (STARTING, COMPILING, TRAINING, COLLECTING)
 # As run.json and runs/summary.py have them. "refused": nothing was forked; "unknown": there is no run.json.
 ENDED_STATES = ("done", "failed", "interrupted", "stopped", "timeout", "lost", "refused", "unknown")
 
@@ -59,7 +56,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Series:
+class ValueSeries:
     """What was logged under one name. `first`, `low` and `high`: of its finite numbers (None: there is none).
     `not_finite_at`: the step of the first value that was "nan" or infinite. `points`: empty for texts."""
 
@@ -104,8 +101,7 @@ class RankView:
 
 @dataclass(frozen=True)
 class Notice:
-    """Something the person should know, from `ranks` (empty: from the run itself). `state`: "warning", "broken" or ""
-    for advice."""
+    """A warning or note, from `ranks` (empty: from the run itself). `state`: "warning", "broken" or "" for a note."""
 
     state: str
     text: str
@@ -113,8 +109,8 @@ class Notice:
 
 
 @dataclass(frozen=True)
-class Failure:
-    """What happened, why, what to do next, and lines to show as they are."""
+class RunFailure:
+    """What happened, why, what to do next, and lines to show verbatim."""
 
     what: str
     why: str = ""
@@ -180,11 +176,11 @@ class RunView:
     reads: tuple[Read, ...]
     fallbacks: tuple[Fallback, ...]
     cache: Cache | None
-    values: tuple[Series, ...]
+    values: tuple[ValueSeries, ...]
     divergences: tuple[Divergence, ...]
     notices: tuple[Notice, ...]
     findings: tuple[RuleFinding, ...]
-    failure: Failure | None
+    failure: RunFailure | None
     models: tuple[str, ...]
     plan: Mapping[str, Any]
     rehearsed: bool = False

@@ -1,14 +1,11 @@
-"""How a run that ended well is told in one line, or plainly.
-
-What lives here: records -> text. What does not: failures (errors.py shows itself), the live panel.
-"""
+"""The end of a successful run in one line, or as plain text; failures are errors and show themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from tpu_magics.launch.results import TrainResult
-from tpu_magics.panel.findings import codes, headline, told_in_run
+from tpu_magics.panel.findings import codes, headline, recorded_finding
 from tpu_magics.panel.runs import plain_summary
 from tpu_magics.panel.sections_rehearsal import rehearsal
 from tpu_magics.panel.sections_words import count
@@ -26,16 +23,16 @@ def show(result: TrainResult, say: Callable[[str], None], plain: bool, panel: bo
 
 
 def rules_line(result: TrainResult) -> str:
-    """What the rules said of the code before the run, where no panel has it folded; "" where they said nothing."""
-    found = [told_in_run(one) for one in result.run.events("finding") if isinstance(one, RuleFinding)]
+    """The findings of the rules before the run, where no panel shows them; "" where there are none."""
+    found = [recorded_finding(one) for one in result.run.events("finding") if isinstance(one, RuleFinding)]
     if not found:
         return ""
     return f"{headline(found)} in the code: {codes(found)}. %tpu_check shows where and why."
 
 
 def below_panel(result: TrainResult) -> str:
-    """E.g. "training_function: done; trained weights are home: model"."""
-    return f"{result.run.name}: {result.status}; {_home(result)}"
+    """E.g. "training_function: done; updated in the notebook: model"."""
+    return f"{result.run.name}: {result.status}; {_updated(result)}"
 
 
 def one_line(result: TrainResult) -> str:
@@ -48,11 +45,11 @@ def one_line(result: TrainResult) -> str:
         parts.append(f"{count(summary.steps, 'step')} in {summary.seconds or 0:.1f} s")
     if summary.compiles is not None:
         parts.append(count(summary.compiles, "compile"))
-    return f"{summary.name}: {summary.status}, {', '.join(parts)}; {_home(result)}"
+    return f"{summary.name}: {summary.status}, {', '.join(parts)}; {_updated(result)}"
 
 
-def _home(result: TrainResult) -> str:
+def _updated(result: TrainResult) -> str:
     if result.status == "stopped":
         return "stopped by --steps, the notebook's models are unchanged"
     names = result.run.summary().models
-    return f"trained weights are home: {', '.join(names)}" if names else "no model to bring home"
+    return f"updated in the notebook: {', '.join(names)}" if names else "no model to update"

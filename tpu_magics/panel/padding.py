@@ -1,8 +1,4 @@
-"""The advice of `%tpu_pad` as one piece of HTML and as plain text.
-
-What lives here: the table, the sentence that names the choice, and where the drawings go. What does not: finding any of
-it out (padding/), and the drawings (padding_chart.py).
-"""
+"""The advice of `%tpu_pad` as HTML and as plain text."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from tpu_magics.panel.table import Row, Table
 
 CHOICE = "✓"
 SHAPES, PADDED = "distinct shapes (= compiles)", "padded tokens"
-PREDICTED, COMPILES = "predicted seconds", "of it compiles"
+PREDICTED, COMPILES = "predicted seconds", "compile time"
 _LISTED = 8  # lengths that are listed one by one
 _CODE = (
     "margin:.3em 0 .8em 0;padding:.4em .6em;color:inherit;background:none;border:1px solid currentColor;"
@@ -57,9 +53,7 @@ def choice_text(report: PaddingReport) -> str:
     """E.g. "Choice: best 4 buckets (4 shapes, 17 % padded tokens), because ...: "."""
     chosen = report.choice
     shapes = f"{chosen.shapes:,} shape{'s' if chosen.shapes > 1 else ''}"
-    return (
-        f"Choice: {chosen.name} ({shapes}, {percent(chosen.padded)} padded tokens): {report.because}. The line for it:"
-    )
+    return f"Choice: {chosen.name} ({shapes}, {percent(chosen.padded)} padded tokens): {report.because}. Code:"
 
 
 def notes(report: PaddingReport) -> Iterator[str]:
@@ -69,7 +63,7 @@ def notes(report: PaddingReport) -> Iterator[str]:
         if way.barred:
             reasons.setdefault(way.barred, []).append(way.name)
     for reason, names in reasons.items():
-        yield f"Not to be chosen: {', '.join(names)} ({reason})."
+        yield f"Excluded: {', '.join(names)} ({reason})."
 
 
 def _table(report: PaddingReport) -> Table:
@@ -119,7 +113,7 @@ def _lengths(lengths: Sequence[int]) -> str:
 
 
 def _drawings(report: PaddingReport) -> str:
-    """Nothing where all samples have one length: then all ways are one."""
+    """Nothing where all samples have one length: then all choices are the same."""
     if len(report.counts) < 2:
         return ""
     lengths = histogram(report.counts, report.choice.lengths, "tokens of a sample", "samples")

@@ -1,8 +1,7 @@
-"""The drawings of `%tpu_pad`: what each way of padding costs, and how long samples are.
+"""The drawings of `%tpu_pad` as inline SVG: the cost of each padding, and the lengths of the samples.
 
-What lives here: numbers in, inline SVG out. What does not: what the numbers mean (panel/padding.py). The drawings take
-their colour from the text around them. They do hold words, because a dot without a name says nothing; hidden commas
-between these let them read as a list where a front end takes the drawing away and leaves its words behind.
+They use the colour of the surrounding text. Hidden commas between their words make a readable list where a front end
+removes the drawing and leaves the words.
 """
 
 from __future__ import annotations
@@ -10,9 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 
-from tpu_magics.panel.labels import Box, Field
+from tpu_magics.panel.drawing import Box, Field, svg, word
 from tpu_magics.panel.sections_words import BLUE, GREY
 
 WIDE, HIGH = 440, 290
@@ -44,7 +42,7 @@ def scatter(dots: Sequence[Dot], across: str, up: str) -> str:
     parts = [*_levels(top), *_counts(most), _caption(up, LEFT, 16), _caption(across, WIDE - RIGHT, HIGH - 8, "end")]
     parts += [_dot(dot, *place) for dot, place in zip(merged, places, strict=True)]
     parts += _names(merged, places)
-    return _svg(parts, f"{up} against {across}")
+    return svg(parts, f"{up} against {across}", WIDE, HIGH)
 
 
 def _ceiling(share: float) -> float:
@@ -83,7 +81,7 @@ def _levels(top: float) -> Iterator[str]:
         share = top * quarter / 4
         y = _y(share, top)
         yield _across(y, 0.15 if quarter else 0.5)
-        yield _word(f"{100 * share:g} %", LEFT - 6, y + 4, "end")
+        yield word(f"{100 * share:g} %", LEFT - 6, y + 4, "end")
 
 
 def _counts(most: int) -> Iterator[str]:
@@ -96,7 +94,7 @@ def _counts(most: int) -> Iterator[str]:
             continue
         last = x
         yield f'<path d="M{x:.1f} {HIGH - BOTTOM}v4" stroke="currentColor" stroke-opacity="0.5"/>'
-        yield _word(f"{tick:,}", x, HIGH - BOTTOM + 17, "middle")
+        yield word(f"{tick:,}", x, HIGH - BOTTOM + 17, "middle")
 
 
 def _dot(dot: Dot, x: float, y: float) -> str:
@@ -117,7 +115,7 @@ def _names(dots: Sequence[Dot], places: Sequence[tuple[float, float]]) -> Iterat
         if leader is not None:
             (x, y), (to_x, to_y) = places[at], leader
             yield f'<path d="M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}" stroke="currentColor" stroke-opacity="0.4"/>'
-        yield _word(dots[at].name, box.x, box.y + 11, "start", ' font-weight="600"' if chosen else "")
+        yield word(dots[at].name, box.x, box.y + 11, "start", ' font-weight="600"' if chosen else "")
 
 
 # -- lengths -------------------------------------------------------------------------------------------------------
@@ -143,7 +141,7 @@ def histogram(counts: Mapping[int, int], bounds: Sequence[int], across: str, up:
     parts += [_across(HIGH - BOTTOM, 0.5), *_lines(bounds, place), *_ends(counts, bounds, place)]
     scale = f"{across}, logarithmic" if log else across
     parts += [_caption(up, LEFT, 16), _caption(scale, WIDE - RIGHT, HIGH - 8, "end")]
-    return _svg(parts, f"{up} against {across}")
+    return svg(parts, f"{up} against {across}", WIDE, HIGH)
 
 
 def _median(counts: Mapping[int, int]) -> int:
@@ -170,13 +168,13 @@ def _lines(bounds: Sequence[int], place: Callable[[float], float]) -> Iterator[s
         line = f'd="M{x:.1f} {TOP + 16}V{HIGH - BOTTOM}" stroke-width="1.5" stroke-dasharray="4 3"'
         yield f'<path {line} stroke="{BLUE}"/>'
         if x - last > len(f"{bound:,}") * _LETTER + 4:
-            yield _word(f"{bound:,}", x, TOP + 11, "middle")
+            yield word(f"{bound:,}", x, TOP + 11, "middle")
             last = x
 
 
 def _ends(counts: Mapping[int, int], bounds: Sequence[int], place: Callable[[float], float]) -> Iterator[str]:
     for length in sorted({min(counts), max(*counts, *bounds)}):
-        yield _word(f"{length:,}", place(length), HIGH - BOTTOM + 17, "middle")
+        yield word(f"{length:,}", place(length), HIGH - BOTTOM + 17, "middle")
 
 
 # -- words ---------------------------------------------------------------------------------------------------------
@@ -186,18 +184,5 @@ def _across(y: float, opacity: float) -> str:
     return f'<path d="M{LEFT} {y:.1f}H{WIDE - RIGHT}" stroke="currentColor" stroke-opacity="{opacity}"/>'
 
 
-def _word(text: str, x: float, y: float, anchor: str, more: str = "") -> str:
-    shown = f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{escape(text)}</text>'
-    return f'{shown}<text visibility="hidden">, </text>'
-
-
 def _caption(text: str, x: float, y: float, anchor: str = "start") -> str:
-    return _word(text, x, y, anchor, ' opacity="0.8"')
-
-
-def _svg(parts: Sequence[str], label: str) -> str:
-    return (
-        f'<svg viewBox="0 0 {WIDE} {HIGH}" width="{WIDE}" height="{HIGH}" role="img" aria-label="{escape(label)}" '
-        'fill="currentColor" font-family="system-ui,sans-serif" font-size="12" '
-        f'style="max-width:100%;height:auto;color:inherit">{"".join(parts)}</svg>'
-    )
+    return word(text, x, y, anchor, ' opacity="0.8"')

@@ -1,10 +1,7 @@
-"""A run as one piece of HTML and as plain text: what stays in a saved notebook.
+"""A run as one piece of HTML and as plain text, for a saved notebook.
 
-What lives here: the two bundles. What does not: their parts (sections*.py), live widgets (widget.py).
-
-GitHub takes scripts, styles, classes and drawings out of a notebook, nbviewer scripts and style sheets: so the page is
-made of tables, lists that unfold and bold words that read well bare, the curves stand there as text too, and the styles
-within the tags only make it neater. It asks for no other file.
+GitHub removes scripts, styles, classes and drawings, nbviewer scripts and style sheets. So the page uses tables,
+`<details>` and bold words that are readable without styles, and repeats curves as text.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 
 from tpu_magics.panel import table as plain
-from tpu_magics.panel.findings import headline, told_in_run
+from tpu_magics.panel.findings import headline, recorded_finding
 from tpu_magics.panel.model_view import RunView
 from tpu_magics.panel.sections import compile_rows, sections
 from tpu_magics.panel.sections_compiles import (
@@ -41,6 +38,7 @@ from tpu_magics.panel.sections_parts import (
     notice_text,
     notice_word,
     notices_left,
+    notices_title,
     other_values,
     rank_cells,
     rank_columns,
@@ -117,7 +115,7 @@ def _tables(view: RunView) -> Iterator[Table]:
     yield Table(title, None, tuple(_head(view)), tuple(filter(None, [title_notes(view)])))
     if view.notices:
         rows = (Row((notice_word(each), notice_text(each, view))) for each in shown_notices(view))
-        yield Table("Warnings", None, tuple(rows), tuple(filter(None, [notices_left(view)])))
+        yield Table(notices_title(view), None, tuple(rows), tuple(filter(None, [notices_left(view)])))
     yield from _rules(view)
     yield from _compiles(view)
     yield from _reads(view)
@@ -126,26 +124,26 @@ def _tables(view: RunView) -> Iterator[Table]:
     notes = (*(f"! {slow}" for slow in [straggler_note(view)] if slow), *rank_notes(view))
     yield Table("Ranks", rank_columns(view) if view.ranks else None, tuple(rows), notes)
     if (like := likeness(view)) is not None:
-        yield Table("Rehearsal", None, tuple(map(_row, likeness_facts(view))), (like.short,))
+        yield Table("Rehearsal on CPU", None, tuple(map(_row, likeness_facts(view))), (like.short,))
 
 
 def _rules(view: RunView) -> Iterator[Table]:
     """What the rules said of the code before the run, the first of them."""
-    found = [told_in_run(one) for one in view.findings]
+    found = [recorded_finding(one) for one in view.findings]
     if not found:
         return
     rows = tuple(Row((one.code, one.where, one.message)) for one in found[:RULES_SHOWN])
     left = f"{len(found) - RULES_SHOWN:,} more. " if len(found) > RULES_SHOWN else ""
-    yield Table(f"Rules: {headline(found)}", None, rows, (f"{left}%tpu_check shows them with reasons and cures.",))
+    yield Table(f"Rules: {headline(found)}", None, rows, (f"{left}%tpu_check shows them with reasons and fixes.",))
 
 
 def _failure(view: RunView) -> Iterator[str]:
     """What happened, and the lines that belong to it with their blanks, which a table would take away."""
     if view.failure is None:
         return
-    told = plain.to_text(Table("Failure", None, tuple(map(_row, failure_facts(view.failure, view.state)))))
+    text = plain.to_text(Table("Failure", None, tuple(map(_row, failure_facts(view.failure, view.state)))))
     lines = [part for line in failure_lines(view.failure) for part in printable(line).splitlines()]
-    yield "\n".join([told, *(part for line in lines for part in textwrap.wrap(line, plain.WIDTH) or [""])])
+    yield "\n".join([text, *(part for line in lines for part in textwrap.wrap(line, plain.WIDTH) or [""])])
 
 
 def _head(view: RunView) -> Iterator[Row]:
@@ -182,7 +180,7 @@ def _reads(view: RunView) -> Iterator[Table]:
     shown = found[:TEXT_ROWS]
     if shown:
         rows = tuple(Row(read_cells(one)) for one in shown)
-        yield Table("Values that the host read", ("reads", "line", "code", "", "what to change"), rows)
+        yield Table("Device-to-host reads", ("reads", "line", "code", "", "fix"), rows)
     runtime = tuple(map(_row, runtime_facts(view)))
     if runtime:
         yield Table("Runtime", None, runtime)

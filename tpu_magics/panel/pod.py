@@ -1,8 +1,4 @@
-"""The hosts of a pod, and what a run on them would do, as tables.
-
-What lives here: words and numbers of `%tpu_init --hosts` and `%tpu_pod`. What does not: finding any of it
-(launch/pods/), rendering (table.py), and the commands that get a slice (pod_commands.py).
-"""
+"""The tables of `%tpu_init --hosts` and `%tpu_pod`: the hosts of a pod, and the dry run."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from tpu_magics.launch.pods.pod import Pod, PodHost, cpus_text
 from tpu_magics.panel.sections_words import size as memory  # in GiB, as it is told of this host
 from tpu_magics.panel.table import Row, Table
 
-NOT_AVAILABLE = "not available"
+NOT_AVAILABLE = "n/a"
 
 
 def pod_table(pod: Pod) -> Table:
@@ -65,8 +61,8 @@ def outlook_table(outlook: DryRun, runs: str) -> Table:
 
 
 def _outlook_title(outlook: DryRun) -> str:
-    what = f"training {outlook.load.name}" if outlook.load is not None else "a run"
-    return f"tpu_magics: what {what} on {plural(outlook.hosts, 'host')} would do"
+    what = f" of training {outlook.load.name}" if outlook.load is not None else ""
+    return f"tpu_magics: dry run{what} on {plural(outlook.hosts, 'host')}"
 
 
 def _where(outlook: DryRun) -> Iterator[Row]:
@@ -78,20 +74,20 @@ def _where(outlook: DryRun) -> Iterator[Row]:
             noun = "ranks" if "-" in ranks else "rank"
             yield Row((f"  {host.name}", f"{noun} {ranks}, {_host(pod, host)[3]}, {host.address}"))
     elif kind is not None:
-        yield Row(("Hosts", f"{kind.text}; this notebook has no such slice yet: the commands below get one"), "unknown")
+        yield Row(("Hosts", f"{kind.text}; not there yet: the commands below create it"), "unknown")
     else:
-        yield Row(("Hosts", "this one alone: %tpu_init --hosts ADDRESS names a Ray cluster"))
+        yield Row(("Hosts", "this host only; for a Ray cluster: %tpu_init --hosts ADDRESS"))
     replicas = pod.replicas if pod is not None else kind.generation.devices if kind is not None else 1
     each = plural(outlook.workers, "worker") + (f" with {replicas} devices" if replicas > 1 else "")
-    yield Row(("Ranks", f"{outlook.ranks}: {each} on each host, counted host by host"))
+    yield Row(("Ranks", f"{outlook.ranks}: {each} on each host, numbered host by host"))
 
 
 def _sent(outlook: DryRun) -> Iterator[Row]:
     load = outlook.load
     if load is None:
-        yield Row(("Sent", f"{NOT_AVAILABLE} (name what is trained: %tpu_pod FUNCTION ARG ...)"))
+        yield Row(("Sent", f"{NOT_AVAILABLE} (name the function: %tpu_pod FUNCTION ARG ...)"))
         return
-    yield Row(("Sent to each host", f"{size(load.bundle)}: the function and its small arguments"))
+    yield Row(("Sent to each host", f"{size(load.bundle)}: the function and its small arguments, in one bundle"))
     if load.shared:
         copied = f"{size(load.shared)}: models and large arrays, through Ray's object store, once for each host; its "
         yield Row(("", f"{copied}{plural(outlook.workers, 'worker')} get{'s' * (outlook.workers == 1)} them by fork"))
@@ -100,14 +96,14 @@ def _sent(outlook: DryRun) -> Iterator[Row]:
 
 
 def _room(outlook: DryRun) -> Iterator[Row]:
-    """What has to hold it: the object store's part and the memory of the host that has the least."""
+    """The limits: the smallest object store, and the host with the least free memory."""
     pod, needed = outlook.pod, outlook.needed
     if pod is None or outlook.load is None or needed is None:
         return
     store = min(pod.hosts, key=lambda host: host.store)
     fits = outlook.load.shared <= store.store
     text = f"the smallest part is {size(int(store.store))}, on {store.name}"
-    yield Row(("Ray's object store", text if fits else f"{text}: it does not hold them"), "ok" if fits else "broken")
+    yield Row(("Ray's object store", text if fits else f"{text}: too small"), "ok" if fits else "broken")
     known = [host for host in pod.hosts if host.memory is not None]
     if known:
         least = min(known, key=lambda host: host.memory or 0)
@@ -118,12 +114,12 @@ def _room(outlook: DryRun) -> Iterator[Row]:
 
 def _home(outlook: DryRun, runs: str) -> Iterator[Row]:
     first = outlook.pod.hosts[0].name if outlook.pod is not None else "the first host"
-    yield Row(("Comes here", f"events, what each rank prints and what rank 0 shows, while it runs, into {runs}"))
+    yield Row(("During the run", f"events, the output of each rank and the displays of rank 0 are copied into {runs}"))
     if outlook.load is not None and outlook.load.models:
-        text = f"{size(outlook.load.models)}: the trained weights of rank 0, from {first}, at the end"
+        text = f"{size(outlook.load.models)}: the trained weights of rank 0 are copied from {first}"
     else:
-        text = f"the trained weights of rank 0, from {first}, and each rank's value, at the end"
-    yield Row(("Comes home", text))
+        text = f"the trained weights of rank 0 are copied from {first}, with the value of each rank"
+    yield Row(("At the end", text))
 
 
 def _notes(outlook: DryRun) -> tuple[str, ...]:

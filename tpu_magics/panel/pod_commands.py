@@ -1,7 +1,6 @@
 """The commands that get a slice of TPUs with Ray on it, as text to copy: gcloud, xpk, SkyPilot, KubeRay.
 
-What lives here: the texts, for each kind of slice. What does not: running any of them; nothing here does, and none of
-them was ever run: there was no cloud account. They are made of what was read in these places:
+Nothing here runs them, and none was ever run: there was no cloud account. Their sources:
 
 * gcloud: the reference pages of `compute tpus queued-resources create` (flags) and `tpu-vm ssh` (`--worker` takes one
   number, a list, a range "1-3", or "all"), `networkEndpoints` of the TPU API's node (v2), the page on queued resources
@@ -71,7 +70,7 @@ def commands(wanted: Slice) -> dict[str, str]:
 
 
 def title(wanted: Slice) -> str:
-    return f"How to get a {wanted.name} with Ray on it. Text to copy: names in CAPITALS are yours; nothing was run."
+    return f"How to get a {wanted.name} with Ray on it. Copy and replace the names in CAPITALS; nothing was run."
 
 
 def commands_text(wanted: Slice) -> str:
@@ -81,7 +80,7 @@ def commands_text(wanted: Slice) -> str:
 
 
 def commands_html(wanted: Slice) -> str:
-    """The same, each tool's folded away until it is asked for."""
+    """The same, folded for each tool."""
     style = "white-space:pre;overflow-x:auto;margin:.3em 0 .8em 1em;color:inherit;background:transparent"
     parts = (
         f"<details><summary>{escape(tool)}</summary><pre style='{style}'>{escape(text)}</pre></details>"
@@ -101,7 +100,7 @@ def _gcloud(wanted: Slice, offer: Offer) -> str:
     return f"""
     gcloud compute tpus queued-resources create MY-REQUEST --node-id MY-SLICE --zone ZONE \\
         --accelerator-type {wanted.name} --runtime-version {offer.runtime}
-    gcloud compute tpus queued-resources describe MY-REQUEST --zone ZONE  # go on when it says ACTIVE
+    gcloud compute tpus queued-resources describe MY-REQUEST --zone ZONE  # continue when it says ACTIVE
     {ssh} --worker=all --command="{INSTALL}"
     HEAD=$(gcloud compute tpus tpu-vm describe MY-SLICE --zone ZONE --format="value(networkEndpoints[0].ipAddress)")
     {ssh} --worker=0 --command='{path}; ray start --head --port={GCS_PORT}'{others if wanted.hosts > 1 else ""}
@@ -116,7 +115,7 @@ def _others(wanted: Slice) -> str:
 
 def _xpk(wanted: Slice, offer: Offer) -> str:
     if not offer.xpk:
-        return f"xpk knows no {wanted.generation.name}."
+        return f"xpk does not support {wanted.generation.name}."
     return f"""
     xpk cluster create-ray --cluster MY-CLUSTER --project PROJECT --zone ZONE \\
         --ray-version={RAY} --tpu-type={wanted.name} --num-slices=1 --on-demand
@@ -129,7 +128,7 @@ def _xpk(wanted: Slice, offer: Offer) -> str:
 
 def _skypilot(wanted: Slice, offer: Offer) -> str:
     if not offer.runtime:
-        return f"SkyPilot starts TPU VMs, which {wanted.generation.name} is not offered as: see KubeRay."
+        return f"SkyPilot starts TPU VMs, and {wanted.generation.name} is not offered as one: see KubeRay."
     return f"""
     # slice.yaml
     resources:

@@ -1,9 +1,7 @@
 """A preflight as one piece of HTML and as plain text.
 
-What lives here: the order of things. What does not: finding them (preflight/), their words and tables (preflight_*.py).
-
-GitHub takes styles and drawings out of a notebook: so each figure stands with its label in a cell of a table, states
-are words with a symbol, and the sizes that a drawing shows stand in a table as well.
+GitHub removes styles and drawings from a notebook. So each figure is in a table cell with its label, states are words
+with a symbol, and the sizes of a drawing are in a table as well.
 """
 
 from __future__ import annotations
@@ -14,10 +12,9 @@ from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel import table as plain
 from tpu_magics.panel.preflight_figures import figures
 from tpu_magics.panel.preflight_fit import fit_html, fit_text, sizes_text
-from tpu_magics.panel.preflight_look import looks_html
 from tpu_magics.panel.preflight_problems import problems
-from tpu_magics.panel.preflight_topic import Topic
-from tpu_magics.panel.preflight_topics import topics
+from tpu_magics.panel.preflight_rows import rows_html
+from tpu_magics.panel.preflight_topics import Topic, topics
 from tpu_magics.panel.preflight_verdict import verdict_html, verdict_text
 from tpu_magics.panel.sections_words import Fact, facts_table, say, short, small
 from tpu_magics.panel.table import WIDTH, Row, Table
@@ -32,8 +29,8 @@ _INSIDE = "margin:.3em 0 .8em 1.1em"
 
 
 def to_html(found: Preflight) -> str:
-    """One `<div>`: a row for each target, what stands in the way, the search, details folded away, the verdict."""
-    parts = [_title(found), looks_html(found.results), _problems_html(problems(found)), fit_html(found)]
+    """One `<div>`: a row for each target, the problems, the search, the folded topics, the verdict."""
+    parts = [_title(found), rows_html(found.results), _problems_html(problems(found)), fit_html(found)]
     parts += [_topic_html(one) for one in topics(found)]
     return f'<div class="tpu-magics-preflight" style="{_OUTER}">{"".join(parts)}{verdict_html(found)}</div>'
 

@@ -1,8 +1,4 @@
-"""The figures of a preflight that one looks at first.
-
-What lives here: which ones, and their text. What does not: how sizes, rates and places are put into words
-(preflight_words.py), and their HTML (preflight_look.py).
-"""
+"""The figures of a preflight's first row."""
 
 from __future__ import annotations
 
@@ -18,8 +14,8 @@ BOUNDS = {COMPUTE: "compute", MEMORY: "memory"}
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A finding of one look: its label, the value, and what belongs to it."""
+class PreflightFigure:
+    """A figure of the first row: label, value, and notes."""
 
     label: str
     value: str
@@ -30,61 +26,63 @@ class Figure:
         return "\n".join((self.value, *self.beside))
 
 
-def figures(result: TargetResult, plain: bool = False) -> tuple[Figure, ...]:
-    """What one looks at first, always the same ones. `plain`: without what differs from run to run."""
-    found: tuple[Figure, ...] = (step(result), bound(result), bf16(result), padding(result))
+def figures(result: TargetResult, plain: bool = False) -> tuple[PreflightFigure, ...]:
+    """The figures of the first row, always the same ones. `plain`: without what differs from run to run."""
+    found: tuple[PreflightFigure, ...] = (step(result), bound(result), bf16(result), padding(result))
     if none(result):
         found = (found[0], *(replace(one, value=NOTHING, beside=()) for one in found[1:]))
     return (hbm(result), *found, *(() if plain else (compile_time(result),)))
 
 
 def none(result: TargetResult) -> bool:
-    """Whether there is no program, and so nothing to tell of it: one reason is enough."""
+    """Whether there is no program; then one reason is enough for all figures."""
     known = (result.roofline.seconds, result.bf16_share, result.padding_waste)
     return result.steady.status != "fits" and all(one is None for one in known)
 
 
-def hbm(result: TargetResult) -> Figure:
+def hbm(result: TargetResult) -> PreflightFigure:
     memory = result.worst.memory
     if memory is None:
-        return Figure("HBM", NOT_AVAILABLE, (why_none(result.worst),))
+        return PreflightFigure("HBM", NOT_AVAILABLE, (why_none(result.worst),))
     other = () if result.worst is result.steady else (f"in the graph of {sync(result, result.worst)}",)
-    return Figure("HBM", words.used(memory), (words.headroom(memory), *other))
+    return PreflightFigure("HBM", words.used(memory), (words.headroom(memory), *other))
 
 
-def step(result: TargetResult) -> Figure:
+def step(result: TargetResult) -> PreflightFigure:
     """Of one step; where graphs take turns, of a full turn, with the graph that ends it."""
-    found, cost, label = result.roofline, result.cost, "A step, estimate"
+    found, cost, label = result.roofline, result.cost, "Step time (estimate)"
     if found.seconds is None or found.steps_per_second is None:
-        return Figure(label, NOT_AVAILABLE, (no_cost(result),))
+        return PreflightFigure(label, NOT_AVAILABLE, (no_cost(result),))
     slow = (HASTY,) if found.hasty else ()
     if len(result.turn) < 2:
         steps = f"{at_most(found, most(found.steps_per_second))} steps/s"
-        return Figure(label, at_least(found, seconds(found.seconds)), (steps, *slow))
-    several = f"for {cost.syncs} syncs, {len(set(result.turn))} graphs that take turns"
+        return PreflightFigure(label, at_least(found, seconds(found.seconds)), (steps, *slow))
+    several = f"for {cost.syncs} syncs of {len(set(result.turn))} alternating graphs"
     if cost.seconds is None:
-        return Figure(label, NOT_AVAILABLE, (several, "one of them has no estimate"))
-    last = f"the last of them {at_least(found, seconds(found.seconds))}"
+        return PreflightFigure(label, NOT_AVAILABLE, (several, "one of them has no estimate"))
+    last = f"the last one {at_least(found, seconds(found.seconds))}"
     whole = f"{'≥' if cost.least else '≈'} {seconds(cost.seconds)}"
-    return Figure(label, whole, (several, last, *slow))
+    return PreflightFigure(label, whole, (several, last, *slow))
 
 
-def bound(result: TargetResult) -> Figure:
+def bound(result: TargetResult) -> PreflightFigure:
     """What binds, with the time of the other one."""
     found = result.roofline
     if not found.bound or found.compute is None or found.memory is None:
-        return Figure("Bound by", NOT_AVAILABLE, (no_cost(result),))
+        return PreflightFigure("Bound by", NOT_AVAILABLE, (no_cost(result),))
     other = f"memory {seconds(found.memory)}" if found.bound == COMPUTE else f"compute {seconds(found.compute)}"
-    return Figure("Bound by", BOUNDS[found.bound], (other,))
+    return PreflightFigure("Bound by", BOUNDS[found.bound], (other,))
 
 
-def bf16(result: TargetResult) -> Figure:
+def bf16(result: TargetResult) -> PreflightFigure:
     share = result.bf16_share
     if share is None:
         found = result.steady.multiplications
         none = found is not None and not sum(found.flops.values())
-        return Figure("bf16", "none" if none else NOT_AVAILABLE, ("no matmuls" if none else why_none(result.steady),))
-    return Figure("bf16", brief(share), ("of matmul FLOPs",))
+        return PreflightFigure(
+            "bf16", "none" if none else NOT_AVAILABLE, ("no matmuls" if none else why_none(result.steady),)
+        )
+    return PreflightFigure("bf16", brief(share), ("of matmul FLOPs",))
 
 
 def brief(share: float) -> str:
@@ -92,19 +90,19 @@ def brief(share: float) -> str:
     return percent(share).replace("less than", "<").replace("more than", ">")
 
 
-def padding(result: TargetResult) -> Figure:
+def padding(result: TargetResult) -> PreflightFigure:
     lost, found = result.padding_waste, result.steady.padding
     if lost is None or found is None:
-        return Figure("Padding", NOT_AVAILABLE, (why_none(result.steady),))
-    return Figure("Padding", brief(lost), (f"{size(found.padded - found.plain)} of what is in use",))
+        return PreflightFigure("Padding", NOT_AVAILABLE, (why_none(result.steady),))
+    return PreflightFigure("Padding", brief(lost), (f"{size(found.padded - found.plain)} of the memory in use",))
 
 
-def compile_time(result: TargetResult) -> Figure:
-    """Of all graphs; "kept" where none was compiled now."""
+def compile_time(result: TargetResult) -> PreflightFigure:
+    """Of all graphs; "cached" where none was compiled now."""
     known = [one.seconds for one in result.compiled if one.seconds is not None]
     if not known:
-        return Figure("Compile", NOT_AVAILABLE, (why_none(result.steady),))
+        return PreflightFigure("Compile", NOT_AVAILABLE, (why_none(result.steady),))
     kept = sum(one.kept for one in result.compiled)
     graphs = count(len(result.compiled), "graph")
-    beside = graphs if not kept else "kept" if kept == len(result.compiled) else f"{kept} of {graphs} kept"
-    return Figure("Compile", seconds(sum(known)), (beside,))
+    beside = graphs if not kept else "cached" if kept == len(result.compiled) else f"{kept} of {graphs} cached"
+    return PreflightFigure("Compile", seconds(sum(known)), (beside,))

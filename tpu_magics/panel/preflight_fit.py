@@ -1,8 +1,4 @@
-"""The largest size that fits, as tables and a drawing.
-
-What lives here: what a search found, in words, and its numbers for the drawing. What does not: the search
-(preflight/fit), drawing (preflight_plot.py).
-"""
+"""The largest size that fits, as tables and a drawing."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ from collections.abc import Iterator
 
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel import table as plain
-from tpu_magics.panel.preflight_plot import Line, Mark, plot
+from tpu_magics.panel.preflight_plot import Mark, PlotLine, plot
 from tpu_magics.panel.sections_words import NOT_AVAILABLE, count, not_available, short, small, title
 from tpu_magics.panel.table import Row, Table
 from tpu_magics.preflight.compile_result import HbmUsage
@@ -20,7 +16,7 @@ from tpu_magics.preflight.search import FitPoint, FitResult
 
 NICE = f"largest multiple of {TILE}"
 ON_EACH = f"{NICE} on each device"
-LEGEND = "Dots and squares fit, crosses do not, triangles need more than is drawn; dashed: what a program may have."
+LEGEND = "Dots and squares fit, crosses do not, triangles are above the drawn range; dashed: the limit."
 _GIB = 2**30
 
 
@@ -66,7 +62,7 @@ def _name(found: Preflight) -> str:
 
 
 def _heading(found: Preflight) -> str:
-    cut = ", as far as it was searched" if any(one.interrupted for one in found.fit) else ""
+    cut = " (search interrupted)" if any(one.interrupted for one in found.fit) else ""
     return f"The largest {_name(found)} that fits{cut}"
 
 
@@ -75,7 +71,7 @@ def _heading(found: Preflight) -> str:
 
 def _answer(found: Preflight) -> Table:
     nice = ON_EACH if any(one.devices > 1 for one in found.fit) else NICE
-    columns = ("target", "largest", nice, "on each chip", "in all")
+    columns = ("target", "largest", nice, "per chip", "in total")
     notes = tuple(dict.fromkeys(_note(found, one, note) for one in found.fit for note in one.notes))
     rows = tuple(Row(tuple(_answers(found, one))) for one in found.fit)
     return Table("", columns, rows, (*notes, *_whose(found)))
@@ -84,7 +80,7 @@ def _answer(found: Preflight) -> Table:
 def _whose(found: Preflight) -> Iterator[str]:
     """One size stands for all that were compiled, in everything but the search."""
     if sizes := sizes_text(found):
-        yield f"Memory, cost and verdict are those of {sizes}."
+        yield f"Memory, cost and verdict are for {sizes}."
 
 
 def _note(found: Preflight, one: FitResult, note: str) -> str:
@@ -156,11 +152,11 @@ def _memory(point: FitPoint) -> str:
     return f": {words.needed(HbmUsage(point.needed, point.available))}"
 
 
-def _line(one: FitResult) -> Line:
+def _line(one: FitResult) -> PlotLine:
     """The numbers of a target's drawing: none where HBM was told for no size."""
     known = [point for point in one.points if point.needed is not None and point.available]
     limit = max((point.available or 0 for point in known), default=0) / _GIB
     marks = (
         Mark(point.size, (point.needed or 0) / _GIB, point.status == "fits", point.size == one.best) for point in known
     )
-    return Line(one.target, limit, tuple(sorted(marks, key=lambda mark: mark.size)))
+    return PlotLine(one.target, limit, tuple(sorted(marks, key=lambda mark: mark.size)))

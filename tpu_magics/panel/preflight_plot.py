@@ -1,8 +1,7 @@
-"""The drawing of a search: HBM against the size that was tried.
+"""The drawing of a search as inline SVG: HBM against the tried size.
 
-What lives here: numbers in, inline SVG out. What does not: what is searched (preflight/fit), and the tables beside the
-drawing (preflight_fit.py). The drawing takes its colour from the text around it. Hidden commas between its words let
-them read as a list where a front end takes the drawing away and leaves its words behind.
+It uses the colour of the surrounding text. Hidden commas between its words make a readable list where a front end
+removes the drawing and leaves the words.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tpu_magics.panel.labels import Box, Field
-from tpu_magics.panel.sections_words import AMBER, BLUE, GREEN, RED, VIOLET, say
+from tpu_magics.panel.drawing import Box, Field, svg, word
+from tpu_magics.panel.sections_words import AMBER, BLUE, GREEN, RED, VIOLET
 
 WIDE, HIGH = 560, 310
 LEFT, RIGHT, TOP, BOTTOM = 46, 16, 34, 44  # around the field of a drawing
@@ -34,7 +33,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Line:
+class PlotLine:
     """The tries of one target, and its limit in GiB."""
 
     name: str
@@ -54,7 +53,7 @@ class _Scale:
         return HIGH - BOTTOM - (HIGH - TOP - BOTTOM) * min(gib, self.top) / self.top
 
 
-def plot(lines: Sequence[Line], across: str, up: str) -> str:
+def plot(lines: Sequence[PlotLine], across: str, up: str) -> str:
     """The tries of each target as dots on a line, limits dashed. "" where nothing was measured."""
     shown = [line for line in lines if line.marks and line.limit > 0]
     if not shown:
@@ -67,12 +66,12 @@ def plot(lines: Sequence[Line], across: str, up: str) -> str:
         parts += [_limit(line, scale, colour), _path(line, scale, colour)]
         order = sorted(line.marks, key=lambda mark: mark.fits)
         parts += [_dot(mark, scale, colour, round_=index % 2 == 0) for mark in order]
-    parts += [*_names(drawn, scale), _word(up, LEFT, 14, "start", ' opacity="0.8"')]
-    parts.append(_word(across, WIDE - RIGHT, HIGH - 6, "end", ' opacity="0.8"'))
-    return _svg(parts, f"{up} against {across}")
+    parts += [*_names(drawn, scale), word(up, LEFT, 14, "start", ' opacity="0.8"')]
+    parts.append(word(across, WIDE - RIGHT, HIGH - 6, "end", ' opacity="0.8"'))
+    return svg(parts, f"{up} against {across}", WIDE, HIGH)
 
 
-def _scale(lines: Sequence[Line]) -> _Scale:
+def _scale(lines: Sequence[PlotLine]) -> _Scale:
     limit = max(line.limit for line in lines)
     highest = max(mark.needed for line in lines for mark in line.marks)
     sizes = [mark.size for line in lines for mark in line.marks]
@@ -80,8 +79,8 @@ def _scale(lines: Sequence[Line]) -> _Scale:
     return _Scale(min(max(sizes), BEYOND * fits) * 1.04, min(max(highest, limit) * 1.08, ABOVE * limit))
 
 
-def _within(line: Line, scale: _Scale) -> Line:
-    return Line(line.name, line.limit, tuple(mark for mark in line.marks if mark.size <= scale.most))
+def _within(line: PlotLine, scale: _Scale) -> PlotLine:
+    return PlotLine(line.name, line.limit, tuple(mark for mark in line.marks if mark.size <= scale.most))
 
 
 # -- axes ------------------------------------------------------------------------------------------------------------
@@ -92,14 +91,14 @@ def _levels(scale: _Scale) -> Iterator[str]:
         y = scale.y(gib)
         opacity = 0.12 if gib else 0.5
         yield f'<path d="M{LEFT} {y:.1f}H{WIDE - RIGHT}" stroke="currentColor" stroke-opacity="{opacity}"/>'
-        yield _word(f"{gib:g}", LEFT - 6, y + 4, "end")
+        yield word(f"{gib:g}", LEFT - 6, y + 4, "end")
 
 
 def _sizes(scale: _Scale) -> Iterator[str]:
     for size in _ticks(scale.most, 10):
         x = scale.x(size)
         yield f'<path d="M{x:.1f} {HIGH - BOTTOM}v4" stroke="currentColor" stroke-opacity="0.5"/>'
-        yield _word(f"{size:,.0f}" if size == int(size) else f"{size:g}", x, HIGH - BOTTOM + 17, "middle")
+        yield word(f"{size:,.0f}" if size == int(size) else f"{size:g}", x, HIGH - BOTTOM + 17, "middle")
 
 
 def _ticks(top: float, about: int) -> list[float]:
@@ -108,7 +107,7 @@ def _ticks(top: float, about: int) -> list[float]:
     return [step * index for index in range(int(top / step) + 1)]
 
 
-def _limit(line: Line, scale: _Scale, colour: str) -> str:
+def _limit(line: PlotLine, scale: _Scale, colour: str) -> str:
     y = scale.y(line.limit)
     return f'<path d="M{LEFT} {y:.1f}H{WIDE - RIGHT}" stroke="{colour}" stroke-width="1.5" stroke-dasharray="6 4"/>'
 
@@ -116,7 +115,7 @@ def _limit(line: Line, scale: _Scale, colour: str) -> str:
 # -- tries -----------------------------------------------------------------------------------------------------------
 
 
-def _path(line: Line, scale: _Scale, colour: str) -> str:
+def _path(line: PlotLine, scale: _Scale, colour: str) -> str:
     """Through all that are not cut off at the top."""
     inside = sorted((mark for mark in line.marks if mark.needed <= scale.top), key=lambda mark: mark.size)
     places = "L".join(f"{scale.x(mark.size):.1f} {scale.y(mark.needed):.1f}" for mark in inside)
@@ -136,31 +135,18 @@ def _dot(mark: Mark, scale: _Scale, colour: str, round_: bool) -> str:
     return f"{disc if round_ else square}{ring if mark.chosen else ''}"
 
 
-def _names(lines: Sequence[Line], scale: _Scale) -> Iterator[str]:
+def _names(lines: Sequence[PlotLine], scale: _Scale) -> Iterator[str]:
     """Limits by their targets, the chosen sizes, and what is above the drawing."""
     dots = [Box(scale.x(mark.size) - 6, scale.y(mark.needed) - 7, 12) for line in lines for mark in line.marks]
     field = Field(LEFT, WIDE, 2, HIGH - BOTTOM, dots)
     for line in lines:
         text, y = f"{line.name}: {line.limit:.4g} GiB", scale.y(line.limit)
         field.taken.append(Box(LEFT, y - 17, len(text) * _LETTER, 18))
-        yield _word(text, LEFT + 4, y - 5, "start")
+        yield word(text, LEFT + 4, y - 5, "start")
     for line in lines:
         for mark in sorted(line.marks, key=lambda mark: not mark.chosen):
             above = mark.needed > scale.top
             if mark.chosen or above:
                 text = f"{mark.needed:.3g} GiB" if above else f"{mark.size:,}"
                 box, _leader = field.put(text, scale.x(mark.size), scale.y(mark.needed), bold=mark.chosen)
-                yield _word(text, box.x, box.y + 11, "start", ' font-weight="600"' if mark.chosen else "")
-
-
-def _word(text: str, x: float, y: float, anchor: str, more: str = "") -> str:
-    shown = f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{say(text)}</text>'
-    return f'{shown}<text visibility="hidden">, </text>'
-
-
-def _svg(parts: Sequence[str], label: str) -> str:
-    return (
-        f'<svg viewBox="0 0 {WIDE} {HIGH}" width="{WIDE}" height="{HIGH}" role="img" aria-label="{say(label)}" '
-        'fill="currentColor" font-family="system-ui,sans-serif" font-size="12" '
-        f'style="max-width:100%;height:auto;color:inherit">{"".join(parts)}</svg>'
-    )
+                yield word(text, box.x, box.y + 11, "start", ' font-weight="600"' if mark.chosen else "")

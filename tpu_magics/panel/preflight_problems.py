@@ -1,8 +1,4 @@
-"""What stands in the way: a program that does not fit, is refused, or changes with each step; values that read zero.
-
-What lives here: these as facts of label, state, sentences and what to do. What does not: rendering (preflight.py), and
-the verdict (preflight_verdict.py).
-"""
+"""The problems of a preflight: a program that does not fit, is refused or changes in each step; reads of zero."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ _TEXT = 800  # characters of what the compiler says
 
 
 def problems(found: Preflight) -> tuple[Fact, ...]:
-    """What stops a training first."""
+    """What stops a training comes first."""
     return (*_targets(found.results), *_traces(found.results), *_kept(found.results))
 
 
@@ -41,7 +37,7 @@ def _too_large(one: TargetResult) -> Fact:
             f"It needs {words.needed(memory)}, and a program on a {one.device} has {words.limit(memory.available)}."
         ]
     if one.worst is not one.steady and one.steady.status == "fits":
-        lines.append(f"That is the graph of {words.sync(one, one.worst)}; that of {words.sync(one, one.steady)} fits.")
+        lines.append(f"This is the graph of {words.sync(one, one.worst)}; that of {words.sync(one, one.steady)} fits.")
     lines += [_large(one)] if one.worst.buffers else []
     lines.append(f"What to do: {_less(one)}")
     return Fact(one.name, tuple(lines), "broken", "does not fit")
@@ -54,7 +50,7 @@ def _large(one: TargetResult) -> str:
 
 
 def _less(one: TargetResult) -> str:
-    """The cures that are left."""
+    """The fixes that are left."""
     bf16 = [] if (one.bf16_share and one.bf16_share > 0.9) or "bf16" in one.traced.precision else ["--precision bf16"]
     ways = ["a smaller batch (--fit NAME finds the largest)", *bf16, "gradient checkpointing", "shorter sequences"]
     return f"{', '.join(ways[:-1])} or {ways[-1]}."
@@ -62,27 +58,27 @@ def _less(one: TargetResult) -> str:
 
 def _refused(one: TargetResult) -> Fact:
     places = [f"{refused.op}{_at(words.place_text(refused.place))}: {refused.text}" for refused in one.worst.refused]
-    lines = [cut(text, _TEXT) for text in places[:SHOWN]] or ["The compiler does not take the program."]
+    lines = [cut(text, _TEXT) for text in places[:SHOWN]] or ["The compiler refused the program."]
     if one.worst.error:
         lines.append(f"The compiler says: {cut(' '.join(one.worst.error.split()), _TEXT)}")
     return Fact(one.name, tuple(lines), "broken", "refused")
 
 
 def _failed(one: TargetResult) -> Fact:
-    lines = [cut(" ".join(one.worst.error.split()), _TEXT) or "The compile process ended without an answer."]
+    lines = [cut(" ".join(one.worst.error.split()), _TEXT) or "The compile process ended without a result."]
     lines += [cut(note, _TEXT) for note in one.worst.notes[:SHOWN]]
-    return Fact(one.name, tuple(lines), "warning", "no answer")
+    return Fact(one.name, tuple(lines), "warning", "no result")
 
 
 def _kept(results: Sequence[TargetResult]) -> Iterator[Fact]:
-    """Gradients that wait for the next step, told once, by the first target that has them."""
+    """Gradients that are kept until the next step, shown once, by the first target that has them."""
     kept = next((bytes_ for one in results if (bytes_ := retained_gradients(one.graph, one.steady))), None)
     if kept is not None:
         text = (
-            f"Outputs of {size(kept)} take no argument's memory, and have the shapes of parameters: gradients kept "
-            "until the next step, if the function keeps no other copies."
+            f"Outputs of {size(kept)} have the shapes of parameters and reuse no argument's memory: gradients kept "
+            "until the next step, unless the function keeps other copies."
         )
-        todo = "What to do: zero_grad(set_to_none=True) right after optimizer.step() frees them."
+        todo = "What to do: call zero_grad(set_to_none=True) right after optimizer.step() to free them."
         yield Fact("Gradients", (text, todo), "warning", "kept")
 
 
@@ -101,7 +97,7 @@ def _trace(traced: TraceResult) -> Iterator[Fact]:
     host = [one for one in traced.refused if one.kind in ("host", "custom")]
     if host:
         lines = [f"{one.op}{_at(words.place_text(one.place))}: {one.text}" for one in host[:SHOWN]]
-        todo = "What to do: write it with ops that XLA has, or move it out of the step."
+        todo = "What to do: write it with ops that XLA supports, or move it out of the step."
         yield Fact(
             "Ops", (*(cut(line, _TEXT) for line in lines), *_more(len(host)), todo), "broken", "not in the program"
         )
@@ -113,17 +109,15 @@ def _unsettled(traced: TraceResult) -> Fact:
     """Too few steps to tell, a new graph in each step, or some graphs that come again."""
     many, steps = len(traced.graphs), count(traced.syncs, "step")
     if traced.syncs < SETTLES:
-        seen = (
-            f"Only {steps} {'was' if traced.syncs == 1 else 'were'} seen, so whether later ones are alike is not known."
-        )
-        todo = f"What to do: let the function take {SETTLES} steps or more."
+        seen = f"Only {steps} traced: it is unknown whether later steps have the same graph."
+        todo = f"What to do: let the function run at least {SETTLES} steps."
         return Fact("Graph", (seen, todo), "warning", f"{steps} only")
     if many >= traced.syncs:
-        text = f"Each of {steps} had a graph of its own: on a TPU each step compiles."
+        text = f"Each of {steps} had a different graph: on a TPU each step compiles."
         return Fact("Graph", (text, *_changes(traced)), "broken", "changes in each step")
     text = (
-        f"{count(many, 'graph')} in {count(traced.syncs, 'sync')}, and no two successive steps had the same one: each "
-        "graph compiles once, and later steps may bring more."
+        f"{count(many, 'graph')} in {count(traced.syncs, 'sync')}, and no two consecutive steps had the same one: each "
+        "graph compiles once, and later steps may add more."
     )
     return Fact("Graph", (text, *_changes(traced)), "warning", "changes")
 
@@ -138,7 +132,7 @@ def _reads(traced: TraceResult) -> Fact:
     """What was read is not always zero: some values are known all the same."""
     lines = [_read(one) for one in traced.reads[:SHOWN]]
     zero = any(not one.known for one in traced.reads)
-    why = (words.READ,) if zero else ("Each follows from what the host gave the step, so its true value was taken.",)
+    why = (words.READ,) if zero else ("Each value follows from the step's inputs, so its true value was used.",)
     mark = "read zero" if zero else "read"
     return Fact("Reads", (*lines, *_more(len(traced.reads)), *why), "warning", mark)
 
@@ -146,12 +140,12 @@ def _reads(traced: TraceResult) -> Fact:
 def _read(one: HostRead) -> str:
     """The person's line; of a read inside of a library that is only where it is called from."""
     code = one.place.code if one.place and one.place.code else one.what
-    true = ", and got its true value" if one.known else ""
+    true = ", true value" if one.known else ""
     times = f"{count(one.count, 'time')}{true}"
     if one.inside is None:
         return f"{short(code, 100)}{_at(words.place_text(one.place))}, {times}"
     library = one.inside.path.partition("/")[0]
-    return f"{library} itself ({one.inside}), below {short(code, 100)}{_at(words.place_text(one.place))}, {times}"
+    return f"inside {library} ({one.inside}), called from {short(code, 100)}{_at(words.place_text(one.place))}, {times}"
 
 
 def _more(many: int) -> tuple[str, ...]:

@@ -1,8 +1,4 @@
-"""A compile in progress, as one line.
-
-What lives here: its words, and keeping a line of a terminal up to date. What does not: compiling
-(preflight/compiling.py), and displays of a notebook (magics/).
-"""
+"""The progress of a compile in one line."""
 
 from __future__ import annotations
 
@@ -14,8 +10,8 @@ from tpu_magics.panel.table import printable
 from tpu_magics.preflight.compilation import Progress
 
 _STATES = {
-    "kept": "kept from an earlier compile",
-    "starting": "the compiler starts",
+    "kept": "cached from an earlier compile",
+    "starting": "starting the compiler",
     "compiling": "compiling",
     "done": "compiled",
 }
@@ -25,7 +21,7 @@ _BAR = "display:inline-block;width:8em;height:.55em;border-radius:.3em;overflow:
 
 
 def progress_text(now: Progress) -> str:
-    """E.g. "v5litepod-8, graph 1 of 2: compiling, 12 s, about 18 s to go, the compiler holds 2.1 GiB"."""
+    """E.g. "v5litepod-8, graph 1 of 2: compiling, 12 s, about 18 s left, compiler memory 2.1 GiB"."""
     which = f", graph {now.graph + 1} of {now.count}" if now.count > 1 else ""
     return f"{printable(now.target)}{which}: {', '.join(_parts(now))}"
 
@@ -37,20 +33,20 @@ def _parts(now: Progress) -> list[str]:
     if now.state not in ("starting", "compiling"):
         return [words]
     rest = [_rest(now)] if now.state == "compiling" else []
-    held = [f"the compiler holds {size(now.resident)}"] if now.resident is not None else []
+    held = [f"compiler memory {size(now.resident)}"] if now.resident is not None else []
     return [words, clock(now.elapsed), *rest, *held]
 
 
 def _rest(now: Progress) -> str:
     if now.expected is None:
-        return "time to go not known yet"
+        return "remaining time unknown"
     if now.elapsed > now.expected:
-        return f"longer than the {clock(now.expected)} that were expected"
-    return f"about {clock(now.expected - now.elapsed)} to go"
+        return f"longer than the expected {clock(now.expected)}"
+    return f"about {clock(now.expected - now.elapsed)} left"
 
 
 def progress_html(now: Progress) -> str:
-    """The same with a bar, where it is known how long it takes. For a display that is updated."""
+    """The same with a bar, where the expected time is known. For a display that is updated."""
     text = progress_text(now)
     share = _share(now)
     if share is None:

@@ -1,33 +1,283 @@
-"""What is folded away below the figures of a preflight.
-
-What lives here: the tables of memory, buffers and trace, and the order of all, which both renderings show. What does
-not: the others (preflight_cost.py, preflight_padding.py, preflight_graphs.py), rendering them (preflight.py), and the
-figures of one look (preflight_figures.py).
-"""
+"""The topics folded below the figures of a preflight: cost, memory, buffers, padding, graphs, trace, versions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from tpu_magics.backends.lowered import HostRead
 from tpu_magics.panel import preflight_words as words
-from tpu_magics.panel.preflight_cost import cost
-from tpu_magics.panel.preflight_figures import compile_time
-from tpu_magics.panel.preflight_graphs import graphs
-from tpu_magics.panel.preflight_padding import padding
-from tpu_magics.panel.preflight_topic import Topic, across, by_target, heads
+from tpu_magics.panel.preflight_figures import compile_time, step
 from tpu_magics.panel.sections_words import (
     NOT_AVAILABLE,
     count,
     cut,
     not_available,
+    percent,
+    seconds,
     short,
     size,
 )
 from tpu_magics.panel.table import Row, Table
-from tpu_magics.preflight.compile_result import Buffer, CompileResult
+from tpu_magics.preflight.compile_result import Buffer, CompileResult, PaddedDimension
 from tpu_magics.preflight.report import Preflight, TargetResult
+from tpu_magics.preflight.roofline import LOOPS, ONE_PASS, Roofline, is_made
+
+
+@dataclass(frozen=True)
+class Topic:
+    """`summary`: the answer in a line, shown while the table is folded away."""
+
+    title: str
+    summary: str
+    table: Table
+
+
+def by_target(
+    found: Preflight, columns: Sequence[str], rows: Callable[[TargetResult], Iterable[Sequence[str]]]
+) -> tuple[tuple[str, ...], tuple[Row, ...]]:
+    """Columns and rows of all targets; their names lead where there are several."""
+    several = len(found.results) > 1
+    made = tuple(Row((*((one.name,) if several else ()), *cells)) for one in found.results for cells in rows(one))
+    return (*(("target",) if several else ()), *columns), made
+
+
+def across(found: Preflight, rows: Iterable[tuple[str, Callable[[TargetResult], str]]]) -> tuple[Row, ...]:
+    """A line for each label, with a column for each target."""
+    return tuple(Row((label, *(tell(one) for one in found.results))) for label, tell in rows)
+
+
+def heads(found: Preflight) -> tuple[str, ...]:
+    return ("", *(one.name for one in found.results))
+
+
+# -- cost -------------------------------------------------------------------------------------------------------------
+
+LEAST = (
+    "The time is an estimate, a lower bound: no chip runs at its peak all the time, and transfers between chips and "
+    "the work of the host are not included."
+)
+FLOOR = "Bytes: each argument and output moved once. Other traffic of the program could not be read."
+GUESSED = (
+    "The time is an estimate, not a bound: the amount of work depends on values at run time. Of branches, the one with "
+    "the most matmul work is counted; a loop with an unknown trip count is counted once."
+)
+MOVED = "Bytes: what the optimized program reads from and writes to HBM, without copies within the chip."
+TURN = "time of a full cycle"
+TURNS = "Where graphs alternate, FLOPs, bytes and their times are those of the last one; Graphs lists each."
+ACCESSED = "XLA's own count of bytes includes copies within the chip, some several times: it gives no bound."
+HASTE = (
+    "The time does not include dispatching a step from Python. Measured without a TPU, torch_xla 2.9 took 1.2 ms of "
+    "one core for a step of 2 linear layers with SGD, and more for larger ones; on a TPU host it was not measured."
+)
+_MOSTLY = 0.9  # bf16: what is left does not matter
+
+
+def cost(found: Preflight) -> Iterator[Topic]:
+    known = [one for one in found.results if one.roofline.seconds is not None]
+    if not known:
+        return
+    lead = known[0].roofline
+    whose = f" ({known[0].name})" if len(found.results) > 1 else ""
+    shown = [words.flops(lead.flops)] if lead.flops is not None else []
+    shown += [f"{words.traffic(lead.bytes)} of HBM"] if lead.bytes is not None else []
+    turns = any(len(one.turn) > 1 for one in found.results)
+    rows = [(label, tell) for label, tell in _ROWS.items() if turns or label != TURN]
+    table = Table("", heads(found), across(found, rows), tuple(_cost_notes(known)))
+    yield Topic("Cost of a step", f"{', '.join(shown)} on a device{whose}", table)
+
+
+def _told(name: str, tell: Callable[[Roofline], str | None]) -> Callable[[TargetResult], str]:
+    """`name`: of the field whose reason says why it is not known."""
+
+    def told(result: TargetResult) -> str:
+        return tell(result.roofline) or not_available(result.roofline.reasons.get(name, "") or words.no_cost(result))
+
+    return told
+
+
+def _of(intensity: float, ridge: float | None) -> str:
+    return f"{intensity:.3g}" + (f" (memory-bound below {ridge:.3g})" if ridge is not None else "")
+
+
+def _share(one: Roofline) -> str | None:
+    return None if one.matmul_share is None else percent(one.matmul_share)
+
+
+def _accessed(result: TargetResult) -> str:
+    value = result.steady.bytes_accessed
+    return NOT_AVAILABLE if value is None else words.traffic(value)
+
+
+def _chip(one: TargetResult) -> str:
+    return not_available(one.no_rate) if one.rate is None else _samples(one, one.rate.chip)
+
+
+def _every(one: TargetResult) -> str:
+    if one.rate is None:
+        return not_available(one.no_rate)
+    if one.rate.every is None or one.rate.batch is None:
+        return not_available(words.ONE_REPLICA)
+    return f"{_samples(one, one.rate.every)} ({'batch' if len(one.turn) == 1 else 'in a cycle'} {one.rate.batch:,})"
+
+
+def _samples(one: TargetResult, value: float) -> str:
+    slower = ", without the dispatch of steps" if one.roofline.hasty else ""
+    return f"{words.at_most(one.roofline, words.most(value))}{slower}"
+
+
+def _turn(one: TargetResult) -> str:
+    """Of the graphs that take turns, all together."""
+    if len(one.turn) < 2:
+        return words.NOTHING
+    return step(one).value + f" ({one.cost.syncs} syncs)"
+
+
+_ROWS: dict[str, Callable[[TargetResult], str]] = {
+    "FLOPs, as compiled": _told("flops", lambda one: None if one.flops is None else words.flops(one.flops)),
+    "of which matmuls and convolutions": _told("matmul_share", _share),
+    "bytes of HBM moved": _told("bytes", lambda one: None if one.bytes is None else words.traffic(one.bytes)),
+    "bytes by XLA's own count": _accessed,
+    "FLOPs per byte": _told("memory", lambda one: None if one.intensity is None else _of(one.intensity, one.ridge)),
+    "time by FLOPs": _told(
+        "compute", lambda one: None if one.compute is None else words.at_least(one, seconds(one.compute))
+    ),
+    "time by bytes": _told(
+        "memory", lambda one: None if one.memory is None else words.at_least(one, seconds(one.memory))
+    ),
+    TURN: _turn,
+    "samples/s per chip": _chip,
+    "samples/s in total": _every,
+}
+
+
+def _cost_notes(known: Sequence[TargetResult]) -> Iterator[str]:
+    yield from dict.fromkeys(LEAST if one.roofline.least else GUESSED for one in known)
+    if any(one.steady.loops for one in known):
+        yield LOOPS
+    if any(one.bf16_share is not None and one.bf16_share < _MOSTLY for one in known):
+        yield ONE_PASS
+    floor = any(one.roofline.counted == "arguments" for one in known)
+    if any(len(one.turn) > 1 for one in known):
+        yield TURNS
+    yield FLOOR if floor else MOVED
+    if any(one.steady.bytes_accessed is not None for one in known):
+        yield ACCESSED
+    if any(one.roofline.hasty for one in known):
+        yield HASTE
+
+
+# -- padding ----------------------------------------------------------------------------------------------------------
+
+DIMENSIONS = 6
+TILES = (
+    "In memory the innermost dimension is padded to a multiple of 128, and the next one to one of 8 (bf16: 16). The "
+    "compiler chooses which dimension is innermost."
+)
+
+
+@dataclass(frozen=True)
+class _Lost:
+    dimension: str
+    wasted: int
+    buffers: str = ""
+    example: str = ""
+
+
+def padding(found: Preflight) -> Iterator[Topic]:
+    columns, rows = by_target(
+        found, ("dimension", "wasted", "of the HBM in use", "buffers", "for example"), _dimensions
+    )
+    if not rows:
+        return
+    lead = next(one for one in found.results if _lost(one))
+    worst, all_ = _lost(lead)[0], sum(one.wasted for one in _lost(lead))
+    whose = f" ({lead.name})" if len(found.results) > 1 else ""
+    share = percent(_part(worst.wasted, lead))
+    text = f"{size(all_)}, largest part {worst.dimension}: {share} of the HBM in use{whose}"
+    yield Topic("Padding of tiles", text, Table("", columns, rows, (TILES,)))
+
+
+def _lost(result: TargetResult) -> list[_Lost]:
+    """What the padding adds up to: the dimensions that waste most, and the rest in one."""
+    found = result.steady.padding
+    if found is None or not is_made(result.steady) or found.padded <= found.plain:
+        return []
+    most = sorted(found.dimensions, key=lambda one: -one.wasted)[:DIMENSIONS]
+    told = [_Lost(_dimension(one), one.wasted, f"{one.buffers:,}", short(one.example, 60)) for one in most]
+    rest = found.padded - found.plain - sum(one.wasted for one in most)
+    return [*told, *((_Lost("others", rest),) if rest > 0 else ())]
+
+
+def _dimensions(result: TargetResult) -> Iterator[tuple[str, ...]]:
+    for one in _lost(result):
+        yield one.dimension, size(one.wasted), percent(_part(one.wasted, result)), one.buffers, one.example
+
+
+def _dimension(one: PaddedDimension) -> str:
+    """ "hidden 100 -> 128"."""
+    name = f"{short(one.name, 40)} " if one.name else ""
+    return f"{name}{one.size:,} → {one.padded:,}"
+
+
+def _part(wasted: int, result: TargetResult) -> float:
+    """Of the HBM that is in use at the program's fullest point."""
+    found = result.steady.padding
+    return wasted / found.padded if found and found.padded else 0.0
+
+
+# -- graphs -----------------------------------------------------------------------------------------------------------
+
+
+def graphs(found: Preflight) -> Iterator[Topic]:
+    if all(len(one.compiled) < 2 for one in found.results):
+        return
+    columns, rows = by_target(found, ("graph", "sync at", "result", "HBM", "FLOPs", "least time"), _each_graph)
+    lead = max(found.results, key=lambda one: len(one.traced.graphs))
+    yield Topic("Graphs", _order(lead), Table("", columns, rows))
+
+
+def _order(result: TargetResult) -> str:
+    """ "2 graphs: later steps run that of sync 2"."""
+    traced, places = result.traced, _repeated(result)
+    many = count(len(traced.graphs), "graph")
+    if not places:
+        return f"{many} in {count(traced.syncs, 'sync')}"
+    syncs = [str(traced.graphs[place].nth + 1) for place in places]
+    if len(syncs) == 1:
+        return f"{many}: later steps run that of sync {syncs[0]}"
+    those = f"those of syncs {', '.join(syncs[:-1])} and {syncs[-1]}"
+    if not result.turn:
+        return f"{many}: later steps run {those}"
+    return f"{many}: {those} alternate, over {len(result.turn)} syncs"
+
+
+def _repeated(result: TargetResult) -> list[int]:
+    """The places of the graphs that later steps run, as far as that is known."""
+    steady = [place for place, one in enumerate(result.traced.graphs) if one.steady]
+    return sorted(set(result.turn)) or (steady if result.traced.settled else [])
+
+
+def _each_graph(result: TargetResult) -> Iterator[tuple[str, ...]]:
+    for place, (graph, one) in enumerate(zip(result.traced.graphs, result.compiled, strict=True)):
+        name = f"sync {graph.nth + 1}{_later(result, place)}"
+        memory = words.used(one.memory) if one.memory else NOT_AVAILABLE
+        known = result.roofline_of(one)
+        total = NOT_AVAILABLE if known.flops is None else words.flops(known.flops)
+        least = NOT_AVAILABLE if known.seconds is None else words.at_least(known, seconds(known.seconds))
+        yield name, words.place_text(graph.site), words.STATES[one.status][0], memory, total, least
+
+
+def _later(result: TargetResult, place: int) -> str:
+    """How often the graph comes in a full turn of later steps."""
+    if place not in _repeated(result):
+        return ""
+    several = len(result.turn) > 1
+    return f"\n{result.turn.count(place)} of {len(result.turn)} later syncs" if several else "\nlater steps"
+
+
+# -- all topics -------------------------------------------------------------------------------------------------------
 
 BUFFERS, FEWEST = 8, 3
 
@@ -41,10 +291,10 @@ def topics(found: Preflight, plain: bool = False) -> tuple[Topic, ...]:
 # -- memory ----------------------------------------------------------------------------------------------------------
 
 _KINDS = {
-    "arguments": "arguments (parameters, optimiser, data)",
+    "arguments": "arguments (parameters, optimizer, data)",
     "temporaries": "temporaries (activations, gradients)",
     "outputs": "outputs",
-    "aliased": "outputs in the memory of arguments",
+    "aliased": "outputs that reuse the memory of arguments",
     "code": "code",
 }
 
@@ -113,7 +363,7 @@ def _largest(shown: int, result: TargetResult) -> Iterator[tuple[str, ...]]:
 
 
 def _shape(one: Buffer) -> str:
-    padded = f"\n{size(one.size - one.plain)} of it padding" if one.size > 1.02 * one.plain else ""
+    padded = f"\n{size(one.size - one.plain)} of padding" if one.size > 1.02 * one.plain else ""
     return f"{short(one.shape, 60)}{padded}"
 
 
@@ -131,8 +381,8 @@ def _trace(found: Preflight) -> Iterator[Topic]:
     ]
     rows += [Row(("graph changed", f"{cause}: {short(text, 300)}", "")) for cause, text in traced.changes]
     if rows:
-        parts = [count(len(traced.reads), "read") + " by the host"] if traced.reads else []
-        parts += [count(len(traced.refused), "op") + " outside of the program"] if traced.refused else []
+        parts = [count(len(traced.reads), "device-to-host read")] if traced.reads else []
+        parts += [count(len(traced.refused), "op") + " outside the program"] if traced.refused else []
         parts += [count(len(traced.changes), "change") + " of the graph"] if traced.changes else []
         note = words.READ if any(not one.known for one in traced.reads) else ""
         yield Topic("Trace", ", ".join(parts), Table("", ("", "what", "line"), tuple(rows), (note,) if note else ()))

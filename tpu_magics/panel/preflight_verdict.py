@@ -1,8 +1,4 @@
-"""The verdict of a preflight: does the step suit a TPU?
-
-What lives here: verdicts of several targets as one, in words and HTML. What does not: coming to them
-(preflight/judge.py).
-"""
+"""The verdict of a preflight: does the step suit a TPU?"""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ SIDES = {True: "✓ for", False: "✗ against", None: "· neither"}
 
 
 @dataclass(frozen=True)
-class Line:
+class VerdictLine:
     """A reason of one or several targets. `side`: for, against or neither; `todo`: what would change it."""
 
     side: str
@@ -51,7 +47,7 @@ def verdict_text(found: Preflight, width: int) -> Iterator[str]:
     yield plain.to_text(Table("", None, (), (not_told(found),)), width)
 
 
-def _row(one: Line) -> list[str]:
+def _row(one: VerdictLine) -> list[str]:
     more = f" {small(one.todo)}" if one.todo else ""
     return [f'<b style="white-space:nowrap">{say(one.side)}</b>', f"{say(one.text).replace(' %', '&nbsp;%')}{more}"]
 
@@ -77,7 +73,7 @@ def _because(same: Sequence[TargetResult]) -> str:
 # -- reasons ---------------------------------------------------------------------------------------------------------
 
 
-def lines(found: Preflight) -> Iterator[Line]:
+def lines(found: Preflight) -> Iterator[VerdictLine]:
     """What decides first, then against, neither, for. Targets that differ in a number share a line."""
     groups: dict[Reason, dict[str, str]] = {}
     for one in found.results:
@@ -87,7 +83,7 @@ def lines(found: Preflight) -> Iterator[Line]:
         whose = "" if len(numbers) == len(found.results) else f"{', '.join(numbers)}: "
         done = found.fit and (reason.good or "--fit" in reason.todo)
         text = replace(reason, number=_numbers(numbers)).sentence
-        yield Line(SIDES[reason.good], f"{whose}{text}", "" if done else reason.todo)
+        yield VerdictLine(SIDES[reason.good], f"{whose}{text}", "" if done else reason.todo)
 
 
 def _numbers(numbers: Mapping[str, str]) -> str:
@@ -102,5 +98,5 @@ def _order(reason: Reason) -> int:
 
 
 def not_told(found: Preflight) -> str:
-    """What a verdict cannot know."""
-    return f"What no program tells: {'; '.join(found.results[0].verdict.unknown)}."
+    """What a verdict does not cover."""
+    return f"Not visible in the program: {'; '.join(found.results[0].verdict.unknown)}."

@@ -1,8 +1,4 @@
-"""How a preflight puts its findings into words.
-
-What lives here: sizes, states, rates and places, as text. What does not: the figures of one look
-(preflight_figures.py), tables and HTML (preflight*.py).
-"""
+"""Sizes, states, rates and places of a preflight, in words."""
 
 from __future__ import annotations
 
@@ -28,25 +24,25 @@ STATES = {
     "fits": ("✓ fits", GREEN),
     "too-large": ("✗ too large", RED),
     "refused": ("✗ refused", RED),
-    "failed": ("! no answer", AMBER),
+    "failed": ("! no result", AMBER),
 }
-ONE_REPLICA = "the program is that of one replica"
+ONE_REPLICA = "the program of one replica"
 NOTHING = "-"  # in the place of a figure whose reason stands beside it
 _GIB = 2**30
-_CLOSE = 0.02  # of the limit: sizes this near to it are told exactly
+_CLOSE = 0.02  # of the limit: sizes this close to it are shown exactly
 _DECIMALS = (2, 3, 4, 6)
 READ = (
-    "No step is executed: what the host reads is zero, where nothing else is said of it, and a branch on such a value "
-    "went as for zero."
+    "No step is executed: a device-to-host read gives zero unless noted, and a branch on such a value takes the path "
+    "for zero."
 )
-HASTY = "starting a step from Python takes longer"
+HASTY = "dispatching a step from Python takes longer"
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------
 
 
 def limit(available: int) -> str:
-    """What there is, as it is written in tables of chips: "15.75 GiB", "95 GiB"."""
+    """The available memory, as tables of chips write it: "15.75 GiB", "95 GiB"."""
     return f"{available / _GIB:.2f}".rstrip("0").rstrip(".") + " GiB" if available >= _GIB else size(available)
 
 
@@ -78,7 +74,7 @@ def used(memory: HbmUsage) -> str:
 def headroom(memory: HbmUsage) -> str:
     """ "29 % free", "168 GiB too much"."""
     if not memory.available:
-        return not_available("this chip's HBM is not known")
+        return not_available("unknown HBM of this chip")
     free = memory.available - memory.needed
     return f"{percent(free / memory.available)} free" if free >= 0 else f"{_gib(-free)} too much"
 
@@ -91,11 +87,11 @@ def sync(result: TargetResult, one: CompileResult) -> str:
 def why_none(one: CompileResult) -> str:
     """Why there is nothing known of a program."""
     reasons = {
-        "refused": "the compiler refuses it",
-        "failed": "the compiler gave no answer",
+        "refused": "the compiler refused it",
+        "failed": "no result from the compiler",
         "too-large": "no program was made",
     }
-    return reasons.get(one.status, next(iter(one.notes), "the compiler did not tell"))
+    return reasons.get(one.status, next(iter(one.notes), "not reported by the compiler"))
 
 
 # -- cost ------------------------------------------------------------------------------------------------------------

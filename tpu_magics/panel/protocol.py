@@ -1,10 +1,7 @@
-"""The comm `tpu_magics`: what all its messages have, and the first one.
+"""The comm `tpu_magics`: its names and versions, and its first message.
 
-What lives here: names, versions and the greeting, which `%load_ext` sends: so this module imports next to nothing. What
-does not: the other messages (messages.py), and what front ends ask (wishes.py).
-
-Each message is an object with `protocol`, `v`, `type` and its fields. What a front end asks has a `request`, a text of
-its own, which comes back with the answer; `request` is None in what was not asked for.
+`%load_ext` sends it, so this module imports next to nothing. Each message is an object with `protocol`, `v`, `type` and
+its fields. A request of a front end has an id in `request`, which its answer repeats; other messages have None there.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ MIME_TYPE = "application/vnd.tpu-magics.run+json"
 
 
 @dataclass(frozen=True)
-class Host:
+class KernelHost:
     """Where this kernel trains, in words. `chips`: None where they are not known."""
 
     title: str
@@ -37,7 +34,7 @@ class HelloMessage:
     type: ClassVar[str] = "hello"
     version: str
     python_v: int
-    host: Host | None
+    host: KernelHost | None
     run: str | None
     live: bool
     answers: bool

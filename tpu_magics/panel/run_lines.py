@@ -1,8 +1,4 @@
-"""A run in a line, for long lists.
-
-What lives here: the few facts of a run that its run.json and the end of its records tell, so that two hundred runs are
-listed at once. What does not: all that can be said of one (runs/summary.py).
-"""
+"""A run in one line, for long lists: only run.json and the end of the records are read."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import time
 from pathlib import Path
 
 from tpu_magics.panel.messages import RunLine
-from tpu_magics.panel.model_info import told_seconds
+from tpu_magics.panel.model_info import as_seconds
 from tpu_magics.runs.events import Compile, End, Event, Steps, from_line, only
 from tpu_magics.runs.files import LIVE, open_record
 from tpu_magics.runs.reader import Run
@@ -24,7 +20,7 @@ _kept: dict[Path, tuple[tuple[int, int], RunLine]] = {}  # of ended runs, and wh
 
 
 def run_line(run: Run) -> RunLine:
-    """What is known of it; counts are those of rank 0. A run that has ended is read once."""
+    """The line of a run, with the counts of rank 0. A run that has ended is read once."""
     written = _written(run.info_path)
     known = _kept.get(run.path)
     if known is not None and known[0] == written:
@@ -49,7 +45,7 @@ def _written(path: Path) -> tuple[int, int] | None:
 def _read(run: Run) -> RunLine:
     info = run.info
     status, created = run_status(info), run_created(info, run.id)
-    seconds = told_seconds(info.get("seconds"))
+    seconds = as_seconds(info.get("seconds"))
     if seconds is None and status in LIVE and created is not None:
         seconds = max(0.0, time.time() - created)
     steps, compiles, recompiles = _counts(run.events_path(0))

@@ -1,8 +1,4 @@
-"""Runs as tables: what %tpu_runs and the text summary show.
-
-What lives here: which facts of a run are shown, and in which words. What does not: reading them (runs/), rendering
-(table.py). What was not measured reads "not available" with the reason, never zero.
-"""
+"""Runs as tables, for %tpu_runs and the text summary. What was not measured is n/a with the reason, never zero."""
 
 from __future__ import annotations
 
@@ -43,7 +39,7 @@ def compare_table(runs: Sequence[Run]) -> Table:
     names = [summary.name for summary in summaries]
     headings = names if len(set(names)) == len(names) else [summary.id for summary in summaries]
     rows = tuple(Row((label, *cells, "≠" if len(set(cells)) > 1 else "")) for label, cells in _compared(summaries))
-    notes = ("≠ marks what differs. Steps, compiles and values are those of rank 0.",)
+    notes = ("≠ marks differences. Steps, compiles and values are those of rank 0.",)
     return Table("Runs side by side", ("", *headings, ""), rows, notes)
 
 
@@ -59,9 +55,9 @@ def summary_table(run: Run) -> Table:
 
 
 def plain_summary(run: Run) -> str:
-    """What two runs of the same notebook have in common: no times, ids, paths or measured sizes."""
+    """What is equal in two runs of the same notebook: no times, ids, paths or measured sizes."""
     summary = run.summary()
-    cut_short = "" if summary.complete else f"{NOT_AVAILABLE} (rank 0 did not come to its end)"
+    cut_short = "" if summary.complete else f"{NOT_AVAILABLE} (rank 0 did not finish)"
     lines = (
         ("status", summary.status),
         ("ranks", " ".join([str(len(summary.ranks)), *_kind(run)])),
@@ -97,14 +93,14 @@ def _run_cells(summary: RunSummary) -> tuple[str, ...]:
 
 def _runs_notes(summaries: Sequence[RunSummary]) -> Iterator[str]:
     if not summaries:
-        yield "There is no run here yet. %%tpu_train makes one."
+        yield "No runs here yet. %%tpu_train starts one."
         return
     if any(summary.steps is None for summary in summaries):
-        yield f"Steps are {NOT_AVAILABLE} where rank 0 left no record of them."
+        yield f"Steps are {NOT_AVAILABLE} where rank 0 recorded none."
     if any(summary.seconds is None for summary in summaries):
-        yield f"Seconds are {NOT_AVAILABLE} where the run's run.json is missing or torn."
+        yield f"Seconds are {NOT_AVAILABLE} where run.json is missing or incomplete."
     if any(summary.status == "lost" for summary in summaries):
-        yield "lost: the kernel that ran it is gone, and the run with it."
+        yield "lost: the kernel of this run has ended, and the run with it."
 
 
 def _last_value(summary: RunSummary) -> str:
@@ -125,13 +121,13 @@ def _compared(summaries: Sequence[RunSummary]) -> Iterator[tuple[str, list[str]]
         yield f"peak memory, rank {rank}", [_peak(summary, rank) for summary in summaries]
     for name in dict.fromkeys(name for summary in summaries for name in summary.values):
         yield f"last {_short(name)}", _distinct([summary.values.get(name) for summary in summaries])
-    yield "models that came home", [", ".join(summary.models) or "none" for summary in summaries]
+    yield "updated in the notebook", [", ".join(summary.models) or "none" for summary in summaries]
     if any(summary.failure for summary in summaries):
         yield "failure", [_failure(summary, "what") or "none" for summary in summaries]
 
 
 def _distinct(values: Sequence[Value | None]) -> list[str]:
-    """Values as short as they can be while different ones still read differently."""
+    """Values, as short as possible while different ones stay different."""
     cells = [_NOT_LOGGED if value is None else _value(value) for value in values]
     if len(set(cells)) == len(set(values)):
         return cells
@@ -150,7 +146,7 @@ def _summary_rows(summary: RunSummary, kind: Sequence[str]) -> Iterator[Row]:
     for name, value in summary.values.items():
         yield Row((f"last {_short(name)}", _value(value)))
     if summary.models:
-        yield Row(("models that came home", ", ".join(summary.models)))
+        yield Row(("updated in the notebook", ", ".join(summary.models)))
 
 
 def _failure_rows(summary: RunSummary) -> Iterator[Row]:
@@ -166,7 +162,7 @@ def _failure_rows(summary: RunSummary) -> Iterator[Row]:
 def _when(summary: RunSummary) -> str:
     """In local time."""
     if summary.created is None:
-        return f"{NOT_AVAILABLE} (its run.json is missing or torn)"
+        return f"{NOT_AVAILABLE} (run.json is missing or incomplete)"
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(summary.created))
     except (ValueError, OverflowError, OSError):
@@ -179,7 +175,7 @@ def _status(summary: RunSummary) -> str:
 
 def _seconds(summary: RunSummary) -> str:
     if summary.seconds is None:
-        return f"{NOT_AVAILABLE} (its run.json is missing or torn)"
+        return f"{NOT_AVAILABLE} (run.json is missing or incomplete)"
     return f"{summary.seconds:,.1f}{' so far' if summary.status in LIVE else ''}"
 
 
@@ -189,7 +185,7 @@ def _ranks(summary: RunSummary) -> str:
 
 def _steps(summary: RunSummary) -> str:
     if summary.steps is None:
-        return f"{NOT_AVAILABLE} (rank 0 left no record of them)"
+        return f"{NOT_AVAILABLE} (rank 0 recorded none)"
     return f"{summary.steps:,}"
 
 
@@ -218,8 +214,8 @@ def _compiling(summary: RunSummary) -> str:
 
 def _why_no_compiles(summary: RunSummary) -> str:
     if summary.complete:
-        return "the runtime did not tell"
-    return "counted when rank 0 ends" if summary.status in LIVE else "rank 0 did not come to its end"
+        return "not reported by the runtime"
+    return "counted when rank 0 ends" if summary.status in LIVE else "rank 0 did not finish"
 
 
 def _peak(summary: RunSummary, rank: int) -> str:
@@ -230,7 +226,7 @@ def _peak(summary: RunSummary, rank: int) -> str:
 
 def _peaks(summary: RunSummary) -> str:
     ranks = sorted({*summary.ranks, *summary.peak_memory})
-    return "\n".join(f"rank {rank}: {_peak(summary, rank)}" for rank in ranks) or f"{NOT_AVAILABLE} (no worker began)"
+    return "\n".join(f"rank {rank}: {_peak(summary, rank)}" for rank in ranks) or f"{NOT_AVAILABLE} (no worker started)"
 
 
 def _failure(summary: RunSummary, key: str) -> str:

@@ -1,13 +1,11 @@
-"""A run as the parts of its panel, each a piece of HTML.
+"""A run as the parts of its panel, each a piece of HTML, in their order.
 
-What lives here: which parts there are, in which order. What does not: their words (sections_*.py), and who puts them
-where: a page (page.py) or widgets (widget.py). The same view always gives the same strings, so that only a part that
-changed need be sent.
+The same view always gives the same strings, so that a live panel sends only the parts that changed.
 """
 
 from __future__ import annotations
 
-from tpu_magics.panel.findings import folded, told_in_run
+from tpu_magics.panel.findings import folded, recorded_finding
 from tpu_magics.panel.model_view import RunView
 from tpu_magics.panel.sections_compiles import compile_row, compiles_html, reads_html
 from tpu_magics.panel.sections_header import facts_html, header_html
@@ -17,7 +15,7 @@ from tpu_magics.panel.sections_rehearsal import rehearsal_html
 
 def _rules_html(view: RunView) -> str:
     """What the rules said of the code before the run, folded."""
-    return folded([told_in_run(one) for one in view.findings])
+    return folded([recorded_finding(one) for one in view.findings])
 
 
 _SECTIONS = (

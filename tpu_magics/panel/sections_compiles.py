@@ -1,8 +1,4 @@
-"""Every compile: one line each that unfolds, and the causes together.
-
-What lives here: compiles, and the values that the host read, in words and as HTML. What does not: finding causes
-(backends/), the head of the panel (sections_header.py).
-"""
+"""The compiles, one row each, their causes together, and the device-to-host reads."""
 
 from __future__ import annotations
 
@@ -14,6 +10,7 @@ from tpu_magics.panel.sections_rehearsal import counted_as
 from tpu_magics.panel.sections_words import (
     AMBER,
     GREY,
+    NOT_AVAILABLE,
     Fact,
     chip,
     code,
@@ -38,8 +35,8 @@ from tpu_magics.runs.events import Compile, Metrics, Read, Transfer
 
 TRIGGERS = {
     "sync": "the end of a step",
-    "loader": "the loader, which ends a step with each batch",
-    "read": "a value that the host read",
+    "loader": "the data loader, which ends a step with each batch",
+    "read": "a device-to-host read",
     "finish": "the end of the function",
     "library": "a library's own sync",
 }
@@ -70,14 +67,14 @@ def compiles_summary(view: RunView) -> str:
 
 
 def cause_cells(each: CauseCount) -> tuple[str, ...]:
-    """A cause at a line: times, cause, line, what to change."""
+    """A cause at a line: times, cause, line, fix."""
     newest = each.newest
     spent = f" ({seconds(each.seconds)})" if each.seconds else ""
     advice = short(newest.fix or newest.text or why(newest), 300)
     return (f"{each.count:,}{spent}", short(newest.cause or "unknown", 30), place(newest.site), advice)
 
 
-CAUSE_COLUMNS = ("recompiles", "cause", "line", "what to change")
+CAUSE_COLUMNS = ("recompiles", "cause", "line", "fix")
 
 
 def compiles_html(view: RunView) -> str:
@@ -113,14 +110,14 @@ def _summary(entry: CompileEntry, lead: int) -> str:
 
 
 def compile_seconds(graph: Compile) -> str:
-    return "time not available" if graph.seconds is None else seconds(graph.seconds)
+    return f"time {NOT_AVAILABLE}" if graph.seconds is None else seconds(graph.seconds)
 
 
 def short_difference(graph: Compile) -> str:
-    """What differs, in a few words; of a first compile what there is to say."""
+    """What differs, in a few words; of a first compile its part or note."""
     more = len(graph.difference) - 1
-    told = graph.part or graph.text
-    first = short(graph.difference[0], 100) if graph.difference and not graph.expected else short(told, 100)
+    note = graph.part or graph.text
+    first = short(graph.difference[0], 100) if graph.difference and not graph.expected else short(note, 100)
     return f"{first} (and {more} more)" if more > 0 else first
 
 
@@ -136,9 +133,9 @@ def _body(entry: CompileEntry) -> Iterator[str]:
     elif graph.recompile:
         yield paragraph("Cause:", say(cause_name(graph)))
     if graph.fix:
-        yield paragraph("What to change:", say(short(graph.fix, 400)))
+        yield paragraph("Fix:", say(short(graph.fix, 400)))
     if graph.difference:
-        against = "" if graph.nearest is None else f" from [{graph.site.id}/{graph.nearest}]"
+        against = "" if graph.nearest is None else f" from #{graph.nearest}"
         yield paragraph(f"Difference{against}:", _list([short(each, 200) for each in graph.difference], _DIFFERENCES))
     yield paragraph("Inputs:", _list([shape(one) for one in graph.inputs], _INPUTS) or say("none from the host"))
     yield paragraph("Program memory:", say(program_memory(graph.memory)))
@@ -154,20 +151,21 @@ def program_memory(memory: Mapping[str, int] | None) -> str:
     """Bytes of the compiled program by use."""
     known = [(str(use), used) for use, used in (memory or {}).items() if isinstance(used, int)]
     if not known:
-        return not_available("the runtime does not tell")
+        return not_available("not reported by the runtime")
     return ", ".join(f"{short(use, 30)} {size(used)}" for use, used in known[:10])
 
 
 def _rest(entry: CompileEntry) -> Iterator[str]:
     graph = entry.compile
     yield f"rank {entry.rank}"
+    yield f"site {graph.site.id}"
     yield f"after {count(graph.step, 'step')}"
     if graph.trigger:
-        yield f"run by {TRIGGERS.get(graph.trigger, short(graph.trigger, 40))}"
+        yield f"triggered by {TRIGGERS.get(graph.trigger, short(graph.trigger, 40))}"
     if graph.host_collective:
-        before = ", all of them compiled before" if graph.seconds == 0 else ""
+        before = ", all compiled before" if graph.seconds == 0 else ""
         pieces = f"{count(graph.pieces, 'piece')}{before}"
-        yield f"cut by collectives on the host in {pieces}; a TPU compiles it as one graph"
+        yield f"split by host collectives into {pieces}; a TPU compiles it as one graph"
     if graph.graph:
         yield f"graph {short(graph.graph, 40)}"
 
@@ -176,11 +174,11 @@ def _rest(entry: CompileEntry) -> Iterator[str]:
 
 
 def read_cells(one: Transfer | Read) -> tuple[str, ...]:
-    """A line that read values: times, line, what it does, what to change."""
+    """A line that reads from the device: times, line, code, effect, fix."""
     if isinstance(one, Transfer):
-        text, fix = one.text or "it cut the graph in the middle of a step", one.fix
+        text, fix = one.text or "splits the step's graph", one.fix
     else:
-        text, fix = "read after its step: it waits, and cuts nothing", ""
+        text, fix = "device-to-host sync after the step", ""
     spent = f" ({seconds(one.seconds)})" if one.seconds > 0 else ""
     return (
         f"{one.count:,}{spent}",
@@ -192,10 +190,10 @@ def read_cells(one: Transfer | Read) -> tuple[str, ...]:
 
 
 def reads_html(view: RunView) -> str:
-    """Reads that cut a step first, then the harmless ones, operations on the host, the cache."""
+    """Reads that split a step's graph first, then the harmless ones, operations on the host, the cache."""
     shown: list[Transfer | Read] = [*view.transfers, *view.reads]
     rows = (_read_row(one) for one in shown[:_READS])
-    parts = [title("Values that the host read") + table(("reads", "line", ""), rows)] if shown else []
+    parts = [title("Device-to-host reads") + table(("reads", "line", ""), rows)] if shown else []
     if len(shown) > _READS:
         parts.append(small(f"and {len(shown) - _READS:,} more lines"))
     facts = list(runtime_facts(view))
@@ -205,22 +203,21 @@ def reads_html(view: RunView) -> str:
 def _read_row(one: Transfer | Read) -> tuple[str, ...]:
     times, where, line, text, fix = read_cells(one)
     shown = chip(f"! {times}", AMBER) if isinstance(one, Transfer) else say(times)
-    advice = f"<br><b>What to change:</b> {say(fix)}" if fix else ""
+    advice = f"<br><b>Fix:</b> {say(fix)}" if fix else ""
     return shown, f"{whole(where)}<br>{code(line) if line else ''}", f"{say(text)}{advice}"
 
 
 def runtime_facts(view: RunView) -> Iterator[Fact]:
-    """Operations that the host ran because XLA has none, the persistent cache, reports of the runtime's metrics."""
+    """Operations that ran on the host because XLA does not support them, the persistent cache, metrics reports."""
     if view.fallbacks:
         ops = [f"{short(each.op, 60)} ({each.count:,})" for each in view.fallbacks[:_READS]]
         left = len(view.fallbacks) - _READS
         text = ", ".join(ops) + (f", and {left:,} more" if left > 0 else "")
-        yield Fact("Run on the host", (f"{text}: XLA does not have these operations.",), "warning", "slow")
+        yield Fact("Run on the host", (f"{text}: XLA does not support these operations.",), "warning", "slow")
     if view.cache is not None:
         cache = view.cache
-        found = (
-            f"{count(cache.hits, 'hit')}, {count(cache.misses, 'compile')} not found in it: {short(cache.path, 200)}"
-        )
+        misses = f"{cache.misses:,} miss{'' if cache.misses == 1 else 'es'}"
+        found = f"{count(cache.hits, 'hit')}, {misses}: {short(cache.path, 200)}"
         text = short(cache.text, 300)
         yield Fact("Compile cache", tuple(line for line in (text, found if cache.path or not text else "") if line))
     if view.metrics is not None:
@@ -228,18 +225,18 @@ def runtime_facts(view: RunView) -> Iterator[Fact]:
 
 
 def _report(metrics: Metrics, rehearsed: bool) -> Fact:
-    """The newest report that a library asked of the runtime (debug="tpu_metrics_debug")."""
+    """The newest report of the runtime's metrics (debug="tpu_metrics_debug")."""
     counted = (
         ("compiles", metrics.compiles, metrics.compile_seconds),
         ("executions", metrics.executions, metrics.execute_seconds),
     )
-    told = [
+    counts = [
         f"{name} {number:,}{f' ({seconds(spent)})' if spent is not None else ''}"
         if number is not None
-        else f"{name} {not_available('none was measured')}"
+        else f"{name} {not_available('not measured')}"
         for name, number, spent in counted
     ]
     made = count(metrics.number + 1, "report")
-    file = f"{made}, the newest in {short(metrics.file, 200)}" if metrics.file else f"{made}, which could not be kept"
-    pieces = ", each piece for itself" if rehearsed else ""
-    return Fact("Metrics report", (f"{file}: {', '.join(told)}, as the runtime counts them{pieces}.",))
+    file = f"{made}, the newest in {short(metrics.file, 200)}" if metrics.file else f"{made}, not saved"
+    pieces = ", each piece separately" if rehearsed else ""
+    return Fact("Metrics report", (f"{file}: {', '.join(counts)}, counted by the runtime{pieces}.",))

@@ -1,9 +1,6 @@
-"""The head of the panel: is it compiling or training, why did it compile again, is bf16 on, will memory last?
+"""The head of the panel: state, figures, the newest recompile, precision, memory.
 
-What lives here: which facts answer that, in words, and the head's HTML. What does not: the list of compiles
-(sections_compiles.py) and all that is unfolded below.
-
-The head has the same lines from its first second to its last, so that nothing jumps while it is looked at.
+It has the same lines from the first second to the last, so that nothing moves.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tpu_magics.panel.charts import sparkline
-from tpu_magics.panel.model_view import COMPILING, HOME, STARTING, TRAINING, Failure, RankView, RunView
+from tpu_magics.panel.model_view import COLLECTING, COMPILING, STARTING, TRAINING, RankView, RunFailure, RunView
 from tpu_magics.panel.sections_rehearsal import collectives, hosts_of, mesh_fact, where
 from tpu_magics.panel.sections_words import (
     AMBER,
@@ -48,7 +45,7 @@ STATES = {
     STARTING: ("◌", GREY),
     COMPILING: ("◐", VIOLET),
     TRAINING: ("●", BLUE),
-    HOME: ("●", BLUE),
+    COLLECTING: ("●", BLUE),
     "done": ("✓", GREEN),
     "failed": ("✗", RED),
     "timeout": ("✗", RED),
@@ -66,7 +63,7 @@ NOTHING = "-"  # in the place of a figure that is not available
 
 @dataclass(frozen=True)
 class Figure:
-    """A number that is looked at first. `beside`: what belongs to it, in small letters; `amber`: it asks for action."""
+    """A number at the top. `beside`: its note, in small letters; `amber`: it needs action."""
 
     label: str
     value: str
@@ -80,7 +77,7 @@ def header_html(view: RunView) -> str:
 
 
 def facts_html(view: RunView) -> str:
-    """What the figures do not tell."""
+    """The rows below the figures."""
     return facts_table(facts(view))
 
 
@@ -93,7 +90,7 @@ def state_text(view: RunView) -> str:
 
 
 def title_notes(view: RunView) -> str:
-    """What stands behind the state: warming up, a reason, where it runs."""
+    """The notes behind the state: warming up, a reason, where it runs."""
     return " · ".join(part for part in (view.warming_up, view.detail, where(view)) if part)
 
 
@@ -108,7 +105,7 @@ def _title(view: RunView) -> str:
 
 
 def figures(view: RunView) -> tuple[Figure, ...]:
-    """The numbers of one look, always the same ones."""
+    """The numbers at the top, always the same ones."""
     return (
         Figure("Elapsed", NOTHING, NOT_AVAILABLE) if view.elapsed is None else Figure("Elapsed", clock(view.elapsed)),
         _steps(view),
@@ -139,9 +136,9 @@ def _no_step(view: RunView) -> str:
 def _step_time(view: RunView) -> Figure:
     if view.step_seconds is None:
         return Figure(
-            "Step", NOTHING, "each one compiled" if view.compiled_steps else "no step yet" if view.live else ""
+            "Step", NOTHING, "each step compiled" if view.compiled_steps else "no step yet" if view.live else ""
         )
-    return Figure("Step", seconds(view.step_seconds), "without compiles" if view.compiled_steps else "")
+    return Figure("Step", seconds(view.step_seconds), "excluding compiles" if view.compiled_steps else "")
 
 
 def _compiles(view: RunView) -> Figure:
@@ -165,7 +162,7 @@ def _share(view: RunView) -> Figure:
 
 
 def _figures(view: RunView) -> str:
-    """Three rows: what it is, the figure, what belongs to it. A row stays where it is empty, so that nothing moves."""
+    """Three rows: label, figure, note. An empty row stays, so that nothing moves."""
     shown = figures(view)
     heads = "".join(f'<th scope="col" style="{CELL}">{say(each.label)}</th>' for each in shown)
     values = "".join(f'<td style="{CELL}">{_value(each)}</td>' for each in shown)
@@ -191,8 +188,8 @@ def _value(figure: Figure) -> str:
 
 
 def facts(view: RunView) -> Iterator[Fact]:
-    """What a look is for, each with the reason where it is not known."""
-    yield _why_again(view)
+    """The facts in their order; what is not known has its reason."""
+    yield _recompile_fact(view)
     yield precision_fact(view)
     yield memory_fact(view)
     yield hbm_fact(view)
@@ -202,28 +199,29 @@ def facts(view: RunView) -> Iterator[Fact]:
     if view.batch is not None:
         yield Fact("Effective batch", (_batch(view),))
     if view.models:
-        yield Fact("Came home", (", ".join(short(name, 60) for name in view.models[:20]),))
+        yield Fact("Updated in the notebook", (", ".join(short(name, 60) for name in view.models[:20]),))
 
 
-def _why_again(view: RunView) -> Fact:
+def _recompile_fact(view: RunView) -> Fact:
     again = [entry.compile for entry in view.compile_log if entry.compile.recompile]
     newest = next((one for one in again if not one.expected), next(iter(again), None))
     if newest is not None:
         return _explained(newest)
     if view.recompiles is None or (view.recompiles == 0 and view.compiles is None):
-        return Fact("Compiled again", (not_available(view.compiles_missing or "no compile was recorded"),))
-    nothing = "Nothing so far." if view.live else "Nothing."
-    return Fact("Compiled again", (nothing if not view.recompiles else not_available("its record is missing"),))
+        return Fact("Recompiles", (not_available(view.compiles_missing or "no compile was recorded"),))
+    none = "None so far." if view.live else "None."
+    return Fact("Recompiles", (none if not view.recompiles else not_available("its record is missing"),))
 
 
 def _explained(newest: Compile) -> Fact:
-    """Why, at which line, and what to change."""
+    """Cause, line and fix."""
     text = short(newest.text or why(newest), 400)
     where = f"{label(newest)} at {place(newest.site)}"
-    lines = [f"{where}: {text}", f"What to change: {short(newest.fix, 400)}" if newest.fix else ""]
+    prefix = "" if newest.expected else "Fix: "  # an expected one needs no action, and its text says so
+    lines = [f"{where}: {text}", f"{prefix}{short(newest.fix, 400)}" if newest.fix else ""]
     known = tuple(line for line in lines if line)
     state = "" if newest.expected else "warning"
-    return Fact("Compiled again", known, state, cause_name(newest), short(newest.site.code, 200))
+    return Fact("Recompiles", known, state, cause_name(newest), short(newest.site.code, 200))
 
 
 def cause_name(graph: Compile) -> str:
@@ -237,49 +235,47 @@ def why(graph: Compile) -> str:
 
 
 def precision_fact(view: RunView) -> Fact:
-    """What was asked and what is true."""
+    """The precision that was requested, and that of the compiled graph."""
     found = view.precision
     if found is None:
-        reason = "no compiled step was looked at yet" if view.live else "no compiled step was looked at"
+        reason = "no compiled step yet" if view.live else "no compiled step was examined"
         if view.steps and view.compiles == 0 and not view.live:
             reason = "no step was compiled in this run"
-        return Fact("Precision", (f"asked {view.asked or 'nothing'} · true: {not_available(reason)}",))
+        return Fact("Precision", (f"Requested: {view.asked or 'default'}. Actual: {not_available(reason)}",))
     source = f" ({short(found.source, 60)})" if found.source else ""
-    asked = f"asked {short(found.asked, 40) or 'nothing'}{source}"
-    lines = (f"{asked} · true: {_true(found)}", "" if found.agrees else short(found.text, 300))  # why they differ
-    state, mark = ("warning", "differs") if not found.agrees else ("ok", "as asked") if found.asked else ("", "")
+    requested = f"Requested: {short(found.asked, 40) or 'default'}{source}"
+    lines = (f"{requested}. {_actual(found)}", "" if found.agrees else short(found.text, 300))  # why they differ
+    state, mark = ("warning", "differs") if not found.agrees else ("ok", "as requested") if found.asked else ("", "")
     return Fact("Precision", tuple(line for line in lines if line), state, mark)
 
 
-def _true(found: Precision) -> str:
+def _actual(found: Precision) -> str:
+    """As the graph has it before XLA optimizes it; convolutions count as matmuls."""
     if found.share is None or not math.isfinite(found.share):
-        reason = "the runtime does not tell" if found.ops else "the graph has no matrix multiplication or convolution"
-        share = not_available(reason)
+        reason = "not reported by the runtime" if found.ops else "the graph has no matmul or convolution"
+        share = f"Actual: {not_available(reason)}"
     else:
-        ops = (
-            count(found.ops, "matrix multiplication or convolution")
-            if found.ops == 1
-            else (f"{found.ops:,} matrix multiplications and convolutions")
-        )
-        share = f"{percent(found.share)} of {ops} in bf16, before XLA optimised the graph"
+        bf16 = found.share * found.ops
+        many = f"{round(bf16):,}" if math.isfinite(bf16) else percent(found.share)
+        share = f"{many} of {count(found.ops, 'matmul')} in bf16"
     types = ", ".join(f"{short(n, 12)} {short(name, 20)}" for name, n in list(found.parameters.items())[:8])
-    return f"{share}; parameters: {types}" if types else share
+    return f"{share}. Parameters: {types}" if types else share
 
 
 def memory_fact(view: RunView) -> Fact:
     """The workers' host memory against the machine's."""
     known = [(rank, used) for rank in view.ranks if (used := used_memory(rank, view.live)) is not None]
     if not known:
-        return Fact("Host memory", (not_available("no sample yet" if view.live else "no sample was taken"),))
-    kind = "proportional" if all(_proportional(rank, view.live) for rank, _used in known) else "resident"
+        return Fact("Host memory", (not_available("no sample yet" if view.live else "no sample"),))
+    kind = "PSS" if all(_has_pss(rank, view.live) for rank, _used in known) else "RSS"
     together = sum(used for _rank, used in known)
     most, largest = max(known, key=lambda pair: pair[1])
     if len(known) == 1:
-        text = f"{size(together)} {kind}{_resident(most, view.live)}"
+        text = f"{_rss(most, view.live)}{size(together)} ({kind})"
     else:
         workers = count(len(known), "worker")
-        text = f"{workers}: {size(together)} {kind} together, most in rank {most.rank} ({size(largest)})"
-    when = "" if view.live else ", at the peak of each"
+        text = f"{workers}: {size(together)} ({kind}) in total, most in rank {most.rank} ({size(largest)})"
+    when = "" if view.live else ", peak of each worker"
     curve = sparkline(view.memory_curve, 12)
     hosts = len(hosts_of(view))
     against, state = _against(together, view.memory_total) if hosts < 2 else (f"on {hosts} hosts", "")
@@ -287,24 +283,25 @@ def memory_fact(view: RunView) -> Fact:
     return Fact("Host memory", (f"{text}{when}; {against}{over_time}",), state, _FULL[state])
 
 
-def _proportional(rank: RankView, live: bool) -> bool:
+def _has_pss(rank: RankView, live: bool) -> bool:
     return (rank.pss if live else rank.peak_pss) is not None
 
 
 def used_memory(rank: RankView, live: bool) -> int | None:
-    """What a rank's worker takes: proportional bytes where they are known, so that shared pages count once."""
+    """What a rank's worker takes: PSS where it is known, so that shared pages count once."""
     now, most = (rank.pss, rank.rss), (rank.peak_pss, rank.peak_rss)
     return next((value for value in (now if live else most) if value is not None), None)
 
 
-def _resident(rank: RankView, live: bool) -> str:
-    resident = rank.rss if live else rank.peak_rss
-    return "" if resident is None or not _proportional(rank, live) else f", {size(resident)} resident"
+def _rss(rank: RankView, live: bool) -> str:
+    """Stands before the PSS."""
+    rss = rank.rss if live else rank.peak_rss
+    return "" if rss is None or not _has_pss(rank, live) else f"{size(rss)} (RSS), "
 
 
 def _against(used: float, total: int | None) -> tuple[str, str]:
     if not total:
-        return f"the machine's total is {NOT_AVAILABLE} (run.json does not tell)", ""
+        return f"total of the machine: {not_available('not in run.json')}", ""
     share = used / total
     return f"{percent(share)} of the machine's {size(total)}", _fullness(share)
 
@@ -322,7 +319,7 @@ def hbm_fact(view: RunView) -> Fact:
     used, total = fullest.hbm_used or 0, fullest.hbm_total
     name = f"rank {fullest.rank}, the fullest of {len(known)}: " if len(known) > 1 else ""
     if not total:
-        return Fact("HBM", (f"{name}{size(used)}; total {not_available('the runtime did not tell')}",))
+        return Fact("HBM", (f"{name}{size(used)}; total {not_available('not reported by the runtime')}",))
     state = _fullness(used / total)
     return Fact("HBM", (f"{name}{size(used)} of {size(total)} ({percent(used / total)})",), state, _FULL[state])
 
@@ -331,7 +328,7 @@ def no_hbm(view: RunView) -> str:
     """Why there is no figure of HBM."""
     if view.device == CPU:
         return f"{NOT_AVAILABLE} on {CPU}"
-    return not_available("no sample yet" if view.live else "the runtime did not tell")
+    return not_available("no sample yet" if view.live else "not reported by the runtime")
 
 
 def _hbm_share(rank: RankView) -> tuple[float, int]:
@@ -344,9 +341,10 @@ def _time(view: RunView) -> str:
     known = [f"{name} {seconds(value)}" for name, value in parts if value is not None]
     missing = [name for name, value in parts if value is None]
     if not known:
-        return not_available("no record of it yet" if view.live else "no record of it")
+        return not_available("no record yet" if view.live else "no record")
     known += filter(None, [collectives(view)])
-    rest = f"; {' and '.join(missing)} {not_available('not told yet' if view.live else 'not told')}" if missing else ""
+    unknown = not_available("not reported yet" if view.live else "not reported")
+    rest = f"; {' and '.join(missing)} {unknown}" if missing else ""
     return ", ".join(known) + rest
 
 
@@ -366,8 +364,8 @@ def _batch(view: RunView) -> str:
 # -- a failure -------------------------------------------------------------------------------------------------------
 
 
-def failure_facts(failure: Failure, state: str) -> Iterator[Fact]:
-    """What happened, why, what to do. A run that somebody stopped has not failed."""
+def failure_facts(failure: RunFailure, state: str) -> Iterator[Fact]:
+    """What happened, why, what to do. A run that the user stopped has not failed."""
     mark = ("", "") if state in ("interrupted", "stopped") else ("broken", "failed")
     yield Fact("What happened", (cut(failure.what, 1_000),), *mark)
     for name, text in (("Why", failure.why), ("What to do", failure.todo)):
@@ -375,7 +373,7 @@ def failure_facts(failure: Failure, state: str) -> Iterator[Fact]:
             yield Fact(name, (cut(text, 1_000),))
 
 
-def failure_lines(failure: Failure) -> list[str]:
+def failure_lines(failure: RunFailure) -> list[str]:
     """The lines shown as they are."""
     lines = [cut(line, 300) for line in failure.details[:_DETAILS]]
     left = len(failure.details) - _DETAILS

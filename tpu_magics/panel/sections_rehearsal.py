@@ -1,8 +1,4 @@
-"""What is rehearsed: ranks on XLA:CPU, or a mesh of devices, and how far that is like a TPU.
-
-What lives here: the words for it, the time in collectives on the host, and which rank the others wait for. What does
-not: the head that shows them (sections_header.py), the table of ranks (sections_parts.py).
-"""
+"""The words of a rehearsal: ranks on XLA:CPU or a mesh of devices, and what it has in common with a TPU."""
 
 from __future__ import annotations
 
@@ -24,44 +20,44 @@ from tpu_magics.panel.sections_words import (
 )
 from tpu_magics.runs.events import Mesh
 
-APART = 0.1  # of the training time: a rank that is so much busier than the next one keeps the others waiting
+APART = 0.1  # of the training time: a rank that is so much busier than the next one is a straggler
 
 
 @dataclass(frozen=True)
-class Likeness:
-    """How far a run is like one on a TPU. `short`: in one line; `same`, `other`: one line for each thing."""
+class TpuComparison:
+    """What a rehearsal has in common with a TPU. `short`: in one line; `same`, `other`: one line for each point."""
 
     short: str
     same: tuple[str, ...]
     other: tuple[str, ...]
 
 
-RANKS = Likeness(
-    "Shards, collectives' values, weights and compiles are as on a TPU; speed and HBM are not.",
+RANKS = TpuComparison(
+    "Values, shards and compile counts match a TPU; speed and memory do not.",
     (
-        "which rank gets which part of the data, and code that depends on the rank",
-        "the values that collectives give, up to rounding, and so the weights",
-        "barriers: no rank passes before all have come",
-        "how many graphs are compiled, and why: counted as the graphs that a TPU would compile",
+        "the data of each rank, and code that depends on the rank",
+        "the results of collectives, up to rounding, and so the weights",
+        "barriers: no rank continues before all ranks have arrived",
+        "the number of compiles and their causes: graphs are counted as a TPU would compile them",
     ),
     (
-        "speed, and with it all times: the ranks share this machine's cores",
-        "HBM: what lies on a rank's device lies in host memory",
-        "collectives: the host carries them (gloo), outside the graph, which they cut in pieces",
+        "speed and all times: the ranks share this machine's cores",
+        "HBM: the data of a rank's device is in host memory",
+        "collectives: gloo runs them on the host, outside the graph, and they split the graph",
         "dist.barrier() waits here; torch_xla's does nothing",
-        "accelerate makes the ranks' random states alike on the host; on a TPU it runs a graph for that",
+        "accelerate synchronizes the random states of the ranks on the host; on a TPU it runs a graph for that",
     ),
 )
-DEVICES = Likeness(
-    "Shards, and collectives in the graph, are as on a TPU; speed and HBM are not.",
+DEVICES = TpuComparison(
+    "Shards and collectives match a TPU; speed and memory do not.",
     (
-        "which part of a tensor lies on which device",
+        "which shard of a tensor is on which device",
         "collectives: XLA puts them into the graph",
-        "how many graphs are compiled, and why",
+        "the number of compiles and their causes",
     ),
     (
-        "speed, and with it all times: the devices are parts of this machine's CPU",
-        "HBM: what lies on the devices lies in host memory",
+        "speed and all times: the devices are parts of this machine's CPU",
+        "HBM: the data of the devices is in host memory",
     ),
 )
 
@@ -101,7 +97,7 @@ def rehearsal(info: object) -> str:
 # -- what is like a TPU, and what is not -----------------------------------------------------------------------------
 
 
-def likeness(view: RunView) -> Likeness | None:
+def likeness(view: RunView) -> TpuComparison | None:
     """None where nothing is rehearsed."""
     if view.rehearsed:
         return RANKS
@@ -112,8 +108,8 @@ def likeness_facts(view: RunView) -> Iterator[Fact]:
     """The same as on a TPU, and what is not."""
     found = likeness(view)
     if found is not None:
-        yield Fact("As on a TPU", found.same)
-        yield Fact("Not as on a TPU", found.other)
+        yield Fact("Same as on a TPU", found.same)
+        yield Fact("Different on a TPU", found.other)
 
 
 def rehearsal_html(view: RunView) -> str:
@@ -122,7 +118,7 @@ def rehearsal_html(view: RunView) -> str:
     if found is None:
         return ""
     rows = ((f"<b>{whole(fact.label)}</b>", _list(fact.lines)) for fact in likeness_facts(view))
-    summary = f'<summary style="cursor:pointer"><b>Rehearsal:</b> {say(found.short)}</summary>'
+    summary = f'<summary style="cursor:pointer"><b>Rehearsal on CPU:</b> {say(found.short)}</summary>'
     return (
         f'<details style="margin:.4em 0">{summary}<div style="margin:.3em 0 0 .6em">{table((), rows)}</div></details>'
     )
@@ -138,7 +134,7 @@ def _list(lines: tuple[str, ...]) -> str:
 def mesh_fact(view: RunView) -> Fact | None:
     """The devices of an SPMD run, and how the parameters lie on them; None where it is none."""
     if view.mesh is None:
-        missing = not_available("no record of it yet" if view.live else "no record of it")
+        missing = not_available("no record yet" if view.live else "no record")
         return Fact("Mesh", (missing,)) if view.spmd else None
     return Fact("Mesh", (f"{_devices(view.mesh)}, {_shape(view.mesh)}; parameters: {_parameters(view.mesh)}",))
 
@@ -152,7 +148,7 @@ def _shape(mesh: Mesh) -> str:
 
 def _parameters(mesh: Mesh) -> str:
     if mesh.sharded is None or mesh.replicated is None:
-        return not_available(short(mesh.text, 200) or "not told")
+        return not_available(short(mesh.text, 200) or "not reported")
     if not mesh.sharded and not mesh.replicated:
         return "none on the devices"
     kinds = (("sharded", mesh.sharded, mesh.sharded_bytes), ("replicated", mesh.replicated, mesh.replicated_bytes))
@@ -163,34 +159,34 @@ def _parameters(mesh: Mesh) -> str:
 
 
 def counted_as(view: RunView) -> str:
-    """What the counts of compiles are counts of, in a rehearsal; else ""."""
+    """How a rehearsal counts compiles; else ""."""
     if not view.rehearsed:
         return ""
-    pieces = f"; here collectives on the host cut them in {count(view.pieces, 'piece')}" if view.pieces else ""
-    return f"Counted as the graphs that a TPU would compile{pieces}."
+    pieces = f"; here host collectives split them into {count(view.pieces, 'piece')}" if view.pieces else ""
+    return f"Graphs are counted as a TPU would compile them{pieces}."
 
 
 def collectives(view: RunView) -> str:
-    """E.g. "collectives on the host 2.2 s in 25 of them (17 % of the training time)"; "" where there can be none."""
+    """E.g. "host collectives 2.2 s (25 calls, 17 % of the training time)"; "" where there can be none."""
     if not view.rehearsed:
         return ""
     if view.collectives is None:
-        return f"collectives on the host {not_available('not told yet' if view.live else 'not told')}"
+        return f"host collectives {not_available('not reported yet' if view.live else 'not reported')}"
     share = "" if view.collectives_share is None else f", {percent(view.collectives_share)} of the training time"
-    return f"collectives on the host {seconds(view.collectives)} ({view.n_collectives:,} of them{share})"
+    return f"host collectives {seconds(view.collectives)} ({view.n_collectives:,} calls{share})"
 
 
 def waited(rank: RankView) -> str:
     """The time of a rank in collectives."""
     if rank.collectives is None:
-        return not_available("not told")
+        return not_available("not reported")
     share = "" if rank.collectives_share is None else f" ({percent(rank.collectives_share)})"
     return f"{seconds(rank.collectives)}{share}"
 
 
 def straggler(view: RunView) -> RankView | None:
-    """The rank that the others wait for, where one stands apart. What it compiled is not counted: each rank compiles
-    what the others do, and on few cores one after the other."""
+    """The rank that the others wait for, where one is clearly slower. Its compiles are not counted: each rank compiles
+    the same graphs, and on few cores one after the other."""
     known = sorted((rank for rank in view.ranks if rank.busy_share is not None), key=lambda one: one.busy_share or 0.0)
     if len(known) < 2:
         return None
@@ -199,12 +195,12 @@ def straggler(view: RunView) -> RankView | None:
 
 
 def straggler_note(view: RunView) -> str:
-    """That a rank keeps the others waiting, or ""."""
+    """Names the slowest rank, or ""."""
     slow = straggler(view)
     if slow is None:
         return ""
     others = [rank.busy_share for rank in view.ranks if rank is not slow and rank.busy_share is not None]
     return (
-        f"The others wait for rank {slow.rank}: {percent(slow.busy_share or 0.0)} of its time went neither into "
-        f"compiling nor into collectives, of the others' at most {percent(max(others))}."
+        f"The other ranks wait for rank {slow.rank}: it spent {percent(slow.busy_share or 0.0)} of its time outside "
+        f"compiles and collectives, the others at most {percent(max(others))}."
     )

@@ -1,9 +1,7 @@
-"""How the panel puts numbers, places and states into words, and words into HTML.
+"""The forms that all sections share: numbers, places and states in words, and words in HTML.
 
-What lives here: the small forms that all sections share. What does not: which facts are shown (the other sections*.py).
-
-Colours are middle tones, and wherever one carries a meaning a word says the same; white on them reads in both themes.
-Whatever comes from a record is only ever text: `say` escapes it.
+Colours are middle tones: white on them is readable in both themes, and a word always says what a colour means. Texts
+from records are escaped by `say`.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from html import escape
 from tpu_magics.panel.table import SYMBOLS, printable
 from tpu_magics.runs.events import Compile, Input, Site
 
-NOT_AVAILABLE = "not available"
+NOT_AVAILABLE = "n/a"
 BLUE, VIOLET, GREEN, AMBER, RED, GREY = "#2f74d0", "#8250df", "#1a7f37", "#9a6700", "#cf222e", "#6e7781"
 TONES = {"": GREY, "ok": GREEN, "warning": AMBER, "broken": RED}
 WHOLE = 32  # characters of a text that stays on its line
@@ -136,8 +134,8 @@ def full_place(site: Site) -> str:
 
 
 def label(graph: Compile) -> str:
-    """[site/nth]"""
-    return f"[{graph.site.id}/{graph.nth}]"
+    """Its number at its site: "#1"."""
+    return f"#{graph.nth}"
 
 
 def shape(one: Input) -> str:
@@ -205,7 +203,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def facts_table(facts: Iterable[Fact]) -> str:
-    """Labels to the left, what there is to say to the right."""
+    """Labels to the left, facts to the right."""
     return table((), ((f"<b>{whole(fact.label)}</b>", _fact(fact)) for fact in facts))
 
 

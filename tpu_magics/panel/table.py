@@ -1,8 +1,7 @@
-"""A small table, as plain text and as HTML.
+"""A table as plain text and as HTML.
 
-What lives here: the table, and its two renderings. What does not: any knowledge of what is in it, and IPython; a table
-goes in, a string comes out. The HTML has no script, no outside asset and no colours of its own, so that it reads the
-same in light and dark themes and in a saved notebook; whatever stands in a cell is escaped.
+The HTML has no script, no external file and no colours of its own, so that it fits light and dark themes and saved
+notebooks. Cells are escaped.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-# A state is told by a symbol and a word; it never rests on colour alone.
+# A state has a symbol and a word, never a colour alone.
 SYMBOLS = {
     "": "",
     "ok": "✓",
@@ -25,6 +24,7 @@ SYMBOLS = {
     "not available": "-",
 }
 
+WORDS = {"not available": "n/a"}  # other states are shown as they are
 WIDTH = 100
 GAP = "  "
 LONG_WORD = 24
@@ -56,7 +56,7 @@ class Table:
 
 def state_text(state: str) -> str:
     """A state as symbol and word: "✗ broken"; "" for none."""
-    return f"{SYMBOLS[state]} {state}".strip()
+    return f"{SYMBOLS[state]} {WORDS.get(state, state)}".strip()
 
 
 # -- plain text ---------------------------------------------------------------------------------------------------

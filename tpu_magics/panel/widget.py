@@ -1,10 +1,7 @@
-"""The panel that moves: ipywidgets while the run goes on, static html and text afterwards.
+"""The live panel: ipywidgets while the run goes on, static HTML and text afterwards.
 
-What lives here: which widgets there are, when they are updated, and the stop button. What does not: what is shown
-(sections.py, page.py), where it is displayed, and how a click reaches a kernel that is busy (magics/).
-
-Core ipywidgets only, 7.7 and 8 alike. Each section and each compile is an HTML widget of its own that is updated only
-where its html has changed: an unfolded row stays open, and nothing jumps.
+It uses core widgets of ipywidgets 7.7 and 8. Each section and each compile is an HTML widget of its own, updated only
+where its HTML has changed: an unfolded row stays open, and nothing moves.
 """
 
 from __future__ import annotations
@@ -14,8 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tpu_magics.panel.bundle import to_bundle
-from tpu_magics.panel.reading import Reading
+from tpu_magics.panel.model import SharedView
+from tpu_magics.panel.run_json import to_bundle
 from tpu_magics.panel.sections import compile_rows, sections
 from tpu_magics.panel.widget_parts import Budget, Widgets
 from tpu_magics.runs.files import RunFiles
@@ -36,7 +33,7 @@ class LivePanel:
 
     Args:
         files: the run.
-        stop: asks that the run be stopped; returns at once.
+        stop: stops the run; returns at once.
         publish: shows a mime bundle.
         serve: called at each look with `answer`, to bring clicks here while the kernel is busy.
         no_stop: why the button cannot work, or "".
@@ -50,13 +47,13 @@ class LivePanel:
         publish: Publish,
         serve: Callable[[Answer], None] | None = None,
         no_stop: str = "",
-        reading: Reading | None = None,
+        reading: SharedView | None = None,
     ) -> None:
         self.files = files
         self.asked = False
         self.left_to_others = 0.0  # of SHARE
         self._stop, self._publish, self._serve = stop, publish, serve
-        self._reading = reading or Reading(files)
+        self._reading = reading or SharedView(files)
         self._lock = threading.RLock()
         self._budget = Budget()
         self._next = 0.0
@@ -81,18 +78,18 @@ class LivePanel:
         self._next = began + max(UPDATE_EVERY, spent / (SHARE - self.left_to_others))
 
     def settle(self) -> None:
-        """Leave html and text in place of the widgets, and close them."""
+        """Replace the widgets by HTML and text, and close them."""
         with self._lock:
             self._end(to_bundle(self._reading.anew()))
 
     def close(self, why: str) -> None:
-        """Stop looking: one line is left in place of the widgets."""
+        """Stop updating: one line replaces the widgets."""
         with self._lock:
             self._end({"text/plain": f"This panel has stopped: {why}\n%tpu_panel {self.files.id} shows the run."})
 
     @property
     def settled(self) -> bool:
-        """Whether html stands there already."""
+        """Whether the static HTML has replaced the widgets."""
         return self._static is not None
 
     # -- what the notebook calls ------------------------------------------------------------------------------------
@@ -102,7 +99,7 @@ class LivePanel:
             self._publish(self._static or self._live(), False)
 
     def answer(self, comm_id: str, data: Mapping[str, Any]) -> bool:
-        """A message of the front end to one of the kernel's widgets. False: it is none of ours."""
+        """A message of the front end to one of the kernel's widgets. False: not one of ours."""
         content = data.get("content")
         clicked = data.get("method") == "custom" and isinstance(content, dict) and content.get("event") == "click"
         if not clicked or comm_id != self._widgets.stop_id:

@@ -1,11 +1,7 @@
-"""The panel's html made small, for sending it again and again.
+"""The panel's HTML, made small for repeated sending.
 
-What lives here: styles by name instead of in each tag, and cutting html into pieces that are sent apart. What does not:
-any html of its own.
-
-Two thirds of the html are styles, which stand within the tags because a saved notebook keeps them nowhere else. A live
-panel has no such need: there each style is a class of one style sheet, which is sent when it grows. What people wrote
-is escaped, quotes and all, so that neither a style nor a tag is ever found in it.
+Two thirds of the HTML are inline styles, which a saved notebook needs. A live panel replaces each style by a class of
+one style sheet. Texts are escaped, so no style or tag is ever found in them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The widgets of a live panel, and how much of them is sent.
-
-What lives here: the tree of widgets, the stop button, and whose turn it is to be updated. What does not: when
-(widget.py) and what (sections.py).
-"""
+"""The widgets of a live panel, and which of them is updated next within the budget."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ BURST = 12_000  # bytes that may be sent at once
 ENVELOPE = 700  # bytes of a message around its html, about
 LOOKED_AT = 4  # the state and the figures are sent so many times as soon as the rest
 HEAD = 2  # pieces of the header: title, figures
-FACTS = "facts"  # the section that tells why it compiled again
+FACTS = "facts"  # the section with the cause of the newest recompile
 URGENT = 1_000  # times as soon: new compiles, and what is said of them
 ROWS = 4_000  # bytes that new compiles take, about
 LEAN = 2.5  # html with styles in its tags is so many times as long as what is sent
@@ -49,7 +45,7 @@ class Budget:
         return True
 
 
-class Part:
+class HtmlPart:
     """A piece of html in a widget of its own. `weight`: how much sooner than others it is sent again."""
 
     def __init__(self, widget: Any, html: str, weight: int = 1) -> None:
@@ -78,7 +74,8 @@ class Widgets:
         self._style = HTML(self._sheet.html, layout=wide)
         shared = {"layout": wide, "style": self._style.style}
         self._parts = {
-            name: Part(HTML(self._sheet.lean(html), **shared), html, _weight(name)) for name, html in divided.items()
+            name: HtmlPart(HTML(self._sheet.lean(html), **shared), html, _weight(name))
+            for name, html in divided.items()
         }
         self._rows = RowBox(wide, self._style.style, self._sheet)
         self._stop = _stop_button(no_stop, clicked)
@@ -103,7 +100,7 @@ class Widgets:
         turns: list[tuple[float, Callable[[], bool]]] = []
         if waited := self._rows.waits(rows, now):
             turns.append((URGENT * waited / ROWS, partial(self._send_rows, rows, budget)))
-            for name in (*list(self._parts)[:HEAD], FACTS, ROWS_AFTER):  # what is said of rows must not contradict them
+            for name in (*list(self._parts)[:HEAD], FACTS, ROWS_AFTER):  # texts about rows must not contradict them
                 self._parts[name].weight = URGENT
         for name, html in _divided(sections).items():
             part = self._parts[name]
@@ -112,7 +109,7 @@ class Widgets:
             if not waited or not send():
                 return
 
-    def _send(self, part: Part, html: str, budget: Budget) -> bool:
+    def _send(self, part: HtmlPart, html: str, budget: Budget) -> bool:
         lean = self._sheet.lean(html)
         if not self._may_send(budget, lean):
             return False

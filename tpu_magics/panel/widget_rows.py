@@ -1,12 +1,8 @@
 """The rows of compiles in the live panel, newest at the top.
 
-What lives here: adding and dropping rows so that no other row is drawn anew. What does not: what stands in a row
-(sections.py).
-
-A front end draws every child of a box anew from the first one that differs. So rows are only ever added at the end, and
-the boxes show their children from the end. Rows that come together share a widget, which is never touched again unless
-one of them changes. Widgets stand in groups: a box sends the list of all its children whenever one is added, and a
-group that is too old is emptied where it stands.
+A front end redraws every child of a box after the first one that differs. So rows are only added at the end, and the
+boxes show their children in reverse. Rows that come together share a widget, and widgets stand in groups: a box sends
+the list of all its children whenever one is added.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ Rows = Sequence[tuple[str, str]]
 """Compiles, newest first: a key that stays, and html."""
 
 
-class Batch:
+class RowBatch:
     """Some rows in one widget, oldest first."""
 
     def __init__(self, rows: Rows) -> None:
@@ -48,8 +44,8 @@ class RowBox:
         self._layout, self._style, self._sheet = layout, style, sheet
         self._reverse = Layout(width="auto", flex_flow="column-reverse", overflow="hidden", flex="0 0 auto")
         self.box = VBox(layout=self._reverse)
-        self._groups: list[tuple[Any, list[Batch]]] = []
-        self._batches: dict[str, Batch | None] = {}  # None: its group was emptied
+        self._groups: list[tuple[Any, list[RowBatch]]] = []
+        self._batches: dict[str, RowBatch | None] = {}  # None: its group was emptied
         self._sent = time.monotonic() - 2 * EVERY
 
     def waits(self, rows: Rows, now: float) -> float:
@@ -69,7 +65,7 @@ class RowBox:
             self._sent = time.monotonic()
         fresh = self._fresh(rows)
         while fresh:
-            batch = Batch(_first(fresh))
+            batch = RowBatch(_first(fresh))
             lean = self._sheet.lean(batch.html(now))
             if not take(lean + " " * OPENING):
                 return False
@@ -82,13 +78,13 @@ class RowBox:
         """New rows, oldest first."""
         return [(key, html) for key, html in reversed(rows[:LIMIT]) if key not in self._batches]
 
-    def _changed(self, rows: Rows) -> list[Batch]:
+    def _changed(self, rows: Rows) -> list[RowBatch]:
         """Batches with a row that reads differently now."""
         shown = ((self._batches.get(key), key, html) for key, html in rows[:LIMIT])
         found = {id(batch): batch for batch, key, html in shown if batch is not None and batch.rows[key] != html}
         return list(found.values())
 
-    def _add(self, batch: Batch, lean: str) -> None:
+    def _add(self, batch: RowBatch, lean: str) -> None:
         from ipywidgets import HTML, VBox
 
         if not self._groups or len(self._groups[-1][1]) >= GROUP:
@@ -109,7 +105,7 @@ class RowBox:
                 self._forget(batches)
             shown += sum(len(batch.rows) for batch in batches)
 
-    def _forget(self, batches: list[Batch]) -> None:
+    def _forget(self, batches: list[RowBatch]) -> None:
         for batch in batches:
             batch.widget.close()
             self._batches.update(dict.fromkeys(batch.rows))

@@ -5,14 +5,14 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { BadgeBoard } from '../board';
 import { badgesOf } from '../badges';
 import { mark } from '../marks';
-import { Badge, toldBy } from '../reasons';
-import { record } from './told';
+import { Badge, siteReasons } from '../reasons';
+import { record } from './records';
 
 const trans = nullTranslator.load('tpu_magics');
 const DOC = 'if x > 1:\n    torch_xla.sync()\ny = x';
 const told = (text = 'An input has another shape.', run = 'run-1'): Badge => ({
   line: 2,
-  reasons: toldBy(record([[2, { text }]], [], run), null, trans).map(one => one.reason)
+  reasons: siteReasons(record([[2, { text }]], [], run), null, trans).map(one => one.reason)
 });
 
 describe('the badges of an editor', () => {
@@ -127,7 +127,7 @@ describe('the badges of an editor', () => {
     const tip = document.getElementById(button.getAttribute('aria-describedby') ?? '');
     expect(tip?.getAttribute('role')).toBe('tooltip');
     expect(tip?.textContent).toContain('<img src=x onerror="alert(1)"> and code');
-    expect(tip?.textContent).toContain('What to do: Pad the batches to a multiple of 64.');
+    expect(tip?.textContent).toContain('Fix: Pad the batches to a multiple of 64.');
     expect(tip?.querySelector('img')).toBeNull();
     document.dispatchEvent(new KeyboardEvent('keydown', { key: 'Escape' }));
     expect(document.querySelector('[role=tooltip]')).toBeNull();

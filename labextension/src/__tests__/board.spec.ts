@@ -10,7 +10,7 @@ import { KernelRuns } from '../model';
 import { ITpuSessions } from '../session';
 import { TpuSettings } from '../settings';
 import { FakeChannel, messages } from './sample';
-import { checked, finding, record, site } from './told';
+import { checked, finding, record, site } from './records';
 
 const trans = nullTranslator.load('tpu_magics');
 const SOURCE = 'if x > 1:\n    torch_xla.sync()';

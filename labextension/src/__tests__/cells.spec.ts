@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import { CellText, cellFinder, isStill, lineOf, numberOf } from '../cells';
-import { site } from './told';
+import { site } from './records';
 
 const cells: CellText[] = [
   { id: 'a', number: 3, source: 'x = 1\ntorch_xla.sync()' },

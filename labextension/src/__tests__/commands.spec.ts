@@ -40,7 +40,7 @@ describe('the commands', () => {
       expect(commands.label(id)).not.toBe('');
       expect(commands.caption(id)).not.toBe('');
     }
-    expect(commands.caption(Ids.train)).toContain('Put %%tpu_train with');
+    expect(commands.caption(Ids.train)).toContain('Add %%tpu_train with');
     expect(commands.caption(Ids.init)).toContain('%load_ext tpu_magics and %tpu_init');
   });
 

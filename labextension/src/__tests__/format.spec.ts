@@ -93,12 +93,12 @@ it('places', () => {
   const file = { ...SITE, path: '/home/me/train.py' };
   expect(format.place(file, trans)).toBe('train.py, line 14');
   expect(format.fullPlace(file, trans)).toBe('/home/me/train.py, line 14');
-  expect(format.place({ ...SITE, path: '' }, trans)).toBe('not available');
+  expect(format.place({ ...SITE, path: '' }, trans)).toBe('n/a');
 });
 
 it('compiles', () => {
   const graph = compile(3);
-  expect(format.label(graph)).toBe('[0/3]');
+  expect(format.label(graph)).toBe('#3');
   expect(format.shape(graph.inputs[0])).toBe('input_ids int64[32,131]');
   expect(format.programMemory(null)).toBe('');
   expect(format.programMemory({ arguments: 438_000_000 })).toBe('arguments 418 MiB');

@@ -1,6 +1,4 @@
 // A connection to a kernel, for tests: it only keeps what JupyterLab's would do.
-//
-// What lives here: comms, messages and states that a test sets off. What does not: any expectation.
 
 import { Kernel, KernelMessage } from '@jupyterlab/services';
 import { Signal } from '@lumino/signaling';

@@ -2,8 +2,8 @@ import { nullTranslator } from '@jupyterlab/translation';
 import { beforeEach, describe, expect, it } from 'vitest';
 import { CellText } from '../cells';
 import { Memory } from '../memory';
-import { Badge, Told, toldBy } from '../reasons';
-import { checked, finding, record, site } from './told';
+import { Badge, SiteReason, siteReasons } from '../reasons';
+import { checked, finding, record, site } from './records';
 
 const trans = nullTranslator.load('tpu_magics');
 const SOURCE = 'if x > 1:\n    torch_xla.sync()\ny = x';
@@ -11,7 +11,7 @@ const SOURCE = 'if x > 1:\n    torch_xla.sync()\ny = x';
 describe('badges and edits', () => {
   let memory: Memory;
   let cell: CellText;
-  const at = (told: Told[]): Badge[] => memory.badges(told, [cell]).get(0) ?? [];
+  const at = (told: SiteReason[]): Badge[] => memory.badges(told, [cell]).get(0) ?? [];
   const edit = (source: string): void => {
     cell = { ...cell, source };
     memory.edited(cell.id, source);
@@ -28,7 +28,7 @@ describe('badges and edits', () => {
       finding({ site: site({ line: 1, code: 'if x > 1:' }) }),
       finding()
     ]);
-    const badges = at(toldBy(record([[2, {}]]), check, trans));
+    const badges = at(siteReasons(record([[2, {}]]), check, trans));
     expect(badges.map(one => [one.line, one.reasons.length])).toEqual([
       [1, 1],
       [2, 2],
@@ -37,12 +37,12 @@ describe('badges and edits', () => {
   });
 
   it('has none where the line says something else', () => {
-    expect(at(toldBy(record([[1, { site: site({ line: 3 }) }]]), null, trans))).toEqual([]);
-    expect(at(toldBy(record([[1, { site: site({ line: 30 }) }]]), null, trans))).toEqual([]);
+    expect(at(siteReasons(record([[1, { site: site({ line: 3 }) }]]), null, trans))).toEqual([]);
+    expect(at(siteReasons(record([[1, { site: site({ line: 30 }) }]]), null, trans))).toEqual([]);
   });
 
   it('takes all badges of an edited cell away, and does not bring them back when the edit is undone', () => {
-    const told = toldBy(record([[1, {}]]), null, trans);
+    const told = siteReasons(record([[1, {}]]), null, trans);
     expect(at(told)).toHaveLength(1);
     edit(`${SOURCE} # edited elsewhere`);
     expect(at(told)).toEqual([]);
@@ -51,31 +51,33 @@ describe('badges and edits', () => {
   });
 
   it('brings one back when a new record tells of it', () => {
-    const told = toldBy(record([[1, {}]]), null, trans);
+    const told = siteReasons(record([[1, {}]]), null, trans);
     at(told);
     edit(`${SOURCE} `);
     expect(at(told)).toEqual([]);
-    expect(at(toldBy(record([[1, {}]], [], 'run-2'), null, trans))).toHaveLength(1);
+    expect(at(siteReasons(record([[1, {}]], [], 'run-2'), null, trans))).toHaveLength(1);
   });
 
   it('brings none back when the line recompiles again in the same run', () => {
-    at(toldBy(record([[1, {}]]), null, trans));
+    at(siteReasons(record([[1, {}]]), null, trans));
     edit(`${SOURCE} `);
     const again = record([
       [2, {}],
       [1, { cause: 'new-code' }]
     ]);
     // The run goes on with the text of before: what it finds elsewhere in the cell is new.
-    const names = at(toldBy(again, null, trans)).map(one => one.reasons.map(each => each.name));
+    const names = at(siteReasons(again, null, trans)).map(one =>
+      one.reasons.map(each => each.name)
+    );
     expect(names).toEqual([['new-code']]);
   });
 
   it('brings findings back with another check', () => {
     const first = checked([finding()]);
-    at(toldBy(null, first, trans));
+    at(siteReasons(null, first, trans));
     edit(`${SOURCE} `);
-    expect(at(toldBy(null, first, trans))).toEqual([]);
-    expect(at(toldBy(null, checked([finding()]), trans))).toHaveLength(1);
+    expect(at(siteReasons(null, first, trans))).toEqual([]);
+    expect(at(siteReasons(null, checked([finding()]), trans))).toHaveLength(1);
   });
 
   it('knows nothing of cells that nothing was told of', () => {
@@ -94,7 +96,7 @@ it('is quick with 10,000 lines in 500 cells', () => {
       code: `line_${Math.floor(at / 500)}()`
     })
   );
-  const told = toldBy(record(sites.map(one => [1, { site: one }])), null, trans);
+  const told = siteReasons(record(sites.map(one => [1, { site: one }])), null, trans);
   const began = performance.now();
   const found = new Memory().badges(told, cells);
   expect(performance.now() - began).toBeLessThan(2000);

@@ -37,7 +37,7 @@ describe('the start', () => {
 
   it('asks who is there, and for its run', () => {
     training();
-    expect(channel.sent.map(each => each.wish.type)).toEqual(['hello', 'open']);
+    expect(channel.sent.map(each => each.query.type)).toEqual(['hello', 'open']);
     expect(runs.connection).toBe('connected');
     expect(runs.host?.title).toBe('XLA:CPU rehearsal');
     expect(runs.live).toBe(true);
@@ -58,7 +58,7 @@ describe('the start', () => {
 
   it('learns of a run in the middle by its beat', () => {
     runs.receive(messages.here('run-1', 40));
-    expect(channel.last('open').wish).toEqual({ type: 'open', run: 'run-1' });
+    expect(channel.last('open').query).toEqual({ type: 'open', run: 'run-1' });
     expect(channel.count('hello')).toBe(1);
   });
 });
@@ -134,7 +134,7 @@ describe('updates', () => {
   it('of another run ask for that run', () => {
     training(5);
     runs.receive(messages.update(1, { run: 'run-2' }));
-    expect(channel.last('open').wish).toEqual({ type: 'open', run: 'run-2' });
+    expect(channel.last('open').query).toEqual({ type: 'open', run: 'run-2' });
   });
 
   it('are missed by the beat too', () => {
@@ -208,7 +208,7 @@ describe('answers', () => {
     expect(runs.runs).toHaveLength(1);
   });
 
-  it('may be a problem, which the next wish takes away', () => {
+  it('may be a problem, which the next request takes away', () => {
     training(5);
     runs.open('run-0');
     runs.receive(messages.problem('somebody else'));
@@ -235,7 +235,7 @@ describe('stop', () => {
   it('asks the kernel', () => {
     training(5);
     runs.stop();
-    expect(channel.last('stop').wish).toEqual({ type: 'stop', run: 'run-1' });
+    expect(channel.last('stop').query).toEqual({ type: 'stop', run: 'run-1' });
     runs.receive(messages.stopping('run-1'));
     expect(runs.stopping).toBe('run-1');
     runs.receive(messages.run(8, record({ live: false, state: 'stopped' })));
@@ -321,9 +321,9 @@ describe('the rate', () => {
     expect(channel.count('rate')).toBe(0);
     channel.open = true;
     training(5);
-    expect(channel.last('rate').wish).toEqual({ type: 'rate', seconds: 10 });
+    expect(channel.last('rate').query).toEqual({ type: 'rate', seconds: 10 });
     runs.setRate(0.5);
-    expect(channel.last('rate').wish).toEqual({ type: 'rate', seconds: 0.5 });
+    expect(channel.last('rate').query).toEqual({ type: 'rate', seconds: 0.5 });
     runs.receive(messages.here('run-1', 5));
     expect(channel.count('rate')).toBe(2);
     now = 30_000;

@@ -31,7 +31,7 @@ it('is each answer once, however often the button is clicked', () => {
   runs.receive(messages.hello());
   notebooks.check();
   notebooks.check();
-  const [first, second] = channel.sent.filter(each => each.wish.type === 'check');
+  const [first, second] = channel.sent.filter(each => each.query.type === 'check');
   runs.receive(messages.findings(first.request));
   expect(emit).toHaveBeenCalledTimes(1);
   runs.receive(messages.findings('of another page'));

@@ -1,5 +1,4 @@
-// @vitest-environment jsdom
-// What the panel shows, drawn for real in a document.
+// @vitest-environment jsdom What the panel shows, drawn for real in a document.
 
 import { nullTranslator } from '@jupyterlab/translation';
 import * as React from 'react';
@@ -88,7 +87,7 @@ describe('where there is no run', () => {
     take(messages.runs(channel.last('runs').request));
     expect(host.querySelector('[data-run="run-0"]')?.textContent).toContain('6 recompiles');
     click('earlier');
-    expect(channel.last('open').wish).toEqual({ type: 'open', run: 'run-0' });
+    expect(channel.last('open').query).toEqual({ type: 'open', run: 'run-0' });
   });
 
   it('says that the kernel was restarted', () => {
@@ -96,7 +95,7 @@ describe('where there is no run', () => {
     take(messages.run(1, record()));
     act(() => runs.restarted());
     expect(host.textContent).toContain('The kernel was restarted');
-    expect(host.textContent).toContain('? not known');
+    expect(host.textContent).toContain('? unknown');
     expect(host.textContent).toContain('text-classifier');
   });
 });
@@ -128,12 +127,12 @@ describe('a live run', () => {
   });
 
   it('unfolds a compile, and shows its line', () => {
-    click('[0/1]');
+    click('#1');
     const details = host.querySelector('.tpu-Unfolded');
-    expect(details?.textContent).toContain('from [0/0]');
+    expect(details?.textContent).toContain('from #0');
     expect(details?.textContent).toContain('input_ids int64[32,129]');
     expect(details?.querySelector('code')?.textContent).toBe('torch_xla.sync()');
-    expect(button('[0/1]').getAttribute('aria-expanded')).toBe('true');
+    expect(button('#1').getAttribute('aria-expanded')).toBe('true');
     act(() => host.querySelector<HTMLButtonElement>('tr[data-key] .tpu-Link')?.click());
     expect(onSite).toHaveBeenCalledWith(SITE);
     expect(host.querySelectorAll('.tpu-Unfolded')).toHaveLength(1);
@@ -191,7 +190,7 @@ describe('a live run', () => {
     expect(button('Compare').disabled).toBe(true);
     boxes.forEach(box => act(() => box.click()));
     click('Compare');
-    expect(channel.last('compare').wish).toEqual({ type: 'compare', runs: ['run-0', 'run-2'] });
+    expect(channel.last('compare').query).toEqual({ type: 'compare', runs: ['run-0', 'run-2'] });
     take(messages.compared(channel.last('compare').request));
     expect(host.querySelector('[data-section=compared]')?.textContent).toContain('Two runs');
   });
@@ -216,7 +215,7 @@ describe('what is odd', () => {
         )
       )
     );
-    click('[0/1]');
+    click('#1');
     expect(host.querySelector('img')).toBeNull();
     expect(host.querySelector('h2')?.textContent).toBe(evil);
   });
@@ -256,13 +255,13 @@ describe('what is odd', () => {
     take(
       messages.run(
         1,
-        record({ ...view, live: false }, { failure, compiles: 'Compiles: not available (why).' })
+        record({ ...view, live: false }, { failure, compiles: 'Compiles: n/a (why).' })
       )
     );
-    expect(host.textContent).toContain('Compiles: not available (why).');
+    expect(host.textContent).toContain('Compiles: n/a (why).');
     expect(host.querySelector('.tpu-Failure')?.textContent).toContain('✗ failed');
     expect(host.querySelector('pre')?.textContent).toBe('Traceback\n  line');
-    expect(host.textContent).toContain('No value was logged');
+    expect(host.textContent).toContain('No values logged');
   });
 
   it('is a loss that is no number', () => {

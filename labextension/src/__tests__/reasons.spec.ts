@@ -1,18 +1,18 @@
 import { nullTranslator } from '@jupyterlab/translation';
 import { describe, expect, it } from 'vitest';
-import { Badge, kindOf, spoken, toldBy, wordsOf } from '../reasons';
+import { Badge, kindOf, spoken, siteReasons, wordsOf } from '../reasons';
 import { RunRecord } from '../types';
-import { checked, finding, record, site } from './told';
+import { checked, finding, record, site } from './records';
 
 const trans = nullTranslator.load('tpu_magics');
-const badge = (...args: Parameters<typeof toldBy>): Badge => ({
+const badge = (...args: Parameters<typeof siteReasons>): Badge => ({
   line: 2,
-  reasons: toldBy(...args).map(one => one.reason)
+  reasons: siteReasons(...args).map(one => one.reason)
 });
 
 describe('what is told', () => {
   it('is nothing without a run and a check', () => {
-    expect(toldBy(null, null, trans)).toEqual([]);
+    expect(siteReasons(null, null, trans)).toEqual([]);
   });
 
   it('has one reason for each cause at a line, however many compiles there were', () => {
@@ -22,7 +22,7 @@ describe('what is told', () => {
         throw new Error('the compiles are looked through one by one');
       }
     }) as RunRecord['view']['compile_log'];
-    const [one] = toldBy(many, null, trans);
+    const [one] = siteReasons(many, null, trans);
     expect(one.reason.count).toBe(9_999);
     expect(one.reason.title).toBe('Recompiled 9999 times');
   });
@@ -30,37 +30,39 @@ describe('what is told', () => {
   it('shows a difference once, in its sentence or by itself', () => {
     const difference = ['x now f32[9], before f32[8]'];
     const said = record([[1, { difference, text: `Another shape: ${difference[0]}.` }]]);
-    expect(toldBy(said, null, trans)[0].reason.code).toEqual([]);
-    expect(toldBy(record([[1, { difference }]]), null, trans)[0].reason.code).toEqual(difference);
+    expect(siteReasons(said, null, trans)[0].reason.code).toEqual([]);
+    expect(siteReasons(record([[1, { difference }]]), null, trans)[0].reason.code).toEqual(
+      difference
+    );
   });
 
   it('cuts long differences short, and says so', () => {
     const difference = Array.from({ length: 10 }, (_, at) => `x${at}`);
-    const { code } = toldBy(record([[1, { difference }]]), null, trans)[0].reason;
+    const { code } = siteReasons(record([[1, { difference }]]), null, trans)[0].reason;
     expect(code).toHaveLength(5);
     expect(code[4]).toBe('and 6 more differences');
   });
 
   it('names a cause by its code where nothing else names it', () => {
-    const [one] = toldBy(record([[1, { cause: 'constructor' }]]), null, trans);
+    const [one] = siteReasons(record([[1, { cause: 'constructor' }]]), null, trans);
     expect(one.reason.name).toBe('constructor');
   });
 
   it('says what the run and the check found alike once', () => {
-    const told = toldBy(record([], [finding()]), checked([finding()]), trans);
+    const told = siteReasons(record([], [finding()]), checked([finding()]), trans);
     expect(told).toHaveLength(1);
   });
 
   it('is new with each answer of a check, and the same while it is the same answer', () => {
     const answer = checked([finding()]);
-    const key = (one: typeof answer): string => toldBy(null, one, trans)[0].reason.key;
+    const key = (one: typeof answer): string => siteReasons(null, one, trans)[0].reason.key;
     expect(key(answer)).toBe(key(answer));
     expect(key(answer)).not.toBe(key(checked([finding()])));
   });
 
   it('is new with another run, and the same however often the line recompiles in one', () => {
     const key = (count: number, id: string): string =>
-      toldBy(record([[count, {}]], [], id), null, trans)[0].reason.key;
+      siteReasons(record([[count, {}]], [], id), null, trans)[0].reason.key;
     expect(key(2, 'a')).toBe(key(1, 'a'));
     expect(key(1, 'b')).not.toBe(key(1, 'a'));
   });
@@ -98,6 +100,6 @@ describe('the words of a badge', () => {
 });
 
 it('two lines are two places', () => {
-  const told = toldBy(null, checked([finding(), finding({ site: site({ line: 3 }) })]), trans);
+  const told = siteReasons(null, checked([finding(), finding({ site: site({ line: 3 }) })]), trans);
   expect(new Set(told.map(one => one.reason.key)).size).toBe(2);
 });

@@ -1,7 +1,4 @@
 // Records and messages for tests.
-//
-// What lives here: the smallest run that has everything, typed, so that the compiler keeps it complete. What does not:
-// any expectation.
 
 import * as T from '../types';
 import { IChannel } from '../model';
@@ -45,7 +42,7 @@ export function entry(nth: number): T.CompileEntry {
   return { key: `0-0-${nth}`, rank: 0, compile: compile(nth) };
 }
 
-export function series(more: Partial<T.Series> = {}): T.Series {
+export function series(more: Partial<T.ValueSeries> = {}): T.ValueSeries {
   return {
     name: 'loss',
     last: 0.5,
@@ -134,7 +131,7 @@ export function view(more: Partial<T.RunView> = {}): T.RunView {
   };
 }
 
-export function said(more: Partial<T.Said> = {}): T.Said {
+export function said(more: Partial<T.RunTexts> = {}): T.RunTexts {
   return {
     state: '● training',
     tone: '',
@@ -160,7 +157,10 @@ export function said(more: Partial<T.Said> = {}): T.Said {
   };
 }
 
-export function record(more: Partial<T.RunView> = {}, words: Partial<T.Said> = {}): T.RunRecord {
+export function record(
+  more: Partial<T.RunView> = {},
+  words: Partial<T.RunTexts> = {}
+): T.RunRecord {
   return { v: 1, view: view(more), said: said(words) };
 }
 
@@ -199,7 +199,7 @@ export const messages = {
     answers: true,
     ...more
   }),
-  here: (run: string, seq: number): T.HereMessage => ({ ...ENVELOPE, type: 'here', run, seq }),
+  here: (run: string, seq: number): T.HeartbeatMessage => ({ ...ENVELOPE, type: 'here', run, seq }),
   run: (seq: number, whole: T.RunRecord, request: string | null = null): T.RunMessage => ({
     ...ENVELOPE,
     type: 'run',
@@ -271,26 +271,26 @@ export class FakeChannel implements IChannel {
   open = true;
   busy = false;
   interrupted = 0;
-  sent: { wish: T.Wish; request: string }[] = [];
+  sent: { query: T.FrontEndRequest; request: string }[] = [];
 
-  send(wish: T.Wish, request: string): void {
-    this.sent.push({ wish, request });
+  send(query: T.FrontEndRequest, request: string): void {
+    this.sent.push({ query, request });
   }
 
   interrupt(): void {
     this.interrupted += 1;
   }
 
-  /** The newest wish of a type. */
-  last(type: T.Wish['type']): { wish: T.Wish; request: string } {
-    const found = this.sent.filter(each => each.wish.type === type).pop();
+  /** The newest request of a type. */
+  last(type: T.FrontEndRequest['type']): { query: T.FrontEndRequest; request: string } {
+    const found = this.sent.filter(each => each.query.type === type).pop();
     if (found === undefined) {
       throw new Error(`no ${type} was sent`);
     }
     return found;
   }
 
-  count(type: T.Wish['type']): number {
-    return this.sent.filter(each => each.wish.type === type).length;
+  count(type: T.FrontEndRequest['type']): number {
+    return this.sent.filter(each => each.query.type === type).length;
   }
 }

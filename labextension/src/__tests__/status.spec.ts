@@ -27,7 +27,7 @@ it('tells the host', () => {
   runs.receive(messages.hello());
   expect(words()).toEqual(['XLA:CPU rehearsal']);
   runs.receive(messages.hello({ host: null }));
-  expect(words()).toEqual(['TPU: %tpu_init has not run']);
+  expect(words()).toEqual(['TPU: run %tpu_init']);
 });
 
 it('tells how the training goes', () => {
@@ -55,9 +55,9 @@ it('says what is not available', () => {
   runs.receive(messages.run(1, record(missing)));
   expect(words().slice(2)).toEqual([
     'no step rate yet',
-    'compiles not available',
-    'recompiles not available',
-    'bf16 not available yet'
+    'compiles n/a',
+    'recompiles n/a',
+    'bf16 n/a yet'
   ]);
 });
 

@@ -84,7 +84,7 @@ describe('read', () => {
     const shown = typeof v === 'number' || typeof v === 'string' ? String(v) : '?';
     expect(found).toEqual({ kind: 'other-version', found: shown });
     expect(otherVersion(shown, trans)).toBe(
-      'tpu_magics in the kernel and the extension are of different versions ' +
+      'The kernel and the extension have different versions of tpu_magics ' +
         `(kernel ${shown}, extension 1): pip install -U tpu-magics, then reload`
     );
   });
@@ -121,9 +121,9 @@ describe('readRecord', () => {
   });
 
   it.each([
-    [undefined, 'This output holds no run.'],
-    ['text', 'This output holds no run.'],
-    [[], 'This output holds no run.'],
+    [undefined, 'This output contains no run.'],
+    ['text', 'This output contains no run.'],
+    [[], 'This output contains no run.'],
     [{}, 'This run was saved by another version of tpu_magics (run ?, extension 1).'],
     [{ v: 2 }, 'This run was saved by another version of tpu_magics (run 2, extension 1).'],
     [{ v: 1 }, 'This saved run cannot be read: view is not an object.'],

@@ -1,5 +1,5 @@
-// @vitest-environment jsdom
-// The side panel as a widget: what it draws and asks for while it is seen, and while it is not.
+// @vitest-environment jsdom The side panel as a widget: what it draws and asks for while it is seen, and while it is
+// not.
 
 import { nullTranslator } from '@jupyterlab/translation';
 import { Signal } from '@lumino/signaling';
@@ -112,5 +112,5 @@ it('says that a cause or a time is not known in words that can be translated', a
   const graph = compile(1, { cause: '', text: '', seconds: null, recompile: true });
   await take(messages.run(1, record({ compile_log: [{ key: 'a', rank: 0, compile: graph }] })));
   expect(panel.node.querySelector('.tpu-Cause')?.textContent).toBe('unknown');
-  expect(panel.node.querySelector('td.tpu-Number')?.textContent).toBe('not available');
+  expect(panel.node.querySelector('td.tpu-Number')?.textContent).toBe('n/a');
 });

@@ -1,7 +1,4 @@
 // The side panel's content.
-//
-// What lives here: what is shown for which state of the notebook and its kernel. What does not: how a run looks (run.tsx),
-// the Lumino widget (widget.tsx).
 
 import * as React from 'react';
 import { KernelRuns } from '../model';
@@ -76,7 +73,7 @@ function HostLine(props: { runs: KernelRuns; notebook: string }): JSX.Element {
   const trans = useTrans();
   const top = useTop(props.runs.opened?.view.id ?? '');
   const { hello } = props.runs;
-  const unknown = hello === null ? '' : trans.__('%tpu_init has not run: it tells where this is');
+  const unknown = hello === null ? '' : trans.__('Run %tpu_init to detect the hardware');
   return (
     <p className="tpu-Host" ref={top}>
       <span title={hello?.host?.detail}>{hello?.host?.title ?? unknown}</span>
@@ -133,7 +130,7 @@ function OpenedBar({ runs }: { runs: KernelRuns }): JSX.Element {
       : trans.__('Back to the newest run');
   return (
     <div className="tpu-Bar">
-      <span>{trans.__('An earlier run is shown.')}</span>
+      <span>{trans.__('This is an earlier run.')}</span>
       <button type="button" className="tpu-Button" onClick={() => runs.showLatest()}>
         {back}
       </button>
@@ -201,9 +198,9 @@ function Waiting({ runs, actions }: { runs: KernelRuns; actions: Actions }): JSX
       <p className="tpu-Bar" role="status">
         {runs.deaf
           ? trans.__(
-              'A run goes on. This kernel answers when its cell has ended; the run is shown then.'
+              'A run is active. The kernel answers when its cell has ended; the run is shown then.'
             )
-          : trans.__('Reading the run…')}
+          : trans.__('Loading the run…')}
       </p>
     );
   }

@@ -1,6 +1,4 @@
 // A curve with its axes.
-//
-// What lives here: one drawing and its words. What does not: the geometry (curve.ts), which curves there are (charts.tsx).
 
 import { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
@@ -80,7 +78,7 @@ export const Chart = React.memo(
 function Nothing(): JSX.Element {
   const trans = useTrans();
   return (
-    <p className="tpu-Small">{trans.__('No curve: less than two values were finite numbers.')}</p>
+    <p className="tpu-Small">{trans.__('No curve: fewer than two values are finite numbers.')}</p>
   );
 }
 

@@ -1,12 +1,10 @@
 // The curves of a run: what was logged, step rate and time, memory; and what has no curve.
-//
-// What lives here: which curves there are, and their words. What does not: drawing one (chart.tsx).
 
 import { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 import { Dot, dotsOf, dotsOfNumbers } from '../curve';
 import { grouped, rate, seconds, shortNumber, size, toNumber } from '../format';
-import { Num, RunView, Series } from '../types';
+import { Num, RunView, ValueSeries } from '../types';
 import { Chart } from './chart';
 import { Scroll, Section, useTrans } from './pieces';
 
@@ -23,7 +21,7 @@ export const Charts = React.memo(
       <Section name="charts" title={trans.__('Charts')}>
         {view.values.length === 0 && (
           <p className="tpu-Small">
-            {trans.__('No value was logged: tpu_magics.log(loss=loss) logs one.')}
+            {trans.__('No values logged. Log one with tpu_magics.log(loss=loss).')}
           </p>
         )}
         <div className="tpu-Charts">
@@ -50,14 +48,14 @@ export const Charts = React.memo(
 );
 
 /** The names that get a curve: the loss first. */
-export function charted(values: Series[]): Series[] {
+export function charted(values: ValueSeries[]): ValueSeries[] {
   const curves = values.filter(series => series.points.length > 1);
   const loss =
     curves.find(each => each.name === 'loss') ?? curves.find(each => /loss/i.test(each.name));
   return loss === undefined ? curves : [loss, ...curves.filter(each => each !== loss)];
 }
 
-function Logged({ series }: { series: Series }): JSX.Element {
+function Logged({ series }: { series: ValueSeries }): JSX.Element {
   const trans = useTrans();
   const dots = React.useMemo(() => dotsOf(series.points), [series.points]);
   return (
@@ -75,12 +73,15 @@ function Logged({ series }: { series: Series }): JSX.Element {
 }
 
 /** E.g. "2.316 → 0.125". */
-export function captionOf(series: Series): string {
+export function captionOf(series: ValueSeries): string {
   const first = series.first === null ? '' : `${shortNumber(toNumber(series.first))} → `;
   return `${first}${shortNumber(series.last)}`;
 }
 
-function brokenOf(series: Series, trans: TranslationBundle): { x: number; text: string } | null {
+function brokenOf(
+  series: ValueSeries,
+  trans: TranslationBundle
+): { x: number; text: string } | null {
   const at = series.not_finite_at;
   return at === null
     ? null
@@ -153,7 +154,7 @@ function newest(dots: Dot[], format: (value: number) => string): string {
 }
 
 /** What was logged once, or is text. */
-function Values(props: { series: Series[] }): JSX.Element | null {
+function Values(props: { series: ValueSeries[] }): JSX.Element | null {
   const trans = useTrans();
   if (props.series.length === 0) {
     return null;

@@ -1,6 +1,4 @@
-// All that is known of one compile.
-//
-// What lives here: what stands under an unfolded row. What does not: the row (compiles.tsx).
+// The details of one compile.
 
 import * as React from 'react';
 import { fullPlace, programMemory, seconds, shape, short } from '../format';
@@ -13,11 +11,10 @@ const INPUTS = 24;
 export function Details(props: { entry: CompileEntry }): JSX.Element {
   const trans = useTrans();
   const graph = props.entry.compile;
-  const against =
-    graph.nearest === null ? '' : ` ${trans.__('from [%1/%2]', graph.site.id, graph.nearest)}`;
+  const against = graph.nearest === null ? '' : ` ${trans.__('from #%1', graph.nearest)}`;
   return (
     <dl className="tpu-Details">
-      <Said head={trans.__('Line')}>
+      <Detail head={trans.__('Line')}>
         <Place site={graph.site} />
         {graph.site.function && ` ${trans.__('in %1', short(graph.site.function, 80))}`}
         {graph.site.path.includes('/') && (
@@ -28,45 +25,45 @@ export function Details(props: { entry: CompileEntry }): JSX.Element {
             <Code>{short(graph.site.code, 300)}</Code>
           </div>
         )}
-      </Said>
+      </Detail>
       {graph.part && (
-        <Said head={trans.__('Part')}>
+        <Detail head={trans.__('Part')}>
           <Worded>{short(graph.part, 300)}</Worded>
-        </Said>
+        </Detail>
       )}
       {(graph.text || graph.recompile) && (
-        <Said head={graph.recompile ? trans.__('Cause') : trans.__('Note')}>
+        <Detail head={graph.recompile ? trans.__('Cause') : trans.__('Note')}>
           <Worded>{short(graph.text || graph.cause || trans.__('unknown'), 400)}</Worded>
-        </Said>
+        </Detail>
       )}
       {graph.fix && (
-        <Said head={trans.__('What to change')}>
+        <Detail head={trans.__('Fix')}>
           <Worded>{short(graph.fix, 400)}</Worded>
-        </Said>
+        </Detail>
       )}
       {graph.difference.length > 0 && (
-        <Said head={`${trans.__('Difference')}${against}`}>
+        <Detail head={`${trans.__('Difference')}${against}`}>
           <Codes items={graph.difference} most={DIFFERENCES} />
-        </Said>
+        </Detail>
       )}
-      <Said head={trans.__('Inputs')}>
+      <Detail head={trans.__('Inputs')}>
         {graph.inputs.length > 0 ? (
           <Codes items={graph.inputs.map(shape)} most={INPUTS} />
         ) : (
           trans.__('none from the host')
         )}
-      </Said>
-      <Said head={trans.__('Program memory')}>
-        {programMemory(graph.memory) || trans.__('not available (the runtime does not tell)')}
-      </Said>
-      <Said head={trans.__('More')}>
+      </Detail>
+      <Detail head={trans.__('Program memory')}>
+        {programMemory(graph.memory) || trans.__('n/a (not reported by the runtime)')}
+      </Detail>
+      <Detail head={trans.__('More')}>
         <Rest entry={props.entry} />
-      </Said>
+      </Detail>
     </dl>
   );
 }
 
-function Said(props: { head: string; children: React.ReactNode }): JSX.Element {
+function Detail(props: { head: string; children: React.ReactNode }): JSX.Element {
   return (
     <div className="tpu-Detail">
       <dt>{props.head}</dt>
@@ -95,25 +92,26 @@ function Rest({ entry }: { entry: CompileEntry }): JSX.Element {
   const graph = entry.compile;
   // No plain object: a code comes from a record, and may be "constructor".
   const triggers = new Map([
-    ['sync', trans.__('run by the end of a step')],
-    ['loader', trans.__('run by the loader, which ends a step with each batch')],
-    ['read', trans.__('run by a value that the host read')],
-    ['finish', trans.__('run by the end of the function')],
-    ['library', trans.__("run by a library's own sync")]
+    ['sync', trans.__('triggered by the end of a step')],
+    ['loader', trans.__('triggered by the data loader, which ends a step with each batch')],
+    ['read', trans.__('triggered by a device-to-host read')],
+    ['finish', trans.__('triggered by the end of the function')],
+    ['library', trans.__("triggered by a library's own sync")]
   ]);
   const took = seconds(graph.seconds);
   const parts = [
     trans.__('rank %1', entry.rank),
+    trans.__('site %1', graph.site.id),
     trans._n('after %2 step', 'after %2 steps', graph.step, graph.step.toLocaleString('en-US')),
     triggers.get(graph.trigger) ?? short(graph.trigger, 40),
-    took === '' ? trans.__('time not available') : trans.__('took %1', took),
+    took === '' ? trans.__('time n/a') : trans.__('took %1', took),
     graph.host_collective
       ? trans.__(
-          'cut by collectives on the host in %1 pieces; a TPU compiles it as one graph',
+          'split by host collectives into %1 pieces; a TPU compiles it as one graph',
           graph.pieces
         )
       : '',
-    graph.by_rank ? trans.__('another one for each rank') : '',
+    graph.by_rank ? trans.__('different on each rank') : '',
     graph.graph ? trans.__('graph %1', short(graph.graph, 40)) : ''
   ];
   return <>{parts.filter(part => part !== '').join(' · ')}</>;

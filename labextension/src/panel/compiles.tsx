@@ -1,6 +1,4 @@
 // Every compile: a row each that unfolds, newest first; the causes together.
-//
-// What lives here: the table and its causes. What does not: all that is known of one compile (compile.tsx).
 
 import * as React from 'react';
 import { grouped, label, seconds, short } from '../format';
@@ -201,7 +199,7 @@ const Row = React.memo(function Row({ entry, cause, lead }: RowProps): JSX.Eleme
             <span className="tpu-Small"> {trans.__('rank %1', entry.rank)}</span>
           )}
         </td>
-        <td className="tpu-Number">{seconds(graph.seconds) || trans.__('not available')}</td>
+        <td className="tpu-Number">{seconds(graph.seconds) || trans.__('n/a')}</td>
         <td className="tpu-Cause">{graph.recompile ? cause : trans.__('first compile')}</td>
         <td className="tpu-Wide tpu-Cut" title={difference}>
           {short(difference, 140)}

@@ -1,6 +1,4 @@
-// What the panel says where there is no run: what is missing, and what to do next.
-//
-// What lives here: these texts and their buttons. What does not: doing it.
+// The panel without a run: what is missing, and what to do next.
 
 import * as React from 'react';
 import { Code, useTrans } from './pieces';
@@ -43,7 +41,7 @@ export function NoNotebook(): JSX.Element {
   return (
     <Empty head={trans.__('No notebook is open')}>
       {trans.__(
-        'Open a notebook that trains: its run is shown here while you scroll and work elsewhere.'
+        'Open a notebook that trains. Its run is shown here while you scroll and work elsewhere.'
       )}
     </Empty>
   );
@@ -53,7 +51,7 @@ export function NoKernel(): JSX.Element {
   const trans = useTrans();
   return (
     <Empty head={trans.__('This notebook has no kernel')}>
-      {trans.__('Choose one at the upper right of the notebook; what it trains is shown here.')}
+      {trans.__('Choose a kernel at the upper right of the notebook. Its runs are shown here.')}
     </Empty>
   );
 }
@@ -66,7 +64,7 @@ export function NotLoaded(props: { restarted: boolean; onLoad: (() => void) | nu
   const load = props.onLoad && { label: trans.__('Load tpu_magics'), onClick: props.onLoad };
   return (
     <Empty head={head} actions={[load]}>
-      {trans.__('Run this in a cell, or with the button:')} <Code>%load_ext tpu_magics</Code>
+      {trans.__('Run this in a cell, or use the button:')} <Code>%load_ext tpu_magics</Code>
     </Empty>
   );
 }
@@ -85,7 +83,7 @@ export function NoRun(props: {
       ]}
     >
       {trans.__(
-        'Select the cell with your training function and put this on top of it, or use the button:'
+        'Select the cell with your training function and add this at its top, or use the button:'
       )}{' '}
       <Code>%%tpu_train</Code>
     </Empty>

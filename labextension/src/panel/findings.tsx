@@ -1,6 +1,4 @@
-// What the rules of XLA say of the code.
-//
-// What lives here: findings, those of a check and those found before a run. What does not: finding them.
+// The findings of the rules.
 
 import * as React from 'react';
 import { RuleFinding } from '../types';
@@ -37,9 +35,7 @@ export const Findings = React.memo(function Findings(props: {
     >
       <p className="tpu-Line">
         {checked === null
-          ? trans.__(
-              'Nothing was checked yet: the rules find what compiles again and again before you train.'
-            )
+          ? trans.__('Nothing checked yet. The rules find code that recompiles, before you train.')
           : trans.__('%1 in %2.', headline(findings, trans), checked)}
       </p>
       {props.onCheck !== null && (

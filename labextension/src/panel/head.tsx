@@ -1,9 +1,7 @@
 // The head of a run: state, figures, a failure, facts.
-//
-// What lives here: what Python has worded, put into place. What does not: any wording of a run's own.
 
 import * as React from 'react';
-import { Fact, Figure, RunRecord, SaidFailure } from '../types';
+import { Fact, Figure, RunRecord, FailureText } from '../types';
 import { Chip, Code, toneOf, useTrans, Worded } from './pieces';
 
 const NOT_KNOWN = '-';
@@ -19,7 +17,7 @@ export const Title = React.memo(function Title(props: {
 }): JSX.Element {
   const trans = useTrans();
   const { view, said } = props.record;
-  const state = props.lost ? trans.__('? not known') : said.state;
+  const state = props.lost ? trans.__('? unknown') : said.state;
   return (
     <div className="tpu-Title">
       <div className="tpu-Title-line">
@@ -47,7 +45,7 @@ export const Figures = React.memo(function Figures(props: { figures: Figure[] })
           <dt>{each.label}</dt>
           <dd>
             <span className="tpu-Figure-value">
-              {each.amber ? `! ${each.value}` : told(each.value)}
+              {each.amber ? `! ${each.value}` : shown(each.value)}
             </span>
             <span className={SHAPE.test(each.beside) ? 'tpu-Spark' : 'tpu-Figure-beside'}>
               {each.beside}
@@ -59,7 +57,7 @@ export const Figures = React.memo(function Figures(props: { figures: Figure[] })
   );
 });
 
-function told(value: string): string {
+function shown(value: string): string {
   return value === NOT_KNOWN ? '–' : value;
 }
 
@@ -94,8 +92,8 @@ export const Facts = React.memo(function Facts(props: { facts: Fact[] }): JSX.El
   );
 });
 
-/** What ended the run. One that somebody stopped has not failed. */
-export const Broken = React.memo(function Broken(props: { failure: SaidFailure }): JSX.Element {
+/** What ended the run. A run that the user stopped has not failed. */
+export const Broken = React.memo(function Broken(props: { failure: FailureText }): JSX.Element {
   const trans = useTrans();
   const stopped = !props.failure.facts.some(fact => fact.state === 'broken');
   return (

@@ -1,10 +1,8 @@
-// The quieter parts of a run: warnings, ranks, values that the host read, how far a rehearsal is like a TPU.
-//
-// What lives here: these parts. What does not: compiles, charts, findings, which have files of their own.
+// The lower parts of a run: warnings, ranks, device-to-host reads, the note on a rehearsal.
 
 import * as React from 'react';
 import { grouped, seconds, short } from '../format';
-import { RankTable, Read, SaidLikeness, SaidNotice, Transfer } from '../types';
+import { RankTable, Read, RehearsalNote, NoticeText, Transfer } from '../types';
 import { Facts } from './head';
 import { Chip, Code, Notes, Place, Section, toneOf, useTrans, Worded } from './pieces';
 import { Table } from './table';
@@ -12,14 +10,16 @@ import { Table } from './table';
 const READS = 20;
 
 export const Warnings = React.memo(function Warnings(props: {
-  notices: SaidNotice[];
+  notices: NoticeText[];
 }): JSX.Element | null {
   const trans = useTrans();
   if (props.notices.length === 0) {
     return null;
   }
+  const warns = props.notices.some(each => each.state !== '');
+  const title = warns ? trans.__('Warnings') : trans.__('Notes');
   return (
-    <Section name="warnings" title={trans.__('Warnings')}>
+    <Section name="warnings" title={title}>
       <ul className="tpu-List">
         {props.notices.map((each, at) => (
           <li key={at}>
@@ -51,7 +51,7 @@ export const Ranks = React.memo(function Ranks(props: { ranks: RankTable }): JSX
   );
 });
 
-/** Those that cut a step first. */
+/** Those that split a step's graph first. */
 export const Reads = React.memo(function Reads(props: {
   transfers: Transfer[];
   reads: Read[];
@@ -64,11 +64,11 @@ export const Reads = React.memo(function Reads(props: {
   return (
     <Section
       name="reads"
-      title={trans.__('Values that the host read')}
+      title={trans.__('Device-to-host reads')}
       aside={
         props.transfers.length > 0 ? (
           <Chip tone="warning">
-            {trans._n('%1 cuts the step', '%1 cut the step', props.transfers.length)}
+            {trans._n('%1 splits the graph', '%1 split the graph', props.transfers.length)}
           </Chip>
         ) : null
       }
@@ -87,12 +87,12 @@ export const Reads = React.memo(function Reads(props: {
 
 function ReadItem({ one }: { one: Transfer | Read }): JSX.Element {
   const trans = useTrans();
-  const cuts = 'fix' in one;
+  const splits = 'fix' in one;
   const times = trans._n('%2 read', '%2 reads', one.count, grouped(one.count));
   const code = short(one.code || one.site.code, 120);
   return (
     <li>
-      {cuts ? <Chip tone="warning">{times}</Chip> : <b>{times}</b>} <Place site={one.site} />{' '}
+      {splits ? <Chip tone="warning">{times}</Chip> : <b>{times}</b>} <Place site={one.site} />{' '}
       {one.seconds ? <span className="tpu-Small">{seconds(one.seconds)}</span> : null}
       {code && (
         <div>
@@ -100,14 +100,12 @@ function ReadItem({ one }: { one: Transfer | Read }): JSX.Element {
         </div>
       )}
       <div>
-        {cuts ? (
-          <Worded>{one.text || trans.__('It cut the graph in the middle of a step.')}</Worded>
-        ) : null}
-        {!cuts && trans.__('Read after its step: it waits, and cuts nothing.')}
+        {splits ? <Worded>{one.text || trans.__("Splits the step's graph.")}</Worded> : null}
+        {!splits && trans.__('Device-to-host sync after the step.')}
       </div>
-      {cuts && one.fix && (
+      {splits && one.fix && (
         <div>
-          <b>{trans.__('What to change:')}</b> <Worded>{one.fix}</Worded>
+          <b>{trans.__('Fix:')}</b> <Worded>{one.fix}</Worded>
         </div>
       )}
     </li>
@@ -115,14 +113,14 @@ function ReadItem({ one }: { one: Transfer | Read }): JSX.Element {
 }
 
 export const Likeness = React.memo(function Likeness(props: {
-  likeness: SaidLikeness | null;
+  likeness: RehearsalNote | null;
 }): JSX.Element | null {
   const trans = useTrans();
   if (props.likeness === null) {
     return null;
   }
   return (
-    <Section name="rehearsal" title={trans.__('Rehearsal')} closed={true}>
+    <Section name="rehearsal" title={trans.__('Rehearsal on CPU')} closed={true}>
       <p className="tpu-Line">{props.likeness.short}</p>
       <Facts facts={props.likeness.facts} />
     </Section>

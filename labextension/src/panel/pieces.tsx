@@ -1,6 +1,5 @@
 // Small pieces that all parts of the panel are made of.
 //
-// What lives here: marks, code, lines that can be clicked, sections that fold, tables. What does not: what they show.
 // Whatever comes from a record is only ever text.
 
 import { TranslationBundle } from '@jupyterlab/translation';

@@ -1,6 +1,4 @@
 // One run: what the side panel and the output of a saved notebook have in common.
-//
-// What lives here: the order of the parts. What does not: the parts, and all that needs a kernel (body.tsx).
 
 import * as React from 'react';
 import { RunRecord } from '../types';
@@ -45,7 +43,7 @@ function Lost(): JSX.Element {
   const trans = useTrans();
   return (
     <p className="tpu-Bar tpu-mod-warning">
-      {trans.__('The kernel tells no more of this run: this is the last that is known.')}
+      {trans.__('The kernel no longer reports this run. This is its last known state.')}
     </p>
   );
 }

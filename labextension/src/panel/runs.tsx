@@ -1,6 +1,4 @@
 // The list of earlier runs, to open one or to compare two.
-//
-// What lives here: the list and the comparison. What does not: a run itself (run.tsx).
 
 import * as React from 'react';
 import { clock, grouped, moment, toNumber } from '../format';
@@ -45,10 +43,10 @@ export const Runs = React.memo(function Runs(props: RunsProps): JSX.Element {
           type="button"
           className="tpu-Button"
           disabled={picked.length !== 2}
-          title={trans.__('Choose two runs to compare them')}
+          title={trans.__('Select two runs to compare them')}
           onClick={() => props.onCompare(picked[0], picked[1])}
         >
-          {trans.__('Compare the two chosen')}
+          {trans.__('Compare selected')}
         </button>
         <button
           type="button"
@@ -56,14 +54,14 @@ export const Runs = React.memo(function Runs(props: RunsProps): JSX.Element {
           disabled={props.waiting}
           onClick={props.onRefresh}
         >
-          {props.waiting ? trans.__('Reading…') : trans.__('Read again')}
+          {props.waiting ? trans.__('Loading…') : trans.__('Refresh')}
         </button>
       </div>
       {runs.length === 0 ? (
         <p className="tpu-Small">
           {props.runs === null
-            ? trans.__('The list was not read yet.')
-            : trans.__('There is no run in this folder.')}
+            ? trans.__('The list is not loaded yet.')
+            : trans.__('No runs in this folder.')}
         </p>
       ) : (
         <ul className="tpu-Runs">
@@ -119,7 +117,7 @@ function Line(props: {
       <input
         type="checkbox"
         checked={props.picked}
-        aria-label={trans.__('Choose %1 to compare', run.name)}
+        aria-label={trans.__('Select %1 to compare', run.name)}
         onChange={() => props.onPick(run.id)}
       />
       <div>

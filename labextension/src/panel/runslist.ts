@@ -1,6 +1,4 @@
 // When the list of runs is read.
-//
-// What lives here: asking for it without a click. What does not: drawing it (runs.tsx).
 
 import * as React from 'react';
 import { KernelRuns } from '../model';

@@ -1,6 +1,4 @@
 // A table of texts.
-//
-// What lives here: the table. What does not: what stands in it.
 
 import * as React from 'react';
 import { Scroll } from './pieces';

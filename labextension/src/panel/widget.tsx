@@ -1,6 +1,4 @@
 // The side panel as JupyterLab knows it.
-//
-// What lives here: the Lumino widget. What does not: its content (body.tsx), where it is put (index.ts).
 
 import { ITranslator } from '@jupyterlab/translation';
 import { ReactWidget, UseSignal } from '@jupyterlab/ui-components';

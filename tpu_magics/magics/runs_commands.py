@@ -1,14 +1,11 @@
-"""`%tpu_runs`, `%tpu_logs` and `%tpu_stop`: looking at runs, and stopping one.
-
-What lives here: finding the run that is meant. What does not: reading its records (runs/), showing them (panel/).
-"""
+"""`%tpu_runs`, `%tpu_logs` and `%tpu_stop`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.magics.show import show_table
+from tpu_magics.magics.display import show_table
 from tpu_magics.panel.runs import compare_table, more_runs, plain_summary, runs_table, summary_table
 from tpu_magics.panel.table import Table
 from tpu_magics.runs.files import refused_record
@@ -33,11 +30,11 @@ def _table(found: Sequence[Run], newest: int | None) -> Table:
 
 
 def named_run(name: str) -> Run:
-    """The run that is meant. It is said where another notebook made it, and the name or "last" does not tell that."""
+    """The run of this name. Prints a line where another notebook made it."""
     run = find_run(name)
     if name in ("last", run.name) and (foreign := run.foreign):
         which = "no run" if name == "last" else f"no run named {name!r}"
-        print(f"tpu_magics: This notebook has made {which} here. This is {run.id}, {foreign}.", flush=True)
+        print(f"tpu_magics: This notebook has made {which} here. Showing {run.id}, {foreign}.", flush=True)
     return run
 
 
@@ -54,26 +51,26 @@ def logs(name: str, rank: int) -> None:
 
 
 def stop(name: str | None) -> None:
-    """Stop the run that goes on in the background."""
+    """Stop the run in the background."""
     from tpu_magics.launch import session
 
     going = session.current.active_run
     if going is None:
         raise TpuMagicsError(
-            "No run is going on in the background.",
+            "No run is active in the background.",
             "A run in a cell is stopped with the stop button (or Ctrl-C).",
-            "Look at the runs with %tpu_runs.",
+            "List the runs with %tpu_runs.",
         )
     if name is not None and find_run(name).id != going.folder.id:
         raise TpuMagicsError(
-            f"The run {name!r} is not the one that is going on.",
-            f"That is {going.folder.name!r}.",
+            f"The run {name!r} is not the active run.",
+            f"The active run is {going.folder.name!r}.",
             f"Stop it with %tpu_stop {going.folder.name}",
         )
     going.stop()
     try:
         going.finish()
     except KeyboardInterrupt:  # that is how a stopped run ends
-        print(f"tpu_magics: {going.folder.name!r} is stopped; the notebook's models are unchanged.", flush=True)
+        print(f"tpu_magics: {going.folder.name!r} was stopped; the notebook's models are unchanged.", flush=True)
     else:
-        print(f"tpu_magics: {going.folder.name!r} had ended already; its results are home.", flush=True)
+        print(f"tpu_magics: {going.folder.name!r} had ended already; its results are in the notebook.", flush=True)

@@ -1,9 +1,6 @@
-"""The figures of one look: a row for each target.
+"""The first rows of a preflight as HTML: one for each target, with a bar of its memory.
 
-What lives here: their HTML, with the bar of memory. What does not: the words (preflight_figures.py).
-
-A row is a table's row whose cells flow: places that are wide enough for all show it as one line, others four to a line
-(so that the last one never stands alone), and where styles are taken away it is a table.
+The cells of a row flow: all in one line where there is room, else four to a line. Without styles it is a plain table.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tpu_magics.panel import preflight_words as words
-from tpu_magics.panel.preflight_figures import Figure, figures
+from tpu_magics.panel.preflight_figures import PreflightFigure, figures
 from tpu_magics.panel.preflight_topics import kinds
 from tpu_magics.panel.sections_words import BLUE, GREEN, GREY, NOT_AVAILABLE, RED, SMALL, VIOLET, chip, say, size
 from tpu_magics.preflight.report import TargetResult
@@ -33,7 +30,7 @@ def _cell(em: float) -> str:
     return f"{_CELL};flex:{em:g} 1 max({em:g}em,min(({_ALL}em - 100%)*999,20%))"
 
 
-def looks_html(results: Sequence[TargetResult]) -> str:
+def rows_html(results: Sequence[TargetResult]) -> str:
     rows = "".join(_row(one) for one in results)
     style = "display:block;border-collapse:collapse;border:0;margin:0;color:inherit;font-size:inherit;width:100%"
     return f'<table style="{style}"><tbody style="display:block">{rows}</tbody></table>'
@@ -54,8 +51,8 @@ def _row(one: TargetResult) -> str:
     return f'<tr style="{_ROW};border-left:4px solid {colour}">{"".join(cells)}</tr>'
 
 
-def _merged(figures: Sequence[Figure]) -> Iterator[Figure]:
-    """Those that have one reason for not being known stand together."""
+def _merged(figures: Sequence[PreflightFigure]) -> Iterator[PreflightFigure]:
+    """Unknown figures with the same reason share a cell."""
     missing = [one.label for one in figures if one.value == words.NOTHING]
     for one in figures:
         if one.value == NOT_AVAILABLE and missing:
@@ -64,7 +61,7 @@ def _merged(figures: Sequence[Figure]) -> Iterator[Figure]:
             yield one
 
 
-def _figure(figure: Figure, below: str = "") -> str:
+def _figure(figure: PreflightFigure, below: str = "") -> str:
     beside = "".join(f'<div style="{SMALL}">{say(line)}</div>' for line in figure.beside)
     together = _UNITS.sub("\xa0", say(figure.value))
     value = f'<div style="font-size:1.15em"><b>{together}</b></div>'
@@ -75,7 +72,7 @@ def _figure(figure: Figure, below: str = "") -> str:
 
 
 def bar(one: TargetResult) -> str:
-    """What is needed of what there is, by kind; where it is too much, a line stands at what there is."""
+    """Needed memory against available memory, by kind; a line marks the limit where it is exceeded."""
     memory = one.worst.memory
     if memory is None or not memory.available:
         return ""

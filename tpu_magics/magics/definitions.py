@@ -1,8 +1,4 @@
-"""Which cell of a file defines a function, and which trains it.
-
-What lives here: looking at cells that have not been run, and at the names that they left. What does not: running them
-(headless.py, script.py).
-"""
+"""Which cell of a file defines a function, and which trains it, found without running the cells."""
 
 from __future__ import annotations
 
@@ -17,12 +13,12 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.cell import LAUNCHERS
 
 NOT_KEPT = ("tpu_check", "timeit")  # cell magics below which nothing is defined in the notebook
-TRAINING = frozenset({name.rpartition(".")[2] for name in LAUNCHERS} | {"train"})  # what calls that train are called
+TRAINING = frozenset({name.rpartition(".")[2] for name in LAUNCHERS} | {"train"})  # names of functions that train
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 _OWN_SCOPE = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
-def defining(cells: Sequence[CodeCell], name: str) -> int | None:
+def defining_cell(cells: Sequence[CodeCell], name: str) -> int | None:
     """The index of the last cell that defines `name` (of "a.b", its "a"): with `def` or `class` where one does, else by
     any binding. None where none does, but one may: by `from x import *` or `%run`.
 
@@ -42,21 +38,26 @@ def _not_defined(name: str, cells: Sequence[CodeCell]) -> TpuMagicsError:
     functions = list(dict.fromkeys(name for cell in cells for name in _functions(cell)))
     where = "No cell defines" if cells[0].number is not None else f"{cells[0].path} does not define"
     return TpuMagicsError(
-        f"{where} `{name}`{offered(name, functions)}",
-        " ".join([there(functions), *(_unread(cell.problem) for cell in cells if cell.problem and cell.tree is None)]),
+        f"{where} `{name}`{suggestion(name, functions)}",
+        " ".join(
+            [
+                functions_text(functions),
+                *(_unread(cell.problem) for cell in cells if cell.problem and cell.tree is None),
+            ]
+        ),
         "Give --function the name of the training function.",
     )
 
 
-def offered(name: str, functions: Sequence[str]) -> str:
-    """How a sentence about a name that is not there ends: with the nearest of these, if any is near."""
+def suggestion(name: str, functions: Sequence[str]) -> str:
+    """The end of a sentence about a missing name: with the nearest of these, if any is near."""
     near = difflib.get_close_matches(name, functions, n=1)
     return f"; did you mean `{near[0]}`?" if near else "."
 
 
-def there(functions: Sequence[str]) -> str:
+def functions_text(functions: Sequence[str]) -> str:
     """All of them, in a sentence."""
-    return f"The functions there are: {', '.join(functions)}." if functions else "No functions are defined there."
+    return f"Defined functions: {', '.join(functions)}." if functions else "No functions are defined there."
 
 
 def _unread(problem: Finding) -> str:
@@ -95,8 +96,8 @@ def value_of(namespace: dict[str, Any], name: str) -> Any:
         return eval(name, namespace)
     except Exception as error:
         raise TpuMagicsError(
-            f"--function {name} cannot be had: {type(error).__name__}: {error}.",
-            "It names a function of the file, or an attribute of something there.",
+            f"--function {name} cannot be evaluated: {type(error).__name__}: {error}.",
+            "It has to name a function of the file, or an attribute of an object there.",
             "Give --function the name of the training function.",
         ) from error
 

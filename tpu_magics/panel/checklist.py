@@ -1,7 +1,4 @@
-"""The checklist before asking for a TPU, as a table.
-
-What lives here: its words. What does not: its items and their evidence (launch/checklist.py).
-"""
+"""The checklist of `%tpu_check --ready` as a table."""
 
 from __future__ import annotations
 
@@ -19,5 +16,5 @@ def ready_table(items: Sequence[ChecklistItem]) -> Table:
     count = Counter(item.state for item in items)
     said = ", ".join(f"{count[state]} {state}" for state in (PASSED, FAILED, UNKNOWN) if count[state])
     rows = tuple(Row((item.question, item.evidence), _STATES[item.state]) for item in items)
-    notes = ("%tpu_check shows each finding with its reason and cure.",) if count[FAILED] else ()
+    notes = ("%tpu_check shows each finding with its reason and fix.",) if count[FAILED] else ()
     return Table(f"Ready for a TPU? {said}", ("item", "evidence"), rows, notes)

@@ -1,17 +1,31 @@
-"""Where the names of a drawing's dots go.
-
-What lives here: finding a place for each name where it lies on nothing else. What does not: drawing.
-"""
+"""Inline SVG: its frame and words, and where to put the names of dots so that they cover nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+
+from tpu_magics.panel.sections_words import say
 
 LINE = 14  # height of a name
 _LETTER, _BOLD = 6.4, 7.2  # their widths
 _GAP, _RING = 8, 13  # between a dot and its name; the chosen dot, whose name is bold, has a ring
 _LIFTS = 8  # lines that a name may stand off its dot
+
+
+def svg(parts: Sequence[str], label: str, wide: int, high: int) -> str:
+    """A drawing in the colour of the text around it."""
+    return (
+        f'<svg viewBox="0 0 {wide} {high}" width="{wide}" height="{high}" role="img" aria-label="{say(label)}" '
+        'fill="currentColor" font-family="system-ui,sans-serif" font-size="12" '
+        f'style="max-width:100%;height:auto;color:inherit">{"".join(parts)}</svg>'
+    )
+
+
+def word(text: str, x: float, y: float, anchor: str, more: str = "") -> str:
+    """A text, and a hidden comma behind it: where a front end removes the drawing, its words read as a list."""
+    shown = f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{say(text)}</text>'
+    return f'{shown}<text visibility="hidden">, </text>'
 
 
 @dataclass(frozen=True)

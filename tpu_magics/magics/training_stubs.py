@@ -1,9 +1,8 @@
-"""Running a person's cells without training.
+"""Stubs that replace a training while a person's cells run.
 
-What lives here: what stands in the place of a training while cells run, where it goes through something that can be
-replaced: our own launcher, those that are called in its stead, transformers' Trainer.train, and fit, evaluate and
-predict of Keras models. What does not: running the cells (headless.py). Not covered, and run for real: loops that a
-cell writes out, train() of a subclass that has its own, and anything that held on to one of these before.
+They replace our launcher, the launchers that are called in its stead, transformers' Trainer.train, and fit, evaluate
+and predict of Keras models. Not covered, and run for real: training loops in a cell, train() of a subclass that
+overrides it, and references taken before.
 """
 
 from __future__ import annotations
@@ -24,43 +23,42 @@ from tpu_magics.launch.work import FunctionWork, ScriptWork
 
 # Methods, by module and path in it; read in transformers 5.23 and Keras 3.
 METHODS = {"transformers.trainer": ("Trainer.train",), "keras": ("Model.fit", "Model.evaluate", "Model.predict")}
-# Our own preflights that cells ask for: they take minutes as well, and are not the one that was asked for now.
+# Preflights in cells: they take minutes as well, and are not the one of this command.
 PREFLIGHTS = ("tpu_magics.magics.preflight.run", "tpu_magics.magics.preflight.preflight")
 
 
 @dataclass(frozen=True)
-class Launch:
-    """A training that was asked for and left out. `place`: "cell 4", or the file; `said`: what was left out, in words;
+class SkippedTraining:
+    """A training that was skipped. `place`: "cell 4", or the file; `text`: the training in words;
     `function` is None for statements, scripts and trainers. `args` are complete: the rank, where the launcher gives
     one, is the first of them."""
 
     place: str
-    said: str
+    text: str
     function: Callable[..., Any] | None = None
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     options: Options = field(default_factory=Options)
 
 
-class Untrained:
-    """While it is entered, the ways to train that are listed above are noted and left out, also where they are imported
-    only then.
+class TrainingStubs:
+    """A context in which trainings are recorded and skipped, also those of modules that are imported later.
 
-    Not thread-safe: it changes modules of this process. `say` is told of each training that is left out.
+    Not thread-safe: it changes modules of this process. `say` gets a line for each skipped training.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.say = say
         self.place = ""
-        self.launches: list[Launch] = []
+        self.launches: list[SkippedTraining] = []
         self._hook = PostImport()
         self._undo: list[Callable[[], None]] = []
         self._active = False
 
-    def __enter__(self) -> Untrained:
+    def __enter__(self) -> TrainingStubs:
         self._active = True
         self._replace(train, "start", self._started)
-        for module, found in self._instead().items():
+        for module, found in self._replacements().items():
             self._hook.when_imported(module, functools.partial(self._leave_out, found))
         return self
 
@@ -70,8 +68,8 @@ class Untrained:
         while self._undo:
             self._undo.pop()()
 
-    def _instead(self) -> dict[str, dict[str, Callable[..., None]]]:
-        """What is called in the place of what: by module, and path in it."""
+    def _replacements(self) -> dict[str, dict[str, Callable[..., None]]]:
+        """The stub of each function, by module and path in it."""
         found: dict[str, dict[str, Callable[..., None]]] = {}
         for name, kind in LAUNCHERS.items():
             module, _, attribute = name.rpartition(".")
@@ -90,12 +88,12 @@ class Untrained:
         options.check()
         work = request.make({}, None)
         if not isinstance(work, FunctionWork):
-            said = f"the script {request.script}" if isinstance(work, ScriptWork) else _STATEMENTS
-            self._note(Launch(self.place, said, options=options))
+            text = f"the script {request.script}" if isinstance(work, ScriptWork) else _STATEMENTS
+            self._note(SkippedTraining(self.place, text, options=options))
             return
         first = (0,) if work.index_first else ()
-        said = f"the training of `{request.name}`"
-        self._note(Launch(self.place, said, work.function, (*first, *work.args), work.kwargs, options))
+        text = f"the training of `{request.name}`"
+        self._note(SkippedTraining(self.place, text, work.function, (*first, *work.args), work.kwargs, options))
 
     def _launcher(self, kind: str) -> Callable[..., None]:
         def launched(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
@@ -106,16 +104,16 @@ class Untrained:
 
     def _method(self, path: str) -> Callable[..., None]:
         def called(*_: Any, **__: Any) -> None:
-            self._note(Launch(self.place, f"{path}()"))
+            self._note(SkippedTraining(self.place, f"{path}()"))
 
         return called
 
     def _preflight(self, *_: Any, **__: Any) -> None:
-        self._note(Launch(self.place, "the preflight that the cell asks for"))
+        self._note(SkippedTraining(self.place, "the preflight of the cell"))
 
-    def _note(self, launch: Launch) -> None:
+    def _note(self, launch: SkippedTraining) -> None:
         self.launches.append(launch)
-        self.say(f"{launch.place}: {launch.said} is left out, as nothing is trained here.")
+        self.say(f"{launch.place}: {launch.text} is skipped: nothing is trained here.")
 
     # -- putting it there -----------------------------------------------------------------------------------------
 
@@ -148,10 +146,10 @@ class Untrained:
         setattr(owner, name, value)
 
 
-_MARK = "__tpu_magics_untrained__"
-_STATEMENTS = "what stands below %%tpu_train (but for the imports, functions and classes that it begins with)"
+_MARK = "__tpu_magics_stub__"
+_STATEMENTS = "the code below %%tpu_train (except the imports, functions and classes at its start)"
 
 
-def first_of(launches: Sequence[Launch], function: Any) -> Launch | None:
+def first_of(launches: Sequence[SkippedTraining], function: Any) -> SkippedTraining | None:
     """The first of the trainings that would have trained this function."""
     return next((one for one in launches if one.function is not None and one.function is function), None)

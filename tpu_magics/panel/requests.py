@@ -1,8 +1,4 @@
-"""What a front end asks of the kernel.
-
-What lives here: the requests as dataclasses, and reading them: nothing in them is taken for granted. What does not:
-what is done (magics/lab_requests.py), and what the kernel says (messages.py).
-"""
+"""The requests of front ends: dataclasses, and their parsing, which checks every field."""
 
 from __future__ import annotations
 
@@ -27,12 +23,12 @@ class CheckedCell:
 
 
 @dataclass(frozen=True)
-class HelloWish:
+class HelloRequest:
     type: ClassVar[str] = "hello"
 
 
 @dataclass(frozen=True)
-class OpenWish:
+class OpenRequest:
     """`run`: an id, "current" (the newest of this kernel) or "last" (the newest in the folder)."""
 
     type: ClassVar[str] = "open"
@@ -40,24 +36,24 @@ class OpenWish:
 
 
 @dataclass(frozen=True)
-class RunsWish:
+class RunsRequest:
     type: ClassVar[str] = "runs"
 
 
 @dataclass(frozen=True)
-class CompareWish:
+class CompareRequest:
     type: ClassVar[str] = "compare"
     runs: tuple[str, str]
 
 
 @dataclass(frozen=True)
-class StopWish:
+class StopRequest:
     type: ClassVar[str] = "stop"
     run: str
 
 
 @dataclass(frozen=True)
-class CheckWish:
+class CheckRequest:
     """All code cells of the notebook, in their order."""
 
     type: ClassVar[str] = "check"
@@ -65,38 +61,38 @@ class CheckWish:
 
 
 @dataclass(frozen=True)
-class RateWish:
+class RateRequest:
     """Seconds between updates."""
 
     type: ClassVar[str] = "rate"
     seconds: float
 
 
-Wish = HelloWish | OpenWish | RunsWish | CompareWish | StopWish | CheckWish | RateWish
+FrontEndRequest = HelloRequest | OpenRequest | RunsRequest | CompareRequest | StopRequest | CheckRequest | RateRequest
 
 
-def request_of(data: Mapping[str, Any]) -> str | None:
+def request_id(data: Mapping[str, Any]) -> str | None:
     """The request's id, where there is one."""
     found = data.get("request")
     return found[:200] if isinstance(found, str) else None
 
 
-def read_wish(data: Mapping[str, Any]) -> Wish:
-    """What a front end asks. Raises TpuMagicsError where it cannot be understood."""
+def read_request(data: Mapping[str, Any]) -> FrontEndRequest:
+    """The request of a front end. Raises TpuMagicsError where it cannot be read."""
     if data.get("v") != VERSION:
         raise _of_another_version(data.get("v"))
     kind = data.get("type")
     read = _READERS.get(kind) if isinstance(kind, str) else None
     if read is None:
         raise _bad("type", kind, f"one of {', '.join(_READERS)}")
-    if request_of(data) is None:
+    if request_id(data) is None:
         raise _bad("request", data.get("request"), "a text")
     return read(data)
 
 
 def _of_another_version(found: object) -> TpuMagicsError:
     return TpuMagicsError(
-        f"tpu_magics in the kernel and the extension are of different versions (kernel {VERSION}, extension "
+        f"The kernel and the extension have different versions of tpu_magics (kernel {VERSION}, extension "
         f"{_shown(found)}).",
         "Their messages differ.",
         "pip install -U tpu-magics, restart the kernel, then reload the page.",
@@ -105,9 +101,9 @@ def _of_another_version(found: object) -> TpuMagicsError:
 
 def _bad(name: str, found: object, wanted: str) -> TpuMagicsError:
     return TpuMagicsError(
-        "The kernel could not read what the extension asked for.",
+        "The kernel could not read the extension's request.",
         f"`{name}` is {_shown(found)}; it should be {wanted}.",
-        "Reload the page; if it comes again, please report it.",
+        "Reload the page. If it happens again, please report it.",
     )
 
 
@@ -123,36 +119,36 @@ def _text(data: Mapping[str, Any], name: str) -> str:
     return found
 
 
-def _open(data: Mapping[str, Any]) -> OpenWish:
-    return OpenWish(_text(data, "run"))
+def _open(data: Mapping[str, Any]) -> OpenRequest:
+    return OpenRequest(_text(data, "run"))
 
 
-def _stop(data: Mapping[str, Any]) -> StopWish:
-    return StopWish(_text(data, "run"))
+def _stop(data: Mapping[str, Any]) -> StopRequest:
+    return StopRequest(_text(data, "run"))
 
 
-def _compare(data: Mapping[str, Any]) -> CompareWish:
+def _compare(data: Mapping[str, Any]) -> CompareRequest:
     found = data.get("runs")
     if not isinstance(found, (list, tuple)) or len(found) != 2 or not all(isinstance(one, str) for one in found):
         raise _bad("runs", found, "the ids of two runs")
-    return CompareWish((found[0], found[1]))
+    return CompareRequest((found[0], found[1]))
 
 
-def _rate(data: Mapping[str, Any]) -> RateWish:
+def _rate(data: Mapping[str, Any]) -> RateRequest:
     found = data.get("seconds")
     if isinstance(found, bool) or not isinstance(found, (int, float)) or not FASTEST <= found <= SLOWEST:
         raise _bad("seconds", found, f"a number from {FASTEST:g} to {SLOWEST:g}")
-    return RateWish(float(found))
+    return RateRequest(float(found))
 
 
-def _check(data: Mapping[str, Any]) -> CheckWish:
+def _check(data: Mapping[str, Any]) -> CheckRequest:
     found = data.get("cells")
     if not isinstance(found, (list, tuple)) or len(found) > MOST_CELLS:
         raise _bad("cells", found, f"a list of at most {MOST_CELLS:,} cells")
     cells = tuple(map(_cell, found))
     if sum(len(cell.source) for cell in cells) > MOST_SOURCE:
         raise _bad("cells", "longer", f"at most {MOST_SOURCE:,} characters")
-    return CheckWish(cells)
+    return CheckRequest(cells)
 
 
 def _cell(found: Any) -> CheckedCell:
@@ -167,10 +163,10 @@ def _cell(found: Any) -> CheckedCell:
     return CheckedCell(found["id"], number, found["source"])
 
 
-_READERS: dict[str, Callable[[Mapping[str, Any]], Wish]] = {
-    "hello": lambda _data: HelloWish(),
+_READERS: dict[str, Callable[[Mapping[str, Any]], FrontEndRequest]] = {
+    "hello": lambda _data: HelloRequest(),
     "open": _open,
-    "runs": lambda _data: RunsWish(),
+    "runs": lambda _data: RunsRequest(),
     "compare": _compare,
     "stop": _stop,
     "check": _check,

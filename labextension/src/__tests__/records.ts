@@ -1,6 +1,4 @@
 // What badges are made of, for tests: records with causes at lines, and what a check found.
-//
-// What lives here: short ways to write sample.ts's records. What does not: any expectation.
 
 import { Compile, FindingsMessage, RuleFinding, RunRecord, Site } from '../types';
 import * as sample from './sample';

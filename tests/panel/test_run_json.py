@@ -12,13 +12,12 @@ import pytest
 
 from tests.panel import recorded
 from tests.panel.recorded import CREATED, Recorded, first_compile, recompile
-from tpu_magics.panel.bundle import to_bundle
-from tpu_magics.panel.jsonable import fitting, plain, size_of
-from tpu_magics.panel.messages import Said
+from tpu_magics.panel.json_values import fitting, plain, size_of
+from tpu_magics.panel.messages import RunTexts
 from tpu_magics.panel.model_view import RunView
 from tpu_magics.panel.page import to_html, to_text
-from tpu_magics.panel.portable import COMM, FIELDS, SAVED, record
 from tpu_magics.panel.protocol import MIME_TYPE
+from tpu_magics.panel.run_json import COMM, FIELDS, SAVED, record, to_bundle
 from tpu_magics.panel.sections_header import figures, state_text
 from tpu_magics.runs.events import RuleFinding, Site, Value, Warned
 
@@ -36,7 +35,7 @@ def test_every_field_goes_by_its_name(tmp_path: Path, kind: str) -> None:
     made = record(view)
     assert strict(made) == made and made["v"] == 1
     assert tuple(made["view"]) == tuple(field.name for field in dataclasses.fields(RunView)) == FIELDS
-    assert set(made["said"]) == {field.name for field in dataclasses.fields(Said)}
+    assert set(made["said"]) == {field.name for field in dataclasses.fields(RunTexts)}
     for name in ("id", "state", "live", "steps", "compiles", "recompiles", "elapsed", "device", "rehearsed"):
         assert made["view"][name] == getattr(view, name)
     assert [entry["key"] for entry in made["view"]["compile_log"]] == [entry.key for entry in view.compile_log]
@@ -61,8 +60,8 @@ def test_the_words_are_those_of_the_panel(tmp_path: Path) -> None:
 def test_a_rehearsal_is_told_as_one(tmp_path: Path) -> None:
     said = record(recorded.rehearsed(tmp_path, recorded.ASLEEP, 30.0).view())["said"]
     assert said["notes"].endswith("rehearsal of 8 ranks on XLA:CPU")
-    assert said["likeness"]["short"].startswith("Shards") and len(said["likeness"]["facts"]) == 2
-    assert said["ranks"]["notes"][0].startswith("! The others wait for rank 3")
+    assert said["likeness"]["short"].startswith("Values, shards") and len(said["likeness"]["facts"]) == 2
+    assert said["ranks"]["notes"][0].startswith("! The other ranks wait for rank 3")
     assert len(said["ranks"]["rows"]) == 8 and len(said["ranks"]["rows"][0]) == len(said["ranks"]["columns"])
 
 
@@ -161,5 +160,5 @@ def test_the_bundle_has_text_first_and_html_as_before(tmp_path: Path) -> None:
 
 
 def test_a_record_that_cannot_be_made_leaves_the_html(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tpu_magics.panel.bundle.record", lambda *_: 1 / 0)
+    monkeypatch.setattr("tpu_magics.panel.run_json.record", lambda *_: 1 / 0)
     assert list(to_bundle(recorded.done(tmp_path).view())) == ["text/plain", "text/html"]

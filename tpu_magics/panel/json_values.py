@@ -1,8 +1,4 @@
-"""Values as JSON has them.
-
-What lives here: the step from dataclasses to objects, lists and texts, and how many of them fit. What does not: what is
-sent (portable.py, messages.py).
-"""
+"""Python values as JSON, within a size limit."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Which cells make up the notebook now.
-
-What lives here: of the cells that have run, those that were run again in another form are left out. What does not:
-where the texts come from (notebook.py), and what is found in them (check/).
-"""
+"""The cells of the notebook as it is now: cells that were edited and run again count once."""
 
 from __future__ import annotations
 
@@ -18,8 +14,8 @@ _COMMON = ("import ", "from ", "#", "%", "!")  # lines that many cells begin wit
 
 
 class Shape(NamedTuple):
-    """What two texts are compared by: their lines, the first of them that tells something, the names that they define,
-    and whether it can have run (it parses, and is not below `%%tpu_check`)."""
+    """The features by which two texts are compared: their lines, the first distinctive line, the names they define,
+    and whether they can have run (they parse, and are not below `%%tpu_check`)."""
 
     lines: frozenset[str]
     first: str

@@ -1,7 +1,6 @@
-"""All who look on at one run: the panel, and the JupyterLab extension.
+"""The observers of one run in a notebook: the panel and the JupyterLab extension.
 
-What lives here: that both read the run once, and neither stops the other. What does not: what they show
-(panel/widget.py, lab_run.py), and reading a busy kernel's messages (mailbox.py).
+They share one reading of the run, and a fault of one does not stop the other.
 """
 
 from __future__ import annotations
@@ -11,22 +10,20 @@ from typing import Any
 
 from tpu_magics.launch.run_observer import FREE, WAITS, NullObserver, RunObserver, SafeObserver, describe_error
 from tpu_magics.magics import lab, lab_run
-from tpu_magics.magics.lab_kernel import has_subshells
 from tpu_magics.magics.mailbox import Mailbox, open_mailbox
+from tpu_magics.panel.model import SHARED, SharedView
 from tpu_magics.panel.protocol import TARGET
-from tpu_magics.panel.reading import SHARED, Reading
 from tpu_magics.panel.widget import LivePanel, Publish
 from tpu_magics.runs.files import RunFiles
 
-NO_STOP = "This kernel handles clicks between cells only: stop the run by interrupting the kernel (the square, or I, I)"
+NO_STOP = "This kernel handles clicks only between cells. To stop the run, interrupt the kernel (the square, or I, I)"
 
 Stop = Callable[[], None]
 Say = Callable[[str], None]
 
 
-class RunObservers:
-    """`panel`: None where there is none; `mailbox`: where the main thread waits for the run, and so looks for messages
-    itself."""
+class FrontEnds:
+    """`panel`: None where there is none; `mailbox`: where the main thread waits for the run and reads messages."""
 
     def __init__(self, panel: LivePanel | None, run: lab_run.LabRun, mailbox: Mailbox | None, say: Say) -> None:
         self.panel = panel
@@ -49,7 +46,7 @@ class RunObservers:
         self._run.close(why)
 
     def _look_into_mailbox(self) -> None:
-        """Where that fails, clicks wait until the cell ends; both go on showing the run."""
+        """On a fault, clicks wait until the cell ends; the displays continue."""
         if self._mailbox is None:
             return
         try:
@@ -57,7 +54,7 @@ class RunObservers:
         except Exception as error:
             self._mailbox = None
             self._run.deafen(lab.current is not None and lab.current.answers)
-            self._say(f"Clicks wait until the cell ends, the run goes on: {describe_error(error)}")
+            self._say(f"Clicks wait until the cell ends; the run continues: {describe_error(error)}")
 
     def _answer(self, comm_id: str, data: Mapping[str, Any]) -> bool:
         if self.panel is not None and self.panel.answer(comm_id, data):
@@ -72,24 +69,24 @@ class RunObservers:
         return True
 
 
-def with_panel(kernel: Any, files: RunFiles, stop: Stop, main: str, say: Say, publish: Publish) -> RunObservers:
+def with_panel(kernel: Any, files: RunFiles, stop: Stop, main: str, say: Say, publish: Publish) -> FrontEnds:
     """A live panel, and the extension. `main`: what the main thread does meanwhile."""
     mailbox = _mailbox(kernel, main)
-    reading = Reading(files, SHARED)
+    reading = SharedView(files, SHARED)
     panel = LivePanel(files, stop, publish, None, "" if main == FREE or mailbox else NO_STOP, reading)
-    return RunObservers(panel, _followed(kernel, files, stop, mailbox, reading), mailbox, say)
+    return FrontEnds(panel, _followed(kernel, files, stop, mailbox, reading), mailbox, say)
 
 
-def without_panel(kernel: Any, files: RunFiles, stop: Stop, main: str, say: Say) -> RunObservers:
+def without_panel(kernel: Any, files: RunFiles, stop: Stop, main: str, say: Say) -> FrontEnds:
     """The extension alone."""
     mailbox = _mailbox(kernel, main)
-    return RunObservers(None, _followed(kernel, files, stop, mailbox, Reading(files)), mailbox, say)
+    return FrontEnds(None, _followed(kernel, files, stop, mailbox, SharedView(files)), mailbox, say)
 
 
-def _followed(kernel: Any, files: RunFiles, stop: Stop, mailbox: Mailbox | None, reading: Reading) -> lab_run.LabRun:
-    """A main thread that trains or runs other cells, in a kernel without subshells, answers nobody until it is done."""
+def _followed(kernel: Any, files: RunFiles, stop: Stop, mailbox: Mailbox | None, reading: SharedView) -> lab_run.LabRun:
+    """Without subshells, a main thread that trains or runs other cells answers no request until it is done."""
     hears = mailbox is not None
-    return lab_run.follow(files, stop, reading, hears or has_subshells(kernel), hears)
+    return lab_run.follow(files, stop, reading, hears or lab.has_subshells(kernel), hears)
 
 
 def _mailbox(kernel: Any, main: str) -> Mailbox | None:
