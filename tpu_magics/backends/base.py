@@ -98,7 +98,7 @@ class RecompileLimit(BaseException):
     """Raised inside a worker at recompile number `limit` + 1; a BaseException like `StepLimit`."""
 
     def __init__(self, recompiles: int, limit: int) -> None:
-        super().__init__(f"recompile {recompiles}, where --max-recompiles allows {limit}")
+        super().__init__(f"recompile {recompiles}; --max-recompiles allows {limit}")
         self.recompiles = recompiles
         self.limit = limit
 
