@@ -293,7 +293,7 @@ def test_an_accelerator_that_comes_too_late_is_told(ran: dict[str, Ran]) -> None
     assert last.share == 0
     assert "0 of 3" in last.text
     assert "created on the device before the Accelerator" in last.text
-    assert "Make the Accelerator first." in last.text
+    assert "Create the Accelerator first." in last.text
 
 
 def test_whole_numbers_on_the_device_are_not_too_early(ran: dict[str, Ran]) -> None:
