@@ -73,7 +73,7 @@ def _all_reduce(kind: str, dtype: torch.dtype, scale: float = 1.0) -> Case:
         return [first, [first, reduced(kind, of_all(size, (4,), dtype, seed=1), scale)], True, data(rank, dtype=dtype)]
 
     if kind in ("and", "or") and dtype.is_floating_point:
-        return refused(name, both, f"XLA has no '{kind}' for {short(dtype)}")
+        return refused(name, both, f"XLA has no '{kind}' reduction for {short(dtype)}")
     return Case(name, both, expected)
 
 

@@ -238,7 +238,7 @@ def test_the_sentence(ran: dict[str, Ran]) -> None:
     what = "matmuls and convolutions in bf16"
     assert ran["plain"].last.text == f"no precision requested: 0 of 3 {what} (2 f32, 1 f64), {rest}"
     assert ran["bf16"].last.text == f"bf16 requested by --precision: 3 of 3 {what}, {rest}"
-    assert ran["downcast"].last.text == f"bf16-downcast asked by --precision: 2 of 3 {what} (the others: 1 f32), {rest}"
+    assert ran["downcast"].last.text == f"bf16-downcast requested by --precision: 2 of 3 {what} (others: 1 f32), {rest}"
 
 
 def test_accelerate_alone_differs_here_from_a_tpu(ran: dict[str, Ran]) -> None:
@@ -292,8 +292,8 @@ def test_an_accelerator_that_comes_too_late_is_told(ran: dict[str, Ran]) -> None
     assert not last.agrees
     assert last.share == 0
     assert "0 of 3" in last.text
-    assert "before the Accelerator was made" in last.text
-    assert "Make the Accelerator first." in last.text
+    assert "created on the device before the Accelerator" in last.text
+    assert "Create the Accelerator first." in last.text
 
 
 def test_whole_numbers_on_the_device_are_not_too_early(ran: dict[str, Ran]) -> None:
@@ -304,7 +304,7 @@ def test_whole_numbers_on_the_device_are_not_too_early(ran: dict[str, Ran]) -> N
 def test_fp32_asked_while_a_variable_makes_bf16(ran: dict[str, Ran]) -> None:
     last = ran["set in the cell"].last
     assert not last.agrees
-    assert last.text.startswith("fp32 asked by --precision: 3 of 3 ")
+    assert last.text.startswith("fp32 requested by --precision: 3 of 3 ")
     assert last.text.endswith(" XLA_USE_BF16 is set in the worker.")
 
 
@@ -363,7 +363,7 @@ def test_parameters_that_are_not_what_torch_says(ran: dict[str, Ran]) -> None:
 
 
 def test_downcast_is_advised_where_bf16_is_logged(ran: dict[str, Ran]) -> None:
-    assert any("with --precision bf16-downcast" in note for note in ran["bf16"].last.notes)
+    assert any("With --precision bf16-downcast" in note for note in ran["bf16"].last.notes)
     assert any("downcast_bf16=True" in note for note in ran["accelerator bf16"].last.notes)
     assert any("Compute them in torch.double" in note for note in ran["downcast"].last.notes)
     assert not any("Logged" in note for note in ran["plain"].last.notes)

@@ -372,7 +372,7 @@ def test_torch_xlas_autocast_computes_in_bf16_as_on_a_tpu() -> None:
 
 
 def test_torch_xla_still_asks_for_the_hardware() -> None:
-    """What autocast.py stands in for; where this goes away, so may that file."""
+    """What library_fixes.fix_autocast replaces; if this goes away, so may that function."""
     from torch_xla.amp import autocast_mode
     from torch_xla.core import xla_model
 

@@ -25,18 +25,17 @@ STEPS = 5  # the most steps to trace
 class WorkerSpec:
     """What one worker needs to become a rank.
 
-    `index`: which worker on this host, from 0; `count`: workers on this host; `device`: "CPU" or "TPU";
-    `precision`: "", "fp32", "bf16" or "bf16-downcast"; `environment`: set (or, where None, unset) in the worker only;
-    `max_steps`: stop cleanly after so many steps, `max_recompiles`: fail at the first recompile above it (None: no
-    limit); `replicas`: devices of one worker; `scratch`: a folder of this worker's own for what need not be kept;
-    `cache`: the folder of the persistent compile cache ("": none).
-    `meeting`: where the ranks of a rehearsal find each other, a folder they share (None: no rehearsal);
-    `first`: the rank of this host's first worker, `world`: ranks of all hosts (0: those of this one), `store`: where
-    rank 0 listens for the other hosts of a rehearsal, `address`: where they reach this one ("": this is the only host);
-    `collective_timeout`: seconds that a rank of a rehearsal waits in a collective for the others;
-    `spmd`: devices of one SPMD worker (None: not SPMD; 0: all that the host has).
-    `tracing`: nothing is run, the graphs are written (None: a run). `keep_partial`: what was learned until a failure
-    goes home; `strict`: training on the host alone is an error.
+    `index`: number of the worker on this host, from 0; `count`: workers on this host; `device`: "CPU" or "TPU";
+    `precision`: "", "fp32", "bf16" or "bf16-downcast"; `environment`: variables to set (or, if None, to unset) in the
+    worker only; `max_steps`: stop cleanly after this many steps, `max_recompiles`: fail at the first recompile above it
+    (None: no limit); `replicas`: devices of one worker; `scratch`: a folder for temporary files of this worker;
+    `cache`: the folder of the persistent compile cache ("": none). `meeting`: the folder in which the ranks of a
+    rehearsal find each other (None: no rehearsal); `first`: the rank of this host's first worker, `world`: ranks of all
+    hosts (0: those of this one), `store`: where rank 0 listens for the other hosts of a rehearsal, `address`: where
+    they reach this one ("": this is the only host); `collective_timeout`: seconds that a rank of a rehearsal waits for
+    the others in a collective; `spmd`: devices of one SPMD worker (None: not SPMD; 0: all devices of the host).
+    `tracing`: nothing runs, the graphs are written (None: a run). `keep_partial`: after a failure, the changes so far
+    are returned; `strict`: training only on the host is an error.
     """
 
     index: int
@@ -98,7 +97,7 @@ class RecompileLimit(BaseException):
     """Raised inside a worker at recompile number `limit` + 1; a BaseException like `StepLimit`."""
 
     def __init__(self, recompiles: int, limit: int) -> None:
-        super().__init__(f"recompile {recompiles}, where --max-recompiles allows {limit}")
+        super().__init__(f"recompile {recompiles}; --max-recompiles allows {limit}")
         self.recompiles = recompiles
         self.limit = limit
 

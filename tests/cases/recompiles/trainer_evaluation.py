@@ -11,12 +11,12 @@
   {"cause": "new-part", "mentions": ["evaluation, transformers/trainer.py line"]},
   {"cause": "new-part", "mentions": ["evaluation, transformers/trainer.py line"]},
   {"cause": "new-part", "mentions": ["evaluation, transformers/trainer.py line"]},
-  {"cause": "live-tensors", "mentions": ["results of evaluation", "eval_accumulation_steps=1"]},
-  {"cause": "live-tensors", "mentions": ["results of evaluation", "eval_accumulation_steps=1"]},
-  {"cause": "live-tensors", "mentions": ["results of evaluation", "eval_accumulation_steps=1"]},
-  {"cause": "live-tensors", "mentions": ["results of evaluation", "eval_accumulation_steps=1"]},
-  {"cause": "live-tensors", "mentions": ["results of evaluation", "eval_accumulation_steps=1"]},
-  {"cause": "live-tensors", "mentions": ["results of evaluation", "eval_accumulation_steps=1"]}
+  {"cause": "live-tensors", "mentions": ["evaluation results", "eval_accumulation_steps=1"]},
+  {"cause": "live-tensors", "mentions": ["evaluation results", "eval_accumulation_steps=1"]},
+  {"cause": "live-tensors", "mentions": ["evaluation results", "eval_accumulation_steps=1"]},
+  {"cause": "live-tensors", "mentions": ["evaluation results", "eval_accumulation_steps=1"]},
+  {"cause": "live-tensors", "mentions": ["evaluation results", "eval_accumulation_steps=1"]},
+  {"cause": "live-tensors", "mentions": ["evaluation results", "eval_accumulation_steps=1"]}
 ], "reads": [{"mentions": ["train"]}]}"""
 
 import tempfile

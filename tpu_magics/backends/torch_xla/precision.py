@@ -15,8 +15,7 @@ from functools import update_wrapper
 from typing import Any, Concatenate, ParamSpec
 
 from tpu_magics.backends.observing import hlo, precision_text
-from tpu_magics.backends.torch_xla import precision_accelerate
-from tpu_magics.backends.torch_xla import precision_request as asking
+from tpu_magics.backends.torch_xla import precision_accelerate, precision_request
 from tpu_magics.backends.torch_xla.output_filter import OutputFilter
 from tpu_magics.backends.torch_xla.post_import import PostImport
 from tpu_magics.backends.torch_xla.precision_request import PrecisionRequest, variables
@@ -27,7 +26,7 @@ __all__ = ["PrecisionRequest", "TorchPrecisionWatch", "judge", "variables"]
 # What torch_xla 2.9.0 prints about its variables (csrc/dtype.cpp).
 DEPRECATION = re.compile(rb"^XLA_(?:USE|DOWNCAST)_BF16 will be deprecated after [^\n]*\n", re.MULTILINE)
 
-_VARIABLE = {"bf16": asking.USE, "bf16-downcast": asking.DOWNCAST}
+_VARIABLE = {"bf16": precision_request.USE, "bf16-downcast": precision_request.DOWNCAST}
 _FLOATS = frozenset({"float32", "float64"})
 _XLA_FLOATS = frozenset({"f32", "f64", "bf16"})
 P = ParamSpec("P")
@@ -35,7 +34,7 @@ Facts = dict[str, Any]  # the fields of events.Precision, less `t` and `rank`
 
 
 def judge(
-    asked: PrecisionRequest,
+    request: PrecisionRequest,
     graph: hlo.Graph,
     digest: str,
     in_use: str = "",
@@ -52,46 +51,46 @@ def judge(
     """
     total, bf16 = hlo.multiplications(graph)
     types = hlo.multiplied_types(graph)
-    agrees = total == 0 or _agrees(asked.asked, bf16, types)
-    reason = "" if agrees else _reason(asked, in_use, late)
+    agrees = total == 0 or _agrees(request.precision, bf16, types)
+    reason = "" if agrees else _reason(request, in_use, late)
     return {
-        "asked": asked.asked,
-        "source": asked.source,
+        "asked": request.precision,
+        "source": request.source,
         "ops": total,
         "share": bf16 / total if total else None,
         "parameters": hlo.dtype_counts(graph),
         "graph": digest,
         "agrees": agrees,
-        "text": _text(asked, total, bf16, types) + reason,
-        "notes": (*asked.notes, *_notes(asked, graph, in_use, bf16, logged)),
+        "text": _text(request, total, bf16, types) + reason,
+        "notes": (*request.notes, *_notes(request, graph, in_use, bf16, logged)),
     }
 
 
-def _agrees(asked: str, bf16: int, types: Mapping[str, int]) -> bool:
+def _agrees(precision: str, bf16: int, types: Mapping[str, int]) -> bool:
     others = {dtype for dtype in types if dtype != "bf16"}
-    if asked == "bf16":
+    if precision == "bf16":
         return not others
-    if asked == "bf16-downcast":  # torch.double is f32 then
+    if precision == "bf16-downcast":  # torch.double is f32 then
         return bf16 > 0 and others <= {"f32"}
-    return asked != "fp32" or bf16 == 0
+    return precision != "fp32" or bf16 == 0
 
 
-def _text(asked: PrecisionRequest, total: int, bf16: int, types: Mapping[str, int]) -> str:
-    request = f"{asked.asked} requested by {asked.source}" if asked.asked else "no precision requested"
-    return precision_text.describe_matmuls(request, total, bf16, types)
+def _text(request: PrecisionRequest, total: int, bf16: int, types: Mapping[str, int]) -> str:
+    requested = f"{request.precision} requested by {request.source}" if request.precision else "no precision requested"
+    return precision_text.describe_matmuls(requested, total, bf16, types)
 
 
-def _reason(asked: PrecisionRequest, in_use: str, late: str) -> str:
+def _reason(request: PrecisionRequest, in_use: str, late: str) -> str:
     """A further sentence: why the request and the graph may differ."""
     if late:
         return f" {late}"
-    if asked.asked == "fp32" and in_use:
+    if request.precision == "fp32" and in_use:
         return f" {_VARIABLE[in_use]} is set in the worker."
-    if asked.asked == "fp32":
+    if request.precision == "fp32":
         return " The program itself uses bf16: autocast, or a torch.bfloat16 model or tensors."
-    if asked.asked in _VARIABLE and in_use != asked.asked:
-        return f" {_VARIABLE[asked.asked]} is not set any more: the program or a library changed it."
-    if asked.asked in _VARIABLE:
+    if request.precision in _VARIABLE and in_use != request.precision:
+        return f" {_VARIABLE[request.precision]} is not set any more: the program or a library changed it."
+    if request.precision in _VARIABLE:
         return (
             " torch_xla reads the variable once, when the process creates its first floating-point tensor. Either a "
             "tensor was created before, or the program selects another dtype (half(), autocast)."
@@ -99,7 +98,9 @@ def _reason(asked: PrecisionRequest, in_use: str, late: str) -> str:
     return ""
 
 
-def _notes(asked: PrecisionRequest, graph: hlo.Graph, in_use: str, bf16: int, logged: frozenset[str]) -> Iterator[str]:
+def _notes(
+    request: PrecisionRequest, graph: hlo.Graph, in_use: str, bf16: int, logged: frozenset[str]
+) -> Iterator[str]:
     if in_use and (bf16 or not graph.multiplied):
         advice = "model.to(torch.bfloat16)" if in_use == "bf16" else "converting the model itself"
         yield (
@@ -108,7 +109,7 @@ def _notes(asked: PrecisionRequest, graph: hlo.Graph, in_use: str, bf16: int, lo
         )
         yield from _hidden(hlo.dtype_counts(graph))
     if bf16:
-        yield from _logging_advice(asked, in_use, logged)
+        yield from _logging_advice(request, in_use, logged)
 
 
 def _hidden(parameters: Mapping[str, int]) -> Iterator[str]:
@@ -118,13 +119,13 @@ def _hidden(parameters: Mapping[str, int]) -> Iterator[str]:
         yield f"{inputs} bf16, although tensor.dtype shows float32 or float64."
 
 
-def _logging_advice(asked: PrecisionRequest, in_use: str, logged: frozenset[str]) -> Iterator[str]:
+def _logging_advice(request: PrecisionRequest, in_use: str, logged: frozenset[str]) -> Iterator[str]:
     """bf16 keeps 8 bits of a number, about three decimal digits: too few for a metric."""
     digits = "are bf16 (about three decimal digits)"
     if in_use == "bf16" and logged & _FLOATS:
         downcast = (
             "--precision bf16-downcast"
-            if asked.source == asking.OPTION
+            if request.source == precision_request.OPTION
             else 'downcast (--precision bf16-downcast, or Accelerator(mixed_precision="bf16", downcast_bf16=True))'
         )
         yield f"Logged values {digits}. With {downcast}, values computed in torch.double stay float32."
@@ -166,7 +167,7 @@ class TorchPrecisionWatch:
     def __init__(self, spec_precision: str, write: Callable[..., None]) -> None:
         self.option = spec_precision
         self.write = write
-        self.asked: PrecisionRequest | None = None  # by an Accelerator
+        self.request: PrecisionRequest | None = None  # by an Accelerator
         self.late = ""
         self.types_logged: frozenset[str] = frozenset()
         self.best: tuple[hlo.Graph, str] | None = None
@@ -184,12 +185,12 @@ class TorchPrecisionWatch:
         precision_accelerate.patch_accelerator(module.Accelerator, self.option, self.accelerator_made)
 
     @_guarded
-    def accelerator_made(self, asked: PrecisionRequest, before: str) -> None:
+    def accelerator_made(self, request: PrecisionRequest, before: str) -> None:
         """An Accelerator that decides was created; `before`: the precision until then."""
-        self.asked = asked
-        now = asking.in_force(os.environ)
-        self.late = _too_late(_made(asked)) if now != before and _tensors_made() else ""
-        if now and asked.source not in _VARIABLE.values():
+        self.request = request
+        now = precision_request.in_force(os.environ)
+        self.late = _too_late(_made(request)) if now != before and _tensors_made() else ""
+        if now and request.source not in _VARIABLE.values():
             self.output.hold()
         self._record()
 
@@ -218,17 +219,19 @@ class TorchPrecisionWatch:
     def _record(self) -> None:
         if self.best is None:
             return
-        facts = judge(self._asked(), *self.best, asking.in_force(os.environ), self.late, self.types_logged)
+        facts = judge(
+            self._current_request(), *self.best, precision_request.in_force(os.environ), self.late, self.types_logged
+        )
         if facts != self.last:
             self.last = facts
             self.write(events.Precision, **facts)
 
-    def _asked(self) -> PrecisionRequest:
+    def _current_request(self) -> PrecisionRequest:
         """The Accelerator's request; if it leaves the precision open, the current request of the others."""
-        made = self.asked or PrecisionRequest()
-        if made.asked:
+        made = self.request or PrecisionRequest()
+        if made.precision:
             return made
-        others = asking.without_accelerate(self.option, os.environ)
+        others = precision_request.without_accelerate(self.option, os.environ)
         return replace(others, notes=(*made.notes, *others.notes))
 
 
@@ -239,8 +242,8 @@ def _too_late(made: str) -> str:
     )
 
 
-def _made(asked: PrecisionRequest) -> str:
-    return "the Trainer" if asked.source.startswith("TrainingArguments") else "the Accelerator"
+def _made(request: PrecisionRequest) -> str:
+    return "the Trainer" if request.source.startswith("TrainingArguments") else "the Accelerator"
 
 
 def _tensors_made() -> bool:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from tpu_magics.backends.torch_xla import precision_request as asking
+from tpu_magics.backends.torch_xla import precision_request
 from tpu_magics.backends.torch_xla.precision_request import PrecisionRequest
 
 OnDecision = Callable[[PrecisionRequest, str], None]
@@ -24,7 +24,7 @@ OnDecision = Callable[[PrecisionRequest, str], None]
 
 def patch_accelerator(Accelerator: Any, option: str, on_decision: OnDecision) -> None:
     """From now on, every Accelerator sets torch_xla's variables. For each one that decides anew,
-    `on_decision(asked, before)` is called, where `before` is the precision that the variables set until then."""
+    `on_decision(request, before)` is called, where `before` is the precision that the variables set until then."""
     start = Accelerator.__init__
     signature = inspect.signature(start)
     if "mixed_precision" not in signature.parameters:
@@ -45,21 +45,21 @@ def _start_first(
     start: Callable[..., None], accelerator: Any, given: _AcceleratorCall, option: str, on_decision: OnDecision
 ) -> None:
     """Create the Accelerator that decides the precision for all of them."""
-    asked = asking.with_accelerate(given.mixed, given.downcast, given.who(), option, os.environ)
-    if asked.asked == "fp16" and not given.kwargs.get("cpu"):
-        raise asking.no_fp16(asked.source)
-    if given.mixed is None and option and os.environ.get(asking.MIXED_VARIABLE):
+    request = precision_request.with_accelerate(given.mixed, given.downcast, given.who(), option, os.environ)
+    if request.precision == "fp16" and not given.kwargs.get("cpu"):
+        raise precision_request.no_fp16(request.source)
+    if given.mixed is None and option and os.environ.get(precision_request.MIXED_VARIABLE):
         given.say("no" if option == "fp32" else "bf16")  # otherwise accelerate would use its variable
-    before = asking.in_force(os.environ)
-    wide = asked.asked == "bf16-downcast"
-    with _variable(asking.DOWNCAST_VARIABLE, "1" if wide else ""):
+    before = precision_request.in_force(os.environ)
+    wide = request.precision == "bf16-downcast"
+    with _variable(precision_request.DOWNCAST_VARIABLE, "1" if wide else ""):
         given.start(start, accelerator)
     if accelerator.device.type != "xla":
         return
-    os.environ.update(asking.variables(asked.asked, os.environ))
-    if asked.asked.startswith("bf16"):
+    os.environ.update(precision_request.variables(request.precision, os.environ))
+    if request.precision.startswith("bf16"):
         accelerator.state.downcast_bfloat = wide
-    on_decision(asked, before)
+    on_decision(request, before)
 
 
 class _AcceleratorCall:

@@ -27,10 +27,10 @@ NAMES: Mapping[str, str] = {"no": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8":
 
 @dataclass(frozen=True)
 class PrecisionRequest:
-    """`asked`: "fp32", "bf16", "bf16-downcast", another name that accelerate knows, or "" (no request); `source`: who
-    requests it; `notes`: what it overrides."""
+    """`precision`: "fp32", "bf16", "bf16-downcast", another name that accelerate knows, or "" (no request);
+    `source`: who requests it; `notes`: what it overrides."""
 
-    asked: str = ""
+    precision: str = ""
     source: str = ""
     notes: tuple[str, ...] = ()
 
@@ -96,15 +96,15 @@ def _only_downcast(
     before: PrecisionRequest, downcast: bool | None, who: str, option: str, environment: Mapping[str, str]
 ) -> PrecisionRequest:
     """`Accelerator(downcast_bf16=True)` selects the kind of bf16, but does not request bf16."""
-    if not before.asked.startswith("bf16"):
-        return _pointless(before, before.asked, downcast)
+    if not before.precision.startswith("bf16"):
+        return _pointless(before, before.precision, downcast)
     return _overruling(PrecisionRequest("bf16-downcast", who), option, environment) if downcast else before
 
 
-def _pointless(asked: PrecisionRequest, mixed: str, downcast: bool | None) -> PrecisionRequest:
+def _pointless(request: PrecisionRequest, mixed: str, downcast: bool | None) -> PrecisionRequest:
     if not downcast or mixed == "bf16":
-        return asked
-    return replace(asked, notes=(*asked.notes, 'downcast_bf16 has no effect without mixed_precision="bf16".'))
+        return request
+    return replace(request, notes=(*request.notes, 'downcast_bf16 has no effect without mixed_precision="bf16".'))
 
 
 def _level(mixed: str, wide: bool) -> str:
@@ -112,14 +112,14 @@ def _level(mixed: str, wide: bool) -> str:
     return "bf16-downcast" if name == "bf16" and wide else name
 
 
-def _overruling(asked: PrecisionRequest, option: str, environment: Mapping[str, str]) -> PrecisionRequest:
+def _overruling(request: PrecisionRequest, option: str, environment: Mapping[str, str]) -> PrecisionRequest:
     """With a note if it differs from a less specific request."""
     before = without_accelerate(option, environment)
-    if before.asked in ("", asked.asked):
-        return asked
-    loser = f"{OPTION} {before.asked}" if before.source == OPTION else f"{before.source} in the environment"
-    note = f"{asked.source} overrides {loser}, because it is more specific."
-    return replace(asked, notes=(*asked.notes, note))
+    if before.precision in ("", request.precision):
+        return request
+    loser = f"{OPTION} {before.precision}" if before.source == OPTION else f"{before.source} in the environment"
+    note = f"{request.source} overrides {loser}, because it is more specific."
+    return replace(request, notes=(*request.notes, note))
 
 
 def no_fp16(who: str) -> TpuMagicsError:

@@ -60,8 +60,8 @@ def _change_trainer(module: ModuleType) -> None:
 
 
 def _save_loaders(module: Any) -> None:
-    """`Accelerator.save_state` and `load_state` ask prepared loaders for their dataset and sampler, which accelerate's
-    own wrapper for XLA does not pass on (1.15.0: "'MpDeviceLoaderWrapper' object has no attribute 'dataset'")."""
+    """`Accelerator.save_state` and `load_state` use the dataset and sampler of prepared loaders, which accelerate's own
+    wrapper for XLA does not pass on (1.15.0: "'MpDeviceLoaderWrapper' object has no attribute 'dataset'")."""
     for name in ("save_accelerator_state", "load_accelerator_state"):
         with suppress(AttributeError):
             setattr(module, name, _with_inner_loaders(getattr(module, name)))

@@ -86,7 +86,7 @@ def finish() -> bool:
 
     from tpu_magics.backends.torch_xla import trace
 
-    tracer = trace.going()
+    tracer = trace.active()
     if tracer is not None:
         return tracer.finish()
     before = graphs_executed()

@@ -242,7 +242,7 @@ class TorchObserver(GuardedObserver):
         count, compiled = self._counted()
         if counters.eager():
             return self._ran_eagerly(count, compiled) and trigger == "sync"
-        if not count and not (trigger == "sync" and self.pieces is not None and self.pieces.going):
+        if not count and not (trigger == "sync" and self.pieces is not None and self.pieces.current):
             return False
         if trigger != "sync" or compiled:
             self.events.look_at_data_ops()
@@ -327,7 +327,7 @@ class TorchObserver(GuardedObserver):
 
     def _read_after_cut(self, frame: FrameType, tensor: Any, site: events.Site) -> bool:
         """Whether the tensor was made in this step, and a collective has already run the graph that leads to it."""
-        if self.pieces is None or not self.pieces.going or counters.tensor_id(tensor) <= self.youngest:
+        if self.pieces is None or not self.pieces.current or counters.tensor_id(tensor) <= self.youngest:
             return False
         if counters.tensor_id(tensor) in self.sent:
             return False  # it came from the host in this step: no graph leads to it

@@ -26,7 +26,7 @@ class GraphPieces:
     """The pieces of the current step, and all logical graphs so far."""
 
     files: XlaDumps
-    going: list[str] = field(default_factory=list)
+    current: list[str] = field(default_factory=list)
     _read: set[int] = field(default_factory=set)
     _fresh: dict[str, XlaCompileReport] = field(default_factory=dict)
     _known: set[tuple[str, ...]] = field(default_factory=set)
@@ -35,24 +35,24 @@ class GraphPieces:
 
     def cut(self, executed: int, compiled: int) -> None:
         """A collective ran the pending operations: a piece of the step's graph."""
-        self.going += self._names(executed, compiled)
-        if len(self.going) > LONGEST:  # no sync for very long
-            self.going = list(dict.fromkeys(self.going))
+        self.current += self._names(executed, compiled)
+        if len(self.current) > LONGEST:  # no sync for very long
+            self.current = list(dict.fromkeys(self.current))
 
     def made(self) -> None:
         """A collective returned a tensor. Without the host it would be part of the graph, even if nothing else is."""
-        self.going.append(_MADE)
+        self.current.append(_MADE)
 
     def synced(self, executed: int, compiled: int) -> list[XlaCompileReport]:
         """The step's graph has run to its end, in `executed` last pieces (0: the collective was its end). Returns the
         new logical graphs."""
-        going = self.going
+        current = self.current
         if executed:
-            reports = self._new([(*going, name) for name in self._names(executed, compiled)])
+            reports = self._new([(*current, name) for name in self._names(executed, compiled)])
             reports = reports if compiled else _elsewhere(reports)
         else:
-            reports = _elsewhere(self._new([tuple(going)] if going else []))
-        self.going = []
+            reports = _elsewhere(self._new([tuple(current)] if current else []))
+        self.current = []
         self._fresh.clear()
         self._read.clear()
         return reports
@@ -66,24 +66,24 @@ class GraphPieces:
         return reports if compiled else _elsewhere(reports)
 
     def _before(self, grows: bool) -> tuple[str, ...]:
-        return tuple(self.going if grows else dict.fromkeys(self.going))
+        return tuple(self.current if grows else dict.fromkeys(self.current))
 
     def read(self, tensor: int, site: int, grows: bool = False) -> list[XlaCompileReport]:
         """A tensor of this step was read, and a split had already run what leads to it. Without the split, this read
         would have run a graph, once for each tensor."""
-        if not self.going or tensor in self._read:
+        if not self.current or tensor in self._read:
             return []
         self._read.add(tensor)
         reports = _elsewhere(self._new([(*self._before(grows), f"{_READ}{site}")]))
-        if all(name == _MADE for name in self.going):
-            self.going = []  # the read has run everything
+        if all(name == _MADE for name in self.current):
+            self.current = []  # the read has run everything
         return reports
 
     def _new(self, keys: Sequence[tuple[str, ...]]) -> list[XlaCompileReport]:
         new = [key for key in dict.fromkeys(keys) if key not in self._known]
         self._known.update(new)
         reports = [self._joined([name for name in key if not name.startswith((_READ, _MADE))]) for key in new]
-        self._fresh = {name: one for name, one in self._fresh.items() if name in self.going}
+        self._fresh = {name: one for name, one in self._fresh.items() if name in self.current}
         return reports
 
     def _joined(self, names: Sequence[str]) -> XlaCompileReport:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tpu_magics.backends.base import TraceSpec
     from tpu_magics.backends.torch_xla.trace.tracer import Tracer
 
-_going: list[Tracer] = []
+_active: list[Tracer] = []
 
 
 def begin(tracing: TraceSpec) -> Tracer:
@@ -22,10 +22,10 @@ def begin(tracing: TraceSpec) -> Tracer:
 
     tracer = Tracer(tracing)
     tracer.install()
-    _going[:] = [tracer]
+    _active[:] = [tracer]
     return tracer
 
 
-def going() -> Tracer | None:
+def active() -> Tracer | None:
     """The tracer of this process, if any."""
-    return _going[0] if _going else None
+    return _active[0] if _active else None

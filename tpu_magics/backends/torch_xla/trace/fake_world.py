@@ -23,7 +23,7 @@ def enter(size: int) -> None:
     world.enter(0, size, 0)
     random_states.install(_FirstRankStates())  # type: ignore[arg-type]
     if dist.is_available():
-        _start_groups_alone(dist, size)
+        _fake_groups(dist, size)
         # torch 2.9: DistributedDataParallel compares the shapes of the ranks' parameters.
         dist._verify_params_across_processes = lambda *_args, **_kwargs: True
         _keep_own_numbers()
@@ -59,7 +59,7 @@ class _FirstRankStates:
 # -- torch.distributed ------------------------------------------------------------------------------------------------
 
 
-def _start_groups_alone(dist: Any, size: int) -> None:
+def _fake_groups(dist: Any, size: int) -> None:
     """Groups connect through a store; this fake one answers at once, whichever ranks are missing. Groups that are not
     XLA's do nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore

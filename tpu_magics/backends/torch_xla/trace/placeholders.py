@@ -41,7 +41,7 @@ def _unequal(tensor: Any, place: int) -> Any:
 
 
 # Operations that read a value on the host: the placeholder, and the text for the log.
-ASKING: Mapping[str, tuple[Fill, str]] = {
+READING_OPS: Mapping[str, tuple[Fill, str]] = {
     "aten::_local_scalar_dense": (zeros, VALUE),
     "aten::equal": (_unequal, EQUAL),
     "aten::nonzero": (_ones, f"the shape of nonzero or x[mask]: {CHOSEN}"),

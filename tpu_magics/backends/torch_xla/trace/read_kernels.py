@@ -16,7 +16,15 @@ from tpu_magics.backends.torch_xla.trace.constness import KnownValues
 from tpu_magics.backends.torch_xla.trace.host_reads import HostReadLog
 from tpu_magics.backends.torch_xla.trace.kernel_overrides import KernelOverrides
 from tpu_magics.backends.torch_xla.trace.live_tensors import is_pending
-from tpu_magics.backends.torch_xla.trace.placeholders import ASKING, FITTED, TENSOR, Fallbacks, fits, is_mask, zeros
+from tpu_magics.backends.torch_xla.trace.placeholders import (
+    FITTED,
+    READING_OPS,
+    TENSOR,
+    Fallbacks,
+    fits,
+    is_mask,
+    zeros,
+)
 from tpu_magics.backends.torch_xla.trace.uploads import Uploads
 from tpu_magics.errors import TpuMagicsError
 
@@ -69,7 +77,7 @@ class ReadKernels:
     def _to_cpu(self, keys: Any, tensors: Sequence[Any]) -> list[Any]:
         """The operands of an operation that is about to run on the host."""
         name, new = self._fallbacks.newest()
-        fill, what = ASKING.get(name, (zeros, ""))
+        fill, what = READING_OPS.get(name, (zeros, ""))
         known = [not one.is_xla or self.known.has(one) for one in tensors]
         if new and not what:
             self.log.ran_on_host(name)
