@@ -89,7 +89,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_made() -> None:
     assert "%tpu_preflight rows ... --target v5litepod-1 --fit NAME finds the largest batch." in text
     assert "To train anyway, leave out --preflight." in text
     assert [one.status for one in heard.found[0].results] == ["fits", "too-large"], "v6e has twice as much"
-    assert heard.lines == ["rows: tracing, for one rank"] and not heard.open
+    assert heard.lines == ["rows: tracing for one rank"] and not heard.open
     assert list_runs() == [] and session.current.going is None and session.current.last is None
 
 
@@ -119,7 +119,7 @@ def test_it_is_spmd_where_the_training_is(given: dict[str, Any], of_session: dic
     session.initialise(**of_session)
     heard = Heard()
     preflight_check("v5e-4", heard.telling)(function_request(rows, (4,)), Options(**given))
-    assert heard.lines == [f"rows: tracing, for {'one process with 4 devices' if spmd else '4 ranks'}"]
+    assert heard.lines == [f"rows: tracing for {'one process with 4 devices' if spmd else '4 ranks'}"]
 
 
 def refusal(**changes: Any) -> str:

@@ -101,7 +101,7 @@ class Heard:
 def test_targets_with_as_many_ranks_have_one_trace(runs: Path) -> None:
     heard = Heard()
     found = preflight(small, target="v5e-1,v6e-1", callbacks=heard.telling)
-    assert heard.lines == ["small: tracing, for one rank"]
+    assert heard.lines == ["small: tracing for one rank"]
     assert [(one.name, one.status) for one in found.results] == [("v5litepod-1", "fits"), ("v6e-1", "fits")]
     assert found.results[0].traced is found.results[1].traced and found.fits and found.fit == ()
     assert [one.graph.steady for one in found.results] == [True, True]
@@ -137,7 +137,7 @@ def test_precision_is_that_of_the_call_or_of_the_session() -> None:
 def test_ranks_are_those_of_the_target_or_as_asked() -> None:
     heard = Heard()
     found = preflight(small, target="v5e-4", callbacks=heard.telling)
-    assert found["v5e-4"].graph.replicas == 4 and heard.lines == ["small: tracing, for 4 ranks"]
+    assert found["v5e-4"].graph.replicas == 4 and heard.lines == ["small: tracing for 4 ranks"]
     assert preflight(small, target="v5e-4", processes=1)["v5e-4"].graph.replicas == 1
 
 
@@ -147,8 +147,8 @@ def test_spmd_is_that_of_the_call_or_of_the_session() -> None:
     session.initialise(spmd=8)
     preflight(small, target="v5e-4", callbacks=heard.telling)
     preflight(small, target="v5e-4", spmd=False, callbacks=heard.telling)
-    devices = "small: tracing, for one process with 4 devices"
-    assert heard.lines == [devices, devices, "small: tracing, for 4 ranks"]
+    devices = "small: tracing for one process with 4 devices"
+    assert heard.lines == [devices, devices, "small: tracing for 4 ranks"]
 
 
 def grows() -> None:
@@ -244,7 +244,7 @@ def test_of_a_size_that_is_too_large_one_graph_is_compiled(searched: dict[str, A
     assert all(len(lines) <= 1 for lines in texts), "a refusal is pages long"
     assert any(texts) or overlay.is_host(), "there the compiler makes a program that has no room for its outputs"
     assert all((one.needed or 0) > (one.available or 0) for one in large)
-    assert heard.lines[:2] == ["wide: tracing, for one rank", "batch = 64: v5litepod-1"]
+    assert heard.lines[:2] == ["wide: tracing for one rank", "batch = 64: v5litepod-1"]
 
 
 @pytest.mark.long
