@@ -284,8 +284,8 @@ WRONG = {
     f"never {TARGET}": "never never syncs, so it has no step to compile.",
     f"grows {TARGET}": "The graph of grows changes at every step: 5 steps gave 5 graphs.",
     f"train model {TARGET} --fit steps --steps 2": "--fit does not work with --steps 2.",
-    f"grows_once 1 {TARGET} --fit rows": "With rows = 1 the function makes only 1 step, so the memory of later steps is "
-    "unknown.",
+    f"grows_once 1 {TARGET} --fit rows": "With rows = 1 the function makes only 1 step, so the memory of "
+    "later steps is unknown.",
     f"made_before model {TARGET} --fit size": "Changing size has no effect: 8 and 512 give the same graph.",
 }
 

@@ -181,8 +181,8 @@ def test_flags_that_it_did_not_get_are_told(tpu_compiler: tuple[str, ...], monke
     )
     (found,) = compile_some([SMALL], packages=tpu_compiler)
     assert found.notes == (
-        "LIBTPU_INIT_ARGS (--xla_tpu_scoped_vmem_limit_kib=65536) was ignored in this compile; a run with it may compile "
-        "a different program",
+        "LIBTPU_INIT_ARGS (--xla_tpu_scoped_vmem_limit_kib=65536) was ignored in this compile; a run with it may "
+        "compile a different program",
     )
 
 
