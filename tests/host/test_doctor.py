@@ -90,8 +90,8 @@ def test_a_gke_host_whose_tpu_is_described(tmp_path):
 @pytest.mark.process
 def test_this_machine_can_be_looked_at_without_a_framework_or_a_runtime(tmp_path):
     code = (
-        "import sys, json; from tpu_magics.host.doctor import look, examine\n"
-        "checks = examine(look())\n"
+        "import sys, json; from tpu_magics.host.doctor import collect_facts, examine\n"
+        "checks = examine(collect_facts())\n"
         "print(json.dumps([[c.group, c.state] for c in checks]))\n"
         "print(sorted({'torch', 'torch_xla', 'jax', 'jaxlib', 'libtpu', 'tensorflow', 'accelerate', 'ipywidgets',"
         " 'jupyterlab', 'ray'} & set(sys.modules)))"

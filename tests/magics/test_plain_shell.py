@@ -138,5 +138,5 @@ def test_without_a_panel_a_line_says_what_the_rules_found(said: dict[int, str]) 
 
 @pytest.mark.usefixtures("tpu_compiler")
 def test_a_preflight_prints(said: dict[int, str]) -> None:
-    assert "train: tracing, for one rank" in said[17] and "v5litepod-1: compiling" in said[17]
+    assert "train: tracing for one rank" in said[17] and "v5litepod-1: compiling" in said[17]
     assert "Preflight of train: no step was executed\n" in said[17]

@@ -144,10 +144,10 @@ def test_what_fits_is_trained_in_the_same_cell(notebook: Kernel, form: str) -> N
 
 
 TOO_LARGE = {
-    "a function of the cell": ("%%tpu_train --preflight v5e-1\n" + LARGE, "`large` is not trained"),
-    "plain statements": ("%%tpu_train --preflight v5e-1\nlarge()\n", "This is not trained"),
-    "a pasted launcher": (LAUNCHER + "notebook_launcher(large)\n", "`large` is not trained"),
-    "a function that is there": ("%tpu_train large --preflight v5e-1", "`large` is not trained"),
+    "a function of the cell": ("%%tpu_train --preflight v5e-1\n" + LARGE, "`large` was not trained"),
+    "plain statements": ("%%tpu_train --preflight v5e-1\nlarge()\n", "This was not trained"),
+    "a pasted launcher": (LAUNCHER + "notebook_launcher(large)\n", "`large` was not trained"),
+    "a function that is there": ("%tpu_train large --preflight v5e-1", "`large` was not trained"),
 }
 
 
@@ -159,7 +159,7 @@ def test_what_does_not_fit_is_not_trained(notebook: Kernel, form: str) -> None:
     code, said = TOO_LARGE[form]
     cell = notebook.run(code)
     assert cell.error_type == "TpuMagicsError"
-    assert f"{said}: on v5litepod-1 it needs " in cell.said and "and a program has 15.75 GiB there." in cell.said
+    assert f"{said}: on v5litepod-1 it needs " in cell.said and "but only 15.75 GiB are available." in cell.said
     assert "Use a smaller batch, bf16 or gradient checkpointing" in cell.said
     assert "does not fit" in saved(cell)[-1]["text/plain"], "the result is shown all the same"
     assert notebook.value("('_tpu' in globals(), _preflight.fits)") == (False, False)
@@ -169,7 +169,7 @@ def test_what_does_not_fit_is_not_trained(notebook: Kernel, form: str) -> None:
 def test_several_launches_of_a_cell_are_each_asked(notebook: Kernel) -> None:
     twice = "notebook_launcher(train, (model,), num_processes=1)\n" * 2 + "notebook_launcher(large)\n"
     cell = notebook.run(LAUNCHER + twice)
-    assert "`large` is not trained" in cell.said
+    assert "`large` was not trained" in cell.said
     shown = [one["text/plain"] for one in saved(cell) if one.get("text/plain", "").startswith("Preflight of")]
     assert [text.split(":")[0] for text in shown] == ["Preflight of train"] * 2 + ["Preflight of large"]
     assert notebook.value(TRAINED)
@@ -187,7 +187,7 @@ def test_with_other_options(notebook: Kernel) -> None:
 def test_the_function_trains_behind_the_gate(notebook: Kernel) -> None:
     notebook.run("import tpu_magics").good()
     cell = notebook.run("tpu_magics.train(large, preflight='v5e-1')")
-    assert "`large` is not trained" in cell.said
+    assert "`large` was not trained" in cell.said
     notebook.run("result = tpu_magics.train(train, model, preflight='v5e-1', plain=True)").good()
     assert notebook.value(f"(result.status, {TRAINED})") == ("done", True)
 
@@ -281,11 +281,11 @@ def made_before(model):
 """
 # What a trace tells; what is known without one stands in test_preflight_refused.py.
 WRONG = {
-    f"never {TARGET}": "never never syncs, so it has no step that could be compiled.",
+    f"never {TARGET}": "never never syncs, so it has no step to compile.",
     f"grows {TARGET}": "The graph of grows changes at every step: 5 steps gave 5 graphs.",
-    f"train model {TARGET} --fit steps --steps 2": "A search cannot do with --steps 2.",
-    f"grows_once 1 {TARGET} --fit rows": "With rows = 1 the function makes only 1 step, and what later steps need is "
-    "not known.",
+    f"train model {TARGET} --fit steps --steps 2": "--fit does not work with --steps 2.",
+    f"grows_once 1 {TARGET} --fit rows": "With rows = 1 the function makes only 1 step, so the memory of "
+    "later steps is unknown.",
     f"made_before model {TARGET} --fit size": "Changing size has no effect: 8 and 512 give the same graph.",
 }
 

@@ -63,4 +63,4 @@ def test_names_that_are_no_size(kernel: Kernel) -> None:
     assert cell.error_type == "TpuMagicsError" and "--fit model: its value is an object of type Linear." in cell.said
     assert "(in_features" not in cell.said
     cell = kernel.run("%tpu_preflight step --target v5e-1 --fit rows")
-    assert "--fit rows: there is no such name." in cell.said and "rows=8 among the ARGs passes it on" in cell.said
+    assert "--fit rows: there is no such name." in cell.said and "add rows=8 to the ARGs" in cell.said

@@ -190,9 +190,9 @@ def hlo(text: str) -> bytes:
     code = """if True:
         import sys
         from jaxlib import _jax
-        from tpu_magics.preflight.compiler import private
-        with private.context() as made:
-            module = private.parse(made, sys.stdin.buffer.read(), "stablehlo")
+        from tpu_magics.preflight.compiler import jaxlib_private
+        with jaxlib_private.context() as made:
+            module = jaxlib_private.parse(made, sys.stdin.buffer.read(), "stablehlo")
             text = module.operation.get_asm(enable_debug_info=True)
         made = _jax.mlir.mlir_module_to_xla_computation(text)
         sys.stdout.buffer.write(made.as_serialized_hlo_module_proto())

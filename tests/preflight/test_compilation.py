@@ -254,7 +254,7 @@ def test_a_refusal_has_the_line_where_the_compiler_tells_it(answers: Answers) ->
 
 def test_more_replicas_than_devices_are_no_answer(answers: Answers) -> None:
     found = answers["no room"]
-    assert (found.status, found.error) == ("failed", "The program wants 8 devices, and this TPU has 4.")
+    assert (found.status, found.error) == ("failed", "The program needs 8 devices, but this TPU has 4.")
 
 
 # -- other TPUs -------------------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def is_compiled_for(name: str, packages: tuple[str, ...]) -> None:
 
 def test_a_topology_that_libtpu_does_not_make(packages: tuple[str, ...]) -> None:
     wrong = replace(parse("v5e-4"), bounds=(3, 5))
-    with pytest.raises(TpuMagicsError, match=r"libtpu 0\.0\.\S+ does not make the topology v5e:3x5") as error:
+    with pytest.raises(TpuMagicsError, match=r"libtpu 0\.0\.\S+ does not support the topology v5e:3x5") as error:
         compile_some([GRAPHS["training"]], target=wrong, packages=packages)
     assert "3x5" in error.value.why
 

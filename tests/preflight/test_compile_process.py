@@ -181,8 +181,8 @@ def test_flags_that_it_did_not_get_are_told(tpu_compiler: tuple[str, ...], monke
     )
     (found,) = compile_some([SMALL], packages=tpu_compiler)
     assert found.notes == (
-        "LIBTPU_INIT_ARGS (--xla_tpu_scoped_vmem_limit_kib=65536) was left out of this compile; a run with it may be "
-        "another program",
+        "LIBTPU_INIT_ARGS (--xla_tpu_scoped_vmem_limit_kib=65536) was ignored in this compile; a run with it may "
+        "compile a different program",
     )
 
 
@@ -245,7 +245,7 @@ def test_it_is_stopped_at_its_bound_of_memory(
     with leaving_nothing():
         found = compile_some([SLOW], memory_limit=120 * MIB, packages=tpu_compiler)[0]
     assert found.status == "failed"
-    assert "stopped at its bound of 0.12 GiB of host memory" in found.error
+    assert "stopped at its limit of 0.12 GiB of host memory" in found.error
     assert "at graph 1 of 1 (1 kB of StableHLO)" in found.error
     assert found.peak is not None and found.peak > 120 * MIB
     assert list(temporary.iterdir()) == []
@@ -281,7 +281,7 @@ def test_when_it_dies_the_other_graphs_are_compiled_all_the_same(tpu_compiler: t
 def test_a_kill_is_explained(tpu_compiler: tuple[str, ...]) -> None:
     tell = at_compiling(lambda: compiler().kill())
     found = compile_some([SLOW], on_progress=tell, packages=tpu_compiler)[0]
-    assert "signal SIGKILL (so Linux ends processes when memory runs out)" in found.error
+    assert "signal SIGKILL (Linux sends it when memory runs out)" in found.error
 
 
 def test_it_dies_with_its_parent(tpu_compiler: tuple[str, ...], temporary: Path) -> None:
@@ -343,7 +343,7 @@ def test_other_versions_in_the_process_are_no_answer(
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     with pytest.raises(TpuMagicsError, match="The TPU compiler cannot be used here") as error:
         compile_some([SMALL], packages=tpu_compiler)
-    assert "The compile process finds other versions: libtpu 0.0." in error.value.why
+    assert "The compile process finds different versions: libtpu 0.0." in error.value.why
 
 
 def test_a_folder_of_packages_may_be_relative(colab_compiler: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:

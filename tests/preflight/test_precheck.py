@@ -83,13 +83,11 @@ def test_what_does_not_fit_is_refused_before_anything_is_made() -> None:
     with pytest.raises(TpuMagicsError) as caught:
         train.train(rows, 900, gate=asked, background=True)
     text = said(caught.value)
-    assert re.match(
-        r"`rows` is not trained: on v5litepod-1 it needs \d\d\.\d\d GiB of HBM, and a program has 15\.75 ", text
-    )
+    assert re.match(r"`rows` was not trained: on v5litepod-1 it needs \d\d\.\d\d GiB of HBM, but only 15\.75 ", text)
     assert "%tpu_preflight rows ... --target v5litepod-1 --fit NAME finds the largest batch." in text
     assert "To train anyway, leave out --preflight." in text
     assert [one.status for one in heard.found[0].results] == ["fits", "too-large"], "v6e has twice as much"
-    assert heard.lines == ["rows: tracing, for one rank"] and not heard.open
+    assert heard.lines == ["rows: tracing for one rank"] and not heard.open
     assert list_runs() == [] and session.current.active_run is None and session.current.last is None
 
 
@@ -119,7 +117,7 @@ def test_it_is_spmd_where_the_training_is(given: dict[str, Any], of_session: dic
     session.initialise(**of_session)
     heard = Heard()
     preflight_check("v5e-4", heard.telling)(function_request(rows, (4,)), Options(**given))
-    assert heard.lines == [f"rows: tracing, for {'one process with 4 devices' if spmd else '4 ranks'}"]
+    assert heard.lines == [f"rows: tracing for {'one process with 4 devices' if spmd else '4 ranks'}"]
 
 
 def refusal(**changes: Any) -> str:
@@ -135,7 +133,7 @@ def refusal(**changes: Any) -> str:
 
 def test_other_answers_of_a_compiler() -> None:
     refused = refusal(status="refused", error="UNIMPLEMENTED: fft\nand pages more")
-    assert "`rows` is not trained: the compiler refuses it for v5litepod-1: UNIMPLEMENTED: fft." in refused
+    assert "`rows` was not trained: the compiler refuses it for v5litepod-1: UNIMPLEMENTED: fft." in refused
     assert "See the table above." in refused and "--fit" not in refused
     assert "it could not be compiled for v5litepod-1: stopped." in refusal(status="failed", error="stopped")
     assert "it does not fit into the HBM of v5litepod-1." in refusal(status="too-large", memory=None)

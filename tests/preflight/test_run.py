@@ -101,7 +101,7 @@ class Heard:
 def test_targets_with_as_many_ranks_have_one_trace(runs: Path) -> None:
     heard = Heard()
     found = preflight(small, target="v5e-1,v6e-1", callbacks=heard.telling)
-    assert heard.lines == ["small: tracing, for one rank"]
+    assert heard.lines == ["small: tracing for one rank"]
     assert [(one.name, one.status) for one in found.results] == [("v5litepod-1", "fits"), ("v6e-1", "fits")]
     assert found.results[0].traced is found.results[1].traced and found.fits and found.fit == ()
     assert [one.graph.steady for one in found.results] == [True, True]
@@ -137,7 +137,7 @@ def test_precision_is_that_of_the_call_or_of_the_session() -> None:
 def test_ranks_are_those_of_the_target_or_as_asked() -> None:
     heard = Heard()
     found = preflight(small, target="v5e-4", callbacks=heard.telling)
-    assert found["v5e-4"].graph.replicas == 4 and heard.lines == ["small: tracing, for 4 ranks"]
+    assert found["v5e-4"].graph.replicas == 4 and heard.lines == ["small: tracing for 4 ranks"]
     assert preflight(small, target="v5e-4", processes=1)["v5e-4"].graph.replicas == 1
 
 
@@ -147,8 +147,8 @@ def test_spmd_is_that_of_the_call_or_of_the_session() -> None:
     session.initialise(spmd=8)
     preflight(small, target="v5e-4", callbacks=heard.telling)
     preflight(small, target="v5e-4", spmd=False, callbacks=heard.telling)
-    devices = "small: tracing, for one process with 4 devices"
-    assert heard.lines == [devices, devices, "small: tracing, for 4 ranks"]
+    devices = "small: tracing for one process with 4 devices"
+    assert heard.lines == [devices, devices, "small: tracing for 4 ranks"]
 
 
 def grows() -> None:
@@ -186,7 +186,7 @@ def test_a_loop_that_ends_too_early_is_told_to_be_too_short() -> None:
     with pytest.raises(TpuMagicsError) as caught:
         preflight(short, target="v5e-1")
     error = caught.value
-    assert error.what == "short made only 3 steps, no two successive ones of which had the same graph."
+    assert error.what == "short made only 3 steps, and no two successive steps had the same graph."
     assert "such a short loop does not show the graph of later steps" in error.why
     assert error.todo.startswith("Let it make at least 6 steps (more data, or a longer loop)")
     assert not any("import" in line for line in error.details), error.details
@@ -244,7 +244,7 @@ def test_of_a_size_that_is_too_large_one_graph_is_compiled(searched: dict[str, A
     assert all(len(lines) <= 1 for lines in texts), "a refusal is pages long"
     assert any(texts) or overlay.is_host(), "there the compiler makes a program that has no room for its outputs"
     assert all((one.needed or 0) > (one.available or 0) for one in large)
-    assert heard.lines[:2] == ["wide: tracing, for one rank", "batch = 64: v5litepod-1"]
+    assert heard.lines[:2] == ["wide: tracing for one rank", "batch = 64: v5litepod-1"]
 
 
 @pytest.mark.long
@@ -255,8 +255,8 @@ def test_where_the_data_end_the_search_ends() -> None:
     assert (found.largest, found.nice, found.best, found.beyond) == (6, None, 6, 7)
     assert figures_are_of(every, 6)
     assert (
-        "batch = 6 fits (compiled); for 7 the function itself fails: With batch = 7 the function makes only 2 steps, "
-        "and what later steps need is not known." in found.notes
+        "batch = 6 fits (compiled); with 7 the function itself fails: With batch = 7 the function makes only 2 steps, "
+        "so the memory of later steps is unknown." in found.notes
     )
 
 
@@ -304,7 +304,7 @@ def test_a_search_that_is_interrupted_gives_what_it_found(come: Callable[[], obj
     assert said(caught.value).splitlines() == [
         "The search for the largest batch was interrupted.",
         "Why: v5litepod-1: 12 fits.",
-        "What to do: What was found by then is shown. Run it again to continue: what was compiled is kept.",
+        "What to do: The results so far are shown. Run it again to continue: compiled results are cached.",
     ]
     assert children() <= before, "no compile process is left"
     assert "The search was interrupted" in to_text(found) and "at least 12" in to_text(found)
@@ -338,7 +338,7 @@ def test_a_name_that_a_step_with_given_arrays_does_not_read(monkeypatch: pytest.
     with pytest.raises(TpuMagicsError) as caught:
         require_change(size, call, of(32), lambda _call: of(32))
     assert caught.value.what == "Changing SIZE has no effect: 1000 and 125 give the same graph."
-    assert "They were made before, with 32 rows" in caught.value.why and "def step(SIZE)" in caught.value.todo
+    assert "They were created before, with 32 rows" in caught.value.why and "def step(SIZE)" in caught.value.todo
     monkeypatch.setitem(globals(), "SIZE", 3)
     with pytest.raises(TpuMagicsError, match="3 and 24 give the same graph"):
         require_change(Size.of("SIZE", reads_a_name, (), {}, {}), call, of(32), lambda _call: of(32))
@@ -349,9 +349,11 @@ def test_too_few_steps_with_the_size_that_there_is() -> None:
     heard = Heard()
     with pytest.raises(TpuMagicsError) as caught:
         preflight(small, target="v5e-1", kwargs={"steps": 1}, fit="batch", callbacks=heard.telling)
-    assert caught.value.what == "With batch = 8 the function makes only 1 step, and what later steps need is not known."
+    assert (
+        caught.value.what == "With batch = 8 the function makes only 1 step, so the memory of later steps is unknown."
+    )
     assert not heard.done, "it is told before anything is compiled"
-    with pytest.raises(TpuMagicsError, match="A search cannot do with --steps 2"):
+    with pytest.raises(TpuMagicsError, match="--fit does not work with --steps 2"):
         preflight(small, target="v5e-1", steps=2, fit="batch")
 
 

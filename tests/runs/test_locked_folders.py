@@ -51,9 +51,9 @@ def test_others_leave_what_is_held(temporary: Path) -> None:
 def test_what_a_killed_process_left_goes_with_the_next(temporary: Path) -> None:
     code = f"""if True:
         import os, tempfile
-        from tpu_magics.runs import locked
+        from tpu_magics.runs import locked_folders
         tempfile.tempdir = {str(temporary)!r}
-        (locked.make().path / "graph").write_text("text")
+        (locked_folders.make().path / "graph").write_text("text")
         os.kill(os.getpid(), {int(signal.SIGKILL)})
     """
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

@@ -75,7 +75,8 @@ def test_what_others_could_change_is_not_used(files: RunFiles, tmp_path: Path, t
 def test_those_of_dead_processes_go_at_the_next_start(files: RunFiles, tmp_path: Path) -> None:
     """Not those of living ones, nor of another machine, nor what is no folder, nor what lies behind a link."""
     program = (
-        "import sys; from tpu_magics.runs import files, private; private.make_scratch(files.RunFiles(sys.argv[1]))"
+        "import sys; from tpu_magics.runs import files, private_folders as folders; "
+        "folders.make_scratch(files.RunFiles(sys.argv[1]))"
     )
     environment = {**os.environ, "TMPDIR": str(private_root().parent)}
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "dead")], check=True, env=environment)
