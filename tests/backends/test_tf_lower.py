@@ -263,7 +263,7 @@ def test_a_model_and_a_function_are_preflighted(folder: Path) -> None:
         assert f"batch {batch} on one replica" in text and "the program is that of one replica" in text
         assert result["roofline"]["flops"] > 0 and result["samples_per_second"]["every"] is None
         assert result["roofline"]["matmul_share"] is not None and result["verdict"]["suits"] is False, "it is tiny"
-        assert "the all-reduce of gradients that a strategy with several replicas adds" in text
+        assert "The all-reduce of gradients that a strategy with several replicas adds" in text
     assert found["model"]["json"]["function"] != found["function"]["json"]["function"]
 
 
