@@ -469,13 +469,13 @@ def mesh_of_its_own() -> None:
         (
             uneven_loader,
             8,
-            ("a batch of 12, which cannot be split evenly over 8 devices", "e.g. 16", "leave out minibatch=True"),
+            ("a batch of 12, which cannot be split evenly over 8 devices", "e.g. 16", "omit minibatch=True"),
         ),
         (unknown_axis, 8, ("uses the mesh axis 'batch'", '"data" and "model"')),
         (fsdp_by_hand, 8, ("uses the mesh axis 'fsdp'", '("fsdp", "tensor")')),
         (process_group, 8, ("backend xla in an SPMD run", "Remove dist.init_process_group")),
-        (mesh_that_is_not_there, None, ("this run is not an SPMD one", "%%tpu_train --spmd")),
-        (mesh_of_its_own, None, ("this run is not an SPMD one", "%%tpu_train --spmd")),
+        (mesh_that_is_not_there, None, ("this run does not use SPMD", "%%tpu_train --spmd")),
+        (mesh_of_its_own, None, ("this run does not use SPMD", "%%tpu_train --spmd")),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -123,7 +123,7 @@ def test_more_memory_than_the_machine_has_is_refused_and_named(makes: Any, size:
 
     with pytest.raises(HostTooSmall) as caught:
         traced(large)
-    assert "too little memory to trace large: Rank 0 was refused " + size in caught.value.what
+    assert "too little memory to trace large: Rank 0 could not allocate " + size in caught.value.what
     assert "machine's memory is too small, not the TPU's" in caught.value.why and "smaller batch" in caught.value.todo
 
 

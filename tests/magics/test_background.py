@@ -82,7 +82,7 @@ def test_the_last_lines_are_shown_without_any_cell(notebook: Kernel) -> None:
 def test_wait_brings_the_weights_home(notebook: Kernel) -> None:
     notebook.run(TICKS.format(ticks=5)).good()
     assert notebook.value(f"(_tpu.status, {TRAINED})") == ("running", False)
-    assert "it is running" in notebook.run("_tpu.value").said
+    assert "its status is running" in notebook.run("_tpu.value").said
     assert notebook.value(f"(_tpu.wait() is _tpu, _tpu.status, _tpu.value > 0, {TRAINED})") == (
         True,
         "done",

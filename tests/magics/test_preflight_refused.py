@@ -48,7 +48,7 @@ WRONG = {
     f"train model {TARGET} --fit lr": "--fit lr: its value is 0.1.",
     f"train model {TARGET} -n 0": "-n 0 is not valid.",
     f"train model {TARGET} -n many": "argument -n/--processes: 'many' is not a whole number.",
-    f"train model {TARGET} -n 2 --spmd": "-n 2 and --spmd cannot be had together.",
+    f"train model {TARGET} -n 2 --spmd": "-n 2 and --spmd cannot be combined.",
     f"train model {TARGET} --steps 0": "--steps 0 is not valid.",
     f"train model {TARGET} -o 2x": "-o 2x is not a name.",
     f"train model {TARGET} --fitt x": "%tpu_preflight has no option --fitt; did you mean --fit?",
