@@ -12,7 +12,7 @@ from typing import Any
 from tensorflow.compiler.xla import xla_data_pb2
 from tensorflow.compiler.xla.service import hlo_pb2
 
-from tpu_magics.backends.hlo_proto import number_ops as numbered
+from tpu_magics.backends.hlo_proto import number_ops
 from tpu_magics.backends.lowered import SourceLine
 
 
@@ -52,7 +52,7 @@ def program_of(
     dynamic = tuple(dict.fromkeys(_dynamic(module, lines)))
     hash_ = _hash(module)
     module.ClearField("input_output_alias")  # the compiler refuses a module with both donors (see Graph) and this
-    made = numbered(module.SerializeToString(deterministic=True))
+    made = number_ops(module.SerializeToString(deterministic=True))
     return HloProgram(
         module=made.module,
         hash=hash_,
