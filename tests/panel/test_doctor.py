@@ -90,8 +90,8 @@ def test_what_fix_did_and_left(host, ill):
     mended = apply_fixes(ill.checks, host.environ, host.root)
     again = Diagnosis(examine(doctor_host.facts(host, runtime=True)), mended.done, mended.left, fixed=True)
     text = " ".join(to_text(again).split())
-    assert text.startswith("Done by --fix PJRT_DEVICE=TPU was set (it was 'CUDA'), in this session. TPU_PROCESS_ADD")
-    assert "Not fixed by --fix ✗ broken: Who holds the TPU, This notebook's runtime" in text
+    assert text.startswith("Done by --fix PJRT_DEVICE=TPU was set (before: 'CUDA'), in this session. TPU_PROCESS_ADD")
+    assert "Not fixed by --fix ✗ broken: TPU in use by, This notebook's runtime" in text
     assert [check.name for check in again.broken] == ["This notebook's runtime"]
 
 

@@ -245,7 +245,7 @@ def test_a_pjrt_device_that_is_kept(tmp_path):
     table = table_of(fake)
     found = cells(table)
     assert "Set in the notebook" not in found
-    assert found["Problem"].startswith("PJRT_DEVICE=TPU does not fit this host, which has no TPU. It was kept.")
+    assert found["Problem"].startswith("PJRT_DEVICE=TPU is wrong for this host, which has no TPU. It was not changed.")
     assert states(table)["Device"] == "broken"
 
 

@@ -134,7 +134,7 @@ def test_the_estimate_is_called_one_in_both_forms() -> None:
 
 def test_what_a_program_is_missing_has_one_reason() -> None:
     text = page(preflights.too_large())
-    assert text.count("Cost, bf16, padding n/a no program was made") == 2
+    assert text.count("Cost, bf16, padding n/a no program was compiled") == 2
     assert "HBM n/a the compiler refused it" in page(preflights.refused())
 
 
@@ -259,8 +259,8 @@ def test_cost_says_where_its_numbers_are_from() -> None:
     assert rows["bytes by XLA's own count"] == ("52 GB", "52 GB") and "time of a full cycle" not in rows
     assert "one bf16 pass" not in " ".join(topic(preflights.bert(), "Cost of a step").table.notes)
     looped = topic(Preflight("f", (result("v5e-8", loops=True),)), "Cost of a step").table
-    assert any(one.startswith("In loops multiplications count in each round") for one in looped.notes)
-    assert "n/a (multiplications in loops" in looped.rows[1].cells[1]
+    assert any(one.startswith("In loops, multiplications count once per iteration") for one in looped.notes)
+    assert "n/a (in loops, multiplications" in looped.rows[1].cells[1]
     floor = Preflight("f", (result("v5e-8", hbm_bytes=None),))
     assert "each argument and output moved once" in " ".join(topic(floor, "Cost of a step").table.notes)
 
@@ -329,7 +329,7 @@ def test_under_spmd_the_batch_is_over_all_devices() -> None:
 def test_an_unknown_batch_is_said_to_be_unknown() -> None:
     shown = cells(Preflight("f", (result("v5e-8", traced(batch=None)),)), "Cost of a step")
     rows = {one[0]: one[1] for one in shown}
-    assert rows["samples/s in total"] == "n/a (the batch is not known)"
+    assert rows["samples/s in total"] == "n/a (the batch size is unknown)"
 
 
 def test_a_program_without_multiplications() -> None:
@@ -431,7 +431,7 @@ def test_of_a_program_that_was_not_made_no_cost_is_told() -> None:
     one = found.results[0]
     every = replace(one, compiled=tuple(replace(each, **facts, memory=memory) for each in one.compiled))
     text = page(replace(found, results=(every,)))
-    assert "Cost, bf16, padding n/a no program was made" in text
+    assert "Cost, bf16, padding n/a no program was compiled" in text
     assert not {"FLOP", "steps/s", "samples/s", "Padding of tiles"} & set(text.replace(",", "").split())
 
 

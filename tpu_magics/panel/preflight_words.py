@@ -89,7 +89,7 @@ def why_none(one: CompileResult) -> str:
     reasons = {
         "refused": "the compiler refused it",
         "failed": "no result from the compiler",
-        "too-large": "no program was made",
+        "too-large": "no program was compiled",
     }
     return reasons.get(one.status, next(iter(one.notes), "not reported by the compiler"))
 

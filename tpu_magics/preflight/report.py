@@ -129,7 +129,7 @@ class TargetResult:
     @property
     def bf16_share(self) -> float | None:
         """The part of the FLOPs of multiplications in the steady program whose operands are bf16, 0 to 1. None: not
-        read, there are none, or no program was made."""
+        read, there are none, or no program was compiled."""
         return bf16_share(self.steady) if is_made(self.steady) else None
 
     @property

@@ -151,7 +151,7 @@ def bf16_share(compiled: CompileResult) -> float | None:
 
 
 def waste(compiled: CompileResult) -> float | None:
-    """The part of the HBM in use that is padding of tiles, 0 to 1. None: not known, or no program was made."""
+    """The part of the HBM in use that is padding of tiles, 0 to 1. None: not known, or no program was compiled."""
     found = compiled.padding if is_made(compiled) else None
     return None if found is None or found.padded <= 0 else max(0.0, 1 - found.plain / found.padded)
 
