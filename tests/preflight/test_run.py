@@ -23,7 +23,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.panel.preflight import to_text
 from tpu_magics.preflight.compilation import Progress
-from tpu_magics.preflight.pipeline import FunctionCall
+from tpu_magics.preflight.pipeline import TrainingCall
 from tpu_magics.preflight.report import Preflight
 from tpu_magics.preflight.run import Callbacks, SearchInterrupted, preflight, require_change, require_steps
 from tpu_magics.preflight.search import FitResult
@@ -325,11 +325,11 @@ def test_a_name_that_a_step_with_given_arrays_does_not_read(monkeypatch: pytest.
     def of(batch: int) -> TraceResult:
         return TraceResult((LoweredGraph(b"", "hlo", f"graph of {batch}"),), 1, True, batch=32)
 
-    call = FunctionCall(reads_a_name, (), {})
+    call = TrainingCall(reads_a_name, (), {})
     size = Size.of("SIZE", reads_a_name, (), {}, {})
     tried: list[int] = []
 
-    def reads(_call: FunctionCall) -> TraceResult:
+    def reads(_call: TrainingCall) -> TraceResult:
         tried.append(SIZE)
         return of(SIZE)
 
@@ -342,7 +342,7 @@ def test_a_name_that_a_step_with_given_arrays_does_not_read(monkeypatch: pytest.
     monkeypatch.setitem(globals(), "SIZE", 3)
     with pytest.raises(TpuMagicsError, match="3 and 24 give the same graph"):
         require_change(Size.of("SIZE", reads_a_name, (), {}, {}), call, of(32), lambda _call: of(32))
-    require_change(Size.of("batch", wide, (4,), {}, {}), FunctionCall(wide, (4,), {}), of(4), lambda _call: of(4))
+    require_change(Size.of("batch", wide, (4,), {}, {}), TrainingCall(wide, (4,), {}), of(4), lambda _call: of(4))
 
 
 def test_too_few_steps_with_the_size_that_there_is() -> None:

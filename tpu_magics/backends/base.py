@@ -249,7 +249,7 @@ class Backend(Protocol):
         """Pickle with device tensors turned into CPU tensors. Raises what pickle raises."""
 
     def object_state(self) -> Any:
-        """The framework's part in comparing the notebook's objects with a worker's (launch/state/walk.py, Adapter)."""
+        """The framework's part in comparing the notebook's objects with a worker's (launch/state/snapshot.py, StateAdapter)."""
 
     def follow_optimizers(self, items: Sequence[tuple[str, Any]]) -> None:
         """In every worker, before the function: the optimizers among `items` follow their parameters to a device."""
@@ -343,7 +343,7 @@ class Placement:
 
 
 class LocalBackend(Protocol):
-    """What launch/local.py uses of a framework that trains in the notebook's process."""
+    """What launch/in_process_run.py uses of a framework that trains in the notebook's process."""
 
     name: str
 

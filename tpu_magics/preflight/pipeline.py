@@ -30,7 +30,7 @@ from tpu_magics.runs.reader import Run
 if TYPE_CHECKING:
     from tpu_magics.preflight.report import Preflight
 
-__all__ = ["Callbacks", "FunctionCall", "PreflightPipeline", "trace_request"]
+__all__ = ["Callbacks", "PreflightPipeline", "TrainingCall", "trace_request"]
 
 
 _FIRST = ("new-line", "A step ends here for the first time.")
@@ -202,7 +202,7 @@ class PreflightPipeline:
 
 
 @dataclass(frozen=True)
-class FunctionCall:
+class TrainingCall:
     """The function to lower, with its arguments."""
 
     function: Any
@@ -261,7 +261,7 @@ def _too_short(name: str, found: TraceResult) -> TpuMagicsError:
     )
 
 
-def _lower_tensorflow(call: FunctionCall, options: Options) -> TraceResult:
+def _lower_tensorflow(call: TrainingCall, options: Options) -> TraceResult:
     from tpu_magics.backends.tensorflow.lower import lower
 
     notebook = session.current.notebook

@@ -14,7 +14,7 @@ from tpu_magics.launch.plan import ALL_DEVICES, Options
 from tpu_magics.launch.watchdog import interruptible
 from tpu_magics.preflight import compiler_versions
 from tpu_magics.preflight.compile_result import CompileResult, LoweredGraph, TraceResult
-from tpu_magics.preflight.pipeline import Callbacks, FunctionCall, PreflightPipeline, trace_request
+from tpu_magics.preflight.pipeline import Callbacks, PreflightPipeline, TrainingCall, trace_request
 from tpu_magics.preflight.report import Preflight, TargetResult
 from tpu_magics.preflight.search import APART, FitPoint, FitResult, search
 from tpu_magics.preflight.sizes import Size
@@ -60,9 +60,9 @@ class SearchProbe:
     pipeline of a call; `fits`: the results with other sizes that fit, by size and target."""
 
     size: Size
-    call: FunctionCall
+    call: TrainingCall
     start: Preflight
-    pipeline: Callable[[FunctionCall], PreflightPipeline]
+    pipeline: Callable[[TrainingCall], PreflightPipeline]
     fits: dict[tuple[int, str], TargetResult] = field(default_factory=dict)
 
     def probe(self, value: int, names: Sequence[str]) -> Mapping[str, FitPoint]:
@@ -144,7 +144,7 @@ def require_steps(what: str, traced: TraceResult, steps: int = SETTLES) -> None:
 
 
 def require_change(
-    size: Size, call: FunctionCall, traced: TraceResult, trace: Callable[[FunctionCall], TraceResult]
+    size: Size, call: TrainingCall, traced: TraceResult, trace: Callable[[TrainingCall], TraceResult]
 ) -> None:
     """Raise TpuMagicsError where a notebook variable does not change a TensorFlow step: its batch comes from its
     arguments, which were created before. `traced`: with the size that there is now."""
@@ -208,7 +208,7 @@ def preflight(
     compiler_versions.versions(packages)
     store = Store(default_folder()) if kept else None
     settings = _Settings(options, _is_spmd(spmd, processes), store, packages, callbacks or Callbacks())
-    call = FunctionCall(function, args, dict(kwargs or {}))
+    call = TrainingCall(function, args, dict(kwargs or {}))
     with interruptible():
         return _compiled(call, targets, settings) if fit is None else _searched(call, targets, settings, fit)
 
@@ -223,19 +223,19 @@ class _Settings:
     packages: Sequence[str]
     callbacks: Callbacks
 
-    def pipeline(self, call: FunctionCall) -> PreflightPipeline:
+    def pipeline(self, call: TrainingCall) -> PreflightPipeline:
         lower, own = call.lowering(self.options), not call.is_tensorflows
         return PreflightPipeline(
             call.name, lower, self.spmd, self.options.processes, self.store, self.packages, self.callbacks, own
         )
 
 
-def _compiled(call: FunctionCall, targets: Sequence[Target], settings: _Settings) -> Preflight:
+def _compiled(call: TrainingCall, targets: Sequence[Target], settings: _Settings) -> Preflight:
     pipeline = settings.pipeline(call)
     return _with_note(Preflight(call.name, tuple(pipeline.result(one) for one in targets)))
 
 
-def _searched(call: FunctionCall, targets: Sequence[Target], settings: _Settings, name: str) -> Preflight:
+def _searched(call: TrainingCall, targets: Sequence[Target], settings: _Settings, name: str) -> Preflight:
     """The largest size for each target, and the compile results for the recommended one."""
     pipeline = settings.pipeline(call)
     size = Size.of(name, call.function, call.args, call.kwargs, session.current.notebook.namespace)

@@ -270,7 +270,7 @@ _KINDS: tuple[tuple[type, Any], ...] = (
 
 
 class TorchState:
-    """The `Adapter` of launch/state/walk.py for torch and NumPy objects."""
+    """The `Adapter` of launch/state/snapshot.py for torch and NumPy objects."""
 
     rules = RULES
 

@@ -31,7 +31,7 @@ _SUMMED = (
     ("ExecuteReplicatedTime", "executions", "execute_seconds"),  # under SPMD, instead of the one before
 )
 
-# XLA's out-of-memory messages: a TPU's compiler and runtime (texts in tests/launch/test_diagnose.py), and
+# XLA's out-of-memory messages: a TPU's compiler and runtime (texts in tests/launch/test_diagnosis.py), and
 # XLA:CPU ("Out of memory allocating 70368744177664 bytes.", seen in torch_xla 2.9.0). A kernel's own memory (vmem,
 # smem) depends on its tiles, not on the batch.
 _OUT_OF_MEMORY = re.compile(

@@ -478,7 +478,7 @@ def _underlying_function(item: Any) -> Any:
     return item.fget if isinstance(item, property) else item
 
 
-class NameBinding:
+class NamespaceEntry:
     """A name in the namespace `space` that the user's code can assign."""
 
     def __init__(self, space: dict[str, Any], name: str) -> None:

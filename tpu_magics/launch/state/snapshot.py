@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from tpu_magics.launch.state import kinds, type_rules
-from tpu_magics.launch.state.kinds import ATOMS, Kind, Label, ModuleKind, NameBinding, ObjectKind
+from tpu_magics.launch.state.kinds import ATOMS, Kind, Label, ModuleKind, NamespaceEntry, ObjectKind
 from tpu_magics.launch.state.type_rules import TypeRule, cached_by_type, is_library_type, is_user_function, rule_of
 
 MAX_OBJECTS = 100_000
@@ -151,7 +151,7 @@ class _Walk:
         self.adapter = adapter
         self.weights = {id(value): key for key, value in adapter.named(models).items()}
         self.waiting: deque[int] = deque()
-        self.spaces: dict[tuple[int, str], NameBinding] = {}
+        self.spaces: dict[tuple[int, str], NamespaceEntry] = {}
         self.kind_of = cached_by_type(self._kind_of_type)
 
     def run(self) -> None:
@@ -268,7 +268,7 @@ class _Walk:
         space = function.__globals__
         read, bound = global_names(function.__code__)
         for name in bound:
-            yield ("name", name), self.spaces.setdefault((id(space), name), NameBinding(space, name))
+            yield ("name", name), self.spaces.setdefault((id(space), name), NamespaceEntry(space, name))
         for name in read:
             if name in space:
                 yield ("name", name), space[name]
@@ -301,7 +301,7 @@ def global_names(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]
 _FUNCTION = ObjectKind()  # compares a function's attributes
 _KINDS: Mapping[type, Kind | None] = {
     types.CellType: kinds.CELL,
-    NameBinding: kinds.BINDING,
+    NamespaceEntry: kinds.BINDING,
     types.FunctionType: None,
     types.MethodType: None,
     types.BuiltinFunctionType: None,
