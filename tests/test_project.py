@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from size import PACKAGE, ROOT, Import, imports, parsed
+from size import PACKAGE, ROOT, Import, circles, imported_modules, imports, parsed, shared_names
 
 try:
     import tomllib
@@ -94,6 +94,19 @@ def test_imports_go_one_way(all_imports: list[tuple[Path, Import]]) -> None:
         f"{each.where} imports {each.name}" for path, each in all_imports if not may_import_room(room(path), each.name)
     ]
     assert not wrong, "imports against the direction of the rooms:\n" + "\n".join(wrong)
+
+
+def test_no_modules_import_each_other() -> None:
+    """Not by an import inside a function either. `scripts/size.py` shows the circles."""
+    assert not circles(imported_modules(MODULES))
+
+
+def test_each_class_has_a_name_of_its_own() -> None:
+    assert not shared_names(MODULES)
+
+
+def test_the_circle_check_sees() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
 
 
 def test_frameworks_stay_in_their_rooms(all_imports: list[tuple[Path, Import]]) -> None:

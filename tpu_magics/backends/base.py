@@ -249,7 +249,8 @@ class Backend(Protocol):
         """Pickle with device tensors turned into CPU tensors. Raises what pickle raises."""
 
     def object_state(self) -> Any:
-        """The framework's part in comparing the notebook's objects with a worker's (launch/state/snapshot.py, StateAdapter)."""
+        """The framework's part in comparing the notebook's objects with a worker's: a StateAdapter of
+        launch/state/snapshot.py."""
 
     def follow_optimizers(self, items: Sequence[tuple[str, Any]]) -> None:
         """In every worker, before the function: the optimizers among `items` follow their parameters to a device."""
