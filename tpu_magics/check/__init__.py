@@ -17,7 +17,7 @@ from tpu_magics.errors import TpuMagicsError
 if TYPE_CHECKING:
     from tpu_magics.check.cells import CodeCell
 
-__all__ = ["Edit", "Finding", "check_cells", "check_chosen", "check_function", "check_paths", "check_text"]
+__all__ = ["Edit", "Finding", "check_cells", "check_function", "check_paths", "check_text", "check_with_config"]
 
 
 def check_cells(cells: Sequence[CodeCell], rules: Sequence[ModuleType] | None = None) -> list[Finding]:
