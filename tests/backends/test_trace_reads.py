@@ -330,7 +330,7 @@ def endless(x: Any, _mask: Any) -> None:
 
 def test_a_zero_that_leads_astray_is_named() -> None:
     error = failed(lambda x, _: 1 / x.sum().item())
-    assert "asks failed while it was traced: Rank 0 raised ZeroDivisionError" in error.what
+    assert "asks failed during tracing: Rank 0 raised ZeroDivisionError" in error.what
     assert "Values that the function read (they are zero while it is traced):" in error.details
     assert any("lambda x, _: 1 / x.sum().item()" in line for line in error.details[-1:])
     assert "%tpu_logs" not in str(error)

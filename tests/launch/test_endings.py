@@ -236,7 +236,7 @@ def test_weights_with_nan_are_told_with_the_first_step() -> None:
     assert good.run.info["warnings"] == [] and not any("finite" in line for line in notebook.lines)
     bad = run(diverges, Masked(), 2)
     told = (
-        "The weights that came home are not finite: parameter `first.weight` of `model` holds NaN, and 3 more have "
+        "The trained weights are not finite: parameter `first.weight` of `model` contains NaN, and 3 more contain "
         "such values. The logged `loss` was first not finite at step 2."
     )
     assert bad.status == "done" and bad.run.info["warnings"] == [told] and notebook.lines[-1] == told

@@ -69,8 +69,8 @@ def test_a_trainer_that_picks_the_cpu_is_told_with_its_line_and_fails_with_stric
     trained = digest(model)
     assert trained != before  # the weights come home all the same
     error = failed(train, model, workers=1, strict=True)
-    assert error.what == "No step ran on the XLA device: `model` stayed on cpu, and the host trained it."
-    assert "With --strict" in error.why and "own_trainer.py chose the device" in said(error)
+    assert error.what == "No step ran on the XLA device: `model` stayed on the CPU and was trained there."
+    assert "With --strict" in error.why and "own_trainer.py selects the device" in said(error)
     assert digest(model) == trained
 
 

@@ -206,7 +206,7 @@ def test_what_cannot_be_pickled_is_named(notebook: FakeNotebook, tmp_path: Path)
     assert result.left["log"] == "an open file" and result.left["numbers"] == "a generator"
     assert "<lambda>" in result.left["held['handle']"] and set(held) == {"other", "fine"}
     told, ranks = notebook.lines
-    assert told.startswith("changed in the worker, unchanged here: `log` (an open file), `numbers` (a generator)")
+    assert told.startswith("Changed in the worker, unchanged here: `log` (an open file), `numbers` (a generator)")
     assert ranks == "Ranks 0 and 1 differ in `seen`: the notebook has the values of rank 0." and seen == [7, 0]
 
 

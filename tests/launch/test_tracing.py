@@ -106,7 +106,7 @@ def test_a_function_that_ends_badly(ends: Any, what: str) -> None:
 
     with pytest.raises(TpuMagicsError) as caught:
         traced(fails, model)
-    assert what in caught.value.what and caught.value.what.startswith("fails failed while it was traced: ")
+    assert what in caught.value.what and caught.value.what.startswith("fails failed during tracing: ")
     assert "%tpu_logs" not in str(caught.value) and digest(model) == before
 
 

@@ -298,7 +298,7 @@ def test_what_fails_in_the_observer_ends_the_observing_and_not_the_training(foun
     run = found["broken"]
     assert run["numbers"] == [6, None, None]
     (text,) = texts(run, "observing-stopped")
-    assert text.startswith("Observing stopped (ZeroDivisionError: a reason")
+    assert text.startswith("Monitoring stopped (ZeroDivisionError: a reason")
 
 
 def test_methods_and_environment_are_put_back(found: dict[str, Any]) -> None:

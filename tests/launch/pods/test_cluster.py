@@ -267,7 +267,7 @@ def test_a_target_without_hosts(fresh_session: session.Session) -> None:
 
     with pytest.raises(TpuMagicsError) as error:
         tpu_magics.init(target="v5e-16")
-    assert error.value.what == "--target goes with --hosts."
+    assert error.value.what == "--target needs --hosts."
     with pytest.raises(TpuMagicsError, match="There is no TPU named"):
         tpu_magics.init(target="v99", hosts="ray")
 
