@@ -46,7 +46,7 @@ def test_what_cannot_be_sent_is_said_by_its_name(kernel: Kernel) -> None:
 
 
 def test_wrong_words(kernel: Kernel) -> None:
-    assert "is called" in kernel.run("%tpu_pod --target v99").error
+    assert "There is no TPU named" in kernel.run("%tpu_pod --target v99").error
     assert "%tpu_pod has no option --targt; did you mean --target?" in kernel.run("%tpu_pod --targt v4-8").error
     assert kernel.run("%tpu_pod -h").good().printed.startswith("usage: %tpu_pod")
 
@@ -59,7 +59,7 @@ def test_hosts_that_cannot_be_had_change_nothing(kernel: Kernel) -> None:
     else:
         assert refused.startswith("TpuMagicsError: No Ray cluster answers at 127.0.0.1:1.")
         assert "Connection refused" in refused
-    assert "is no address of a Ray cluster" in kernel.run("%tpu_init --hosts head").error
+    assert "is not the address of a Ray cluster" in kernel.run("%tpu_init --hosts head").error
     assert "--target needs --hosts" in kernel.run("%tpu_init --target v5e-16").error
     kernel.run("import tpu_magics.launch.session as s").good()
     assert kernel.value("(s.current.processes, s.current.pod)") == (2, None)
