@@ -31,7 +31,7 @@ def test_an_output_without_room_is_said_without_a_traceback(
     assert done.returncode == 2
     assert done.stderr == (
         "The output could not be written: No space left on device.\n"
-        "What to do: make room there, or send it to another file.\n"
+        "What to do: free space there, or write to another file.\n"
     )
 
 
