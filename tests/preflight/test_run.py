@@ -232,7 +232,7 @@ def test_the_figures_are_those_of_the_size_to_take(searched: dict[str, Any]) -> 
     fit, _ = search(searched)
     found = searched["found"]
     assert fit.nice is not None and fit.nice > 64 and figures_are_of(found, fit.nice)
-    assert f"Memory, cost and verdict are those of batch = {fit.nice}." in to_text(found)
+    assert f"Memory, cost and verdict are for batch = {fit.nice}." in to_text(found)
 
 
 def test_of_a_size_that_is_too_large_one_graph_is_compiled(searched: dict[str, Any]) -> None:

@@ -86,7 +86,7 @@ def _public() -> inspect.Signature:
     return given.replace(parameters=[*kept, own])
 
 
-_GATE = "gate: asked before anything is forked; what it raises ends it."
+_GATE = "gate: called before anything forks; an exception stops the run."
 train.__signature__ = _public()  # type: ignore[attr-defined]
 train.__doc__ = (launcher.train.__doc__ or "").replace(_GATE, train.__doc__ or "")
 

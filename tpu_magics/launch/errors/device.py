@@ -45,7 +45,7 @@ _HBM_LEFT = re.compile(
 
 def host_trained(_failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     """With --strict: the run trained on the host only."""
-    if base.error_type(outcome) != "HostTraining":
+    if base.error_type(outcome) != "HostTrainingError":
         return None
     what, _, rest = base.error_text(outcome).partition(". ")
     return Explanation(
