@@ -45,7 +45,7 @@ check: room install  ## what a change breaks, within a minute: lint, types, quic
 	@echo "==> lint, types, the tests that need no other process, and a few that do"
 	@$(MAKE) GOAL=$(GOAL) --no-print-directory --jobs=4 --output-sync=target lint $(if $(ROOM),quick,quick-panel quick-launch quick-others)
 
-# Three processes for some rooms each: each of pytest-xdist's would import and collect all of them, for 10 s.
+# Three processes, each with some of the rooms. Each process of pytest-xdist would import and collect all tests (10 s).
 quick: ROOMS := $(ROOM)
 quick-panel: ROOMS := panel runs
 quick-launch: ROOMS := backends launch magics
@@ -73,8 +73,8 @@ extension: install
 	@$(PY) scripts/bundle.py lint test
 	@$(PY) scripts/bundle.py
 
-# Else each of the processes that begin at once would compile the packages' modules for itself. Of what cannot be
-# imported the tests tell.
+# Without this, processes that start at the same time each compile the packages' modules to byte code. If an import
+# fails here, it fails in the tests too, with its reason.
 byte-code: install
 	@$(PY) -c "import accelerate, jax, jupyterlab.labapp, nbconvert, ray, torch_xla, transformers.trainer" 2>/dev/null || true
 	@PYTHONPATH=.venv/tensorflow $(PY) -c "import tensorflow" 2>/dev/null || true

@@ -84,8 +84,8 @@ def main(arguments: list[str]) -> None:
     if set(names) - set(HOSTS):
         raise SystemExit(f"There is no host {', '.join(set(names) - set(HOSTS))}; there are: {', '.join(HOSTS)}")
     hosts = [HOSTS[name] for name in names or HOSTS]
-    # Else hundreds of processes would compile the packages' modules, or the installer all of them: 50 s more. Those
-    # that all of them import are compiled once (`warm`).
+    # Otherwise hundreds of processes would compile the packages' modules, or the installer would compile all of them
+    # (50 s more). `warm` compiles those that all tests import, once.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     wheel = build_wheel()
     with ThreadPoolExecutor() as both:
@@ -191,7 +191,8 @@ def install_wheel(host: Host, wheel: Path) -> None:
 
 
 def warm(host: Host) -> None:
-    """Python keeps the byte code of what it has once imported; of what cannot be imported the suites tell."""
+    """Import the large packages once, so that Python stores their byte code. An import that fails is reported by the
+    suites."""
     tensorflow = {"PYTHONPATH": str(host.folder / "tensorflow")} if "tensorflow" in host.overlays else {}
     for modules, variables in (("accelerate, jax, torch_xla, transformers.trainer", {}), ("tensorflow", tensorflow)):
         command = [host.interpreter, "-c", f"import {modules}"]

@@ -1,28 +1,52 @@
-"""`python -m tests.browser.pictures`: the pictures of the JupyterLab extension in docs/pictures, made anew.
+"""`python -m tests.browser.pictures`: makes the pictures in docs/pictures. Look at them: nothing here can judge them.
 
-What lives here: what stands on each of them. What does not: any assertion but that it came to be; whether a picture is
-good is seen by looking at it.
+The runs, findings and preflights on them are real ones, of the tutorials; the finished run in a saved notebook is a
+recorded one.
 """
 
 from __future__ import annotations
 
+import re
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import nbformat
 from playwright.sync_api import expect
 
 from tests.browser.installed import ROOT, install, make_sdist, make_wheel
 from tests.browser.jupyter import START, Notebook, Server, chromium, copied, running_server, write_notebook
 from tests.panel import recorded
+from tests.panel.test_page import THEMES
+from tpu_magics.panel.model_view import RunView
+from tpu_magics.panel.page import to_html
 from tpu_magics.panel.run_json import to_bundle
 
 PICTURES = ROOT / "docs" / "pictures"
 TUTORIAL, TRAINS = "03_recompiles.ipynb", 12  # and its cell that recompiles
+LIMIT = "%tpu_train training_function new_model() --run-name limited --max-recompiles 2"
+WIDE, NARROW = 1000, 480  # pixels
+# Name -> the state of the run, theme, width: the panel where there is no extension, as on Colab.
+PANELS = {
+    "panel-running-light-wide": ("running", "light", WIDE),
+    "panel-running-dark-wide": ("running", "dark", WIDE),
+    "panel-running-light-narrow": ("running", "light", NARROW),
+    "panel-done-dark-wide": ("done", "dark", WIDE),
+    "panel-done-light-narrow": ("done", "light", NARROW),
+    "panel-failed-light-wide": ("failed", "light", WIDE),
+    "panel-failed-dark-narrow": ("failed", "dark", NARROW),
+}
+# Name -> tutorial, its cell, what of the output is shown.
+OUTPUTS = {
+    "check-light": ("05_rules.ipynb", 7, ".jp-RenderedHTMLCommon"),
+    "padding-light": ("05_rules.ipynb", 18, ".jp-RenderedHTMLCommon"),
+    "preflight-light": ("05_preflight.ipynb", 13, ".tpu-magics-preflight"),
+}
 
 
-def live(server: Server, page: Any) -> None:
-    """While it trains: the status bar, the panel, and the reason at the line."""
+def live(server: Server, page: Any) -> RunView:
+    """While it trains: the status bar, the panel, and the reason at the line. Returns the run as it is then."""
     it = Notebook(server, page, copied(server, TUTORIAL))
     _quiet(it)
     _until(it, TRAINS)
@@ -32,10 +56,11 @@ def live(server: Server, page: Any) -> None:
     _badge(it).hover()
     expect(page.get_by_role("tooltip")).to_be_visible()
     page.screenshot(path=PICTURES / "lab-live-light.png")
+    return it.record()
 
 
-def done(server: Server, page: Any) -> None:
-    """The same run when it is over, dark: a compile unfolded, its line marked."""
+def done(server: Server, page: Any) -> RunView:
+    """The same run when it is over, dark: a compile unfolded, its line marked. Returns the run."""
     it = Notebook(server, page, copied(server, TUTORIAL, "ended"))
     _quiet(it, dark=True)
     _until(it, TRAINS)
@@ -46,6 +71,44 @@ def done(server: Server, page: Any) -> None:
     it.rows.first.scroll_into_view_if_needed()
     page.mouse.move(700, 400)
     page.screenshot(path=PICTURES / "lab-done-dark.png")
+    return it.record()
+
+
+def failed(server: Server, page: Any) -> RunView:
+    """A run of the tutorial's function that its limit of recompiles stopped."""
+    cells = nbformat.read(ROOT / "notebooks" / TUTORIAL, as_version=4).cells[: TRAINS + 1]
+    code = [cell.source for cell in cells if cell.cell_type == "code"]
+    write_notebook(server.folder / "limited" / "it.ipynb", *code[:-1], code[-1].partition("\n")[2], LIMIT)
+    it = Notebook(server, page, "limited/it.ipynb")
+    it.await_kernel()
+    it.run_all()
+    expect(it.cell(len(code)).locator(".tpu-Output")).to_contain_text("failed", timeout=2 * START)
+    return it.record()
+
+
+def panel(page: Any, name: str, view: RunView) -> None:
+    """The panel of a run as a page that needs no extension."""
+    _state, theme, width = PANELS[name]
+    page.set_viewport_size({"width": width, "height": 800})
+    page.set_content(f'<body style="margin:8px;font:13px sans-serif;{THEMES[theme]}">{to_html(view)}</body>')
+    page.screenshot(path=PICTURES / f"{name}.png", full_page=True)
+
+
+def outputs(server: Server, page: Any, tutorial: str) -> None:
+    """What cells of a tutorial show."""
+    page.set_viewport_size({"width": 1100, "height": 1300})
+    wanted = {name: row for name, row in OUTPUTS.items() if row[0] == tutorial}
+    it = Notebook(server, page, copied(server, tutorial))
+    _quiet(it)
+    last = max(cell for _, cell, _ in wanted.values())
+    _until(it, last)
+    expect(it.cell(last).locator(".jp-InputArea-prompt")).to_have_text(re.compile(r"\d"), timeout=4 * START)
+    for name, (_, cell, shown) in wanted.items():
+        it.page.evaluate("cell => window.jupyterapp.shell.currentWidget.content.scrollToItem(cell, 'start')", cell)
+        output = it.cell(cell).locator(shown).first
+        expect(output).to_be_visible()
+        page.wait_for_timeout(1000)  # until the notebook has stopped to scroll
+        output.screenshot(path=PICTURES / f"{name}.png")
 
 
 def saved(server: Server, page: Any) -> None:
@@ -89,10 +152,20 @@ def main() -> None:
         sdist, wheel, env = folders
         environment = install(make_wheel(make_sdist(sdist), wheel), env)
         with chromium() as browser, running_server(environment) as server:
-            for picture in (live, done, saved):
+
+            def on_a_page(picture: Callable[..., Any], *arguments: Any) -> Any:
                 page = browser.new_page(viewport={"width": 1400, "height": 900})
-                picture(server, page)
+                made = picture(server, page, *arguments)
                 page.close()
+                return made
+
+            views = {"running": on_a_page(live), "done": on_a_page(done), "failed": on_a_page(failed)}
+            on_a_page(saved)
+            for tutorial in sorted({row[0] for row in OUTPUTS.values()}):
+                on_a_page(outputs, tutorial)
+            page = browser.new_page()
+            for name, (state, _, _) in PANELS.items():
+                panel(page, name, views[state])
 
 
 if __name__ == "__main__":

@@ -298,7 +298,7 @@ def test_two_collectives_in_a_line_are_two_graphs_and_no_riddle() -> None:
     compiles = result.run.events("compile", rank=0)
     assert [one.cause for one in compiles if one.recompile and one.cause == "unknown"] == []
     [alone] = [one for one in compiles if one.pieces == 0]
-    assert alone.cause == "new-code" and "collective" in alone.text and "No action needed" in alone.fix
+    assert alone.cause == "new-code" and "only a collective" in alone.text and "No action needed" in alone.fix
 
 
 def test_what_cannot_be_counted_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,8 +134,9 @@ def recompile(t: float, nth: int, width: int = 129, rank: int = 0, step: int = 1
             f"attention_mask now int64[32,{width}], before int64[32,128]",
         ),
         "cause": "input-shape",
-        "text": f"The input input_ids has a new shape: int64[32,{width}], before int64[32,128].",
-        "fix": "Pad the batches to a multiple of 64 (pad_to_multiple_of=64 in the tokenizer or collator).",
+        "text": f"The shape of an input changed: input_ids now int64[32,{width}], before int64[32,128].",
+        "fix": "Pad to a multiple (pad_to_multiple_of=64 in the tokenizer or collator) or to one max_length, and mask "
+        "the padding.",
         "trigger": "sync",
     }
     return Compile(t, rank, nth=nth, recompile=True, step=step, **{**known, **fields})
@@ -147,8 +148,8 @@ def optimizer_state(t: float, nth: int) -> Compile:
         nth,
         cause="optimizer-state",
         difference=("78 parameters more: f32[768,768] and others",),
-        text="The optimiser made its state in the first step, so the second step is another graph.",
-        fix="Nothing: this is expected once.",
+        text="Optimizer state is created in the first step. Later steps read and update it, which is another graph.",
+        fix="Expected once. No action needed.",
         inputs=inputs(128),
     )
 
@@ -160,8 +161,8 @@ def mode_switch(t: float, nth: int, step: int) -> Compile:
         step=step,
         cause="mode-switch",
         difference=("bernoulli is gone: dropout is off",),
-        text="The model was switched from train() to eval() at this line.",
-        fix="Nothing: one compile for each mode is expected. An own loop for evaluation keeps them apart.",
+        text="This line runs the step in two modes: model is now in evaluation mode (before: training mode).",
+        fix="Expected once for each mode. Use a separate loop for evaluation, with the batch size of training.",
         inputs=inputs(128),
     )
 
@@ -192,7 +193,8 @@ DIFFERS = {
     "share": 0.0,
     "parameters": {"f32": 39, "s64": 3},
     "agrees": False,
-    "text": "bf16 was asked for, but all 24 matrix multiplications run in f32: the model was made before the setting.",
+    "text": "bf16 requested by --precision: 0 of 24 matmuls and convolutions in bf16 (24 f32), before XLA optimizes "
+    "the graph.",
     "notes": ("XLA_USE_BF16 is deprecated in torch_xla 2.9 and still works.",),
 }
 
@@ -269,7 +271,7 @@ ERROR = "Expected input batch_size (32) to match target batch_size (31)."
 FAILURE = {
     "what": f"Rank 1 failed: ValueError: {ERROR}",
     "why": "The last batch of rank 1 has 31 rows, and its labels 32.",
-    "todo": "Give the DataLoader drop_last=True, or make the labels of the same rows.",
+    "todo": "Use drop_last=True in the DataLoader, or labels of the same rows.",
     "details": ["In [7], line 9, in training_function", "    outputs = model(**batch)", f"ValueError: {ERROR}"],
 }
 FRAMES = (

@@ -79,7 +79,7 @@ def test_the_text_of_a_failed_run(tmp_path: Path) -> None:
         "Steps        30 (of at most 500)",
         "Compiles     2",
         "Recompiles   ! 1",
-        "Recompiles   ! input-shape: #1 at In [12], line 14: The input input_ids has a new shape:",
+        "Recompiles   ! input-shape: #1 at In [12], line 14: The shape of an input changed: input_ids now",
     ]
     assert any(line.startswith("What happened  ✗ failed: Rank 1 failed: ValueError: Expected input") for line in lines)
     assert "    outputs = model(**batch)" in lines

@@ -202,8 +202,9 @@ def test_why_it_compiled_again_at_which_line_and_what_to_change(tmp_path: Path) 
     run.write(recompile(CREATED + 3, 1))
     assert fact(run.view(), "Recompiles") == (
         "! input-shape #1 at In [12], line 14: "
-        "The input input_ids has a new shape: int64[32,129], before int64[32,128]. "
-        "Fix: Pad the batches to a multiple of 64 (pad_to_multiple_of=64 in the tokenizer or collator). "
+        "The shape of an input changed: input_ids now int64[32,129], before int64[32,128]. "
+        "Fix: Pad to a multiple (pad_to_multiple_of=64 in the tokenizer or collator) or to one max_length, and mask "
+        "the padding. "
         "torch_xla.sync()"
     )
     run.write(recompile(CREATED + 4, 2, cause="unknown", text="", fix="", difference=("dot 3 is new",)))
@@ -220,8 +221,8 @@ def test_why_it_compiled_again_at_which_line_and_what_to_change(tmp_path: Path) 
         (
             recorded.DIFFERS,
             "! differs Requested: bf16 (--precision). 0 of 24 matmuls in bf16. Parameters: 39 f32, 3 s64 "
-            "bf16 was asked for, but all 24 matrix "
-            "multiplications run in f32: the model was made before the setting.",
+            "bf16 requested by --precision: 0 of 24 matmuls and convolutions in bf16 (24 f32), before XLA optimizes "
+            "the graph.",
         ),
         (
             {"asked": "", "source": "", "ops": 0, "share": None, "parameters": {}},
@@ -381,8 +382,9 @@ def test_a_compile_is_one_line_that_unfolds_to_all_that_is_known(tmp_path: Path)
     )
     assert Parsed(f"<details>{body}").text == (
         "Line: In [12], line 14, in training_function torch_xla.sync() "
-        "Cause: The input input_ids has a new shape: int64[32,129], before int64[32,128]. "
-        "Fix: Pad the batches to a multiple of 64 (pad_to_multiple_of=64 in the tokenizer or collator). "
+        "Cause: The shape of an input changed: input_ids now int64[32,129], before int64[32,128]. "
+        "Fix: Pad to a multiple (pad_to_multiple_of=64 in the tokenizer or collator) or to one max_length, and mask "
+        "the padding. "
         "Difference from #0: input_ids now int64[32,129], before int64[32,128] "
         "attention_mask now int64[32,129], before int64[32,128] "
         "Inputs: input_ids int64[32,129] attention_mask int64[32,129] labels int64[32] "
@@ -426,7 +428,10 @@ def test_rows_are_limited_and_their_keys_stay(tmp_path: Path) -> None:
 def test_causes_are_counted_with_what_to_change(tmp_path: Path) -> None:
     text = text_of(recorded.running(tmp_path).view(), "compiles")
     assert "8 compiles, 6 recompiles: input-shape 5, mode-switch 1." in text
-    assert "5 (6.05 s) input-shape In [12], line 14 Pad the batches to a multiple of 64" in text
+    assert (
+        "5 (6.05 s) input-shape In [12], line 14 Pad to a multiple (pad_to_multiple_of=64 in the tokenizer or collator)"
+        in text
+    )
 
 
 def test_reads_are_told_with_line_count_and_what_to_change(tmp_path: Path) -> None:

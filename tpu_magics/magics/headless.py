@@ -110,7 +110,7 @@ def shell_in(folder: Path) -> Iterator[HeadlessShell]:
         shell.restore_sys_module_state()
         _forget_inline_figures()
         HeadlessShell.clear_instance()
-        atexit.unregister(shell.atexit_operations)  # else it is kept, and cleared, at the end of this process
+        atexit.unregister(shell.atexit_operations)  # otherwise this process keeps the shell until it exits
         os.chdir(before[0])
         sys.path[:] = before[1]
         _set("MPLBACKEND", before[2])

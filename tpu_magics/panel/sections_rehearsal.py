@@ -173,7 +173,7 @@ def collectives(view: RunView) -> str:
     if view.collectives is None:
         return f"host collectives {not_available('not reported yet' if view.live else 'not reported')}"
     share = "" if view.collectives_share is None else f", {percent(view.collectives_share)} of the training time"
-    return f"host collectives {seconds(view.collectives)} ({view.n_collectives:,} calls{share})"
+    return f"host collectives {seconds(view.collectives)} ({count(view.n_collectives, 'call')}{share})"
 
 
 def waited(rank: RankView) -> str:

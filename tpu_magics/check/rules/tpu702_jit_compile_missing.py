@@ -8,7 +8,7 @@ Why this is bad
     The rehearsal on a CPU or GPU should show how XLA compiles the model: operations that it cannot compile, and a new
     compile for each new shape. Without `jit_compile=True` Keras runs the model on a CPU without XLA.
 Example
-    model.compile(optimizer="adam", loss="mse")  # at home, before the TPU
+    model.compile(optimizer="adam", loss="mse")  # without a TPU
 Use instead
     model.compile(optimizer="adam", loss="mse", jit_compile=True)
 Limitations

@@ -27,8 +27,8 @@ def too_many(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     again = [event for event in found if event.recompile]
     causes = Counter(event.cause for event in again)
     most = ", ".join(f"{cause} {count} times" if count > 1 else cause for cause, count in causes.most_common())
-    expected = sorted(again, key=lambda event: event.expected)  # those need no fix
-    fixes = dict.fromkeys(event.fix for event in expected if event.fix)
+    unexpected = [event for event in again if not event.expected] or again
+    fixes = dict.fromkeys(event.fix for event in unexpected if event.fix)
     return Explanation(
         f"The run was stopped at recompile {len(again) or int(limit[1]) + 1}: --max-recompiles allows {limit[1]}.",
         f"Causes: {most}." if most else "The causes were not recorded.",
@@ -45,7 +45,7 @@ def _table(again: list[Compile]) -> list[str]:
 
 def _row(event: Compile) -> str:
     difference = f": {event.difference[0]}" if event.difference else ""
-    return f"  [{event.site.id}/{event.nth}] {event.site.path}, line {event.site.line}: {event.cause}{difference}"
+    return f"  #{event.nth} {event.site.path}, line {event.site.line}: {event.cause}{difference}"
 
 
 EXPLAINERS = (too_many,)
