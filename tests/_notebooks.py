@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
-from tests import overlay
+from tests import forks, overlay
 from tests.xla_flags import QUICK
 
 # A Ray cluster and a host that is lost (in short: tests/launch/pods); the form of 03_simple_cv with another model.
 LONG = ("08_many_hosts", "02_simple_nlp")
+# What the notebooks without TensorFlow import, in 8 CPU seconds: their kernels are forks of a process that has it.
+IMPORTED = "ipykernel.kernelapp torch_xla accelerate transformers.models.bert.modeling_bert sklearn.datasets"
+LAUNCHER = "jupyter_client.provisioning.local_provisioner.launch_kernel"
 
 
 def uses_tensorflow(notebook: Path) -> bool:
@@ -41,5 +46,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """nbval starts a notebook's kernel with the first of its cells."""
     if item.path.suffix != ".ipynb" or (uses_tensorflow(item.path) and not overlay.has_tensorflow()):
         return (yield)
-    with mock.patch.dict(os.environ, environment(item.path)):
+    with ExitStack() as patches:
+        patches.enter_context(mock.patch.dict(os.environ, environment(item.path)))
+        if not uses_tensorflow(item.path):
+            patches.enter_context(mock.patch(LAUNCHER, partial(forks.kernel, IMPORTED)))
         return (yield)

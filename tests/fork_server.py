@@ -1,7 +1,7 @@
 """`python -m tests.fork_server MODULE...`: imports them once, and forks for each program that forks.py asks for.
 
-What lives here: that process. Each line of its input is a request, each line of its output the exit status of one. A
-fork is made before what was imported has begun anything: no device, no thread of a runtime, no flag of XLA's read.
+Each line of its input is a request, each line of its output the exit status of that program, or the pid of one that is
+not waited for. A fork is made before what was imported has begun anything: no device, no thread, no flag of XLA's read.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import sys
+import time
 from typing import Any
 
 BEFORE = dict(os.environ)  # imports set variables, too
@@ -19,15 +20,25 @@ BEFORE = dict(os.environ)  # imports set variables, too
 def next_program() -> dict[str, Any] | None:
     """In a fork: what is to be run there. In the process itself: None, when nothing more will be asked for."""
     for line in sys.stdin:
+        request: dict[str, Any] = json.loads(line)
         pid = os.fork()
         if pid == 0:
-            return dict(json.loads(line))
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+            return request
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if request["wait"] else session_of(pid), flush=True)
     return None
+
+
+def session_of(pid: int) -> int:
+    """The session of a program, once it leads one: who ends its process group must not end this process's."""
+    while os.getsid(pid) != pid:
+        time.sleep(0.001)
+    return pid
 
 
 def become(request: dict[str, Any]) -> dict[str, Any]:
     """All that a fresh Python has of its own; the namespace of its program."""
+    if not request["wait"]:
+        os.setsid()
     environment = request["environment"]
     for name in {**BEFORE, **environment}:
         if name not in environment:

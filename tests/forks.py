@@ -1,7 +1,6 @@
-"""Programs that need a process of their own and import what takes seconds: each runs in a fork of one that has it.
+"""Programs and kernels that need a process of their own and import what takes seconds: forks of one that has it.
 
-What lives here: the processes to fork, one for each set of modules, and a program that is run in such a fork. What does
-not: what those processes do (fork_server.py), and where TensorFlow lies (overlay.py).
+What those processes do stands in fork_server.py, where TensorFlow lies in overlay.py.
 """
 
 from __future__ import annotations
@@ -12,9 +11,13 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -42,17 +45,47 @@ def run(
             "environment": dict(os.environ if environment is None else environment),
             "output": str(output),
             "errors": str(errors),
+            "wait": True,
         }
-        status = _ask(server(modules, path), json.dumps(request))
+        status = _ask(server(modules, path), request)
         assert status == "0\n", f"exit status {status}{errors.read_text(errors='replace')}"
         return output.read_text()
 
 
-def _ask(process: subprocess.Popen[str], request: str) -> str:
-    """The exit status of a fork."""
+class ForkedKernel(psutil.Process):
+    """An ipykernel in a fork, with those methods of a Popen that jupyter_client needs."""
+
+    stdin = stdout = stderr = None
+
+    def poll(self) -> int | None:
+        return None if self.is_running() and self.status() != psutil.STATUS_ZOMBIE else 0
+
+    def wait(self, timeout: float | None = None) -> int:
+        while self.poll() is None:
+            time.sleep(0.01)
+        return 0
+
+
+def kernel(modules: str, command: list[str], **options: Any) -> ForkedKernel:
+    """In place of jupyter_client's `launch_kernel`: a kernel that begins with `modules` imported."""
+    request = {
+        "file": "",
+        "code": "from ipykernel.kernelapp import launch_new_instance; launch_new_instance()",
+        "words": command[command.index("-f") :],
+        "cwd": options.get("cwd") or os.getcwd(),
+        "environment": dict(options.get("env") or os.environ),
+        "output": os.devnull,
+        "errors": os.devnull,
+        "wait": False,
+    }
+    return ForkedKernel(int(_ask(server(modules, ""), request)))
+
+
+def _ask(process: subprocess.Popen[str], request: dict[str, Any]) -> str:
+    """The exit status of a fork, or its pid."""
     sys.audit("os.fork")  # conftest.py is to see it
     assert process.stdin and process.stdout
-    process.stdin.write(f"{request}\n")
+    process.stdin.write(f"{json.dumps(request)}\n")
     process.stdin.flush()
     return process.stdout.readline()
 
@@ -60,7 +93,7 @@ def _ask(process: subprocess.Popen[str], request: str) -> str:
 @cache
 def server(modules: str, path: str) -> subprocess.Popen[str]:
     """The import is most of what a small program takes, so it is done once for all of this process's tests."""
-    variables = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **({"PYTHONPATH": path} if path else {})}
+    variables = {**os.environ, **({"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"} if path else {})}
     variables.pop("PYTHONUNBUFFERED", None)  # C's stdout would be so in all forks; they have their own
     command = [sys.executable, "-m", "tests.fork_server", *modules.split()]
     process = subprocess.Popen(
