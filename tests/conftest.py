@@ -36,9 +36,9 @@ REHEARSING = ("test_rehearse.py", "test_rehearse_accelerate.py", "test_rehearse_
 TRACING = tuple(f"test_trace{part}.py" for part in ("", "_reads", "_world", "_spmd"))
 OBSERVING = ("test_worker.py", "test_observe.py", "test_observing.py", "test_recompile_cases.py", *REHEARSING, *TRACING)
 LAUNCHING = (TESTS / "launch", *(TESTS / "backends" / name for name in OBSERVING))
-# One process runs all of such a folder, whose tests share a cluster or a JupyterLab. It begins with them and with the
-# notebooks: begun last, they would be waited for alone.
-FOLDERS = ("tests/launch/pods/", "tests/browser/")
+# One process runs all of such a folder, whose tests share a cluster, a JupyterLab, or a process that has imported
+# torch_xla or TensorFlow. It begins with them: begun last, they would be waited for alone.
+FOLDERS = ("notebooks/", "tests/launch/pods/", "tests/browser/", "tests/backends/tensorflow/", "")
 PATIENCE = 5.0  # seconds in which what was stopped must be gone
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 STARTS = {"os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}  # audit events, PEP 578
@@ -81,11 +81,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def folder_of(nodeid: str) -> str:
-    return next((folder for folder in FOLDERS if nodeid.startswith(folder)), "")
+    return next(folder for folder in FOLDERS if nodeid.startswith(folder))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: (not folder_of(item.nodeid), item.path.suffix != ".ipynb"))
+    items.sort(key=lambda item: FOLDERS.index(folder_of(item.nodeid)))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
