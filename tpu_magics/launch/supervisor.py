@@ -6,6 +6,7 @@ without reaping (WNOWAIT), the group is killed, and then the worker is reaped.
 
 from __future__ import annotations
 
+import operator
 import os
 import signal
 import sys
@@ -30,6 +31,7 @@ TICK = 0.03  # seconds between checks
 MEMORY_EVERY = 0.5  # seconds between measurements of memory
 GATHER = 1.0  # seconds to wait for other failures of the same cause
 GRACE = 1.5  # seconds between TERM and KILL
+STACKS = 2.0  # seconds that workers have to write their stacks
 KEEPS = 8.0  # seconds that rank 0 has to finish its step, with --keep-partial
 WRITES = 600.0  # seconds that it has to write its results
 
@@ -246,9 +248,19 @@ class Supervisor:
         self._wait(alive, None)
 
     def _ask_for_stacks(self, workers: Sequence[WorkerProcess]) -> None:
-        if workers:
-            self._signal(workers, process.STACK_SIGNAL, only_leader=True)
-            time.sleep(0.2)
+        """Signal handlers of the workers write them: on a busy machine that takes a while."""
+        sizes = before = [self._stacks_size(worker) for worker in workers]
+        self._signal(workers, process.STACK_SIGNAL, only_leader=True)
+        until = time.monotonic() + STACKS
+        while workers and time.monotonic() < until:
+            time.sleep(0.1)
+            last, sizes = sizes, [self._stacks_size(worker) for worker in workers]
+            if sizes == last and all(map(operator.gt, sizes, before)):
+                break
+
+    def _stacks_size(self, worker: WorkerProcess) -> int:
+        path = self.files.stacks_path(worker.index)
+        return path.stat().st_size if path.exists() else 0
 
     def _let_keep(self, alive: Sequence[WorkerProcess]) -> None:
         """Let rank 0 finish its step and write its weights; another interrupt ends the wait. Its stack is in its last

@@ -79,7 +79,6 @@ def connect(address: Address) -> None:
     opened is used as it is. Raises TpuMagicsError if no cluster answers within TIMEOUT seconds, or if this machine
     cannot connect to it."""
     require_ray()
-    until = time.monotonic() + TIMEOUT
     with _ray_environment():
         import ray
 
@@ -88,7 +87,7 @@ def connect(address: Address) -> None:
             return
         if not ray.is_initialized():
             auth_token.load_token(address)
-        found = probe_cluster(address, max(until - time.monotonic(), TIMEOUT / 2))
+        found = probe_cluster(address)
         if ray.is_initialized() and (Connection.address, Connection.cluster) == (address, found):
             return
         if not address.client:
