@@ -36,9 +36,10 @@ REHEARSING = ("test_rehearse.py", "test_rehearse_accelerate.py", "test_rehearse_
 TRACING = tuple(f"test_trace{part}.py" for part in ("", "_reads", "_world", "_spmd"))
 OBSERVING = ("test_worker.py", "test_observe.py", "test_observing.py", "test_recompile_cases.py", *REHEARSING, *TRACING)
 LAUNCHING = (TESTS / "launch", *(TESTS / "backends" / name for name in OBSERVING))
-# One process runs all of such a folder, whose tests share a cluster, a JupyterLab, or a process that has imported
-# torch_xla or TensorFlow. It begins with them: begun last, they would be waited for alone.
-FOLDERS = ("notebooks/", "tests/launch/pods/", "tests/browser/", "tests/backends/tensorflow/", "")
+# One process runs all of such a folder, whose tests share a cluster, a JupyterLab, or kernels and processes that have
+# imported torch_xla or TensorFlow. It begins with them: begun last, they would be waited for alone.
+SHARING = ("launch/pods", "magics", "browser", "backends/tensorflow")
+FOLDERS = ("notebooks/", *(f"tests/{folder}/" for folder in SHARING), "")
 PATIENCE = 5.0  # seconds in which what was stopped must be gone
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 STARTS = {"os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}  # audit events, PEP 578
