@@ -11,8 +11,8 @@ from tpu_magics.check import Finding, check_cells, check_text
 from tpu_magics.check.cells import cell_of
 from tpu_magics.check.rules import RULES
 
-LAUNCH = [rule for rule in RULES if rule.GROUP == "launch"]
-RULE = {rule.CODE: rule for rule in LAUNCH}
+LAUNCH = [rule for rule in RULES if rule.group == "launch"]
+RULE = {rule.code: rule for rule in LAUNCH}
 XLA = (
     "import torch\nimport torch_xla\nimport torch_xla.core.xla_model as xm\n"
     "import torch_xla.distributed.parallel_loader as pl\n"

@@ -16,7 +16,7 @@ from tpu_magics.check.rules import RULES
 
 pytestmark = pytest.mark.process
 
-LAUNCH = [rule for rule in RULES if rule.GROUP == "launch"]
+LAUNCH = [rule for rule in RULES if rule.group == "launch"]
 XLA = (
     "import torch\nimport torch_xla\nimport torch_xla.core.xla_model as xm\n"
     "import torch_xla.distributed.parallel_loader as pl\n"

@@ -9,9 +9,7 @@ import pytest
 from tests.check.measurements import measurements
 from tpu_magics.check import check_cells, check_text
 from tpu_magics.check.cells import cell_of
-from tpu_magics.check.rules import tpu501_bf16_environment, tpu502_cuda_amp, tpu503_half
-
-RULES = (tpu501_bf16_environment, tpu502_cuda_amp, tpu503_half)
+from tpu_magics.check.rules.precision import RULES
 
 
 def codes(text: str, path: str = "x.py") -> list[str]:

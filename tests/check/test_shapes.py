@@ -13,21 +13,8 @@ from tpu_magics.check import check_cells, check_text
 from tpu_magics.check.cells import cell_of
 from tpu_magics.check.finding import Finding
 from tpu_magics.check.fixes import fix
-from tpu_magics.check.rules import (
-    tpu201_boolean_mask_index,
-    tpu202_boolean_mask_assignment,
-    tpu203_dynamic_shape_op,
-    tpu204_slice_by_value,
-    tpu205_repeat_interleave_by_tensor,
-)
+from tpu_magics.check.rules.shapes import RULES
 
-RULES = (
-    tpu201_boolean_mask_index,
-    tpu202_boolean_mask_assignment,
-    tpu203_dynamic_shape_op,
-    tpu204_slice_by_value,
-    tpu205_repeat_interleave_by_tensor,
-)
 TORCH = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\nimport torch_xla\n\n\n"
 
 

@@ -14,23 +14,8 @@ from tpu_magics.check import check_cells
 from tpu_magics.check.cells import CodeCell, cell_of
 from tpu_magics.check.finding import Finding
 from tpu_magics.check.fixes import fix
-from tpu_magics.check.rules import (
-    tpu701_jit_compile_on_tpu,
-    tpu702_jit_compile_missing,
-    tpu703_outside_strategy_scope,
-    tpu704_python_pipeline_remote_tpu,
-    tpu705_local_path_remote_tpu,
-    tpu706_resolver_without_local,
-)
+from tpu_magics.check.rules.tensorflow import RULES
 
-RULES = (
-    tpu701_jit_compile_on_tpu,
-    tpu702_jit_compile_missing,
-    tpu703_outside_strategy_scope,
-    tpu704_python_pipeline_remote_tpu,
-    tpu705_local_path_remote_tpu,
-    tpu706_resolver_without_local,
-)
 IMPORT = "import os\nimport tensorflow as tf\n"
 RESOLVER = "tf.distribute.cluster_resolver.TPUClusterResolver"
 STRATEGY = IMPORT + f'strategy = tf.distribute.TPUStrategy({RESOLVER}(tpu="local"))\n'

@@ -12,14 +12,8 @@ import pytest
 from tpu_magics.check import check_cells, check_text
 from tpu_magics.check.cells import cell_of, read_file
 from tpu_magics.check.fixes import fix
-from tpu_magics.check.rules import (
-    tpu101_branch_on_value,
-    tpu102_value_read,
-    tpu103_printed_tensor,
-    tpu104_loop_over_value,
-)
+from tpu_magics.check.rules.values import RULES
 
-RULES = (tpu101_branch_on_value, tpu102_value_read, tpu103_printed_tensor, tpu104_loop_over_value)
 TORCH = "import torch\nimport torch.nn.functional as F\nimport torch_xla\n"
 TF = "import tensorflow as tf\n\n\n@tf.function(jit_compile=True)\n"
 

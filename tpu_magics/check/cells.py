@@ -15,8 +15,7 @@ from pathlib import Path
 from tpu_magics.check import ipython, notebook, syntax
 from tpu_magics.check.finding import Finding
 from tpu_magics.check.ipython import LineMagic
-from tpu_magics.check.nodes import gc_paused
-from tpu_magics.check.syntax import PythonParseError
+from tpu_magics.check.syntax import PythonParseError, gc_paused
 
 Note = Callable[[str], None]
 

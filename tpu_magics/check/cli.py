@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
-from tpu_magics.check import fixes, formats, notebook, rule_docs
+from tpu_magics.check import fixes, formats, notebook
 from tpu_magics.check.cells import CodeCell, cells_of
-from tpu_magics.check.config import CheckConfig, ConfigFinder, Rules, UsageError
+from tpu_magics.check.config import CheckConfig, ConfigFinder, Rules, UsageError, files_of
 from tpu_magics.check.engine import check_cells_of_file
-from tpu_magics.check.files import files_of
 from tpu_magics.check.finding import Finding, in_order
+from tpu_magics.check.rule import Rule, as_text, overview, page
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.output import lost
 
@@ -44,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--write-docs", type=Path, metavar="FILE", help=argparse.SUPPRESS)
 
 
-def run(found: argparse.Namespace, modules: Sequence[ModuleType] | None = None) -> int:
+def run(found: argparse.Namespace, modules: Sequence[Rule] | None = None) -> int:
     """Run the command; returns the exit code: 0 no findings, 1 findings, 2 an error."""
     try:
         if modules is None:
@@ -61,9 +60,9 @@ def _run(found: argparse.Namespace, rules: Rules) -> int:
     if found.explain is not None:
         return _explain(found.explain, rules)
     if found.list_rules:
-        return _say(rule_docs.overview(rules.all))
+        return _say(overview(rules.all))
     if found.write_docs is not None:
-        found.write_docs.write_text(rule_docs.page(rules.all), encoding="utf-8")
+        found.write_docs.write_text(page(rules.all), encoding="utf-8")
         return CLEAN
     select, ignore = (
         rules.validate(_split(words), f"--{name}")
@@ -91,7 +90,7 @@ def _explain(word: str, rules: Rules) -> int:
         raise UsageError(
             f"There is no rule {word!r}.", "", "See `python -m tpu_magics check --list-rules` for all of them."
         )
-    return _say(rule_docs.as_text(rule))
+    return _say(as_text(rule))
 
 
 def _say(text: str, stream: str = "stdout") -> int:
@@ -236,7 +235,7 @@ def _coloured(stream: str) -> bool:
     return bool(getattr(sys, stream).isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def main(argv: Sequence[str] | None = None, modules: Sequence[ModuleType] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, modules: Sequence[Rule] | None = None) -> int:
     """The command by itself, with its own rules where `modules` are given."""
     parser = argparse.ArgumentParser(prog="tpu-magics check")
     add_arguments(parser)

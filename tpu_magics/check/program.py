@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.check.values import NUMBER, AbstractValue
+from tpu_magics.check.inference.values import NUMBER, AbstractValue
+from tpu_magics.check.rule import Rule
 
 if TYPE_CHECKING:
     from tpu_magics.check.cells import CodeCell
@@ -21,15 +22,6 @@ RESOLVERS = (RESOLVER, RESOLVER + ".connect", "tensorflow.distribute.experimenta
 STRATEGIES = ("tensorflow.distribute.TPUStrategy", "tensorflow.distribute.experimental.TPUStrategy")
 XLA_ROOTS = ("torch_xla", "accelerate", "tpu_magics")
 TRAINING_MAGICS = ("tpu_init", "tpu_train", "tpu_preflight")
-
-
-@dataclass(frozen=True)
-class RuleInfo:
-    """The rule that is being checked, as its module declares it."""
-
-    code: str
-    group: str
-    why: str
 
 
 @dataclass
@@ -128,7 +120,7 @@ class CheckedProgram:
         self.globals: dict[str, AbstractValue] = {}
         self.imported: set[str] = set()  # canonical names of everything imported
         self.all_calls: list[CallSite] = []
-        self.rule = RuleInfo("", "", "")  # the rule that is being checked
+        self.rule = Rule()  # the one that is being checked
         self._by_name: dict[str, list[CallSite]] | None = None
         self._by_method: dict[str, list[CallSite]] = {}
         self.recorded: list[tuple[ast.AST, RuleContext]] = []  # nodes that rules are interested in

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tpu_magics.check.cells import registers
 from tpu_magics.check.finding import Finding
-from tpu_magics.check.nodes import nodes_of
+from tpu_magics.check.syntax import nodes_of
 
 if TYPE_CHECKING:
     from tpu_magics.check.cells import CodeCell

@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from tpu_magics.check import regions
 from tpu_magics.check.finding import Edit, Finding
-from tpu_magics.check.values import LIST, MODULE, NOTHING, UNKNOWN_VALUE, AbstractValue
+from tpu_magics.check.inference import regions
+from tpu_magics.check.inference.values import LIST, MODULE, NOTHING, UNKNOWN_VALUE, AbstractValue
 
 if TYPE_CHECKING:
     from typing import Any

@@ -7,8 +7,8 @@ import math
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.finding import Edit
-from tpu_magics.check.rules import _values
-from tpu_magics.check.values import NUMBER, TENSOR
+from tpu_magics.check.inference.values import NUMBER, TENSOR
+from tpu_magics.check.rules import _tensor_values
 
 if TYPE_CHECKING:
     from tpu_magics.check.rule_context import RuleContext
@@ -72,7 +72,9 @@ def fix_message(node: ast.AST, needed: ast.expr, ctx: RuleContext, tf: bool) -> 
         return sentences[xp]
     word = _word(node)
     if word:
-        return _BOTH.get(word, _COMPARE).format(xp=xp, needed=_values.full_source(needed, ctx) or "t", **_WORDS[xp])
+        return _BOTH.get(word, _COMPARE).format(
+            xp=xp, needed=_tensor_values.full_source(needed, ctx) or "t", **_WORDS[xp]
+        )
     return _CHOOSE[xp]
 
 
@@ -174,7 +176,7 @@ def _is_tf(node: ast.expr, ctx: RuleContext) -> bool:
 
 def _spelling(test: ast.expr, ctx: RuleContext) -> str:
     """The name of the imported library; "" if it is not imported."""
-    return _values.imported_name("tensorflow" if _is_tf(test, ctx) else "torch", ctx)
+    return _tensor_values.imported_name("tensorflow" if _is_tf(test, ctx) else "torch", ctx)
 
 
 _SCALAR_METHODS = frozenset(("sum", "mean", "max", "min", "any", "all", "norm", "prod", "std", "var"))

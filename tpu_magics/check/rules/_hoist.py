@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.rules import _ranks, _runtime
-from tpu_magics.check.values import CLASS, DEVICE, LIST, MODEL, MODULE, TENSOR
+from tpu_magics.check.inference.values import CLASS, DEVICE, LIST, MODEL, MODULE, TENSOR
+from tpu_magics.check.rules import _device, _ranks
+from tpu_magics.check.syntax import nodes_of
 
 if TYPE_CHECKING:
     from tpu_magics.check.program import CallSite, Class, Function
@@ -227,7 +227,7 @@ def _callee(call: CallSite, function: Function) -> str:
 
 
 def _uses_device(function: Function) -> bool:
-    starters = {id(call.node) for call in _runtime.starters(function.ctx.program)}
+    starters = {id(call.node) for call in _device.starters(function.ctx.program)}
     return any(id(call.node) in starters or call.name.startswith(_DEVICE_PACKAGES) for call in function.calls)
 
 
@@ -258,7 +258,7 @@ def _problem(node: ast.expr, call: CallSite, function: Function, depth: int) -> 
 
 def _is_device(node: ast.expr, ctx: RuleContext) -> bool:
     value = ctx.value(node)
-    return _runtime.is_xla_device(value) or (value.kind == DEVICE and value.where == "device")
+    return _device.is_xla_device(value) or (value.kind == DEVICE and value.where == "device")
 
 
 def _is_pure(node: ast.Call, ctx: RuleContext) -> bool:
