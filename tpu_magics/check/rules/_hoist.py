@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tpu_magics.check import hoisting
 from tpu_magics.check.inference.values import CLASS, DEVICE, LIST, MODEL, MODULE, TENSOR
 from tpu_magics.check.rules import _device, _ranks
 from tpu_magics.check.syntax import nodes_of
@@ -28,11 +29,6 @@ _OTHER_LIBRARIES = ("diffusers.", "sentence_transformers.", "segmentation_models
 _IS_MODEL = re.compile(
     r"\.(\w*(Model|Pipeline|Transformer|Unet)|U[Nn]et\w*|\w*(Model|Pipeline|AutoencoderKL)\.from_pretrained)$"
 )
-_HARMLESS = frozenset(
-    ("contextlib.nullcontext", "contextlib.suppress", "contextlib.redirect_stdout", "contextlib.redirect_stderr",
-     "warnings.catch_warnings", "builtins.open")
-)  # fmt: skip
-_HARMLESS_METHODS = frozenset(("main_process_first", "local_main_process_first"))
 _BARE = ("torch.nn.Module", "torch.nn.modules.module.Module")
 # Methods that return the model.
 _SAME = frozenset(
@@ -125,39 +121,27 @@ def _context(call: CallSite, until: ast.AST | None = None) -> str:
 
 
 def _around(parent: ast.AST, child: ast.AST, ctx: RuleContext) -> str:
-    line = getattr(parent, "lineno", 0)
-    if isinstance(parent, (ast.For, ast.AsyncFor)):
-        return f"it is built in a loop (line {line})" if child is not parent.iter else ""
-    if isinstance(parent, ast.While):
-        return f"it is built in a loop (line {line})"
-    if isinstance(parent, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
-        return "it is built in a comprehension"
-    if isinstance(parent, (ast.If, ast.IfExp)):
-        return "" if child is parent.test else f"it is built under a condition (line {line})"
-    if isinstance(parent, ast.BoolOp):
-        return "" if child is parent.values[0] else f"it is built under a condition (line {line})"
-    if isinstance(parent, (ast.Try, ast.Match)):
-        return f"it is built inside a `{type(parent).__name__.lower()}` (line {line})"
     if isinstance(parent, (ast.With, ast.AsyncWith)) and isinstance(child, ast.stmt):
-        return next((_inside(item.context_expr, ctx) for item in parent.items if not _is_harmless(item, ctx)), "")
-    return ""
-
-
-def _inside(context: ast.expr, ctx: RuleContext) -> str:
-    return f"it is inside `with {ctx.source(context)}`, which may change how it is built"
+        harmful = (item.context_expr for item in parent.items if not _is_harmless(item, ctx))
+        found = (hoisting.IN_WITH.format(code=ctx.source(one), line=parent.lineno) for one in harmful)
+        return next(found, "")
+    conditional = any(one is child and is_conditional for one, is_conditional in hoisting.children(parent))
+    return hoisting.place_problem(parent, getattr(child, "lineno", 0)) if conditional else ""
 
 
 def _is_harmless(item: ast.withitem, ctx: RuleContext) -> bool:
     node = item.context_expr
     if not isinstance(node, ast.Call):
         return False
-    return ctx.name(node) in _HARMLESS or (isinstance(node.func, ast.Attribute) and node.func.attr in _HARMLESS_METHODS)
+    return ctx.name(node) in hoisting.HARMLESS_CONTEXTS or (
+        isinstance(node.func, ast.Attribute) and node.func.attr in hoisting.HARMLESS_METHODS
+    )
 
 
 def helper_reason(call: CallSite, helper: Function, function: Function | None) -> str:
     """The same for a call of a helper function that builds and returns a model."""
     if helper.outer is not None:
-        return f"it is in the inner function `{helper.name}`, which may run any number of times"
+        return hoisting.IN_FUNCTION.format(name=helper.name, line=helper.node.lineno)
     found = reason(call, function)
     return found or _returned(helper) or side_effects(helper)
 
@@ -180,19 +164,6 @@ def _returned(helper: Function) -> str:
 
 
 BUILDERS = ("from_pretrained", "from_config", "_from_config", "load_from_checkpoint")
-_PURE = frozenset(
-    ("len", "int", "float", "complex", "str", "bytes", "bool", "abs", "round", "divmod", "pow", "min", "max", "sum",
-     "any", "all", "sorted", "list", "tuple", "dict", "set", "frozenset", "range", "zip", "enumerate", "reversed",
-     "slice", "repr", "getattr", "hasattr", "isinstance")
-)  # fmt: skip
-_PURE_METHODS = frozenset(
-    ("get", "items", "keys", "values", "copy", "count", "index", "lower", "upper", "strip", "lstrip", "rstrip", "split",
-     "join", "format", "startswith", "endswith", "replace", "title", "removeprefix", "removesuffix")
-)  # fmt: skip
-_MUTATORS = frozenset(
-    ("update", "append", "extend", "insert", "add", "pop", "clear", "remove", "discard", "setdefault", "sort",
-     "reverse", "popitem", "__setattr__")
-)  # fmt: skip
 _PLAIN_DATA = ("types.SimpleNamespace", "argparse.Namespace", "collections.OrderedDict")
 _MORE_THAN_READING = (ast.Lambda, ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
 _DEVICE_PACKAGES = ("torch_xla.", "accelerate.")
@@ -240,7 +211,7 @@ def _problem(node: ast.expr, call: CallSite, function: Function, depth: int) -> 
         return "does more than read values"
     value = call.ctx.value(node)
     if (isinstance(node, ast.Attribute) and node.attr == "device") or _is_device(node, call.ctx):
-        return "depends on the device"
+        return hoisting.ON_DEVICE
     if isinstance(node, ast.Name):
         return _name_problem(node.id, call, function, depth)
     parts: list[ast.expr] = [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)]
@@ -248,7 +219,7 @@ def _problem(node: ast.expr, call: CallSite, function: Function, depth: int) -> 
         if value.kind == MODEL:
             return ""
         if not _is_pure(node, call.ctx):
-            return f"calls `{call.ctx.source(node.func)}`, whose result is known only while the function runs"
+            return hoisting.UNKNOWN_RESULT.format(code=call.ctx.source(node.func))
         parts = [*node.args, *(one.value for one in node.keywords)]
         parts += [node.func.value] if isinstance(node.func, ast.Attribute) and not call.ctx.name(node) else []
     if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
@@ -265,11 +236,13 @@ def _is_pure(node: ast.Call, ctx: RuleContext) -> bool:
     name = ctx.name(node)
     if name:
         owner = name.split(".")[-2] if name.endswith(BUILDERS) else name.rpartition(".")[2]
-        return name.removeprefix("builtins.") in _PURE or owner.endswith("Config") or name in _PLAIN_DATA
+        return (
+            name.removeprefix("builtins.") in hoisting.PURE_BUILTINS or owner.endswith("Config") or name in _PLAIN_DATA
+        )
     callee = ctx.value(node.func)
     if callee.kind == CLASS:
         return not callee.ref.is_module
-    return isinstance(node.func, ast.Attribute) and node.func.attr in _PURE_METHODS
+    return isinstance(node.func, ast.Attribute) and node.func.attr in hoisting.PURE_METHODS
 
 
 # -- names -----------------------------------------------------------------------------------------------------------
@@ -335,7 +308,9 @@ def _changes(node: ast.AST) -> str:
     """The name of the object that a node changes in place: `cfg` for `cfg.sub.width = 8` and `cfg.update(...)`."""
     if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
         return _first(node)
-    is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _MUTATORS
+    is_method = (
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in hoisting.MUTATORS
+    )
     return _first(node.func.value) if is_method else ""  # type: ignore[attr-defined]
 
 
