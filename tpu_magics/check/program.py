@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tpu_magics.check.inference.values import NUMBER, AbstractValue
 from tpu_magics.check.rule import Rule
@@ -68,6 +69,10 @@ class Function:
     decorators: tuple[str, ...] = ()
     compiled: bool = False  # tf.function(jit_compile=True), or passed to strategy.run
     of_keras: bool = False  # a loss or metric of a Keras model
+
+    @property
+    def memo(self) -> dict[Any, Any]:
+        return self.ctx.program.memo
 
     @property
     def parameters(self) -> list[ast.arg]:
@@ -172,12 +177,10 @@ class CheckedProgram:
             or any(magic.name.startswith("tpu_") for cell in self.cells for magic in cell.line_magics)
         )
 
-    @property
+    @cached_property
     def tpu_tf(self) -> bool:
         """Whether TensorFlow runs on a TPU: the code finds a TPU, or the notebook trains with our magics."""
-        if "tpu_tf" not in self.memo:
-            self.memo["tpu_tf"] = self.looks_for_tpu or self._has_tensorflow_in_magics()
-        return bool(self.memo["tpu_tf"])
+        return self.looks_for_tpu or self._has_tensorflow_in_magics()
 
     @property
     def looks_for_tpu(self) -> bool:
@@ -206,6 +209,23 @@ class CheckedProgram:
         found = re.compile(rf"--{option}[= ]+(\S+)")
         magics = (magic for cell in self.cells for magic in cell.line_magics if magic.name == "tpu_init")
         return [match[1].strip("\"'") for magic in magics if (match := found.search(magic.words))]
+
+
+_Key = TypeVar("_Key", Function, CheckedProgram)
+_Result = TypeVar("_Result")
+
+
+def remembered(compute: Callable[[_Key], _Result]) -> Callable[[_Key], _Result]:
+    """A function of a program, or of one of its functions, that is computed once."""
+
+    @wraps(compute)
+    def once(key: _Key) -> _Result:
+        if (compute, key) not in key.memo:
+            key.memo[compute, key] = compute(key)
+        found: _Result = key.memo[compute, key]
+        return found
+
+    return once
 
 
 def _remote(call: CallSite) -> bool | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tpu_magics.check.inference import stubs
 from tpu_magics.check.inference.values import ACCELERATOR, DATASET, LOADER, OPTIMIZER, STRATEGY
+from tpu_magics.check.program import remembered
 
 if TYPE_CHECKING:
     from tpu_magics.check.program import CheckedProgram, Function
@@ -159,25 +160,21 @@ def _looks_compiled(function: Function, known_so_far: set[int]) -> bool:
     program = function.ctx.program
     if program.tpu_tf and "tensorflow.function" in function.decorators:
         return True
-    if function.of_keras and (program.tpu_tf or _compiles_models(function)):
+    if function.of_keras and (program.tpu_tf or _compiles_models(program)):
         return True
     if function.cls is not None and function.cls.lib == "tf" and function.cls.is_module:
         steps = _STEP_METHODS | _EVALUATION_METHODS
-        if function.name in steps and (program.tpu_tf or _compiles_models(function)):
+        if function.name in steps and (program.tpu_tf or _compiles_models(program)):
             return True
     if function.outer is not None and id(function.outer) in known_so_far:
         return True
     return any(call.ctx.function is not None and id(call.ctx.function) in known_so_far for call in function.callers)
 
 
-def _compiles_models(function: Function) -> bool:
-    program = function.ctx.program
-    if "compiles_models" not in program.memo:
-        settings = (
-            call.ctx.constant(call.ctx.argument(call.node, "jit_compile")) for call in program.methods("compile")
-        )
-        program.memo["compiles_models"] = any(one is True for one in settings)
-    return bool(program.memo["compiles_models"])
+@remembered
+def _compiles_models(program: CheckedProgram) -> bool:
+    settings = (call.ctx.constant(call.ctx.argument(call.node, "jit_compile")) for call in program.methods("compile"))
+    return any(one is True for one in settings)
 
 
 def _holds_for(property_name: str, function: Function, answer: Callable[[Function, set[int]], bool]) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.inference.values import DEVICE, MODEL, AbstractValue
+from tpu_magics.check.program import remembered
 from tpu_magics.check.rules import _launches
 from tpu_magics.check.rules._launches import END
 from tpu_magics.check.syntax import nodes_of
@@ -41,14 +42,11 @@ _NAMES_OF_DEVICES = (*DEVICES, "")  # accelerator.device has no name of its own
 ALL = (*DEVICES, *ACCELERATORS, *QUIETED, *_OTHERS)
 
 
-def starters(program: CheckedProgram) -> Iterator[CallSite]:
+@remembered
+def starters(program: CheckedProgram) -> list[CallSite]:
     """Calls that start the runtime where they run, in order; `.to("xla")` and `device="xla"` are among them."""
-    if "runtime_starters" not in program.memo:
-        named = {id(call.node) for call in program.calls(*ALL)}
-        program.memo["runtime_starters"] = [
-            call for call in program.all_calls if id(call.node) in named or _names_xla(call)
-        ]
-    yield from program.memo["runtime_starters"]
+    named = {id(call.node) for call in program.calls(*ALL)}
+    return [call for call in program.all_calls if id(call.node) in named or _names_xla(call)]
 
 
 def _names_xla(call: CallSite) -> bool:
@@ -162,12 +160,10 @@ def parameters_for(name: str, launch: _launches.LaunchSite) -> Iterator[str]:
     yield from (parameter.arg for parameter, word in zip(parameters, positional, strict=False) if word == name)
 
 
+@remembered
 def statements(program: CheckedProgram) -> dict[int, tuple[Statement, RuleContext, str, _launches.LaunchSite]]:
     """The statements of the notebook that move objects to an XLA device that later workers use."""
-    if "device_globals" not in program.memo:
-        program.memo["device_globals"] = {id(found[0]): found for found in _device_statements(program)}
-    known: dict[int, tuple[Statement, RuleContext, str, _launches.LaunchSite]] = program.memo["device_globals"]
-    return known
+    return {id(found[0]): found for found in _device_statements(program)}
 
 
 def _device_statements(program: CheckedProgram) -> Iterator[tuple[Statement, RuleContext, str, _launches.LaunchSite]]:
@@ -270,11 +266,10 @@ def is_for_other_device(node: ast.AST, ctx: RuleContext) -> bool:
     return is_gpu_program(ctx.program) or is_in_other_device_branch(node, ctx)
 
 
+@remembered
 def is_gpu_program(program: CheckedProgram) -> bool:
     """Whether the program moves things to "cuda" and does not use XLA."""
-    if "sends_to_cuda" not in program.memo:
-        program.memo["sends_to_cuda"] = _sends_to_cuda(program)
-    return bool(program.memo["sends_to_cuda"])
+    return _sends_to_cuda(program)
 
 
 def _sends_to_cuda(program: CheckedProgram) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tpu_magics.check import hoisting
 from tpu_magics.check.inference.values import CLASS, DEVICE, LIST, MODEL, MODULE, TENSOR
+from tpu_magics.check.program import remembered
 from tpu_magics.check.rules import _device, _ranks
 from tpu_magics.check.syntax import nodes_of
 
@@ -260,17 +261,14 @@ def _name_problem(name: str, call: CallSite, function: Function, depth: int) -> 
     return _problem(values[0], call, function, depth - 1) or _changed(name, call, function)
 
 
+@remembered
 def _stored(function: Function) -> dict[str, list[int]]:
     """The names that a function sets, other than in comprehensions, and the lines."""
-    memo, key = function.ctx.program.memo, ("stored", id(function))
-    if key not in memo:
-        found: dict[str, list[int]] = {}
-        for node in nodes_of(function.node):
-            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-                found.setdefault(node.id, []).append(node.lineno)
-        memo[key] = found
-    known: dict[str, list[int]] = memo[key]
-    return known
+    found: dict[str, list[int]] = {}
+    for node in nodes_of(function.node):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            found.setdefault(node.id, []).append(node.lineno)
+    return found
 
 
 def _plain(function: Function) -> dict[str, list[ast.expr]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.check.inference.values import FUNCTION, NOTHING, AbstractValue
+from tpu_magics.check.program import remembered
 from tpu_magics.check.syntax import nodes_of
 
 if TYPE_CHECKING:
@@ -35,18 +36,16 @@ def _key(node: ast.Subscript) -> tuple[str, str]:
     return ast.unparse(node.value), ast.unparse(node.slice)
 
 
+@remembered
 def _items(program: CheckedProgram) -> dict[tuple[str, str], list[ast.expr]]:
     """The values that items of containers are set to, in the whole program."""
-    if "items_set" not in program.memo:
-        found: dict[tuple[str, str], list[ast.expr]] = {}
-        for cell in program.cells:
-            for node in nodes_of(cell.tree) if cell.tree is not None else ():
-                for target in node.targets if isinstance(node, ast.Assign) else ():
-                    if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
-                        found.setdefault(_key(target), []).append(node.value)  # type: ignore[attr-defined]
-        program.memo["items_set"] = found
-    known: dict[tuple[str, str], list[ast.expr]] = program.memo["items_set"]
-    return known
+    found: dict[tuple[str, str], list[ast.expr]] = {}
+    for cell in program.cells:
+        for node in nodes_of(cell.tree) if cell.tree is not None else ():
+            for target in node.targets if isinstance(node, ast.Assign) else ():
+                if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+                    found.setdefault(_key(target), []).append(node.value)  # type: ignore[attr-defined]
+    return found
 
 
 NOTEBOOK, SPAWN, LAUNCH, OURS = "notebook_launcher", "xmp.spawn", "torch_xla.launch", "%tpu_train"
@@ -94,14 +93,12 @@ class LaunchSite:
         return None if self.call is None else self.call.ctx.argument(self.call.node, name, position)
 
 
+@remembered
 def launches(program: CheckedProgram) -> tuple[LaunchSite, ...]:
     """All of them, in order."""
-    if "launches" not in program.memo:
-        found = [*_by_calls(program), *_by_magics(program)]
-        found += _by_name(program, {id(one.function) for one in found})
-        program.memo["launches"] = tuple(sorted(found, key=lambda one: one.position))
-    known: tuple[LaunchSite, ...] = program.memo["launches"]
-    return known
+    found = [*_by_calls(program), *_by_magics(program)]
+    found += _by_name(program, {id(one.function) for one in found})
+    return tuple(sorted(found, key=lambda one: one.position))
 
 
 def is_ours(program: CheckedProgram) -> bool:
@@ -115,12 +112,11 @@ def position_of(ctx: RuleContext, node: ast.AST) -> Position:
     return (ctx.cell_index, getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
 
 
+@remembered
 def is_for_gpus(program: CheckedProgram) -> bool:
     """Whether a program mentions CUDA and never a TPU: accelerate's launcher also starts workers on GPUs."""
-    if "for_gpus" not in program.memo:
-        texts = [cell.text for cell in program.cells]
-        program.memo["for_gpus"] = any(map(_GPUS.search, texts)) and not any(map(_TPUS.search, texts))
-    return bool(program.memo["for_gpus"])
+    texts = [cell.text for cell in program.cells]
+    return any(map(_GPUS.search, texts)) and not any(map(_TPUS.search, texts))
 
 
 # -- calls ------------------------------------------------------------------------------------------------------------
@@ -217,25 +213,21 @@ def has_magics(program: CheckedProgram) -> bool:
 _XM = "torch_xla.core.xla_model"
 
 
+@remembered
 def targets(program: CheckedProgram) -> dict[int, Function]:
     """The function of this program that a call runs, by the `id` of the call's node."""
-    if "call_targets" not in program.memo:
-        pairs = ((id(call.node), function) for function in program.functions for call in function.callers)
-        program.memo["call_targets"] = dict(pairs)
-    known: dict[int, Function] = program.memo["call_targets"]
-    return known
+    pairs = ((id(call.node), function) for function in program.functions for call in function.callers)
+    return dict(pairs)
 
 
+@remembered
 def workers(program: CheckedProgram) -> dict[Function, tuple[LaunchSite, ...]]:
     """The functions that run in workers, with the launches that reach them."""
-    if "workers" not in program.memo:
-        found: dict[Function, tuple[LaunchSite, ...]] = {}
-        for launch in launches(program):
-            for function in worker_functions(launch, program):
-                found[function] = (*found.get(function, ()), launch)
-        program.memo["workers"] = found
-    known: dict[Function, tuple[LaunchSite, ...]] = program.memo["workers"]
-    return known
+    found: dict[Function, tuple[LaunchSite, ...]] = {}
+    for launch in launches(program):
+        for function in worker_functions(launch, program):
+            found[function] = (*found.get(function, ()), launch)
+    return found
 
 
 def worker_functions(launch: LaunchSite, program: CheckedProgram) -> set[Function]:
@@ -272,15 +264,13 @@ def around(function: Function | None, depth: int = 3) -> Iterator[Function]:
         function = function.outer
 
 
+@remembered
 def _inner(program: CheckedProgram) -> dict[Function, list[Function]]:
-    if "inner_functions" not in program.memo:
-        found: dict[Function, list[Function]] = {}
-        for function in program.functions:
-            if function.outer is not None:
-                found.setdefault(function.outer, []).append(function)
-        program.memo["inner_functions"] = found
-    known: dict[Function, list[Function]] = program.memo["inner_functions"]
-    return known
+    found: dict[Function, list[Function]] = {}
+    for function in program.functions:
+        if function.outer is not None:
+            found.setdefault(function.outer, []).append(function)
+    return found
 
 
 def launches_of(ctx: RuleContext) -> tuple[LaunchSite, ...]:

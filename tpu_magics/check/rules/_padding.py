@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from tpu_magics.check.inference.values import MODULE, NOTHING, TOKENIZER, UNKNOWN, UNKNOWN_VALUE, AbstractValue
+from tpu_magics.check.program import Class, Function, remembered
 from tpu_magics.check.rules import _recompiles
 from tpu_magics.check.rules._source import origin
 from tpu_magics.check.syntax import nodes_of
@@ -138,13 +139,11 @@ _STRATEGIES = {
 # -- padding before the collator --------------------------------------------------------------------------------------
 
 
+@remembered
 def _encodings(program: CheckedProgram) -> list[tuple[CallSite, PaddingSetting]]:
     """The tokenizer's calls in functions that run for each batch of rows."""
-    if "encodings" not in program.memo:
-        found = [(call, of_tokenizer(call.node, call.ctx)) for call in program.all_calls if _may_encode(call)]
-        program.memo["encodings"] = [(call, padding) for call, padding in found if padding is not None]
-    known: list[tuple[CallSite, PaddingSetting]] = program.memo["encodings"]
-    return known
+    found = [(call, of_tokenizer(call.node, call.ctx)) for call in program.all_calls if _may_encode(call)]
+    return [(call, padding) for call, padding in found if padding is not None]
 
 
 def _may_encode(call: CallSite) -> bool:
@@ -185,15 +184,14 @@ def pads_somewhere(program: CheckedProgram) -> bool:
     return any(one.to != NO for one in _collators(program))
 
 
+@remembered
 def splits_into_blocks(program: CheckedProgram) -> bool:
     """Whether texts are joined and cut into blocks of one length: `t[i : i + block_size]`, as for language models."""
-    if "blocks" not in program.memo:
-        program.memo["blocks"] = any(_keeps_whole_chunks(call) for call in program.all_calls) or any(
-            isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice) and _is_block(node.slice)
-            for function in program.functions
-            for node in nodes_of(function.node)
-        )
-    return bool(program.memo["blocks"])
+    return any(_keeps_whole_chunks(call) for call in program.all_calls) or any(
+        isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice) and _is_block(node.slice)
+        for function in program.functions
+        for node in nodes_of(function.node)
+    )
 
 
 def _keeps_whole_chunks(call: CallSite) -> bool:
@@ -225,30 +223,25 @@ def is_collate(ctx: RuleContext) -> bool:
     while function is not None:
         if _COLLATES.search(function.name) or (function.cls is not None and _COLLATES.search(function.cls.name)):
             return True
-        if id(function) in _given_as_collate(ctx):
+        if id(function) in _given_as_collate(ctx.program):
             return True
         function = function.outer
     return False
 
 
-def _given_as_collate(ctx: RuleContext) -> set[int]:
+@remembered
+def _given_as_collate(program: CheckedProgram) -> set[int]:
     """The ids of functions that are given as `collate_fn=` or `data_collator=`."""
-    memo = ctx.program.memo
-    if "collates" not in memo:
-        memo["collates"] = {
-            id(function)
-            for call in ctx.program.all_calls
-            for keyword in call.node.keywords
-            if keyword.arg in ("collate_fn", "data_collator")
-            for function in _functions(call.ctx, keyword.value)
-        }
-    found: set[int] = memo["collates"]
-    return found
+    return {
+        id(function)
+        for call in program.all_calls
+        for keyword in call.node.keywords
+        if keyword.arg in ("collate_fn", "data_collator")
+        for function in _functions(call.ctx, keyword.value)
+    }
 
 
 def _functions(ctx: RuleContext, node: ast.expr) -> Iterator[Function]:
-    from tpu_magics.check.program import Class, Function
-
     ref = ctx.value(node).ref
     if isinstance(ref, Function):
         yield ref

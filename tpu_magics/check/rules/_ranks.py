@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.inference.values import ACCELERATOR, DEVICE, LIST, LOADER, UNKNOWN, AbstractValue
+from tpu_magics.check.program import remembered
 from tpu_magics.check.rules import _launches
 from tpu_magics.check.syntax import nodes_of
 
@@ -136,14 +137,10 @@ def index_parameter(function: Function) -> str:
     return function.parameters[0].arg
 
 
+@remembered
 def definitions(function: Function) -> dict[str, list[ast.expr]]:
     """The values of plain assignments to each name of a function."""
-    memo = function.ctx.program.memo
-    key = ("definitions", id(function))
-    if key not in memo:
-        memo[key] = _definitions(function.node)
-    found: dict[str, list[ast.expr]] = memo[key]
-    return found
+    return _definitions(function.node)
 
 
 def _definitions(tree: ast.AST) -> dict[str, list[ast.expr]]:
@@ -342,19 +339,17 @@ def is_handled(ctx: RuleContext) -> bool:
     return bool(handlers & around) or bool(handlers & _launches.closure({ctx.function}, ctx.program))
 
 
+@remembered
 def _handlers(program: CheckedProgram) -> set[Function | None]:
     """The functions that call such a handler; None: the program's own statements or its imports."""
-    if "step_handlers" not in program.memo:
-        calls = [*program.calls(*_OTHERS)]
-        for method in ("prepare", "backward", "prepare_optimizer"):
-            calls += program.methods(method, ACCELERATOR)
-        calls += [call for call in program.calls("torch_xla.experimental.") if "eager" in call.name]
-        found = {call.ctx.function for call in calls}
-        if any(name.startswith(_OTHERS) for name in program.imported):
-            found.add(None)
-        program.memo["step_handlers"] = found
-    known: set[Function | None] = program.memo["step_handlers"]
-    return known
+    calls = [*program.calls(*_OTHERS)]
+    for method in ("prepare", "backward", "prepare_optimizer"):
+        calls += program.methods(method, ACCELERATOR)
+    calls += [call for call in program.calls("torch_xla.experimental.") if "eager" in call.name]
+    found = {call.ctx.function for call in calls}
+    if any(name.startswith(_OTHERS) for name in program.imported):
+        found.add(None)
+    return found
 
 
 def optimizer_steps(program: CheckedProgram) -> Iterator[CallSite]:

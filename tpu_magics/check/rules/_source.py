@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from tpu_magics.check.finding import Edit
+from tpu_magics.check.program import CheckedProgram, Function, remembered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,37 +48,30 @@ def origin(ctx: RuleContext, node: ast.expr) -> tuple[ast.expr, tuple[int, ...]]
 def _last(ctx: RuleContext, node: ast.Name) -> NameAssignment | None:
     """The last assignment above the name, in its function or at the level of the notebook."""
     if ctx.function is not None:
-        here = _assigned_in_function(ctx).get(node.id)
+        here = _assigned_in_function(ctx.function).get(node.id)
         if here is not None:
             return next((one for one in reversed(here) if one.line < node.lineno), None)
         if any(one.arg == node.id for one in ctx.function.parameters):
             return None
-    found = _assigned_at_top(ctx).get(node.id, [])
+    found = _assigned_at_top(ctx.program).get(node.id, [])
     if ctx.function is not None:
         return found[-1] if found else None
     return next((one for one in reversed(found) if (one.cell, one.line) < (ctx.cell_index, node.lineno)), None)
 
 
-def _assigned_in_function(ctx: RuleContext) -> dict[str, list[NameAssignment]]:
-    function = ctx.function
-    assert function is not None
-    key = ("origins", id(function))
-    if key not in ctx.program.memo:
-        body = function.node.body
-        ctx.program.memo[key] = _gathered(body if isinstance(body, list) else [], ctx.cell_index)
-    found: dict[str, list[NameAssignment]] = ctx.program.memo[key]
+@remembered
+def _assigned_in_function(function: Function) -> dict[str, list[NameAssignment]]:
+    body = function.node.body
+    return _gathered(body if isinstance(body, list) else [], function.ctx.cell_index)
+
+
+@remembered
+def _assigned_at_top(program: CheckedProgram) -> dict[str, list[NameAssignment]]:
+    found: dict[str, list[NameAssignment]] = {}
+    for index, cell in enumerate(program.cells):
+        for name, given in _gathered(cell.tree.body if cell.tree is not None else [], index).items():
+            found.setdefault(name, []).extend(given)
     return found
-
-
-def _assigned_at_top(ctx: RuleContext) -> dict[str, list[NameAssignment]]:
-    if "origins" not in ctx.program.memo:
-        found: dict[str, list[NameAssignment]] = {}
-        for index, cell in enumerate(ctx.program.cells):
-            for name, given in _gathered(cell.tree.body if cell.tree is not None else [], index).items():
-                found.setdefault(name, []).extend(given)
-        ctx.program.memo["origins"] = found
-    top: dict[str, list[NameAssignment]] = ctx.program.memo["origins"]
-    return top
 
 
 def _gathered(body: list[ast.stmt], cell: int) -> dict[str, list[NameAssignment]]:

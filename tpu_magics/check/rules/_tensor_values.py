@@ -23,6 +23,7 @@ from tpu_magics.check.inference.values import (
     TRAINER,
     AbstractValue,
 )
+from tpu_magics.check.program import CheckedProgram, Function, remembered
 from tpu_magics.check.rules import _source
 from tpu_magics.check.syntax import nodes_of
 
@@ -69,15 +70,13 @@ def _here(value: AbstractValue, ctx: RuleContext) -> bool:
 def is_eager_result(value: AbstractValue, ctx: RuleContext) -> bool:
     """Whether it is a TensorFlow tensor that eager code gets from compiled code: `loss = train_step(x)`."""
     eager = value.lib == "tf" and value.kind == TENSOR and value.where != "host" and not ctx.compiled_tf
-    return eager and _has_compiled(ctx)
+    return eager and _has_compiled(ctx.program)
 
 
-def _has_compiled(ctx: RuleContext) -> bool:
+@remembered
+def _has_compiled(program: CheckedProgram) -> bool:
     """Whether TensorFlow code of this program is compiled by XLA."""
-    memo = ctx.program.memo
-    if "has compiled" not in memo:
-        memo["has compiled"] = ctx.program.tpu_tf or any(one.compiled for one in ctx.program.functions)
-    return bool(memo["has compiled"])
+    return program.tpu_tf or any(one.compiled for one in program.functions)
 
 
 def is_compiled_tf(ctx: RuleContext) -> bool:
@@ -221,13 +220,14 @@ def full_source(node: ast.AST, ctx: RuleContext, most: int = 50) -> str:
 
 def imported_name(root: str, ctx: RuleContext) -> str:
     """The name of a package in this program: `import tensorflow as tf` -> "tf"; "" if it is not imported."""
-    key = ("spelled", root)
-    memo = ctx.program.memo
-    if key not in memo:
-        trees = [cell.tree for cell in ctx.program.cells if cell.tree is not None]
-        names = (alias for tree in trees for one in tree.body if isinstance(one, ast.Import) for alias in one.names)
-        memo[key] = next((alias.asname or alias.name for alias in names if alias.name == root), "")
-    return str(memo[key])
+    return _imported_names(ctx.program).get(root, "")
+
+
+@remembered
+def _imported_names(program: CheckedProgram) -> dict[str, str]:
+    trees = [cell.tree for cell in program.cells if cell.tree is not None]
+    names = [alias for tree in trees for one in tree.body if isinstance(one, ast.Import) for alias in one.names]
+    return {alias.name: alias.asname or alias.name for alias in reversed(names)}
 
 
 _METHODS = frozenset(("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__index__", "__array__"))

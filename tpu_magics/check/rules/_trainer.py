@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.check.inference.values import CLASS, LIST, MODEL, NOTHING, TRAINER
+from tpu_magics.check.program import remembered
 from tpu_magics.check.rules import _device
 
 if TYPE_CHECKING:
@@ -102,13 +103,11 @@ class TrainingArgumentsCall:
         return _device.is_for_other_device(self.node, self.ctx)
 
 
+@remembered
 def all_of(program: CheckedProgram) -> list[TrainingArgumentsCall]:
     """Every call of TrainingArguments in a program, in order."""
-    if "training_arguments" not in program.memo:
-        found = {id(call.node): _read(call) for call in program.all_calls if _is_arguments(call)}
-        program.memo["training_arguments"] = list(found.values())
-    calls: list[TrainingArgumentsCall] = program.memo["training_arguments"]
-    return calls
+    found = {id(call.node): _read(call) for call in program.all_calls if _is_arguments(call)}
+    return list(found.values())
 
 
 def on_tpu(program: CheckedProgram) -> Iterator[TrainingArgumentsCall]:
@@ -137,12 +136,10 @@ def _fields(cls: Class) -> set[str]:
     return names
 
 
+@remembered
 def _stored(program: CheckedProgram) -> frozenset[str]:
     """Attributes that are set anywhere (`args.optim = ...`), and the ones behind `set_optimizer` and the like."""
-    if "stored_attributes" not in program.memo:
-        program.memo["stored_attributes"] = frozenset(_all_stored(program))
-    found: frozenset[str] = program.memo["stored_attributes"]
-    return found
+    return frozenset(_all_stored(program))
 
 
 _SETTERS = {"set_optimizer": "optim", "set_dataloader": "dataloader_drop_last"}
@@ -176,13 +173,12 @@ def overrides(arguments: TrainingArgumentsCall, method: str) -> bool:
     return bool(trainers) and all(_method(one, method) for one in trainers)
 
 
+@remembered
 def only_evaluates(program: CheckedProgram) -> bool:
     """Whether nothing in the program trains, and something evaluates or predicts."""
-    if "only_evaluates" not in program.memo:
-        evaluates = any(_of_trainer(call) for method in _EVALUATES for call in program.methods(method))
-        trains = any(_of_trainer(call) for method in _TRAINS for call in program.methods(method))
-        program.memo["only_evaluates"] = evaluates and not trains
-    return bool(program.memo["only_evaluates"])
+    evaluates = any(_of_trainer(call) for method in _EVALUATES for call in program.methods(method))
+    trains = any(_of_trainer(call) for method in _TRAINS for call in program.methods(method))
+    return evaluates and not trains
 
 
 def _of_trainer(call: CallSite) -> bool:
@@ -197,11 +193,9 @@ def trainers_of(arguments: TrainingArgumentsCall) -> list[CallSite]:
     return sure or [one for one, given in trainers if not isinstance(given, ast.Call)]
 
 
+@remembered
 def _trainers(program: CheckedProgram) -> list[CallSite]:
-    if "trainers" not in program.memo:
-        program.memo["trainers"] = [call for call in program.all_calls if _is_trainer(call)]
-    found: list[CallSite] = program.memo["trainers"]
-    return found
+    return [call for call in program.all_calls if _is_trainer(call)]
 
 
 def _is_trainer(call: CallSite) -> bool:
@@ -404,12 +398,15 @@ def settings(config: FsdpConfig) -> FsdpConfig | None:
 
 def _is_changed(name: str, program: CheckedProgram) -> bool:
     """Whether a dict of this name is changed later (`config["xla"] = True`, `config.update(...)`)."""
-    if "changed_dicts" not in program.memo:
-        program.memo["changed_dicts"] = frozenset(_changed(program))
-    return name in program.memo["changed_dicts"]
+    return name in _changed(program)
 
 
-def _changed(program: CheckedProgram) -> Iterator[str]:
+@remembered
+def _changed(program: CheckedProgram) -> frozenset[str]:
+    return frozenset(_changed_names(program))
+
+
+def _changed_names(program: CheckedProgram) -> Iterator[str]:
     for cell in program.cells:
         for node in ast.walk(cell.tree) if cell.tree is not None else ():
             if (

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.check.inference.values import BATCH, MODEL, NOTHING, NUMBER, OUTPUT, TENSOR, UNKNOWN
+from tpu_magics.check.program import remembered
 from tpu_magics.check.rule import Rule
 from tpu_magics.check.rule_context import RuleContext
 from tpu_magics.check.rules import _device
@@ -69,11 +70,10 @@ def mentions_gpu(node: ast.expr | None, ctx: RuleContext) -> bool:
     return node is not None and ("cuda" in ast.unparse(node).lower() or ctx.value(node).name.startswith("torch.cuda"))
 
 
+@remembered
 def gpu_only(program: CheckedProgram) -> bool:
     """Whether the program moves everything to "cuda" and does not use XLA: a script for a GPU."""
-    if "gpu_only" not in program.memo:
-        program.memo["gpu_only"] = _looks_gpu_only(program)
-    return bool(program.memo["gpu_only"])
+    return _looks_gpu_only(program)
 
 
 def _looks_gpu_only(program: CheckedProgram) -> bool:

@@ -22,6 +22,7 @@ from tpu_magics.check.inference.values import (
     TFDATA,
     UNKNOWN,
 )
+from tpu_magics.check.program import remembered
 from tpu_magics.check.rule import Rule
 from tpu_magics.check.rules import _padding, _recompiles, _source
 from tpu_magics.check.rules._changing_numbers import (
@@ -403,19 +404,17 @@ def _shuffles(call: CallSite) -> bool:
     return shuffle is None or made.made_ctx.constant(shuffle) is not False
 
 
+@remembered
 def _trained_on(program: CheckedProgram) -> set[int]:
     """The ids of the DataLoader calls of loops with a backward pass or an optimizer step."""
-    if "trained_on" not in program.memo:
-        program.memo["trained_on"] = {
-            id(made)
-            for call in program.all_calls
-            if _is_update(call)
-            for ctx in _surroundings(call.ctx)
-            for loop in ctx.loops
-            if (made := _recompiles.loader_of(loop.loader).made) is not None
-        }
-    found: set[int] = program.memo["trained_on"]
-    return found
+    return {
+        id(made)
+        for call in program.all_calls
+        if _is_update(call)
+        for ctx in _surroundings(call.ctx)
+        for loop in ctx.loops
+        if (made := _recompiles.loader_of(loop.loader).made) is not None
+    }
 
 
 def _is_update(call: CallSite) -> bool:
@@ -895,14 +894,10 @@ def _shuffled_later(ctx: RuleContext, node: ast.AST) -> bool:
     return any(isinstance(one, ast.Attribute) and one.attr == "shuffle" for one in ctx.parents(node))
 
 
+@remembered
 def _datasets_trained_on(program: CheckedProgram) -> set[int]:
     """The ids of all calls in the chains of datasets that are trained on."""
-    if "tf_trained_on" not in program.memo:
-        program.memo["tf_trained_on"] = {
-            id(link) for ctx, data in _training_data(program) for link in _chain(ctx, data)
-        }
-    found: set[int] = program.memo["tf_trained_on"]
-    return found
+    return {id(link) for ctx, data in _training_data(program) for link in _chain(ctx, data)}
 
 
 def _training_data(program: CheckedProgram) -> Iterator[tuple[RuleContext, ast.expr]]:
