@@ -26,6 +26,20 @@ def gc_paused() -> Iterator[None]:
         gc.enable()
 
 
+def last_name(node: ast.AST) -> str:
+    """`c` of `c`, of `a.b.c` and of a call of these; "" of anything else."""
+    if isinstance(node, ast.Call):
+        node = node.func
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def root_name(node: ast.AST) -> str:
+    """`a` of `a`, of `a.b.c` and of `a[0].b`; "" of anything else."""
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
 def nodes_of(tree: ast.AST) -> Iterator[ast.AST]:
     """The node and all below it, as `ast.walk` gives them in another order, in half the time."""
     waiting = [tree]

@@ -55,7 +55,7 @@ from tpu_magics.check.inference.values import (
 )
 from tpu_magics.check.program import CheckedProgram, Class, Function
 from tpu_magics.check.rule_context import Loop, RuleContext
-from tpu_magics.check.syntax import nodes_of
+from tpu_magics.check.syntax import last_name, nodes_of, root_name
 
 if TYPE_CHECKING:
     from tpu_magics.check.cells import CodeCell
@@ -773,24 +773,17 @@ def _moved_by(node: ast.AST) -> set[str]:
         return set()
     func = node.func
     if isinstance(func, ast.Attribute) and func.attr in ("to", "cuda", "items"):
-        return {_root(func.value)}
-    last = func.id if isinstance(func, ast.Name) else func.attr if isinstance(func, ast.Attribute) else ""
-    return {_root(one) for one in node.args} if last in _MOVERS else set()
+        return {root_name(func.value)}
+    return {root_name(one) for one in node.args} if last_name(node) in _MOVERS else set()
 
 
 def _parts_of(node: ast.AST, names: set[str]) -> Iterable[str]:
     """Names bound to a part of these: `ids = batch["ids"]`, `x, y = batch`, `for image in images`."""
     if isinstance(node, ast.comprehension):
-        return names_in(node.target) if _root(node.iter) in names else ()
-    if isinstance(node, ast.Assign) and not isinstance(node.value, ast.Call) and _root(node.value) in names:
+        return names_in(node.target) if root_name(node.iter) in names else ()
+    if isinstance(node, ast.Assign) and not isinstance(node.value, ast.Call) and root_name(node.value) in names:
         return tuple(name for target in node.targets for name in names_in(target))
     return ()
-
-
-def _root(node: ast.AST) -> str:
-    while isinstance(node, (ast.Attribute, ast.Subscript)):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _on_host(value: AbstractValue) -> AbstractValue:

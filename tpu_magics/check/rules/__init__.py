@@ -6,14 +6,7 @@ Codes never change: people write them in `# noqa` comments.
 from __future__ import annotations
 
 from tpu_magics.check.rule import Rule
-from tpu_magics.check.rules import launch, precision, recompiles, shapes, tensorflow, trainer, values
+from tpu_magics.check.rules import launch, precision, ranks, recompiles, shapes, tensorflow, trainer, values
 
-RULES: tuple[Rule, ...] = (
-    *values.RULES,
-    *shapes.RULES,
-    *recompiles.RULES,
-    *launch.RULES,
-    *precision.RULES,
-    *trainer.RULES,
-    *tensorflow.RULES,
-)
+GROUPS = (values, shapes, recompiles, launch, ranks, precision, trainer, tensorflow)
+RULES: tuple[Rule, ...] = tuple(sorted((rule for group in GROUPS for rule in group.RULES), key=lambda rule: rule.code))

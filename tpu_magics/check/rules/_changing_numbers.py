@@ -19,7 +19,7 @@ from tpu_magics.check.inference.values import (
     AbstractValue,
 )
 from tpu_magics.check.rules._source import SCOPES, own_statements
-from tpu_magics.check.syntax import nodes_of
+from tpu_magics.check.syntax import last_name, nodes_of
 
 if TYPE_CHECKING:
     from tpu_magics.check.program import Class, Function
@@ -50,9 +50,7 @@ def _is_cut(ctx: RuleContext, loop: Loop) -> bool:
 def _cuts(ctx: RuleContext, node: ast.AST) -> bool:
     if not isinstance(node, ast.Call):
         return False
-    func = node.func
-    last = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
-    return last in _CUTS or bool(getattr(ctx.value(func).ref, "steps", False))
+    return last_name(node) in _CUTS or bool(getattr(ctx.value(node.func).ref, "steps", False))
 
 
 def _outside_of_loops(body: list[ast.stmt]) -> Iterator[ast.AST]:
@@ -368,9 +366,7 @@ class FixedArguments(NamedTuple):
 
 
 def use_of(node: ast.Call, ctx: RuleContext) -> FixedArguments | None:
-    func = node.func
-    last = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
-    name = ctx.name(node)
+    last, name = last_name(node), ctx.name(node)
     if name:
         last = name.rpartition(".")[2]
         if name.rpartition(".")[0] + "." not in _TORCH:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tpu_magics.check.inference.values import BATCH, LIST, OUTPUT, TENSOR, UNKNOWN
 from tpu_magics.check.rules._changing_numbers import changes, step_loop
 from tpu_magics.check.rules._source import origin, own_nodes
-from tpu_magics.check.syntax import nodes_of
+from tpu_magics.check.syntax import last_name, nodes_of, root_name
 
 if TYPE_CHECKING:
     from tpu_magics.check.rule_context import Loop, RuleContext
@@ -96,19 +96,13 @@ def _step_body(ctx: RuleContext) -> list[ast.stmt]:
 
 def outlives_step(container: GrowingContainer, ctx: RuleContext) -> bool:
     """Whether the container is older than the step, is never emptied in it, and has no fixed size."""
-    root = _root(container.holder)
+    root = root_name(container.holder)
     if not root or (step_loop(ctx) is None and not _comes_from_outside(root, ctx)):
         return False
     made, _ = origin(ctx, container.holder)
     if isinstance(made, ast.Call) and any(one.arg == "maxlen" for one in made.keywords):
         return False
     return not any(_is_reset(one, container.name, root) for one in _step_nodes(ctx))
-
-
-def _root(node: ast.AST) -> str:
-    while isinstance(node, (ast.Attribute, ast.Subscript)):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _comes_from_outside(root: str, ctx: RuleContext) -> bool:
@@ -131,7 +125,7 @@ def _is_reset(node: ast.AST, name: str, root: str) -> bool:
         func = node.func
         return isinstance(func, ast.Attribute) and func.attr in _EMPTIES and ast.unparse(func.value) in (name, root)
     if isinstance(node, ast.Delete):
-        return any(_root(one) == root for one in node.targets)
+        return any(root_name(one) == root for one in node.targets)
     if not isinstance(node, (ast.Assign, ast.AnnAssign)):
         return False
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -141,7 +135,7 @@ def _is_reset(node: ast.AST, name: str, root: str) -> bool:
             return not any(isinstance(one, ast.Name) and one.id == root for one in nodes_of(node.value)) or (
                 isinstance(node.value, ast.Subscript)
             )
-        if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Slice) and _root(target) == root:
+        if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Slice) and root_name(target) == root:
             return True
     return False
 
@@ -169,9 +163,11 @@ def _bodies(container: GrowingContainer, ctx: RuleContext) -> Iterator[Iterable[
 
 
 def _computes(node: ast.Call, name: str) -> bool:
-    func = node.func
-    last = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
-    return last in _SUMS and bool(node.args) and ast.unparse(node.args[0]) in (name, f"list({name})", f"tuple({name})")
+    return (
+        last_name(node) in _SUMS
+        and bool(node.args)
+        and ast.unparse(node.args[0]) in (name, f"list({name})", f"tuple({name})")
+    )
 
 
 def _of_numbers(node: ast.Call) -> bool:
@@ -206,7 +202,7 @@ def is_only_read(container: GrowingContainer, ctx: RuleContext) -> bool:
     if len(container.given) != 1 or not isinstance(container.given[0], (ast.Name, ast.Attribute)):
         return False
     text = ctx.cell.text
-    root = re.escape(_root(container.holder))
+    root = re.escape(root_name(container.holder))
     return not re.search(rf"\b{root}\b[^\n]*\.backward\(|backward\([^\n]*\b{root}\b", text)
 
 

@@ -11,7 +11,7 @@ from tpu_magics.check import hoisting
 from tpu_magics.check.inference.values import CLASS, DEVICE, LIST, MODEL, MODULE, TENSOR
 from tpu_magics.check.program import remembered
 from tpu_magics.check.rules import _device, _ranks
-from tpu_magics.check.syntax import nodes_of
+from tpu_magics.check.syntax import nodes_of, root_name
 
 if TYPE_CHECKING:
     from tpu_magics.check.program import CallSite, Class, Function
@@ -184,7 +184,7 @@ def problem(call: CallSite, function: Function) -> str:
 
 
 def _callee(call: CallSite, function: Function) -> str:
-    name = _first(call.node.func)
+    name = root_name(call.node.func)
     if call.ctx.value(_root(call.node.func)).kind != MODULE:
         found = _changed(name, call, function)
         if found:
@@ -305,21 +305,17 @@ def _changed(name: str, call: CallSite, function: Function) -> str:
 def _changes(node: ast.AST) -> str:
     """The name of the object that a node changes in place: `cfg` for `cfg.sub.width = 8` and `cfg.update(...)`."""
     if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
-        return _first(node)
+        return root_name(node)
     is_method = (
         isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in hoisting.MUTATORS
     )
-    return _first(node.func.value) if is_method else ""  # type: ignore[attr-defined]
+    return root_name(node.func.value) if is_method else ""  # type: ignore[attr-defined]
 
 
 def _root(node: ast.AST) -> ast.AST:
     while isinstance(node, (ast.Attribute, ast.Subscript)):
         node = node.value
     return node
-
-
-def _first(node: ast.AST) -> str:
-    return getattr(_root(node), "id", "")
 
 
 # -- helper functions ------------------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def _is_loss(call: ast.Call, ctx: RuleContext) -> bool:
     if ctx.name(call).startswith("tensorflow.nn."):
         return "cross_entropy" in ctx.name(call)
     made = ctx.value(call.func).name.rpartition(".")[2]
-    called = _shapes.last_name(call.func)
+    called = _shapes.last_part(call.func)
     return made.endswith("Loss") or "loss" in called.lower() or called == "criterion"
 
 

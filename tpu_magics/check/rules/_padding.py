@@ -11,7 +11,7 @@ from tpu_magics.check.inference.values import MODULE, NOTHING, TOKENIZER, UNKNOW
 from tpu_magics.check.program import Class, Function, remembered
 from tpu_magics.check.rules import _recompiles
 from tpu_magics.check.rules._source import origin
-from tpu_magics.check.syntax import nodes_of
+from tpu_magics.check.syntax import last_name, nodes_of
 
 if TYPE_CHECKING:
     from tpu_magics.check.program import CallSite, CheckedProgram, Function
@@ -86,7 +86,7 @@ def is_tokenizer(node: ast.AST, ctx: RuleContext) -> bool:
     value = ctx.value(node)
     if value.kind == TOKENIZER:
         return True
-    last = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    last = last_name(node) if isinstance(node, (ast.Name, ast.Attribute)) else ""
     return value.kind == UNKNOWN and bool(_TOKENIZER_NAME.search(last))
 
 
@@ -256,23 +256,18 @@ def pads_to_longest(node: ast.Call, ctx: RuleContext) -> bool:
         return not ctx.has_unknown_arguments(node) and (given is None or ctx.constant(given) is None)
     if node.args and _has_full_length_row(node.args[0]):
         return False
-    return not any(_last(one) in _FIXES_LENGTH for one in _calls_of(ctx) if one is not node)
+    return not any(last_name(one) in _FIXES_LENGTH for one in _calls_of(ctx) if one is not node)
 
 
 def _has_full_length_row(rows: ast.expr) -> bool:
     """`pad_sequence([torch.zeros(LENGTH), *rows])`: one row of the target length."""
-    return any(isinstance(one, ast.Call) and _last(one) in _CREATES for one in nodes_of(rows))
+    return any(isinstance(one, ast.Call) and last_name(one) in _CREATES for one in nodes_of(rows))
 
 
 def _calls_of(ctx: RuleContext) -> Iterator[ast.Call]:
     if ctx.function is not None:
         for call in ctx.function.calls:
             yield call.node
-
-
-def _last(node: ast.Call) -> str:
-    func = node.func
-    return func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
 
 
 # -- max(len(row) for row in batch) -----------------------------------------------------------------------------------
@@ -301,7 +296,7 @@ def _is_of_lengths(node: ast.expr, ctx: RuleContext) -> bool:
 
 def _is_length(node: ast.expr) -> bool:
     if isinstance(node, ast.Call):
-        return _last(node) == "len" or _last(node) in _LENGTHS
+        return last_name(node) == "len" or last_name(node) in _LENGTHS
     return isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr == "shape"
 
 
@@ -321,7 +316,7 @@ def _is_padding(ctx: RuleContext, use: ast.Name) -> bool:
         if isinstance(outer, ast.BinOp) and isinstance(outer.op, ast.Sub):
             return True
         if isinstance(outer, ast.Call):
-            return _last(outer) in _TAKES_LENGTHS
+            return last_name(outer) in _TAKES_LENGTHS
         if isinstance(outer, ast.stmt):
             return False
     return False
@@ -337,7 +332,7 @@ def _is_rounded(ctx: RuleContext, use: ast.Name) -> bool:
             if isinstance(outer.left, ast.List) or isinstance(outer.right, ast.List):
                 return False  # `[0] * (longest - len(row))`
         elif isinstance(outer, ast.Call):
-            return node is not outer.func and _last(outer) not in _TAKES_LENGTHS
+            return node is not outer.func and last_name(outer) not in _TAKES_LENGTHS
         elif not isinstance(outer, (ast.Tuple, ast.UnaryOp, ast.keyword)):
             return isinstance(outer, ast.Compare)
         node = outer

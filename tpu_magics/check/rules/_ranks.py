@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tpu_magics.check.inference.values import ACCELERATOR, DEVICE, LIST, LOADER, UNKNOWN, AbstractValue
 from tpu_magics.check.program import remembered
 from tpu_magics.check.rules import _launches
-from tpu_magics.check.syntax import nodes_of
+from tpu_magics.check.syntax import last_name, nodes_of
 
 if TYPE_CHECKING:
     from tpu_magics.check.program import CallSite, CheckedProgram, Function
@@ -221,12 +221,7 @@ def _is_only_called_guarded(function: Function) -> bool:
 
 def is_for_one_rank(function: Function) -> bool:
     """Whether a decorator makes only one rank run the function."""
-    return any(_last(one) in _DECORATORS for one in getattr(function.node, "decorator_list", ()))
-
-
-def _last(node: ast.expr) -> str:
-    node = node.func if isinstance(node, ast.Call) else node
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+    return any(last_name(one) in _DECORATORS for one in getattr(function.node, "decorator_list", ()))
 
 
 XM = "torch_xla.core.xla_model."

@@ -105,7 +105,7 @@ def _has_form_of_mask(node: ast.expr, ctx: RuleContext, of_tensor: bool) -> bool
     if of_tensor and (value.dtype == "bool" or (isinstance(node, ast.Name) and node.id in _inverted(ctx))):
         return True
     names = _SURE_NAME if value.kind == UNKNOWN else _MASK_NAME
-    return bool(names.search(last_name(node)))
+    return bool(names.search(last_part(node)))
 
 
 def _inverted(ctx: RuleContext) -> frozenset[str]:
@@ -167,7 +167,7 @@ def _selects_before(other: ast.AST, node: ast.expr, by: str, ctx: RuleContext) -
     return False
 
 
-def last_name(node: ast.AST) -> str:
+def last_part(node: ast.AST) -> str:
     """`mask` of `mask`, `self.mask` and `batch["mask"]`; "" of anything else."""
     if isinstance(node, ast.Name):
         return node.id

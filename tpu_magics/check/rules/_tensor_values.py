@@ -25,7 +25,7 @@ from tpu_magics.check.inference.values import (
 )
 from tpu_magics.check.program import CheckedProgram, Function, remembered
 from tpu_magics.check.rules import _source
-from tpu_magics.check.syntax import nodes_of
+from tpu_magics.check.syntax import last_name, nodes_of
 
 if TYPE_CHECKING:
     from tpu_magics.check.inference.values import AbstractValue
@@ -364,14 +364,16 @@ def _shows(func: ast.Attribute, ctx: RuleContext) -> bool:
     if method == "log" and receiver.kind == ACCELERATOR:
         return True
     return (
-        _last_name(owner, ctx).startswith("tqdm") if method == "write" else bool(_LOGGER.search(_last_name(owner, ctx)))
+        _shown_name(owner, ctx).startswith("tqdm")
+        if method == "write"
+        else bool(_LOGGER.search(_shown_name(owner, ctx)))
     )
 
 
-def _last_name(node: ast.expr, ctx: RuleContext) -> str:
+def _shown_name(node: ast.expr, ctx: RuleContext) -> str:
     if isinstance(node, ast.Call):  # logging.getLogger("train").info(...)
         return "logger" if ctx.name(node).rpartition(".")[2] in ("getLogger", "get_logger") else ""
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return last_name(node)
 
 
 def fix_message(name: str, ctx: RuleContext) -> str:
