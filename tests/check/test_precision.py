@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import textwrap
-
 import pytest
 
+from tests.check.group_checks import GroupChecks
 from tests.check.measurements import measurements
 from tpu_magics.check import check_cells, check_text
 from tpu_magics.check.cells import cell_of
 from tpu_magics.check.rules.precision import RULES
 
-
-def codes(text: str, path: str = "x.py") -> list[str]:
-    return [one.code for one in check_cells([cell_of(textwrap.dedent(text).strip() + "\n", path)], RULES)]
+codes = GroupChecks(RULES).codes
 
 
 @pytest.mark.parametrize("value", ['"1"', "1", '"true"', "str(1)", "str(int(flag))", '"1" if flag else "0"', "flag"])

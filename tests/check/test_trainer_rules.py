@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ import pytest
 
 from tests import forks
 from tests.check import expectations
-from tpu_magics.check import check_cells
-from tpu_magics.check.cells import CodeCell, cell_of
-from tpu_magics.check.finding import Finding
+from tests.check.group_checks import GroupChecks
+from tpu_magics.check.cells import cell_of
 from tpu_magics.check.fixes import fix
 from tpu_magics.check.rules import _trainer, trainer
 from tpu_magics.check.rules.trainer import RULES
@@ -25,23 +23,12 @@ IMPORT = "from transformers import TrainingArguments\n"
 XLA = 'optim="adamw_torch_xla", dataloader_drop_last=True'
 
 
-def check(cells: Sequence[CodeCell]) -> list[Finding]:
-    return check_cells(cells, RULES)
-
-
-def found(text: str) -> list[Finding]:
-    return check([cell_of(IMPORT + text, "a.py")])
-
-
-def codes(text: str) -> list[str]:
-    return [one.code for one in found(text)]
+GROUP = GroupChecks(RULES, IMPORT)
+check, found, codes = GROUP.check, GROUP.found, GROUP.codes
 
 
 def fixed_text(text: str) -> str:
-    """The text after all fixes; fixing it again changes nothing."""
-    cells = fix([cell_of(IMPORT + text, "a.py")], check).cells
-    assert not fix(cells, check).changes
-    return cells[0].text.removeprefix(IMPORT)
+    return GROUP.fixed_text(IMPORT + text).removeprefix(IMPORT)
 
 
 def run(code: str, **environment: str) -> str:
