@@ -37,11 +37,11 @@ class UsageError(TpuMagicsError):
 class Rules:
     """All rules, by the words that select them."""
 
-    modules: Sequence[Rule]
+    rules: Sequence[Rule]
 
     @cached_property
     def all(self) -> tuple[Rule, ...]:
-        return (SYNTAX, *self.modules)
+        return (SYNTAX, *self.rules)
 
     def validate(self, words: Iterable[str], where: str) -> tuple[str, ...]:
         """The words unchanged; raises UsageError for a word that selects no rule."""
@@ -152,8 +152,8 @@ class ConfigFinder:
     def of(self, path: str | Path) -> CheckConfig:
         """For a file or folder. On the command line `select` replaces `select` and `ignore` of the file, `ignore`
         is added."""
-        found = Path(path).absolute()
-        return self._of_folder(found if found.is_dir() else found.parent)
+        result = Path(path).absolute()
+        return self._of_folder(result if result.is_dir() else result.parent)
 
     def _of_folder(self, folder: Path) -> CheckConfig:
         if folder not in self._known:
@@ -193,14 +193,14 @@ def _table(path: Path, text: str) -> Any:
             "Run `pip install tomli`, or use Python 3.11 or newer.",
         )
     try:
-        found = parser.loads(text)
+        result = parser.loads(text)
     except ValueError as error:
         if not _TABLE.search(text):
             return None
         raise UsageError(
             f"{path} is not valid TOML: {error}.", "", "Fix the file: [tool.tpu_magics] is in it."
         ) from None
-    tool = found.get("tool")
+    tool = result.get("tool")
     return next((tool[name] for name in TABLES if name in tool), None) if isinstance(tool, dict) else None
 
 
@@ -215,22 +215,22 @@ def _toml() -> Any:
 def _config(path: Path, table: Any, rules: Rules) -> CheckConfig:
     if not isinstance(table, dict):
         raise UsageError(f"[tool.tpu_magics] in {path} is not a table.", "", f"Its keys are {', '.join(KEYS)}.")
-    found = {key.replace("_", "-"): value for key, value in table.items()}
-    unknown = [key for key in found if key not in KEYS]
+    result = {key.replace("_", "-"): value for key, value in table.items()}
+    unknown = [key for key in result if key not in KEYS]
     if unknown:
         raise UsageError(
             f"[tool.tpu_magics] in {path} has an unknown key: {unknown[0]}.", "", f"Its keys are {', '.join(KEYS)}."
         )
     where = f"[tool.tpu_magics] in {path}"
-    per_file = found.get("per-file-ignores", {})
+    per_file = result.get("per-file-ignores", {})
     if not isinstance(per_file, Mapping):
         raise UsageError(f"{where}: per-file-ignores is not a table.", "", 'Write `"tests/*" = ["values"]` in it.')
     return CheckConfig(
         rules,
         path.parent,
-        rules.validate(_words(found, "select", where), where),
-        rules.validate(_words(found, "ignore", where), where),
-        _words(found, "exclude", where),
+        rules.validate(_words(result, "select", where), where),
+        rules.validate(_words(result, "ignore", where), where),
+        _words(result, "exclude", where),
         tuple((glob, rules.validate(_words(per_file, glob, where), where)) for glob in per_file),
     )
 

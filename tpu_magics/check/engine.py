@@ -42,8 +42,8 @@ def check_program(cells: Sequence[CodeCell], rules: Sequence[Rule]) -> list[Find
 
 def check_cells_of_file(cells: Sequence[CodeCell], config: CheckConfig) -> list[Finding]:
     """The findings of one file that comments and the configuration do not suppress."""
-    found = [*check_program(cells, config.rules.modules), *(cell.problem for cell in cells if cell.problem)]
-    return in_order([finding for finding in without_suppressed(found, cells) if config.wants(finding)])
+    result = [*check_program(cells, config.rules.rules), *(cell.problem for cell in cells if cell.problem)]
+    return in_order([finding for finding in without_suppressed(result, cells) if config.wants(finding)])
 
 
 def _distinct(findings: Iterable[Finding]) -> Iterator[Finding]:
@@ -88,8 +88,8 @@ def walk(cells: Sequence[CodeCell], interests: frozenset[type] = frozenset()) ->
 
 def _once(recorded: list[tuple[ast.AST, RuleContext]]) -> list[tuple[ast.AST, RuleContext]]:
     """A node that the walk visits twice (an attribute that is assigned to) is checked once, with the last context."""
-    found = {id(node): (node, ctx) for node, ctx in recorded}
-    return list(found.values())
+    result = {id(node): (node, ctx) for node, ctx in recorded}
+    return list(result.values())
 
 
 @dataclass(frozen=True)

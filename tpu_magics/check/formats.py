@@ -39,8 +39,8 @@ class CheckReport:
 def text(report: CheckReport, colour: bool = False) -> str:
     """For people: by file, each finding with its code, the reason and the fix."""
     parts = []
-    for path, found in groupby(report.findings, key=lambda finding: finding.path):
-        mine = list(found)
+    for path, result in groupby(report.findings, key=lambda finding: finding.path):
+        mine = list(result)
         parts.append(_painted(f"{_printable(path)}: {_counted(mine)}", _BOLD, colour))
         parts += [_block(finding, colour) for finding in mine]
     return "\n".join([*parts, summary(report), ""])
@@ -166,15 +166,15 @@ def sarif(report: CheckReport) -> str:
 
 
 def _rule(rule: Rule) -> dict[str, Any]:
-    found = rule_doc(rule)
+    result = rule_doc(rule)
     return {
-        "id": found.code,
-        "name": "".join(word.capitalize() for word in found.name.split("-")),
-        "shortDescription": {"text": found.title},
-        "fullDescription": {"text": found.section("What it does") or found.title},
+        "id": result.code,
+        "name": "".join(word.capitalize() for word in result.name.split("-")),
+        "shortDescription": {"text": result.title},
+        "fullDescription": {"text": result.section("What it does") or result.title},
         "help": {"text": as_text(rule), "markdown": as_markdown(rule)},
         "defaultConfiguration": {"level": "error"},
-        "properties": {"tags": [found.group]},
+        "properties": {"tags": [result.group]},
     }
 
 

@@ -140,10 +140,10 @@ class CheckedProgram:
         index = self._index()
         exact = [name for name in names if not name.endswith(".")]
         below = tuple(name for name in names if name.endswith("."))
-        found = [call for name in exact for call in index.get(name, ())]
+        result = [call for name in exact for call in index.get(name, ())]
         if below:
-            found += [call for name, calls in index.items() if name.startswith(below) for call in calls]
-        return _in_order(found)
+            result += [call for name, calls in index.items() if name.startswith(below) for call in calls]
+        return _in_order(result)
 
     def methods(self, method: str, kind: str = "") -> list[CallSite]:
         """Calls `x.method(...)` on a value, of that kind if one is given."""
@@ -206,9 +206,9 @@ class CheckedProgram:
 
     def init_values(self, option: str) -> list[str]:
         """The values of `%tpu_init --OPTION VALUE`, in the order of the cells."""
-        found = re.compile(rf"--{option}[= ]+(\S+)")
+        result = re.compile(rf"--{option}[= ]+(\S+)")
         magics = (magic for cell in self.cells for magic in cell.line_magics if magic.name == "tpu_init")
-        return [match[1].strip("\"'") for magic in magics if (match := found.search(magic.words))]
+        return [match[1].strip("\"'") for magic in magics if (match := result.search(magic.words))]
 
 
 _Key = TypeVar("_Key", Function, CheckedProgram)
@@ -222,8 +222,8 @@ def remembered(compute: Callable[[_Key], _Result]) -> Callable[[_Key], _Result]:
     def once(key: _Key) -> _Result:
         if (compute, key) not in key.memo:
             key.memo[compute, key] = compute(key)
-        found: _Result = key.memo[compute, key]
-        return found
+        result: _Result = key.memo[compute, key]
+        return result
 
     return once
 

@@ -90,17 +90,17 @@ def rule_doc(rule: Rule) -> RuleDoc:
 
 def as_text(rule: Rule) -> str:
     """For a terminal."""
-    found = rule_doc(rule)
-    parts = [f"{found.code} {found.name} (group {found.group})", found.title]
-    parts += [f"{name}\n{textwrap.indent(text, '    ')}" for name, text in found.sections.items()]
+    result = rule_doc(rule)
+    parts = [f"{result.code} {result.name} (group {result.group})", result.title]
+    parts += [f"{name}\n{textwrap.indent(text, '    ')}" for name, text in result.sections.items()]
     return "\n\n".join(parts) + "\n"
 
 
 def as_markdown(rule: Rule, level: int = 3) -> str:
     """For the docs, and for the help of a SARIF viewer."""
-    found = rule_doc(rule)
-    parts = [f"{'#' * level} {found.code} {found.name}", found.title]
-    for name, text in found.sections.items():
+    result = rule_doc(rule)
+    parts = [f"{'#' * level} {result.code} {result.name}", result.title]
+    for name, text in result.sections.items():
         parts.append(f"**{name}**")
         parts.append(f"```python\n{text}\n```" if name in CODE else text)
     return "\n\n".join(parts) + "\n"

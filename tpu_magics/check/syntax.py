@@ -120,13 +120,13 @@ def _from_syntax_error(text: str, error: SyntaxError) -> PythonParseError:
 
 def _from_value_error(text: str, error: Exception) -> PythonParseError:
     """Null bytes and lone surrogates (valid in JSON), for which Python reports no position."""
-    found = _UNREADABLE.search(text)
-    if found is None:
+    match = _UNREADABLE.search(text)
+    if match is None:
         return PythonParseError(str(error))
     message = (
-        "it contains a null byte" if found.group() == "\0" else "it contains a surrogate, which is not a character"
+        "it contains a null byte" if match.group() == "\0" else "it contains a surrogate, which is not a character"
     )
-    before = text[: found.start()]
+    before = text[: match.start()]
     return PythonParseError(message, before.count("\n") + 1, len(before) - before.rfind("\n"))
 
 

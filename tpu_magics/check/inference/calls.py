@@ -116,9 +116,9 @@ def _result(
     if callee.kind == CLASS:
         return _instance(walk, node, callee)
     if method:
-        found = METHODS.get(receiver.kind)
-        if found is not None:
-            return found(walk, node, receiver, method, arguments)
+        result = METHODS.get(receiver.kind)
+        if result is not None:
+            return result(walk, node, receiver, method, arguments)
     if method == "cpu" and receiver.kind == UNKNOWN and not node.args:
         return AbstractValue(TENSOR, lib="torch", where="host")
     if receiver is UNKNOWN_ITEM:
@@ -145,16 +145,16 @@ _SENT = AbstractValue(BATCH, lib="torch")
 def _instance(walk: Evaluator, node: ast.Call, callee: AbstractValue) -> AbstractValue:
     cls: Class = callee.ref
     if cls.is_module:
-        return AbstractValue(MODEL, lib=cls.lib, ref=cls, made=node, made_ctx=walk.ctx, name=cls.name)
+        return AbstractValue(MODEL, lib=cls.lib, ref=cls, creator=node, creator_ctx=walk.ctx, name=cls.name)
     for base in cls.all_bases():
         value = stubs.call(base)
         if value is not UNKNOWN_VALUE and value.kind not in (TENSOR, NUMBER, ARRAY):
-            return value.with_(made=node, made_ctx=walk.ctx, name=base)
+            return value.with_(creator=node, creator_ctx=walk.ctx, name=base)
     if cls.method("__init__") is None:
         _bind_fields(walk, node, cls)
     if any(base.rpartition(".")[2].endswith("Dataset") for base in cls.all_bases()):
-        return AbstractValue(DATASET, lib="torch", ref=cls, made=node, made_ctx=walk.ctx, name=cls.name)
-    return AbstractValue(INSTANCE, ref=cls, made=node, made_ctx=walk.ctx, name=cls.name)
+        return AbstractValue(DATASET, lib="torch", ref=cls, creator=node, creator_ctx=walk.ctx, name=cls.name)
+    return AbstractValue(INSTANCE, ref=cls, creator=node, creator_ctx=walk.ctx, name=cls.name)
 
 
 def _bind_fields(walk: Evaluator, node: ast.Call, cls: Class) -> None:
@@ -175,9 +175,9 @@ def _by_name(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -
     if value.kind in (TENSOR, OUTPUT):
         return create_tensor(walk, node, name, value, arguments)
     if value.kind == MODEL and value.lib == "torch" and name.startswith("torch.nn.") and arguments:
-        return value.with_(made=node, made_ctx=walk.ctx, name=name, item=_modules_in(arguments))
+        return value.with_(creator=node, creator_ctx=walk.ctx, name=name, item=_modules_in(arguments))
     if value.kind in _DESCRIBED or name.startswith("torch.nn."):
-        return value.with_(made=node, made_ctx=walk.ctx, name=name)
+        return value.with_(creator=node, creator_ctx=walk.ctx, name=name)
     return value
 
 

@@ -56,10 +56,10 @@ _MODULES: dict[str, AbstractValue] = {}
 
 def module(name: str) -> AbstractValue:
     """The value that stands for a canonical name."""
-    found = _MODULES.get(name)
-    if found is None:
-        found = _MODULES[name] = AbstractValue(MODULE, name=name)
-    return found
+    result = _MODULES.get(name)
+    if result is None:
+        result = _MODULES[name] = AbstractValue(MODULE, name=name)
+    return result
 
 
 def element(value: AbstractValue) -> AbstractValue:
@@ -98,17 +98,17 @@ def iterated_value(value: AbstractValue, node: ast.expr) -> AbstractValue:
 
 def common_placement(places: Iterable[str]) -> str:
     """The device of a result that is computed from tensors on these devices."""
-    found = set(places)
-    if "device" in found:
+    result = set(places)
+    if "device" in result:
         return "device"
-    return "host" if found == {"host"} else ""
+    return "host" if result == {"host"} else ""
 
 
 def join_all(values: Iterable[AbstractValue]) -> AbstractValue:
-    found: AbstractValue | None = None
+    result: AbstractValue | None = None
     for value in values:
-        found = value if found is None else join(found, value)
-    return found if found is not None else UNKNOWN_VALUE
+        result = value if result is None else join(result, value)
+    return result if result is not None else UNKNOWN_VALUE
 
 
 class Evaluator:
@@ -125,11 +125,11 @@ class Evaluator:
         """Evaluate, note, record."""
         if node is None:
             return UNKNOWN_VALUE
-        found = _EXPRESSIONS.get(node.__class__, _unknown)(self, node)
-        node._value = found  # type: ignore[attr-defined]
+        result = _EXPRESSIONS.get(node.__class__, _unknown)(self, node)
+        node._value = result  # type: ignore[attr-defined]
         if self.recording and node.__class__ in self.interests:
             self.recorded.append((node, self.ctx))
-        return found
+        return result
 
     def values(self, nodes: Iterable[ast.expr | None]) -> list[AbstractValue]:
         return [self.value(node) for node in nodes]
@@ -161,17 +161,17 @@ class Evaluator:
         raise NotImplementedError
 
     def name_of(self, name: str) -> AbstractValue:
-        found = self.env.get(name)
-        if found is not None:
-            return found
-        found = self.lookup_outer(name)
-        if found is not None:
-            return found
+        result = self.env.get(name)
+        if result is not None:
+            return result
+        result = self.lookup_outer(name)
+        if result is not None:
+            return result
         if name in _BUILTINS:
             return module("builtins." + name)
-        found = self.star_import(name)
-        if found is not None:
-            return found
+        result = self.star_import(name)
+        if result is not None:
+            return result
         return module(CONVENTIONS[name]) if name in CONVENTIONS else value_of_name(name)
 
 
@@ -255,9 +255,9 @@ def _model_attribute(value: AbstractValue, name: str) -> AbstractValue:
         return AbstractValue(DEVICE)
     if name == "module":
         return value
-    found = _own_attribute(value, name)
-    if found is not None:
-        return found
+    result = _own_attribute(value, name)
+    if result is not None:
+        return result
     if value.ref is None and name in ("weight", "bias"):
         return AbstractValue(TENSOR, lib=value.lib)
     return UNKNOWN_VALUE
@@ -267,9 +267,9 @@ def _own_attribute(value: AbstractValue, name: str) -> AbstractValue | None:
     cls: Class | None = value.ref
     if cls is None:
         return None
-    found = cls.attribute(name)
-    if found is not None:
-        return found
+    result = cls.attribute(name)
+    if result is not None:
+        return result
     method = cls.method(name)
     if method is None:
         return None
@@ -279,9 +279,9 @@ def _own_attribute(value: AbstractValue, name: str) -> AbstractValue | None:
 
 
 def _instance_attribute(value: AbstractValue, name: str) -> AbstractValue:
-    found = _own_attribute(value, name)
-    if found is not None:
-        return value_of_name(name) if found.kind == UNKNOWN and found.item is None and _is_loss(name) else found
+    result = _own_attribute(value, name)
+    if result is not None:
+        return value_of_name(name) if result.kind == UNKNOWN and result.item is None and _is_loss(name) else result
     if value.ref is not None and value.ref.is_module:
         return _model_attribute(value.with_(ref=None), name) if name in ("training", "device") else UNKNOWN_VALUE
     return UNKNOWN_VALUE
@@ -303,8 +303,8 @@ def _loader_attribute(value: AbstractValue, name: str) -> AbstractValue:
 
 
 def _class_attribute(value: AbstractValue, name: str) -> AbstractValue:
-    found = _own_attribute(value, name)
-    return found if found is not None else UNKNOWN_VALUE
+    result = _own_attribute(value, name)
+    return result if result is not None else UNKNOWN_VALUE
 
 
 def _array_attribute(value: AbstractValue, name: str) -> AbstractValue:
@@ -492,8 +492,8 @@ def narrow(test: ast.expr, ctx: RuleContext) -> tuple[list[str], list[str]]:
     if isinstance(test, ast.BoolOp):
         sides = [narrow(one, ctx) for one in test.values]
         every = isinstance(test.op, ast.And)
-        found = [name for holds, fails in sides for name in (holds if every else fails)]
-        return (found, []) if every else ([], found)
+        result = [name for holds, fails in sides for name in (holds if every else fails)]
+        return (result, []) if every else ([], result)
     if not isinstance(test, ast.Call) or not test.args or not isinstance(test.args[0], ast.Name):
         return [], []
     return _by_type(test, test.args[0].id, ctx)
@@ -531,15 +531,15 @@ def _narrowed_operands(walk: Evaluator, node: ast.BoolOp) -> list[AbstractValue]
 
 def _bool_op(walk: Evaluator, node: ast.BoolOp) -> AbstractValue:
     values = _narrowed_operands(walk, node)
-    found = join_all(values)
+    result = join_all(values)
     names = {value.name for value in values}
-    if found.kind == NUMBER:
+    if result.kind == NUMBER:
         every = EVERY_N in names if isinstance(node.op, ast.And) else names == {EVERY_N}
         rank = "%rank" if "%rank" in names else ""
         return AbstractValue(NUMBER, name=EVERY_N if every else rank, read=any(value.read for value in values))
-    if isinstance(node.op, ast.And) and EVERY_N in names and found.kind == UNKNOWN:
+    if isinstance(node.op, ast.And) and EVERY_N in names and result.kind == UNKNOWN:
         return AbstractValue(NUMBER, name=EVERY_N)
-    return found
+    return result
 
 
 # Conditions in code that other compilers trace as well.
@@ -574,9 +574,13 @@ def _sequence(walk: Evaluator, node: ast.List | ast.Tuple | ast.Set) -> Abstract
     starred = any(isinstance(one, ast.Starred) for one in node.elts)
     if len(values) <= MOST_ITEMS and not starred:
         return AbstractValue(
-            LIST, items=tuple(values), item=join_all(values) if values else None, made=node, const=_consts(values, node)
+            LIST,
+            items=tuple(values),
+            item=join_all(values) if values else None,
+            creator=node,
+            const=_consts(values, node),
         )
-    return AbstractValue(LIST, item=join_all(values), made=node)
+    return AbstractValue(LIST, item=join_all(values), creator=node)
 
 
 def _consts(values: list[AbstractValue], node: ast.AST) -> Any:
@@ -590,7 +594,7 @@ def _dict(walk: Evaluator, node: ast.Dict) -> AbstractValue:
         walk.value(key)
     values = walk.values(node.values)
     item = join_all(values) if values else None
-    return AbstractValue(LIST, item=item, made=node, made_ctx=walk.ctx, name="builtins.dict")
+    return AbstractValue(LIST, item=item, creator=node, creator_ctx=walk.ctx, name="builtins.dict")
 
 
 def _subscript(walk: Evaluator, node: ast.Subscript) -> AbstractValue:
@@ -603,7 +607,7 @@ def subscript(value: AbstractValue, index: AbstractValue, node: ast.expr) -> Abs
     """`value[index]`."""
     kind = value.kind
     if kind == TENSOR:
-        return value.with_(name="", made=None) if value.name and value.name != "torch.randperm" else value
+        return value.with_(name="", creator=None) if value.name and value.name != "torch.randperm" else value
     if kind in (BATCH, OUTPUT):
         if isinstance(node, ast.Slice):
             return value
@@ -626,12 +630,12 @@ def subscript(value: AbstractValue, index: AbstractValue, node: ast.expr) -> Abs
 def _list_item(value: AbstractValue, index: AbstractValue, node: ast.expr) -> AbstractValue:
     if isinstance(node, ast.Slice):
         return value.with_(items=None, const=NOTHING, item=element(value))
-    if isinstance(value.made, ast.Dict) and index.const is not NOTHING:
-        pairs = zip(value.made.keys, value.made.values, strict=True)
+    if isinstance(value.creator, ast.Dict) and index.const is not NOTHING:
+        pairs = zip(value.creator.keys, value.creator.values, strict=True)
         for key, item in pairs:
             if isinstance(key, ast.Constant) and key.value == index.const:
-                found: AbstractValue = getattr(item, "_value", UNKNOWN_VALUE)
-                return found
+                result: AbstractValue = getattr(item, "_value", UNKNOWN_VALUE)
+                return result
     if value.items is not None and isinstance(index.const, int) and -len(value.items) <= index.const < len(value.items):
         return value.items[index.const]
     return element(value)
@@ -657,7 +661,7 @@ def _comprehension(
         item = walk.value(node.elt)
     for name, before in targets.items():  # a comprehension has its own names
         walk.unbind(name) if before is None else walk.bind(name, before)
-    return AbstractValue(LIST, item=item, made=node, name="builtins.dict" if isinstance(node, ast.DictComp) else "")
+    return AbstractValue(LIST, item=item, creator=node, name="builtins.dict" if isinstance(node, ast.DictComp) else "")
 
 
 def names_in(target: ast.expr) -> Iterable[str]:

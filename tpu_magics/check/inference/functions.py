@@ -84,8 +84,8 @@ def _passed_through(function: Function, arguments: Arguments) -> AbstractValue |
 
 
 def _len(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:
-    found = arguments[0].items if arguments and arguments[0].items is not None else None
-    return A_SHAPE.with_(const=len(found)) if found is not None else A_SHAPE
+    result = arguments[0].items if arguments and arguments[0].items is not None else None
+    return A_SHAPE.with_(const=len(result)) if result is not None else A_SHAPE
 
 
 def _python_number(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:
@@ -112,20 +112,20 @@ def _converted(name: str, const: Any) -> Any:
 def _same_number(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:
     """abs, round, pow, max, min, sum of the arguments."""
     if len(arguments) == 1 and arguments[0].kind in (LIST, BATCH, OUTPUT):
-        found = element(arguments[0])
+        result = element(arguments[0])
     else:
-        found = join_all(arguments) if arguments else UNKNOWN_VALUE
-    if found.kind in TENSORS:
-        return AbstractValue(TENSOR, lib=found.lib, where=found.where)
-    if found.kind == NUMBER:
+        result = join_all(arguments) if arguments else UNKNOWN_VALUE
+    if result.kind in TENSORS:
+        return AbstractValue(TENSOR, lib=result.lib, where=result.where)
+    if result.kind == NUMBER:
         flags: dict[str, Any] = {flag: any(getattr(one, flag) for one in arguments) for flag in FLAGS}
         return AbstractValue(NUMBER, **flags)
-    return found if found.kind == ARRAY else A_NUMBER
+    return result if result.kind == ARRAY else A_NUMBER
 
 
 def _range(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:
     return AbstractValue(
-        LIST, item=AbstractValue(NUMBER, varies=True), name="builtins.range", made=node, made_ctx=walk.ctx
+        LIST, item=AbstractValue(NUMBER, varies=True), name="builtins.range", creator=node, creator_ctx=walk.ctx
     )
 
 
@@ -145,7 +145,7 @@ def _source(value: AbstractValue) -> Any:
 
 def _zip(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:
     items = tuple(element(one) for one in arguments[:MOST_ITEMS])
-    source = next((found for one in arguments if (found := _source(one)) is not None), None)
+    source = next((result for one in arguments if (result := _source(one)) is not None), None)
     return AbstractValue(LIST, item=AbstractValue(LIST, items=items), ref=source)
 
 
@@ -159,17 +159,17 @@ def _passed_on(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments)
 
 def _listed(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:
     if not arguments:
-        return AbstractValue(LIST, items=(), made=node)
+        return AbstractValue(LIST, items=(), creator=node)
     first = arguments[0]
     if first.kind == LIST:
         return first
-    found = element(first)
-    return AbstractValue(LIST, item=None if found is UNKNOWN_VALUE else found)
+    result = element(first)
+    return AbstractValue(LIST, item=None if result is UNKNOWN_VALUE else result)
 
 
 def _next(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:
-    found = element(arguments[0]) if arguments else UNKNOWN_VALUE
-    return UNKNOWN_ITEM if found is UNKNOWN_VALUE else found
+    result = element(arguments[0]) if arguments else UNKNOWN_VALUE
+    return UNKNOWN_ITEM if result is UNKNOWN_VALUE else result
 
 
 def _mapped(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:
@@ -200,7 +200,12 @@ def _device(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) ->
     const = arguments[0].const if arguments else NOTHING
     where = "" if not isinstance(const, str) else "host" if const.startswith("cpu") else "device"
     return AbstractValue(
-        DEVICE, where=where, name=name, const=const if isinstance(const, str) else NOTHING, made=node, made_ctx=walk.ctx
+        DEVICE,
+        where=where,
+        name=name,
+        const=const if isinstance(const, str) else NOTHING,
+        creator=node,
+        creator_ctx=walk.ctx,
     )
 
 
@@ -213,7 +218,7 @@ def _dictionary(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments
     if arguments and not values:
         return arguments[0] if arguments[0].kind in (BATCH, LIST) else AbstractValue(LIST, name="builtins.dict")
     item = join_all(values) if values else None
-    return AbstractValue(LIST, item=item, made=node, made_ctx=walk.ctx, name="builtins.dict")
+    return AbstractValue(LIST, item=item, creator=node, creator_ctx=walk.ctx, name="builtins.dict")
 
 
 def _print(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:

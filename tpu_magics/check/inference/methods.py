@@ -95,23 +95,9 @@ def _model_method(
 
 
 _SAME_MODEL = frozenset(
-    [
-        "to",
-        "cuda",
-        "cpu",
-        "train",
-        "eval",
-        "half",
-        "float",
-        "bfloat16",
-        "double",
-        "requires_grad_",
-        "apply",
-        "module",
-        "share_memory",
-        "to_empty",
-    ]
-)
+    ("to", "cuda", "cpu", "train", "eval", "half", "float", "bfloat16", "double", "requires_grad_", "apply", "module",
+     "share_memory", "to_empty")
+)  # fmt: skip
 
 
 def model_result(walk: Evaluator, node: ast.Call, callee: AbstractValue, arguments: Arguments) -> AbstractValue:
@@ -167,32 +153,10 @@ def _dataset_method(
 
 
 _TFDATA_SAME = frozenset(
-    [
-        "map",
-        "batch",
-        "shuffle",
-        "repeat",
-        "take",
-        "skip",
-        "cache",
-        "prefetch",
-        "filter",
-        "padded_batch",
-        "unbatch",
-        "interleave",
-        "with_options",
-        "enumerate",
-        "ragged_batch",
-        "shard",
-        "concatenate",
-        "window",
-        "flat_map",
-        "apply",
-        "rebatch",
-        "zip",
-        "as_numpy_iterator",
-    ]
-)
+    ("map", "batch", "shuffle", "repeat", "take", "skip", "cache", "prefetch", "filter", "padded_batch", "unbatch",
+     "interleave", "with_options", "enumerate", "ragged_batch", "shard", "concatenate", "window", "flat_map", "apply",
+     "rebatch", "zip", "as_numpy_iterator")
+)  # fmt: skip
 
 
 def _tfdata_method(
@@ -219,7 +183,7 @@ def _list_method(
     if method in ("get", "pop", "popleft", "setdefault"):
         return subscript(value, arguments[0], node.args[0]) if arguments else element(value)
     if method in ("update", "clear") and isinstance(func, ast.Attribute):
-        walk.assign_again(func.value, value.with_(made=None, items=None, const=NOTHING, item=None))
+        walk.assign_again(func.value, value.with_(creator=None, items=None, const=NOTHING, item=None))
         return NONE
     if method in ("copy",):
         return value
@@ -358,11 +322,11 @@ METHODS: dict[str, _Method] = {
 def _encoded(walk: Evaluator, node: ast.Call, callee: AbstractValue, arguments: Arguments) -> AbstractValue:
     tensors = any(one.arg == "return_tensors" for one in node.keywords)
     kind = BATCH if tensors else LIST
-    return AbstractValue(kind, lib="torch" if tensors else "", made=node, made_ctx=walk.ctx, name="tokenizer")
+    return AbstractValue(kind, lib="torch" if tensors else "", creator=node, creator_ctx=walk.ctx, name="tokenizer")
 
 
 def _collated(walk: Evaluator, node: ast.Call, callee: AbstractValue, arguments: Arguments) -> AbstractValue:
-    return AbstractValue(BATCH, lib="torch", where="host", made=node, made_ctx=walk.ctx, name="collator")
+    return AbstractValue(BATCH, lib="torch", where="host", creator=node, creator_ctx=walk.ctx, name="collator")
 
 
 _Called = Callable[[Evaluator, ast.Call, AbstractValue, Sequence[AbstractValue]], AbstractValue]

@@ -117,8 +117,8 @@ def guess_parameter(
     function: Function, argument: ast.arg, default: ast.expr | None, evidence: dict[str, int]
 ) -> AbstractValue:
     """Guesses the value of a parameter from its own function."""
-    if argument.annotation is not None and (found := value_of_annotation(argument.annotation)) is not None:
-        return UNKNOWN_VALUE if _is_foreign(argument.annotation, function) else found
+    if argument.annotation is not None and (result := value_of_annotation(argument.annotation)) is not None:
+        return UNKNOWN_VALUE if _is_foreign(argument.annotation, function) else result
     if isinstance(default, ast.Constant) and default.value is not None:
         return A_NUMBER
     name = argument.arg
@@ -239,26 +239,26 @@ def usage_evidence(body: ast.AST | list[ast.stmt], numeric: bool, libraries: Map
     `numeric`: the program uses NumPy or pandas, so methods that arrays also have are no evidence. `libraries`: imported
     names and their canonical names.
     """
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     assigned: list[tuple[str, ast.expr]] = []
     nodes = body if isinstance(body, list) else [body]
     for statement in nodes:
         for node in nodes_of(statement):
             if isinstance(node, ast.Call):
-                _look_at_call(node, numeric, found, libraries)
+                _look_at_call(node, numeric, result, libraries)
             elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 assigned.append((node.targets[0].id, node.value))
             elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
                 if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
-                    found[node.value.id] = _MAPPING_USE
+                    result[node.value.id] = _MAPPING_USE
                 elif not numeric and isinstance(node.slice, ast.Tuple) and any(map(_only_arrays, node.slice.elts)):
-                    _add_evidence(node.value, 2, found)  # `x[:, 0]`, `x[..., None]`
+                    _add_evidence(node.value, 2, result)  # `x[:, 0]`, `x[..., None]`
             elif isinstance(node, ast.Compare):
-                _look_at_comparison(node, found)
+                _look_at_comparison(node, result)
     for name, source in reversed(assigned):  # the source of a slice that is a tensor is a tensor
-        if found.get(name, 0) > 0 and isinstance(source, (ast.Name, ast.Subscript, ast.Call)):
-            _add_evidence(source, found[name], found)
-    return found
+        if result.get(name, 0) > 0 and isinstance(source, (ast.Name, ast.Subscript, ast.Call)):
+            _add_evidence(source, result[name], result)
+    return result
 
 
 def _only_arrays(index: ast.expr) -> bool:
@@ -268,49 +268,12 @@ def _only_arrays(index: ast.expr) -> bool:
 
 # Functions of torch and tf that take sizes, seeds or anything: no evidence for their first argument.
 _TAKE_ANYTHING = frozenset(
-    [
-        "tensor",
-        "as_tensor",
-        "device",
-        "from_numpy",
-        "save",
-        "load",
-        "is_tensor",
-        "convert_to_tensor",
-        "constant",
-        "manual_seed",
-        "zeros",
-        "ones",
-        "empty",
-        "full",
-        "rand",
-        "randn",
-        "randint",
-        "randperm",
-        "arange",
-        "eye",
-        "linspace",
-        "logspace",
-        "Size",
-        "set_num_threads",
-        "dtype",
-        "finfo",
-        "iinfo",
-        "compile",
-        "fill",
-        "range",
-        "xla_device",
-        "function",
-        "Variable",
-        "TensorSpec",
-        "print",
-        "rendezvous",
-        "master_print",
-        "optimizer_step",
-        "save",
-        "get_ordinal",
-    ]
-)
+    ("tensor", "as_tensor", "device", "from_numpy", "save", "load", "is_tensor", "convert_to_tensor", "constant",
+     "manual_seed", "zeros", "ones", "empty", "full", "rand", "randn", "randint", "randperm", "arange", "eye",
+     "linspace", "logspace", "Size", "set_num_threads", "dtype", "finfo", "iinfo", "compile", "fill", "range",
+     "xla_device", "function", "Variable", "TensorSpec", "print", "rendezvous", "master_print", "optimizer_step",
+     "save", "get_ordinal")
+)  # fmt: skip
 _LIBRARIES = frozenset(
     ("torch", "torch.nn.functional", "torch.linalg", "tensorflow", "tensorflow.math", "tensorflow.nn",
      "torch_xla.core.xla_model")
@@ -322,56 +285,56 @@ _TORCH_ONLY = frozenset(
 )
 
 
-def _look_at_comparison(node: ast.Compare, found: dict[str, int]) -> None:
+def _look_at_comparison(node: ast.Compare, result: dict[str, int]) -> None:
     """`"labels" in batch`: a mapping."""
     key, other = node.left, node.comparators[0]
     text = isinstance(key, ast.Constant) and isinstance(key.value, str)
     if text and isinstance(other, ast.Name) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
-        found[other.id] = _MAPPING_USE
+        result[other.id] = _MAPPING_USE
 
 
-def _look_at_call(node: ast.Call, numeric: bool, found: dict[str, int], libraries: Mapping[str, str]) -> None:
+def _look_at_call(node: ast.Call, numeric: bool, result: dict[str, int], libraries: Mapping[str, str]) -> None:
     func = node.func
     for keyword in node.keywords:
         if keyword.arg is None and isinstance(keyword.value, ast.Name):
-            found[keyword.value.id] = _MAPPING_USE
+            result[keyword.value.id] = _MAPPING_USE
     if isinstance(func, ast.Name):
-        _look_at_library_call(node, libraries.get(func.id, ""), found)
+        _look_at_library_call(node, libraries.get(func.id, ""), result)
         return
     if not isinstance(func, ast.Attribute):
         return
     if isinstance(func.value, ast.Name) and func.attr in _MODELS_HAVE:
-        found[func.value.id] = MODEL_USE
+        result[func.value.id] = MODEL_USE
         return
     if isinstance(func.value, ast.Name) and _no_tensor_has(func.attr):
-        found[func.value.id] = _MAPPING_USE if func.attr in _MAPPINGS_HAVE else _NO_TENSOR
+        result[func.value.id] = _MAPPING_USE if func.attr in _MAPPINGS_HAVE else _NO_TENSOR
         return
     if func.attr in TENSOR_ONLY_METHODS:
-        _add_evidence(func.value, SURELY if func.attr in ("backward", "detach") else 2, found)
+        _add_evidence(func.value, SURELY if func.attr in ("backward", "detach") else 2, result)
     elif func.attr in _TORCH_ONLY or (func.attr in ARRAY_METHODS and not numeric):
-        _add_evidence(func.value, 1, found)
+        _add_evidence(func.value, 1, result)
     if isinstance(func.value, ast.Name):
         owner = libraries.get(func.value.id) or CONVENTIONS.get(func.value.id, "")
-        _look_at_library_call(node, f"{owner}.{func.attr}", found)
+        _look_at_library_call(node, f"{owner}.{func.attr}", result)
 
 
-def _look_at_library_call(node: ast.Call, name: str, found: dict[str, int]) -> None:
+def _look_at_library_call(node: ast.Call, name: str, result: dict[str, int]) -> None:
     """`torch.sum(x)`, `F.cross_entropy(out, labels)`: the first argument is a tensor, for a loss also the second."""
     owner, _, last = name.rpartition(".")
     if last in _LOSSES:
         for argument in [*node.args[:2], *(one.value for one in node.keywords if one.arg in ("input", "target"))]:
-            _add_evidence(argument, 2, found)
+            _add_evidence(argument, 2, result)
     elif owner in _LIBRARIES and last[:1].islower() and last not in _TAKE_ANYTHING:
         for argument in node.args[: 2 if last in _PAIRS else 1]:
-            _add_evidence(argument, 2, found)
+            _add_evidence(argument, 2, result)
 
 
-def _add_evidence(node: ast.expr, surely: int, found: dict[str, int]) -> None:
+def _add_evidence(node: ast.expr, surely: int, result: dict[str, int]) -> None:
     """Adds evidence for the names in an expression: `x`, `x[keep]`, `x.view(-1)`, `a[m] == b[m]`."""
     while True:
         if isinstance(node, ast.Name):
-            if found.get(node.id, 0) >= 0:
-                found[node.id] = max(found.get(node.id, 0), surely)
+            if result.get(node.id, 0) >= 0:
+                result[node.id] = max(result.get(node.id, 0), surely)
             return
         if isinstance(node, ast.Subscript):
             node = node.value
@@ -380,7 +343,7 @@ def _add_evidence(node: ast.expr, surely: int, found: dict[str, int]) -> None:
         elif isinstance(node, ast.Compare) and len(node.comparators) == 1:
             for one in (node.left, node.comparators[0]):
                 if isinstance(one, ast.Subscript):
-                    _add_evidence(one, min(surely, 1), found)
+                    _add_evidence(one, min(surely, 1), result)
             return
         else:
             return

@@ -84,7 +84,7 @@ def _is_training_program(function: Function) -> bool:
     """Whether it runs one whole program around a step, so that its other code does not run in each step."""
     if function.launched:
         return True
-    if any(call.value.kind in _OF_PROGRAMS and call.value.made is call.node for call in function.calls):
+    if any(call.value.kind in _OF_PROGRAMS and call.value.creator is call.node for call in function.calls):
         return True
     callers = function.callers
     return bool(callers) and all(call.ctx.top_level and not call.ctx.loops for call in callers)
@@ -193,14 +193,14 @@ def _spread(program: CheckedProgram, answer: Callable[[Function, set[int]], bool
                 dependents.setdefault(id(call.ctx.function), []).append(function)
         if function.outer is not None:
             dependents.setdefault(id(function.outer), []).append(function)
-    found: set[int] = set()
+    result: set[int] = set()
     waiting = list(program.functions)
     while waiting:
         function = waiting.pop()
-        if id(function) not in found and answer(function, found):
-            found.add(id(function))
+        if id(function) not in result and answer(function, result):
+            result.add(id(function))
             waiting += dependents.get(id(function), ())
-    return found
+    return result
 
 
 def under_strategy(ctx: RuleContext) -> bool:

@@ -204,47 +204,32 @@ _EXACT: dict[str, AbstractValue] = {
 }  # fmt: skip
 
 # A prefix that ends in "." covers the names below it; a capital letter means a class.
-_BELOW: dict[str, tuple[AbstractValue, AbstractValue]] = {
-    # prefix: (a function, a class)
+_Results = tuple[AbstractValue, AbstractValue]  # of a function, of a class
+
+
+def _below(package: str, names: str, results: _Results) -> dict[str, _Results]:
+    return dict.fromkeys((f"{package}.{one}." for one in names.split()), results)
+
+
+_TORCH_BELOW = "nn.functional nn.init linalg special fft sparse"
+_TORCH_UNKNOWN = "utils ops jit onnx fx autograd amp random serialization library export func distributions profiler " \
+    "testing multiprocessing _dynamo _C _utils _inductor"  # fmt: skip
+_TF_BELOW = "math nn io linalg signal image random strings sparse sets experimental.numpy"
+_TF_UNKNOWN = "data tpu train saved_model summary debugging dtypes compat experimental autograph estimator lite test " \
+    "errors profiler keras"  # fmt: skip
+_NOTHING = (UNKNOWN_VALUE, UNKNOWN_VALUE)
+_MODELS = (UNKNOWN_VALUE, _TF_MODEL)
+
+_BELOW: dict[str, _Results] = {
     "torch.": (_TORCH, UNKNOWN_VALUE),
-    "torch.nn.": (UNKNOWN_VALUE, _TORCH_MODEL),
-    "torch.nn.functional.": (_TORCH, UNKNOWN_VALUE),
-    "torch.nn.init.": (_TORCH, UNKNOWN_VALUE),
-    "torch.nn.parallel.": (UNKNOWN_VALUE, _TORCH_MODEL),
-    "torch.linalg.": (_TORCH, UNKNOWN_VALUE),
-    "torch.special.": (_TORCH, UNKNOWN_VALUE),
-    "torch.fft.": (_TORCH, UNKNOWN_VALUE),
-    "torch.sparse.": (_TORCH, UNKNOWN_VALUE),
-    "torch.ops.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
+    **_below("torch", _TORCH_BELOW, (_TORCH, UNKNOWN_VALUE)),
+    **_below("torch", _TORCH_UNKNOWN, _NOTHING),
+    **_below("torch", "cuda backends distributed compiler mps xpu", (_NUMBER, UNKNOWN_VALUE)),
+    **_below("torch", "nn nn.parallel", (UNKNOWN_VALUE, _TORCH_MODEL)),
+    "torch.hub.": (_TORCH_MODEL, UNKNOWN_VALUE),
     "torch.optim.": (UNKNOWN_VALUE, AbstractValue(OPTIMIZER, lib="torch")),
     "torch.optim.lr_scheduler.": (UNKNOWN_VALUE, AbstractValue(SCHEDULER, lib="torch")),
-    "torch.utils.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
     "torch.utils.data.": (UNKNOWN_VALUE, AbstractValue(DATASET, lib="torch")),
-    "torch.cuda.": (_NUMBER, UNKNOWN_VALUE),
-    "torch.backends.": (_NUMBER, UNKNOWN_VALUE),
-    "torch.distributed.": (_NUMBER, UNKNOWN_VALUE),
-    "torch.jit.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "torch.onnx.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "torch.fx.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "torch.autograd.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "torch.amp.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "torch.compiler.": (_NUMBER, UNKNOWN_VALUE),
-    "torch.hub.": (_TORCH_MODEL, UNKNOWN_VALUE),
-    "torch.random.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "torch.serialization.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "torch.library.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "torch.export.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "torch.func.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "torch.distributions.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "torch.profiler.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "torch.testing.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "torch.multiprocessing.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "torch._dynamo.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "torch._C.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "torch._utils.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "torch._inductor.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "torch.mps.": (_NUMBER, UNKNOWN_VALUE),
-    "torch.xpu.": (_NUMBER, UNKNOWN_VALUE),
     "torchvision.models.": (_TORCH_MODEL, UNKNOWN_VALUE),
     "torchvision.datasets.": (UNKNOWN_VALUE, AbstractValue(DATASET, lib="torch")),
     "timm.": (_TORCH_MODEL, UNKNOWN_VALUE),
@@ -253,53 +238,23 @@ _BELOW: dict[str, tuple[AbstractValue, AbstractValue]] = {
     "numpy.": (AbstractValue(ARRAY), AbstractValue(ARRAY)),
     "pandas.": (AbstractValue(ARRAY), AbstractValue(ARRAY)),
     "tensorflow.": (_TF, UNKNOWN_VALUE),
-    "tensorflow.math.": (_TF, UNKNOWN_VALUE),
-    "tensorflow.nn.": (_TF, UNKNOWN_VALUE),
+    **_below("tensorflow", _TF_BELOW, (_TF, UNKNOWN_VALUE)),
+    **_below("tensorflow", _TF_UNKNOWN, _NOTHING),
     "tensorflow.config.": (_NUMBER, UNKNOWN_VALUE),
-    "tensorflow.io.": (_TF, UNKNOWN_VALUE),
-    **dict.fromkeys(
-        (
-            "tensorflow." + one + "."
-            for one in ["linalg", "signal", "image", "random", "strings", "sparse", "sets", "experimental.numpy"]
-        ),
-        (_TF, UNKNOWN_VALUE),
-    ),
-    "tensorflow.data.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
     "tensorflow.data.Dataset.": (AbstractValue(TFDATA), UNKNOWN_VALUE),
-    "tensorflow.distribute.": (UNKNOWN_VALUE, AbstractValue(STRATEGY)),
-    "tensorflow.distribute.experimental.": (UNKNOWN_VALUE, AbstractValue(STRATEGY)),
+    **_below("tensorflow", "distribute distribute.experimental", (UNKNOWN_VALUE, AbstractValue(STRATEGY))),
     "tensorflow.distribute.cluster_resolver.": (UNKNOWN_VALUE, AbstractValue(RESOLVER)),
     "tensorflow.distribute.cluster_resolver.TPUClusterResolver.": (AbstractValue(RESOLVER), UNKNOWN_VALUE),
-    "tensorflow.tpu.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "tensorflow.train.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "tensorflow.saved_model.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "tensorflow.summary.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "tensorflow.debugging.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "tensorflow.dtypes.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "tensorflow.compat.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "tensorflow.experimental.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "tensorflow.autograph.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "tensorflow.estimator.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "tensorflow.lite.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "tensorflow.test.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "tensorflow.errors.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "tensorflow.profiler.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "tensorflow.keras.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "keras.": (UNKNOWN_VALUE, UNKNOWN_VALUE),
-    "keras.layers.": (UNKNOWN_VALUE, _TF_MODEL),
-    "keras.models.": (UNKNOWN_VALUE, _TF_MODEL),
-    "keras.applications.": (UNKNOWN_VALUE, _TF_MODEL),
-    "keras.losses.": (_TF, _TF_MODEL),
-    "keras.metrics.": (_TF, _TF_MODEL),
-    "keras.optimizers.": (UNKNOWN_VALUE, AbstractValue(OPTIMIZER, lib="tf")),
-    "keras.optimizers.legacy.": (UNKNOWN_VALUE, AbstractValue(OPTIMIZER, lib="tf")),
+    "keras.": _NOTHING,
+    **_below("keras", "layers models applications", _MODELS),
+    **_below("keras", "losses metrics", (_TF, _TF_MODEL)),
+    **_below("keras", "activations ops", (_TF, UNKNOWN_VALUE)),
+    **_below("keras", "optimizers optimizers.legacy", (UNKNOWN_VALUE, AbstractValue(OPTIMIZER, lib="tf"))),
     "keras.optimizers.schedules.": (UNKNOWN_VALUE, AbstractValue(SCHEDULER, lib="tf")),
-    "keras.activations.": (_TF, UNKNOWN_VALUE),
-    "keras.ops.": (_TF, UNKNOWN_VALUE),
     "keras.Model": (_TF_MODEL, _TF_MODEL),
     "keras.Sequential": (_TF_MODEL, _TF_MODEL),
-    "keras_nlp.models.": (UNKNOWN_VALUE, _TF_MODEL),
-    "keras_hub.models.": (UNKNOWN_VALUE, _TF_MODEL),
+    "keras_nlp.models.": _MODELS,
+    "keras_hub.models.": _MODELS,
 }
 _KERAS_ITSELF = {"keras.Model": _TF_MODEL, "keras.Sequential": _TF_MODEL}
 
@@ -307,9 +262,9 @@ _KERAS_ITSELF = {"keras.Model": _TF_MODEL, "keras.Sequential": _TF_MODEL}
 @lru_cache(maxsize=50_000)
 def call(name: str) -> AbstractValue:
     """The result of a call of this canonical name; UNKNOWN_VALUE if it is unknown."""
-    found = _EXACT.get(name) or _KERAS_ITSELF.get(name)
-    if found is not None:
-        return found
+    result = _EXACT.get(name) or _KERAS_ITSELF.get(name)
+    if result is not None:
+        return result
     root = name.partition(".")[0]
     if root == "transformers":
         return _transformers(name)
@@ -321,10 +276,10 @@ def call(name: str) -> AbstractValue:
         special = _tensorflow(name)
         if special is not None:
             return special
-    return _below(name)
+    return _by_prefix(name)
 
 
-def _below(name: str) -> AbstractValue:
+def _by_prefix(name: str) -> AbstractValue:
     prefix = name
     while "." in prefix:
         prefix = prefix.rpartition(".")[0]
@@ -385,136 +340,32 @@ def _transformers(name: str) -> AbstractValue:
 # -- tensors: methods and attributes -----------------------------------------------------------------------------------
 
 TENSOR_NUMBERS = frozenset(
-    [
-        "size",
-        "dim",
-        "numel",
-        "ndimension",
-        "nelement",
-        "stride",
-        "element_size",
-        "is_contiguous",
-        "data_ptr",
-        "get_device",
-        "is_floating_point",
-        "is_complex",
-        "storage_offset",
-        "has_names",
-        "is_shared",
-        "is_pinned",
-        "is_set_to",
-        "sym_size",
-        "untyped_storage",
-        "storage",
-        "get_shape",
-        "is_inference",
-        "is_signed",
-        "dense_dim",
-        "sparse_dim",
-    ]
-)
+    ("size", "dim", "numel", "ndimension", "nelement", "stride", "element_size", "is_contiguous", "data_ptr",
+     "get_device", "is_floating_point", "is_complex", "storage_offset", "has_names", "is_shared", "is_pinned",
+     "is_set_to", "sym_size", "untyped_storage", "storage", "get_shape", "is_inference", "is_signed", "dense_dim",
+     "sparse_dim")
+)  # fmt: skip
 TENSOR_READS = frozenset(("item", "equal", "allclose", "is_nonzero", "__bool__", "__int__", "__float__", "__index__"))
 TENSOR_BOOLS = frozenset(_BOOLS.split()) | {"bool"}
 TENSOR_INTS = frozenset(("argmax", "argmin", "argsort", "long", "int", "short", "char", "byte", "bincount"))
 TENSOR_FLOATS = frozenset(("float", "double", "half", "bfloat16", "softmax", "log_softmax", "sigmoid", "exp", "mean"))
 TENSOR_MANY = frozenset(_MANY.split()) | {"nonzero_tuple"}
 NUMBER_ATTRIBUTES = frozenset(
-    [
-        "shape",
-        "ndim",
-        "dtype",
-        "device",
-        "requires_grad",
-        "is_cuda",
-        "is_leaf",
-        "layout",
-        "is_sparse",
-        "grad_fn",
-        "is_xla",
-        "is_cpu",
-        "is_quantized",
-        "is_meta",
-        "names",
-        "itemsize",
-        "nbytes",
-        "name",
-        "op",
-        "graph",
-        "trainable",
-        "is_nested",
-        "_version",
-    ]
-)
+    ("shape", "ndim", "dtype", "device", "requires_grad", "is_cuda", "is_leaf", "layout", "is_sparse", "grad_fn",
+     "is_xla", "is_cpu", "is_quantized", "is_meta", "names", "itemsize", "nbytes", "name", "op", "graph", "trainable",
+     "is_nested", "_version")
+)  # fmt: skip
 
 # Evidence that a parameter without a telling name or annotation is a tensor.
 TENSOR_ONLY_METHODS = frozenset(
-    [
-        "unsqueeze",
-        "permute",
-        "masked_fill",
-        "masked_fill_",
-        "detach",
-        "backward",
-        "numel",
-        "log_softmax",
-        "softmax",
-        "contiguous",
-        "scatter_",
-        "index_select",
-        "masked_select",
-        "requires_grad_",
-        "repeat_interleave",
-        "masked_scatter",
-        "bmm",
-        "matmul",
-        "narrow",
-        "expand",
-        "expand_as",
-        "view",
-        "view_as",
-        "type_as",
-        "cuda",
-        "unbind",
-        "chunk",
-        "topk",
-        "nonzero",
-        "index_fill_",
-        "zero_",
-        "fill_",
-        "add_",
-        "mul_",
-        "sub_",
-        "div_",
-        "clamp",
-        "clamp_",
-        "addmm",
-        "sigmoid",
-        "logsumexp",
-        "retain_grad",
-        "bfloat16",
-        "logical_not",
-        "logical_and",
-        "is_contiguous",
-        "pow_",
-        "index_add_",
-        "scatter",
-        "gather",
-        "clamp_min",
-        "clamp_max",
-        "amax",
-        "amin",
-        "aminmax",
-        "nan_to_num",
-        "isnan",
-        "isfinite",
-        "isinf",
-        "index_add",
-        "scatter_add",
-        "scatter_add_",
-        "relu",
-        "log1p",
-    ]
-)
+    ("unsqueeze", "permute", "masked_fill", "masked_fill_", "detach", "backward", "numel", "log_softmax", "softmax",
+     "contiguous", "scatter_", "index_select", "masked_select", "requires_grad_", "repeat_interleave",
+     "masked_scatter", "bmm", "matmul", "narrow", "expand", "expand_as", "view", "view_as", "type_as", "cuda",
+     "unbind", "chunk", "topk", "nonzero", "index_fill_", "zero_", "fill_", "add_", "mul_", "sub_", "div_", "clamp",
+     "clamp_", "addmm", "sigmoid", "logsumexp", "retain_grad", "bfloat16", "logical_not", "logical_and",
+     "is_contiguous", "pow_", "index_add_", "scatter", "gather", "clamp_min", "clamp_max", "amax", "amin", "aminmax",
+     "nan_to_num", "isnan", "isfinite", "isinf", "index_add", "scatter_add", "scatter_add_", "relu", "log1p")
+)  # fmt: skip
 ARRAY_METHODS = frozenset([
     "sum", "mean", "max", "min", "any", "all", "abs", "argmax", "argmin", "size", "item", "tolist", "float", "long",
     "bool", "int", "half", "dim", "to", "cpu", "numpy", "reshape", "flatten", "squeeze", "transpose", "clone", "eq",

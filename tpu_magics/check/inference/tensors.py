@@ -51,7 +51,7 @@ def create_tensor(
         const = arguments[0].const
         first = const[0] if isinstance(const, tuple) and const else const
         dtype = "bool" if isinstance(first, bool) else "int" if isinstance(first, int) else ""
-    return value.with_(where=where, dtype=dtype, made=node, made_ctx=walk.ctx, name=name)
+    return value.with_(where=where, dtype=dtype, creator=node, creator_ctx=walk.ctx, name=name)
 
 
 def _is_float(arguments: Arguments) -> bool:

@@ -46,8 +46,8 @@ class AbstractValue:
             code that runs there; also tensors that torch created without a device argument).
         dtype: of a tensor: "bool", "int", "float" or "".
         name: its canonical name, or that of the call that created it ("torch.utils.data.DataLoader").
-        made: the call that created it, for its arguments; None if there is none.
-        made_ctx: the RuleContext of that call.
+        creator: the call that created it, for its arguments; None if there is none.
+        creator_ctx: the RuleContext of that call.
         const: the Python constant that it is, else NOTHING.
         varies: a Python number that changes from step to step.
         read: a Python number (or list) that was read from a tensor (`.item()`).
@@ -59,8 +59,21 @@ class AbstractValue:
     """
 
     __slots__ = (
-        "const", "dtype", "item", "items", "kind", "lib", "made", "made_ctx", "name", "prepared", "read", "ref",
-        "shape", "varies", "where",
+        "const",
+        "creator",
+        "creator_ctx",
+        "dtype",
+        "item",
+        "items",
+        "kind",
+        "lib",
+        "name",
+        "prepared",
+        "read",
+        "ref",
+        "shape",
+        "varies",
+        "where",
     )  # fmt: skip
 
     def __init__(
@@ -70,7 +83,7 @@ class AbstractValue:
         where: str = "",
         dtype: str = "",
         name: str = "",
-        made: ast.AST | None = None,
+        creator: ast.AST | None = None,
         const: Any = NOTHING,
         varies: bool = False,
         read: bool = False,
@@ -79,14 +92,14 @@ class AbstractValue:
         items: tuple[AbstractValue, ...] | None = None,
         item: AbstractValue | None = None,
         ref: Any = None,
-        made_ctx: Any = None,
+        creator_ctx: Any = None,
     ) -> None:
         self.kind = kind
         self.lib = lib
         self.where = where
         self.dtype = dtype
         self.name = name
-        self.made = made
+        self.creator = creator
         self.const = const
         self.varies = varies
         self.read = read
@@ -95,12 +108,12 @@ class AbstractValue:
         self.items = items
         self.item = item
         self.ref = ref
-        self.made_ctx = made_ctx
+        self.creator_ctx = creator_ctx
 
     def with_(self, **changes: Any) -> AbstractValue:
         """The same value with some attributes changed."""
-        found = {name: getattr(self, name) for name in AbstractValue.__slots__}
-        return AbstractValue(**{**found, **changes})
+        result = {name: getattr(self, name) for name in AbstractValue.__slots__}
+        return AbstractValue(**{**result, **changes})
 
     @property
     def is_tensor(self) -> bool:
@@ -112,7 +125,7 @@ class AbstractValue:
         return self.kind in (TENSOR, OUTPUT, BATCH) or (self.item is not None and self.item.holds_tensors)
 
     def __repr__(self) -> str:
-        empty = {"made", "made_ctx", "ref", "kind"}
+        empty = {"creator", "creator_ctx", "ref", "kind"}
         fields = ((name, getattr(self, name)) for name in AbstractValue.__slots__ if name not in empty)
         shown = [f" {name}={what!r}" for name, what in fields if what is not NOTHING and (what or name == "const")]
         return f"<{self.kind}{''.join(shown)}>"
@@ -147,21 +160,21 @@ def join(one: AbstractValue, other: AbstractValue, depth: int = 0) -> AbstractVa
 def _alike(one: AbstractValue, other: AbstractValue, depth: int) -> AbstractValue:
     if one.kind in (FUNCTION, CLASS):
         return one  # two definitions of one name (`try: ... except ImportError: def ...`)
-    found = {name: _same(getattr(one, name), getattr(other, name), _EMPTY[name]) for name in _EMPTY}
+    result = {name: _same(getattr(one, name), getattr(other, name), _EMPTY[name]) for name in _EMPTY}
     if one.item is not None or other.item is not None:
-        found["item"] = one.item or other.item
+        result["item"] = one.item or other.item
         if one.item is not None and other.item is not None and depth < DEEPEST:
-            found["item"] = join(one.item, other.item, depth + 1)
+            result["item"] = join(one.item, other.item, depth + 1)
     if one.items is not None and other.items is not None and len(one.items) == len(other.items) and depth < DEEPEST:
-        found["items"] = tuple(join(a, b, depth + 1) for a, b in zip(one.items, other.items, strict=True))
+        result["items"] = tuple(join(a, b, depth + 1) for a, b in zip(one.items, other.items, strict=True))
     for flag in ("varies", "read", "prepared"):
-        found[flag] = getattr(one, flag) or getattr(other, flag)
-    return AbstractValue(one.kind, **found)
+        result[flag] = getattr(one, flag) or getattr(other, flag)
+    return AbstractValue(one.kind, **result)
 
 
 _EMPTY: dict[str, Any] = {
-    "lib": "", "where": "", "dtype": "", "name": "", "made": None, "const": NOTHING, "shape": False, "items": None,
-    "ref": None, "made_ctx": None,
+    "lib": "", "where": "", "dtype": "", "name": "", "creator": None, "const": NOTHING, "shape": False, "items": None,
+    "ref": None, "creator_ctx": None,
 }  # fmt: skip
 
 

@@ -119,8 +119,8 @@ class Walker(Evaluator):
                 self._cell(index, cell)
         self._only_tf = self.program.uses("tensorflow") and not self.program.uses("torch")
         self._numeric = self.program.uses("numpy") or self.program.uses("pandas")
-        found = self.program.globals.items()
-        self._libraries = {name: value.name for name, value in found if value.kind == MODULE}
+        result = self.program.globals.items()
+        self._libraries = {name: value.name for name, value in result if value.kind == MODULE}
         waiting, self._waiting = self._waiting, []
         # First from callees to callers, for return values; then from callers to callees, for arguments.
         for function in reversed(waiting) if self.recording else waiting:
@@ -169,10 +169,10 @@ class Walker(Evaluator):
             if name in outer.env:
                 return outer.env[name]
             outer = outer.outer
-        found = self.program.globals.get(name)
-        if found is not None:
+        result = self.program.globals.get(name)
+        if result is not None:
             function.reads.add(name)
-        return found
+        return result
 
     def star_import(self, name: str) -> AbstractValue | None:
         for star in self.stars:
@@ -223,7 +223,7 @@ class Walker(Evaluator):
             self.recorded.append((target, self.ctx))
         if owner.kind == LIST:
             item = value if owner.item is None else join(owner.item, value)
-            self.assign_again(target.value, owner.with_(item=item, items=None, const=NOTHING, made=None))
+            self.assign_again(target.value, owner.with_(item=item, items=None, const=NOTHING, creator=None))
 
     def assign_again(self, node: ast.expr, value: AbstractValue) -> None:
         """Updates the value of a name or attribute that changed in place."""
@@ -275,9 +275,9 @@ class Walker(Evaluator):
         """`train_loader, val_loader = get_loaders()` from another file: values by the names."""
         if not _OTHER_LIBRARIES.match(self.ctx.name(call)):
             for name in names_in(target):
-                found = value_of_name(name)
-                if found.kind in (LOADER, MODEL, OPTIMIZER):
-                    self.bind(name, found)
+                result = value_of_name(name)
+                if result.kind in (LOADER, MODEL, OPTIMIZER):
+                    self.bind(name, result)
                 elif self._evidence().get(name, 0) == MODEL_USE:
                     self.bind(name, _TORCH_MODEL)
                 elif self._evidence().get(name, 0) >= SURELY:
@@ -396,9 +396,9 @@ class Walker(Evaluator):
             before = self.env.get(name)
             one, two = then.get(name, before), other.get(name, before)
             if one is None or two is None:
-                found = one or two
-                assert found is not None
-                self.bind(name, found)
+                result = one or two
+                assert result is not None
+                self.bind(name, result)
             else:
                 self.bind(name, join(one, two))
 
@@ -680,8 +680,8 @@ class Walker(Evaluator):
             if key not in self.program.memo:
                 body: Any = cell.tree.body if cell.tree is not None else []
                 self.program.memo[key] = usage_evidence(body, self._numeric, self._libraries)
-            found: dict[str, int] = self.program.memo[key]
-            return found
+            result: dict[str, int] = self.program.memo[key]
+            return result
         if function.evidence is None:
             body = function.node.body
             function.evidence = usage_evidence(body, self._numeric, self._libraries)
@@ -692,7 +692,7 @@ class Walker(Evaluator):
         given = function.argument_values.get(name) or function.previous_arguments.get(name)
         if given is None or given.kind == UNKNOWN or (guessed.kind == NUMBER and default is None):
             return guessed  # an annotation says that it is a number
-        given = given.with_(made=None, name="") if given.kind == TENSOR and given.name else given
+        given = given.with_(creator=None, name="") if given.kind == TENSOR and given.name else given
         if default is None:
             return given if given.kind != NUMBER or given.const is not None else join(given, guessed)
         before = getattr(default, "_value", UNKNOWN_VALUE)
@@ -717,17 +717,17 @@ def _has_known_arguments(function: Function) -> bool:
 
 def _defaults(spec: ast.arguments) -> dict[str, ast.expr]:
     positional = [*spec.posonlyargs, *spec.args]
-    found = dict(
+    result = dict(
         zip([one.arg for one in positional][len(positional) - len(spec.defaults) :], spec.defaults, strict=True)
     )
     pairs = zip(spec.kwonlyargs, spec.kw_defaults, strict=True)
-    return {**found, **{one.arg: default for one, default in pairs if default is not None}}
+    return {**result, **{one.arg: default for one, default in pairs if default is not None}}
 
 
 def _new_class(node: ast.ClassDef, bases: Sequence[AbstractValue]) -> Class:
     names = tuple(base.name for base in bases if base.kind in (MODULE, CLASS) and base.name)
     parents = tuple(base.ref for base in bases if base.kind == CLASS)
-    lib = next((found for name in names if (found := _module_lib(name))), "")
+    lib = next((result for name in names if (result := _module_lib(name))), "")
     lib = lib or next((parent.lib for parent in parents if parent.is_module), "")
     return Class(node, node.name, names, parents, bool(lib), lib)
 
@@ -749,13 +749,13 @@ def _module_lib(name: str) -> str:
 
 def _assigned(node: ast.stmt) -> Iterable[str]:
     """Names that a loop's body may bind (cached on the node)."""
-    found: set[str] | None = getattr(node, "_assigned", None)
-    if found is None:
+    result: set[str] | None = getattr(node, "_assigned", None)
+    if result is None:
         nodes = list(nodes_of(node))
-        found = {one.id for one in nodes if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load)}
-        found |= {one.func.value.id for one in nodes if _appends(one)}  # type: ignore[attr-defined]
-        node._assigned = found  # type: ignore[attr-defined]
-    return found
+        result = {one.id for one in nodes if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load)}
+        result |= {one.func.value.id for one in nodes if _appends(one)}  # type: ignore[attr-defined]
+        node._assigned = result  # type: ignore[attr-defined]
+    return result
 
 
 def _appends(node: ast.AST) -> bool:

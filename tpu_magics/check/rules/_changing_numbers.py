@@ -105,8 +105,8 @@ def _scope(ctx: RuleContext) -> StepScope:
     memo = ctx.program.memo
     if key not in memo:
         memo[key] = StepScope(ctx, loop)
-    found: StepScope = memo[key]
-    return found
+    result: StepScope = memo[key]
+    return result
 
 
 def _inner_loops(ctx: RuleContext, loop: Loop | None) -> Iterator[ast.AST]:
@@ -122,16 +122,16 @@ def _targets(node: ast.AST) -> set[str]:
 
 
 def _assignments(body: list[ast.stmt]) -> Iterator[tuple[str, list[ast.AST]]]:
-    found: dict[str, list[ast.AST]] = {}
+    result: dict[str, list[ast.AST]] = {}
     for node in own_statements(body):
         if isinstance(node, ast.AugAssign):
-            found.setdefault(_dotted(node.target), []).append(node)
+            result.setdefault(_dotted(node.target), []).append(node)
         elif isinstance(node, ast.Assign):
             for target in node.targets:
-                found.setdefault(_dotted(target), []).append(node.value)
+                result.setdefault(_dotted(target), []).append(node.value)
         elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            found.setdefault(_dotted(node.target), []).append(node.value)
-    return iter(found.items())
+            result.setdefault(_dotted(node.target), []).append(node.value)
+    return iter(result.items())
 
 
 def _dotted(node: ast.AST) -> str:
@@ -357,12 +357,12 @@ _MOVES = frozenset(("to", "cuda"))
 
 
 class FixedArguments(NamedTuple):
-    """The arguments of a call that are written into the graph; `made`: the call makes a tensor of that shape."""
+    """The arguments of a call that are written into the graph; `new_tensor`: the call makes a tensor of that shape."""
 
     arguments: tuple[ast.expr, ...]
     subject: str
     fix: str
-    made: bool = False
+    new_tensor: bool = False
 
 
 def use_of(node: ast.Call, ctx: RuleContext) -> FixedArguments | None:
@@ -372,9 +372,9 @@ def use_of(node: ast.Call, ctx: RuleContext) -> FixedArguments | None:
         if name.rpartition(".")[0] + "." not in _TORCH:
             return None
         if last == "randint":
-            return _use(_randint(node), (_SAID_SHAPE, _FIX_SHAPE), made=True)
+            return _use(_randint(node), (_SAID_SHAPE, _FIX_SHAPE), new_tensor=True)
         if last in _MAKERS:
-            return _use(_chosen(node, _MAKERS[last], 0), (_SAID_SHAPE, _FIX_SHAPE), made=True)
+            return _use(_chosen(node, _MAKERS[last], 0), (_SAID_SHAPE, _FIX_SHAPE), new_tensor=True)
     shift = 1 if name else 0
     if last in _ARGUMENTS:
         fix = FIX_TENSOR if last in ("pow", "pow_") else _FIX_ARGUMENT
@@ -384,23 +384,23 @@ def use_of(node: ast.Call, ctx: RuleContext) -> FixedArguments | None:
     return None
 
 
-def _use(chosen: list[ast.expr], words: tuple[str, str], made: bool = False) -> FixedArguments | None:
-    found = tuple(leaf for one in chosen for leaf in _leaves(one) if not isinstance(leaf, ast.Constant))
-    return FixedArguments(found, *words, made) if found else None
+def _use(chosen: list[ast.expr], words: tuple[str, str], new_tensor: bool = False) -> FixedArguments | None:
+    result = tuple(leaf for one in chosen for leaf in _leaves(one) if not isinstance(leaf, ast.Constant))
+    return FixedArguments(result, *words, new_tensor) if result else None
 
 
 def _chosen(node: ast.Call, spec: tuple[tuple[int, ...], tuple[str, ...]], shift: int) -> list[ast.expr]:
     positions, keywords = spec
-    found = [one.value for one in node.keywords if one.arg in keywords]
+    result = [one.value for one in node.keywords if one.arg in keywords]
     if positions == (_ALL,):
-        return [*found, *node.args[shift:]]
-    return [*found, *(node.args[one + shift] for one in positions if one + shift < len(node.args))]
+        return [*result, *node.args[shift:]]
+    return [*result, *(node.args[one + shift] for one in positions if one + shift < len(node.args))]
 
 
 def _randint(node: ast.Call) -> list[ast.expr]:
     """The size of `torch.randint(low, high, size)`; its bounds are data."""
-    found = [one.value for one in node.keywords if one.arg == "size"]
-    return found or node.args[-1:]
+    result = [one.value for one in node.keywords if one.arg == "size"]
+    return result or node.args[-1:]
 
 
 def _leaves(node: ast.expr) -> Iterator[ast.expr]:
@@ -431,7 +431,7 @@ def is_tensor(base: AbstractValue, index: ast.expr) -> bool:
 
 
 def acts_on_device(node: ast.Call, ctx: RuleContext, use: FixedArguments) -> bool:
-    if use.made:
+    if use.new_tensor:
         return ctx.value(node).where == "device" or _is_moved(node, ctx)
     if ctx.name(node):
         return bool(node.args) and is_tensor_on_device(ctx.value(node.args[0]), ctx)

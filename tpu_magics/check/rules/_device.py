@@ -79,7 +79,7 @@ def on_cpu(call: CallSite) -> bool:
 
 def xla_devices_in(node: ast.AST, ctx: RuleContext) -> list[ast.expr]:
     """The XLA devices that an expression uses: `x.to(device)`, `torch.ones(3, device=device)`."""
-    found: list[ast.expr] = []
+    result: list[ast.expr] = []
     for one in nodes_of(node):
         if not isinstance(one, ast.Call):
             continue
@@ -88,8 +88,8 @@ def xla_devices_in(node: ast.AST, ctx: RuleContext) -> list[ast.expr]:
             given += one.args[:1]
         elif ctx.name(one) == _XM + "send_cpu_data_to_device":
             given += one.args[1:2]
-        found += [expression for expression in given if is_xla_device(ctx.value(expression))]
-    return found
+        result += [expression for expression in given if is_xla_device(ctx.value(expression))]
+    return result
 
 
 NODES = (ast.Assign, ast.AnnAssign, ast.Expr)
@@ -104,8 +104,8 @@ def collect_statements(node: Statement, ctx: RuleContext) -> None:
 
 def top_level(program: CheckedProgram) -> Sequence[tuple[Statement, RuleContext]]:
     """The statements of the notebook itself, without those of a cell that workers run."""
-    found = program.memo.get("top_statements", {}).values()
-    return [(node, ctx) for node, ctx in found if not _launches.launches_of(ctx)]
+    result = program.memo.get("top_statements", {}).values()
+    return [(node, ctx) for node, ctx in result if not _launches.launches_of(ctx)]
 
 
 def bound_names(node: Statement, ctx: RuleContext) -> list[str]:
@@ -163,7 +163,7 @@ def parameters_for(name: str, launch: _launches.LaunchSite) -> Iterator[str]:
 @remembered
 def statements(program: CheckedProgram) -> dict[int, tuple[Statement, RuleContext, str, _launches.LaunchSite]]:
     """The statements of the notebook that move objects to an XLA device that later workers use."""
-    return {id(found[0]): found for found in _device_statements(program)}
+    return {id(result[0]): result for result in _device_statements(program)}
 
 
 def _device_statements(program: CheckedProgram) -> Iterator[tuple[Statement, RuleContext, str, _launches.LaunchSite]]:

@@ -233,13 +233,13 @@ def _is_scalar(node: ast.expr, ctx: RuleContext, deep: int = 3) -> bool:
         receiver, method = ctx.method(node)
         return receiver.kind == TENSOR and method in _SCALAR_METHODS and not node.args and not node.keywords
     value = ctx.value(node)
-    made, place = value.made, value.made_ctx
+    creator, place = value.creator, value.creator_ctx
     return (
         deep > 0
         and value.kind == TENSOR
-        and isinstance(made, ast.Call)
+        and isinstance(creator, ast.Call)
         and place is not None
-        and _is_scalar(made, place, deep - 1)
+        and _is_scalar(creator, place, deep - 1)
     )
 
 

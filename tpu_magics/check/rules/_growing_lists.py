@@ -35,10 +35,10 @@ class GrowingContainer(NamedTuple):
 
 def growing_container(node: ast.Call | ast.Assign | ast.AugAssign, ctx: RuleContext) -> GrowingContainer | None:
     """The container to which this adds a tensor that may be on the device, in each step."""
-    found = _taking(node, ctx)
-    if found is None or not ctx.in_step or ctx.every_n or not ctx.on_device:
+    result = _taking(node, ctx)
+    if result is None or not ctx.in_step or ctx.every_n or not ctx.on_device:
         return None
-    holder, given = found
+    holder, given = result
     tensors = tuple(one for part in given for one in _tensors_in(part, ctx))
     return GrowingContainer(ctx.source(holder), holder, tensors) if tensors else None
 
@@ -82,8 +82,8 @@ def _step_nodes(ctx: RuleContext) -> list[ast.AST]:
     key = ("step-nodes", id(loop.node) if loop is not None else id(ctx.function))
     if key not in ctx.program.memo:
         ctx.program.memo[key] = list(own_nodes(_step_body(ctx)))
-    found: list[ast.AST] = ctx.program.memo[key]
-    return found
+    result: list[ast.AST] = ctx.program.memo[key]
+    return result
 
 
 def _step_body(ctx: RuleContext) -> list[ast.stmt]:
@@ -99,8 +99,8 @@ def outlives_step(container: GrowingContainer, ctx: RuleContext) -> bool:
     root = root_name(container.holder)
     if not root or (step_loop(ctx) is None and not _comes_from_outside(root, ctx)):
         return False
-    made, _ = origin(ctx, container.holder)
-    if isinstance(made, ast.Call) and any(one.arg == "maxlen" for one in made.keywords):
+    creator, _ = origin(ctx, container.holder)
+    if isinstance(creator, ast.Call) and any(one.arg == "maxlen" for one in creator.keywords):
         return False
     return not any(_is_reset(one, container.name, root) for one in _step_nodes(ctx))
 

@@ -43,7 +43,7 @@ def builds_model(call: CallSite) -> bool:
     value, name = call.value, call.name
     if name.startswith(_OTHER_LIBRARIES) and _IS_MODEL.search(name):
         return True
-    if value.kind != MODEL or value.lib == "tf" or value.made is not call.node:
+    if value.kind != MODEL or value.lib == "tf" or value.creator is not call.node:
         return False
     last = name.rpartition(".")[2] if name else value.name
     if name.startswith(_WRAPPERS) or last in WEIGHTLESS or last.endswith(_WEIGHTLESS_ENDS):
@@ -65,9 +65,9 @@ def _is_bare(cls: Class) -> bool:
 
 def model_builds(calls: list[CallSite]) -> Iterator[CallSite]:
     """The calls that build a model, without those that are part of another model."""
-    found = [call for call in calls if builds_model(call)]
-    nodes = {id(call.node) for call in found}
-    yield from (call for call in found if not _is_part(call, nodes))
+    result = [call for call in calls if builds_model(call)]
+    nodes = {id(call.node) for call in result}
+    yield from (call for call in result if not _is_part(call, nodes))
 
 
 def _is_part(call: CallSite, nodes: set[int]) -> bool:
@@ -88,8 +88,8 @@ def reason(call: CallSite, function: Function | None) -> str:
     if call.ctx.function is not function:
         inner = call.ctx.function
         return f"it is in `{inner.name}`, not in the launched function itself" if inner is not None else ""
-    found = _context(call) or _part_problem(call, function)
-    return found or (problem(call, function) if function is not None else "")
+    result = _context(call) or _part_problem(call, function)
+    return result or (problem(call, function) if function is not None else "")
 
 
 def _part_problem(call: CallSite, function: Function | None) -> str:
@@ -97,9 +97,9 @@ def _part_problem(call: CallSite, function: Function | None) -> str:
     for part in function.calls if function is not None else ():
         if part.node is call.node or not _spans(call.node, part.node) or not builds_model(part):
             continue
-        found = _context(part, call.node)
-        if found:
-            return f"its part `{' '.join(call.ctx.source(part.node).split())[:50]}` cannot be hoisted: {found}"
+        result = _context(part, call.node)
+        if result:
+            return f"its part `{' '.join(call.ctx.source(part.node).split())[:50]}` cannot be hoisted: {result}"
     return ""
 
 
@@ -114,9 +114,9 @@ def _context(call: CallSite, until: ast.AST | None = None) -> str:
     for parent in call.ctx.parents(call.node):
         if isinstance(parent, _FUNCTIONS) or parent is until:
             return ""
-        found = _around(parent, child, call.ctx)
-        if found:
-            return found
+        result = _around(parent, child, call.ctx)
+        if result:
+            return result
         child = parent
     return ""
 
@@ -124,8 +124,8 @@ def _context(call: CallSite, until: ast.AST | None = None) -> str:
 def _around(parent: ast.AST, child: ast.AST, ctx: RuleContext) -> str:
     if isinstance(parent, (ast.With, ast.AsyncWith)) and isinstance(child, ast.stmt):
         harmful = (item.context_expr for item in parent.items if not _is_harmless(item, ctx))
-        found = (hoisting.IN_WITH.format(code=ctx.source(one), line=parent.lineno) for one in harmful)
-        return next(found, "")
+        result = (hoisting.IN_WITH.format(code=ctx.source(one), line=parent.lineno) for one in harmful)
+        return next(result, "")
     conditional = any(one is child and is_conditional for one, is_conditional in hoisting.children(parent))
     return hoisting.place_problem(parent, getattr(child, "lineno", 0)) if conditional else ""
 
@@ -143,8 +143,8 @@ def helper_reason(call: CallSite, helper: Function, function: Function | None) -
     """The same for a call of a helper function that builds and returns a model."""
     if helper.outer is not None:
         return hoisting.IN_FUNCTION.format(name=helper.name, line=helper.node.lineno)
-    found = reason(call, function)
-    return found or _returned(helper) or side_effects(helper)
+    result = reason(call, function)
+    return result or _returned(helper) or side_effects(helper)
 
 
 def _returned(helper: Function) -> str:
@@ -173,22 +173,22 @@ _DEPTH = 6
 
 def problem(call: CallSite, function: Function) -> str:
     """Why a call cannot run in the notebook; "" if it can."""
-    found = _callee(call, function)
-    if found:
-        return found
+    result = _callee(call, function)
+    if result:
+        return result
     for given in (*call.node.args, *(one.value for one in call.node.keywords)):
-        found = _problem(given, call, function, _DEPTH)
-        if found:
-            return f"its argument `{' '.join(call.ctx.source(given).split())[:50]}` {found}"
+        result = _problem(given, call, function, _DEPTH)
+        if result:
+            return f"its argument `{' '.join(call.ctx.source(given).split())[:50]}` {result}"
     return ""
 
 
 def _callee(call: CallSite, function: Function) -> str:
     name = root_name(call.node.func)
     if call.ctx.value(_root(call.node.func)).kind != MODULE:
-        found = _changed(name, call, function)
-        if found:
-            return f"it {found}"
+        result = _changed(name, call, function)
+        if result:
+            return f"it {result}"
     cls = call.ctx.value(call.node.func)
     if cls.kind != CLASS:
         return ""
@@ -264,16 +264,16 @@ def _name_problem(name: str, call: CallSite, function: Function, depth: int) -> 
 @remembered
 def _stored(function: Function) -> dict[str, list[int]]:
     """The names that a function sets, other than in comprehensions, and the lines."""
-    found: dict[str, list[int]] = {}
+    result: dict[str, list[int]] = {}
     for node in nodes_of(function.node):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            found.setdefault(node.id, []).append(node.lineno)
-    return found
+            result.setdefault(node.id, []).append(node.lineno)
+    return result
 
 
 def _plain(function: Function) -> dict[str, list[ast.expr]]:
     """The values of unconditional assignments `name = value`."""
-    found: dict[str, list[ast.expr]] = {}
+    result: dict[str, list[ast.expr]] = {}
     for statement in _always(function.node.body if isinstance(function.node.body, list) else []):
         if isinstance(statement, ast.Assign):
             names = [one.id for one in statement.targets if isinstance(one, ast.Name)]
@@ -283,8 +283,8 @@ def _plain(function: Function) -> dict[str, list[ast.expr]]:
         value: ast.expr | None = getattr(statement, "value", None)
         if value is not None:
             for name in names:
-                found.setdefault(name, []).append(value)
-    return found
+                result.setdefault(name, []).append(value)
+    return result
 
 
 def _always(body: list[ast.stmt]) -> Iterator[ast.stmt]:

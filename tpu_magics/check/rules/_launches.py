@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 def constant(node: ast.expr | None, ctx: RuleContext) -> Any:
     """The constant of an expression; NOTHING if it is unknown or has several values."""
-    found = ctx.constant(node)
-    if found is not NOTHING or not isinstance(node, ast.Subscript):
-        return found
+    result = ctx.constant(node)
+    if result is not NOTHING or not isinstance(node, ast.Subscript):
+        return result
     values = _items(ctx.program).get(_key(node), ())
     constants = {ctx.constant(one) for one in values if _hashable(ctx.constant(one))}
     return constants.pop() if len(constants) == 1 and values else NOTHING
@@ -39,13 +39,13 @@ def _key(node: ast.Subscript) -> tuple[str, str]:
 @remembered
 def _items(program: CheckedProgram) -> dict[tuple[str, str], list[ast.expr]]:
     """The values that items of containers are set to, in the whole program."""
-    found: dict[tuple[str, str], list[ast.expr]] = {}
+    result: dict[tuple[str, str], list[ast.expr]] = {}
     for cell in program.cells:
         for node in nodes_of(cell.tree) if cell.tree is not None else ():
             for target in node.targets if isinstance(node, ast.Assign) else ():
                 if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
-                    found.setdefault(_key(target), []).append(node.value)  # type: ignore[attr-defined]
-    return found
+                    result.setdefault(_key(target), []).append(node.value)  # type: ignore[attr-defined]
+    return result
 
 
 NOTEBOOK, SPAWN, LAUNCH, OURS = "notebook_launcher", "xmp.spawn", "torch_xla.launch", "%tpu_train"
@@ -96,9 +96,9 @@ class LaunchSite:
 @remembered
 def launches(program: CheckedProgram) -> tuple[LaunchSite, ...]:
     """All of them, in order."""
-    found = [*_by_calls(program), *_by_magics(program)]
-    found += _by_name(program, {id(one.function) for one in found})
-    return tuple(sorted(found, key=lambda one: one.position))
+    result = [*_by_calls(program), *_by_magics(program)]
+    result += _by_name(program, {id(one.function) for one in result})
+    return tuple(sorted(result, key=lambda one: one.position))
 
 
 def is_ours(program: CheckedProgram) -> bool:
@@ -195,7 +195,7 @@ def _words_ranks(program: CheckedProgram, index: int, words: str) -> Any:
 def _session_ranks(program: CheckedProgram, index: int) -> Any:
     """The number in the last `%tpu_init -n N` before a cell."""
     magics = (magic for cell in program.cells[: index + 1] for magic in cell.line_magics if magic.name == "tpu_init")
-    match = [found for magic in magics if (found := _PROCESSES.search(magic.words))]
+    match = [result for magic in magics if (result := _PROCESSES.search(magic.words))]
     return int(match[-1][1]) if match else NOTHING
 
 
@@ -223,11 +223,11 @@ def targets(program: CheckedProgram) -> dict[int, Function]:
 @remembered
 def workers(program: CheckedProgram) -> dict[Function, tuple[LaunchSite, ...]]:
     """The functions that run in workers, with the launches that reach them."""
-    found: dict[Function, tuple[LaunchSite, ...]] = {}
+    result: dict[Function, tuple[LaunchSite, ...]] = {}
     for launch in launches(program):
         for function in worker_functions(launch, program):
-            found[function] = (*found.get(function, ()), launch)
-    return found
+            result[function] = (*result.get(function, ()), launch)
+    return result
 
 
 def worker_functions(launch: LaunchSite, program: CheckedProgram) -> set[Function]:
@@ -243,16 +243,16 @@ def worker_functions(launch: LaunchSite, program: CheckedProgram) -> set[Functio
 
 def closure(start: set[Function], program: CheckedProgram) -> set[Function]:
     """The functions, those that they call, and those that are defined in them."""
-    found, waiting = set(start), list(start)
+    result, waiting = set(start), list(start)
     inner = _inner(program)
     while waiting:
         one = waiting.pop()
         called = [targets(program).get(id(call.node)) for call in one.calls]
         for other in (*called, *inner.get(one, ())):
-            if other is not None and other not in found:
-                found.add(other)
+            if other is not None and other not in result:
+                result.add(other)
                 waiting.append(other)
-    return found
+    return result
 
 
 def around(function: Function | None, depth: int = 3) -> Iterator[Function]:
@@ -266,11 +266,11 @@ def around(function: Function | None, depth: int = 3) -> Iterator[Function]:
 
 @remembered
 def _inner(program: CheckedProgram) -> dict[Function, list[Function]]:
-    found: dict[Function, list[Function]] = {}
+    result: dict[Function, list[Function]] = {}
     for function in program.functions:
         if function.outer is not None:
-            found.setdefault(function.outer, []).append(function)
-    return found
+            result.setdefault(function.outer, []).append(function)
+    return result
 
 
 def launches_of(ctx: RuleContext) -> tuple[LaunchSite, ...]:
@@ -283,10 +283,10 @@ def launches_of(ctx: RuleContext) -> tuple[LaunchSite, ...]:
 
 def in_several(ctx: RuleContext) -> bool:
     """Whether several processes certainly run the code at this place (on a host with several chips)."""
-    found = launches_of(ctx)
-    if any(one.several for one in found):
+    result = launches_of(ctx)
+    if any(one.several for one in result):
         return True
-    return any(one.ranks is NOTHING for one in found) and _mentions_ranks(found, ctx.program)
+    return any(one.ranks is NOTHING for one in result) and _mentions_ranks(result, ctx.program)
 
 
 def may_be_several(ctx: RuleContext) -> bool:
@@ -301,6 +301,6 @@ _MULTI = (
 )  # fmt: skip
 
 
-def _mentions_ranks(found: tuple[LaunchSite, ...], program: CheckedProgram) -> bool:
+def _mentions_ranks(result: tuple[LaunchSite, ...], program: CheckedProgram) -> bool:
     """Whether the code of these workers is written for several ranks."""
-    return any(set(launches_of(call.ctx)) & set(found) for call in program.calls(*_MULTI))
+    return any(set(launches_of(call.ctx)) & set(result) for call in program.calls(*_MULTI))

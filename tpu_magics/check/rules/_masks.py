@@ -126,17 +126,17 @@ def _arguments(call: ast.Call, ctx: RuleContext, names: dict[str, str]) -> list[
     """The code of a call's arguments, without the mask."""
     given = [("", one) for one in call.args]
     given += [(f"{one.arg}=", one.value) for one in call.keywords if one.arg not in ("reduction", None)]
-    found = [name + _bare(ctx.source(one), one, ctx, names) for name, one in given]
-    return ["..."] if any("\n" in one for one in found) or sum(map(len, found)) > 120 else found
+    result = [name + _bare(ctx.source(one), one, ctx, names) for name, one in given]
+    return ["..."] if any("\n" in one for one in result) or sum(map(len, result)) > 120 else result
 
 
 def _is_loss(call: ast.Call, ctx: RuleContext) -> bool:
     """Whether it is a loss module or function, by its constructor or by its name."""
     if ctx.name(call).startswith("tensorflow.nn."):
         return "cross_entropy" in ctx.name(call)
-    made = ctx.value(call.func).name.rpartition(".")[2]
+    name = ctx.value(call.func).name.rpartition(".")[2]
     called = _shapes.last_part(call.func)
-    return made.endswith("Loss") or "loss" in called.lower() or called == "criterion"
+    return name.endswith("Loss") or "loss" in called.lower() or called == "criterion"
 
 
 def _ignored(mask: ast.expr, ctx: RuleContext) -> list[str]:
@@ -174,13 +174,13 @@ def _selections(mask: ast.expr, ctx: RuleContext) -> Iterator[tuple[str, str]]:
 def _definition(mask: ast.expr, ctx: RuleContext) -> ast.expr:
     """The expression behind a mask's name, where it is assigned once in this body."""
     if isinstance(mask, ast.Name):
-        found = [
+        result = [
             one.value
             for one in _assignments(ctx)
             if isinstance(one.targets[0], ast.Name) and one.targets[0].id == mask.id
         ]
-        if len(found) == 1:
-            return found[0]
+        if len(result) == 1:
+            return result[0]
     return mask
 
 

@@ -120,9 +120,9 @@ def setting(node: ast.expr, ctx: RuleContext) -> AbstractValue:
     value, function = ctx.value(node), ctx.function
     if not isinstance(node, ast.Attribute) or value.kind == MODULE or function is None or function.cls is None:
         return value
-    made = [call for call in ctx.program.all_calls if call.value.ref is function.cls and call.name == ""]
-    given = [call.ctx.value(one) for call in made if (one := call.ctx.argument(call.node, node.attr)) is not None]
-    if not made or any(call.ctx.has_unknown_arguments(call.node) for call in made):
+    creator = [call for call in ctx.program.all_calls if call.value.ref is function.cls and call.name == ""]
+    given = [call.ctx.value(one) for call in creator if (one := call.ctx.argument(call.node, node.attr)) is not None]
+    if not creator or any(call.ctx.has_unknown_arguments(call.node) for call in creator):
         return UNKNOWN_VALUE
     return next((one for one in given if one.const is NOTHING or one.const != value.const), value)
 
@@ -142,8 +142,8 @@ _STRATEGIES = {
 @remembered
 def _encodings(program: CheckedProgram) -> list[tuple[CallSite, PaddingSetting]]:
     """The tokenizer's calls in functions that run for each batch of rows."""
-    found = [(call, of_tokenizer(call.node, call.ctx)) for call in program.all_calls if _may_encode(call)]
-    return [(call, padding) for call, padding in found if padding is not None]
+    result = [(call, of_tokenizer(call.node, call.ctx)) for call in program.all_calls if _may_encode(call)]
+    return [(call, padding) for call, padding in result if padding is not None]
 
 
 def _may_encode(call: CallSite) -> bool:

@@ -51,9 +51,9 @@ def guard(node: ast.AST, ctx: RuleContext) -> RankGuard | None:
     """The innermost condition on the rank that decides whether `node` runs, in its own function."""
     child = node
     for parent in ctx.parents(node):
-        found = _of_parent(parent, child, ctx)
-        if found is not None:
-            return found
+        result = _of_parent(parent, child, ctx)
+        if result is not None:
+            return result
         if isinstance(parent, _FUNCTIONS):
             return None
         child = parent
@@ -144,12 +144,12 @@ def definitions(function: Function) -> dict[str, list[ast.expr]]:
 
 
 def _definitions(tree: ast.AST) -> dict[str, list[ast.expr]]:
-    found: dict[str, list[ast.expr]] = {}
+    result: dict[str, list[ast.expr]] = {}
     for node in nodes_of(tree):
         for target, value in _assigned(node):
             if isinstance(target, ast.Name):
-                found.setdefault(target.id, []).append(value)
-    return found
+                result.setdefault(target.id, []).append(value)
+    return result
 
 
 def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -169,10 +169,12 @@ def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
 def polarity(test: ast.expr, ctx: RuleContext, depth: int = _DEPTH) -> bool | None:
     """True if the condition holds on the main rank only, False if on all others, None if unknown."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        found = polarity(test.operand, ctx, depth)
-        return None if found is None else not found
+        result = polarity(test.operand, ctx, depth)
+        return None if result is None else not result
     if isinstance(test, ast.BoolOp):
-        parts = [found for one in test.values if depends(one, ctx) and (found := polarity(one, ctx, depth)) is not None]
+        parts = [
+            result for one in test.values if depends(one, ctx) and (result := polarity(one, ctx, depth)) is not None
+        ]
         return parts[0] if parts else None
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         return _compared(test.ops[0], test.comparators[0], ctx)
@@ -242,15 +244,15 @@ DEVICE_LOADERS = ("MpDeviceLoader", "ParallelLoader")
 def round_calls(loop: Loop, calls: list[CallSite], program: CheckedProgram) -> list[CallSite]:
     """The calls of one iteration of `loop`: those of `calls` in it, and those of the functions that it calls."""
     own = [call for call in calls if loop in call.ctx.loops]
-    found, seen = list(own), set()
+    result, seen = list(own), set()
     waiting = list(own)
     while waiting:
         target = _launches.targets(program).get(id(waiting.pop().node))
         if target is not None and target not in seen:
             seen.add(target)
-            found += target.calls
+            result += target.calls
             waiting += target.calls
-    return found
+    return result
 
 
 def top_calls(program: CheckedProgram) -> list[CallSite]:
@@ -277,7 +279,7 @@ def never_syncs(loop: Loop, calls: list[CallSite]) -> bool:
     """Whether the iterable of a loop certainly runs no graph: a plain loader, a range, a list; also an unknown loader
     if the loop moves its batches to the device itself."""
     loader = loader_of(loop)
-    if loader is not None and (loader.made is not None or loader.prepared):
+    if loader is not None and (loader.creator is not None or loader.prepared):
         return not loader.prepared and loader.name == "torch.utils.data.DataLoader"
     value = loop.loader
     if not isinstance(loop.node, ast.While) and (value.name == "builtins.range" or value.items is not None):
@@ -341,10 +343,10 @@ def _handlers(program: CheckedProgram) -> set[Function | None]:
     for method in ("prepare", "backward", "prepare_optimizer"):
         calls += program.methods(method, ACCELERATOR)
     calls += [call for call in program.calls("torch_xla.experimental.") if "eager" in call.name]
-    found = {call.ctx.function for call in calls}
+    result = {call.ctx.function for call in calls}
     if any(name.startswith(_OTHERS) for name in program.imported):
-        found.add(None)
-    return found
+        result.add(None)
+    return result
 
 
 def optimizer_steps(program: CheckedProgram) -> Iterator[CallSite]:
@@ -396,5 +398,5 @@ def is_for_evaluation(call: CallSite, program: CheckedProgram) -> bool:
 def _has_no_step(call: CallSite, program: CheckedProgram) -> bool:
     """Whether loops use the loader, but never with a backward pass."""
     loops = [(loop, one) for one in program.all_calls for loop in one.ctx.loops]
-    mine = [(loop, one) for loop, one in loops if (value := loader_of(loop)) is not None and value.made is call.node]
+    mine = [(loop, one) for loop, one in loops if (value := loader_of(loop)) is not None and value.creator is call.node]
     return bool(mine) and not any(one.method in ("backward", "step") or one.name == OPTIMIZER_STEP for _, one in mine)

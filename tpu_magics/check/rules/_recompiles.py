@@ -48,22 +48,22 @@ def side_of(names: Iterable[str]) -> str:
 
 def target_names(ctx: RuleContext, node: ast.AST) -> list[str]:
     """The names for the value of an expression: its target, keyword, dict key, or returning function."""
-    found: list[str] = []
+    result: list[str] = []
     for outer in ctx.parents(node):
         if isinstance(outer, ast.keyword) and outer.arg:
-            found.append(outer.arg)
+            result.append(outer.arg)
         elif isinstance(outer, ast.Dict):
             pairs = zip(outer.keys, outer.values, strict=True)
-            found += [str(key.value) for key, value in pairs if value is node and isinstance(key, ast.Constant)]
+            result += [str(key.value) for key, value in pairs if value is node and isinstance(key, ast.Constant)]
         elif isinstance(outer, (ast.Assign, ast.AnnAssign, ast.NamedExpr)):
             targets = outer.targets if isinstance(outer, ast.Assign) else [outer.target]
-            return [*found, *(name for target in targets for name in _target_names(target))]
+            return [*result, *(name for target in targets for name in _target_names(target))]
         elif isinstance(outer, ast.Return):
-            return [*found, ctx.function.name if ctx.function is not None else ""]
+            return [*result, ctx.function.name if ctx.function is not None else ""]
         elif isinstance(outer, ast.stmt):
-            return found
+            return result
         node = outer
-    return found
+    return result
 
 
 def _target_names(target: ast.expr) -> Iterable[str]:
@@ -147,8 +147,8 @@ def loader_of(value: AbstractValue) -> AbstractValue:
     for _ in range(8):
         if value.kind == LIST and isinstance(value.ref, AbstractValue):
             value = value.ref
-        elif isinstance(value.made, ast.Call) and value.name.startswith("torch_xla.") and value.made.args:
-            value = value.made_ctx.value(value.made.args[0])
+        elif isinstance(value.creator, ast.Call) and value.name.startswith("torch_xla.") and value.creator.args:
+            value = value.creator_ctx.value(value.creator.args[0])
         else:
             break
     return value
@@ -209,8 +209,8 @@ def rows(ctx: RuleContext, node: ast.expr | None, path: _Path = (), far: int = 0
 
 def whole(ctx: RuleContext, node: ast.expr | None) -> int | None:
     """The integer value of an expression, if it is one."""
-    found = ctx.constant(node)
-    return found if isinstance(found, int) and not isinstance(found, bool) else None
+    result = ctx.constant(node)
+    return result if isinstance(result, int) and not isinstance(result, bool) else None
 
 
 def _of_list(ctx: RuleContext, node: ast.List | ast.Tuple, path: _Path, far: int) -> float | None:
@@ -308,8 +308,8 @@ def _of_subset(ctx: RuleContext, node: ast.Call, far: int) -> float | None:
 
 def _of_load_dataset(ctx: RuleContext, node: ast.Call, _far: int) -> float | None:
     split = ctx.constant(ctx.argument(node, "split"))
-    found = _SLICED.match(split) if isinstance(split, str) else None
-    return int(found[2]) - int(found[1] or 0) if found else None
+    result = _SLICED.match(split) if isinstance(split, str) else None
+    return int(result[2]) - int(result[1] or 0) if result else None
 
 
 _NAMED: dict[str, Callable[[RuleContext, ast.Call, int], float | None]] = {

@@ -117,8 +117,8 @@ def _inverted(ctx: RuleContext) -> frozenset[str]:
         unary = (one for one in (() if top is None else nodes_of(top)) if isinstance(one, ast.UnaryOp))
         operands = (one.operand for one in unary if isinstance(one.op, ast.Invert))
         ctx.program.memo[key] = frozenset(one.id for one in operands if isinstance(one, ast.Name))
-    found: frozenset[str] = ctx.program.memo[key]
-    return found
+    result: frozenset[str] = ctx.program.memo[key]
+    return result
 
 
 def _compares_data(node: ast.Compare, ctx: RuleContext) -> bool:
@@ -157,11 +157,11 @@ def is_reported_beside(node: ast.expr, mask: ast.expr, ctx: RuleContext) -> bool
 
 
 def _selects_before(other: ast.AST, node: ast.expr, by: str, ctx: RuleContext) -> bool:
-    for found in nodes_of(other):
-        if not isinstance(found, (ast.Subscript, ast.Call)) or found.lineno != node.lineno:
+    for result in nodes_of(other):
+        if not isinstance(result, (ast.Subscript, ast.Call)) or result.lineno != node.lineno:
             continue
-        if found.col_offset < node.col_offset and (selected := selection(found, ctx)) is not None:
-            inside = any(child is node for child in nodes_of(found))
+        if result.col_offset < node.col_offset and (selected := selection(result, ctx)) is not None:
+            inside = any(child is node for child in nodes_of(result))
             if ctx.source(selected[1]) == by and not inside:
                 return True
     return False
@@ -286,11 +286,11 @@ def _definitions(ctx: RuleContext) -> dict[str, list[Definition]]:
     key = ("definitions", id(function) if function is not None else ctx.cell_index)
     if key not in ctx.program.memo:
         top = function.node if function is not None else ctx.cell.tree
-        found: dict[str, list[Definition]] = {}
+        result: dict[str, list[Definition]] = {}
         for node in () if top is None else nodes_of(top):
             for name, given in _given(node):
-                found.setdefault(name, []).append(given)
-        ctx.program.memo[key] = found
+                result.setdefault(name, []).append(given)
+        ctx.program.memo[key] = result
     known: dict[str, list[Definition]] = ctx.program.memo[key]
     return known
 

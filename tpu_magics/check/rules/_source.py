@@ -53,10 +53,10 @@ def _last(ctx: RuleContext, node: ast.Name) -> NameAssignment | None:
             return next((one for one in reversed(here) if one.line < node.lineno), None)
         if any(one.arg == node.id for one in ctx.function.parameters):
             return None
-    found = _assigned_at_top(ctx.program).get(node.id, [])
+    result = _assigned_at_top(ctx.program).get(node.id, [])
     if ctx.function is not None:
-        return found[-1] if found else None
-    return next((one for one in reversed(found) if (one.cell, one.line) < (ctx.cell_index, node.lineno)), None)
+        return result[-1] if result else None
+    return next((one for one in reversed(result) if (one.cell, one.line) < (ctx.cell_index, node.lineno)), None)
 
 
 @remembered
@@ -67,22 +67,22 @@ def _assigned_in_function(function: Function) -> dict[str, list[NameAssignment]]
 
 @remembered
 def _assigned_at_top(program: CheckedProgram) -> dict[str, list[NameAssignment]]:
-    found: dict[str, list[NameAssignment]] = {}
+    result: dict[str, list[NameAssignment]] = {}
     for index, cell in enumerate(program.cells):
         for name, given in _gathered(cell.tree.body if cell.tree is not None else [], index).items():
-            found.setdefault(name, []).extend(given)
-    return found
+            result.setdefault(name, []).extend(given)
+    return result
 
 
 def _gathered(body: list[ast.stmt], cell: int) -> dict[str, list[NameAssignment]]:
-    found: dict[str, list[NameAssignment]] = {}
+    result: dict[str, list[NameAssignment]] = {}
     for node in own_statements(body):
         if isinstance(node, ast.Assign):
             for target in node.targets:
-                _add_assignment(target, node.value, (), cell, node.lineno, found)
+                _add_assignment(target, node.value, (), cell, node.lineno, result)
         elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            _add_assignment(node.target, node.value, (), cell, node.lineno, found)
-    return found
+            _add_assignment(node.target, node.value, (), cell, node.lineno, result)
+    return result
 
 
 def _add_assignment(
@@ -91,13 +91,13 @@ def _add_assignment(
     path: tuple[int, ...],
     cell: int,
     line: int,
-    found: dict[str, list[NameAssignment]],
+    result: dict[str, list[NameAssignment]],
 ) -> None:
     if isinstance(target, ast.Name):
-        found.setdefault(target.id, []).append(NameAssignment(cell, line, value, path))
+        result.setdefault(target.id, []).append(NameAssignment(cell, line, value, path))
     elif isinstance(target, (ast.Tuple, ast.List)) and not any(isinstance(one, ast.Starred) for one in target.elts):
         for number, one in enumerate(target.elts):
-            _add_assignment(one, value, (*path, number), cell, line, found)
+            _add_assignment(one, value, (*path, number), cell, line, result)
 
 
 def own_statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
@@ -152,12 +152,12 @@ def remove_argument(call: ast.Call, keyword: ast.keyword, ctx: RuleContext) -> t
     return _without(_span(keyword, keyword, ctx), spans, ctx.replace(call, "").end, ctx)
 
 
-def remove_entry(made: ast.Dict, key: ast.expr, ctx: RuleContext) -> tuple[Edit, ...]:
+def remove_entry(literal: ast.Dict, key: ast.expr, ctx: RuleContext) -> tuple[Edit, ...]:
     """The same for a key and its value in a dict literal."""
-    pairs = [(one or value, value) for one, value in zip(made.keys, made.values, strict=True)]
+    pairs = [(one or value, value) for one, value in zip(literal.keys, literal.values, strict=True)]
     spans = [_span(first, last, ctx) for first, last in pairs]
     wanted = next(span for span, (first, _) in zip(spans, pairs, strict=True) if first is key)
-    return _without(wanted, spans, ctx.replace(made, "").end, ctx)
+    return _without(wanted, spans, ctx.replace(literal, "").end, ctx)
 
 
 def _span(first: ast.AST, last: ast.AST, ctx: RuleContext) -> Span:

@@ -316,8 +316,8 @@ def is_made_on_cpu(tensor: ast.expr, ctx: RuleContext) -> bool:
     """`torch.randint(0, 9, (1,)).item()` has no device argument and runs on the CPU. A tensor with a name may have been
     moved and counts like any other, except a permutation, with which the host shuffles its data."""
     value = ctx.value(tensor)
-    if value.name == _PERMUTATION and value.made_ctx is not None:
-        return value.made_ctx.argument(value.made, "device") is None and value.where != "device"
+    if value.name == _PERMUTATION and value.creator_ctx is not None:
+        return value.creator_ctx.argument(value.creator, "device") is None and value.where != "device"
     if not isinstance(tensor, ast.Call) or ctx.name(tensor) not in MAKERS:
         return False
     return ctx.argument(tensor, "device") is None and not ctx.program.calls("torch.set_default_device")

@@ -118,8 +118,8 @@ def _first_part(node: ast.expr, ctx: RuleContext) -> ast.expr | None:
         return node.func.value if text and isinstance(node.func, ast.Attribute) else None
     if isinstance(node, ast.Name) and (only := _only_assigned(ctx.program).get(node.id)) is not None:
         return only
-    made = ctx.value(node).made
-    return made if isinstance(made, ast.expr) and made is not node else None
+    creator = ctx.value(node).creator
+    return creator if isinstance(creator, ast.expr) and creator is not node else None
 
 
 @remembered
@@ -178,8 +178,8 @@ def _state(node: ast.AST, ctx: RuleContext, deep: int) -> str:
         return UNKNOWN
     if not function.callers:
         return OUT if _uses_strategy(function) else UNKNOWN
-    found = {_state(one.node, one.ctx, deep - 1) for one in function.callers}
-    return IN if IN in found else OUT if found == {OUT} else UNKNOWN
+    result = {_state(one.node, one.ctx, deep - 1) for one in function.callers}
+    return IN if IN in result else OUT if result == {OUT} else UNKNOWN
 
 
 def _is_under_with(node: ast.AST, ctx: RuleContext) -> bool:

@@ -69,10 +69,10 @@ class TrainingArgumentsCall:
     def _context_of(self, value: ast.expr) -> RuleContext:
         for keyword in self.node.keywords:
             known = self.ctx.value(keyword.value) if keyword.arg is None else None
-            made = known.made if known is not None else None
-            values = made.values if isinstance(made, ast.Dict) else getattr(made, "keywords", ())
+            creator = known.creator if known is not None else None
+            values = creator.values if isinstance(creator, ast.Dict) else getattr(creator, "keywords", ())
             if known is not None and any(one is value or getattr(one, "value", None) is value for one in values):
-                place: RuleContext = known.made_ctx or self.ctx
+                place: RuleContext = known.creator_ctx or self.ctx
                 return place
         return self.ctx
 
@@ -106,8 +106,8 @@ class TrainingArgumentsCall:
 @remembered
 def all_of(program: CheckedProgram) -> list[TrainingArgumentsCall]:
     """Every call of TrainingArguments in a program, in order."""
-    found = {id(call.node): _read(call) for call in program.all_calls if _is_arguments(call)}
-    return list(found.values())
+    result = {id(call.node): _read(call) for call in program.all_calls if _is_arguments(call)}
+    return list(result.values())
 
 
 def on_tpu(program: CheckedProgram) -> Iterator[TrainingArgumentsCall]:
@@ -220,7 +220,7 @@ def without_arguments(program: CheckedProgram) -> Iterator[CallSite]:
 
 def _given_to(trainer: CallSite) -> ast.AST | None:
     """The call that created the arguments of a Trainer."""
-    return trainer.ctx.value(trainer.ctx.argument(trainer.node, "args", 1)).made
+    return trainer.ctx.value(trainer.ctx.argument(trainer.node, "args", 1)).creator
 
 
 def has_optimizer(trainer: CallSite) -> bool:
@@ -273,7 +273,7 @@ class FsdpEntry:
     node: ast.AST
     value: ast.expr | None
     constant: Any
-    made: ast.Dict | None = None  # the literal that it stands in
+    literal: ast.Dict | None = None  # the literal that it stands in
 
 
 @dataclass(frozen=True)
@@ -334,35 +334,35 @@ def read(node: ast.expr, ctx: RuleContext, strip: str = "fsdp_") -> FsdpConfig |
     if isinstance(text, str):
         return _of_json(text, node, ctx, strip)
     value = ctx.value(node)
-    made = node if isinstance(node, ast.Dict) else value.made
-    ctx = value.made_ctx or ctx  # of a dict that was made in another cell
+    creator = node if isinstance(node, ast.Dict) else value.creator
+    ctx = value.creator_ctx or ctx  # of a dict that was made in another cell
     if isinstance(node, ast.Name) and _is_changed(node.id, ctx.program):
         return None
-    if isinstance(made, ast.Dict):
-        return _of_dict(made, ctx, strip)
-    if isinstance(made, ast.Call) and value.kind == LIST and not made.args:
+    if isinstance(creator, ast.Dict):
+        return _of_dict(creator, ctx, strip)
+    if isinstance(creator, ast.Call) and value.kind == LIST and not creator.args:
         entries = {
-            _key(one.arg, strip): _entry(one.arg, one, one.value, ctx, strip) for one in made.keywords if one.arg
+            _key(one.arg, strip): _entry(one.arg, one, one.value, ctx, strip) for one in creator.keywords if one.arg
         }
-        return FsdpConfig(entries, any(one.arg is None for one in made.keywords), ctx)
+        return FsdpConfig(entries, any(one.arg is None for one in creator.keywords), ctx)
     return None
 
 
-def _of_dict(made: ast.Dict, ctx: RuleContext, strip: str) -> FsdpConfig:
+def _of_dict(literal: ast.Dict, ctx: RuleContext, strip: str) -> FsdpConfig:
     entries, is_open = {}, False
-    for key, value in zip(made.keys, made.values, strict=True):
+    for key, value in zip(literal.keys, literal.values, strict=True):
         text = ctx.constant(key) if key is not None else NOTHING
         if isinstance(text, str) and key is not None:
-            entries[_key(text, strip)] = _entry(text, key, value, ctx, strip, made)
+            entries[_key(text, strip)] = _entry(text, key, value, ctx, strip, literal)
         else:
             is_open = True
     return FsdpConfig(entries, is_open, ctx)
 
 
 def _entry(
-    text: str, node: ast.AST, value: ast.expr, ctx: RuleContext, strip: str, made: ast.Dict | None = None
+    text: str, node: ast.AST, value: ast.expr, ctx: RuleContext, strip: str, literal: ast.Dict | None = None
 ) -> FsdpEntry:
-    return FsdpEntry(_key(text, strip), node, value, ctx.constant(value), made)
+    return FsdpEntry(_key(text, strip), node, value, ctx.constant(value), literal)
 
 
 def _key(text: str, strip: str) -> str:
@@ -372,13 +372,13 @@ def _key(text: str, strip: str) -> str:
 def _of_json(text: str, node: ast.expr, ctx: RuleContext, strip: str) -> FsdpConfig | None:
     """transformers reads a string that starts with a brace as JSON, any other as the path of a file."""
     try:
-        found = json.loads(text) if text.lstrip().startswith("{") else None
+        result = json.loads(text) if text.lstrip().startswith("{") else None
     except ValueError:
         return None
-    if not isinstance(found, dict):
+    if not isinstance(result, dict):
         return None
     return FsdpConfig(
-        {_key(key, strip): FsdpEntry(_key(key, strip), node, None, value) for key, value in found.items()}, False, ctx
+        {_key(key, strip): FsdpEntry(_key(key, strip), node, None, value) for key, value in result.items()}, False, ctx
     )
 
 

@@ -89,8 +89,8 @@ def may_need_value(node: ast.AST, ctx: RuleContext) -> bool:
 
 def first_needed(node: ast.AST, ctx: RuleContext) -> ast.expr | None:
     """The first tensor expression whose value this needs; None if there is none."""
-    found = next(_needed_values(node, ctx), None)
-    tests = _tests(node) if found is None else []
+    result = next(_needed_values(node, ctx), None)
+    tests = _tests(node) if result is None else []
     inside = (
         one
         for test in tests
@@ -98,11 +98,11 @@ def first_needed(node: ast.AST, ctx: RuleContext) -> ast.expr | None:
         if may_need_value(part, ctx)
         for one in _needed_values(part, ctx)
     )
-    found = found or next((one for one in inside if not _tensor_values.guarded(one, ctx)), None)
-    if found is None and tests:
+    result = result or next((one for one in inside if not _tensor_values.guarded(one, ctx)), None)
+    if result is None and tests:
         read = _read(tests[0], ctx)
         return read if read is not None and decides_tensor_work(node, ctx) else None
-    return found
+    return result
 
 
 def _tests(node: ast.AST) -> list[ast.expr]:
@@ -117,7 +117,7 @@ def _read(test: ast.expr, ctx: RuleContext) -> ast.expr | None:
         return None
     leaves = _leaves(test)
     sides = (one for leaf in leaves for one in (_sides(leaf) if isinstance(leaf, ast.Compare) else [leaf]))
-    return next((found for side in sides for found in _tensor_values.reads_in(side, ctx)), None)
+    return next((result for side in sides for result in _tensor_values.reads_in(side, ctx)), None)
 
 
 def _leaves(test: ast.expr) -> Iterator[ast.expr]:

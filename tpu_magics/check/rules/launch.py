@@ -89,7 +89,7 @@ def _built(launch: _launches.LaunchSite, program: CheckedProgram) -> Iterator[tu
     helpers = {}
     for call in own:
         helper = _launches.targets(program).get(id(call.node))
-        if helper is not None and call.value.kind == MODEL and call.value.made is not call.node and _makes(helper):
+        if helper is not None and call.value.kind == MODEL and call.value.creator is not call.node and _makes(helper):
             helpers[helper] = call
             yield call, _hoist.helper_reason(call, helper, function)
     for other in sorted(_launches.worker_functions(launch, program) - {function}, key=lambda one: one.node.lineno):
@@ -252,13 +252,13 @@ def _is_before(call: CallSite, launch: _launches.LaunchSite, program: CheckedPro
 
 def _reached_from_top(function: Function, depth: int) -> list[_launches.Position]:
     """The positions at which the top level calls a function, at the latest the end."""
-    found: list[_launches.Position] = []
+    result: list[_launches.Position] = []
     for call in function.callers:
         if call.ctx.function is None:
-            found.append(_launches.position_of(call.ctx, call.node))
+            result.append(_launches.position_of(call.ctx, call.node))
         elif depth > 0 and call.ctx.function is not function:
-            found += _reached_from_top(call.ctx.function, depth - 1)
-    return found or [(len(function.ctx.program.cells), 0, 0)]
+            result += _reached_from_top(call.ctx.function, depth - 1)
+    return result or [(len(function.ctx.program.cells), 0, 0)]
 
 
 # -- a notebook without a launch
@@ -358,7 +358,7 @@ def _who(launch: _launches.LaunchSite) -> str:
 
 def _optimizer(node: _device.Statement, ctx: RuleContext, program: CheckedProgram) -> Iterator[Finding]:
     value = ctx.value(node.value)
-    if value.kind != OPTIMIZER or value.lib == "tf" or value.prepared or value.made is not node.value:
+    if value.kind != OPTIMIZER or value.lib == "tf" or value.prepared or value.creator is not node.value:
         return
     position = _launches.position_of(ctx, node)
     for name in _device.bound_names(node, ctx):

@@ -94,12 +94,12 @@ def _looks_gpu_only(program: CheckedProgram) -> bool:
 def constants(node: ast.expr | None, ctx: RuleContext) -> tuple[Any, ...]:
     """The possible constants of an expression: one, or for a parameter one for each launch or call of its function;
     NOTHING for an unknown one."""
-    found = ctx.constant(node)
-    if found is not NOTHING or not isinstance(node, ast.Name) or ctx.function is None:
-        return (found,)
+    result = ctx.constant(node)
+    if result is not NOTHING or not isinstance(node, ast.Name) or ctx.function is None:
+        return (result,)
     names = [one.arg for one in ctx.function.parameters]
     if node.id not in names or ctx.function.cls is not None or _is_set(node.id, ctx.function):
-        return (found,)
+        return (result,)
     return tuple(_passed_constants(ctx.function, node.id, names.index(node.id))) or (_default(ctx.function, node.id),)
 
 
@@ -261,8 +261,8 @@ def _is_off(value: ast.expr, ctx: RuleContext) -> bool:
 
 def _puts_back(value: ast.expr, ctx: RuleContext) -> bool:
     """`os.environ["XLA_USE_BF16"] = saved`, where `saved` comes from the environment."""
-    made = ctx.value(value).made
-    return any(isinstance(one, ast.Call) and ctx.name(one).startswith("os.") for one in (value, made)) or (
+    creator = ctx.value(value).creator
+    return any(isinstance(one, ast.Call) and ctx.name(one).startswith("os.") for one in (value, creator)) or (
         isinstance(value, ast.Name) and re.search(r"old|saved|previous|before|orig", value.id) is not None
     )
 
@@ -284,9 +284,11 @@ def _check_lines(cell: CodeCell, ctx: RuleContext) -> Iterator[Finding]:
     magics = {one.line: one.words for one in cell.line_magics if one.name in ("env", "set_env")}
     shell = cell.magic in ("bash", "sh", "script") or bool(cell.line_magics) or ctx.notebook
     for number, line in enumerate(cell.lines, start=1):
-        found = _WORDS.search(magics[number]) if number in magics else _of_shell(line, cell) if shell else None
-        if found is not None and found[2].lower() not in _OFF:
-            yield ctx.finding_at(number, line.find(found[1]), f"{found[1]} is set in the environment.", _fix(found[1]))
+        result = _WORDS.search(magics[number]) if number in magics else _of_shell(line, cell) if shell else None
+        if result is not None and result[2].lower() not in _OFF:
+            yield ctx.finding_at(
+                number, line.find(result[1]), f"{result[1]} is set in the environment.", _fix(result[1])
+            )
 
 
 def _of_shell(line: str, cell: CodeCell) -> re.Match[str] | None:
@@ -509,9 +511,9 @@ class Half(Rule):
     nodes = (ast.Call,)
 
     def check(self, node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
-        found = _of_method(node, ctx) or _of_function(node, ctx)
-        if found is not None and not is_for_gpu(node, ctx) and not _keeps_dtype(node, ctx):
-            message, fix = found
+        result = _of_method(node, ctx) or _of_function(node, ctx)
+        if result is not None and not is_for_gpu(node, ctx) and not _keeps_dtype(node, ctx):
+            message, fix = result
             yield ctx.finding(node, message, fix)
 
 

@@ -99,9 +99,9 @@ def _reducing(call: CallSite, optimizer: str, barrier: bool) -> tuple[Edit, ...]
 
 def _is_reduced(call: CallSite, program: CheckedProgram) -> bool:
     """Whether gradients are reduced, or xm.optimizer_step is called, anywhere in the same workers or function."""
-    found = set(_launches.launches_of(call.ctx))
+    result = set(_launches.launches_of(call.ctx))
     for other in program.calls(_ranks.OPTIMIZER_STEP, *_ranks.REDUCES):
-        if other.ctx.function is call.ctx.function or found & set(_launches.launches_of(other.ctx)):
+        if other.ctx.function is call.ctx.function or result & set(_launches.launches_of(other.ctx)):
             return True
     return False
 
@@ -279,16 +279,16 @@ def _check_branch(call: CallSite, inside: str, program: CheckedProgram) -> Itera
     ctx = call.ctx
     if _is_single_process(ctx):
         return
-    found = _ranks.guard(call.node, ctx)
+    result = _ranks.guard(call.node, ctx)
     function = ctx.function
-    if found is None:
+    if result is None:
         if inside or function is None or not _ranks.is_for_one_rank(function):
             return
         where = f"in `{function.name}`, which only one rank runs"
     else:
-        if _is_called_by_others(call, found, program):
+        if _is_called_by_others(call, result, program):
             return
-        where = f"under `{_source.shortened(ctx.source(found.test))}`, which depends on the rank"
+        where = f"under `{_source.shortened(ctx.source(result.test))}`, which depends on the rank"
     name = f"`{_source.shortened(ctx.source(call.node.func))}`"
     what = f"{name} contains the collective `{inside}` and is called" if inside else f"The collective {name} is called"
     fix = (
@@ -299,8 +299,8 @@ def _check_branch(call: CallSite, inside: str, program: CheckedProgram) -> Itera
 
 def _is_single_process(ctx: RuleContext) -> bool:
     """Whether certainly only one process runs the code."""
-    found = _launches.launches_of(ctx)
-    return bool(found) and all(one.ranks == 1 for one in found)
+    result = _launches.launches_of(ctx)
+    return bool(result) and all(one.ranks == 1 for one in result)
 
 
 # -- the other ranks --------------------------------------------------------------------------------------------------
@@ -314,8 +314,8 @@ def _is_called_by_others(call: CallSite, guard: _ranks.RankGuard, program: Check
     if guard.main is None:
         return False
     others = (one for one in program.all_calls if one.node is not call.node and one.ctx.function is call.ctx.function)
-    found = (_ranks.guard(one.node, one.ctx) for one in others if _callee_code(one.node) == spelling)
-    return any(one is not None and one.main is (not guard.main) for one in found)
+    result = (_ranks.guard(one.node, one.ctx) for one in others if _callee_code(one.node) == spelling)
+    return any(one is not None and one.main is (not guard.main) for one in result)
 
 
 def _callee_code(node: ast.AST) -> str:
@@ -327,22 +327,22 @@ def _callee_code(node: ast.AST) -> str:
 
 def _holders(program: CheckedProgram) -> dict[Function, str]:
     """Functions of the program that call a collective on every rank that runs them, with its code."""
-    found: dict[Function, str] = {}
+    result: dict[Function, str] = {}
     for call in program.all_calls:
         function = call.ctx.function
-        if function is None or function in found or not is_collective(call):
+        if function is None or function in result or not is_collective(call):
             continue
         if _ranks.guard(call.node, call.ctx) is None and not _ranks.is_for_one_rank(function):
-            found[function] = _source.shortened(call.ctx.source(call.node.func))
-    waiting = list(found)
+            result[function] = _source.shortened(call.ctx.source(call.node.func))
+    waiting = list(result)
     while waiting:
         one = waiting.pop()
         for call in one.callers:
             outer = call.ctx.function
-            if outer is not None and outer not in found and _ranks.guard(call.node, call.ctx) is None:
-                found[outer] = found[one]
+            if outer is not None and outer not in result and _ranks.guard(call.node, call.ctx) is None:
+                result[outer] = result[one]
                 waiting.append(outer)
-    return found
+    return result
 
 
 _PLAIN_SAMPLERS = frozenset(
@@ -441,8 +441,8 @@ def _is_own(data: ast.expr, ctx: RuleContext) -> bool:
         return True
     if _ranks.depends(data, ctx) or _SPLITS.search(ctx.source(data)):
         return True
-    made = value.made
-    if made is not None and _SPLITS.search(ctx.program.cells[value.made_ctx.cell_index].segment(made)):
+    creator = value.creator
+    if creator is not None and _SPLITS.search(ctx.program.cells[value.creator_ctx.cell_index].segment(creator)):
         return True
     values = _ranks.definitions(ctx.function).get(data.id, []) if isinstance(data, ast.Name) and ctx.function else []
     return any(_ranks.depends(one, ctx) or _SPLITS.search(ctx.source(one)) for one in values)
@@ -507,9 +507,9 @@ def _is_accelerated(call: CallSite) -> bool:
     if sharded or not _saves_model(call) or call.ctx.function is None:
         return False
     own = set(_launches.around(call.ctx.function))
-    made = [one for one in call.ctx.program.calls("accelerate.Accelerator") if one.ctx.function in own]
+    accelerators = [one for one in call.ctx.program.calls("accelerate.Accelerator") if one.ctx.function in own]
     prepares = any(one.ctx.function in own for one in call.ctx.program.methods("prepare", ACCELERATOR))
-    return prepares and bool(made) and not any(map(_device.on_cpu, made))
+    return prepares and bool(accelerators) and not any(map(_device.on_cpu, accelerators))
 
 
 def _is_allowed(call: CallSite) -> bool:
@@ -631,15 +631,15 @@ class EvalBatchSize(Rule):
 
 
 def _batch_size_finding(size: Size, training: int) -> Finding:
-    call, node, found = size
-    what = f"Evaluation has a batch size of {found}, training has {training}."
+    call, node, result = size
+    what = f"Evaluation has a batch size of {result}, training has {training}."
     return call.ctx.finding(node, what, f"Use the training batch size for evaluation ({training}).")
 
 
 def _constant(call: CallSite, name: str, position: int | None = None) -> tuple[ast.expr, int] | None:
     node = call.ctx.argument(call.node, name, position)
-    found = constant(node, call.ctx)
-    return (node, found) if node is not None and isinstance(found, int) and not isinstance(found, bool) else None
+    result = constant(node, call.ctx)
+    return (node, result) if node is not None and isinstance(result, int) and not isinstance(result, bool) else None
 
 
 # -- torch ------------------------------------------------------------------------------------------------------------
@@ -647,10 +647,10 @@ def _constant(call: CallSite, name: str, position: int | None = None) -> tuple[a
 
 def _sizes(program: CheckedProgram) -> Iterator[tuple[str, Size]]:
     for call in program.calls(_ranks.DATA_LOADER):
-        found = _constant(call, "batch_size", 1)
+        result = _constant(call, "batch_size", 1)
         purpose = _ranks.purpose(call)
-        if found is not None and purpose:
-            yield purpose, (call, *found)
+        if result is not None and purpose:
+            yield purpose, (call, *result)
 
 
 def _unequal(sizes: list[tuple[str, Size]]) -> Iterator[Finding]:
@@ -660,7 +660,7 @@ def _unequal(sizes: list[tuple[str, Size]]) -> Iterator[Finding]:
         if purpose != "evaluation":
             continue
         near = [one for one in training if one[0].ctx.function is size[0].ctx.function] or training
-        if near and size[2] not in {found for _, _, found in near}:
+        if near and size[2] not in {result for _, _, result in near}:
             yield _batch_size_finding(size, near[-1][2])
 
 
@@ -683,7 +683,7 @@ def _compiles(program: CheckedProgram) -> bool:
 
 def _keras(program: CheckedProgram) -> Iterator[Finding]:
     fits = [call for call in program.methods("fit") if call.receiver.kind == MODEL]
-    sizes = [(call, found) for call in fits if (found := _constant(call, "batch_size", 2)) is not None]
+    sizes = [(call, result) for call in fits if (result := _constant(call, "batch_size", 2)) is not None]
     for call, (_, training) in sizes:
         other = _constant(call, "validation_batch_size")
         if other is not None and other[1] != training:
@@ -691,9 +691,9 @@ def _keras(program: CheckedProgram) -> Iterator[Finding]:
     known = {training for _, (_, training) in sizes}
     for method, position in (("evaluate", 2), ("predict", 1)):
         for call in program.methods(method):
-            found = _constant(call, "batch_size", position) if call.receiver.kind == MODEL else None
-            if found is not None and known and found[1] not in known:
-                yield _batch_size_finding((call, *found), max(known))
+            result = _constant(call, "batch_size", position) if call.receiver.kind == MODEL else None
+            if result is not None and known and result[1] not in known:
+                yield _batch_size_finding((call, *result), max(known))
 
 
 _EVALUATION_NAME = re.compile(r"(^|_)(eval|val|valid|validation|test|dev)(_|$|ds|data|set)")
@@ -704,12 +704,12 @@ def _pipelines(program: CheckedProgram) -> Iterator[Finding]:
     """`train_ds.batch(32)` and `val_ds.batch(64)`."""
     sizes: dict[str, list[Size]] = {"train": [], "evaluation": []}
     for call in program.methods("batch", "tf.data"):
-        found = _constant(call, "batch_size", 0)
+        result = _constant(call, "batch_size", 0)
         name = _ranks.target(call)
         purpose = "train" if _TRAINING_NAME.search(name) else "evaluation" if _EVALUATION_NAME.search(name) else ""
-        if found is not None and purpose:
-            sizes[purpose].append((call, *found))
-    known = {found for _, _, found in sizes["train"]}
+        if result is not None and purpose:
+            sizes[purpose].append((call, *result))
+    known = {result for _, _, result in sizes["train"]}
     for size in sizes["evaluation"]:
         if known and size[2] not in known:
             yield _batch_size_finding(size, max(known))

@@ -108,22 +108,22 @@ class PadToLongest(Rule):
                 yield from _tf_padding(node, ctx, method)
             elif method == "map":
                 yield from _mapped(node, ctx)
-            elif (found := _padding.of_tokenizer(node, ctx)) is not None and found.to == _padding.LONGEST:
-                yield from _tokenizer(node, ctx, found, name != "")
+            elif (result := _padding.of_tokenizer(node, ctx)) is not None and result.to == _padding.LONGEST:
+                yield from _tokenizer(node, ctx, result, name != "")
 
 
-def _tokenizer(node: ast.Call, ctx: RuleContext, found: _padding.PaddingSetting, partial: bool) -> Iterator[Finding]:
+def _tokenizer(node: ast.Call, ctx: RuleContext, result: _padding.PaddingSetting, partial: bool) -> Iterator[Finding]:
     if not partial and not _recompiles.runs_per_batch(ctx):
         return
     if _recompiles.is_off_tpu(ctx, node) or _is_padded_by_collator(ctx):
         return
     callee = ctx.source(node.args[0] if partial else node.func)
-    argument = f" with padding={ctx.source(found.argument)}" if found.argument is not None else ""
+    argument = f" with padding={ctx.source(result.argument)}" if result.argument is not None else ""
     yield ctx.finding(
         node,
         f"{callee}{argument} pads each batch to its longest row.",
         _MULTIPLE_FIX,
-        edits=_multiple_edits(node, ctx, found),
+        edits=_multiple_edits(node, ctx, result),
     )
 
 
@@ -146,14 +146,14 @@ def _is_padded_by_collator(ctx: RuleContext) -> bool:
 
 
 def _collator(node: ast.Call, ctx: RuleContext, name: str) -> Iterator[Finding]:
-    found = _padding.of_collator(node, ctx, name)
-    if found.to != _padding.LONGEST or _recompiles.is_off_tpu(ctx, node) or _padding.is_padded_before(ctx.program):
+    result = _padding.of_collator(node, ctx, name)
+    if result.to != _padding.LONGEST or _recompiles.is_off_tpu(ctx, node) or _padding.is_padded_before(ctx.program):
         return
     if name in _padding.LANGUAGE_MODELING and _padding.splits_into_blocks(ctx.program):
         return
     short = name.rpartition(".")[2]
     yield ctx.finding(
-        node, f"{short} pads each batch to its longest row.", _MULTIPLE_FIX, edits=_multiple_edits(node, ctx, found)
+        node, f"{short} pads each batch to its longest row.", _MULTIPLE_FIX, edits=_multiple_edits(node, ctx, result)
     )
 
 
@@ -234,13 +234,13 @@ def _is_open(ctx: RuleContext, shapes: ast.expr | None) -> bool:
 # -- the rewrite ------------------------------------------------------------------------------------------------------
 
 
-def _multiple_edits(node: ast.Call, ctx: RuleContext, found: _padding.PaddingSetting) -> tuple[Edit, ...]:
+def _multiple_edits(node: ast.Call, ctx: RuleContext, result: _padding.PaddingSetting) -> tuple[Edit, ...]:
     """Adds `pad_to_multiple_of`, if a max_length is a multiple of it."""
     multiple = _fitting(node, ctx)
     if multiple is None:
         return ()
-    if found.multiple is not None:
-        return (ctx.replace(found.multiple, str(multiple)),) if isinstance(found.multiple, ast.Constant) else ()
+    if result.multiple is not None:
+        return (ctx.replace(result.multiple, str(multiple)),) if isinstance(result.multiple, ast.Constant) else ()
     last = _last_argument(node)
     if last is None or not _ends_plainly(node, ctx, last):
         return ()
@@ -320,8 +320,8 @@ class ShortLastBatch(Rule):
         if not (program.uses("torch") or program.xla):
             return
         for call in program.calls(*LOADERS, BATCH_SAMPLER):
-            if (found := _short(call)) is not None:
-                yield found
+            if (result := _short(call)) is not None:
+                yield result
 
 
 def _short(call: CallSite) -> Finding | None:
@@ -383,13 +383,13 @@ def _for_training(call: CallSite, dataset: ast.expr | None) -> bool:
 
 def _split_of(ctx: RuleContext, dataset: ast.expr | None) -> str:
     """What `train=False` or `split="validation"` of the dataset's own call says."""
-    made, _ = origin(ctx, dataset) if dataset is not None else (None, ())
-    if not isinstance(made, ast.Call):
+    creator, _ = origin(ctx, dataset) if dataset is not None else (None, ())
+    if not isinstance(creator, ast.Call):
         return ""
-    train = ctx.constant(ctx.argument(made, "train"))
+    train = ctx.constant(ctx.argument(creator, "train"))
     if isinstance(train, bool):
         return "training" if train else "evaluation"
-    return _recompiles.side_of(_recompiles.names_in_expression(ctx.argument(made, "split")))
+    return _recompiles.side_of(_recompiles.names_in_expression(ctx.argument(creator, "split")))
 
 
 def _shuffles(call: CallSite) -> bool:
@@ -397,23 +397,23 @@ def _shuffles(call: CallSite) -> bool:
     if ctx.constant(ctx.argument(node, "shuffle", 2)) is True:
         return True
     sampler = ctx.argument(node, "sampler", 3)
-    made = ctx.value(sampler)
-    if not made.name.endswith(_SHUFFLING):
+    value = ctx.value(sampler)
+    if not value.name.endswith(_SHUFFLING):
         return False
-    shuffle = made.made_ctx.argument(made.made, "shuffle", 3) if isinstance(made.made, ast.Call) else None
-    return shuffle is None or made.made_ctx.constant(shuffle) is not False
+    shuffle = value.creator_ctx.argument(value.creator, "shuffle", 3) if isinstance(value.creator, ast.Call) else None
+    return shuffle is None or value.creator_ctx.constant(shuffle) is not False
 
 
 @remembered
 def _trained_on(program: CheckedProgram) -> set[int]:
     """The ids of the DataLoader calls of loops with a backward pass or an optimizer step."""
     return {
-        id(made)
+        id(creator)
         for call in program.all_calls
         if _is_update(call)
         for ctx in _surroundings(call.ctx)
         for loop in ctx.loops
-        if (made := _recompiles.loader_of(loop.loader).made) is not None
+        if (creator := _recompiles.loader_of(loop.loader).creator) is not None
     }
 
 
@@ -689,10 +689,10 @@ def _padded_source(ids: ast.expr, ctx: RuleContext) -> str | None:
     if written is None:
         return _named_mask(ids, ctx)
     batch, mask = written
-    made = _encoding(batch, ctx)
-    if made is not None:
-        found = _padding.of_tokenizer(*made)
-        return mask if found is not None and found.to in (_padding.LONGEST, _padding.FIXED) else None
+    encoding = _encoding(batch, ctx)
+    if encoding is not None:
+        result = _padding.of_tokenizer(*encoding)
+        return mask if result is not None and result.to in (_padding.LONGEST, _padding.FIXED) else None
     if ctx.value(batch).kind not in (BATCH, OUTPUT, LIST, UNKNOWN, TENSOR):
         return None
     return mask if _pads(ctx) else None
@@ -705,7 +705,7 @@ def _pads(ctx: RuleContext) -> bool:
 
 def _named_mask(ids: ast.expr, ctx: RuleContext) -> str | None:
     """`input_ids` that a function is given or that were unpacked: padded if a mask comes along or the program pads."""
-    if not isinstance(ids, ast.Name) or not ids.id.endswith(_IDS) or ctx.value(ids).made is not None:
+    if not isinstance(ids, ast.Name) or not ids.id.endswith(_IDS) or ctx.value(ids).creator is not None:
         return None
     given = [one.arg for one in ctx.function.parameters] if ctx.function is not None else []
     mask = next((one for one in given if one in _MASK_NAMES), None)
@@ -734,8 +734,8 @@ def _item_of_batch(ids: ast.expr, ctx: RuleContext) -> tuple[ast.expr, str] | No
 def _encoding(batch: ast.expr, ctx: RuleContext) -> tuple[ast.Call, RuleContext] | None:
     """The tokenizer's call that made the batch, where it is one."""
     value = ctx.value(batch)
-    if isinstance(value.made, ast.Call) and value.made_ctx is not None and value.name == "tokenizer":
-        return value.made, value.made_ctx
+    if isinstance(value.creator, ast.Call) and value.creator_ctx is not None and value.name == "tokenizer":
+        return value.creator, value.creator_ctx
     node, _ = origin(ctx, batch)
     while (
         isinstance(node, ast.Call)
@@ -789,8 +789,8 @@ class TfRemainder(Rule):
             return
         for method in _BATCH_METHODS:
             for call in program.methods(method, TFDATA):
-                if (found := _short_dataset_batch(call)) is not None:
-                    yield found
+                if (result := _short_dataset_batch(call)) is not None:
+                    yield result
         for call in program.methods("to_tf_dataset", DATASET):
             if not _drops_remainder(call, None) and call.ctx.constant(call.ctx.argument(call.node, "shuffle")) is True:
                 yield _remainder_finding(call, None, None)

@@ -374,21 +374,21 @@ def _all(node: ast.Call, _: RuleContext) -> list[ast.expr]:
 
 
 def _argument(name: str, position: int) -> Sizes:
-    def found(node: ast.Call, ctx: RuleContext) -> list[ast.expr]:
+    def result(node: ast.Call, ctx: RuleContext) -> list[ast.expr]:
         given = ctx.argument(node, name, position)
         return [] if given is None else [given]
 
-    return found
+    return result
 
 
 def _window(dim: int) -> Sizes:
     """`narrow(dim, start, length)`: another start is also another graph."""
 
-    def found(node: ast.Call, ctx: RuleContext) -> list[ast.expr]:
+    def result(node: ast.Call, ctx: RuleContext) -> list[ast.expr]:
         given = (ctx.argument(node, "start", dim + 1), ctx.argument(node, "length", dim + 2))
         return [one for one in given if one is not None]
 
-    return found
+    return result
 
 
 def _first(node: ast.Call, _: RuleContext) -> list[ast.expr]:
@@ -502,11 +502,11 @@ def _is_reported_before(node: ast.Subscript, by: ast.expr, ctx: RuleContext) -> 
     top = next((one for one in ctx.parents(node) if isinstance(one, ast.stmt)), None)
     slices = (one for one in (() if top is None else nodes_of(top)) if isinstance(one, ast.Subscript))
     before = (one for one in slices if one.lineno == node.lineno and one.col_offset < node.col_offset)
-    found = ((one, _bound_of_data(one, ctx)) for one in before)
+    result = ((one, _bound_of_data(one, ctx)) for one in before)
     wanted = ctx.source(by)
     return any(
         other is not None and ctx.source(other) == wanted and _is_sliced_tensor(ctx.value(one.value), one)
-        for one, other in found
+        for one, other in result
     )
 
 

@@ -219,9 +219,9 @@ class OutsideStrategyScope(Rule):
     def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
         if not _tensorflow.strategies(program) or _tensorflow.is_entered(program):
             return
-        made = [call for call in program.all_calls if not _is_part_of_module(call)]
+        candidates = [call for call in program.all_calls if not _is_part_of_module(call)]
         places: dict[int, tuple[CallSite, CallSite]] = {}
-        for call in (*_models(program, made), *_optimizers(made), *_metrics(program, made)):
+        for call in (*_models(program, candidates), *_optimizers(candidates), *_metrics(program, candidates)):
             shown = _outermost_call(call)
             places.setdefault(id(_group(shown)), (call, shown))
         scope = f"with {_tensorflow.strategy_name(program)}.scope():"
@@ -248,9 +248,9 @@ def _is_part_of_module(call: CallSite) -> bool:
 # -- created objects --------------------------------------------------------------------------------------------------
 
 
-def _models(program: CheckedProgram, made: list[CallSite]) -> list[CallSite]:
+def _models(program: CheckedProgram, candidates: list[CallSite]) -> list[CallSite]:
     """The models outside that are trained; if unknown, all of them, unless one is created inside."""
-    states = [(call, _tensorflow.state(call)) for call in made if _is_model(call)]
+    states = [(call, _tensorflow.state(call)) for call in candidates if _is_model(call)]
     outside = [call for call, state in states if state == OUT]
     if not outside:
         return []
@@ -277,19 +277,19 @@ def _is_model(call: CallSite) -> bool:
 
 def _trained(program: CheckedProgram, model: CallSite) -> list[CallSite]:
     """The calls that compile or train this model."""
-    found = (call for method in _TRAINS for call in program.methods(method))
-    return [call for call in found if call.receiver.made is model.node]
+    result = (call for method in _TRAINS for call in program.methods(method))
+    return [call for call in result if call.receiver.creator is model.node]
 
 
-def _optimizers(made: list[CallSite]) -> Iterator[CallSite]:
-    for call in made:
+def _optimizers(candidates: list[CallSite]) -> Iterator[CallSite]:
+    for call in candidates:
         if call.name and _OPTIMIZERS.fullmatch(call.name) and _tensorflow.state(call) == OUT:
             yield call
 
 
-def _metrics(program: CheckedProgram, made: list[CallSite]) -> Iterator[CallSite]:
+def _metrics(program: CheckedProgram, candidates: list[CallSite]) -> Iterator[CallSite]:
     """Metric objects in the arguments of a `compile` outside the scope, and those that a compiled step updates."""
-    metrics = [call for call in made if call.name and _METRICS.fullmatch(call.name)]
+    metrics = [call for call in candidates if call.name and _METRICS.fullmatch(call.name)]
     updated = {id(node) for node in _updated(program)} if metrics else set()
     for call in metrics:
         if (_compile_of(call) is not None or id(call.node) in updated) and _tensorflow.state(call) == OUT:
@@ -301,8 +301,8 @@ def _updated(program: CheckedProgram) -> Iterator[ast.AST]:
     for call in program.all_calls:
         if call.method == "update_state" or isinstance(call.node.func, ast.Name):
             value = call.receiver if call.method else call.ctx.value(call.node.func)
-            if value.made is not None and call.ctx.compiled_tf:
-                yield value.made
+            if value.creator is not None and call.ctx.compiled_tf:
+                yield value.creator
 
 
 def _compile_of(call: CallSite) -> ast.Call | None:

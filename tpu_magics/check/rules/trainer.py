@@ -408,7 +408,7 @@ def _is_for_gpus(one: _trainer.FsdpArguments) -> Iterator[Finding]:
     xla = config.constant("xla", False) if config is not None else _without_config(one)
     if xla is not False and xla is not None:
         return
-    entry = next((found for key in _XLA_KEYS if config is not None and (found := config.enabled_entry(key))), None)
+    entry = next((result for key in _XLA_KEYS if config is not None and (result := config.enabled_entry(key))), None)
     if config is not None and entry is not None:
         message = f'fsdp_config has {entry.key}, but not "xla": True.'
         why = _WHY_OFF if one.is_off else _WHY_GPU
@@ -426,7 +426,7 @@ def _without_config(one: _trainer.FsdpArguments) -> Any:
 
 
 def _with_xla(config: _trainer.FsdpConfig, entry: _trainer.FsdpEntry) -> tuple[Edit, ...]:
-    if entry.made is None or "xla" in config.entries:
+    if entry.literal is None or "xla" in config.entries:
         return ()
     start = config.ctx.replace(entry.node, "").start
     indent = config.ctx.cell.lines[start[0] - 1][: start[1]]
@@ -451,8 +451,8 @@ def _options_of(one: _trainer.FsdpArguments) -> list[str]:
     if isinstance(one.fsdp.constant, str):
         return one.fsdp.constant.split()
     if isinstance(one.fsdp.value, (ast.List, ast.Tuple)):
-        found = (one.arguments.ctx.constant(item) for item in one.fsdp.value.elts)
-        return [item for item in found if isinstance(item, str)]
+        result = (one.arguments.ctx.constant(item) for item in one.fsdp.value.elts)
+        return [item for item in result if isinstance(item, str)]
     return []
 
 
@@ -570,9 +570,9 @@ def _setting_fix(key: str, known: frozenset[str]) -> str:
 
 
 def _without(config: _trainer.FsdpConfig, entry: _trainer.FsdpEntry) -> tuple[Edit, ...]:
-    if entry.made is None or not isinstance(entry.node, ast.expr) or entry.value is None:
+    if entry.literal is None or not isinstance(entry.node, ast.expr) or entry.value is None:
         return ()
-    return _source.remove_entry(entry.made, entry.node, config.ctx)
+    return _source.remove_entry(entry.literal, entry.node, config.ctx)
 
 
 def _dtypes(settings: _trainer.FsdpConfig) -> Iterator[Finding]:
@@ -655,7 +655,7 @@ def _divides(arguments: _trainer.TrainingArgumentsCall) -> bool:
 
 def _length(ctx: RuleContext, node: ast.expr | None) -> int | None:
     """The number of samples of a dataset, if the call that creates it shows it."""
-    call = node if isinstance(node, ast.Call) else ctx.value(node).made
+    call = node if isinstance(node, ast.Call) else ctx.value(node).creator
     if not isinstance(call, ast.Call):
         return None
     if isinstance(call.func, ast.Attribute) and call.func.attr == "select" and call.args:
@@ -665,8 +665,8 @@ def _length(ctx: RuleContext, node: ast.expr | None) -> int | None:
             return number if isinstance(number, int) else None
         return None
     split = ctx.constant(ctx.argument(call, "split", 1))
-    found = _SLICE.fullmatch(split) if isinstance(split, str) else None
-    return int(found[1]) if found else None
+    result = _SLICE.fullmatch(split) if isinstance(split, str) else None
+    return int(result[1]) if result else None
 
 
 RULES = (

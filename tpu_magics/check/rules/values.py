@@ -458,10 +458,10 @@ def _of_index(node: ast.Subscript, ctx: RuleContext) -> ast.expr | None:
         return None
     inside = node.slice
     parts = [inside.lower, inside.upper, inside.step] if isinstance(inside, ast.Slice) else [inside]
-    found = next((one for one in parts if one is not None and _tensor_values.is_computed(ctx.value(one), ctx)), None)
-    if found is None or _is_random(found, ctx):
+    result = next((one for one in parts if one is not None and _tensor_values.is_computed(ctx.value(one), ctx)), None)
+    if result is None or _is_random(result, ctx):
         return None
-    return found if _is_sequence(ctx.value(node.value)) else None
+    return result if _is_sequence(ctx.value(node.value)) else None
 
 
 def _is_random(index: ast.expr, ctx: RuleContext) -> bool:
@@ -474,7 +474,7 @@ def _is_random(index: ast.expr, ctx: RuleContext) -> bool:
 def _is_sequence(value: AbstractValue) -> bool:
     if value.kind != LIST:
         return value.kind == ARRAY
-    if value.items is not None or isinstance(value.made, (ast.List, ast.Tuple, ast.ListComp)):
+    if value.items is not None or isinstance(value.creator, (ast.List, ast.Tuple, ast.ListComp)):
         return True
     modules = value.item is not None and value.item.kind == MODEL  # of a ModuleDict the keys are strings
     return modules or value.name in _SEQUENCES
