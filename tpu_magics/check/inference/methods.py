@@ -89,8 +89,6 @@ def _model_method(
         return AN_ARRAY
     if method == "clip_grad_norm_":
         return AbstractValue(TENSOR, lib="torch", where="device")
-    if method in ("state_dict", "fit", "evaluate", "compile", "summary", "save", "save_pretrained"):
-        return UNKNOWN_VALUE
     return UNKNOWN_VALUE
 
 
@@ -136,8 +134,6 @@ def _accelerator_method(
         )
     if method in ("unwrap_model", "skip_first_batches"):
         return arguments[0] if arguments else UNKNOWN_VALUE
-    if method in ("accumulate", "autocast", "no_sync", "main_process_first", "local_main_process_first", "profile"):
-        return UNKNOWN_VALUE
     return UNKNOWN_VALUE
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import difflib
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from tpu_magics.check.finding import Edit
 from tpu_magics.check.inference.values import ARGUMENTS, NOTHING
 from tpu_magics.check.rule import Rule
 from tpu_magics.check.rules import _device, _launches, _source, _trainer
+from tpu_magics.check.rules._recompiles import rows
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Edit, Finding
@@ -591,7 +591,6 @@ def _dtypes(settings: _trainer.FsdpConfig) -> Iterator[Finding]:
 
 _NAME = "dataloader_drop_last"
 _TRAIN_DATASET = 3  # where Trainer(...) takes it
-_SLICE = re.compile(r"\w+\[(?::|0:)(\d+)\]")
 
 
 class TrainerDropLast(Rule):
@@ -610,9 +609,9 @@ class TrainerDropLast(Rule):
         args = TrainingArguments(output_dir="out", optim="adamw_torch_xla", per_device_train_batch_size=8,
                                  dataloader_drop_last=True)
     Limitations
-        The length of a dataset is known only for `.select(range(N))` and `split="train[:N]"`; whether an
-        IterableDataset gives whole batches is unknown. Programs that only evaluate or predict, and Trainers that create
-        their own loader, are not reported.
+        The length of a dataset is known only where the code shows it (`.select(range(N))`, `split="train[:N]"`);
+        whether an IterableDataset gives whole batches is unknown. Programs that only evaluate or predict, and Trainers
+        that create their own loader, are not reported.
     """
 
     code = "TPU606"
@@ -653,20 +652,11 @@ def _divides(arguments: _trainer.TrainingArgumentsCall) -> bool:
     return all(length is not None and length % batch == 0 for length in lengths)
 
 
-def _length(ctx: RuleContext, node: ast.expr | None) -> int | None:
-    """The number of samples of a dataset, if the call that creates it shows it."""
-    call = node if isinstance(node, ast.Call) else ctx.value(node).creator
-    if not isinstance(call, ast.Call):
-        return None
-    if isinstance(call.func, ast.Attribute) and call.func.attr == "select" and call.args:
-        chosen = call.args[0]
-        if isinstance(chosen, ast.Call) and ctx.name(chosen) == "builtins.range" and len(chosen.args) == 1:
-            number = ctx.constant(chosen.args[0])
-            return number if isinstance(number, int) else None
-        return None
-    split = ctx.constant(ctx.argument(call, "split", 1))
-    result = _SLICE.fullmatch(split) if isinstance(split, str) else None
-    return int(result[1]) if result else None
+def _length(ctx: RuleContext, node: ast.expr | None) -> float | None:
+    """The number of samples of a dataset, if the code shows it."""
+    value = ctx.value(node)
+    call = node if isinstance(node, ast.Call) else value.creator
+    return rows(value.creator_ctx or ctx, call) if isinstance(call, ast.Call) else None
 
 
 RULES = (
