@@ -269,10 +269,6 @@ def is_for_other_device(node: ast.AST, ctx: RuleContext) -> bool:
 @remembered
 def is_gpu_program(program: CheckedProgram) -> bool:
     """Whether the program moves things to "cuda" and does not use XLA."""
-    return _sends_to_cuda(program)
-
-
-def _sends_to_cuda(program: CheckedProgram) -> bool:
     magic = any(one.name.startswith("tpu_") for cell in program.cells for one in cell.line_magics)
     if program.uses("torch_xla") or program.uses("tpu_magics") or magic or _has_tpu_cell(program):
         return False

@@ -244,11 +244,10 @@ def worker_functions(launch: LaunchSite, program: CheckedProgram) -> set[Functio
 def closure(start: set[Function], program: CheckedProgram) -> set[Function]:
     """The functions, those that they call, and those that are defined in them."""
     result, waiting = set(start), list(start)
-    inner = _inner(program)
     while waiting:
         one = waiting.pop()
         called = [targets(program).get(id(call.node)) for call in one.calls]
-        for other in (*called, *inner.get(one, ())):
+        for other in (*called, *one.inner):
             if other is not None and other not in result:
                 result.add(other)
                 waiting.append(other)
@@ -262,15 +261,6 @@ def around(function: Function | None, depth: int = 3) -> Iterator[Function]:
         for call in function.callers if depth else ():
             yield from around(call.ctx.function, depth - 1)
         function = function.outer
-
-
-@remembered
-def _inner(program: CheckedProgram) -> dict[Function, list[Function]]:
-    result: dict[Function, list[Function]] = {}
-    for function in program.functions:
-        if function.outer is not None:
-            result.setdefault(function.outer, []).append(function)
-    return result
 
 
 def launches_of(ctx: RuleContext) -> tuple[LaunchSite, ...]:

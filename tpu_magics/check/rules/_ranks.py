@@ -140,12 +140,8 @@ def index_parameter(function: Function) -> str:
 @remembered
 def definitions(function: Function) -> dict[str, list[ast.expr]]:
     """The values of plain assignments to each name of a function."""
-    return _definitions(function.node)
-
-
-def _definitions(tree: ast.AST) -> dict[str, list[ast.expr]]:
     result: dict[str, list[ast.expr]] = {}
-    for node in nodes_of(tree):
+    for node in nodes_of(function.node):
         for target, value in _assigned(node):
             if isinstance(target, ast.Name):
                 result.setdefault(target.id, []).append(value)

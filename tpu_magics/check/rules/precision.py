@@ -73,10 +73,6 @@ def mentions_gpu(node: ast.expr | None, ctx: RuleContext) -> bool:
 @remembered
 def gpu_only(program: CheckedProgram) -> bool:
     """Whether the program moves everything to "cuda" and does not use XLA: a script for a GPU."""
-    return _looks_gpu_only(program)
-
-
-def _looks_gpu_only(program: CheckedProgram) -> bool:
     if program.xla or program.tpu_tf or any(program.uses(root) for root in _TPU_ROOTS):
         return False
     if program.calls(*_GPU_STRATEGIES):
