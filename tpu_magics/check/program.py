@@ -162,6 +162,12 @@ class CheckedProgram:
             self._by_name, self._by_method = dict(value_of_name), dict(by_method)
         return self._by_name
 
+    @cached_property
+    def has_our_magics(self) -> bool:
+        """Whether a cell has a magic of tpu_magics, on top or in a line."""
+        lines = (magic.name for cell in self.cells for magic in cell.line_magics)
+        return any(name.startswith("tpu_") for name in (*lines, *(cell.magic for cell in self.cells)))
+
     @property
     def launched(self) -> list[Function]:
         return [one for one in self.functions if one.launched]
@@ -173,8 +179,7 @@ class CheckedProgram:
             any(self.uses(root) for root in XLA_ROOTS)
             or self.uses("transformers.TrainingArguments")
             or bool(self.calls("transformers.TrainingArguments", "transformers.Trainer"))
-            or any(cell.magic.startswith("tpu_") for cell in self.cells)
-            or any(magic.name.startswith("tpu_") for cell in self.cells for magic in cell.line_magics)
+            or self.has_our_magics
         )
 
     @cached_property

@@ -269,17 +269,12 @@ def is_for_other_device(node: ast.AST, ctx: RuleContext) -> bool:
 @remembered
 def is_gpu_program(program: CheckedProgram) -> bool:
     """Whether the program moves things to "cuda" and does not use XLA."""
-    magic = any(one.name.startswith("tpu_") for cell in program.cells for one in cell.line_magics)
-    if program.uses("torch_xla") or program.uses("tpu_magics") or magic or _has_tpu_cell(program):
+    if program.uses("torch_xla") or program.uses("tpu_magics") or program.has_our_magics:
         return False
     if program.calls("torch.cuda.set_device") or any(not call.node.args for call in program.methods("cuda")):
         return True
     devices = [call for call in (*program.calls("torch.device"), *program.methods("to")) if call.node.args]
     return any(is_cuda(call.ctx.constant(call.node.args[0])) for call in devices)
-
-
-def _has_tpu_cell(program: CheckedProgram) -> bool:
-    return any(cell.magic.startswith("tpu_") for cell in program.cells)
 
 
 def is_cuda(constant: object) -> bool:

@@ -195,19 +195,16 @@ def _words_ranks(program: CheckedProgram, index: int, words: str) -> Any:
 def _session_ranks(program: CheckedProgram, index: int) -> Any:
     """The number in the last `%tpu_init -n N` before a cell."""
     magics = (magic for cell in program.cells[: index + 1] for magic in cell.line_magics if magic.name == "tpu_init")
-    match = [result for magic in magics if (result := _PROCESSES.search(magic.words))]
-    return int(match[-1][1]) if match else NOTHING
+    matches = [match for magic in magics if (match := _PROCESSES.search(magic.words))]
+    return int(matches[-1][1]) if matches else NOTHING
 
 
 def has_magics(program: CheckedProgram) -> bool:
     """Whether the notebook uses tpu_magics."""
-    if program.uses("tpu_magics"):
+    if program.uses("tpu_magics") or program.has_our_magics:
         return True
     lines = (magic for cell in program.cells for magic in cell.line_magics)
-    return any(
-        magic.name.startswith("tpu_") or (magic.name in ("load_ext", "reload_ext") and "tpu_magics" in magic.words)
-        for magic in lines
-    ) or any(cell.magic.startswith("tpu_") for cell in program.cells)
+    return any(magic.name in ("load_ext", "reload_ext") and "tpu_magics" in magic.words for magic in lines)
 
 
 _XM = "torch_xla.core.xla_model"
