@@ -327,7 +327,9 @@ class ShortLastBatch(Rule):
 def _short(call: CallSite) -> Finding | None:
     node, ctx = call.node, call.ctx
     sampler = call.name == BATCH_SAMPLER
-    if ctx.has_unknown_arguments(node) or _drops(call) or not _recompiles.trains(ctx.program):
+    if ctx.has_unknown_arguments(node) or not _recompiles.trains(ctx.program):
+        return None
+    if _drops(call, "drop_last", 2 if sampler else _DROP_LAST):
         return None
     if ctx.argument(node, "batch_sampler", 4) is not None and not sampler:
         return None
@@ -342,9 +344,9 @@ def _short(call: CallSite) -> Finding | None:
     return _last_batch_finding(call, dataset, number, length) if _for_training(call, dataset) else None
 
 
-def _drops(call: CallSite) -> bool:
-    """Whether the last batch is or may be dropped: `drop_last` is given and not False."""
-    given = call.ctx.argument(call.node, "drop_last", 2 if call.name == BATCH_SAMPLER else _DROP_LAST)
+def _drops(call: CallSite, name: str, position: int | None) -> bool:
+    """Whether the last batch is or may be dropped: the argument is given and not False."""
+    given = call.ctx.argument(call.node, name, position)
     return given is not None and call.ctx.constant(given) is not False
 
 
@@ -411,7 +413,7 @@ def _trained_on(program: CheckedProgram) -> set[int]:
         id(creator)
         for call in program.all_calls
         if _is_update(call)
-        for ctx in _surroundings(call.ctx)
+        for ctx in _surroundings(call.ctx, 1)
         for loop in ctx.loops
         if (creator := _recompiles.loader_of(loop.loader).creator) is not None
     }
@@ -423,12 +425,12 @@ def _is_update(call: CallSite) -> bool:
     return (call.method == "step" and call.receiver.kind == OPTIMIZER) or call.name == _XM_STEP
 
 
-def _surroundings(ctx: RuleContext) -> Iterator[RuleContext]:
-    """The context itself, and those of the calls of its function."""
+def _surroundings(ctx: RuleContext, far: int) -> Iterator[RuleContext]:
+    """The context itself, and those of the calls of its function, `far` calls up."""
     yield ctx
-    if ctx.function is not None and not ctx.loops:
+    if ctx.function is not None and not ctx.loops and far:
         for call in ctx.function.callers:
-            yield call.ctx
+            yield from _surroundings(call.ctx, far - 1)
 
 
 _WHY_TRACED = "A tf.function is traced and compiled again for each new Python number."
@@ -792,7 +794,10 @@ class TfRemainder(Rule):
                 if (result := _short_dataset_batch(call)) is not None:
                     yield result
         for call in program.methods("to_tf_dataset", DATASET):
-            if not _drops_remainder(call, None) and call.ctx.constant(call.ctx.argument(call.node, "shuffle")) is True:
+            if (
+                not _drops(call, "drop_remainder", None)
+                and call.ctx.constant(call.ctx.argument(call.node, "shuffle")) is True
+            ):
                 yield _remainder_finding(call, None, None)
 
 
@@ -800,18 +805,18 @@ def _short_dataset_batch(call: CallSite) -> Finding | None:
     ctx, node = call.ctx, call.node
     size_at, drop_at = _BATCH_METHODS[call.method]
     assert isinstance(node.func, ast.Attribute)
-    if ctx.has_unknown_arguments(node) or _drops_remainder(call, drop_at) or _in_lambda(ctx) or _is_preview(call):
+    if (
+        ctx.has_unknown_arguments(node)
+        or _drops(call, "drop_remainder", drop_at)
+        or _in_lambda(ctx)
+        or _is_preview(call)
+    ):
         return None
     number = whole(ctx, ctx.argument(node, "batch_size", size_at))
     length = rows(ctx, node.func.value)
     if number == 1 or length == float("inf") or (number and length is not None and length % number == 0):
         return None
     return _remainder_finding(call, number, length) if _is_training_set(call) else None
-
-
-def _drops_remainder(call: CallSite, position: int | None) -> bool:
-    given = call.ctx.argument(call.node, "drop_remainder", position)
-    return given is not None and call.ctx.constant(given) is not False
 
 
 def _in_lambda(ctx: RuleContext) -> bool:
@@ -920,21 +925,13 @@ def _updates(call: CallSite) -> bool:
 
 def _given_to_steps(call: CallSite) -> Iterator[tuple[RuleContext, ast.expr]]:
     """The iterables of the loops around a step, or the arguments of `strategy.run`."""
-    for ctx in _callers_around(call.ctx, 3):
+    for ctx in _surroundings(call.ctx, 3):
         for loop in ctx.loops:
             if isinstance(loop.node, (ast.For, ast.AsyncFor)):
                 yield ctx, loop.node.iter
     given = call.ctx.argument(call.node, "args", 1) if call.method == "run" else None
     for one in given.elts if isinstance(given, (ast.Tuple, ast.List)) else ():
         yield call.ctx, one
-
-
-def _callers_around(ctx: RuleContext, far: int) -> Iterator[RuleContext]:
-    """The context itself, and those of the calls of its function."""
-    yield ctx
-    if ctx.function is not None and not ctx.loops and far:
-        for call in ctx.function.callers:
-            yield from _callers_around(call.ctx, far - 1)
 
 
 RULES = (PadToLongest(), ShortLastBatch(), ChangingNumber(), GrowingList(), NoAttentionMask(), TfRemainder())
