@@ -57,15 +57,15 @@ class ModelInFunction(Rule):
         for launch in _launches.launches(program):
             if not launch.ours and _launches.is_for_gpus(program):
                 continue
-            if launch.ranks == 1 or "--hoist off" in " ".join(launch.words.split()) or _keeps(launch):
+            if launch.ranks == 1 or "--hoist off" in " ".join(launch.words.split()) or _is_hoist_off(launch):
                 continue
-            for call, problem in _built(launch, program):
+            for call, problem in _models_built(launch, program):
                 if id(call.node) not in reported and (problem or not launch.ours) and _matters(call, launch):
                     reported.add(id(call.node))
                     yield _model_finding(call, launch, problem)
 
 
-def _keeps(launch: _launches.LaunchSite) -> bool:
+def _is_hoist_off(launch: _launches.LaunchSite) -> bool:
     return launch.call is not None and launch.call.ctx.constant(launch.argument("hoist")) in (False, "off")
 
 
@@ -81,7 +81,7 @@ def _matters(call: CallSite, launch: _launches.LaunchSite) -> bool:
 # -- models that are built --------------------------------------------------------------------------------------------
 
 
-def _built(launch: _launches.LaunchSite, program: CheckedProgram) -> Iterator[tuple[CallSite, str]]:
+def _models_built(launch: _launches.LaunchSite, program: CheckedProgram) -> Iterator[tuple[CallSite, str]]:
     """The calls of a launch's workers that build models, each with the reason against hoisting."""
     function = launch.function
     own = function.calls if function is not None else _statements(launch, program)
@@ -89,7 +89,12 @@ def _built(launch: _launches.LaunchSite, program: CheckedProgram) -> Iterator[tu
     helpers = {}
     for call in own:
         helper = _launches.targets(program).get(id(call.node))
-        if helper is not None and call.value.kind == MODEL and call.value.creator is not call.node and _makes(helper):
+        if (
+            helper is not None
+            and call.value.kind == MODEL
+            and call.value.creator is not call.node
+            and _builds_model(helper)
+        ):
             helpers[helper] = call
             yield call, _hoist.helper_reason(call, helper, function)
     for other in sorted(_launches.worker_functions(launch, program) - {function}, key=lambda one: one.node.lineno):
@@ -103,7 +108,7 @@ def _is_method(function: Function) -> bool:
     return function.cls is not None or isinstance(function.ctx.parent(function.node), ast.ClassDef)
 
 
-def _makes(helper: Function) -> bool:
+def _builds_model(helper: Function) -> bool:
     """Whether a function builds the model that it returns."""
     return any(True for _ in _hoist.model_builds(helper.calls))
 
@@ -123,13 +128,13 @@ def _model_finding(call: CallSite, launch: _launches.LaunchSite, problem: str) -
     if launch.ours:
         where = f"of `{name}`" if name else "of this cell"
         message = f"{code} is built by each worker {where} and cannot be hoisted: {problem}."
-        fix = f"Build it in an earlier cell and pass it: `%%tpu_train model`, `def {_plain(name)}(model)`."
+        fix = f"Build it in an earlier cell and pass it: `%%tpu_train model`, `def {_function_name(name)}(model)`."
         return ctx.finding(call.node, message, fix)
     message = f"{code} builds a model inside `{name}`, in each process of {launch.kind}."
-    return ctx.finding(call.node, message, _model_fix(launch, _plain(name)))
+    return ctx.finding(call.node, message, _model_fix(launch, _function_name(name)))
 
 
-def _plain(name: str) -> str:
+def _function_name(name: str) -> str:
     return name if name.isidentifier() else "training_function"
 
 
@@ -209,7 +214,11 @@ class DeviceTooEarly(Rule):
 def _early_finding(call: CallSite, launch: _launches.LaunchSite | None) -> Finding:
     ctx = call.ctx
     where = "in the notebook" if ctx.notebook else "in the main process"
-    before = f", before {_what(launch)} starts the workers" if launch is not None else ", not in the training function"
+    before = (
+        f", before {_launcher_name(launch)} starts the workers"
+        if launch is not None
+        else ", not in the training function"
+    )
     name = launch.function.name if launch is not None and launch.function is not None else "the training function"
     code = _source.quoted(ctx.source(call.node))
     return ctx.finding(
@@ -217,7 +226,7 @@ def _early_finding(call: CallSite, launch: _launches.LaunchSite | None) -> Findi
     )
 
 
-def _what(launch: _launches.LaunchSite) -> str:
+def _launcher_name(launch: _launches.LaunchSite) -> str:
     return f"`{launch.kind if launch.call is None or launch.kind != _launches.OURS else 'tpu_magics.train'}`"
 
 
@@ -333,14 +342,14 @@ class DeviceTensorGlobal(Rule):
         if not _launches.launches(program):
             return
         for node, ctx, name, launch in _device.statements(program).values():
-            yield _on_device(node, ctx, name, launch)
+            yield _device_finding(node, ctx, name, launch)
         for node, ctx in _device.top_level(program):
-            yield from _optimizer(node, ctx, program)
+            yield from _optimizer_findings(node, ctx, program)
 
 
-def _on_device(node: _device.Statement, ctx: RuleContext, name: str, launch: _launches.LaunchSite) -> Finding:
+def _device_finding(node: _device.Statement, ctx: RuleContext, name: str, launch: _launches.LaunchSite) -> Finding:
     assert node.value is not None
-    who = _who(launch)
+    who = _launched_name(launch)
     model = ctx.value(node.value).kind == MODEL
     what = "model" if model else "tensor"
     fix = f"Leave `{name}` on the CPU here, and move it to the device inside {who}."
@@ -349,14 +358,14 @@ def _on_device(node: _device.Statement, ctx: RuleContext, name: str, launch: _la
     return ctx.finding(node.value, f"The {what} `{name}` is moved to an XLA device here, and {who} uses it.", fix)
 
 
-def _who(launch: _launches.LaunchSite) -> str:
+def _launched_name(launch: _launches.LaunchSite) -> str:
     return f"`{launch.function.name}`" if launch.function is not None else "the launched function"
 
 
 # -- optimizers -------------------------------------------------------------------------------------------------------
 
 
-def _optimizer(node: _device.Statement, ctx: RuleContext, program: CheckedProgram) -> Iterator[Finding]:
+def _optimizer_findings(node: _device.Statement, ctx: RuleContext, program: CheckedProgram) -> Iterator[Finding]:
     value = ctx.value(node.value)
     if value.kind != OPTIMIZER or value.lib == "tf" or value.prepared or value.creator is not node.value:
         return
@@ -364,7 +373,7 @@ def _optimizer(node: _device.Statement, ctx: RuleContext, program: CheckedProgra
     for name in _device.bound_names(node, ctx):
         launch = next(_device.users(name, position, program), None)
         if launch is not None and not _is_prepared(name, launch, program):
-            who = _who(launch)
+            who = _launched_name(launch)
             fix = f"Create it inside {who}, after the model is on its device, or pass it through `accelerator.prepare`."
             message = f"The optimizer `{name}` is created here for parameters on the CPU, and {who} uses it."
             assert node.value is not None
@@ -427,12 +436,12 @@ class RefusedNprocs(Rule):
             if _launches.is_for_gpus(program):
                 continue
             if launch.kind == _launches.SPAWN and launch.ranks != 1:
-                yield _spawn(launch)
+                yield _spawn_finding(launch)
             elif launch.kind == _launches.NOTEBOOK and launch.ranks not in FINE and not _for_gpus(launch):
-                yield _notebook(launch)
+                yield _notebook_finding(launch)
 
 
-def _spawn(launch: _launches.LaunchSite) -> Finding:
+def _spawn_finding(launch: _launches.LaunchSite) -> Finding:
     assert launch.call is not None
     given = launch.argument("nprocs", 2)
     ctx, node = launch.call.ctx, given if given is not None else launch.call.node
@@ -441,7 +450,7 @@ def _spawn(launch: _launches.LaunchSite) -> Finding:
     return ctx.finding(node, f"`xmp.spawn` is called with {launch.ranks} processes.", fix, edits=edits)
 
 
-def _notebook(launch: _launches.LaunchSite) -> Finding:
+def _notebook_finding(launch: _launches.LaunchSite) -> Finding:
     assert launch.call is not None
     ctx, given = launch.call.ctx, launch.argument("num_processes", 2)
     message = f"`notebook_launcher` is called with {launch.ranks} processes."

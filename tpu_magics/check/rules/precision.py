@@ -96,7 +96,9 @@ def constants(node: ast.expr | None, ctx: RuleContext) -> tuple[Any, ...]:
     names = [one.arg for one in ctx.function.parameters]
     if node.id not in names or ctx.function.cls is not None or _is_set(node.id, ctx.function):
         return (result,)
-    return tuple(_passed_constants(ctx.function, node.id, names.index(node.id))) or (_default(ctx.function, node.id),)
+    return tuple(_passed_constants(ctx.function, node.id, names.index(node.id))) or (
+        _default_constant(ctx.function, node.id),
+    )
 
 
 def _is_set(name: str, function: Function) -> bool:
@@ -106,10 +108,10 @@ def _is_set(name: str, function: Function) -> bool:
 
 
 def _passed_constants(function: Function, name: str, position: int) -> Iterator[Any]:
-    default = _default(function, name)
+    default = _default_constant(function, name)
     for launch in launches(function.ctx.program):
         if launch.function is function:
-            yield _launched(launch, position, default)
+            yield _launched_constant(launch, position, default)
     for call in function.callers:
         given = call.ctx.argument(call.node, name, position)
         yield (
@@ -121,7 +123,7 @@ def _passed_constants(function: Function, name: str, position: int) -> Iterator[
         )
 
 
-def _launched(launch: LaunchSite, position: int, default: Any) -> Any:
+def _launched_constant(launch: LaunchSite, position: int, default: Any) -> Any:
     """The argument of a launch; the launchers of torch_xla pass the index before the other arguments."""
     if launch.kind == OURS and launch.call is None:
         return NOTHING if _has_arguments(launch) else default
@@ -152,7 +154,7 @@ def _has_arguments(launch: LaunchSite) -> bool:
     return any(not word.startswith("-") for word in words)
 
 
-def _default(function: Function, name: str) -> Any:
+def _default_constant(function: Function, name: str) -> Any:
     spec = function.node.args
     positional = [*spec.posonlyargs, *spec.args]
     pairs = [*zip(reversed(positional), reversed(spec.defaults), strict=False)]
@@ -209,7 +211,7 @@ class Bf16Environment(Rule):
     def check(self, node: ast.Assign | ast.Call | ast.Dict, ctx: RuleContext) -> Iterator[Finding]:
         for variable, value, place in _settings(node, ctx):
             if not _is_off(value, ctx):
-                yield _found(place, variable, ctx)
+                yield _environment_finding(place, variable, ctx)
 
     def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
         for index, cell in enumerate(program.cells):
@@ -263,14 +265,14 @@ def _puts_back(value: ast.expr, ctx: RuleContext) -> bool:
     )
 
 
-def _fix(variable: str) -> str:
+def _environment_fix(variable: str) -> str:
     if "FP16" in variable:
         return f"Remove it: a TPU computes in bfloat16. {_INSTEAD.format(level='bf16')}"
     return f"Remove it. {_INSTEAD.format(level='bf16-downcast' if 'DOWNCAST' in variable else 'bf16')}"
 
 
-def _found(node: ast.AST, variable: str, ctx: RuleContext) -> Finding:
-    return ctx.finding(node, f"{variable} is set in the environment.", _fix(variable))
+def _environment_finding(node: ast.AST, variable: str, ctx: RuleContext) -> Finding:
+    return ctx.finding(node, f"{variable} is set in the environment.", _environment_fix(variable))
 
 
 # -- lines that are not Python ----------------------------------------------------------------------------------------
@@ -280,14 +282,14 @@ def _check_lines(cell: CodeCell, ctx: RuleContext) -> Iterator[Finding]:
     magics = {one.line: one.words for one in cell.line_magics if one.name in ("env", "set_env")}
     shell = cell.magic in ("bash", "sh", "script") or bool(cell.line_magics) or ctx.notebook
     for number, line in enumerate(cell.lines, start=1):
-        result = _WORDS.search(magics[number]) if number in magics else _of_shell(line, cell) if shell else None
+        result = _WORDS.search(magics[number]) if number in magics else _shell_setting(line, cell) if shell else None
         if result is not None and result[2].lower() not in _OFF:
             yield ctx.finding_at(
-                number, line.find(result[1]), f"{result[1]} is set in the environment.", _fix(result[1])
+                number, line.find(result[1]), f"{result[1]} is set in the environment.", _environment_fix(result[1])
             )
 
 
-def _of_shell(line: str, cell: CodeCell) -> re.Match[str] | None:
+def _shell_setting(line: str, cell: CodeCell) -> re.Match[str] | None:
     if cell.magic in ("bash", "sh", "script"):
         return None if line.lstrip().startswith("#") else _WORDS.search(line)
     return _SHELL.search(line)
@@ -359,7 +361,9 @@ class CudaAmp(Rule):
     nodes = (ast.Call,)
 
     def check(self, node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
-        parts = _loading(node, ctx) if any(one.arg in _LOADING or one.arg is None for one in node.keywords) else None
+        parts = (
+            _loaded_half(node, ctx) if any(one.arg in _LOADING or one.arg is None for one in node.keywords) else None
+        )
         if parts is None and (handler := _HANDLERS.get(ctx.name(node))) is not None:
             parts = handler(node, ctx)
         if parts is not None and not is_for_gpu(node, ctx):
@@ -441,7 +445,7 @@ _LOADING = ("torch_dtype", "dtype", "compute_dtype")
 _LOADERS = ("from_pretrained", "from_config", "from_single_file")
 
 
-def _loading(node: ast.Call, ctx: RuleContext) -> MessageParts | None:
+def _loaded_half(node: ast.Call, ctx: RuleContext) -> MessageParts | None:
     for name in _LOADING:
         given = ctx.argument(node, name)
         if given is not None and is_float16(given, ctx, texts=True) and _is_loader(node, name, ctx):
@@ -507,7 +511,7 @@ class Half(Rule):
     nodes = (ast.Call,)
 
     def check(self, node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
-        result = _of_method(node, ctx) or _of_function(node, ctx)
+        result = _half_method(node, ctx) or _half_function(node, ctx)
         if result is not None and not is_for_gpu(node, ctx) and not _keeps_dtype(node, ctx):
             message, fix = result
             yield ctx.finding(node, message, fix)
@@ -519,7 +523,7 @@ def _keeps_dtype(node: ast.Call, ctx: RuleContext) -> bool:
     return any("dtype" in test and ("float16" in test or "half" in test) for test in tests)
 
 
-def _of_method(node: ast.Call, ctx: RuleContext) -> tuple[str, str] | None:
+def _half_method(node: ast.Call, ctx: RuleContext) -> tuple[str, str] | None:
     func = node.func
     if not isinstance(func, ast.Attribute) or func.attr not in ("half", *_CASTS):
         return None
@@ -566,7 +570,7 @@ def _is_torch(ctx: RuleContext) -> bool:
     return ctx.program.uses("torch") or ctx.program.xla
 
 
-def _of_function(node: ast.Call, ctx: RuleContext) -> tuple[str, str] | None:
+def _half_function(node: ast.Call, ctx: RuleContext) -> tuple[str, str] | None:
     """`torch.zeros(..., dtype=torch.float16)`, `tf.cast(x, tf.float16)`."""
     name = ctx.name(node)
     if name.startswith("torch.") and _is_made_half(node, name, ctx):

@@ -84,13 +84,15 @@ def _plain_step(call: CallSite, program: CheckedProgram) -> Iterator[Finding]:
     if unreduced:
         written = f"xm.optimizer_step({optimizer}{', barrier=True' if unrun else ''})"
         message = f"`{name}()` runs in several processes without reducing the gradients."
-        yield ctx.finding(call.node, message, f"Write `{written}`.", WHY_UNREDUCED, _reducing(call, optimizer, unrun))
+        yield ctx.finding(
+            call.node, message, f"Write `{written}`.", WHY_UNREDUCED, _reducing_edits(call, optimizer, unrun)
+        )
     else:
         message = f"`{name}()` is called in a loop that never runs the graph."
         yield ctx.finding(call.node, message, f"Call `torch_xla.sync()` after `{name}()`, in the loop.")
 
 
-def _reducing(call: CallSite, optimizer: str, barrier: bool) -> tuple[Edit, ...]:
+def _reducing_edits(call: CallSite, optimizer: str, barrier: bool) -> tuple[Edit, ...]:
     xm = _source.xm(call.ctx)
     if not xm or call.node.args or call.node.keywords:
         return ()
@@ -144,12 +146,14 @@ def _is_unrun_loop(ctx: RuleContext, program: CheckedProgram) -> bool:
     if not _ranks.never_syncs(ctx.loops[-1], calls):
         return False
     for loop in ctx.loops:
-        if _ranks.is_device_loader(_ranks.loader_of(loop)) or any(map(_ends, _ranks.round_calls(loop, calls, program))):
+        if _ranks.is_device_loader(_ranks.loader_of(loop)) or any(
+            map(_may_run_graph, _ranks.round_calls(loop, calls, program))
+        ):
             return False
     return True
 
 
-def _ends(call: CallSite) -> bool:
+def _may_run_graph(call: CallSite) -> bool:
     """Whether a call in an iteration runs the graph, or may run it."""
     return _ranks.syncs(call) or call.name == "builtins.next"
 
@@ -222,7 +226,7 @@ COLLECTIVE_METHODS = {
 # Arguments that limit a collective to some ranks.
 _GROUPS = ("group", "groups", "replicas")
 # Methods that only an accelerator has.
-_ONLY_THERE = frozenset(("gather_for_metrics", "wait_for_everyone"))
+_ACCELERATOR_METHODS = frozenset(("gather_for_metrics", "wait_for_everyone"))
 
 
 class RankBranchCollective(Rule):
@@ -259,7 +263,7 @@ class RankBranchCollective(Rule):
     def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
         if not program.xla:
             return
-        holders = _holders(program)
+        holders = _collective_functions(program)
         for call in program.all_calls:
             callee = _launches.targets(program).get(id(call.node))
             if is_collective(call):
@@ -272,7 +276,7 @@ def is_collective(call: CallSite) -> bool:
     """Whether a call waits for the other ranks."""
     if call.name:
         return call.name in COLLECTIVES and not any(one.arg in _GROUPS for one in call.node.keywords)
-    return call.method in COLLECTIVE_METHODS.get(call.receiver.kind, ()) or call.method in _ONLY_THERE
+    return call.method in COLLECTIVE_METHODS.get(call.receiver.kind, ()) or call.method in _ACCELERATOR_METHODS
 
 
 def _check_branch(call: CallSite, inside: str, program: CheckedProgram) -> Iterator[Finding]:
@@ -325,7 +329,7 @@ def _callee_code(node: ast.AST) -> str:
 # -- functions that contain one
 
 
-def _holders(program: CheckedProgram) -> dict[Function, str]:
+def _collective_functions(program: CheckedProgram) -> dict[Function, str]:
     """Functions of the program that call a collective on every rank that runs them, with its code."""
     result: dict[Function, str] = {}
     for call in program.all_calls:
@@ -535,10 +539,10 @@ def _is_in_memory(call: CallSite) -> bool:
 def _has_own_path(node: ast.Call, ctx: RuleContext) -> bool:
     """Whether the rank is part of an argument: each rank writes a file of its own."""
     parts = [*node.args, *(one.value for one in node.keywords)]
-    return any(_ranks.depends(one, ctx) for one in (*parts, *_opened(node, ctx)))
+    return any(_ranks.depends(one, ctx) for one in (*parts, *_opened_paths(node, ctx)))
 
 
-def _opened(node: ast.Call, ctx: RuleContext) -> Iterator[ast.expr]:
+def _opened_paths(node: ast.Call, ctx: RuleContext) -> Iterator[ast.expr]:
     """The path of `with open(path, "w") as file` around `json.dump(x, file)`."""
     for parent in ctx.parents(node):
         if isinstance(parent, (ast.With, ast.AsyncWith)):
@@ -557,7 +561,7 @@ def _save_finding(call: CallSite) -> Finding:
     if any(one.ours for one in _launches.launches_of(ctx)) and _saves_model(call):
         fix += " After %%tpu_train the notebook's model has the trained weights: save it in the next cell."
     return ctx.finding(
-        call.node, f"{code} runs on every rank and writes the same file on each.", fix, edits=_edits(call)
+        call.node, f"{code} runs on every rank and writes the same file on each.", fix, edits=_save_edits(call)
     )
 
 
@@ -580,7 +584,7 @@ def _save_fix(call: CallSite) -> str:
     return f"Put it under `if {'accelerator.is_main_process' if hugging_face else 'xm.is_master_ordinal()'}:`."
 
 
-def _edits(call: CallSite) -> tuple[Edit, ...]:
+def _save_edits(call: CallSite) -> tuple[Edit, ...]:
     """`xm.save` takes the same two arguments."""
     xm = _source.xm(call.ctx)
     if call.name != "torch.save" or not xm or len(call.node.args) != 2 or call.node.keywords:
@@ -623,11 +627,11 @@ class EvalBatchSize(Rule):
 
     def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
         if program.xla:
-            yield from _unequal(list(_sizes(program)))
-            yield from _arguments(program)
-        if program.tpu_tf or _compiles(program):
-            yield from _keras(program)
-            yield from _pipelines(program)
+            yield from _unequal_loaders(list(_loader_sizes(program)))
+            yield from _unequal_arguments(program)
+        if program.tpu_tf or _compiles_keras(program):
+            yield from _unequal_fits(program)
+            yield from _unequal_pipelines(program)
 
 
 def _batch_size_finding(size: Size, training: int) -> Finding:
@@ -636,7 +640,7 @@ def _batch_size_finding(size: Size, training: int) -> Finding:
     return call.ctx.finding(node, what, f"Use the training batch size for evaluation ({training}).")
 
 
-def _constant(call: CallSite, name: str, position: int | None = None) -> tuple[ast.expr, int] | None:
+def _known_size(call: CallSite, name: str, position: int | None = None) -> tuple[ast.expr, int] | None:
     node = call.ctx.argument(call.node, name, position)
     result = constant(node, call.ctx)
     return (node, result) if node is not None and isinstance(result, int) and not isinstance(result, bool) else None
@@ -645,15 +649,15 @@ def _constant(call: CallSite, name: str, position: int | None = None) -> tuple[a
 # -- torch ------------------------------------------------------------------------------------------------------------
 
 
-def _sizes(program: CheckedProgram) -> Iterator[tuple[str, Size]]:
+def _loader_sizes(program: CheckedProgram) -> Iterator[tuple[str, Size]]:
     for call in program.calls(_ranks.DATA_LOADER):
-        result = _constant(call, "batch_size", 1)
+        result = _known_size(call, "batch_size", 1)
         purpose = _ranks.purpose(call)
         if result is not None and purpose:
             yield purpose, (call, *result)
 
 
-def _unequal(sizes: list[tuple[str, Size]]) -> Iterator[Finding]:
+def _unequal_loaders(sizes: list[tuple[str, Size]]) -> Iterator[Finding]:
     """Evaluation sizes that no training uses: in the same function, or if it has none, in the program."""
     training = [size for purpose, size in sizes if purpose == "train"]
     for purpose, size in sizes:
@@ -664,9 +668,9 @@ def _unequal(sizes: list[tuple[str, Size]]) -> Iterator[Finding]:
             yield _batch_size_finding(size, near[-1][2])
 
 
-def _arguments(program: CheckedProgram) -> Iterator[Finding]:
+def _unequal_arguments(program: CheckedProgram) -> Iterator[Finding]:
     for call in program.calls(*ARGUMENTS):
-        training, evaluation = _constant(call, TRAIN), _constant(call, EVALUATION)
+        training, evaluation = _known_size(call, TRAIN), _known_size(call, EVALUATION)
         if training is not None and evaluation is not None and training[1] != evaluation[1]:
             yield _batch_size_finding((call, *evaluation), training[1])
 
@@ -674,24 +678,24 @@ def _arguments(program: CheckedProgram) -> Iterator[Finding]:
 # -- TensorFlow -------------------------------------------------------------------------------------------------------
 
 
-def _compiles(program: CheckedProgram) -> bool:
+def _compiles_keras(program: CheckedProgram) -> bool:
     settings = (
         call.ctx.constant(call.ctx.argument(call.node, "jit_compile")) for call in program.methods("compile", MODEL)
     )
     return any(one is True for one in settings)
 
 
-def _keras(program: CheckedProgram) -> Iterator[Finding]:
+def _unequal_fits(program: CheckedProgram) -> Iterator[Finding]:
     fits = [call for call in program.methods("fit") if call.receiver.kind == MODEL]
-    sizes = [(call, result) for call in fits if (result := _constant(call, "batch_size", 2)) is not None]
+    sizes = [(call, result) for call in fits if (result := _known_size(call, "batch_size", 2)) is not None]
     for call, (_, training) in sizes:
-        other = _constant(call, "validation_batch_size")
+        other = _known_size(call, "validation_batch_size")
         if other is not None and other[1] != training:
             yield _batch_size_finding((call, *other), training)
     known = {training for _, (_, training) in sizes}
     for method, position in (("evaluate", 2), ("predict", 1)):
         for call in program.methods(method):
-            result = _constant(call, "batch_size", position) if call.receiver.kind == MODEL else None
+            result = _known_size(call, "batch_size", position) if call.receiver.kind == MODEL else None
             if result is not None and known and result[1] not in known:
                 yield _batch_size_finding((call, *result), max(known))
 
@@ -700,11 +704,11 @@ _EVALUATION_NAME = re.compile(r"(^|_)(eval|val|valid|validation|test|dev)(_|$|ds
 _TRAINING_NAME = re.compile(r"(^|_)train(ing)?(_|$|ds|data|set)")
 
 
-def _pipelines(program: CheckedProgram) -> Iterator[Finding]:
+def _unequal_pipelines(program: CheckedProgram) -> Iterator[Finding]:
     """`train_ds.batch(32)` and `val_ds.batch(64)`."""
     sizes: dict[str, list[Size]] = {"train": [], "evaluation": []}
     for call in program.methods("batch", "tf.data"):
-        result = _constant(call, "batch_size", 0)
+        result = _known_size(call, "batch_size", 0)
         name = _ranks.target(call)
         purpose = "train" if _TRAINING_NAME.search(name) else "evaluation" if _EVALUATION_NAME.search(name) else ""
         if result is not None and purpose:

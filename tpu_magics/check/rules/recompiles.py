@@ -95,24 +95,26 @@ class PadToLongest(Rule):
     def check(self, node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
         name = ctx.name(node)
         if name in _padding.COLLATORS:
-            yield from _collator(node, ctx, name)
+            yield from _collator_padding(node, ctx, name)
         elif name in _TRAINERS:
             yield from _trainer_padding(node, ctx)
         elif name in PADS:
             yield from _pad_sequence(node, ctx)
         elif name == "builtins.max":
-            yield from _longest(node, ctx)
+            yield from _longest_row_padding(node, ctx)
         elif not name or name == "functools.partial":
             method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
             if method in _TF_METHODS:
                 yield from _tf_padding(node, ctx, method)
             elif method == "map":
-                yield from _mapped(node, ctx)
+                yield from _map_padding(node, ctx)
             elif (result := _padding.of_tokenizer(node, ctx)) is not None and result.to == _padding.LONGEST:
-                yield from _tokenizer(node, ctx, result, name != "")
+                yield from _tokenizer_padding(node, ctx, result, name != "")
 
 
-def _tokenizer(node: ast.Call, ctx: RuleContext, result: _padding.PaddingSetting, partial: bool) -> Iterator[Finding]:
+def _tokenizer_padding(
+    node: ast.Call, ctx: RuleContext, result: _padding.PaddingSetting, partial: bool
+) -> Iterator[Finding]:
     if not partial and not _recompiles.runs_per_batch(ctx):
         return
     if _recompiles.is_off_tpu(ctx, node) or _is_padded_by_collator(ctx):
@@ -127,7 +129,7 @@ def _tokenizer(node: ast.Call, ctx: RuleContext, result: _padding.PaddingSetting
     )
 
 
-def _mapped(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
+def _map_padding(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
     """`data.map(tokenizer, batched=True, fn_kwargs={"padding": True})`."""
     options = ctx.argument(node, "fn_kwargs")
     if not isinstance(options, ast.Dict) or not node.args or not _padding.is_tokenizer(node.args[0], ctx):
@@ -145,7 +147,7 @@ def _is_padded_by_collator(ctx: RuleContext) -> bool:
     return maps and _padding.is_padded_after(ctx.program)
 
 
-def _collator(node: ast.Call, ctx: RuleContext, name: str) -> Iterator[Finding]:
+def _collator_padding(node: ast.Call, ctx: RuleContext, name: str) -> Iterator[Finding]:
     result = _padding.of_collator(node, ctx, name)
     if result.to != _padding.LONGEST or _recompiles.is_off_tpu(ctx, node) or _padding.is_padded_before(ctx.program):
         return
@@ -189,7 +191,7 @@ def _pad_sequence(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
         )
 
 
-def _longest(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
+def _longest_row_padding(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
     if is_longest_row(node, ctx) and not _recompiles.is_off_tpu(ctx, node):
         yield ctx.finding(
             node,
@@ -236,7 +238,7 @@ def _is_open(ctx: RuleContext, shapes: ast.expr | None) -> bool:
 
 def _multiple_edits(node: ast.Call, ctx: RuleContext, result: _padding.PaddingSetting) -> tuple[Edit, ...]:
     """Adds `pad_to_multiple_of`, if a max_length is a multiple of it."""
-    multiple = _fitting(node, ctx)
+    multiple = _fitting_multiple(node, ctx)
     if multiple is None:
         return ()
     if result.multiple is not None:
@@ -247,7 +249,7 @@ def _multiple_edits(node: ast.Call, ctx: RuleContext, result: _padding.PaddingSe
     return (ctx.insert_after(last, f", pad_to_multiple_of={multiple}"),)
 
 
-def _fitting(node: ast.Call, ctx: RuleContext) -> int | None:
+def _fitting_multiple(node: ast.Call, ctx: RuleContext) -> int | None:
     """transformers raises an error if the truncation length is not a multiple: use a multiple that divides it."""
     given = ctx.argument(node, "max_length")
     if given is None or _recompiles.is_nothing(ctx.value(given)):
@@ -267,11 +269,11 @@ def _ends_plainly(node: ast.Call, ctx: RuleContext, last: ast.expr) -> bool:
     """Whether only a comma and space stand between the last argument and the closing bracket."""
     if any(one.arg is None for one in node.keywords):
         return False
-    after = ctx.source(node)[-1:] == ")" and _between(ctx, last, node)
+    after = ctx.source(node)[-1:] == ")" and _text_between(ctx, last, node)
     return after in (")", ",)")
 
 
-def _between(ctx: RuleContext, last: ast.expr, node: ast.Call) -> str:
+def _text_between(ctx: RuleContext, last: ast.expr, node: ast.Call) -> str:
     lines = ctx.cell.text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     first_line, first = last.end_lineno or 1, last.end_col_offset or 0
     last_line, end = node.end_lineno or 1, node.end_col_offset or 0
@@ -320,11 +322,11 @@ class ShortLastBatch(Rule):
         if not (program.uses("torch") or program.xla):
             return
         for call in program.calls(*LOADERS, BATCH_SAMPLER):
-            if (result := _short(call)) is not None:
+            if (result := _short_loader_batch(call)) is not None:
                 yield result
 
 
-def _short(call: CallSite) -> Finding | None:
+def _short_loader_batch(call: CallSite) -> Finding | None:
     node, ctx = call.node, call.ctx
     sampler = call.name == BATCH_SAMPLER
     if ctx.has_unknown_arguments(node) or not _recompiles.trains(ctx.program):
@@ -341,7 +343,7 @@ def _short(call: CallSite) -> Finding | None:
     length = None if sampler else rows(ctx, dataset)
     if number and length is not None and length % number == 0:
         return None
-    return _last_batch_finding(call, dataset, number, length) if _for_training(call, dataset) else None
+    return _last_batch_finding(call, dataset, number, length) if _is_training_loader(call, dataset) else None
 
 
 def _drops(call: CallSite, name: str, position: int | None) -> bool:
@@ -366,7 +368,7 @@ def _last_batch_finding(call: CallSite, dataset: ast.expr | None, number: int | 
 # -- training or evaluation -------------------------------------------------------------------------------------------
 
 
-def _for_training(call: CallSite, dataset: ast.expr | None) -> bool:
+def _is_training_loader(call: CallSite, dataset: ast.expr | None) -> bool:
     ctx, node = call.ctx, call.node
     if call.name == BATCH_SAMPLER:
         return ctx.name(dataset).endswith(_SHUFFLING) or ctx.value(dataset).name.endswith(_SHUFFLING)
@@ -636,7 +638,7 @@ class NoAttentionMask(Rule):
     nodes = (ast.Call,)
 
     def check(self, node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
-        model = _model(node, ctx)
+        model = _called_model(node, ctx)
         if model is None or ctx.has_unknown_arguments(node) or len(node.args) > 1:
             return
         if any(one.arg in _MASKS for one in node.keywords) or _is_text_encoder(node, model):
@@ -653,7 +655,7 @@ class NoAttentionMask(Rule):
         )
 
 
-def _model(node: ast.Call, ctx: RuleContext) -> AbstractValue | None:
+def _called_model(node: ast.Call, ctx: RuleContext) -> AbstractValue | None:
     value = ctx.value(node.func)
     if value.kind == MODEL:
         return value
@@ -697,10 +699,10 @@ def _padded_source(ids: ast.expr, ctx: RuleContext) -> str | None:
         return mask if result is not None and result.to in (_padding.LONGEST, _padding.FIXED) else None
     if ctx.value(batch).kind not in (BATCH, OUTPUT, LIST, UNKNOWN, TENSOR):
         return None
-    return mask if _pads(ctx) else None
+    return mask if _pads_texts(ctx) else None
 
 
-def _pads(ctx: RuleContext) -> bool:
+def _pads_texts(ctx: RuleContext) -> bool:
     """Whether this program pads texts, and does not cut them into full blocks."""
     return _padding.pads_somewhere(ctx.program) and not _padding.splits_into_blocks(ctx.program)
 
@@ -711,10 +713,10 @@ def _named_mask(ids: ast.expr, ctx: RuleContext) -> str | None:
         return None
     given = [one.arg for one in ctx.function.parameters] if ctx.function is not None else []
     mask = next((one for one in given if one in _MASK_NAMES), None)
-    if mask is not None or (ids.id in given and _pads(ctx)):
+    if mask is not None or (ids.id in given and _pads_texts(ctx)):
         return mask or _MASKS[0]
     node, path = origin(ctx, ids)
-    return _MASKS[0] if (path or node is ids) and _pads(ctx) else None
+    return _MASKS[0] if (path or node is ids) and _pads_texts(ctx) else None
 
 
 def _item_of_batch(ids: ast.expr, ctx: RuleContext) -> tuple[ast.expr, str] | None:
@@ -828,7 +830,7 @@ def _is_preview(call: CallSite) -> bool:
     """`next(iter(data.batch(20)))`, `data.unbatch().batch(20)`: some rows to be shown, in batches of another size."""
     assert isinstance(call.node.func, ast.Attribute)
     data, outer = call.node.func.value, call.ctx.parent(call.node)
-    again = isinstance(data, ast.Call) and _method(data) == "unbatch"
+    again = isinstance(data, ast.Call) and _method_name(data) == "unbatch"
     return again or (isinstance(outer, ast.Call) and call.ctx.name(outer) in ("builtins.iter", "builtins.next"))
 
 
@@ -853,7 +855,7 @@ def _is_training_set(call: CallSite) -> bool:
         return side == "training"
     if ctx.function is not None and (side := _recompiles.side_of([ctx.function.name])):
         return side == "training"
-    return any(_method(one) == "shuffle" for one in _chain(ctx, node)) or _shuffled_later(ctx, node)
+    return any(_method_name(one) == "shuffle" for one in _dataset_chain(ctx, node)) or _shuffled_later(ctx, node)
 
 
 def _names_of_chain(node: ast.Call) -> list[str]:
@@ -864,14 +866,14 @@ def _names_of_chain(node: ast.Call) -> list[str]:
     return _recompiles.names_in_expression(first) if isinstance(first, (ast.Name, ast.Attribute, ast.Subscript)) else []
 
 
-def _chain(ctx: RuleContext, node: ast.expr) -> Iterator[ast.Call]:
+def _dataset_chain(ctx: RuleContext, node: ast.expr) -> Iterator[ast.Call]:
     """The calls that create a dataset, the last first: `data.shuffle(n).batch(b)`, also through names."""
     for _ in range(_LINKS):
         node, _path = origin(ctx, node)
         if not isinstance(node, ast.Call):
             return
         yield node
-        yield from _returned(ctx, node)
+        yield from _returned_chain(ctx, node)
         func = node.func
         if isinstance(func, ast.Attribute) and ctx.value(func.value).kind in (TFDATA, DATASET):
             node = func.value
@@ -881,17 +883,17 @@ def _chain(ctx: RuleContext, node: ast.expr) -> Iterator[ast.Call]:
             return
 
 
-def _returned(ctx: RuleContext, node: ast.Call) -> Iterator[ast.Call]:
+def _returned_chain(ctx: RuleContext, node: ast.Call) -> Iterator[ast.Call]:
     """The chain that a function of the program returns."""
     function = ctx.value(node.func).ref
     calls = getattr(function, "calls", [])
     body = function.node.body if calls else []
     for one in own_nodes(body) if isinstance(body, list) else ():
         if isinstance(one, ast.Return) and one.value is not None and calls[0].ctx is not ctx:
-            yield from _chain(calls[0].ctx, one.value)
+            yield from _dataset_chain(calls[0].ctx, one.value)
 
 
-def _method(node: ast.Call) -> str:
+def _method_name(node: ast.Call) -> str:
     return node.func.attr if isinstance(node.func, ast.Attribute) else ""
 
 
@@ -902,7 +904,7 @@ def _shuffled_later(ctx: RuleContext, node: ast.AST) -> bool:
 @remembered
 def _datasets_trained_on(program: CheckedProgram) -> set[int]:
     """The ids of all calls in the chains of datasets that are trained on."""
-    return {id(link) for ctx, data in _training_data(program) for link in _chain(ctx, data)}
+    return {id(link) for ctx, data in _training_data(program) for link in _dataset_chain(ctx, data)}
 
 
 def _training_data(program: CheckedProgram) -> Iterator[tuple[RuleContext, ast.expr]]:
@@ -912,11 +914,11 @@ def _training_data(program: CheckedProgram) -> Iterator[tuple[RuleContext, ast.e
             if given is not None:
                 yield call.ctx, given
     for call in [*program.methods("apply_gradients"), *program.methods("run", STRATEGY)]:
-        if _updates(call):
+        if _updates_weights(call):
             yield from _given_to_steps(call)
 
 
-def _updates(call: CallSite) -> bool:
+def _updates_weights(call: CallSite) -> bool:
     """`strategy.run(f)` updates weights unless its name says that it evaluates."""
     if call.method != "run" or not call.node.args:
         return True

@@ -117,12 +117,12 @@ def _check_target(target: ast.Subscript, node: ast.Assign | ast.AugAssign, ctx: 
         yield ctx.finding(
             target,
             f"The elements that the assignment to {what} changes depend on the values of {by}.",
-            _fix(target, mask, node, ctx),
-            edits=_edits(target, mask, node, ctx),
+            _assignment_fix(target, mask, node, ctx),
+            edits=_assignment_edits(target, mask, node, ctx),
         )
 
 
-def _fix(target: ast.Subscript, mask: ast.expr, node: ast.Assign | ast.AugAssign, ctx: RuleContext) -> str:
+def _assignment_fix(target: ast.Subscript, mask: ast.expr, node: ast.Assign | ast.AugAssign, ctx: RuleContext) -> str:
     filled, spread = _view(target, mask, ctx)
     value = _value(target, mask, node, filled, ctx)
     same = isinstance(target.slice, ast.Tuple) or ctx.source(target.value) in ctx.source(mask)
@@ -169,7 +169,9 @@ def _value(
 # -- the rewritten code -----------------------------------------------------------------------------------------------
 
 
-def _edits(target: ast.Subscript, mask: ast.expr, node: ast.Assign | ast.AugAssign, ctx: RuleContext) -> Sequence[Edit]:
+def _assignment_edits(
+    target: ast.Subscript, mask: ast.expr, node: ast.Assign | ast.AugAssign, ctx: RuleContext
+) -> Sequence[Edit]:
     """`x[x == 0] = -1` as `x.masked_fill_(x == 0, -1)`: the same elements, the same tensor.
 
     Not as the last line of a notebook's cell, which would show the tensor, and only for small integers, which fit every
@@ -369,11 +371,11 @@ _PACKS = ("torch.nn.utils.rnn.pack_padded_sequence", "torch.nn.utils.rnn.pack_se
 _ONE_HOT = "torch.nn.functional.one_hot"
 
 
-def _all(node: ast.Call, _: RuleContext) -> list[ast.expr]:
+def _all_sizes(node: ast.Call, _: RuleContext) -> list[ast.expr]:
     return [*node.args, *(one.value for one in node.keywords if one.arg in ("size", "shape", "sizes"))]
 
 
-def _argument(name: str, position: int) -> Sizes:
+def _size_argument(name: str, position: int) -> Sizes:
     def result(node: ast.Call, ctx: RuleContext) -> list[ast.expr]:
         given = ctx.argument(node, name, position)
         return [] if given is None else [given]
@@ -381,7 +383,7 @@ def _argument(name: str, position: int) -> Sizes:
     return result
 
 
-def _window(dim: int) -> Sizes:
+def _window_sizes(dim: int) -> Sizes:
     """`narrow(dim, start, length)`: another start is also another graph."""
 
     def result(node: ast.Call, ctx: RuleContext) -> list[ast.expr]:
@@ -391,33 +393,67 @@ def _window(dim: int) -> Sizes:
     return result
 
 
-def _first(node: ast.Call, _: RuleContext) -> list[ast.expr]:
+def _first_size(node: ast.Call, _: RuleContext) -> list[ast.expr]:
     return [*node.args[:1], *(one.value for one in node.keywords if one.arg == "size")]
 
 
-def _ends(node: ast.Call, _: RuleContext) -> list[ast.expr]:
+def _range_bounds(node: ast.Call, _: RuleContext) -> list[ast.expr]:
     return [*node.args, *(one.value for one in node.keywords if one.arg in ("start", "end", "step"))]
 
 
 # Where the sizes are among the arguments: of functions below `torch.`, and of tensors' methods.
-_FUNCTIONS: dict[str, Sizes] = {
-    "zeros": _all, "ones": _all, "empty": _all, "rand": _all, "randn": _all, "full": _first, "arange": _ends,
-    "linspace": _argument("steps", 2), "eye": _all, "randperm": _argument("n", 0), "narrow": _window(1),
-    "split": _argument("split_size_or_sections", 1), "topk": _argument("k", 1), "tile": _argument("dims", 1),
-    "broadcast_to": _argument("size", 1), "nn.functional.pad": _argument("pad", 1), "chunk": _argument("chunks", 1),
-    "tril_indices": _all, "triu_indices": _all, "repeat_interleave": _argument("repeats", 1),
-}  # fmt: skip
-_METHODS: dict[str, Sizes] = {
-    "narrow": _window(0), "expand": _all, "repeat": _all, "split": _argument("split_size", 0), "tile": _all,
-    "new_zeros": _all, "new_ones": _all, "new_empty": _all, "new_full": _first, "topk": _argument("k", 0),
-    "broadcast_to": _all, "chunk": _argument("chunks", 0), "view": _all, "reshape": _all, "resize_": _all,
-    "repeat_interleave": _argument("repeats", 0),
-}  # fmt: skip
-_MADE = frozenset(("zeros", "ones", "empty", "rand", "randn", "full", "arange", "linspace", "eye", "randperm"))
+_SIZED_FUNCTIONS: dict[str, Sizes] = {
+    **dict.fromkeys(
+        ("zeros", "ones", "empty", "rand", "randn", "eye", "tril_indices", "triu_indices"),
+        _all_sizes,
+    ),
+    "full": _first_size,
+    "arange": _range_bounds,
+    "linspace": _size_argument("steps", 2),
+    "randperm": _size_argument("n", 0),
+    "narrow": _window_sizes(1),
+    "split": _size_argument("split_size_or_sections", 1),
+    "topk": _size_argument("k", 1),
+    "tile": _size_argument("dims", 1),
+    "broadcast_to": _size_argument("size", 1),
+    "nn.functional.pad": _size_argument("pad", 1),
+    "chunk": _size_argument("chunks", 1),
+    "repeat_interleave": _size_argument("repeats", 1),
+}
+_SIZED_METHODS: dict[str, Sizes] = {
+    **dict.fromkeys(
+        (
+            "expand",
+            "repeat",
+            "tile",
+            "new_zeros",
+            "new_ones",
+            "new_empty",
+            "broadcast_to",
+            "view",
+            "reshape",
+            "resize_",
+        ),
+        _all_sizes,
+    ),
+    "narrow": _window_sizes(0),
+    "split": _size_argument("split_size", 0),
+    "new_full": _first_size,
+    "topk": _size_argument("k", 0),
+    "chunk": _size_argument("chunks", 0),
+    "repeat_interleave": _size_argument("repeats", 0),
+}
+_CREATIONS = frozenset(("zeros", "ones", "empty", "rand", "randn", "full", "arange", "linspace", "eye", "randperm"))
 # TPU205 reports these for a tensor of counts; a number read from a tensor is a size.
 _BY_COUNT = "repeat_interleave"
 _LASTS = frozenset(
-    (*(one.rpartition(".")[2] for one in _FUNCTIONS), *_METHODS, "one_hot", "pack_padded_sequence", "pack_sequence")
+    (
+        *(one.rpartition(".")[2] for one in _SIZED_FUNCTIONS),
+        *_SIZED_METHODS,
+        "one_hot",
+        "pack_padded_sequence",
+        "pack_sequence",
+    )
 )
 
 
@@ -484,7 +520,7 @@ def _bound_of_data(node: ast.Subscript, ctx: RuleContext) -> ast.expr | None:
     items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
     slices = [one for one in items if isinstance(one, ast.Slice)]
     bounds = [bound for one in slices for bound in (one.lower, one.upper, one.step) if bound is not None]
-    return next((_size(one) for one in bounds if is_of_data(one, ctx)), None)
+    return next((_unsigned_bound(one) for one in bounds if is_of_data(one, ctx)), None)
 
 
 def _is_reported_outside(node: ast.Subscript, ctx: RuleContext) -> bool:
@@ -515,7 +551,7 @@ def _is_sliced_tensor(base: AbstractValue, node: ast.Subscript) -> bool:
     return _shapes.is_array(base) or (base.kind == UNKNOWN and isinstance(node.slice, ast.Tuple))
 
 
-def _size(bound: ast.expr) -> ast.expr:
+def _unsigned_bound(bound: ast.expr) -> ast.expr:
     """`n` of `x[-n:]`."""
     return bound.operand if isinstance(bound, ast.UnaryOp) and isinstance(bound.op, ast.USub) else bound
 
@@ -524,10 +560,10 @@ def _check_call(node: ast.Call, last: str, ctx: RuleContext) -> Iterator[Finding
     name = ctx.name(node)
     if name.startswith("torch."):
         yield from _check_function(node, name, ctx)
-    elif isinstance(node.func, ast.Attribute) and last in _METHODS:
+    elif isinstance(node.func, ast.Attribute) and last in _SIZED_METHODS:
         receiver = ctx.value(node.func.value)
         if _shapes.is_array(receiver) and receiver.lib != "tf" and _shapes.runs_on_xla(ctx, receiver):
-            yield from _check_sizes(node, last, _METHODS[last], ctx)
+            yield from _check_sizes(node, last, _SIZED_METHODS[last], ctx)
 
 
 def _check_function(node: ast.Call, name: str, ctx: RuleContext) -> Iterator[Finding]:
@@ -541,8 +577,8 @@ def _check_function(node: ast.Call, name: str, ctx: RuleContext) -> Iterator[Fin
         )
     elif name == _ONE_HOT:
         yield from _check_one_hot(node, given, ctx)
-    elif short in _FUNCTIONS and (short not in _MADE or _is_for_device(node, ctx)):
-        yield from _check_sizes(node, short, _FUNCTIONS[short], ctx)
+    elif short in _SIZED_FUNCTIONS and (short not in _CREATIONS or _is_for_device(node, ctx)):
+        yield from _check_sizes(node, short, _SIZED_FUNCTIONS[short], ctx)
 
 
 def _check_one_hot(node: ast.Call, given: ast.expr | None, ctx: RuleContext) -> Iterator[Finding]:

@@ -223,14 +223,16 @@ class OutsideStrategyScope(Rule):
         places: dict[int, tuple[CallSite, CallSite]] = {}
         for call in (*_models(program, candidates), *_optimizers(candidates), *_metrics(program, candidates)):
             shown = _outermost_call(call)
-            places.setdefault(id(_group(shown)), (call, shown))
+            places.setdefault(id(_finding_group(shown)), (call, shown))
         scope = f"with {_tensorflow.strategy_name(program)}.scope():"
         for call, shown in places.values():
             if not _device.is_in_other_device_branch(shown.node, shown.ctx):
-                yield shown.ctx.finding(shown.node, _message(call, shown), f"Move it into `{scope}`.")
+                yield shown.ctx.finding(shown.node, _scope_message(call, shown), f"Move it into `{scope}`.")
         for call in program.methods("compile"):
             if _names_optimizer(call) and not _device.is_in_other_device_branch(call.node, call.ctx):
-                message = f"{_short(call.node.func, call.ctx)} creates the optimizer outside the strategy's scope."
+                message = (
+                    f"{_short_source(call.node.func, call.ctx)} creates the optimizer outside the strategy's scope."
+                )
                 yield call.ctx.finding(call.node, message, f"Move it into `{scope}`.", _WHY_NAME, advice=True)
 
 
@@ -258,9 +260,11 @@ def _models(program: CheckedProgram, candidates: list[CallSite]) -> list[CallSit
     if not _trains(program):  # the training is in another file
         return own or outside[-1:]
     inside = [call for call, state in states if state == IN]
-    trained = [call for call in outside if _trained(program, call)]
-    if any(_trained(program, call) for call in inside):  # those outside are other models, unless the scope uses them
-        return [call for call in trained if any(map(_tensorflow.is_in_scope, _trained(program, call)))]
+    trained = [call for call in outside if _trained_models(program, call)]
+    if any(
+        _trained_models(program, call) for call in inside
+    ):  # those outside are other models, unless the scope uses them
+        return [call for call in trained if any(map(_tensorflow.is_in_scope, _trained_models(program, call)))]
     if trained or inside:
         return trained
     return own or outside[-1:]
@@ -275,7 +279,7 @@ def _is_model(call: CallSite) -> bool:
     )
 
 
-def _trained(program: CheckedProgram, model: CallSite) -> list[CallSite]:
+def _trained_models(program: CheckedProgram, model: CallSite) -> list[CallSite]:
     """The calls that compile or train this model."""
     result = (call for method in _TRAINS for call in program.methods(method))
     return [call for call in result if call.receiver.creator is model.node]
@@ -325,7 +329,7 @@ def _names_optimizer(call: CallSite) -> bool:
 # -- the message ------------------------------------------------------------------------------------------------------
 
 
-def _group(call: CallSite) -> ast.AST:
+def _finding_group(call: CallSite) -> ast.AST:
     """All objects of one `compile` are reported once."""
     return _compile_of(call) or call.node
 
@@ -342,14 +346,14 @@ def _outermost_call(call: CallSite) -> CallSite:
     return call
 
 
-def _message(call: CallSite, shown: CallSite) -> str:
+def _scope_message(call: CallSite, shown: CallSite) -> str:
     target = _tensorflow.assignment_target(shown.node, shown.ctx)
     if target is not None:
-        return f"{_short(target, shown.ctx)} is created outside the strategy's scope."
-    return f"{_short(call.node.func, call.ctx)}(...) is created outside the strategy's scope."
+        return f"{_short_source(target, shown.ctx)} is created outside the strategy's scope."
+    return f"{_short_source(call.node.func, call.ctx)}(...) is created outside the strategy's scope."
 
 
-def _short(node: ast.AST, ctx: RuleContext) -> str:
+def _short_source(node: ast.AST, ctx: RuleContext) -> str:
     return " ".join(ctx.source(node).split())
 
 
@@ -541,13 +545,13 @@ def _path_findings(call: CallSite, spec: tuple[str, int, str]) -> Iterator[Findi
         return
     source, callee = (" ".join(ctx.source(one).split()) for one in (path, call.node.func))
     message = f"{callee} gets {source}, a local path, in a program for a remote TPU."
-    if not _ending(path, start, ctx.source(path)).endswith(_BY_PYTHON):
+    if not _path_ending(path, start, ctx.source(path)).endswith(_BY_PYTHON):
         yield ctx.finding(call.node, message, fix)
     elif "load" not in callee:
         yield ctx.finding(call.node, message, _BUCKET, _WHY_PYTHON, advice=True)
 
 
-def _ending(path: ast.expr, start: str, source: str) -> str:
+def _path_ending(path: ast.expr, start: str, source: str) -> str:
     return start.lower() if isinstance(path, (ast.Constant, ast.Name)) else source.rstrip("\"')").lower()
 
 
@@ -564,7 +568,7 @@ def _default_directory(call: CallSite) -> Iterator[Finding]:
 
 _LOCAL = 'tpu="local"'
 _OTHERS = ("zone", "project", "coordinator_address", "discovery_url")
-_NAMED = ("TPU_NAME", "COLAB_TPU_ADDR", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS")
+_TPU_VARIABLES = ("TPU_NAME", "COLAB_TPU_ADDR", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS")
 
 
 class ResolverWithoutLocal(Rule):
@@ -596,14 +600,14 @@ class ResolverWithoutLocal(Rule):
 
     def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
         resolvers, strategies = program.calls(*RESOLVERS), _tensorflow.strategies(program)
-        if not (resolvers or strategies) or any(_tensorflow.mentions(program, one) for one in _NAMED):
+        if not (resolvers or strategies) or any(_tensorflow.mentions(program, one) for one in _TPU_VARIABLES):
             return
         if any(_tensorflow.is_local(call) for call in resolvers):
             return  # another one is tried too
         for call in resolvers:
             if _says_nothing(call):
                 message = f"{call.ctx.source(call.node.func)} does not say which TPU to use."
-                yield call.ctx.finding(call.node, message, f"Write {_LOCAL} on a TPU VM.", edits=_edits(call))
+                yield call.ctx.finding(call.node, message, f"Write {_LOCAL} on a TPU VM.", edits=_resolver_edits(call))
         for call in strategies:
             if not call.node.args and not call.node.keywords:
                 message = f"{call.ctx.source(call.node.func)} is created without a resolver."
@@ -619,7 +623,7 @@ def _says_nothing(call: CallSite) -> bool:
     return ctx.constant(given) in ("", None) and not isinstance(given, ast.Name)
 
 
-def _edits(call: CallSite) -> tuple[Edit, ...]:
+def _resolver_edits(call: CallSite) -> tuple[Edit, ...]:
     given = call.ctx.argument(call.node, "tpu", 0)
     if given is None:
         return _source.add_argument(call.node, _LOCAL, call.ctx)

@@ -74,7 +74,7 @@ class TrainerOptimizer(Rule):
     def check(self, node: ast.Assign, ctx: RuleContext) -> Iterator[Finding]:
         target = node.targets[0]
         if isinstance(target, ast.Attribute) and target.attr == "optim" and ctx.value(target.value).kind == ARGUMENTS:
-            yield from _of_value(node, node.value, ctx, f"{ctx.source(target)} is set to")
+            yield from _optimizer_findings(node, node.value, ctx, f"{ctx.source(target)} is set to")
 
     def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
         if _trainer.only_evaluates(program):
@@ -85,7 +85,7 @@ class TrainerOptimizer(Rule):
                 continue
             given = arguments.argument("optim")
             if given is not None:
-                yield from _of_value(given.node, given.value, given.ctx, "The Trainer's optimizer is")
+                yield from _optimizer_findings(given.node, given.value, given.ctx, "The Trainer's optimizer is")
             elif arguments.is_default("optim") and not ours:
                 yield arguments.ctx.finding(
                     arguments.node,
@@ -101,10 +101,10 @@ class TrainerOptimizer(Rule):
                 yield trainer.ctx.finding(trainer.node, message, f"Write args=TrainingArguments({_XLA}).")
 
 
-def _of_value(node: ast.AST, value: ast.expr, ctx: RuleContext, subject: str) -> Iterator[Finding]:
-    name = _optimizer(value, ctx)
+def _optimizer_findings(node: ast.AST, value: ast.expr, ctx: RuleContext, subject: str) -> Iterator[Finding]:
+    name = _optimizer_name(value, ctx)
     if name in _FUSED and not _launches.is_ours(ctx.program):
-        yield ctx.finding(node, f"{subject} {name}.", _FIX, edits=_replaced(value, ctx))
+        yield ctx.finding(node, f"{subject} {name}.", _FIX, edits=_optimizer_edits(value, ctx))
     elif name in _BITSANDBYTES:
         fix = f'{_FIX[:-1]}, or optim="adafactor" if memory is short.'
         yield ctx.finding(node, f"{subject} {name}, an optimizer of bitsandbytes.", fix, why=_WHY_BITSANDBYTES)
@@ -112,7 +112,7 @@ def _of_value(node: ast.AST, value: ast.expr, ctx: RuleContext, subject: str) ->
         yield ctx.finding(node, f"{subject} {name}.", _FIX, why=_WHY_GONE)
 
 
-def _optimizer(value: ast.expr, ctx: RuleContext) -> str:
+def _optimizer_name(value: ast.expr, ctx: RuleContext) -> str:
     constant = ctx.constant(value)
     if isinstance(constant, str):
         return constant
@@ -123,7 +123,7 @@ def _optimizer(value: ast.expr, ctx: RuleContext) -> str:
     return _ENUM_NAMES.get(last, last.lower())
 
 
-def _replaced(value: ast.expr, ctx: RuleContext) -> tuple[Edit, ...]:
+def _optimizer_edits(value: ast.expr, ctx: RuleContext) -> tuple[Edit, ...]:
     return (ctx.replace(value, '"adamw_torch_xla"'),) if isinstance(value, ast.Constant) else ()
 
 
@@ -174,11 +174,13 @@ class TrainerFp16(Rule):
                     f"{arguments.name} enables fp16 ({old}=True).",
                     f"Write {new}=True.",
                     why,
-                    _renamed(arguments, given, new),
+                    _renamed_argument(arguments, given, new),
                 )
 
 
-def _renamed(arguments: _trainer.TrainingArgumentsCall, given: _trainer.TrainerArgument, new: str) -> tuple[Edit, ...]:
+def _renamed_argument(
+    arguments: _trainer.TrainingArgumentsCall, given: _trainer.TrainerArgument, new: str
+) -> tuple[Edit, ...]:
     """The keyword with its new name; none if the new one is given as well."""
     literal = isinstance(given.value, ast.Constant)
     if given.keyword is None or not literal or not arguments.is_default(new):
@@ -389,7 +391,7 @@ class FsdpKeys(Rule):
         for one in _trainer.all_settings(program):
             if one.given is not None and one.config is None and one.given.constant is not None:
                 continue  # a path, or an unknown value
-            for rule in (_is_off, _is_for_gpus, _options, _keys_of_gpus, _both_wrappings, _settings_of_v1):
+            for rule in (_is_off, _is_for_gpus, _unread_options, _gpu_keys, _both_wrappings, _settings_of_v1):
                 yield from rule(one)
 
 
@@ -434,7 +436,7 @@ def _with_xla(config: _trainer.FsdpConfig, entry: _trainer.FsdpEntry) -> tuple[E
     return (Edit(start, start, f'"xla": True{between}'),)
 
 
-def _options(one: _trainer.FsdpArguments) -> Iterator[Finding]:
+def _unread_options(one: _trainer.FsdpArguments) -> Iterator[Finding]:
     if not one.is_xla or one.fsdp is None:
         return
     ctx = one.fsdp.ctx
@@ -456,7 +458,7 @@ def _options_of(one: _trainer.FsdpArguments) -> list[str]:
     return []
 
 
-def _keys_of_gpus(one: _trainer.FsdpArguments) -> Iterator[Finding]:
+def _gpu_keys(one: _trainer.FsdpArguments) -> Iterator[Finding]:
     config = one.config
     if config is None or not one.is_xla:
         return
@@ -526,16 +528,16 @@ class FsdpUnknownSetting(Rule):
     def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
         for one in _trainer.all_settings(program):
             if one.config is not None:
-                yield from _in_config(one.config, one.is_xla)
+                yield from _config_findings(one.config, one.is_xla)
                 settings = _trainer.settings(one.config)
                 if settings is not None:
                     v2 = one.config.constant("xla_fsdp_v2") is True
                     ignored = v2 or not one.is_xla or one.is_off
-                    yield from _in_settings(settings, ignored)
-                    yield from _dtypes(settings)
+                    yield from _settings_findings(settings, ignored)
+                    yield from _dtype_findings(settings)
 
 
-def _in_config(config: _trainer.FsdpConfig, is_xla: bool) -> Iterator[Finding]:
+def _config_findings(config: _trainer.FsdpConfig, is_xla: bool) -> Iterator[Finding]:
     for key, entry in config.entries.items():
         if key in _trainer.CONFIG_KEYS or not (is_xla or key == _NEVER):
             continue
@@ -545,11 +547,11 @@ def _in_config(config: _trainer.FsdpConfig, is_xla: bool) -> Iterator[Finding]:
         else:
             message = f"{key} is not a key of fsdp_config and not an argument of XLA FSDP."
             yield config.ctx.finding(
-                entry.node, message, _setting_fix(key, _trainer.CONFIG_KEYS), edits=_without(config, entry)
+                entry.node, message, _setting_fix(key, _trainer.CONFIG_KEYS), edits=_without_entry(config, entry)
             )
 
 
-def _in_settings(settings: _trainer.FsdpConfig, ignored: bool) -> Iterator[Finding]:
+def _settings_findings(settings: _trainer.FsdpConfig, ignored: bool) -> Iterator[Finding]:
     for key, entry in settings.entries.items():
         if key in _trainer.XLA_SETTINGS:
             continue
@@ -560,7 +562,7 @@ def _in_settings(settings: _trainer.FsdpConfig, ignored: bool) -> Iterator[Findi
             yield settings.ctx.finding(entry.node, message, f"Put {outside} directly into fsdp_config.", why)
         else:
             yield settings.ctx.finding(
-                entry.node, message, _setting_fix(key, _trainer.XLA_SETTINGS), why, _without(settings, entry)
+                entry.node, message, _setting_fix(key, _trainer.XLA_SETTINGS), why, _without_entry(settings, entry)
             )
 
 
@@ -569,13 +571,13 @@ def _setting_fix(key: str, known: frozenset[str]) -> str:
     return f"Write {close[0]} if you mean that; otherwise remove it." if close else "Remove it."
 
 
-def _without(config: _trainer.FsdpConfig, entry: _trainer.FsdpEntry) -> tuple[Edit, ...]:
+def _without_entry(config: _trainer.FsdpConfig, entry: _trainer.FsdpEntry) -> tuple[Edit, ...]:
     if entry.literal is None or not isinstance(entry.node, ast.expr) or entry.value is None:
         return ()
     return _source.remove_entry(entry.literal, entry.node, config.ctx)
 
 
-def _dtypes(settings: _trainer.FsdpConfig) -> Iterator[Finding]:
+def _dtype_findings(settings: _trainer.FsdpConfig) -> Iterator[Finding]:
     for key in _DTYPES:
         entry = settings.entries.get(key)
         if entry is None or entry.value is None:
@@ -589,7 +591,7 @@ def _dtypes(settings: _trainer.FsdpConfig) -> Iterator[Finding]:
         yield settings.ctx.finding(entry.value, message, f'Write "{name}".', _WHY_DTYPE, (edit,))
 
 
-_NAME = "dataloader_drop_last"
+_DROP_LAST = "dataloader_drop_last"
 _TRAIN_DATASET = 3  # where Trainer(...) takes it
 
 
@@ -624,23 +626,23 @@ class TrainerDropLast(Rule):
 
     def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
         for arguments in _trainer.on_tpu(program):
-            given = arguments.argument(_NAME)
+            given = arguments.argument(_DROP_LAST)
             if given is not None and given.constant is not False:
                 continue
-            if given is None and not arguments.is_default(_NAME):
+            if given is None and not arguments.is_default(_DROP_LAST):
                 continue
-            if not (_trainer.only_evaluates(program) or _makes_own_loader(arguments) or _divides(arguments)):
-                setting = f"does not set {_NAME}" if given is None else f"sets {_NAME}=False"
+            if not (_trainer.only_evaluates(program) or _makes_own_loader(arguments) or _has_whole_batches(arguments)):
+                setting = f"does not set {_DROP_LAST}" if given is None else f"sets {_DROP_LAST}=False"
                 message = f"{arguments.name} {setting}: the last batch of an epoch may be smaller."
                 ctx, node = (arguments.ctx, arguments.node) if given is None else (given.ctx, given.node)
-                yield ctx.finding(node, message, f"Write {_NAME}=True.")
+                yield ctx.finding(node, message, f"Write {_DROP_LAST}=True.")
 
 
 def _makes_own_loader(arguments: _trainer.TrainingArgumentsCall) -> bool:
     return _trainer.overrides(arguments, "get_train_dataloader")
 
 
-def _divides(arguments: _trainer.TrainingArgumentsCall) -> bool:
+def _has_whole_batches(arguments: _trainer.TrainingArgumentsCall) -> bool:
     """Whether the training data certainly consists of whole batches."""
     batch = _trainer.constant_of(arguments, "per_device_train_batch_size", 8)
     trainers = _trainer.trainers_of(arguments)
@@ -648,11 +650,13 @@ def _divides(arguments: _trainer.TrainingArgumentsCall) -> bool:
         return False
     if _trainer.constant_of(arguments, "auto_find_batch_size", False) is not False:
         return False
-    lengths = [_length(one.ctx, one.ctx.argument(one.node, "train_dataset", _TRAIN_DATASET)) for one in trainers]
+    lengths = [
+        _dataset_length(one.ctx, one.ctx.argument(one.node, "train_dataset", _TRAIN_DATASET)) for one in trainers
+    ]
     return all(length is not None and length % batch == 0 for length in lengths)
 
 
-def _length(ctx: RuleContext, node: ast.expr | None) -> float | None:
+def _dataset_length(ctx: RuleContext, node: ast.expr | None) -> float | None:
     """The number of samples of a dataset, if the code shows it."""
     value = ctx.value(node)
     call = node if isinstance(node, ast.Call) else value.creator

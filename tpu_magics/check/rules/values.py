@@ -79,7 +79,7 @@ class BranchOnValue(Rule):
         if _tensor_values.is_made_on_cpu(_operand(needed, ctx), ctx) and not ctx.in_step:
             return
         if isinstance(node, _STATEMENTS) or not _is_in_test(node, ctx):
-            yield _finding(node, needed, ctx)
+            yield _branch_finding(node, needed, ctx)
 
 
 def _is_in_test(node: ast.AST, ctx: RuleContext) -> bool:
@@ -99,13 +99,13 @@ def _is_in_test(node: ast.AST, ctx: RuleContext) -> bool:
 # -- the message ----------------------------------------------------------------------------------------------
 
 
-def _finding(node: ast.AST, needed: ast.expr, ctx: RuleContext) -> Finding:
+def _branch_finding(node: ast.AST, needed: ast.expr, ctx: RuleContext) -> Finding:
     tf = ctx.value(needed).lib == "tf"
     why = WHY_TF if tf else WHY_CPU if _tensor_values.is_made_on_cpu(_operand(needed, ctx), ctx) else None
     place = getattr(node, "test", None) or (node.subject if isinstance(node, ast.Match) else node)
     return ctx.finding(
         place,
-        f"{_subject(node)} the value of {_tensor_values.short_source(_operand(needed, ctx), ctx)}.",
+        f"{_branch_subject(node)} the value of {_tensor_values.short_source(_operand(needed, ctx), ctx)}.",
         _fix_messages.fix_message(node, needed, ctx, tf),
         why=why,
         edits=_fix_messages.edits(node, ctx),
@@ -122,7 +122,7 @@ _SUBJECTS: dict[type, str] = {
 }
 
 
-def _subject(node: ast.AST) -> str:
+def _branch_subject(node: ast.AST) -> str:
     if isinstance(node, ast.BoolOp):
         return f"`{'and' if isinstance(node.op, ast.And) else 'or'}` needs"
     if isinstance(node, ast.UnaryOp):
@@ -188,7 +188,10 @@ class ValueRead(Rule):
             return
         if _is_reported_beside(node, ctx):
             return
-        read, source = _tensor_values.short_source(_whole(node, ctx), ctx), _tensor_values.short_source(tensor, ctx)
+        read, source = (
+            _tensor_values.short_source(_whole_chain(node, ctx), ctx),
+            _tensor_values.short_source(tensor, ctx),
+        )
         yield ctx.finding(
             node,
             f"{read} reads the value of {source} in each step.",
@@ -201,7 +204,7 @@ def _runs_often(ctx: RuleContext) -> bool:
     return _tensor_values.runs_each_step(ctx) or _tensor_values.is_compiled_tf(ctx)
 
 
-def _whole(node: ast.Call, ctx: RuleContext) -> ast.AST:
+def _whole_chain(node: ast.Call, ctx: RuleContext) -> ast.AST:
     """The chain that the read is part of: `preds.cpu().numpy()`."""
     whole: ast.AST = node
     for parent, child in _tensor_values.expression_parents(node, ctx):
@@ -302,7 +305,7 @@ class PrintedTensor(Rule):
             return
         yield ctx.finding(
             node,
-            f"{_what(node)} reads the value of {_tensor_values.short_source(tensor, ctx)} in each step.",
+            f"{_text_subject(node)} reads the value of {_tensor_values.short_source(tensor, ctx)} in each step.",
             _tensor_values.fix_message(_tensor_values.full_source(tensor, ctx) or "it", ctx),
             why=WHY_AFTER_SYNC if _tensor_values.after_sync(node, ctx) else None,
         )
@@ -320,10 +323,10 @@ def _is_text(node: ast.expr, ctx: RuleContext) -> bool:
 
 def _shown_tensor(node: ast.AST, ctx: RuleContext) -> ast.expr | None:
     """The first tensor that becomes text here."""
-    return next((one for part in _parts(node) for one in _tensors(part, ctx)), None)
+    return next((one for part in _text_parts(node) for one in _tensors_in_text(part, ctx)), None)
 
 
-def _parts(node: ast.AST) -> Iterator[ast.expr]:
+def _text_parts(node: ast.AST) -> Iterator[ast.expr]:
     if isinstance(node, ast.JoinedStr):
         yield from (one.value for one in node.values if isinstance(one, ast.FormattedValue))
     elif isinstance(node, ast.BinOp):
@@ -333,20 +336,20 @@ def _parts(node: ast.AST) -> Iterator[ast.expr]:
         yield from (one.value for one in node.keywords if one.arg not in ("file", "global_step", "step"))
 
 
-def _tensors(node: ast.expr, ctx: RuleContext) -> Iterator[ast.expr]:
+def _tensors_in_text(node: ast.expr, ctx: RuleContext) -> Iterator[ast.expr]:
     """The tensors in what is shown, also inside a tuple, a dict or another text."""
     if isinstance(node, ast.Starred):
         node = node.value
     if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
-        inside = [one for part in node.elts for one in _tensors(part, ctx)]
+        inside = [one for part in node.elts for one in _tensors_in_text(part, ctx)]
     elif isinstance(node, ast.Dict):
-        inside = [one for part in node.values for one in _tensors(part, ctx)]
+        inside = [one for part in node.values for one in _tensors_in_text(part, ctx)]
     elif _makes_text(node, ctx):
-        inside = [one for part in _parts(node) for one in _tensors(part, ctx)]
+        inside = [one for part in _text_parts(node) for one in _tensors_in_text(part, ctx)]
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and ctx.value(node).kind != TENSOR:
-        inside = [one for part in (node.left, node.right) for one in _tensors(part, ctx)]
+        inside = [one for part in (node.left, node.right) for one in _tensors_in_text(part, ctx)]
     elif isinstance(node, ast.IfExp):
-        inside = [one for part in (node.body, node.orelse) for one in _tensors(part, ctx)]
+        inside = [one for part in (node.body, node.orelse) for one in _tensors_in_text(part, ctx)]
     else:
         inside = [node] if _reads_when_shown(node, ctx) else []
     yield from inside
@@ -366,15 +369,15 @@ def _is_in_reported_call(node: ast.AST, ctx: RuleContext) -> bool:
     return any(_makes_text(parent, ctx) for parent, _ in _tensor_values.expression_parents(node, ctx))
 
 
-def _what(node: ast.Call | ast.JoinedStr | ast.BinOp) -> str:
+def _text_subject(node: ast.Call | ast.JoinedStr | ast.BinOp) -> str:
     if isinstance(node, ast.JoinedStr):
         return "The f-string"
     if isinstance(node, ast.BinOp):
         return "The text"
-    return f"{ast.unparse(node.func) if not isinstance(node.func, ast.Attribute) else _method(node.func)}()"
+    return f"{ast.unparse(node.func) if not isinstance(node.func, ast.Attribute) else _method_name(node.func)}()"
 
 
-def _method(func: ast.Attribute) -> str:
+def _method_name(func: ast.Attribute) -> str:
     return ast.unparse(func) if isinstance(func.value, (ast.Name, ast.Attribute)) else f".{func.attr}"
 
 
