@@ -6,10 +6,10 @@ import ast
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from tpu_magics.check.finding import Edit, Finding
+from tpu_magics.check.rule import Rule
 
 DOC = """{title}
 
@@ -28,19 +28,28 @@ Limitations
 """
 
 
-def rule(code: str, name: str, group: str, word: str, better: str = "", advice: bool = False) -> ModuleType:
+def rule(code: str, name: str, group: str, word: str, better: str = "", advice: bool = False) -> Rule:
     """A rule that reports calls of `word`, and writes `better` for it."""
-    module: Any = ModuleType(code.lower(), DOC.format(title=f"A call of {word}.", word=word, better=better or "other"))
-    module.CODE, module.NAME, module.GROUP = code, name, group
-    module.WHY, module.NODES = f"Nobody wants {word}.", (ast.Call,)
 
-    def check(node: ast.Call, ctx: Any) -> Iterator[Finding]:
+    def check(self: Rule, node: ast.Call, ctx: Any) -> Iterator[Finding]:
         if isinstance(node.func, ast.Name) and node.func.id == word:
             edits = [ctx.replace(node.func, better)] if better else []
             yield ctx.finding(node, f"Here is {ctx.source(node)}.", "Write something else.", edits=edits, advice=advice)
 
-    module.check = check
-    return module
+    found: Rule = type(
+        name,
+        (Rule,),
+        {
+            "__doc__": DOC.format(title=f"A call of {word}.", word=word, better=better or "other"),
+            "code": code,
+            "name": name,
+            "group": group,
+            "why": f"Nobody wants {word}.",
+            "nodes": (ast.Call,),
+            "check": check,
+        },
+    )()
+    return found
 
 
 RED = rule("TPU901", "call-of-red", "values", "red", "green")

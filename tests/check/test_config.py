@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import tpu_magics.check.config as config_module
 from tests.check.own_rules import RULES, finding
-from tpu_magics.check import config as module
-from tpu_magics.check.config import CheckConfig, ConfigFinder, Rules, UsageError, read
-from tpu_magics.check.files import files_of
+from tpu_magics.check.config import CheckConfig, ConfigFinder, Rules, UsageError, files_of, read
 
 ALL = Rules(RULES)
 FINDINGS = {
@@ -66,7 +65,7 @@ def test_a_word_that_names_no_rule_is_wrong(word: str) -> None:
 
 def test_rules_are_found_by_code_and_name() -> None:
     found = ALL.find("tpu901"), ALL.find("call-of-blue"), ALL.find("does-not-parse")
-    assert [one.CODE for one in found if one] == ["TPU901", "TPU902", "TPU001"]
+    assert [one.code for one in found if one] == ["TPU901", "TPU902", "TPU001"]
     assert ALL.find("TPU90") is None
 
 
@@ -143,7 +142,7 @@ def test_without_a_reader_of_toml_only_our_own_table_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python 3.10 without tomli."""
-    monkeypatch.setattr(module, "_toml", lambda: None)
+    monkeypatch.setattr(config_module, "_toml", lambda: None)
     assert read(table(tmp_path, "[project]\nname = 'tpu_magics'\n"), ALL) is None
     with pytest.raises(UsageError, match="pip install tomli"):
         read(table(tmp_path, "[tool.tpu_magics]\n"), ALL)

@@ -10,9 +10,9 @@ import pytest
 from tpu_magics.check import check_cells
 from tpu_magics.check.cells import cell_of
 from tpu_magics.check.engine import code_spans, walk
-from tpu_magics.check.names import canonical
+from tpu_magics.check.inference.names import canonical
+from tpu_magics.check.inference.values import NOTHING, AbstractValue
 from tpu_magics.check.rule_context import RuleContext
-from tpu_magics.check.values import NOTHING, AbstractValue
 
 HEAD = """\
 import torch

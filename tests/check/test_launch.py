@@ -7,16 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.check.group_checks import TORCH_XLA
 from tpu_magics.check import Finding, check_cells, check_text
 from tpu_magics.check.cells import cell_of
 from tpu_magics.check.rules import RULES
 
-LAUNCH = [rule for rule in RULES if rule.GROUP == "launch"]
-RULE = {rule.CODE: rule for rule in LAUNCH}
-XLA = (
-    "import torch\nimport torch_xla\nimport torch_xla.core.xla_model as xm\n"
-    "import torch_xla.distributed.parallel_loader as pl\n"
-)
+LAUNCH = [rule for rule in RULES if rule.group == "launch"]
+RULE = {rule.code: rule for rule in LAUNCH}
 
 
 def found(*cells: str) -> list[Finding]:
@@ -97,12 +94,12 @@ def train():
     ],
 )
 def test_how_many_ranks_the_magics_ask_for(init: str, magic: str, wanted: list[str]) -> None:
-    assert codes(f"%load_ext tpu_magics\n{init}\n{XLA}", f"{magic}\n{STEPPING}") == wanted
+    assert codes(f"%load_ext tpu_magics\n{init}\n{TORCH_XLA}", f"{magic}\n{STEPPING}") == wanted
 
 
 def test_a_cell_that_says_ranks_is_written_for_several() -> None:
     told = STEPPING.replace("    for _", "    xm.master_print('starts')\n    for _")
-    assert codes(f"%load_ext tpu_magics\n{XLA}", f"%%tpu_train\n{told}") == ["TPU405"]
+    assert codes(f"%load_ext tpu_magics\n{TORCH_XLA}", f"%%tpu_train\n{told}") == ["TPU405"]
 
 
 def test_our_launcher_honours_what_torch_xla_refuses() -> None:

@@ -9,27 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests import forks
-from tpu_magics.check import check_cells
-from tpu_magics.check.cells import cell_of
-from tpu_magics.check.fixes import fix
+from tests.check.group_checks import TORCH_XLA, GroupChecks
 from tpu_magics.check.rules import RULES
 
 pytestmark = pytest.mark.process
 
-LAUNCH = [rule for rule in RULES if rule.GROUP == "launch"]
-XLA = (
-    "import torch\nimport torch_xla\nimport torch_xla.core.xla_model as xm\n"
-    "import torch_xla.distributed.parallel_loader as pl\n"
-)
-
-
-def fixed_text(text: str, number: int | None = None) -> str:
-    """The text after `--fix`; a second time must change nothing."""
-    path = "x.py" if number is None else "nb.ipynb"
-    once = fix([cell_of(text, path, number)], lambda cells: check_cells(cells, LAUNCH))
-    twice = fix(once.cells, lambda cells: check_cells(cells, LAUNCH))
-    assert twice.cells[0].text == once.cells[0].text
-    return once.cells[0].text
+fixed_text = GroupChecks([rule for rule in RULES if rule.group == "launch"]).fixed_text
 
 
 def run(*texts: str, folder: Path) -> list[str]:
@@ -56,7 +41,7 @@ def run(*texts: str, folder: Path) -> list[str]:
 
 # -- fixes that are run ----------------------------------------------------------------------------------------------
 
-TRAINING = XLA + textwrap.dedent(
+TRAINING = TORCH_XLA + textwrap.dedent(
     """
     torch.manual_seed(0)
     data = torch.utils.data.TensorDataset(torch.randn(32, 4), torch.randn(32, 2))
@@ -98,7 +83,7 @@ def test_a_barrier_is_fixed_and_the_weights_are_equal(tmp_path: Path) -> None:
     assert len(set(weights)) == 1
 
 
-LAUNCHED = XLA + textwrap.dedent(
+LAUNCHED = TORCH_XLA + textwrap.dedent(
     """
     import torch_xla.distributed.xla_multiprocessing as xmp
 
@@ -130,7 +115,7 @@ def test_what_torch_xla_refuses_is_taken_out_and_files_hold_the_same(tmp_path: P
 
 
 def test_ranks_that_step_alone_are_given_the_reducing_step() -> None:
-    text = XLA + textwrap.dedent(
+    text = TORCH_XLA + textwrap.dedent(
         """
         def _mp_fn(index, model, loader):
             optimizer = torch.optim.SGD(model.to(xm.xla_device()).parameters(), lr=0.1)
@@ -147,7 +132,7 @@ def test_ranks_that_step_alone_are_given_the_reducing_step() -> None:
 
 def test_a_launch_in_a_notebook_gets_fork() -> None:
     text = "import torch_xla\ndef f(index):\n    pass\n\ntorch_xla.launch(f)\ntorch_xla.launch(f, args=())\n"
-    after = fixed_text(text, 1)
+    after = fixed_text(text, "nb.ipynb", 1)
     assert after.endswith(
         'torch_xla.launch(f, start_method="fork")\ntorch_xla.launch(f, start_method="fork", args=())\n'
     )

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import textwrap
-
 import pytest
 
+from tests.check.group_checks import GroupChecks
 from tests.check.measurements import measurements
 from tpu_magics.check import check_cells, check_text
 from tpu_magics.check.cells import cell_of
-from tpu_magics.check.rules import tpu501_bf16_environment, tpu502_cuda_amp, tpu503_half
+from tpu_magics.check.rules.precision import RULES
 
-RULES = (tpu501_bf16_environment, tpu502_cuda_amp, tpu503_half)
-
-
-def codes(text: str, path: str = "x.py") -> list[str]:
-    return [one.code for one in check_cells([cell_of(textwrap.dedent(text).strip() + "\n", path)], RULES)]
+codes = GroupChecks(RULES).codes
 
 
 @pytest.mark.parametrize("value", ['"1"', "1", '"true"', "str(1)", "str(int(flag))", '"1" if flag else "0"', "flag"])

@@ -6,47 +6,23 @@ from __future__ import annotations
 
 import json
 import os
-import textwrap
 from typing import Any
 
 import pytest
 
 from tests import forks
 from tests.cases.programs import Program, all_programs
+from tests.check.group_checks import GroupChecks
 from tpu_magics.check import check_cells, check_text
-from tpu_magics.check.cells import cell_of, read_file
-from tpu_magics.check.finding import Finding
-from tpu_magics.check.fixes import fix
-from tpu_magics.check.rules import (
-    tpu301_pad_to_longest,
-    tpu302_short_last_batch,
-    tpu303_changing_number,
-    tpu304_growing_list,
-    tpu305_no_attention_mask,
-    tpu306_tf_remainder,
-)
+from tpu_magics.check.cells import read_file
+from tpu_magics.check.rules import _changing_numbers
+from tpu_magics.check.rules.recompiles import RULES
 
-RULES = (
-    tpu301_pad_to_longest,
-    tpu302_short_last_batch,
-    tpu303_changing_number,
-    tpu304_growing_list,
-    tpu305_no_attention_mask,
-    tpu306_tf_remainder,
-)
 HEAD = "import torch\nimport torch_xla\nfrom transformers import AutoTokenizer, DataCollatorWithPadding\n\n"
 
 
-def found(text: str) -> list[Finding]:
-    return check_text(HEAD + textwrap.dedent(text).strip() + "\n", "x.py", RULES)
-
-
-def fixed_text(text: str) -> str:
-    """The text after `--fix`; a second time must change nothing."""
-    once = fix([cell_of(text, "x.py")], lambda now: check_cells(now, RULES))
-    twice = fix(once.cells, lambda now: check_cells(now, RULES))
-    assert twice.cells[0].text == once.cells[0].text
-    return once.cells[0].text
+GROUP = GroupChecks(RULES, HEAD)
+found, fixed_text = GROUP.found, GROUP.fixed_text
 
 
 # -- programs whose compiles were counted ------------------------------------------------------------------------------
@@ -186,7 +162,7 @@ def measured() -> tuple[dict[str, int], dict[str, int]]:
 
 
 def test_every_operation_of_the_tables_is_measured() -> None:
-    known = {*tpu303_changing_number._ARGUMENTS, *tpu303_changing_number._SHAPES, *tpu303_changing_number._MAKERS}
+    known = {*_changing_numbers._ARGUMENTS, *_changing_numbers._SHAPES, *_changing_numbers._MAKERS}
     assert known <= set(FIXED), known - set(FIXED)
 
 

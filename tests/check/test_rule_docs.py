@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+import tpu_magics.check.rule as rule_docs
 from tests.check.own_rules import BLUE, GREY, RED
-from tpu_magics.check import rule_docs, syntax
 from tpu_magics.check.cells import cell_of
+from tpu_magics.check.rule import Rule
 from tpu_magics.check.rules import RULES
+from tpu_magics.check.syntax import SYNTAX
 
 ROOT = Path(__file__).parents[2]
-ALL = (syntax, *RULES)
-EVERY = pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.CODE)
+ALL = (SYNTAX, *RULES)
+EVERY = pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.code)
 
 
 def test_a_docstring_is_taken_apart() -> None:
@@ -60,7 +61,7 @@ def test_docs_rules_is_in_step_with_the_rules() -> None:
 
 
 @EVERY
-def test_every_rule_explains_itself(rule: ModuleType) -> None:
+def test_every_rule_explains_itself(rule: Rule) -> None:
     found = rule_docs.rule_doc(rule)
     assert tuple(found.sections) == rule_docs.SECTIONS
     assert all(found.sections.values())
@@ -71,15 +72,15 @@ def test_every_rule_explains_itself(rule: ModuleType) -> None:
 
 @EVERY
 @pytest.mark.parametrize("section", rule_docs.CODE)
-def test_examples_are_code_of_a_cell(rule: ModuleType, section: str) -> None:
+def test_examples_are_code_of_a_cell(rule: Rule, section: str) -> None:
     cell = cell_of(rule_docs.rule_doc(rule).section(section), "In [1]")
-    assert (cell.problem is not None) is ((rule, section) == (syntax, "Example"))
+    assert (cell.problem is not None) is ((rule, section) == (SYNTAX, "Example"))
 
 
 def test_codes_and_names_are_each_of_one_rule() -> None:
-    assert len({rule.CODE for rule in ALL}) == len({rule.NAME for rule in ALL}) == len(ALL)
+    assert len({rule.code for rule in ALL}) == len({rule.name for rule in ALL}) == len(ALL)
 
 
 def test_codes_of_a_group_begin_alike() -> None:
-    groups = {(rule.CODE[:4], rule.GROUP) for rule in ALL}
+    groups = {(rule.code[:4], rule.group) for rule in ALL}
     assert len({begin for begin, _ in groups}) == len({group for _, group in groups}) == len(groups)

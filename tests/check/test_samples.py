@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.check import expectations
-from tpu_magics.check import check_cells
+from tpu_magics.check import check_cells, rules
+from tpu_magics.check.rule import Rule
 from tpu_magics.check.rules import RULES
 
 ENOUGH = 8  # lines that must be found, and lines that must not, for each rule
@@ -41,20 +41,21 @@ def test_each_rule_has_lines_that_must_be_found_and_lines_that_must_not() -> Non
         cells = expectations.cells_of(path)
         found.update(one.code for one in expectations.expected(cells))
         silent.update(code for _, _, code in expectations.silent(cells))
-    codes = [rule.CODE for rule in RULES]
+    codes = [rule.code for rule in RULES]
     assert [code for code in codes if found[code] < ENOUGH] == [], "too few lines that must be found"
     assert [code for code in codes if silent[code] < ENOUGH] == [], "too few lines that must not be found"
 
 
-def test_the_list_of_rules_is_that_of_their_files() -> None:
-    folder = Path(next(iter(importlib.import_module("tpu_magics.check.rules").__path__)))
-    files = sorted(path.stem for path in folder.glob("tpu*.py"))
-    listed = [rule.__name__.rpartition(".")[2] for rule in RULES]
-    assert listed == files
+def test_every_rule_is_listed() -> None:
+    codes = [rule.code for rule in RULES]
+    assert codes == sorted(codes)
+    assert {type(rule) for rule in RULES} == {
+        one for one in Rule.__subclasses__() if one.__module__.startswith(rules.__name__)
+    }
     for rule in RULES:
-        name = rule.__name__.rpartition(".")[2]
-        assert name == f"{rule.CODE.lower()}_{rule.NAME.replace('-', '_')}", name
-        assert rule.GROUP == GROUPS[rule.CODE[3]], name
+        name = type(rule).__name__
+        assert name.lower() == rule.name.replace("-", ""), name
+        assert rule.group == GROUPS[rule.code[3]], name
 
 
 GROUPS = {

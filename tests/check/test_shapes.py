@@ -8,31 +8,17 @@ from typing import Any
 
 import pytest
 
+from tests.check.group_checks import GroupChecks
 from tests.check.measurements import measurements
 from tpu_magics.check import check_cells, check_text
 from tpu_magics.check.cells import cell_of
-from tpu_magics.check.finding import Finding
-from tpu_magics.check.fixes import fix
-from tpu_magics.check.rules import (
-    tpu201_boolean_mask_index,
-    tpu202_boolean_mask_assignment,
-    tpu203_dynamic_shape_op,
-    tpu204_slice_by_value,
-    tpu205_repeat_interleave_by_tensor,
-)
+from tpu_magics.check.rules.shapes import RULES
 
-RULES = (
-    tpu201_boolean_mask_index,
-    tpu202_boolean_mask_assignment,
-    tpu203_dynamic_shape_op,
-    tpu204_slice_by_value,
-    tpu205_repeat_interleave_by_tensor,
-)
 TORCH = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\nimport torch_xla\n\n\n"
 
 
-def found(text: str, path: str = "x.py") -> list[Finding]:
-    return check_cells([cell_of(TORCH + textwrap.dedent(text).strip() + "\n", path)], RULES)
+GROUP = GroupChecks(RULES, TORCH)
+found, fixed_text = GROUP.found, GROUP.fixed_text
 
 
 def the_fix(text: str) -> str:
@@ -41,15 +27,6 @@ def the_fix(text: str) -> str:
     said = re.search(r"`(.+?)`", finding.fix)
     assert said is not None, finding.fix
     return said[1]
-
-
-def fixed_text(text: str, path: str = "x.py") -> str:
-    """The text after `--fix`; a second time must change nothing."""
-    cells = [cell_of(text, path)]
-    once = fix(cells, lambda now: check_cells(now, RULES))
-    twice = fix(once.cells, lambda now: check_cells(now, RULES))
-    assert twice.cells[0].text == once.cells[0].text
-    return once.cells[0].text
 
 
 # -- the multiply-and-divide form gives what the mask gave -------------------------------------------------------------

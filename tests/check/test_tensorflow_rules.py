@@ -5,56 +5,22 @@ TensorFlow is not needed: its behaviour was measured with 2.20 and Keras 3.15.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from tests.check import expectations
-from tpu_magics.check import check_cells
-from tpu_magics.check.cells import CodeCell, cell_of
-from tpu_magics.check.finding import Finding
+from tests.check.group_checks import GroupChecks
+from tpu_magics.check.cells import cell_of
 from tpu_magics.check.fixes import fix
-from tpu_magics.check.rules import (
-    tpu701_jit_compile_on_tpu,
-    tpu702_jit_compile_missing,
-    tpu703_outside_strategy_scope,
-    tpu704_python_pipeline_remote_tpu,
-    tpu705_local_path_remote_tpu,
-    tpu706_resolver_without_local,
-)
+from tpu_magics.check.rules.tensorflow import RULES
 
-RULES = (
-    tpu701_jit_compile_on_tpu,
-    tpu702_jit_compile_missing,
-    tpu703_outside_strategy_scope,
-    tpu704_python_pipeline_remote_tpu,
-    tpu705_local_path_remote_tpu,
-    tpu706_resolver_without_local,
-)
 IMPORT = "import os\nimport tensorflow as tf\n"
 RESOLVER = "tf.distribute.cluster_resolver.TPUClusterResolver"
 STRATEGY = IMPORT + f'strategy = tf.distribute.TPUStrategy({RESOLVER}(tpu="local"))\n'
 MODEL = "tf.keras.Sequential([tf.keras.layers.Dense(1)])"
 
 
-def check(cells: Sequence[CodeCell]) -> list[Finding]:
-    return check_cells(cells, RULES)
-
-
-def found(text: str) -> list[Finding]:
-    return check([cell_of(text, "a.py")])
-
-
-def codes(text: str) -> list[str]:
-    return [one.code for one in found(text)]
-
-
-def fixed_text(text: str) -> str:
-    """The text after all fixes; it parses, and fixing it again changes nothing."""
-    cells = fix([cell_of(text, "a.py")], check).cells
-    assert cells[0].tree is not None
-    assert not fix(cells, check).changes
-    return cells[0].text
+GROUP = GroupChecks(RULES)
+check, found, codes, fixed_text = GROUP.check, GROUP.found, GROUP.codes, GROUP.fixed_text
 
 
 # -- fixes -----------------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,49 +13,22 @@ import pytest
 
 from tests import forks
 from tests.check import expectations
-from tpu_magics.check import check_cells
-from tpu_magics.check.cells import CodeCell, cell_of
-from tpu_magics.check.finding import Finding
+from tests.check.group_checks import GroupChecks
+from tpu_magics.check.cells import cell_of
 from tpu_magics.check.fixes import fix
-from tpu_magics.check.rules import (
-    _fsdp,
-    tpu601_trainer_optimizer,
-    tpu602_trainer_fp16,
-    tpu603_trainer_removed_argument,
-    tpu604_fsdp_keys,
-    tpu605_fsdp_unknown_setting,
-    tpu606_trainer_drop_last,
-)
+from tpu_magics.check.rules import _trainer, trainer
+from tpu_magics.check.rules.trainer import RULES
 
-RULES = (
-    tpu601_trainer_optimizer,
-    tpu602_trainer_fp16,
-    tpu603_trainer_removed_argument,
-    tpu604_fsdp_keys,
-    tpu605_fsdp_unknown_setting,
-    tpu606_trainer_drop_last,
-)
 IMPORT = "from transformers import TrainingArguments\n"
 XLA = 'optim="adamw_torch_xla", dataloader_drop_last=True'
 
 
-def check(cells: Sequence[CodeCell]) -> list[Finding]:
-    return check_cells(cells, RULES)
-
-
-def found(text: str) -> list[Finding]:
-    return check([cell_of(IMPORT + text, "a.py")])
-
-
-def codes(text: str) -> list[str]:
-    return [one.code for one in found(text)]
+GROUP = GroupChecks(RULES, IMPORT)
+check, found, codes = GROUP.check, GROUP.found, GROUP.codes
 
 
 def fixed_text(text: str) -> str:
-    """The text after all fixes; fixing it again changes nothing."""
-    cells = fix([cell_of(IMPORT + text, "a.py")], check).cells
-    assert not fix(cells, check).changes
-    return cells[0].text.removeprefix(IMPORT)
+    return GROUP.fixed_text(IMPORT + text).removeprefix(IMPORT)
 
 
 def run(code: str, **environment: str) -> str:
@@ -91,18 +63,18 @@ print(json.dumps({
 @pytest.mark.process
 def test_removed_arguments_are_gone_and_their_successors_are_there() -> None:
     fields = set(installed()["fields"])
-    assert not fields & tpu603_trainer_removed_argument.ARGUMENTS.keys()
-    for name, removed in tpu603_trainer_removed_argument.ARGUMENTS.items():
+    assert not fields & trainer.REMOVED_ARGUMENTS.keys()
+    for name, removed in trainer.REMOVED_ARGUMENTS.items():
         new = removed.new or removed.instead.partition("=")[0]
         assert not new or new in fields, name
         assert new or removed.fix, name
-    assert tpu603_trainer_removed_argument.ARGUMENTS.keys() >= tpu603_trainer_removed_argument.TAKEN_OUT
+    assert trainer.REMOVED_ARGUMENTS.keys() >= trainer.TAKEN_OUT
 
 
 @pytest.mark.process
 def test_optimizers_are_those_of_the_installed_transformers() -> None:
     known = set(installed()["names"].values())
-    rule = tpu601_trainer_optimizer
+    rule = trainer
     assert installed()["default"] == rule._DEFAULT in rule._FUSED
     assert known >= {*rule._FUSED, *rule._BITSANDBYTES, "adamw_torch_xla"}
     assert not known & set(rule._GONE)
@@ -113,7 +85,7 @@ def test_optimizers_are_those_of_the_installed_transformers() -> None:
 @pytest.mark.process
 def test_fsdp_settings_are_those_of_the_installed_torch_xla() -> None:
     wrapping = {"self", "module", "auto_wrap_policy", "auto_wrapper_callable"}  # transformers gives these itself
-    assert set(installed()["settings"]) - wrapping == _fsdp.XLA_SETTINGS
+    assert set(installed()["settings"]) - wrapping == _trainer.XLA_SETTINGS
 
 
 # -- fixes -----------------------------------------------------------------------------------------------------------

@@ -9,31 +9,17 @@ from typing import Any
 
 import pytest
 
+from tests.check.group_checks import GroupChecks
 from tpu_magics.check import check_cells, check_text
 from tpu_magics.check.cells import cell_of, read_file
-from tpu_magics.check.fixes import fix
-from tpu_magics.check.rules import (
-    tpu101_branch_on_value,
-    tpu102_value_read,
-    tpu103_printed_tensor,
-    tpu104_loop_over_value,
-)
+from tpu_magics.check.rules.values import RULES
 
-RULES = (tpu101_branch_on_value, tpu102_value_read, tpu103_printed_tensor, tpu104_loop_over_value)
 TORCH = "import torch\nimport torch.nn.functional as F\nimport torch_xla\n"
 TF = "import tensorflow as tf\n\n\n@tf.function(jit_compile=True)\n"
 
 
-def codes(text: str) -> list[str]:
-    return [one.code for one in check_text(textwrap.dedent(text), "x.py", RULES)]
-
-
-def fixed_text(text: str) -> str:
-    """The text after `--fix`; a second time must change nothing."""
-    once = fix([cell_of(text, "x.py")], lambda cells: check_cells(cells, RULES))
-    twice = fix(once.cells, lambda cells: check_cells(cells, RULES))
-    assert twice.cells[0].text == once.cells[0].text
-    return once.cells[0].text
+GROUP = GroupChecks(RULES)
+codes, fixed_text = GROUP.codes, GROUP.fixed_text
 
 
 def step(body: str) -> str:

@@ -227,4 +227,4 @@ def test_the_docs_have_the_same_list() -> None:
 def test_rules_that_are_named_for_what_is_unseen_exist() -> None:
     codes = {code for pain in PAINS for code in re.findall(r"TPU\d{3}", pain.unseen)}
     assert codes == {"TPU404", "TPU406", "TPU410"}
-    assert codes <= {rule.CODE for rule in RULES}
+    assert codes <= {rule.code for rule in RULES}

@@ -110,17 +110,17 @@ DECLINED = {
     "inner function": (
         "def build():\n        return Net(4)\n    model = build()",
         "Net(4)",
-        "it stands in the inner function `build` (line 3), which may run any number of times",
+        "it is in the inner function `build` (line 3), which may run any number of times",
     ),
     "lambda": (
         "build = lambda: Net(4)",
         "Net(4)",
-        "it stands in a lambda (line 3), which may run any number of times",
+        "it is in a lambda (line 3), which may run any number of times",
     ),
     "with": (
         "with init_empty_weights():\n        model = Net(4)",
         "Net(4)",
-        "it stands inside `with init_empty_weights()` (line 3), which may change how it is built",
+        "it is inside `with init_empty_weights()` (line 3), which may change how it is built",
     ),
     "inner class": (
         "class Own(nn.Module): pass\n    model = Own()",

@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.check.finding import Edit, Finding, in_order
@@ -16,11 +15,12 @@ from tpu_magics.errors import TpuMagicsError
 
 if TYPE_CHECKING:
     from tpu_magics.check.cells import CodeCell
+    from tpu_magics.check.rule import Rule
 
 __all__ = ["Edit", "Finding", "check_cells", "check_function", "check_paths", "check_text", "check_with_config"]
 
 
-def check_cells(cells: Sequence[CodeCell], rules: Sequence[ModuleType] | None = None) -> list[Finding]:
+def check_cells(cells: Sequence[CodeCell], rules: Sequence[Rule] | None = None) -> list[Finding]:
     """The findings of cells that share their names (a notebook's, or one file), in order."""
     from tpu_magics.check.engine import check_program
 
@@ -66,9 +66,8 @@ def check_paths(paths: Sequence[str | Path], select: Sequence[str] = (), ignore:
         OSError: a file cannot be read.
     """
     from tpu_magics.check.cells import read_file
-    from tpu_magics.check.config import ConfigFinder, Rules
+    from tpu_magics.check.config import ConfigFinder, Rules, files_of
     from tpu_magics.check.engine import check_cells_of_file
-    from tpu_magics.check.files import files_of
     from tpu_magics.check.rules import RULES
 
     rules = Rules(RULES)
@@ -108,7 +107,7 @@ def check_function(function: Callable[..., Any]) -> list[Finding]:
     return [one for one in check_cells(cells) if any(part.holds(one) for part in parts)]
 
 
-def check_text(text: str, path: str = "<text>", rules: Sequence[ModuleType] | None = None) -> list[Finding]:
+def check_text(text: str, path: str = "<text>", rules: Sequence[Rule] | None = None) -> list[Finding]:
     """The findings of one Python file's text."""
     from tpu_magics.check.cells import cell_of
 

@@ -15,8 +15,7 @@ from pathlib import Path
 from tpu_magics.check import ipython, notebook, syntax
 from tpu_magics.check.finding import Finding
 from tpu_magics.check.ipython import LineMagic
-from tpu_magics.check.nodes import gc_paused
-from tpu_magics.check.syntax import PythonParseError
+from tpu_magics.check.syntax import PythonParseError, gc_paused
 
 Note = Callable[[str], None]
 
@@ -133,11 +132,11 @@ def cells_of(data: bytes, path: str, note: Note = lambda _: None) -> list[CodeCe
     """The same for a file's bytes."""
     try:
         if path.lower().endswith(".ipynb"):
-            found = notebook.read(data)
-            if found.language:
-                note(f"{path}: not checked, because it is a notebook in {found.language}")
+            result = notebook.read(data)
+            if result.language:
+                note(f"{path}: not checked, because it is a notebook in {result.language}")
                 return []
-            return [cell_of(text, path, number) for number, text in enumerate(found.sources, start=1)]
+            return [cell_of(text, path, number) for number, text in enumerate(result.sources, start=1)]
         return [cell_of(decode(data)[0], path)]
     except notebook.NotANotebook as error:
         return [_unreadable(path, PythonParseError(str(error), error.line), "This notebook")]

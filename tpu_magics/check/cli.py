@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
-from tpu_magics.check import fixes, formats, notebook, rule_docs
+from tpu_magics.check import fixes, formats, notebook
 from tpu_magics.check.cells import CodeCell, cells_of
-from tpu_magics.check.config import CheckConfig, ConfigFinder, Rules, UsageError
+from tpu_magics.check.config import CheckConfig, ConfigFinder, Rules, UsageError, files_of
 from tpu_magics.check.engine import check_cells_of_file
-from tpu_magics.check.files import files_of
 from tpu_magics.check.finding import Finding, in_order
+from tpu_magics.check.rule import Rule, as_text, overview, page
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.output import lost
 
@@ -44,45 +43,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--write-docs", type=Path, metavar="FILE", help=argparse.SUPPRESS)
 
 
-def run(found: argparse.Namespace, modules: Sequence[ModuleType] | None = None) -> int:
+def run(options: argparse.Namespace, rules: Sequence[Rule] | None = None) -> int:
     """Run the command; returns the exit code: 0 no findings, 1 findings, 2 an error."""
     try:
-        if modules is None:
+        if rules is None:
             from tpu_magics.check.rules import RULES
 
-            modules = RULES
-        return _run(found, Rules(tuple(modules)))
+            rules = RULES
+        return _run(options, Rules(tuple(rules)))
     except UsageError as error:
         print(error, file=sys.stderr)
         return WRONG
 
 
-def _run(found: argparse.Namespace, rules: Rules) -> int:
-    if found.explain is not None:
-        return _explain(found.explain, rules)
-    if found.list_rules:
-        return _say(rule_docs.overview(rules.all))
-    if found.write_docs is not None:
-        found.write_docs.write_text(rule_docs.page(rules.all), encoding="utf-8")
+def _run(options: argparse.Namespace, rules: Rules) -> int:
+    if options.explain is not None:
+        return _explain(options.explain, rules)
+    if options.list_rules:
+        return _say(overview(rules.all))
+    if options.write_docs is not None:
+        options.write_docs.write_text(page(rules.all), encoding="utf-8")
         return CLEAN
     select, ignore = (
         rules.validate(_split(words), f"--{name}")
-        for name, words in (("select", found.select), ("ignore", found.ignore))
+        for name, words in (("select", options.select), ("ignore", options.ignore))
     )
-    check = _Check(found, ConfigFinder(rules, select, ignore))
-    return check.stdin() if _reads_stdin(found) else check.files(found.paths or ["."])
+    check = _Check(options, ConfigFinder(rules, select, ignore))
+    return check.stdin() if _reads_stdin(options) else check.files(options.paths or ["."])
 
 
 def _split(options: Sequence[str] | None) -> list[str]:
     return [word.strip() for option in options or () for word in option.split(",") if word.strip()]
 
 
-def _reads_stdin(found: argparse.Namespace) -> bool:
-    if STDIN in found.paths and len(found.paths) > 1:
+def _reads_stdin(options: argparse.Namespace) -> bool:
+    if STDIN in options.paths and len(options.paths) > 1:
         raise UsageError("Standard input (-) cannot be checked together with files.")
-    if found.stdin_filename and found.paths not in ([], [STDIN]):
+    if options.stdin_filename and options.paths not in ([], [STDIN]):
         raise UsageError("--stdin-filename works with - only.")
-    return bool(found.paths == [STDIN] or found.stdin_filename)
+    return bool(options.paths == [STDIN] or options.stdin_filename)
 
 
 def _explain(word: str, rules: Rules) -> int:
@@ -91,7 +90,7 @@ def _explain(word: str, rules: Rules) -> int:
         raise UsageError(
             f"There is no rule {word!r}.", "", "See `python -m tpu_magics check --list-rules` for all of them."
         )
-    return _say(rule_docs.as_text(rule))
+    return _say(as_text(rule))
 
 
 def _say(text: str, stream: str = "stdout") -> int:
@@ -145,24 +144,24 @@ class _Check:
         config = self.configs.of(path)
         try:
             cells: Sequence[CodeCell] = cells_of(data, path, self._note)
-            found = check_cells_of_file(cells, config)
+            result = check_cells_of_file(cells, config)
             if self.options.fix or self.options.diff:
-                fixed = fixes.fix(cells, lambda now: check_cells_of_file(now, config), found)
-                found = self._apply_fixes(path, data, fixed, found, config)
-            self.findings += found
+                fixed = fixes.fix(cells, lambda now: check_cells_of_file(now, config), result)
+                result = self._apply_fixes(path, data, fixed, result, config)
+            self.findings += result
         except Exception as error:  # our own bug: report it, and check the other files
             if lost(error):
                 raise
             self._fail(f"{path}: the check failed with {type(error).__name__}: {error}. Please report this.")
 
     def _apply_fixes(
-        self, path: str, data: bytes, fixed: fixes.FixResult, found: list[Finding], config: CheckConfig
+        self, path: str, data: bytes, fixed: fixes.FixResult, result: list[Finding], config: CheckConfig
     ) -> list[Finding]:
         """Show or write the fixes; returns the findings that remain."""
         self.changed = self.changed or bool(fixed.changes)
         if self.options.diff:
             _say(fixes.diff(fixed))
-            return found
+            return result
         try:
             if _reads_stdin(self.options):
                 _write_bytes(fixes.new_bytes(path, data, fixed))
@@ -170,9 +169,9 @@ class _Check:
                 fixes.write(path, data, fixed)
         except TpuMagicsError as error:
             self._fail(str(error))
-            return found
+            return result
         self.fixed += fixed.count
-        return check_cells_of_file(fixed.cells, config) if fixed.changes else found
+        return check_cells_of_file(fixed.cells, config) if fixed.changes else result
 
     def _end(self) -> int:
         if self.options.diff:
@@ -236,8 +235,8 @@ def _coloured(stream: str) -> bool:
     return bool(getattr(sys, stream).isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def main(argv: Sequence[str] | None = None, modules: Sequence[ModuleType] | None = None) -> int:
-    """The command by itself, with its own rules where `modules` are given."""
+def main(argv: Sequence[str] | None = None, rules: Sequence[Rule] | None = None) -> int:
+    """The command by itself, with its own rules where `rules` are given."""
     parser = argparse.ArgumentParser(prog="tpu-magics check")
     add_arguments(parser)
-    return run(parser.parse_args(argv), modules)
+    return run(parser.parse_args(argv), rules)

@@ -1,4 +1,4 @@
-"""Selects rules for files, by `[tool.tpu_magics]` in pyproject.toml and by the options of the command line.
+"""Selects rules and files: by `[tool.tpu_magics]` in pyproject.toml and by the options of the command line.
 
 [tool.tpu_magics]
 select = ["values", "shapes", "TPU3"]      # groups, codes, prefixes of codes, names of rules
@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from tpu_magics.check import syntax
 from tpu_magics.check.finding import Finding
+from tpu_magics.check.rule import Rule
+from tpu_magics.check.syntax import SYNTAX
 from tpu_magics.errors import TpuMagicsError
 
 KEYS = ("select", "ignore", "exclude", "per-file-ignores")
@@ -37,18 +37,18 @@ class UsageError(TpuMagicsError):
 class Rules:
     """All rules, by the words that select them."""
 
-    modules: Sequence[ModuleType]
+    rules: Sequence[Rule]
 
     @cached_property
-    def all(self) -> tuple[ModuleType, ...]:
-        return (syntax, *self.modules)
+    def all(self) -> tuple[Rule, ...]:
+        return (SYNTAX, *self.rules)
 
     def validate(self, words: Iterable[str], where: str) -> tuple[str, ...]:
         """The words unchanged; raises UsageError for a word that selects no rule."""
         words = tuple(words)
         for word in words:
-            if not any(_specificity(word, rule.CODE, rule.GROUP, rule.NAME) for rule in self.all):
-                groups = ", ".join(dict.fromkeys(str(rule.GROUP) for rule in self.all))
+            if not any(_specificity(word, rule.code, rule.group, rule.name) for rule in self.all):
+                groups = ", ".join(dict.fromkeys(rule.group for rule in self.all))
                 raise UsageError(
                     f"{where}: no rule matches {word!r}.",
                     f"Rules are selected by code (TPU101), prefix (TPU1), name or group ({groups}).",
@@ -56,14 +56,14 @@ class Rules:
                 )
         return words
 
-    def find(self, word: str) -> ModuleType | None:
+    def find(self, word: str) -> Rule | None:
         """The one rule of this code or name."""
         wanted = word.lower()
-        return next((rule for rule in self.all if wanted in (rule.CODE.lower(), rule.NAME)), None)
+        return next((rule for rule in self.all if wanted in (rule.code.lower(), rule.name)), None)
 
     def name(self, code: str) -> str:
         rule = self.find(code)
-        return str(rule.NAME) if rule else ""
+        return rule.name if rule else ""
 
 
 def _specificity(word: str, code: str, group: str, name: str) -> int:
@@ -95,7 +95,7 @@ class CheckConfig:
         if self._max_specificity(self._ignored_here(finding.path), finding):
             return False
         ignored = self._max_specificity(self.ignore, finding)
-        if finding.code == syntax.CODE:
+        if finding.code == SYNTAX.code:
             return ignored <= 1
         selected = self._max_specificity(self.select, finding) if self.select else 1
         return selected > ignored or (selected > 0 and not ignored)
@@ -152,8 +152,8 @@ class ConfigFinder:
     def of(self, path: str | Path) -> CheckConfig:
         """For a file or folder. On the command line `select` replaces `select` and `ignore` of the file, `ignore`
         is added."""
-        found = Path(path).absolute()
-        return self._of_folder(found if found.is_dir() else found.parent)
+        result = Path(path).absolute()
+        return self._of_folder(result if result.is_dir() else result.parent)
 
     def _of_folder(self, folder: Path) -> CheckConfig:
         if folder not in self._known:
@@ -193,14 +193,14 @@ def _table(path: Path, text: str) -> Any:
             "Run `pip install tomli`, or use Python 3.11 or newer.",
         )
     try:
-        found = parser.loads(text)
+        result = parser.loads(text)
     except ValueError as error:
         if not _TABLE.search(text):
             return None
         raise UsageError(
             f"{path} is not valid TOML: {error}.", "", "Fix the file: [tool.tpu_magics] is in it."
         ) from None
-    tool = found.get("tool")
+    tool = result.get("tool")
     return next((tool[name] for name in TABLES if name in tool), None) if isinstance(tool, dict) else None
 
 
@@ -215,22 +215,22 @@ def _toml() -> Any:
 def _config(path: Path, table: Any, rules: Rules) -> CheckConfig:
     if not isinstance(table, dict):
         raise UsageError(f"[tool.tpu_magics] in {path} is not a table.", "", f"Its keys are {', '.join(KEYS)}.")
-    found = {key.replace("_", "-"): value for key, value in table.items()}
-    unknown = [key for key in found if key not in KEYS]
+    result = {key.replace("_", "-"): value for key, value in table.items()}
+    unknown = [key for key in result if key not in KEYS]
     if unknown:
         raise UsageError(
             f"[tool.tpu_magics] in {path} has an unknown key: {unknown[0]}.", "", f"Its keys are {', '.join(KEYS)}."
         )
     where = f"[tool.tpu_magics] in {path}"
-    per_file = found.get("per-file-ignores", {})
+    per_file = result.get("per-file-ignores", {})
     if not isinstance(per_file, Mapping):
         raise UsageError(f"{where}: per-file-ignores is not a table.", "", 'Write `"tests/*" = ["values"]` in it.')
     return CheckConfig(
         rules,
         path.parent,
-        rules.validate(_words(found, "select", where), where),
-        rules.validate(_words(found, "ignore", where), where),
-        _words(found, "exclude", where),
+        rules.validate(_words(result, "select", where), where),
+        rules.validate(_words(result, "ignore", where), where),
+        _words(result, "exclude", where),
         tuple((glob, rules.validate(_words(per_file, glob, where), where)) for glob in per_file),
     )
 
@@ -240,3 +240,52 @@ def _words(table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise UsageError(f"{where}: {key} is not a list of strings.", "", f'Write `{key} = ["..."]`.')
     return tuple(words)
+
+
+SUFFIXES = (".py", ".ipynb")
+# Folders without the user's own code.
+SKIPPED = frozenset(("node_modules", "build", "dist", "__pycache__", "site-packages", "venv"))
+
+
+def files_of(paths: Sequence[str], configs: ConfigFinder, missing: list[str]) -> Iterator[str]:
+    """The files to check, in order and each once; paths that are neither file nor folder are added to `missing`.
+
+    A file that is named is checked whatever its suffix, unless the configuration excludes it.
+    """
+    seen: set[Path] = set()
+    for path in map(Path, paths):
+        if not path.is_dir() and not path.is_file():
+            missing.append(str(path))
+            continue
+        for file in _walk(path, configs, frozenset()) if path.is_dir() else (path,):
+            real = file.resolve()
+            if real not in seen and not configs.of(file).excludes(file):
+                seen.add(real)
+                yield str(file)
+
+
+def _walk(folder: Path, configs: ConfigFinder, above: frozenset[Path]) -> Iterator[Path]:
+    """The Python files and notebooks below a folder, sorted by name. A link to a folder above is not followed."""
+    real = folder.resolve()
+    if real in above:
+        return
+    for path in _entries(folder):
+        if path.name.startswith("."):
+            continue
+        if path.is_dir():
+            if not _skipped(path) and not configs.of(path).excludes(path):
+                yield from _walk(path, configs, above | {real})
+        elif path.name.lower().endswith(SUFFIXES) and path.is_file():
+            yield path
+
+
+def _entries(folder: Path) -> list[Path]:
+    """The entries of a folder; none if it is not readable."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _skipped(folder: Path) -> bool:
+    return folder.name in SKIPPED or (folder / "pyvenv.cfg").is_file()

@@ -7,15 +7,14 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.finding import Finding, in_order
-from tpu_magics.check.nodes import gc_paused, nodes_of
+from tpu_magics.check.inference.walker import Walker
 from tpu_magics.check.noqa import without_suppressed
-from tpu_magics.check.program import CheckedProgram, RuleInfo
-from tpu_magics.check.syntax import PythonParseError, syntax_finding
-from tpu_magics.check.walker import Walker
+from tpu_magics.check.program import CheckedProgram
+from tpu_magics.check.rule import Rule
+from tpu_magics.check.syntax import PythonParseError, gc_paused, nodes_of, syntax_finding
 
 if TYPE_CHECKING:
     from tpu_magics.check.cells import CodeCell
@@ -28,7 +27,7 @@ _OURS = re.compile(r"torch|tensorflow|keras|transformers|accelerate|tpu|XLA_|imp
 _DEEP = 10_000  # stack frames for deeply nested code; the parser gives up earlier
 
 
-def check_program(cells: Sequence[CodeCell], rules: Sequence[ModuleType]) -> list[Finding]:
+def check_program(cells: Sequence[CodeCell], rules: Sequence[Rule]) -> list[Finding]:
     """All findings of these cells, which share their names. A cell that does not parse gives its own finding."""
     broken = [cell.problem for cell in cells if cell.problem is not None]
     if not any(_OURS.search(cell.text) for cell in cells):
@@ -43,8 +42,8 @@ def check_program(cells: Sequence[CodeCell], rules: Sequence[ModuleType]) -> lis
 
 def check_cells_of_file(cells: Sequence[CodeCell], config: CheckConfig) -> list[Finding]:
     """The findings of one file that comments and the configuration do not suppress."""
-    found = [*check_program(cells, config.rules.modules), *(cell.problem for cell in cells if cell.problem)]
-    return in_order([finding for finding in without_suppressed(found, cells) if config.wants(finding)])
+    result = [*check_program(cells, config.rules.rules), *(cell.problem for cell in cells if cell.problem)]
+    return in_order([finding for finding in without_suppressed(result, cells) if config.wants(finding)])
 
 
 def _distinct(findings: Iterable[Finding]) -> Iterator[Finding]:
@@ -57,21 +56,19 @@ def _distinct(findings: Iterable[Finding]) -> Iterator[Finding]:
         seen.add(key)
 
 
-def _found(cells: Sequence[CodeCell], rules: Sequence[ModuleType]) -> Iterator[Finding]:
-    interested: dict[type, list[ModuleType]] = {}
+def _found(cells: Sequence[CodeCell], rules: Sequence[Rule]) -> Iterator[Finding]:
+    interested: dict[type, list[Rule]] = {}
     for rule in rules:
-        for kind in getattr(rule, "NODES", ()):
+        for kind in rule.nodes:
             interested.setdefault(kind, []).append(rule)
     program = walk(cells, frozenset(interested))
-    speakers = {rule: RuleInfo(rule.CODE, rule.GROUP, rule.WHY) for rule in rules}
     for node, ctx in program.recorded:
         for rule in interested[node.__class__]:
-            program.rule = speakers[rule]
+            program.rule = rule
             yield from rule.check(node, ctx)
     for rule in rules:
-        if hasattr(rule, "check_program"):
-            program.rule = speakers[rule]
-            yield from rule.check_program(program)
+        program.rule = rule
+        yield from rule.check_program(program)
 
 
 def walk(cells: Sequence[CodeCell], interests: frozenset[type] = frozenset()) -> CheckedProgram:
@@ -91,8 +88,8 @@ def walk(cells: Sequence[CodeCell], interests: frozenset[type] = frozenset()) ->
 
 def _once(recorded: list[tuple[ast.AST, RuleContext]]) -> list[tuple[ast.AST, RuleContext]]:
     """A node that the walk visits twice (an attribute that is assigned to) is checked once, with the last context."""
-    found = {id(node): (node, ctx) for node, ctx in recorded}
-    return list(found.values())
+    result = {id(node): (node, ctx) for node, ctx in recorded}
+    return list(result.values())
 
 
 @dataclass(frozen=True)

@@ -44,11 +44,13 @@ def fix(cells: Sequence[CodeCell], check: Check, findings: Sequence[Finding] | N
     `findings` are those of a first check, if there was one."""
     now, count = list(cells), 0
     for _ in range(ROUNDS):
-        found = check(now) if findings is None else findings
+        result = check(now) if findings is None else findings
         findings = None
         done = 0
         for index, cell in enumerate(now):
-            fixable = [one for one in in_order(found) if one.edits and (one.path, one.cell) == (cell.path, cell.number)]
+            fixable = [
+                one for one in in_order(result) if one.edits and (one.path, one.cell) == (cell.path, cell.number)
+            ]
             now[index], done_here = _fix_cell(cell, fixable)
             done += done_here
         count += done

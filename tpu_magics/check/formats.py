@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from urllib.parse import quote
 
 from tpu_magics.check.finding import Finding
-from tpu_magics.check.rule_docs import as_markdown, as_text, rule_doc
+from tpu_magics.check.rule import Rule, as_markdown, as_text, rule_doc
 
 WIDTH = 110  # columns of a shown line of code
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -29,7 +28,7 @@ class CheckReport:
     findings: Sequence[Finding]
     files: int
     fixed: int = 0
-    rules: Sequence[ModuleType] = ()
+    rules: Sequence[Rule] = ()
     version: str = ""
     file_lines: Callable[[Finding], int] = field(default=lambda finding: finding.line)
 
@@ -40,8 +39,8 @@ class CheckReport:
 def text(report: CheckReport, colour: bool = False) -> str:
     """For people: by file, each finding with its code, the reason and the fix."""
     parts = []
-    for path, found in groupby(report.findings, key=lambda finding: finding.path):
-        mine = list(found)
+    for path, result in groupby(report.findings, key=lambda finding: finding.path):
+        mine = list(result)
         parts.append(_painted(f"{_printable(path)}: {_counted(mine)}", _BOLD, colour))
         parts += [_block(finding, colour) for finding in mine]
     return "\n".join([*parts, summary(report), ""])
@@ -157,7 +156,7 @@ def sarif(report: CheckReport) -> str:
     driver: dict[str, Any] = {"name": "tpu_magics", "rules": [_rule(rule) for rule in report.rules]}
     if report.version:
         driver["version"] = report.version
-    index = {rule.CODE: number for number, rule in enumerate(report.rules)}
+    index = {rule.code: number for number, rule in enumerate(report.rules)}
     run = {
         "tool": {"driver": driver},
         "columnKind": "unicodeCodePoints",
@@ -166,16 +165,16 @@ def sarif(report: CheckReport) -> str:
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2) + "\n"
 
 
-def _rule(rule: ModuleType) -> dict[str, Any]:
-    found = rule_doc(rule)
+def _rule(rule: Rule) -> dict[str, Any]:
+    result = rule_doc(rule)
     return {
-        "id": found.code,
-        "name": "".join(word.capitalize() for word in found.name.split("-")),
-        "shortDescription": {"text": found.title},
-        "fullDescription": {"text": found.section("What it does") or found.title},
+        "id": result.code,
+        "name": "".join(word.capitalize() for word in result.name.split("-")),
+        "shortDescription": {"text": result.title},
+        "fullDescription": {"text": result.section("What it does") or result.title},
         "help": {"text": as_text(rule), "markdown": as_markdown(rule)},
         "defaultConfiguration": {"level": "error"},
-        "properties": {"tags": [found.group]},
+        "properties": {"tags": [result.group]},
     }
 
 

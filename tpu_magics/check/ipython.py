@@ -80,7 +80,7 @@ def _take_prompts(lines: list[str]) -> None:
     """A pasted session: `>>> ` and `In [1]: ` become as many spaces."""
     first = next((line for line in lines if line.strip()), "")
     if _FIRST_PROMPT.match(first):
-        lines[:] = [_PROMPT.sub(lambda found: " " * len(found.group()), line, count=1) for line in lines]
+        lines[:] = [_PROMPT.sub(lambda result: " " * len(result.group()), line, count=1) for line in lines]
 
 
 def _take_cell_magics(masked: MaskedCell) -> None:
@@ -88,10 +88,10 @@ def _take_cell_magics(masked: MaskedCell) -> None:
     for index, line in enumerate(masked.lines):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        found = _CELL_MAGIC.match(line)
-        if found is None:
+        match = _CELL_MAGIC.match(line)
+        if match is None:
             return
-        name, words = found.groups()
+        name, words = match.groups()
         if not masked.magic or name.startswith("tpu_"):
             masked.magic, masked.magic_line = name, words.strip()
         if name not in PYTHON_MAGICS and not name.startswith("tpu_"):
@@ -126,18 +126,18 @@ def _take_lines(masked: MaskedCell) -> None:
 def _take_magic(masked: MaskedCell, index: int) -> int:
     """The number of lines of the magic, command or help at this line; 0 if there is none."""
     line = masked.lines[index]
-    found = _LINE_MAGIC.match(line)
-    if found:
-        indent, name, words = found.groups()
+    result = _LINE_MAGIC.match(line)
+    if result:
+        indent, name, words = result.groups()
         count = _continued(masked.lines, index)
         masked.line_magics.append(LineMagic(index + 1, name, _joined(words, masked.lines[index + 1 : index + count])))
         _replace(masked.lines, index, count, indent, name, words)
         return count
-    found = _SHELL_OR_HELP.match(line) or ("?" in line and _ENDS_IN_HELP.match(line)) or None
-    if not found:
+    result = _SHELL_OR_HELP.match(line) or ("?" in line and _ENDS_IN_HELP.match(line)) or None
+    if not result:
         return 0
     count = _continued(masked.lines, index)
-    _blank(masked.lines, index, count, found.group(1) + "pass")
+    _blank(masked.lines, index, count, result.group(1) + "pass")
     return count
 
 
@@ -223,34 +223,34 @@ class _Lexer:
             at = self._close(line, 0)
             if at < 0:
                 return 0
-        while found := _TOKEN.search(line, at):
-            if found.lastgroup == "assigned" and self.depth == 0:
-                return found.start()
-            at = found.end()
-            if found.group("triple"):
-                self.mark = found.group()
+        while match := _TOKEN.search(line, at):
+            if match.lastgroup == "assigned" and self.depth == 0:
+                return match.start()
+            at = match.end()
+            if match.group("triple"):
+                self.mark = match.group()
                 at = self._close(line, at)
                 if at < 0:
                     return 0
             else:
-                self._take(found, line)
+                self._take(match, line)
         return 0
 
     def _close(self, line: str, at: int) -> int:
         """Where the open string ends, -1 where it goes on. One of single quotes goes on only after a backslash."""
-        found = _CLOSING[self.mark].match(line, at)
-        if found or (len(self.mark) == 1 and not line.endswith("\\")):
+        match = _CLOSING[self.mark].match(line, at)
+        if match or (len(self.mark) == 1 and not line.endswith("\\")):
             self.mark = ""
-        return found.end() if found else -1
+        return match.end() if match else -1
 
-    def _take(self, found: re.Match[str], line: str) -> None:
-        if found.group("string"):
-            text = found.group()
-            if not (found.group("end1") or found.group("end2")) and line.endswith("\\"):
+    def _take(self, result: re.Match[str], line: str) -> None:
+        if result.group("string"):
+            text = result.group()
+            if not (result.group("end1") or result.group("end2")) and line.endswith("\\"):
                 self.mark = text[0]
-        elif found.group("open"):
+        elif result.group("open"):
             self.depth += 1
-        elif found.group("close"):
+        elif result.group("close"):
             self.depth = max(0, self.depth - 1)
-        elif found.group("continued"):
+        elif result.group("continued"):
             self.continued = True

@@ -27,8 +27,8 @@ def without_suppressed(findings: Iterable[Finding], cells: Iterable[CodeCell]) -
     comments: dict[tuple[str, int | None], Noqa] = {}
     for cell in cells:
         if _HINT.search(cell.text):
-            found = comments[cell.path, cell.number] = Noqa(cell.text)
-            if found.skip_file:
+            result = comments[cell.path, cell.number] = Noqa(cell.text)
+            if result.skip_file:
                 return []
     if not comments:
         return list(findings)
@@ -47,14 +47,14 @@ class Noqa:
         self.skip_file = False
         self._text = text
         self._ends: Mapping[int, int] = {}
-        found = {}
+        result = {}
         for line, comment in _comments(text):
             self.skip_file = self.skip_file or bool(_SKIP.search(comment))
             noqa = _NOQA.search(comment)
             if noqa:
-                found[line] = frozenset(re.split(r"[\s,]+", noqa["codes"].upper())) if noqa["codes"] else ALL
-        if found:
-            self.lines, self._ends = found, _logical_ends(text)
+                result[line] = frozenset(re.split(r"[\s,]+", noqa["codes"].upper())) if noqa["codes"] else ALL
+        if result:
+            self.lines, self._ends = result, _logical_ends(text)
 
     def suppresses(self, finding: Finding) -> bool:
         """By a comment on the finding's line, on the last line of its expression, or on that of its statement (of a
@@ -70,11 +70,11 @@ class Noqa:
 def _comments(text: str) -> Iterator[tuple[int, str]]:
     """Line and text of the comments that may concern us."""
     line, counted = 1, 0
-    for found in _PARTS.finditer(text):
-        if found.lastgroup == "comment" and _HINT.search(found.group()):
-            line += text.count("\n", counted, found.start())
-            counted = found.start()
-            yield line, found.group()
+    for result in _PARTS.finditer(text):
+        if result.lastgroup == "comment" and _HINT.search(result.group()):
+            line += text.count("\n", counted, result.start())
+            counted = result.start()
+            yield line, result.group()
 
 
 def _logical_ends(text: str) -> dict[int, int]:
@@ -82,18 +82,18 @@ def _logical_ends(text: str) -> dict[int, int]:
     ends: dict[int, int] = {}
     line = first = 1
     depth = 0
-    for found in _PARTS.finditer(text):
-        if found.lastgroup == "open":
+    for result in _PARTS.finditer(text):
+        if result.lastgroup == "open":
             depth += 1
-        elif found.lastgroup == "close":
+        elif result.lastgroup == "close":
             depth = max(0, depth - 1)
-        elif found.lastgroup == "end":
-            continued = depth > 0 or text[found.start() - 1 : found.start()] == "\\"
+        elif result.lastgroup == "end":
+            continued = depth > 0 or text[result.start() - 1 : result.start()] == "\\"
             if not continued:
                 ends.update((inner, line) for inner in range(first, line))
                 first = line + 1
             line += 1
-        elif found.lastgroup is None:
-            line += found.group().count("\n")
+        elif result.lastgroup is None:
+            line += result.group().count("\n")
     ends.update((inner, line) for inner in range(first, line))
     return ends

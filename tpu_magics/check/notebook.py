@@ -30,11 +30,11 @@ class Notebook:
 
 def read(data: bytes) -> Notebook:
     """The code of a notebook; raises NotANotebook."""
-    found = _load(_decode(data))
-    language = _language(found)
+    result = _load(_decode(data))
+    language = _language(result)
     if language != "python":
         return Notebook((), language)
-    return Notebook(tuple(_text(cell) for cell in _code_cells(found)))
+    return Notebook(tuple(_text(cell) for cell in _code_cells(result)))
 
 
 def _decode(data: bytes) -> str:
@@ -47,19 +47,19 @@ def _decode(data: bytes) -> str:
 
 def _load(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        result = json.loads(text)
     except json.JSONDecodeError as error:
         raise NotANotebook(f"not valid JSON: {error.msg}", error.lineno) from None
     except (RecursionError, ValueError):
         raise NotANotebook("the JSON cannot be read") from None
-    if not isinstance(found, dict) or not isinstance(found.get("cells", found.get("worksheets")), list):
+    if not isinstance(result, dict) or not isinstance(result.get("cells", result.get("worksheets")), list):
         raise NotANotebook("the JSON has no cells")
-    return found
+    return result
 
 
-def _language(found: Mapping[str, Any]) -> str:
+def _language(result: Mapping[str, Any]) -> str:
     """The kernel's language in lower case; Python if it is missing."""
-    metadata = _dict(found.get("metadata"))
+    metadata = _dict(result.get("metadata"))
     names = (
         _dict(metadata.get("language_info")).get("name"),
         _dict(metadata.get("kernelspec")).get("language"),
@@ -69,8 +69,8 @@ def _language(found: Mapping[str, Any]) -> str:
     return "python" if language.startswith(("python", "ipython")) else language
 
 
-def _code_cells(found: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    sheets = [found] if "cells" in found else found["worksheets"]
+def _code_cells(result: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    sheets = [result] if "cells" in result else result["worksheets"]
     for sheet in sheets:
         cells = _dict(sheet).get("cells")
         for cell in cells if isinstance(cells, list) else ():
@@ -89,8 +89,8 @@ def _text(cell: Mapping[str, Any]) -> str:
     return source if isinstance(source, str) else ""
 
 
-def _dict(found: Any) -> Mapping[str, Any]:
-    return found if isinstance(found, dict) else {}
+def _dict(result: Any) -> Mapping[str, Any]:
+    return result if isinstance(result, dict) else {}
 
 
 # -- positions --------------------------------------------------------------------------------------------------------
@@ -117,8 +117,8 @@ def _items(text: str, at: int) -> Iterator[tuple[int, int]]:
 
 
 def _skip(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    return found.end() if found else at
+    match = _SPACE.match(text, at)
+    return match.end() if match else at
 
 
 def _after_comma(text: str, at: int) -> int:
@@ -128,8 +128,8 @@ def _after_comma(text: str, at: int) -> int:
 
 def _member(text: str, at: int, *keys: str) -> tuple[int, int] | None:
     """The position of the value of the first of `keys`; of duplicate keys the last counts, as in json."""
-    found = {key: (start, end) for key, start, end in _members(text, at)}
-    return next((found[key] for key in keys if key in found), None)
+    result = {key: (start, end) for key, start, end in _members(text, at)}
+    return next((result[key] for key in keys if key in result), None)
 
 
 def _source_places(text: str) -> list[tuple[int, int]]:
@@ -148,8 +148,8 @@ def _source_places(text: str) -> list[tuple[int, int]]:
 
 def _sheets(text: str, top: int) -> list[tuple[int, int]]:
     sheets = _member(text, top, "worksheets")
-    found = [_member(text, start, "cells") for start, _ in _items(text, sheets[0])] if sheets else []
-    return [place for place in found if place]
+    result = [_member(text, start, "cells") for start, _ in _items(text, sheets[0])] if sheets else []
+    return [place for place in result if place]
 
 
 def line_numbers(text: str) -> list[list[int]]:
@@ -161,15 +161,15 @@ def _line_numbers(text: str, start: int, end: int) -> list[int]:
     first = text.count("\n", 0, max(start, 0)) + 1
     if text[start : start + 1] != "[":
         return [first] * (text[start:end].count("\\n") + 1)
-    found: list[int] = []
+    result: list[int] = []
     begins = True  # whether the next item begins a line of code
     for item, _ in _items(text, start):
         code = _DECODER.raw_decode(text, item)[0]
         lines = str(code).split("\n")
         line = first + text.count("\n", start, item)
-        found += [line] * (len(lines) - 1 + begins - (lines[-1] == ""))
+        result += [line] * (len(lines) - 1 + begins - (lines[-1] == ""))
         begins = lines[-1] == ""
-    return found or [first]
+    return result or [first]
 
 
 # -- writing --------------------------------------------------------------------------------------------------------

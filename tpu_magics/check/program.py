@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from tpu_magics.check.values import NUMBER, AbstractValue
+from tpu_magics.check.inference.values import NUMBER, AbstractValue
+from tpu_magics.check.rule import Rule
 
 if TYPE_CHECKING:
     from tpu_magics.check.cells import CodeCell
@@ -21,15 +23,6 @@ RESOLVERS = (RESOLVER, RESOLVER + ".connect", "tensorflow.distribute.experimenta
 STRATEGIES = ("tensorflow.distribute.TPUStrategy", "tensorflow.distribute.experimental.TPUStrategy")
 XLA_ROOTS = ("torch_xla", "accelerate", "tpu_magics")
 TRAINING_MAGICS = ("tpu_init", "tpu_train", "tpu_preflight")
-
-
-@dataclass(frozen=True)
-class RuleInfo:
-    """The rule that is being checked, as its module declares it."""
-
-    code: str
-    group: str
-    why: str
 
 
 @dataclass
@@ -76,6 +69,10 @@ class Function:
     decorators: tuple[str, ...] = ()
     compiled: bool = False  # tf.function(jit_compile=True), or passed to strategy.run
     of_keras: bool = False  # a loss or metric of a Keras model
+
+    @property
+    def memo(self) -> dict[Any, Any]:
+        return self.ctx.program.memo
 
     @property
     def parameters(self) -> list[ast.arg]:
@@ -128,7 +125,7 @@ class CheckedProgram:
         self.globals: dict[str, AbstractValue] = {}
         self.imported: set[str] = set()  # canonical names of everything imported
         self.all_calls: list[CallSite] = []
-        self.rule = RuleInfo("", "", "")  # the rule that is being checked
+        self.rule = Rule()  # the one that is being checked
         self._by_name: dict[str, list[CallSite]] | None = None
         self._by_method: dict[str, list[CallSite]] = {}
         self.recorded: list[tuple[ast.AST, RuleContext]] = []  # nodes that rules are interested in
@@ -143,10 +140,10 @@ class CheckedProgram:
         index = self._index()
         exact = [name for name in names if not name.endswith(".")]
         below = tuple(name for name in names if name.endswith("."))
-        found = [call for name in exact for call in index.get(name, ())]
+        result = [call for name in exact for call in index.get(name, ())]
         if below:
-            found += [call for name, calls in index.items() if name.startswith(below) for call in calls]
-        return _in_order(found)
+            result += [call for name, calls in index.items() if name.startswith(below) for call in calls]
+        return _in_order(result)
 
     def methods(self, method: str, kind: str = "") -> list[CallSite]:
         """Calls `x.method(...)` on a value, of that kind if one is given."""
@@ -165,6 +162,12 @@ class CheckedProgram:
             self._by_name, self._by_method = dict(value_of_name), dict(by_method)
         return self._by_name
 
+    @cached_property
+    def has_our_magics(self) -> bool:
+        """Whether a cell has a magic of tpu_magics, on top or in a line."""
+        lines = (magic.name for cell in self.cells for magic in cell.line_magics)
+        return any(name.startswith("tpu_") for name in (*lines, *(cell.magic for cell in self.cells)))
+
     @property
     def launched(self) -> list[Function]:
         return [one for one in self.functions if one.launched]
@@ -176,16 +179,13 @@ class CheckedProgram:
             any(self.uses(root) for root in XLA_ROOTS)
             or self.uses("transformers.TrainingArguments")
             or bool(self.calls("transformers.TrainingArguments", "transformers.Trainer"))
-            or any(cell.magic.startswith("tpu_") for cell in self.cells)
-            or any(magic.name.startswith("tpu_") for cell in self.cells for magic in cell.line_magics)
+            or self.has_our_magics
         )
 
-    @property
+    @cached_property
     def tpu_tf(self) -> bool:
         """Whether TensorFlow runs on a TPU: the code finds a TPU, or the notebook trains with our magics."""
-        if "tpu_tf" not in self.memo:
-            self.memo["tpu_tf"] = self.looks_for_tpu or self._has_tensorflow_in_magics()
-        return bool(self.memo["tpu_tf"])
+        return self.looks_for_tpu or self._has_tensorflow_in_magics()
 
     @property
     def looks_for_tpu(self) -> bool:
@@ -211,9 +211,26 @@ class CheckedProgram:
 
     def init_values(self, option: str) -> list[str]:
         """The values of `%tpu_init --OPTION VALUE`, in the order of the cells."""
-        found = re.compile(rf"--{option}[= ]+(\S+)")
+        result = re.compile(rf"--{option}[= ]+(\S+)")
         magics = (magic for cell in self.cells for magic in cell.line_magics if magic.name == "tpu_init")
-        return [match[1].strip("\"'") for magic in magics if (match := found.search(magic.words))]
+        return [match[1].strip("\"'") for magic in magics if (match := result.search(magic.words))]
+
+
+_Key = TypeVar("_Key", Function, CheckedProgram)
+_Result = TypeVar("_Result")
+
+
+def remembered(compute: Callable[[_Key], _Result]) -> Callable[[_Key], _Result]:
+    """A function of a program, or of one of its functions, that is computed once."""
+
+    @wraps(compute)
+    def once(key: _Key) -> _Result:
+        if (compute, key) not in key.memo:
+            key.memo[compute, key] = compute(key)
+        result: _Result = key.memo[compute, key]
+        return result
+
+    return once
 
 
 def _remote(call: CallSite) -> bool | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tpu_magics.check.cells import registers
 from tpu_magics.check.finding import Finding
-from tpu_magics.check.nodes import nodes_of
+from tpu_magics.check.syntax import nodes_of
 
 if TYPE_CHECKING:
     from tpu_magics.check.cells import CodeCell
@@ -55,13 +55,13 @@ class _Statement:
         """The names that it binds, or whose values it changes (`callbacks.append(Stop())`)."""
         if isinstance(self.node, _Definition):
             return {self.node.name, *map(_root, filter(registers, self.node.decorator_list))}
-        found = _names(self.heads)[1]
+        result = _names(self.heads)[1]
         for node in (node for head in self.heads for node in nodes_of(head)):
             if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
-                found.add(_root(node))
+                result.add(_root(node))
             elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-                found.add(_root(node.value))
-        return found
+                result.add(_root(node.value))
+        return result
 
 
 def reachable_findings(findings: Sequence[Finding], cells: Sequence[CodeCell], name: str) -> list[Finding]:

@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from tpu_magics.check import regions
 from tpu_magics.check.finding import Edit, Finding
-from tpu_magics.check.values import LIST, MODULE, NOTHING, UNKNOWN_VALUE, AbstractValue
+from tpu_magics.check.inference import regions
+from tpu_magics.check.inference.values import LIST, MODULE, NOTHING, UNKNOWN_VALUE, AbstractValue
 
 if TYPE_CHECKING:
     from typing import Any
@@ -57,8 +57,8 @@ class RuleContext:
 
     def value(self, node: ast.AST | None) -> AbstractValue:
         """The inferred value of an expression."""
-        found: AbstractValue = getattr(node, "_value", UNKNOWN_VALUE)
-        return found
+        result: AbstractValue = getattr(node, "_value", UNKNOWN_VALUE)
+        return result
 
     def name(self, node: ast.AST | None) -> str:
         """The canonical name of an expression, for a call that of its callee; "" if it has none."""
@@ -87,8 +87,8 @@ class RuleContext:
         for keyword in call.keywords:
             if keyword.arg == name:
                 return keyword.value
-            if keyword.arg is None and (found := self._in_dict(keyword.value, name)) is not None:
-                return found
+            if keyword.arg is None and (result := self._in_dict(keyword.value, name)) is not None:
+                return result
         if position is None or position >= len(call.args):
             return None
         before = call.args[: position + 1]
@@ -104,20 +104,20 @@ class RuleContext:
         value = self.value(node)
         if value.kind != LIST:
             return None
-        made = value.made
-        if isinstance(made, ast.Dict):
-            return made if all(isinstance(key, ast.Constant) for key in made.keys) else None
-        if isinstance(made, ast.Call):
-            return made if not made.args and all(one.arg for one in made.keywords) else None
+        creator = value.creator
+        if isinstance(creator, ast.Dict):
+            return creator if all(isinstance(key, ast.Constant) for key in creator.keys) else None
+        if isinstance(creator, ast.Call):
+            return creator if not creator.args and all(one.arg for one in creator.keywords) else None
         return None
 
     def _in_dict(self, node: ast.expr, name: str) -> ast.expr | None:
-        made = self._dict(node)
-        if isinstance(made, ast.Dict):
-            pairs = zip(made.keys, made.values, strict=True)
+        creator = self._dict(node)
+        if isinstance(creator, ast.Dict):
+            pairs = zip(creator.keys, creator.values, strict=True)
             return next((value for key, value in pairs if isinstance(key, ast.Constant) and key.value == name), None)
-        if isinstance(made, ast.Call):
-            return next((one.value for one in made.keywords if one.arg == name), None)
+        if isinstance(creator, ast.Call):
+            return next((one.value for one in creator.keywords if one.arg == name), None)
         return None
 
     # -- where the code runs ------------------------------------------------------------------------------------------
@@ -157,15 +157,15 @@ class RuleContext:
         if key not in self.program.memo:
             tree = self.cell.tree
             self.program.memo[key] = dict(_parents(tree)) if tree is not None else {}
-        found: ast.AST | None = self.program.memo[key].get(node)
-        return found
+        result: ast.AST | None = self.program.memo[key].get(node)
+        return result
 
     def parents(self, node: ast.AST) -> Iterator[ast.AST]:
         """All ancestors of a node, innermost first."""
-        found = self.parent(node)
-        while found is not None:
-            yield found
-            found = self.parent(found)
+        result = self.parent(node)
+        while result is not None:
+            yield result
+            result = self.parent(result)
 
     def replace(self, node: ast.AST, text: str) -> Edit:
         """The edit that writes `text` for a node."""

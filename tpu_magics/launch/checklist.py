@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tpu_magics.check.call_effects import LAUNCHERS
 from tpu_magics.check.cells import CodeCell
 from tpu_magics.check.engine import walk
 from tpu_magics.check.finding import Finding
+from tpu_magics.check.inference.calls import LAUNCHERS
 from tpu_magics.check.program import RESOLVERS, STRATEGIES, CheckedProgram
 from tpu_magics.launch import session
 from tpu_magics.runs import preflights

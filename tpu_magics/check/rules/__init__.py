@@ -1,96 +1,12 @@
-"""The list of rules, one module each. Modules that begin with an underscore are shared by rules.
+"""The list of rules. Modules that begin with an underscore are shared by rules.
 
 Codes never change: people write them in `# noqa` comments.
 """
 
 from __future__ import annotations
 
-from types import ModuleType
+from tpu_magics.check.rule import Rule
+from tpu_magics.check.rules import launch, precision, ranks, recompiles, shapes, tensorflow, trainer, values
 
-from tpu_magics.check.rules import (
-    tpu101_branch_on_value,
-    tpu102_value_read,
-    tpu103_printed_tensor,
-    tpu104_loop_over_value,
-    tpu201_boolean_mask_index,
-    tpu202_boolean_mask_assignment,
-    tpu203_dynamic_shape_op,
-    tpu204_slice_by_value,
-    tpu205_repeat_interleave_by_tensor,
-    tpu206_growing_tensor_array,
-    tpu301_pad_to_longest,
-    tpu302_short_last_batch,
-    tpu303_changing_number,
-    tpu304_growing_list,
-    tpu305_no_attention_mask,
-    tpu306_tf_remainder,
-    tpu401_model_in_function,
-    tpu402_device_too_early,
-    tpu403_device_tensor_global,
-    tpu404_refused_nprocs,
-    tpu405_optimizer_step,
-    tpu406_rank_branch_collective,
-    tpu407_no_distributed_sampler,
-    tpu408_save_on_every_rank,
-    tpu409_eval_batch_size,
-    tpu410_spawn_in_notebook,
-    tpu501_bf16_environment,
-    tpu502_cuda_amp,
-    tpu503_half,
-    tpu601_trainer_optimizer,
-    tpu602_trainer_fp16,
-    tpu603_trainer_removed_argument,
-    tpu604_fsdp_keys,
-    tpu605_fsdp_unknown_setting,
-    tpu606_trainer_drop_last,
-    tpu701_jit_compile_on_tpu,
-    tpu702_jit_compile_missing,
-    tpu703_outside_strategy_scope,
-    tpu704_python_pipeline_remote_tpu,
-    tpu705_local_path_remote_tpu,
-    tpu706_resolver_without_local,
-)
-
-RULES: tuple[ModuleType, ...] = (
-    tpu101_branch_on_value,
-    tpu102_value_read,
-    tpu103_printed_tensor,
-    tpu104_loop_over_value,
-    tpu201_boolean_mask_index,
-    tpu202_boolean_mask_assignment,
-    tpu203_dynamic_shape_op,
-    tpu204_slice_by_value,
-    tpu205_repeat_interleave_by_tensor,
-    tpu206_growing_tensor_array,
-    tpu301_pad_to_longest,
-    tpu302_short_last_batch,
-    tpu303_changing_number,
-    tpu304_growing_list,
-    tpu305_no_attention_mask,
-    tpu306_tf_remainder,
-    tpu401_model_in_function,
-    tpu402_device_too_early,
-    tpu403_device_tensor_global,
-    tpu404_refused_nprocs,
-    tpu405_optimizer_step,
-    tpu406_rank_branch_collective,
-    tpu407_no_distributed_sampler,
-    tpu408_save_on_every_rank,
-    tpu409_eval_batch_size,
-    tpu410_spawn_in_notebook,
-    tpu501_bf16_environment,
-    tpu502_cuda_amp,
-    tpu503_half,
-    tpu601_trainer_optimizer,
-    tpu602_trainer_fp16,
-    tpu603_trainer_removed_argument,
-    tpu604_fsdp_keys,
-    tpu605_fsdp_unknown_setting,
-    tpu606_trainer_drop_last,
-    tpu701_jit_compile_on_tpu,
-    tpu702_jit_compile_missing,
-    tpu703_outside_strategy_scope,
-    tpu704_python_pipeline_remote_tpu,
-    tpu705_local_path_remote_tpu,
-    tpu706_resolver_without_local,
-)
+GROUPS = (values, shapes, recompiles, launch, ranks, precision, trainer, tensorflow)
+RULES: tuple[Rule, ...] = tuple(sorted((rule for group in GROUPS for rule in group.RULES), key=lambda rule: rule.code))

@@ -1,22 +1,66 @@
-"""Python numbers that change from step to step: loop counters, values computed from them, and random numbers.
-
-A loop inside the step is unrolled in the same way in each step, so its own counter does not count.
-"""
+"""Python numbers that change in each step, and operations that write them into the graph."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.rules._origins import own_statements
-from tpu_magics.check.rules._step_loops import step_loop
-from tpu_magics.check.values import ARRAY, LIST, NUMBER, UNKNOWN
+from tpu_magics.check.inference.values import (
+    ARRAY,
+    BATCH,
+    LIST,
+    LOADER,
+    NUMBER,
+    OUTPUT,
+    TENSOR,
+    TFDATA,
+    UNKNOWN,
+    AbstractValue,
+)
+from tpu_magics.check.rules._source import SCOPES, own_statements
+from tpu_magics.check.syntax import last_name, nodes_of
 
 if TYPE_CHECKING:
     from tpu_magics.check.program import Class, Function
     from tpu_magics.check.rule_context import Loop, RuleContext
+
+
+# Calls that run the graph: the code after them is another graph.
+_CUTS = frozenset(
+    ("backward", "step", "optimizer_step", "mark_step", "sync", "item", "tolist", "train_on_batch", "apply_gradients")
+)
+
+
+def step_loop(ctx: RuleContext) -> Loop | None:
+    """The innermost loop around this code whose iterations are separate graphs."""
+    return next((one for one in reversed(ctx.loops) if one.is_step and _is_cut(ctx, one)), None)
+
+
+def _is_cut(ctx: RuleContext, loop: Loop) -> bool:
+    """A loop over a range that only calls a model is unrolled into one graph."""
+    if loop.loader.kind in (LOADER, TFDATA) or loop.loader.ref is not None:
+        return True
+    key = ("cut", id(loop.node))
+    if key not in ctx.program.memo:
+        ctx.program.memo[key] = any(_cuts(ctx, node) for node in _outside_of_loops(loop.node.body))
+    return bool(ctx.program.memo[key])
+
+
+def _cuts(ctx: RuleContext, node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    return last_name(node) in _CUTS or bool(getattr(ctx.value(node.func).ref, "steps", False))
+
+
+def _outside_of_loops(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    waiting: list[ast.AST] = list(body)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, (*SCOPES, ast.For, ast.AsyncFor, ast.While)):
+            waiting.extend(ast.iter_child_nodes(node))
+
 
 _FAR = 8
 _COUNTS = ("builtins.range", "builtins.enumerate", "tqdm.trange", "itertools.count")
@@ -61,8 +105,8 @@ def _scope(ctx: RuleContext) -> StepScope:
     memo = ctx.program.memo
     if key not in memo:
         memo[key] = StepScope(ctx, loop)
-    found: StepScope = memo[key]
-    return found
+    result: StepScope = memo[key]
+    return result
 
 
 def _inner_loops(ctx: RuleContext, loop: Loop | None) -> Iterator[ast.AST]:
@@ -78,16 +122,16 @@ def _targets(node: ast.AST) -> set[str]:
 
 
 def _assignments(body: list[ast.stmt]) -> Iterator[tuple[str, list[ast.AST]]]:
-    found: dict[str, list[ast.AST]] = {}
+    result: dict[str, list[ast.AST]] = {}
     for node in own_statements(body):
         if isinstance(node, ast.AugAssign):
-            found.setdefault(_dotted(node.target), []).append(node)
+            result.setdefault(_dotted(node.target), []).append(node)
         elif isinstance(node, ast.Assign):
             for target in node.targets:
-                found.setdefault(_dotted(target), []).append(node.value)
+                result.setdefault(_dotted(target), []).append(node.value)
         elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            found.setdefault(_dotted(node.target), []).append(node.value)
-    return iter(found.items())
+            result.setdefault(_dotted(node.target), []).append(node.value)
+    return iter(result.items())
 
 
 def _dotted(node: ast.AST) -> str:
@@ -229,4 +273,188 @@ def _parameter_changes(scope: StepScope, name: str, far: int) -> bool:
         given = call.ctx.argument(call.node, name, position if position >= 0 else None)
         if given is not None and call.ctx.in_step and _changes(_scope(call.ctx), given, far - 1):
             return True
+    return False
+
+
+#
+# Measured with torch_xla 2.9 on XLA:CPU: each new number compiled again. Operations that are not listed take their
+# numbers as data, or were not measured.
+
+
+FIXED_OPERATORS = (ast.Pow, ast.LShift, ast.RShift)
+FIX_INDEX = "Index with a tensor: `torch.tensor([{number}], device=device)`."
+FIX_SLICE = "Keep all elements and mask: `torch.arange(size, device=device) < torch.tensor([{number}], device=device)`."
+FIX_TENSOR = "Pass the number as data: `torch.tensor(float({number}), device=device)`."
+_FIX_SHAPE = "Pad to one fixed length, or to one of a few."
+_FIX_ARGUMENT = "Keep {number} fixed, or use a mask with the number as data: `torch.tensor([{number}], device=device)`."
+_SAID_SHAPE = "The shape of {what} uses"
+_SAID_ARGUMENT = "{what} uses"
+
+_ALL = -1
+# Operation: the positions of its numbers as a method (as a function, the tensor comes before), and their keywords.
+_ARGUMENTS: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
+    "topk": ((0,), ("k",)),
+    "kthvalue": ((0,), ("k",)),
+    "pow": ((0,), ("exponent",)),
+    "pow_": ((0,), ("exponent",)),
+    "roll": ((0,), ("shifts",)),
+    "tril": ((0,), ("diagonal",)),
+    "triu": ((0,), ("diagonal",)),
+    "diag": ((0,), ("diagonal",)),
+    "diagonal": ((0,), ("offset",)),
+    "select": ((1,), ("index",)),
+    "norm": ((0,), ("p",)),
+    "normalize": ((0,), ("p",)),
+    "threshold": ((0, 1), ("threshold", "value")),
+    "std": ((), ("correction",)),
+    "var": ((), ("correction",)),
+    "logit": ((0,), ("eps",)),
+    "layer_norm": ((), ("eps",)),
+    "batch_norm": ((), ("eps",)),
+}
+_SHAPES: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
+    "narrow": ((1, 2), ("start", "length")),
+    "repeat": ((_ALL,), ("repeats",)),
+    "tile": ((_ALL,), ("dims",)),
+    "expand": ((_ALL,), ("size",)),
+    "broadcast_to": ((0,), ("size", "shape")),
+    "view": ((_ALL,), ("size",)),
+    "reshape": ((_ALL,), ("shape",)),
+    "split": ((0,), ("split_size_or_sections", "split_size")),
+    "tensor_split": ((0,), ("indices_or_sections",)),
+    "chunk": ((0,), ("chunks",)),
+    "repeat_interleave": ((0,), ("repeats",)),
+    "one_hot": ((0,), ("num_classes",)),
+    "pad": ((0,), ("pad", "value")),
+    "interpolate": ((0, 1), ("size", "scale_factor")),
+    "avg_pool1d": ((0, 1), ("kernel_size", "stride")),
+    "avg_pool2d": ((0, 1), ("kernel_size", "stride")),
+    "max_pool1d": ((0, 1), ("kernel_size", "stride")),
+    "max_pool2d": ((0, 1), ("kernel_size", "stride")),
+    "adaptive_avg_pool1d": ((0,), ("output_size",)),
+    "adaptive_avg_pool2d": ((0,), ("output_size",)),
+    "new_zeros": ((_ALL,), ("size",)),
+    "new_ones": ((_ALL,), ("size",)),
+    "new_empty": ((_ALL,), ("size",)),
+    "new_full": ((0,), ("size",)),
+}
+# Functions that make a tensor of a shape: the positions that are the shape.
+_MAKERS: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
+    "zeros": ((_ALL,), ("size",)),
+    "ones": ((_ALL,), ("size",)),
+    "empty": ((_ALL,), ("size",)),
+    "rand": ((_ALL,), ("size",)),
+    "randn": ((_ALL,), ("size",)),
+    "full": ((0,), ("size",)),
+    "arange": ((_ALL,), ("start", "end", "step")),
+    "eye": ((_ALL,), ("n", "m")),
+    "randperm": ((0,), ("n",)),
+    "linspace": ((2,), ("steps",)),
+    "logspace": ((2,), ("steps",)),
+}
+_TORCH = ("torch.", "torch.nn.functional.", "torch.linalg.")
+_MOVES = frozenset(("to", "cuda"))
+
+
+class FixedArguments(NamedTuple):
+    """The arguments of a call that are written into the graph; `new_tensor`: the call makes a tensor of that shape."""
+
+    arguments: tuple[ast.expr, ...]
+    subject: str
+    fix: str
+    new_tensor: bool = False
+
+
+def use_of(node: ast.Call, ctx: RuleContext) -> FixedArguments | None:
+    last, name = last_name(node), ctx.name(node)
+    if name:
+        last = name.rpartition(".")[2]
+        if name.rpartition(".")[0] + "." not in _TORCH:
+            return None
+        if last == "randint":
+            return _use(_randint(node), (_SAID_SHAPE, _FIX_SHAPE), new_tensor=True)
+        if last in _MAKERS:
+            return _use(_chosen(node, _MAKERS[last], 0), (_SAID_SHAPE, _FIX_SHAPE), new_tensor=True)
+    shift = 1 if name else 0
+    if last in _ARGUMENTS:
+        fix = FIX_TENSOR if last in ("pow", "pow_") else _FIX_ARGUMENT
+        return _use(_chosen(node, _ARGUMENTS[last], shift), (_SAID_ARGUMENT, fix))
+    if last in _SHAPES:
+        return _use(_chosen(node, _SHAPES[last], shift), (_SAID_SHAPE, _FIX_SHAPE))
+    return None
+
+
+def _use(chosen: list[ast.expr], words: tuple[str, str], new_tensor: bool = False) -> FixedArguments | None:
+    result = tuple(leaf for one in chosen for leaf in _leaves(one) if not isinstance(leaf, ast.Constant))
+    return FixedArguments(result, *words, new_tensor) if result else None
+
+
+def _chosen(node: ast.Call, spec: tuple[tuple[int, ...], tuple[str, ...]], shift: int) -> list[ast.expr]:
+    positions, keywords = spec
+    result = [one.value for one in node.keywords if one.arg in keywords]
+    if positions == (_ALL,):
+        return [*result, *node.args[shift:]]
+    return [*result, *(node.args[one + shift] for one in positions if one + shift < len(node.args))]
+
+
+def _randint(node: ast.Call) -> list[ast.expr]:
+    """The size of `torch.randint(low, high, size)`; its bounds are data."""
+    result = [one.value for one in node.keywords if one.arg == "size"]
+    return result or node.args[-1:]
+
+
+def _leaves(node: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(node, (ast.Tuple, ast.List)):
+        for one in node.elts:
+            yield from _leaves(one)
+    else:
+        yield node
+
+
+def indices(node: ast.expr) -> Iterator[tuple[ast.expr, bool]]:
+    """The positions and bounds in the brackets; True for bounds of slices. A list of positions is data."""
+    for one in node.elts if isinstance(node, ast.Tuple) else [node]:
+        if isinstance(one, ast.Slice):
+            yield from ((bound, True) for bound in (one.lower, one.upper, one.step) if bound is not None)
+        elif not isinstance(one, (ast.List, ast.Constant)):
+            yield one, False
+
+
+def is_tensor(base: AbstractValue, index: ast.expr) -> bool:
+    """Whether `base` is a tensor: an output or a batch may be a tuple, which has no column slices."""
+    if base.kind in (OUTPUT, BATCH):
+        return isinstance(index, ast.Tuple) and any(isinstance(one, ast.Slice) for one in index.elts)
+    return base.kind == TENSOR
+
+
+# -- tensors on the device --------------------------------------------------------------------------------------------
+
+
+def acts_on_device(node: ast.Call, ctx: RuleContext, use: FixedArguments) -> bool:
+    if use.new_tensor:
+        return ctx.value(node).where == "device" or _is_moved(node, ctx)
+    if ctx.name(node):
+        return bool(node.args) and is_tensor_on_device(ctx.value(node.args[0]), ctx)
+    return isinstance(node.func, ast.Attribute) and is_tensor_on_device(ctx.value(node.func.value), ctx)
+
+
+def is_tensor_on_device(value: AbstractValue, ctx: RuleContext) -> bool:
+    """Whether a tensor is certainly on the device: moved there, or in a module's forward."""
+    if value.kind not in (TENSOR, OUTPUT, BATCH):
+        return False
+    function = ctx.function
+    in_module = function is not None and function.cls is not None and function.cls.is_module
+    return value.where == "device" or (not value.where and in_module)
+
+
+def _is_moved(node: ast.Call, ctx: RuleContext) -> bool:
+    """`torch.randn(4, n).to(device)`, also later in its chain: `torch.randn(4, n).abs().to(device)`."""
+    inner: ast.AST = node
+    for outer in ctx.parents(node):
+        if isinstance(outer, ast.Call) and outer.func is inner:
+            if isinstance(inner, ast.Attribute) and inner.attr in _MOVES:
+                return ctx.value(outer).where != "host"
+        elif not isinstance(outer, ast.Attribute):
+            return False
+        inner = outer
     return False

@@ -7,8 +7,8 @@ import math
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.finding import Edit
-from tpu_magics.check.rules import _values
-from tpu_magics.check.values import NUMBER, TENSOR
+from tpu_magics.check.inference.values import NUMBER, TENSOR
+from tpu_magics.check.rules import _tensor_values
 
 if TYPE_CHECKING:
     from tpu_magics.check.rule_context import RuleContext
@@ -72,7 +72,9 @@ def fix_message(node: ast.AST, needed: ast.expr, ctx: RuleContext, tf: bool) -> 
         return sentences[xp]
     word = _word(node)
     if word:
-        return _BOTH.get(word, _COMPARE).format(xp=xp, needed=_values.full_source(needed, ctx) or "t", **_WORDS[xp])
+        return _BOTH.get(word, _COMPARE).format(
+            xp=xp, needed=_tensor_values.full_source(needed, ctx) or "t", **_WORDS[xp]
+        )
     return _CHOOSE[xp]
 
 
@@ -174,7 +176,7 @@ def _is_tf(node: ast.expr, ctx: RuleContext) -> bool:
 
 def _spelling(test: ast.expr, ctx: RuleContext) -> str:
     """The name of the imported library; "" if it is not imported."""
-    return _values.imported_name("tensorflow" if _is_tf(test, ctx) else "torch", ctx)
+    return _tensor_values.imported_name("tensorflow" if _is_tf(test, ctx) else "torch", ctx)
 
 
 _SCALAR_METHODS = frozenset(("sum", "mean", "max", "min", "any", "all", "norm", "prod", "std", "var"))
@@ -231,13 +233,13 @@ def _is_scalar(node: ast.expr, ctx: RuleContext, deep: int = 3) -> bool:
         receiver, method = ctx.method(node)
         return receiver.kind == TENSOR and method in _SCALAR_METHODS and not node.args and not node.keywords
     value = ctx.value(node)
-    made, place = value.made, value.made_ctx
+    creator, place = value.creator, value.creator_ctx
     return (
         deep > 0
         and value.kind == TENSOR
-        and isinstance(made, ast.Call)
+        and isinstance(creator, ast.Call)
         and place is not None
-        and _is_scalar(made, place, deep - 1)
+        and _is_scalar(creator, place, deep - 1)
     )
 
 

@@ -7,9 +7,11 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.rules import _ranks, _runtime
-from tpu_magics.check.values import CLASS, DEVICE, LIST, MODEL, MODULE, TENSOR
+from tpu_magics.check import hoisting
+from tpu_magics.check.inference.values import CLASS, DEVICE, LIST, MODEL, MODULE, TENSOR
+from tpu_magics.check.program import remembered
+from tpu_magics.check.rules import _device, _ranks
+from tpu_magics.check.syntax import nodes_of, root_name
 
 if TYPE_CHECKING:
     from tpu_magics.check.program import CallSite, Class, Function
@@ -28,11 +30,6 @@ _OTHER_LIBRARIES = ("diffusers.", "sentence_transformers.", "segmentation_models
 _IS_MODEL = re.compile(
     r"\.(\w*(Model|Pipeline|Transformer|Unet)|U[Nn]et\w*|\w*(Model|Pipeline|AutoencoderKL)\.from_pretrained)$"
 )
-_HARMLESS = frozenset(
-    ("contextlib.nullcontext", "contextlib.suppress", "contextlib.redirect_stdout", "contextlib.redirect_stderr",
-     "warnings.catch_warnings", "builtins.open")
-)  # fmt: skip
-_HARMLESS_METHODS = frozenset(("main_process_first", "local_main_process_first"))
 _BARE = ("torch.nn.Module", "torch.nn.modules.module.Module")
 # Methods that return the model.
 _SAME = frozenset(
@@ -46,7 +43,7 @@ def builds_model(call: CallSite) -> bool:
     value, name = call.value, call.name
     if name.startswith(_OTHER_LIBRARIES) and _IS_MODEL.search(name):
         return True
-    if value.kind != MODEL or value.lib == "tf" or value.made is not call.node:
+    if value.kind != MODEL or value.lib == "tf" or value.creator is not call.node:
         return False
     last = name.rpartition(".")[2] if name else value.name
     if name.startswith(_WRAPPERS) or last in WEIGHTLESS or last.endswith(_WEIGHTLESS_ENDS):
@@ -68,9 +65,9 @@ def _is_bare(cls: Class) -> bool:
 
 def model_builds(calls: list[CallSite]) -> Iterator[CallSite]:
     """The calls that build a model, without those that are part of another model."""
-    found = [call for call in calls if builds_model(call)]
-    nodes = {id(call.node) for call in found}
-    yield from (call for call in found if not _is_part(call, nodes))
+    result = [call for call in calls if builds_model(call)]
+    nodes = {id(call.node) for call in result}
+    yield from (call for call in result if not _is_part(call, nodes))
 
 
 def _is_part(call: CallSite, nodes: set[int]) -> bool:
@@ -91,8 +88,8 @@ def reason(call: CallSite, function: Function | None) -> str:
     if call.ctx.function is not function:
         inner = call.ctx.function
         return f"it is in `{inner.name}`, not in the launched function itself" if inner is not None else ""
-    found = _context(call) or _part_problem(call, function)
-    return found or (problem(call, function) if function is not None else "")
+    result = _context(call) or _part_problem(call, function)
+    return result or (problem(call, function) if function is not None else "")
 
 
 def _part_problem(call: CallSite, function: Function | None) -> str:
@@ -100,9 +97,9 @@ def _part_problem(call: CallSite, function: Function | None) -> str:
     for part in function.calls if function is not None else ():
         if part.node is call.node or not _spans(call.node, part.node) or not builds_model(part):
             continue
-        found = _context(part, call.node)
-        if found:
-            return f"its part `{' '.join(call.ctx.source(part.node).split())[:50]}` cannot be hoisted: {found}"
+        result = _context(part, call.node)
+        if result:
+            return f"its part `{' '.join(call.ctx.source(part.node).split())[:50]}` cannot be hoisted: {result}"
     return ""
 
 
@@ -117,49 +114,37 @@ def _context(call: CallSite, until: ast.AST | None = None) -> str:
     for parent in call.ctx.parents(call.node):
         if isinstance(parent, _FUNCTIONS) or parent is until:
             return ""
-        found = _around(parent, child, call.ctx)
-        if found:
-            return found
+        result = _around(parent, child, call.ctx)
+        if result:
+            return result
         child = parent
     return ""
 
 
 def _around(parent: ast.AST, child: ast.AST, ctx: RuleContext) -> str:
-    line = getattr(parent, "lineno", 0)
-    if isinstance(parent, (ast.For, ast.AsyncFor)):
-        return f"it is built in a loop (line {line})" if child is not parent.iter else ""
-    if isinstance(parent, ast.While):
-        return f"it is built in a loop (line {line})"
-    if isinstance(parent, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
-        return "it is built in a comprehension"
-    if isinstance(parent, (ast.If, ast.IfExp)):
-        return "" if child is parent.test else f"it is built under a condition (line {line})"
-    if isinstance(parent, ast.BoolOp):
-        return "" if child is parent.values[0] else f"it is built under a condition (line {line})"
-    if isinstance(parent, (ast.Try, ast.Match)):
-        return f"it is built inside a `{type(parent).__name__.lower()}` (line {line})"
     if isinstance(parent, (ast.With, ast.AsyncWith)) and isinstance(child, ast.stmt):
-        return next((_inside(item.context_expr, ctx) for item in parent.items if not _is_harmless(item, ctx)), "")
-    return ""
-
-
-def _inside(context: ast.expr, ctx: RuleContext) -> str:
-    return f"it is inside `with {ctx.source(context)}`, which may change how it is built"
+        harmful = (item.context_expr for item in parent.items if not _is_harmless(item, ctx))
+        result = (hoisting.IN_WITH.format(code=ctx.source(one), line=parent.lineno) for one in harmful)
+        return next(result, "")
+    conditional = any(one is child and is_conditional for one, is_conditional in hoisting.children(parent))
+    return hoisting.place_problem(parent, getattr(child, "lineno", 0)) if conditional else ""
 
 
 def _is_harmless(item: ast.withitem, ctx: RuleContext) -> bool:
     node = item.context_expr
     if not isinstance(node, ast.Call):
         return False
-    return ctx.name(node) in _HARMLESS or (isinstance(node.func, ast.Attribute) and node.func.attr in _HARMLESS_METHODS)
+    return ctx.name(node) in hoisting.HARMLESS_CONTEXTS or (
+        isinstance(node.func, ast.Attribute) and node.func.attr in hoisting.HARMLESS_METHODS
+    )
 
 
 def helper_reason(call: CallSite, helper: Function, function: Function | None) -> str:
     """The same for a call of a helper function that builds and returns a model."""
     if helper.outer is not None:
-        return f"it is in the inner function `{helper.name}`, which may run any number of times"
-    found = reason(call, function)
-    return found or _returned(helper) or side_effects(helper)
+        return hoisting.IN_FUNCTION.format(name=helper.name, line=helper.node.lineno)
+    result = reason(call, function)
+    return result or _returned(helper) or side_effects(helper)
 
 
 def _returned(helper: Function) -> str:
@@ -180,19 +165,6 @@ def _returned(helper: Function) -> str:
 
 
 BUILDERS = ("from_pretrained", "from_config", "_from_config", "load_from_checkpoint")
-_PURE = frozenset(
-    ("len", "int", "float", "complex", "str", "bytes", "bool", "abs", "round", "divmod", "pow", "min", "max", "sum",
-     "any", "all", "sorted", "list", "tuple", "dict", "set", "frozenset", "range", "zip", "enumerate", "reversed",
-     "slice", "repr", "getattr", "hasattr", "isinstance")
-)  # fmt: skip
-_PURE_METHODS = frozenset(
-    ("get", "items", "keys", "values", "copy", "count", "index", "lower", "upper", "strip", "lstrip", "rstrip", "split",
-     "join", "format", "startswith", "endswith", "replace", "title", "removeprefix", "removesuffix")
-)  # fmt: skip
-_MUTATORS = frozenset(
-    ("update", "append", "extend", "insert", "add", "pop", "clear", "remove", "discard", "setdefault", "sort",
-     "reverse", "popitem", "__setattr__")
-)  # fmt: skip
 _PLAIN_DATA = ("types.SimpleNamespace", "argparse.Namespace", "collections.OrderedDict")
 _MORE_THAN_READING = (ast.Lambda, ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
 _DEVICE_PACKAGES = ("torch_xla.", "accelerate.")
@@ -201,22 +173,22 @@ _DEPTH = 6
 
 def problem(call: CallSite, function: Function) -> str:
     """Why a call cannot run in the notebook; "" if it can."""
-    found = _callee(call, function)
-    if found:
-        return found
+    result = _callee(call, function)
+    if result:
+        return result
     for given in (*call.node.args, *(one.value for one in call.node.keywords)):
-        found = _problem(given, call, function, _DEPTH)
-        if found:
-            return f"its argument `{' '.join(call.ctx.source(given).split())[:50]}` {found}"
+        result = _problem(given, call, function, _DEPTH)
+        if result:
+            return f"its argument `{' '.join(call.ctx.source(given).split())[:50]}` {result}"
     return ""
 
 
 def _callee(call: CallSite, function: Function) -> str:
-    name = _first(call.node.func)
+    name = root_name(call.node.func)
     if call.ctx.value(_root(call.node.func)).kind != MODULE:
-        found = _changed(name, call, function)
-        if found:
-            return f"it {found}"
+        result = _changed(name, call, function)
+        if result:
+            return f"it {result}"
     cls = call.ctx.value(call.node.func)
     if cls.kind != CLASS:
         return ""
@@ -227,7 +199,7 @@ def _callee(call: CallSite, function: Function) -> str:
 
 
 def _uses_device(function: Function) -> bool:
-    starters = {id(call.node) for call in _runtime.starters(function.ctx.program)}
+    starters = {id(call.node) for call in _device.starters(function.ctx.program)}
     return any(id(call.node) in starters or call.name.startswith(_DEVICE_PACKAGES) for call in function.calls)
 
 
@@ -240,7 +212,7 @@ def _problem(node: ast.expr, call: CallSite, function: Function, depth: int) -> 
         return "does more than read values"
     value = call.ctx.value(node)
     if (isinstance(node, ast.Attribute) and node.attr == "device") or _is_device(node, call.ctx):
-        return "depends on the device"
+        return hoisting.ON_DEVICE
     if isinstance(node, ast.Name):
         return _name_problem(node.id, call, function, depth)
     parts: list[ast.expr] = [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)]
@@ -248,7 +220,7 @@ def _problem(node: ast.expr, call: CallSite, function: Function, depth: int) -> 
         if value.kind == MODEL:
             return ""
         if not _is_pure(node, call.ctx):
-            return f"calls `{call.ctx.source(node.func)}`, whose result is known only while the function runs"
+            return hoisting.UNKNOWN_RESULT.format(code=call.ctx.source(node.func))
         parts = [*node.args, *(one.value for one in node.keywords)]
         parts += [node.func.value] if isinstance(node.func, ast.Attribute) and not call.ctx.name(node) else []
     if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
@@ -258,18 +230,20 @@ def _problem(node: ast.expr, call: CallSite, function: Function, depth: int) -> 
 
 def _is_device(node: ast.expr, ctx: RuleContext) -> bool:
     value = ctx.value(node)
-    return _runtime.is_xla_device(value) or (value.kind == DEVICE and value.where == "device")
+    return _device.is_xla_device(value) or (value.kind == DEVICE and value.where == "device")
 
 
 def _is_pure(node: ast.Call, ctx: RuleContext) -> bool:
     name = ctx.name(node)
     if name:
         owner = name.split(".")[-2] if name.endswith(BUILDERS) else name.rpartition(".")[2]
-        return name.removeprefix("builtins.") in _PURE or owner.endswith("Config") or name in _PLAIN_DATA
+        return (
+            name.removeprefix("builtins.") in hoisting.PURE_BUILTINS or owner.endswith("Config") or name in _PLAIN_DATA
+        )
     callee = ctx.value(node.func)
     if callee.kind == CLASS:
         return not callee.ref.is_module
-    return isinstance(node.func, ast.Attribute) and node.func.attr in _PURE_METHODS
+    return isinstance(node.func, ast.Attribute) and node.func.attr in hoisting.PURE_METHODS
 
 
 # -- names -----------------------------------------------------------------------------------------------------------
@@ -287,22 +261,19 @@ def _name_problem(name: str, call: CallSite, function: Function, depth: int) -> 
     return _problem(values[0], call, function, depth - 1) or _changed(name, call, function)
 
 
+@remembered
 def _stored(function: Function) -> dict[str, list[int]]:
     """The names that a function sets, other than in comprehensions, and the lines."""
-    memo, key = function.ctx.program.memo, ("stored", id(function))
-    if key not in memo:
-        found: dict[str, list[int]] = {}
-        for node in nodes_of(function.node):
-            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-                found.setdefault(node.id, []).append(node.lineno)
-        memo[key] = found
-    known: dict[str, list[int]] = memo[key]
-    return known
+    result: dict[str, list[int]] = {}
+    for node in nodes_of(function.node):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            result.setdefault(node.id, []).append(node.lineno)
+    return result
 
 
 def _plain(function: Function) -> dict[str, list[ast.expr]]:
     """The values of unconditional assignments `name = value`."""
-    found: dict[str, list[ast.expr]] = {}
+    result: dict[str, list[ast.expr]] = {}
     for statement in _always(function.node.body if isinstance(function.node.body, list) else []):
         if isinstance(statement, ast.Assign):
             names = [one.id for one in statement.targets if isinstance(one, ast.Name)]
@@ -312,8 +283,8 @@ def _plain(function: Function) -> dict[str, list[ast.expr]]:
         value: ast.expr | None = getattr(statement, "value", None)
         if value is not None:
             for name in names:
-                found.setdefault(name, []).append(value)
-    return found
+                result.setdefault(name, []).append(value)
+    return result
 
 
 def _always(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -334,19 +305,17 @@ def _changed(name: str, call: CallSite, function: Function) -> str:
 def _changes(node: ast.AST) -> str:
     """The name of the object that a node changes in place: `cfg` for `cfg.sub.width = 8` and `cfg.update(...)`."""
     if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
-        return _first(node)
-    is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _MUTATORS
-    return _first(node.func.value) if is_method else ""  # type: ignore[attr-defined]
+        return root_name(node)
+    is_method = (
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in hoisting.MUTATORS
+    )
+    return root_name(node.func.value) if is_method else ""  # type: ignore[attr-defined]
 
 
 def _root(node: ast.AST) -> ast.AST:
     while isinstance(node, (ast.Attribute, ast.Subscript)):
         node = node.value
     return node
-
-
-def _first(node: ast.AST) -> str:
-    return getattr(_root(node), "id", "")
 
 
 # -- helper functions ------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Where a program starts workers: calls of launchers, `%tpu_train` and `%%tpu_train`."""
+"""The launches of a program, the code that their workers run, and constants that say how many there are."""
 
 from __future__ import annotations
 
@@ -8,13 +8,45 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.check.rules._constants import constant
-from tpu_magics.check.values import FUNCTION, NOTHING, AbstractValue
+from tpu_magics.check.inference.values import FUNCTION, NOTHING, AbstractValue
+from tpu_magics.check.program import remembered
+from tpu_magics.check.syntax import nodes_of
 
 if TYPE_CHECKING:
     from tpu_magics.check.cells import CodeCell
     from tpu_magics.check.program import CallSite, CheckedProgram, Function
     from tpu_magics.check.rule_context import RuleContext
+
+
+def constant(node: ast.expr | None, ctx: RuleContext) -> Any:
+    """The constant of an expression; NOTHING if it is unknown or has several values."""
+    result = ctx.constant(node)
+    if result is not NOTHING or not isinstance(node, ast.Subscript):
+        return result
+    values = _items(ctx.program).get(_key(node), ())
+    constants = {ctx.constant(one) for one in values if _hashable(ctx.constant(one))}
+    return constants.pop() if len(constants) == 1 and values else NOTHING
+
+
+def _hashable(value: Any) -> bool:
+    return isinstance(value, (int, float, str, bool, type(None), type(NOTHING)))
+
+
+def _key(node: ast.Subscript) -> tuple[str, str]:
+    return ast.unparse(node.value), ast.unparse(node.slice)
+
+
+@remembered
+def _items(program: CheckedProgram) -> dict[tuple[str, str], list[ast.expr]]:
+    """The values that items of containers are set to, in the whole program."""
+    result: dict[tuple[str, str], list[ast.expr]] = {}
+    for cell in program.cells:
+        for node in nodes_of(cell.tree) if cell.tree is not None else ():
+            for target in node.targets if isinstance(node, ast.Assign) else ():
+                if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+                    result.setdefault(_key(target), []).append(node.value)  # type: ignore[attr-defined]
+    return result
+
 
 NOTEBOOK, SPAWN, LAUNCH, OURS = "notebook_launcher", "xmp.spawn", "torch_xla.launch", "%tpu_train"
 NAMES = {
@@ -61,14 +93,12 @@ class LaunchSite:
         return None if self.call is None else self.call.ctx.argument(self.call.node, name, position)
 
 
+@remembered
 def launches(program: CheckedProgram) -> tuple[LaunchSite, ...]:
     """All of them, in order."""
-    if "launches" not in program.memo:
-        found = [*_by_calls(program), *_by_magics(program)]
-        found += _by_name(program, {id(one.function) for one in found})
-        program.memo["launches"] = tuple(sorted(found, key=lambda one: one.position))
-    known: tuple[LaunchSite, ...] = program.memo["launches"]
-    return known
+    result = [*_by_calls(program), *_by_magics(program)]
+    result += _by_name(program, {id(one.function) for one in result})
+    return tuple(sorted(result, key=lambda one: one.position))
 
 
 def is_ours(program: CheckedProgram) -> bool:
@@ -82,12 +112,11 @@ def position_of(ctx: RuleContext, node: ast.AST) -> Position:
     return (ctx.cell_index, getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
 
 
+@remembered
 def is_for_gpus(program: CheckedProgram) -> bool:
     """Whether a program mentions CUDA and never a TPU: accelerate's launcher also starts workers on GPUs."""
-    if "for_gpus" not in program.memo:
-        texts = [cell.text for cell in program.cells]
-        program.memo["for_gpus"] = any(map(_GPUS.search, texts)) and not any(map(_TPUS.search, texts))
-    return bool(program.memo["for_gpus"])
+    texts = [cell.text for cell in program.cells]
+    return any(map(_GPUS.search, texts)) and not any(map(_TPUS.search, texts))
 
 
 # -- calls ------------------------------------------------------------------------------------------------------------
@@ -166,16 +195,99 @@ def _words_ranks(program: CheckedProgram, index: int, words: str) -> Any:
 def _session_ranks(program: CheckedProgram, index: int) -> Any:
     """The number in the last `%tpu_init -n N` before a cell."""
     magics = (magic for cell in program.cells[: index + 1] for magic in cell.line_magics if magic.name == "tpu_init")
-    match = [found for magic in magics if (found := _PROCESSES.search(magic.words))]
-    return int(match[-1][1]) if match else NOTHING
+    matches = [match for magic in magics if (match := _PROCESSES.search(magic.words))]
+    return int(matches[-1][1]) if matches else NOTHING
 
 
 def has_magics(program: CheckedProgram) -> bool:
     """Whether the notebook uses tpu_magics."""
-    if program.uses("tpu_magics"):
+    if program.uses("tpu_magics") or program.has_our_magics:
         return True
     lines = (magic for cell in program.cells for magic in cell.line_magics)
-    return any(
-        magic.name.startswith("tpu_") or (magic.name in ("load_ext", "reload_ext") and "tpu_magics" in magic.words)
-        for magic in lines
-    ) or any(cell.magic.startswith("tpu_") for cell in program.cells)
+    return any(magic.name in ("load_ext", "reload_ext") and "tpu_magics" in magic.words for magic in lines)
+
+
+_XM = "torch_xla.core.xla_model"
+
+
+@remembered
+def targets(program: CheckedProgram) -> dict[int, Function]:
+    """The function of this program that a call runs, by the `id` of the call's node."""
+    pairs = ((id(call.node), function) for function in program.functions for call in function.callers)
+    return dict(pairs)
+
+
+@remembered
+def workers(program: CheckedProgram) -> dict[Function, tuple[LaunchSite, ...]]:
+    """The functions that run in workers, with the launches that reach them."""
+    result: dict[Function, tuple[LaunchSite, ...]] = {}
+    for launch in launches(program):
+        for function in worker_functions(launch, program):
+            result[function] = (*result.get(function, ()), launch)
+    return result
+
+
+def worker_functions(launch: LaunchSite, program: CheckedProgram) -> set[Function]:
+    """The functions of a launch's workers: its function, the functions that it calls, and inner functions."""
+    if launch.function is not None:
+        return closure({launch.function}, program)
+    if launch.call is not None or launch.position[1] != END:
+        return set()
+    index = launch.position[0]
+    own = [call for call in program.all_calls if call.ctx.cell_index == index and call.ctx.top_level]
+    return closure({one for call in own if (one := targets(program).get(id(call.node))) is not None}, program)
+
+
+def closure(start: set[Function], program: CheckedProgram) -> set[Function]:
+    """The functions, those that they call, and those that are defined in them."""
+    result, waiting = set(start), list(start)
+    while waiting:
+        one = waiting.pop()
+        called = [targets(program).get(id(call.node)) for call in one.calls]
+        for other in (*called, *one.inner):
+            if other is not None and other not in result:
+                result.add(other)
+                waiting.append(other)
+    return result
+
+
+def around(function: Function | None, depth: int = 3) -> Iterator[Function]:
+    """The function, those that it is defined in, and those that call them."""
+    while function is not None:
+        yield function
+        for call in function.callers if depth else ():
+            yield from around(call.ctx.function, depth - 1)
+        function = function.outer
+
+
+def launches_of(ctx: RuleContext) -> tuple[LaunchSite, ...]:
+    """The launches whose workers run the code at this place; () for code of the notebook or of a plain script."""
+    if ctx.function is not None:
+        return workers(ctx.program).get(ctx.function, ())
+    own = ctx.cell.magic == TRAIN and cell_form(ctx.cell, ctx.cell_index, ctx.program) == 3
+    return tuple(one for one in launches(ctx.program) if one.position == (ctx.cell_index, END, END)) if own else ()
+
+
+def in_several(ctx: RuleContext) -> bool:
+    """Whether several processes certainly run the code at this place (on a host with several chips)."""
+    result = launches_of(ctx)
+    if any(one.several for one in result):
+        return True
+    return any(one.ranks is NOTHING for one in result) and _mentions_ranks(result, ctx.program)
+
+
+def may_be_several(ctx: RuleContext) -> bool:
+    """The same, also where the number is left to tpu_magics."""
+    return any(one.ranks is NOTHING or one.several for one in launches_of(ctx))
+
+
+_MULTI = (
+    *(f"{_XM}.{one}" for one in ("optimizer_step", "reduce_gradients", "all_reduce", "all_gather", "mesh_reduce",
+        "rendezvous", "is_master_ordinal", "get_ordinal", "xrt_world_size", "master_print")),
+    *("torch_xla.runtime.world_size", "torch_xla.runtime.global_ordinal", "torch.utils.data.DistributedSampler"),
+)  # fmt: skip
+
+
+def _mentions_ranks(result: tuple[LaunchSite, ...], program: CheckedProgram) -> bool:
+    """Whether the code of these workers is written for several ranks."""
+    return any(set(launches_of(call.ctx)) & set(result) for call in program.calls(*_MULTI))

@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.rules import _shapes as shapes
-from tpu_magics.check.values import NOTHING
+from tpu_magics.check.inference.values import NOTHING
+from tpu_magics.check.rules import _shapes
+from tpu_magics.check.syntax import nodes_of
 
 if TYPE_CHECKING:
     from tpu_magics.check.rule_context import RuleContext
@@ -28,7 +28,7 @@ _ZEROED = "use the mask to zero the rest:"
 def without_mask(node: ast.expr, base: ast.expr, mask: ast.expr, ctx: RuleContext) -> str:
     """The fix message for `x[mask]` (or the like) in its context."""
     outer = ctx.parent(node)
-    tf = shapes.is_tf(ctx, ctx.value(base), ctx.value(mask))
+    tf = _shapes.is_tf(ctx, ctx.value(base), ctx.value(mask))
     if isinstance(outer, ast.Attribute) and not tf and (message := _reduced(base, outer, mask, ctx)):
         return message
     if isinstance(outer, ast.Compare) and not tf:
@@ -42,14 +42,14 @@ def without_mask(node: ast.expr, base: ast.expr, mask: ast.expr, ctx: RuleContex
 
 def _general(base: ast.expr, mask: ast.expr, ctx: RuleContext, tf: bool) -> str:
     form = _form("values", mask, ctx, tf)
-    return f"Compute over all of {shapes.short(ctx, base, 'the tensor')} and {_ZEROED} {form}"
+    return f"Compute over all of {_shapes.short(ctx, base, 'the tensor')} and {_ZEROED} {form}"
 
 
 def _form(each: str, mask: ast.expr, ctx: RuleContext, tf: bool, divided: bool = True) -> str:
     """Multiply by the mask, and divide by its sum."""
     if tf:
-        return _AS_NUMBERS.format(mask=shapes.short(ctx, mask, "mask"), each=each)
-    weight = shapes.atom(ctx, mask)
+        return _AS_NUMBERS.format(mask=_shapes.short(ctx, mask, "mask"), each=each)
+    weight = _shapes.atom(ctx, mask)
     return f"`({each} * {weight}).sum(){f' / {weight}.sum()' if divided else ''}`."
 
 
@@ -58,7 +58,7 @@ def _form(each: str, mask: ast.expr, ctx: RuleContext, tf: bool, divided: bool =
 
 def _reduced(base: ast.expr, outer: ast.Attribute, mask: ast.expr, ctx: RuleContext) -> str:
     """The fix for a reduction of the selected elements; "" for anything else."""
-    kept, weight = shapes.atom(ctx, base, ""), shapes.atom(ctx, mask)
+    kept, weight = _shapes.atom(ctx, base, ""), _shapes.atom(ctx, mask)
     wholes = {
         "sum": f"({kept} * {weight}).sum()",
         "mean": f"({kept} * {weight}).sum() / {weight}.sum()",
@@ -74,7 +74,7 @@ def _reduced(base: ast.expr, outer: ast.Attribute, mask: ast.expr, ctx: RuleCont
 def _compared(outer: ast.Compare, mask: ast.expr, ctx: RuleContext) -> str:
     """`preds[mask] == labels[mask]`: compare all, and count where the mask is true."""
     bare = _bare(ctx.source(outer), outer, ctx, {})
-    weight = shapes.atom(ctx, mask)
+    weight = _shapes.atom(ctx, mask)
     mean = f" / {weight}.sum()" if _is_averaged(outer, ctx) else ""
     return f"Compare all elements and use the mask to drop the rest: `(({bare}) & {weight}).sum(){mean}`."
 
@@ -126,17 +126,17 @@ def _arguments(call: ast.Call, ctx: RuleContext, names: dict[str, str]) -> list[
     """The code of a call's arguments, without the mask."""
     given = [("", one) for one in call.args]
     given += [(f"{one.arg}=", one.value) for one in call.keywords if one.arg not in ("reduction", None)]
-    found = [name + _bare(ctx.source(one), one, ctx, names) for name, one in given]
-    return ["..."] if any("\n" in one for one in found) or sum(map(len, found)) > 120 else found
+    result = [name + _bare(ctx.source(one), one, ctx, names) for name, one in given]
+    return ["..."] if any("\n" in one for one in result) or sum(map(len, result)) > 120 else result
 
 
 def _is_loss(call: ast.Call, ctx: RuleContext) -> bool:
     """Whether it is a loss module or function, by its constructor or by its name."""
     if ctx.name(call).startswith("tensorflow.nn."):
         return "cross_entropy" in ctx.name(call)
-    made = ctx.value(call.func).name.rpartition(".")[2]
-    called = shapes.last_name(call.func)
-    return made.endswith("Loss") or "loss" in called.lower() or called == "criterion"
+    name = ctx.value(call.func).name.rpartition(".")[2]
+    called = _shapes.last_part(call.func)
+    return name.endswith("Loss") or "loss" in called.lower() or called == "criterion"
 
 
 def _ignored(mask: ast.expr, ctx: RuleContext) -> list[str]:
@@ -166,7 +166,7 @@ def _selections(mask: ast.expr, ctx: RuleContext) -> Iterator[tuple[str, str]]:
     """The names in this body for selections by the same mask, with the selected tensors."""
     wanted = ctx.source(mask)
     for one in _assignments(ctx):
-        target, selected = one.targets[0], shapes.selection(one.value, ctx)
+        target, selected = one.targets[0], _shapes.selection(one.value, ctx)
         if isinstance(target, ast.Name) and selected is not None and ctx.source(selected[1]) == wanted:
             yield target.id, ctx.source(selected[0])
 
@@ -174,13 +174,13 @@ def _selections(mask: ast.expr, ctx: RuleContext) -> Iterator[tuple[str, str]]:
 def _definition(mask: ast.expr, ctx: RuleContext) -> ast.expr:
     """The expression behind a mask's name, where it is assigned once in this body."""
     if isinstance(mask, ast.Name):
-        found = [
+        result = [
             one.value
             for one in _assignments(ctx)
             if isinstance(one.targets[0], ast.Name) and one.targets[0].id == mask.id
         ]
-        if len(found) == 1:
-            return found[0]
+        if len(result) == 1:
+            return result[0]
     return mask
 
 
@@ -203,7 +203,7 @@ def _bare(text: str, node: ast.AST, ctx: RuleContext, names: dict[str, str]) -> 
     if isinstance(node, ast.Name):
         return names.get(node.id, text)
     for child in nodes_of(node):
-        if (selected := shapes.selection(child, ctx)) is not None:
+        if (selected := _shapes.selection(child, ctx)) is not None:
             text = text.replace(ctx.source(child), ctx.source(selected[0]))
     root = _root(node)
     if isinstance(root, ast.Name) and root.id in names:

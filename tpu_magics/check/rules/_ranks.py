@@ -1,18 +1,22 @@
-"""Conditions on the rank, and the code under them."""
+"""Code that depends on the rank, the loops of training steps, and the purpose of their loaders."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.nodes import nodes_of
+from tpu_magics.check.inference.values import ACCELERATOR, DEVICE, LIST, LOADER, UNKNOWN, AbstractValue
+from tpu_magics.check.program import remembered
 from tpu_magics.check.rules import _launches
+from tpu_magics.check.syntax import last_name, nodes_of
 
 if TYPE_CHECKING:
-    from tpu_magics.check.program import Function
-    from tpu_magics.check.rule_context import RuleContext
+    from tpu_magics.check.program import CallSite, CheckedProgram, Function
+    from tpu_magics.check.rule_context import Loop, RuleContext
+
 
 RANK = "%rank"
 _ATTRIBUTES = frozenset(
@@ -47,9 +51,9 @@ def guard(node: ast.AST, ctx: RuleContext) -> RankGuard | None:
     """The innermost condition on the rank that decides whether `node` runs, in its own function."""
     child = node
     for parent in ctx.parents(node):
-        found = _of_parent(parent, child, ctx)
-        if found is not None:
-            return found
+        result = _of_parent(parent, child, ctx)
+        if result is not None:
+            return result
         if isinstance(parent, _FUNCTIONS):
             return None
         child = parent
@@ -133,23 +137,15 @@ def index_parameter(function: Function) -> str:
     return function.parameters[0].arg
 
 
+@remembered
 def definitions(function: Function) -> dict[str, list[ast.expr]]:
     """The values of plain assignments to each name of a function."""
-    memo = function.ctx.program.memo
-    key = ("definitions", id(function))
-    if key not in memo:
-        memo[key] = _definitions(function.node)
-    found: dict[str, list[ast.expr]] = memo[key]
-    return found
-
-
-def _definitions(tree: ast.AST) -> dict[str, list[ast.expr]]:
-    found: dict[str, list[ast.expr]] = {}
-    for node in nodes_of(tree):
+    result: dict[str, list[ast.expr]] = {}
+    for node in nodes_of(function.node):
         for target, value in _assigned(node):
             if isinstance(target, ast.Name):
-                found.setdefault(target.id, []).append(value)
-    return found
+                result.setdefault(target.id, []).append(value)
+    return result
 
 
 def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -169,10 +165,12 @@ def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
 def polarity(test: ast.expr, ctx: RuleContext, depth: int = _DEPTH) -> bool | None:
     """True if the condition holds on the main rank only, False if on all others, None if unknown."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        found = polarity(test.operand, ctx, depth)
-        return None if found is None else not found
+        result = polarity(test.operand, ctx, depth)
+        return None if result is None else not result
     if isinstance(test, ast.BoolOp):
-        parts = [found for one in test.values if depends(one, ctx) and (found := polarity(one, ctx, depth)) is not None]
+        parts = [
+            result for one in test.values if depends(one, ctx) and (result := polarity(one, ctx, depth)) is not None
+        ]
         return parts[0] if parts else None
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         return _compared(test.ops[0], test.comparators[0], ctx)
@@ -221,9 +219,180 @@ def _is_only_called_guarded(function: Function) -> bool:
 
 def is_for_one_rank(function: Function) -> bool:
     """Whether a decorator makes only one rank run the function."""
-    return any(_last(one) in _DECORATORS for one in getattr(function.node, "decorator_list", ()))
+    return any(last_name(one) in _DECORATORS for one in getattr(function.node, "decorator_list", ()))
 
 
-def _last(node: ast.expr) -> str:
-    node = node.func if isinstance(node, ast.Call) else node
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+XM = "torch_xla.core.xla_model."
+OPTIMIZER_STEP = XM + "optimizer_step"
+SYNCS = frozenset((XM + "mark_step", "torch_xla.sync", "torch_xla.step", "torch_xla.torch_xla.sync",
+    "torch_xla.torch_xla.step", "torch_xla.compile", "torch_xla.torch_xla.compile", XM + "rendezvous",
+    XM + "mesh_reduce", XM + "do_on_ordinals"))  # fmt: skip
+COMPILERS = ("torch_xla.compile", "torch_xla.torch_xla.compile", "torch.compile")
+REDUCES = frozenset((XM + "reduce_gradients", XM + "all_reduce", XM + "all_reduce_bucketized_gradients",
+    "torch.distributed.all_reduce"))  # fmt: skip
+# Wrappers and modes under which gradients are reduced by something else.
+_OTHERS = ("torch.nn.parallel.", "torch.distributed.fsdp.", "torch_xla.distributed.fsdp.",
+    "torch_xla.distributed.zero_redundancy_optimizer.", "torch_xla.distributed.spmd.", "torch_xla.runtime.use_spmd",
+    "torch_xla.experimental.spmd_fully_sharded_data_parallel.", "pytorch_lightning.", "lightning.")  # fmt: skip
+DEVICE_LOADERS = ("MpDeviceLoader", "ParallelLoader")
+
+
+def round_calls(loop: Loop, calls: list[CallSite], program: CheckedProgram) -> list[CallSite]:
+    """The calls of one iteration of `loop`: those of `calls` in it, and those of the functions that it calls."""
+    own = [call for call in calls if loop in call.ctx.loops]
+    result, seen = list(own), set()
+    waiting = list(own)
+    while waiting:
+        target = _launches.targets(program).get(id(waiting.pop().node))
+        if target is not None and target not in seen:
+            seen.add(target)
+            result += target.calls
+            waiting += target.calls
+    return result
+
+
+def top_calls(program: CheckedProgram) -> list[CallSite]:
+    """The calls of the notebook's own statements."""
+    return [call for call in program.all_calls if call.ctx.function is None]
+
+
+def loader_of(loop: Loop) -> AbstractValue | None:
+    """The loader of a loop, also through enumerate, zip and tqdm; None if it has none."""
+    value = loop.loader
+    if value.kind == LOADER:
+        return value
+    return (
+        value.ref if value.kind == LIST and isinstance(value.ref, AbstractValue) and value.ref.kind == LOADER else None
+    )
+
+
+def is_device_loader(value: AbstractValue | None) -> bool:
+    """Whether a loader certainly syncs at each batch."""
+    return value is not None and value.prepared and value.name.endswith(DEVICE_LOADERS)
+
+
+def never_syncs(loop: Loop, calls: list[CallSite]) -> bool:
+    """Whether the iterable of a loop certainly runs no graph: a plain loader, a range, a list; also an unknown loader
+    if the loop moves its batches to the device itself."""
+    loader = loader_of(loop)
+    if loader is not None and (loader.creator is not None or loader.prepared):
+        return not loader.prepared and loader.name == "torch.utils.data.DataLoader"
+    value = loop.loader
+    if not isinstance(loop.node, ast.While) and (value.name == "builtins.range" or value.items is not None):
+        return True
+    return value.kind in (LIST, LOADER, UNKNOWN) and _moves_batches(loop, calls)
+
+
+def _moves_batches(loop: Loop, calls: list[CallSite]) -> bool:
+    """Whether the loop moves its batches: `x = x.to(device)`."""
+    if isinstance(loop.node, ast.While):
+        return False
+    given = {one.id for one in nodes_of(loop.node.target) if isinstance(one, ast.Name)}
+    moves = (call for call in calls if call.method == "to" and call.ctx.loops[-1:] == (loop,) and call.node.args)
+    return any(
+        call.ctx.value(call.node.args[0]).kind == DEVICE
+        and any(isinstance(one, ast.Name) and one.id in given for one in nodes_of(call.node.func))
+        for call in moves
+    )
+
+
+def syncs(call: CallSite) -> bool:
+    """Whether a call runs the pending graph."""
+    if call.name == OPTIMIZER_STEP:
+        barrier = call.ctx.argument(call.node, "barrier", 1)
+        return call.ctx.has_unknown_arguments(call.node) or (
+            barrier is not None and call.ctx.constant(barrier) is not False
+        )
+    return call.name in SYNCS
+
+
+def is_compiled(function: Function | None, program: CheckedProgram) -> bool:
+    """Whether a function is passed to `torch_xla.compile`, which runs its graph, or to another compiler."""
+    if function is None:
+        return False
+    if any(name in SYNCS or name == "torch.compile" for name in function.decorators):
+        return True
+    calls = program.calls(*COMPILERS)
+    return any(call.ctx.value(one).ref is function for call in calls for one in call.node.args[:1])
+
+
+def in_step_context(call: CallSite) -> bool:
+    """`with torch_xla.step():`"""
+    contexts = (parent for parent in call.ctx.parents(call.node) if isinstance(parent, (ast.With, ast.AsyncWith)))
+    return any(call.ctx.name(item.context_expr) in SYNCS for one in contexts for item in one.items)
+
+
+def is_handled(ctx: RuleContext) -> bool:
+    """Whether accelerate, SPMD, FSDP, DDP or the eager mode handles the steps here: for the whole program, in this
+    function, its outer functions and callers, or in the functions that it calls."""
+    handlers = _handlers(ctx.program)
+    if not handlers or None in handlers or ctx.function is None:
+        return bool(handlers)
+    around = set(_launches.around(ctx.function))
+    return bool(handlers & around) or bool(handlers & _launches.closure({ctx.function}, ctx.program))
+
+
+@remembered
+def _handlers(program: CheckedProgram) -> set[Function | None]:
+    """The functions that call such a handler; None: the program's own statements or its imports."""
+    calls = [*program.calls(*_OTHERS)]
+    for method in ("prepare", "backward", "prepare_optimizer"):
+        calls += program.methods(method, ACCELERATOR)
+    calls += [call for call in program.calls("torch_xla.experimental.") if "eager" in call.name]
+    result = {call.ctx.function for call in calls}
+    if any(name.startswith(_OTHERS) for name in program.imported):
+        result.add(None)
+    return result
+
+
+def optimizer_steps(program: CheckedProgram) -> Iterator[CallSite]:
+    """`optimizer.step()` of torch optimizers that nothing has prepared."""
+    for call in program.methods("step", "optimizer"):
+        if not call.receiver.prepared and call.receiver.lib != "tf":
+            yield call
+
+
+DATA_LOADER = "torch.utils.data.DataLoader"
+_ENDS = r"(_|\b|$|\d|(?=[A-Z]|data|loader|set|dl|ds))"
+_EVALUATION = re.compile(
+    r"(^|_|\b)(eval(uation)?|val(id(ation)?)?|test|dev|predict(ion)?|infer(ence)?)" + _ENDS, re.IGNORECASE
+)
+_TRAINING = re.compile(r"(^|_|\b)(train(ing)?|fit)" + _ENDS, re.IGNORECASE)
+
+
+def target(call: CallSite) -> str:
+    """The name that the result of a call is assigned to, also in `x = wrapper(DataLoader(...))`."""
+    for parent in call.ctx.parents(call.node):
+        if isinstance(parent, ast.Assign) and len(parent.targets) == 1:
+            return ast.unparse(parent.targets[0])
+        if isinstance(parent, (ast.AnnAssign, ast.NamedExpr)):
+            return ast.unparse(parent.target)
+        if isinstance(parent, (ast.stmt, ast.Lambda)):
+            return ""
+    return ""
+
+
+def purpose(call: CallSite) -> str:
+    """ "train", "evaluation", or "" if neither the names nor `shuffle` show it."""
+    ctx = call.ctx
+    data = ctx.argument(call.node, "dataset", 0)
+    function = ctx.function.name if ctx.function is not None else ""
+    texts = (target(call), ctx.source(data) if data is not None else "", function if "loader" in function else "")
+    for text in texts:
+        train, evaluation = bool(_TRAINING.search(text)), bool(_EVALUATION.search(text))
+        if train != evaluation:
+            return "train" if train else "evaluation"
+    return "train" if ctx.constant(ctx.argument(call.node, "shuffle", 2)) is True else ""
+
+
+def is_for_evaluation(call: CallSite, program: CheckedProgram) -> bool:
+    """Whether a loader is for evaluation only."""
+    known = purpose(call)
+    return known == "evaluation" or (not known and _has_no_step(call, program))
+
+
+def _has_no_step(call: CallSite, program: CheckedProgram) -> bool:
+    """Whether loops use the loader, but never with a backward pass."""
+    loops = [(loop, one) for one in program.all_calls for loop in one.ctx.loops]
+    mine = [(loop, one) for loop, one in loops if (value := loader_of(loop)) is not None and value.creator is call.node]
+    return bool(mine) and not any(one.method in ("backward", "step") or one.name == OPTIMIZER_STEP for _, one in mine)

@@ -1,18 +1,21 @@
-"""Shared by the rules of the group `recompiles`: code that runs for each batch, and code for training."""
+"""Where code runs (per batch, in training), and how many rows a dataset has."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from math import inf
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.values import LIST, NUMBER, AbstractValue
+from tpu_magics.check.inference.values import FUNCTION, LIST, NUMBER, AbstractValue
+from tpu_magics.check.rules._source import origin, own_statements
+from tpu_magics.check.syntax import nodes_of
 
 if TYPE_CHECKING:
     from tpu_magics.check.program import CheckedProgram, Function
     from tpu_magics.check.rule_context import RuleContext
+
 
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _TRAINING = frozenset(("train", "training", "trn", "trainset"))
@@ -45,22 +48,22 @@ def side_of(names: Iterable[str]) -> str:
 
 def target_names(ctx: RuleContext, node: ast.AST) -> list[str]:
     """The names for the value of an expression: its target, keyword, dict key, or returning function."""
-    found: list[str] = []
+    result: list[str] = []
     for outer in ctx.parents(node):
         if isinstance(outer, ast.keyword) and outer.arg:
-            found.append(outer.arg)
+            result.append(outer.arg)
         elif isinstance(outer, ast.Dict):
             pairs = zip(outer.keys, outer.values, strict=True)
-            found += [str(key.value) for key, value in pairs if value is node and isinstance(key, ast.Constant)]
+            result += [str(key.value) for key, value in pairs if value is node and isinstance(key, ast.Constant)]
         elif isinstance(outer, (ast.Assign, ast.AnnAssign, ast.NamedExpr)):
             targets = outer.targets if isinstance(outer, ast.Assign) else [outer.target]
-            return [*found, *(name for target in targets for name in _target_names(target))]
+            return [*result, *(name for target in targets for name in _target_names(target))]
         elif isinstance(outer, ast.Return):
-            return [*found, ctx.function.name if ctx.function is not None else ""]
+            return [*result, ctx.function.name if ctx.function is not None else ""]
         elif isinstance(outer, ast.stmt):
-            return found
+            return result
         node = outer
-    return found
+    return result
 
 
 def _target_names(target: ast.expr) -> Iterable[str]:
@@ -144,8 +147,8 @@ def loader_of(value: AbstractValue) -> AbstractValue:
     for _ in range(8):
         if value.kind == LIST and isinstance(value.ref, AbstractValue):
             value = value.ref
-        elif isinstance(value.made, ast.Call) and value.name.startswith("torch_xla.") and value.made.args:
-            value = value.made_ctx.value(value.made.args[0])
+        elif isinstance(value.creator, ast.Call) and value.name.startswith("torch_xla.") and value.creator.args:
+            value = value.creator_ctx.value(value.creator.args[0])
         else:
             break
     return value
@@ -154,3 +157,236 @@ def loader_of(value: AbstractValue) -> AbstractValue:
 def is_nothing(value: AbstractValue) -> bool:
     """Whether an argument is certainly None."""
     return value.kind == NUMBER and value.const is None
+
+
+_Path = tuple[int, ...]
+_FAR = 20
+
+# Methods that keep the number of rows.
+_KEEPS = frozenset(
+    ("shuffle", "map", "cache", "prefetch", "with_options", "with_format", "set_format", "with_transform",
+     "rename_column", "remove_columns", "rename_columns", "cast", "cast_column", "add_column", "class_encode_column",
+     "flatten", "sort", "select_columns", "float", "double", "half", "bfloat16", "long", "int", "bool", "to", "cpu",
+     "clone", "contiguous", "detach", "astype", "copy", "requires_grad_", "normal_", "uniform_", "abs", "exp", "log",
+     "sqrt", "pow", "sigmoid", "tanh", "relu", "clamp", "pin_memory", "numpy")
+)  # fmt: skip
+_SIZES_FIRST = frozenset(("randn", "rand", "zeros", "ones", "empty", "random_sample", "random", "standard_normal"))
+_SIZES_LAST = ("randint", "normal", "uniform")
+_RANGES = frozenset(
+    ("builtins.range", "torch.arange", "numpy.arange", "tensorflow.range", "tensorflow.data.Dataset.range")
+)
+_FIRST_ARGUMENT = frozenset(
+    ("torch.utils.data.TensorDataset", "torch.tensor", "torch.as_tensor", "torch.from_numpy", "torch.FloatTensor",
+     "torch.LongTensor", "torch.Tensor", "numpy.array", "numpy.asarray", "builtins.list", "builtins.tuple",
+     "builtins.sorted", "builtins.enumerate", "tensorflow.constant", "tensorflow.convert_to_tensor", "tensorflow.cast",
+     "datasets.Dataset.from_list", "datasets.Dataset.from_dict")
+)  # fmt: skip
+_COLUMNS = ("tensorflow.data.Dataset.from_tensor_slices", "tensorflow.data.Dataset.zip", "builtins.zip")
+# Data sets of known size: (training rows, test rows).
+_SPLITS = {
+    "torchvision.datasets.MNIST": (60_000, 10_000),
+    "torchvision.datasets.FashionMNIST": (60_000, 10_000),
+    "torchvision.datasets.CIFAR10": (50_000, 10_000),
+    "torchvision.datasets.CIFAR100": (50_000, 10_000),
+    "keras.datasets.mnist.load_data": (60_000, 10_000),
+    "keras.datasets.fashion_mnist.load_data": (60_000, 10_000),
+    "keras.datasets.cifar10.load_data": (50_000, 10_000),
+    "keras.datasets.cifar100.load_data": (50_000, 10_000),
+    "keras.datasets.imdb.load_data": (25_000, 25_000),
+}
+_SLICED = re.compile(r"^\w+\[(\d*):(\d+)\]$")
+
+
+def rows(ctx: RuleContext, node: ast.expr | None, path: _Path = (), far: int = 0) -> float | None:
+    """The length of an expression (or of its item at `path`); `inf` for a tf.data dataset that repeats."""
+    if node is None or far > _FAR:
+        return None
+    node, more = origin(ctx, node)
+    path = (*more, *path)
+    handler = _FORMS.get(node.__class__)
+    return handler(ctx, node, path, far + 1) if handler is not None else None
+
+
+def whole(ctx: RuleContext, node: ast.expr | None) -> int | None:
+    """The integer value of an expression, if it is one."""
+    result = ctx.constant(node)
+    return result if isinstance(result, int) and not isinstance(result, bool) else None
+
+
+def _of_list(ctx: RuleContext, node: ast.List | ast.Tuple, path: _Path, far: int) -> float | None:
+    if any(isinstance(one, ast.Starred) for one in node.elts):
+        return None
+    return rows(ctx, node.elts[path[0]], path[1:], far) if path and path[0] < len(node.elts) else len(node.elts)
+
+
+def _of_columns(ctx: RuleContext, node: ast.Dict, _path: _Path, far: int) -> float | None:
+    return rows(ctx, node.values[0], (), far) if node.values else None
+
+
+def _of_comprehension(ctx: RuleContext, node: ast.ListComp | ast.GeneratorExp, path: _Path, far: int) -> float | None:
+    first = node.generators[0]
+    return rows(ctx, first.iter, (), far) if len(node.generators) == 1 and not first.ifs and not path else None
+
+
+def _of_operation(ctx: RuleContext, node: ast.BinOp, path: _Path, far: int) -> float | None:
+    if isinstance(node.op, ast.Mult) and isinstance(node.left, ast.List):
+        times, length = whole(ctx, node.right), rows(ctx, node.left, (), far)
+        return None if times is None or length is None else times * length
+    left, right = rows(ctx, node.left, path, far), rows(ctx, node.right, path, far)
+    return left if right is None else right if left is None else max(left, right)
+
+
+def _of_slice(ctx: RuleContext, node: ast.Subscript, path: _Path, far: int) -> float | None:
+    if not isinstance(node.slice, ast.Slice) or path or node.slice.step is not None:
+        return None
+    length = rows(ctx, node.value, (), far)
+    start, stop = node.slice.lower, node.slice.upper
+    first = 0 if start is None else whole(ctx, start)
+    last = length if stop is None else whole(ctx, stop)
+    if first is None or last is None or min(first, last) < 0:
+        return None
+    return max((min(last, length) if length is not None else last) - first, 0)
+
+
+def _of_call(ctx: RuleContext, node: ast.Call, path: _Path, far: int) -> float | None:
+    name = ctx.name(node)
+    if name in _SPLITS:
+        return _of_split(ctx, node, name, path)
+    if name == "torch.utils.data.random_split":
+        return _of_random_split(ctx, node, path)
+    if name in _FIRST_ARGUMENT:
+        return rows(ctx, node.args[0], path, far) if node.args else None
+    if name in _COLUMNS:
+        return _of_slices(ctx, node, far)
+    if path:
+        return None
+    if name in _RANGES:
+        return _of_range(ctx, node)
+    if name in _NAMED:
+        return _NAMED[name](ctx, node, far)
+    if name.startswith(("torch.", "numpy.", "tensorflow.")):
+        return _of_creation(ctx, node, name.rpartition(".")[2])
+    if isinstance(node.func, ast.Attribute) and not name and ctx.value(node.func).kind != FUNCTION:
+        return _of_method(ctx, node, node.func, far)
+    return _of_own(ctx, node, far)
+
+
+def _of_slices(ctx: RuleContext, node: ast.Call, far: int) -> float | None:
+    """For a tuple of columns the length of the first; a list is one tensor."""
+    if not node.args:
+        return None
+    first, path = origin(ctx, node.args[0])
+    if isinstance(first, ast.Tuple) and not path:
+        return rows(ctx, first.elts[0], (), far) if first.elts else None
+    return rows(ctx, first, path, far)
+
+
+def _of_split(ctx: RuleContext, node: ast.Call, name: str, path: _Path) -> float | None:
+    if name.startswith("keras."):
+        return _SPLITS[name][path[0]] if path and path[0] < 2 else None
+    train = ctx.argument(node, "train", 1)
+    is_train = True if train is None else ctx.constant(train)
+    return _SPLITS[name][0 if is_train else 1] if isinstance(is_train, bool) else None
+
+
+def _of_random_split(ctx: RuleContext, node: ast.Call, path: _Path) -> float | None:
+    parts = ctx.constant(ctx.argument(node, "lengths", 1))
+    part = parts[path[0]] if isinstance(parts, tuple) and path and path[0] < len(parts) else None
+    return part if isinstance(part, int) else None
+
+
+def _of_range(ctx: RuleContext, node: ast.Call) -> float | None:
+    given = [whole(ctx, one) for one in node.args]
+    if not given or None in given or len(given) > 3 or (len(given) == 3 and not given[2]):
+        return None
+    return len(range(*(one for one in given if one is not None)))
+
+
+def _of_subset(ctx: RuleContext, node: ast.Call, far: int) -> float | None:
+    return rows(ctx, ctx.argument(node, "indices", 1), (), far)
+
+
+def _of_load_dataset(ctx: RuleContext, node: ast.Call, _far: int) -> float | None:
+    split = ctx.constant(ctx.argument(node, "split"))
+    result = _SLICED.match(split) if isinstance(split, str) else None
+    return int(result[2]) - int(result[1] or 0) if result else None
+
+
+_NAMED: dict[str, Callable[[RuleContext, ast.Call, int], float | None]] = {
+    "torch.utils.data.Subset": _of_subset,
+    "datasets.load_dataset": _of_load_dataset,
+}
+
+
+def _of_creation(ctx: RuleContext, node: ast.Call, last: str) -> float | None:
+    """The first dimension of `torch.randn(84, 16)`, `np.zeros((84, 16))`, `torch.randint(0, 4, (84,))`."""
+    size = ctx.argument(node, "size") or ctx.argument(node, "shape")
+    if size is None and node.args:
+        size = node.args[0] if last in (*_SIZES_FIRST, "full") else node.args[-1] if last in _SIZES_LAST else None
+    first = ctx.constant(size)
+    if isinstance(first, tuple):
+        first = first[0] if first else None
+    if isinstance(size, (ast.Tuple, ast.List)) and size.elts:
+        return whole(ctx, size.elts[0])
+    return first if isinstance(first, int) and not isinstance(first, bool) else None
+
+
+def _of_method(ctx: RuleContext, node: ast.Call, func: ast.Attribute, far: int) -> float | None:
+    method = func.attr
+    if method in _KEEPS:
+        return rows(ctx, func.value, (), far)
+    if method in ("shard", "filter"):
+        return inf if rows(ctx, func.value, (), far) == inf else None
+    if method == "select":
+        return rows(ctx, ctx.argument(node, "indices", 0), (), far)
+    if method in _COUNTED:
+        number = whole(ctx, node.args[0]) if node.args else None
+        return _COUNTED[method](rows(ctx, func.value, (), far), number, bool(node.args))
+    if method in _SIZES_FIRST or method in _SIZES_LAST or method == "integers":  # of a numpy Generator
+        return _of_creation(ctx, node, "randint" if method == "integers" else method)
+    return None
+
+
+def _taken(length: float | None, number: int | None, _given: bool) -> float | None:
+    return number if length is None else None if number is None or number < 0 else min(length, number)
+
+
+def _skipped(length: float | None, number: int | None, _given: bool) -> float | None:
+    return None if length is None or number is None else max(length - number, 0)
+
+
+def _repeated(length: float | None, number: int | None, given: bool) -> float | None:
+    if not given or (number is not None and number < 0):
+        return inf
+    return None if length is None or number is None else length * number
+
+
+_COUNTED: dict[str, Callable[[float | None, int | None, bool], float | None]] = {
+    "take": _taken,
+    "skip": _skipped,
+    "repeat": _repeated,
+}
+
+
+def _of_own(ctx: RuleContext, node: ast.Call, far: int) -> float | None:
+    """The result of `__len__` of a class of the program, or the length of the result of a function."""
+    ref = ctx.value(node.func).ref
+    if ctx.value(node.func).kind == FUNCTION and ref is not None and ref.calls:
+        body = ref.node.body if isinstance(ref.node.body, list) else []
+        given = [one.value for one in own_statements(body) if isinstance(one, ast.Return)]
+        return rows(ref.calls[0].ctx, given[0], (), far) if len(given) == 1 else None
+    method = ref.method("__len__") if hasattr(ref, "method") else None
+    const = method.returns.const if method is not None and method.returns is not None else None
+    return const if isinstance(const, int) and not isinstance(const, bool) else None
+
+
+_FORMS: dict[type, Callable[..., float | None]] = {
+    ast.List: _of_list,
+    ast.Tuple: _of_list,
+    ast.Dict: _of_columns,
+    ast.ListComp: _of_comprehension,
+    ast.GeneratorExp: _of_comprehension,
+    ast.BinOp: _of_operation,
+    ast.Subscript: _of_slice,
+    ast.Call: _of_call,
+}

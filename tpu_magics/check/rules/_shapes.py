@@ -1,17 +1,19 @@
-"""Shared by the rules of the group `shapes`: code that XLA runs, and boolean masks."""
+"""Shapes that depend on data: masks, sizes, and code for XLA."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.values import BATCH, OUTPUT, TENSOR, UNKNOWN
+from tpu_magics.check.inference.values import BATCH, FUNCTION, LIST, NUMBER, OUTPUT, TENSOR, UNKNOWN
+from tpu_magics.check.syntax import nodes_of
 
 if TYPE_CHECKING:
+    from tpu_magics.check.inference.values import AbstractValue
     from tpu_magics.check.rule_context import RuleContext
-    from tpu_magics.check.values import AbstractValue
+
 
 WHY_MASK = (
     "XLA needs every shape when it compiles, but this one is the number of true elements: each step reads the mask "
@@ -103,7 +105,7 @@ def _has_form_of_mask(node: ast.expr, ctx: RuleContext, of_tensor: bool) -> bool
     if of_tensor and (value.dtype == "bool" or (isinstance(node, ast.Name) and node.id in _inverted(ctx))):
         return True
     names = _SURE_NAME if value.kind == UNKNOWN else _MASK_NAME
-    return bool(names.search(last_name(node)))
+    return bool(names.search(last_part(node)))
 
 
 def _inverted(ctx: RuleContext) -> frozenset[str]:
@@ -115,8 +117,8 @@ def _inverted(ctx: RuleContext) -> frozenset[str]:
         unary = (one for one in (() if top is None else nodes_of(top)) if isinstance(one, ast.UnaryOp))
         operands = (one.operand for one in unary if isinstance(one.op, ast.Invert))
         ctx.program.memo[key] = frozenset(one.id for one in operands if isinstance(one, ast.Name))
-    found: frozenset[str] = ctx.program.memo[key]
-    return found
+    result: frozenset[str] = ctx.program.memo[key]
+    return result
 
 
 def _compares_data(node: ast.Compare, ctx: RuleContext) -> bool:
@@ -155,17 +157,17 @@ def is_reported_beside(node: ast.expr, mask: ast.expr, ctx: RuleContext) -> bool
 
 
 def _selects_before(other: ast.AST, node: ast.expr, by: str, ctx: RuleContext) -> bool:
-    for found in nodes_of(other):
-        if not isinstance(found, (ast.Subscript, ast.Call)) or found.lineno != node.lineno:
+    for result in nodes_of(other):
+        if not isinstance(result, (ast.Subscript, ast.Call)) or result.lineno != node.lineno:
             continue
-        if found.col_offset < node.col_offset and (selected := selection(found, ctx)) is not None:
-            inside = any(child is node for child in nodes_of(found))
+        if result.col_offset < node.col_offset and (selected := selection(result, ctx)) is not None:
+            inside = any(child is node for child in nodes_of(result))
             if ctx.source(selected[1]) == by and not inside:
                 return True
     return False
 
 
-def last_name(node: ast.AST) -> str:
+def last_part(node: ast.AST) -> str:
     """`mask` of `mask`, `self.mask` and `batch["mask"]`; "" of anything else."""
     if isinstance(node, ast.Name):
         return node.id
@@ -187,3 +189,126 @@ def atom(ctx: RuleContext, node: ast.AST, otherwise: str = "mask") -> str:
     text = short(ctx, node, otherwise)
     plain = text == otherwise or isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant))
     return text if plain else f"({text})"
+
+
+# -- sizes that depend on data ----------------------------------------------------------------------------------------
+#
+# A value that may be a tensor is not enough: layers pass heights and widths next to their tensors. So a size is traced
+# back to the code that computed it.
+
+
+_DEEPEST = 6  # names followed from one to the next
+# Methods of tensors that compute a size.
+_COMPUTES = frozenset(
+    ("max", "min", "amax", "amin", "sum", "mean", "prod", "cumsum", "argmax", "argmin", "count_nonzero", "median",
+     "long", "int", "round", "ceil", "floor", "clamp", "squeeze", "unsqueeze", "flatten", "view", "reshape", "to",
+     "detach", "add", "sub", "mul", "div", "abs", "any", "all", "float")
+)  # fmt: skip
+
+Definition = tuple[ast.expr, bool]  # the assigned value, and whether the name gets an item of it
+
+
+def sizes_of_data(nodes: list[ast.expr], ctx: RuleContext) -> Iterator[ast.expr]:
+    """The sizes (also inside tuples and lists) that depend on data."""
+    for node in nodes:
+        if isinstance(node, (ast.Tuple, ast.List)):
+            yield from sizes_of_data(node.elts, ctx)
+        elif is_of_data(node.value if isinstance(node, ast.Starred) else node, ctx):
+            yield node
+
+
+def is_of_data(node: ast.expr, ctx: RuleContext) -> bool:
+    """Whether a size is a number read from a tensor, or a tensor that was computed."""
+    value = ctx.value(node)
+    if value.kind in (NUMBER, LIST):
+        return value.read or _is_list_of_data(value)
+    if value.shape:  # tf.shape(x)[0]
+        return False
+    return value.kind in (TENSOR, OUTPUT) and is_array(value) and _is_computed(node, ctx, _DEEPEST)
+
+
+def _is_list_of_data(value: AbstractValue) -> bool:
+    items = value.items or (() if value.item is None else (value.item,))
+    return value.kind == LIST and any(one.read for one in items)
+
+
+def _is_computed(node: ast.expr, ctx: RuleContext, deeper: int) -> bool:
+    if deeper == 0:
+        return False
+    if isinstance(node, ast.BinOp):
+        return _is_computed(node.left, ctx, deeper) or _is_computed(node.right, ctx, deeper)
+    if isinstance(node, ast.UnaryOp):
+        return _is_computed(node.operand, ctx, deeper)
+    if isinstance(node, ast.Call):
+        return _computes(node, ctx)
+    if isinstance(node, ast.Subscript):
+        return _is_item_of_data(node.value, ctx, deeper)
+    if isinstance(node, ast.Name) and _is_annotated_as_tensor(node.id, ctx):
+        return True
+    if isinstance(node, ast.Name):
+        return any(
+            _is_item_of_data(given, ctx, deeper - 1) if item else _is_computed(given, ctx, deeper - 1)
+            for given, item in _definitions(ctx).get(node.id, ())
+        )
+    return False
+
+
+def _is_annotated_as_tensor(name: str, ctx: RuleContext) -> bool:
+    """A parameter annotated as a tensor and nothing else."""
+    parameters = ctx.function.parameters if ctx.function is not None else ()
+    given = next((one.annotation for one in parameters if one.arg == name), None)
+    return given is not None and re.search(r"(^|\.)\w*Tensor'?$", ast.unparse(given)) is not None
+
+
+def _computes(node: ast.Call, ctx: RuleContext) -> bool:
+    """A function of torch or TensorFlow, a reduction of a tensor, or a function of the program that returns one."""
+    if ctx.value(node).kind != TENSOR:
+        return False
+    if ctx.name(node).startswith(("torch.", "tensorflow.")):
+        return True
+    receiver, method = ctx.method(node)
+    return ctx.value(node.func).kind == FUNCTION or (method in _COMPUTES and is_array(receiver))
+
+
+def _is_item_of_data(node: ast.expr, ctx: RuleContext, deeper: int) -> bool:
+    """`lengths[i]`, and what a loop over `lengths` gives: items of a tensor or of a batch, not of a model's output."""
+    value = ctx.value(node)
+    if isinstance(node, ast.Call) and ctx.name(node) in ("builtins.enumerate", "builtins.zip"):
+        return any(_is_item_of_data(one, ctx, deeper) for one in node.args)
+    if not is_array(value):
+        return False
+    return value.kind in (TENSOR, BATCH) or _is_computed(node, ctx, deeper)
+
+
+def _definitions(ctx: RuleContext) -> dict[str, list[Definition]]:
+    """The definitions of each name of this function, cached."""
+    function = ctx.function
+    key = ("definitions", id(function) if function is not None else ctx.cell_index)
+    if key not in ctx.program.memo:
+        top = function.node if function is not None else ctx.cell.tree
+        result: dict[str, list[Definition]] = {}
+        for node in () if top is None else nodes_of(top):
+            for name, given in _given(node):
+                result.setdefault(name, []).append(given)
+        ctx.program.memo[key] = result
+    known: dict[str, list[Definition]] = ctx.program.memo[key]
+    return known
+
+
+def _given(node: ast.AST) -> Iterator[tuple[str, Definition]]:
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            yield from _bound(target, node.value, False)
+    elif isinstance(node, (ast.AnnAssign, ast.AugAssign, ast.NamedExpr)) and node.value is not None:
+        yield from _bound(node.target, node.value, False)
+    elif isinstance(node, (ast.For, ast.comprehension)):
+        yield from _bound(node.target, node.iter, True)
+
+
+def _bound(target: ast.expr, value: ast.expr, item: bool) -> Iterator[tuple[str, Definition]]:
+    if isinstance(target, ast.Name):
+        yield target.id, (value, item)
+    elif isinstance(target, (ast.Tuple, ast.List)):
+        parts = value.elts if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts) else None
+        for index, one in enumerate(target.elts):
+            yield from _bound(one, parts[index], item) if parts is not None else _bound(one, value, True)

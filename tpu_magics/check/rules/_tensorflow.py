@@ -6,9 +6,9 @@ import ast
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.program import LOCAL_TPU, RESOLVERS, STRATEGIES
-from tpu_magics.check.regions import under_strategy
-from tpu_magics.check.values import NOTHING, STRATEGY
+from tpu_magics.check.inference.regions import under_strategy
+from tpu_magics.check.inference.values import NOTHING, STRATEGY
+from tpu_magics.check.program import LOCAL_TPU, RESOLVERS, STRATEGIES, remembered
 
 if TYPE_CHECKING:
     from tpu_magics.check.program import CallSite, CheckedProgram, Function
@@ -55,13 +55,12 @@ def mentions(program: CheckedProgram, word: str) -> bool:
 # -- the TPU ----------------------------------------------------------------------------------------------------------
 
 
+@remembered
 def is_remote(program: CheckedProgram) -> bool:
     """Whether the TPU is certainly on another host than this code: a TPU node, by its name or address."""
-    if "is_remote_tpu" not in program.memo:
-        remote = [_is_remote(call) for call in program.calls(*RESOLVERS)]
-        remote += [name != LOCAL_TPU for name in program.init_values("tpu")]
-        program.memo["is_remote_tpu"] = any(remote) and not any(is_local(call) for call in program.calls(*RESOLVERS))
-    return bool(program.memo["is_remote_tpu"])
+    remote = [_is_remote(call) for call in program.calls(*RESOLVERS)]
+    remote += [name != LOCAL_TPU for name in program.init_values("tpu")]
+    return any(remote) and not any(is_local(call) for call in program.calls(*RESOLVERS))
 
 
 def is_local(call: CallSite) -> bool:
@@ -119,25 +118,23 @@ def _first_part(node: ast.expr, ctx: RuleContext) -> ast.expr | None:
         return node.func.value if text and isinstance(node.func, ast.Attribute) else None
     if isinstance(node, ast.Name) and (only := _only_assigned(ctx.program).get(node.id)) is not None:
         return only
-    made = ctx.value(node).made
-    return made if isinstance(made, ast.expr) and made is not node else None
+    creator = ctx.value(node).creator
+    return creator if isinstance(creator, ast.expr) and creator is not node else None
 
 
+@remembered
 def _only_assigned(program: CheckedProgram) -> dict[str, ast.expr]:
     """The values of names that are assigned once in the whole program."""
-    if "only_assigned" not in program.memo:
-        bound: Counter[str] = Counter()
-        given: dict[str, ast.expr] = {}
-        for node in (one for cell in program.cells if cell.tree is not None for one in ast.walk(cell.tree)):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                bound[node.id] += 1
-            elif isinstance(node, ast.arg):
-                bound[node.arg] += 1
-            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                given[node.targets[0].id] = node.value
-        program.memo["only_assigned"] = {name: value for name, value in given.items() if bound[name] == 1}
-    found: dict[str, ast.expr] = program.memo["only_assigned"]
-    return found
+    bound: Counter[str] = Counter()
+    given: dict[str, ast.expr] = {}
+    for node in (one for cell in program.cells if cell.tree is not None for one in ast.walk(cell.tree)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound[node.id] += 1
+        elif isinstance(node, ast.arg):
+            bound[node.arg] += 1
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            given[node.targets[0].id] = node.value
+    return {name: value for name, value in given.items() if bound[name] == 1}
 
 
 # -- the scope ---------------------------------------------------------------------------------------------------------
@@ -161,12 +158,14 @@ def is_in_scope(call: CallSite) -> bool:
 
 def is_receiver_in_scope(call: CallSite) -> bool:
     """Whether `x` of `x.method(...)` is bound in a scope."""
-    func, program = call.node.func, call.ctx.program
-    if "bound_in_scope" not in program.memo:
-        targets = ((assignment_target(one.node, one.ctx), one) for one in program.all_calls)
-        bound = {one.ctx.source(target) for target, one in targets if target is not None and is_in_scope(one)}
-        program.memo["bound_in_scope"] = bound
-    return isinstance(func, ast.Attribute) and call.ctx.source(func.value) in program.memo["bound_in_scope"]
+    func = call.node.func
+    return isinstance(func, ast.Attribute) and call.ctx.source(func.value) in _bound_in_scope(call.ctx.program)
+
+
+@remembered
+def _bound_in_scope(program: CheckedProgram) -> set[str]:
+    targets = ((assignment_target(one.node, one.ctx), one) for one in program.all_calls)
+    return {one.ctx.source(target) for target, one in targets if target is not None and is_in_scope(one)}
 
 
 def _state(node: ast.AST, ctx: RuleContext, deep: int) -> str:
@@ -179,8 +178,8 @@ def _state(node: ast.AST, ctx: RuleContext, deep: int) -> str:
         return UNKNOWN
     if not function.callers:
         return OUT if _uses_strategy(function) else UNKNOWN
-    found = {_state(one.node, one.ctx, deep - 1) for one in function.callers}
-    return IN if IN in found else OUT if found == {OUT} else UNKNOWN
+    result = {_state(one.node, one.ctx, deep - 1) for one in function.callers}
+    return IN if IN in result else OUT if result == {OUT} else UNKNOWN
 
 
 def _is_under_with(node: ast.AST, ctx: RuleContext) -> bool:

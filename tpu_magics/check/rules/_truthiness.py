@@ -1,18 +1,68 @@
-"""Python code that needs a tensor's value to go on, and the expressions whose value it needs."""
+"""Python code that needs the value of a tensor to go on, and what it decides."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.nodes import nodes_of
-from tpu_magics.check.rules import _graph_work, _value_reads, _values
-from tpu_magics.check.values import INSTANCE, LIST, MODEL, TENSOR
+from tpu_magics.check.inference.values import INSTANCE, LIST, MODEL, OPTIMIZER, TENSOR
+from tpu_magics.check.rules import _tensor_values
+from tpu_magics.check.syntax import nodes_of
 
 if TYPE_CHECKING:
     from tpu_magics.check.rule_context import RuleContext
+
+
+# Calls of these libraries that compute nothing.
+_NO_WORK = frozenset(
+    ("torch.save", "torch.load", "torch.no_grad", "torch.enable_grad", "torch.inference_mode", "torch.is_tensor",
+     "torch_xla.core.xla_model.save", "torch_xla.core.xla_model.master_print",
+     "torch_xla.core.xla_model.is_master_ordinal", "torch_xla.core.xla_model.add_step_closure")
+)  # fmt: skip
+_LIBRARIES = ("torch.", "torch_xla.", "tensorflow.", "keras.ops.")
+_WORK_METHODS = frozenset(("backward", "zero_grad", "optimizer_step", "mark_step"))
+_READS = frozenset(("item", "tolist", "numpy", "cpu", "to"))
+
+
+def decides_tensor_work(node: ast.AST, ctx: RuleContext) -> bool:
+    """Whether a test changes XLA's graph, and not only what is saved or shown."""
+    if isinstance(node, ast.IfExp):
+        return any(_is_work(one, ctx) for side in (node.body, node.orelse) for one in nodes_of(side))
+    if isinstance(node, (ast.If, ast.While)):
+        return any(_is_work(one, ctx) for one in _walk((*node.body, *node.orelse)))
+    return False
+
+
+def _walk(block: Iterable[ast.stmt]) -> Iterator[ast.AST]:
+    for statement in block:
+        yield from nodes_of(statement)
+
+
+def _is_work(node: ast.AST, ctx: RuleContext) -> bool:
+    if isinstance(node, ast.Call):
+        return _is_work_call(node, ctx)
+    if isinstance(node, (ast.BinOp, ast.UnaryOp)):
+        return ctx.value(node).kind == TENSOR
+    if isinstance(node, ast.AugAssign):
+        return ctx.value(node.target).kind == TENSOR
+    if isinstance(node, ast.Return):
+        return not ctx.loops and node.value is not None and _tensor_values.holds_readable(ctx.value(node.value), ctx)
+    return isinstance(node, ast.Continue)
+
+
+def _is_work_call(node: ast.Call, ctx: RuleContext) -> bool:
+    name = ctx.name(node)
+    if name:
+        return name.startswith(_LIBRARIES) and name not in _NO_WORK
+    if ctx.value(node.func).kind == MODEL:
+        return True
+    receiver, method = ctx.method(node)
+    if method in _WORK_METHODS or (method == "step" and receiver.kind == OPTIMIZER):
+        return True
+    return receiver.kind == TENSOR and method not in _READS and ctx.value(node).kind == TENSOR
+
 
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
@@ -39,8 +89,8 @@ def may_need_value(node: ast.AST, ctx: RuleContext) -> bool:
 
 def first_needed(node: ast.AST, ctx: RuleContext) -> ast.expr | None:
     """The first tensor expression whose value this needs; None if there is none."""
-    found = next(_needed_values(node, ctx), None)
-    tests = _tests(node) if found is None else []
+    result = next(_needed_values(node, ctx), None)
+    tests = _tests(node) if result is None else []
     inside = (
         one
         for test in tests
@@ -48,11 +98,11 @@ def first_needed(node: ast.AST, ctx: RuleContext) -> ast.expr | None:
         if may_need_value(part, ctx)
         for one in _needed_values(part, ctx)
     )
-    found = found or next((one for one in inside if not _values.guarded(one, ctx)), None)
-    if found is None and tests:
+    result = result or next((one for one in inside if not _tensor_values.guarded(one, ctx)), None)
+    if result is None and tests:
         read = _read(tests[0], ctx)
-        return read if read is not None and _graph_work.decides_tensor_work(node, ctx) else None
-    return found
+        return read if read is not None and decides_tensor_work(node, ctx) else None
+    return result
 
 
 def _tests(node: ast.AST) -> list[ast.expr]:
@@ -63,11 +113,11 @@ def _tests(node: ast.AST) -> list[ast.expr]:
 
 def _read(test: ast.expr, ctx: RuleContext) -> ast.expr | None:
     """A number read from a tensor on which a test depends."""
-    if _values.is_periodic(test, ctx):
+    if _tensor_values.is_periodic(test, ctx):
         return None
     leaves = _leaves(test)
     sides = (one for leaf in leaves for one in (_sides(leaf) if isinstance(leaf, ast.Compare) else [leaf]))
-    return next((found for side in sides for found in _value_reads.reads_in(side, ctx)), None)
+    return next((result for side in sides for result in _tensor_values.reads_in(side, ctx)), None)
 
 
 def _leaves(test: ast.expr) -> Iterator[ast.expr]:
@@ -96,11 +146,11 @@ def _truth(node: ast.expr, ctx: RuleContext) -> Iterator[ast.expr]:
     if isinstance(node, ast.BoolOp):
         for value in node.values:
             yield from _truth(value, ctx)
-            if isinstance(node.op, ast.And) and _values.is_periodic(value, ctx):
+            if isinstance(node.op, ast.And) and _tensor_values.is_periodic(value, ctx):
                 return  # operands after `step % 100 == 0 and` run only every 100 steps
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         yield from _truth(node.operand, ctx)
-    elif _values.is_computed(ctx.value(node), ctx) and not _tests_for_presence(node, ctx):
+    elif _tensor_values.is_computed(ctx.value(node), ctx) and not _tests_for_presence(node, ctx):
         yield node
 
 
@@ -132,7 +182,7 @@ def _of_test(node: ast.If | ast.While | ast.Assert | ast.IfExp, ctx: RuleContext
 def _of_bool_op(node: ast.BoolOp, ctx: RuleContext) -> Iterator[ast.expr]:
     for value in node.values[:-1]:
         yield from _truth(value, ctx)
-        if isinstance(node.op, ast.And) and _values.is_periodic(value, ctx):
+        if isinstance(node.op, ast.And) and _tensor_values.is_periodic(value, ctx):
             return
 
 
@@ -145,7 +195,7 @@ def _of_compare(node: ast.Compare, ctx: RuleContext) -> Iterator[ast.expr]:
         yield from _of_in(node, ctx)
     elif len(node.ops) > 1:
         # `0 < t < 1` is `0 < t and t < 1`.
-        yield from (one for one in (node.left, *node.comparators) if _values.is_computed(ctx.value(one), ctx))
+        yield from (one for one in (node.left, *node.comparators) if _tensor_values.is_computed(ctx.value(one), ctx))
 
 
 def _of_in(node: ast.Compare, ctx: RuleContext) -> Iterator[ast.expr]:
@@ -153,9 +203,13 @@ def _of_in(node: ast.Compare, ctx: RuleContext) -> Iterator[ast.expr]:
     inside = node.comparators[0]
     if isinstance(ctx.constant(node.left), str):
         return  # a key
-    if _values.is_computed(ctx.value(inside), ctx):
+    if _tensor_values.is_computed(ctx.value(inside), ctx):
         yield inside
-    elif isinstance(inside, (ast.List, ast.Tuple)) and inside.elts and _values.is_computed(ctx.value(node.left), ctx):
+    elif (
+        isinstance(inside, (ast.List, ast.Tuple))
+        and inside.elts
+        and _tensor_values.is_computed(ctx.value(node.left), ctx)
+    ):
         yield node.left
 
 
@@ -167,8 +221,10 @@ def _of_call(node: ast.Call, ctx: RuleContext) -> Iterator[ast.expr]:
     elif builtin in _ORDERS and not any(one.arg == "key" for one in node.keywords):
         yield from _of_order(node, ctx)
     elif name in _COMPARING:
-        yield from (one for one in node.args if _values.is_readable(ctx.value(one), ctx))
-    elif not name and _values.is_readable(ctx.method(node)[0], ctx) and ctx.method(node)[1] in _COMPARING_METHODS:
+        yield from (one for one in node.args if _tensor_values.is_readable(ctx.value(one), ctx))
+    elif (
+        not name and _tensor_values.is_readable(ctx.method(node)[0], ctx) and ctx.method(node)[1] in _COMPARING_METHODS
+    ):
         yield node.func.value if isinstance(node.func, ast.Attribute) else node
 
 
@@ -184,15 +240,15 @@ def _of_truth_call(name: str, given: ast.expr, ctx: RuleContext) -> Iterator[ast
 def _of_order(node: ast.Call, ctx: RuleContext) -> Iterator[ast.expr]:
     """`max(a, b)` with a tensor, `max(losses)` over tensors, `sorted(t)`."""
     if len(node.args) > 1:
-        yield from (one for one in node.args if _values.is_computed(ctx.value(one), ctx))
-    elif node.args and (_values.is_computed(ctx.value(node.args[0]), ctx) or _holds_computed(node.args[0], ctx)):
+        yield from (one for one in node.args if _tensor_values.is_computed(ctx.value(one), ctx))
+    elif node.args and (_tensor_values.is_computed(ctx.value(node.args[0]), ctx) or _holds_computed(node.args[0], ctx)):
         yield node.args[0]
 
 
 def _holds_computed(node: ast.expr, ctx: RuleContext) -> bool:
     value = ctx.value(node)
     items = value.items if value.items is not None else (value.item,)
-    return value.kind == LIST and any(one is not None and _values.is_computed(one, ctx) for one in items)
+    return value.kind == LIST and any(one is not None and _tensor_values.is_computed(one, ctx) for one in items)
 
 
 def _of_comprehension(
@@ -206,7 +262,7 @@ def _of_comprehension(
 def _of_match(node: ast.Match, ctx: RuleContext) -> Iterator[ast.expr]:
     """Value patterns compare; class patterns, names and `_` do not."""
     compares = any(isinstance(one, ast.MatchValue) for case in node.cases for one in nodes_of(case.pattern))
-    if compares and _values.is_computed(ctx.value(node.subject), ctx):
+    if compares and _tensor_values.is_computed(ctx.value(node.subject), ctx):
         yield node.subject
     for case in node.cases:
         if case.guard is not None:

@@ -7,45 +7,19 @@ Read are the function's own statements and those in `with` blocks that do not ch
 from __future__ import annotations
 
 import ast
-import contextlib
-import warnings
+import pkgutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import ModuleType
 
+from tpu_magics.check import hoisting
+from tpu_magics.check.hoisting import COMPREHENSIONS, FUNCTIONS, children, place_problem
 from tpu_magics.launch.hoist.helpers import helper_problem, is_helper
 from tpu_magics.launch.hoist.seeds import EnvironmentSetting, SeedCall, seed_steps
 from tpu_magics.launch.hoist.values import PENDING, FunctionScope, NameBinding, UnknownValue, import_bindings
 
-# Contexts that do not change how a model is built.
-HARMLESS_CONTEXTS = (
-    *(contextlib.nullcontext, contextlib.suppress, contextlib.redirect_stdout, contextlib.redirect_stderr),
-    *(warnings.catch_warnings, open),
-)
-HARMLESS_METHODS = frozenset({"main_process_first", "local_main_process_first"})
-MUTATORS = frozenset(
-    [
-        "update",
-        "append",
-        "extend",
-        "insert",
-        "add",
-        "pop",
-        "clear",
-        "remove",
-        "discard",
-        "setdefault",
-        "sort",
-        "reverse",
-        "popitem",
-        "__setattr__",
-    ]
-)
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-LOOPS = (ast.For, ast.AsyncFor, ast.While)
-COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-TRIES = tuple(getattr(ast, name) for name in ("Try", "TryStar") if hasattr(ast, name))
+_HARMLESS = tuple(map(pkgutil.resolve_name, hoisting.HARMLESS_CONTEXTS))
 
 
 @dataclass(frozen=True)
@@ -115,17 +89,17 @@ def _read_with(statement: ast.With | ast.AsyncWith, scope: FunctionScope, contex
     harmful = [item.context_expr for item in statement.items if not _is_harmless(item.context_expr, scope)]
     if harmful and not context:
         code = scope.source.code(harmful[0])
-        context = f"it stands inside `with {code}` (line {statement.lineno}), which may change how it is built"
+        context = hoisting.IN_WITH.format(code=code, line=statement.lineno)
     yield from _read(statement.body, scope, context)
 
 
 def _is_harmless(context: ast.expr, scope: FunctionScope) -> bool:
     if not isinstance(context, ast.Call):
         return False
-    if isinstance(context.func, ast.Attribute) and context.func.attr in HARMLESS_METHODS:
+    if isinstance(context.func, ast.Attribute) and context.func.attr in hoisting.HARMLESS_METHODS:
         return True
     callee = scope.resolve(context.func)
-    return any(callee is known for known in HARMLESS_CONTEXTS)
+    return any(callee is known for known in _HARMLESS)
 
 
 # -- one statement --------------------------------------------------------------------------------------------------
@@ -156,7 +130,7 @@ class _Statement:
             return []
         inner = [
             step
-            for child, around in _children(node)
+            for child, around in children(node)
             for step in self._calls(child, context or self._around(node, around))
         ]
         return self._call(node, inner, context) if isinstance(node, ast.Call) else inner
@@ -165,11 +139,7 @@ class _Statement:
         """Why calls inside `node` cannot be hoisted; "" if they can."""
         if not conditional:
             return ""
-        line = getattr(node, "lineno", self.statement.lineno)
-        for kinds, text in _CONTEXTS:
-            if isinstance(node, kinds):
-                return text.format(line=line, name=getattr(node, "name", ""))
-        return f"it is built only on a condition (line {line})"
+        return place_problem(node, self.statement.lineno)
 
     def _call(self, call: ast.Call, inner: list[Step], context: str) -> list[Step]:
         callee = self.scope.resolve(call.func)
@@ -224,43 +194,6 @@ class _Statement:
 def _part_problem(inner: list[Step]) -> str:
     declined = next((step for step in inner if isinstance(step, DeclinedCall)), None)
     return f"its part `{declined.code}` cannot be hoisted: {declined.reason}" if declined else ""
-
-
-_CONTEXTS: tuple[tuple[tuple[type[ast.AST], ...], str], ...] = (
-    (LOOPS, "it is built in a loop (line {line}): each pass makes a different model"),
-    (COMPREHENSIONS, "it is built in a comprehension (line {line}): each pass makes a different model"),
-    (FUNCTIONS, "it stands in the inner function `{name}` (line {line}), which may run any number of times"),
-    ((ast.Lambda,), "it stands in a lambda (line {line}), which may run any number of times"),
-    (TRIES, "it is built inside a `try` (line {line})"),
-    ((ast.If,), "it is built inside an `if` (line {line})"),
-    ((ast.Match,), "it is built inside a `match` (line {line})"),
-)
-
-
-def _children(node: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
-    """The children of `node` in evaluation order, and whether they may be evaluated other than exactly once."""
-    always = _ALWAYS.get(type(node), ())
-    everything = type(node) not in _ALWAYS
-    if isinstance(node, ast.BoolOp):
-        yield node.values[0], False
-        yield from ((value, True) for value in node.values[1:])
-        return
-    if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)) and node.value is not None:
-        yield node.value, False
-        return
-    for name, field in ast.iter_fields(node):
-        for child in field if isinstance(field, list) else [field]:
-            if isinstance(child, ast.AST):
-                yield child, not (everything or name in always)
-
-
-# For nodes with conditional fields: the fields that are always evaluated once.
-_ALWAYS: dict[type[ast.AST], tuple[str, ...]] = {
-    **dict.fromkeys((ast.If, ast.IfExp), ("test",)),
-    **dict.fromkeys((ast.For, ast.AsyncFor), ("iter",)),
-    **dict.fromkeys((ast.While, ast.Lambda, *COMPREHENSIONS, *FUNCTIONS, *TRIES), ()),
-    ast.Match: ("subject",),
-}
 
 
 def _target(statement: ast.stmt, call: ast.Call) -> str:
@@ -351,7 +284,9 @@ def _changed(statement: ast.stmt) -> Iterator[str]:
             yield from _first_name(node)
         elif isinstance(node, ast.AugAssign):
             yield from _first_name(node.target)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MUTATORS:
+        elif (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in hoisting.MUTATORS
+        ):
             yield from _first_name(node.func.value)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("setattr", "delattr"):
             yield from _first_name(node.args[0]) if node.args else ()

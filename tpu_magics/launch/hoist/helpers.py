@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from types import FunctionType
 
+from tpu_magics.check.hoisting import MUTATORS
 from tpu_magics.launch.hoist.source import FunctionSource, function_source
 from tpu_magics.launch.hoist.values import HoistBackend, SourceText, function_scope, import_bindings
 from tpu_magics.runs.origin import is_library
@@ -114,11 +115,6 @@ class _Helper:
         calls = (self.scope.resolve(node.func) for node in self.nodes if isinstance(node, ast.Call))
         inner = (_Helper.of(callee, self.backend, self.depth + 1) for callee in calls if callee is not None)
         return next((text for helper in inner if helper is not None for text in helper._effects()), "")
-
-
-MUTATORS = frozenset(
-    ["update", "append", "extend", "insert", "add", "pop", "clear", "remove", "discard", "setdefault", "popitem"]
-)
 
 
 def _walk(node: ast.AST) -> Iterator[ast.AST]:

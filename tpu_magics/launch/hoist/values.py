@@ -21,36 +21,9 @@ from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any, Protocol
 
-PURE = (
-    *(len, int, float, complex, str, bytes, bool, abs, round, divmod, pow, min, max, sum, any, all, sorted),
-    *(list, tuple, dict, set, frozenset, range, zip, enumerate, reversed, slice, repr, getattr, hasattr, isinstance),
-    OrderedDict,
-)
-PURE_METHODS = frozenset(
-    [
-        "get",
-        "items",
-        "keys",
-        "values",
-        "copy",
-        "count",
-        "index",
-        "lower",
-        "upper",
-        "strip",
-        "lstrip",
-        "rstrip",
-        "split",
-        "join",
-        "format",
-        "startswith",
-        "endswith",
-        "replace",
-        "title",
-        "removeprefix",
-        "removesuffix",
-    ]
-)
+from tpu_magics.check import hoisting
+
+PURE = (*(getattr(builtins, name) for name in hoisting.PURE_BUILTINS), OrderedDict)
 PLAIN = (str, bytes, dict, list, tuple, set, frozenset, OrderedDict)
 READING = (
     *(ast.Constant, ast.JoinedStr, ast.FormattedValue, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.Starred, ast.Slice),
@@ -177,7 +150,7 @@ class FunctionScope:
         if not isinstance(node, READING):
             return "is more than an expression that reads values"
         if isinstance(node, ast.Attribute) and node.attr == "device":
-            return "depends on the device"
+            return hoisting.ON_DEVICE
         return self._any_problem(ast.iter_child_nodes(node), built, bound | _bound_by(node))
 
     def _any_problem(self, nodes: Iterable[ast.AST], built: Iterable[int], bound: frozenset[str]) -> str:
@@ -207,11 +180,15 @@ class FunctionScope:
         if self._is_pure_method(call.func):
             return ""
         if callee is not None and self.backend.touches_device(callee):
-            return "depends on the device"
-        return f"calls `{self.source.code(call.func)}`, whose result is known only when the function runs"
+            return hoisting.ON_DEVICE
+        return hoisting.UNKNOWN_RESULT.format(code=self.source.code(call.func))
 
     def _is_pure_method(self, function: ast.expr) -> bool:
-        if not isinstance(function, ast.Attribute) or function.attr not in PURE_METHODS or self.problem(function.value):
+        if (
+            not isinstance(function, ast.Attribute)
+            or function.attr not in hoisting.PURE_METHODS
+            or self.problem(function.value)
+        ):
             return False
         try:
             return type(self.value(function.value)) in PLAIN

@@ -1,0 +1,640 @@
+"""Rules about TensorFlow on a TPU (TPU7xx)."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tpu_magics.check.inference.values import CLASS, INSTANCE, MODEL, STRATEGY, TFDATA, UNKNOWN
+from tpu_magics.check.program import RESOLVERS
+from tpu_magics.check.rule import Rule
+from tpu_magics.check.rules import _device, _source, _tensorflow
+from tpu_magics.check.rules._tensorflow import IN, OUT
+
+if TYPE_CHECKING:
+    from tpu_magics.check.finding import Edit, Finding
+    from tpu_magics.check.program import CallSite, CheckedProgram
+    from tpu_magics.check.rule_context import RuleContext
+
+
+_KEYWORDS = ("jit_compile", "experimental_compile")
+_FUNCTION = "tensorflow.function"
+
+
+class JitCompileOnTpu(Rule):
+    """jit_compile=True in a program that runs on a TPU.
+
+    What it does
+        Reports `jit_compile=True` passed to a Keras model's `compile` or to `tf.function`, in a program that creates a
+        TPUStrategy, and `model.jit_compile = True`.
+    Why this is bad
+        `jit_compile=True` makes TensorFlow compile a function with XLA on a CPU or GPU. Under a TPUStrategy the whole
+        step is already compiled for the TPU; inside it the option has no use and can fail. Use it for the rehearsal on
+        a CPU or GPU, and remove it for the TPU.
+    Example
+        with strategy.scope():
+            model = make_model()
+            model.compile(optimizer="adam", loss="mse", jit_compile=True)
+    Use instead
+        with strategy.scope():
+            model = make_model()
+            model.compile(optimizer="adam", loss="mse")
+    Limitations
+        A value that is decided at run time is not reported (`jit_compile=not on_tpu` is right).
+    """
+
+    code = "TPU701"
+    name = "jit-compile-on-tpu"
+    group = "tensorflow"
+    why = (
+        "Under a TPUStrategy the whole step is already compiled for the TPU: jit_compile=True is for the rehearsal on"
+        " a CPU or GPU; on the TPU it has no use and can fail."
+    )
+    nodes = (ast.Assign,)
+
+    def check(self, node: ast.Assign, ctx: RuleContext) -> Iterator[Finding]:
+        target = node.targets[0]
+        if (
+            not isinstance(target, ast.Attribute)
+            or target.attr != "jit_compile"
+            or ctx.constant(node.value) is not True
+        ):
+            return
+        if _tensorflow.strategies(ctx.program) and not _device.is_in_other_device_branch(node, ctx):
+            yield ctx.finding(node, f"{ctx.source(target)} is True in a program for a TPU.", "Remove it.")
+
+    def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
+        if not _tensorflow.strategies(program):
+            return
+        compiles = [call for call in program.methods("compile") if _is_compiled_model(call)]
+        in_scope = any(_tensorflow.is_in_scope(call) for call in compiles)
+        for call in compiles:
+            if not in_scope or not _is_apart(call):
+                yield from _jit_findings(call)
+        for call in program.calls(_FUNCTION, "functools.partial"):
+            if call.name == _FUNCTION or (call.node.args and call.ctx.name(call.node.args[0]) == _FUNCTION):
+                yield from _jit_findings(call)
+
+
+def _is_compiled_model(call: CallSite) -> bool:
+    return call.receiver.kind in (MODEL, INSTANCE, UNKNOWN)
+
+
+def _is_apart(call: CallSite) -> bool:
+    """Whether a model is compiled outside the scope, in a program that compiles one for the TPU inside it."""
+    return _tensorflow.state(call) == _tensorflow.OUT and not _tensorflow.is_receiver_in_scope(call)
+
+
+def _jit_findings(call: CallSite) -> Iterator[Finding]:
+    ctx = call.ctx
+    for name in _KEYWORDS:
+        value = ctx.argument(call.node, name)
+        if value is None or ctx.constant(value) is not True or _device.is_in_other_device_branch(call.node, ctx):
+            continue
+        keyword = next((one for one in call.node.keywords if one.arg == name), None)
+        callee = ctx.source(call.node.func)
+        yield ctx.finding(
+            keyword or value,
+            f"{callee} is called with {name}=True in a program for a TPU.",
+            f"Remove {name}=True, or write {name}=not on_tpu if the program also runs on a CPU or GPU.",
+            edits=_source.remove_argument(call.node, keyword, ctx) if keyword is not None else (),
+        )
+
+
+_TPU = re.compile(r"(?<![a-z])(tpus?)(?![a-z0-9])", re.IGNORECASE)
+_BY_NAME = re.compile(r"TPU(ClusterResolver|Strategy|DistributionStrategy|Estimator)")  # also of TensorFlow 1
+_FITS = ("fit", "train_on_batch", "fit_generator")
+
+
+class JitCompileMissing(Rule):
+    """A rehearsal of a Keras model without XLA.
+
+    What it does
+        Recommends `jit_compile=True` for Keras models that are compiled and trained without it, in a program that
+        creates no distribution strategy but mentions TPUs. `%%tpu_train` sets it automatically, and nothing is reported
+        there. Advice is shown but does not make a check fail.
+    Why this is bad
+        The rehearsal on a CPU or GPU should show how XLA compiles the model: operations that it cannot compile, and a
+        new compile for each new shape. Without `jit_compile=True` Keras runs the model on a CPU without XLA.
+    Example
+        model.compile(optimizer="adam", loss="mse")  # without a TPU
+    Use instead
+        model.compile(optimizer="adam", loss="mse", jit_compile=True)
+    Limitations
+        The purpose of a program that never mentions a TPU is unknown, and so is a model that Keras itself compiles on a
+        GPU (`jit_compile="auto"`).
+    """
+
+    code = "TPU702"
+    name = "jit-compile-missing"
+    group = "tensorflow"
+    why = "Without jit_compile=True a CPU runs the model without XLA: the rehearsal does not show what fails on a TPU."
+
+    def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
+        compiles = [call for call in program.methods("compile", MODEL) if call.receiver.lib == "tf"]
+        if not compiles or program.looks_for_tpu or _is_distributed(program) or not _mentions_tpus(program):
+            return
+        if any(cell.magic == "tpu_train" for cell in program.cells):  # sets it, and removes it on a TPU
+            return
+        if any(_says_jit(call) for call in compiles) or not any(program.methods(method) for method in _FITS):
+            return
+        for call in compiles:
+            yield call.ctx.finding(
+                call.node,
+                f"{call.ctx.source(call.node.func)} is called without jit_compile in a program for a TPU.",
+                "Add jit_compile=True for the rehearsal, and remove it on the TPU.",
+                advice=True,
+            )
+
+
+def _is_distributed(program: CheckedProgram) -> bool:
+    if program.calls("tensorflow.distribute.") or program.methods("scope"):
+        return True
+    return any(_BY_NAME.search(cell.text) for cell in program.cells)
+
+
+def _says_jit(call: CallSite) -> bool:
+    eager = call.ctx.constant(call.ctx.argument(call.node, "run_eagerly")) is True
+    return eager or call.ctx.argument(call.node, "jit_compile") is not None or call.ctx.has_unknown_arguments(call.node)
+
+
+def _mentions_tpus(program: CheckedProgram) -> bool:
+    return any(_TPU.search(cell.text) for cell in program.cells)
+
+
+_WHY_NAME = (
+    'Keras 3 creates the optimizer where compile is called, and training then raises "Mixing different '
+    "tf.distribute.Strategy objects\" (Keras 2 enters the model's scope by itself)."
+)
+
+_MODELS = re.compile(
+    r"keras\.(models\.)?(Sequential|Model)|keras\.(models|saving)\.(load_model|clone_model|model_from_json|model_from_config)"
+    r"|keras\.applications\.(\w+\.)?[A-Z]\w*|transformers\.TF\w+(\.from_pretrained|\.from_config)?"
+    r"|keras_(nlp|hub)\.models\.(?!\w*(Tokenizer|Preprocessor|Converter))\w+(\.from_preset)?"
+)
+_OPTIMIZERS = re.compile(
+    r"(keras|tensorflow)\.optimizers\.(legacy\.|experimental\.)?[A-Z]\w*|tensorflow_addons\.optimizers\.[A-Z]\w*"
+    r"|transformers\.(AdamWeightDecay|create_optimizer)|keras\.mixed_precision\.LossScaleOptimizer"
+)
+_METRICS = re.compile(r"(keras|tensorflow)\.metrics\.[A-Z]\w*")
+_KERAS_MODELS = ("keras.Model", "keras.models.Model", "keras.Sequential", "keras.models.Sequential")
+_TRAINS = ("fit", "compile", "train_on_batch", "fit_generator")
+_RUNS = ("run", "experimental_run_v2")
+
+
+class OutsideStrategyScope(Rule):
+    """A model or an optimizer is created outside the strategy's scope.
+
+    What it does
+        Reports, in a program that creates a TPUStrategy and trains, a Keras model, an optimizer object, or a metric
+        object passed to `compile`, that is created outside `with strategy.scope():`. Objects that are created by a
+        function called in the scope are inside. Loss functions, learning-rate schedules and datasets may be outside.
+    Why this is bad
+        Variables are placed on the TPU's cores when they are created in the scope. Outside it they belong to no core:
+        Keras raises "Mixing different tf.distribute.Strategy objects" or "Variable was not created in the distribution
+        strategy scope", or trains on the host and leaves the TPU idle. `compile("adam")` outside the scope creates the
+        optimizer there in Keras 3, but not in Keras 2: this is reported as advice.
+    Example
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+        with strategy.scope():
+            model.compile(optimizer="adam", loss="mse")
+    Use instead
+        with strategy.scope():
+            model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+            model.compile(optimizer="adam", loss="mse")
+    Limitations
+        Functions that nothing in the program calls, and scopes that are entered without `with`, are not checked.
+    """
+
+    code = "TPU703"
+    name = "outside-strategy-scope"
+    group = "tensorflow"
+    why = (
+        'Variables created outside the scope belong to no core of the TPU: Keras raises ("Mixing different '
+        'tf.distribute.Strategy objects"), or trains on the host and leaves the TPU idle.'
+    )
+
+    def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
+        if not _tensorflow.strategies(program) or _tensorflow.is_entered(program):
+            return
+        candidates = [call for call in program.all_calls if not _is_part_of_module(call)]
+        places: dict[int, tuple[CallSite, CallSite]] = {}
+        for call in (*_models(program, candidates), *_optimizers(candidates), *_metrics(program, candidates)):
+            shown = _outermost_call(call)
+            places.setdefault(id(_finding_group(shown)), (call, shown))
+        scope = f"with {_tensorflow.strategy_name(program)}.scope():"
+        for call, shown in places.values():
+            if not _device.is_in_other_device_branch(shown.node, shown.ctx):
+                yield shown.ctx.finding(shown.node, _scope_message(call, shown), f"Move it into `{scope}`.")
+        for call in program.methods("compile"):
+            if _names_optimizer(call) and not _device.is_in_other_device_branch(call.node, call.ctx):
+                message = (
+                    f"{_short_source(call.node.func, call.ctx)} creates the optimizer outside the strategy's scope."
+                )
+                yield call.ctx.finding(call.node, message, f"Move it into `{scope}`.", _WHY_NAME, advice=True)
+
+
+def _trains(program: CheckedProgram) -> bool:
+    runs = any(call.receiver.kind == STRATEGY for method in _RUNS for call in program.methods(method))
+    return runs or any(program.methods(method) for method in _TRAINS)
+
+
+def _is_part_of_module(call: CallSite) -> bool:
+    """Objects that a module's own methods create belong to the module."""
+    function = call.ctx.function
+    return function is not None and function.cls is not None and function.cls.is_module
+
+
+# -- created objects --------------------------------------------------------------------------------------------------
+
+
+def _models(program: CheckedProgram, candidates: list[CallSite]) -> list[CallSite]:
+    """The models outside that are trained; if unknown, all of them, unless one is created inside."""
+    states = [(call, _tensorflow.state(call)) for call in candidates if _is_model(call)]
+    outside = [call for call, state in states if state == OUT]
+    if not outside:
+        return []
+    own = [call for call in outside if not call.name.startswith("keras.applications.")]
+    if not _trains(program):  # the training is in another file
+        return own or outside[-1:]
+    inside = [call for call, state in states if state == IN]
+    trained = [call for call in outside if _trained_models(program, call)]
+    if any(
+        _trained_models(program, call) for call in inside
+    ):  # those outside are other models, unless the scope uses them
+        return [call for call in trained if any(map(_tensorflow.is_in_scope, _trained_models(program, call)))]
+    if trained or inside:
+        return trained
+    return own or outside[-1:]
+
+
+def _is_model(call: CallSite) -> bool:
+    if call.name:
+        return _MODELS.fullmatch(call.name) is not None
+    value = call.ctx.value(call.node.func)
+    return (
+        value.kind == CLASS and value.ref.lib == "tf" and any(base in _KERAS_MODELS for base in value.ref.all_bases())
+    )
+
+
+def _trained_models(program: CheckedProgram, model: CallSite) -> list[CallSite]:
+    """The calls that compile or train this model."""
+    result = (call for method in _TRAINS for call in program.methods(method))
+    return [call for call in result if call.receiver.creator is model.node]
+
+
+def _optimizers(candidates: list[CallSite]) -> Iterator[CallSite]:
+    for call in candidates:
+        if call.name and _OPTIMIZERS.fullmatch(call.name) and _tensorflow.state(call) == OUT:
+            yield call
+
+
+def _metrics(program: CheckedProgram, candidates: list[CallSite]) -> Iterator[CallSite]:
+    """Metric objects in the arguments of a `compile` outside the scope, and those that a compiled step updates."""
+    metrics = [call for call in candidates if call.name and _METRICS.fullmatch(call.name)]
+    updated = {id(node) for node in _updated(program)} if metrics else set()
+    for call in metrics:
+        if (_compile_of(call) is not None or id(call.node) in updated) and _tensorflow.state(call) == OUT:
+            yield call
+
+
+def _updated(program: CheckedProgram) -> Iterator[ast.AST]:
+    """The calls that created the values that compiled code calls, or whose `update_state` it calls."""
+    for call in program.all_calls:
+        if call.method == "update_state" or isinstance(call.node.func, ast.Name):
+            value = call.receiver if call.method else call.ctx.value(call.node.func)
+            if value.creator is not None and call.ctx.compiled_tf:
+                yield value.creator
+
+
+def _compile_of(call: CallSite) -> ast.Call | None:
+    """The `model.compile(...)` in whose arguments a call stands."""
+    for outer in call.ctx.parents(call.node):
+        if isinstance(outer, ast.stmt):
+            return None
+        if isinstance(outer, ast.Call) and isinstance(outer.func, ast.Attribute) and outer.func.attr == "compile":
+            return outer
+    return None
+
+
+def _names_optimizer(call: CallSite) -> bool:
+    """`compile("adam")` outside the scope, of a model that was made inside."""
+    given = call.ctx.argument(call.node, "optimizer", 0)
+    value_of_name = isinstance(call.ctx.constant(given), str)
+    return value_of_name and _tensorflow.state(call) == OUT and _tensorflow.is_receiver_in_scope(call)
+
+
+# -- the message ------------------------------------------------------------------------------------------------------
+
+
+def _finding_group(call: CallSite) -> ast.AST:
+    """All objects of one `compile` are reported once."""
+    return _compile_of(call) or call.node
+
+
+def _outermost_call(call: CallSite) -> CallSite:
+    """If a function creates and returns it, the call of that function belongs in the scope."""
+    for _ in range(5):
+        function = call.ctx.function
+        if function is None or not function.callers or _tensorflow.knows_strategy(function):
+            return call
+        if function.returns is None or isinstance(function.node, ast.Lambda):
+            return call
+        call = function.callers[0]
+    return call
+
+
+def _scope_message(call: CallSite, shown: CallSite) -> str:
+    target = _tensorflow.assignment_target(shown.node, shown.ctx)
+    if target is not None:
+        return f"{_short_source(target, shown.ctx)} is created outside the strategy's scope."
+    return f"{_short_source(call.node.func, call.ctx)}(...) is created outside the strategy's scope."
+
+
+def _short_source(node: ast.AST, ctx: RuleContext) -> str:
+    return " ".join(ctx.source(node).split())
+
+
+_PIPELINE_FIX = (
+    "Pass arrays in memory to tf.data.Dataset.from_tensor_slices, read TFRecords from a gs:// bucket, or use a TPU VM "
+    '(tpu="local").'
+)
+_PIPELINE_METHODS = ("to_tf_dataset", "prepare_tf_dataset")
+_PYTHON_PIPELINES = (
+    "tensorflow.data.Dataset.from_generator",
+    "tensorflow.numpy_function",
+    "tensorflow.py_function",
+    "tensorflow.compat.v1.py_func",
+    "tensorflow.experimental.numpy_function",
+)
+
+
+class PythonPipelineRemoteTpu(Rule):
+    """Python code in the data pipeline of a remote TPU.
+
+    What it does
+        Reports `to_tf_dataset`, `prepare_tf_dataset`, `Dataset.from_generator`, `tf.numpy_function` and
+        `tf.py_function` in a program whose TPU is another host (TPUClusterResolver with a name or an address).
+    Why this is bad
+        The pipeline runs on the TPU's host, which has neither this Python process nor its functions: it fails with "No
+        registered 'PyFunc' OpKernel". On a TPU VM (`tpu="local"`) the pipeline runs on the same machine, and all of
+        these work.
+    Example
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="my-tpu-node")
+        train = tf.data.Dataset.from_generator(samples, output_signature=signature)
+    Use instead
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="my-tpu-node")
+        train = tf.data.Dataset.from_tensor_slices(arrays)  # in memory; or tf.data.TFRecordDataset("gs://bucket/...")
+    Limitations
+        Which TPU is used is unknown if the resolver's argument comes from outside the program.
+    """
+
+    code = "TPU704"
+    name = "python-pipeline-remote-tpu"
+    group = "tensorflow"
+    why = (
+        "The pipeline runs on the TPU's host, which has neither this Python process nor its functions: it fails with "
+        "\"No registered 'PyFunc' OpKernel\"."
+    )
+
+    def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
+        if not program.tpu_tf or not _tensorflow.is_remote(program):
+            return
+        calls = [
+            *program.calls(*_PYTHON_PIPELINES),
+            *(call for method in _PIPELINE_METHODS for call in program.methods(method)),
+        ]
+        for call in calls:
+            if not _tensorflow.is_on_client(call):
+                callee = " ".join(call.ctx.source(call.node.func).split())
+                yield call.ctx.finding(
+                    call.node, f"{callee} runs Python in the pipeline of a remote TPU.", _PIPELINE_FIX
+                )
+
+
+_WHY_PYTHON = (
+    "Python writes this format on this machine, not on the TPU's host, and the file is lost with this machine."
+)
+_BUCKET = 'Use a path in a bucket ("gs://bucket/...").'
+_DATA = 'Copy the data into a bucket and read it from there ("gs://bucket/..."), or use arrays in memory.'
+_DEVICE = 'Use a path in a bucket ("gs://bucket/..."), or options=tf.{0}(experimental_io_device="/job:localhost").'
+_SAVE, _LOAD, _POINT = (
+    _DEVICE.format(one) for one in ("saved_model.SaveOptions", "saved_model.LoadOptions", "train.CheckpointOptions")
+)
+# Canonical name: (keyword of the path, its position, what to do).
+_PATHS: dict[str, tuple[str, int, str]] = {
+    "tensorflow.data.TFRecordDataset": ("filenames", 0, _DATA),
+    "tensorflow.data.TextLineDataset": ("filenames", 0, _DATA),
+    "tensorflow.data.FixedLengthRecordDataset": ("filenames", 0, _DATA),
+    "tensorflow.data.experimental.CsvDataset": ("filenames", 0, _DATA),
+    "tensorflow.data.experimental.make_csv_dataset": ("file_pattern", 0, _DATA),
+    "tensorflow.data.experimental.load": ("path", 0, _DATA),
+    "tensorflow.data.experimental.save": ("path", 1, _DATA),
+    "tensorflow.data.Dataset.load": ("path", 0, _DATA),
+    "tensorflow.data.Dataset.list_files": ("file_pattern", 0, _DATA),
+    "tensorflow.io.read_file": ("filename", 0, _DATA),
+    "keras.utils.image_dataset_from_directory": ("directory", 0, _DATA),
+    "keras.preprocessing.image_dataset_from_directory": ("directory", 0, _DATA),
+    "keras.utils.text_dataset_from_directory": ("directory", 0, _DATA),
+    "keras.preprocessing.text_dataset_from_directory": ("directory", 0, _DATA),
+    "keras.utils.audio_dataset_from_directory": ("directory", 0, _DATA),
+    "tensorflow_datasets.load": ("data_dir", 2, _DATA),
+    "keras.models.load_model": ("filepath", 0, _LOAD),
+    "keras.saving.load_model": ("filepath", 0, _LOAD),
+    "keras.models.save_model": ("filepath", 1, _SAVE),
+    "keras.saving.save_model": ("filepath", 1, _SAVE),
+    "tensorflow.saved_model.save": ("export_dir", 1, _SAVE),
+    "tensorflow.saved_model.load": ("export_dir", 0, _LOAD),
+    "tensorflow.train.CheckpointManager": ("directory", 1, _POINT),
+    "tensorflow.summary.create_file_writer": ("logdir", 0, _BUCKET),
+    "keras.callbacks.ModelCheckpoint": ("filepath", 0, _POINT),
+    "keras.callbacks.TensorBoard": ("log_dir", 0, _BUCKET),
+    "keras.callbacks.BackupAndRestore": ("backup_dir", 0, _BUCKET),
+    "keras.callbacks.experimental.BackupAndRestore": ("backup_dir", 0, _BUCKET),
+}
+_MODEL_METHODS: dict[str, tuple[str, int, str]] = {
+    "save": ("filepath", 0, _SAVE),
+    "save_weights": ("filepath", 0, _POINT),
+    "load_weights": ("filepath", 0, _POINT),
+    "export": ("filepath", 0, _SAVE),
+}
+_CHECKPOINT = "tensorflow.train.Checkpoint"
+_CHECKPOINT_METHODS: dict[str, tuple[str, int, str]] = {
+    "save": ("file_prefix", 0, _POINT),
+    "write": ("file_prefix", 0, _POINT),
+    "restore": ("save_path", 0, _POINT),
+    "read": ("save_path", 0, _POINT),
+}
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_BY_PYTHON = (".h5", ".hdf5", ".keras")
+
+
+class LocalPathRemoteTpu(Rule):
+    """A local path for a remote TPU.
+
+    What it does
+        Reports data, checkpoints, models and logs that TensorFlow reads or writes under a local path, in a program
+        whose TPU is another host (TPUClusterResolver with a name or an address).
+    Why this is bad
+        TensorFlow reads and writes on the TPU's host, which does not have this machine's files: "File system scheme
+        '[local]' not implemented". Python writes and reads HDF5 and `.keras` files on this machine, which works: a
+        bucket is recommended for files that are written.
+    Example
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="my-tpu-node")
+        train = tf.data.TFRecordDataset("data/train.tfrecord")
+    Use instead
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="my-tpu-node")
+        train = tf.data.TFRecordDataset("gs://bucket/data/train.tfrecord")
+    Limitations
+        A path from outside the program is unknown. Nothing is reported if `options=` decide on which host the file is
+        (`experimental_io_device="/job:localhost"`).
+    """
+
+    code = "TPU705"
+    name = "local-path-remote-tpu"
+    group = "tensorflow"
+    why = (
+        "TensorFlow reads and writes it on the TPU's host, which does not have this machine's files (\"File system "
+        "scheme '[local]' not implemented\")."
+    )
+
+    def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
+        if not program.tpu_tf or not _tensorflow.is_remote(program):
+            return
+        for name, spec in _PATHS.items():
+            for call in program.calls(name):
+                yield from _path_findings(call, spec)
+        for method, spec in _MODEL_METHODS.items():
+            for call in program.methods(method, MODEL):
+                yield from _path_findings(call, spec)
+        for call in program.methods("save", TFDATA):
+            yield from _path_findings(call, ("path", 0, _DATA))
+        for method, spec in _CHECKPOINT_METHODS.items():
+            for call in program.methods(method):
+                if _is_checkpoint(call):
+                    yield from _path_findings(call, spec)
+        for call in program.calls("tensorflow_datasets.load"):
+            yield from _default_directory(call)
+
+
+def _is_checkpoint(call: CallSite) -> bool:
+    """`tf.train.Checkpoint(...).save(...)`, also through a name."""
+    func, ctx = call.node.func, call.ctx
+    receiver = func.value if isinstance(func, ast.Attribute) else None
+    if isinstance(receiver, ast.Call):
+        return ctx.name(receiver) == _CHECKPOINT
+    return receiver is not None and ctx.source(receiver) in _checkpoints(ctx.program)
+
+
+def _checkpoints(program: CheckedProgram) -> set[str]:
+    """The names that checkpoints are bound to."""
+    targets = ((_tensorflow.assignment_target(call.node, call.ctx), call.ctx) for call in program.calls(_CHECKPOINT))
+    return {ctx.source(target) for target, ctx in targets if target is not None}
+
+
+def _path_findings(call: CallSite, spec: tuple[str, int, str]) -> Iterator[Finding]:
+    keyword, position, fix = spec
+    ctx = call.ctx
+    path = ctx.argument(call.node, keyword, position)
+    if path is None or ctx.argument(call.node, "options") is not None:
+        return
+    start = _tensorflow.known_prefix(path, ctx)
+    if not start or _SCHEME.match(start) or start.startswith("/job:") or _tensorflow.is_on_client(call):
+        return
+    source, callee = (" ".join(ctx.source(one).split()) for one in (path, call.node.func))
+    message = f"{callee} gets {source}, a local path, in a program for a remote TPU."
+    if not _path_ending(path, start, ctx.source(path)).endswith(_BY_PYTHON):
+        yield ctx.finding(call.node, message, fix)
+    elif "load" not in callee:
+        yield ctx.finding(call.node, message, _BUCKET, _WHY_PYTHON, advice=True)
+
+
+def _path_ending(path: ast.expr, start: str, source: str) -> str:
+    return start.lower() if isinstance(path, (ast.Constant, ast.Name)) else source.rstrip("\"')").lower()
+
+
+def _default_directory(call: CallSite) -> Iterator[Finding]:
+    """tfds.load without a directory prepares the data in the local home directory."""
+    ctx, node = call.ctx, call.node
+    if ctx.argument(node, "data_dir", 2) is not None or ctx.has_unknown_arguments(node):
+        return
+    if ctx.constant(ctx.argument(node, "try_gcs")) is True or ctx.constant(ctx.argument(node, "batch_size", 3)) == -1:
+        return
+    message = f"{ctx.source(node.func)} reads from the local home directory, in a program for a remote TPU."
+    yield ctx.finding(node, message, 'Add try_gcs=True, or data_dir="gs://bucket/...".')
+
+
+_LOCAL = 'tpu="local"'
+_OTHERS = ("zone", "project", "coordinator_address", "discovery_url")
+_TPU_VARIABLES = ("TPU_NAME", "COLAB_TPU_ADDR", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS")
+
+
+class ResolverWithoutLocal(Rule):
+    """A TPUClusterResolver that does not say which TPU to use.
+
+    What it does
+        Reports `TPUClusterResolver()`, `TPUClusterResolver(tpu="")`, `TPUClusterResolver.connect()` and a TPUStrategy
+        without a resolver. Names, addresses and values from outside are not reported.
+    Why this is bad
+        Without an argument TensorFlow looks for a TPU node with the name in the environment (TPU_NAME). On a TPU VM,
+        where the TPU is in the same machine, there is none: "ValueError: Please provide a TPU Name to connect to." In
+        the usual `try: ... except ValueError:` the program then runs on the CPU without a warning.
+    Example
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver()
+    Use instead
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
+    Limitations
+        TPU_NAME is unknown if the host sets it. A program that mentions TPU_NAME or COLAB_TPU_ADDR itself is not
+        reported.
+    """
+
+    code = "TPU706"
+    name = "resolver-without-local"
+    group = "tensorflow"
+    why = (
+        'On a TPU VM no TPU node has a name: TensorFlow raises "Please provide a TPU Name to connect to.", and inside '
+        "try/except the program trains on the CPU."
+    )
+
+    def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
+        resolvers, strategies = program.calls(*RESOLVERS), _tensorflow.strategies(program)
+        if not (resolvers or strategies) or any(_tensorflow.mentions(program, one) for one in _TPU_VARIABLES):
+            return
+        if any(_tensorflow.is_local(call) for call in resolvers):
+            return  # another one is tried too
+        for call in resolvers:
+            if _says_nothing(call):
+                message = f"{call.ctx.source(call.node.func)} does not say which TPU to use."
+                yield call.ctx.finding(call.node, message, f"Write {_LOCAL} on a TPU VM.", edits=_resolver_edits(call))
+        for call in strategies:
+            if not call.node.args and not call.node.keywords:
+                message = f"{call.ctx.source(call.node.func)} is created without a resolver."
+                yield call.ctx.finding(call.node, message, f"Pass TPUClusterResolver({_LOCAL}).")
+
+
+def _says_nothing(call: CallSite) -> bool:
+    ctx, node = call.ctx, call.node
+    given = ctx.argument(node, "tpu", 0)
+    if given is None:
+        others = any(ctx.argument(node, one) is not None for one in _OTHERS)
+        return not others and not ctx.has_unknown_arguments(node)
+    return ctx.constant(given) in ("", None) and not isinstance(given, ast.Name)
+
+
+def _resolver_edits(call: CallSite) -> tuple[Edit, ...]:
+    given = call.ctx.argument(call.node, "tpu", 0)
+    if given is None:
+        return _source.add_argument(call.node, _LOCAL, call.ctx)
+    return (call.ctx.replace(given, '"local"'),) if isinstance(given, ast.Constant) else ()
+
+
+RULES = (
+    JitCompileOnTpu(),
+    JitCompileMissing(),
+    OutsideStrategyScope(),
+    PythonPipelineRemoteTpu(),
+    LocalPathRemoteTpu(),
+    ResolverWithoutLocal(),
+)
