@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tpu_magics.backends.observing import hlo
+from tpu_magics.backends import hlo
 from tpu_magics.backends.torch_xla.observe.pieces import GraphPieces, joined
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaCompileReport, XlaDumps
 

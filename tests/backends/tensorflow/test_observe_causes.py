@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tpu_magics.backends.observing import hlo
+from tpu_magics.backends import hlo
 from tpu_magics.backends.observing.compile_evidence import CompileCause, CompileReport
 from tpu_magics.backends.tensorflow.observe import causes
 from tpu_magics.backends.tensorflow.observe.dumps import Dumps

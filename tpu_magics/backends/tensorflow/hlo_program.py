@@ -12,7 +12,7 @@ from typing import Any
 from tensorflow.compiler.xla import xla_data_pb2
 from tensorflow.compiler.xla.service import hlo_pb2
 
-from tpu_magics.backends.hlo_proto import number_ops
+from tpu_magics.backends.hlo.proto import number_ops
 from tpu_magics.backends.lowered import SourceLine
 
 

@@ -14,7 +14,8 @@ from dataclasses import replace
 from functools import update_wrapper
 from typing import Any, Concatenate, ParamSpec
 
-from tpu_magics.backends.observing import hlo, precision_text
+from tpu_magics.backends import hlo
+from tpu_magics.backends.observing import precision_text
 from tpu_magics.backends.torch_xla import precision_accelerate, precision_request
 from tpu_magics.backends.torch_xla.output_filter import OutputFilter
 from tpu_magics.backends.torch_xla.post_import import PostImport

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from tpu_magics.backends.observing import hlo
+from tpu_magics.backends import hlo
 from tpu_magics.backends.observing.compile_evidence import CompileCause
 from tpu_magics.backends.tensorflow.observe.function_compile import FunctionCompile
 from tpu_magics.backends.tensorflow.observe.traced_functions import Literal

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpu_magics.backends.observing import hlo
+from tpu_magics.backends import hlo
 from tpu_magics.backends.observing.compile_evidence import CompileReport
 from tpu_magics.runs import locked_folders
 
@@ -85,7 +85,7 @@ class Dumps:
         begun = _written(text)
         paths = [path for path in paths if _written(path) >= begun]
         times = [_written(path) for path in paths]
-        graph = _graph(text)
+        graph = hlo.read(text)
         name = text.name.partition(".")[2]
         seconds = (max(times) - min(times)) / 1e9
         digest = hlo.fingerprint(graph)[:32] if graph is not None else ""
@@ -102,13 +102,6 @@ class Dumps:
 
 def _written(path: Path) -> int:
     return path.stat().st_mtime_ns
-
-
-def _graph(path: Path) -> hlo.Graph | None:
-    try:
-        return hlo.parse(path.read_text("utf-8", "replace"))
-    except (OSError, ValueError, LookupError):  # unknown to hlo.py: the compile is recorded without its graph
-        return None
 
 
 def _memory(paths: list[Path]) -> dict[str, int] | None:

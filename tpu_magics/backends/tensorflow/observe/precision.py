@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tpu_magics.backends.observing import hlo
+from tpu_magics.backends import hlo
 from tpu_magics.backends.observing import precision_text as precision_text
 from tpu_magics.runs import events
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tpu_magics.backends.observing import hlo
+from tpu_magics.backends import hlo
 from tpu_magics.runs.events import Input
 
 Literal = int | float | bool | str | None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from tpu_magics.backends.observing import hlo
+from tpu_magics.backends import hlo
 from tpu_magics.backends.observing.compile_evidence import CompileCause
 from tpu_magics.backends.torch_xla.observe.compile_evidence import Number, TorchCompileEvidence, short_path
 from tpu_magics.runs.events import Input, Site

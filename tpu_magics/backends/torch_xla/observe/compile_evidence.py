@@ -5,7 +5,8 @@ from __future__ import annotations
 import linecache
 from dataclasses import dataclass, field
 
-from tpu_magics.backends.observing import compile_evidence, hlo
+from tpu_magics.backends import hlo
+from tpu_magics.backends.observing import compile_evidence
 from tpu_magics.backends.observing.sites import Place
 from tpu_magics.backends.torch_xla.observe.snapshot import FrameSnapshot
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaCompileReport

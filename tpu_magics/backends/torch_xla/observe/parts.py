@@ -9,7 +9,7 @@ from itertools import takewhile
 from types import FrameType
 from typing import Any
 
-from tpu_magics.backends.observing import hlo
+from tpu_magics.backends import hlo
 from tpu_magics.backends.observing.sites import Place, Sites, outwards
 from tpu_magics.backends.torch_xla.observe.compile_evidence import StepFacts, TrainingPart
 from tpu_magics.backends.torch_xla.observe.snapshot import FrameSnapshot, locals_of

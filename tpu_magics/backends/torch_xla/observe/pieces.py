@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from tpu_magics.backends.observing import hlo
+from tpu_magics.backends import hlo
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaCompileReport, XlaDumps
 
 KEPT = 512  # pieces whose graphs are kept for comparison
