@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tpu_magics.backends import hlo
-from tpu_magics.backends.observing.compile_evidence import CompileCause, CompileReport
+from tpu_magics.backends.observe.evidence import CompileCause, CompileReport
 from tpu_magics.backends.tensorflow.observe import causes
 from tpu_magics.backends.tensorflow.observe.dumps import Dumps
-from tpu_magics.backends.tensorflow.observe.function_compile import FunctionCompile, FunctionFacts
+from tpu_magics.backends.tensorflow.observe.evidence import FunctionCompile, FunctionFacts
 from tpu_magics.backends.tensorflow.observe.traced_functions import dtype_name
 from tpu_magics.runs.events import Input, Site
 
@@ -25,11 +25,15 @@ def graph(*ops: str) -> hlo.Graph:
 
 
 def compiled(
-    inputs: dict[str, tuple[tuple[int, ...], str]], ops: tuple[str, ...] = ("negate",), **facts: Any
+    inputs: dict[str, tuple[tuple[int, ...], str]],
+    ops: tuple[str, ...] = ("negate",),
+    short: frozenset[tuple[int, int]] = frozenset(),
+    **facts: Any,
 ) -> FunctionCompile:
     given = tuple(Input(name, shape, dtype) for name, (shape, dtype) in inputs.items())
-    told = CompileReport(graph=graph(*ops) if ops else None)
-    return FunctionCompile(SITE, 0, 0, told, inputs=given, facts=FunctionFacts(**{"function": "step", **facts}))
+    report = CompileReport(graph=graph(*ops) if ops else None)
+    known = FunctionFacts(**{"function": "step", **facts})
+    return FunctionCompile(SITE, 0, 0, report, inputs=given, short=short, facts=known)
 
 
 def why(new: FunctionCompile, old: FunctionCompile) -> CompileCause:
@@ -99,5 +103,5 @@ def test_a_dump_without_a_graph_is_no_compile_and_one_that_is_cut_has_no_memory(
     (tmp_path / "module_0004.a_inference_a_1__b_12__.6.before_optimizations.txt").write_text("HloModule x\n")
     (tmp_path / "module_0004.a_inference_a_1__b_12__.6.cpu-buffer-assignment.txt").write_text("BufferAss")
     (one,) = dumps.read()
-    assert one.function == "__inference_a_1__b_12" and one.told.memory is None and one.is_of("__inference_a_1__b_12")
+    assert one.function == "__inference_a_1__b_12" and one.report.memory is None and one.is_of("__inference_a_1__b_12")
     assert list(tmp_path.iterdir()) == [] and not dumps.changed()

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.backends import hlo
-from tpu_magics.backends.observing import compile_evidence
+from tpu_magics.backends.observe.evidence import CompileReport
 from tpu_magics.backends.torch_xla.observe import counters
 
 _DEBUG = ("PT_XLA_DEBUG", "PT_XLA_DEBUG_LEVEL", "PT_XLA_DEBUG_FILE")
@@ -48,7 +48,7 @@ GIB = 1 << 30
 
 
 @dataclass(frozen=True)
-class XlaCompileReport(compile_evidence.CompileReport):
+class XlaCompileReport(CompileReport):
     """What the runtime reports of one compile. `frames`: (function, path, line), innermost first."""
 
     inputs: int | None = None
