@@ -45,6 +45,10 @@ class CompileComparison(Generic[C]):
         """Sentences about the inputs."""
         return tuple(f"{new.name} now {tensor_text(new)}, before {tensor_text(old)}" for new, old in self.inputs)
 
+    def cause(self, code: str, text: str, fix: str, *first: str) -> CompileCause:
+        """A cause with the evidence of the graphs, and other evidence `first`."""
+        return CompileCause(code, text, fix, (*first, *self.evidence))
+
     @property
     def only_batch_changed(self) -> bool:
         """Whether the inputs differ in the first dimension alone."""

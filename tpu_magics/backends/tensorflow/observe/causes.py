@@ -91,12 +91,12 @@ def _optimizer_state(pair: FunctionComparison) -> CompileCause | None:
     if not state or len(state) != len(arrived):
         return None
     line = f"{state[0].name} is now an argument ({tensor_text(state[0])}); before, it was None and created in the step"
-    return CompileCause(
+    return pair.cause(
         "optimizer-state",
         "The optimizer's state was created in the first step. It is now an argument, which makes a different program.",
         "Expected: the optimizer state is created in the first step. No action needed. To avoid it, create "
         "the state before the loop.",
-        (line, *pair.evidence),
+        line,
     )
 
 
@@ -140,7 +140,7 @@ def _new_function(pair: FunctionComparison) -> CompileCause | None:
         how = "created again, or a method of another object"
         text = f"{new.function} is a new tf.function of the same Python function ({how})."
         fix = "Create the tf.function once, outside the loop (or decorate the function), and call that one."
-    return CompileCause("new-code", text, fix, pair.evidence)
+    return pair.cause("new-code", text, fix)
 
 
 def _other_function(pair: FunctionComparison) -> CompileCause | None:
@@ -148,7 +148,7 @@ def _other_function(pair: FunctionComparison) -> CompileCause | None:
     if pair.same_function:
         return None
     text = f"This line runs more than one program; this one is {pair.new.facts.function or 'of another function'}."
-    return CompileCause("new-code", text, "Expected once per program.", pair.evidence)
+    return pair.cause("new-code", text, "Expected once per program.")
 
 
 def _other_arguments(pair: FunctionComparison) -> CompileCause | None:
@@ -162,7 +162,7 @@ def _other_arguments(pair: FunctionComparison) -> CompileCause | None:
     else:
         return None
     fix = "Call it with the same arguments in every step, or use one function per set of arguments."
-    return CompileCause("new-code", text, fix, pair.evidence)
+    return pair.cause("new-code", text, fix)
 
 
 def _other_operations(pair: FunctionComparison) -> CompileCause | None:
@@ -170,7 +170,7 @@ def _other_operations(pair: FunctionComparison) -> CompileCause | None:
         return None
     text = "The operations changed between steps; the function was traced again."
     fix = "Look for a Python branch or loop that depends on the step, and see the retraces of this run."
-    return CompileCause("new-code", text, fix, pair.evidence)
+    return pair.cause("new-code", text, fix)
 
 
 RULES: tuple[Callable[[FunctionComparison], CompileCause | None], ...] = (

@@ -1,4 +1,4 @@
-"""The cause of a recompile, from the difference between two compiles.
+"""The cause of a recompile of a torch_xla graph, from the difference between two compiles.
 
 One function per cause, in the order of RULES. Each answers only if its evidence explains the new graph, and returns
 None otherwise; the last ones say that the cause is unknown.
@@ -6,21 +6,24 @@ None otherwise; the last ones say that the cause is unknown.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 from tpu_magics.backends import hlo
 from tpu_magics.backends.observe.causes import InputFixes, changed, first_cause, input_change, mode_switch, unknown
 from tpu_magics.backends.observe.evidence import CompileCause
 from tpu_magics.backends.torch_xla.observe.evidence import NO_ACTION, TorchComparison, TorchCompileEvidence
-from tpu_magics.backends.torch_xla.observe.parts import short_path
-from tpu_magics.backends.torch_xla.observe.snapshot import Number
+from tpu_magics.backends.torch_xla.observe.library_causes import (
+    before_training,
+    between_steps,
+    collective_alone,
+    other_function,
+    other_part,
+    results_joined,
+)
+from tpu_magics.backends.torch_xla.observe.number_causes import python_number
 from tpu_magics.runs.events import Site
 
-Functions = Sequence[tuple[str, str]]  # with their files
 _SHOWN = 6
-# Files whose functions wrap others.
-_DECORATORS = ("/typing_extensions.py", "/functools.py", "/contextlib.py", "/_contextlib.py")
 _STATE = {
     False: "the optimizer state is now an input; before, the step created it",
     True: "this step creates the optimizer state; before, it was an input",
@@ -31,10 +34,7 @@ _BATCH_FIX = "Keep the same batch size in every step: use drop_last=True, and ev
 _SHAPE_FIX = (
     "Pad to a multiple (pad_to_multiple_of=64 in the tokenizer or collator) or to one max_length, and mask the padding."
 )
-# A Python number becomes an input of torch_xla's graph, except these, which become constants (special scalars).
-_BAKED = (0, 1)
 _BRANCHES = "Look for a Python branch or loop that depends on the step"
-_PLAIN_OPS = frozenset({"constant", "parameter", "broadcast", "multiply", "add", "subtract", "convert", "reshape"})
 
 
 def explain(new: TorchCompileEvidence, old: TorchCompileEvidence) -> CompileCause:
@@ -43,97 +43,6 @@ def explain(new: TorchCompileEvidence, old: TorchCompileEvidence) -> CompileCaus
 
 
 # -- the rules --------------------------------------------------------------------------------------------------------
-
-
-def _other_part(pair: TorchComparison) -> CompileCause | None:
-    """The first graph of a part of what a library does in this line."""
-    new, old = pair.new.part, pair.old.part
-    if not new.first or new.place is None:
-        return None
-    if pair.new.trigger == "read":
-        return _library_read(pair)
-    if new.weights and (new.place, new.weights) == (old.place, old.weights):
-        return None
-    return pair.part_cause(f"This line runs several graphs. This is the first run of: {new.text}")
-
-
-def _library_read(pair: TorchComparison) -> CompileCause:
-    part = pair.new.part
-    within = f"{part.work}, " if part.work else ""
-    return CompileCause(
-        "early-read",
-        f"A library reads a value in the middle of a step: {within}{part.line}. This splits the step's graph.",
-        "Each line that reads costs one compile, and the step waits for the value. Use a setting that avoids the read "
-        "(Trainer: a larger logging_steps; transformers models: no attention_mask if nothing is padded).",
-        pair.evidence,
-    )
-
-
-def _results_joined(pair: TorchComparison) -> CompileCause | None:
-    """Batch results that are concatenated on the device and grow."""
-    new, change = pair.new, pair.change
-    joins = new.report.graph is not None and new.report.graph.counts["concatenate"] > 0
-    if change is None or not joins or new.part.activity != "evaluation" or new.part.weights:
-        return None
-    if not dict(change.added).get("concatenate") and not any(now > before for before, now in change.dims):
-        return None
-    return CompileCause(
-        "live-tensors",
-        "The evaluation results are concatenated on the device. They grow with each batch, so each batch compiles "
-        f"(at {new.part.line}).",
-        "Move the results to the host after each batch: TrainingArguments(eval_accumulation_steps=1).",
-        pair.evidence,
-    )
-
-
-def _between_steps(pair: TorchComparison) -> CompileCause | None:
-    """Small graphs that a library leaves to the loader's sync, besides the steps: a sum of losses reset to 0."""
-    new, facts = pair.new.part, pair.new.facts
-    if new.place is None or new.weights or facts.backward or facts.stepped or pair.new.inputs or not pair.other_ops:
-        return None
-    if pair.new.trigger not in ("loader", "sync"):
-        return None
-    return pair.part_cause(f"This line runs several graphs. This is a small one without a model: {new.text}")
-
-
-def _other_place(pair: TorchComparison) -> CompileCause | None:
-    """The same user's line, but a library runs the graph from another function, for the first time."""
-    if pair.new.through == pair.old.through or not pair.other_ops:
-        return None
-    path, function = next(iter(_outer(pair.new.through, pair.old.through)), ("", ""))
-    by = f"`{function}` in {short_path(path)}" if function else "another function"
-    if pair.new.trigger == "read" and not function:
-        return CompileCause(
-            "early-read",
-            "This line reads a value in the middle of a step, in addition to the graph that a library runs in it.",
-            "Read the value after the step's sync, or every N steps: each line that reads costs one compile.",
-            pair.evidence,
-        )
-    if pair.new.trigger == "read":
-        return CompileCause(
-            "early-read",
-            f"In this line, {by} reads a value in the middle of a step. This splits the step's graph.",
-            "Log less often (logging_steps), or do not read in the step: each line that reads costs one compile.",
-            pair.evidence,
-        )
-    return pair.new_code(f"This line runs several graphs. This one is run by {by}", "Expected once for each graph")
-
-
-def _outer(new: Functions, old: Functions) -> Functions:
-    """The functions that only the new one has, nearest to the user's line first; decorators last: `wrapper` says
-    nothing."""
-    return sorted((one for one in reversed(new) if one not in old), key=lambda one: one[0].endswith(_DECORATORS))
-
-
-def _collective_alone(pair: TorchComparison) -> CompileCause | None:
-    """In a rehearsal: a line with several collectives, one of which gathers values that existed already."""
-    if pair.new.report.pieces and pair.old.report.pieces:
-        return None
-    return CompileCause(
-        "new-code",
-        "This line runs several graphs. One of them is only a collective, with no computation before it.",
-        "No action needed: each graph compiles once. One call that gathers all values would need only one graph.",
-    )
 
 
 def _mode_switch(pair: TorchComparison) -> CompileCause | None:
@@ -189,24 +98,12 @@ def _optimizer_state(pair: TorchComparison) -> CompileCause | None:
     new, old = pair.new.facts, pair.old.facts
     if new.state_created == old.state_created or new.stepped != old.stepped or not pair.other_ops:
         return None
-    return CompileCause(
+    return pair.cause(
         "optimizer-state",
         "Optimizer state is created in the first step. Later steps read and update it, which is another graph.",
         NO_ACTION,
-        (_STATE[new.state_created], *pair.evidence),
+        _STATE[new.state_created],
     )
-
-
-def _before_training(pair: TorchComparison) -> CompileCause | None:
-    """The earlier graph was not a step: a library's setup before the first one."""
-    new, old = pair.new.facts, pair.old.facts
-    if not pair.other_ops or not new.backward or old.backward or old.stepped or pair.old.inputs:
-        return None
-    return pair.part_cause(f"The earlier graph of this line ran before the first step. This one is {_step(pair)}")
-
-
-def _step(pair: TorchComparison) -> str:
-    return pair.new.part.work or "the first step"
 
 
 def _cut_elsewhere(pair: TorchComparison) -> CompileCause | None:
@@ -221,11 +118,11 @@ def _cut_elsewhere(pair: TorchComparison) -> CompileCause | None:
     if pair.inputs and _in_graph(pair):
         return None
     when = "in this step" if only_new else "in an earlier step but not in this one"
-    return CompileCause(
+    return pair.cause(
         "early-read",
         f"{_where(site)} read a value {when}. This splits the step's graph at another place.",
         "Read values after the step's sync, or every N steps: each new line that reads costs one more compile.",
-        (f"{_where(site)}: {site.code}", *pair.evidence),
+        f"{_where(site)}: {site.code}",
     )
 
 
@@ -233,20 +130,19 @@ def _read_again(pair: TorchComparison) -> CompileCause | None:
     again = pair.new.trigger == "read" and pair.new.site.id in _by_id(pair.new.facts.cuts)
     if not again or pair.new.facts.deciding or not pair.other_ops or pair.new.inputs != pair.old.inputs:
         return None
-    return CompileCause(
+    return pair.cause(
         "early-read",
         "This line reads several values in a step, and each read compiles its own graph.",
         "Collect the tensors, and read them together after the step's sync.",
-        pair.evidence,
     )
 
 
 def _branch(pair: TorchComparison, site: Site) -> CompileCause:
-    return CompileCause(
+    return pair.cause(
         "data-branch",
         f"Python took another branch because of a tensor's value, read in {_where(site)}.",
         "Compute both branches and select with torch.where, or decide only every N steps.",
-        (f"{_where(site)}: {site.code}", *pair.evidence),
+        f"{_where(site)}: {site.code}",
     )
 
 
@@ -264,11 +160,11 @@ def _data_shape(pair: TorchComparison) -> CompileCause | None:
 
 
 def _data_shaped(pair: TorchComparison, what: str) -> CompileCause:
-    return CompileCause(
+    return pair.cause(
         "data-shape",
         f"{what}, so different data need a different graph.",
         "Keep the full shape: multiply by the mask and divide by its sum, instead of selecting elements.",
-        (what, *pair.evidence),
+        what,
     )
 
 
@@ -307,104 +203,11 @@ def _alive_names(pair: TorchComparison) -> list[str]:
 
 
 def _alive(pair: TorchComparison, what: str) -> CompileCause:
-    return CompileCause(
+    return pair.cause(
         "live-tensors",
         f"{what}, so the graph has other outputs.",
         "Keep numbers instead of tensors (read them after the sync), or .detach() and drop tensors you do not need.",
-        (what, *pair.evidence),
-    )
-
-
-def _python_number(pair: TorchComparison) -> CompileCause | None:
-    change = pair.change
-    if change is None:
-        return None
-    numbers = pair.numbers()
-    named = [(name, old, new) for name, (old, new) in numbers.items() if _in_change(change, old, new)]
-    changed_ops = {op for op, _ in (*change.added, *change.removed)}
-    if not change.same_ops:  # a loop counter changes in every step: it is only a cause if little else changed
-        plain = changed_ops <= _PLAIN_OPS and not pair.new.facts.cuts
-        named = [one for one in named if plain or "[" in one[0] or "." in one[0]]
-    if named:
-        exact = [one for one in named if one[1:] in change.dims]
-        return _number(pair, *_likeliest(exact or named))
-    if change.same_ops and (change.numbers or change.dims or change.attributes):
-        return _number_without_name(pair, change)
-    baked = [(name, old, new) for name, (old, new) in numbers.items() if _baked_now(change, old, new)]
-    sure = baked if changed_ops <= _PLAIN_OPS else [one for one in baked if isinstance(one[1], float) and _kept(one)]
-    return _number(pair, *_likeliest(sure)) if sure else None
-
-
-def _baked_now(change: hlo.GraphChange, old: Number, new: Number) -> bool:
-    """Whether the number changed from a constant of the graph to an input, or back, as the graph did."""
-    if isinstance(new, bool) or _is_baked(old) == _is_baked(new):
-        return False
-    more, fewer = dict(change.added).get("parameter", 0), dict(change.removed).get("parameter", 0)
-    return more >= fewer if _is_baked(old) else fewer >= more
-
-
-def _kept(one: tuple[str, Number, Number]) -> bool:
-    """A setting, not a measured value: of an object, a module or an optimizer."""
-    return "." in one[0] or "[" in one[0]
-
-
-def _in_change(change: hlo.GraphChange, old: Number, new: Number) -> bool:
-    if isinstance(old, bool) or isinstance(new, bool):
-        return False
-    dims = (old, new) in change.dims or any(b - a == new - old and _derived(a, old) for a, b in change.dims)
-    return dims or any(
-        (_same(a, old) and _same(b, new)) or (_same(a, 1 - old) and _same(b, 1 - new)) for a, b in change.numbers
-    )  # dropout uses 1 - p
-
-
-def _derived(size: int, number: Number) -> bool:
-    """A size that equals the number, or differs by one (a slice's end, a padding)."""
-    return abs(size - number) <= 1
-
-
-def _same(literal: str, number: Number) -> bool:
-    """Whether a literal of the graph is this number, in the graph's precision (bf16 has 8 bits)."""
-    try:
-        value = float(literal)
-    except ValueError:
-        return False
-    return math.isclose(value, number, rel_tol=4e-3)
-
-
-def _is_baked(number: Number) -> bool:
-    return number in _BAKED
-
-
-def _likeliest(named: list[tuple[str, Number, Number]]) -> tuple[str, Number, Number]:
-    """A number of an optimizer or module, or one with a fraction, before a loop counter, which changes in every
-    step."""
-    return min(named, key=lambda one: ("[" not in one[0]) + ("." not in one[0]) + (not isinstance(one[2], float)))
-
-
-def _number(pair: TorchComparison, name: str, old: Number, new: Number) -> CompileCause:
-    baked = (
-        " (torch_xla makes 0 and 1 constants of the graph, other numbers are inputs)"
-        if _is_baked(old) != _is_baked(new)
-        else ""
-    )
-    return CompileCause(
-        "python-number",
-        f"A Python number is a constant in the graph: {name} is now {new:g}, before {old:g}{baked}.",
-        "Make it a tensor on the device, or use the same value in every step.",
-        (f"{name} now {new:g}, before {old:g}", *pair.evidence),
-    )
-
-
-def _number_without_name(pair: TorchComparison, change: hlo.GraphChange) -> CompileCause | None:
-    pairs: list[tuple[object, object]] = [*change.numbers, *change.dims, *change.attributes]
-    old, new = pairs[0]
-    if pair.new.facts.cuts:
-        return None
-    return CompileCause(
-        "python-number",
-        f"A number in the graph changed: now {new}, before {old}. Its name in your code was not found.",
-        "Look for a Python number that this step uses. Make it a tensor, or use the same value in every step.",
-        pair.evidence,
+        what,
     )
 
 
@@ -436,8 +239,8 @@ def _data_branch(pair: TorchComparison) -> CompileCause | None:
 def _other_operations(pair: TorchComparison) -> CompileCause | None:
     if pair.change is None or (pair.change.same_ops and pair.change.same_wiring):
         return None
-    changed = ", ".join(f"{n} now {new}, before {old}" for n, (old, new) in list(_texts(pair).items())[:2])
-    why = f" ({changed})" if changed else ""
+    texts = ", ".join(f"{n} now {new}, before {old}" for n, (old, new) in list(_texts(pair).items())[:2])
+    why = f" ({texts})" if texts else ""
     return pair.new_code(f"The operations changed between steps{why}", _BRANCHES)
 
 
@@ -452,20 +255,20 @@ def _unknown(pair: TorchComparison) -> CompileCause:
 
 
 RULES: tuple[Callable[[TorchComparison], CompileCause | None], ...] = (
-    _collective_alone,
+    collective_alone,
     _optimizer_state,
-    _results_joined,
-    _other_part,
-    _between_steps,
-    _other_place,
-    _before_training,
+    results_joined,
+    other_part,
+    between_steps,
+    other_function,
+    before_training,
     _mode_switch,
     _input,
     _accumulation,
     _cut_elsewhere,
     _data_shape,
     _live_tensors,
-    _python_number,
+    python_number,
     _new_function,
     _data_branch,
     _other_operations,
