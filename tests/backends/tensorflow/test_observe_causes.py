@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tpu_magics.backends import hlo
 from tpu_magics.backends.observe.evidence import CompileCause, CompileReport
 from tpu_magics.backends.tensorflow.observe import causes
 from tpu_magics.backends.tensorflow.observe.dumps import Dumps
 from tpu_magics.backends.tensorflow.observe.evidence import FunctionCompile, FunctionFacts
-from tpu_magics.backends.tensorflow.observe.traced_functions import dtype_name
 from tpu_magics.runs.events import Input, Site
 
 SITE = Site(0, "In [1]", 4)
@@ -80,21 +77,6 @@ def test_near_is_the_same_function_in_the_same_mode() -> None:
     new = compiled(BATCH, mode="evaluation")
     far, near = compiled(BATCH, mode="training"), compiled({"x": ((2, 4), "float32")}, ("tanh",), mode="evaluation")
     assert causes.distance(new, near) < causes.distance(new, far)
-
-
-@pytest.mark.parametrize(
-    ("xla", "tensorflow"),
-    [
-        ("f32", "float32"),
-        ("bf16", "bfloat16"),
-        ("s64", "int64"),
-        ("u8", "uint8"),
-        ("pred", "bool"),
-        ("c64", "complex64"),
-    ],
-)
-def test_dtypes_have_tensorflows_names(xla: str, tensorflow: str) -> None:
-    assert dtype_name(xla) == tensorflow
 
 
 def test_a_dump_without_a_graph_is_no_compile_and_one_that_is_cut_has_no_memory(tmp_path: Path) -> None:

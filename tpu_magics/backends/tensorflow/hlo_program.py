@@ -63,12 +63,6 @@ def program_of(
     )
 
 
-def dtype_name(dtype: Any) -> str:
-    """XLA's name of a tf.DType: "f32", "bf16", "s64", "pred"."""
-    named = {"bool": "pred", "bfloat16": "bf16"}.get(dtype.name)
-    return named or dtype.name.replace("float", "f").replace("complex", "c").replace("int", "s").replace("us", "u")
-
-
 def _instructions(module: Any) -> Iterator[Any]:
     return (instruction for computation in module.computations for instruction in computation.instructions)
 
