@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests import forks
-from tpu_magics.backends.observing import hlo
+from tpu_magics.backends import hlo
 from tpu_magics.backends.torch_xla import precision, precision_request
 from tpu_magics.backends.torch_xla.precision_request import PrecisionRequest, variables
 from tpu_magics.runs import events
@@ -61,7 +61,7 @@ PROGRAM = """
 import ctypes, functools, json, os, sys, traceback
 from pathlib import Path
 
-from tpu_magics.backends.observing import hlo
+from tpu_magics.backends import hlo
 from tpu_magics.backends.torch_xla import precision
 
 import torch

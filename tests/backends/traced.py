@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tests.xla_flags import QUICK
+from tpu_magics.backends import hlo
 from tpu_magics.backends.lowered import TraceResult
-from tpu_magics.backends.observing import hlo
 from tpu_magics.launch import train
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.tracing import TracingOptions

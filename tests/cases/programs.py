@@ -1,7 +1,7 @@
 """The programs that the watching of compiles is tested with: where they lie and what each says of itself.
 
 What lives here: finding the programs, reading the JSON that opens each, and the lines that are marked in it. What does
-not: running them (plain_run.py without us, ../backends/test_recompile_cases.py through the launcher).
+not: running them (plain_run.py without us, ../backends/torch_xla/observe/test_recompile_cases.py through the launcher).
 
 A mark is a comment: `# site` on a line that triggers a step, `# read` on one that reads a value from the device. A word
 after it is the mark's name (`# site evaluation`), by which an entry of `recompiles` or `reads` may say which is meant:

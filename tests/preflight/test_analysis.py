@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from tests import overlay
+from tpu_magics.backends.hlo.text import read_module
 from tpu_magics.preflight.analysis import ProgramFacts, buffers, dump_files, read
-from tpu_magics.preflight.analysis.hlo_module import read_module
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tpu_magics.backends.hlo.text import HloModule, Instruction, parse_module
 from tpu_magics.preflight.analysis.buffers import hbm_pieces, read_assignment
 from tpu_magics.preflight.analysis.dump_files import find
 from tpu_magics.preflight.analysis.execution_counts import trip_count
-from tpu_magics.preflight.analysis.hlo_module import HloModule, Instruction, parse
 from tpu_magics.preflight.analysis.multiplications import KernelProduct, flops, kernel_products, multiplications
 from tpu_magics.preflight.analysis.shapes import ArrayShape, array_shapes, shares
 from tpu_magics.preflight.analysis.source_locations import op_name, read_frame_tables
@@ -142,7 +142,7 @@ metadata={op_name="flash"}, backend_config={"body":"TUzvUg=="}
 
 
 def test_a_kernel_that_cannot_be_read_is_told() -> None:
-    found = multiplications(parse(PALLAS.splitlines(keepends=True)), None)
+    found = multiplications(parse_module(PALLAS.splitlines(keepends=True)), None)
     assert found.multiplications.flops == {} and "kernel flash" in found.notes[0]
 
 
@@ -210,7 +210,7 @@ def test_a_noted_count_is_taken() -> None:
 
 
 def _parsed(text: str) -> HloModule:
-    return parse(text.splitlines(keepends=True))
+    return parse_module(text.splitlines(keepends=True))
 
 
 def _trips(program: HloModule) -> int | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 from tpu_magics.runs.events import Event, to_line
 
@@ -47,6 +49,10 @@ class EventWriter:
             return 0
         with self._lock:
             return self._append(line)
+
+    def record(self, kind: type[Event], **fields: Any) -> None:
+        """Write an event of this rank and this moment."""
+        self.write(kind(round(time.time(), 3), self.rank, **fields))
 
     def write_last(self, event: Event) -> int:
         """As `write`, for the last record: tries again after a failure, on a line of its own."""

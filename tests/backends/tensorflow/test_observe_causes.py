@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tpu_magics.backends.observing import hlo
-from tpu_magics.backends.observing.compile_evidence import CompileCause, CompileReport
+from tpu_magics.backends import hlo
+from tpu_magics.backends.observe.evidence import CompileCause, CompileReport
 from tpu_magics.backends.tensorflow.observe import causes
 from tpu_magics.backends.tensorflow.observe.dumps import Dumps
-from tpu_magics.backends.tensorflow.observe.function_compile import FunctionCompile, FunctionFacts
-from tpu_magics.backends.tensorflow.observe.traced_functions import dtype_name
+from tpu_magics.backends.tensorflow.observe.evidence import FunctionCompile, FunctionFacts
 from tpu_magics.runs.events import Input, Site
 
 SITE = Site(0, "In [1]", 4)
@@ -25,11 +22,15 @@ def graph(*ops: str) -> hlo.Graph:
 
 
 def compiled(
-    inputs: dict[str, tuple[tuple[int, ...], str]], ops: tuple[str, ...] = ("negate",), **facts: Any
+    inputs: dict[str, tuple[tuple[int, ...], str]],
+    ops: tuple[str, ...] = ("negate",),
+    short: frozenset[tuple[int, int]] = frozenset(),
+    **facts: Any,
 ) -> FunctionCompile:
     given = tuple(Input(name, shape, dtype) for name, (shape, dtype) in inputs.items())
-    told = CompileReport(graph=graph(*ops) if ops else None)
-    return FunctionCompile(SITE, 0, 0, told, inputs=given, facts=FunctionFacts(**{"function": "step", **facts}))
+    report = CompileReport(graph=graph(*ops) if ops else None)
+    known = FunctionFacts(**{"function": "step", **facts})
+    return FunctionCompile(SITE, 0, 0, report, inputs=given, short=short, facts=known)
 
 
 def why(new: FunctionCompile, old: FunctionCompile) -> CompileCause:
@@ -78,26 +79,11 @@ def test_near_is_the_same_function_in_the_same_mode() -> None:
     assert causes.distance(new, near) < causes.distance(new, far)
 
 
-@pytest.mark.parametrize(
-    ("xla", "tensorflow"),
-    [
-        ("f32", "float32"),
-        ("bf16", "bfloat16"),
-        ("s64", "int64"),
-        ("u8", "uint8"),
-        ("pred", "bool"),
-        ("c64", "complex64"),
-    ],
-)
-def test_dtypes_have_tensorflows_names(xla: str, tensorflow: str) -> None:
-    assert dtype_name(xla) == tensorflow
-
-
 def test_a_dump_without_a_graph_is_no_compile_and_one_that_is_cut_has_no_memory(tmp_path: Path) -> None:
     dumps = Dumps(tmp_path, lambda name: name == "__inference_a_1__b_12")
     (tmp_path / "module_0003.a_inference_other_1__.1.debug_options").write_text("")
     (tmp_path / "module_0004.a_inference_a_1__b_12__.6.before_optimizations.txt").write_text("HloModule x\n")
     (tmp_path / "module_0004.a_inference_a_1__b_12__.6.cpu-buffer-assignment.txt").write_text("BufferAss")
     (one,) = dumps.read()
-    assert one.function == "__inference_a_1__b_12" and one.told.memory is None and one.is_of("__inference_a_1__b_12")
+    assert one.function == "__inference_a_1__b_12" and one.report.memory is None and one.is_of("__inference_a_1__b_12")
     assert list(tmp_path.iterdir()) == [] and not dumps.changed()

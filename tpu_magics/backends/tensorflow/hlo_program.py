@@ -12,7 +12,7 @@ from typing import Any
 from tensorflow.compiler.xla import xla_data_pb2
 from tensorflow.compiler.xla.service import hlo_pb2
 
-from tpu_magics.backends.hlo_proto import number_ops
+from tpu_magics.backends.hlo.proto import number_ops
 from tpu_magics.backends.lowered import SourceLine
 
 
@@ -61,12 +61,6 @@ def program_of(
         places={number: lines[name] for number, name in made.names.items() if name in lines},
         dynamic=dynamic,
     )
-
-
-def dtype_name(dtype: Any) -> str:
-    """XLA's name of a tf.DType: "f32", "bf16", "s64", "pred"."""
-    named = {"bool": "pred", "bfloat16": "bf16"}.get(dtype.name)
-    return named or dtype.name.replace("float", "f").replace("complex", "c").replace("int", "s").replace("us", "u")
 
 
 def _instructions(module: Any) -> Iterator[Any]:

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tpu_magics.backends.hlo.dtypes import xla_name
 from tpu_magics.backends.lowered import LoweredGraph, TraceResult
 from tpu_magics.backends.tensorflow.availability import require_no_torch_xla
 
@@ -125,16 +126,15 @@ def _hlo(write: Any, concrete: Any) -> bytes:
 
 def _values(step: Step, concrete: Any) -> list[ProgramInput]:
     """Arguments and captures, in XLA's order."""
-    from tpu_magics.backends.tensorflow.hlo_program import ProgramInput, dtype_name
+    from tpu_magics.backends.tensorflow.hlo_program import ProgramInput
 
     variables = {id(one.handle): one for one in concrete.variables}
-    found = [
-        ProgramInput(leaf.name, dtype_name(leaf.spec.dtype), tuple(leaf.spec.shape)) for leaf in step.arguments.leaves
-    ]
+    leaves = step.arguments.leaves
+    found = [ProgramInput(leaf.name, xla_name(leaf.spec.dtype.name), tuple(leaf.spec.shape)) for leaf in leaves]
     for captured in concrete.captured_inputs:
         one = variables.get(id(captured), captured)
         name = one.name.removesuffix(":0") if one is not captured else "a captured tensor"
-        found.append(ProgramInput(name, dtype_name(one.dtype), tuple(one.shape)))
+        found.append(ProgramInput(name, xla_name(one.dtype.name), tuple(one.shape)))
     return found
 
 

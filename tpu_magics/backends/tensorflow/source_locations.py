@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import linecache
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -17,11 +15,10 @@ import keras
 import tensorflow as tf
 
 from tpu_magics.backends.lowered import SourceLine
-from tpu_magics.runs.origin import OWN, is_library, under
+from tpu_magics.backends.observe.sites import Sites
+from tpu_magics.runs.origin import OWN, under
 
 _LIBRARIES = tuple(str(Path(one.__file__).parent) for one in (tf, keras))
-_GENERATED = "__autograph_generated_file"
-_CODE_LENGTH = 200
 # XLA names the ops of a called function after the call; loops and branches are separate programs.
 _INLINED = ("PartitionedCall", "StatefulPartitionedCall")
 _PLAIN = ("Const", "Placeholder")
@@ -32,9 +29,8 @@ class SourceLocations:
     """`cell_names`: file names of cells -> "In [n]"."""
 
     def __init__(self, cell_names: Mapping[str, str]) -> None:
-        self.cell_names = cell_names
-        self._known: dict[tuple[str, int], SourceLine] = {}
-        self.is_user_code = lru_cache(maxsize=4096)(self._is_user_code)
+        self.sites = Sites(cell_names, {}, _LIBRARIES)
+        self.is_user_code = self.sites.is_user_code
 
     def of_graph(self, graph: Any) -> dict[str, SourceLine]:
         """Op name -> the user's line, for ops that have one. Two ops of one name (in two loops) have none, unless the
@@ -65,18 +61,10 @@ class SourceLocations:
             error = error.__cause__ or error.__context__
         return found
 
-    def _is_user_code(self, path: str) -> bool:
-        if path in self.cell_names:
-            return True
-        generated = _GENERATED in path or any(under(path, folder) for folder in _LIBRARIES)
-        return not generated and not is_library(path)
-
     def place(self, path: str, line: int) -> SourceLine:
         """The location with its line of code."""
-        if (path, line) not in self._known:
-            code = linecache.getline(path, line).strip()[:_CODE_LENGTH]
-            self._known[path, line] = SourceLine(self.cell_names.get(path, path), line, code)
-        return self._known[path, line]
+        site = self.sites.of_line(path, line)
+        return SourceLine(site.path, site.line, site.code)
 
     def of_function(self, function: Any) -> SourceLine | None:
         """Where a Python function is defined."""

@@ -14,7 +14,8 @@ from dataclasses import replace
 from functools import update_wrapper
 from typing import Any, Concatenate, ParamSpec
 
-from tpu_magics.backends.observing import hlo, precision_text
+from tpu_magics.backends import hlo
+from tpu_magics.backends.observe.precision import Facts, PrecisionWatch, precision_facts
 from tpu_magics.backends.torch_xla import precision_accelerate, precision_request
 from tpu_magics.backends.torch_xla.output_filter import OutputFilter
 from tpu_magics.backends.torch_xla.post_import import PostImport
@@ -30,7 +31,6 @@ _VARIABLE = {"bf16": precision_request.USE, "bf16-downcast": precision_request.D
 _FLOATS = frozenset({"float32", "float64"})
 _XLA_FLOATS = frozenset({"f32", "f64", "bf16"})
 P = ParamSpec("P")
-Facts = dict[str, Any]  # the fields of events.Precision, less `t` and `rank`
 
 
 def judge(
@@ -50,20 +50,10 @@ def judge(
         logged: names of the torch dtypes of logged device tensors.
     """
     total, bf16 = hlo.multiplications(graph)
-    types = hlo.multiplied_types(graph)
-    agrees = total == 0 or _agrees(request.precision, bf16, types)
+    agrees = total == 0 or _agrees(request.precision, bf16, hlo.multiplied_types(graph))
     reason = "" if agrees else _reason(request, in_use, late)
-    return {
-        "asked": request.precision,
-        "source": request.source,
-        "ops": total,
-        "share": bf16 / total if total else None,
-        "parameters": hlo.dtype_counts(graph),
-        "graph": digest,
-        "agrees": agrees,
-        "text": _text(request, total, bf16, types) + reason,
-        "notes": (*request.notes, *_notes(request, graph, in_use, bf16, logged)),
-    }
+    notes = *request.notes, *_notes(request, graph, in_use, bf16, logged)
+    return precision_facts((request.precision, request.source), graph, digest, agrees, reason, notes)
 
 
 def _agrees(precision: str, bf16: int, types: Mapping[str, int]) -> bool:
@@ -73,11 +63,6 @@ def _agrees(precision: str, bf16: int, types: Mapping[str, int]) -> bool:
     if precision == "bf16-downcast":  # torch.double is f32 then
         return bf16 > 0 and others <= {"f32"}
     return precision != "fp32" or bf16 == 0
-
-
-def _text(request: PrecisionRequest, total: int, bf16: int, types: Mapping[str, int]) -> str:
-    requested = f"{request.precision} requested by {request.source}" if request.precision else "no precision requested"
-    return precision_text.describe_matmuls(requested, total, bf16, types)
 
 
 def _reason(request: PrecisionRequest, in_use: str, late: str) -> str:
@@ -155,7 +140,7 @@ def _guarded(
     return guarded
 
 
-class TorchPrecisionWatch:
+class TorchPrecisionWatch(PrecisionWatch):
     """Records the requested and the actual precision, in a worker; one for each rank, created before the user's code
     runs.
 
@@ -165,13 +150,10 @@ class TorchPrecisionWatch:
     """
 
     def __init__(self, spec_precision: str, write: Callable[..., None]) -> None:
-        self.option = spec_precision
-        self.write = write
+        super().__init__(spec_precision, write)
         self.request: PrecisionRequest | None = None  # by an Accelerator
         self.late = ""
         self.types_logged: frozenset[str] = frozenset()
-        self.best: tuple[hlo.Graph, str] | None = None
-        self.last: Facts | None = None
         self.output = OutputFilter()
         self.stopped = False
 
@@ -192,16 +174,14 @@ class TorchPrecisionWatch:
         self.late = _too_late(_made(request)) if now != before and _tensors_made() else ""
         if now and request.source not in _VARIABLE.values():
             self.output.hold()
-        self._record()
+        self.record()
 
     @_guarded
     def graph_compiled(self, graph: hlo.Graph, digest: str) -> None:
-        """A graph was compiled. The one with the most matmuls and convolutions represents the run."""
+        """A graph was compiled."""
         if hlo.dtype_counts(graph).keys() & _XLA_FLOATS:  # torch_xla has printed its warning by now
             self.output.release(DEPRECATION)
-        if self.best is None or hlo.multiplications(graph)[0] > hlo.multiplications(self.best[0])[0]:
-            self.best = graph, digest
-            self._record()
+        super().graph_compiled(graph, digest)
 
     @_guarded
     def logged(self, dtype_name: str) -> None:
@@ -209,22 +189,17 @@ class TorchPrecisionWatch:
         name = dtype_name.removeprefix("torch.")
         if name not in self.types_logged:
             self.types_logged |= {name}
-            self._record()
+            self.record()
 
     @_guarded
     def close(self) -> None:
         """The user's function has ended: print what is still held back, before C's buffers are flushed."""
         self.output.release(DEPRECATION)
 
-    def _record(self) -> None:
-        if self.best is None:
-            return
-        facts = judge(
-            self._current_request(), *self.best, precision_request.in_force(os.environ), self.late, self.types_logged
-        )
-        if facts != self.last:
-            self.last = facts
-            self.write(events.Precision, **facts)
+    def facts(self, graph: hlo.Graph, digest: str) -> Facts:
+        """The fields of the record for a graph."""
+        in_use = precision_request.in_force(os.environ)
+        return judge(self._current_request(), graph, digest, in_use, self.late, self.types_logged)
 
     def _current_request(self) -> PrecisionRequest:
         """The Accelerator's request; if it leaves the precision open, the current request of the others."""

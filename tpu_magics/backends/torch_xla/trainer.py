@@ -9,7 +9,6 @@ import functools
 import gc
 import os
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -123,7 +122,7 @@ def recording(writer: EventWriter) -> Iterator[None]:
 def write(kind: type[events.Event], **fields: Any) -> None:
     """Write an event into this rank's records, if there are any."""
     for writer in _writers:
-        writer.write(kind(t=time.time(), rank=writer.rank, **fields))
+        writer.record(kind, **fields)
 
 
 def _record_values(module: Any) -> None:

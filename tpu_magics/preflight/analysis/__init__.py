@@ -12,9 +12,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpu_magics.backends.hlo.text import HloModule, read_module
 from tpu_magics.preflight.analysis.buffers import Assignment, BufferNames, hbm_pieces, largest, padding, read_assignment
 from tpu_magics.preflight.analysis.dump_files import ProgramFiles, find
-from tpu_magics.preflight.analysis.hlo_module import HloModule, read_module
 from tpu_magics.preflight.analysis.multiplications import multiplications
 from tpu_magics.preflight.analysis.traffic import hbm_bytes
 from tpu_magics.preflight.analysis.unsupported_ops import refused

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tpu_magics.preflight.analysis.hlo_module import HloModule, Instruction
+from tpu_magics.backends.hlo.text import HloModule, Instruction
 from tpu_magics.preflight.analysis.shapes import ArrayShape, array_shapes, shares
 from tpu_magics.preflight.analysis.source_locations import op_name, read_frame_tables
 from tpu_magics.preflight.compile_result import Buffer, PaddedDimension, SourceLine, TilePadding

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tpu_magics.preflight.analysis.hlo_module import Computation, HloModule, Instruction
+from tpu_magics.backends.hlo.text import Computation, HloModule, Instruction
 
 # -- trip counts of loops ---------------------------------------------------------------------------------------------
 

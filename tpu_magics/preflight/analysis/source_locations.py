@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from tpu_magics.preflight.analysis.hlo_module import HloModule, Instruction
+from tpu_magics.backends.hlo.text import HloModule, Instruction
 from tpu_magics.preflight.compile_result import SourceLine
 
 _OP = re.compile(r'[{ ]op_name="((?:[^"\\]|\\.)*)"')

@@ -8,8 +8,8 @@ into on-chip memory as well.
 
 from __future__ import annotations
 
+from tpu_magics.backends.hlo.text import Computation, HloModule, Instruction
 from tpu_magics.preflight.analysis.execution_counts import ExecutionCounts
-from tpu_magics.preflight.analysis.hlo_module import Computation, HloModule, Instruction
 from tpu_magics.preflight.analysis.shapes import array_shapes
 
 # These make no data move: names for what is there, and the ends of what was started before.

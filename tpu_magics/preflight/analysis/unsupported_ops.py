@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from tpu_magics.preflight.analysis.hlo_module import HloModule, Instruction
+from tpu_magics.backends.hlo.text import HloModule, Instruction
 from tpu_magics.preflight.analysis.multiplications import TARGET
 from tpu_magics.preflight.analysis.source_locations import op_name, read_frame_tables
 from tpu_magics.preflight.compile_result import SourceLine, UnsupportedOp

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
-
-from tpu_magics.runs import events
 
 if TYPE_CHECKING:
     from tpu_magics.backends.base import ObserverConfig
@@ -36,24 +33,17 @@ def observing(writer: EventWriter, watching: ObserverConfig) -> Iterator[TensorF
     from tpu_magics.backends.tensorflow.observe import hooks
     from tpu_magics.backends.tensorflow.observe.dumps import Dumps, enable
     from tpu_magics.backends.tensorflow.observe.observer import TensorFlowObserver
-    from tpu_magics.runs import value_log
 
-    def warn(text: str) -> None:
-        writer.write(events.Warned(round(time.time(), 3), writer.rank, code="not-observed", text=text))
-
-    found = enable(watching.device)
-    dumps = Dumps(found.folder, context.context().has_function, found.theirs) if found.folder is not None else None
+    setup = enable(watching.device)
+    dumps = Dumps(setup.folder, context.context().has_function, setup.theirs) if setup.folder is not None else None
+    libraries = tuple(str(Path(one.__file__).parent) for one in (tf, keras))
+    observer = TensorFlowObserver(writer, watching, dumps, libraries)
     if dumps is not None:
         dumps.empty()  # dumps of code outside a run
     else:
-        warn(f"Compiles are not recorded: {found.reason}.")
-    libraries = tuple(str(Path(one.__file__).parent) for one in (tf, keras))
-    observer = TensorFlowObserver(writer, watching, dumps, libraries)
+        observer.warn("not-observed", f"Compiles are not recorded: {setup.reason}.")
     with hooks.install_hooks(observer) as missing:
         for text in missing:
-            warn(f"Not recorded: {text}.")
-        try:
-            with value_log.recorded_by(observer.log):
-                yield observer
-        finally:
-            observer.closed = True
+            observer.warn("not-observed", f"Not recorded: {text}.")
+        with observer.active():
+            yield observer

@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from tpu_magics.backends.observing import hlo
-from tpu_magics.backends.observing.compile_evidence import CompileCause
-from tpu_magics.backends.tensorflow.observe.function_compile import FunctionCompile
+from tpu_magics.backends.observe.causes import (
+    CompileComparison,
+    InputFixes,
+    first_cause,
+    graph_distance,
+    input_change,
+    mode_switch,
+    tensor_text,
+    unknown,
+)
+from tpu_magics.backends.observe.evidence import CompileCause
+from tpu_magics.backends.tensorflow.observe.evidence import FunctionCompile
 from tpu_magics.backends.tensorflow.observe.traced_functions import Literal
-from tpu_magics.runs.events import Input
 
 _FLAGS = ("training", "is_training", "train", "trainable", "inference")
 _ONCE_EACH = "Expected once per mode. Use the training batch size in the other modes."
@@ -18,6 +26,7 @@ _DROP_PIPELINE = (
     "Use batch(..., drop_remainder=True). To keep all samples, pad the last batch and give padded rows weight 0."
 )
 _SAME_BATCH = "Use the same batch size in every step: batch(..., drop_remainder=True), also for evaluation."
+_CAST = "Convert it once, in the pipeline: dataset.map with tf.cast, so that every batch has the same dtype."
 _PAD = (
     "Pad to a multiple: padded_batch(..., padded_shapes=..., drop_remainder=True), or pad_to_multiple_of=64 in "
     "the tokenizer. An input_signature with None saves retraces, not compiles."
@@ -25,65 +34,40 @@ _PAD = (
 
 
 @dataclass
-class FunctionComparison:
-    """A compile and the nearest earlier one of its site."""
+class FunctionComparison(CompileComparison[FunctionCompile]):
+    """A compile and the nearest earlier one of its site. `literals`: Python values that changed, (old, new) by name."""
 
-    new: FunctionCompile
-    old: FunctionCompile
-    change: hlo.GraphChange | None = None
-    inputs: list[tuple[Input, Input]] = field(default_factory=list)
     literals: dict[str, tuple[Literal, Literal]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        new, old = self.new.report.graph, self.old.report.graph
-        if new is not None and old is not None:
-            self.change = hlo.compare(new, old)
-        before = {one.name: one for one in self.old.inputs}
-        both = [(one, before[one.name]) for one in self.new.inputs if one.name in before]
-        self.inputs = [(one, other) for one, other in both if one != other]
-        now, then = self.new.facts.literals, self.old.facts.literals
-        self.literals = {name: (then[name], value) for name, value in now.items() if name in then}
-        self.literals = {name: pair for name, pair in self.literals.items() if _differs(*pair)}
+        super().__post_init__()
+        now, before = self.new.facts.literals, self.old.facts.literals
+        pairs = {name: (before[name], value) for name, value in now.items() if name in before}
+        self.literals = {name: pair for name, pair in pairs.items() if _differs(*pair)}
 
     @property
     def same_function(self) -> bool:
         """Whether both were made from the same Python function."""
         return self.new.facts.code == self.old.facts.code and self.new.facts.function == self.old.facts.function
 
-    @property
-    def evidence(self) -> tuple[str, ...]:
-        """Sentences about the graphs."""
-        return self.change.lines() if self.change is not None else ()
-
-    @property
-    def input_lines(self) -> tuple[str, ...]:
-        """Sentences about the inputs."""
-        return tuple(_input_change(*one) for one in self.inputs)
-
 
 def explain(new: FunctionCompile, old: FunctionCompile) -> CompileCause:
     """The cause of `new`, compared with `old`."""
-    pair = FunctionComparison(new, old)
-    return next(verdict for rule in RULES if (verdict := rule(pair)) is not None)
+    return first_cause(RULES, FunctionComparison(new, old))
 
 
 def distance(new: FunctionCompile, old: FunctionCompile) -> tuple[int, ...]:
     """Sort key: nearest is the same function in the same mode, then the same operations, then the latest."""
-    graphs = hlo.distance(new.report.graph, old.report.graph) if new.report.graph and old.report.graph else 0
     a, b = new.facts, old.facts
-    return a.function != b.function or a.code != b.code, a.mode != b.mode, a.made != b.made, graphs, -old.nth
+    functions = a.function != b.function or a.code != b.code, a.mode != b.mode, a.number != b.number
+    return *functions, graph_distance(new, old), -old.nth
 
 
 # -- the rules --------------------------------------------------------------------------------------------------------
 
 
 def _mode_switch(pair: FunctionComparison) -> CompileCause | None:
-    differences = list(_modes(pair))
-    if not differences:
-        return None
-    batch = "".join(f"; {line}" for line in pair.input_lines[:1])
-    text = f"This line runs the model in two modes: {differences[0]}{batch}."
-    return CompileCause("mode-switch", text, _ONCE_EACH, (*differences, *pair.input_lines))
+    return mode_switch(pair, "model", tuple(_modes(pair)), _ONCE_EACH)
 
 
 def _modes(pair: FunctionComparison) -> Iterator[str]:
@@ -106,13 +90,13 @@ def _optimizer_state(pair: FunctionComparison) -> CompileCause | None:
     state = [one for one in arrived if any(_part_of(one.name, name) for name in empty - new.facts.literals.keys())]
     if not state or len(state) != len(arrived):
         return None
-    line = f"{state[0].name} is now an argument ({_tensor(state[0])}); before, it was None and created in the step"
-    return CompileCause(
+    line = f"{state[0].name} is now an argument ({tensor_text(state[0])}); before, it was None and created in the step"
+    return pair.cause(
         "optimizer-state",
         "The optimizer's state was created in the first step. It is now an argument, which makes a different program.",
         "Expected: the optimizer state is created in the first step. No action needed. To avoid it, create "
         "the state before the loop.",
-        (line, *pair.evidence),
+        line,
     )
 
 
@@ -140,37 +124,14 @@ def _are_numbers(before: Literal, now: Literal) -> bool:
 
 
 def _input(pair: FunctionComparison) -> CompileCause | None:
-    if not pair.inputs:
-        return None
-    lines = pair.input_lines
-    short = _short(pair)
-    if short is not None:
-        text = f"The last batch has {short[1]} samples instead of {short[0]}: {lines[0]}."
-        return CompileCause("last-batch", text, _DROP_ARRAYS if pair.new.facts.arrays else _DROP_PIPELINE, lines)
-    if all(new.shape == old.shape for new, old in pair.inputs):
-        fix = "Convert it once, in the pipeline: dataset.map with tf.cast, so that every batch has the same dtype."
-        return CompileCause("input-dtype", f"An input has another dtype: {lines[0]}.", fix, lines)
-    return CompileCause("input-shape", f"An input has another shape: {lines[0]}.", _shape_fix(pair), lines)
-
-
-def _short(pair: FunctionComparison) -> tuple[int, int] | None:
-    """(full, last) if an input's first dimension changed to the size of a short last batch, or back."""
-    for new, old in pair.inputs:
-        if new.shape and old.shape and new.shape[1:] == old.shape[1:]:
-            for full, last in pair.new.facts.short | pair.old.facts.short:
-                if {old.shape[0], new.shape[0]} == {full, last}:
-                    return full, last
-    return None
-
-
-def _shape_fix(pair: FunctionComparison) -> str:
-    rows_only = all(n.shape[1:] == o.shape[1:] and n.shape[:1] != o.shape[:1] for n, o in pair.inputs if n.shape)
-    return _SAME_BATCH if rows_only and all(len(n.shape) > 1 for n, _ in pair.inputs) else _PAD
+    last = _DROP_ARRAYS if pair.new.facts.arrays else _DROP_PIPELINE
+    same_batch = pair.only_batch_changed and all(len(new.shape) > 1 for new, _ in pair.inputs)
+    return input_change(pair, InputFixes(last, _CAST, _SAME_BATCH if same_batch else _PAD))
 
 
 def _new_function(pair: FunctionComparison) -> CompileCause | None:
     new, old = pair.new.facts, pair.old.facts
-    if new.made == old.made or not pair.same_function:
+    if new.number == old.number or not pair.same_function:
         return None
     if new.keras:
         text = "Keras created a new function: model.compile was called again, or it is another model."
@@ -179,7 +140,7 @@ def _new_function(pair: FunctionComparison) -> CompileCause | None:
         how = "created again, or a method of another object"
         text = f"{new.function} is a new tf.function of the same Python function ({how})."
         fix = "Create the tf.function once, outside the loop (or decorate the function), and call that one."
-    return CompileCause("new-code", text, fix, pair.evidence)
+    return pair.cause("new-code", text, fix)
 
 
 def _other_function(pair: FunctionComparison) -> CompileCause | None:
@@ -187,7 +148,7 @@ def _other_function(pair: FunctionComparison) -> CompileCause | None:
     if pair.same_function:
         return None
     text = f"This line runs more than one program; this one is {pair.new.facts.function or 'of another function'}."
-    return CompileCause("new-code", text, "Expected once per program.", pair.evidence)
+    return pair.cause("new-code", text, "Expected once per program.")
 
 
 def _other_arguments(pair: FunctionComparison) -> CompileCause | None:
@@ -201,7 +162,7 @@ def _other_arguments(pair: FunctionComparison) -> CompileCause | None:
     else:
         return None
     fix = "Call it with the same arguments in every step, or use one function per set of arguments."
-    return CompileCause("new-code", text, fix, pair.evidence)
+    return pair.cause("new-code", text, fix)
 
 
 def _other_operations(pair: FunctionComparison) -> CompileCause | None:
@@ -209,13 +170,7 @@ def _other_operations(pair: FunctionComparison) -> CompileCause | None:
         return None
     text = "The operations changed between steps; the function was traced again."
     fix = "Look for a Python branch or loop that depends on the step, and see the retraces of this run."
-    return CompileCause("new-code", text, fix, pair.evidence)
-
-
-def _unknown(pair: FunctionComparison) -> CompileCause:
-    why = "the graphs could not be compared" if pair.change is None else "none of the known causes fits"
-    fix = "Compare the evidence with your code. If your code is not the cause, please report it."
-    return CompileCause("unknown", f"The cause is unknown: {why}.", fix, pair.evidence)
+    return pair.cause("new-code", text, fix)
 
 
 RULES: tuple[Callable[[FunctionComparison], CompileCause | None], ...] = (
@@ -227,20 +182,9 @@ RULES: tuple[Callable[[FunctionComparison], CompileCause | None], ...] = (
     _other_function,
     _other_arguments,
     _other_operations,
-    _unknown,
+    unknown,
 )
-
-
-# -- texts -----------------------------------------------------------------------------------------------------------
 
 
 def _differs(before: Literal, now: Literal) -> bool:
     return (type(before), before) != (type(now), now) and not (before != before and now != now)  # nan is nan
-
-
-def _tensor(one: Input) -> str:
-    return f"{one.dtype}[{','.join(map(str, one.shape))}]"
-
-
-def _input_change(new: Input, old: Input) -> str:
-    return f"{new.name} now {_tensor(new)}, before {_tensor(old)}"

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpu_magics.backends.observing import hlo
-from tpu_magics.backends.observing.compile_evidence import CompileReport
+from tpu_magics.backends import hlo
+from tpu_magics.backends.observe.evidence import CompileReport
 from tpu_magics.runs import locked_folders
 
 _MODULE = re.compile(r"module_(\d+)\.(.*)$")
@@ -33,7 +33,7 @@ class DumpedModule:
 
     name: str
     function: str
-    told: CompileReport
+    report: CompileReport
 
     def is_of(self, function: str) -> bool:
         """Whether it may be of this FunctionDef: XLA allows fewer characters in a name."""
@@ -48,17 +48,17 @@ class Dumps:
         self.folder = folder
         self.known = known
         self.theirs = theirs
-        self.seen = 0
-        self._read: dict[Path, int] = {}  # texts seen at the last look, if they are not removed
+        self.time = 0  # of the folder, when it was read
+        self._read: dict[Path, int] = {}  # texts that were read before, if they are not removed
 
     def changed(self) -> bool:
-        """Whether anything was written since the last look. Takes about two microseconds in a folder of ours."""
-        if self.folder.stat().st_mtime_ns != self.seen:
+        """Whether anything was written since it was read. Takes about two microseconds in a folder of ours."""
+        if self.folder.stat().st_mtime_ns != self.time:
             return True
         return any(_written(path) != written for path, written in self._read.items())
 
     def read(self) -> list[DumpedModule]:
-        """The compiles since the last look, in the order in which they began; their files are removed."""
+        """The compiles since the last time, in the order in which they began; their files are removed."""
         groups: dict[int, list[Path]] = {}
         for path in self.folder.iterdir():
             if match := _MODULE.match(path.name):
@@ -68,15 +68,15 @@ class Dumps:
         return [one for one in found if one is not None]
 
     def empty(self) -> None:
-        """Remove the files, or note that they were seen."""
-        self.seen = self.folder.stat().st_mtime_ns
+        """Remove the files, or note that they were read."""
+        self.time = self.folder.stat().st_mtime_ns
         if self.theirs:
             self._read = {path: _written(path) for path in self.folder.iterdir() if path.name.endswith(NAMED)}
             return
         for path in self.folder.iterdir():
             with contextlib.suppress(OSError):
                 path.unlink()
-        self.seen = self.folder.stat().st_mtime_ns
+        self.time = self.folder.stat().st_mtime_ns
 
     def _module(self, paths: list[Path]) -> DumpedModule | None:
         text = next((path for path in paths if path.name.endswith(NAMED) and self._is_new(path)), None)
@@ -85,7 +85,7 @@ class Dumps:
         begun = _written(text)
         paths = [path for path in paths if _written(path) >= begun]
         times = [_written(path) for path in paths]
-        graph = _graph(text)
+        graph = hlo.read(text)
         name = text.name.partition(".")[2]
         seconds = (max(times) - min(times)) / 1e9
         digest = hlo.fingerprint(graph)[:32] if graph is not None else ""
@@ -102,13 +102,6 @@ class Dumps:
 
 def _written(path: Path) -> int:
     return path.stat().st_mtime_ns
-
-
-def _graph(path: Path) -> hlo.Graph | None:
-    try:
-        return hlo.parse(path.read_text("utf-8", "replace"))
-    except (OSError, ValueError, LookupError):  # unknown to hlo.py: the compile is recorded without its graph
-        return None
 
 
 def _memory(paths: list[Path]) -> dict[str, int] | None:

@@ -1,18 +1,19 @@
-"""Facts about a compile: which traced function it is, the call that caused it, and where the batch came from."""
+"""The evidence of a compile: which traced function it is, the call that caused it, and where the batch came from."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from tpu_magics.backends.observe.evidence import CompileEvidence
 from tpu_magics.backends.tensorflow.observe import keras_calls, traced_functions
 from tpu_magics.backends.tensorflow.observe.dumps import DumpedModule
-from tpu_magics.backends.tensorflow.observe.function_compile import FunctionFacts
+from tpu_magics.backends.tensorflow.observe.traced_functions import Literal
 from tpu_magics.runs.events import Input
 
 _STEM = re.compile(r"^__(?:inference|forward|backward)_(__backward_)?(.*?)(?:_\d+)+$")
@@ -42,16 +43,44 @@ class FunctionCall:
 
 
 @dataclass(frozen=True)
+class FunctionFacts:
+    """What a program was compiled for.
+
+    `function`: its name; `number`: of the tf.function, in the order of first sight; `code`: where the Python function
+    is defined; `keras`: Keras made it; `mode`: of the Keras call that runs it ("" for none); `trains`: it assigns
+    trainable variables; `literals`: Python values it was traced for; `arrays`: Keras cuts the batches from arrays.
+    """
+
+    function: str = ""
+    number: int = 0
+    code: tuple[str, int] = ("", 0)
+    keras: bool = False
+    mode: str = ""
+    trains: bool | None = None
+    literals: Mapping[str, Literal] = field(default_factory=dict)
+    arrays: bool = False
+
+
+@dataclass(frozen=True)
+class FunctionCompile(CompileEvidence):
+    """One compile at a site."""
+
+    facts: FunctionFacts = field(default_factory=FunctionFacts)
+
+
+@dataclass(frozen=True)
 class CompiledFunction:
-    """What is known of one compile. `concrete`: None if its function is gone or was never seen."""
+    """What is known of one compile. `concrete`: None if its function is gone or was never called; `inputs`, `short`: as
+    in CompileEvidence."""
 
     concrete: Any
     facts: FunctionFacts
     inputs: tuple[Input, ...]
+    short: frozenset[tuple[int, int]]
 
 
-class Evidence:
-    """Facts collected from the calls of a run. `iterator`: the one that gave the last batch."""
+class EvidenceCollector:
+    """Collects facts from the calls of a run. `iterator`: the one that gave the last batch."""
 
     def __init__(self) -> None:
         self.iterator: Any = None
@@ -63,7 +92,7 @@ class Evidence:
         """Another function was called during tracing."""
         self.programs[traced_functions.text_of(concrete.name)] = concrete
 
-    def of(self, module: DumpedModule, call: FunctionCall) -> CompiledFunction:
+    def find(self, module: DumpedModule, call: FunctionCall) -> CompiledFunction:
         """What is known of a module that was compiled in a call."""
         concrete = self._program(module, call)
         loop = keras_calls.loop_of(call.frame)
@@ -75,16 +104,15 @@ class Evidence:
         code = getattr(call.function, "_key_for_call_stats", None)  # TensorFlow 2.21: the Python function's code
         facts = FunctionFacts(
             function=name,
-            made=self._number(call.function),
+            number=self._number(call.function),
             code=(getattr(code, "co_filename", ""), getattr(code, "co_firstlineno", 0)),
             keras=loop is not None,
             mode=keras_calls.mode_of(loop),
             trains=call.concrete is not None and traced_functions.trains(call.concrete),
             literals={**_literals(call.concrete), **_literals(concrete)},
-            short=short if arrays else frozenset(self._short(inputs, call.args)),
             arrays=arrays,
         )
-        return CompiledFunction(concrete, facts, inputs)
+        return CompiledFunction(concrete, facts, inputs, short if arrays else frozenset(self._short(inputs, call.args)))
 
     def _program(self, module: DumpedModule, call: FunctionCall) -> Any:
         """The traced function that was compiled: an inner one, or the called one itself, possibly in its form under a
@@ -126,10 +154,10 @@ def _inputs(module: DumpedModule, concrete: Any, call: FunctionCall) -> Sequence
     if concrete is not None and concrete is call.concrete:
         return traced_functions.inputs_of_call(concrete, call.tensors)
     if concrete is not None:
-        return traced_functions.inputs_of_graph(traced_functions.names_of_arguments(concrete), module.told.graph)
+        return traced_functions.inputs_of_graph(traced_functions.names_of_arguments(concrete), module.report.graph)
     definition = _definition(module.function)
     names = traced_functions.names_of_definition(definition) if definition is not None else []
-    return traced_functions.inputs_of_graph(names, module.told.graph)
+    return traced_functions.inputs_of_graph(names, module.report.graph)
 
 
 def _literals(concrete: Any) -> dict[str, traced_functions.Literal]:

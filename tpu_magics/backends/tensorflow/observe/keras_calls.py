@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from tpu_magics.backends.observing.sites import outwards
-from tpu_magics.backends.tensorflow.observe.function_compile import EVALUATION, PREDICTION, TRAINING
+from tpu_magics.backends.observe.sites import outwards
 
+TRAINING, EVALUATION, PREDICTION = "training", "evaluation", "prediction"
 _TRAINER = "trainer.py"
 _MODES = {
     **dict.fromkeys(("fit", "train_on_batch"), TRAINING),

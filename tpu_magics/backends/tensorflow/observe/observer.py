@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import sys
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
@@ -16,22 +14,26 @@ from weakref import WeakKeyDictionary
 import tensorflow as tf
 from tensorflow.python.framework import ops
 
-from tpu_magics.backends.base import ObserverConfig, RecompileLimit, StepLimit
-from tpu_magics.backends.observing.compile_evidence import CompileCause, evaluation_batch
-from tpu_magics.backends.observing.guard import GuardedObserver, guarded
-from tpu_magics.backends.observing.history import History
-from tpu_magics.backends.observing.logged_values import LoggedValues, plain
-from tpu_magics.backends.observing.sampling import PeriodicSampler
-from tpu_magics.backends.observing.sites import Sites
+from tpu_magics.backends.base import ObserverConfig
+from tpu_magics.backends.observe.causes import evaluation_batch
+from tpu_magics.backends.observe.evidence import CompileCause
+from tpu_magics.backends.observe.history import History
+from tpu_magics.backends.observe.logged_values import LoggedValues, plain
+from tpu_magics.backends.observe.observer import Observer, guarded
+from tpu_magics.backends.observe.sampling import PeriodicSampler
 from tpu_magics.backends.tensorflow.observe import keras_calls, traced_functions
 from tpu_magics.backends.tensorflow.observe.causes import distance, explain
 from tpu_magics.backends.tensorflow.observe.dumps import DumpedModule, Dumps
-from tpu_magics.backends.tensorflow.observe.evidence import CompiledFunction, ConcreteCall, Evidence, FunctionCall
-from tpu_magics.backends.tensorflow.observe.function_compile import TRAINING, FunctionCompile
-from tpu_magics.backends.tensorflow.observe.precision import ProgramPrecision
+from tpu_magics.backends.tensorflow.observe.evidence import (
+    CompiledFunction,
+    ConcreteCall,
+    EvidenceCollector,
+    FunctionCall,
+    FunctionCompile,
+)
+from tpu_magics.backends.tensorflow.observe.precision import KerasPrecisionWatch
 from tpu_magics.backends.tensorflow.observe.retraces import Retraces
 from tpu_magics.runs import events
-from tpu_magics.runs.meter import StepMeter
 from tpu_magics.runs.writer import EventWriter
 
 _IN_TRACE = (
@@ -40,49 +42,36 @@ _IN_TRACE = (
 )
 
 
-class TensorFlowObserver(GuardedObserver):
-    """Steps, compiles, retraces and values of one run; created in the thread of the user's code. `dumps`: None if
-    compiles are not recorded; `libraries`: folders of TensorFlow and Keras."""
+class TensorFlowObserver(Observer[FunctionCompile]):
+    """Steps, compiles, retraces and values of one run. `dumps`: None if compiles are not recorded; `libraries`: folders
+    of TensorFlow and Keras."""
+
+    values: TensorValues
+    precision: KerasPrecisionWatch
 
     def __init__(
-        self, writer: EventWriter, watching: ObserverConfig, dumps: Dumps | None, libraries: tuple[str, ...] = ()
+        self, writer: EventWriter, config: ObserverConfig, dumps: Dumps | None, libraries: tuple[str, ...] = ()
     ) -> None:
-        super().__init__(writer)
-        self.watching = watching
+        history = History(writer, distance, explain)
+        precision = KerasPrecisionWatch(config.precision, writer.record)
+        super().__init__(writer, config, history, TensorValues(writer), precision, libraries)
         self.dumps = dumps
-        self.sites = Sites(watching.cell_names, watching.cell_ids, libraries)
-        self.steps = StepMeter(writer)
-        self.values = TensorValues(writer)
-        self.history: History[FunctionCompile] = History(writer.write, writer.rank, distance, explain)
-        self.precision = ProgramPrecision(watching.precision, writer.write, writer.rank)
         self.retraces = Retraces(ops.uid())
         self.seconds = 0.0
-        self.vitals = DeviceUsage(writer.write, writer.rank, watching.device, self._compiling)
-        self.thread = threading.get_ident()
+        self.sampler = DeviceUsage(writer, config.device, self._compiling)
         self.inside = False  # in a call of a traced function
         self.applying = False  # in a step of an optimizer
         self.called: ConcreteCall = None  # what ran last, with its tensors
-        self.evidence = Evidence()
-        self.compiled_in_step = False
-        self.uncounted = ""
-        self.in_trace = False
+        self.evidence = EvidenceCollector()
+        self.steps_stopped = ""
+        self.log_in_trace = False
         self.batch: int | None = None  # of Keras' training
         self.most: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # steps in a call of a program
 
     @property
-    def total_steps(self) -> int:
-        """Steps so far."""
-        return self.steps.total
-
-    @property
-    def compiles(self) -> int | None:
-        """Compiles so far; None if XLA does not dump them, or observing stopped."""
-        return None if self.dumps is None or self.stopped else self.history.total
-
-    @property
-    def recompiles(self) -> int | None:
-        """Recompiles so far; None if compiles are unknown."""
-        return None if self.dumps is None or self.stopped else self.history.recompiles
+    def uncounted(self) -> bool:
+        """Whether the number of compiles is unknown: XLA does not dump them, or observing stopped."""
+        return self.dumps is None or bool(self.stopped)
 
     def _compiling(self) -> float | None:
         return None if self.dumps is None else self.seconds
@@ -91,19 +80,16 @@ class TensorFlowObserver(GuardedObserver):
     def on_call(self, function: Any, args: Sequence[Any], result: Any, frame: FrameType) -> None:
         """The outermost call of a traced function returned. `function`: None for a concrete one."""
         called, self.called = self.called, None
-        self._look(function, args, called, frame)
+        self._record_compiles(function, args, called, frame)
         count = self._steps_in(function, called[0], result, frame) if called is not None else 0
         if count:
             self.step(count)
 
     @guarded
-    def _look(self, function: Any, args: Sequence[Any], called: ConcreteCall, frame: FrameType) -> None:
-        if self.dumps is None or not self.dumps.changed():
-            return
-        self._compiled(FunctionCall(function, args, called, frame))
-        limit = self.watching.max_recompiles
-        if limit is not None and self.history.recompiles > limit:
-            raise RecompileLimit(self.history.recompiles, limit)
+    def _record_compiles(self, function: Any, args: Sequence[Any], called: ConcreteCall, frame: FrameType) -> None:
+        if self.dumps is not None and self.dumps.changed():
+            self._compiled(FunctionCall(function, args, called, frame))
+            self.check_recompile_limit()
 
     @guarded
     def on_error(self, function: Any, args: Sequence[Any], frame: FrameType) -> None:
@@ -115,9 +101,9 @@ class TensorFlowObserver(GuardedObserver):
     @guarded
     def on_trace(self, function: Any) -> None:
         """The cache of a function changed."""
-        text = self.retraces.look(function, str(getattr(function, "name", "") or "a function"))
+        text = self.retraces.find(function, str(getattr(function, "name", "") or "a function"))
         if text:
-            self._warn("retrace", text)
+            self.warn("retrace", text)
 
     @guarded
     def on_inner_call(self, concrete: Any) -> None:
@@ -127,7 +113,7 @@ class TensorFlowObserver(GuardedObserver):
     # -- steps ------------------------------------------------------------------------------------------------------
     def _steps_in(self, function: Any, concrete: Any, result: Any, frame: FrameType) -> int:
         """Counting continues even if explaining has stopped."""
-        if self.uncounted:
+        if self.steps_stopped:
             return 0
         try:
             most = self.most.get(concrete)
@@ -136,26 +122,14 @@ class TensorFlowObserver(GuardedObserver):
                 self.most[concrete] = most
             return most if most <= 1 else keras_calls.steps_done(frame, most, result)
         except Exception as error:
-            self.uncounted = f"{type(error).__name__}: {error}"
-            self._warn("steps-stopped", f"Step counting stopped ({self.uncounted}).")
+            self.steps_stopped = f"{type(error).__name__}: {error}"
+            self.warn("steps-stopped", f"Step counting stopped ({self.steps_stopped}).")
             return 0
 
     def step(self, count: int) -> None:
         """Count finished steps. Raises StepLimit."""
-        compiled, self.compiled_in_step = self.compiled_in_step, False
-        for _ in range(count):
-            self.steps.step(compiled=compiled)
-            compiled = False
-        self.values.synced()
-        if time.monotonic() >= self.vitals.due:
-            self._look_at_vitals()
-        limit = self.watching.max_steps
-        if limit is not None and self.steps.total >= limit:
-            raise StepLimit
-
-    @guarded
-    def _look_at_vitals(self) -> None:
-        self.vitals.look_now_and_then()
+        self.values.step_done()
+        self.count_steps(count)
 
     # -- compiles ---------------------------------------------------------------------------------------------------
     def _compiled(self, call: FunctionCall) -> None:
@@ -164,42 +138,51 @@ class TensorFlowObserver(GuardedObserver):
             self._one_compile(module, self.sites.of_frame(call.frame), call)
 
     def _one_compile(self, module: DumpedModule, site: events.Site, call: FunctionCall) -> None:
-        known, told = self.evidence.of(module, call), module.told
-        nth, steps = self.history.nth(site), self.steps.total
+        known, report = self.evidence.find(module, call), module.report
+        variables = traced_functions.trainable_dtypes(known.concrete) if known.concrete is not None else {}
+        self.precision.variables = variables
         first = self._first(known, call)
-        self.history.add(FunctionCompile(site, nth, steps, told, inputs=known.inputs, facts=known.facts), first)
+        self.record_compile(
+            FunctionCompile(
+                site,
+                self.history.nth(site),
+                self.steps.total,
+                report,
+                inputs=known.inputs,
+                short=known.short,
+                facts=known.facts,
+            ),
+            first,
+        )
         self.compiled_in_step = True
-        self.seconds += told.seconds or 0.0
-        if told.graph is not None:
-            variables = traced_functions.trainable_dtypes(known.concrete) if known.concrete is not None else {}
-            self.precision.compiled(told.graph, told.hash, variables)
+        self.seconds += report.seconds or 0.0
 
     def _first(self, known: CompiledFunction, call: FunctionCall) -> CompileCause | None:
-        """The verdict on a first compile, if any; the first program that Keras trains with shows the batch size."""
+        """The note for a first compile, if any; the first program that Keras trains with shows the batch size."""
         rows = next((one.shape[0] for one in known.inputs if one.shape), None)
         if rows is None or not known.facts.keras:
             return None
-        if known.facts.mode != TRAINING:
-            return evaluation_batch(rows, self.batch) if self.batch not in (None, rows) else None
+        if known.facts.mode != keras_calls.TRAINING:
+            return evaluation_batch(rows, self.batch)
         if self.batch is None:
             self.batch = rows
-            parts = keras_calls.batch_parts(keras_calls.loop_of(call.frame))
-            self.writer.write(events.Batch(round(time.time(), 3), self.writer.rank, rows, *parts))
+            accumulation, ranks = keras_calls.batch_parts(keras_calls.loop_of(call.frame))
+            self.writer.record(events.Batch, per_device=rows, accumulation=accumulation, ranks=ranks)
         return None
 
     # -- values -----------------------------------------------------------------------------------------------------
     def log(self, values: Mapping[str, Any]) -> None:
         """Record numbers at once; keep a tensor until its step is done."""
         logged = {name: value for name, value in values.items() if not is_symbolic(value)}
-        if len(logged) < len(values) and not self.in_trace:
-            self.in_trace = True
-            self._warn("log-in-trace", _IN_TRACE)
-        self.values.log(logged, self.steps.total)
+        if len(logged) < len(values) and not self.log_in_trace:
+            self.log_in_trace = True
+            self.warn("log-in-trace", _IN_TRACE)
+        super().log(logged)
 
     @guarded
     def epoch(self, logs: Mapping[str, Any] | None) -> None:
         """A Keras epoch ended; its logs are on the host, or Keras itself fetches them now."""
-        self.values.now(flat(logs or {}), self.steps.total)
+        self.values.log_now(flat(logs or {}), self.steps.total)
 
     # -- the end ----------------------------------------------------------------------------------------------------
     @guarded
@@ -208,18 +191,13 @@ class TensorFlowObserver(GuardedObserver):
         if self.dumps is not None and self.dumps.changed():
             self._compiled(FunctionCall(None, (), None, sys._getframe()))
         for text in self.retraces.rest():
-            self._warn("retrace", text)
-        self.vitals.look()
+            self.warn("retrace", text)
+        self.sampler.sample()
 
     def close(self, read: bool = True) -> None:
         """Write what is left. `read`: also read the tensors logged last."""
-        self.closed = True
         self.called = self.evidence.iterator = None
-        self.values.close(read)
-        self.steps.flush()
-
-    def _warn(self, code: str, text: str) -> None:
-        self.writer.write(events.Warned(round(time.time(), 3), self.writer.rank, code=code, text=text))
+        super().close(read)
 
 
 # -- logged values -----------------------------------------------------------------------------------------------------
@@ -232,12 +210,12 @@ class TensorValues(LoggedValues):
         """Whether it is a tensor or variable, whose computation may not be finished."""
         return isinstance(value, (tf.Tensor, tf.Variable)) or callable(getattr(value, "numpy", None))
 
-    def now(self, values: Mapping[str, Any], step: int) -> None:
+    def log_now(self, values: Mapping[str, Any], step: int) -> None:
         """Record values without waiting for the next step."""
         for name, value in values.items():
-            self.meter.log(str(name), plain(self.fetched(value) if self.waits(value) else value), step)
+            self.meter.log(str(name), plain(self.fetch(value) if self.waits(value) else value), step)
 
-    def fetched(self, value: Any) -> Any:
+    def fetch(self, value: Any) -> Any:
         """As a NumPy value."""
         return value.numpy()
 
@@ -262,22 +240,19 @@ def flat(logs: Mapping[str, Any]) -> dict[str, Any]:
 class DeviceUsage(PeriodicSampler):
     """Of one rank. `device`: "CPU" or "TPU"; `compiling`: seconds of compiling so far (None: unknown)."""
 
-    def __init__(
-        self, write: Callable[[events.Event], object], rank: int, device: str, compiling: Callable[[], float | None]
-    ) -> None:
-        super().__init__(write, rank)
+    def __init__(self, writer: EventWriter, device: str, compiling: Callable[[], float | None]) -> None:
+        super().__init__(writer)
         self.device = device
         self.compiling = compiling
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """Record what is new."""
-        now = round(time.time(), 3)
         seconds = self.compiling()
         if seconds is not None:
-            self._if_new("times", round(seconds, 3), events.Times(now, self.rank, compiling=round(seconds, 3)))
+            self.record_if_new("times", events.Times, compiling=round(seconds, 3))
         used = self._hbm()
         if used is not None:
-            self._if_new("hbm", used, events.Memory(now, self.rank, hbm_used=used))
+            self.record_if_new("hbm", events.Memory, hbm_used=used)
 
     def _hbm(self) -> int | None:
         """Bytes in use on the first TPU device; TensorFlow has no figure for the total. A CPU has no memory of its

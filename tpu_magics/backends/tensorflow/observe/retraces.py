@@ -36,7 +36,7 @@ class Retraces:
         self.counts: dict[str, int] = {}
         self.reported = 0
 
-    def look(self, function: Any, name: str) -> str:
+    def find(self, function: Any, name: str) -> str:
         """The sentence to report after a call that changed the cache, or "". Of Keras' functions only the innermost is
         reported; the outer ones are traced again with it."""
         known = self.keys.setdefault(function, [])

@@ -9,22 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tpu_magics.backends.observing import hlo
+from tpu_magics.backends import hlo
+from tpu_magics.backends.hlo.dtypes import framework_name
 from tpu_magics.runs.events import Input
 
 Literal = int | float | bool | str | None
-_DTYPES = {"pred": "bool", "bf16": "bfloat16"}
 _KERAS_BATCH = {"data": "x", "data[0]": "x", "data[1]": "y", "data[2]": "sample_weight"}
-
-
-def dtype_name(dtype: str) -> str:
-    """XLA's name of an element type as TensorFlow's: "f32" -> "float32", "s64" -> "int64"."""
-    if dtype in _DTYPES:
-        return _DTYPES[dtype]
-    for short, long in (("f", "float"), ("s", "int"), ("u", "uint"), ("c", "complex")):
-        if dtype.startswith(short) and dtype[1:].isdigit():
-            return long + dtype[1:]
-    return dtype
 
 
 # -- types ------------------------------------------------------------------------------------------------------------
@@ -107,7 +97,7 @@ def inputs_of_graph(names: Sequence[tuple[str, str]], graph: hlo.Graph | None) -
     left = list(graph.parameters) if graph is not None else []
     found = []
     for name, dtype in names:
-        place = next((n for n, one in enumerate(left) if dtype_name(one.dtype) == dtype), None)
+        place = next((n for n, one in enumerate(left) if framework_name(one.dtype) == dtype), None)
         if place is not None:
             found.append(Input(name, left[place].shape, dtype))
             del left[: place + 1]

@@ -1,20 +1,18 @@
 """The observer of a torch_xla worker: steps, compiles with their causes, reads, values, precision.
 
-A compile goes through hooks.py -> xla_dumps.py -> snapshot.py and step_events.py -> causes.py -> observing/history.py.
-A step only reads a few counters; compiles are rare, and are analyzed when they happen. A rehearsal also tracks each
-piece of a step (pieces.py).
+A compile goes through hooks.py -> observer.py -> xla_dumps.py -> snapshot.py, step_events.py and parts.py, which make
+its evidence -> backends/observe/history.py, with causes.py for the cause. A step only reads a few counters; compiles
+are rare, and are analyzed when they happen. A rehearsal also tracks each piece of a step (pieces.py).
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tpu_magics.backends.torch_xla.observe.counters import graphs_executed
-from tpu_magics.runs import events
 
 if TYPE_CHECKING:
     from tpu_magics.backends.base import ObserverConfig
@@ -50,14 +48,10 @@ def observing(writer: EventWriter, watching: ObserverConfig) -> Iterator[TorchOb
     from tpu_magics.backends.torch_xla.observe.observer import TorchObserver
     from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaDumps
     from tpu_magics.backends.torch_xla.precision import TorchPrecisionWatch
-    from tpu_magics.runs import value_log
-
-    def write(kind: type[events.Event], **fields: Any) -> None:
-        writer.write(kind(t=time.time(), rank=writer.rank, **fields))
 
     tracer = None if watching.tracing is None else trace.begin(watching.tracing)
     files = tracer.files if tracer is not None else _files[0] if _files else XlaDumps(None)
-    precision = TorchPrecisionWatch(watching.precision, write)
+    precision = TorchPrecisionWatch(watching.precision, writer.record)
     observer = TorchObserver(writer, watching, files, precision)
     if tracer is not None:
         tracer.observer, observer.value = observer, tracer.value
@@ -68,13 +62,12 @@ def observing(writer: EventWriter, watching: ObserverConfig) -> Iterator[TorchOb
             "the number of compiles is n/a, because the graph pieces between collectives cannot be joined"
         )
     for note in files.notes:
-        write(events.Warned, code="not-observed", text=f"Compile information is incomplete: {note}.")
+        observer.warn("not-observed", f"Compile information is incomplete: {note}.")
     with hooks.installed(observer), trainer.recording(writer):
         try:
-            with value_log.recorded_by(observer.log):
+            with observer.active():
                 yield observer
         finally:
-            observer.closed = True
             files.remove()
 
 

@@ -1,4 +1,4 @@
-"""The cause of a recompile, from the difference between two compiles.
+"""The cause of a recompile of a torch_xla graph, from the difference between two compiles.
 
 One function per cause, in the order of RULES. Each answers only if its evidence explains the new graph, and returns
 None otherwise; the last ones say that the cause is unknown.
@@ -6,189 +6,56 @@ None otherwise; the last ones say that the cause is unknown.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Mapping
 
-from tpu_magics.backends.observing import hlo
-from tpu_magics.backends.observing.compile_evidence import CompileCause
-from tpu_magics.backends.torch_xla.observe.compile_evidence import Number, TorchCompileEvidence, short_path
-from tpu_magics.runs.events import Input, Site
+from tpu_magics.backends import hlo
+from tpu_magics.backends.observe.causes import InputFixes, changed, first_cause, input_change, mode_switch, unknown
+from tpu_magics.backends.observe.evidence import CompileCause
+from tpu_magics.backends.torch_xla.observe.evidence import NO_ACTION, TorchComparison, TorchCompileEvidence
+from tpu_magics.backends.torch_xla.observe.library_causes import (
+    before_training,
+    between_steps,
+    collective_alone,
+    other_function,
+    other_part,
+    results_joined,
+)
+from tpu_magics.backends.torch_xla.observe.number_causes import python_number
+from tpu_magics.runs.events import Site
 
-T = TypeVar("T")
-Places = Sequence[tuple[str, str]]  # files and their functions
 _SHOWN = 6
-# Files whose functions wrap others.
-_DECORATORS = ("/typing_extensions.py", "/functools.py", "/contextlib.py", "/_contextlib.py")
 _STATE = {
     False: "the optimizer state is now an input; before, the step created it",
     True: "this step creates the optimizer state; before, it was an input",
 }
-_NO_ACTION = "Expected once. No action needed."
-_TRAINERS = " (with Trainer: dataloader_drop_last=True)"
-# A Python number becomes an input of torch_xla's graph, except these, which become constants (special scalars).
-_BAKED = (0, 1)
+_TRAINER = " (with Trainer: dataloader_drop_last=True)"
+_DTYPE_FIX = "Convert it in the dataset or the collator, so that every batch has the same dtype."
+_BATCH_FIX = "Keep the same batch size in every step: use drop_last=True, and evaluate with the training batch size."
+_SHAPE_FIX = (
+    "Pad to a multiple (pad_to_multiple_of=64 in the tokenizer or collator) or to one max_length, and mask the padding."
+)
 _BRANCHES = "Look for a Python branch or loop that depends on the step"
-_PLAIN_OPS = frozenset({"constant", "parameter", "broadcast", "multiply", "add", "subtract", "convert", "reshape"})
-
-
-@dataclass
-class CompilePair:
-    """A compile and the nearest earlier one of its site. `change`: of their graphs, None if one is unknown."""
-
-    new: TorchCompileEvidence
-    old: TorchCompileEvidence
-    change: hlo.GraphChange | None = None
-    dims: tuple[tuple[int, int], ...] = ()
-    inputs: list[tuple[str, Input, Input]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        new, old = self.new.report.graph, self.old.report.graph
-        if new is not None and old is not None:
-            self.change = hlo.compare(new, old)
-            self.dims = self.change.dims
-        self.inputs = list(_changed_inputs(self.new.inputs, self.old.inputs))
-
-    @property
-    def other_ops(self) -> bool:
-        """The graphs have other operations (True also if they are unknown)."""
-        return self.change is None or not self.change.same_ops
-
-    @property
-    def evidence(self) -> tuple[str, ...]:
-        return self.change.lines() if self.change is not None else ()
-
-    def numbers(self) -> dict[str, tuple[Number, Number]]:
-        """Numbers with the same name in both that changed: name -> (old, new)."""
-        return _changed(self.new.snapshot.numbers, self.old.snapshot.numbers)
 
 
 def explain(new: TorchCompileEvidence, old: TorchCompileEvidence) -> CompileCause:
     """The cause of `new`, compared with `old`."""
-    pair = CompilePair(new, old)
-    return next(verdict for rule in RULES if (verdict := rule(pair)) is not None)
+    return first_cause(RULES, TorchComparison(new, old))
 
 
 # -- the rules --------------------------------------------------------------------------------------------------------
 
 
-def _other_part(pair: CompilePair) -> CompileCause | None:
-    """The first graph of a part of what a library does in this line."""
-    new, old = pair.new.part, pair.old.part
-    if not new.first or new.place is None:
-        return None
-    if pair.new.trigger == "read":
-        return _library_read(pair)
-    if new.weights and (new.place, new.weights) == (old.place, old.weights):
-        return None
-    return _part(pair, f"This line runs several graphs. This is the first run of: {new.text}")
+def _mode_switch(pair: TorchComparison) -> CompileCause | None:
+    fix = "Expected once for each mode. Use a separate loop for evaluation, with the batch size of training."
+    return mode_switch(pair, "step", tuple(_modes(pair)), fix)
 
 
-def _part(pair: CompilePair, what: str) -> CompileCause:
-    return CompileCause("new-part", f"{what}.", _NO_ACTION, pair.evidence)
-
-
-def _library_read(pair: CompilePair) -> CompileCause:
-    part = pair.new.part
-    within = f"{part.work}, " if part.work else ""
-    return CompileCause(
-        "early-read",
-        f"A library reads a value in the middle of a step: {within}{part.line}. This splits the step's graph.",
-        "Each line that reads costs one compile, and the step waits for the value. Use a setting that avoids the read "
-        "(Trainer: a larger logging_steps; transformers models: no attention_mask if nothing is padded).",
-        pair.evidence,
-    )
-
-
-def _results_joined(pair: CompilePair) -> CompileCause | None:
-    """Batch results that are concatenated on the device and grow."""
-    new, change = pair.new, pair.change
-    joins = new.report.graph is not None and new.report.graph.counts["concatenate"] > 0
-    if change is None or not joins or new.part.activity != "evaluation" or new.part.weights:
-        return None
-    if not dict(change.added).get("concatenate") and not any(now > before for before, now in change.dims):
-        return None
-    return CompileCause(
-        "live-tensors",
-        "The evaluation results are concatenated on the device. They grow with each batch, so each batch compiles "
-        f"(at {new.part.line}).",
-        "Move the results to the host after each batch: TrainingArguments(eval_accumulation_steps=1).",
-        pair.evidence,
-    )
-
-
-def _between_steps(pair: CompilePair) -> CompileCause | None:
-    """Small graphs that a library leaves to the loader's sync, besides the steps: a sum of losses reset to 0."""
-    new, facts = pair.new.part, pair.new.facts
-    if new.place is None or new.weights or facts.backward or facts.stepped or pair.new.inputs or not pair.other_ops:
-        return None
-    if pair.new.trigger not in ("loader", "sync"):
-        return None
-    return _part(pair, f"This line runs several graphs. This is a small one without a model: {new.text}")
-
-
-def _other_place(pair: CompilePair) -> CompileCause | None:
-    """The same user's line, but a library runs the graph from another function, for the first time."""
-    if pair.new.through == pair.old.through or not pair.other_ops:
-        return None
-    path, function = next(iter(_outer(pair.new.through, pair.old.through)), ("", ""))
-    by = f"`{function}` in {short_path(path)}" if function else "another function"
-    if pair.new.trigger == "read" and not function:
-        return CompileCause(
-            "early-read",
-            "This line reads a value in the middle of a step, in addition to the graph that a library runs in it.",
-            "Read the value after the step's sync, or every N steps: each line that reads costs one compile.",
-            pair.evidence,
-        )
-    if pair.new.trigger == "read":
-        return CompileCause(
-            "early-read",
-            f"In this line, {by} reads a value in the middle of a step. This splits the step's graph.",
-            "Log less often (logging_steps), or do not read in the step: each line that reads costs one compile.",
-            pair.evidence,
-        )
-    return _new_code(pair, f"This line runs several graphs. This one is run by {by}", "Expected once for each graph")
-
-
-def _outer(new: Places, old: Places) -> Places:
-    """The functions that only the new one has, nearest to the user's line first; decorators last: `wrapper` says
-    nothing."""
-    return sorted(
-        (place for place in reversed(new) if place not in old), key=lambda place: place[0].endswith(_DECORATORS)
-    )
-
-
-def _collective_alone(pair: CompilePair) -> CompileCause | None:
-    """In a rehearsal: a line with several collectives, one of which gathers values that existed already."""
-    if pair.new.report.pieces and pair.old.report.pieces:
-        return None
-    return CompileCause(
-        "new-code",
-        "This line runs several graphs. One of them is only a collective, with no computation before it.",
-        "No action needed: each graph compiles once. One call that gathers all values would need only one graph.",
-    )
-
-
-def _mode_switch(pair: CompilePair) -> CompileCause | None:
-    differences = list(_modes(pair))
-    if not differences:
-        return None
-    batch = "".join(f"; {_input_change(*one)}" for one in pair.inputs[:1])
-    return CompileCause(
-        "mode-switch",
-        f"This line runs the step in two modes: {differences[0]}{batch}.",
-        "Expected once for each mode. Use a separate loop for evaluation, with the batch size of training.",
-        (*differences, *(_input_change(*one) for one in pair.inputs)),
-    )
-
-
-def _modes(pair: CompilePair) -> Iterator[str]:
+def _modes(pair: TorchComparison) -> Iterator[str]:
     """Modes that changed, if the graph shows that it matters."""
     new, old = pair.new.facts, pair.old.facts
     if not pair.other_ops:
         return
-    for name, (before, now) in _changed(pair.new.snapshot.training, pair.old.snapshot.training).items():
+    for name, (before, now) in changed(pair.new.snapshot.training, pair.old.snapshot.training).items():
         yield f"{name} is now in {_mode(now)} mode (before: {_mode(before)} mode)"
     if new.autocast != old.autocast:
         yield f"autocast is now {_kinds(new.autocast)} (before: {_kinds(old.autocast)})"
@@ -214,81 +81,32 @@ def _trains(backward: bool) -> str:
     return "has a backward pass and an optimizer step" if backward else "has no backward pass and no optimizer step"
 
 
-def _input(pair: CompilePair) -> CompileCause | None:
-    if not pair.inputs or not _in_graph(pair):
+def _input(pair: TorchComparison) -> CompileCause | None:
+    if not _in_graph(pair):
         return None
-    lines = tuple(_input_change(*one) for one in pair.inputs)
-    short = _short(pair)
-    if short is not None:
-        full, last = short
-        return CompileCause(
-            "last-batch",
-            f"The last batch of the loader has {last} samples instead of {full}: {lines[0]}.",
-            f"Use drop_last=True in the DataLoader{_TRAINERS if pair.new.part.place else ''}, or a batch size that "
-            "divides the number of samples.",
-            lines,
-        )
-    if all(new.shape == old.shape for _name, new, old in pair.inputs):
-        return CompileCause(
-            "input-dtype",
-            f"The dtype of an input changed: {lines[0]}.",
-            "Convert it in the dataset or the collator, so that every batch has the same dtype.",
-            lines,
-        )
-    return CompileCause("input-shape", f"The shape of an input changed: {lines[0]}.", _shape_fix(pair), lines)
+    trainer = _TRAINER if pair.new.part.place else ""
+    last = f"Use drop_last=True in the DataLoader{trainer}, or a batch size that divides the number of samples."
+    return input_change(pair, InputFixes(last, _DTYPE_FIX, _BATCH_FIX if pair.only_batch_changed else _SHAPE_FIX))
 
 
-def _in_graph(pair: CompilePair) -> bool:
+def _in_graph(pair: TorchComparison) -> bool:
     """Whether the graph's parameters changed with the inputs: an input that the graph does not use explains nothing."""
     return pair.change is None or bool(pair.change.parameters)
 
 
-def _short(pair: CompilePair) -> tuple[int, int] | None:
-    """(full, last) if an input's first dimension became the size of a loader's short last batch, or back."""
-    for _name, new, old in pair.inputs:
-        if new.shape[1:] == old.shape[1:] and new.shape and old.shape:
-            sizes = (old.shape[0], new.shape[0])
-            for full, last in pair.new.facts.short | pair.old.facts.short:
-                if set(sizes) == {full, last}:
-                    return full, last
-    return None
-
-
-def _shape_fix(pair: CompilePair) -> str:
-    batch_only = all(n.shape[1:] == o.shape[1:] and n.shape[:1] != o.shape[:1] for _name, n, o in pair.inputs)
-    if batch_only:
-        return "Keep the same batch size in every step: use drop_last=True, and evaluate with the training batch size."
-    return (
-        "Pad to a multiple (pad_to_multiple_of=64 in the tokenizer or collator) or to one max_length, and mask the "
-        "padding."
-    )
-
-
-def _optimizer_state(pair: CompilePair) -> CompileCause | None:
+def _optimizer_state(pair: TorchComparison) -> CompileCause | None:
     new, old = pair.new.facts, pair.old.facts
-    if new.state_made == old.state_made or new.stepped != old.stepped or not pair.other_ops:
+    if new.state_created == old.state_created or new.stepped != old.stepped or not pair.other_ops:
         return None
-    return CompileCause(
+    return pair.cause(
         "optimizer-state",
         "Optimizer state is created in the first step. Later steps read and update it, which is another graph.",
-        _NO_ACTION,
-        (_STATE[new.state_made], *pair.evidence),
+        NO_ACTION,
+        _STATE[new.state_created],
     )
 
 
-def _before_training(pair: CompilePair) -> CompileCause | None:
-    """The earlier graph was not a step: a library's setup before the first one."""
-    new, old = pair.new.facts, pair.old.facts
-    if not pair.other_ops or not new.backward or old.backward or old.stepped or pair.old.inputs:
-        return None
-    return _part(pair, f"The earlier graph of this line ran before the first step. This one is {_step(pair)}")
-
-
-def _step(pair: CompilePair) -> str:
-    return pair.new.part.work or "the first step"
-
-
-def _cut_elsewhere(pair: CompilePair) -> CompileCause | None:
+def _cut_elsewhere(pair: TorchComparison) -> CompileCause | None:
     new, old = _by_id(pair.new.facts.cuts), _by_id(pair.old.facts.cuts)
     only_new = [site for key, site in new.items() if key not in old]
     only_old = [site for key, site in old.items() if key not in new]
@@ -300,36 +118,35 @@ def _cut_elsewhere(pair: CompilePair) -> CompileCause | None:
     if pair.inputs and _in_graph(pair):
         return None
     when = "in this step" if only_new else "in an earlier step but not in this one"
-    return CompileCause(
+    return pair.cause(
         "early-read",
         f"{_where(site)} read a value {when}. This splits the step's graph at another place.",
         "Read values after the step's sync, or every N steps: each new line that reads costs one more compile.",
-        (f"{_where(site)}: {site.code}", *pair.evidence),
+        f"{_where(site)}: {site.code}",
     )
 
 
-def _read_again(pair: CompilePair) -> CompileCause | None:
+def _read_again(pair: TorchComparison) -> CompileCause | None:
     again = pair.new.trigger == "read" and pair.new.site.id in _by_id(pair.new.facts.cuts)
     if not again or pair.new.facts.deciding or not pair.other_ops or pair.new.inputs != pair.old.inputs:
         return None
-    return CompileCause(
+    return pair.cause(
         "early-read",
         "This line reads several values in a step, and each read compiles its own graph.",
         "Collect the tensors, and read them together after the step's sync.",
-        pair.evidence,
     )
 
 
-def _branch(pair: CompilePair, site: Site) -> CompileCause:
-    return CompileCause(
+def _branch(pair: TorchComparison, site: Site) -> CompileCause:
+    return pair.cause(
         "data-branch",
         f"Python took another branch because of a tensor's value, read in {_where(site)}.",
         "Compute both branches and select with torch.where, or decide only every N steps.",
-        (f"{_where(site)}: {site.code}", *pair.evidence),
+        f"{_where(site)}: {site.code}",
     )
 
 
-def _data_shape(pair: CompilePair) -> CompileCause | None:
+def _data_shape(pair: TorchComparison) -> CompileCause | None:
     ops = pair.new.facts.data_ops or pair.old.facts.data_ops
     shapes_changed = bool(pair.dims) or bool(pair.change and pair.change.parameters)
     if ops and (shapes_changed or pair.change is None):
@@ -342,17 +159,17 @@ def _data_shape(pair: CompilePair) -> CompileCause | None:
     return None
 
 
-def _data_shaped(pair: CompilePair, what: str) -> CompileCause:
-    return CompileCause(
+def _data_shaped(pair: TorchComparison, what: str) -> CompileCause:
+    return pair.cause(
         "data-shape",
         f"{what}, so different data need a different graph.",
         "Keep the full shape: multiply by the mask and divide by its sum, instead of selecting elements.",
-        (what, *pair.evidence),
+        what,
     )
 
 
-def _live_tensors(pair: CompilePair) -> CompileCause | None:
-    grown = _changed(pair.new.snapshot.lengths, pair.old.snapshot.lengths)
+def _live_tensors(pair: TorchComparison) -> CompileCause | None:
+    grown = changed(pair.new.snapshot.lengths, pair.old.snapshot.lengths)
     change = pair.change
     if change is None:
         moved = (pair.new.report.inputs, pair.new.report.outputs) != (pair.old.report.inputs, pair.old.report.outputs)
@@ -378,124 +195,31 @@ def _alien_ops(change: hlo.GraphChange) -> bool:
     return bool(added and removed)
 
 
-def _alive_names(pair: CompilePair) -> list[str]:
+def _alive_names(pair: TorchComparison) -> list[str]:
     def alive(one: TorchCompileEvidence) -> set[str]:
         return {name for name, seen in one.snapshot.tensors.items() if seen.where == "xla"}
 
     return sorted(alive(pair.new) ^ alive(pair.old))[:_SHOWN]
 
 
-def _alive(pair: CompilePair, what: str) -> CompileCause:
-    return CompileCause(
+def _alive(pair: TorchComparison, what: str) -> CompileCause:
+    return pair.cause(
         "live-tensors",
         f"{what}, so the graph has other outputs.",
         "Keep numbers instead of tensors (read them after the sync), or .detach() and drop tensors you do not need.",
-        (what, *pair.evidence),
+        what,
     )
 
 
-def _python_number(pair: CompilePair) -> CompileCause | None:
-    change = pair.change
-    if change is None:
-        return None
-    numbers = pair.numbers()
-    named = [(name, old, new) for name, (old, new) in numbers.items() if _in_change(change, old, new)]
-    changed_ops = {op for op, _ in (*change.added, *change.removed)}
-    if not change.same_ops:  # a loop counter changes in every step: it is only a cause if little else changed
-        plain = changed_ops <= _PLAIN_OPS and not pair.new.facts.cuts
-        named = [one for one in named if plain or "[" in one[0] or "." in one[0]]
-    if named:
-        exact = [one for one in named if one[1:] in change.dims]
-        return _number(pair, *_likeliest(exact or named))
-    if change.same_ops and (change.numbers or change.dims or change.attributes):
-        return _number_without_name(pair, change)
-    baked = [(name, old, new) for name, (old, new) in numbers.items() if _baked_now(change, old, new)]
-    sure = baked if changed_ops <= _PLAIN_OPS else [one for one in baked if isinstance(one[1], float) and _kept(one)]
-    return _number(pair, *_likeliest(sure)) if sure else None
-
-
-def _baked_now(change: hlo.GraphChange, old: Number, new: Number) -> bool:
-    """Whether the number changed from a constant of the graph to an input, or back, as the graph did."""
-    if isinstance(new, bool) or _is_baked(old) == _is_baked(new):
-        return False
-    more, fewer = dict(change.added).get("parameter", 0), dict(change.removed).get("parameter", 0)
-    return more >= fewer if _is_baked(old) else fewer >= more
-
-
-def _kept(one: tuple[str, Number, Number]) -> bool:
-    """A setting, not a measured value: of an object, a module or an optimizer."""
-    return "." in one[0] or "[" in one[0]
-
-
-def _in_change(change: hlo.GraphChange, old: Number, new: Number) -> bool:
-    if isinstance(old, bool) or isinstance(new, bool):
-        return False
-    dims = (old, new) in change.dims or any(b - a == new - old and _derived(a, old) for a, b in change.dims)
-    return dims or any(
-        (_same(a, old) and _same(b, new)) or (_same(a, 1 - old) and _same(b, 1 - new)) for a, b in change.numbers
-    )  # dropout uses 1 - p
-
-
-def _derived(size: int, number: Number) -> bool:
-    """A size that equals the number, or differs by one (a slice's end, a padding)."""
-    return abs(size - number) <= 1
-
-
-def _same(literal: str, number: Number) -> bool:
-    """Whether a literal of the graph is this number, in the graph's precision (bf16 has 8 bits)."""
-    try:
-        value = float(literal)
-    except ValueError:
-        return False
-    return math.isclose(value, number, rel_tol=4e-3)
-
-
-def _is_baked(number: Number) -> bool:
-    return number in _BAKED
-
-
-def _likeliest(named: list[tuple[str, Number, Number]]) -> tuple[str, Number, Number]:
-    """A number of an optimizer or module, or one with a fraction, before a loop counter, which changes in every
-    step."""
-    return min(named, key=lambda one: ("[" not in one[0]) + ("." not in one[0]) + (not isinstance(one[2], float)))
-
-
-def _number(pair: CompilePair, name: str, old: Number, new: Number) -> CompileCause:
-    baked = (
-        " (torch_xla makes 0 and 1 constants of the graph, other numbers are inputs)"
-        if _is_baked(old) != _is_baked(new)
-        else ""
-    )
-    return CompileCause(
-        "python-number",
-        f"A Python number is a constant in the graph: {name} is now {new:g}, before {old:g}{baked}.",
-        "Make it a tensor on the device, or use the same value in every step.",
-        (f"{name} now {new:g}, before {old:g}", *pair.evidence),
-    )
-
-
-def _number_without_name(pair: CompilePair, change: hlo.GraphChange) -> CompileCause | None:
-    pairs: list[tuple[object, object]] = [*change.numbers, *change.dims, *change.attributes]
-    old, new = pairs[0]
-    if pair.new.facts.cuts:
-        return None
-    return CompileCause(
-        "python-number",
-        f"A number in the graph changed: now {new}, before {old}. Its name in your code was not found.",
-        "Look for a Python number that this step uses. Make it a tensor, or use the same value in every step.",
-        pair.evidence,
-    )
-
-
-def _new_function(pair: CompilePair) -> CompileCause | None:
-    functions = _changed(pair.new.snapshot.functions, pair.old.snapshot.functions)
+def _new_function(pair: TorchComparison) -> CompileCause | None:
+    functions = changed(pair.new.snapshot.functions, pair.old.snapshot.functions)
     if not functions or not pair.other_ops:
         return None
     name, (old, new) = next(iter(functions.items()))
-    return _new_code(pair, f"`{name}` is now {new}, before {old}", "Use a separate loop for each function")
+    return pair.new_code(f"`{name}` is now {new}, before {old}", "Use a separate loop for each function")
 
 
-def _accumulation(pair: CompilePair) -> CompileCause | None:
+def _accumulation(pair: TorchComparison) -> CompileCause | None:
     new, old = pair.new.facts, pair.old.facts
     if new.stepped == old.stepped or not (new.backward and old.backward) or not pair.other_ops:
         return None
@@ -503,60 +227,48 @@ def _accumulation(pair: CompilePair) -> CompileCause | None:
         return _branch(pair, new.deciding[0])
     which = ("runs", "did not") if new.stepped else ("does not run", "did")
     what = f"The optimizer {which[0]} in this step and {which[1]} in the earlier one"
-    return _new_code(pair, what, "Expected with gradient accumulation: one graph for each kind of micro-step")
+    return pair.new_code(what, "Expected with gradient accumulation: one graph for each kind of micro-step")
 
 
-def _data_branch(pair: CompilePair) -> CompileCause | None:
+def _data_branch(pair: TorchComparison) -> CompileCause | None:
     if not pair.new.facts.deciding or not pair.other_ops:
         return None
     return _branch(pair, pair.new.facts.deciding[0])
 
 
-def _other_operations(pair: CompilePair) -> CompileCause | None:
+def _other_operations(pair: TorchComparison) -> CompileCause | None:
     if pair.change is None or (pair.change.same_ops and pair.change.same_wiring):
         return None
-    changed = ", ".join(f"{n} now {new}, before {old}" for n, (old, new) in list(_texts(pair).items())[:2])
-    why = f" ({changed})" if changed else ""
-    return _new_code(pair, f"The operations changed between steps{why}", _BRANCHES)
+    texts = ", ".join(f"{n} now {new}, before {old}" for n, (old, new) in list(_texts(pair).items())[:2])
+    why = f" ({texts})" if texts else ""
+    return pair.new_code(f"The operations changed between steps{why}", _BRANCHES)
 
 
-def _texts(pair: CompilePair) -> Mapping[str, tuple[object, object]]:
+def _texts(pair: TorchComparison) -> Mapping[str, tuple[object, object]]:
     """The user's strings and flags that changed: a branch that Python took."""
     flags = {name: pairs for name, pairs in pair.numbers().items() if isinstance(pairs[1], bool)}
-    return {**flags, **_changed(pair.new.snapshot.texts, pair.old.snapshot.texts)}
+    return {**flags, **changed(pair.new.snapshot.texts, pair.old.snapshot.texts)}
 
 
-def _new_code(pair: CompilePair, what: str, fix: str) -> CompileCause:
-    return CompileCause("new-code", f"{what}.", f"{fix}.", pair.evidence)
+def _unknown(pair: TorchComparison) -> CompileCause:
+    return unknown(pair, [f"{name} now {new:g}, before {old:g}" for name, (old, new) in pair.numbers().items()])
 
 
-def _unknown(pair: CompilePair) -> CompileCause:
-    seen = [*pair.evidence, *(_input_change(*one) for one in pair.inputs)]
-    seen += [f"{name} now {new:g}, before {old:g}" for name, (old, new) in list(pair.numbers().items())[:_SHOWN]]
-    why = "the graphs could not be compared" if pair.change is None else "no known cause matches"
-    return CompileCause(
-        "unknown",
-        f"The cause is unknown: {why}.",
-        "Compare the evidence with your code. If your code does not explain it, please report it.",
-        tuple(seen[:_SHOWN]),
-    )
-
-
-RULES: tuple[Callable[[CompilePair], CompileCause | None], ...] = (
-    _collective_alone,
+RULES: tuple[Callable[[TorchComparison], CompileCause | None], ...] = (
+    collective_alone,
     _optimizer_state,
-    _results_joined,
-    _other_part,
-    _between_steps,
-    _other_place,
-    _before_training,
+    results_joined,
+    other_part,
+    between_steps,
+    other_function,
+    before_training,
     _mode_switch,
     _input,
     _accumulation,
     _cut_elsewhere,
     _data_shape,
     _live_tensors,
-    _python_number,
+    python_number,
     _new_function,
     _data_branch,
     _other_operations,
@@ -565,33 +277,6 @@ RULES: tuple[Callable[[CompilePair], CompileCause | None], ...] = (
 
 
 # -- words ------------------------------------------------------------------------------------------------------------
-
-
-def _changed(new: Mapping[str, T], old: Mapping[str, T]) -> dict[str, tuple[T, T]]:
-    """What both have under the same name and differs: name -> (old, new)."""
-    return {name: (old[name], value) for name, value in new.items() if name in old and _differs(old[name], value)}
-
-
-def _differs(old: object, new: object) -> bool:
-    return old != new and not (old != old and new != new)  # nan is nan
-
-
-def _changed_inputs(new: tuple[Input, ...], old: tuple[Input, ...]) -> Iterator[tuple[str, Input, Input]]:
-    """Inputs with the same name (the same position if they have none) that differ: (name, new, old)."""
-    before = {one.name: one for one in old}
-    for one in new:
-        other = before.get(one.name)
-        if other is not None and (one.shape, one.dtype) != (other.shape, other.dtype):
-            yield one.name, one, other
-
-
-def tensor_text(dtype: str, shape: tuple[int, ...]) -> str:
-    """int64[32,129]"""
-    return f"{dtype}[{','.join(map(str, shape))}]"
-
-
-def _input_change(name: str, new: Input, old: Input) -> str:
-    return f"{name} now {tensor_text(new.dtype, new.shape)}, before {tensor_text(old.dtype, old.shape)}"
 
 
 def _by_id(sites: tuple[Site, ...]) -> dict[int, Site]:

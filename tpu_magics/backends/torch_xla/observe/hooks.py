@@ -1,8 +1,8 @@
 """Wraps functions of torch, torch_xla and accelerate in the worker, so that the observer sees them.
 
-A wrapper calls the original and returns its result; errors of the observer cannot reach the user's code
-(observing/guard.py). All ways to end a step (torch_xla.sync, xm.mark_step, xm.optimizer_step(barrier=True), the
-loaders, torch_xla.step, torch_xla.compile) call one function of torch_xla's C++ module, `_xla_step_marker` (2.9.0).
+A wrapper calls the original and returns its result; errors of the observer cannot reach the user's code (`guarded` in
+backends/observe/observer.py). All ways to end a step (torch_xla.sync, xm.mark_step, xm.optimizer_step(barrier=True),
+the loaders, torch_xla.step, torch_xla.compile) call one function of torch_xla's C++ module, `_xla_step_marker` (2.9.0).
 """
 
 from __future__ import annotations
@@ -107,10 +107,10 @@ def _syncs(observer: TorchObserver) -> Callable[[], None]:
         def sync_part(*args: Any, **kwargs: Any) -> Any:
             cut = graph.cutting()
             if cut:
-                observer.ran(sys._getframe(1), "library", "before a collective")
+                observer.on_run(sys._getframe(1), "library", "before a collective")
             result = xla_dumps.run(original, *args, **kwargs)
             if not cut:
-                observer.ran(sys._getframe(1), "library")
+                observer.on_run(sys._getframe(1), "library")
             return result
 
         return sync_part
@@ -118,7 +118,7 @@ def _syncs(observer: TorchObserver) -> Callable[[], None]:
     def switch(original: Any) -> Any:
         @functools.wraps(original)
         def set_eager(*args: Any, **kwargs: Any) -> Any:
-            observer.ran(sys._getframe(1), "library")  # what ran so far ran in the previous mode
+            observer.on_run(sys._getframe(1), "library")  # what ran so far ran in the previous mode
             return original(*args, **kwargs)
 
         return set_eager
@@ -127,7 +127,8 @@ def _syncs(observer: TorchObserver) -> Callable[[], None]:
     parts = ("_xla_sync_multi", "_xla_sync_live_tensors", "_xla_warm_up_cache", "_run_cached_graph")
     undo = [_replace(extension, name, part) for name in parts if hasattr(extension, name)]
     undo.append(_replace(extension, "_set_use_eager_mode", switch))
-    return _all([_replace(extension, "_xla_step_marker", marker), *undo, graph.listen(observer.cut, observer.made)])
+    undo.append(graph.listen(observer.on_collective_run, observer.on_collective_result))
+    return _all([_replace(extension, "_xla_step_marker", marker), *undo])
 
 
 def _xla_loaders(observer: TorchObserver) -> Callable[[], None]:
@@ -139,9 +140,9 @@ def _xla_loaders(observer: TorchObserver) -> Callable[[], None]:
             try:
                 batch = original(loader)
             except StopIteration:
-                observer.end_of_loader()
+                observer.on_loader_end()
                 raise
-            observer.next_batch(batch)
+            observer.on_device_batch(batch)
             return batch
 
         return next_batch
@@ -166,7 +167,7 @@ def _reads(observer: TorchObserver) -> Callable[[], None]:
                 value = xla_dumps.run(original, tensor, *args, **kwargs)
             finally:
                 observer.reading = False
-            observer.was_read(sys._getframe(1), tensor, value, time.perf_counter() - started)
+            observer.on_read(sys._getframe(1), tensor, value, time.perf_counter() - started)
             return value
 
         return read
@@ -188,9 +189,9 @@ def _moves(observer: TorchObserver) -> Callable[[], None]:
             result = original(tensor, *args, **kwargs)
             if result.is_xla != there:
                 if there:
-                    observer.was_read(sys._getframe(1), tensor, None, time.perf_counter() - started)
+                    observer.on_read(sys._getframe(1), tensor, None, time.perf_counter() - started)
                 else:
-                    observer.arrived(result)
+                    observer.on_upload(result)
             return result
 
         return to
@@ -215,9 +216,9 @@ def _training(observer: TorchObserver) -> Callable[[], None]:
         @functools.wraps(original)
         def noted(*args: Any, **kwargs: Any) -> Any:
             frame = sys._getframe(1)
-            observer.goes_backward(frame)
+            observer.before_backward(frame)
             result = original(*args, **kwargs)
-            observer.went_backward(frame, args[0] if args else kwargs.get("tensors"))
+            observer.after_backward(frame, args[0] if args else kwargs.get("tensors"))
             return result
 
         return noted
@@ -225,13 +226,13 @@ def _training(observer: TorchObserver) -> Callable[[], None]:
     def enter(original: Any) -> Any:
         @functools.wraps(original)
         def entered(context: Any) -> Any:
-            observer.enters_autocast(context)
+            observer.on_autocast(context)
             return original(context)
 
         return entered
 
-    before = register_optimizer_step_pre_hook(lambda optimizer, _args, _kwargs: observer.optimizer_steps(optimizer))
-    after = register_optimizer_step_post_hook(lambda optimizer, _args, _kwargs: observer.optimizer_stepped(optimizer))
+    before = register_optimizer_step_pre_hook(lambda one, _args, _kwargs: observer.before_optimizer_step(one))
+    after = register_optimizer_step_post_hook(lambda one, _args, _kwargs: observer.after_optimizer_step(one))
     return _all(
         [
             *(before.remove, after.remove),
@@ -248,7 +249,7 @@ def _host_loaders(observer: TorchObserver) -> Callable[[], None]:
         @functools.wraps(original)
         def next_batch(iterator: Any) -> Any:
             batch = original(iterator)
-            observer.loaded(iterator, batch)
+            observer.on_host_batch(iterator, batch)
             return batch
 
         return next_batch

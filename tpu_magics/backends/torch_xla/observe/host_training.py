@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, TypeGuard
 
-from tpu_magics.backends.observing.branches import parsed
-from tpu_magics.backends.observing.sites import Sites, outwards
+from tpu_magics.backends.observe.sites import Sites, outwards, parsed
 from tpu_magics.backends.torch_xla.observe.snapshot import locals_of
 from tpu_magics.runs.origin import package_of
 
@@ -39,12 +38,12 @@ class HostTraining:
         return f"No step ran on the XLA device: {stayed} and was trained there.{where} {todo}"
 
 
-def seen(frame: FrameType, sites: Sites) -> HostTraining:
+def find(frame: FrameType, sites: Sites) -> HostTraining:
     """The evidence of a backward pass that has just run on the host."""
     stack = [one for one in outwards(frame) if package_of(one.f_code.co_filename) not in _SILENT]
     names = [name for one in stack[:_FRAMES] for name, model in _models(one) if _has_gradients(model)]
     files = [one.f_code.co_filename for one in stack]
-    own = sorted(files, key=lambda path: not sites.is_users(path))
+    own = sorted(files, key=lambda path: not sites.is_user_code(path))
     return HostTraining(min(names, key=lambda name: name.count("."), default=""), tuple(own))
 
 

@@ -3,16 +3,18 @@ logging."""
 
 from __future__ import annotations
 
+import linecache
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from types import FrameType
 from typing import Any
 
-from tpu_magics.backends.observing import hlo
-from tpu_magics.backends.observing.sites import Place, Sites, outwards
-from tpu_magics.backends.torch_xla.observe.compile_evidence import StepFacts, TrainingPart
+from tpu_magics.backends import hlo
+from tpu_magics.backends.observe.sites import Sites, StackLine, outwards
 from tpu_magics.backends.torch_xla.observe.snapshot import FrameSnapshot, locals_of
+from tpu_magics.backends.torch_xla.observe.step_events import StepFacts
 from tpu_magics.runs.origin import OWN, package_of, under
 
 # Packages that run code for others: their lines do not show the part.
@@ -37,20 +39,56 @@ _ACTIVITIES = {
 }
 _BETWEEN = "between two steps"
 _ENOUGH = 0.5  # share of a model's parameters that are inputs of a graph with its forward pass
+_LONGEST = 100
+
+
+@dataclass(frozen=True)
+class TrainingPart:
+    """A part of what a user's line runs. `work`: what it does, or ""; `place`: the library's line (None: the user's
+    line is the nearest that is known); `key`: equal for graphs of the same part; `weights`: the graph takes the
+    parameters of a model; `activity`: "evaluation", "logging", ..., or ""; `first`: the first graph of this part at its
+    site."""
+
+    work: str = ""
+    place: StackLine | None = None
+    key: tuple[object, ...] = ()
+    weights: bool = False
+    activity: str = ""
+    first: bool = False
+
+    @property
+    def text(self) -> str:
+        """E.g. "evaluation: forward of BertForSequenceClassification, transformers/trainer.py line 2995: ..."."""
+        return ", ".join(filter(None, [self.work, self.line]))
+
+    @property
+    def line(self) -> str:
+        """The library's line: "transformers/trainer.py line 2999: losses = self.gather_function(...)"."""
+        if self.place is None:
+            return ""
+        _function, path, number = self.place
+        code = linecache.getline(path, number).strip()
+        shown = f": {code[:_LONGEST]}" if code else ""
+        return f"{short_path(path)} line {number}{shown}"
+
+
+def short_path(path: str) -> str:
+    """The last folder and the file."""
+    return "/".join(path.replace("\\", "/").split("/")[-2:])
 
 
 def find(
-    places: Sequence[Place],
+    stack: Sequence[StackLine],
     frame: FrameType,
     sites: Sites,
     facts: StepFacts,
-    seen: FrameSnapshot,
+    snapshot: FrameSnapshot,
     graph: hlo.Graph | None,
 ) -> TrainingPart:
-    """The part that a graph belongs to. `places`: the stack that ran it, innermost first; `frame`: the running one."""
-    inside = list(takewhile(lambda place: not sites.is_users(place[1]), places))
-    inside = [place for place in inside if not under(place[1], OWN)]
-    named = [place for place in inside if package_of(place[1]) not in _BENEATH]
+    """The part that a graph belongs to. `stack`: of the call that ran it, innermost first; `frame`: the running one."""
+    inside = list(takewhile(lambda line: not sites.is_user_code(line[1]), stack))
+    inside = [line for line in inside if not under(line[1], OWN)]
+    named = [line for line in inside if package_of(line[1]) not in _BENEATH]
     if not named:
         return TrainingPart()
     activity = _activity(inside)
@@ -59,7 +97,7 @@ def find(
         work = f"forward of {forward}"
         return TrainingPart(_joined(activity, work), named[0], ("inside", work, named[0]), activity=activity)
     place = _called(named)
-    kind = _taken_in(graph, seen.models.values())
+    kind = _taken_in(graph, snapshot.models.values())
     work = _work(kind, facts)
     if not work:
         return TrainingPart(activity or _BETWEEN, place, (activity, *inside), activity=activity)
@@ -77,7 +115,7 @@ def _forward(frame: FrameType, sites: Sites) -> str:
 
     found = ""
     for one in outwards(frame):
-        if sites.is_users(one.f_code.co_filename):
+        if sites.is_user_code(one.f_code.co_filename):
             break
         module = locals_of(one).get("self") if one.f_code.co_name == "forward" else None
         if isinstance(module, torch.nn.Module):
@@ -85,13 +123,13 @@ def _forward(frame: FrameType, sites: Sites) -> str:
     return found
 
 
-def _called(named: Sequence[Place]) -> Place:
+def _called(named: Sequence[StackLine]) -> StackLine:
     """The innermost line of the library that the user called: it shows what is done there, in that library's terms."""
     outermost = package_of(named[-1][1])
-    return list(takewhile(lambda place: package_of(place[1]) == outermost, reversed(named)))[-1]
+    return list(takewhile(lambda line: package_of(line[1]) == outermost, reversed(named)))[-1]
 
 
-def _activity(inside: Iterable[Place]) -> str:
+def _activity(inside: Iterable[StackLine]) -> str:
     return next((_ACTIVITIES[function] for function, _path, _line in inside if function in _ACTIVITIES), "")
 
 

@@ -11,14 +11,14 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from tpu_magics.backends.observing import hlo
+from tpu_magics.backends import hlo
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaCompileReport, XlaDumps
 
 KEPT = 512  # pieces whose graphs are kept for comparison
 LONGEST = 4096  # pieces of a step
 COMPARED = 64  # pieces that are compared one by one
 _READ = "read at "
-_MADE = "made by a collective"
+_RESULT = "made by a collective"
 
 
 @dataclass
@@ -39,11 +39,11 @@ class GraphPieces:
         if len(self.current) > LONGEST:  # no sync for very long
             self.current = list(dict.fromkeys(self.current))
 
-    def made(self) -> None:
+    def add_result(self) -> None:
         """A collective returned a tensor. Without the host it would be part of the graph, even if nothing else is."""
-        self.current.append(_MADE)
+        self.current.append(_RESULT)
 
-    def synced(self, executed: int, compiled: int) -> list[XlaCompileReport]:
+    def end_step(self, executed: int, compiled: int) -> list[XlaCompileReport]:
         """The step's graph has run to its end, in `executed` last pieces (0: the collective was its end). Returns the
         new logical graphs."""
         current = self.current
@@ -75,14 +75,14 @@ class GraphPieces:
             return []
         self._read.add(tensor)
         reports = _elsewhere(self._new([(*self._before(grows), f"{_READ}{site}")]))
-        if all(name == _MADE for name in self.current):
+        if all(name == _RESULT for name in self.current):
             self.current = []  # the read has run everything
         return reports
 
     def _new(self, keys: Sequence[tuple[str, ...]]) -> list[XlaCompileReport]:
         new = [key for key in dict.fromkeys(keys) if key not in self._known]
         self._known.update(new)
-        reports = [self._joined([name for name in key if not name.startswith((_READ, _MADE))]) for key in new]
+        reports = [self._joined([name for name in key if not name.startswith((_READ, _RESULT))]) for key in new]
         self._fresh = {name: one for name, one in self._fresh.items() if name in self.current}
         return reports
 
@@ -124,7 +124,7 @@ def joined(
     """The pieces of a logical graph as one report; `fresh`: those that were compiled now, whose seconds count (0 if all
     had been compiled before)."""
     if not parts:
-        return XlaCompileReport(hash=hashlib.sha256(_MADE.encode()).hexdigest()[:32], seconds=0.0, pieces=0)
+        return XlaCompileReport(hash=hashlib.sha256(_RESULT.encode()).hexdigest()[:32], seconds=0.0, pieces=0)
     if len(parts) == 1:
         return parts[0] if key[0] in fresh else replace(parts[0], seconds=0.0)
     now = [fresh[name] for name in key if name in fresh]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 from tpu_magics.backends.base import ObserverConfig
-from tpu_magics.backends.observing.sampling import PeriodicSampler
+from tpu_magics.backends.observe.sampling import PeriodicSampler
 from tpu_magics.backends.torch_xla import spmd
 from tpu_magics.backends.torch_xla.observe import counters
 from tpu_magics.backends.torch_xla.rehearse.join import carried
 from tpu_magics.runs import events
+from tpu_magics.runs.writer import EventWriter
 
 OFF_ON_CPU = "off on XLA:CPU: torch_xla 2.9 cannot load cached programs there"
 
@@ -19,18 +19,16 @@ OFF_ON_CPU = "off on XLA:CPU: torch_xla 2.9 cannot load cached programs there"
 class RuntimeStats(PeriodicSampler):
     """The statistics of one rank. `waited`: how long the host has waited for reads so far."""
 
-    def __init__(
-        self, write: Callable[[events.Event], object], rank: int, config: ObserverConfig, waited: Callable[[], float]
-    ) -> None:
-        super().__init__(write, rank)
+    def __init__(self, writer: EventWriter, config: ObserverConfig, waited: Callable[[], float]) -> None:
+        super().__init__(writer)
         self.config = config
         self.waited = waited
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """Record what changed."""
         self._times()
         for op, count in counters.fallbacks().items():
-            self._if_new(f"fallback {op}", count, events.Fallback(self._now(), self.rank, op=op, count=count))
+            self.record_if_new(f"fallback {op}", events.Fallback, op=op, count=count)
         self._cache()
         self._hbm()
 
@@ -38,11 +36,7 @@ class RuntimeStats(PeriodicSampler):
         hits, misses = counters.counter("PersistentCacheHit"), counters.counter("PersistentCacheMiss")
         if hits or misses or self.config.cache:
             text = OFF_ON_CPU if self.config.device == "CPU" else ""
-            fields = (hits, misses, self.config.cache, text)
-            self._if_new("cache", fields, events.Cache(self._now(), self.rank, *fields))
-
-    def _now(self) -> float:
-        return round(time.time(), 3)
+            self.record_if_new("cache", events.Cache, hits=hits, misses=misses, path=self.config.cache, text=text)
 
     def _times(self) -> None:
         times = {
@@ -53,28 +47,27 @@ class RuntimeStats(PeriodicSampler):
         count, seconds = carried() if self.config.rehearsed else (0, None)
         times["collectives"] = seconds
         rounded = {name: None if value is None else round(value, 3) for name, value in times.items()}
-        self._if_new("times", rounded, events.Times(self._now(), self.rank, **rounded, n_collectives=count))
+        self.record_if_new("times", events.Times, **rounded, n_collectives=count)
 
     def _hbm(self) -> None:
         if self.config.device == "CPU":
             return  # it has no memory of its own: the runtime raises "UNIMPLEMENTED"
         found = hbm()
         if found is not None:
-            self._if_new("hbm", found, events.Memory(self._now(), self.rank, hbm_used=found[0], hbm_total=found[1]))
+            self.record_if_new("hbm", events.Memory, hbm_used=found[0], hbm_total=found[1])
 
-    def look_at_mesh(self) -> None:
+    def sample_mesh(self) -> None:
         """In an SPMD run, between two steps: the sharding of the parameters, if it changed."""
         if self.config.spmd:
-            fields = spmd.mesh_fields(self.config.device)
-            self._if_new("mesh", fields, events.Mesh(self._now(), self.rank, **fields))
+            self.record_if_new("mesh", events.Mesh, **spmd.mesh_fields(self.config.device))
 
-    def last_look_at_mesh(self, steps: int) -> None:
+    def last_mesh_sample(self, steps: int) -> None:
         """When the function has ended, after `steps` steps. Models that it created are gone then, so the last record
         stands."""
         if "mesh" not in self.last:
-            self.look_at_mesh()
+            self.sample_mesh()
         if self.config.spmd and steps and (text := spmd.nothing_split()):
-            self.write(events.Warned(self._now(), self.rank, code="nothing-split", text=text))
+            self.writer.record(events.Warned, code="nothing-split", text=text)
 
 
 def hbm() -> tuple[int, int] | None:

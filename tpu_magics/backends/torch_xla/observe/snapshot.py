@@ -15,7 +15,7 @@ from itertools import islice
 from types import FrameType
 from typing import Any
 
-from tpu_magics.backends.observing.sites import Sites, outwards
+from tpu_magics.backends.observe.sites import Sites, outwards
 
 _FRAMES = 16  # read, from the innermost outwards
 _NAMES = 400  # read in one frame
@@ -69,11 +69,11 @@ def _plainest(names: list[str]) -> str:
 def take(frame: FrameType | None, sites: Sites) -> FrameSnapshot:
     """Read the frames from `frame` outwards: all inside the user's innermost frame, and the user's own outside it."""
     snapshot = FrameSnapshot()
-    users = sites.users_frame(frame)
+    users = sites.user_frame(frame)
     inside = True
     looked = 0
     for one in outwards(frame):
-        own = sites.is_users(one.f_code.co_filename)
+        own = sites.is_user_code(one.f_code.co_filename)
         if looked >= _FRAMES or (not own and not inside):
             continue
         inside = inside and one is not users

@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tpu_magics.backends.torch_xla.observe import counters
-from tpu_magics.backends.torch_xla.observe.compile_evidence import Number, StepFacts
-from tpu_magics.backends.torch_xla.observe.snapshot import FrameSnapshot, is_tensor
+from tpu_magics.backends.torch_xla.observe.batch_sizes import leaves
+from tpu_magics.backends.torch_xla.observe.snapshot import FrameSnapshot, Number
 from tpu_magics.runs.events import Input, Site
 
 _KEPT = 256  # events of one kind in one step
-_DEEP = 4
 _UNNAMED = "input"
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """What happened since the last step when a graph ran.
+
+    `cuts`: sites where the host read a value of this step; `deciding`: those that decide which branch Python takes;
+    `values`: numbers that were read; `backward`, `stepped`: there was a backward pass, an optimizer step; `optimizer`:
+    its class; `state_created`: the optimizer created its state; `autocast`: the kinds of autocast that were entered;
+    `grad`: grad mode when it ran; `data_ops`: operations whose shape depends on values.
+    """
+
+    cuts: tuple[Site, ...] = ()
+    deciding: tuple[Site, ...] = ()
+    values: tuple[Number, ...] = ()
+    backward: bool = False
+    stepped: bool = False
+    optimizer: str = ""
+    state_created: bool = False
+    autocast: frozenset[str] = frozenset()
+    grad: bool = True
+    data_ops: tuple[str, ...] = ()
 
 
 class Arrival(NamedTuple):
@@ -29,7 +51,6 @@ class StepEvents:
 
     def __init__(self) -> None:
         self.ops_counted = counters.data_ops()
-        self.short: set[tuple[int, int]] = set()
         self.forget()
 
     def forget(self) -> None:
@@ -40,34 +61,34 @@ class StepEvents:
         self.backward = False
         self.stepped = False
         self.optimizer = ""
-        self.state_made = False
+        self.state_created = False
         self.autocast: set[str] = set()
         self.rates: dict[str, Number] = {}
         self.data_ops: set[str] = set()
         self.by_rank = False
 
     # -- notes ------------------------------------------------------------------------------------------------------
-    def arrived(self, tensor: Any, name: str = "") -> None:
+    def on_upload(self, tensor: Any, name: str = "") -> None:
         if len(self.arrivals) < _KEPT:
             self.arrivals.append(Arrival(name, id(tensor), tensor.dtype, tensor.shape))
 
-    def batch(self, batch: Any) -> None:
+    def on_batch(self, batch: Any) -> None:
         """An XLA loader returned a batch: the input of the step."""
         self.arrivals = [Arrival(name, id(tensor), tensor.dtype, tensor.shape) for name, tensor in leaves("", batch)]
 
-    def look_at_data_ops(self) -> None:
-        """Which of them ran since the last look. Each runs a graph, so this is called when a graph ran."""
+    def count_data_ops(self) -> None:
+        """Which of them ran since the last call. Each runs a graph, so this is called when a graph ran."""
         counted, before = counters.data_ops(), self.ops_counted
         self.ops_counted = counted
         ran = zip(counters.DATA_OPS, counted, before, strict=True)
         self.data_ops.update(name for name, now, earlier in ran if now > earlier)
 
-    def read(self, value: Any) -> None:
+    def on_read(self, value: Any) -> None:
         """A number that the host read."""
         if isinstance(value, (bool, int, float)) and len(self.values) < _KEPT:
             self.values.append(value)
 
-    def optimizer_steps(self, optimizer: Any) -> None:
+    def before_optimizer_step(self, optimizer: Any) -> None:
         """Keep its learning rates: a scheduler may have changed them by the time of the sync."""
         kind = self.optimizer = type(optimizer).__name__
         for number, group in enumerate(optimizer.param_groups):
@@ -75,11 +96,11 @@ class StepEvents:
             if isinstance(rate, (int, float)):
                 self.rates[f"{kind}.param_groups[{number}]['lr']"] = rate
 
-    def optimizer_stepped(self, had_state: bool, has_state: bool) -> None:
+    def after_optimizer_step(self, had_state: bool, has_state: bool) -> None:
         self.stepped = True
-        self.state_made = self.state_made or (has_state and not had_state)
+        self.state_created = self.state_created or (has_state and not had_state)
 
-    # -- what is made of them -----------------------------------------------------------------------------------------
+    # -- evidence ----------------------------------------------------------------------------------------------------
     def facts(self, grad: bool, deciding: Callable[[Site], bool]) -> StepFacts:
         return StepFacts(
             cuts=tuple(self.cuts.values()),
@@ -88,27 +109,25 @@ class StepEvents:
             backward=self.backward,
             stepped=self.stepped,
             optimizer=self.optimizer,
-            state_made=self.state_made,
+            state_created=self.state_created,
             autocast=frozenset(self.autocast),
             grad=grad,
             data_ops=tuple(sorted(self.data_ops)),
-            short=frozenset(self.short),
-            by_rank=self.by_rank,
         )
 
     def inputs(self, snapshot: FrameSnapshot, parameters: Iterable[tuple[str, tuple[int, ...]]]) -> tuple[Input, ...]:
         """The inputs of the step by name: what came from the host, and what the user's variables hold on the device if
         the graph takes it in (`parameters`: type and shape)."""
         inputs: dict[str, Input] = {}
-        for one in self.arrivals:
-            dtype, shape = str(one.dtype).removeprefix("torch."), tuple(one.shape)
-            name = one.name or snapshot.name_of(one.key, dtype, shape) or f"{_UNNAMED} {len(inputs)}"
+        for arrival in self.arrivals:
+            dtype, shape = str(arrival.dtype).removeprefix("torch."), tuple(arrival.shape)
+            name = arrival.name or snapshot.name_of(arrival.key, dtype, shape) or f"{_UNNAMED} {len(inputs)}"
             inputs.setdefault(name, Input(name, shape, dtype))
         taken = {(dtype, shape) for dtype, shape in parameters}
-        for seen in snapshot.tensors.values():
-            named = seen.leaf and seen.shape and "[" not in seen.name  # not what the step computed and kept
-            if named and seen.where == "xla" and any((d, seen.shape) in taken for d in hlo_types(seen.dtype)):
-                inputs.setdefault(seen.name, Input(seen.name, seen.shape, seen.dtype))
+        for one in snapshot.tensors.values():
+            named = one.leaf and one.shape and "[" not in one.name  # not what the step computed and kept
+            if named and one.where == "xla" and any((d, one.shape) in taken for d in hlo_types(one.dtype)):
+                inputs.setdefault(one.name, Input(one.name, one.shape, one.dtype))
         return tuple(inputs.values())
 
 
@@ -131,24 +150,6 @@ def hlo_types(dtype: str) -> tuple[str, ...]:
     return _TYPES.get(dtype, ())
 
 
-def leaves(name: str, value: Any, depth: int = _DEEP) -> Iterator[tuple[str, Any]]:
-    """The tensors of a batch, by name."""
-    if is_tensor(value):
-        yield name, value
-    elif depth and isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from leaves(str(key), item, depth - 1)
-    elif depth and isinstance(value, (list, tuple)):
-        for item in value:
-            yield from leaves("", item, depth - 1)
-
-
 def any_on_device(tensors: Any) -> bool:
     """Whether any tensor that a backward pass starts from is on the XLA device."""
     return any(tensor.is_xla for _name, tensor in leaves("", [tensors]))
-
-
-def batch_size(batch: Any) -> int | None:
-    """The first dimension of a batch's first tensor."""
-    first = next((tensor for _name, tensor in leaves("", batch) if tensor.dim()), None)
-    return None if first is None else int(first.shape[0])

@@ -20,7 +20,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tpu_magics.backends.observing import compile_evidence, hlo
+from tpu_magics.backends import hlo
+from tpu_magics.backends.observe.evidence import CompileReport
 from tpu_magics.backends.torch_xla.observe import counters
 
 _DEBUG = ("PT_XLA_DEBUG", "PT_XLA_DEBUG_LEVEL", "PT_XLA_DEBUG_FILE")
@@ -47,7 +48,7 @@ GIB = 1 << 30
 
 
 @dataclass(frozen=True)
-class XlaCompileReport(compile_evidence.CompileReport):
+class XlaCompileReport(CompileReport):
     """What the runtime reports of one compile. `frames`: (function, path, line), innermost first."""
 
     inputs: int | None = None
@@ -168,7 +169,7 @@ class XlaDumps:
         written = sorted((int(match[1]), path) for path in self._written() if (match := _MODULE.match(path.name)))
         graphs: list[hlo.Graph | None] = [None] * count
         if len(written) == count:
-            graphs = [_graph(path) for _number, path in written]
+            graphs = [hlo.read(path) for _number, path in written]
         self.empty()
         return graphs
 
@@ -187,13 +188,6 @@ class XlaDumps:
     def remove(self) -> None:
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def _graph(path: Path) -> hlo.Graph | None:
-    try:
-        return hlo.parse(path.read_text("utf-8", "replace"))
-    except (OSError, ValueError, LookupError):  # an unknown format: the compile is reported without a graph
-        return None
 
 
 def blocks(text: str) -> Iterator[XlaCompileReport]:

@@ -18,17 +18,17 @@ _here = threading.local()
 _listeners: list[tuple[Callable[[], None], Callable[[], None]]] = []
 
 
-def listen(cut: Callable[[], None], made: Callable[[], None]) -> Callable[[], None]:
-    """Call `cut` when a collective may have run a graph, and `made` when it has returned a tensor, in the collective's
-    thread. Returns how to stop that."""
-    listener = cut, made
+def listen(on_run: Callable[[], None], on_result: Callable[[], None]) -> Callable[[], None]:
+    """Call `on_run` when a collective may have run a graph, and `on_result` when it has returned a tensor, in the
+    collective's thread. Returns how to stop that."""
+    listener = on_run, on_result
     _listeners.append(listener)
     return lambda: _listeners.remove(listener)
 
 
 def _may_have_run() -> None:
-    for cut, _made in list(_listeners):
-        cut()
+    for on_run, _on_result in list(_listeners):
+        on_run()
 
 
 _VIEW = (
@@ -112,8 +112,8 @@ def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def put(tensors: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
     """Results of a collective: copies of `tensors` on the devices of `like`."""
-    for _cut, made in list(_listeners):
-        made()
+    for _on_run, on_result in list(_listeners):
+        on_result()
     return _on_device(tensors, like)
 
 

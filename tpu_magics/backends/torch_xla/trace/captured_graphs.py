@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from tpu_magics.backends import hlo
 from tpu_magics.backends.base import TraceSpec
-from tpu_magics.backends.hlo_proto import number_ops
+from tpu_magics.backends.hlo.proto import number_ops
 from tpu_magics.backends.lowered import LoweredGraph
-from tpu_magics.backends.observing import hlo
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaCompileReport, XlaDumps
 from tpu_magics.backends.torch_xla.trace.graph_diff import GraphListing, difference
 from tpu_magics.backends.torch_xla.trace.parameter_names import ParameterNames

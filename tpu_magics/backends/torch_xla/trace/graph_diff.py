@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from tpu_magics.backends import hlo
+from tpu_magics.backends.hlo.text import parse_module
 from tpu_magics.backends.lowered import SourceLine
-from tpu_magics.backends.observing import hlo
 
 SHOWN = 3
-_OP = re.compile(r"^(?:(%|ENTRY )|\s+(?:ROOT )?%?[\w\-.]*\.(\d+) = )", re.MULTILINE)
 OpLine = tuple[hlo.Op, "SourceLine | None"]  # of the user's
 
 
@@ -28,7 +27,7 @@ class GraphListing:
     def of(
         cls, text: str, graph: hlo.Graph, places: Mapping[int, SourceLine], parameters: Sequence[str]
     ) -> GraphListing:
-        """`text`: of the graph; `places`: by the numbers of its module's instructions (hlo_proto.py)."""
+        """`text`: of the graph; `places`: by the numbers of its module's instructions (hlo/proto.py)."""
         numbers = _numbers(text)
         return cls(graph, tuple(places.get(number) for number in numbers), tuple(parameters))
 
@@ -36,11 +35,9 @@ class GraphListing:
 def _numbers(text: str) -> list[int]:
     """The number in the module of each instruction of the text: the module has them in the order in which they were
     made, which is part of their names."""
-    computation, keys = 0, []
-    for begins, made in _OP.findall(text):
-        computation += bool(begins)
-        if made:
-            keys.append((computation, int(made)))
+    computations = enumerate(parse_module(text.splitlines()))
+    names = ((place, name.rpartition(".")[2]) for place, one in computations for name in one.instructions)
+    keys = [(place, int(number)) for place, number in names if number.isdigit()]
     ranks = {place: number for number, place in enumerate(sorted(range(len(keys)), key=keys.__getitem__))}
     return [ranks[place] for place in range(len(keys))]
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.observing.sites import outwards
+from tpu_magics.backends.observe.sites import outwards
 from tpu_magics.backends.torch_xla import optimizers
 from tpu_magics.backends.torch_xla.observe import snapshot
 from tpu_magics.backends.torch_xla.trace.live_tensors import inner, outer_tensors

@@ -9,11 +9,11 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from tpu_magics.backends.lowered import SourceLine
-from tpu_magics.backends.observing.sites import outwards
+from tpu_magics.backends.observe.sites import outwards
 from tpu_magics.runs.origin import package_of
 
 if TYPE_CHECKING:
-    from tpu_magics.backends.observing.sites import Sites
+    from tpu_magics.backends.observe.sites import Sites
 
 # Packages with a tensor's own methods, which every library calls.
 _OWN = ("torch_xla", "tpu_magics", "Python", "")
@@ -28,7 +28,7 @@ class SourceLineFinder:
 
     def place(self, frame: FrameType) -> SourceLine | None:
         """The innermost line of the user's code."""
-        if self.sites is None or self.sites.users_frame(frame) is None:
+        if self.sites is None or self.sites.user_frame(frame) is None:
             return None
         site = self.sites.of_frame(frame)
         return SourceLine(site.path, site.line, site.code)
@@ -38,14 +38,14 @@ class SourceLineFinder:
         themselves does not count."""
         if self.sites is None:
             return None
-        is_users = self.sites.is_users
-        between = takewhile(lambda one: not is_users(one.f_code.co_filename), outwards(frame))
+        is_user_code = self.sites.is_user_code
+        between = takewhile(lambda one: not is_user_code(one.f_code.co_filename), outwards(frame))
         found = next((one for one in between if _is_library(one.f_code.co_filename)), None)
         return None if found is None else _of(found)
 
     def users(self, frames: Sequence[tuple[str, str, int]]) -> SourceLine | None:
         """The user's line among (function, path, line), innermost first."""
-        site = self.sites.of_places(frames) if self.sites is not None else None
+        site = self.sites.of_stack(frames) if self.sites is not None else None
         return SourceLine(site.path, site.line, site.code) if site is not None else None
 
 

@@ -1,8 +1,8 @@
 """The text of an HLO module: computations and their instructions.
 
-The format is that of libtpu 0.0.21.1 and 0.0.52: one instruction per line, `%name = type opcode(operands), attributes`;
-a computation begins and ends in the first column; the tables of source locations, where there are any, stand between
-the first line and the first computation.
+The format is that of torch_xla 2.9.0, TensorFlow 2.21, and libtpu 0.0.21.1 and 0.0.52: one instruction per line, `%name
+= type opcode(operands), attributes`; a computation begins and ends in the first column; the tables of source locations,
+where there are any, stand between the first line and the first computation.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\(")
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*)$", re.MULTILINE)
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 # Operands end where attributes begin; a layout, "{1,0:T(8,128)}", closes brackets as well.
-_OPERANDS_END = re.compile(r"\)(?:, [a-z_\-]+=|\s*$)")
+_OPERANDS_END = re.compile(r"\)(?:, (?=[a-z_\-]+=)|\s*$)")
 _OPERAND = re.compile(r"%([\w.\-]+)")
 _ATTRIBUTE = re.compile(r"\{([^{}]*)\}|[^, \n]+")
 
@@ -30,15 +30,21 @@ class Instruction(NamedTuple):
     tail: str
 
     @property
-    def operands(self) -> tuple[str, ...]:
-        """The names of the operands, in their order."""
+    def parts(self) -> tuple[str, str]:
+        """The text in the brackets (operands, the number of a parameter, the literal of a constant), and the attributes
+        after it."""
         end = _OPERANDS_END.search(self.tail)
-        return tuple(_OPERAND.findall(self.tail, 0, end.start() if end else len(self.tail)))
+        return (self.tail[: end.start()], self.tail[end.end() :]) if end else (self.tail, "")
 
     @property
     def value(self) -> str:
-        """The text in the brackets: the number of a parameter, the literal of a constant."""
-        return self.tail.partition(")")[0]
+        """The text in the brackets."""
+        return self.parts[0]
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The names of the operands, in their order."""
+        return tuple(_OPERAND.findall(self.value))
 
     def attribute(self, name: str) -> str:
         """The text of an attribute up to the next comma or space, or the text in its braces; "" without the
@@ -93,20 +99,25 @@ class HloModule:
         return (one for computation in self for one in computation.of(*opcodes))
 
 
+def instructions(text: str) -> list[Instruction]:
+    """All instructions of a text, in its order."""
+    return [Instruction(*parts) for _root, *parts in _INSTRUCTION.findall(text)]
+
+
 def read_module(path: Path) -> HloModule:
     """The module in that file. Lines of an unknown form are left out. Raises OSError where there is no such file."""
     with path.open(encoding="utf-8", errors="replace") as file:
-        return parse(file)
+        return parse_module(file)
 
 
-def parse(lines: Iterable[str]) -> HloModule:
+def parse_module(lines: Iterable[str]) -> HloModule:
     """The module of these lines."""
     program, computation = HloModule(), None
     for line in lines:
         if line.startswith(" "):
             found = _INSTRUCTION.match(line)
             if found and computation is not None:
-                _add(computation, found, line)
+                _add(computation, *found.groups())
         elif (heading := _COMPUTATION.match(line)) and not line.startswith("HloModule"):
             computation = program.computations.setdefault(heading[2], Computation(heading[2]))
             program.entry = heading[2] if heading[1] else program.entry
@@ -115,9 +126,8 @@ def parse(lines: Iterable[str]) -> HloModule:
     return program
 
 
-def _add(computation: Computation, found: re.Match[str], line: str) -> None:
-    root, name, type_, opcode = found.groups()
-    one = computation.instructions[name] = Instruction(name, type_, opcode, line[found.end() : -1])
+def _add(computation: Computation, root: str | None, name: str, type_: str, opcode: str, tail: str) -> None:
+    one = computation.instructions[name] = Instruction(name, type_, opcode, tail)
     computation.opcodes.setdefault(opcode, []).append(one)
     if root:
         computation.root = name

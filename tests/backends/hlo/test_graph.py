@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import forks
-from tpu_magics.backends.observing import hlo
+from tpu_magics.backends import hlo
 
 pytestmark = pytest.mark.process
 
@@ -421,7 +421,7 @@ def test_names_in_the_text_stay_text() -> None:
 def test_nothing_is_imported_for_it() -> None:
     code = """
         import json, sys
-        from tpu_magics.backends.observing import hlo
+        from tpu_magics.backends import hlo
         print(json.dumps([name for name in ("torch", "torch_xla", "numpy") if name in sys.modules]))
     """
     ran = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, capture_output=True, timeout=120)

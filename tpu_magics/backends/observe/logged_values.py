@@ -26,7 +26,7 @@ class LoggedValues:
         """Whether reading `value` now would wait for a device, or run something."""
         raise NotImplementedError
 
-    def fetched(self, value: Any) -> Any:
+    def fetch(self, value: Any) -> Any:
         """The value on the host."""
         raise NotImplementedError
 
@@ -38,7 +38,7 @@ class LoggedValues:
             else:
                 self.meter.log(str(name), plain(value), step)
 
-    def synced(self) -> None:
+    def step_done(self) -> None:
         """A step has run: the values logged in it can be read."""
         if self.pending:
             self.ready += self.pending
@@ -49,7 +49,7 @@ class LoggedValues:
     def read(self) -> None:
         """Read the pending values."""
         for name, value, step in self.ready:
-            self.meter.log(name, plain(self.fetched(value)), step)
+            self.meter.log(name, plain(self.fetch(value)), step)
         self.ready = []
         self.last_read = time.monotonic()
 

@@ -1,8 +1,4 @@
-"""Parses the text of an unoptimized HLO module into a `Graph`. Standard library only.
-
-Format as in the dumps of torch_xla 2.9.0 (`XLA_FLAGS="--xla_dump_to=DIR --xla_dump_hlo_as_text"`): one instruction per
-line, `%name = type opcode(operands), attributes`; computations are separated by lines that start in the first column.
-"""
+"""A `Graph`: one unoptimized HLO module, small enough to keep many, with its counts and its fingerprint."""
 
 from __future__ import annotations
 
@@ -12,20 +8,17 @@ import re
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
+from pathlib import Path
 from typing import NamedTuple
 
+from tpu_magics.backends.hlo.text import Instruction, instructions
+
 MULTIPLYING = frozenset({"dot", "convolution", "ragged-dot", "scaled-dot"})
-_MAY_MULTIPLY = MULTIPLYING | {"custom-call"}
 _MULTIPLYING_CALL = re.compile(r'custom_call_target="[^"]*(?:matmul|gemm|conv)[^"]*"', re.IGNORECASE)
 
-# name, type, opcode, operands or value, attributes
-_INSTRUCTION = re.compile(
-    r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\(([^()\n]*|.*?)\)(?:, (.*))?$", re.MULTILINE
-)
-_NAME = re.compile(r"%([\w.\-]+)")
 _NUMBERED = re.compile(r"(%[A-Za-z_][\w\-]*)(?:\.\d+)+")
 _TENSOR = re.compile(r"([a-z]\w*)\[([^\]]*)\]")
 _DONATED = re.compile(r"\((\d+), \{")
@@ -89,8 +82,8 @@ class Graph:
 def parse(text: str) -> Graph:
     """Parse one module. Any other text gives a graph without instructions."""
     header, _, body = _without_places(text).partition("\n")
-    found = _INSTRUCTION.findall(body)
-    types = {name: type_ for name, type_, *_ in found}
+    found = instructions(body)
+    types = {one.name: one.type for one in found}
     nameless, entry = _without_name(header, body)
     parameters, outputs = _interface(entry)
     return Graph(
@@ -98,15 +91,19 @@ def parse(text: str) -> Graph:
         parameters=parameters,
         outputs=outputs,
         donated=frozenset(int(number) for number in _DONATED.findall(header.partition("entry_computation_layout")[0])),
-        multiplied=tuple(
-            _operand_types(operands, types)
-            for _, _, opcode, operands, attributes in found
-            if opcode in _MAY_MULTIPLY and _multiplies(opcode, attributes)
-        ),
-        counts=Counter(row[2] for row in found),
+        multiplied=tuple(_operand_types(one, types) for one in found if _multiplies(one)),
+        counts=Counter(one.opcode for one in found),
         signature=_signature(found),
         packed=zlib.compress(body.encode("utf-8", "surrogatepass"), 1),
     )
+
+
+def read(path: Path) -> Graph | None:
+    """The graph in a file that XLA dumped; None if it cannot be read, or has an unknown format."""
+    try:
+        return parse(path.read_text("utf-8", "replace"))
+    except (OSError, ValueError, LookupError):
+        return None
 
 
 def join(graphs: Sequence[Graph]) -> Graph:
@@ -153,37 +150,69 @@ def _tensors(type_: str) -> tuple[Tensor, ...]:
     )
 
 
-def _multiplies(opcode: str, attributes: str) -> bool:
-    return opcode in MULTIPLYING or (opcode == "custom-call" and bool(_MULTIPLYING_CALL.search(attributes)))
+def _multiplies(one: Instruction) -> bool:
+    called = one.opcode == "custom-call" and _MULTIPLYING_CALL.search(one.parts[1])
+    return one.opcode in MULTIPLYING or bool(called)
 
 
-def _operand_types(operands: str, types: dict[str, str]) -> tuple[str, ...]:
-    return tuple(types.get(name, "").partition("[")[0] for name in _NAME.findall(operands)[:2])
+def _operand_types(one: Instruction, types: dict[str, str]) -> tuple[str, ...]:
+    return tuple(types.get(name, "").partition("[")[0] for name in one.operands[:2])
 
 
-def _signature(found: Iterable[tuple[str, ...]]) -> Counter[str]:
-    counts = Counter(
-        (opcode, type_, operands if opcode == "constant" else "") for _, type_, opcode, operands, _ in found
-    )
+def _signature(found: Iterable[Instruction]) -> Counter[str]:
+    counts = Counter((one.opcode, one.type, one.value if one.opcode == "constant" else "") for one in found)
     return Counter({sys.intern(" ".join(key)[:200]): count for key, count in counts.items()})
 
 
 @functools.lru_cache(maxsize=2)
 def _ops(packed: bytes) -> tuple[Op, ...]:
-    return tuple(_read_ops(_INSTRUCTION.findall(zlib.decompress(packed).decode("utf-8", "surrogatepass"))))
+    return tuple(_read_ops(instructions(zlib.decompress(packed).decode("utf-8", "surrogatepass"))))
 
 
-def _read_ops(found: Iterable[tuple[str, ...]]) -> Iterable[Op]:
+def _read_ops(found: Iterable[Instruction]) -> Iterator[Op]:
     places: dict[str, int] = {}
     tensors = functools.lru_cache(maxsize=None)(_tensors)  # few types occur in many instructions
-    for place, (name, type_, opcode, operands, attributes) in enumerate(found):
-        literal = opcode in ("constant", "parameter", "iota")
-        earlier = () if literal else tuple(place - places.get(one, place) for one in _NAME.findall(operands))
-        places[name] = place
+    for place, one in enumerate(found):
+        value, attributes = one.parts
+        literal = one.opcode in ("constant", "parameter", "iota")
+        earlier = () if literal else tuple(place - places.get(name, place) for name in one.operands)
+        places[one.name] = place
         yield Op(
-            sys.intern(opcode),
-            tensors(type_),
+            sys.intern(one.opcode),
+            tensors(one.type),
             earlier,
             _NUMBERED.sub(r"\1", attributes) if "%" in attributes else attributes,
-            operands if literal else "",
+            value if literal else "",
         )
+
+
+# -- counting ---------------------------------------------------------------------------------------------------------
+
+
+def fingerprint(graph: Graph) -> str:
+    """Equal for equal graphs, however they are written: XLA's dumps and torch_xla's text use other numbers and names.
+    It covers opcodes, types, constants, attributes, and where each operand comes from."""
+    ops = "\n".join(f"{op.opcode} {op.results} {op.operands} {op.attributes} {op.value}" for op in graph.ops)
+    return hashlib.sha256(ops.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def multiplications(graph: Graph) -> tuple[int, int]:
+    """How many matmuls and convolutions of floating-point numbers there are, and how many of them are in bf16. The
+    operands decide, because sums may be kept wider."""
+    types = multiplied_types(graph)
+    return sum(types.values()), types.get("bf16", 0)
+
+
+def multiplied_types(graph: Graph) -> dict[str, int]:
+    """How many of those matmuls and convolutions there are of each element type; of two types, the wider one's name."""
+    floating = [types for types in graph.multiplied if all(_is_floating(dtype) for dtype in types)]
+    return dict(Counter(next((dtype for dtype in types if dtype != "bf16"), "bf16") for types in floating))
+
+
+def dtype_counts(graph: Graph) -> dict[str, int]:
+    """How many of the graph's parameters have each element type, the most frequent first."""
+    return dict(Counter(parameter.dtype for parameter in graph.parameters).most_common())
+
+
+def _is_floating(dtype: str) -> bool:
+    return dtype.startswith(("f", "bf", "c"))

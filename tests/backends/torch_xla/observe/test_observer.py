@@ -15,7 +15,7 @@ import torch
 import tpu_magics
 from tests.launch.launching import run
 from tpu_magics.backends.base import ObserverConfig
-from tpu_magics.backends.observing import logged_values
+from tpu_magics.backends.observe import logged_values
 from tpu_magics.backends.torch_xla.observe.observer import TorchObserver
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaDumps
 from tpu_magics.backends.torch_xla.precision import TorchPrecisionWatch
@@ -548,11 +548,11 @@ def test_a_loaders_batch_is_one_step_at_most(tmp_path: Path) -> None:
     watcher = alone(writer)
     watcher.value = lambda name: executed[0] if name == "CachedCompile" else 0
     for _ in range(2):
-        watcher.next_batch({})
+        watcher.on_device_batch({})
         for _ in range(4):
             executed[0] += 1
             watcher.after_sync(sys._getframe())
-    watcher.end_of_loader()
+    watcher.on_loader_end()
     executed[0] += 1
     watcher.after_sync(sys._getframe())
     assert watcher.total_steps == 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tpu_magics.backends.observing import hlo
+from tpu_magics.backends import hlo
 from tpu_magics.runs.events import Input, Site
 
 
@@ -19,11 +19,17 @@ class CompileReport:
     graph: hlo.Graph | None = None
     pieces: int = 1
 
+    @property
+    def name(self) -> str:
+        """The name of the graph in the records: the runtime's hash, else that of its text."""
+        return self.hash or (self.graph.digest[:32] if self.graph else "")
+
 
 @dataclass(frozen=True)
 class CompileEvidence:
     """One compile at a site. `nth`: from 0; `inputs`: what the step received from the host; `through`: (file, function)
-    of the libraries between the user's line and the call that ran the graph; `trigger`: see events.Compile."""
+    of the libraries between the user's line and the call that ran the graph; `short`: (full, last) batch sizes of data
+    whose last batch is short; `trigger`, `by_rank`: see events.Compile, `part_text`: its `part`."""
 
     site: Site
     nth: int
@@ -32,16 +38,9 @@ class CompileEvidence:
     trigger: str = ""
     through: tuple[tuple[str, str], ...] = ()
     inputs: tuple[Input, ...] = ()
-
-    @property
-    def by_rank(self) -> bool:
-        """See events.Compile."""
-        return False
-
-    @property
-    def part_text(self) -> str:
-        """See events.Compile."""
-        return ""
+    short: frozenset[tuple[int, int]] = frozenset()
+    by_rank: bool = False
+    part_text: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,11 +51,3 @@ class CompileCause:
     text: str
     fix: str
     difference: tuple[str, ...] = ()
-
-
-def evaluation_batch(size: int, training: int) -> CompileCause:
-    """The note for a first compile: an evaluation with another batch size than training."""
-    text = f"Evaluation uses batches of {size} (training: {training}), so it compiles its own graph."
-    return CompileCause(
-        "", text, "Use the training batch size in evaluation. One compile for the evaluation loop remains."
-    )

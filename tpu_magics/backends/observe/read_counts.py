@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from tpu_magics.runs import events
+from tpu_magics.runs.writer import EventWriter
 
 _SITES = 100  # of each kind that are recorded
 _TEXT = "The host reads a value in the middle of a step (device-to-host read). This splits the step's graph."
@@ -28,11 +27,10 @@ class _Count:
 
 
 class ReadCounter:
-    """The reads of one rank. `write` takes an event."""
+    """The reads of one rank."""
 
-    def __init__(self, write: Callable[[events.Event], object], rank: int) -> None:
-        self.write = write
-        self.rank = rank
+    def __init__(self, writer: EventWriter) -> None:
+        self.writer = writer
         self.cutting: dict[int, _Count] = {}
         self.waiting: dict[int, _Count] = {}
         self.seconds = 0.0
@@ -60,10 +58,9 @@ class ReadCounter:
 
     def _write(self, one: _Count, cut: bool) -> None:
         one.written = one.count
-        t, seconds = round(time.time(), 3), round(one.seconds, 4)
-        said = {"site": one.site, "count": one.count, "seconds": seconds, "code": one.site.code}
+        fields = {"site": one.site, "count": one.count, "seconds": round(one.seconds, 4), "code": one.site.code}
         if cut:
             text, fix = (_OP_TEXT, _OP_FIX) if one.by_op else (_TEXT, _FIX)
-            self.write(events.Transfer(t, self.rank, **said, text=text, fix=fix))  # type: ignore[arg-type]
+            self.writer.record(events.Transfer, **fields, text=text, fix=fix)
         else:
-            self.write(events.Read(t, self.rank, **said))  # type: ignore[arg-type]
+            self.writer.record(events.Read, **fields)

@@ -137,18 +137,18 @@ def test_torch_compile_does_not_trace_through_the_hooks(monkeypatch: pytest.Monk
 # -- it fails by itself -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("broken", ["take", "blocks", "look"])
+@pytest.mark.parametrize("broken", ["take", "blocks", "sample"])
 def test_training_goes_on_when_observing_fails(
     broken: str, usual: TrainResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: Any) -> Any:
         raise ZeroDivisionError("the observer is broken")
 
-    owner = {"take": snapshot, "blocks": xla_dumps, "look": runtime_stats.RuntimeStats}[broken]
+    owner = {"take": snapshot, "blocks": xla_dumps, "sample": runtime_stats.RuntimeStats}[broken]
     monkeypatch.setattr(owner, broken, fails)
     result = run(lengths)
     assert result.value == usual.value and result.steps == usual.steps == 12
-    assert result.recompiles is None or broken == "look"
+    assert result.recompiles is None or broken == "sample"
     (warned,) = [event for event in only(result.run.events(), Warned) if event.code == "observing-stopped"]
     assert "ZeroDivisionError: the observer is broken" in warned.text and "Training continues" in warned.text
     assert warned.text in result.run.summary().warnings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tpu_magics.backends.hlo_proto import HloFrame, number_ops
+from tpu_magics.backends.hlo.proto import HloFrame, number_ops
 
 
 def field(number: int, content: bytes | int) -> bytes:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tpu_magics.backends.observing import hlo
+from tpu_magics.backends import hlo
 from tpu_magics.backends.torch_xla.observe.pieces import GraphPieces, joined
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaCompileReport, XlaDumps
 
@@ -71,7 +71,7 @@ class FakeRuntime:
     def step(self, cut: str, rest: str = "") -> list[XlaCompileReport]:
         """A step that one collective cuts in two."""
         self.pieces.cut(*self.runs(cut))
-        return self.pieces.synced(*self.runs(*([rest] if rest else [])))
+        return self.pieces.end_step(*self.runs(*([rest] if rest else [])))
 
 
 @pytest.fixture
@@ -101,14 +101,14 @@ def test_the_parts_of_a_new_graph_are_told_together(runtime: FakeRuntime) -> Non
 def test_a_collective_may_be_the_end_of_a_step(runtime: FakeRuntime) -> None:
     assert [one.pieces for one in runtime.step("metric")] == [1]
     assert runtime.step("metric") == []
-    assert runtime.pieces.synced(*runtime.runs()) == []
+    assert runtime.pieces.end_step(*runtime.runs()) == []
 
 
 def test_a_read_has_a_graph_of_its_own_and_cuts_nothing(runtime: FakeRuntime) -> None:
     for times in (1, 0):
         runtime.pieces.cut(*runtime.runs("forward"))
         assert len(runtime.pieces.run(*runtime.runs("loss"))) == times
-        assert len(runtime.pieces.synced(*runtime.runs("update"))) == times
+        assert len(runtime.pieces.end_step(*runtime.runs("update"))) == times
     assert runtime.step("forward", "update") == []  # the same graph, also without the read
 
 
@@ -117,13 +117,13 @@ def test_a_read_of_what_a_cut_has_run_counts_once_for_each_tensor_and_line(runti
         runtime.pieces.cut(*runtime.runs("forward"))
         assert [len(runtime.pieces.read(tensor, site=3)) for tensor in (7, 7)] == [times, 0]
         assert len(runtime.pieces.read(8, site=4)) == times
-        assert len(runtime.pieces.synced(*runtime.runs("update"))) == times
+        assert len(runtime.pieces.end_step(*runtime.runs("update"))) == times
     assert runtime.pieces.read(9, site=3) == []  # no cut since the sync: it is data
 
 
 def test_graphs_that_nobody_named_are_told_apart_by_their_compiles(tmp_path: Path) -> None:
     pieces = GraphPieces(XlaDumps(None))
-    assert len(pieces.synced(1, 1)) == 1 and len(pieces.synced(1, 1)) == 1
+    assert len(pieces.end_step(1, 1)) == 1 and len(pieces.end_step(1, 1)) == 1
 
 
 def test_a_long_file_is_emptied_and_read_on(runtime: FakeRuntime) -> None:
@@ -138,7 +138,7 @@ def test_seconds_count_once(runtime: FakeRuntime) -> None:
     runtime.step("forward", "first")
     runtime.pieces.cut(*runtime.runs("forward"))
     assert [one.seconds for one in runtime.pieces.read(1, site=0)] == [0.0]
-    assert [one.pieces for one in runtime.pieces.synced(*runtime.runs("second"))] == [2]
+    assert [one.pieces for one in runtime.pieces.end_step(*runtime.runs("second"))] == [2]
 
 
 def test_seconds_are_of_what_was_compiled_now() -> None:

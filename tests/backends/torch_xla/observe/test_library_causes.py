@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tpu_magics.backends.torch_xla.observe.causes import _outer
+from tpu_magics.backends.torch_xla.observe.library_causes import new_functions
 
 TRAIN = ("/site-packages/transformers/trainer.py", "train")
 SYNC = ("/site-packages/torch_xla/core/xla_model.py", "mark_step")
@@ -25,4 +25,4 @@ NO_GRAD = ("/site-packages/torch/utils/_contextlib.py", "decorate_context")
 def test_a_decorator_is_named_only_where_there_is_nothing_else(
     new: list[tuple[str, str]], first: tuple[str, str]
 ) -> None:
-    assert _outer(new, [TRAIN])[0] == first
+    assert new_functions(new, [TRAIN])[0] == first

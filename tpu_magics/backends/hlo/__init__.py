@@ -1,0 +1,37 @@
+"""HLO as text and as protos: reading, comparing, counting. Standard library only.
+
+A `Graph` (graph.py) is small and made to be kept and compared; an `HloModule` (text.py) has every instruction with its
+attributes, for an analysis of one program.
+"""
+
+from __future__ import annotations
+
+from tpu_magics.backends.hlo.compare import GraphChange, compare, distance
+from tpu_magics.backends.hlo.graph import (
+    Graph,
+    Op,
+    Tensor,
+    dtype_counts,
+    fingerprint,
+    join,
+    multiplications,
+    multiplied_types,
+    parse,
+    read,
+)
+
+__all__ = [
+    "Graph",
+    "GraphChange",
+    "Op",
+    "Tensor",
+    "compare",
+    "distance",
+    "dtype_counts",
+    "fingerprint",
+    "join",
+    "multiplications",
+    "multiplied_types",
+    "parse",
+    "read",
+]

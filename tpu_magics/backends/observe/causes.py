@@ -1,0 +1,148 @@
+"""The causes of a recompile that every framework has, from the difference between two compiles of a site."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from tpu_magics.backends import hlo
+from tpu_magics.backends.observe.evidence import CompileCause, CompileEvidence
+from tpu_magics.runs.events import Input
+
+C = TypeVar("C", bound=CompileEvidence)
+P = TypeVar("P")
+T = TypeVar("T")
+
+_SHOWN = 6
+
+
+@dataclass
+class CompileComparison(Generic[C]):
+    """A compile and the nearest earlier one of its site. `change`: of their graphs, None if one is unknown; `inputs`:
+    (new, old) of inputs with the same name that differ."""
+
+    new: C
+    old: C
+    change: hlo.GraphChange | None = None
+    inputs: list[tuple[Input, Input]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        new, old = self.new.report.graph, self.old.report.graph
+        if new is not None and old is not None:
+            self.change = hlo.compare(new, old)
+        before = {one.name: one for one in self.old.inputs}
+        pairs = [(one, before[one.name]) for one in self.new.inputs if one.name in before]
+        self.inputs = [(one, other) for one, other in pairs if one != other]
+
+    @property
+    def evidence(self) -> tuple[str, ...]:
+        """Sentences about the graphs."""
+        return self.change.lines() if self.change is not None else ()
+
+    @property
+    def input_lines(self) -> tuple[str, ...]:
+        """Sentences about the inputs."""
+        return tuple(f"{new.name} now {tensor_text(new)}, before {tensor_text(old)}" for new, old in self.inputs)
+
+    def cause(self, code: str, text: str, fix: str, *first: str) -> CompileCause:
+        """A cause with the evidence of the graphs, and other evidence `first`."""
+        return CompileCause(code, text, fix, (*first, *self.evidence))
+
+    @property
+    def only_batch_changed(self) -> bool:
+        """Whether the inputs differ in the first dimension alone."""
+        return all(new.shape[1:] == old.shape[1:] and new.shape[:1] != old.shape[:1] for new, old in self.inputs)
+
+    def short_batch(self) -> tuple[int, int] | None:
+        """(full, last) if an input's first dimension became the size of a short last batch, or back."""
+        sizes = self.new.short | self.old.short
+        for new, old in self.inputs:
+            if new.shape and old.shape and new.shape[1:] == old.shape[1:]:
+                for full, last in sizes:
+                    if {old.shape[0], new.shape[0]} == {full, last}:
+                        return full, last
+        return None
+
+
+def first_cause(rules: Iterable[Callable[[P], CompileCause | None]], pair: P) -> CompileCause:
+    """The answer of the first rule that explains the new compile; the last one always does."""
+    return next(cause for rule in rules if (cause := rule(pair)) is not None)
+
+
+def graph_distance(new: CompileEvidence, old: CompileEvidence) -> int:
+    """How much the graphs differ; 0 if one is unknown."""
+    return hlo.distance(new.report.graph, old.report.graph) if new.report.graph and old.report.graph else 0
+
+
+# -- causes -----------------------------------------------------------------------------------------------------------
+
+
+def evaluation_batch(size: int | None, training: int | None) -> CompileCause | None:
+    """The note for a first compile: an evaluation with another batch size than training."""
+    if size is None or training is None or size == training:
+        return None
+    text = f"Evaluation uses batches of {size} (training: {training}), so it compiles its own graph."
+    return CompileCause(
+        "", text, "Use the training batch size in evaluation. One compile for the evaluation loop remains."
+    )
+
+
+def mode_switch(pair: CompileComparison[C], what: str, modes: Sequence[str], fix: str) -> CompileCause | None:
+    """`what` ran in two modes. `modes`: what differs, in sentences."""
+    if not modes:
+        return None
+    batch = "".join(f"; {line}" for line in pair.input_lines[:1])
+    text = f"This line runs the {what} in two modes: {modes[0]}{batch}."
+    return CompileCause("mode-switch", text, fix, (*modes, *pair.input_lines))
+
+
+@dataclass(frozen=True)
+class InputFixes:
+    """How a framework's user changes the last batch, the dtype or the shape of an input: a sentence each."""
+
+    last_batch: str
+    dtype: str
+    shape: str
+
+
+def input_change(pair: CompileComparison[C], fixes: InputFixes) -> CompileCause | None:
+    """An input has another shape or dtype."""
+    if not pair.inputs:
+        return None
+    lines = pair.input_lines
+    short = pair.short_batch()
+    if short is not None:
+        text = f"The last batch has {short[1]} samples instead of {short[0]}: {lines[0]}."
+        return CompileCause("last-batch", text, fixes.last_batch, lines)
+    if all(new.shape == old.shape for new, old in pair.inputs):
+        return CompileCause("input-dtype", f"The dtype of an input changed: {lines[0]}.", fixes.dtype, lines)
+    return CompileCause("input-shape", f"The shape of an input changed: {lines[0]}.", fixes.shape, lines)
+
+
+def unknown(pair: CompileComparison[C], more: Sequence[str] = ()) -> CompileCause:
+    """No other rule explains it. `more`: further evidence."""
+    why = "the graphs could not be compared" if pair.change is None else "no known cause matches"
+    return CompileCause(
+        "unknown",
+        f"The cause is unknown: {why}.",
+        "Compare the evidence with your code. If your code does not explain it, please report it.",
+        (*pair.evidence, *pair.input_lines, *more)[:_SHOWN],
+    )
+
+
+# -- differences ------------------------------------------------------------------------------------------------------
+
+
+def changed(new: Mapping[str, T], old: Mapping[str, T]) -> dict[str, tuple[T, T]]:
+    """What both have under the same name and differs: name -> (old, new)."""
+    return {name: (old[name], value) for name, value in new.items() if name in old and _differs(old[name], value)}
+
+
+def _differs(old: object, new: object) -> bool:
+    return old != new and not (old != old and new != new)  # nan is nan
+
+
+def tensor_text(one: Input) -> str:
+    """int64[32,129]"""
+    return f"{one.dtype}[{','.join(map(str, one.shape))}]"

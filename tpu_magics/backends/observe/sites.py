@@ -1,0 +1,138 @@
+"""Finds the user's line on a stack of library calls, and numbers these lines (sites)."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from itertools import takewhile
+from types import FrameType
+
+from tpu_magics.runs.events import Site
+from tpu_magics.runs.origin import OWN, is_library, under
+
+_CODE_LENGTH = 200
+_DECIDING = (ast.If, ast.While, ast.IfExp, ast.Assert)
+StackLine = tuple[str, str, int]  # function, path, line
+
+
+def outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame and its callers."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+class Sites:
+    """The sites of one rank. `cell_names`: file names of cells -> "In [n]"; `cell_ids`: "In [n]" -> the front end's;
+    `libraries`: folders of libraries outside the usual places."""
+
+    def __init__(
+        self, cell_names: Mapping[str, str], cell_ids: Mapping[str, str], libraries: tuple[str, ...] = ()
+    ) -> None:
+        self.libraries = libraries
+        self.cell_names = cell_names
+        self.cell_ids = cell_ids
+        self._known: dict[tuple[str, int], Site] = {}
+        self._files: dict[int, str] = {}
+        self.is_user_code = lru_cache(maxsize=4096)(self._is_user_code)
+
+    def _is_user_code(self, path: str) -> bool:
+        if path in self.cell_names:
+            return True
+        return not is_library(path) and not any(under(path, folder) for folder in self.libraries)
+
+    def user_frame(self, frame: FrameType | None) -> FrameType | None:
+        """The innermost frame of the user's code."""
+        return next((one for one in outwards(frame) if self.is_user_code(one.f_code.co_filename)), None)
+
+    def of_frame(self, frame: FrameType | None) -> Site:
+        """The site of a running stack; the outermost line if none is the user's."""
+        found = self.user_frame(frame) or next(iter(list(outwards(frame))[-1:]), None)
+        if found is None:
+            return self._site("", "", 0)
+        return self._site(found.f_code.co_name, found.f_code.co_filename, found.f_lineno)
+
+    def of_stack(self, stack: Iterable[StackLine]) -> Site | None:
+        """The site of a stack, innermost line first; None if no line of it is the user's."""
+        line = next((line for line in stack if self.is_user_code(line[1])), None)
+        return self._site(*line) if line else None
+
+    def of_line(self, path: str, line: int) -> Site:
+        """The site of a line that may not be on a stack."""
+        return self._site("", path, line)
+
+    def through(self, stack: Iterable[StackLine]) -> tuple[tuple[str, str], ...]:
+        """The library functions between the triggering call and the user's line, with their files. Ours are left out:
+        which of them are there depends on the hook."""
+        inside = takewhile(lambda line: not self.is_user_code(line[1]), stack)
+        return tuple((path, function) for function, path, _line in inside if not under(path, OWN))
+
+    def stack(self, frame: FrameType | None) -> tuple[StackLine, ...]:
+        """A running stack, innermost line first."""
+        return tuple((one.f_code.co_name, one.f_code.co_filename, one.f_lineno) for one in outwards(frame))
+
+    def decides(self, site: Site) -> bool:
+        """Whether a value read there decides which branch Python takes."""
+        return decides(self._files.get(site.id, site.path), site.line)
+
+    def _site(self, function: str, path: str, line: int) -> Site:
+        known = self._known.get((path, line))
+        if known is None:
+            shown = self.cell_names.get(path, path)
+            code = linecache.getline(path, line).strip()[:_CODE_LENGTH]
+            known = Site(len(self._known), shown, line, function, code, self.cell_ids.get(shown, ""))
+            self._known[path, line] = known
+            self._files[known.id] = path
+        return known
+
+
+# -- branches ---------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=256)
+def decides(path: str, line: int) -> bool:
+    """Whether a value that is read in `line` of the code at `path` decides which branch Python takes: the statement is
+    a condition, or sets a name that a later condition uses."""
+    tree = parsed(path)
+    if tree is None:
+        return False
+    tests = list(_tests(tree))
+    if any(test.lineno <= line <= (test.end_lineno or test.lineno) for test in tests):
+        return True
+    names = {name for statement in _statements(tree, line) for name in _set_by(statement)}
+    read = {node.id for test in tests if test.lineno > line for node in ast.walk(test) if isinstance(node, ast.Name)}
+    return bool(names & read)
+
+
+@lru_cache(maxsize=32)
+def parsed(path: str) -> ast.Module | None:
+    """The source at `path` (also a cell's); None if there is no Python source."""
+    try:
+        return ast.parse("".join(linecache.getlines(path)))
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def _tests(tree: ast.Module) -> Iterator[ast.expr]:
+    for node in ast.walk(tree):
+        if isinstance(node, _DECIDING):
+            yield node.test
+        elif isinstance(node, ast.comprehension):
+            yield from node.ifs
+        elif isinstance(node, ast.For) and isinstance(node.iter, ast.Call):
+            yield node.iter
+
+
+def _statements(tree: ast.Module, line: int) -> Iterator[ast.stmt]:
+    for node in ast.walk(tree):
+        simple = isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr))
+        if isinstance(node, ast.stmt) and simple and node.lineno <= line <= (node.end_lineno or node.lineno):
+            yield node
+
+
+def _set_by(statement: ast.stmt) -> Iterator[str]:
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id

@@ -1,1 +1,0 @@
-"""What the observers of both frameworks share: source lines, HLO graphs, compile records, the guard."""

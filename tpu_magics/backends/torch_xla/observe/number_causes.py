@@ -1,0 +1,106 @@
+"""The cause "python-number": a number of the user's code that is a constant in the graph."""
+
+from __future__ import annotations
+
+import math
+
+from tpu_magics.backends import hlo
+from tpu_magics.backends.observe.evidence import CompileCause
+from tpu_magics.backends.torch_xla.observe.evidence import TorchComparison
+from tpu_magics.backends.torch_xla.observe.snapshot import Number
+
+# A Python number becomes an input of torch_xla's graph, except these, which become constants (special scalars).
+_BAKED = (0, 1)
+_PLAIN_OPS = frozenset({"constant", "parameter", "broadcast", "multiply", "add", "subtract", "convert", "reshape"})
+
+
+def python_number(pair: TorchComparison) -> CompileCause | None:
+    change = pair.change
+    if change is None:
+        return None
+    numbers = pair.numbers()
+    named = [(name, old, new) for name, (old, new) in numbers.items() if _in_change(change, old, new)]
+    changed_ops = {op for op, _ in (*change.added, *change.removed)}
+    if not change.same_ops:  # a loop counter changes in every step: it is only a cause if little else changed
+        plain = changed_ops <= _PLAIN_OPS and not pair.new.facts.cuts
+        named = [one for one in named if plain or "[" in one[0] or "." in one[0]]
+    if named:
+        exact = [one for one in named if one[1:] in change.dims]
+        return _number(pair, *_likeliest(exact or named))
+    if change.same_ops and (change.numbers or change.dims or change.attributes):
+        return _number_without_name(pair, change)
+    baked = [(name, old, new) for name, (old, new) in numbers.items() if _baked_now(change, old, new)]
+    sure = baked if changed_ops <= _PLAIN_OPS else [one for one in baked if isinstance(one[1], float) and _kept(one)]
+    return _number(pair, *_likeliest(sure)) if sure else None
+
+
+def _baked_now(change: hlo.GraphChange, old: Number, new: Number) -> bool:
+    """Whether the number changed from a constant of the graph to an input, or back, as the graph did."""
+    if isinstance(new, bool) or _is_baked(old) == _is_baked(new):
+        return False
+    more, fewer = dict(change.added).get("parameter", 0), dict(change.removed).get("parameter", 0)
+    return more >= fewer if _is_baked(old) else fewer >= more
+
+
+def _kept(one: tuple[str, Number, Number]) -> bool:
+    """A setting, not a measured value: of an object, a module or an optimizer."""
+    return "." in one[0] or "[" in one[0]
+
+
+def _in_change(change: hlo.GraphChange, old: Number, new: Number) -> bool:
+    if isinstance(old, bool) or isinstance(new, bool):
+        return False
+    dims = (old, new) in change.dims or any(b - a == new - old and _derived(a, old) for a, b in change.dims)
+    return dims or any(
+        (_same(a, old) and _same(b, new)) or (_same(a, 1 - old) and _same(b, 1 - new)) for a, b in change.numbers
+    )  # dropout uses 1 - p
+
+
+def _derived(size: int, number: Number) -> bool:
+    """A size that equals the number, or differs by one (a slice's end, a padding)."""
+    return abs(size - number) <= 1
+
+
+def _same(literal: str, number: Number) -> bool:
+    """Whether a literal of the graph is this number, in the graph's precision (bf16 has 8 bits)."""
+    try:
+        value = float(literal)
+    except ValueError:
+        return False
+    return math.isclose(value, number, rel_tol=4e-3)
+
+
+def _is_baked(number: Number) -> bool:
+    return number in _BAKED
+
+
+def _likeliest(named: list[tuple[str, Number, Number]]) -> tuple[str, Number, Number]:
+    """A number of an optimizer or module, or one with a fraction, before a loop counter, which changes in every
+    step."""
+    return min(named, key=lambda one: ("[" not in one[0]) + ("." not in one[0]) + (not isinstance(one[2], float)))
+
+
+def _number(pair: TorchComparison, name: str, old: Number, new: Number) -> CompileCause:
+    baked = (
+        " (torch_xla makes 0 and 1 constants of the graph, other numbers are inputs)"
+        if _is_baked(old) != _is_baked(new)
+        else ""
+    )
+    return pair.cause(
+        "python-number",
+        f"A Python number is a constant in the graph: {name} is now {new:g}, before {old:g}{baked}.",
+        "Make it a tensor on the device, or use the same value in every step.",
+        f"{name} now {new:g}, before {old:g}",
+    )
+
+
+def _number_without_name(pair: TorchComparison, change: hlo.GraphChange) -> CompileCause | None:
+    pairs: list[tuple[object, object]] = [*change.numbers, *change.dims, *change.attributes]
+    old, new = pairs[0]
+    if pair.new.facts.cuts:
+        return None
+    return pair.cause(
+        "python-number",
+        f"A number in the graph changed: now {new}, before {old}. Its name in your code was not found.",
+        "Look for a Python number that this step uses. Make it a tensor, or use the same value in every step.",
+    )
