@@ -28,7 +28,7 @@ PRECISION_NAMES = ("fp32", "bf16", "bf16-downcast")
 @dataclass(frozen=True)
 class Options:
     """Options of a run; None: the session's default. `gate`: called with the request before anything forks; an
-    exception stops the run. `jit`: only for TensorFlow (launch/in_process_run.py)."""
+    exception stops the run. `jit`: only for TensorFlow (launch/strategies/in_process.py)."""
 
     processes: int | None = None
     precision: str | None = None
