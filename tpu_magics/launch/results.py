@@ -103,16 +103,16 @@ def _stage_state(
     return state
 
 
-def _not_finite_warning(files: RunFiles, found: str) -> list[str]:
+def _not_finite_warning(files: RunFiles, warning: str) -> list[str]:
     """The warning about weights that are not finite, with the first step at which a logged loss was not finite."""
-    if not found:
+    if not warning:
         return []
     logged = [one for one in Run(files.path).events("value", 0) if isinstance(one, Value) and _is_not_finite(one)]
     first = next((one for one in logged if "loss" in one.name.lower()), logged[0] if logged else None)
     if first is None:
-        return [found]
+        return [warning]
     by = "at" if first.n == 1 else "by"
-    return [f"{found} The logged `{first.name}` was first not finite {by} step {first.step:,}."]
+    return [f"{warning} The logged `{first.name}` was first not finite {by} step {first.step:,}."]
 
 
 def _is_not_finite(logged: Value) -> bool:

@@ -168,7 +168,7 @@ def initialise(
     check_choice("--framework", framework, CHOICES)
     new = Session(framework=framework)
     if new.is_local():
-        preconditions.check_options(options)
+        preconditions.refuse_forked_options(options)
         preconditions.refuse_cache(cache)
         host_selection.require_pytorch(hosts)
         host_selection.leave_pod(current)

@@ -301,11 +301,11 @@ class Copies:
             return self.function(value)
         trial = dict(self._memo)  # a failed copy leaves parts in its memo
         try:
-            made = copy.deepcopy(value, trial)
+            duplicate = copy.deepcopy(value, trial)
         except Exception:
             return self._copy_parts(value)
         self._memo.update(trial)
-        return made
+        return duplicate
 
     def _copy_parts(self, value: Any) -> Any:
         if type(value) in (list, tuple):
@@ -316,12 +316,12 @@ class Copies:
         if not isinstance(attributes, dict) or isinstance(value, (type, types.ModuleType)):
             return value
         try:
-            made = copy.copy(value)
+            duplicate = copy.copy(value)
         except Exception:
             return value
-        self._memo[id(value)] = made
-        vars(made).update({name: self.argument(item) for name, item in attributes.items()})
-        return made
+        self._memo[id(value)] = duplicate
+        vars(duplicate).update({name: self.argument(item) for name, item in attributes.items()})
+        return duplicate
 
     def space(self, names: dict[str, Any]) -> dict[str, Any]:
         """Globals for a function or a cell, with copies of all values that contain a model."""

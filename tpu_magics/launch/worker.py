@@ -156,7 +156,7 @@ class _Worker:
     def _run_observed(self, ordinal: int) -> Any:
         backend = self.task.backend
         value = None
-        with backend.observing(self.writer, self._watching()) as watcher:
+        with backend.observing(self.writer, self._observer_config()) as watcher:
             try:
                 if self.task.snapshot is not None:
                     backend.renew(self.task.snapshot.items(), self.spec.replicas)
@@ -190,7 +190,7 @@ class _Worker:
         with contextlib.suppress(OSError):
             streams.reopen_descriptors(self.task.files.log_path(self.rank))
 
-    def _watching(self) -> ObserverConfig:
+    def _observer_config(self) -> ObserverConfig:
         spec, task = self.spec, self.task
         bounds = {"cache": spec.cache, "max_steps": spec.max_steps, "max_recompiles": spec.max_recompiles}
         cells = {"cell_names": task.cell_names, "cell_ids": task.cell_ids}

@@ -165,11 +165,11 @@ def signalled(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
 
 def child_died(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     """A process that the function started (DataLoader, a pool) died while memory was low."""
-    found = CHILD.search(base.error_text(outcome))
-    if not found or not was_short(failure):
+    match = CHILD.search(base.error_text(outcome))
+    if not match or not was_short(failure):
         return None
     return Explanation(
-        f"A process started by rank {outcome.rank} died ({found[0]}), probably out of host memory.",
+        f"A process started by rank {outcome.rank} died ({match[0]}), probably out of host memory.",
         numbers(failure) + _models(failure),
         advice(failure),
     )
@@ -196,7 +196,7 @@ def _refused(outcome: WorkerOutcome) -> bool:
 def _wanted(text: str) -> str:
     """How much was requested, e.g. "2.0 GiB of"; "" if the text does not say."""
     for pattern in _REFUSED[:2]:
-        if found := pattern.search(text):
-            known = found.groupdict()
+        if match := pattern.search(text):
+            known = match.groupdict()
             return f"{base.size(int(known['bytes'])) if 'bytes' in known else known['text']} of"
     return ""

@@ -248,21 +248,21 @@ class FunctionScope:
         names.update({name: self.lookup(name) for name in _free_names(tree) if name not in names})
         try:
             code = compile(ast.Expression(tree), "<argument>", "eval")
-            found = eval(code, {"__builtins__": builtins, **names})
+            result = eval(code, {"__builtins__": builtins, **names})
         except Exception as error:
             raise UnknownValue(f"could not be evaluated in the notebook ({type(error).__name__}: {error})") from error
-        return self._once(node, found)
+        return self._once(node, result)
 
     def _settled(self, expression: ast.expr) -> Any:
         """The value of an assigned expression: the same object at each use."""
-        found = self.value(expression)
-        return self.results.setdefault(id(expression), found)
+        result = self.value(expression)
+        return self.results.setdefault(id(expression), result)
 
-    def _once(self, node: ast.expr, found: Any) -> Any:
+    def _once(self, node: ast.expr, value: Any) -> Any:
         """Keep settings objects: each name for one must refer to the same object, which is none of the notebook's."""
         if isinstance(node, ast.Call) and self.backend.builds_config(self.resolve(node.func)):
-            found = self.results[id(node)] = self.own_copy(found)
-        return found
+            value = self.results[id(node)] = self.own_copy(value)
+        return value
 
     def own_copy(self, value: Any) -> Any:
         """A copy that a build may change without changing the notebook's objects; one copy for each object."""

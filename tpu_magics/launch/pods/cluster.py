@@ -159,8 +159,8 @@ def any_dead(nodes_before: Sequence[ClusterNode], timeout: float) -> bool:
 def nodes() -> list[ClusterNode]:
     """The nodes that are alive: the head first, then by name."""
     ray: Any = import_module("ray")
-    found = [_node(record) for record in ray.nodes() if record["Alive"]]
-    ordered = sorted(found, key=lambda node: (not node.head, node.name, node.id))
+    alive = [_node(record) for record in ray.nodes() if record["Alive"]]
+    ordered = sorted(alive, key=lambda node: (not node.head, node.name, node.id))
     return list(_with_unique_names(ordered))
 
 
@@ -179,12 +179,12 @@ def _node(record: Mapping[str, Any]) -> ClusterNode:
     )
 
 
-def _with_unique_names(found: Sequence[ClusterNode]) -> Iterator[ClusterNode]:
+def _with_unique_names(nodes: Sequence[ClusterNode]) -> Iterator[ClusterNode]:
     """Nodes of one machine have the same name: the later ones get a number."""
     from dataclasses import replace
 
     seen: dict[str, int] = {}
-    for node in found:
+    for node in nodes:
         seen[node.name] = number = seen.get(node.name, 0) + 1
         yield node if number == 1 else replace(node, name=f"{node.name}-{number}")
 

@@ -129,8 +129,8 @@ def worker_spec(task: HostTask, index: int, scratch: Path, environment: dict[str
 
 def worker_environment(task: HostTask) -> dict[str, str | None]:
     """The fixes for this host's environment, and the variables of the run."""
-    found: dict[str, str | None] = dict(inspect_host().worker_environment)
-    return {**found, **task.environment}
+    environment: dict[str, str | None] = dict(inspect_host().worker_environment)
+    return {**environment, **task.environment}
 
 
 # -- running ----------------------------------------------------------------------------------------------------------

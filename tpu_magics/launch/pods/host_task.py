@@ -87,7 +87,7 @@ def is_result_file(name: str) -> bool:
 def read_state(folder: Path) -> dict[str, Any]:
     """The content of `STATE`; the initial state if the file does not exist yet."""
     try:
-        found: dict[str, Any] = json.loads((folder / STATE).read_bytes())
+        state: dict[str, Any] = json.loads((folder / STATE).read_bytes())
     except (OSError, ValueError):
         return asdict(HostState())
-    return found
+    return state

@@ -38,9 +38,9 @@ def own_versions() -> dict[str, str]:
     """The versions of this process."""
     import ray
 
-    found = installed()
+    versions = installed()
     known = {"python": platform.python_version(), "tpu_magics": __version__, "ray": str(ray.__version__)}
-    return {**known, **{name: version for name in PACKAGES if (version := found.get(name))}}
+    return {**known, **{name: version for name in PACKAGES if (version := versions.get(name))}}
 
 
 def query_hosts(nodes: Sequence[ClusterNode]) -> list[HostReport]:
@@ -76,19 +76,19 @@ def _query_function() -> Callable[[Sequence[str]], tuple[dict[str, str], int | N
         import platform
         from pathlib import Path
 
-        found = {"python": platform.python_version()}
+        versions = {"python": platform.python_version()}
         for name in packages:
             try:
-                found[name] = importlib.metadata.version(name)
+                versions[name] = importlib.metadata.version(name)
             except importlib.metadata.PackageNotFoundError:
                 pass
         try:
             import tpu_magics
             from tpu_magics.host.memory import host_memory
         except ImportError:
-            return found, None
-        found["tpu_magics"] = tpu_magics.__version__
-        return found, host_memory(Path("/")).available
+            return versions, None
+        versions["tpu_magics"] = tpu_magics.__version__
+        return versions, host_memory(Path("/")).available
 
     return report
 

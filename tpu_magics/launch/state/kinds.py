@@ -60,8 +60,8 @@ class Fields:
 
     def without(self, names: set[Any]) -> Fields | None:
         """Without these names; None if nothing is left."""
-        kept = Fields({name: item for name, item in self.new.items() if name not in names}, self.gone)
-        return kept if kept.new or kept.gone else None
+        remaining = Fields({name: item for name, item in self.new.items() if name not in names}, self.gone)
+        return remaining if remaining.new or remaining.gone else None
 
 
 def same(left: Any, right: Any) -> bool:
@@ -289,10 +289,10 @@ class ObjectKind(_AttributesKind):
         return {name: item for name, item in found.items() if self.rule.has(name)}
 
     def content(self, value: Any, mark: Any) -> Fields:
-        found = super().content(value, mark)
+        fields = super().content(value, mark)
         if self.of_library:  # methods that a library replaced on its object are not data
-            found.new = {name: item for name, item in found.new.items() if not isinstance(item, _CODE)}
-        return found
+            fields.new = {name: item for name, item in fields.new.items() if not isinstance(item, _CODE)}
+        return fields
 
     def _all(self, value: Any) -> dict[str, Any]:
         return attributes(value)
@@ -321,8 +321,8 @@ def attributes(value: Any) -> dict[str, Any]:
     slots = _slots(type(value))
     if not slots:
         return dict(own or {})
-    found = {name: slot.__get__(value) for name, slot in slots.items() if _is_set(slot, value)}
-    return {**found, **(own or {})}
+    values = {name: slot.__get__(value) for name, slot in slots.items() if _is_set(slot, value)}
+    return {**values, **(own or {})}
 
 
 def _own_dict(value: Any) -> dict[str, Any] | None:
@@ -575,8 +575,8 @@ def equal(left: Any, right: Any) -> bool:
         return left.keys() == right.keys() and all(equal(left[key], right[key]) for key in left)
     if isinstance(left, (list, tuple)):
         return len(left) == len(right) and (left == right if only_atoms(left) else all(map(equal, left, right)))
-    found = left == right
-    return bool(found.all()) if hasattr(found, "all") else bool(found)
+    result = left == right
+    return bool(result.all()) if hasattr(result, "all") else bool(result)
 
 
 class ReportedKind(BaseKind):
@@ -630,10 +630,10 @@ _ITERATORS = tuple(map(type, map(iter, ([], (), range(0), {}, {}.values(), {}.it
 
 def container_kind(kind: type, rule: TypeRule) -> Kind | None:
     """The kind for a container type, else None."""
-    for base, found in _CONTAINERS:
+    for base, base_kind in _CONTAINERS:
         if issubclass(kind, base):
             plain = kind is base or kind.__module__ in ("collections", "builtins")
-            return found if plain else SubclassKind(found, ObjectKind(rule, is_library_type(kind)))
+            return base_kind if plain else SubclassKind(base_kind, ObjectKind(rule, is_library_type(kind)))
     return BYTES if issubclass(kind, bytearray) or _is_array(kind) else None
 
 

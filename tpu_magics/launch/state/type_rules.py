@@ -87,9 +87,9 @@ def add(rules: Mapping[str, TypeRule]) -> None:
 def rule_of(kind: type) -> TypeRule:
     """The rule for instances of `kind`."""
     for base in kind.__mro__:
-        found = RULES.get(f"{base.__module__}.{base.__qualname__}")
-        if found is not None:
-            return found
+        rule = RULES.get(f"{base.__module__}.{base.__qualname__}")
+        if rule is not None:
+            return rule
     if not is_library_type(kind):
         return PLAIN
     module = str(kind.__module__)

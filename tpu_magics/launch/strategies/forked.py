@@ -52,7 +52,7 @@ class ForkedStrategy(Strategy):
 
     # -- before the run -------------------------------------------------------------------------------------------
     def check_options(self, request: Request, options: Options) -> None:  # noqa: ARG002
-        preconditions.refuse_local_options(options)
+        preconditions.refuse_in_process_options(options)
 
     def plan(self, options: Options) -> tuple[Host, Plan]:
         current = session.current

@@ -69,7 +69,7 @@ class InProcessStrategy(Strategy):
                 "Its strategy runs in the notebook's process and connects to the devices of other hosts itself.",
                 "Train on this host with %tpu_init --hosts off, or name the TPU: %tpu_init --tpu NAME",
             )
-        preconditions.check_options(options, request.launcher)
+        preconditions.refuse_forked_options(options, request.launcher)
 
     def plan(self, options: Options) -> tuple[Host | None, Plan]:
         current = session.current
@@ -108,7 +108,7 @@ class InProcessStrategy(Strategy):
         try:
             with process.interrupts_held() as late, ExitStack() as open_:
                 open_.callback(self.records.close)
-                open_.enter_context(self.watchdog.looking())
+                open_.enter_context(self.watchdog.running())
                 try:
                     yield
                 except BaseException:
@@ -311,10 +311,10 @@ def with_gate(
         yield lambda: True
         return
 
-    def ask(program: TraceResult) -> None:
+    def call_gate(program: TraceResult) -> None:
         gate(replace(request, program=program), replace(options, gate=None))
 
-    with backend.before_first_step(ask, options.precision or session.current.precision, cells) as step_found:
+    with backend.before_first_step(call_gate, options.precision or session.current.precision, cells) as step_found:
         yield step_found
 
 

@@ -215,8 +215,8 @@ def _host_memory_fields(link: Link) -> dict[str, Any]:
 
 
 def _refusal_fields(link: Link) -> tuple[str, str, str, str]:
-    found = link.refused or {}
-    return link.host.name, found.get("what", ""), found.get("why", ""), found.get("todo", "")
+    error = link.refused or {}
+    return link.host.name, error.get("what", ""), error.get("why", ""), error.get("todo", "")
 
 
 @contextmanager

@@ -36,9 +36,9 @@ def trained_models(
     """The models that were trained: those that the code could reach (`reached`), and those that it assigned to names of
     the notebook (`before`: the values of these names before the run)."""
     new = {name: value for name, value in namespace.items() if before.get(name) is not value and name[:1] != "_"}
-    made = {name: value for name, value in new.items() if backend.is_model(value)}
+    models = {name: value for name, value in new.items() if backend.is_model(value)}
     known = {id(value) for value in reached.values()}
-    return {**reached, **{name: value for name, value in made.items() if id(value) not in known}}
+    return {**reached, **{name: value for name, value in models.items() if id(value) not in known}}
 
 
 def restore(saved: SavedState | None, before: Mapping[str, Any], namespace: dict[str, Any]) -> list[str]:
@@ -99,10 +99,12 @@ def _explain_stop(
             run=path,
         )
     if isinstance(error, RecompileLimit):
-        found = recompiles.too_many(*_as_failure(run, strategy.records.started, error))
-        if found is not None:
-            details = [*found.details, *(["", *lines] if lines else [])]
-            return TrainingFailed(found.what, f"{found.why} {state}", found.todo, details, rank=0, run=path)
+        explanation = recompiles.too_many(*_as_failure(run, strategy.records.started, error))
+        if explanation is not None:
+            details = [*explanation.details, *(["", *lines] if lines else [])]
+            return TrainingFailed(
+                explanation.what, f"{explanation.why} {state}", explanation.todo, details, rank=0, run=path
+            )
     return None
 
 
@@ -118,22 +120,22 @@ def _explain_known(
     run: TrainingRun, strategy: InProcessStrategy, error: BaseException, state: str
 ) -> TrainingFailed | None:
     """The error if the backend or tpu_magics can explain it."""
-    found = error if isinstance(error, TpuMagicsError) else _explain_by_backend(run, strategy, error)
-    if found is None:
+    explained = error if isinstance(error, TpuMagicsError) else _explain_by_backend(run, strategy, error)
+    if explained is None:
         return None
-    if isinstance(found, TrainingFailed):  # of a run that the code itself started
-        return found
-    details = [*found.details, *([""] if found.details else []), *_user_lines(run, error)]
+    if isinstance(explained, TrainingFailed):  # of a run that the code itself started
+        return explained
+    details = [*explained.details, *([""] if explained.details else []), *_user_lines(run, error)]
     path = str(run.folder.path)
-    return TrainingFailed(found.what, f"{found.why} {state}".strip(), found.todo, details, rank=0, run=path)
+    return TrainingFailed(explained.what, f"{explained.why} {state}".strip(), explained.todo, details, rank=0, run=path)
 
 
 def user_frames(stack: TracebackType | None) -> TracebackType | None:
     """A traceback without our own frames; unchanged if it has no others."""
-    kept = [one for one in _tracebacks(stack) if not _is_ours(one.tb_frame)]
-    for one, following in zip_longest(kept, kept[1:]):
+    remaining = [one for one in _tracebacks(stack) if not _is_ours(one.tb_frame)]
+    for one, following in zip_longest(remaining, remaining[1:]):
         one.tb_next = following
-    return kept[0] if kept else stack
+    return remaining[0] if remaining else stack
 
 
 def _is_ours(frame: FrameType) -> bool:
@@ -157,8 +159,8 @@ def _explain_by_backend(run: TrainingRun, strategy: InProcessStrategy, error: Ba
 
 def _user_lines(run: TrainingRun, error: BaseException) -> list[str]:
     """The user's own lines of the stack."""
-    found = [one for one in frames.from_exception(error, run.cell_names) if not one.library]
-    return frames.fold(found)
+    stack = [one for one in frames.from_exception(error, run.cell_names) if not one.library]
+    return frames.fold(stack)
 
 
 def failure_record(error: BaseException) -> dict[str, Any]:

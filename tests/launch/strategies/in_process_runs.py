@@ -1,7 +1,6 @@
-"""Runs of TensorFlow in a process of their own, which stands for a notebook: each prints what the tests look at.
+"""Runs of TensorFlow in a process of their own, which stands for a notebook; test_in_process.py says what is expected.
 
-What lives here: the runs. What does not: what is expected of them (test_local.py). Called as `local_runs.py NAME ...`,
-it prints one JSON object with what each of these functions returns.
+`in_process_runs.py NAME ...` prints one JSON object with what each of these functions returns.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The traceback that a person reads of their own error. What ends a run otherwise: test_local.py."""
+"""The traceback that a person reads of their own error. What ends a run otherwise: test_in_process.py."""
 
 from __future__ import annotations
 
