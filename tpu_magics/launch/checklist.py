@@ -152,12 +152,8 @@ def _trained_steps(evidence: ChecklistEvidence) -> ChecklistItem:
     counts = [_plural(summary.steps or 0, "step")]
     counts += [_plural(summary.compiles, "compile")] if summary.compiles is not None else []
     counts += [_plural(summary.recompiles, "recompile")] if summary.recompiles is not None else []
-    return ChecklistItem(question, PASSED, f"The run {_run_label(run)} on {where}{_when(run)}: {', '.join(counts)}.")
-
-
-def _when(run: Run) -> str:
-    """The time, since several runs may have the same name."""
-    return f" ({_day(run.created)})" if run.created else ""
+    when = f" ({_day(run.created)})" if run.created else ""  # several runs may have the same name
+    return ChecklistItem(question, PASSED, f"The run {_run_label(run)} on {where}{when}: {', '.join(counts)}.")
 
 
 def _day(t: float) -> str:

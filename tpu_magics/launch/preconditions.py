@@ -24,17 +24,13 @@ class ForkBlockers:
 
     def record(self, backend: Backend, cell: str) -> None:
         """Note `cell` for every state that is new."""
-        for state in _states(backend):
+        runtime = ["runtime"] if backend.runtime_initialized() else []
+        for state in (*runtime, *backend.other_states()):
             self.cells.setdefault(state, cell)
 
     def cell_of(self, state: str) -> str:
         """The cell as text."""
         return self.cells.get(state, "code that ran before tpu_magics was loaded")
-
-
-def _states(backend: Backend) -> list[str]:
-    runtime = ["runtime"] if backend.runtime_initialized() else []
-    return [*runtime, *backend.other_states()]
 
 
 @dataclass(frozen=True)

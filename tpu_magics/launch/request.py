@@ -56,7 +56,7 @@ def function_request(
     it."""
     kwargs = dict(kwargs or {})
     arguments = check_function(function, args, kwargs, index_first)
-    named = {**_labelled(labels, args), **kwargs}
+    named = {label: arg for label, arg in zip(labels, args, strict=False) if label.isidentifier()}
     names = _names_of_args(labels, list(arguments)[int(index_first) :], len(args))
 
     def make(models: dict[str, Any], hoists: hoist.HoistPlan | None) -> Work:
@@ -65,18 +65,13 @@ def function_request(
     return Request(
         name=_name_of(function),
         make=make,
-        items=tuple(object_graph.reachable_objects(function, {**named, **arguments})),
+        items=tuple(object_graph.reachable_objects(function, {**named, **kwargs, **arguments})),
         hoistable=function,
         arguments=arguments,
         source=_source(function),
         packages=framework.packages_of_function(function),
         launcher=launcher,
     )
-
-
-def _labelled(labels: Sequence[str], args: Sequence[Any]) -> dict[str, Any]:
-    """The arguments whose ARG is a name, by that name."""
-    return {label: arg for label, arg in zip(labels, args, strict=False) if label.isidentifier()}
 
 
 def _names_of_args(labels: Sequence[str], parameters: Sequence[str], count: int) -> tuple[str, ...]:

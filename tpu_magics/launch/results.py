@@ -77,7 +77,8 @@ def collect_results(
             if put_back is not None:
                 put_back()
             raise
-    _delete_files(files)
+    for path in files.path.glob("result-*"):
+        path.unlink(missing_ok=True)
     return results
 
 
@@ -157,12 +158,6 @@ def _load_name(name: str, load: Callable[[], Any], results: RunResults) -> None:
         results.left[name] = f"{error}. Define classes and functions at the top of the cell, or in an earlier one."
     except Exception as error:
         results.left[name] = f"{type(error).__name__}: {error}"
-
-
-def _delete_files(files: RunFiles) -> None:
-    """Delete the results from the disk once they are loaded."""
-    for path in files.path.glob("result-*"):
-        path.unlink(missing_ok=True)
 
 
 class TrainResult:

@@ -103,10 +103,6 @@ class Strategy(ABC):
     def request_stop(self) -> None:
         """Stop the work as an interrupt would; return at once."""
 
-    @abstractmethod
-    def stop(self) -> None:
-        """Stop the work of a run that another cell started; the models stay unchanged."""
-
 
 @dataclass
 class TrainingRun:
@@ -245,8 +241,10 @@ class TrainingRun:
         self.strategy.request_stop()
 
     def stop(self) -> None:
-        """Stop a background run; the models stay unchanged."""
-        self.strategy.stop()
+        """Stop the run, and wait until a background run has ended; the models stay unchanged."""
+        self.strategy.request_stop()
+        if self.options.background:
+            self.strategy.wait(self)
 
 
 # -- before the run ---------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ class Watchdog:
     def __init__(self, meter: MemoryMeter | None = None, timeout: float | None = None) -> None:
         self.reason = ""
         self.observer: RunObserver = NullObserver()
-        self.give_up: Callable[[], None] = _do_nothing
+        self.give_up: Callable[[], None] = lambda: None
         self._meter = meter
         self._limit = timeout
         self._deadline: float | None = None
@@ -266,7 +266,3 @@ def _is_running(call: FrameType) -> bool:
     while frame is not None and frame is not call:
         frame = frame.f_back
     return frame is not None
-
-
-def _do_nothing() -> None:
-    pass

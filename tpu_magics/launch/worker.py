@@ -68,7 +68,7 @@ class _Worker:
         streams.redirect_python()
         streams.forbid_input()
         streams.text_progress_bars()
-        streams.redirect_displays(streams.Displays(self.task.files, self._announce, keep=self._is_lead()))
+        streams.redirect_displays(streams.Displays(self.task.files, self._announce, keep=self.rank == 0))
         orphans.set_marker(self.task.files.path)
         limits.keep_reserve()
         if self.keep_partial:
@@ -91,10 +91,6 @@ class _Worker:
         with contextlib.suppress(OSError):
             os.write(2, f"{self.writer.failed}\n".encode("utf-8", "replace"))
         return process.UNRECORDED
-
-    def _is_lead(self) -> bool:
-        """Whether this worker counts as rank 0 until the ranks are known."""
-        return self.spec.number == 0
 
     # -- on the rank's thread -----------------------------------------------------------------------------------
     def _ready(self, ordinal: int, world_size: int, device: str) -> None:

@@ -4,7 +4,6 @@ own frames."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 from tpu_magics.errors import TrainingFailed, TrainingInterrupted
 from tpu_magics.launch import frames
@@ -27,7 +26,8 @@ def _worker(failure: Failure) -> TrainingFailed:
         return _no_culprit(failure)
     explanation = explain(failure, culprit)
     parts = (list(explanation.details), _stack(failure, culprit), _others(failure, culprit))
-    return _error(failure, explanation, culprit.rank, _spaced(parts))
+    details = [line for part in parts if part for line in ("", *part)][1:]  # an empty line between parts
+    return _error(failure, explanation, culprit.rank, details)
 
 
 def _timeout(failure: Failure) -> TrainingFailed:
@@ -104,11 +104,6 @@ def _severity(outcome: WorkerOutcome) -> int:
 
 
 # -- details ------------------------------------------------------------------------------------------------------
-
-
-def _spaced(parts: Iterable[list[str]]) -> list[str]:
-    """The parts that are not empty, separated by an empty line."""
-    return [line for part in parts if part for line in ("", *part)][1:]
 
 
 def _stack(failure: Failure, outcome: WorkerOutcome) -> list[str]:

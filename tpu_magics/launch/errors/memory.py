@@ -63,14 +63,11 @@ def numbers(failure: Failure) -> str:
     """Peak memory of each worker against the machine's, in sentences."""
     parts = []
     if failure.oom_kills:
-        parts.append(f"The kernel's out-of-memory killer ran {_times(failure.oom_kills)} during the run.")
+        times = "once" if failure.oom_kills == 1 else f"{failure.oom_kills} times"
+        parts.append(f"The kernel's out-of-memory killer ran {times} during the run.")
     parts.append(_peaks(failure))
     parts.append(_machine(failure))
     return " ".join(part for part in parts if part)
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
 
 
 def _peaks(failure: Failure) -> str:

@@ -202,7 +202,8 @@ class FunctionScope:
 
     def _call_problem(self, call: ast.Call) -> str:
         callee = self.resolve(call.func)
-        if callee is not None and (_is_one_of(callee, PURE) or self.backend.builds_config(callee)):
+        pure = any(callee is one for one in PURE)
+        if callee is not None and (pure or self.backend.builds_config(callee)):
             return ""
         if self._is_pure_method(call.func):
             return ""
@@ -357,10 +358,6 @@ def _imported(binding: NameBinding, package: str | None) -> Any:
         return getattr(module, binding.attribute)
     except AttributeError:
         return importlib.import_module(f"{name}.{binding.attribute}")
-
-
-def _is_one_of(value: object, known: tuple[Any, ...]) -> bool:
-    return any(value is one for one in known)
 
 
 def _bound_by(node: ast.AST) -> frozenset[str]:

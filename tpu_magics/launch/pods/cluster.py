@@ -267,14 +267,11 @@ def _same_address(connected: str, address: Address) -> bool:
     host, _, port = connected.rpartition(":")
     if port != str(address.port) or address.client:
         return False
+    loopback = address.host in ("localhost", "127.0.0.1", "::1", "[::1]")
     try:
-        return socket.gethostbyname(host) == socket.gethostbyname(address.host) or _is_loopback(address.host)
+        return socket.gethostbyname(host) == socket.gethostbyname(address.host) or loopback
     except OSError:
         return False
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "127.0.0.1", "::1", "[::1]")
 
 
 @contextmanager

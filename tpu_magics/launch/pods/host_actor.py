@@ -143,7 +143,8 @@ class HostActor:
             except subprocess.TimeoutExpired:
                 os.killpg(self.process.pid, signal.SIGKILL)  # its workers die with it
                 self.process.wait()
-        _remove_folder(self.folder)
+        private_folders.remove_scratch(RunFiles(self.folder))
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _read_new(path: Path, offset: int, most: int) -> FileChunk | None:
@@ -169,8 +170,3 @@ def _free_ports(count: int) -> Iterator[int]:
         for probe in probes:
             probe.bind(("", 0))
             yield int(probe.getsockname()[1])
-
-
-def _remove_folder(folder: Path) -> None:
-    private_folders.remove_scratch(RunFiles(folder))
-    shutil.rmtree(folder, ignore_errors=True)

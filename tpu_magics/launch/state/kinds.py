@@ -138,10 +138,6 @@ class SequenceKind(BaseKind):
         return lambda: self._fill(value, old)
 
 
-def _fill_list(value: Any, items: Any) -> None:
-    list.__setitem__(value, slice(None), items)
-
-
 def _fill_set(value: Any, items: Any) -> None:
     set.clear(value)
     set.update(value, items)
@@ -603,10 +599,6 @@ class ReportedKind(BaseKind):
         raise NotImplementedError
 
 
-def _file_position(value: Any) -> Any:
-    return value.closed or value.tell()
-
-
 def flush(value: Any) -> None:
     """Flush a file: a fork would have a copy of its buffer."""
     if isinstance(value, io.IOBase):
@@ -618,10 +610,11 @@ def _iterator_position(value: Any) -> Any:
     return operator.length_hint(value, -1), repr(value) if type(value).__name__ == "count" else ""
 
 
-LIST, DEQUE = SequenceKind(list, _fill_list), SequenceKind(deque, _fill_deque)
+LIST = SequenceKind(list, lambda value, items: list.__setitem__(value, slice(None), items))
+DEQUE = SequenceKind(deque, _fill_deque)
 SET, DICT, BYTES = SetKind(set, _fill_set), DictKind(), BytesKind()
 BINDING, CELL, CLASS = BindingKind(), CellKind(), ClassKind()
-FILE = ReportedKind("an open file", _file_position)
+FILE = ReportedKind("an open file", lambda value: value.closed or value.tell())
 GENERATOR = ReportedKind("a generator", lambda value: value.gi_frame and value.gi_frame.f_lasti)
 ITERATOR = ReportedKind("an iterator", _iterator_position)
 _CONTAINERS: tuple[tuple[type, Kind], ...] = ((list, LIST), (dict, DICT), (set, SET), (deque, DEQUE))

@@ -94,7 +94,8 @@ def rule_of(kind: type) -> TypeRule:
         return PLAIN
     module = str(kind.__module__)
     packages = _packages(module)
-    if OPAQUE_PACKAGES & packages or (packages[-1:] and _is_stdlib(module) and not CONTAINER_MODULES & packages):
+    standard = module.partition(".")[0] in sys.stdlib_module_names
+    if OPAQUE_PACKAGES & packages or (packages[-1:] and standard and not CONTAINER_MODULES & packages):
         return OPAQUE
     return LIBRARY
 
@@ -109,10 +110,6 @@ class _Packages(tuple[str, ...]):
 def _packages(module: str) -> _Packages:
     parts = module.split(".")
     return _Packages(".".join(parts[:count]) for count in range(len(parts), 0, -1))
-
-
-def _is_stdlib(module: str) -> bool:
-    return module.partition(".")[0] in sys.stdlib_module_names
 
 
 @cached_by_type

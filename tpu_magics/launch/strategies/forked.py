@@ -156,7 +156,8 @@ class ForkedStrategy(Strategy):
                 "The TPU is still busy (the process that used it may have just ended): trying again."
             )
             time.sleep(BUSY_PAUSE)
-            _delete_attempt(run)
+            for path in run.folder.path.glob("rank-*"):  # they would be read as those of the next attempt
+                path.unlink(missing_ok=True)
             self.start_workers(run)
             self._watch().run()
 
@@ -183,7 +184,7 @@ class ForkedStrategy(Strategy):
             f"Training {name!r} in the background: _tpu.wait() loads its results, %tpu_stop stops it."
         )
 
-    def wait(self, run: TrainingRun | None = None) -> None:  # noqa: ARG002
+    def wait(self, run: TrainingRun) -> None:  # noqa: ARG002
         """Not with Thread.join(): an interrupted join marks a running thread as stopped (seen in CPython 3.11)."""
         while self._thread is not None and not self._thread_ended.wait(0.1):
             pass
@@ -199,11 +200,6 @@ class ForkedStrategy(Strategy):
     def request_stop(self) -> None:
         if self.watch is not None:
             self.watch.stop("interrupt")
-
-    def stop(self) -> None:
-        if self._thread is not None:
-            self.request_stop()
-            self.wait()
 
     # -- the end --------------------------------------------------------------------------------------------------
     def collect(self, run: TrainingRun) -> results.RunResults:
@@ -297,12 +293,6 @@ def _say_tpu_menu(host: Host) -> None:
         session.current.notebook.say(
             f"No TPU in this {where.name} runtime: training on XLA:CPU. To select a TPU: {where.menu}."
         )
-
-
-def _delete_attempt(run: TrainingRun) -> None:
-    """Delete the files of the failed attempt: they would be read as those of the next one."""
-    for path in run.folder.path.glob("rank-*"):
-        path.unlink(missing_ok=True)
 
 
 def _record_warnings(run: TrainingRun, loaded: results.RunResults) -> None:

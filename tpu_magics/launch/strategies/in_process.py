@@ -143,9 +143,13 @@ class InProcessStrategy(Strategy):
     def _train(self, run: TrainingRun) -> Any:
         __tracebackhide__ = True
         backend, options, cells = self.backend, run.options, run.cell_names
+
+        def note_problem(problem: TrainingProblem) -> None:
+            self.records.note("data", problem_text(problem))
+
         with ExitStack() as around:
             around.enter_context(tee.record(self.records.log))
-            around.enter_context(backend.watching_data(self._note_data_problem, run.request.items, cells))
+            around.enter_context(backend.watching_data(note_problem, run.request.items, cells))
             if options.precision:  # else a policy set by the cell itself would be undone
                 around.enter_context(backend.precision(options.precision))
             changed = around.enter_context(backend.jit(options.jit, cells))
@@ -176,9 +180,6 @@ class InProcessStrategy(Strategy):
             for line in changed():
                 self.records.note("jit", line)
 
-    def _note_data_problem(self, problem: TrainingProblem) -> None:
-        self.records.note("data", problem_text(problem))
-
     def wait(self, run: TrainingRun) -> None:
         """In another thread."""
         self._over.wait()
@@ -193,8 +194,6 @@ class InProcessStrategy(Strategy):
 
     def request_stop(self) -> None:
         self.watchdog.stop()
-
-    stop = request_stop
 
     # -- the end --------------------------------------------------------------------------------------------------
     def collect(self, run: TrainingRun) -> results.RunResults:

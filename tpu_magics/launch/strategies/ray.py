@@ -71,7 +71,8 @@ class RayStrategy(ForkedStrategy):
             stored = host_start.store_bundle(self.bundle)
             actors, descriptions = host_start.start_actors(self.pod, run.folder.name, interrupted)
             try:
-                task = _host_task(self.pod, run.plan)
+                hosts, shell = len(self.pod.hosts), streams.running_shell() is not None
+                task = HostTask(0, "", hosts, self.pod.workers, run.plan, shell=shell)
                 host_start.start_processes(self.pod, actors, task, descriptions, stored, interrupted)
                 self.watch = watch = self._make_supervisor(run, actors)
             except BaseException:
@@ -181,26 +182,6 @@ def host_records(pod: Pod) -> list[dict[str, Any]]:
         }
         for host in pod.hosts
     ]
-
-
-def _host_task(pod: Pod, planned: Plan) -> HostTask:
-    return HostTask(
-        index=0,
-        name="",
-        hosts=len(pod.hosts),
-        workers=pod.workers,
-        replicas=pod.replicas,
-        device=planned.device,
-        precision=planned.precision,
-        environment=planned.environment,
-        steps=planned.steps,
-        max_recompiles=planned.max_recompiles,
-        strict=planned.strict,
-        cache=planned.cache,
-        rehearsed=planned.rehearsed,
-        collective_timeout=planned.collective_timeout,
-        shell=streams.running_shell() is not None,
-    )
 
 
 def _host_memory_fields(link: Link) -> dict[str, Any]:
