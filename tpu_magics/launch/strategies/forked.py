@@ -59,8 +59,7 @@ class ForkedStrategy(Strategy):
         host = session.known_host()
         options = _with_session(options, host)
         count = plan.count_workers(host, options.processes, options.spmd) if self._workers is None else self._workers
-        precision = options.precision or current.precision
-        return host, plan.make_plan(host, options, precision, count, current.cache, current.collective_timeout)
+        return host, plan.make_plan(host, options, current.precision, count, current.cache, current.collective_timeout)
 
     def check(self, request: Request, host: Host | None, planned: Plan) -> dict[str, Any]:
         assert host is not None

@@ -74,15 +74,9 @@ class InProcessStrategy(Strategy):
     def plan(self, options: Options) -> tuple[Host | None, Plan]:
         current = session.current
         self.placed = current.place()
-        planned = Plan(
-            device=self.placed.device,
-            workers=1,
-            replicas=self.placed.replicas,
-            precision=options.precision or current.precision,
-            environment={},
-            steps=options.steps,
-            timeout=options.timeout,
-            max_recompiles=options.max_recompiles,
+        device, replicas = self.placed.device, self.placed.replicas
+        planned = Plan.from_options(
+            options, current.precision, device=device, workers=1, replicas=replicas, environment={}
         )
         return current.host, planned
 

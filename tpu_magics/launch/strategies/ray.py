@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from tpu_magics.backends.base import COLLECTIVE_TIMEOUT
 from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.host import Host
 from tpu_magics.launch import plan, process, session, streams, supervisor
@@ -155,18 +154,15 @@ def with_options(pod: Pod, options: Options) -> Pod:
 def pod_plan(pod: Pod, options: Options) -> Plan:
     """The plan of a run on these hosts; `workers`: of all hosts together."""
     current = session.current
-    return Plan(
+    return Plan.from_options(
+        options,
+        current.precision,
+        current.collective_timeout,
         device=pod.device,
         workers=len(pod.hosts) * pod.workers,
         replicas=pod.replicas,
-        precision=options.precision or current.precision,
         environment=dict(options.environment),
-        steps=options.steps,
-        timeout=options.timeout,
-        max_recompiles=options.max_recompiles,
-        strict=options.strict,
         cache=current.cache,
-        collective_timeout=options.collective_timeout or current.collective_timeout or COLLECTIVE_TIMEOUT,
     )
 
 

@@ -109,7 +109,7 @@ class TracingStrategy(ForkedStrategy):
 
     def plan(self, options: Options) -> tuple[Host, Plan]:
         host = at_home(session.known_host())
-        return host, plan.make_plan(host, options, options.precision or session.current.precision, 1)
+        return host, plan.make_plan(host, options, session.current.precision, 1)
 
     def create_folder(self, name: str) -> RunFolder:  # noqa: ARG002
         return RunFolder.create("preflight", self._root)
