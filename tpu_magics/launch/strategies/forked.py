@@ -261,7 +261,9 @@ class ForkedStrategy(Strategy):
         return error
 
     def close_failed(self, run: TrainingRun, error: BaseException) -> None:
-        reason = "interrupt" if isinstance(error, KeyboardInterrupt) else self.watch.reason if self.watch else ""
+        reason = "interrupt" if isinstance(error, KeyboardInterrupt) else ""
+        if isinstance(error, TrainingFailed) and self.watch is not None:
+            reason = self.watch.reason
         failure = {"failure": failures.error_record(error)} if isinstance(error, TpuMagicsError) else {}
         self._close(run, _STATUS.get(reason, "failed"), **failure)
 
