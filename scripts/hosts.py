@@ -71,7 +71,7 @@ HOSTS = {
         "3.13",
         ("tensorflow",),
         ("panel", "check"),
-        ("tests/launch/test_local.py", "tests/launch/test_rehearsal.py", "tests/launch/test_spmd.py"),
+        ("tests/launch/strategies/test_in_process.py", "tests/launch/test_rehearsal.py", "tests/launch/test_spmd.py"),
     ),
     # test_trace_reads: torch_xla's kernels are replaced in another way with this torch.
     "kaggle": Host("kaggle", "3.12", ("ipykernel6", "preflight-colab"), ("backends/test_trace_reads.py",)),

@@ -18,7 +18,7 @@ from tpu_magics.backends import hlo
 from tpu_magics.backends.lowered import TraceResult
 from tpu_magics.launch import train
 from tpu_magics.launch.plan import Options
-from tpu_magics.launch.tracing import TracingOptions
+from tpu_magics.launch.strategies.tracing import TracingOptions
 from tpu_magics.preflight.pipeline import trace
 
 PATIENCE = 200.0  # seconds: the programs are small, but machines may be busy

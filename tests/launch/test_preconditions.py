@@ -18,7 +18,8 @@ from tests.host import fake_hosts
 from tests.launch.launching import digest, in_forked_notebook, refused, run, said
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import inspect_host
-from tpu_magics.launch import preconditions, process, session
+from tpu_magics.launch import process, session
+from tpu_magics.launch.request import check_function
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
@@ -234,9 +235,9 @@ def test_arguments_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "two(model: 'Any', rate: 'float', *, epochs: 'int' = 1) -> 'None' does not accept" in error.what
         assert word in error.what and "%%tpu_train model rate" in error.todo
     with pytest.raises(TpuMagicsError, match="does not accept"):
-        preconditions.check_function(lambda: None, (), {}, index_first=True)
-    assert preconditions.check_function(two, (1, 2), {}, False) == {"model": 1, "rate": 2, "epochs": 1}
-    assert preconditions.check_function(max, (1, 2), {}, False)  # a builtin has no signature that could be read
+        check_function(lambda: None, (), {}, index_first=True)
+    assert check_function(two, (1, 2), {}, False) == {"model": 1, "rate": 2, "epochs": 1}
+    assert check_function(max, (1, 2), {}, False)  # a builtin has no signature that could be read
 
 
 class Callable_:

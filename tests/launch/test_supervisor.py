@@ -27,7 +27,8 @@ from tests.launch.launching import (
     wait_until,
 )
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import forked_run, process, session, supervisor, train
+from tpu_magics.launch import process, session, supervisor, train
+from tpu_magics.launch.strategies import forked
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
@@ -261,8 +262,8 @@ def test_interrupts_of_other_cells_do_not_reach_background_workers(tmp_path: Pat
 
     result = run(waits, background=True)
     going = session.current.active_run
-    assert going is not None and going.watch is not None
-    pid = going.watch.workers[0].pid
+    assert going is not None and isinstance(going.strategy, forked.ForkedStrategy) and going.strategy.watch
+    pid = going.strategy.watch.workers[0].pid
     assert wait_until(lambda: os.getpgid(pid) == pid)
     assert wait_until(lambda: result.run.events("start"))
     os.kill(pid, signal.SIGINT)
@@ -377,7 +378,7 @@ def steps(model: Any) -> str:
 
 def test_a_busy_device_is_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tpu_magics.backends.torch_xla.worker.run_worker", busy_at_first(tmp_path, 2))
-    monkeypatch.setattr(forked_run, "BUSY_PAUSE", 0.05)
+    monkeypatch.setattr(forked, "BUSY_PAUSE", 0.05)
     notebook = fake_notebook()
     result = run(steps, net())
     assert result.value == "trained" and result.status == "done" and result.steps == 2
@@ -388,8 +389,8 @@ def test_a_busy_device_is_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_a_device_that_stays_busy_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tpu_magics.backends.torch_xla.worker.run_worker", busy_at_first(tmp_path, 1000))
-    monkeypatch.setattr(forked_run, "BUSY_PAUSE", 0.05)
-    monkeypatch.setattr(forked_run, "BUSY_PATIENCE", 1.0)
+    monkeypatch.setattr(forked, "BUSY_PAUSE", 0.05)
+    monkeypatch.setattr(forked, "BUSY_PATIENCE", 1.0)
     error = failed(steps, net())
     assert "Rank 0 could not open /dev/vfio/1: the device is busy." in error.what
     assert "10 to 30 seconds" in error.why
@@ -406,7 +407,7 @@ def busy_text_of_the_user() -> None:
 
 
 def test_what_failed_after_a_step_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forked_run, "BUSY_PATIENCE", 60.0)
+    monkeypatch.setattr(forked, "BUSY_PATIENCE", 60.0)
     notebook = fake_notebook()
     failed(busy_text_of_the_user)
     assert not [line for line in notebook.lines if "busy" in line]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.launch.signalled import Signal
+from tests.launch.strategies.signalled import Signal
 from tpu_magics.launch.watchdog import INTERRUPT, Watchdog, interruptible
 from tpu_magics.runs.meter import MemoryMeter
 from tpu_magics.runs.writer import EventWriter
@@ -59,7 +59,7 @@ def ignored(monkeypatch: pytest.MonkeyPatch) -> list[type[BaseException]]:
 
 def test_an_interrupt_that_python_ignores_comes_again(watchdog: Watchdog, ignored: list[Any]) -> None:
     began, hook = time.monotonic(), sys.unraisablehook
-    with watchdog.looking(), pytest.raises(KeyboardInterrupt), watchdog.interruptible():
+    with watchdog.running(), pytest.raises(KeyboardInterrupt), watchdog.interruptible():
         Interrupted()
         assert time.monotonic() - began < SOON, "the interrupt was raised where Python does not ignore it"
         while time.monotonic() - began < SOON:
@@ -71,13 +71,13 @@ def test_an_interrupt_that_python_ignores_comes_again(watchdog: Watchdog, ignore
 
 def test_what_else_python_ignores_is_told_as_before(watchdog: Watchdog, ignored: list[Any]) -> None:
     hook = sys.unraisablehook
-    with watchdog.looking(), watchdog.interruptible():
+    with watchdog.running(), watchdog.interruptible():
         Broken()
     assert ignored == [ValueError] and watchdog.reason == "" and sys.unraisablehook is hook
 
 
 def test_one_that_is_lost_as_the_block_ends_is_raised_once(watchdog: Watchdog, ignored: list[Any]) -> None:
-    with watchdog.looking():
+    with watchdog.running():
         with pytest.raises(KeyboardInterrupt), watchdog.interruptible():
             Interrupted()
         time.sleep(0.3)  # in which it could be sent again
@@ -87,7 +87,7 @@ def test_one_that_is_lost_as_the_block_ends_is_raised_once(watchdog: Watchdog, i
 def test_a_context_that_is_interrupted_as_it_ends_ends_first(watchdog: Watchdog) -> None:
     """What is raised there leaves it suspended, for as long as the traceback is kept."""
     told: list[str] = []
-    with watchdog.looking(), pytest.raises(KeyboardInterrupt) as caught, watchdog.interruptible():
+    with watchdog.running(), pytest.raises(KeyboardInterrupt) as caught, watchdog.interruptible():
         with context(told):
             Signal(signal.SIGINT).comes
         told.append("after")
@@ -99,7 +99,7 @@ def test_a_context_that_is_interrupted_as_it_ends_ends_first(watchdog: Watchdog)
 
 def test_one_that_comes_as_the_last_context_ends_is_not_lost(watchdog: Watchdog) -> None:
     told: list[str] = []
-    with watchdog.looking(), pytest.raises(KeyboardInterrupt), watchdog.interruptible(), context(told):
+    with watchdog.running(), pytest.raises(KeyboardInterrupt), watchdog.interruptible(), context(told):
         Signal(signal.SIGINT).comes
     assert told == ["in", "out"] and watchdog.reason == INTERRUPT
 
@@ -118,7 +118,7 @@ def test_that_is_where_the_signal_of_these_tests_comes() -> None:
 def test_whoever_presses_again_is_not_interrupted_twice(watchdog: Watchdog, ignored: list[Any]) -> None:
     """What the code puts in order after the second is its own business, and not the first one's."""
     cleared = False
-    with watchdog.looking(), pytest.raises(KeyboardInterrupt), watchdog.interruptible():
+    with watchdog.running(), pytest.raises(KeyboardInterrupt), watchdog.interruptible():
         Interrupted()
         try:
             os.kill(os.getpid(), signal.SIGINT)
@@ -133,7 +133,7 @@ def test_after_a_lost_one_the_framework_is_asked_to_give_up(watchdog: Watchdog, 
     """It is sent again, and the main thread is in a long program: a handler does not run there."""
     asked = threading.Event()
     watchdog.give_up = asked.set
-    with watchdog.looking(), pytest.raises(KeyboardInterrupt), watchdog.interruptible():
+    with watchdog.running(), pytest.raises(KeyboardInterrupt), watchdog.interruptible():
         Interrupted()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:

@@ -114,7 +114,7 @@ def test_an_error_of_the_cell_shows_its_lines_and_the_models_are_as_before(kerne
     kernel.run(BUILD).good()
     cell = kernel.run("%%tpu_train --jit keep\nmodel.fit(x, y, verbose=0)\nraise ValueError('late')")
     assert cell.error_type == "ValueError" and "----> 3 raise ValueError('late')" in cell.error
-    assert "launch/in_process_run.py" not in cell.error and "models are unchanged" in cell.printed
+    assert "launch/strategies/in_process.py" not in cell.error and "models are unchanged" in cell.printed
     assert kernel.value("(before == state(), _tpu.status)") == (True, "failed")
     kernel.run("%%tpu_train --jit keep\nmodel.fit(x, y, verbose=0)").good()
     assert kernel.value("before == state()") is False

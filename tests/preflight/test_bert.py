@@ -16,7 +16,7 @@ import pytest
 from tpu_magics.launch import session
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.request import function_request
-from tpu_magics.launch.tracing import TracingOptions
+from tpu_magics.launch.strategies.tracing import TracingOptions
 from tpu_magics.preflight.compilation import compile_graphs
 from tpu_magics.preflight.compile_result import CompileResult, TraceResult
 from tpu_magics.preflight.roofline import bf16_share

@@ -16,7 +16,7 @@ from tpu_magics.backends.torch_xla.trace.trace_file import write
 from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.request import Request, function_request
-from tpu_magics.launch.tracing import TracingOptions
+from tpu_magics.launch.strategies.tracing import TracingOptions
 from tpu_magics.preflight import pipeline
 from tpu_magics.runs.events import Compile, Site, Warned
 from tpu_magics.runs.folder import RunFolder

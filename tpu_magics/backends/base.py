@@ -344,7 +344,7 @@ class Placement:
 
 
 class LocalBackend(Protocol):
-    """What launch/in_process_run.py uses of a framework that trains in the notebook's process."""
+    """What launch/strategies/in_process.py uses of a framework that trains in the notebook's process."""
 
     name: str
 

@@ -229,7 +229,7 @@ def _statements(read: cell.Cell, source: CellSource, namespace: dict[str, Any]) 
     """A request to run the cell's statements. Leading imports, functions and classes run in the notebook first."""
     __tracebackhide__ = True
     definitions, rest = cell.split_definitions(read.tree)
-    whole = cell.compile_tree(_copy_module(rest), read.filename, "exec")
+    whole = cell.compile_tree(ast.Module(list(rest.body), []), read.filename, "exec")
     exec(cell.compile_tree(definitions, read.filename, "exec"), namespace)
     if not rest.body:
         raise TpuMagicsError(
@@ -245,10 +245,6 @@ def _statements(read: cell.Cell, source: CellSource, namespace: dict[str, Any]) 
 
     packages = packages_of_tree(read.tree) | packages_of_code(whole, namespace)
     return Request("cell", make, items, hoistable=rest, source=source.text, packages=packages)
-
-
-def _copy_module(tree: ast.Module) -> ast.Module:
-    return ast.Module(body=list(tree.body), type_ignores=[])
 
 
 # -- scripts ----------------------------------------------------------------------------------------------------------

@@ -89,21 +89,23 @@ def _run_label(run: Run) -> str:
 
 def _rule(group: str, question: str) -> Callable[[ChecklistEvidence], ChecklistItem]:
     def item(evidence: ChecklistEvidence) -> ChecklistItem:
-        found = [one for one in evidence.findings if one.group == group and not one.advice]
+        findings = [one for one in evidence.findings if one.group == group and not one.advice]
         measured = {cause: evidence.causes[cause] for cause in _CAUSES[group] if evidence.causes.get(cause)}
-        said = [_positions(found)] if found else [f"No finding of the group {group} in {_cell_count(evidence)}."]
+        sentences = (
+            [_positions(findings)] if findings else [f"No finding of the group {group} in {_cell_count(evidence)}."]
+        )
         if measured and evidence.run is not None:
             causes = ", ".join(f"{cause} ({number})" for cause, number in sorted(measured.items()))
-            said.append(f"The run {_run_label(evidence.run)} recompiled: {causes}.")
+            sentences.append(f"The run {_run_label(evidence.run)} recompiled: {causes}.")
         if group == "values" and evidence.reads and evidence.run is not None:
-            said.append(
+            sentences.append(
                 f"The run {_run_label(evidence.run)} read values within steps at "
                 f"{_plural(evidence.reads, 'source line')}."
             )
         read = group == "values" and evidence.reads > 0
-        if not found and not measured and not read and not _has_training(evidence):
+        if not findings and not measured and not read and not _has_training(evidence):
             return ChecklistItem(question, UNKNOWN, NO_TRAINING)
-        return ChecklistItem(question, FAILED if found or measured or read else PASSED, " ".join(said))
+        return ChecklistItem(question, FAILED if findings or measured or read else PASSED, " ".join(sentences))
 
     return item
 
@@ -127,10 +129,10 @@ def _plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def _positions(found: Sequence[Finding]) -> str:
+def _positions(findings: Sequence[Finding]) -> str:
     """The first findings: rule code and position."""
-    named = ", ".join(f"{one.code} at {one.place}" for one in found[:NAMED])
-    left = len(found) - NAMED
+    named = ", ".join(f"{one.code} at {one.place}" for one in findings[:NAMED])
+    left = len(findings) - NAMED
     return f"{named}{f' and {left} more' if left > 0 else ''}."
 
 
@@ -150,12 +152,8 @@ def _trained_steps(evidence: ChecklistEvidence) -> ChecklistItem:
     counts = [_plural(summary.steps or 0, "step")]
     counts += [_plural(summary.compiles, "compile")] if summary.compiles is not None else []
     counts += [_plural(summary.recompiles, "recompile")] if summary.recompiles is not None else []
-    return ChecklistItem(question, PASSED, f"The run {_run_label(run)} on {where}{_when(run)}: {', '.join(counts)}.")
-
-
-def _when(run: Run) -> str:
-    """The time, since several runs may have the same name."""
-    return f" ({_day(run.created)})" if run.created else ""
+    when = f" ({_day(run.created)})" if run.created else ""  # several runs may have the same name
+    return ChecklistItem(question, PASSED, f"The run {_run_label(run)} on {where}{when}: {', '.join(counts)}.")
 
 
 def _day(t: float) -> str:
@@ -165,23 +163,23 @@ def _day(t: float) -> str:
 def _fits_in_memory(evidence: ChecklistEvidence) -> ChecklistItem:
     """By the newest preflight: of the function to check, else of one that the cells define, else of any."""
     question = "Fits in the TPU's memory"
-    found = _newest_preflight(evidence)
-    if not found:
+    records = _newest_preflight(evidence)
+    if not records:
         steps = (function.name for function in evidence.program.functions if function.has_step)
         hint = f"%tpu_preflight {evidence.name or next(steps, 'FUNCTION')} ... --target v5e-8"
         return ChecklistItem(question, UNKNOWN, f"Not compiled for a TPU yet. Compile it without a TPU: {hint}.")
     state = next(
-        (state for state, text in _STATE_BY_STATUS.items() if any(one.status in text for one in found)), PASSED
+        (state for state, text in _STATE_BY_STATUS.items() if any(one.status in text for one in records)), PASSED
     )
-    return ChecklistItem(question, state, " ".join(map(_preflight_text, found)))
+    return ChecklistItem(question, state, " ".join(map(_preflight_text, records)))
 
 
 def _newest_preflight(evidence: ChecklistEvidence) -> list[preflights.Record]:
     """The records of the newest preflight, one for each target."""
-    found = preflights.newest()
+    newest = preflights.newest()
     here = {evidence.name} if evidence.name else {function.name for function in evidence.program.functions}
-    found = [one for one in found if one.function in here] or ([] if evidence.name else found)
-    return [one for one in found if (one.function, one.t) == (found[0].function, found[0].t)]
+    newest = [one for one in newest if one.function in here] or ([] if evidence.name else newest)
+    return [one for one in newest if (one.function, one.t) == (newest[0].function, newest[0].t)]
 
 
 # The item's state by the status of a preflight's records; the first match decides.
@@ -207,9 +205,9 @@ def _preflight_text(one: preflights.Record) -> str:
 
 def _data_location(evidence: ChecklistEvidence) -> ChecklistItem:
     question = "Data in memory, or readable on the TPU's host"
-    found = [one for one in evidence.findings if one.code in _REMOTE]
-    if found:
-        return ChecklistItem(question, FAILED, _positions(found))
+    findings = [one for one in evidence.findings if one.code in _REMOTE]
+    if findings:
+        return ChecklistItem(question, FAILED, _positions(findings))
     if evidence.program.tpu_tf:
         if evidence.program.remote_tpu is False:
             return ChecklistItem(
@@ -254,9 +252,9 @@ def _tensorflow_initialization(question: str, program: CheckedProgram) -> Checkl
 
 def _scope(evidence: ChecklistEvidence) -> ChecklistItem:
     question = "Model and data created in the right scope"
-    found = [one for one in evidence.findings if one.code in _SCOPE and not one.advice]
-    if found:
-        return ChecklistItem(question, FAILED, _positions(found))
+    findings = [one for one in evidence.findings if one.code in _SCOPE and not one.advice]
+    if findings:
+        return ChecklistItem(question, FAILED, _positions(findings))
     if not _has_training(evidence):
         return ChecklistItem(question, UNKNOWN, NO_TRAINING)
     early = session.current.fork_blockers.cells.get("runtime")
@@ -271,9 +269,9 @@ def _jit(evidence: ChecklistEvidence) -> ChecklistItem:
         if not _has_training(evidence):
             return ChecklistItem(question, UNKNOWN, NO_TRAINING)
         return ChecklistItem(question, PASSED, "No TensorFlow in the cells; torch_xla compiles every graph anyway.")
-    found = [one for one in evidence.findings if one.code in _JIT]
-    if found:
-        return ChecklistItem(question, FAILED, _positions(found))
+    findings = [one for one in evidence.findings if one.code in _JIT]
+    if findings:
+        return ChecklistItem(question, FAILED, _positions(findings))
     if evidence.program.tpu_tf:
         return ChecklistItem(question, PASSED, "It is off, as TPUStrategy requires.")
     on = any(
@@ -288,9 +286,11 @@ def _arguments(evidence: ChecklistEvidence) -> ChecklistItem:
     question = "Launch, precision and Trainer arguments valid for a TPU"
     groups = ("launch", "precision", "trainer", "tensorflow")
     elsewhere = (*_REMOTE, *_SCOPE, *_JIT)
-    found = [one for one in evidence.findings if one.group in groups and one.code not in elsewhere and not one.advice]
-    if found:
-        return ChecklistItem(question, FAILED, _positions(found))
+    findings = [
+        one for one in evidence.findings if one.group in groups and one.code not in elsewhere and not one.advice
+    ]
+    if findings:
+        return ChecklistItem(question, FAILED, _positions(findings))
     if not _has_training(evidence):
         return ChecklistItem(question, UNKNOWN, NO_TRAINING)
     return ChecklistItem(question, PASSED, f"No finding of the groups {', '.join(groups)} in {_cell_count(evidence)}.")

@@ -45,15 +45,15 @@ class GraphSequences:
 
 def weight_differences(digests: Mapping[int, Mapping[str, str]]) -> str:
     """A warning if ranks ended with other weights than rank 0, else "". `digests`: rank -> model -> checksum."""
-    found = []
+    differing = []
     for name, own in digests.get(0, {}).items():
         others = [rank for rank, models in sorted(digests.items()) if models.get(name, own) != own]
         if others:
-            found.append(f"`{name}` (rank{'s' * (len(others) > 1)} {', '.join(map(str, others))})")
-    if not found:
+            differing.append(f"`{name}` (rank{'s' * (len(others) > 1)} {', '.join(map(str, others))})")
+    if not differing:
         return ""
     return (
-        f"Some ranks ended with different weights than rank 0, whose weights are kept: {', '.join(found)}. The "
+        f"Some ranks ended with different weights than rank 0, whose weights are kept: {', '.join(differing)}. The "
         "gradients were not averaged: use accelerator.backward() and a prepared optimizer, or xm.optimizer_step()."
     )
 

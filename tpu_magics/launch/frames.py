@@ -124,11 +124,11 @@ def from_faulthandler(text: str, cell_names: Mapping[str, str]) -> dict[str, tup
 
 
 def _dumped_frame(line: str, cell_names: Mapping[str, str]) -> Frame | None:
-    found = _DUMPED.match(line)
-    if not found:
+    match = _DUMPED.match(line)
+    if not match:
         return None
-    number = int(found[2]) if found[2].isdigit() else None
-    return _frame(_unescaped(found[1] or "???"), number, _unescaped(found[3]), cell_names)
+    number = int(match[2]) if match[2].isdigit() else None
+    return _frame(_unescaped(match[1] or "???"), number, _unescaped(match[3]), cell_names)
 
 
 def _unescaped(text: str) -> str:

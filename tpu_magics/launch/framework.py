@@ -28,8 +28,8 @@ _PACKAGES: Mapping[str, str] = {
 
 def imported() -> set[str]:
     """The frameworks that this process has imported."""
-    found = {TORCH} if "torch" in sys.modules or "torch_xla" in sys.modules else set()
-    return found | ({TENSORFLOW} if "tensorflow" in sys.modules else set())
+    names = {TORCH} if "torch" in sys.modules or "torch_xla" in sys.modules else set()
+    return names | ({TENSORFLOW} if "tensorflow" in sys.modules else set())
 
 
 def choose_framework(requested: str, models: Collection[str] = (), packages: Collection[str] = ()) -> str:
@@ -46,9 +46,9 @@ def choose_framework(requested: str, models: Collection[str] = (), packages: Col
     if requested != AUTO:
         return requested
     named = {_PACKAGES[name] for name in packages if name in _PACKAGES}
-    for found in (set(models), named, imported()):
-        if len(found) == 1:
-            return found.pop()
+    for candidates in (set(models), named, imported()):
+        if len(candidates) == 1:
+            return candidates.pop()
     if imported():
         raise _unclear_error(bool(models))
     return TORCH if _installed("torch_xla") or not _installed("tensorflow") else TENSORFLOW
@@ -77,13 +77,13 @@ def _installed(package: str) -> bool:
 
 def packages_of_tree(tree: ast.AST) -> set[str]:
     """The packages that the code imports anywhere."""
-    found: set[str] = set()
+    packages: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found.update(alias.name.partition(".")[0] for alias in node.names)
+            packages.update(alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module.partition(".")[0])
-    return found
+            packages.add(node.module.partition(".")[0])
+    return packages
 
 
 def packages_of_code(code: types.CodeType, namespace: Mapping[str, Any]) -> set[str]:

@@ -42,8 +42,8 @@ def address_space(pid: int) -> int | None:
     it has none, or it is not available."""
     try:
         lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
-        found = next(line.split()[3] for line in lines if line.startswith("Max address space"))
-        return int(found)
+        limit = next(line.split()[3] for line in lines if line.startswith("Max address space"))
+        return int(limit)
     except (OSError, StopIteration, IndexError, ValueError):
         return None
 

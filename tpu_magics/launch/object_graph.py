@@ -142,13 +142,13 @@ def _attribute(value: Any, name: str) -> Any:
 
 def find_models(items: Iterator[tuple[str, Any]], is_model: Callable[[object], bool]) -> dict[str, Any]:
     """The models among `items`, without those that are part of another one."""
-    found: dict[str, Any] = {}
+    models: dict[str, Any] = {}
     inner: set[int] = set()
     for name, value in items:
         if is_model(value) and id(value) not in inner:
-            found[name] = value
+            models[name] = value
             inner.update(id(part) for part in value.modules())
-    return {n: v for n, v in found.items() if not any(v is not o and _contains(o, v) for o in found.values())}
+    return {n: v for n, v in models.items() if not any(v is not o and _contains(o, v) for o in models.values())}
 
 
 def _contains(outer: Any, part: Any) -> bool:

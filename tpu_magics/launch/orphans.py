@@ -32,15 +32,15 @@ def set_marker(run: Path) -> None:
 
 def descendants(pid: int) -> set[Process]:
     """The descendants of a process. (A worker adopts orphaned descendants.)"""
-    found: set[Process] = set()
+    processes: set[Process] = set()
     waiting = [pid]
     while waiting:
         for child in _children(waiting.pop()):
             started = _start_time(child)
-            if started is not None and (child, started) not in found:
-                found.add((child, started))
+            if started is not None and (child, started) not in processes:
+                processes.add((child, started))
                 waiting.append(child)
-    return found
+    return processes
 
 
 def end_orphans(run: Path, pid: int, known: Iterable[Process] = ()) -> None:
@@ -127,8 +127,8 @@ def _wait_for_end(descriptors: set[int], seconds: float) -> set[int]:
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
-    while ended != descriptors and (found := poll.poll(seconds * 1000)):
-        for descriptor, _ in found:
+    while ended != descriptors and (ready := poll.poll(seconds * 1000)):
+        for descriptor, _ in ready:
             poll.unregister(descriptor)
             ended.add(descriptor)
     return ended

@@ -44,9 +44,9 @@ def describe(step: int) -> str:
 def reason_missing(files: RunFiles, workers: Sequence[WorkerProcess]) -> str:
     """Why rank 0 wrote no results, as far as it is known."""
     warnings = [one.text for one in Tail(files.events_path(0)).read() if isinstance(one, events.Warned)]
-    said = [text for text in warnings if text.startswith(_PREFIX)]
-    if said:
-        return said[-1].removeprefix(_PREFIX)
+    reasons = [text for text in warnings if text.startswith(_PREFIX)]
+    if reasons:
+        return reasons[-1].removeprefix(_PREFIX)
     lead = next((one for one in workers if one.rank == 0), None)
     if lead is not None and lead.signal is not None and not lead.stopped_by_us:
         return f"rank 0 was stopped ({base.signal_name(lead.signal)})"

@@ -28,7 +28,7 @@ PRECISION_NAMES = ("fp32", "bf16", "bf16-downcast")
 @dataclass(frozen=True)
 class Options:
     """Options of a run; None: the session's default. `gate`: called with the request before anything forks; an
-    exception stops the run. `jit`: only for TensorFlow (launch/in_process_run.py)."""
+    exception stops the run. `jit`: only for TensorFlow (launch/strategies/in_process.py)."""
 
     processes: int | None = None
     precision: str | None = None
@@ -108,6 +108,23 @@ class Plan:
     keep_partial: bool = False
     strict: bool = False
 
+    @classmethod
+    def from_options(
+        cls, options: Options, precision: str, collective_timeout: float | None = None, **fields: Any
+    ) -> Plan:
+        """A plan with these options. `precision`, `collective_timeout`: the session's, used if the options have
+        none."""
+        return cls(
+            precision=options.precision or precision,
+            steps=options.steps,
+            timeout=options.timeout,
+            max_recompiles=options.max_recompiles,
+            collective_timeout=options.collective_timeout or collective_timeout or COLLECTIVE_TIMEOUT,
+            keep_partial=options.keep_partial,
+            strict=options.strict,
+            **fields,
+        )
+
     @property
     def rehearsed(self) -> bool:
         """Whether workers on XLA:CPU act as the ranks of a TPU."""
@@ -163,22 +180,18 @@ def make_plan(
     collective_timeout: float | None = None,
 ) -> Plan:
     """The plan for `workers` processes on this host. A single process uses one device (on v2 and v3, one of two).
-    `cache` and `collective_timeout`: the session's, used if the options have none."""
+    `precision`, `cache` and `collective_timeout`: the session's."""
     meeting = meeting_environment() if host.device == "CPU" and workers > 1 else {}
-    return Plan(
+    return Plan.from_options(
+        options,
+        precision,
+        collective_timeout,
         device=host.device,
         workers=workers,
         replicas=host.replicas if workers == host.workers and options.spmd is None else 1,
-        precision=precision,
         environment={**host.worker_environment, **meeting, **options.environment},
-        steps=options.steps,
-        timeout=options.timeout,
-        max_recompiles=options.max_recompiles,
         cache=cache,
         spmd=options.spmd,
-        collective_timeout=options.collective_timeout or collective_timeout or COLLECTIVE_TIMEOUT,
-        keep_partial=options.keep_partial,
-        strict=options.strict,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,17 +24,13 @@ class ForkBlockers:
 
     def record(self, backend: Backend, cell: str) -> None:
         """Note `cell` for every state that is new."""
-        for state in _states(backend):
+        runtime = ["runtime"] if backend.runtime_initialized() else []
+        for state in (*runtime, *backend.other_states()):
             self.cells.setdefault(state, cell)
 
     def cell_of(self, state: str) -> str:
         """The cell as text."""
         return self.cells.get(state, "code that ran before tpu_magics was loaded")
-
-
-def _states(backend: Backend) -> list[str]:
-    runtime = ["runtime"] if backend.runtime_initialized() else []
-    return [*runtime, *backend.other_states()]
 
 
 @dataclass(frozen=True)
@@ -108,9 +103,9 @@ def tpu_is_free(s: LaunchContext) -> None:
     """Check again: another notebook may use the TPU since %tpu_init."""
     if s.host.device != "TPU":
         return
-    taken = [problem for problem in s.host.problems if problem.about == IN_USE and problem.state == "broken"]
-    if taken:
-        raise TpuMagicsError(taken[0].what, taken[0].why, taken[0].todo)
+    problems = [problem for problem in s.host.problems if problem.about == IN_USE and problem.state == "broken"]
+    if problems:
+        raise TpuMagicsError(problems[0].what, problems[0].why, problems[0].todo)
 
 
 def models_on_cpu(s: LaunchContext) -> None:
@@ -134,55 +129,6 @@ GUARDS: tuple[Callable[[LaunchContext], None], ...] = (
 )
 
 
-# -- the function -----------------------------------------------------------------------------------------------------
-
-
-def check_function(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], index_first: bool) -> dict[str, Any]:
-    """Check that `function` accepts these arguments. Returns them by parameter, defaults applied."""
-    name = getattr(function, "__name__", repr(function))
-    if not callable(function):
-        raise TpuMagicsError(
-            f"`{name}` is not a function.",
-            f"Its type is {type(function).__name__}.",
-            "Use a function that takes the model (or nothing) and trains it.",
-        )
-    _refuse_kinds(function, name)
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return {str(i): arg for i, arg in enumerate(args)} | dict(kwargs)
-    try:
-        bound = signature.bind(*((0,) if index_first else ()), *args, **kwargs)
-    except TypeError as problem:
-        given = f"{len(args)} positional" + (f" and {', '.join(kwargs)}" if kwargs else "")
-        raise TpuMagicsError(
-            f"{name}{signature} does not accept these arguments: {problem}.",
-            f"Given: {given}" + (", after the process index" if index_first else "") + ".",
-            f"Write one ARG for each parameter after the magic: %%tpu_train {' '.join(_needed(signature))}".rstrip(),
-        ) from None
-    bound.apply_defaults()
-    return dict(bound.arguments)
-
-
-def _needed(signature: inspect.Signature) -> list[str]:
-    return [p.name for p in signature.parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-
-
-def _refuse_kinds(function: Any, name: str) -> None:
-    inner = inspect.unwrap(function)
-    kinds = (
-        (inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner), "an async function"),
-        (inspect.isgeneratorfunction(inner), "a generator function (it contains yield)"),
-    )
-    for found, kind in kinds:
-        if found:
-            raise TpuMagicsError(
-                f"`{name}` is {kind}, which cannot be trained.",
-                "Calling it does not run its body.",
-                "Change it to a normal function that trains and returns.",
-            )
-
-
 # -- runs in the notebook's own process --------------------------------------------------------------------------------
 
 
@@ -192,11 +138,11 @@ _STRATEGY = "the strategy of %tpu_init uses all devices"
 Refusal = tuple[bool, str, str, str]
 
 
-def check_options(options: Options, launcher: str = "") -> None:
+def refuse_forked_options(options: Options, launcher: str = "") -> None:
     """Raise TpuMagicsError for options that only forked workers support. `launcher`: the launcher that the cell
     calls."""
-    for found, what, why, todo in _refusals(options, launcher):
-        if found:
+    for refused, what, why, todo in _refusals(options, launcher):
+        if refused:
             raise TpuMagicsError(what, why, todo)
 
 
@@ -266,7 +212,7 @@ def refuse_tpu(tpu: str) -> None:
         )
 
 
-def refuse_local_options(options: Options) -> None:
+def refuse_in_process_options(options: Options) -> None:
     """Raise TpuMagicsError for options that only a run in this process supports."""
     if options.jit != "auto":
         raise TpuMagicsError(

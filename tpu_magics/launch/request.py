@@ -8,12 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.launch import (
-    framework,
-    hoist,
-    object_graph,
-    preconditions,
-)
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch import framework, hoist, object_graph
 from tpu_magics.launch.work import FunctionWork, Work
 
 if TYPE_CHECKING:
@@ -59,8 +55,8 @@ def function_request(
     """A request to train a function. `labels`: the ARGs as written; `launcher`: the launcher that was called with
     it."""
     kwargs = dict(kwargs or {})
-    arguments = preconditions.check_function(function, args, kwargs, index_first)
-    named = {**_labelled(labels, args), **kwargs}
+    arguments = check_function(function, args, kwargs, index_first)
+    named = {label: arg for label, arg in zip(labels, args, strict=False) if label.isidentifier()}
     names = _names_of_args(labels, list(arguments)[int(index_first) :], len(args))
 
     def make(models: dict[str, Any], hoists: hoist.HoistPlan | None) -> Work:
@@ -69,18 +65,13 @@ def function_request(
     return Request(
         name=_name_of(function),
         make=make,
-        items=tuple(object_graph.reachable_objects(function, {**named, **arguments})),
+        items=tuple(object_graph.reachable_objects(function, {**named, **kwargs, **arguments})),
         hoistable=function,
         arguments=arguments,
         source=_source(function),
         packages=framework.packages_of_function(function),
         launcher=launcher,
     )
-
-
-def _labelled(labels: Sequence[str], args: Sequence[Any]) -> dict[str, Any]:
-    """The arguments whose ARG is a name, by that name."""
-    return {label: arg for label, arg in zip(labels, args, strict=False) if label.isidentifier()}
 
 
 def _names_of_args(labels: Sequence[str], parameters: Sequence[str], count: int) -> tuple[str, ...]:
@@ -102,3 +93,49 @@ def _source(function: Any) -> str:
         return inspect.getsource(inspect.unwrap(function))
     except (OSError, TypeError):
         return ""
+
+
+def check_function(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], index_first: bool) -> dict[str, Any]:
+    """Check that `function` accepts these arguments. Returns them by parameter, defaults applied."""
+    name = getattr(function, "__name__", repr(function))
+    if not callable(function):
+        raise TpuMagicsError(
+            f"`{name}` is not a function.",
+            f"Its type is {type(function).__name__}.",
+            "Use a function that takes the model (or nothing) and trains it.",
+        )
+    _refuse_kinds(function, name)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return {str(i): arg for i, arg in enumerate(args)} | dict(kwargs)
+    try:
+        bound = signature.bind(*((0,) if index_first else ()), *args, **kwargs)
+    except TypeError as problem:
+        given = f"{len(args)} positional" + (f" and {', '.join(kwargs)}" if kwargs else "")
+        raise TpuMagicsError(
+            f"{name}{signature} does not accept these arguments: {problem}.",
+            f"Given: {given}" + (", after the process index" if index_first else "") + ".",
+            f"Write one ARG for each parameter after the magic: %%tpu_train {' '.join(_needed(signature))}".rstrip(),
+        ) from None
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def _needed(signature: inspect.Signature) -> list[str]:
+    return [p.name for p in signature.parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+
+
+def _refuse_kinds(function: Any, name: str) -> None:
+    inner = inspect.unwrap(function)
+    kinds = (
+        (inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner), "an async function"),
+        (inspect.isgeneratorfunction(inner), "a generator function (it contains yield)"),
+    )
+    for refused, kind in kinds:
+        if refused:
+            raise TpuMagicsError(
+                f"`{name}` is {kind}, which cannot be trained.",
+                "Calling it does not run its body.",
+                "Change it to a normal function that trains and returns.",
+            )

@@ -77,7 +77,8 @@ def collect_results(
             if put_back is not None:
                 put_back()
             raise
-    _delete_files(files)
+    for path in files.path.glob("result-*"):
+        path.unlink(missing_ok=True)
     return results
 
 
@@ -103,16 +104,16 @@ def _stage_state(
     return state
 
 
-def _not_finite_warning(files: RunFiles, found: str) -> list[str]:
+def _not_finite_warning(files: RunFiles, warning: str) -> list[str]:
     """The warning about weights that are not finite, with the first step at which a logged loss was not finite."""
-    if not found:
+    if not warning:
         return []
     logged = [one for one in Run(files.path).events("value", 0) if isinstance(one, Value) and _is_not_finite(one)]
     first = next((one for one in logged if "loss" in one.name.lower()), logged[0] if logged else None)
     if first is None:
-        return [found]
+        return [warning]
     by = "at" if first.n == 1 else "by"
-    return [f"{found} The logged `{first.name}` was first not finite {by} step {first.step:,}."]
+    return [f"{warning} The logged `{first.name}` was first not finite {by} step {first.step:,}."]
 
 
 def _is_not_finite(logged: Value) -> bool:
@@ -157,12 +158,6 @@ def _load_name(name: str, load: Callable[[], Any], results: RunResults) -> None:
         results.left[name] = f"{error}. Define classes and functions at the top of the cell, or in an earlier one."
     except Exception as error:
         results.left[name] = f"{type(error).__name__}: {error}"
-
-
-def _delete_files(files: RunFiles) -> None:
-    """Delete the results from the disk once they are loaded."""
-    for path in files.path.glob("result-*"):
-        path.unlink(missing_ok=True)
 
 
 class TrainResult:

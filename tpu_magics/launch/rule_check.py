@@ -32,7 +32,7 @@ def check_code(function: Any, script: Path | None, strict: bool) -> list[Finding
         strict: whether a broken rule stops the run.
     """
     try:
-        found = _findings(function, script)
+        findings = _findings(function, script)
     except Exception as error:  # a bug in the checker must not stop the run
         if strict:
             raise TpuMagicsError(
@@ -42,10 +42,10 @@ def check_code(function: Any, script: Path | None, strict: bool) -> list[Finding
             ) from error
         session.current.notebook.say(f"The rule check failed ({type(error).__name__}: {error}).")
         return []
-    broken = [one for one in found if not one.advice]
+    broken = [one for one in findings if not one.advice]
     if strict and broken:
         raise _strict_error(broken)
-    return found
+    return findings
 
 
 def _findings(function: Any, script: Path | None) -> list[Finding]:
@@ -84,13 +84,13 @@ def _finding_lines(one: Finding) -> tuple[str, ...]:
     return tuple(filter(None, (f"{one.code} {one.place}: {one.message}", code, f"    {one.fix}")))
 
 
-def record_findings(folder: RunFolder, found: Sequence[Finding]) -> None:
+def record_findings(folder: RunFolder, findings: Sequence[Finding]) -> None:
     """Write the findings into the run folder."""
-    if not found:
+    if not findings:
         return
     ids = session.current.notebook.cell_ids()
     writer = EventWriter(folder.supervisor_path, 0)
-    for number, one in enumerate(found[:KEPT]):
+    for number, one in enumerate(findings[:KEPT]):
         writer.write(rule_finding(number, one, ids.get(one.path, "")))
     writer.close()
 

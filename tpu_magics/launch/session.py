@@ -19,11 +19,10 @@ from tpu_magics.launch.plan import Options, cache_folder, check_choice, count_wo
 from tpu_magics.launch.preconditions import ForkBlockers, forbid_torch_xla
 
 if TYPE_CHECKING:
-    from tpu_magics.launch.forked_run import ForkedRun
-    from tpu_magics.launch.in_process_run import InProcessRun
     from tpu_magics.launch.pods.pod import Pod
     from tpu_magics.launch.pods.slices import Slice
     from tpu_magics.launch.results import TrainResult
+    from tpu_magics.launch.run import TrainingRun
 
 
 @dataclass
@@ -44,7 +43,7 @@ class Session:
     pod: Pod | None = None
     host: Host | None = None
     fork_blockers: ForkBlockers = field(default_factory=ForkBlockers)
-    active_run: ForkedRun | InProcessRun | None = None
+    active_run: TrainingRun | None = None
     last: TrainResult | None = None
     initialised: bool = False
     menu_shown: bool = False
@@ -169,7 +168,7 @@ def initialise(
     check_choice("--framework", framework, CHOICES)
     new = Session(framework=framework)
     if new.is_local():
-        preconditions.check_options(options)
+        preconditions.refuse_forked_options(options)
         preconditions.refuse_cache(cache)
         host_selection.require_pytorch(hosts)
         host_selection.leave_pod(current)

@@ -39,10 +39,10 @@ def reopen_descriptors(log: Path) -> None:
     for descriptor in (0, 1, 2):
         if not limits.is_open(descriptor):
             path, flags = (log, os.O_WRONLY | os.O_CREAT | os.O_APPEND) if descriptor else (os.devnull, os.O_RDONLY)
-            found = os.open(path, flags, 0o600)  # the lowest number that is free
-            if found != descriptor:
-                os.dup2(found, descriptor)
-                os.close(found)
+            opened = os.open(path, flags, 0o600)  # the lowest number that is free
+            if opened != descriptor:
+                os.dup2(opened, descriptor)
+                os.close(opened)
             os.set_inheritable(descriptor, True)
 
 
@@ -124,8 +124,8 @@ class Displays:
 
 def _sendable(data: dict[str, Any]) -> dict[str, Any]:
     """JSON values only; widget views are dropped, because no front end can reach a widget in a worker."""
-    kept = {mime: value for mime, value in data.items() if mime != WIDGET_MIME}
-    return {mime: base64.b64encode(v).decode() if isinstance(v, bytes) else v for mime, v in kept.items()}
+    sendable = {mime: value for mime, value in data.items() if mime != WIDGET_MIME}
+    return {mime: base64.b64encode(v).decode() if isinstance(v, bytes) else v for mime, v in sendable.items()}
 
 
 def redirect_displays(displays: Displays) -> None:

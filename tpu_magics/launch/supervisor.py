@@ -151,17 +151,17 @@ class Supervisor:
     def _note_exit(self, worker: WorkerProcess) -> None:
         """Check whether a worker has ended, without reaping it: its pid must stay valid until its group is killed."""
         try:
-            found = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            status = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             self._note_lost(worker)
             return
-        if found is None:
+        if status is None:
             return
         worker.ended = time.time()
-        if found.si_code == os.CLD_EXITED:
-            worker.exit_code = found.si_status
+        if status.si_code == os.CLD_EXITED:
+            worker.exit_code = status.si_status
         else:
-            worker.signal = found.si_status
+            worker.signal = status.si_status
         worker.address_space = limits.address_space(worker.pid)
         stop_group(worker.pid, signal.SIGKILL)
         os.waitpid(worker.pid, 0)
@@ -212,9 +212,9 @@ class Supervisor:
         elif isinstance(event, Digest):
             self.digests[event.rank] = event.models
 
-    def _write(self, found: Event | None) -> None:
-        if found is not None:
-            self.writer.write(found)
+    def _write(self, event: Event | None) -> None:
+        if event is not None:
+            self.writer.write(event)
 
     # -- memory -----------------------------------------------------------------------------------------------------
     def _measure(self) -> None:
@@ -341,8 +341,8 @@ def stop_group(pid: int, number: signal.Signals) -> None:
 
 def available_memory() -> int:
     """Free host memory in bytes; a huge number if not available."""
-    found = host_memory(Path("/")).available
-    return sys.maxsize if found is None else found
+    available = host_memory(Path("/")).available
+    return sys.maxsize if available is None else available
 
 
 def process_memory(pid: int) -> tuple[int, int | None] | None:

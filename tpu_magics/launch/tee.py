@@ -163,8 +163,8 @@ class LogFilter:
 
     def flush(self) -> str:
         """The pending text, at the end."""
-        held, self._pending = self._pending, ""
-        return held
+        pending, self._pending = self._pending, ""
+        return pending
 
     def _feed_line(self, line: str) -> str:
         whole = line.endswith("\n")

@@ -6,12 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import (
-    forked_run,
-    in_process_run,
     plan,
-    preconditions,
     process,
     results,
     rule_check,
@@ -19,6 +15,9 @@ from tpu_magics.launch import (
 )
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.request import Request, function_request
+from tpu_magics.launch.run import Strategy, prepare
+from tpu_magics.launch.strategies.forked import ForkedStrategy
+from tpu_magics.launch.strategies.in_process import InProcessStrategy
 from tpu_magics.runs.folder import check_name
 
 
@@ -82,50 +81,38 @@ def train(
 
 
 def start(request: Request, options: Options, workers: int | None = None) -> results.TrainResult:
-    """Run a request: in forked workers, on several hosts, or in this process if its framework does not work after a
-    fork. `workers` overrides the number of processes without a check."""
+    """Run a request. `workers` overrides the number of forked processes without a check.
+
+    Raises:
+        TpuMagicsError: the run cannot start.
+        TrainingFailed: the run failed; the models are unchanged.
+        Exception: what the user code raised in this process; the models are restored.
+    """
     __tracebackhide__ = True
     options.check()
     if options.run_name is not None:
         check_name(options.run_name)
     session.current.refuse_second()
     process.require_main_thread()
-    if session.current.is_local(request.items, request.packages, bool(request.launcher)):
-        _refuse_hosts()
-        return in_process_run.start(request, options)
-    preconditions.refuse_local_options(options)
-    found = rule_check.check_code(request.hoistable, request.script, options.strict)
-    if options.gate is not None:
+    strategy = choose_strategy(request, workers)
+    strategy.check_options(request, options)
+    findings = rule_check.check_code(request.hoistable, request.script, options.strict)
+    if options.gate is not None and not strategy.in_process:
         options.gate(request, replace(options, gate=None))
-    run = forked_run.prepare(request, options, workers) if session.current.pod is None else _on_pod(request, options)
-    session.current.active_run = run
+    run = prepare(request, options, strategy)
     session.current.last = run.result
-    rule_check.record_findings(run.folder, found)
-    try:
-        run.open_panel()
-        run.fork()
-        if not options.background:
-            run.watch_until_end()
-            run.finish()
-        else:
-            run.watch_in_thread()
-    except BaseException as error:
-        run.abandon(error)
-        raise
+    rule_check.record_findings(run.folder, findings)
+    run.execute()
     return run.result
 
 
-def _refuse_hosts() -> None:
-    if session.current.pod is not None:
-        raise TpuMagicsError(
-            "TensorFlow cannot train on the hosts of a Ray cluster.",
-            "Its strategy runs in the notebook's process and connects to the devices of other hosts itself.",
-            "Train on this host with %tpu_init --hosts off, or name the TPU: %tpu_init --tpu NAME",
-        )
+def choose_strategy(request: Request, workers: int | None = None) -> Strategy:
+    """In this process if the framework does not work after a fork, on the session's hosts, or in forks on this host."""
+    current = session.current
+    if current.is_local(request.items, request.packages, bool(request.launcher)):
+        return InProcessStrategy()
+    if current.pod is None:
+        return ForkedStrategy(workers)
+    from tpu_magics.launch.strategies.ray import RayStrategy
 
-
-def _on_pod(request: Request, options: Options) -> forked_run.ForkedRun:
-    from tpu_magics.launch.pods import ray_run
-
-    assert session.current.pod is not None
-    return ray_run.prepare(session.current.pod, request, options)
+    return RayStrategy(current.pod)

@@ -57,7 +57,7 @@ class Watchdog:
     def __init__(self, meter: MemoryMeter | None = None, timeout: float | None = None) -> None:
         self.reason = ""
         self.observer: RunObserver = NullObserver()
-        self.give_up: Callable[[], None] = _do_nothing
+        self.give_up: Callable[[], None] = lambda: None
         self._meter = meter
         self._limit = timeout
         self._deadline: float | None = None
@@ -79,10 +79,10 @@ class Watchdog:
 
     # -- the main thread ------------------------------------------------------------------------------------------
     @contextmanager
-    def looking(self) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
         """Run the thread until the block ends."""
         self._measure()
-        thread = threading.Thread(target=self._loop, name="tpu_magics-minder", daemon=True)
+        thread = threading.Thread(target=self._loop, name="tpu_magics-watchdog", daemon=True)
         thread.start()
         try:
             yield
@@ -141,13 +141,13 @@ class Watchdog:
             raise KeyboardInterrupt
         self._raise_at_end = self._raise_at_end or not mine
 
-    def _on_unraisable(self, found: Any) -> None:
+    def _on_unraisable(self, unraisable: Any) -> None:
         """Python ignores exceptions in `__del__` and in callbacks of weak references and of the garbage collector: send
         the interrupt again."""
-        if found.exc_type is KeyboardInterrupt and threading.current_thread() is threading.main_thread():
+        if unraisable.exc_type is KeyboardInterrupt and threading.current_thread() is threading.main_thread():
             self._resend_later()
         else:
-            self._previous_hook(found)
+            self._previous_hook(unraisable)
 
     def _resend_later(self) -> None:
         """An interrupt came where it cannot be raised: send it again once the main thread has left that place."""
@@ -188,17 +188,17 @@ class Watchdog:
         if not select.select([self._receiver], [], [], TICK)[0]:
             return
         with suppress(OSError):
-            heard = self._receiver.recv(4096).replace(b"\0", b"")
-            if signal.SIGINT in heard:
+            signals = self._receiver.recv(4096).replace(b"\0", b"")
+            if signal.SIGINT in signals:
                 self._set_reason(INTERRUPT)
-            self._forward(heard)
+            self._forward(signals)
 
-    def _forward(self, heard: bytes) -> None:
+    def _forward(self, signals: bytes) -> None:
         """Pass signals on to an event loop that waits for them."""
         before = self._previous
-        if heard and before is not None and before[1] >= 0:
+        if signals and before is not None and before[1] >= 0:
             with suppress(OSError):
-                os.write(before[1], heard)
+                os.write(before[1], signals)
 
     def _enforce(self) -> None:
         now = time.monotonic()
@@ -242,22 +242,22 @@ def interruptible() -> Iterator[None]:
         yield
         return
     watchdog = Watchdog()
-    with watchdog.looking(), watchdog.interruptible():
+    with watchdog.running(), watchdog.interruptible():
         yield
 
 
 def _outer_library_call(frame: FrameType | None) -> FrameType | None:
     """The outermost library call of the user code among the frames above `frame`, or None. An interrupt that the user
     code itself catches has left this call; one that code inside of it catches has not."""
-    found: FrameType | None = None
+    call: FrameType | None = None
     outermost: FrameType | None = None
     while frame is not None and not under(frame.f_code.co_filename, _LAUNCH):
         if is_library(frame.f_code.co_filename):
             outermost = frame
         else:
-            found = outermost
+            call = outermost
         frame = frame.f_back
-    return found
+    return call
 
 
 def _is_running(call: FrameType) -> bool:
@@ -266,7 +266,3 @@ def _is_running(call: FrameType) -> bool:
     while frame is not None and frame is not call:
         frame = frame.f_back
     return frame is not None
-
-
-def _do_nothing() -> None:
-    pass

@@ -14,12 +14,13 @@ import sys
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import cell, hoist, object_graph
-from tpu_magics.launch.source_file import execute, new_module
 from tpu_magics.launch.state.snapshot import global_names
 from tpu_magics.runs.events import cut_text
 
@@ -263,20 +264,43 @@ class ScriptWork:
         if not self.has_mp_fn:
             runpy.run_path(self.path, run_name="__main__")
             return None
-        return _import_script(self.path)._mp_fn(ordinal)
+        module = new_module(Path(self.path).stem, Path(self.path))
+        execute(module)
+        return module._mp_fn(ordinal)
 
     def results(self, ordinal: int, value: Any, backend: Pickles, **more: Any) -> bytes:  # noqa: ARG002
         return packed(value, backend, models=list(self.models), **more)
 
 
-def _import_script(path: str) -> Any:
-    module = new_module(Path(path).stem, Path(path))
-    execute(module)
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+class _UncachedLoader(SourceFileLoader):
+    """Compiles the current text of the file. Python's own loader uses cached byte code if the file's size and the
+    second of its last change are unchanged, and writes the cache beside the file."""
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        path = self.get_filename(fullname)
+        code: types.CodeType = self.source_to_code(self.get_data(path), path)
+        return code
+
+
+def new_module(name: str, path: Path) -> types.ModuleType:
+    """Create the module in sys.modules, without running the file's code."""
+    spec = spec_from_file_location(name, path, loader=_UncachedLoader(name, str(path)))
+    assert spec is not None  # a loader was given
+    sys.modules[name] = module = module_from_spec(spec)
     return module
 
 
-# -- the second device of a worker (v2, v3): two threads cannot move one model to two devices
-# ---------------------------
+def execute(module: types.ModuleType) -> None:
+    """Run the file's code. Raises what it raises, and SyntaxError."""
+    loader = module.__loader__
+    assert isinstance(loader, _UncachedLoader)
+    loader.exec_module(module)
+
+
+# -- the second device of a worker (v2, v3): two threads cannot move one model to two devices --------------------------
 
 COPY_DEPTH = 6  # levels to follow: an optimizer's parameters are four levels below it, a scheduler's five
 
@@ -301,11 +325,11 @@ class Copies:
             return self.function(value)
         trial = dict(self._memo)  # a failed copy leaves parts in its memo
         try:
-            made = copy.deepcopy(value, trial)
+            duplicate = copy.deepcopy(value, trial)
         except Exception:
             return self._copy_parts(value)
         self._memo.update(trial)
-        return made
+        return duplicate
 
     def _copy_parts(self, value: Any) -> Any:
         if type(value) in (list, tuple):
@@ -316,12 +340,12 @@ class Copies:
         if not isinstance(attributes, dict) or isinstance(value, (type, types.ModuleType)):
             return value
         try:
-            made = copy.copy(value)
+            duplicate = copy.copy(value)
         except Exception:
             return value
-        self._memo[id(value)] = made
-        vars(made).update({name: self.argument(item) for name, item in attributes.items()})
-        return made
+        self._memo[id(value)] = duplicate
+        vars(duplicate).update({name: self.argument(item) for name, item in attributes.items()})
+        return duplicate
 
     def space(self, names: dict[str, Any]) -> dict[str, Any]:
         """Globals for a function or a cell, with copies of all values that contain a model."""

@@ -68,7 +68,7 @@ class _Worker:
         streams.redirect_python()
         streams.forbid_input()
         streams.text_progress_bars()
-        streams.redirect_displays(streams.Displays(self.task.files, self._announce, keep=self._is_lead()))
+        streams.redirect_displays(streams.Displays(self.task.files, self._announce, keep=self.rank == 0))
         orphans.set_marker(self.task.files.path)
         limits.keep_reserve()
         if self.keep_partial:
@@ -91,10 +91,6 @@ class _Worker:
         with contextlib.suppress(OSError):
             os.write(2, f"{self.writer.failed}\n".encode("utf-8", "replace"))
         return process.UNRECORDED
-
-    def _is_lead(self) -> bool:
-        """Whether this worker counts as rank 0 until the ranks are known."""
-        return self.spec.number == 0
 
     # -- on the rank's thread -----------------------------------------------------------------------------------
     def _ready(self, ordinal: int, world_size: int, device: str) -> None:
@@ -156,7 +152,7 @@ class _Worker:
     def _run_observed(self, ordinal: int) -> Any:
         backend = self.task.backend
         value = None
-        with backend.observing(self.writer, self._watching()) as watcher:
+        with backend.observing(self.writer, self._observer_config()) as watcher:
             try:
                 if self.task.snapshot is not None:
                     backend.renew(self.task.snapshot.items(), self.spec.replicas)
@@ -190,7 +186,7 @@ class _Worker:
         with contextlib.suppress(OSError):
             streams.reopen_descriptors(self.task.files.log_path(self.rank))
 
-    def _watching(self) -> ObserverConfig:
+    def _observer_config(self) -> ObserverConfig:
         spec, task = self.spec, self.task
         bounds = {"cache": spec.cache, "max_steps": spec.max_steps, "max_recompiles": spec.max_recompiles}
         cells = {"cell_names": task.cell_names, "cell_ids": task.cell_ids}

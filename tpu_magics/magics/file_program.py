@@ -15,7 +15,7 @@ from tpu_magics.check.cells import CodeCell, read_file
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.launch.notebook import PlainProgram
-from tpu_magics.launch.source_file import execute, new_module
+from tpu_magics.launch.work import execute, new_module
 from tpu_magics.magics import headless
 from tpu_magics.magics.definitions import defining_cell, trains, value_of
 from tpu_magics.magics.headless import FileCell, HeadlessShell, last_line

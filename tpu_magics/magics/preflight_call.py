@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import arguments, preconditions, session
+from tpu_magics.launch import arguments, session
 from tpu_magics.launch.plan import NO_SPMD, Options
+from tpu_magics.launch.request import check_function
 from tpu_magics.magics.call_spec import parameter_text, required_parameters
 from tpu_magics.magics.file_program import FileProgram
 from tpu_magics.magics.training_stubs import SkippedTraining
@@ -83,7 +84,7 @@ def _check(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], found:
             "After --args, give an expression for each parameter, evaluated in the notebook: "
             f"--args {' '.join(map(parameter_text, required_parameters(inspect.signature(function))))}",
         )
-    preconditions.check_function(function, args, kwargs, index_first=False)
+    check_function(function, args, kwargs, index_first=False)
 
 
 def lacking(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:

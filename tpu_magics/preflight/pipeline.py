@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from tpu_magics.backends.base import STEPS
 from tpu_magics.backends.lowered import TRACED
 from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
-from tpu_magics.launch import session, tracing
+from tpu_magics.launch import session
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.request import Request, function_request
-from tpu_magics.launch.tracing import TracingOptions
+from tpu_magics.launch.strategies import tracing
+from tpu_magics.launch.strategies.tracing import TracingOptions
 from tpu_magics.preflight.compilation import Progress, compile_graphs
 from tpu_magics.preflight.compile_environment import torch_xla_flags
 from tpu_magics.preflight.compile_result import CompileResult, LoweredGraph, SourceLine, TraceResult, from_json

@@ -11,7 +11,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.launch.plan import NO_SPMD, Options
 from tpu_magics.launch.request import Request
-from tpu_magics.launch.tracing import TracingOptions
+from tpu_magics.launch.strategies.tracing import TracingOptions
 from tpu_magics.launch.watchdog import interruptible
 from tpu_magics.preflight import compiler_versions
 from tpu_magics.preflight.report import Preflight, TargetResult

@@ -17,7 +17,7 @@ from tests.launch.pods import clusters
 from tests.launch.pods.clusters import Nodes
 from tests.magics.kernel import ROOT, kernel_environment, python, without_colours
 
-pytestmark = [pytest.mark.process, pytest.mark.long]  # in short: test_bundle.py, test_ray_run.py
+pytestmark = [pytest.mark.process, pytest.mark.long]  # in short: test_bundle.py, test_training.py
 
 SHELL = """
 from IPython.core.interactiveshell import InteractiveShell

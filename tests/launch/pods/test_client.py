@@ -10,7 +10,7 @@ from tests.launch.pods import clusters
 from tests.launch.pods.clusters import Nodes
 from tests.magics.kernel import python
 
-pytestmark = [pytest.mark.process, pytest.mark.long]  # in short: test_ray_run.py
+pytestmark = [pytest.mark.process, pytest.mark.long]  # in short: test_training.py
 
 NOTEBOOK = """
 import torch

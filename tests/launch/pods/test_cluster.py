@@ -21,8 +21,9 @@ from tests.launch.pods import nodes
 from tests.launch.pods.clusters import Nodes
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
-from tpu_magics.launch.pods import address, cluster, host_selection, probe, ray_run
+from tpu_magics.launch.pods import address, cluster, host_selection, probe
 from tpu_magics.launch.pods.pod import Pod
+from tpu_magics.launch.strategies import ray as ray_strategy
 from tpu_magics.panel.pod import pod_table
 from tpu_magics.panel.table import to_text
 
@@ -284,9 +285,9 @@ def test_a_cluster_that_was_restarted_at_the_same_address_is_another() -> None:
     with nodes.started_elsewhere([head]) as again:
         assert again == address
         with pytest.raises(TpuMagicsError) as error:
-            ray_run.require_alive(before)
+            ray_strategy.require_alive(before)
         assert error.value.what == f"The Ray cluster at {address} was restarted."
         assert "Run %tpu_init --hosts again" in error.value.todo
         now = host_selection.find_pod(address)
         assert now.hosts[0].node != before.hosts[0].node
-        ray_run.require_alive(now)
+        ray_strategy.require_alive(now)

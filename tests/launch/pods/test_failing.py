@@ -14,7 +14,7 @@ import pytest
 from tests.launch.launching import failed, refused, run, said
 from tests.launch.pods import clusters, trained
 from tests.launch.pods.clusters import Nodes
-from tests.launch.pods.test_ray_run import weights
+from tests.launch.pods.test_training import weights
 from tests.launch.pods.trained import net
 from tpu_magics.errors import TrainingFailed, TrainingInterrupted
 from tpu_magics.launch import session, train

@@ -15,6 +15,7 @@ import pytest
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
+from tpu_magics.launch.plan import Plan
 from tpu_magics.launch.pods import cluster, host_start, payload
 from tpu_magics.launch.pods.actor_calls import CLOSED, error_text, submit
 from tpu_magics.launch.pods.bundle import LARGE_BYTES
@@ -284,7 +285,7 @@ def test_a_host_trains_from_its_bundle_and_leaves_nothing(
     fresh_session.backend.prepare()
     gathered = payload.gather(FunctionWork(train, (table,)), fresh_session.backend)
     packed = pack_payload(gathered, {"__name__": "__main__"}, {})
-    task = HostTask(0, "w0", 1, 1, 1, "CPU", rehearsed=True, arrays=len(packed.arrays))
+    task = HostTask(0, "w0", 1, 1, Plan("CPU", 1, 1, "", {}, None, None), arrays=len(packed.arrays))
     actor.start(task, packed.data, *packed.arrays)
     link, until = watch.links[0], time.monotonic() + 60
     while not actor._state()["exit"] == 0 and time.monotonic() < until:

@@ -23,12 +23,12 @@ from tpu_magics.launch.pods import (
     host_selection,
     payload,
     probe,
-    ray_run,
     slices,
 )
 from tpu_magics.launch.pods.address import Address
 from tpu_magics.launch.pods.cluster import ClusterNode
 from tpu_magics.launch.pods.pod import Pod, PodHost
+from tpu_magics.launch.strategies import ray as ray_strategy
 
 HEAD = Address("10.0.0.2:6379", "10.0.0.2", 6379)
 GIGABYTE = 10**9
@@ -173,7 +173,7 @@ def test_a_head_that_is_gone_is_an_error_before_ray_is_called(monkeypatch: pytes
     monkeypatch.setattr(cluster, "is_connected", lambda: True)
     monkeypatch.setattr(cluster, "nodes", lambda: pytest.fail("Ray was called"))
     with pytest.raises(TpuMagicsError, match="No Ray cluster answers at"):
-        ray_run.require_alive(pod_of(None))
+        ray_strategy.require_alive(pod_of(None))
 
 
 def test_all_addresses_of_a_name_share_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +217,7 @@ def _no_socket_stays() -> Any:
 
 def test_spmd_is_refused_on_hosts() -> None:
     with pytest.raises(TpuMagicsError) as error:
-        ray_run.with_options(pod_of(None, None), Options(spmd=2))
+        ray_strategy.with_options(pod_of(None, None), Options(spmd=2))
     assert error.value.what == "--spmd is not available on several hosts."
     assert "%tpu_init --hosts off" in error.value.todo
 
@@ -266,4 +266,4 @@ def test_a_rank_is_on_the_host_that_has_it() -> None:
     """Workers of several devices count as many ranks."""
     pod = replace(pod_of(None, None, workers=2), replicas=2)
     assert [pod.host_of(rank).index for rank in range(pod.ranks)] == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert [one["ranks"] for one in ray_run.host_records(pod)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [one["ranks"] for one in ray_strategy.host_records(pod)] == [[0, 1, 2, 3], [4, 5, 6, 7]]

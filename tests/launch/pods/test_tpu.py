@@ -15,8 +15,9 @@ import pytest
 
 from tests.launch.launching import run
 from tpu_magics.launch import session
-from tpu_magics.launch.pods import cluster, host_selection, ray_run, slices
+from tpu_magics.launch.pods import cluster, host_selection, slices
 from tpu_magics.launch.pods.pod import Pod, PodHost
+from tpu_magics.launch.strategies import ray as ray_strategy
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
 
@@ -47,8 +48,8 @@ def test_the_workers_of_a_slice_know_it(
 ) -> None:
     assert (slice_pod.device, len(slice_pod.hosts), slice_pod.workers) == ("TPU", 2, 4)
     fresh_session.pod = replace(slice_pod, hosts=tuple(map(without_chips, slice_pod.hosts)))
-    planned = ray_run.pod_plan
-    monkeypatch.setattr(ray_run, "pod_plan", lambda *args: replace(planned(*args), device="CPU"))
+    planned = ray_strategy.pod_plan
+    monkeypatch.setattr(ray_strategy, "pod_plan", lambda *args: replace(planned(*args), device="CPU"))
     result = run(what_torch_xla_reads, timeout=300.0)
     addresses = [host.address for host in slice_pod.hosts]
     for rank, told in enumerate(result.values):

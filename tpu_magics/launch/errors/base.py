@@ -108,8 +108,8 @@ def without_addresses(text: str) -> str:
 
 def line_with(pattern: str | re.Pattern[str], text: str) -> str:
     """The last line that matches, cut if it is very long; "" if none does."""
-    found = [line for line in text.splitlines() if re.search(pattern, line)]
-    return one_line(found[-1]) if found else ""
+    lines = [line for line in text.splitlines() if re.search(pattern, line)]
+    return one_line(lines[-1]) if lines else ""
 
 
 def size(count: float) -> str:
@@ -154,12 +154,12 @@ def at(failure: Failure, outcome: WorkerOutcome) -> str:
 
 def ranks(numbers: Sequence[int]) -> str:
     """`rank 3`, `ranks 0, 2 and 5`, `ranks 0-6`."""
-    found = sorted(set(numbers))
-    if len(found) == 1:
-        return f"rank {found[0]}"
-    if len(found) > 2 and found == list(range(found[0], found[-1] + 1)):
-        return f"ranks {found[0]}-{found[-1]}"
-    return f"ranks {', '.join(map(str, found[:-1]))} and {found[-1]}"
+    ordered = sorted(set(numbers))
+    if len(ordered) == 1:
+        return f"rank {ordered[0]}"
+    if len(ordered) > 2 and ordered == list(range(ordered[0], ordered[-1] + 1)):
+        return f"ranks {ordered[0]}-{ordered[-1]}"
+    return f"ranks {', '.join(map(str, ordered[:-1]))} and {ordered[-1]}"
 
 
 def with_versions(failure: Failure, *names: str) -> str:

@@ -60,15 +60,15 @@ def host_trained(_failure: Failure, outcome: WorkerOutcome) -> Explanation | Non
 
 def in_use(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     """Another process uses the TPU."""
-    found = _IN_USE.search(base.device_evidence(outcome))
-    if not found:
+    match = _IN_USE.search(base.device_evidence(outcome))
+    if not match:
         return None
-    own = next((one.rank for one in failure.outcomes if found[1] and one.pid == int(found[1])), None)
+    own = next((one.rank for one in failure.outcomes if match[1] and one.pid == int(match[1])), None)
     if own is not None:
         return _shared_by_ranks(outcome, own)
-    named = _command(failure, int(found[1])) if found[1] else ""
+    named = _command(failure, int(match[1])) if match[1] else ""
     holder = named or _holders(failure) or "another process (unknown: it may belong to another user)"
-    kill = f", or end it: `!kill {found[1]}`" if found[1] else ""
+    kill = f", or end it: `!kill {match[1]}`" if match[1] else ""
     return Explanation(
         f"Rank {outcome.rank} could not start: the TPU is already in use by {holder}.",
         "Only one process at a time can use a TPU chip, and a notebook that used it keeps it until its kernel ends.",
@@ -114,13 +114,13 @@ def lock_file(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
 
 def busy(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     """Another process has the device node open, or it is not released yet."""
-    found = _BUSY.search(base.device_evidence(outcome))
-    if not found:
+    match = _BUSY.search(base.device_evidence(outcome))
+    if not match:
         return None
     holders = _holders(failure)
     held = f"It is in use by {holders}." if holders else "No process was found that uses it."
     return Explanation(
-        f"Rank {outcome.rank} could not open {found[1] or found[2]}: the device is busy.",
+        f"Rank {outcome.rank} could not open {match[1] or match[2]}: the device is busy.",
         f"{held} The device can stay busy for 10 to 30 seconds after a process that used the TPU was killed.",
         f"End {holders}, then run the cell again." if holders else "Wait 30 seconds and run the cell again.",
     )
@@ -128,10 +128,10 @@ def busy(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
 
 def forbidden(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     """The user may not open the device node."""
-    found = _FORBIDDEN.search(base.device_evidence(outcome))
-    if not found:
+    match = _FORBIDDEN.search(base.device_evidence(outcome))
+    if not match:
         return None
-    node, said = found[1] or found[4], found[2] or found[3]
+    node, said = match[1] or match[4], match[2] or match[3]
     holders = _holders(failure)
     return Explanation(
         f"Rank {outcome.rank} has no permission to open {node} ({said}).",
@@ -148,11 +148,11 @@ def forbidden(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
 
 def worker_addresses(_failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     """Kaggle's image sets TPU_PROCESS_ADDRESSES=local, and libtpu reads it as the list of all workers."""
-    found = _ADDRESSES.search(base.device_evidence(outcome))
-    if not found:
+    match = _ADDRESSES.search(base.device_evidence(outcome))
+    if not match:
         return None
     return Explanation(
-        f"Rank {outcome.rank} could not start: libtpu expected {found[1]} worker addresses but got {found[2]}.",
+        f"Rank {outcome.rank} could not start: libtpu expected {match[1]} worker addresses but got {match[2]}.",
         "TPU_PROCESS_ADDRESSES and CLOUD_TPU_TASK_ID are set in the environment (Kaggle's image sets them) and do not "
         "describe one process for each chip.",
         "Run %tpu_init before %%tpu_train: it unsets both in the workers. To do it yourself: "
@@ -174,15 +174,15 @@ def metadata(_failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
 
 def nprocs(_failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     """A number of processes that torch_xla does not start."""
-    found = _NPROCS.search(base.error_text(outcome))
-    if not found:
+    match = _NPROCS.search(base.error_text(outcome))
+    if not match:
         return None
     return Explanation(
-        f"Rank {outcome.rank} called xmp.spawn or torch_xla.launch with nprocs={found[1]}, inside the function.",
+        f"Rank {outcome.rank} called xmp.spawn or torch_xla.launch with nprocs={match[1]}, inside the function.",
         "torch_xla starts one process (nprocs=1) or one for each chip (nprocs=None). This function already runs in a "
         "worker.",
         "Move the call out of the function to the top level of the %%tpu_train cell, or train the inner function with "
-        f"%%tpu_train -n {found[1]}.",
+        f"%%tpu_train -n {match[1]}.",
     )
 
 

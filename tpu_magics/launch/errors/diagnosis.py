@@ -4,7 +4,6 @@ own frames."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 from tpu_magics.errors import TrainingFailed, TrainingInterrupted
 from tpu_magics.launch import frames
@@ -25,29 +24,30 @@ def _worker(failure: Failure) -> TrainingFailed:
     culprit = blame(failure)
     if culprit is None:
         return _no_culprit(failure)
-    found = explain(failure, culprit)
-    parts = (list(found.details), _stack(failure, culprit), _others(failure, culprit))
-    return _error(failure, found, culprit.rank, _spaced(parts))
+    explanation = explain(failure, culprit)
+    parts = (list(explanation.details), _stack(failure, culprit), _others(failure, culprit))
+    details = [line for part in parts if part for line in ("", *part)][1:]  # an empty line between parts
+    return _error(failure, explanation, culprit.rank, details)
 
 
 def _timeout(failure: Failure) -> TrainingFailed:
-    rank, found = hangs.timed_out(failure)
+    rank, explanation = hangs.timed_out(failure)
     shown = [one for one in failure.outcomes if one.rank == rank or len(failure.outcomes) == 1]
-    return _error(failure, found, rank, [line for one in shown for line in _stack(failure, one)])
+    return _error(failure, explanation, rank, [line for one in shown for line in _stack(failure, one)])
 
 
 def _interrupt(failure: Failure) -> TrainingFailed:
-    found = hangs.interrupted(failure)
-    return TrainingInterrupted(found.what, found.why, found.todo, run=failure.run)
+    explanation = hangs.interrupted(failure)
+    return TrainingInterrupted(explanation.what, explanation.why, explanation.todo, run=failure.run)
 
 
 def _kernel(failure: Failure) -> TrainingFailed:
-    found = Explanation(
+    explanation = Explanation(
         "The notebook's kernel ended during the run, and the workers ended with it.",
         "Possible causes: a restart, a crash of the kernel, or too little host memory.",
         "Run the notebook's cells again. The run folder has what the workers wrote until then.",
     )
-    return _error(failure, found, None, [])
+    return _error(failure, explanation, None, [])
 
 
 def _host(failure: Failure) -> TrainingFailed:
@@ -55,27 +55,27 @@ def _host(failure: Failure) -> TrainingFailed:
     culprit = blame(failure)
     if culprit is not None and not hangs.is_consequence(culprit):
         return _worker(failure)
-    found = host_refused(failure) if failure.refused else hosts_lost(failure)
+    explanation = host_refused(failure) if failure.refused else hosts_lost(failure)
     ranks = failure.lost[0][1] if failure.lost and not failure.refused else ()
-    return _error(failure, found, ranks[0] if ranks else None, [])
+    return _error(failure, explanation, ranks[0] if ranks else None, [])
 
 
 def _no_culprit(failure: Failure) -> TrainingFailed:
     what = {"collect": "The results of the run could not be loaded."}
-    found = Explanation(
+    explanation = Explanation(
         what.get(failure.reason, "The run ended before it finished."),
         "No worker reported a failure.",
         f"{base.UNCHANGED} See the output of the ranks: %tpu_logs -r 0",
     )
-    return _error(failure, found, None, [])
+    return _error(failure, explanation, None, [])
 
 
 _BY_REASON = {"timeout": _timeout, "interrupt": _interrupt, "kernel": _kernel, "host": _host}
 
 
-def _error(failure: Failure, found: Explanation, rank: int | None, details: list[str]) -> TrainingFailed:
-    what = with_host(failure, found.what, rank)
-    return TrainingFailed(what, found.why, found.todo, details, rank=rank, run=failure.run)
+def _error(failure: Failure, explanation: Explanation, rank: int | None, details: list[str]) -> TrainingFailed:
+    what = with_host(failure, explanation.what, rank)
+    return TrainingFailed(what, explanation.why, explanation.todo, details, rank=rank, run=failure.run)
 
 
 # -- which rank failed first ---------------------------------------------------------------------------------------
@@ -104,11 +104,6 @@ def _severity(outcome: WorkerOutcome) -> int:
 
 
 # -- details ------------------------------------------------------------------------------------------------------
-
-
-def _spaced(parts: Iterable[list[str]]) -> list[str]:
-    """The parts that are not empty, separated by an empty line."""
-    return [line for part in parts if part for line in ("", *part)][1:]
 
 
 def _stack(failure: Failure, outcome: WorkerOutcome) -> list[str]:
@@ -158,8 +153,8 @@ EXPLAINERS: tuple[Explainer, ...] = (
 
 def explain(failure: Failure, outcome: WorkerOutcome) -> Explanation:
     """The first explanation that matches; every outcome has one."""
-    found = (explainer(failure, outcome) for explainer in EXPLAINERS)
-    return next((one for one in found if one), Explanation(f"Rank {outcome.rank} ended before it finished."))
+    explanations = (explainer(failure, outcome) for explainer in EXPLAINERS)
+    return next((one for one in explanations if one), Explanation(f"Rank {outcome.rank} ended before it finished."))
 
 
 # -- several hosts ----------------------------------------------------------------------------------------------------
@@ -196,11 +191,11 @@ _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 
 
 def _missing(why: str) -> str:
-    found = _NO_MODULE.search(why)
-    if not found:
+    match = _NO_MODULE.search(why)
+    if not match:
         return ""
     return (
-        f"Install {found[1]} on every host, then run the cell again. If it is a file beside the notebook, put its code "
+        f"Install {match[1]} on every host, then run the cell again. If it is a file beside the notebook, put its code "
         "into a cell or copy it to the Python path of each host."
     )
 

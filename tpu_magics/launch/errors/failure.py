@@ -17,7 +17,7 @@ from tpu_magics.runs.files import RunFiles, open_record
 from tpu_magics.runs.folder import RunFolder
 
 if TYPE_CHECKING:
-    from tpu_magics.launch.forked_run import ForkedRun
+    from tpu_magics.launch.run import TrainingRun
 
 TAIL = 20_000  # bytes of a log that are read
 BUSY = "Device or resource busy"
@@ -78,16 +78,30 @@ class Failure:
     refused: tuple[tuple[str, str, str, str], ...] = ()
 
 
-def record(run: ForkedRun, watch: supervisor.Supervisor) -> Failure:
+@dataclass(frozen=True)
+class MemoryAtStart:
+    """The host's memory before a run. `available`: bytes, 0 if not known; `oom_kills`: how often the kernel's OOM
+    killer had acted (None: not available)."""
+
+    available: int
+    oom_kills: int | None
+
+    @classmethod
+    def measure(cls) -> MemoryAtStart:
+        return cls(host_memory(Path("/")).available or 0, oom_kills())
+
+
+def record(run: TrainingRun, watch: supervisor.Supervisor, start: MemoryAtStart) -> Failure:
     """What is known about a failed run."""
+    assert run.host is not None
     memory = host_memory(Path("/"))
-    before, now = run.oom_kills, oom_kills()
+    before, now = start.oom_kills, oom_kills()
     return Failure(
         reason=watch.reason if watch.reason != "done" else "worker",
         outcomes=tuple(_outcome(run.folder, one) for one in watch.workers),
         timeout=watch.timeout,
         memory_total=memory.total or 0,
-        memory_available_at_start=run.available,
+        memory_available_at_start=start.available,
         memory_low=watch.memory_low,
         oom_kills=None if before is None or now is None else now - before,
         devices=run.plan.device,
@@ -100,7 +114,7 @@ def record(run: ForkedRun, watch: supervisor.Supervisor) -> Failure:
     )
 
 
-def _built_inside(run: ForkedRun) -> tuple[str, ...]:
+def _built_inside(run: TrainingRun) -> tuple[str, ...]:
     if run.hoists is None:
         return ()
     return tuple(f"line {one.line}: {one.code}" for one in run.hoists.declined)

@@ -79,10 +79,10 @@ def _absent(text: str, left: Sequence[int]) -> str:
 
 
 def _since(text: str) -> str:
-    found = _LIMIT.search(text)
-    if not found:
+    match = _LIMIT.search(text)
+    if not match:
         return ""
-    milliseconds = int(next(group for group in found.groups() if group))
+    milliseconds = int(next(group for group in match.groups() if group))
     return f"It waited {milliseconds / 1000:g} s. "
 
 

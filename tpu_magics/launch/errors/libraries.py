@@ -26,10 +26,10 @@ _EVALUATION = "Evaluation hit an out-of-memory error."
 
 def split_batches(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     """A batch that cannot be split evenly over the ranks."""
-    found = _SPLIT.search(base.error_text(outcome))
-    if not found:
+    match = _SPLIT.search(base.error_text(outcome))
+    if not match:
         return None
-    size, ranks = found[1], int(found[2])
+    size, ranks = match[1], int(match[2])
     return Explanation(
         f"Rank {outcome.rank}: a batch size of {size} cannot be split over {ranks} ranks{base.at(failure, outcome)}.",
         "With split_batches=True every batch of the loader is split into equal parts, one for each rank.",
@@ -103,10 +103,10 @@ def no_mesh(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
 
 def uneven_minibatch(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     """A batch that cannot be split into equal parts."""
-    found = _UNEVEN.search(base.error_text(outcome))
-    if not found:
+    match = _UNEVEN.search(base.error_text(outcome))
+    if not match:
         return None
-    batch, devices = int(found[1]), int(found[2])
+    batch, devices = int(match[1]), int(match[2])
     larger = -(-batch // devices) * devices
     return Explanation(
         f"Rank {outcome.rank} has a batch of {batch}, which cannot be split evenly over {devices} devices"
@@ -120,11 +120,11 @@ def uneven_minibatch(failure: Failure, outcome: WorkerOutcome) -> Explanation | 
 
 def unknown_axis(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     """An axis name that the mesh does not have."""
-    found = _AXIS.search(base.error_text(outcome))
-    if not found:
+    match = _AXIS.search(base.error_text(outcome))
+    if not match:
         return None
     return Explanation(
-        f"Rank {outcome.rank} uses the mesh axis {(found[1] or found[2])!r}, which its mesh does not have"
+        f"Rank {outcome.rank} uses the mesh axis {(match[1] or match[2])!r}, which its mesh does not have"
         f"{base.at(failure, outcome)}.",
         'The mesh of --spmd has the axes "data" and "model". transformers\' Trainer with xla_fsdp_v2 sets a mesh with '
         '"fsdp" and "tensor" instead.',

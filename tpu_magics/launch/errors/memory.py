@@ -63,14 +63,11 @@ def numbers(failure: Failure) -> str:
     """Peak memory of each worker against the machine's, in sentences."""
     parts = []
     if failure.oom_kills:
-        parts.append(f"The kernel's out-of-memory killer ran {_times(failure.oom_kills)} during the run.")
+        times = "once" if failure.oom_kills == 1 else f"{failure.oom_kills} times"
+        parts.append(f"The kernel's out-of-memory killer ran {times} during the run.")
     parts.append(_peaks(failure))
     parts.append(_machine(failure))
     return " ".join(part for part in parts if part)
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
 
 
 def _peaks(failure: Failure) -> str:
@@ -165,11 +162,11 @@ def signalled(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
 
 def child_died(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     """A process that the function started (DataLoader, a pool) died while memory was low."""
-    found = CHILD.search(base.error_text(outcome))
-    if not found or not was_short(failure):
+    match = CHILD.search(base.error_text(outcome))
+    if not match or not was_short(failure):
         return None
     return Explanation(
-        f"A process started by rank {outcome.rank} died ({found[0]}), probably out of host memory.",
+        f"A process started by rank {outcome.rank} died ({match[0]}), probably out of host memory.",
         numbers(failure) + _models(failure),
         advice(failure),
     )
@@ -196,7 +193,7 @@ def _refused(outcome: WorkerOutcome) -> bool:
 def _wanted(text: str) -> str:
     """How much was requested, e.g. "2.0 GiB of"; "" if the text does not say."""
     for pattern in _REFUSED[:2]:
-        if found := pattern.search(text):
-            known = found.groupdict()
+        if match := pattern.search(text):
+            known = match.groupdict()
             return f"{base.size(int(known['bytes'])) if 'bytes' in known else known['text']} of"
     return ""

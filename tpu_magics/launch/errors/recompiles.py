@@ -23,23 +23,23 @@ def too_many(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     limit = _LIMIT.search(base.error_text(outcome))
     if limit is None or base.error_type(outcome) != "RecompileLimit":
         return None
-    found = only(Run(failure.run).events("compile", outcome.rank), Compile) if failure.run else []
-    again = [event for event in found if event.recompile]
-    causes = Counter(event.cause for event in again)
+    compiles = only(Run(failure.run).events("compile", outcome.rank), Compile) if failure.run else []
+    recompiles = [event for event in compiles if event.recompile]
+    causes = Counter(event.cause for event in recompiles)
     most = ", ".join(f"{cause} {count} times" if count > 1 else cause for cause, count in causes.most_common())
-    unexpected = [event for event in again if not event.expected] or again
+    unexpected = [event for event in recompiles if not event.expected] or recompiles
     fixes = dict.fromkeys(event.fix for event in unexpected if event.fix)
     return Explanation(
-        f"The run was stopped at recompile {len(again) or int(limit[1]) + 1}: --max-recompiles allows {limit[1]}.",
+        f"The run was stopped at recompile {len(recompiles) or int(limit[1]) + 1}: --max-recompiles allows {limit[1]}.",
         f"Causes: {most}." if most else "The causes were not recorded.",
         " ".join(list(fixes)[:2]) or "See %tpu_panel, or allow more.",
-        tuple(_table(again)),
+        tuple(_table(recompiles)),
     )
 
 
-def _table(again: list[Compile]) -> list[str]:
-    lines = [_row(event) for event in again[-_ROWS:]]
-    left_out = len(again) - len(lines)
+def _table(recompiles: list[Compile]) -> list[str]:
+    lines = [_row(event) for event in recompiles[-_ROWS:]]
+    left_out = len(recompiles) - len(lines)
     return ["Recompiles:", *([f"  ... {left_out} earlier"] if left_out else []), *lines] if lines else []
 
 

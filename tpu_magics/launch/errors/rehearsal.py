@@ -32,8 +32,8 @@ def never_entered(failure: Failure, outcome: WorkerOutcome) -> Explanation | Non
     if not _waited(outcome) or not any(base.error_type(one) == "CollectiveTimeout" for one in failure.outcomes):
         return None
     outcome = next(one for one in failure.outcomes if base.error_type(one) == "CollectiveTimeout")
-    found = _WAITED.search(base.error_text(outcome))
-    seconds = f"{found[1]} s" if found else "too long"
+    match = _WAITED.search(base.error_text(outcome))
+    seconds = f"{match[1]} s" if match else "too long"
     doing = short(outcome).removeprefix("in ")
     waiting_ones = [one for one in failure.outcomes if _waited(one)]
     missing = [one for one in failure.outcomes if not _waited(one)]
@@ -128,8 +128,8 @@ def short(outcome: WorkerOutcome) -> str:
     if base.error_type(outcome) not in ("CollectiveTimeout", "CollectiveBroken"):
         return ""
     text = base.error_text(outcome)
-    waited, found = _WAITED.search(text), _DOING.search(text)
-    doing = waited[2] if waited else found[1] if found else "a collective"
+    waited, current = _WAITED.search(text), _DOING.search(text)
+    doing = waited[2] if waited else current[1] if current else "a collective"
     return f"in {_CHECKSUM.sub('', doing)}"
 
 

@@ -32,10 +32,10 @@ _PATH = re.compile(r"No space left on device: '([^']+)'")
 
 def unpicklable(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     """A return value, or an object sent to another process, that cannot be pickled."""
-    found = _PICKLE.search(base.error_text(outcome))
-    if not found or base.error_type(outcome) not in _PICKLE_TYPES:
+    match = _PICKLE.search(base.error_text(outcome))
+    if not match or base.error_type(outcome) not in _PICKLE_TYPES:
         return None
-    name = _ADDRESS.sub("", (found[1] or found[2]).strip())
+    name = _ADDRESS.sub("", (match[1] or match[2]).strip())
     line = base.user_line(failure, outcome)
     if failure.reason != "collect" and line is not None:
         return _sent_elsewhere(outcome, name, base.at_line(line))

@@ -207,11 +207,11 @@ def late_death(_failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
 
 def child_died(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     """A process that the function started died while enough memory was free."""
-    found = memory.CHILD.search(base.error_text(outcome))
-    if not found:
+    match = memory.CHILD.search(base.error_text(outcome))
+    if not match:
         return None
     return Explanation(
-        f"A process started by rank {outcome.rank} died ({found[0]}){base.at(failure, outcome)}.",
+        f"A process started by rank {outcome.rank} died ({match[0]}){base.at(failure, outcome)}.",
         f"The library that started it does not report why. {_not_memory(failure)}",
         "Do its work in the function itself to see the error: DataLoader(num_workers=0), no process pool, and no "
         f"xmp.spawn (%%tpu_train starts the workers). The rank's full output: %tpu_logs -r {outcome.rank}",

@@ -77,10 +77,10 @@ def already_initialized(failure: Failure, outcome: WorkerOutcome) -> Explanation
 
 def not_in_main(_failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     """A spawned process looks for a function that exists only in the notebook."""
-    found = _LOOKUP.search(base.error_text(outcome))
-    if not found:
+    match = _LOOKUP.search(base.error_text(outcome))
+    if not match:
         return None
-    name = found[1]
+    name = match[1]
     return Explanation(
         f"Rank {outcome.rank} started a process that cannot find `{name}`.",
         f'`{name}` is defined in the notebook. A process started with "spawn", or a pickle loaded in another process, '
@@ -117,18 +117,18 @@ def half_precision(_failure: Failure, outcome: WorkerOutcome) -> Explanation | N
 
 def wrong_device(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     """A tensor on the CPU is used with one on the XLA device."""
-    found = _DEVICE.search(base.error_text(outcome))
-    if not found or (found["two"] and "xla" not in found["two"]):
+    match = _DEVICE.search(base.error_text(outcome))
+    if not match or (match["two"] and "xla" not in match["two"]):
         return None
     line = base.at(failure, outcome)
-    if found["numpy"]:
+    if match["numpy"]:
         return Explanation(
-            f"Rank {outcome.rank} tried to convert a tensor on {found['numpy']} to a NumPy array{line}.",
+            f"Rank {outcome.rank} tried to convert a tensor on {match['numpy']} to a NumPy array{line}.",
             "NumPy reads host memory only.",
             "Copy it to the host first (this waits for the device): `tensor.detach().cpu().numpy()`.",
         )
     said = base.one_line(base.error_text(outcome)).rstrip(".!")
-    kind = f" (a {found['expected']} is a tensor on the CPU)" if found["expected"] else ""
+    kind = f" (a {match['expected']} is a tensor on the CPU)" if match["expected"] else ""
     return Explanation(
         f"Rank {outcome.rank} mixed a tensor on the CPU with one on the XLA device{line}.",
         f"All tensors of an operation must be on the same device. PyTorch reported: {said}{kind}.",
@@ -154,10 +154,10 @@ def our_own(_failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
 def in_dataloader(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     """An exception in a DataLoader worker process, which torch passes on as text."""
     text = base.error_text(outcome)
-    found = _DATALOADER.search(text)
-    if not found:
+    match = _DATALOADER.search(text)
+    if not match:
         return None
-    said = base.line_with(rf"^(?:\w+\.)*{found[1]}\b", text) or found[1]
+    said = base.line_with(rf"^(?:\w+\.)*{match[1]}\b", text) or match[1]
     return Explanation(
         f"Rank {outcome.rank}: a DataLoader worker raised {said}",
         _raised_at(text, failure),
@@ -167,8 +167,8 @@ def in_dataloader(failure: Failure, outcome: WorkerOutcome) -> Explanation | Non
 
 def _raised_at(text: str, failure: Failure) -> str:
     """The innermost line of user code in a traceback that is text."""
-    found = re.findall(r'^\s*File "(.+)", line (\d+), in (\S+)\n\s*(.*)$', text, re.MULTILINE)
-    own = [row for row in found if row[0] in failure.cell_names or not origin.is_library(row[0])]
+    frames = re.findall(r'^\s*File "(.+)", line (\d+), in (\S+)\n\s*(.*)$', text, re.MULTILINE)
+    own = [row for row in frames if row[0] in failure.cell_names or not origin.is_library(row[0])]
     if not own:
         return "It was raised while loading the data."
     path, line, function, code = own[-1]

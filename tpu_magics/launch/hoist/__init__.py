@@ -232,35 +232,35 @@ class _PlanBuilder:
 
     def hoist(self, candidate: Candidate) -> None:
         """Build a candidate with its parts. If it cannot be hoisted, hoist its parts alone where possible."""
-        made: list[Build] = []
+        builds: list[Build] = []
         try:
-            build = self._build(candidate, made)
+            build = self._build(candidate, builds)
         except NotHoisted as problem:
-            self._leave(candidate, problem, made)
+            self._leave(candidate, problem, builds)
             return
-        self.builds.update((one.number, one) for one in made)
+        self.builds.update((one.number, one) for one in builds)
         candidate.scope.results[id(candidate.call)] = build.model
         self.roots.append(build.number)
 
-    def _build(self, candidate: Candidate, made: list[Build]) -> Build:
-        """A build, added to `made` after its parts."""
+    def _build(self, candidate: Candidate, builds: list[Build]) -> Build:
+        """A build, added to `builds` after its parts."""
         if self.failed:
             raise NotHoisted(self.failed)
-        parts = [self._part(part, made) for part in candidate.parts]
+        parts = [self._part(part, builds) for part in candidate.parts]
         build = self.builder.build(candidate, next(self.numbers), parts, self.since)
         if build.drawn is not None and self.unknown:
             raise NotHoisted(self.unknown, called=True)
-        made.append(build)
+        builds.append(build)
         return build
 
-    def _part(self, part: Candidate, made: list[Build]) -> Build:
+    def _part(self, part: Candidate, builds: list[Build]) -> Build:
         try:
-            return self._build(part, made)
+            return self._build(part, builds)
         except NotHoisted as problem:
             code = part.scope.source.code(part.call)
             raise NotHoisted(f"its part `{code}` cannot be hoisted: {problem}") from problem.__cause__
 
-    def _leave(self, candidate: Candidate, problem: NotHoisted, made: list[Build]) -> None:
+    def _leave(self, candidate: Candidate, problem: NotHoisted, builds: list[Build]) -> None:
         """Leave a candidate to the worker. Its built parts become hoisted models of their own."""
         if problem.__cause__ is not None:
             self.failed = f"the model in line {candidate.line} before it could not be built"
@@ -269,9 +269,9 @@ class _PlanBuilder:
             self.declined.append(declined)
             return
         self.decline(declined)
-        inner = {number for one in made for number in one.parts}
-        self.builds.update((one.number, one) for one in made)
-        self.roots += [one.number for one in made if one.number not in inner]
+        inner = {number for one in builds for number in one.parts}
+        self.builds.update((one.number, one) for one in builds)
+        self.roots += [one.number for one in builds if one.number not in inner]
 
     # -- the result -------------------------------------------------------------------------------------------------
     def result(self, plan: HoistPlan) -> HoistPlan:
@@ -286,8 +286,8 @@ class _PlanBuilder:
         hoisted = tuple(
             _hoisted(self.builds[number], name, sizes[number]) for name, number in zip(names, roots, strict=True)
         )
-        kept = {number: self.builds[number] for root in roots for number in _group(root, self.builds)}
-        return replace(plan, hoisted=hoisted, declined=tuple(self.declined), builds=kept)
+        builds = {number: self.builds[number] for root in roots for number in _group(root, self.builds)}
+        return replace(plan, hoisted=hoisted, declined=tuple(self.declined), builds=builds)
 
     def _was_changed(self, root: int) -> bool:
         builds = (self.builds[number] for number in _group(root, self.builds))
@@ -314,11 +314,11 @@ def _places(builds: Iterable[Build]) -> dict[tuple[int, int, int, int], int]:
 
 def unique_names(names: Iterable[str]) -> list[str]:
     """`model`, `model_2`, ... in order."""
-    found: list[str] = []
+    unique: list[str] = []
     for name in names:
-        candidates = [name, *(f"{name}_{n}" for n in range(2, len(found) + 3))]
-        found.append(next(one for one in candidates if one not in found))
-    return found
+        candidates = [name, *(f"{name}_{n}" for n in range(2, len(unique) + 3))]
+        unique.append(next(one for one in candidates if one not in unique))
+    return unique
 
 
 def size(nbytes: int) -> str:

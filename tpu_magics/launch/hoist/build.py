@@ -189,13 +189,13 @@ def argument_fingerprints(
     arguments: Arguments, backend: HoistBackend, alias: Mapping[int, int] | None = None
 ) -> dict[str, str]:
     """Fingerprints of all arguments, by position or name. Raises NotHoisted for values that cannot be compared."""
-    found: dict[str, str] = {}
+    fingerprints: dict[str, str] = {}
     for name, value in named_arguments(arguments):
         try:
-            found[name] = fingerprint(value, backend, alias)
+            fingerprints[name] = fingerprint(value, backend, alias)
         except NotComparable as error:
             raise NotHoisted(f"argument {name} cannot be compared in the worker ({error})") from None
-    return found
+    return fingerprints
 
 
 def named_arguments(arguments: Arguments) -> list[tuple[str, Any]]:

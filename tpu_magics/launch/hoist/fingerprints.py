@@ -120,7 +120,7 @@ def same_callee(left: object, right: object) -> bool:
 # -- files ----------------------------------------------------------------------------------------------------------
 def files(value: object) -> tuple[tuple[str, int, int], ...]:
     """Name, size and time of all files whose paths are in `value`: a checkpoint may change before the build."""
-    return tuple(found for text in _paths(value) for found in _stat(text))
+    return tuple(status for text in _paths(value) for status in _stat(text))
 
 
 def _paths(value: object) -> Iterator[str]:
@@ -232,13 +232,13 @@ def _texts(code: types.CodeType) -> Iterator[str]:
 
 
 def _closure(function: types.FunctionType) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
-            found[name] = cell.cell_contents
+            values[name] = cell.cell_contents
         except ValueError:
             continue
-    return found
+    return values
 
 
 def _plain(value: Any) -> Any:

@@ -127,15 +127,15 @@ def _walk(node: ast.AST) -> Iterator[ast.AST]:
 
 def _assigned(nodes: list[ast.AST]) -> dict[str, list[ast.expr | None]]:
     """The values assigned to each name of a function; None for other kinds of assignment."""
-    found: dict[str, list[ast.expr | None]] = {}
+    values: dict[str, list[ast.expr | None]] = {}
     plain: set[int] = set()
     for node in nodes:
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 if isinstance(target, ast.Name):
                     plain.add(id(target))
-                    found.setdefault(target.id, []).append(node.value)
+                    values.setdefault(target.id, []).append(node.value)
     for node in nodes:
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) and id(node) not in plain:
-            found.setdefault(node.id, []).append(None)
-    return found
+            values.setdefault(node.id, []).append(None)
+    return values

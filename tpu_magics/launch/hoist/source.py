@@ -53,10 +53,10 @@ def compile_function(tree: ast.Module, function: FunctionType) -> CodeType | Non
     except (SyntaxError, ValueError):
         return None
     place = (code.co_name, code.co_firstlineno, getattr(code, "co_qualname", ""))
-    found = (
+    matches = (
         one for one in _nested(module) if place == (one.co_name, one.co_firstlineno, getattr(one, "co_qualname", ""))
     )
-    return next(found, None)
+    return next(matches, None)
 
 
 def same_code(left: CodeType, right: CodeType) -> bool:

@@ -175,7 +175,8 @@ class FunctionScope:
 
     def _call_problem(self, call: ast.Call) -> str:
         callee = self.resolve(call.func)
-        if callee is not None and (_is_one_of(callee, PURE) or self.backend.builds_config(callee)):
+        pure = any(callee is one for one in PURE)
+        if callee is not None and (pure or self.backend.builds_config(callee)):
             return ""
         if self._is_pure_method(call.func):
             return ""
@@ -225,21 +226,21 @@ class FunctionScope:
         names.update({name: self.lookup(name) for name in _free_names(tree) if name not in names})
         try:
             code = compile(ast.Expression(tree), "<argument>", "eval")
-            found = eval(code, {"__builtins__": builtins, **names})
+            result = eval(code, {"__builtins__": builtins, **names})
         except Exception as error:
             raise UnknownValue(f"could not be evaluated in the notebook ({type(error).__name__}: {error})") from error
-        return self._once(node, found)
+        return self._once(node, result)
 
     def _settled(self, expression: ast.expr) -> Any:
         """The value of an assigned expression: the same object at each use."""
-        found = self.value(expression)
-        return self.results.setdefault(id(expression), found)
+        result = self.value(expression)
+        return self.results.setdefault(id(expression), result)
 
-    def _once(self, node: ast.expr, found: Any) -> Any:
+    def _once(self, node: ast.expr, value: Any) -> Any:
         """Keep settings objects: each name for one must refer to the same object, which is none of the notebook's."""
         if isinstance(node, ast.Call) and self.backend.builds_config(self.resolve(node.func)):
-            found = self.results[id(node)] = self.own_copy(found)
-        return found
+            value = self.results[id(node)] = self.own_copy(value)
+        return value
 
     def own_copy(self, value: Any) -> Any:
         """A copy that a build may change without changing the notebook's objects; one copy for each object."""
@@ -334,10 +335,6 @@ def _imported(binding: NameBinding, package: str | None) -> Any:
         return getattr(module, binding.attribute)
     except AttributeError:
         return importlib.import_module(f"{name}.{binding.attribute}")
-
-
-def _is_one_of(value: object, known: tuple[Any, ...]) -> bool:
-    return any(value is one for one in known)
 
 
 def _bound_by(node: ast.AST) -> frozenset[str]:

@@ -86,13 +86,13 @@ def _local(given: str, environ: Mapping[str, str], folder: Path) -> Address:
 
 def _parsed(given: str, text: str, source: str = "") -> Address:
     client = text.startswith(_CLIENT)
-    found = _HOST_PORT.fullmatch(text.removeprefix(_CLIENT).rstrip("/"))
-    if found is None:
+    match = _HOST_PORT.fullmatch(text.removeprefix(_CLIENT).rstrip("/"))
+    if match is None:
         raise _invalid(given, text, source)
-    port = int(found["port"]) if found["port"] else CLIENT_PORT if client else 0
+    port = int(match["port"]) if match["port"] else CLIENT_PORT if client else 0
     if not 0 < port < 65536:
         raise _invalid(given, text, source)
-    return Address(given=given, host=found["host"], port=port, client=client, source=source)
+    return Address(given=given, host=match["host"], port=port, client=client, source=source)
 
 
 def _invalid(given: str, text: str, source: str) -> TpuMagicsError:

@@ -158,8 +158,8 @@ def any_dead(nodes_before: Sequence[ClusterNode], timeout: float) -> bool:
 def nodes() -> list[ClusterNode]:
     """The nodes that are alive: the head first, then by name."""
     ray: Any = import_module("ray")
-    found = [_node(record) for record in ray.nodes() if record["Alive"]]
-    ordered = sorted(found, key=lambda node: (not node.head, node.name, node.id))
+    alive = [_node(record) for record in ray.nodes() if record["Alive"]]
+    ordered = sorted(alive, key=lambda node: (not node.head, node.name, node.id))
     return list(_with_unique_names(ordered))
 
 
@@ -178,12 +178,12 @@ def _node(record: Mapping[str, Any]) -> ClusterNode:
     )
 
 
-def _with_unique_names(found: Sequence[ClusterNode]) -> Iterator[ClusterNode]:
+def _with_unique_names(nodes: Sequence[ClusterNode]) -> Iterator[ClusterNode]:
     """Nodes of one machine have the same name: the later ones get a number."""
     from dataclasses import replace
 
     seen: dict[str, int] = {}
-    for node in found:
+    for node in nodes:
         seen[node.name] = number = seen.get(node.name, 0) + 1
         yield node if number == 1 else replace(node, name=f"{node.name}-{number}")
 
@@ -266,14 +266,11 @@ def _same_address(connected: str, address: Address) -> bool:
     host, _, port = connected.rpartition(":")
     if port != str(address.port) or address.client:
         return False
+    loopback = address.host in ("localhost", "127.0.0.1", "::1", "[::1]")
     try:
-        return socket.gethostbyname(host) == socket.gethostbyname(address.host) or _is_loopback(address.host)
+        return socket.gethostbyname(host) == socket.gethostbyname(address.host) or loopback
     except OSError:
         return False
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "127.0.0.1", "::1", "[::1]")
 
 
 @contextmanager

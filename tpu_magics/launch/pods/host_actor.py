@@ -69,9 +69,11 @@ class HostActor:
         return self.process.pid
 
     def _environment(self) -> dict[str, str]:
-        found = {name: text for name, text in os.environ.items() if name not in _RAY_VARIABLES and name[:4] != "RAY_"}
-        found["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))
-        return found
+        environment = {
+            name: text for name, text in os.environ.items() if name not in _RAY_VARIABLES and name[:4] != "RAY_"
+        }
+        environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))
+        return environment
 
     # -- what it writes -------------------------------------------------------------------------------------------
     def poll(self, offsets: Mapping[str, int], seconds: float) -> tuple[list[FileChunk], dict[str, Any]]:
@@ -109,10 +111,10 @@ class HostActor:
     def _chunks(self, paths: Iterable[Path], offsets: Mapping[str, int]) -> Iterator[FileChunk]:
         left = CHUNK_BYTES
         for path in paths:
-            found = _read_new(path, offsets.get(path.name, 0), left)
-            if found is not None:
-                left -= len(found[2])
-                yield found
+            chunk = _read_new(path, offsets.get(path.name, 0), left)
+            if chunk is not None:
+                left -= len(chunk[2])
+                yield chunk
 
     # -- the end --------------------------------------------------------------------------------------------------
     def stop(self) -> None:
@@ -141,7 +143,8 @@ class HostActor:
             except subprocess.TimeoutExpired:
                 os.killpg(self.process.pid, signal.SIGKILL)  # its workers die with it
                 self.process.wait()
-        _remove_folder(self.folder)
+        private_folders.remove_scratch(RunFiles(self.folder))
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _read_new(path: Path, offset: int, most: int) -> FileChunk | None:
@@ -167,8 +170,3 @@ def _free_ports(count: int) -> Iterator[int]:
         for probe in probes:
             probe.bind(("", 0))
             yield int(probe.getsockname()[1])
-
-
-def _remove_folder(folder: Path) -> None:
-    private_folders.remove_scratch(RunFiles(folder))
-    shutil.rmtree(folder, ignore_errors=True)

@@ -72,7 +72,7 @@ def _error_fields(error: Exception) -> dict[str, str]:
 
 
 def _prepare(task: HostTask, folder: Path) -> worker.WorkerTask:
-    os.environ["PJRT_DEVICE"] = task.device
+    os.environ["PJRT_DEVICE"] = task.plan.device
     arrays = [bundle.map_file(folder / f"array-{number}.bin") for number in range(task.arrays)]
     space = _new_main(task.shell)
     unpacked = bundle.unpack((folder / BUNDLE).read_bytes(), arrays, space)
@@ -106,31 +106,21 @@ _original_main: list[types.ModuleType] = []  # keeps this file's own globals ali
 
 def worker_spec(task: HostTask, index: int, scratch: Path, environment: dict[str, str | None]) -> WorkerSpec:
     """The spec of worker `index` of this host."""
-    return WorkerSpec(
-        index=index,
+    return replace(
+        task.plan.spec(index, scratch),
         count=task.workers,
-        device=task.device,
-        precision=task.precision,
         environment=environment,
-        max_steps=task.steps,
-        replicas=task.replicas,
-        max_recompiles=task.max_recompiles,
-        strict=task.strict,
-        scratch=scratch / f"worker-{index}",
-        cache=task.cache,
-        meeting=scratch if task.rehearsed else None,
         first=task.first,
         world=task.world,
         store=task.store if task.hosts > 1 else None,
         address=task.address,
-        collective_timeout=task.collective_timeout,
     )
 
 
 def worker_environment(task: HostTask) -> dict[str, str | None]:
     """The fixes for this host's environment, and the variables of the run."""
-    found: dict[str, str | None] = dict(inspect_host().worker_environment)
-    return {**found, **task.environment}
+    environment: dict[str, str | None] = dict(inspect_host().worker_environment)
+    return {**environment, **task.environment}
 
 
 # -- running ----------------------------------------------------------------------------------------------------------
@@ -174,7 +164,7 @@ class _HostRun:
     def _watching(self, children: list[supervisor.WorkerProcess]) -> supervisor.Supervisor:
         relay = Relay(self.prepared.files, NoScreen())
         task = self.task  # on a TPU the runtime assigns the ranks, so this host may have any of them
-        ranks = range(task.world) if task.device == "TPU" else range(task.first, task.first + task.workers)
+        ranks = range(task.world) if task.plan.device == "TPU" else range(task.first, task.first + task.workers)
         return supervisor.Supervisor(self.prepared.files, children, relay, observer=self, ranks=ranks, whole=False)
 
     # -- as an observer: called at each tick ----------------------------------------------------------------------

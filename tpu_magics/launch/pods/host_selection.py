@@ -81,15 +81,15 @@ def find_pod(hosts: str, wanted: Slice | None = None, processes: int | None = No
     """Connect to the cluster that `hosts` names, and select its hosts: those of a TPU slice, or for a rehearsal all
     that have CPUs. `processes`: ranks of all hosts together. Raises TpuMagicsError if a run is not possible there, and
     then closes the connection that it opened."""
-    found = cluster.notebook_connection(hosts) or parse_address(hosts)
-    assert found is not None, "the caller checks that hosts are named"
+    address = cluster.notebook_connection(hosts) or parse_address(hosts)
+    assert address is not None, "the caller checks that hosts are named"
     opened, reserved = not cluster.is_connected(), slices.Reservation.group
     before = cluster.Connection.address
-    cluster.connect(found)
+    cluster.connect(address)
     if cluster.Connection.address != before:
         slices.forget_reservation()
     try:
-        pod = _pod_of_alive_nodes(found, wanted, processes)
+        pod = _pod_of_alive_nodes(address, wanted, processes)
         require_memory(pod)
     except BaseException:
         if slices.Reservation.group is not reserved:
@@ -100,27 +100,27 @@ def find_pod(hosts: str, wanted: Slice | None = None, processes: int | None = No
     return pod
 
 
-def _pod_of_alive_nodes(found: Address, wanted: Slice | None, processes: int | None) -> Pod:
+def _pod_of_alive_nodes(address: Address, wanted: Slice | None, processes: int | None) -> Pod:
     """The pod, without nodes that Ray still counts as alive but that do not answer."""
     while True:
         try:
-            return _select(found, wanted, processes)
+            return _select(address, wanted, processes)
         except host_versions.HostsSilentError as silent:
             if not cluster.any_dead(silent.nodes, DEAD_NODE_SECONDS):
                 raise
 
 
-def _select(found: Address, wanted: Slice | None, processes: int | None) -> Pod:
+def _select(address: Address, wanted: Slice | None, processes: int | None) -> Pod:
     alive = cluster.nodes()
     chosen = slices.choose_slice(alive, wanted)
     if chosen is None:
         slices.release()
         members = _hosts_with_cpus(alive)
-        pod = Pod(found.url, _pod_hosts(members), client=found.client)
+        pod = Pod(address.url, _pod_hosts(members), client=address.client)
     else:
-        with_ranks(_slice_pod(found, chosen.slice, chosen.nodes), processes)  # raises before anything is reserved
+        with_ranks(_slice_pod(address, chosen.slice, chosen.nodes), processes)  # raises before anything is reserved
         members = _reserve(chosen.slice, alive)
-        pod = _slice_pod(found, chosen.slice, members)
+        pod = _slice_pod(address, chosen.slice, members)
     return with_ranks(_with_host_reports(pod, members), processes)
 
 
@@ -155,7 +155,7 @@ def _reserve(kind: Slice, alive: Sequence[ClusterNode]) -> list[ClusterNode]:
     return [known[node] for node in reserved]
 
 
-def _slice_pod(found: Address, kind: Slice, members: Sequence[ClusterNode]) -> Pod:
+def _slice_pod(address: Address, kind: Slice, members: Sequence[ClusterNode]) -> Pod:
     """Hosts are ordered by their worker id in the slice, which may differ from their bundle index."""
     bundles = {node.id: bundle for bundle, node in enumerate(members)}
     ordered = sorted(members, key=lambda node: (slices.worker_id(node), node.id))
@@ -165,13 +165,13 @@ def _slice_pod(found: Address, kind: Slice, members: Sequence[ClusterNode]) -> P
         for host in _pod_hosts(ordered)
     )
     return Pod(
-        address=found.url,
+        address=address.url,
         hosts=hosts,
         device="TPU",
         workers=kind.chips,
         replicas=kind.generation.devices,
         target=kind.name,
-        client=found.client,
+        client=address.client,
     )
 
 

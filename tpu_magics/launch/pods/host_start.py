@@ -49,16 +49,13 @@ def store_bundle(bundle: Bundle) -> StoredBundle:
     except Exception as error:
         if type(error).__name__ not in ("ObjectStoreFullError", "OutOfDiskError"):
             raise
+        report = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise TpuMagicsError(
             f"The object store of the cluster is too full for the data of this run ({size / 1e6:,.1f} MB).",
-            f"Models and arrays are sent through it, once to each host. Ray reports: {_first_line(error)}",
+            f"Models and arrays are sent through it, once to each host. Ray reports: {report[:300]}",
             "Free the objects of other programs (`ray memory` lists them), or start the nodes with a larger store: "
             "ray start --object-store-memory=BYTES. The models are unchanged.",
         ) from None
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
 
 
 def start_actors(pod: Pod, name: str, interrupted: Callable[[], bool]) -> tuple[list[Any], list[dict[str, Any]]]:
@@ -109,10 +106,10 @@ def start_processes(
     _require_disk(pod.hosts, [one["disk"] for one in descriptions], stored.bytes)
     first, ports = pod.hosts[0].address, descriptions[0]["ports"]
     common = replace(task, store=(first, ports[0]), hosts=len(pod.hosts), arrays=len(stored.arrays))
-    meeting = {"MASTER_ADDR": first, "MASTER_PORT": str(ports[1])} if task.rehearsed else {}
+    meeting = {"MASTER_ADDR": first, "MASTER_PORT": str(ports[1])} if task.plan.rehearsed else {}
     calls = []
     for host, actor in zip(pod.hosts, actors, strict=True):
-        environment = {**meeting, **task.environment, **host.environment}
+        environment = {**meeting, **task.plan.environment, **host.environment}
         own = replace(common, index=host.index, name=host.name, address=host.address, environment=environment)
         calls.append(actor.start.remote(own, stored.data, *stored.arrays))
     timeout = PROCESS_START_SECONDS + stored.bytes / BYTES_PER_SECOND

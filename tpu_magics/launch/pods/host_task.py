@@ -9,6 +9,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from tpu_magics.launch.plan import Plan
+
 TASK, BUNDLE, STATE, LOG = "task.pkl", "bundle.bin", "state.json", "host.log"
 RECORDS, DISPLAYS, RESULTS = "*.jsonl", "display-*.json", "result-*"
 OUTPUT = ("rank-*.log", "rank-*.stacks", "rank-*-metrics-*.txt", LOG)
@@ -17,27 +19,19 @@ STARTING, RUNNING, ENDED, REFUSED = "starting", "running", "ended", "refused"
 
 @dataclass(frozen=True)
 class HostTask:
-    """One host's part of a run. `index`: of the host; `workers`, `replicas`: on this host; `hosts`: of the run;
-    `store`: where rank 0 listens in a rehearsal; `address`: where other hosts reach this one; `environment`: of its
-    workers, None unsets; `arrays`: number of files with large arrays; `shell`: the notebook has an IPython shell; the
-    rest as in launch/plan.py."""
+    """One host's part of a run. `index`: of the host; `hosts`: of the run; `workers`: on this host; `plan`: of the
+    whole run; `store`: where rank 0 listens in a rehearsal; `address`: where other hosts reach this one; `environment`:
+    of its workers, None unsets; `arrays`: number of files with large arrays; `shell`: the notebook has an IPython
+    shell."""
 
     index: int
     name: str
     hosts: int
     workers: int
-    replicas: int
-    device: str
-    precision: str = ""
+    plan: Plan
     environment: Mapping[str, str | None] = field(default_factory=dict)
-    steps: int | None = None
-    max_recompiles: int | None = None
-    strict: bool = False
-    cache: str = ""
-    rehearsed: bool = False
     store: tuple[str, int] | None = None
     address: str = ""
-    collective_timeout: float = 60.0
     arrays: int = 0
     shell: bool = False
 
@@ -48,7 +42,7 @@ class HostTask:
 
     @property
     def world(self) -> int:
-        return self.hosts * self.workers * self.replicas
+        return self.hosts * self.workers * self.plan.replicas
 
 
 @dataclass
@@ -87,7 +81,7 @@ def is_result_file(name: str) -> bool:
 def read_state(folder: Path) -> dict[str, Any]:
     """The content of `STATE`; the initial state if the file does not exist yet."""
     try:
-        found: dict[str, Any] = json.loads((folder / STATE).read_bytes())
+        state: dict[str, Any] = json.loads((folder / STATE).read_bytes())
     except (OSError, ValueError):
         return asdict(HostState())
-    return found
+    return state

@@ -38,9 +38,9 @@ def own_versions() -> dict[str, str]:
     """The versions of this process."""
     import ray
 
-    found = installed()
+    versions = installed()
     known = {"python": platform.python_version(), "tpu_magics": __version__, "ray": str(ray.__version__)}
-    return {**known, **{name: version for name in PACKAGES if (version := found.get(name))}}
+    return {**known, **{name: version for name in PACKAGES if (version := versions.get(name))}}
 
 
 def query_hosts(nodes: Sequence[ClusterNode]) -> list[HostReport]:
@@ -76,19 +76,19 @@ def _query_function() -> Callable[[Sequence[str]], tuple[dict[str, str], int | N
         import platform
         from pathlib import Path
 
-        found = {"python": platform.python_version()}
+        versions = {"python": platform.python_version()}
         for name in packages:
             try:
-                found[name] = importlib.metadata.version(name)
+                versions[name] = importlib.metadata.version(name)
             except importlib.metadata.PackageNotFoundError:
                 pass
         try:
             import tpu_magics
             from tpu_magics.host.memory import host_memory
         except ImportError:
-            return found, None
-        found["tpu_magics"] = tpu_magics.__version__
-        return found, host_memory(Path("/")).available
+            return versions, None
+        versions["tpu_magics"] = tpu_magics.__version__
+        return versions, host_memory(Path("/")).available
 
     return report
 
@@ -128,15 +128,11 @@ def _major_minor(version: str) -> str:
     return ".".join(version.split("+")[0].split(".")[:2])
 
 
-def _full(version: str) -> str:
-    return version
-
-
 # The part of each version that must be the same: functions are sent as Python's bytecode and with this package's own
 # types; compiled programs and weights are read by the same release of torch and torch_xla.
 _MUST_MATCH: Mapping[str, Callable[[str], str]] = {
     "python": _major_minor,
-    "tpu_magics": _full,
+    "tpu_magics": str,
     "torch": _major_minor,
     "torch_xla": _major_minor,
 }
@@ -162,7 +158,8 @@ def _joined(hosts: Sequence[str], most: int = 4) -> str:
 def _mismatch_error(wrong: Sequence[str], named: Mapping[str, Mapping[str, str]]) -> TpuMagicsError:
     what = " and ".join(_display_name(name) for name in wrong)
     first = {name: named[NOTEBOOK].get(name, "") for name in wrong}
-    packages = " ".join(f'"{_distribution(name)}=={first[name]}"' for name in wrong if name != "python" and first[name])
+    distributions = {name.replace("tpu_magics", "tpu-magics"): first[name] for name in wrong if name != "python"}
+    packages = " ".join(f'"{name}=={version}"' for name, version in distributions.items() if version)
     todo = f"Install the notebook's versions on every host: pip install {packages}" if packages else ""
     if "python" in wrong:
         todo = f"Start the cluster and the notebook with the same Python, e.g. {first['python']}. {todo}".strip()
@@ -172,10 +169,6 @@ def _mismatch_error(wrong: Sequence[str], named: Mapping[str, Mapping[str, str]]
         todo,
         [_line(host, wrong, seen) for host, seen in named.items()],
     )
-
-
-def _distribution(name: str) -> str:
-    return name.replace("tpu_magics", "tpu-magics")
 
 
 def _line(host: str, names: Sequence[str], seen: Mapping[str, str]) -> str:

@@ -169,9 +169,9 @@ def rebuild_work(payload: Payload, main: dict[str, Any], folder: Path) -> Work:
 def _rebuild_hoists(payload: Payload, main: dict[str, Any]) -> hoist.HoistPlan | None:
     """The same hoisted models as in the notebook; None if they differ, then each worker builds its own."""
     work = payload.work
-    found: Any = work.function if isinstance(work, FunctionWork) else payload.tree
+    hoistable: Any = work.function if isinstance(work, FunctionWork) else payload.tree
     hoists = hoist.plan_hoists(
-        found,
+        hoistable,
         arguments=payload.arguments,
         namespace=main,
         backend=payload.backend,

@@ -28,8 +28,8 @@ def pack_payload(payload: Payload, namespace: dict[str, Any], texts: Mapping[str
 
 def explain_pickling_error(payload: Payload, namespace: dict[str, Any], error: Exception) -> TpuMagicsError:
     """The error that names the part; `error`: the one that pickling the whole payload raised."""
-    found = _find(_roots(payload), namespace, set(), ())
-    path, value, reason = found if found is not None else (("the training function",), None, error)
+    culprit = _find(_roots(payload), namespace, set(), ())
+    path, value, reason = culprit if culprit is not None else (("the training function",), None, error)
     name = path[-1]
     via = f", found in {' -> '.join(f'`{one}`' for one in path[:-1])}" if len(path) > 1 else ""
     kind = "" if value is None else f"It is of type {type(value).__module__}.{type(value).__qualname__}{via}. "

@@ -56,17 +56,17 @@ class Link:
     @property
     def refused(self) -> dict[str, str] | None:
         """The error that stopped its process before it forked workers: what, why, todo."""
-        found: dict[str, str] | None = self.state.get("refused")
-        return found
+        error: dict[str, str] | None = self.state.get("refused")
+        return error
 
 
 def make_links(pod: Pod, actors: Sequence[Any]) -> list[Link]:
-    found = []
+    links = []
     for host, actor in zip(pod.hosts, actors, strict=True):
         first = host.index * pod.workers
         workers = [WorkerProcess(first + local, 0, first + local) for local in range(pod.workers)]
-        found.append(Link(host, actor, workers))
-    return found
+        links.append(Link(host, actor, workers))
+    return links
 
 
 @dataclass
@@ -145,22 +145,22 @@ class RemoteSupervisor(Supervisor):
         if not is_streamed_file(name):
             self._lose(link, f"it sent {name!r}, which is not a file of a run")
             return
-        again = start < link.offsets.get(name, 0)
+        emptied = start < link.offsets.get(name, 0)
         link.offsets[name] = start + len(data)
         link.bytes += len(data)
         if self.unwritten is None:
             try:
                 local = f"host-{link.host.index}.log" if name == LOG else name
-                self._write_chunk(self.files.path / local, chunk, again)
+                self._write_chunk(self.files.path / local, chunk, emptied)
             except OSError as error:
                 self.unwritten = error
 
-    def _write_chunk(self, path: Path, chunk: FileChunk, again: bool) -> None:
-        """Write to the run folder what a host sent. `again`: the host has emptied the file. Records and output are
+    def _write_chunk(self, path: Path, chunk: FileChunk, emptied: bool) -> None:
+        """Write to the run folder what a host sent. `emptied`: the host has emptied the file. Records and output are
         appended, because hosts may share a file: on a TPU, that of a rank which a worker had before the runtime
         assigned its own."""
         name, start, data = chunk
-        if name.endswith((".jsonl", ".log")) and not again:
+        if name.endswith((".jsonl", ".log")) and not emptied:
             with path.open("ab") as file:
                 file.write(data)
             return

@@ -134,8 +134,10 @@ def cluster_slices(nodes: Sequence[ClusterNode]) -> tuple[ClusterSlice, ...]:
             # The name does not identify a slice of one host: each such node is its own slice.
             name = node.id if kind is not None and kind.hosts == 1 else node.labels.get(SLICE_NAME, "")
             groups.setdefault((pod_type, topology, name), []).append(node)
-    found = [_cluster_slice(pod_type, topology, members) for (pod_type, topology, _), members in groups.items()]
-    return tuple(sorted((one for one in found if one), key=lambda one: (not one.whole, -one.slice.all_chips, one.name)))
+    slices = [_cluster_slice(pod_type, topology, members) for (pod_type, topology, _), members in groups.items()]
+    return tuple(
+        sorted((one for one in slices if one), key=lambda one: (not one.whole, -one.slice.all_chips, one.name))
+    )
 
 
 def _cluster_slice(pod_type: str, topology: str, members: list[ClusterNode]) -> ClusterSlice | None:

@@ -33,7 +33,7 @@ class ModuleSource:
 def collect_user_modules() -> dict[str, ModuleSource]:
     """The loaded modules that are plain Python and not installed, by name. A package with another part (an extension, a
     large file) is not sent at all."""
-    found: dict[str, ModuleSource] = {}
+    sources: dict[str, ModuleSource] = {}
     broken: set[str] = set()
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -43,9 +43,9 @@ def collect_user_modules() -> dict[str, ModuleSource]:
         if text is None:
             broken.add(_top_package(name))
         else:
-            found[name] = ModuleSource(file, text, hasattr(module, "__path__"))
-    kept = {name: one for name, one in found.items() if _top_package(name) not in broken}
-    return kept if sum(len(one.text) for one in kept.values()) <= MAX_TOTAL_BYTES else {}
+            sources[name] = ModuleSource(file, text, hasattr(module, "__path__"))
+    complete = {name: one for name, one in sources.items() if _top_package(name) not in broken}
+    return complete if sum(len(one.text) for one in complete.values()) <= MAX_TOTAL_BYTES else {}
 
 
 def _source_of(path: Path) -> bytes | None:

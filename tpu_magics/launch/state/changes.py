@@ -53,12 +53,12 @@ class ChangeCollector:
 
     def changes(self) -> Changes:
         """Compare all objects with the snapshot, without fetching from the device."""
-        found = Changes(random=self.adapter.random_changes(self.snapshot.random))
+        changes = Changes(random=self.adapter.random_changes(self.snapshot.random))
         for number, node in enumerate(self.snapshot.nodes):
             if node.kind is not None and id(node.value) in self.numbers:
-                self._compare(number, node, found)
-        _drop_largest(self.snapshot, found)
-        return found
+                self._compare(number, node, changes)
+        _drop_largest(self.snapshot, changes)
+        return changes
 
     def add_names(self, changes: Changes, names: Mapping[str, Any]) -> None:
         """Add those names of a cell whose values can be pickled."""
@@ -69,46 +69,46 @@ class ChangeCollector:
         }
         changes.sums.pop(NAMES_NUMBER, None)
 
-    def _compare(self, number: int, node: SnapshotNode, found: Changes) -> None:
+    def _compare(self, number: int, node: SnapshotNode, changes: Changes) -> None:
         assert node.kind is not None
         try:
             if not node.kind.changed(node.value, node.mark):
                 return
             if node.kind.named:
                 kinds.flush(node.value)
-                self._leave(number, (), node.kind.named, found)
+                self._leave(number, (), node.kind.named, changes)
                 return
             content = node.kind.content(node.value, node.mark)
         except Exception as error:  # from an object's own code
-            self._leave(number, (), f"{type(error).__name__}: {error}", found)
+            self._leave(number, (), f"{type(error).__name__}: {error}", changes)
             return
-        content = self._picklable(number, node, content, found)
+        content = self._picklable(number, node, content, changes)
         if content is not None:
-            found.contents[number] = content
+            changes.contents[number] = content
 
-    def _picklable(self, number: int, node: SnapshotNode, content: Any, found: Changes) -> Any:
+    def _picklable(self, number: int, node: SnapshotNode, content: Any, changes: Changes) -> Any:
         assert node.kind is not None
-        problem = self._try_pickling(number, content, found)
+        problem = self._try_pickling(number, content, changes)
         if problem is None:
             return content
         bad: set[Any] = set()
         for label, piece in node.kind.pieces(content):
-            problem_of_piece = self._try_pickling(number, piece, found)
+            problem_of_piece = self._try_pickling(number, piece, changes)
             if problem_of_piece is not None:
                 bad.add(label[1])
-                self._leave_piece(number, node, label, problem_of_piece, found)
+                self._leave_piece(number, node, label, problem_of_piece, changes)
         if not bad:
-            self._leave(number, (), pickling_reason(problem), found)
+            self._leave(number, (), pickling_reason(problem), changes)
             return None
         rest = node.kind.without(content, node.mark, bad)
-        if rest is None or self._try_pickling(number, rest, found) is not None:
+        if rest is None or self._try_pickling(number, rest, changes) is not None:
             return None
         return rest
 
-    def _try_pickling(self, number: int, content: Any, found: Changes) -> Exception | None:
+    def _try_pickling(self, number: int, content: Any, changes: Changes) -> Exception | None:
         """Why it cannot be pickled; None if it can, then its size and checksum are recorded."""
         try:
-            found.sizes[number], found.sums[number] = self._probe.look(content)
+            changes.sizes[number], changes.sums[number] = self._probe.look(content)
         except Exception as error:  # pickle.PicklingError, TypeError, AttributeError, RecursionError, a class's own
             self.tensors += self._probe.tensors
             self._probe = self._new_probe()
@@ -118,16 +118,16 @@ class ChangeCollector:
     def _new_probe(self) -> SizeProbe:
         return SizeProbe(self.snapshot, self.numbers, self.adapter)
 
-    def _leave_piece(self, number: int, node: SnapshotNode, label: Label, problem: Exception, found: Changes) -> None:
+    def _leave_piece(self, number: int, node: SnapshotNode, label: Label, problem: Exception, changes: Changes) -> None:
         private = rule_of(type(node.value)).quiet and str(label[1]).startswith("_")
         replaces = isinstance(problem, WorkerOnlyError) and _existed_before(node.mark, label[1])
         if not private and not replaces:
-            self._leave(number, (label,), pickling_reason(problem), found)
+            self._leave(number, (label,), pickling_reason(problem), changes)
 
-    def _leave(self, number: int, labels: tuple[Label, ...], why: str, found: Changes) -> None:
+    def _leave(self, number: int, labels: tuple[Label, ...], why: str, changes: Changes) -> None:
         if not self.snapshot.nodes[number].quiet:
             path = self.snapshot.path(number, *labels)
-            found.left.setdefault(path, why)
+            changes.left.setdefault(path, why)
 
     # -- writing --------------------------------------------------------------------------------------------------
     def write(self, changes: Changes, folder: Path) -> None:
@@ -214,16 +214,16 @@ def _parts_of_unreturned_models(snapshot: StateSnapshot, models: Mapping[str, An
         yield from (number for (model, _), number in known.items() if model not in models)
 
 
-def _drop_largest(snapshot: StateSnapshot, found: Changes) -> None:
+def _drop_largest(snapshot: StateSnapshot, changes: Changes) -> None:
     """Drop the largest contents until the rest is within the limit."""
-    sizes = {n: found.sizes[n] for n in found.contents if not snapshot.nodes[n].unlimited}
+    sizes = {n: changes.sizes[n] for n in changes.contents if not snapshot.nodes[n].unlimited}
     total = sum(sizes.values())
     for number in sorted(sizes, key=sizes.__getitem__, reverse=True):
         if total <= MAX_BYTES:
             return
         total -= sizes[number]
-        del found.contents[number]
-        found.left[snapshot.path(number)] = (
+        del changes.contents[number]
+        changes.left[snapshot.path(number)] = (
             f"{sizes[number] / 2**20:,.0f} MB, above the limit of {MAX_BYTES // 2**20} MB in all"
         )
 

@@ -60,8 +60,8 @@ class Fields:
 
     def without(self, names: set[Any]) -> Fields | None:
         """Without these names; None if nothing is left."""
-        kept = Fields({name: item for name, item in self.new.items() if name not in names}, self.gone)
-        return kept if kept.new or kept.gone else None
+        remaining = Fields({name: item for name, item in self.new.items() if name not in names}, self.gone)
+        return remaining if remaining.new or remaining.gone else None
 
 
 def same(left: Any, right: Any) -> bool:
@@ -136,10 +136,6 @@ class SequenceKind(BaseKind):
         old = self.mark(value)
         self._fill(value, content)
         return lambda: self._fill(value, old)
-
-
-def _fill_list(value: Any, items: Any) -> None:
-    list.__setitem__(value, slice(None), items)
 
 
 def _fill_set(value: Any, items: Any) -> None:
@@ -289,10 +285,10 @@ class ObjectKind(_AttributesKind):
         return {name: item for name, item in found.items() if self.rule.has(name)}
 
     def content(self, value: Any, mark: Any) -> Fields:
-        found = super().content(value, mark)
+        fields = super().content(value, mark)
         if self.of_library:  # methods that a library replaced on its object are not data
-            found.new = {name: item for name, item in found.new.items() if not isinstance(item, _CODE)}
-        return found
+            fields.new = {name: item for name, item in fields.new.items() if not isinstance(item, _CODE)}
+        return fields
 
     def _all(self, value: Any) -> dict[str, Any]:
         return attributes(value)
@@ -321,8 +317,8 @@ def attributes(value: Any) -> dict[str, Any]:
     slots = _slots(type(value))
     if not slots:
         return dict(own or {})
-    found = {name: slot.__get__(value) for name, slot in slots.items() if _is_set(slot, value)}
-    return {**found, **(own or {})}
+    values = {name: slot.__get__(value) for name, slot in slots.items() if _is_set(slot, value)}
+    return {**values, **(own or {})}
 
 
 def _own_dict(value: Any) -> dict[str, Any] | None:
@@ -575,8 +571,8 @@ def equal(left: Any, right: Any) -> bool:
         return left.keys() == right.keys() and all(equal(left[key], right[key]) for key in left)
     if isinstance(left, (list, tuple)):
         return len(left) == len(right) and (left == right if only_atoms(left) else all(map(equal, left, right)))
-    found = left == right
-    return bool(found.all()) if hasattr(found, "all") else bool(found)
+    result = left == right
+    return bool(result.all()) if hasattr(result, "all") else bool(result)
 
 
 class ReportedKind(BaseKind):
@@ -603,10 +599,6 @@ class ReportedKind(BaseKind):
         raise NotImplementedError
 
 
-def _file_position(value: Any) -> Any:
-    return value.closed or value.tell()
-
-
 def flush(value: Any) -> None:
     """Flush a file: a fork would have a copy of its buffer."""
     if isinstance(value, io.IOBase):
@@ -618,10 +610,11 @@ def _iterator_position(value: Any) -> Any:
     return operator.length_hint(value, -1), repr(value) if type(value).__name__ == "count" else ""
 
 
-LIST, DEQUE = SequenceKind(list, _fill_list), SequenceKind(deque, _fill_deque)
+LIST = SequenceKind(list, lambda value, items: list.__setitem__(value, slice(None), items))
+DEQUE = SequenceKind(deque, _fill_deque)
 SET, DICT, BYTES = SetKind(set, _fill_set), DictKind(), BytesKind()
 BINDING, CELL, CLASS = BindingKind(), CellKind(), ClassKind()
-FILE = ReportedKind("an open file", _file_position)
+FILE = ReportedKind("an open file", lambda value: value.closed or value.tell())
 GENERATOR = ReportedKind("a generator", lambda value: value.gi_frame and value.gi_frame.f_lasti)
 ITERATOR = ReportedKind("an iterator", _iterator_position)
 _CONTAINERS: tuple[tuple[type, Kind], ...] = ((list, LIST), (dict, DICT), (set, SET), (deque, DEQUE))
@@ -630,10 +623,10 @@ _ITERATORS = tuple(map(type, map(iter, ([], (), range(0), {}, {}.values(), {}.it
 
 def container_kind(kind: type, rule: TypeRule) -> Kind | None:
     """The kind for a container type, else None."""
-    for base, found in _CONTAINERS:
+    for base, base_kind in _CONTAINERS:
         if issubclass(kind, base):
             plain = kind is base or kind.__module__ in ("collections", "builtins")
-            return found if plain else SubclassKind(found, ObjectKind(rule, is_library_type(kind)))
+            return base_kind if plain else SubclassKind(base_kind, ObjectKind(rule, is_library_type(kind)))
     return BYTES if issubclass(kind, bytearray) or _is_array(kind) else None
 
 

@@ -176,5 +176,7 @@ def loads(data: bytes, snapshot: StateSnapshot | None, adapter: Any) -> Any:
         return pickle.loads(data)
     data = data[len(MARK) :]
     written, blobs, inside = pickle.loads(data)
-    held = [bytearray(blob) for blob in blobs]
-    return StateUnpickler(io.BytesIO(written), snapshot, adapter, held.__getitem__, [held[i] for i in inside]).load()
+    buffers = [bytearray(blob) for blob in blobs]
+    return StateUnpickler(
+        io.BytesIO(written), snapshot, adapter, buffers.__getitem__, [buffers[i] for i in inside]
+    ).load()

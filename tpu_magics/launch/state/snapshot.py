@@ -81,22 +81,22 @@ class StateSnapshot:
     def structure(self) -> int:
         """A checksum of types and positions, without values, to compare with a copy on another host. -1 if a set makes
         the order undefined."""
-        found = 0
+        checksum = 0
         for node in self.nodes:
             kind = type(node.value)
             if issubclass(kind, (set, frozenset)) and not kinds.only_atoms(node.value):
                 return -1
-            found = zlib.crc32(f"{kind.__qualname__} {_label_text(node.label)} {node.above}".encode(), found)
-        return found
+            checksum = zlib.crc32(f"{kind.__qualname__} {_label_text(node.label)} {node.above}".encode(), checksum)
+        return checksum
 
     def path(self, number: int, *labels: Label) -> str:
         """An object as Python code, such as `held['a'].b`."""
-        found = list(reversed(labels))
+        path = list(reversed(labels))
         while number >= 0:
             node = self.nodes[number]
-            found.append(node.label)
+            path.append(node.label)
             number = node.above
-        return "".join(map(_label_text, reversed(found))).rpartition("\0")[2].lstrip(".")
+        return "".join(map(_label_text, reversed(path))).rpartition("\0")[2].lstrip(".")
 
     def items(self) -> list[tuple[str, Any]]:
         """Every object with its path."""
@@ -133,8 +133,8 @@ def take_snapshot(
     """Number and mark all objects below `roots`. `models`: their weights are returned separately."""
     type_rules.add({name: TypeRule(**fields) for name, fields in adapter.rules.items()})
     walk = _Walk(adapter, models)
-    for found in (roots, models.items()):  # hoisted models are not below `roots`
-        for name, value in found:
+    for objects in (roots, models.items()):  # hoisted models are not below `roots`
+        for name, value in objects:
             walk.add(value, -1, ("name", name))
         walk.run()
     snapshot = walk.snapshot

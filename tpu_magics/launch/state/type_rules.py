@@ -87,14 +87,15 @@ def add(rules: Mapping[str, TypeRule]) -> None:
 def rule_of(kind: type) -> TypeRule:
     """The rule for instances of `kind`."""
     for base in kind.__mro__:
-        found = RULES.get(f"{base.__module__}.{base.__qualname__}")
-        if found is not None:
-            return found
+        rule = RULES.get(f"{base.__module__}.{base.__qualname__}")
+        if rule is not None:
+            return rule
     if not is_library_type(kind):
         return PLAIN
     module = str(kind.__module__)
     packages = _packages(module)
-    if OPAQUE_PACKAGES & packages or (packages[-1:] and _is_stdlib(module) and not CONTAINER_MODULES & packages):
+    standard = module.partition(".")[0] in sys.stdlib_module_names
+    if OPAQUE_PACKAGES & packages or (packages[-1:] and standard and not CONTAINER_MODULES & packages):
         return OPAQUE
     return LIBRARY
 
@@ -109,10 +110,6 @@ class _Packages(tuple[str, ...]):
 def _packages(module: str) -> _Packages:
     parts = module.split(".")
     return _Packages(".".join(parts[:count]) for count in range(len(parts), 0, -1))
-
-
-def _is_stdlib(module: str) -> bool:
-    return module.partition(".")[0] in sys.stdlib_module_names
 
 
 @cached_by_type

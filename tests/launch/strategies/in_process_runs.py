@@ -1,7 +1,6 @@
-"""Runs of TensorFlow in a process of their own, which stands for a notebook: each prints what the tests look at.
+"""Runs of TensorFlow in a process of their own, which stands for a notebook; test_in_process.py says what is expected.
 
-What lives here: the runs. What does not: what is expected of them (test_local.py). Called as `local_runs.py NAME ...`,
-it prints one JSON object with what each of these functions returns.
+`in_process_runs.py NAME ...` prints one JSON object with what each of these functions returns.
 """
 
 from __future__ import annotations
@@ -26,10 +25,11 @@ from signalled import Signal  # it lies beside this file
 
 import tpu_magics
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import cells, in_process_run, session, watchdog
+from tpu_magics.launch import cells, session, watchdog
 from tpu_magics.launch.cells import CellSource
 from tpu_magics.launch.notebook import PlainProgram
 from tpu_magics.launch.plan import Options
+from tpu_magics.launch.strategies import in_process
 
 X = np.random.default_rng(0).random((64, 8), dtype=np.float32)
 Y = np.random.default_rng(1).integers(0, 4, 64)
@@ -355,11 +355,11 @@ def full_disk() -> dict[str, Any]:
     """As a disk is that has no room: what is free is asked of the system, and here of a function."""
     model, _shell = built(), notebook()
     before = state(model)
-    asked, in_process_run.free_disk = in_process_run.free_disk, lambda _path: 100
+    asked, in_process.free_disk = in_process.free_disk, lambda _path: 100
     try:
         told = attempt(lambda: fitted(model))
     finally:
-        in_process_run.free_disk = asked
+        in_process.free_disk = asked
     folders = sorted(Path(os.environ["TPU_MAGICS_RUNS"]).iterdir(), key=lambda path: path.stat().st_mtime_ns)
     status = json.loads((folders[-1] / "run.json").read_bytes())["status"]
     return {**told, "status": status, "same": state(model) == before}

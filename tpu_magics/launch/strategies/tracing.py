@@ -14,11 +14,12 @@ from tpu_magics.backends.base import STEPS, TraceSpec, WorkerSpec
 from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.host import Host
 from tpu_magics.host.memory import host_memory
-from tpu_magics.launch import object_graph, plan, preconditions, process, results, session, supervisor, worker
-from tpu_magics.launch.forked_run import ForkedRun
-from tpu_magics.launch.plan import Options
+from tpu_magics.launch import plan, process, results, session, worker
+from tpu_magics.launch.plan import Options, Plan
 from tpu_magics.launch.relay import NoScreen, Screen
 from tpu_magics.launch.request import Request
+from tpu_magics.launch.run import TrainingRun, prepare
+from tpu_magics.launch.strategies.forked import ForkedStrategy
 from tpu_magics.runs import locked_folders
 from tpu_magics.runs.folder import RunFolder
 from tpu_magics.runs.reader import Run
@@ -53,18 +54,15 @@ def traced(request: Request, options: Options, tracing_options: TracingOptions) 
     try:
         with process.interrupts_held():
             temporary = locked_folders.make()
-        run = _prepare(request, options, tracing_options, temporary.path)
-        session.current.active_run = run
+        strategy = TracingStrategy(tracing_options, temporary.path)
+        options = replace(options, spmd=tracing_options.devices, processes=None, steps=None, background=False)
+        run = prepare(request, options, strategy)
         try:
-            run.fork()
-            run.watch_until_end()
-            run.finish()
-        except BaseException as error:
-            run.abandon(error)
-            if isinstance(error, TrainingFailed):
-                error.details = (*error.details, *_values_read(run.graphs))
+            run.execute()
+        except TrainingFailed as error:
+            error.details = (*error.details, *_values_read(strategy.graphs))
             raise
-        yield run.graphs, Run(run.folder.path)
+        yield strategy.graphs, Run(run.folder.path)
     finally:
         if temporary is not None:
             with process.interrupts_held():
@@ -77,32 +75,6 @@ def _values_read(folder: Path) -> Iterator[str]:
     if path.is_file() and path.stat().st_size:
         yield "Values that the function read (they are zero while it is traced):"
         yield from (f"  {line}" for line in path.read_text().splitlines())
-
-
-def _prepare(request: Request, options: Options, tracing_options: TracingOptions, root: Path) -> _TracingRun:
-    current = session.current
-    host = at_home(session.known_host())
-    backend = current.backend
-    precision = options.precision or current.precision
-    options = replace(options, spmd=tracing_options.devices, processes=None, steps=None)
-    made = plan.make_plan(host, options, precision, 1)
-    preconditions.require_alone()
-    backend.prepare()
-    models = object_graph.find_models(iter(request.items), backend.is_model)
-    preconditions.check(
-        preconditions.LaunchContext(backend, host, current.fork_blockers, request.items, models, request.source)
-    )
-    size = sum(backend.model_bytes(model) for model in models.values())
-    plan.require_memory(made, size, options.force)
-    folder = RunFolder.create("preflight", root)
-    tracing = TraceSpec(
-        root / "graphs",
-        1 if tracing_options.devices else tracing_options.world,
-        tracing_options.devices or 1,
-        tracing_options.steps,
-    )
-    work = request.make(models, None)
-    return _TracingRun(request, options, made, host, folder, work, {}, size, None, tracing=tracing)
 
 
 def at_home(host: Host) -> Host:
@@ -123,26 +95,45 @@ def _run_with_memory_limit(task: worker.WorkerTask, spec: WorkerSpec) -> int:
     return worker.main(task, spec)
 
 
-@dataclass
-class _TracingRun(ForkedRun):
-    """A run whose worker traces instead of training."""
+class TracingStrategy(ForkedStrategy):
+    """A forked worker traces instead of training; no results are loaded. `root`: the folder of all its files."""
 
-    tracing: TraceSpec | None = None
+    hoists = False
+    says_tpu_menu = False
 
-    @property
-    def graphs(self) -> Path:
-        assert self.tracing is not None
-        return self.tracing.folder
+    def __init__(self, options: TracingOptions, root: Path) -> None:
+        super().__init__()
+        self._options = options
+        self._root = root
+        self.graphs = root / "graphs"
 
-    def _fork_one(self, task: worker.WorkerTask, index: int, scratch: Path) -> supervisor.WorkerProcess:  # noqa: ARG002
-        spec = replace(self.plan.spec(index), tracing=self.tracing)
-        pid = process.fork_worker(lambda: _run_with_memory_limit(task, spec), self.folder.stacks_path(index))
-        return supervisor.WorkerProcess(index, pid, index)
+    def plan(self, options: Options) -> tuple[Host, Plan]:
+        host = at_home(session.known_host())
+        return host, plan.make_plan(host, options, session.current.precision, 1)
 
-    def _screen(self) -> Screen:
+    def create_folder(self, name: str) -> RunFolder:  # noqa: ARG002
+        return RunFolder.create("preflight", self._root)
+
+    def require_disk(self, folder: Path, request: Request, models_bytes: int, force: bool) -> None:
+        pass
+
+    def attach(self, run: TrainingRun) -> None:
+        super().attach(run)
+        run.models = {}
+
+    def start(self, run: TrainingRun) -> None:
+        self.start_workers(run)  # without a panel
+
+    def fork_worker(self, run: TrainingRun, task: worker.WorkerTask, index: int, scratch: Path) -> int:  # noqa: ARG002
+        world, devices = self._options.world, self._options.devices
+        tracing = TraceSpec(self.graphs, 1 if devices else world, devices or 1, self._options.steps)
+        spec = replace(run.plan.spec(index), tracing=tracing)
+        return process.fork_worker(lambda: _run_with_memory_limit(task, spec), run.folder.stacks_path(index))
+
+    def screen(self, run: TrainingRun) -> Screen:  # noqa: ARG002
         return NoScreen()  # values printed while tracing are zeros
 
-    def _load(self, ranks: int | None = None) -> results.RunResults:  # noqa: ARG002
+    def load(self, run: TrainingRun, ranks: int) -> results.RunResults:  # noqa: ARG002
         raise TpuMagicsError(
             "A traced run has no results.", "Nothing was run.", "This is a bug in tpu_magics; please report it."
         )

@@ -1,11 +1,11 @@
-"""The traceback that a person reads of their own error. What ends a run otherwise: test_local.py."""
+"""The traceback that a person reads of their own error. What ends a run otherwise: test_in_process.py."""
 
 from __future__ import annotations
 
 import traceback
 from types import TracebackType
 
-from tpu_magics.launch.rollback import user_frames
+from tpu_magics.launch.strategies.rollback import user_frames
 from tpu_magics.runs.origin import OWN
 
 
@@ -25,11 +25,11 @@ def raised_through(*files: str) -> TracebackType | None:
 
 
 def test_our_own_lines_are_left_out_wherever_they_stand() -> None:
-    ours = f"{OWN}/launch/in_process_run.py", f"{OWN}/backends/tensorflow/observe/hooks.py"
+    ours = f"{OWN}/launch/strategies/in_process.py", f"{OWN}/backends/tensorflow/observe/hooks.py"
     found = user_frames(raised_through(ours[0], "cell", ours[1], "library", ours[1]))
     assert [frame.filename for frame in traceback.extract_tb(found)] == ["cell", "library"]
 
 
 def test_where_there_are_no_others_all_are_kept() -> None:
-    found = user_frames(raised_through(f"{OWN}/launch/in_process_run.py"))
+    found = user_frames(raised_through(f"{OWN}/launch/strategies/in_process.py"))
     assert len(traceback.extract_tb(found)) == 1 and user_frames(None) is None

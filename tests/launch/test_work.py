@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tpu_magics.launch.source_file import execute, new_module
+from tpu_magics.launch.work import execute, new_module
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from tpu_magics.runs import events
 from tpu_magics.runs.origin import OWN, under
 
 if TYPE_CHECKING:
-    from tpu_magics.launch.in_process_run import InProcessRun
+    from tpu_magics.launch.run import TrainingRun
+    from tpu_magics.launch.strategies.in_process import InProcessStrategy
 
 STATE = "state-before"  # folder in the run folder: the state to restore if the run fails
 PARTLY = "The notebook's models keep their training so far (--keep-partial)."
@@ -35,20 +36,20 @@ def trained_models(
     """The models that were trained: those that the code could reach (`reached`), and those that it assigned to names of
     the notebook (`before`: the values of these names before the run)."""
     new = {name: value for name, value in namespace.items() if before.get(name) is not value and name[:1] != "_"}
-    made = {name: value for name, value in new.items() if backend.is_model(value)}
+    models = {name: value for name, value in new.items() if backend.is_model(value)}
     known = {id(value) for value in reached.values()}
-    return {**reached, **{name: value for name, value in made.items() if id(value) not in known}}
+    return {**reached, **{name: value for name, value in models.items() if id(value) not in known}}
 
 
-def restore(kept: SavedState | None, before: Mapping[str, Any], namespace: dict[str, Any]) -> list[str]:
+def restore(saved: SavedState | None, before: Mapping[str, Any], namespace: dict[str, Any]) -> list[str]:
     """Restore the state and its names. Returns one line for each object that could not be restored."""
-    if kept is None:
+    if saved is None:
         return []
     for name, value in before.items():
-        if namespace.get(name) is not value and kept.holds(value):
+        if namespace.get(name) is not value and saved.holds(value):
             namespace[name] = value
     try:
-        return list(kept.put_back())
+        return list(saved.put_back())
     except Exception as error:  # e.g. the run folder is gone
         return [f"{type(error).__name__}: {error}."]
 
@@ -56,13 +57,15 @@ def restore(kept: SavedState | None, before: Mapping[str, Any], namespace: dict[
 # -- the error -------------------------------------------------------------------------------------------------------
 
 
-def explain_failure(run: InProcessRun, error: BaseException, keep: bool, lost: Sequence[str]) -> BaseException:
+def explain_failure(
+    run: TrainingRun, strategy: InProcessStrategy, error: BaseException, keep: bool, lost: Sequence[str]
+) -> BaseException:
     """The error to raise: ours if there is something to explain, else the user's own."""
     state = _state_text(keep, lost)
-    made = _explain_stop(run, error, state) or _explain_known(run, error, state)
-    if made is not None:
-        return made
-    run.say(state)
+    explained = _explain_stop(run, strategy, error, state) or _explain_known(run, strategy, error, state)
+    if explained is not None:
+        return explained
+    strategy.records.say(state)
     return error
 
 
@@ -74,10 +77,12 @@ def _state_text(keep: bool, lost: Sequence[str]) -> str:
     return " ".join((f"Some state could not be restored (the run folder has it in {STATE}):", *lost))
 
 
-def _explain_stop(run: InProcessRun, error: BaseException, state: str) -> TrainingFailed | None:
+def _explain_stop(
+    run: TrainingRun, strategy: InProcessStrategy, error: BaseException, state: str
+) -> TrainingFailed | None:
     """The error of a run that the user or a limit stopped."""
     path, lines = str(run.folder.path), _user_lines(run, error)
-    if run.watchdog.reason == TIMEOUT:
+    if strategy.watchdog.reason == TIMEOUT:
         return TrainingFailed(
             f"The run was stopped after {run.options.timeout:g} s (--timeout).",
             f"It was still training. {state}",
@@ -86,7 +91,7 @@ def _explain_stop(run: InProcessRun, error: BaseException, state: str) -> Traini
             rank=0,
             run=path,
         )
-    if isinstance(error, KeyboardInterrupt) or run.watchdog.reason == INTERRUPT:
+    if isinstance(error, KeyboardInterrupt) or strategy.watchdog.reason == INTERRUPT:
         return TrainingInterrupted(
             "The run was interrupted.",
             state,
@@ -94,39 +99,43 @@ def _explain_stop(run: InProcessRun, error: BaseException, state: str) -> Traini
             run=path,
         )
     if isinstance(error, RecompileLimit):
-        found = recompiles.too_many(*_as_failure(run, error))
-        if found is not None:
-            details = [*found.details, *(["", *lines] if lines else [])]
-            return TrainingFailed(found.what, f"{found.why} {state}", found.todo, details, rank=0, run=path)
+        explanation = recompiles.too_many(*_as_failure(run, strategy.records.started, error))
+        if explanation is not None:
+            details = [*explanation.details, *(["", *lines] if lines else [])]
+            return TrainingFailed(
+                explanation.what, f"{explanation.why} {state}", explanation.todo, details, rank=0, run=path
+            )
     return None
 
 
-def _as_failure(run: InProcessRun, error: BaseException) -> tuple[Failure, WorkerOutcome]:
+def _as_failure(run: TrainingRun, started: float, error: BaseException) -> tuple[Failure, WorkerOutcome]:
     """The failure in the form that the explainers of forked workers need."""
     kind, text = frames.describe(error)
-    end = events.End(run.records.started, 0, status="failed", error_type=kind, error_text=text)
+    end = events.End(started, 0, status="failed", error_type=kind, error_text=text)
     outcome = WorkerOutcome(0, exit_code=1, end=end)
     return Failure("worker", (outcome,), run=str(run.folder.path)), outcome
 
 
-def _explain_known(run: InProcessRun, error: BaseException, state: str) -> TrainingFailed | None:
+def _explain_known(
+    run: TrainingRun, strategy: InProcessStrategy, error: BaseException, state: str
+) -> TrainingFailed | None:
     """The error if the backend or tpu_magics can explain it."""
-    found = error if isinstance(error, TpuMagicsError) else _explain_by_backend(run, error)
-    if found is None:
+    explained = error if isinstance(error, TpuMagicsError) else _explain_by_backend(run, strategy, error)
+    if explained is None:
         return None
-    if isinstance(found, TrainingFailed):  # of a run that the code itself started
-        return found
-    details = [*found.details, *([""] if found.details else []), *_user_lines(run, error)]
+    if isinstance(explained, TrainingFailed):  # of a run that the code itself started
+        return explained
+    details = [*explained.details, *([""] if explained.details else []), *_user_lines(run, error)]
     path = str(run.folder.path)
-    return TrainingFailed(found.what, f"{found.why} {state}".strip(), found.todo, details, rank=0, run=path)
+    return TrainingFailed(explained.what, f"{explained.why} {state}".strip(), explained.todo, details, rank=0, run=path)
 
 
 def user_frames(stack: TracebackType | None) -> TracebackType | None:
     """A traceback without our own frames; unchanged if it has no others."""
-    kept = [one for one in _tracebacks(stack) if not _is_ours(one.tb_frame)]
-    for one, following in zip_longest(kept, kept[1:]):
+    remaining = [one for one in _tracebacks(stack) if not _is_ours(one.tb_frame)]
+    for one, following in zip_longest(remaining, remaining[1:]):
         one.tb_next = following
-    return kept[0] if kept else stack
+    return remaining[0] if remaining else stack
 
 
 def _is_ours(frame: FrameType) -> bool:
@@ -140,18 +149,18 @@ def _tracebacks(stack: TracebackType | None) -> Iterator[TracebackType]:
         stack = stack.tb_next
 
 
-def _explain_by_backend(run: InProcessRun, error: BaseException) -> TpuMagicsError | None:
+def _explain_by_backend(run: TrainingRun, strategy: InProcessStrategy, error: BaseException) -> TpuMagicsError | None:
     try:
-        return run.backend.explained(error, run.cell_names)
+        return strategy.backend.explained(error, run.cell_names)
     except Exception as fault:  # a bug of ours must not hide the user's error
-        run.say(f"The error could not be explained ({type(fault).__name__}: {fault}).")
+        strategy.records.say(f"The error could not be explained ({type(fault).__name__}: {fault}).")
         return None
 
 
-def _user_lines(run: InProcessRun, error: BaseException) -> list[str]:
+def _user_lines(run: TrainingRun, error: BaseException) -> list[str]:
     """The user's own lines of the stack."""
-    found = [one for one in frames.from_exception(error, run.cell_names) if not one.library]
-    return frames.fold(found)
+    stack = [one for one in frames.from_exception(error, run.cell_names) if not one.library]
+    return frames.fold(stack)
 
 
 def failure_record(error: BaseException) -> dict[str, Any]:

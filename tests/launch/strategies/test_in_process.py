@@ -1,4 +1,4 @@
-"""TensorFlow in the notebook's own process: local_runs.py trains in a process of its own, once for all tests here."""
+"""TensorFlow in the notebook's own process: in_process_runs.py trains in another process, once for all tests here."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tpu_magics.launch.plan import Options
 pytestmark = pytest.mark.process
 LONG = pytest.mark.long
 
-ROOT = Path(__file__).parents[2]
-RUNS = Path(__file__).with_name("local_runs.py")
+ROOT = Path(__file__).parents[3]
+RUNS = Path(__file__).with_name("in_process_runs.py")
 ALL = (
     *("success", "failure", "equal_draws", "custom_loop", "keep_partial", "interrupts", "limits", "refusals"),
     *(
@@ -163,7 +163,7 @@ def test_an_interrupt_that_other_code_swallowed_within_fit_is_sent_again(found: 
 def test_the_time_limit_ends_the_run(found: dict[str, Any]) -> None:
     one = found["limits"]["timeout"]
     assert (one["type"], one["status"]) == ("TrainingFailed", "timeout") and found["limits"]["same timeout"]
-    assert "stopped after 1 s (--timeout)" in one["text"] and "local_runs.py" in one["text"]
+    assert "stopped after 1 s (--timeout)" in one["text"] and "in_process_runs.py" in one["text"]
 
 
 def test_the_limit_of_steps_ends_the_run_well_with_the_models_unchanged(found: dict[str, Any]) -> None:
@@ -274,4 +274,4 @@ def test_packages_are_read_from_code() -> None:
 @pytest.mark.parametrize("options", [Options(jit="keep")])
 def test_torch_has_no_options_of_tensorflow(options: Options) -> None:
     with pytest.raises(TpuMagicsError, match="TensorFlow cells"):
-        preconditions.refuse_local_options(options)
+        preconditions.refuse_in_process_options(options)

@@ -1,0 +1,301 @@
+"""Workers that are forked from the notebook's process, on this host."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tpu_magics.errors import TpuMagicsError, TrainingFailed
+from tpu_magics.host import Host
+from tpu_magics.launch import (
+    object_graph,
+    partial_results,
+    plan,
+    preconditions,
+    process,
+    results,
+    session,
+    supervisor,
+    worker,
+)
+from tpu_magics.launch.errors import base, diagnosis
+from tpu_magics.launch.errors import failure as failures
+from tpu_magics.launch.plan import Options, Plan
+from tpu_magics.launch.relay import Relay, Screen
+from tpu_magics.launch.request import Request
+from tpu_magics.launch.run import Strategy, TrainingRun, show_results
+from tpu_magics.launch.run_observer import RunObserver
+from tpu_magics.launch.state.snapshot import StateSnapshot, take_snapshot
+from tpu_magics.runs.private_folders import make_scratch
+from tpu_magics.runs.reader import Run
+
+BUSY_PATIENCE = 30.0  # seconds: a device stays busy for so long after its holder was killed
+BUSY_PAUSE = 2.0  # seconds between attempts
+_STATUS = {"interrupt": "interrupted", "timeout": "timeout"}
+
+
+class ForkedStrategy(Strategy):
+    """One fork for each worker. `workers`: overrides their number without a check; `watch`: the supervisor, once they
+    are started; `snapshot`: the notebook's objects before the run; `memory`: of the host at the start."""
+
+    says_tpu_menu = True
+
+    def __init__(self, workers: int | None = None) -> None:
+        self._workers = workers
+        self.watch: supervisor.Supervisor | None = None
+        self.snapshot: StateSnapshot | None = None
+        self._thread: threading.Thread | None = None
+        self._thread_ended = threading.Event()
+
+    # -- before the run -------------------------------------------------------------------------------------------
+    def check_options(self, request: Request, options: Options) -> None:  # noqa: ARG002
+        preconditions.refuse_in_process_options(options)
+
+    def plan(self, options: Options) -> tuple[Host, Plan]:
+        current = session.current
+        host = session.known_host()
+        options = _with_session(options, host)
+        count = plan.count_workers(host, options.processes, options.spmd) if self._workers is None else self._workers
+        return host, plan.make_plan(host, options, current.precision, count, current.cache, current.collective_timeout)
+
+    def check(self, request: Request, host: Host | None, planned: Plan) -> dict[str, Any]:
+        assert host is not None
+        current = session.current
+        preconditions.require_alone()
+        current.backend.prepare()
+        if planned.rehearsed:
+            preconditions.require_rehearsal(current.backend, planned.ranks)
+        if self.says_tpu_menu:
+            _say_tpu_menu(host)
+        models = object_graph.find_models(iter(request.items), current.backend.is_model)
+        preconditions.check(
+            preconditions.LaunchContext(
+                current.backend, host, current.fork_blockers, request.items, models, request.source
+            )
+        )
+        return models
+
+    def require_memory(self, planned: Plan, models_bytes: int, force: bool) -> None:
+        plan.require_memory(planned, models_bytes, force)
+
+    def require_disk(self, folder: Path, request: Request, models_bytes: int, force: bool) -> None:  # noqa: ARG002
+        plan.require_disk(folder, models_bytes, force)
+
+    def attach(self, run: TrainingRun) -> None:  # noqa: ARG002
+        self.memory = failures.MemoryAtStart.measure()
+        self._deadline = time.monotonic() + BUSY_PATIENCE
+
+    # -- start ----------------------------------------------------------------------------------------------------
+    def start(self, run: TrainingRun) -> None:
+        run.open_panel()
+        self.start_workers(run)
+
+    def start_workers(self, run: TrainingRun) -> None:
+        """On an error none is left running."""
+        if self.snapshot is None:
+            self.snapshot = self.take_snapshot(run)
+        backend, workers = session.current.backend, run.plan.workers
+        task = worker.WorkerTask(backend, run.work, run.folder, run.cell_names, run.cell_ids, self.snapshot)
+        children: list[supervisor.WorkerProcess] = []
+        screen = self.screen(run)
+        process.flush_everything()
+        with process.interrupts_held():
+            try:
+                scratch = make_scratch(run.folder)
+                for index in range(workers):
+                    pid = self.fork_worker(run, task, index, scratch)
+                    children.append(supervisor.WorkerProcess(index, pid, index))
+            finally:
+                self.watch = watch = supervisor.Supervisor(
+                    run.folder,
+                    children,
+                    Relay(run.folder, screen),
+                    run.plan.timeout,
+                    run.observer,
+                    keep=run.plan.keep_partial,
+                )
+                if len(children) < workers:
+                    watch.stop("worker")
+                    watch.run()
+            record = run.start_record(background=run.options.background)
+            run.folder.update(status="running", workers=watch.table(), **record)
+
+    def take_snapshot(self, run: TrainingRun) -> StateSnapshot:
+        """A snapshot of the objects that the work can reach, before the fork."""
+        current = session.current
+        snapshot = take_snapshot(run.work.roots(), current.backend.object_state(), run.models)
+        for name in (name for name in snapshot.unseen if name not in current.unseen_reported):
+            current.unseen_reported.add(name)
+            current.notebook.say(
+                f"`{name}` is too large to compare: some changes in it may not be updated in the notebook."
+            )
+        return snapshot
+
+    def fork_worker(self, run: TrainingRun, task: worker.WorkerTask, index: int, scratch: Path) -> int:
+        """Fork worker `index`; returns its pid."""
+        spec = run.plan.spec(index, scratch)
+        return process.fork_worker(lambda: worker.main(task, spec), run.folder.stacks_path(index))
+
+    def screen(self, run: TrainingRun) -> Screen:
+        notebook = session.current.notebook
+        return notebook.background_screen(run.folder.name) if run.options.background else notebook.screen()
+
+    # -- supervision ----------------------------------------------------------------------------------------------
+    def supervise(self, run: TrainingRun) -> None:
+        """In this thread: if the device is still busy, start again."""
+        if run.options.background:
+            self._supervise_in_thread(run)
+            return
+        self._watch().run()
+        while failures.device_was_busy(self._watch()) and time.monotonic() < self._deadline:
+            session.current.notebook.say(
+                "The TPU is still busy (the process that used it may have just ended): trying again."
+            )
+            time.sleep(BUSY_PAUSE)
+            for path in run.folder.path.glob("rank-*"):  # they would be read as those of the next attempt
+                path.unlink(missing_ok=True)
+            self.start_workers(run)
+            self._watch().run()
+
+    def _watch(self) -> supervisor.Supervisor:
+        assert self.watch is not None
+        return self.watch
+
+    def _supervise_in_thread(self, run: TrainingRun) -> None:
+        watch = self._watch()
+
+        def supervise() -> None:
+            try:
+                watch.run()
+            finally:
+                try:
+                    run.observer.settle()
+                finally:
+                    self._thread_ended.set()
+
+        name = run.folder.name
+        self._thread = threading.Thread(target=supervise, name=f"tpu_magics-watch-{name}", daemon=True)
+        self._thread.start()
+        session.current.notebook.say(
+            f"Training {name!r} in the background: _tpu.wait() loads its results, %tpu_stop stops it."
+        )
+
+    def wait(self, run: TrainingRun) -> None:  # noqa: ARG002
+        """Not with Thread.join(): an interrupted join marks a running thread as stopped (seen in CPython 3.11)."""
+        while self._thread is not None and not self._thread_ended.wait(0.1):
+            pass
+
+    @property
+    def ended(self) -> bool:
+        return self.watch is not None and (self._thread is None or self._thread_ended.is_set())
+
+    def set_observer(self, observer: RunObserver) -> None:
+        if self.watch is not None:
+            self.watch.observer = observer
+
+    def request_stop(self) -> None:
+        if self.watch is not None:
+            self.watch.stop("interrupt")
+
+    # -- the end --------------------------------------------------------------------------------------------------
+    def collect(self, run: TrainingRun) -> results.RunResults:
+        try:
+            return self._collect(run, self._watch())
+        finally:
+            self.snapshot = None
+
+    def _collect(self, run: TrainingRun, watch: supervisor.Supervisor) -> results.RunResults:
+        if watch.reason != "done" or not all(w.good for w in watch.workers):
+            raise self._with_partial_results(run, watch, self.explain_failure(run, watch))
+        run.folder.update(status="collecting", workers=watch.table())
+        limited = any(w.end is not None and w.end.status == "limit" for w in watch.workers)
+        try:
+            loaded = results.RunResults() if limited else self.load(run, run.plan.ranks)
+        except TpuMagicsError as error:
+            path = str(run.folder.path)
+            raise TrainingFailed(error.what, error.why, error.todo, error.details, rank=0, run=path) from error
+        except OSError as error:
+            raise failures.cannot_read_results(error, run.folder) from error
+        _record_warnings(run, loaded)
+        self._close(run, "stopped" if limited else "done", models=[] if limited else list(run.models))
+        return loaded
+
+    def explain_failure(self, run: TrainingRun, watch: supervisor.Supervisor) -> TrainingFailed:
+        """Why the run failed."""
+        return diagnosis.diagnose(failures.record(run, watch, self.memory))
+
+    def _with_partial_results(
+        self, run: TrainingRun, watch: supervisor.Supervisor, error: TrainingFailed
+    ) -> TrainingFailed:
+        """With --keep-partial: load the weights of rank 0's last step, and say so in the error."""
+        if not run.plan.keep_partial:
+            return error
+        step = partial_results.step_of(run.folder)
+        try:
+            if step is None:
+                raise TpuMagicsError(partial_results.reason_missing(run.folder, watch.workers))
+            loaded = self.load(run, 1)
+            _record_warnings(run, loaded)
+            show_results(loaded)
+        except (TpuMagicsError, OSError) as failed:
+            reason = failed.what if isinstance(failed, TpuMagicsError) else str(failed)
+            return partial_results.with_sentence(
+                error, f"Nothing was kept (--keep-partial): {reason.rstrip('.')}. {base.UNCHANGED}"
+            )
+        run.folder.update(kept=partial_results.describe(step), models=list(run.models))
+        return partial_results.with_sentence(
+            error, f"Kept in the notebook: {partial_results.describe(step)} (--keep-partial)."
+        )
+
+    def load(self, run: TrainingRun, ranks: int) -> results.RunResults:
+        backend, background = session.current.backend, run.options.background
+        return results.collect_results(run.folder, ranks, run.models, backend, self.snapshot, background)
+
+    def abort(self, run: TrainingRun, error: BaseException) -> BaseException:  # noqa: ARG002
+        self.snapshot = None
+        if self.watch is not None:
+            self.watch.end()
+        return error
+
+    def close_failed(self, run: TrainingRun, error: BaseException) -> None:
+        reason = "interrupt" if isinstance(error, KeyboardInterrupt) else ""
+        if isinstance(error, TrainingFailed) and self.watch is not None:
+            reason = self.watch.reason
+        failure = {"failure": failures.error_record(error)} if isinstance(error, TpuMagicsError) else {}
+        self._close(run, _STATUS.get(reason, "failed"), **failure)
+
+    def _close(self, run: TrainingRun, status: str, **fields: Any) -> None:
+        """Results of a background run may be loaded much later than its last worker ended."""
+        watch = self.watch
+        ended = max((one.ended for one in watch.workers if one.ended is not None) if watch else (), default=time.time())
+        seconds = ended - (watch.started if watch else ended)
+        workers = watch.table() if watch else []
+        run.folder.update(status=status, ended=ended, seconds=seconds, workers=workers, **fields)
+
+
+def _with_session(options: Options, host: Host) -> Options:
+    """The options, with the session's ranks or devices if the cell has neither."""
+    current = session.current
+    if options.spmd == plan.NO_SPMD:
+        return replace(options, spmd=None, processes=options.processes or current.processes)
+    if options.processes is None and options.spmd is None:
+        options = replace(options, processes=current.processes, spmd=current.spmd)
+    return replace(options, spmd=plan.spmd_devices(host, options.spmd, current.spmd))
+
+
+def _say_tpu_menu(host: Host) -> None:
+    """On a notebook service without a TPU: say once which menu selects one."""
+    where = host.environment
+    if host.device == "CPU" and where.menu and not session.current.menu_shown:
+        session.current.menu_shown = True
+        session.current.notebook.say(
+            f"No TPU in this {where.name} runtime: training on XLA:CPU. To select a TPU: {where.menu}."
+        )
+
+
+def _record_warnings(run: TrainingRun, loaded: results.RunResults) -> None:
+    if loaded.warnings:
+        run.folder.update(warnings=[*Run(run.folder.path).info.get("warnings", ()), *loaded.warnings])

@@ -1,0 +1,409 @@
+"""The notebook's own process, for a framework that does not work after a fork (backends/base.py, LocalBackend): save
+the state, train in the strategy's scope, then keep the result or restore the state."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tpu_magics.backends.base import (
+    LocalBackend,
+    ObserverConfig,
+    Placement,
+    SavedState,
+    StepLimit,
+    TrainingProblem,
+    Watcher,
+)
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.host import Host, free_disk
+from tpu_magics.launch import frames, preconditions, process, results, session, tee
+from tpu_magics.launch.plan import Options, Plan, mb
+from tpu_magics.launch.request import Request
+from tpu_magics.launch.run import Strategy, TrainingRun
+from tpu_magics.launch.run_observer import RunObserver
+from tpu_magics.launch.strategies import rollback
+from tpu_magics.launch.watchdog import TIMEOUT, Watchdog
+from tpu_magics.runs import events
+from tpu_magics.runs.folder import RunFolder
+from tpu_magics.runs.meter import MemoryMeter
+from tpu_magics.runs.writer import EventWriter
+
+if TYPE_CHECKING:
+    from tpu_magics.backends.lowered import TraceResult
+
+
+class InProcessStrategy(Strategy):
+    """Trains in the main thread. Interrupts are held, except while the state is saved and while user code runs.
+    `placed`: where; `names`: the notebook's, before the run; `saved`: its state before the run."""
+
+    hoists = False
+    in_process = True
+    placed: Placement
+    records: InProcessRecords
+    watchdog: Watchdog
+
+    def __init__(self) -> None:
+        self.backend = session.current.local
+        self.saved: SavedState | None = None
+        self.names: dict[str, Any] = {}
+        self._value: Any = None
+        self._limited = False  # --steps ended the run
+        self._over = threading.Event()
+
+    # -- before the run -------------------------------------------------------------------------------------------
+    def check_options(self, request: Request, options: Options) -> None:
+        if session.current.pod is not None:
+            raise TpuMagicsError(
+                "TensorFlow cannot train on the hosts of a Ray cluster.",
+                "Its strategy runs in the notebook's process and connects to the devices of other hosts itself.",
+                "Train on this host with %tpu_init --hosts off, or name the TPU: %tpu_init --tpu NAME",
+            )
+        preconditions.refuse_forked_options(options, request.launcher)
+
+    def plan(self, options: Options) -> tuple[Host | None, Plan]:
+        current = session.current
+        self.placed = current.place()
+        device, replicas = self.placed.device, self.placed.replicas
+        planned = Plan.from_options(
+            options, current.precision, device=device, workers=1, replicas=replicas, environment={}
+        )
+        return current.host, planned
+
+    def check(self, request: Request, host: Host | None, planned: Plan) -> dict[str, Any]:  # noqa: ARG002
+        """The models are found as the state is saved."""
+        check_request(request, self.backend, session.current.notebook.say)
+        return {}
+
+    def require_memory(self, planned: Plan, models_bytes: int, force: bool) -> None:
+        """It is unknown what the framework needs."""
+
+    def require_disk(self, folder: Path, request: Request, models_bytes: int, force: bool) -> None:  # noqa: ARG002
+        _require_disk(folder, self.backend.state_bytes(request.items), force)
+
+    def attach(self, run: TrainingRun) -> None:
+        self.names = dict(session.current.notebook.namespace)
+        self.records = InProcessRecords(run.folder)
+        self.watchdog = Watchdog(self.records.meter, run.options.timeout)
+
+    # -- the run --------------------------------------------------------------------------------------------------
+    @contextmanager
+    def context(self) -> Iterator[None]:
+        try:
+            with process.interrupts_held() as late, ExitStack() as open_:
+                open_.callback(self.records.close)
+                open_.enter_context(self.watchdog.running())
+                try:
+                    yield
+                except BaseException:
+                    late.clear()  # the cell ends with an error in any case
+                    raise
+                if self._limited:
+                    late.clear()
+        finally:
+            self._over.set()
+
+    def start(self, run: TrainingRun) -> None:
+        own = {"framework": "tensorflow", "topology": self.placed.topology, "jit": run.options.jit}
+        self.records.update("running", **run.start_record(**own))
+        self.records.write(events.Start, pid=os.getpid(), device=self.placed.device, world_size=1)
+        run.open_panel()
+
+    def supervise(self, run: TrainingRun) -> None:
+        """Save the state, then train."""
+        __tracebackhide__ = True
+        with self.watchdog.interruptible():
+            self.records.write(events.Phase, name="starting")
+            self.saved = save_state(self.backend, run.request.items, run.folder.path / rollback.STATE)
+        run.result.models = models = dict(self.saved.models)
+        for line in self.backend.precision_notes(models, run.plan.precision):
+            self.records.note("precision", line)
+        self.records.write(events.Phase, name="training")
+        try:
+            self._value = self._train(run)
+        except StepLimit:
+            self._limited = True
+
+    def _train(self, run: TrainingRun) -> Any:
+        __tracebackhide__ = True
+        backend, options, cells = self.backend, run.options, run.cell_names
+
+        def note_problem(problem: TrainingProblem) -> None:
+            self.records.note("data", problem_text(problem))
+
+        with ExitStack() as around:
+            around.enter_context(tee.record(self.records.log))
+            around.enter_context(backend.watching_data(note_problem, run.request.items, cells))
+            if options.precision:  # else a policy set by the cell itself would be undone
+                around.enter_context(backend.precision(options.precision))
+            changed = around.enter_context(backend.jit(options.jit, cells))
+            watcher = around.enter_context(backend.observing(self.records.writer, _observer_config(run)))
+            self.watchdog.give_up = around.enter_context(backend.cancelling())
+            step_found = around.enter_context(with_gate(run.request, options, backend, cells))
+            value = self._run_work(run, watcher, changed)
+            if not step_found():
+                self.records.note("no-preflight", NO_STEP)
+            return value
+
+    def _run_work(self, run: TrainingRun, watcher: Watcher, changed: Callable[[], Sequence[str]]) -> Any:
+        __tracebackhide__ = True
+        good = False
+        try:
+            with _restored_argv(run.request.script), self.watchdog.interruptible(limited=True), self.backend.scope():
+                run.work.install(self.records.note, 1)
+                value = run.work.run(0, 0)
+            if self.watchdog.reason == TIMEOUT:
+                raise KeyboardInterrupt  # user code caught the one that was sent
+            good = True
+            return value
+        finally:
+            steps, compiles, recompiles = watcher.total_steps, watcher.compiles, watcher.recompiles
+            self.records.totals = {"steps": steps, "compiles": compiles, "recompiles": recompiles}
+            watcher.ended()
+            watcher.close(read=good)
+            for line in changed():
+                self.records.note("jit", line)
+
+    def wait(self, run: TrainingRun) -> None:
+        """In another thread."""
+        self._over.wait()
+        run.result.wait()
+
+    @property
+    def ended(self) -> bool:
+        return self._over.is_set()
+
+    def set_observer(self, observer: RunObserver) -> None:
+        self.watchdog.observer = observer
+
+    def request_stop(self) -> None:
+        self.watchdog.stop()
+
+    # -- the end --------------------------------------------------------------------------------------------------
+    def collect(self, run: TrainingRun) -> results.RunResults:
+        """The models in the notebook are the trained ones, unless --steps ended the run."""
+        if self._limited:
+            self._restore()
+            self.records.end("limit")
+            self._delete_saved_state(run)
+            self.records.update("stopped", 0)
+            return results.RunResults()
+        namespace = session.current.notebook.namespace
+        models = rollback.trained_models(self.backend, run.result.models, self.names, namespace)
+        run.result.models = dict(models)
+        self.records.end("done")
+        self._delete_saved_state(run)
+        self.records.update("done", 0, models=list(models))
+        return results.RunResults(values=[self._value])
+
+    def abort(self, run: TrainingRun, error: BaseException) -> BaseException:
+        """Restore the state, unless --keep-partial."""
+        __tracebackhide__ = True
+        keep = run.options.keep_partial
+        lost = [] if keep else self._restore()
+        shown = rollback.explain_failure(run, self, error, keep, lost)
+        self.records.end_failed(error, run.cell_names)
+        if not lost:
+            self._delete_saved_state(run)
+        if shown is error:
+            error.__traceback__ = rollback.user_frames(error.__traceback__)
+        return shown
+
+    def close_failed(self, run: TrainingRun, error: BaseException) -> None:  # noqa: ARG002
+        status = rollback.status_of(self.watchdog.reason)
+        try:
+            self.records.update(status, 1, failure=rollback.failure_record(error))
+        except TpuMagicsError as problem:  # e.g. a full disk: the run's own error matters more
+            self.records.say(problem.what)
+
+    def _restore(self) -> list[str]:
+        return rollback.restore(self.saved, self.names, session.current.notebook.namespace)
+
+    def _delete_saved_state(self, run: TrainingRun) -> None:
+        if self.saved is not None:
+            self.saved.drop()
+        shutil.rmtree(run.folder.path / rollback.STATE, ignore_errors=True)
+
+
+def _observer_config(run: TrainingRun) -> ObserverConfig:
+    limits = {"max_steps": run.plan.steps, "max_recompiles": run.plan.max_recompiles}
+    cells = {"cell_names": run.cell_names, "cell_ids": run.cell_ids}
+    return ObserverConfig(run.plan.device, 1, run.plan.precision, **limits, **cells)  # type: ignore[arg-type]
+
+
+@contextmanager
+def _restored_argv(script: Path | None) -> Iterator[None]:
+    """Restore sys.argv and sys.path after a script, which has its own."""
+    argv, path = sys.argv, list(sys.path)
+    try:
+        yield
+    finally:
+        if script is not None:
+            sys.argv, sys.path[:] = argv, path
+
+
+# -- before the run ----------------------------------------------------------------------------------------------------
+
+
+def check_request(request: Request, backend: LocalBackend, say: Callable[[str], None]) -> None:
+    """Check for models outside of the scope, data that the device cannot read, and paths that cannot be written."""
+    notebook = session.current.notebook
+    report(backend.placement_problems(request.items), say)
+    report(backend.data_problems(request.items, notebook.cell_names()), say)
+    names = {**notebook.namespace, **dict(request.items), **request.arguments}
+    report(backend.saving_problems(_tree(request), names), say)
+
+
+def _tree(request: Request) -> ast.AST:
+    """The code of the run, if it can be parsed."""
+    if isinstance(request.hoistable, ast.AST):
+        return request.hoistable
+    try:
+        return ast.parse(textwrap.dedent(request.source))
+    except SyntaxError:  # a lambda within a call, or no source
+        return ast.Module([], [])
+
+
+def report(problems: Sequence[TrainingProblem], say: Callable[[str], None]) -> None:
+    """Raise the first problem that prevents the run; show the others."""
+    for problem in sorted(problems, key=lambda one: not one.refuses):
+        if problem.refuses:
+            raise TpuMagicsError(problem.what, problem.why, problem.todo)
+        say(problem_text(problem))
+
+
+def problem_text(problem: TrainingProblem) -> str:
+    """A problem as one line."""
+    return " ".join(filter(None, (problem.what, problem.why, problem.todo)))
+
+
+NO_STEP = (
+    "--preflight found no training step in this run: it checks the first model.fit, and tf.functions that assign "
+    "variables. Pass the step to %tpu_preflight instead."
+)
+
+
+@contextmanager
+def with_gate(
+    request: Request, options: Options, backend: LocalBackend, cells: Mapping[str, str]
+) -> Iterator[Callable[[], bool]]:
+    """Call the gate of --preflight when the first step is known, before it is executed. Yields a function that returns
+    whether there was such a step."""
+    gate = options.gate
+    if gate is None:
+        yield lambda: True
+        return
+
+    def call_gate(program: TraceResult) -> None:
+        gate(replace(request, program=program), replace(options, gate=None))
+
+    with backend.before_first_step(call_gate, options.precision or session.current.precision, cells) as step_found:
+        yield step_found
+
+
+# -- disk -------------------------------------------------------------------------------------------------------------
+
+
+def _require_disk(folder: Path, size: int, force: bool) -> None:
+    free = free_disk(folder)
+    if force or free is None or size <= free:
+        return
+    raise TpuMagicsError(
+        f"Not enough disk space to save the current weights: they take {mb(size)}, but {mb(free)} are free.",
+        f"They are saved in the run folder, {folder}, before the training, and restored if it fails.",
+        "Free disk space, set TPU_MAGICS_RUNS to a folder on another disk, or skip this check with --force.",
+    )
+
+
+def save_state(backend: LocalBackend, items: Sequence[tuple[str, Any]], folder: Path) -> SavedState:
+    """Save the state before the run. Raises TpuMagicsError if it cannot be written; nothing is left on the disk
+    then."""
+    try:
+        return backend.kept(items, folder)
+    except OSError as error:
+        raise TpuMagicsError(
+            "The current weights could not be saved in the run folder.",
+            f"{folder}: {error.strerror or error}. They are saved there to be restored if the training fails.",
+            "Free disk space, or set TPU_MAGICS_RUNS to a folder on another disk, and run the cell again.",
+        ) from error
+
+
+# -- its files ---------------------------------------------------------------------------------------------------------
+
+
+class InProcessRecords:
+    """The files of a run in this process: records and log of rank 0, and run.json. `totals`: steps, compiles and
+    recompiles, for the last event."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.started = time.time()
+        self.totals: dict[str, int | None] = {"steps": 0, "compiles": None, "recompiles": None}
+        self.log = tee.Log(folder.log_path(0))
+        self.writer = _AnnouncingWriter(folder.events_path(0), self.say)
+        self._supervisor = EventWriter(folder.supervisor_path, 0)
+        self.meter = MemoryMeter(self._supervisor, 0)
+
+    def say(self, line: str) -> None:
+        """Show a message; it is not logged as output of the user code."""
+        with self.log.paused():
+            session.current.notebook.say(line)
+
+    def write(self, kind: type[events.Event], **fields: Any) -> None:
+        """Write an event of this kind."""
+        self.writer.write(kind(t=time.time(), rank=0, **fields))
+
+    def note(self, code: str, text: str) -> None:
+        """Write a warning, and show it."""
+        self.write(events.Warned, code=code, text=text)
+
+    def update(self, status: str, code: int | None = None, **fields: Any) -> None:
+        """Update run.json. `code`: 0 if the run succeeded, else 1 (None: still running)."""
+        peak = {"peak_rss": self.meter.peak_rss, "peak_pss": self.meter.peak_pss}
+        ended_well = 0 if code == 0 else None  # the notebook's process continues in any case
+        worker = {"rank": 0, "pid": os.getpid(), "exit": ended_well, "signal": None, **peak}
+        if code is not None:
+            ended = time.time()
+            fields = {"ended": ended, "seconds": ended - self.started, **fields}
+        self.folder.update(status=status, workers=[worker], **fields)
+
+    def end(self, status: str, **fields: Any) -> None:
+        """The last event."""
+        seconds = time.time() - self.started
+        self.write(events.End, status=status, seconds=seconds, log_end=self.log.size, **self.totals, **fields)
+
+    def end_failed(self, error: BaseException, cell_names: Mapping[str, str]) -> None:
+        """The last event of a failed run; the traceback follows the output in the log."""
+        error_type, error_text = frames.describe(error)
+        stack = frames.from_exception(error, cell_names)
+        self.end("failed", error_type=error_type, error_text=error_text, frames=stack)
+        self.log.write(frames.traceback_text(error))
+
+    def close(self) -> None:
+        """Close all files."""
+        self.writer.close()
+        self._supervisor.close()
+        self.log.close()
+
+
+class _AnnouncingWriter(EventWriter):
+    """An event writer that also shows warnings, as the relay does for forked workers."""
+
+    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+        super().__init__(path, 0)
+        self._say = say
+
+    def write(self, event: events.Event) -> int:
+        if isinstance(event, events.Warned):
+            self._say(event.text)
+        return super().write(event)
