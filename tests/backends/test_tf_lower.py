@@ -260,7 +260,7 @@ def test_a_model_and_a_function_are_preflighted(folder: Path) -> None:
     for name, batch in (("model", 32), ("function", 64)):
         text, [result] = " ".join(found[name]["text"].split()), found[name]["json"]["results"]
         assert (result["status"], result["trace"]["batch"], result["ranks"]) == ("fits", batch, None), text
-        assert f"batch {batch} on one replica" in text and "the program is that of one replica" in text
+        assert f"batch {batch} on one replica" in text and "the program of one replica" in text
         assert result["roofline"]["flops"] > 0 and result["samples_per_second"]["every"] is None
         assert result["roofline"]["matmul_share"] is not None and result["verdict"]["suits"] is False, "it is tiny"
         assert "The all-reduce of gradients that a strategy with several replicas adds" in text
