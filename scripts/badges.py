@@ -1,11 +1,9 @@
-"""The table of notebooks in README.md, each with its badges "Open in Colab" and "Open in Kaggle".
+"""The table of notebooks in README.md, with the badges "Open in Colab" and "Open in Kaggle".
 
-What lives here: the addresses behind the badges, made of one: `Repository` under [project.urls] in pyproject.toml.
-While the project has no public address there is no badge: it would open nothing. What does not: the README around the
-table.
+The badges' addresses come from `Repository` under [project.urls] in pyproject.toml; without one there are no badges.
 
 Usage: python scripts/badges.py            prints the table
-       python scripts/badges.py --write    puts it into README.md, between its two marks
+       python scripts/badges.py --write    writes it into README.md, between its two marks
 """
 
 from __future__ import annotations

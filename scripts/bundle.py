@@ -1,10 +1,8 @@
-"""The bundle of the JupyterLab extension: tpu_magics/labextension, made of the sources in labextension.
+"""Builds the JupyterLab extension: tpu_magics/labextension, from labextension, when its sources have changed.
 
-What lives here: when the bundle is made anew (when what it is made of has changed), how, with which Node.js, and
-hatchling's hook that puts it into an sdist and a wheel. What does not: how TypeScript becomes a bundle; that is
-labextension/package.json's.
+Also hatchling's hook that puts the bundle into an sdist and a wheel. labextension/package.json has the build itself.
 
-Usage: python scripts/bundle.py              makes it and lets JupyterLab find it
+Usage: python scripts/bundle.py              builds it and lets JupyterLab find it
        python scripts/bundle.py SCRIPT...    runs scripts of labextension/package.json (lint, test, format)
 """
 

@@ -1,8 +1,7 @@
 """`make test-hosts`: the test suites in environments with the packages of Colab's and of Kaggle's TPU image.
 
-What lives here: making the two environments (.hosts/NAME, from tests/hosts/NAME.txt), installing our wheel into them
-with pip as a person does, the proof that this changes nothing that was there, and the suites of both at once. What does
-not: what a host lacks (tests/hosts/lacking.py), the machines' variables and devices (recorded in tests/host).
+Makes both environments (.hosts/NAME, from tests/hosts/NAME.txt), installs our wheel into them with pip, checks that
+this changes no version, and runs the suites of both at once. tests/hosts/lacking.py lists what a host lacks.
 
 Usage: .venv/bin/python scripts/hosts.py [NAME...] [-- PYTEST_ARGUMENT...]
 """

@@ -1,9 +1,7 @@
-"""`make`'s first step: a virtual environment in .venv with this package and its extras, made once and kept.
+"""The first step of `make`: .venv with this package and its extras, and packages that are incompatible with these in
+folders of their own. A stamp says when it is complete; an interrupted install is repeated.
 
-What lives here: making .venv with the standard library's venv, uv into it, our extras through uv, and what does not go
-together with these in folders of their own; a stamp that says when that is done, so that a second call costs a moment
-and an interrupted one is done again. What does not: anything that needs more than the Python that runs it, or that
-touches the system.
+It uses only the Python that runs it, and changes nothing on the system.
 
 Usage: python3 scripts/install.py EXTRA[,EXTRA...]
 """

@@ -1,7 +1,4 @@
-"""Runs a notebook headless, says what it is doing, and leaves the executed notebook to open.
-
-What lives here: one run through nbclient with a line per cell and the cells' own text. What does not: any comparison of
-outputs; `make test` does that with nbval.
+"""Runs a notebook with nbclient, prints a line for each cell and its text, and saves the executed notebook.
 
 Usage: python scripts/run_notebook.py NOTEBOOK OUTPUT
 """

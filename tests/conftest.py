@@ -1,9 +1,7 @@
-"""Fixtures that several rooms use.
+"""Fixtures that several rooms use, and the order of the files.
 
-What lives here: the order of the files, a run folder and a session of a test's own, and the proof that a test of the
-launcher left nothing behind: no process, zombie, thread, file descriptor, environment variable or signal handler, and
-no XLA runtime in this process, which stands for the notebook's. What does not: helpers of one room's tests (see
-launch/launching.py).
+Tests of the launcher must leave nothing behind: no process, zombie, thread, file descriptor, environment variable or
+signal handler, and no XLA runtime in this process, which stands for the notebook's.
 """
 
 from __future__ import annotations

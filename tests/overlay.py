@@ -1,7 +1,5 @@
-"""TensorFlow for tests, which do not import it: it lies in a folder of its own and does not go beside torch_xla.
-
-What lives here: where the folders are that hold what does not go together with the packages, a program that is run with
-TensorFlow in a process of its own, and what it reports. What does not: programs.
+"""TensorFlow for tests, which do not import it: it is in a folder of its own, because it cannot share a process with
+torch_xla. Programs with TensorFlow run in forks of a process that has imported it.
 """
 
 from __future__ import annotations

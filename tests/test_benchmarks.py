@@ -1,7 +1,6 @@
-"""The machinery of the benchmarks: with tiny sizes, and never by time.
+"""The benchmarks with tiny sizes: that each measures what it says, and that its table reaches the screen and the docs.
 
-What lives here: that every benchmark measures what it says, and that its table reaches the screen and the docs. What
-does not: whether a figure is good; `make bench` tells that.
+No test looks at a time: `make bench` does.
 """
 
 from __future__ import annotations

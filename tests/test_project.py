@@ -199,7 +199,7 @@ def test_loading_imports_no_framework(code: str, tmp_path: Path) -> None:
 # -- text ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_module_says_what_lives_in_it() -> None:
+def test_every_module_has_a_docstring() -> None:
     empty = {path for path in MODULES if path.name == "__init__.py" and not parsed(path).body}
     silent = [relative(path) for path in MODULES if path not in empty and not ast.get_docstring(parsed(path))]
     assert not silent, f"without a docstring: {silent}"

@@ -1,8 +1,7 @@
-"""How XLA:CPU compiles in the tests: four times as fast, and what comes out runs slower. What lives here: the flags.
-What does not: what sets them (conftest.py).
+"""Flags with which XLA:CPU compiles four times as fast in the tests; the program runs slower.
 
-A training step of a test is compiled once and run a few times, and nearly all of that is LLVM's work. An operation is
-the same as without them; who looks at what the compiler makes of it sets flags of its own.
+A training step of a test is compiled once and run a few times, and nearly all of that is LLVM's work. Results are the
+same. Tests of what the compiler makes of a program set flags of their own.
 """
 
 QUICK = " ".join(

@@ -1,8 +1,8 @@
-"""Scenarios that need a process of their own: they start an XLA runtime, or fork after tensor work.
+"""Runs scenarios that need a process of their own: they start an XLA runtime, or fork after tensor work.
 
-What lives here: running them. A test file defines functions named `scenario_*`, and asks for the outcomes through
-`outcomes`. A fork of a process that has torch_xla (forks.py) imports the file; each scenario runs in a fork of that one
-and plays the notebook, and `in_worker` forks from there.
+A test file defines functions named `scenario_*` and gets their results from `outcomes`. A fork of a process that has
+imported torch_xla (forks.py) imports the file; each scenario runs in a fork of that one, in place of a notebook, and
+`in_worker` forks from there.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""What the tests of a rehearsal share: cases that every rank runs, and what each rank must get.
-
-What lives here: a case, the launch that runs many, data for them, and references in plain torch. What does not: the
-cases (rehearsed_xm.py, rehearsed_distributed.py) and the assertions (test_rehearse.py).
+"""A case that every rank of a rehearsal runs, the launch of many cases, their data, and references in plain torch.
 
 A case's `run(rank, size)` runs in a worker, with tensors on its device; `expected(rank, size)` runs in the test's
-process and never sees XLA. Data is whole numbers, so that the order of additions does not matter.
+process and never sees XLA. Data are whole numbers, so that the order of additions does not matter.
 """
 
 from __future__ import annotations

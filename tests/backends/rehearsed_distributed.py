@@ -1,7 +1,4 @@
-"""The cases of torch.distributed with backend "xla", and of what torch_xla builds on its collectives.
-
-What lives here: the table. What does not: a case's form and its references (rehearsed.py).
-"""
+"""Cases of torch.distributed with backend "xla", and of what torch_xla builds on its collectives."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The cases of torch_xla's own collectives: `xm.*`, as a user calls them.
-
-What lives here: the table. What does not: a case's form and its references (rehearsed.py).
-"""
+"""Cases of torch_xla's own collectives: `xm.*`, as a user calls them."""
 
 from __future__ import annotations
 

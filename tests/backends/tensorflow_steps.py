@@ -1,7 +1,5 @@
-"""Steps of TensorFlow's, lowered, for test_tf_lower.py: a program of its own, for TensorFlow and torch_xla do not go
-into one process.
-
-What lives here: the steps, and a report of what became of them, as JSON on the last line. What does not: what is right.
+"""Lowers steps of TensorFlow for test_tf_lower.py, in a program of its own: TensorFlow and torch_xla cannot share a
+process. The last line of its output is a report as JSON.
 
 Usage: python tensorflow_steps.py WHAT FOLDER; WHAT: one of REPORTS. Graphs for the compiler are pickled into FOLDER.
 """

@@ -1,7 +1,6 @@
-"""What the tests of tracing share: a function traced, and the same function trained for real.
+"""A function traced, the same function trained, and their comparison.
 
-What lives here: both, from this process, which plays the notebook, and their comparison. What a real training compiles
-is read in XLA's own dumps. What does not: the functions that are traced.
+What a real training compiles is read from XLA's own dumps.
 """
 
 from __future__ import annotations

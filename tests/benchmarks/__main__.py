@@ -1,8 +1,4 @@
-"""`python -m tests.benchmarks [--write] [NAME ...]`: run benchmarks and show their tables.
-
-What lives here: which ones, in what order, and where their tables go. What does not: measuring (bench_*.py), the form
-of a table (report.py).
-"""
+"""`python -m tests.benchmarks [--write] [NAME ...]`: runs benchmarks and shows their tables."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""How fast the rules are: over much code, and over one notebook.
-
-What lives here: the measurement, on one core, beside Python's own parser on the same text in the same process,
-interleaved. What does not: whether the rules are right (tests/check/).
+"""How fast the rules are, over much code and over one notebook: on one core, interleaved with Python's own parser on
+the same text.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""What more hosts cost: until the first step, on the wire, and until an event is seen in the notebook.
-
-What lives here: rehearsals of one rank on each of 1, 2, 4 and 8 nodes of a real Ray cluster on this machine. What does
-not: anything of a network or of a TPU; docs/many_hosts.md works out what is to be expected there.
+"""What more hosts cost: time to the first step, traffic, and time until the notebook sees an event. Rehearsals of one
+rank on each of 1, 2, 4 and 8 nodes of a real Ray cluster on this machine.
 
 All nodes share the cores of this machine: what each of them does by itself (importing torch_xla, starting its process)
-is as many times slower here as there are nodes for a core. The lag of an event is from the moment that stands in it to
-the moment at which a reader of the notebook's run folder has its line.
+is as many times slower here as there are nodes for each core. The lag of an event is from its own time to the time at
+which a reader of the notebook's run folder has its line. docs/many_hosts.md estimates a real network.
 """
 
 from __future__ import annotations

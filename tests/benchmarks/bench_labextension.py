@@ -1,8 +1,8 @@
-"""What the JupyterLab extension costs: its size, JupyterLab's start, the panel's opening, and an update of it.
+"""What the JupyterLab extension costs: its size, JupyterLab's start, opening the panel, and updating it.
 
-What lives here: the measurement, in a real JupyterLab of an installed wheel, in Chromium, with the browser's clocks:
-the start with and without the extension in turns, and a run of 100,000 steps and 1,000 compiles, made of real records,
-whose messages are those that the kernel sends. What does not: how long Python takes to make them (bench_panel.py).
+Measured in a real JupyterLab of an installed wheel, in Chromium, with the browser's clocks: the start with and without
+the extension in turns, and a run of 100,000 steps and 1,000 compiles, made of real records, whose messages are those
+that the kernel sends.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""How long it takes from the start of a cell to the first line of its training function.
-
-What lives here: cells run in a real shell, by `%%tpu_train` and by `xmp.spawn`, in turn in one notebook. What does not:
-anything that trains; what a worker does after its first line is not looked at.
+"""The time from the start of a cell to the first line of its training function: cells in a real shell, by `%%tpu_train`
+and by `xmp.spawn`, in turns in one notebook.
 
 torch_xla is imported in the notebook before (`%tpu_init` does that), and the notebook's process never starts a runtime.
-The moment of the first line is taken in the worker and comes back through a file.
+The worker writes the time of the first line into a file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How long `%load_ext tpu_magics` takes once IPython is up, and which modules it brings.
-
-What lives here: the measurement. What does not: the rule that no framework comes with it (tests/test_project.py).
-"""
+"""How long `%load_ext tpu_magics` takes once IPython is up, and which modules it imports."""
 
 from __future__ import annotations
 

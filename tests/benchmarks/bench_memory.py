@@ -1,17 +1,13 @@
-"""How much host memory workers and one model take.
-
-What lives here: forked workers that stand still inside their function, and the memory of all processes at that moment.
-What does not: what one worker takes besides models (bench_worker.py), and the device's memory: the model has not been
-moved to it yet.
+"""How much host memory workers and one model take. Forked workers wait inside their function while it is measured; the
+model has not moved to the device yet.
 
 Extra memory is the proportional set size (Pss: a page that n processes share counts 1/n in each) of the notebook's
-process and all workers, while all are inside the function with their runtime up, less what the notebook's process had
-before it made a model. So one model is part of it, however it comes to be shared. Pages of files (libraries) are left
-out: they are there once for all processes, and their share changes with whatever else runs on the machine. Two sizes of
-the model tell what grows with it from what does not.
+process and all workers, less what the notebook's process had before it made a model. So one model is part of it,
+however it is shared. Pages of files (libraries) are left out: they are there once for all processes, and their share
+changes with whatever else runs on the machine. Two sizes of the model separate what grows with it from what does not.
 
-Then every worker lets Python's garbage collector run once, as it does by itself now and then: it writes into every
-object that it looks at, and a page that was written is shared no more.
+Then every worker runs Python's garbage collector once, as it does by itself now and then: it writes into every object
+that it looks at, and a page that was written is no longer shared.
 """
 
 from __future__ import annotations

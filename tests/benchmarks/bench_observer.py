@@ -1,11 +1,8 @@
-"""What observing costs: the time of a step with the observer's hooks on against off, and the size of the records.
+"""What observing costs: the time of a step with and without the observer's hooks, and the size of the records.
 
-What lives here: a training loop on XLA:CPU whose steps alternate between hooks on and off, in one process; and the
-records of a long run. What does not: the panel's own work (bench_panel.py, bench_traffic.py).
-
-Short blocks of steps with and without hooks follow each other, in an order that changes; what is compared are the
-medians over all steps. The loop moves a batch to the device, goes forward and backward, steps Adam, waits for the
-step, and reads the loss after it, as people do.
+Short blocks of steps with and without hooks alternate in one process, in an order that changes; the medians over all
+steps are compared. The loop moves a batch to the device, goes forward and backward, steps Adam, waits for the step, and
+reads the loss after it, as people do.
 """
 
 from __future__ import annotations

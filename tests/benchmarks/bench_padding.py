@@ -1,7 +1,5 @@
-"""How long the advice about padding takes, and what it costs that the best buckets are exact.
-
-What lives here: the measurement, of lengths as texts have them (log-normal), and of the dynamic programme against the
-one that tries each pair of lengths. What does not: whether they agree (tests/padding).
+"""How long the advice about padding takes, on lengths as texts have them (log-normal), and the exact dynamic
+programming against an algorithm that tries each pair of lengths.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""How long a long run takes to be read from its folder and rendered.
-
-What lives here: the measurement, on a run folder made of real records (100,000 steps, 1,000 compiles with inputs,
-differences and causes). What does not: the traffic of the live panel, and tests of what is shown (tests/panel).
+"""How long it takes to read and render a long run: a folder of real records (100,000 steps, 1,000 compiles with inputs,
+differences and causes).
 """
 
 from __future__ import annotations

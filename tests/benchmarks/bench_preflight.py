@@ -1,10 +1,8 @@
-"""What a preflight adds to the compile that it is made of.
+"""What a preflight adds to its compile: the same StableHLO through `compile_graphs` and through the bare compiler, in
+turns; and a whole preflight of BERT-base, from the call to the verdict.
 
-What lives here: the same StableHLO through `compile_graphs` and through the least that a compile takes, in turn; and a
-whole preflight of BERT-base, from the call to the verdict. What does not: what the compiler says (tests/preflight).
-
-The bare compile is a fresh process that loads jaxlib and libtpu, makes the topology and compiles: no dump, no facts, no
-watch on its memory. Its time ends with the compile, that of `compile_graphs` when the process is gone.
+The bare compile is a fresh process that loads jaxlib and libtpu, makes the topology and compiles: no dump, no analysis,
+no watch on its memory. Its time ends with the compile, that of `compile_graphs` when the process has ended.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""What a rehearsal of N ranks costs on this machine: starting, training a tiny model, and memory.
+"""What a rehearsal of N ranks costs on this machine: start, training of a tiny model, and memory; runs of 1, 2, 4 and 8
+ranks in turns in one notebook.
 
-What lives here: runs of 1, 2, 4 and 8 ranks that train a tiny model, in turn in one notebook. What does not: how long
-anything takes on a TPU, of which a rehearsal tells nothing.
-
-Start-up is from the first fork until the last rank enters its function: its runtime is up, and it has met the others.
-A step ends when the device has done it. The collectives' share is the time that rank 0 spends in them, which is for the
-most part waiting: with more ranks than cores, others compute meanwhile. Memory is the proportional set size (Pss) of
-the notebook's process and all workers after the last step, without pages of files, as in bench_memory.py.
+The start is from the first fork until the last rank enters its function: its runtime is up, and it has met the others.
+A step ends when the device has done it. The collectives' share is the time that rank 0 spends in them, mostly waiting:
+with more ranks than cores, others compute meanwhile. Memory is the proportional set size (Pss) of the notebook's
+process and all workers after the last step, without pages of files, as in bench_memory.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How long it takes to list runs, and to find one, in a folder that holds ten thousand.
-
-What lives here: the measurement, on folders of real records. What does not: reading one long run (bench_panel.py).
-"""
+"""How long it takes to list runs, and to find one, in a folder of ten thousand runs with real records."""
 
 from __future__ import annotations
 

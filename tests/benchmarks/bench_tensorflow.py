@@ -1,10 +1,8 @@
-"""What observing a TensorFlow run costs, and what padding saves there.
+"""What observing a TensorFlow run costs (Keras steps with and without the observer, in one process), and what padding
+saves there.
 
-What lives here: Keras steps with the observer on against off, in one process; and a model of texts,
-padded and not. What does not: torch's half (bench_observer.py, bench_padding.py).
-
-TensorFlow lies in a folder of its own (scripts/install.py), which goes on the path of the measuring processes only.
-Blocks of steps with and without the observer follow each other in an order that changes; medians over all steps.
+TensorFlow is in a folder of its own (scripts/install.py), which is on the path of the measuring processes only. Blocks
+of steps with and without the observer alternate in an order that changes; medians over all steps.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""How much the live panel sends to the front end while a cell trains for a minute.
-
-What lives here: a run of 60 s in a real kernel, and the bytes of each message on its iopub channel, frame by frame as
-they go over the wire. What does not: what a server between kernel and browser makes of them.
+"""How much the live panel sends to the front end while a cell trains for a minute in a real kernel: the bytes of each
+message on its iopub channel, frame by frame.
 
 All messages to widgets are the panel's (nothing else in the cell has widgets), and so are the displays with its id: the
 live view at the beginning and the static html at the end. Prints and the kernel's own messages are not counted.

@@ -1,10 +1,8 @@
-"""Bringing 400 MB of weights home, beside one bare safetensors save_file + load_file of the same tensors.
+"""Loading 400 MB of trained weights into the notebook's model, beside a bare safetensors save_file + load_file of the
+same tensors: for a model on the CPU, and on an XLA:CPU device of a forked worker, in turns.
 
-What lives here: four ways that take turns in every round: the bare one and ours for a model on the CPU, and both for
-one on an XLA:CPU device of a forked worker, where the weights must be fetched first. What does not: the run around it.
-
-The bare load only maps the file. Ours reads all of it (its checksums) and puts it into the model, with a way back until
-the end. Every round changes all weights, since what is equal already is left alone.
+The bare load only maps the file. Ours reads all of it (its checksums) and loads it into the model, and can be undone
+until the end. Every round changes all weights, since equal weights are not loaded.
 """
 
 from __future__ import annotations

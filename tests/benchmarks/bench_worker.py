@@ -1,11 +1,8 @@
-"""How much host memory one worker takes besides models.
-
-What lives here: a small training, and the memory that belongs to each worker alone along its way. What does not: large
-models (bench_memory.py). `PER_WORKER` in tpu_magics/launch/plan.py, by which a run's memory is forecast, comes from
-here.
+"""How much host memory one worker takes besides models (bench_memory.py has the models), during a small training.
+`PER_WORKER` in tpu_magics/launch/plan.py, with which a run's memory is estimated, comes from here.
 
 A worker begins with the pages of the notebook's process; a page becomes its own when either of the two writes to it.
-Counted are private pages that were written (Private_Dirty); those of files can be read again and are left out.
+Private pages that were written are counted (Private_Dirty); those of files can be read again and are left out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A function called in a process of its own.
+"""Calls a function in a process of its own.
 
-What lives here: starting it, its result, its end. What does not: anything that is measured. Every benchmark needs fresh
-processes: what a process imported or allocated before would be in its figures, and none may have started a runtime.
+Every benchmark needs fresh processes: what a process imported or allocated before would be in its figures, and none may
+have started a runtime.
 
 `python -m tests.benchmarks.fresh MODULE FUNCTION ARGS RESULT` is the other end: ARGS are JSON, RESULT is a file.
 """

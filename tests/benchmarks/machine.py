@@ -1,7 +1,4 @@
-"""The machine that a figure was measured on, in words.
-
-What lives here: cores, memory, versions, load. What does not: any measurement.
-"""
+"""The machine of a measurement, in words: cores, memory, versions, load."""
 
 from __future__ import annotations
 

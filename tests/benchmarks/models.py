@@ -1,7 +1,4 @@
-"""Models that benchmarks hand to workers.
-
-What lives here: the classes. What does not: data. Importing this imports torch, so it is done inside functions only.
-"""
+"""Models that benchmarks pass to workers. Importing this imports torch, so it is done inside functions only."""
 
 from __future__ import annotations
 

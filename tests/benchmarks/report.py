@@ -1,8 +1,4 @@
-"""Rows of a benchmark, as a table on the screen and as a section of docs/benchmarks.md.
-
-What lives here: numbers to text, and the file's markers. What does not: measuring (bench_*.py), the order of things
-(__main__.py).
-"""
+"""Rows of a benchmark as a table on the screen and as a section of docs/benchmarks.md."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Cells that the tests in a browser run: a function that trains until it is stopped, one that ends soon, and one that
 breaks a rule.
-
-What lives here: their texts, and which of their lines is which. What does not: what is expected of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""A wheel of this tree, and an environment whose JupyterLab has it.
-
-What lives here: the sdist, the wheel that is made of it without Node.js, and a virtual environment that holds this
-wheel and sees the other packages of .venv. What does not: a server and a browser (jupyter.py).
+"""The sdist, the wheel that is made of it without Node.js, and an environment that has this wheel and sees the other
+packages of .venv.
 """
 
 from __future__ import annotations

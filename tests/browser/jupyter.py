@@ -1,7 +1,5 @@
-"""A running Jupyter server of an installed wheel, and a page of a browser that looks at it.
-
-What lives here: starting and ending both, and what a person does in JupyterLab and Notebook 7, each with a wait for its
-effect. What does not: what is expected of the extension (test_*.py).
+"""A running Jupyter server of an installed wheel, and what a person does in JupyterLab and Notebook 7, each action with
+a wait for its effect.
 """
 
 from __future__ import annotations

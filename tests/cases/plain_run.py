@@ -1,13 +1,12 @@
-"""Run programs without us, and print what torch_xla itself counted.
+"""Runs programs without tpu_magics, and prints what torch_xla itself counted.
 
-What lives here: a script; each program runs in a fork of it, because the import of torch_xla takes seconds. What does
-not: any import of tpu_magics.
+Each program runs in a fork, because the import of torch_xla takes seconds.
 
     python -m tests.cases.plain_run [--why] FILE...
 
 prints one JSON line for each file: its path, `compiles` (torch_xla's `UncachedCompile` when the program is over),
-`after` (the same after one more sync, which the launcher does to bring weights home), and `error`. With --why,
-torch_xla's own account of each compile (`PT_XLA_DEBUG_LEVEL=1`) goes to stderr.
+`after` (the same after one more sync, which the launcher does to collect weights), and `error`. With --why, torch_xla's
+own account of each compile (`PT_XLA_DEBUG_LEVEL=1`) goes to stderr.
 """
 
 from __future__ import annotations

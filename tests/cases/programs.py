@@ -1,10 +1,7 @@
-"""The programs that the watching of compiles is tested with: where they lie and what each says of itself.
-
-What lives here: finding the programs, reading the JSON that opens each, and the lines that are marked in it. What does
-not: running them (plain_run.py without us, ../backends/torch_xla/observe/test_recompile_cases.py through the launcher).
+"""Finds the programs that compiles are tested with, and reads the JSON that opens each and the marks in its lines.
 
 A mark is a comment: `# site` on a line that triggers a step, `# read` on one that reads a value from the device. A word
-after it is the mark's name (`# site evaluation`), by which an entry of `recompiles` or `reads` may say which is meant:
+after it is the mark's name (`# site evaluation`), by which an entry of `recompiles` or `reads` may name the line:
 {"cause": "input-shape", "at": "evaluation"}.
 """
 

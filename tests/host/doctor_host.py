@@ -1,8 +1,4 @@
-"""The doctor, called to a recorded host.
-
-What lives here: what such a host lacks beside its root folder: room on its disk, a Jupyter, a metadata server. What
-does not: the hosts (fake_hosts.py).
-"""
+"""Calls the doctor on a recorded host (fake_hosts.py), with a disk, a Jupyter and a metadata server."""
 
 from __future__ import annotations
 

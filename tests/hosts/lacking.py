@@ -1,7 +1,7 @@
 """What the libtpu and the torch_xla of a host lack: the one list of tests that are skipped there, and why.
 
-A pytest plugin, loaded with `-p tests.hosts.lacking` where the suites run in a host's environment. What lives here: the
-list, each row as it was seen, and the skipping. What does not: other skips; in CI there are none (tests/_ci.py).
+A pytest plugin, loaded with `-p tests.hosts.lacking` where the suites run in a host's environment. Each row was seen
+there. Other tests are never skipped in CI (tests/_ci.py).
 """
 
 from __future__ import annotations

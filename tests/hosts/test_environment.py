@@ -1,8 +1,7 @@
-"""On Colab and on Kaggle: what the plan, the repairs and the table make of the variables that their images set.
+"""The plan, the environment fixes and the table on Colab and on Kaggle, with the variables that their images set.
 
-What lives here: the recorded variables and chips together with the packages of this environment, where it is that
-host's (scripts/hosts.py), else with its recorded versions; and a real kernel with these variables. What does not: the
-rules themselves (tests/host), all the other hosts (tests/panel/test_host.py).
+The recorded variables and chips are used with the packages of this environment if it is that host's (scripts/hosts.py),
+else with its recorded versions; and in a real kernel.
 """
 
 from __future__ import annotations

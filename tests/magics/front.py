@@ -1,7 +1,4 @@
-"""The JupyterLab extension's side of the comm, without a browser.
-
-What lives here: what a page sends and what it understands of what it is sent. What does not: what is expected.
-"""
+"""The JupyterLab extension's side of the comm, without a browser: what a page sends and what it understands."""
 
 from __future__ import annotations
 

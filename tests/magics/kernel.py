@@ -1,7 +1,5 @@
-"""One real ipykernel for the tests of the magics.
-
-What lives here: starting it, running cells in it, everything it sends in order and with the time it came, interrupts,
-kills, and a sure end. What does not: what is expected of the magics.
+"""One real ipykernel for the tests of the magics: cells, everything that it sends in order and with its time,
+interrupts, kills, and a sure end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The first cell of every numbered notebook: what Colab and Kaggle lack is installed, and nothing else changes.
 
-What lives here: that the cell is the same in all, that it names what the notebook imports and the hosts do not have, and
-that it does what it says, in an IPython with a real pip and packages made on the spot. What does not: the other cells.
+It is the same in all, names what the notebook imports and the hosts do not have, and does what it says in an IPython
+with a real pip and packages made on the spot.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Preflights as a compiler would give them, for tests of the verdict, of the report and of how both look.
 
-What lives here: makers. What does not: any assertion, and any compiler: the figures of `bert` are of the size that
-libtpu 0.0.52 tells for a training step of BERT-base, the others are made up.
+The figures of `bert` are of the size that libtpu 0.0.52 reports for a training step of BERT-base; the others are made
+up.
 """
 
 from __future__ import annotations

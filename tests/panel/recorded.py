@@ -1,7 +1,6 @@
-"""Run folders made of real events: what the panel is tested and measured on.
+"""Run folders made of real events, with which the panel is tested and measured.
 
-What lives here: a recorder that writes them, and the runs that several tests show. What does not: any assertion, and
-any run: no framework is needed, because the run folder is all that a panel knows.
+No framework is needed, because a panel reads nothing but the run folder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Fixtures of the preflight's tests: the compiler for TPUs, in two versions.
-
-What lives here: whether it is there. A test that needs it and does not find it is skipped with the reason; in CI it is
-there. What does not: programs to compile (stablehlo_programs.py).
+"""The compiler for TPUs, in two versions. Without it, tests that need it are skipped with the reason; in CI it is
+there.
 """
 
 from __future__ import annotations

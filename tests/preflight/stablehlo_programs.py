@@ -1,7 +1,4 @@
-"""Programs written by hand whose sizes are known, as StableHLO, and a short way to compile them.
-
-What lives here: texts. What does not: what the compiler makes of them (test_compilation.py).
-"""
+"""Programs written by hand as StableHLO, whose sizes are known, and a short way to compile them."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""BERT-base and AdamW through the whole of a preflight, for one chip of v5e: what fits, what does not, what is bf16.
+"""A whole preflight of BERT-base and AdamW for one chip of v5e: what fits, what does not, what is bf16.
 
-What lives here: the sizes of the facts that this room was built on. What does not: its parts, which have tests of their
-own. Of each case the graph of the steady step alone is compiled: the first step's is as large, and takes as long.
-
-BERT-base takes up to two minutes of processor time for each graph, most of it for its error functions; so a small one,
-without GELU, stands for it in `make test`.
+Of each case only the graph of the steady step is compiled: the first step's is as large, and takes as long. BERT-base
+takes up to two minutes of processor time for each graph, most of it for its error functions; so a small one without
+GELU stands for it in `make test`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A signal that comes where a test wants it: as Python begins its next function, and not before.
-
-What lives here: the signal. What does not: what is made of it.
-"""
+"""A signal that arrives as Python begins its next function, and not before."""
 
 import _thread
 
