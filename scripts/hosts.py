@@ -29,7 +29,7 @@ TOOLS, OVERRIDES = LISTS / "tests.txt", LISTS / "overrides.txt"
 SUITES = ("magics", "launch", "host", "preflight", "hosts", "panel/test_widget.py")
 NOT_THERE = ("tests/launch/pods",)  # many hosts on Ray: neither Colab nor Kaggle is one of several
 # For each host: much of a test is waiting for processes that begin or end.
-WORKERS = ("-n", "2", "--dist", "loadfile", "-m", "not long", "--durations=20")
+WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not long", "--durations=20")
 UV = [sys.executable, "-m", "uv"]
 
 

@@ -85,7 +85,9 @@ def folder_of(nodeid: str) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: FOLDERS.index(folder_of(item.nodeid)))
+    """Folders first, then files that start processes; at the end the quick ones, which keep all test processes busy."""
+    starting = {item.path for item in items if item.get_closest_marker("process")}
+    items.sort(key=lambda item: (FOLDERS.index(folder_of(item.nodeid)), item.path not in starting))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
