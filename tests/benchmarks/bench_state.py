@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.benchmarks import fresh, report
 
-TITLE = "Bringing home 100 MB of an optimizer's state"
+TITLE = "100 MB of an optimizer's state"
 TIMES = 3  # the plain save + load that it may take
 NUMBERS = 12_500_000  # float32, twice: 100 MB
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.benchmarks import fresh
 
-TITLE = "Bringing home 400 MB of weights"
+TITLE = "Loading 400 MB of trained weights into the notebook"
 TIMES = 3  # the bare save_file + load_file that it may take
 LAYERS, ROWS, COLUMNS = 25, 4000, 1000  # float32: 400 MB
 
