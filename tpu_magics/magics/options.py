@@ -122,19 +122,7 @@ def train_parser(prog: str) -> MagicParser:
         "-o", "--output", default="_tpu", metavar="NAME", help="the name that gets the result (default: _tpu)"
     )
     parser.add_argument("--background", action="store_true", help="return at once; _tpu.wait() loads the results")
-    parser.add_argument(
-        "--steps", type=count, metavar="N", help="stop after N steps, with the notebook's models unchanged"
-    )
-    parser.add_argument("--timeout", type=seconds, metavar="S", help="stop the run after S seconds")
-    parser.add_argument(
-        "--force", action="store_true", help="run even if there is not enough memory or disk (estimate)"
-    )
-    parser.add_argument(
-        "--max-recompiles",
-        type=count,
-        metavar="N",
-        help="stop the run at recompile N+1, with the table of causes",
-    )
+    _add_limits(parser)
     parser.add_argument(
         "--preflight",
         metavar="T",
@@ -165,6 +153,23 @@ def train_parser(prog: str) -> MagicParser:
         help="no panel; end with a summary without times, ids and sizes, for comparing",
     )
     return parser
+
+
+def _add_limits(parser: MagicParser) -> None:
+    """When a run is stopped, or not started."""
+    parser.add_argument(
+        "--steps", type=count, metavar="N", help="stop after N steps, with the notebook's models unchanged"
+    )
+    parser.add_argument("--timeout", type=seconds, metavar="S", help="stop the run after S seconds")
+    parser.add_argument(
+        "--force", action="store_true", help="run even if there is not enough memory or disk (estimate)"
+    )
+    parser.add_argument(
+        "--max-recompiles",
+        type=count,
+        metavar="N",
+        help="stop the run at recompile N+1, with the table of causes",
+    )
 
 
 def check_parser(prog: str) -> MagicParser:

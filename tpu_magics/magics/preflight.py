@@ -42,9 +42,8 @@ def preflight(
 ) -> PreflightResult:
     """What `%tpu_preflight` does: compile the steps of a training function for TPUs that are not attached.
 
-    A forked worker traces the function and executes no step: a device-to-host read gives zero. (A TensorFlow step is
-    traced in this process, and not executed either.) The TPU compiler then compiles each distinct graph in a separate
-    process.
+    A forked worker (for TensorFlow, this process) traces the function and executes no step: a device-to-host read gives
+    zero. The TPU compiler then compiles each distinct graph in a separate process.
 
     Args:
         function: a training function; or a tf.function, a Keras model or its `train_step`.

@@ -179,10 +179,7 @@ class RunModel:
             expected=lead.expected,
             at_least=lead.unseen,
             pieces=lead.pieces,
-            compiling=lead.compiling,
-            compiling_share=lead.compiling_share,
-            executing=as_seconds(lead.times and lead.times.executing),
-            waiting=as_seconds(lead.times and lead.times.waiting),
+            **_times(lead),
             compile_log=self._compile_log(lead, live),
             causes=tuple(sorted(lead.causes.values(), key=lambda each: (-each.count, each.newest.cause))),
             asked=as_text(plan.get("precision")),
@@ -204,9 +201,6 @@ class RunModel:
             rehearsed=plan.get("rehearsed") is True,
             spmd=as_count(plan.get("spmd")) is not None,
             mesh=lead.mesh,
-            collectives=as_seconds(lead.times and lead.times.collectives),
-            collectives_share=lead.collectives_share,
-            n_collectives=lead.times.n_collectives if lead.times else 0,
             metrics=lead.metrics,
         )
 
@@ -317,6 +311,20 @@ def _mark(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _times(lead: RankRecords) -> dict[str, Any]:
+    """Fields of the view: where the time went, in seconds or as shares of the training time."""
+    times = lead.times
+    return {
+        "compiling": lead.compiling,
+        "compiling_share": lead.compiling_share,
+        "executing": as_seconds(times and times.executing),
+        "waiting": as_seconds(times and times.waiting),
+        "collectives": as_seconds(times and times.collectives),
+        "collectives_share": lead.collectives_share,
+        "n_collectives": times.n_collectives if times else 0,
+    }
 
 
 def _identity(entry: CompileEntry) -> tuple[str, int, int]:
