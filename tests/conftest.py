@@ -126,7 +126,7 @@ def fresh_session(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sessi
         fresh.active_run.stop()
     randomness = sys.modules.get("tpu_magics.backends.torch_xla.randomness")
     if randomness is not None:
-        randomness.undo_quiet_seeds()
+        randomness.undo_deferred_seeds()
 
 
 @pytest.fixture(autouse=True)

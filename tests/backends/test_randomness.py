@@ -31,7 +31,7 @@ def _kept():
     state = randomness.random_state()
     yield
     randomness.set_random_state(state)
-    randomness.undo_quiet_seeds()
+    randomness.undo_deferred_seeds()
 
 
 # -- states ---------------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def test_versions_without_what_is_changed_are_told():
         "start the XLA runtime in the notebook. Create it inside the training function."
     )
     state = randomness._SeedGuard(pid=os.getpid())
-    randomness._quiet_xla_seed(types.SimpleNamespace(), state, lambda: True)
+    randomness._defer_xla_seed(types.SimpleNamespace(), state, lambda: True)
     assert state.problems == [
         "This version of torch_xla has no torch_xla.core.xla_model.set_rng_state, so accelerate's `set_seed` may start "
         "the XLA runtime in the notebook. Set the seed inside the training function."
@@ -228,11 +228,11 @@ def test_nothing_is_imported_to_be_quiet():
     code = """
 import sys
 from tpu_magics.backends.torch_xla import randomness
-randomness.quiet_seeds()
-randomness.quiet_seeds()
+randomness.defer_seeds()
+randomness.defer_seeds()
 print(sorted({"torch", "numpy", "transformers", "accelerate", "torch_xla"} & set(sys.modules)))
-print(len([one for one in sys.meta_path if type(one).__name__ == "PostImport"]), randomness.quiet_problems())
-randomness.undo_quiet_seeds()
+print(len([one for one in sys.meta_path if type(one).__name__ == "PostImport"]), randomness.deferral_problems())
+randomness.undo_deferred_seeds()
 print(len([one for one in sys.meta_path if type(one).__name__ == "PostImport"]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -249,8 +249,8 @@ def scenario_set_seed_is_recorded_and_replayed():
     import torch_xla.core.xla_model as xm
 
     original = xm.set_rng_state
-    randomness.quiet_seeds()
-    randomness.quiet_seeds()
+    randomness.defer_seeds()
+    randomness.defer_seeds()
     assert randomness.recorded_seed() is None
     accelerate.utils.set_seed(5)
     torch_xla.manual_seed(6)
@@ -273,7 +273,7 @@ def scenario_set_seed_is_recorded_and_replayed():
 
     in_worker(worker)
     assert not runtime_up()
-    randomness.undo_quiet_seeds()
+    randomness.undo_deferred_seeds()
     assert xm.set_rng_state is original
     assert randomness.recorded_seed() is None
 
@@ -281,7 +281,7 @@ def scenario_set_seed_is_recorded_and_replayed():
 def scenario_training_arguments_made_in_the_notebook(imported_before: bool = True):
     if imported_before:
         import transformers.training_args
-    randomness.quiet_seeds()
+    randomness.defer_seeds()
     import transformers
     from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
@@ -291,7 +291,7 @@ def scenario_training_arguments_made_in_the_notebook(imported_before: bool = Tru
         Seq2SeqTrainingArguments(output_dir="out"),
     ]
     made.append(copy.deepcopy(made[0]))
-    assert randomness.quiet_problems() == []
+    assert randomness.deferral_problems() == []
     for arguments in made:
         assert str(arguments.device) == "cpu"
         assert (arguments.world_size, arguments.process_index, arguments.local_process_index) == (1, 0, 0)
@@ -314,7 +314,7 @@ def scenario_training_arguments_made_in_the_notebook(imported_before: bool = Tru
 
     in_worker(worker)
     assert not runtime_up()
-    randomness.undo_quiet_seeds()
+    randomness.undo_deferred_seeds()
     assert not hasattr(transformers.Trainer.__init__, "__wrapped__")
     assert "distributed_state" not in vars(TrainingArguments)
     assert type(vars(TrainingArguments)["_setup_devices"]).__name__ == "cached_property"
@@ -322,7 +322,7 @@ def scenario_training_arguments_made_in_the_notebook(imported_before: bool = Tru
 
 def scenario_arguments_of_the_notebook_beside_an_accelerator():
     """The arguments' own way to set up would reset the state of the Accelerator that the worker has built."""
-    randomness.quiet_seeds()
+    randomness.defer_seeds()
     from accelerate import Accelerator
     from transformers import TrainingArguments
 
@@ -345,7 +345,7 @@ def scenario_training_arguments_imported_later():
 
 def scenario_a_trainer_with_arguments_of_the_notebook():
     """The arguments are made before the fork, the Trainer in the worker: it trains on the XLA device there."""
-    randomness.quiet_seeds()
+    randomness.defer_seeds()
     from transformers import Trainer, TrainingArguments
 
     arguments = TrainingArguments(

@@ -152,11 +152,11 @@ class Backend(Protocol):
     def device_holder(self) -> str:
         """What created that accelerator ("A Trainer", "An Accelerator"), for a sentence. Imports nothing."""
 
-    def quiet_seeds(self) -> None:
+    def defer_seeds(self) -> None:
         """Keep calls that would start the runtime without need from doing so in this process (idempotent)."""
 
-    def quiet_problems(self) -> Sequence[str]:
-        """What `quiet_seeds` could not do with the installed versions, in sentences."""
+    def deferral_problems(self) -> Sequence[str]:
+        """What `defer_seeds` could not do with the installed versions, in sentences."""
 
     # -- models ---------------------------------------------------------------------------------------------------
     def is_model(self, value: object) -> bool:
@@ -268,11 +268,11 @@ class Backend(Protocol):
         Returns {ordinal: value}; what a thread raises is raised here.
         """
 
-    def renew(self, items: Sequence[tuple[str, Any]], replicas: int) -> None:
+    def rebuild(self, items: Sequence[tuple[str, Any]], replicas: int) -> None:
         """On the first rank's thread, before the function: objects of the notebook among `items` that belong to one
         process (an Accelerator, a Trainer) are rebuilt for this rank. `replicas`: devices of this worker."""
 
-    def observing(self, writer: EventWriter, watching: ObserverConfig) -> AbstractContextManager[WorkerWatcher]:
+    def observing(self, writer: EventWriter, config: ObserverConfig) -> AbstractContextManager[WorkerWatcher]:
         """Record steps, compiles, reads and logged values of this process until the block ends."""
 
     def finish(self) -> bool:
@@ -363,9 +363,9 @@ class LocalBackend(Protocol):
         """Whether `value` is a model. Imports nothing: what was never imported cannot be an instance."""
 
     def state_bytes(self, items: Sequence[tuple[str, Any]]) -> int:
-        """Bytes that `kept` will write for `items`."""
+        """Bytes that `save_state` will write for `items`."""
 
-    def kept(self, items: Sequence[tuple[str, Any]], folder: Path) -> SavedState:
+    def save_state(self, items: Sequence[tuple[str, Any]], folder: Path) -> SavedState:
         """Write what training can change of `items` (weights, optimizers, metrics, variables, random states) into
         `folder`, which it creates. On OSError nothing is left there."""
 
@@ -403,7 +403,7 @@ class LocalBackend(Protocol):
         """Within it, `ask` gets the program of the first training step before it runs; an exception it raises ends the
         run. Yields a function that returns whether there was such a step."""
 
-    def observing(self, writer: EventWriter, watching: ObserverConfig) -> AbstractContextManager[Watcher]:
+    def observing(self, writer: EventWriter, config: ObserverConfig) -> AbstractContextManager[Watcher]:
         """Record steps, compiles, reads and logged values of this process until the block ends."""
 
     def cancelling(self) -> AbstractContextManager[Callable[[], None]]:
@@ -415,7 +415,7 @@ class LocalBackend(Protocol):
 
 
 class SavedState(Protocol):
-    """The state before a run, as `LocalBackend.kept` returns it."""
+    """The state before a run, as `LocalBackend.save_state` returns it."""
 
     models: Mapping[str, Any]
     """The models among what was kept, outermost ones, by name."""

@@ -155,7 +155,7 @@ class _Worker:
         with backend.observing(self.writer, self._observer_config()) as watcher:
             try:
                 if self.task.snapshot is not None:
-                    backend.renew(self.task.snapshot.items(), self.spec.replicas)
+                    backend.rebuild(self.task.snapshot.items(), self.spec.replicas)
                 value = self.task.work.run(ordinal, 0)
                 if ordinal == 0:
                     streams.flush_figures()

@@ -45,7 +45,7 @@ def initialise(
             current.backend.prepare()
         except TpuMagicsError as error:
             print(f"tpu_magics: {error}", flush=True)
-        for problem in current.backend.quiet_problems():
+        for problem in current.backend.deferral_problems():
             print(f"tpu_magics: {problem}", flush=True)
     return host
 

@@ -56,7 +56,7 @@ class TensorFlow:
     def state_bytes(self, items: Sequence[tuple[str, Any]]) -> int:
         return self._part("snapshot").state_bytes(items)  # type: ignore[no-any-return]
 
-    def kept(self, items: Sequence[tuple[str, Any]], folder: Path) -> SavedState:
+    def save_state(self, items: Sequence[tuple[str, Any]], folder: Path) -> SavedState:
         return self._part("snapshot").TrainingSnapshot(items, folder)  # type: ignore[no-any-return]
 
     def precision(self, asked: str) -> AbstractContextManager[None]:
@@ -100,8 +100,8 @@ class TensorFlow:
     ) -> AbstractContextManager[Callable[[], bool]]:
         return self._part("first_step").before_first_step(ask, precision, cells)  # type: ignore[no-any-return]
 
-    def observing(self, writer: EventWriter, watching: ObserverConfig) -> AbstractContextManager[Watcher]:
-        return self._part("observe").observing(writer, watching)  # type: ignore[no-any-return]
+    def observing(self, writer: EventWriter, config: ObserverConfig) -> AbstractContextManager[Watcher]:
+        return self._part("observe").observing(writer, config)  # type: ignore[no-any-return]
 
     def cancelling(self) -> AbstractContextManager[Callable[[], None]]:
         return self._part("cancellation").cancelling()  # type: ignore[no-any-return]

@@ -72,8 +72,8 @@ class TorchXla:
         return found
 
     device_holder = _from("cpu_only", "device_holder")
-    quiet_seeds = _from("randomness", "quiet_seeds")
-    quiet_problems = _from("randomness", "quiet_problems")
+    defer_seeds = _from("randomness", "defer_seeds")
+    deferral_problems = _from("randomness", "deferral_problems")
 
     # -- models ---------------------------------------------------------------------------------------------------
     is_model = _from("modules", "is_model")
@@ -128,7 +128,7 @@ class TorchXla:
 
     # -- the worker -----------------------------------------------------------------------------------------------
     run_worker = _from("worker", "run_worker")
-    renew = _from("rebuild", "renew")
+    rebuild = _from("rebuild", "rebuild")
     observing = _from("observe", "observing")
     finish = _from("observe", "finish")
 

@@ -34,7 +34,7 @@ def set_process_state(state: ProcessState) -> None:
     import numpy.random  # noqa: F401 - its state may be among those that are set
     import torch
 
-    randomness.quiet_seeds()
+    randomness.defer_seeds()
     randomness.adopt_seed(state.seed)
     torch.set_default_dtype(getattr(torch, state.dtype))
     torch.set_grad_enabled(state.gradients)

@@ -222,7 +222,7 @@ def _deterministic_flags(torch: Any) -> Callable[[], None]:
 # -- the notebook's process -----------------------------------------------------------------------------------------
 @dataclass
 class _SeedGuard:
-    """What `quiet_seeds` has changed in this process."""
+    """What `defer_seeds` has changed in this process."""
 
     pid: int
     seed: int | None = None
@@ -233,15 +233,15 @@ class _SeedGuard:
 _quiet: list[_SeedGuard] = []
 
 
-def quiet_seeds() -> None:
+def defer_seeds() -> None:
     """Keep `set_seed`, Trainers and Accelerators from starting the XLA runtime in this process (idempotent).
 
     Works for modules that are imported already and for later ones. Forked workers are not affected: there the originals
-    run. `quiet_problems` returns what could not be done.
+    run. `deferral_problems` returns what could not be done.
     """
     if _quiet and _quiet[0].pid == os.getpid():
         return
-    undo_quiet_seeds()
+    undo_deferred_seeds()
     state = _SeedGuard(pid=os.getpid())
     _quiet.append(state)
 
@@ -250,30 +250,30 @@ def quiet_seeds() -> None:
 
     hook = PostImport()
     state.undo.append(hook.remove)
-    hook.when_imported(XLA_MODEL, lambda module: _quiet_xla_seed(module, state, in_notebook))
+    hook.when_imported(XLA_MODEL, lambda module: _defer_xla_seed(module, state, in_notebook))
     for name, change in QUIETED:
         hook.when_imported(name, _changing(change, state, in_notebook))
 
 
-def undo_quiet_seeds() -> None:
+def undo_deferred_seeds() -> None:
     """Restore the originals."""
     while _quiet:
         for undo in reversed(_quiet.pop().undo):
             undo()
 
 
-def quiet_problems() -> list[str]:
-    """What `quiet_seeds` could not change, and why; one sentence each."""
+def deferral_problems() -> list[str]:
+    """What `defer_seeds` could not change, and why; one sentence each."""
     return list(_quiet[0].problems) if _quiet else []
 
 
 def recorded_seed() -> int | None:
-    """The last seed that the notebook set for XLA since `quiet_seeds`; None if there was none."""
+    """The last seed that the notebook set for XLA since `defer_seeds`; None if there was none."""
     return _quiet[0].seed if _quiet else None
 
 
 def adopt_seed(seed: int | None) -> None:
-    """After `quiet_seeds`: the seed that workers start with, as set in a notebook on another host, or where the
+    """After `defer_seeds`: the seed that workers start with, as set in a notebook on another host, or where the
     previous run ended."""
     if _quiet:
         _quiet[0].seed = seed
@@ -291,7 +291,7 @@ def replay_seed() -> None:
         sys.modules[XLA_MODEL].set_rng_state(seed)
 
 
-def _quiet_xla_seed(xm: Any, state: _SeedGuard, in_notebook: Callable[[], bool]) -> None:
+def _defer_xla_seed(xm: Any, state: _SeedGuard, in_notebook: Callable[[], bool]) -> None:
     original = getattr(xm, "set_rng_state", None)
     if original is None:
         state.problems.append(

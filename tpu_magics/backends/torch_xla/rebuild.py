@@ -53,7 +53,7 @@ def adopt_state() -> None:
 
 
 # -- what the function can reach --------------------------------------------------------------------------------------
-def renew(items: Iterable[tuple[str, Any]], replicas: int) -> None:
+def rebuild(items: Iterable[tuple[str, Any]], replicas: int) -> None:
     """Rebuild the notebook's Accelerators and Trainers among `items` for this rank. On the rank's thread, before its
     function."""
     if "PartialState" in _built:

@@ -329,7 +329,7 @@ def save_state(backend: LocalBackend, items: Sequence[tuple[str, Any]], folder: 
     """Save the state before the run. Raises TpuMagicsError if it cannot be written; nothing is left on the disk
     then."""
     try:
-        return backend.kept(items, folder)
+        return backend.save_state(items, folder)
     except OSError as error:
         raise TpuMagicsError(
             "The current weights could not be saved in the run folder.",

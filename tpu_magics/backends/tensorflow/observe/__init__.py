@@ -22,7 +22,7 @@ def enable_dumps(device: str = "CPU") -> None:
 
 
 @contextmanager
-def observing(writer: EventWriter, watching: ObserverConfig) -> Iterator[TensorFlowObserver]:
+def observing(writer: EventWriter, config: ObserverConfig) -> Iterator[TensorFlowObserver]:
     """Observe this process until the block ends. Patches methods of TensorFlow's and Keras' classes."""
     from pathlib import Path
 
@@ -34,10 +34,10 @@ def observing(writer: EventWriter, watching: ObserverConfig) -> Iterator[TensorF
     from tpu_magics.backends.tensorflow.observe.dumps import Dumps, enable
     from tpu_magics.backends.tensorflow.observe.observer import TensorFlowObserver
 
-    setup = enable(watching.device)
+    setup = enable(config.device)
     dumps = Dumps(setup.folder, context.context().has_function, setup.theirs) if setup.folder is not None else None
     libraries = tuple(str(Path(one.__file__).parent) for one in (tf, keras))
-    observer = TensorFlowObserver(writer, watching, dumps, libraries)
+    observer = TensorFlowObserver(writer, config, dumps, libraries)
     if dumps is not None:
         dumps.empty()  # dumps of code outside a run
     else:

@@ -41,7 +41,7 @@ def arrange(folder: Path | None, rank: int | None = None) -> None:
 
 
 @contextmanager
-def observing(writer: EventWriter, watching: ObserverConfig) -> Iterator[TorchObserver]:
+def observing(writer: EventWriter, config: ObserverConfig) -> Iterator[TorchObserver]:
     """Observe this process until the block ends. Only for workers: it changes torch_xla's and accelerate's modules."""
     from tpu_magics.backends.torch_xla import trace, trainer
     from tpu_magics.backends.torch_xla.observe import hooks
@@ -49,15 +49,15 @@ def observing(writer: EventWriter, watching: ObserverConfig) -> Iterator[TorchOb
     from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaDumps
     from tpu_magics.backends.torch_xla.precision import TorchPrecisionWatch
 
-    tracer = None if watching.tracing is None else trace.begin(watching.tracing)
+    tracer = None if config.tracing is None else trace.begin(config.tracing)
     files = tracer.files if tracer is not None else _files[0] if _files else XlaDumps(None)
-    precision = TorchPrecisionWatch(watching.precision, writer.record)
-    observer = TorchObserver(writer, watching, files, precision)
+    precision = TorchPrecisionWatch(config.precision, writer.record)
+    observer = TorchObserver(writer, config, files, precision)
     if tracer is not None:
         tracer.observer, observer.value = observer, tracer.value
         observer.executed = observer.compiled = 0
     precision.install()
-    if watching.rehearsed and not files.debugging:
+    if config.rehearsed and not files.debugging:
         files.notes.append(
             "the number of compiles is n/a, because the graph pieces between collectives cannot be joined"
         )
