@@ -83,11 +83,13 @@ def _left(folder: Path) -> Any:
 
 def bare(folder: str, begin: float) -> tuple[float, float]:
     """Seconds from `begin`, when this process was asked for, to the end of the compile; and those of its call."""
-    from tpu_magics.preflight.compile_environment import ENVIRONMENT
+    from tpu_magics.preflight.compile_environment import ENVIRONMENT, FLAGS
     from tpu_magics.preflight.compiler import jaxlib_private
     from tpu_magics.preflight.targets import parse
 
     target = parse(TARGET)
+    for name in FLAGS:
+        os.environ.pop(name, None)
     os.environ.update(ENVIRONMENT)
     options = jaxlib_private._options
 
