@@ -6,7 +6,6 @@ without reaping (WNOWAIT), the group is killed, and then the worker is reaped.
 
 from __future__ import annotations
 
-import operator
 import os
 import signal
 import sys
@@ -255,7 +254,11 @@ class Supervisor:
         while workers and time.monotonic() < until:
             time.sleep(0.1)
             last, sizes = sizes, [self._stacks_size(worker) for worker in workers]
-            if sizes == last and all(map(operator.gt, sizes, before)):
+            for worker in workers:
+                if worker.alive:
+                    self._note_exit(worker)
+            silent = [one for one, size, old in zip(workers, sizes, before, strict=True) if one.alive and size == old]
+            if sizes == last and not silent:
                 break
 
     def _stacks_size(self, worker: WorkerProcess) -> int:
