@@ -165,6 +165,7 @@ def test_what_people_wrote_is_only_text(text: str) -> None:
         (184.1 * GIB, "184 of 15.75 GiB", "168 GiB too much"),
         (15.74 * GIB, "15.74 of 15.75 GiB", "less than 1 % free"),
         (15.79 * GIB, "15.79 of 15.75 GiB", "43 MiB too much"),
+        (15.75 * GIB, "15.75 of 15.75 GiB", "2 MiB too much"),
         (15.7477 * GIB, "15.748 of 15.75 GiB", "less than 1 % free"),
         (431 * MIB, "431 MiB of 15.75 GiB", "97 % free"),
         (2100 * GIB, "2,100 of 15.75 GiB", "2,084 GiB too much"),
@@ -468,6 +469,14 @@ def test_the_largest_sizes_by_chip_and_in_all() -> None:
     assert "v5litepod-8 183 176 176 1,408 on 8 chips" in text
     assert "v5litepod-8: batch_size = 183 fits, 184 does not: both were compiled." in text
     assert "184 ✗ too large: 15.79 GiB -" in text
+
+
+def test_a_size_at_the_limit_says_by_how_much() -> None:
+    [one] = preflights.fitted().fit[:1]
+    available = one.points[0].available or 0
+    close = replace(one.points[-1], status="too-large", needed=available + 2**21, available=available)
+    at_limit = replace(preflights.fitted(), fit=(replace(one, points=(*one.points[:-1], close)),))
+    assert "too large: 15.75 GiB, 2 MiB too much" in flat(to_text(at_limit))
 
 
 def test_two_ranks_on_a_chip() -> None:

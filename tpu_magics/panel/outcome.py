@@ -50,6 +50,6 @@ def one_line(result: TrainResult) -> str:
 
 def _updated(result: TrainResult) -> str:
     if result.status == "stopped":
-        return "stopped by --steps, the notebook's models are unchanged"
+        return "--steps was reached, the notebook's models are unchanged"
     names = result.run.summary().models
     return f"updated in the notebook: {', '.join(names)}" if names else "no model to update"

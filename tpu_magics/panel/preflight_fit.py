@@ -149,7 +149,10 @@ def _cell(one: FitResult, size: int) -> str:
 def _memory(point: FitPoint) -> str:
     if point.needed is None:
         return ""
-    return f": {words.needed(HbmUsage(point.needed, point.available))}"
+    memory = HbmUsage(point.needed, point.available)
+    text = words.needed(memory)
+    at_limit = memory.available and text == words.limit(memory.available)
+    return f": {text}, {words.headroom(memory)}" if at_limit else f": {text}"
 
 
 def _line(one: FitResult) -> PlotLine:

@@ -48,13 +48,13 @@ def limit(available: int) -> str:
 
 def needed(memory: HbmUsage) -> str:
     """What a program needs: "184 GiB", "11.2 GiB", "431 MiB"; near the limit with as many decimals as tell it from
-    that."""
+    that, if any do."""
     if not memory.available or abs(memory.needed / memory.available - 1) >= _CLOSE:
         return _gib(memory.needed)
-    limit_ = memory.available / _GIB
+    limit_ = round(memory.available / _GIB, 2)
     shown = (f"{memory.needed / _GIB:.{digits}f}" for digits in _DECIMALS)
-    told = next((one for one in shown if float(one) != round(limit_, 2)), f"{memory.needed / _GIB:.{_DECIMALS[-1]}f}")
-    return f"{told} GiB"
+    told = next((one for one in shown if float(one) != limit_), None)
+    return f"{told} GiB" if told else limit(memory.available)
 
 
 def _gib(value: int) -> str:
