@@ -14,7 +14,7 @@ from itertools import accumulate, chain
 from pathlib import Path
 from typing import NamedTuple
 
-from tpu_magics.backends.hlo.text import Instruction, instructions
+from tpu_magics.backends.hlo.text import Instruction, instructions, operand_names
 
 MULTIPLYING = frozenset({"dot", "convolution", "ragged-dot", "scaled-dot"})
 _MULTIPLYING_CALL = re.compile(r'custom_call_target="[^"]*(?:matmul|gemm|conv)[^"]*"', re.IGNORECASE)
@@ -175,7 +175,7 @@ def _read_ops(found: Iterable[Instruction]) -> Iterator[Op]:
     for place, one in enumerate(found):
         value, attributes = one.parts
         literal = one.opcode in ("constant", "parameter", "iota")
-        earlier = () if literal else tuple(place - places.get(name, place) for name in one.operands)
+        earlier = () if literal else tuple(place - places.get(name, place) for name in operand_names(value))
         places[one.name] = place
         yield Op(
             sys.intern(one.opcode),

@@ -44,7 +44,7 @@ class Instruction(NamedTuple):
     @property
     def operands(self) -> tuple[str, ...]:
         """The names of the operands, in their order."""
-        return tuple(_OPERAND.findall(self.value))
+        return operand_names(self.value)
 
     def attribute(self, name: str) -> str:
         """The text of an attribute up to the next comma or space, or the text in its braces; "" without the
@@ -99,9 +99,14 @@ class HloModule:
         return (one for computation in self for one in computation.of(*opcodes))
 
 
+def operand_names(value: str) -> tuple[str, ...]:
+    """The names in the brackets of an instruction."""
+    return tuple(_OPERAND.findall(value))
+
+
 def instructions(text: str) -> list[Instruction]:
     """All instructions of a text, in its order."""
-    return [Instruction(*parts) for _root, *parts in _INSTRUCTION.findall(text)]
+    return [Instruction(*parts[1:]) for parts in _INSTRUCTION.findall(text)]
 
 
 def read_module(path: Path) -> HloModule:
