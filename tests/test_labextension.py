@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import tpu_magics
-from tests.browser.installed import NAME, ROOT, Environment, install, make_sdist, make_wheel
+from tests.browser.installed import NAME, ROOT, Environment, built, install
 from tpu_magics.panel import messages, model_view, protocol
 from tpu_magics.runs import events
 from tpu_magics.runs.events import EXPECTED_CAUSES
@@ -29,12 +29,12 @@ SHARE = f"share/jupyter/labextensions/{NAME}"
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_sdist(tmp_path_factory.mktemp("sdist"))
+    return built(tmp_path_factory)[0]
 
 
 @pytest.fixture(scope="module")
-def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_wheel(sdist, tmp_path_factory.mktemp("wheel"))
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(tmp_path_factory)[1]
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from size import PACKAGE, ROOT, Import, circles, imported_modules, imports, parsed, shared_names
 
+from tests.browser.installed import built
+
 try:
     import tomllib
 except ModuleNotFoundError:  # Python 3.10; pytest brings tomli there
@@ -259,27 +261,24 @@ def test_the_floors_are_not_above_what_colab_ships() -> None:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel and an sdist of this tree."""
-    folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "hatchling", "build", "-d", str(folder), "-t", "wheel", "-t", "sdist"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> tuple[tarfile.TarFile, zipfile.ZipFile]:
+    """The sdist and the wheel of this tree."""
+    sdist, wheel = built(tmp_path_factory)
+    return tarfile.open(sdist), zipfile.ZipFile(wheel)
 
 
 @pytest.mark.process
-def test_the_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
-    names = zipfile.ZipFile(next(built.glob("*.whl"))).namelist()
+def test_the_wheel_holds_the_package_and_nothing_else(shipped: tuple[tarfile.TarFile, zipfile.ZipFile]) -> None:
+    names = shipped[1].namelist()
     assert "tpu_magics/nbval_sanitize.cfg" in names
     assert {relative(path) for path in MODULES} <= {name.removeprefix("tpu_magics/") for name in names}
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"tpu_magics"}
 
 
 @pytest.mark.process
-def test_the_wheel_asks_for_the_four_and_for_no_framework(built: Path) -> None:
+def test_the_wheel_asks_for_the_four_and_for_no_framework(shipped: tuple[tarfile.TarFile, zipfile.ZipFile]) -> None:
     """Unless an extra is named. On Colab or Kaggle it would be another version than theirs."""
-    wheel = zipfile.ZipFile(next(built.glob("*.whl")))
+    wheel = shipped[1]
     [metadata] = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
     asked = re.findall(r"^Requires-Dist: ([\w.-]+)(.*)$", wheel.read(metadata).decode(), re.MULTILINE)
     assert {name for name, rest in asked if "extra ==" not in rest} == {
@@ -291,9 +290,8 @@ def test_the_wheel_asks_for_the_four_and_for_no_framework(built: Path) -> None:
 
 
 @pytest.mark.process
-def test_the_sdist_can_run_the_two_commands(built: Path) -> None:
-    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
+def test_the_sdist_can_run_the_two_commands(shipped: tuple[tarfile.TarFile, zipfile.ZipFile]) -> None:
+    names = {name.partition("/")[2] for name in shipped[0].getnames()}
     needed = {"Makefile", ".ci/run", "scripts/install.py", "scripts/run_notebook.py", "LICENSE", "README.md"}
     needed |= {"notebooks/01_quickstart.ipynb", "tests/test_project.py", "tpu_magics/nbval_sanitize.cfg"}
     assert needed <= names, needed - names

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.installed import Environment, install, make_sdist, make_wheel
+from tests.browser.installed import Environment, built, install
 
 CHROMIUM = Path("/usr/bin/chromium")
 
@@ -17,8 +17,7 @@ CHROMIUM = Path("/usr/bin/chromium")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     if not CHROMIUM.exists():
         pytest.skip(f"{CHROMIUM} is not installed")
-    wheel = make_wheel(make_sdist(tmp_path_factory.mktemp("sdist")), tmp_path_factory.mktemp("wheel"))
-    return install(wheel, tmp_path_factory.mktemp("browser"))
+    return install(built(tmp_path_factory)[1], tmp_path_factory.mktemp("browser"))
 
 
 @pytest.fixture(scope="package")

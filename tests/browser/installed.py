@@ -4,6 +4,7 @@ packages of .venv.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import sysconfig
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "tpu-magics"
@@ -50,6 +53,21 @@ class Environment:
     def run(self, *arguments: str) -> str:
         """What the environment's Python prints, stdout and stderr as one text; fails the test where it fails."""
         return checked([str(self.python), *arguments], self.folder, self.variables())
+
+
+def built(factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The sdist and its wheel, made once for all processes of pytest-xdist."""
+    shared = factory.getbasetemp()
+    folder = (shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared) / "built"
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            half = folder.with_suffix(".half-made")
+            for each in ("sdist", "wheel"):
+                (half / each).mkdir(parents=True)
+            make_wheel(make_sdist(half / "sdist"), half / "wheel")
+            half.rename(folder)
+    return next((folder / "sdist").glob("*.tar.gz")), next((folder / "wheel").glob("*.whl"))
 
 
 def make_sdist(folder: Path) -> Path:
