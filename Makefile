@@ -73,10 +73,11 @@ extension: install
 	@$(PY) scripts/bundle.py lint test
 	@$(PY) scripts/bundle.py
 
-# Without this, processes that start at the same time each compile the packages' modules to byte code. If an import
-# fails here, it fails in the tests too, with its reason.
+# Without this, processes that start at the same time each compile the packages' modules, and the tests' own, to byte
+# code. If something fails here, it fails in the tests too, with its reason.
 byte-code: install
-	@$(PY) -c "import accelerate, jax, jupyterlab.labapp, nbconvert, ray, torch_xla, transformers.trainer" 2>/dev/null || true
+	@$(PY) -c "import jax, jupyterlab.labapp, nbconvert, ray" 2>/dev/null || true
+	@$(PY) -m pytest -p no:xdist -q --collect-only tests >/dev/null 2>&1 || true
 	@PYTHONPATH=.venv/tensorflow $(PY) -c "import tensorflow" 2>/dev/null || true
 
 lint: install  ## ruff check, ruff format --check, mypy --strict

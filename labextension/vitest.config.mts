@@ -20,6 +20,7 @@ export default defineConfig({
   resolve: { mainFields: ['module', 'main'] },
   test: {
     environment: 'jsdom',
+    isolate: false, // one page for all files: a page for each took four times as long
     setupFiles: ['vitest.setup.ts'],
     include: [
       'src/**/*.test.{ts,tsx}',
