@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.launch.launching import run
-from tpu_magics.launch.divergence import GraphSequences
+from tpu_magics.launch.supervisor import GraphSequences
 from tpu_magics.runs.events import Compile, Divergence, only
 
 pytest.importorskip("torch_xla")
