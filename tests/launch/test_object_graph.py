@@ -94,7 +94,7 @@ def nothing(*_: Any) -> None:
     pass
 
 
-model = net()
+given = net()
 HELD = {
     "held['a']": held["a"],
     "held['b'][0]": held["b"][0],  # type: ignore[index]
@@ -112,11 +112,11 @@ HELD = {
         ),
         (Holder.made, {}, {"alone": alone}),
         (reads_containers, {}, HELD),
-        (reads_a_global, {"model": model, "again": alone}, {"model": model, "again": alone}),
-        (nothing, {"x": [model, {"deep": model}]}, {"x[0]": model}),
-        (nothing, {"part": model[0], "whole": model}, {"whole": model}),
-        (nothing, {"whole": model, "part": model[0]}, {"whole": model}),
-        (nothing, {"x": model, "y": model}, {"x": model}),
+        (reads_a_global, {"model": given, "again": alone}, {"model": given, "again": alone}),
+        (nothing, {"x": [given, {"deep": given}]}, {"x[0]": given}),
+        (nothing, {"part": given[0], "whole": given}, {"whole": given}),
+        (nothing, {"whole": given, "part": given[0]}, {"whole": given}),
+        (nothing, {"x": given, "y": given}, {"x": given}),
         (makes_a_model, {}, {}),
         (len, {}, {}),
         (functools.reduce, {}, {}),
