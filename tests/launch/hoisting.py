@@ -202,6 +202,14 @@ def both(notebook: Notebook, plan: HoistPlan, name: str = "train", *args: Any) -
     return in_worker(lambda: function(*args)), in_worker(lambda: function(*args), plan)
 
 
+def same(notebook: Notebook, plan: HoistPlan, name: str = "train", *args: Any, declined: Any = ()) -> Any:
+    """The value that the function has without and with hoisting; `declined`: what the worker builds itself, and why."""
+    off, on = both(notebook, plan, name, *args)
+    assert on.value == off.value
+    assert on.declined == list(declined)
+    return on.value
+
+
 def run_cell(notebook: Notebook, tree: ast.Module, plan: HoistPlan, result: str, *, hoisted: bool) -> Outcome:
     """The value of the expression `result` after a cell has run in a worker."""
     code = compile(replace_calls(tree, plan) if hoisted else tree, "<cell>", "exec", dont_inherit=True)

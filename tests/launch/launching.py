@@ -45,17 +45,30 @@ def failed(function: Callable[..., Any], *args: Any, **options: Any) -> Training
     return caught.value
 
 
+def error_of(function: Callable[..., Any], *args: Any, **options: Any) -> TpuMagicsError:
+    """Call a function, and give the error that it raises."""
+    with pytest.raises(TpuMagicsError) as caught:
+        function(*args, **options)
+    return caught.value
+
+
 def refused(function: Callable[..., Any], *args: Any, **options: Any) -> TpuMagicsError:
     """Train, and give the error of a run that was refused before anything forked."""
-    with pytest.raises(TpuMagicsError) as caught:
-        run(function, *args, **options)
-    assert not isinstance(caught.value, TrainingFailed)
-    return caught.value
+    error = error_of(run, function, *args, **options)
+    assert not isinstance(error, TrainingFailed)
+    return error
 
 
 def said(error: TpuMagicsError) -> str:
     """The whole text of an error."""
     return "\n".join(error.lines())
+
+
+def place_of(comment: str, file: str) -> str:
+    """The line of a file that ends with this comment, as an error names it."""
+    lines = Path(file).read_text().splitlines()
+    number = next(number for number, line in enumerate(lines, 1) if line.endswith(f"# {comment}"))
+    return f"{Path(file).name}, line {number}"
 
 
 def of(error: TrainingFailed) -> Run:
@@ -136,13 +149,20 @@ def wait_until(true: Callable[[], Any], seconds: float = 20.0) -> bool:
     return bool(true())
 
 
+def waits_for(path: Path) -> str:
+    """What a worker does that goes on until a file is there."""
+    while not path.exists():
+        time.sleep(0.02)
+    return "home"
+
+
 @contextlib.contextmanager
 def interrupt_when(ready: Callable[[], Any], times: int = 1, apart: float = 0.0) -> Iterator[dict[str, float]]:
     """Send SIGINT to this process, as the stop button does, as soon as something is so. Gives {"at": when}."""
     when: dict[str, float] = {}
 
     def send() -> None:
-        if wait_until(ready):
+        if wait_until(ready, 60.0):
             when["at"] = time.monotonic()
             for _ in range(times):
                 os.kill(os.getpid(), signal.SIGINT)

@@ -81,14 +81,9 @@ def gpt_trained(models: Any) -> list[list[float]]:
 
 @pytest.mark.long
 def test_training_arguments_with_gradient_checkpointing() -> None:
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from tests.launch.test_trainer import language_model
 
-    def model() -> Any:
-        torch.manual_seed(0)
-        sizes = {"vocab_size": 32, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 16}
-        return GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
-
-    plain, checkpointing = model(), model()
+    plain, checkpointing = language_model(), language_model()
     losses = run(gpt_trained, (plain, checkpointing), timeout=PATIENCE).value
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     for name, tensor in plain.state_dict().items():

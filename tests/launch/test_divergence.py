@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+import torch_xla
 
 from tests.launch.launching import run
-from tpu_magics.launch.divergence import GraphSequences
+from tpu_magics.launch.supervisor import GraphSequences
 from tpu_magics.runs.events import Compile, Divergence, only
 
 pytest.importorskip("torch_xla")
@@ -50,9 +52,6 @@ def test_graphs_without_a_name_are_not_compared() -> None:
 
 def trains(length: int, own: bool) -> None:
     import os
-
-    import torch
-    import torch_xla
 
     rank = int(os.environ["LOCAL_RANK"])
     x = torch.ones(8, length + (rank if own else 0), device=torch_xla.device())

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch_xla
+import torch_xla.runtime as xr
 
 from tests.launch.launching import alive, digest, failed, fake_notebook, interrupt_when, of, run, said, wait_until
 from tpu_magics.errors import TrainingFailed, TrainingInterrupted
@@ -31,8 +33,6 @@ def net() -> Any:
 
 
 def sgd(model: Any, steps: int = 3) -> None:
-    import torch_xla
-
     device = torch_xla.device()
     model.to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -67,8 +67,6 @@ def leaves_in_c(model: Any) -> None:
 
 
 def leaves_as_second(model: Any) -> None:
-    import torch_xla.runtime as xr
-
     sgd(model)
     if xr.global_ordinal():
         os._exit(0)
@@ -214,7 +212,6 @@ class Masked(torch.nn.Module):
 
 
 def diverges(model: Any, at: int) -> None:
-    import torch_xla
 
     import tpu_magics
 
@@ -246,9 +243,6 @@ def test_weights_with_nan_are_told_with_the_first_step() -> None:
 
 
 def learns(model: Any, optimizer: Any, seen: list[int], steps: int, how: str) -> None:
-    import torch_xla
-    import torch_xla.runtime as xr
-
     device = torch_xla.device()
     model.to(device)
     for step in range(10**6):

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.process
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch_xla")
 
-from .hoisting import BACKEND, Notebook, both, in_worker, run_cell, states  # noqa: E402
+from .hoisting import BACKEND, Notebook, both, in_worker, run_cell, same, states  # noqa: E402
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -88,11 +88,14 @@ def train():
 """)
     assert list(plan.models) == [name], plan.warnings()
     assert not plan.warnings()
-    off, on = both(notebook, plan)
-    assert on.value[:-1] == off.value[:-1]
-    assert on.declined == []
-    inherited = in_worker(lambda: notebook.names["train"]()[-1] is plan.models[name], plan)
-    assert inherited.value, "the worker built its own"
+
+    def call():
+        *told, model = notebook.names["train"]()
+        return told, model is plan.models[name]
+
+    off, on = in_worker(call), in_worker(call, plan)
+    assert on.value[0] == off.value[0] and on.declined == []
+    assert on.value[1], "the worker built its own"
 
 
 def test_what_is_said(notebook):
@@ -155,10 +158,8 @@ def test_a_decorated_function_keeps_its_decorator(notebook):
     """)
     plan = notebook.plan("train", 4)
     assert list(plan.models) == ["model"]
-    off, on = both(notebook, plan, "train", 4)
-    assert on.value == off.value
-    assert on.value[0] == "decorated"
-    assert on.declined == []
+    value = same(notebook, plan, "train", 4)
+    assert value[0] == "decorated"
 
 
 def test_methods_partials_and_callable_objects(notebook):
@@ -184,9 +185,7 @@ def test_methods_partials_and_callable_objects(notebook):
     for name, args in (("fit", (2,)), ("trainer", ()), ("part", (2,))):
         plan = notebook.plan(name, *args)
         assert list(plan.models) == ["model"], name
-        off, on = both(notebook, plan, name, *args)
-        assert on.value == off.value
-        assert on.declined == []
+        same(notebook, plan, name, *args)
 
 
 @pytest.mark.smoke
@@ -219,9 +218,7 @@ def test_two_models_and_the_numbers_between_them(notebook):
             return [bits(m) for m in (generator, critic, third)], stream()
     """)
     assert list(plan.models) == ["generator", "critic", "third"]
-    off, on = both(notebook, plan)
-    assert on.value == off.value
-    assert on.declined == []
+    same(notebook, plan)
 
 
 def test_names_are_unique(notebook):
@@ -244,9 +241,7 @@ def test_a_new_head_for_a_hoisted_model(notebook):
             return bits(model), stream()
     """)
     assert list(plan.models) == ["model", "head"]
-    off, on = both(notebook, plan)
-    assert on.value == off.value
-    assert on.declined == []
+    same(notebook, plan)
 
 
 def test_a_line_that_runs_again_builds_again(notebook):
@@ -273,10 +268,7 @@ def test_the_same_function_in_two_runs(notebook):
     found = []
     for _ in range(2):
         plan = notebook.plan("train")
-        off, on = both(notebook, plan)
-        assert on.value == off.value
-        assert on.declined == []
-        found.append(on.value)
+        found.append(same(notebook, plan))
     assert found[0] == found[1]
 
 
@@ -356,9 +348,7 @@ def test_what_a_config_is_told_later_the_model_knows(notebook):
     """)
     plan = notebook.plan("train")
     assert len(plan.models) == 3
-    off, on = both(notebook, plan)
-    assert on.value == off.value == (10, 20, [1, 2], True)
-    assert on.declined == []
+    assert same(notebook, plan) == (10, 20, [1, 2], True)
 
 
 def test_what_a_build_prints_appears_in_the_worker(notebook, capsys):
@@ -442,10 +432,8 @@ def test_transformers_models(notebook, tmp_path):
         2,
     )
     assert list(plan.models) == ["made", "other"], plan.warnings()
-    off, on = both(notebook, plan, "train", 2)
-    assert on.value == off.value
-    assert on.value[1:3] == (True, False)
-    assert on.declined == []
+    value = same(notebook, plan, "train", 2)
+    assert value[1:3] == (True, False)
     assert notebook.names["config"]._attn_implementation_internal is None
 
 
@@ -471,12 +459,10 @@ def test_pretrained_weights_do_not_depend_on_random_numbers(notebook, tmp_path):
         False,
     )
     assert list(plan.models) == ["model"], plan.warnings()
-    off, on = both(notebook, plan, "train", False)
-    assert on.value == off.value
-    assert on.declined == []
+    value = same(notebook, plan, "train", False)
     changed = in_worker(lambda: notebook.names["train"](True), plan)
     assert changed.declined == [(0, "files that it reads have changed")]
-    assert changed.value[0] != on.value[0]
+    assert changed.value[0] != value[0]
 
 
 def test_a_build_that_starts_the_runtime_is_an_error(notebook):
@@ -535,6 +521,4 @@ def test_the_optimizer_of_a_hoisted_model_trains_it(notebook):
             return found, bits(model)
     """)
     untrained = notebook.names["bits"](plan.models["model"])
-    off, on = both(notebook, plan)
-    assert on.value == off.value
-    assert on.value[1] != untrained == notebook.names["bits"](plan.models["model"])
+    assert same(notebook, plan)[1] != untrained == notebook.names["bits"](plan.models["model"])

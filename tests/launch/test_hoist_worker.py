@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("torch_xla")
 
-from .hoisting import BACKEND, Notebook, both, in_worker, states
+from .hoisting import BACKEND, Notebook, both, in_worker, same, states
 
 pytestmark = pytest.mark.process
 
@@ -94,9 +94,7 @@ def test_numbers_that_the_build_does_not_draw_do_not_matter(notebook):
             model = Net(4)
             return bits(model), stream(), losses(model), stream()
     """)
-    off, on = both(notebook, plan)
-    assert on.value == off.value
-    assert on.declined == []
+    same(notebook, plan)
 
 
 def test_numbers_of_python_and_numpy_that_the_build_draws(notebook):
@@ -117,12 +115,8 @@ def test_numbers_of_python_and_numpy_that_the_build_draws(notebook):
         "train",
         False,
     )
-    off, on = both(notebook, plan, "train", False)
-    assert on.value == off.value
-    assert on.declined == []
-    off, on = both(notebook, plan, "train", True)
-    assert on.value == off.value
-    assert on.declined == [(0, NUMBERS.replace("line 3", "line 8"))]
+    same(notebook, plan, "train", False)
+    same(notebook, plan, "train", True, declined=[(0, NUMBERS.replace("line 3", "line 8"))])
 
 
 def test_python_numbers_that_are_not_seeded_differ_between_workers(notebook):
@@ -161,10 +155,7 @@ def test_a_whole_that_is_built_again_has_parts_of_its_own(notebook):
     plan = notebook.plan("train", False)
     assert list(plan.models) == ["model"]
     for changing, declined in ((False, []), (True, [(0, "argument 1 is not what it was in the notebook")])):
-        off, on = both(notebook, plan, "train", changing)
-        assert on.value == off.value
-        assert on.value[1] == 1
-        assert on.declined == declined
+        assert same(notebook, plan, "train", changing, declined=declined)[1] == 1
 
 
 def test_parts_that_differ_are_reported_once(notebook):
@@ -175,9 +166,7 @@ def test_parts_that_differ_are_reported_once(notebook):
             model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
             return bits(model), stream(), losses(model), stream()
     """)
-    off, on = both(notebook, plan)
-    assert on.value == off.value
-    assert on.declined == [(0, NUMBERS)]
+    same(notebook, plan, declined=[(0, NUMBERS)])
 
 
 def test_a_line_with_parts_that_runs_again(notebook):
@@ -254,9 +243,7 @@ def train(number):
     assert states() == before
     assert list(plan.models) == ["model"]
     assert not notebook.names["torch"].are_deterministic_algorithms_enabled()
-    off, on = both(notebook, plan, "train", 7)
-    assert on.value == off.value
-    assert on.declined == []
+    same(notebook, plan, "train", 7)
     assert not BACKEND.runtime_initialized()
 
 
@@ -271,9 +258,7 @@ def test_a_seed_that_cannot_be_repeated_leaves_the_build_to_the_worker(notebook)
             model = Net(4)
             return bits(model), stream()
     """)
-    off, on = both(notebook, plan)
-    assert on.value == off.value
-    assert on.declined == [(0, "random numbers were drawn or seeded between line 6 and the build")]
+    same(notebook, plan, declined=[(0, "random numbers were drawn or seeded between line 6 and the build")])
 
 
 def test_with_and_without_hoisting_in_a_real_step(notebook):
@@ -302,6 +287,4 @@ def test_with_and_without_hoisting_in_a_real_step(notebook):
             return found, [p.cpu().detach().numpy().tobytes() for p in model.parameters()], stream()
     """)
     assert list(plan.models) == ["model"]
-    off, on = both(notebook, plan)
-    assert on.value == off.value
-    assert on.declined == []
+    same(notebook, plan)

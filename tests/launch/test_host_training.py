@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch_xla
 
 from tests.launch.launching import digest, failed, fake_notebook, run, said
 from tpu_magics.launch.results import TrainResult
@@ -75,8 +76,6 @@ def test_a_trainer_that_picks_the_cpu_is_told_with_its_line_and_fails_with_stric
 
 
 def on_the_device() -> None:
-    import torch_xla
-
     kind = torch.nn.Linear(8, 1).to("xla")
     optimizer = torch.optim.SGD(kind.parameters(), lr=0.1)
     for _ in range(2):

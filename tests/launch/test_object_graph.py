@@ -84,27 +84,47 @@ def recursive() -> Any:
     return recursive() or alone
 
 
+def makes_a_model() -> Any:
+    not_read = net()
+    not_read.eval()
+    return not_read
+
+
+def nothing(*_: Any) -> None:
+    pass
+
+
+given = net()
+HELD = {
+    "held['a']": held["a"],
+    "held['b'][0]": held["b"][0],  # type: ignore[index]
+    "holder.model": holder.model,
+    "holder.parts.head": holder.parts.head,
+}
+
+
 @pytest.mark.parametrize(
-    "function",
-    [reads_a_global, reads_through_a_helper, reads_in_an_inner_function, decorated, recursive, Holder.made],
+    ("function", "arguments", "found"),
+    [
+        *(
+            (function, {}, {"alone": alone})
+            for function in (reads_a_global, reads_through_a_helper, reads_in_an_inner_function, decorated, recursive)
+        ),
+        (Holder.made, {}, {"alone": alone}),
+        (reads_containers, {}, HELD),
+        (reads_a_global, {"model": given, "again": alone}, {"model": given, "again": alone}),
+        (nothing, {"x": [given, {"deep": given}]}, {"x[0]": given}),
+        (nothing, {"part": given[0], "whole": given}, {"whole": given}),
+        (nothing, {"whole": given, "part": given[0]}, {"whole": given}),
+        (nothing, {"x": given, "y": given}, {"x": given}),
+        (makes_a_model, {}, {}),
+        (len, {}, {}),
+        (functools.reduce, {}, {}),
+    ],
 )
-def test_globals_are_found(function: Any) -> None:
-    assert models(function) == {"alone": alone}
-
-
-def test_containers_and_attributes() -> None:
-    assert models(reads_containers) == {
-        "held['a']": held["a"],
-        "held['b'][0]": held["b"][0],  # type: ignore[index]
-        "holder.model": holder.model,
-        "holder.parts.head": holder.parts.head,
-    }
-
-
-def test_arguments_come_first_and_keep_their_names() -> None:
-    model = net()
-    assert models(reads_a_global, model=model, again=alone) == {"model": model, "again": alone}
-    assert models(lambda x: x, x=[model, {"deep": model}]) == {"x[0]": model}
+def test_models_are_found_under_their_names(function: Any, arguments: dict[str, Any], found: dict[str, Any]) -> None:
+    """Arguments come first; parts come home with the whole; what is not read is not found."""
+    assert models(function, **arguments) == found
 
 
 def test_closures_defaults_methods_and_partials() -> None:
@@ -129,23 +149,6 @@ def test_a_cell_that_is_still_empty_is_passed_over() -> None:
         return found, later
 
     assert outer()[0] == {}
-
-
-def test_parts_come_home_with_the_whole() -> None:
-    model = net()
-    assert models(lambda: 0, part=model[0], whole=model) == {"whole": model}
-    assert models(lambda: 0, whole=model, part=model[0]) == {"whole": model}
-    assert models(lambda: 0, x=model, y=model) == {"x": model}
-
-
-def test_what_is_not_read_is_not_found() -> None:
-    def local() -> Any:
-        not_read = net()
-        not_read.eval()
-        return not_read
-
-    assert models(local) == {}
-    assert models(len) == {} and models(functools.reduce) == {}
 
 
 def test_objects_that_resist() -> None:

@@ -132,6 +132,8 @@ def test_defaults_of_the_session_hold_and_options_win(monkeypatch: pytest.Monkey
         session.initialise(precision="half")
     with pytest.raises(TpuMagicsError, match="-n 9 and --spmd"):
         session.initialise(processes=9, spmd=8)
+    with pytest.raises(TpuMagicsError, match="-n 0"):
+        session.initialise(processes=0)
     assert session.current.precision == "bf16"
 
 
@@ -183,6 +185,10 @@ def test_a_run_that_does_not_fit_in_memory_is_refused_with_numbers(
     needed = plan.mb(2 * GB + plan.PER_WORKER)
     assert caught.value.what == f"Not enough host memory (estimate): the run needs {needed}, but 1,536 MB are free."
     assert "2 x 1,000 MB for copies of the models" in caught.value.why and "--force" in caught.value.todo
+    with pytest.raises(TpuMagicsError) as caught:
+        plan.require_memory(replace(small, workers=8), GB, False, tmp_path)
+    expected = f"8 x {plan.mb(plan.PER_WORKER)} for the workers and 17 x 1,000 MB for copies of the models"
+    assert expected in caught.value.why and "-n 1" in caught.value.todo
     plan.require_memory(small, GB, False, tmp_path / "not-there")  # not known is no reason to refuse
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+import torch_xla
 
 import tpu_magics
 from tests.launch.launching import (
@@ -27,8 +28,9 @@ from tests.launch.launching import (
     run,
     said,
     wait_until,
+    waits_for,
 )
-from tpu_magics.launch import process
+from tpu_magics.launch import process, session
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
@@ -107,7 +109,7 @@ def descriptors() -> dict[str, Any]:
     }
 
 
-def test_a_worker_has_none_of_the_notebooks_sockets() -> None:
+def test_a_worker_has_its_own_group_and_signals_and_none_of_the_notebooks_sockets() -> None:
     server = socket.create_server(("127.0.0.1", 0))
     left, right = socket.socketpair()
     try:
@@ -115,16 +117,10 @@ def test_a_worker_has_none_of_the_notebooks_sockets() -> None:
     finally:
         for one in (server, left, right):
             one.close()
-    assert result.value["sockets"] == []
-    log = str(result.run.log_path(0))
-    assert result.value["standard"] == ["/dev/null", log, log]
-
-
-def test_signals_of_a_worker() -> None:
-    value = run(descriptors).value
-    assert value["group"]
+    value, log = result.value, str(result.run.log_path(0))
+    assert value["sockets"] == [] and value["standard"] == ["/dev/null", log, log]
+    assert value["group"] and value["masked"] == []
     assert value["interrupt"] == signal.SIG_IGN and value["terminate"] == signal.SIG_DFL
-    assert value["masked"] == []
 
 
 def test_a_socket_that_python_closes_later_closes_nothing_else() -> None:
@@ -156,13 +152,8 @@ def test_the_port_is_free_while_a_worker_lives(tmp_path: Path) -> None:
     server = socket.create_server(("127.0.0.1", 0))
     port = server.getsockname()[1]
 
-    def waits() -> None:
-        (tmp_path / "ready").touch()
-        while not (tmp_path / "go").exists():
-            time.sleep(0.02)
-
-    result = run(waits, background=True)
-    assert wait_until((tmp_path / "ready").exists)
+    result = run(waits_for, tmp_path / "go", background=True)
+    assert wait_until(lambda: result.run.events("start"))
     server.close()
     again = socket.socket()
     again.bind(("127.0.0.1", port))  # no SO_REUSEADDR
@@ -173,30 +164,34 @@ def test_the_port_is_free_while_a_worker_lives(tmp_path: Path) -> None:
 
 
 def test_fork_from_the_main_thread_only() -> None:
+    """The death signal follows the forking thread: a subshell's ends before the run does."""
     process.require_main_thread()
     caught: list[BaseException] = []
 
     def body() -> None:
         try:
-            process.require_main_thread()
+            run(int)
         except BaseException as error:
             caught.append(error)
 
     thread = threading.Thread(target=body)
     thread.start()
     thread.join()
-    assert "Run %%tpu_train in a normal cell" in said(caught[0])  # type: ignore[arg-type]
+    text = said(caught[0])  # type: ignore[arg-type]
+    assert "Training can only be started from the main thread." in text and "Run %%tpu_train in a normal cell" in text
+    assert session.current.active_run is None
 
 
-def test_what_passes_the_fork_never_returns(tmp_path: Path) -> None:
+@pytest.mark.parametrize("raised", [SystemExit(0), KeyboardInterrupt(), RuntimeError("x")], ids=repr)
+def test_what_passes_the_fork_never_returns(tmp_path: Path, raised: BaseException) -> None:
     """Whatever a worker's main raises, the child ends there and not in the notebook's code."""
 
     def explodes() -> int:
-        raise SystemExit(0)
+        raise raised
 
-    pid = process.fork_worker(explodes, tmp_path / "stacks")
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == process.CRASHED
+    here, pid = os.getpid(), process.fork_worker(explodes, tmp_path / "stacks")
+    assert os.getpid() == here
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == process.CRASHED
 
 
 # -- text that is buffered at the fork --------------------------------------------------------------------------------
@@ -238,7 +233,6 @@ class Slow(torch.utils.data.Dataset[Any]):
 
 
 def loads_for_long(folder: Path, on_device: bool, seconds: float) -> None:
-    import torch_xla
     from torch_xla.distributed.parallel_loader import MpDeviceLoader
 
     loader: Any = torch.utils.data.DataLoader(Slow(folder, seconds), batch_size=2, num_workers=2)
@@ -270,8 +264,6 @@ def test_workers_and_their_loaders_die_with_the_notebook(tmp_path: Path, on_devi
 
 def loads(model: Any, folder: Path, how: str) -> int:
     """Train from DataLoader workers that are still there at the end."""
-    import torch_xla
-
     model.to("xla")
     data = torch.utils.data.TensorDataset(torch.arange(64.0).reshape(32, 2))
     loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=2, persistent_workers=True)

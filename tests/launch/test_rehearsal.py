@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import socket
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.runtime as xr
 
-from tests.launch.launching import failed, fake_notebook, refused, run, said
+from tests.launch.launching import failed, fake_notebook, place_of, refused, run, said
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import plan, session
 from tpu_magics.launch.plan import Options, Plan
@@ -19,23 +22,11 @@ from tpu_magics.runs.events import Start, only
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
-HERE = Path(__file__).name
-
-
-def line_of(text: str) -> int:
-    """The number of the line of this file that ends with the comment `# text`."""
-    lines = Path(__file__).read_text().splitlines()
-    return next(number for number, line in enumerate(lines, 1) if line.endswith(f"# {text}"))
-
 
 # -- the world --------------------------------------------------------------------------------------------------------
 
 
 def the_world() -> dict[str, Any]:
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-    import torch_xla.runtime as xr
-
     return {
         "rank": (xr.global_ordinal(), xr.local_ordinal(), xr.process_index(), xm.get_local_ordinal()),
         "size": (xr.world_size(), xr.global_device_count(), xr.process_count(), xr.local_process_count()),
@@ -53,6 +44,7 @@ def test_each_worker_is_a_rank_of_the_world(ranks: int) -> None:
         assert told["rank"] == (rank,) * 4 and told["size"] == (ranks,) * 4
         assert told["devices"] == (1, "xla:0") and told["master"] == (rank == 0) and told["local_rank"] == str(rank)
     assert len({told["pid"] for told in result.values}) == ranks
+    assert [result.run.log(rank) for rank in range(ranks)] == [""] * ranks  # gloo does not greet
     assert [start.world_size for start in only(result.run.events(), Start)] == [ranks] * ranks
     assert result.run.info["plan"]["rehearsed"] is True and result.run.info["plan"]["collective_timeout"] == 60.0
 
@@ -69,33 +61,19 @@ def test_accelerate_sees_it_too() -> None:
     assert run(accelerates, processes=3).values == [("XLA", 3, rank, rank == 0) for rank in range(3)]
 
 
-def test_one_worker_is_no_rehearsal() -> None:
-    result = run(the_world)
-    assert result.value["size"] == (1, 1, 1, 1) and result.run.info["plan"]["rehearsed"] is False
-
-
 def test_the_session_sets_the_number_of_ranks_and_a_cell_overrides_it() -> None:
     session.initialise(processes=2, collective_timeout=7.0)
     result = run(the_world)
     assert len(result.values) == 2 and result.run.info["plan"]["collective_timeout"] == 7.0
-    assert len(run(the_world, processes=1).values) == 1
+    alone = run(the_world, processes=1)
+    assert alone.value["size"] == (1, 1, 1, 1) and alone.run.info["plan"]["rehearsed"] is False
     assert run(the_world, collective_timeout=9.0).run.info["plan"]["collective_timeout"] == 9.0
-
-
-def test_gloo_does_not_greet() -> None:
-    result = run(the_world, processes=2)
-    assert [result.run.log(rank) for rank in (0, 1)] == ["", ""]
 
 
 # -- weights ----------------------------------------------------------------------------------------------------------
 
 
 def trains(model: Any, reduce: bool) -> None:
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-    import torch_xla.runtime as xr
-
     optimizer = torch.optim.SGD(model.to("xla").parameters(), lr=0.1)
     for _ in range(2):
         model(torch.full((2, 4), 1.0 + xr.global_ordinal(), device="xla")).sum().backward()
@@ -105,8 +83,6 @@ def trains(model: Any, reduce: bool) -> None:
 
 @pytest.mark.parametrize("reduce", [True, False])
 def test_ranks_that_trained_alone_are_named(reduce: bool) -> None:
-    import torch
-
     notebook = fake_notebook()
     result = run(trains, torch.nn.Linear(4, 2), reduce, processes=3)
     [model] = result.models
@@ -123,10 +99,6 @@ def test_ranks_that_trained_alone_are_named(reduce: bool) -> None:
 
 
 def reduce_late(late: int, seconds: float) -> None:
-    import torch
-    import torch_xla.core.xla_model as xm
-    import torch_xla.runtime as xr
-
     ones = torch.ones(3, device="xla")
     if xr.global_ordinal() == late:
         time.sleep(seconds)  # elsewhere
@@ -138,83 +110,36 @@ def test_a_rank_that_never_comes_is_named_with_its_line() -> None:
     error = failed(reduce_late, 2, 100.0, processes=4, collective_timeout=3.0)
     text = said(error)
     assert "Ranks 0, 1 and 3 waited 3 s in all_reduce sum of float32[3] at `xm.all_reduce" in text
-    assert f"{HERE}, line {line_of('waits')}, in reduce_late): rank 2 never entered it." in text
-    assert "Rank 2: at `time.sleep(seconds)" in text and f"{HERE}, line {line_of('elsewhere')}, in reduce_late" in text
+    assert f"{place_of('waits', __file__)}, in reduce_late): rank 2 never entered it." in text
+    assert "Rank 2: at `time.sleep(seconds)" in text and f"{place_of('elsewhere', __file__)}, in reduce_late" in text
     assert "On a TPU the run would hang" in text and "--collective-timeout" in text
     assert "Also died" not in text
     assert time.monotonic() - started < 30
 
 
-def test_a_rank_that_comes_in_time_is_waited_for() -> None:
-    assert run(reduce_late, 1, 1.0, processes=2, collective_timeout=30.0).values == [None, None]
-
-
 def reduce_on_one() -> None:
-    import torch
-    import torch_xla.core.xla_model as xm
-    import torch_xla.runtime as xr
-
     if xr.global_ordinal() == 0:
         xm.all_reduce("sum", [torch.ones(3, device="xla")])
 
 
-def test_ranks_that_have_returned_are_named() -> None:
-    text = said(failed(reduce_on_one, processes=3))
-    assert "Rank 0 waited in all_reduce sum of float32[3]" in text
-    assert "that ranks 1 and 2 never entered: they had already returned." in text
-
-
 def reduce_shapes_of_rank() -> None:
-    import torch
-    import torch_xla.core.xla_model as xm
-    import torch_xla.runtime as xr
-
     xm.all_reduce("sum", [torch.ones(3 + xr.global_ordinal() // 2, device="xla")])
 
 
-def test_shapes_that_differ_are_told_by_rank() -> None:
-    text = said(failed(reduce_shapes_of_rank, processes=3))
-    assert "The ranks are in different collectives at the same time." in text
-    assert "Ranks 0, 1: all_reduce sum of float32[3]; rank 2: all_reduce sum of float32[4]" in text
-    assert "accelerator.pad_across_processes" in text
-
-
 def two_ways() -> None:
-    import torch
-    import torch_xla.core.xla_model as xm
-    import torch_xla.runtime as xr
-
     if xr.global_ordinal() == 1:
         xm.rendezvous("saved")  # meets
     else:
         xm.all_reduce("sum", [torch.ones(3, device="xla")])  # reduces
 
 
-def test_ranks_that_went_different_ways_are_told_with_their_lines() -> None:
-    text = said(failed(two_ways, processes=3))
-    assert "The ranks are in different collectives at the same time." in text
-    assert f"{HERE}, line {line_of('reduces')}" in text and f"{HERE}, line {line_of('meets')}" in text
-
-
 def groups_of_rank() -> None:
-    import torch
-    import torch_xla.core.xla_model as xm
-    import torch_xla.runtime as xr
-
     groups = [[0, 1], [2, 3]] if xr.global_ordinal() == 0 else None
     xm.all_reduce("sum", [torch.ones(3, device="xla")], groups=groups)
 
 
-def test_ranks_that_wait_in_different_groups_are_told_so() -> None:
-    text = said(failed(groups_of_rank, processes=4, collective_timeout=3.0))
-    assert "All ranks waited for each other for 3 s, in collectives of different groups of ranks." in text
-    assert "Rank 0 in all_reduce sum of float32[3] among the ranks 0, 1" in text
-    assert "Pass the same `groups=` on every rank" in text
-
-
 def a_barrier_of_some() -> int:
     import torch.distributed as dist
-    import torch_xla.runtime as xr
 
     dist.init_process_group("xla", init_method="xla://")
     some = dist.new_group([0, 1])
@@ -223,14 +148,7 @@ def a_barrier_of_some() -> int:
     return xr.global_ordinal()
 
 
-def test_a_barrier_waits_for_its_own_group() -> None:
-    assert run(a_barrier_of_some, processes=3, collective_timeout=10.0).values == [0, 1, 2]
-
-
 def changes_in_place() -> tuple[list[float], list[float], list[float]]:
-    import torch
-    import torch_xla.core.xla_model as xm
-
     twice = torch.ones(2, device="xla")
     xm.all_reduce("sum", [twice, twice])
     y, z = torch.ones(2, device="xla", requires_grad=True), torch.full((2,), 3.0, device="xla")
@@ -247,26 +165,14 @@ def test_tensors_are_reduced_once_and_autograd_does_not_mind() -> None:
         assert (twice, z) == ([3.0, 3.0], [9.0, 9.0]) and gradient == [9.0, 9.0]
 
 
-def reads_without_a_sync(times: int) -> None:
-    import torch
-    import torch_xla.core.xla_model as xm
-
+def reads_without_a_sync() -> None:
     layer = torch.nn.Linear(4, 2).to("xla")
     with torch.no_grad():
-        for _ in range(times):
+        for _ in range(12):
             xm.all_gather(layer(torch.ones(3, 4).to("xla"))).sum().item()
 
 
-def test_a_loop_that_only_reads_compiles_no_more_at_several_ranks() -> None:
-    one, two = (run(reads_without_a_sync, 12, processes=ranks) for ranks in (1, 2))
-    assert one.compiles == two.compiles and one.recompiles == two.recompiles == 0
-
-
 def reads_what_it_sent() -> None:
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     total = torch.zeros(3).to("xla")
     for _ in range(2):
         total += 2
@@ -275,13 +181,7 @@ def reads_what_it_sent() -> None:
         torch_xla.sync()
 
 
-def test_what_was_sent_to_the_device_is_read_without_a_compile() -> None:
-    one, two = (run(reads_what_it_sent, processes=ranks) for ranks in (1, 2))
-    assert one.compiles == two.compiles == 1
-
-
 def evaluates() -> None:
-    import torch
     from accelerate import Accelerator
 
     accelerator = Accelerator()
@@ -302,8 +202,6 @@ def test_two_collectives_in_a_line_are_two_graphs_and_no_riddle() -> None:
 
 
 def test_what_cannot_be_counted_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
     monkeypatch.setenv("PT_XLA_DEBUG_LEVEL", "1")
     result = run(trains, torch.nn.Linear(4, 2), True, processes=2)
     assert result.compiles is None and result.recompiles is None and result.steps == 2
@@ -311,10 +209,6 @@ def test_what_cannot_be_counted_is_not_available(monkeypatch: pytest.MonkeyPatch
 
 
 def compiles_a_forward() -> None:
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     layer = torch.nn.Linear(4, 2).to("xla")
     function = torch.compile(layer, backend="openxla")
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
@@ -327,16 +221,7 @@ def compiles_a_forward() -> None:
         torch_xla.sync()
 
 
-def test_what_dynamo_runs_is_no_piece() -> None:
-    one, two = (run(compiles_a_forward, processes=ranks, timeout=200.0) for ranks in (1, 2))
-    assert one.compiles == two.compiles and one.recompiles == two.recompiles
-
-
 def raises_on(rank: int) -> None:
-    import torch
-    import torch_xla.core.xla_model as xm
-    import torch_xla.runtime as xr
-
     if xr.global_ordinal() == rank:
         raise ValueError("mine")
     xm.all_reduce("sum", [torch.ones(3, device="xla")])
@@ -349,26 +234,13 @@ def test_an_exception_is_to_blame_and_not_the_collective_that_it_broke() -> None
 
 
 def compiles_a_collective() -> None:
-    import torch
-    import torch_xla.core.xla_model as xm
-
     layer = torch.nn.Linear(4, 4).to("xla")
     function = torch.compile(lambda x: xm.all_reduce("sum", layer(x)).sum(), backend="openxla")
     with torch.no_grad():
         function(torch.ones(2, 4, device="xla"))
 
 
-def test_a_collective_inside_torch_compile_is_refused() -> None:
-    text = said(failed(compiles_a_collective, processes=2, timeout=120.0))
-    assert 'A collective inside a torch.compile(backend="openxla") function cannot be rehearsed' in text
-
-
 def compiles_a_step() -> list[float]:
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-    import torch_xla.runtime as xr
-
     torch.manual_seed(0)
     layer = torch.nn.Linear(4, 1).to("xla")
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
@@ -390,15 +262,86 @@ def test_a_step_of_torch_xla_compile_may_have_collectives() -> None:
     assert first[3] == second[3] and first[:3] != second[:3]
 
 
-def test_what_stops_a_run_is_no_exception_that_a_function_could_swallow() -> None:
-    def swallows() -> str:
-        try:
-            reduce_late(1, 100.0)
-        except Exception:
-            return "swallowed"
-        return "done"
+def swallows() -> str:
+    """What stops a run is no exception that a function could swallow."""
+    try:
+        reduce_late(1, 100.0)
+    except Exception:
+        return "swallowed"
+    return "done"
 
-    assert "waited 2 s" in said(failed(swallows, processes=2, collective_timeout=2.0))
+
+DIFFERENT = "The ranks are in different collectives at the same time."
+
+
+@pytest.mark.parametrize(
+    ("function", "ranks", "words"),
+    [
+        (
+            reduce_on_one,
+            3,
+            (
+                "Rank 0 waited in all_reduce sum of float32[3]",
+                "that ranks 1 and 2 never entered: they had already returned.",
+            ),
+        ),
+        (
+            reduce_shapes_of_rank,
+            3,
+            (
+                DIFFERENT,
+                "Ranks 0, 1: all_reduce sum of float32[3]; rank 2: all_reduce sum of float32[4]",
+                "accelerator.pad_across_processes",
+            ),
+        ),
+        (
+            two_ways,
+            3,
+            (DIFFERENT, place_of("reduces", __file__), place_of("meets", __file__)),
+        ),
+        (
+            groups_of_rank,
+            4,
+            (
+                "All ranks waited for each other for 3 s, in collectives of different groups of ranks.",
+                "Rank 0 in all_reduce sum of float32[3] among the ranks 0, 1",
+                "Pass the same `groups=` on every rank",
+            ),
+        ),
+        (swallows, 2, ("waited 3 s",)),
+        (
+            compiles_a_collective,
+            2,
+            ('A collective inside a torch.compile(backend="openxla") function cannot be rehearsed',),
+        ),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_collectives_that_come_to_nothing_are_explained(function: Any, ranks: int, words: tuple[str, ...]) -> None:
+    limit = 3.0 if function in (groups_of_rank, swallows) else 60.0
+    text = said(failed(function, processes=ranks, collective_timeout=limit, timeout=120.0))
+    assert all(word in text for word in words), text
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "values"),
+    [(reduce_late, (1, 1.0), [None, None]), (a_barrier_of_some, (), [0, 1, 2])],
+    ids=["a rank that comes in time", "a barrier of its own group"],
+)
+def test_whoever_comes_is_waited_for(function: Any, args: tuple[Any, ...], values: list[Any]) -> None:
+    assert run(function, *args, processes=len(values), collective_timeout=30.0).values == values
+
+
+@pytest.mark.parametrize(
+    ("function", "compiles", "recompiles"),
+    [(reads_without_a_sync, None, 0), (reads_what_it_sent, 1, None), (compiles_a_forward, None, None)],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_several_ranks_compile_what_one_does(function: Any, compiles: int | None, recompiles: int | None) -> None:
+    """A read, what was sent to the device and what dynamo runs are no pieces of a step."""
+    one, two = (run(function, processes=ranks, timeout=200.0) for ranks in (1, 2))
+    assert (one.compiles, one.recompiles) == (two.compiles, two.recompiles)
+    assert compiles in (None, one.compiles) and recompiles in (None, one.recompiles)
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------
@@ -455,19 +398,6 @@ def test_a_pytorch_without_gloo_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     text = said(refused(the_world, processes=2))
     assert "2 ranks cannot be rehearsed on this machine." in text and "no gloo" in text and "-n 1" in text
     assert run(the_world).value["size"][0] == 1
-
-
-def test_more_ranks_than_memory_has_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    found = replace(plan.host_memory(Path("/")), available=1_000_000_000)
-    monkeypatch.setattr(plan, "host_memory", lambda _root: found)
-    text = said(refused(the_world_of, torch.nn.Linear(5000, 5000), processes=8))
-    assert "Not enough host memory (estimate): the run needs 2,300 MB, but 1,000 MB are free." in text
-    assert "8 x 75 MB for the workers and 17 x 100 MB for copies of the models" in text and "-n 1" in text
-
-
-def the_world_of(_model: Any) -> None: ...
 
 
 def test_the_plan_of_a_rehearsal_gives_the_workers_a_place_to_meet(tmp_path: Path) -> None:

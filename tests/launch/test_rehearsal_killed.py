@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.runtime as xr
 
 from tests.launch.launching import alive, digest, failed, of, run, said, wait_until
 
@@ -32,10 +35,6 @@ def net() -> Any:
 
 def trains(model: Any, culprit: int, step: int, moment: str, name: str, folder: Path) -> None:
     """Train; the culprit dies at its moment of its step, or says which process it is and goes on."""
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-    import torch_xla.runtime as xr
-
     rank = xr.global_ordinal()
 
     def dies(at: str, now: int) -> None:
@@ -75,9 +74,6 @@ def kill_from_outside(name: str, wait: float, folder: Path) -> None:
 
 
 def works_together() -> list[float]:
-    import torch_xla.core.xla_model as xm
-    import torch_xla.runtime as xr
-
     values: list[float] = xm.all_reduce("sum", torch.ones(2, device="xla") * (xr.global_ordinal() + 1)).tolist()
     return values
 

@@ -7,6 +7,10 @@ import os
 from typing import Any
 
 import pytest
+import torch_xla
+import torch_xla.distributed.parallel_loader as pl
+import torch_xla.distributed.spmd as xs
+import torch_xla.runtime as xr
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch_xla")
@@ -54,11 +58,6 @@ def counted(result: TrainResult) -> None:
 
 def by_hand(model: Any, data: list[Any], sharding: str) -> dict[str, Any]:
     """The loop of torch_xla's own guide. `sharding`: how the batches are split over the mesh, "" for not at all."""
-    import torch_xla
-    import torch_xla.distributed.parallel_loader as pl
-    import torch_xla.distributed.spmd as xs
-    import torch_xla.runtime as xr
-
     mesh, device = xs.get_global_mesh(), torch_xla.device()
     model.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
@@ -83,9 +82,11 @@ def by_hand(model: Any, data: list[Any], sharding: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("sharding", ["marked", "loader", "loader minibatch"])
-def test_eight_devices_train_as_one_does(sharding: str) -> None:
+def test_eight_devices_train_as_one_does(sharding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "1")  # the partitioner's warnings stay out of the output all the same
     alone, together = net(), net()
-    expected = run(by_hand, alone, batches(), "").value
+    plain = run(by_hand, alone, batches(), "")
+    expected = plain.value
     result = run(by_hand, together, batches(), sharding, spmd=DEVICES)
     assert result.value["losses"] == pytest.approx(expected["losses"], abs=1e-5)
     assert difference(alone, together) < 1e-5 and difference(together, net()) > 0.01
@@ -96,7 +97,9 @@ def test_eight_devices_train_as_one_does(sharding: str) -> None:
     mesh = mesh_of(result)
     assert (mesh.shape, mesh.axes, mesh.devices, mesh.virtual) == ((DEVICES, 1), ("data", "model"), DEVICES, True)
     assert (mesh.sharded, mesh.replicated, mesh.sharded_bytes, mesh.replicated_bytes) == (0, 4, 0, 4 * 212)
+    assert only(plain.run.events(), Mesh) == []
     assert [event.code for event in only(result.run.events(), Warned)] == []
+    assert (result.run.path / "rank-0.log").read_text() == ""
 
 
 def test_a_batch_that_the_devices_do_not_divide_is_padded() -> None:
@@ -119,9 +122,6 @@ def test_it_is_told_where_nothing_is_split() -> None:
 
 
 def lengths(spmd: bool, read: bool = False) -> None:
-    import torch_xla
-    import torch_xla.distributed.spmd as xs
-
     device = torch_xla.device()
     model = torch.nn.Sequential(torch.nn.Embedding(50, 8), torch.nn.Linear(8, 4)).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
@@ -167,9 +167,6 @@ def test_a_read_in_the_middle_of_a_step_is_found() -> None:
 def splits_parameters(later: bool) -> None:
     """A model of its own, its first part frozen. Its weights are split one after the other; of the others it is said
     that they are whole, or XLA may split them as well."""
-    import torch_xla
-    import torch_xla.distributed.spmd as xs
-
     mesh = xs.get_global_mesh()
     model = net().to("xla")
     model[0].requires_grad_(False)
@@ -201,15 +198,10 @@ def test_what_changes_is_recorded_again() -> None:
     assert second.sharded_bytes == first.sharded_bytes + 16 * 4
 
 
-def test_runs_that_are_not_spmd_have_no_mesh() -> None:
-    assert only(run(by_hand, net(), batches(), "").run.events(), Mesh) == []
-
-
 # -- accelerate -------------------------------------------------------------------------------------------------------
 
 
 def accelerated(model: Any, data: list[Any]) -> tuple[list[float], dict[str, Any]]:
-    import torch_xla.distributed.spmd as xs
     from accelerate import Accelerator
 
     accelerator = Accelerator()
@@ -400,12 +392,6 @@ def test_precision_is_that_of_the_partitioned_graph() -> None:
     assert (told.share, told.agrees) == (1.0, True) and told.ops > 0
 
 
-def test_the_partitioners_warnings_stay_out_of_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "1")
-    result = run(by_hand, net(), batches(), "marked", spmd=DEVICES)
-    assert (result.run.path / "rank-0.log").read_text() == ""
-
-
 def test_spmd_that_the_notebook_left_behind_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_USE_SPMD", "1")
     text = said(failed(environment))
@@ -415,8 +401,6 @@ def test_spmd_that_the_notebook_left_behind_is_refused(monkeypatch: pytest.Monke
 
 
 def test_devices_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch_xla.runtime as xr
-
     monkeypatch.setattr(xr, "global_runtime_device_count", lambda: 1)  # fake: as with TPU_VISIBLE_CHIPS=0
     text = said(failed(environment, spmd=DEVICES))
     assert "--spmd 8 was requested, but the runtime has 1 devices" in text and "(%%tpu_train --spmd)" in text
@@ -426,18 +410,12 @@ def test_devices_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -
 
 
 def uneven_loader() -> None:
-    import torch_xla
-    import torch_xla.distributed.parallel_loader as pl
-    import torch_xla.distributed.spmd as xs
-
     spec = xs.ShardingSpec(xs.get_global_mesh(), ("data", None), minibatch=True)
     for batch in pl.MpDeviceLoader(batches(12), torch_xla.device(), input_sharding=spec):
         batch.sum().item()
 
 
 def unknown_axis() -> None:
-    import torch_xla.distributed.spmd as xs
-
     xs.mark_sharding(torch.ones(8, 8, device="xla"), xs.get_global_mesh(), ("batch", None))
 
 
@@ -452,14 +430,10 @@ def process_group() -> None:
 
 
 def mesh_that_is_not_there() -> None:
-    import torch_xla.distributed.spmd as xs
-
     xs.mark_sharding(torch.ones(8, 8, device="xla"), xs.get_global_mesh(), ("data", None))
 
 
 def mesh_of_its_own() -> None:
-    import torch_xla.distributed.spmd as xs
-
     xs.mark_sharding(torch.ones(8, 8, device="xla"), xs.Mesh([0], (1, 1), ("data", "model")), ("data", None))
 
 

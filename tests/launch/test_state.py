@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch_xla
+import torch_xla.runtime as xr
 
 from tests.launch.launching import FakeNotebook, digest, failed, fake_notebook, run, said
 from tpu_magics.backends.torch_xla.state import TorchState
@@ -189,8 +191,6 @@ def test_plain_objects_change_in_place(notebook: FakeNotebook) -> None:
 
 
 def changes_what_cannot_be_pickled(log: Any, numbers: Any, held: dict[str, Any], seen: list[int]) -> None:
-    import torch_xla.runtime as xr
-
     log.write("a line")
     next(numbers)
     held["handle"] = lambda: None
@@ -266,7 +266,6 @@ def test_a_copy_on_another_host_has_the_same_structure() -> None:
 
 
 def shards(model: Any, optimizer: Any) -> None:
-    import torch_xla
     from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel
 
     XlaFullyShardedDataParallel(model.to(torch_xla.device()))

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -402,14 +403,20 @@ def test_notebook_bars_are_text_in_a_worker(tmp_path: Path) -> None:
 # -- the notebook's half, by itself -----------------------------------------------------------------------------------
 
 
-def files_with(tmp_path: Path, log: bytes) -> tuple[RunFiles, EventWriter]:
-    files = RunFiles(tmp_path)
-    files.log_path(0).write_bytes(log)
-    return files, EventWriter(files.events_path(0), 0)
+@pytest.fixture
+def files(tmp_path: Path) -> RunFiles:
+    return RunFiles(tmp_path)
 
 
-def test_the_relay_shows_each_byte_once(tmp_path: Path) -> None:
-    files, writer = files_with(tmp_path, b"one\n")
+@pytest.fixture
+def writer(files: RunFiles) -> Iterator[EventWriter]:
+    made = EventWriter(files.events_path(0), 0)
+    yield made
+    made.close()
+
+
+def test_the_relay_shows_each_byte_once(files: RunFiles) -> None:
+    files.log_path(0).write_bytes(b"one\n")
     notebook = fake_notebook()
     shower = Relay(files, notebook)
     shower.pump()
@@ -418,35 +425,32 @@ def test_the_relay_shows_each_byte_once(tmp_path: Path) -> None:
         log.write(b"two\n")
     shower.pump()
     assert notebook.printed == "one\ntwo\n"
-    writer.close()
 
 
-def test_the_relay_stops_where_the_persons_output_ends(tmp_path: Path) -> None:
+def test_the_relay_stops_where_the_persons_output_ends(files: RunFiles, writer: EventWriter) -> None:
     """A traceback follows in the log; the error shows it better."""
-    files, writer = files_with(tmp_path, b"mine\nTraceback ...\n")
+    files.log_path(0).write_bytes(b"mine\nTraceback ...\n")
     notebook = fake_notebook()
     writer.write(events.End(t=time.time(), rank=0, status="failed", log_end=5))
     shower = Relay(files, notebook)
     shower.pump()
     shower.pump()
     assert notebook.printed == "mine\n"
-    writer.close()
 
 
-def test_the_relay_waits_for_text_before_a_display(tmp_path: Path) -> None:
-    files, writer = files_with(tmp_path, b"before|after")
+def test_the_relay_waits_for_text_before_a_display(tmp_path: Path, files: RunFiles, writer: EventWriter) -> None:
+    files.log_path(0).write_bytes(b"before|after")
     (tmp_path / "display-1.json").write_text(json.dumps({"data": {"text/plain": "D"}, "metadata": {}}))
     notebook = fake_notebook()
     writer.write(events.Display(t=1.0, rank=0, file="display-1.json", offset=7))
     writer.write(events.Display(t=1.0, rank=0, file="missing.json", offset=9))
     Relay(files, notebook).pump()
     assert [what for _, _, what in notebook.shown] == ["before|", {"text/plain": "D"}, "af", "ter"]
-    writer.close()
 
 
-def test_the_relay_without_a_log_shows_nothing(tmp_path: Path) -> None:
+def test_the_relay_without_a_log_shows_nothing(files: RunFiles) -> None:
     notebook = fake_notebook()
-    Relay(RunFiles(tmp_path), notebook).pump()
+    Relay(files, notebook).pump()
     assert notebook.shown == []
 
 
@@ -458,10 +462,9 @@ def test_a_plain_screen_prints(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "text shown\n"
 
 
-def test_large_logs_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_logs_are_read_in_pieces(files: RunFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "CHUNK", 7)
-    files, writer = files_with(tmp_path, "zwölf Boxkämpfer jagen Viktor".encode())
+    files.log_path(0).write_bytes("zwölf Boxkämpfer jagen Viktor".encode())
     notebook = fake_notebook()
     Relay(files, notebook).pump()
     assert notebook.printed == "zwölf Boxkämpfer jagen Viktor" and len(notebook.shown) > 3
-    writer.close()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch_xla
 
 import tpu_magics
 from tests.launch.launching import (
@@ -25,6 +26,7 @@ from tests.launch.launching import (
     run,
     said,
     wait_until,
+    waits_for,
 )
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import process, session, supervisor, train
@@ -254,13 +256,7 @@ def test_a_second_worker_that_cannot_be_forked_takes_the_first_with_it(
 
 def test_interrupts_of_other_cells_do_not_reach_background_workers(tmp_path: Path) -> None:
     """Jupyter signals the kernel's whole process group."""
-
-    def waits() -> str:
-        while not (tmp_path / "go").exists():
-            time.sleep(0.02)
-        return "unharmed"
-
-    result = run(waits, background=True)
+    result = run(waits_for, tmp_path / "go", background=True)
     going = session.current.active_run
     assert going is not None and isinstance(going.strategy, forked.ForkedStrategy) and going.strategy.watch
     pid = going.strategy.watch.workers[0].pid
@@ -269,16 +265,11 @@ def test_interrupts_of_other_cells_do_not_reach_background_workers(tmp_path: Pat
     os.kill(pid, signal.SIGINT)
     assert os.getpgid(pid) != os.getpgid(0)
     (tmp_path / "go").touch()
-    assert result.wait().value == "unharmed"
+    assert result.wait().value == "home"
 
 
 def test_an_interrupt_ends_the_waiting_and_not_the_run(tmp_path: Path) -> None:
-    def waits() -> str:
-        while not (tmp_path / "go").exists():
-            time.sleep(0.02)
-        return "home"
-
-    result = run(waits, background=True)
+    result = run(waits_for, tmp_path / "go", background=True)
     started = threading.Event()
 
     with interrupt_when(started.is_set):
@@ -341,10 +332,6 @@ def test_the_one_that_is_elsewhere_is_named() -> None:
     assert "time.sleep(999)" in said(error)
 
 
-def test_a_run_that_ends_in_time_is_not_stopped() -> None:
-    assert run(nothing_unusual, 3, timeout=50.0).value == 3
-
-
 # -- a device that is still busy --------------------------------------------------------------------------------------
 
 
@@ -366,8 +353,6 @@ def busy_at_first(folder: Path, times: int) -> Any:
 
 
 def steps(model: Any) -> str:
-    import torch_xla
-
     model.to("xla")
     for _ in range(2):
         model(torch.zeros(2, dtype=torch.long, device="xla")).sum().backward()
@@ -398,8 +383,6 @@ def test_a_device_that_stays_busy_is_told(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def busy_text_of_the_user() -> None:
-    import torch_xla
-
     kept = torch.ones(1, device="xla") + 1
     torch_xla.sync()
     del kept

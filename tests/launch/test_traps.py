@@ -1,6 +1,7 @@
 """The launcher's known traps, one test for each: what happens in real notebooks, and that it is handled.
 
-Each docstring names the trap. Where a trap has tests of its own elsewhere, the one here is its plainest form.
+Each docstring names the trap. Number 5 (statements that give device tensors) is tested in test_cells.py; 9, 10 and 12
+(loaders that outlive their rank, forks from other threads, what passes a fork) in test_process.py.
 """
 
 from __future__ import annotations
@@ -19,24 +20,22 @@ from typing import Any
 
 import pytest
 import torch
+import torch_xla
+import torch_xla.core.xla_model as xm
 
 import tpu_magics
 from tests.launch.launching import (
-    alive,
     digest,
     failed,
     fake_notebook,
-    forked_notebook,
     in_forked_notebook,
     of,
     python,
-    reap_orphans,
     run,
     said,
-    wait_until,
 )
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import cells, process, session, streams, train
+from tpu_magics.launch import cells, session, streams, train
 from tpu_magics.launch.plan import Options
 from tpu_magics.runs.files import runs_root
 
@@ -50,8 +49,6 @@ def net() -> Any:
 
 def steps(model: Any, count: int = 3) -> float:
     """A plain training loop; on the device in a worker, on the CPU in the notebook."""
-    import torch_xla
-
     device = torch_xla.device() if os.environ.get("FORK_LAUNCHED") else torch.device("cpu")
     model.to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -116,8 +113,6 @@ def numbers() -> list[float]:
 
 
 def seeds_inside() -> dict[str, Any]:
-    import torch_xla.core.xla_model as xm
-
     return {"xla": xm.get_rng_state(), "numbers": numbers()}
 
 
@@ -180,18 +175,6 @@ def test_trap_04_models_are_inherited_and_never_shared() -> None:
     assert float(model[0].weight[0, 0].item()) == 9.0  # by way of the run folder, after success only
 
 
-def test_trap_05_statements_give_device_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a cell of statements assigns may lie on the device; each name comes home by itself."""
-    notebook = fake_notebook()
-    text = (
-        "\nimport torch\nloss = torch.ones(2, device='xla') * 3\nouts = [loss, {'a': loss}]\nlate = (i for i in [1])\n"
-    )
-    result = cells.train_cell(cells.CellSource(text, "<cell>"), [], Options(hoist="off", timeout=60.0))
-    names = notebook.names
-    assert names["loss"].device.type == "cpu" and torch.equal(names["outs"][1]["a"], torch.full((2,), 3.0))
-    assert "late" not in names and result is not None and "generator" in result.left["late"]
-
-
 class Tied(torch.nn.Module):
     """An embedding and an output layer that share a weight."""
 
@@ -206,8 +189,6 @@ class Tied(torch.nn.Module):
 
 
 def trains_tied(model: Any, breaks: bool) -> list[bool]:
-    import torch_xla
-
     model.to("xla")
     tied = [model.inner.weight is model.outer.weight]
     if breaks:
@@ -255,12 +236,8 @@ def test_trap_07_an_optimizer_of_the_notebook() -> None:
 
 
 def test_trap_08_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jupyter signals the whole process group: workers lead their own and ignore it. An interrupt in the middle of
-    loading weights waits until all of them are loaded."""
-    assert run(lambda: (os.getpgid(0) == os.getpid(), signal.getsignal(signal.SIGINT) == signal.SIG_IGN)).value == (
-        True,
-        True,
-    )
+    """An interrupt in the middle of loading weights waits until all of them are loaded. (Jupyter signals the whole
+    process group: workers lead their own and ignore it, see test_process.py.)"""
     model, twin = net(), net()
     run(steps, twin)
     backend = type(session.current.backend)
@@ -279,52 +256,6 @@ def test_trap_08_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
     last = session.current.last
     assert last is not None and last.status == "done" and isinstance(last.value, float)
     assert run(steps, model).status == "done"
-
-
-class Ready(torch.utils.data.Dataset[Any]):
-    """Data that tells which process loads it, and then hangs."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __len__(self) -> int:
-        return 100
-
-    def __getitem__(self, index: int) -> Any:
-        (self.folder / f"loader-{os.getpid()}").touch()
-        time.sleep(1000)
-
-
-def loads_for_ever(folder: Path) -> None:
-    for _ in torch.utils.data.DataLoader(Ready(folder), num_workers=2):
-        pass
-
-
-def test_trap_09_descendants_go_with_their_rank(tmp_path: Path) -> None:
-    """DataLoader workers outlived their rank, and held the kernel's ports."""
-    with forked_notebook(lambda: run(loads_for_ever, tmp_path), tmp_path / "out") as pid:
-        assert wait_until(lambda: len(list(tmp_path.glob("loader-*"))) == 2, 60), (tmp_path / "out").read_text()
-        loaders = [int(path.name.partition("-")[2]) for path in tmp_path.glob("loader-*")]
-        os.kill(pid, signal.SIGKILL)
-        assert wait_until(lambda: not any(alive(one) for one in loaders), 5)
-    reap_orphans()
-
-
-def test_trap_10_only_the_main_thread_forks() -> None:
-    """The death signal follows the forking thread: a subshell's ends before the run does."""
-    caught: list[BaseException] = []
-
-    def subshell() -> None:
-        try:
-            run(int)
-        except BaseException as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=subshell)
-    thread.start()
-    thread.join()
-    assert "Training can only be started from the main thread." in said(caught[0])  # type: ignore[arg-type]
-    assert session.current.active_run is None
 
 
 def test_trap_11_output_does_not_escape(capfd: pytest.CaptureFixture[str]) -> None:
@@ -346,26 +277,6 @@ def test_trap_11_output_does_not_escape(capfd: pytest.CaptureFixture[str]) -> No
     assert result.run.log(0) == notebook.printed == "through the old handler\nfrom a program\n"
     shown = capfd.readouterr()
     assert shown.out == "not flushed " and "handler" not in shown.err
-
-
-def test_trap_12_nothing_passes_the_fork(tmp_path: Path) -> None:
-    """An exception that passed the point of the fork would run the kernel's loop in the child; SystemExit in a thread
-    is silent."""
-
-    def leaves() -> None:
-        sys.exit(3)
-
-    error = failed(leaves)
-    assert "Rank 0 called sys.exit(3)" in error.what
-    here = os.getpid()
-    for raised in (SystemExit(0), KeyboardInterrupt(), RuntimeError("x")):
-
-        def main(raised: BaseException = raised) -> int:
-            raise raised
-
-        pid = process.fork_worker(main, tmp_path / "stacks")
-        assert os.getpid() == here
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == process.CRASHED
 
 
 def reduces(rank: int, folder: Path) -> None:
@@ -409,8 +320,6 @@ class Awkward(torch.nn.Module):
 
 
 def trains_parts(model: Any, counted: Any) -> None:
-    import torch_xla
-
     counted.to("xla")
     optimizer = torch.optim.SGD(counted.parameters(), lr=0.1)
     for _ in range(3):
@@ -441,8 +350,6 @@ def test_trap_14_going_home_compiles_nothing_more() -> None:
 
 
 def product() -> float:
-    import torch_xla
-
     x = torch.full((2, 2), 1.001, device=torch_xla.device())
     return float((x @ x)[0, 0].item())
 
@@ -521,8 +428,6 @@ def test_trap_19_slow_imports_happen_once_and_in_the_notebook(tmp_path: Path) ->
 
 
 def compiles_something() -> None:
-    import torch_xla
-
     kept = torch.ones(3, device="xla") * 2
     torch_xla.sync()
     del kept
@@ -536,16 +441,6 @@ def test_trap_20_variables_of_the_runtime_work_after_the_import(tmp_path: Path) 
     train.start(train.function_request(compiles_something), options)
     assert list(dump.glob("*before_optimizations.txt"))
     assert os.environ.get("XLA_FLAGS", "") != flags
-
-
-def loads(workers: int) -> list[int]:
-    loader = torch.utils.data.DataLoader(list(range(12)), batch_size=4, num_workers=workers)
-    return [int(batch.sum()) for _ in range(2) for batch in loader]
-
-
-def test_trap_21_loaders_work_from_a_rank() -> None:
-    """They fork from the worker's thread; multiprocessing's own daemons could not start them."""
-    assert run(loads, 2, workers=2).values == [[6, 22, 38] * 2] * 2
 
 
 class Locked:
@@ -575,17 +470,9 @@ def test_trap_21_another_thread_prints_while_workers_fork() -> None:
             assert run(print, "in the worker", workers=2).status == "done"
 
 
-def grows(model: Any) -> None:
-    model.append(torch.nn.Linear(8, 8))
-    steps(model)
-
-
 def test_trap_22_and_the_rest() -> None:
-    """Structures that change (LoRA, resize_token_embeddings) fail whole; Python 3.12 warns at a fork; what a thread
-    owns (grad mode) holds in the ranks; a value is logged after the sync."""
-    model = net()
-    before = digest(model)
-    assert "structure of the trained" in failed(grows, model).what and digest(model) == before
+    """Python 3.12 warns at a fork; what a thread owns (grad mode) holds in the ranks; a value is logged after the
+    sync."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert run(int).value == 0
@@ -595,8 +482,6 @@ def test_trap_22_and_the_rest() -> None:
         run(int, workers=1, steps=0)
 
     def logs(what: bool) -> None:
-        import torch_xla
-
         x = torch.ones(4, device="xla")
         for _ in range(4):
             x = x * 2

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.launch.launching import error_of
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.pods.address import parse_address
 
@@ -53,20 +54,18 @@ def test_auto_in_ray_address_means_the_recorded_cluster(tmp_path: Path) -> None:
 
 
 def test_no_cluster_here(tmp_path: Path) -> None:
-    with pytest.raises(TpuMagicsError) as error:
-        parse_address("ray", {}, tmp_path)
-    assert error.value.what == "This machine is not part of a Ray cluster."
-    assert "RAY_ADDRESS is not set" in error.value.why and str(tmp_path) in error.value.why
-    assert "ray start --head" in error.value.todo and "--hosts ray://HEAD:10001" in error.value.todo
+    error = error_of(parse_address, "ray", {}, tmp_path)
+    assert error.what == "This machine is not part of a Ray cluster."
+    assert "RAY_ADDRESS is not set" in error.why and str(tmp_path) in error.why
+    assert "ray start --head" in error.todo and "--hosts ray://HEAD:10001" in error.todo
 
 
 @pytest.mark.parametrize("asked", ["10.0.0.2", "head:port", "head:0", "head:70000", "ray:/head", "a b:1", "ray://"])
 def test_invalid_addresses(asked: str) -> None:
-    with pytest.raises(TpuMagicsError) as error:
-        parse_address(asked, {})
-    assert error.value.what == f"--hosts {asked} is not the address of a Ray cluster."
-    assert "ray://HOST:PORT (a cluster that this machine is not part of)" in error.value.why
-    assert "--hosts ray://10.0.0.2:10001" in error.value.todo
+    error = error_of(parse_address, asked, {})
+    assert error.what == f"--hosts {asked} is not the address of a Ray cluster."
+    assert "ray://HOST:PORT (a cluster that this machine is not part of)" in error.why
+    assert "--hosts ray://10.0.0.2:10001" in error.todo
 
 
 def test_another_scheme_is_named() -> None:
@@ -76,6 +75,5 @@ def test_another_scheme_is_named() -> None:
 
 
 def test_a_wrong_variable_is_named() -> None:
-    with pytest.raises(TpuMagicsError) as error:
-        parse_address("ray", {"RAY_ADDRESS": "head"})
-    assert error.value.why.startswith("RAY_ADDRESS is 'head'.")
+    error = error_of(parse_address, "ray", {"RAY_ADDRESS": "head"})
+    assert error.why.startswith("RAY_ADDRESS is 'head'.")

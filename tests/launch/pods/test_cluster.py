@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.launch.launching import error_of
 from tests.launch.pods import nodes
 from tests.launch.pods.clusters import Nodes
 from tpu_magics.errors import TpuMagicsError
@@ -58,9 +59,7 @@ def _nothing_stays(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def refused(hosts: str, processes: int | None = None) -> TpuMagicsError:
-    with pytest.raises(TpuMagicsError) as error:
-        host_selection.find_pod(hosts, None, processes)
-    return error.value
+    return error_of(host_selection.find_pod, hosts, None, processes)
 
 
 # -- no cluster answers -----------------------------------------------------------------------------------------------
@@ -81,17 +80,17 @@ def test_a_port_that_never_answers_is_an_error_after_ten_seconds(scheme: str) ->
     assert set(threading.enumerate()) <= threads
 
 
-def test_a_port_without_a_server() -> None:
-    error = refused(f"127.0.0.1:{nodes.free_port()}")
-    assert "Connection refused" in error.why and "--port=..." in error.todo
-
-
-def test_an_unknown_host() -> None:
-    assert "not known" in refused("no.such.host.invalid:6379").why
-
-
-def test_an_invalid_host_name() -> None:
-    assert f"{'a' * 70} is not a valid host name" in refused(f"{'a' * 70}:6379").why
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [
+        ("127.0.0.1", "Connection refused"),
+        ("no.such.host.invalid", "not known"),
+        ("a" * 70, f"{'a' * 70} is not a valid host name"),
+    ],
+)
+def test_hosts_without_a_server(host: str, why: str) -> None:
+    error = refused(f"{host}:{nodes.free_port()}")
+    assert why in error.why and ("--port=..." in error.todo or host != "127.0.0.1")
 
 
 def test_a_name_server_that_does_not_answer_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,12 +103,11 @@ def test_a_name_server_that_does_not_answer_is_an_error_in_time(monkeypatch: pyt
     monkeypatch.setattr(socket, "getaddrinfo", silent)
     began = time.monotonic()
     try:
-        with pytest.raises(TpuMagicsError) as error:
-            probe.probe_cluster(address.Address("", "head.example", 10001, client=True), timeout=0.5)
+        error = error_of(probe.probe_cluster, address.Address("", "head.example", 10001, client=True), timeout=0.5)
         assert time.monotonic() - began < 10, "it waited for the name server"
     finally:
         answers.set()
-    assert "the look-up of the name head.example timed out" in error.value.why
+    assert "the look-up of the name head.example timed out" in error.why
 
 
 def test_a_recorded_cluster_that_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,17 +256,15 @@ def test_init_sets_the_pod_and_without_hosts_removes_it(three: Started, fresh_se
 def test_options_that_cannot_be_combined_with_hosts(
     options: dict[str, Any], what: str, fresh_session: session.Session
 ) -> None:
-    with pytest.raises(TpuMagicsError) as error:
-        session.initialise(hosts="10.0.0.2:6379", **options)
-    assert error.value.what == what
+    error = error_of(session.initialise, hosts="10.0.0.2:6379", **options)
+    assert error.what == what
 
 
 def test_a_target_without_hosts(fresh_session: session.Session) -> None:
     import tpu_magics
 
-    with pytest.raises(TpuMagicsError) as error:
-        tpu_magics.init(target="v5e-16")
-    assert error.value.what == "--target needs --hosts."
+    error = error_of(tpu_magics.init, target="v5e-16")
+    assert error.what == "--target needs --hosts."
     with pytest.raises(TpuMagicsError, match="There is no TPU named"):
         tpu_magics.init(target="v99", hosts="ray")
 
@@ -284,10 +280,9 @@ def test_a_cluster_that_was_restarted_at_the_same_address_is_another() -> None:
         before = host_selection.find_pod(address)
     with nodes.started_elsewhere([head]) as again:
         assert again == address
-        with pytest.raises(TpuMagicsError) as error:
-            ray_strategy.require_alive(before)
-        assert error.value.what == f"The Ray cluster at {address} was restarted."
-        assert "Run %tpu_init --hosts again" in error.value.todo
+        error = error_of(ray_strategy.require_alive, before)
+        assert error.what == f"The Ray cluster at {address} was restarted."
+        assert "Run %tpu_init --hosts again" in error.todo
         now = host_selection.find_pod(address)
         assert now.hosts[0].node != before.hosts[0].node
         ray_strategy.require_alive(now)

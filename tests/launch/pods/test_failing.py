@@ -6,12 +6,11 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.launch.launching import failed, refused, run, said
+from tests.launch.launching import failed, interrupt_when, place_of, refused, run, said
 from tests.launch.pods import clusters, trained
 from tests.launch.pods.clusters import Nodes
 from tests.launch.pods.test_training import weights
@@ -22,13 +21,6 @@ from tpu_magics.launch.plan import Options
 from tpu_magics.launch.pods.actor_calls import CLOSED
 
 pytestmark = pytest.mark.process
-
-HERE = Path(__file__)
-
-
-def line_of(comment: str) -> int:
-    lines = HERE.read_text().splitlines()
-    return next(number for number, line in enumerate(lines, 1) if line.endswith(f"# {comment}"))
 
 
 def raises_on(rank: int, model: Any) -> None:
@@ -73,24 +65,10 @@ def waits(folder: str) -> None:
     time.sleep(300)  # sleeps
 
 
-def interrupt_when(ready: Any) -> threading.Thread:
-    def later() -> None:
-        until = time.monotonic() + 60
-        while not ready() and time.monotonic() < until:
-            time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=later)
-    thread.start()
-    return thread
-
-
 def test_an_interrupt_ends_the_run_everywhere(pod: session.Session, tmp_path: Any) -> None:
-    thread = interrupt_when(lambda: len(list(tmp_path.glob("rank-*"))) == 4)
-    with pytest.raises(TrainingInterrupted) as caught:
+    with interrupt_when(lambda: len(list(tmp_path.glob("rank-*"))) == 4), pytest.raises(TrainingInterrupted) as caught:
         run(waits, str(tmp_path), timeout=300.0)
-    thread.join()
-    assert "interrupted" in said(caught.value) and f"{HERE}, line {line_of('sleeps')}" in said(caught.value)
+    assert "interrupted" in said(caught.value) and place_of("sleeps", __file__) in said(caught.value)
     assert session.current.last is not None and session.current.last.status == "interrupted"
     assert not clusters.wait_gone()
 
@@ -98,17 +76,15 @@ def test_an_interrupt_ends_the_run_everywhere(pod: session.Session, tmp_path: An
 @pytest.mark.long
 def test_an_interrupt_before_the_workers_are_there_leaves_nothing(pod: session.Session) -> None:
     started = time.monotonic()
-    thread = interrupt_when(lambda: time.monotonic() - started > 0.5)
-    with pytest.raises((TrainingInterrupted, KeyboardInterrupt)):
+    with interrupt_when(lambda: time.monotonic() - started > 0.5), pytest.raises(KeyboardInterrupt):
         run(trained.the_world, timeout=300.0)
-    thread.join()
     assert not clusters.wait_gone() and session.current.active_run is None
 
 
 @pytest.mark.long
 def test_a_timeout_says_who_was_where(pod: session.Session, tmp_path: Any) -> None:
     error = failed(waits, str(tmp_path), timeout=40.0)
-    assert "40 s (--timeout)" in error.what and f"{HERE}, line {line_of('sleeps')}" in said(error)
+    assert "40 s (--timeout)" in error.what and place_of("sleeps", __file__) in said(error)
 
 
 def background(function: Any, *args: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tpu_magics.errors import TpuMagicsError
+from tests.launch.launching import error_of
 from tpu_magics.launch import session
 from tpu_magics.launch.plan import Plan
 from tpu_magics.launch.pods import cluster, host_start, payload
@@ -181,10 +181,9 @@ def test_a_full_disk_at_the_notebook_ends_the_run_and_frees_the_hosts(
 
 def test_a_host_with_a_full_disk_is_named() -> None:
     host_start._require_disk(HOSTS, [2 * 10**9, None], 10**9)
-    with pytest.raises(TpuMagicsError) as error:
-        host_start._require_disk(HOSTS, [10**10, 10**9], 10**9)
-    assert error.value.what.startswith("Not enough disk on w1 for the data of this run (2,000 MB")
-    assert "1,000 MB free" in error.value.why and "TMPDIR" in error.value.todo
+    error = error_of(host_start._require_disk, HOSTS, [10**10, 10**9], 10**9)
+    assert error.what.startswith("Not enough disk on w1 for the data of this run (2,000 MB")
+    assert "1,000 MB free" in error.why and "TMPDIR" in error.todo
 
 
 def test_actors_clean_up_before_they_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:

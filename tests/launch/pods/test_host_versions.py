@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.launch.launching import error_of
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.pods.host_versions import HostReport, require_same_versions
 
@@ -18,9 +19,7 @@ def judged(*hosts: dict[str, str]) -> list[str]:
 
 
 def refused(*hosts: dict[str, str]) -> TpuMagicsError:
-    with pytest.raises(TpuMagicsError) as error:
-        judged(*hosts)
-    return error.value
+    return error_of(judged, *hosts)
 
 
 def test_the_same_versions_give_no_note() -> None:
@@ -56,11 +55,10 @@ def test_another_release_is_refused_with_a_line_for_each_host(
 
 def test_a_host_without_this_package_is_refused() -> None:
     """A host with Ray only, as in Ray's own image."""
-    with pytest.raises(TpuMagicsError) as error:
-        require_same_versions(["bare"], [HostReport({"python": "3.11.7", "ray": "2.60.0"})], OWN)
-    assert error.value.what == "The hosts do not have the same tpu_magics and torch and torch_xla as this notebook."
-    assert error.value.details[1] == "  bare: tpu_magics --, torch --, torch_xla --"
-    assert error.value.todo.endswith('pip install "tpu-magics==0.1.0" "torch==2.9.0" "torch_xla==2.9.0"')
+    error = error_of(require_same_versions, ["bare"], [HostReport({"python": "3.11.7", "ray": "2.60.0"})], OWN)
+    assert error.what == "The hosts do not have the same tpu_magics and torch and torch_xla as this notebook."
+    assert error.details[1] == "  bare: tpu_magics --, torch --, torch_xla --"
+    assert error.todo.endswith('pip install "tpu-magics==0.1.0" "torch==2.9.0" "torch_xla==2.9.0"')
 
 
 def test_many_hosts_are_counted_in_the_sentence_and_listed_below() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.launch.launching import refused
+from tests.launch.launching import error_of, refused
 from tests.launch.pods.nodes import free_port, mute
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
@@ -47,19 +47,17 @@ def pod_of(*memory: int | None, workers: int = 1, same: bool = False) -> Pod:
 
 def test_nodes_without_cpus_take_no_rank() -> None:
     alive = [ClusterNode("a", "first", "10.0.0.1", head=True), ClusterNode("b", "second", "10.0.0.2")]
-    with pytest.raises(TpuMagicsError) as error:
-        host_selection._hosts_with_cpus(alive)
-    assert error.value.what == "No host of this cluster has a CPU for a rank."
-    assert error.value.why.startswith("Alive: the head node first, second, with 0 CPUs each.")
-    assert "ray start --address=HEAD:6379" in error.value.todo and "--num-cpus=2" in error.value.todo
+    error = error_of(host_selection._hosts_with_cpus, alive)
+    assert error.what == "No host of this cluster has a CPU for a rank."
+    assert error.why.startswith("Alive: the head node first, second, with 0 CPUs each.")
+    assert "ray start --address=HEAD:6379" in error.todo and "--num-cpus=2" in error.todo
     assert host_selection._hosts_with_cpus([*alive, ClusterNode("c", "third", "10.0.0.3", cpus=1.0)])[0].name == "third"
 
 
 def test_a_head_node_without_memory_is_named_with_the_numbers() -> None:
-    with pytest.raises(TpuMagicsError) as error:
-        host_selection.require_memory(pod_of(GIGABYTE, 50 * GIGABYTE), models=GIGABYTE)
-    assert error.value.what.startswith("Not enough memory on the head node host-0: 1 rank needs")
-    assert "copies of the models" in error.value.why and "--num-cpus=0" in error.value.todo
+    error = error_of(host_selection.require_memory, pod_of(GIGABYTE, 50 * GIGABYTE), models=GIGABYTE)
+    assert error.what.startswith("Not enough memory on the head node host-0: 1 rank needs")
+    assert "copies of the models" in error.why and "--num-cpus=0" in error.todo
     host_selection.require_memory(pod_of(GIGABYTE, 50 * GIGABYTE), models=GIGABYTE, force=True)
     host_selection.require_memory(pod_of(None, 50 * GIGABYTE), models=GIGABYTE)
 
@@ -79,10 +77,9 @@ def opening(monkeypatch: pytest.MonkeyPatch, raises: Any) -> TpuMagicsError:
     import ray
 
     monkeypatch.setattr(ray, "init", lambda **_: raises())
-    with pytest.raises(TpuMagicsError) as error:
-        cluster._open(HEAD)
+    error = error_of(cluster._open, HEAD)
     assert not ray.is_initialized()
-    return error.value
+    return error
 
 
 @pytest.mark.parametrize("other", [{"ray_version": "2.40.0"}, {"python_version": "3.9.1"}])
@@ -216,10 +213,9 @@ def _no_socket_stays() -> Any:
 
 
 def test_spmd_is_refused_on_hosts() -> None:
-    with pytest.raises(TpuMagicsError) as error:
-        ray_strategy.with_options(pod_of(None, None), Options(spmd=2))
-    assert error.value.what == "--spmd is not available on several hosts."
-    assert "%tpu_init --hosts off" in error.value.todo
+    error = error_of(ray_strategy.with_options, pod_of(None, None), Options(spmd=2))
+    assert error.what == "--spmd is not available on several hosts."
+    assert "%tpu_init --hosts off" in error.todo
 
 
 def test_tensorflow_is_refused_on_hosts(fresh_session: session.Session) -> None:

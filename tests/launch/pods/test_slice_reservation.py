@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.launch.launching import error_of
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.pods import host_selection, slices
 from tpu_magics.magics.pod import slice_of
@@ -20,9 +21,7 @@ def address(of_slice: str) -> str:
 
 
 def refused(address: str, target: str, processes: int | None = None) -> TpuMagicsError:
-    with pytest.raises(TpuMagicsError) as error:
-        host_selection.find_pod(address, slice_of(target), processes)
-    return error.value
+    return error_of(host_selection.find_pod, address, slice_of(target), processes)
 
 
 def looker() -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.launch.launching import error_of
 from tests.launch.pods.nodes import fake_tpu_labels
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.pods import slices
@@ -90,9 +91,7 @@ def test_a_cluster_without_a_tpu_is_a_rehearsal() -> None:
 
 
 def refused(nodes: Sequence[ClusterNode], target: str = "") -> TpuMagicsError:
-    with pytest.raises(TpuMagicsError) as error:
-        slices.choose_slice(nodes, slice_of(target) if target else None)
-    return error.value
+    return error_of(slices.choose_slice, nodes, slice_of(target) if target else None)
 
 
 def test_another_slice_than_the_cluster_has() -> None:
@@ -127,10 +126,9 @@ def test_a_slice_that_ray_does_not_know(target: str, todo: str, monkeypatch: pyt
     from ray.util import tpu
 
     monkeypatch.setattr(tpu, "slice_placement_group", tpu.SlicePlacementGroup)
-    with pytest.raises(TpuMagicsError) as error:
-        slices.reserve(slice_of(target))
-    assert error.value.what.startswith(f"This version of Ray cannot reserve a {target} (")
-    assert "Invalid accelerator topology" in error.value.why and error.value.todo.startswith(todo)
+    error = error_of(slices.reserve, slice_of(target))
+    assert error.what.startswith(f"This version of Ray cannot reserve a {target} (")
+    assert "Invalid accelerator topology" in error.why and error.todo.startswith(todo)
 
 
 # -- the environment of a slice's workers ------------------------------------------------------------------------------

@@ -21,13 +21,13 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 import tensorflow as tf
-from signalled import Signal  # it lies beside this file
 
 import tpu_magics
+from tests.launch.launching import FakeNotebook
+from tests.launch.strategies.signalled import Signal
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import cells, session, watchdog
 from tpu_magics.launch.cells import CellSource
-from tpu_magics.launch.notebook import PlainProgram
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.strategies import in_process
 
@@ -35,22 +35,11 @@ X = np.random.default_rng(0).random((64, 8), dtype=np.float32)
 Y = np.random.default_rng(1).integers(0, 4, 64)
 
 
-class Notebook(PlainProgram):
-    """A notebook that keeps the lines of ours."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.names: dict[str, Any] = {"__name__": "__main__"}
-
-    @property
-    def namespace(self) -> dict[str, Any]:
-        return self.names
+class Notebook(FakeNotebook):
+    """A notebook without cells."""
 
     def checked_cells(self) -> list[Any]:
         return []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
 
 
 def notebook() -> Notebook:

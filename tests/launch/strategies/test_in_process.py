@@ -19,17 +19,10 @@ LONG = pytest.mark.long
 
 ROOT = Path(__file__).parents[3]
 RUNS = Path(__file__).with_name("in_process_runs.py")
-ALL = (
+RUN_NAMES = (
     *("success", "failure", "equal_draws", "custom_loop", "keep_partial", "interrupts", "limits", "refusals"),
-    *(
-        "interrupted_context",
-        "swallowed_interrupts",
-        "forms",
-        "stack_of_traced_code",
-        "scopes",
-        "full_disk",
-        "unknown_size",
-    ),
+    *("interrupted_context", "swallowed_interrupts", "forms", "stack_of_traced_code", "scopes", "full_disk"),
+    "unknown_size",
 )
 WHOLE = ["rank-0.jsonl", "rank-0.log", "run.json", "supervisor.jsonl"]  # nothing else stays in a run folder
 
@@ -37,83 +30,98 @@ WHOLE = ["rank-0.jsonl", "rank-0.log", "run.json", "supervisor.jsonl"]  # nothin
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("local")
-    return overlay.report(RUNS, *ALL, cwd=folder, TPU_MAGICS_RUNS=str(folder / "runs"))
+    return overlay.report(RUNS, *RUN_NAMES, cwd=folder, TPU_MAGICS_RUNS=str(folder / "runs"))
 
 
-def test_data_of_unknown_size_end_each_epoch(found: dict[str, Any]) -> None:
-    assert found["unknown_size"] == {"epochs": 3, "steps": 9, "status": "done"}
+# -- what each run tells ----------------------------------------------------------------------------------------------
+
+PUT_BACK = {"type": "TrainingInterrupted", "interrupt": True, "status": "interrupted", "same": True, "counter": 0}
+EXPECTED: dict[str, dict[str, Any]] = {
+    "success": {
+        "changed": True,
+        "changed again": True,
+        "value": True,
+        "models": ["model"],
+        "home": ["model"],
+        "status": "done",
+        "steps": 4,
+        "log": "the person's line\n",
+        "files": WHOLE,
+        "threads": [],
+        "handler": True,
+        "jit": False,
+    },
+    "unknown_size": {"epochs": 3, "steps": 9, "status": "done"},
+    "failure": {
+        "type": "ValueError",
+        "text": "the person's own",
+        "status": "failed",
+        "files": WHOLE,
+        "exit": None,  # the notebook's process goes on
+        "same": [True, True],  # weights, optimizers and metrics, to the byte
+        "optimizer": [False, 2],  # its iteration and learning rate; the slots are gone
+        "unbuilt": [False, 0, False],
+        "random": [True, True],
+        "trained": True,  # by the next run
+    },
+    "failure after": {"status": "done", "files": WHOLE},
+    "keep_partial": {"changed": True, "type": "ValueError", "files": WHOLE},
+    "full_disk": {"type": "TpuMagicsError", "status": "refused", "same": True},
+    **{f"interrupts {where}": {**PUT_BACK, "files": WHOLE} for where in ("fit", "loop", "function")},
+    "interrupts after": {"status": "done"},
+    "interrupted_context": {"type": "TrainingInterrupted"},
+    "interrupted_context after": {"status": "done"},
+    "swallowed_interrupts": {"times": 1},
+    "swallowed_interrupts within": {"status": "interrupted"},
+    "swallowed_interrupts around": {"status": "done"},  # the person's own code caught it, and went on
+    "limits": {"same timeout": True, "same steps": True, "counted": 3},
+    "limits timeout": {"type": "TrainingFailed", "status": "timeout"},
+    "limits steps": {"type": None, "status": "stopped"},
+    "limits recompiles": {"type": "TrainingFailed", "status": "failed"},
+}
 
 
-# -- a run that ends well ---------------------------------------------------------------------------------------------
+def part_of(found: dict[str, Any], path: str) -> Any:
+    name, _, part = path.partition(" ")
+    return found[name][part] if part else found[name]
 
 
-def test_a_good_run_trains_the_notebooks_own_model_and_records_itself(found: dict[str, Any]) -> None:
+@pytest.mark.parametrize("path", EXPECTED)
+def test_what_each_run_tells(found: dict[str, Any], path: str) -> None:
+    one = part_of(found, path)
+    assert {key: one.get(key) for key in EXPECTED[path]} == EXPECTED[path], one
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("success lines", ["jit_compile=True"]),
+        ("keep_partial lines", ["--keep-partial"]),
+        ("full_disk text", ["to save the current weights: they take", "TPU_MAGICS_RUNS"]),
+        ("refusals torch", ["aborts the kernel"]),
+    ],
+)
+def test_what_is_said(found: dict[str, Any], path: str, words: list[str]) -> None:
+    said = part_of(found, path)
+    text = said if isinstance(said, str) else "\n".join(said)
+    assert all(word in text for word in words), text
+
+
+def test_a_good_run_records_itself(found: dict[str, Any]) -> None:
     one = found["success"]
-    assert one["changed"] and one["value"] and one["status"] == "done"
-    assert one["models"] == one["home"] == ["model"]
+    assert one["compiles"][0] >= 1
     assert one["info"]["plan"]["framework"] == "tensorflow" and one["info"]["plan"]["device"] == "CPU"
     assert one["info"]["failure"] is None
     assert one["info"]["workers"][0]["exit"] == 0 and one["info"]["workers"][0]["peak_rss"] > 10_000_000
     assert {"start", "phase", "steps", "compile", "memory", "end"} <= set(one["events"])
 
 
-def test_steps_and_compiles_are_counted(found: dict[str, Any]) -> None:
-    one = found["success"]
-    assert one["steps"] == 4 and one["compiles"][0] >= 1
-
-
-def test_two_runs_in_a_row(found: dict[str, Any]) -> None:
-    assert found["success"]["changed again"]
-
-
-def test_the_log_holds_what_the_person_printed_and_nothing_of_ours(found: dict[str, Any]) -> None:
-    assert found["success"]["log"] == "the person's line\n"
-
-
-def test_nothing_is_left_of_a_run(found: dict[str, Any]) -> None:
-    one = found["success"]
-    assert one["files"] == WHOLE
-    assert one["threads"] == [] and one["handler"] and one["jit"] is False
-
-
-def test_what_the_jit_policy_changed_is_said(found: dict[str, Any]) -> None:
-    assert any("jit_compile=True" in line for line in found["success"]["lines"])
-
-
-# -- a run that fails -------------------------------------------------------------------------------------------------
-
-
-def test_the_persons_own_error_arrives_as_it_is(found: dict[str, Any]) -> None:
-    one = found["failure"]
-    assert (one["type"], one["text"], one["status"]) == ("ValueError", "the person's own", "failed")
-    assert one["log"].startswith("trained\nTraceback") and one["log"].endswith("ValueError: the person's own\n")
-    assert "The notebook's models are unchanged." in one["lines"]
-    assert one["exit"] is None  # the notebook's process goes on
-
-
-def test_weights_optimizers_and_metrics_are_as_before_to_the_byte(found: dict[str, Any]) -> None:
-    assert found["failure"]["same"] == [True, True]
-
-
-def test_what_the_failed_run_has_made_is_forgotten(found: dict[str, Any]) -> None:
-    one = found["failure"]
-    assert one["optimizer"] == [False, 2]  # its iteration and learning rate; the slots are gone
-    assert one["unbuilt"] == [False, 0, False]
-
-
-def test_random_states_are_as_before(found: dict[str, Any]) -> None:
-    assert found["failure"]["random"] == [True, True]
+def test_a_failed_run_logs_its_error_and_the_next_draws_as_without_it(found: dict[str, Any]) -> None:
+    assert "The notebook's models are unchanged." in found["failure"]["lines"]
+    log = found["failure"]["log"]
+    assert log.startswith("trained\nTraceback") and log.endswith("ValueError: the person's own\n")
     without, after_one_that_failed = found["equal_draws"]["losses"]
     assert without == after_one_that_failed
-
-
-def test_the_next_run_trains(found: dict[str, Any]) -> None:
-    one = found["failure"]
-    assert one["after"]["status"] == "done" and one["trained"]
-
-
-def test_no_folder_is_left_half(found: dict[str, Any]) -> None:
-    assert found["failure"]["files"] == found["failure"]["after"]["files"] == WHOLE
 
 
 def test_a_tf_function_whose_first_call_failed_is_as_new(found: dict[str, Any]) -> None:
@@ -122,60 +130,16 @@ def test_a_tf_function_whose_first_call_failed_is_as_new(found: dict[str, Any]) 
     assert one["iterations"] == 5 and one["losses"] == sorted(one["losses"], reverse=True)
 
 
-def test_keep_partial_keeps_and_says_so(found: dict[str, Any]) -> None:
-    one = found["keep_partial"]
-    assert one["changed"] and one["type"] == "ValueError" and one["files"] == WHOLE
-    assert any("--keep-partial" in line for line in one["lines"])
+def test_an_interrupt_ends_the_run_soon(found: dict[str, Any]) -> None:
+    assert all(found["interrupts"][where]["seconds"] < 2.0 for where in ("fit", "loop", "function"))
 
 
-def test_a_disk_that_is_full_refuses_the_run_before_anything_is_trained(found: dict[str, Any]) -> None:
-    one = found["full_disk"]
-    assert one["type"] == "TpuMagicsError" and one["status"] == "refused" and one["same"]
-    assert "to save the current weights: they take" in one["text"] and "TPU_MAGICS_RUNS" in one["text"]
-
-
-# -- stopped ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("where", ["fit", "loop", "function"])
-def test_an_interrupt_ends_the_run_soon_and_puts_all_back(found: dict[str, Any], where: str) -> None:
-    one = found["interrupts"][where]
-    assert (one["type"], one["interrupt"], one["status"]) == ("TrainingInterrupted", True, "interrupted")
-    assert one["same"] and one["counter"] == 0 and one["files"] == WHOLE
-    assert one["seconds"] < 2.0
-
-
-def test_after_an_interrupt_the_next_run_trains(found: dict[str, Any]) -> None:
-    assert found["interrupts"]["after"]["status"] == "done"
-
-
-def test_an_interrupt_between_two_steps_of_tensorflow_leaves_it_able_to_train(found: dict[str, Any]) -> None:
-    one = found["interrupted_context"]
-    assert one["type"] == "TrainingInterrupted" and one["after"]["status"] == "done", one
-
-
-def test_an_interrupt_that_other_code_swallowed_within_fit_is_sent_again(found: dict[str, Any]) -> None:
-    one = found["swallowed_interrupts"]
-    assert one["times"] == 1 and one["within"]["status"] == "interrupted", one
-    assert one["around"]["status"] == "done", one  # the person's own code caught it, and went on
-
-
-def test_the_time_limit_ends_the_run(found: dict[str, Any]) -> None:
-    one = found["limits"]["timeout"]
-    assert (one["type"], one["status"]) == ("TrainingFailed", "timeout") and found["limits"]["same timeout"]
-    assert "stopped after 1 s (--timeout)" in one["text"] and "in_process_runs.py" in one["text"]
-
-
-def test_the_limit_of_steps_ends_the_run_well_with_the_models_unchanged(found: dict[str, Any]) -> None:
-    one = found["limits"]["steps"]
-    assert "type" not in one and one["status"] == "stopped" and found["limits"]["same steps"]
-    assert found["limits"]["counted"] == 3
-
-
-def test_the_limit_of_recompiles_fails_the_run_with_the_causes(found: dict[str, Any]) -> None:
-    one = found["limits"]["recompiles"]
-    assert (one["type"], one["status"]) == ("TrainingFailed", "failed")
-    assert "--max-recompiles allows 1" in one["text"] and "Recompiles:" in one["text"]
+def test_limits_say_what_they_were(found: dict[str, Any]) -> None:
+    limits = found["limits"]
+    assert "stopped after 1 s (--timeout)" in limits["timeout"]["text"]
+    assert "in_process_runs.py" in limits["timeout"]["text"]
+    assert "--max-recompiles allows 1" in limits["recompiles"]["text"] and "Recompiles:" in limits["recompiles"]["text"]
+    assert "Training was started inside the run" in found["refusals"]["nested"]["text"]
 
 
 # -- refused ----------------------------------------------------------------------------------------------------------
@@ -188,23 +152,12 @@ def test_what_only_forked_workers_can_have_is_refused_with_the_reason(found: dic
     assert "Why: " in one["text"] and "What to do: " in one["text"] and one["status"] == ""
 
 
-def test_a_run_within_a_run_is_refused(found: dict[str, Any]) -> None:
-    assert "Training was started inside the run" in found["refusals"]["nested"]["text"]
-
-
-def test_an_import_of_torch_xla_says_what_it_would_do(found: dict[str, Any]) -> None:
-    assert "aborts the kernel" in found["refusals"]["torch"]
-
-
 def test_the_three_forms_of_a_cell(found: dict[str, Any]) -> None:
     one = found["forms"]
     assert one["third"] == one["first"] == "" and one["value"] == 0.5
     assert {"model", "history", "tf"} <= set(one["names"]) and one["models"] == ["model"]
     assert one["second"].startswith("notebook_launcher(...) cannot train with TensorFlow.")
-
-
-def test_a_cell_that_fails_leaves_the_names_of_models_as_they_were(found: dict[str, Any]) -> None:
-    assert found["forms"]["broken"] == "ValueError: late" and found["forms"]["model"]
+    assert one["broken"] == "ValueError: late" and one["model"]  # a cell that fails leaves the names of models alone
 
 
 @pytest.fixture(scope="module", params=["mirrored", *(pytest.param(m, marks=LONG) for m in ("one_device", "current"))])

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch_xla
 
 pytest.importorskip("torch_xla")
 
 from tests.backends.traced import traced
-from tests.launch.launching import digest, interrupt_when, run
-from tpu_magics.errors import TpuMagicsError, TrainingInterrupted
+from tests.launch.launching import digest, error_of, interrupt_when, run
+from tpu_magics.errors import TrainingInterrupted
 from tpu_magics.launch import session
 from tpu_magics.preflight.pipeline import HostTooSmall
 from tpu_magics.runs import locked_folders
@@ -34,8 +35,6 @@ def net() -> Any:
 
 
 def trains(model: Any, steps: int = 6) -> int:
-    import torch_xla
-
     device = torch_xla.device()
     model.to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -104,10 +103,9 @@ def test_a_function_that_ends_badly(ends: Any, what: str) -> None:
         trains(model, 1)
         ends()
 
-    with pytest.raises(TpuMagicsError) as caught:
-        traced(fails, model)
-    assert what in caught.value.what and caught.value.what.startswith("fails failed during tracing: ")
-    assert "%tpu_logs" not in str(caught.value) and digest(model) == before
+    caught = error_of(traced, fails, model)
+    assert what in caught.what and caught.what.startswith("fails failed during tracing: ")
+    assert "%tpu_logs" not in str(caught) and digest(model) == before
 
 
 @pytest.mark.parametrize(
@@ -163,8 +161,6 @@ def test_an_interrupt_as_the_folder_is_removed_leaves_nothing(monkeypatch: pytes
 
 def test_the_steps_of_the_options() -> None:
     def grows(model: Any) -> None:
-        import torch_xla
-
         device = torch_xla.device()
         model.to(device)
         for rows in range(1, 20):

@@ -1,11 +1,13 @@
 """Packs the payload of a run into a bundle: pickles, and beside them the large arrays, which can go to shared memory.
 
 Functions and classes of the notebook are pickled by value; objects of the notebook's dict go to the other process's
-`__main__`. Tensors that share memory here share it there.
+`__main__`. Tensors that share memory here share it there. The user's own modules (files beside the notebook) travel as
+source and are imported from memory; installed packages are not sent: each host needs them.
 """
 
 from __future__ import annotations
 
+import importlib.abc
 import io
 import linecache
 import mmap
@@ -14,14 +16,17 @@ import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
-from tpu_magics.launch.pods.user_modules import collect_user_modules, install_modules
+from tpu_magics.runs.origin import is_library
 
 LARGE_BYTES = 1 << 20  # bytes
+MAX_FILE_BYTES = 1 << 20  # bytes of one module
+MAX_TOTAL_BYTES = 16 << 20  # bytes of all modules
 _MAIN, _STORAGE = "main", "storage"
 _SHELL = "get_ipython"  # IPython puts this name into the notebook; magics inside functions call it
 
@@ -118,6 +123,49 @@ def _storage_bytes(storage: Any) -> Any:
     return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
 
 
+# -- the user's modules ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModuleSource:
+    """A module's source. `path`: on the notebook's machine."""
+
+    path: str
+    text: bytes
+    package: bool
+
+
+def collect_user_modules() -> dict[str, ModuleSource]:
+    """The loaded modules that are plain Python and not installed, by name. A package with another part (an extension, a
+    large file) is not sent at all."""
+    sources: dict[str, ModuleSource] = {}
+    broken: set[str] = set()
+    for name, module in sorted(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name == "__main__" or not isinstance(file, str) or is_library(file):
+            continue
+        text = _source_of(Path(file))
+        if text is None:
+            broken.add(_top_package(name))
+        else:
+            sources[name] = ModuleSource(file, text, hasattr(module, "__path__"))
+    complete = {name: one for name, one in sources.items() if _top_package(name) not in broken}
+    return complete if sum(len(one.text) for one in complete.values()) <= MAX_TOTAL_BYTES else {}
+
+
+def _source_of(path: Path) -> bytes | None:
+    try:
+        if path.suffix != ".py" or path.stat().st_size > MAX_FILE_BYTES:
+            return None
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _top_package(name: str) -> str:
+    return name.partition(".")[0]
+
+
 # -- on a host --------------------------------------------------------------------------------------------------------
 
 
@@ -172,3 +220,54 @@ def map_file(path: Path) -> Any:
     """A file mapped copy-on-write: workers share its memory, and a change is private to a worker."""
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+
+class SourceFinder(importlib.abc.MetaPathFinder):
+    """Finds the modules that were sent, before other modules of these names; also folders without `__init__.py`."""
+
+    def __init__(self, texts: Mapping[str, ModuleSource]) -> None:
+        self.texts = texts
+        self.folders = {name[:at] for name in texts for at, letter in enumerate(name) if letter == "."} - set(texts)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        del path, target
+        if name in self.texts:
+            one = self.texts[name]
+            spec = ModuleSpec(name, SourceLoader(one), origin=one.path, is_package=one.package)
+            spec.has_location = True  # gives the module a `__file__`
+            return spec
+        if name in self.folders:
+            spec = ModuleSpec(name, None, is_package=True)
+            spec.submodule_search_locations = []
+            return spec
+        return None
+
+
+class SourceLoader(importlib.abc.SourceLoader):
+    """Loads one module that was sent."""
+
+    def __init__(self, one: ModuleSource) -> None:
+        self.one = one
+
+    def get_filename(self, fullname: str) -> str:  # noqa: ARG002
+        return self.one.path
+
+    def get_data(self, path: str | bytes) -> bytes:
+        if path != self.one.path:  # its bytecode cache, which is not sent
+            raise OSError(path)
+        return self.one.text
+
+    def is_package(self, fullname: str) -> bool:  # noqa: ARG002
+        return self.one.package
+
+
+def install_modules(texts: Mapping[str, ModuleSource]) -> None:
+    """Make the modules importable here, and their lines known to tracebacks."""
+    if not texts:
+        return
+    sys.meta_path.insert(0, SourceFinder(texts))
+    for one in texts.values():
+        lines = one.text.decode("utf-8", "replace").splitlines(keepends=True)
+        linecache.cache[one.path] = (len(one.text), None, lines, one.path)

@@ -1,4 +1,4 @@
-"""A checksum of a model's trained parameters on one rank, to compare the ranks (launch/divergence.py).
+"""A checksum of a model's trained parameters on one rank, to compare the ranks (launch/supervisor.py).
 
 Without buffers: BatchNorm statistics differ between ranks, on a TPU as well.
 """
