@@ -17,33 +17,12 @@ if TYPE_CHECKING:
     from tpu_magics.check.rule_context import RuleContext
 
 
-_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
-_TRAINING = frozenset(("train", "training", "trn", "trainset"))
-_EVALUATION = frozenset(
-    ("eval", "evaluation", "val", "valid", "validation", "test", "testing", "dev", "predict", "prediction", "inference",
-     "infer", "testset", "valset", "holdout")
-)  # fmt: skip
 # A condition on a TPU (or XLA).
 _ASKS_FOR_TPU = re.compile(r"tpu|xla", re.IGNORECASE)
 _BATCH_FUNCTION = re.compile(r"tokeni[sz]e|collat|preprocess|(^|_)encode(_|$)|to_features", re.IGNORECASE)
 _BATCH_PARAMETERS = frozenset(
     ("batch", "examples", "example", "features", "samples", "sample", "rows", "items", "instances")
 )
-
-
-def sides(name: str) -> tuple[bool, bool]:
-    """Whether a name means training, and whether it means evaluation: `train_loader`, `valDataset`."""
-    words = {word.lower() for word in _WORDS.findall(name)}
-    return bool(words & _TRAINING), bool(words & _EVALUATION)
-
-
-def side_of(names: Iterable[str]) -> str:
-    """ "training", "evaluation" or "", by the first of these names that means one of them."""
-    for name in names:
-        training, evaluation = sides(name)
-        if training != evaluation:
-            return "training" if training else "evaluation"
-    return ""
 
 
 def target_names(ctx: RuleContext, node: ast.AST) -> list[str]:

@@ -1,8 +1,9 @@
-"""Source code: what a name was assigned, names of modules, edits of arguments, code in messages."""
+"""Source code: what a name was assigned, what it says, names of modules, edits of arguments, code in messages."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -126,6 +127,32 @@ def own_nodes(body: Iterable[ast.stmt]) -> Iterator[ast.AST]:
         if not isinstance(node, SCOPES):
             waiting.extend(list(ast.iter_child_nodes(node))[::-1])
 
+
+# -- what names say ----------------------------------------------------------------------------------------------------
+
+TRAINING, EVALUATION = "training", "evaluation"
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+_OF_DATA = re.compile(r"(data)?(loader|set|dl|ds)?$")  # `trainloader`, `valset`
+_PURPOSES = {
+    **dict.fromkeys(("train", "training", "trn", "fit"), TRAINING),
+    **dict.fromkeys(
+        ("eval", "evaluate", "evaluation", "val", "valid", "validate", "validation", "test", "testing", "dev",
+         "predict", "prediction", "predictions", "infer", "inference", "holdout"), EVALUATION,
+    ),
+}  # fmt: skip
+
+
+def purpose_of(names: Iterable[str]) -> str:
+    """TRAINING, EVALUATION or "", by the first of these names that means one of them: `train_loader`, `valDataset`."""
+    for name in names:
+        words = (_OF_DATA.sub("", word.lower()) for word in _WORDS.findall(name))
+        purposes = {_PURPOSES[word] for word in words if word in _PURPOSES}
+        if len(purposes) == 1:
+            return purposes.pop()
+    return ""
+
+
+# -- edits -------------------------------------------------------------------------------------------------------------
 
 Position = tuple[int, int]
 Span = tuple[Position, Position]
