@@ -11,7 +11,7 @@ from tpu_magics.check import hoisting
 from tpu_magics.check.inference.values import CLASS, DEVICE, LIST, MODEL, MODULE, TENSOR
 from tpu_magics.check.program import remembered
 from tpu_magics.check.rules import _device, _ranks
-from tpu_magics.check.syntax import nodes_of, root_name
+from tpu_magics.check.syntax import nodes_of, root, root_name
 
 if TYPE_CHECKING:
     from tpu_magics.check.program import CallSite, Class, Function
@@ -185,7 +185,7 @@ def problem(call: CallSite, function: Function) -> str:
 
 def _callee(call: CallSite, function: Function) -> str:
     name = root_name(call.node.func)
-    if call.ctx.value(_root(call.node.func)).kind != MODULE:
+    if call.ctx.value(root(call.node.func)).kind != MODULE:
         result = _changed(name, call, function)
         if result:
             return f"it {result}"
@@ -310,12 +310,6 @@ def _changes(node: ast.AST) -> str:
         isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in hoisting.MUTATORS
     )
     return root_name(node.func.value) if is_method else ""  # type: ignore[attr-defined]
-
-
-def _root(node: ast.AST) -> ast.AST:
-    while isinstance(node, (ast.Attribute, ast.Subscript)):
-        node = node.value
-    return node
 
 
 # -- helper functions ------------------------------------------------------------------------------------------------

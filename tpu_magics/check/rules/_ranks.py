@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tpu_magics.check.inference.values import ACCELERATOR, DEVICE, LIST, LOADER, UNKNOWN, AbstractValue
 from tpu_magics.check.program import remembered
 from tpu_magics.check.rules import _launches
-from tpu_magics.check.rules._source import EVALUATION, TRAINING, purpose_of
+from tpu_magics.check.rules._source import EVALUATION, TRAINING, purpose_of, target_names
 from tpu_magics.check.syntax import last_name, nodes_of
 
 if TYPE_CHECKING:
@@ -355,26 +355,15 @@ def optimizer_steps(program: CheckedProgram) -> Iterator[CallSite]:
 DATA_LOADER = "torch.utils.data.DataLoader"
 
 
-def target(call: CallSite) -> str:
-    """The name that the result of a call is assigned to, also in `x = wrapper(DataLoader(...))`."""
-    for parent in call.ctx.parents(call.node):
-        if isinstance(parent, ast.Assign) and len(parent.targets) == 1:
-            return ast.unparse(parent.targets[0])
-        if isinstance(parent, (ast.AnnAssign, ast.NamedExpr)):
-            return ast.unparse(parent.target)
-        if isinstance(parent, (ast.stmt, ast.Lambda)):
-            return ""
-    return ""
-
-
 def purpose(call: CallSite) -> str:
     """TRAINING, EVALUATION, or "" if neither the names nor `shuffle` show it."""
     ctx = call.ctx
     data = ctx.argument(call.node, "dataset", 0)
     function = ctx.function.name if ctx.function is not None else ""
-    texts = (target(call), ctx.source(data) if data is not None else "", function if "loader" in function else "")
+    source = ctx.source(data) if data is not None else ""
     shuffled = ctx.constant(ctx.argument(call.node, "shuffle", 2)) is True
-    return purpose_of(texts) or (TRAINING if shuffled else "")
+    names = (*target_names(ctx, call.node), source, function if "loader" in function else "")
+    return purpose_of(names) or (TRAINING if shuffled else "")
 
 
 def is_for_evaluation(call: CallSite, program: CheckedProgram) -> bool:

@@ -411,9 +411,9 @@ def _is_in_workers(call: CallSite, program: CheckedProgram) -> bool:
         return True
     if not call.ctx.top_level or _launches.launches_of(call.ctx):
         return False
-    name = _ranks.target(call)
-    readers = [one for one in program.functions if name in one.reads and one.calls]
-    return bool(name) and any(_launches.in_several(one.calls[0].ctx) for one in readers)
+    names = _source.target_names(call.ctx, call.node)
+    readers = [one for one in program.functions if one.calls and one.reads.intersection(names)]
+    return any(_launches.in_several(one.calls[0].ctx) for one in readers)
 
 
 def _is_split(call: CallSite) -> bool:
@@ -705,7 +705,7 @@ def _unequal_pipelines(program: CheckedProgram) -> Iterator[Finding]:
     sizes: dict[str, list[Size]] = {_source.TRAINING: [], _source.EVALUATION: []}
     for call in program.methods("batch", "tf.data"):
         result = _known_size(call, "batch_size", 0)
-        purpose = _source.purpose_of((_ranks.target(call),))
+        purpose = _source.purpose_of(_source.target_names(call.ctx, call.node))
         if result is not None and purpose:
             sizes[purpose].append((call, *result))
     known = {result for _, _, result in sizes[_source.TRAINING]}

@@ -374,8 +374,8 @@ def _is_training_loader(call: CallSite, dataset: ast.expr | None) -> bool:
         return ctx.name(dataset).endswith(_SHUFFLING) or ctx.value(dataset).name.endswith(_SHUFFLING)
     if id(node) in _trained_on(ctx.program):
         return True
-    side = _source.purpose_of(_recompiles.target_names(ctx, node)) or _source.purpose_of(
-        _recompiles.names_in_expression(dataset)
+    side = _source.purpose_of(_source.target_names(ctx, node)) or _source.purpose_of(
+        _source.names_in_expression(dataset)
     )
     side = side or _split_of(ctx, dataset)
     if side:
@@ -393,7 +393,7 @@ def _split_of(ctx: RuleContext, dataset: ast.expr | None) -> str:
     train = ctx.constant(ctx.argument(creator, "train"))
     if isinstance(train, bool):
         return _source.TRAINING if train else _source.EVALUATION
-    return _source.purpose_of(_recompiles.names_in_expression(ctx.argument(creator, "split")))
+    return _source.purpose_of(_source.names_in_expression(ctx.argument(creator, "split")))
 
 
 def _shuffles(call: CallSite) -> bool:
@@ -850,7 +850,7 @@ def _is_training_set(call: CallSite) -> bool:
     ctx, node = call.ctx, call.node
     if id(node) in _datasets_trained_on(ctx.program):
         return True
-    names = [*_recompiles.target_names(ctx, node), *_names_of_chain(node)]
+    names = [*_source.target_names(ctx, node), *_names_of_chain(node)]
     if side := _source.purpose_of(names):
         return side == _source.TRAINING
     if ctx.function is not None and (side := _source.purpose_of([ctx.function.name])):
@@ -863,7 +863,7 @@ def _names_of_chain(node: ast.Call) -> list[str]:
     first: ast.AST = node
     while isinstance(first, ast.Call) and isinstance(first.func, ast.Attribute):
         first = first.func.value
-    return _recompiles.names_in_expression(first) if isinstance(first, (ast.Name, ast.Attribute, ast.Subscript)) else []
+    return _source.names_in_expression(first) if isinstance(first, (ast.Name, ast.Attribute, ast.Subscript)) else []
 
 
 def _dataset_chain(ctx: RuleContext, node: ast.expr) -> Iterator[ast.Call]:
@@ -922,7 +922,7 @@ def _updates_weights(call: CallSite) -> bool:
     """`strategy.run(f)` updates weights unless its name says that it evaluates."""
     if call.method != "run" or not call.node.args:
         return True
-    return _source.purpose_of(_recompiles.names_in_expression(call.node.args[0])) != _source.EVALUATION
+    return _source.purpose_of(_source.names_in_expression(call.node.args[0])) != _source.EVALUATION
 
 
 def _given_to_steps(call: CallSite) -> Iterator[tuple[RuleContext, ast.expr]]:
