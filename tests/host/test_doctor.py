@@ -117,8 +117,8 @@ PACKAGES, FRAMEWORKS, LIBTPU, DEVICES, _, _, VARIABLES, *_ = TITLES
 
 @dataclass(frozen=True)
 class Case:
-    """The only check that is not well on a host with these variables and facts. `what`: its whole text; `why`: a part
-    of the reason; `fix`: whether `--fix` does something about it."""
+    """The only check that is not well on a host with these variables and facts. `what`, `todo`: their whole texts;
+    `why`: a part of the reason; `fix`: whether `--fix` does something about it."""
 
     group: str
     name: str
@@ -129,6 +129,7 @@ class Case:
     facts: Mapping[str, Any] = field(default_factory=dict)
     what: str | None = None
     why: str = ""
+    todo: str | None = None
     fix: bool = False
 
 
@@ -140,7 +141,8 @@ def changed(module: str, version: str, installed: Mapping[str, str], what: str) 
     """A package that was changed after its import; its module may have another name."""
     facts = {"modules": {module: version, "os": None}, "versions": installed}
     what = f"This process still uses {what}."
-    return Case(PACKAGES, "Imported packages", "warning", "", fake_hosts.plain, facts=facts, what=what)
+    todo = "restart the kernel"
+    return Case(PACKAGES, "Imported packages", "warning", "", fake_hosts.plain, facts=facts, what=what, todo=todo)
 
 
 def variable(name: str, value: str, state: str = "warning", check: str = "", group: str = VARIABLES, **of: Any) -> Case:
@@ -209,7 +211,8 @@ def test_one_thing_that_is_not_well(tmp_path, case):
     checks = examined(host, **case.facts)
     assert ill(checks) == {(case.group, case.name): case.state}
     check = one(checks, case.group, case.name)
-    assert check.todo and case.what in (check.what, None) and case.why in check.why
+    assert case.what in (check.what, None) and case.why in check.why
+    assert check.todo and case.todo in (check.todo, None)
     assert check.command == case.command if case.command is not None else check.command or case.group != VARIABLES
     assert (check.fix is not None) is case.fix
 

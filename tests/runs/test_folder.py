@@ -273,7 +273,7 @@ def test_the_names_of_the_files() -> None:
     files = RunFiles("/r/x")
     assert [path.name for path in (files.info_path, files.supervisor_path)] == ["run.json", "supervisor.jsonl"]
     assert [files.events_path(3).name, files.log_path(3).name] == ["rank-3.jsonl", "rank-3.log"]
-    assert files.value_path(3).name == "result-value-3.pkl" and files.weights_path.name == "result-weights"
+    assert files.value_path(3).name == "result-value-3.pkl"
     assert files.stacks_path(3).name == "rank-3.stacks" and files.display_path(2).name == "display-2.json"
 
 
