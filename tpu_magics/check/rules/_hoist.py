@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check import hoisting
+from tpu_magics.check.inference.methods import SAME_MODEL
 from tpu_magics.check.inference.values import CLASS, DEVICE, LIST, MODEL, MODULE, TENSOR
 from tpu_magics.check.program import remembered
 from tpu_magics.check.rules import _device, _ranks
@@ -31,10 +32,6 @@ _IS_MODEL = re.compile(
     r"\.(\w*(Model|Pipeline|Transformer|Unet)|U[Nn]et\w*|\w*(Model|Pipeline|AutoencoderKL)\.from_pretrained)$"
 )
 _BARE = ("torch.nn.Module", "torch.nn.modules.module.Module")
-# Methods that return the model.
-_SAME = frozenset(
-    ("to", "cuda", "cpu", "train", "eval", "half", "float", "double", "bfloat16", "requires_grad_", "apply")
-)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
@@ -149,7 +146,7 @@ def helper_reason(call: CallSite, helper: Function, function: Function | None) -
 
 def _returned(helper: Function) -> str:
     """Whether a helper returns something else than a model that it builds."""
-    built = {id(one.node) for one in helper.calls if one.value.kind == MODEL and one.method not in _SAME}
+    built = {id(one.node) for one in helper.calls if one.value.kind == MODEL and one.method not in SAME_MODEL}
     assigned = _ranks.definitions(helper)
     for node in nodes_of(helper.node):
         if not isinstance(node, ast.Return) or node.value is None:
