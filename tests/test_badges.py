@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from typing import Any
 
+import badges
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.fixture
-def badges() -> Any:
-    spec = importlib.util.spec_from_file_location("badges_script", ROOT / "scripts" / "badges.py")
-    assert spec and spec.loader
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    return script
-
-
-def test_every_numbered_notebook_has_both(badges: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_numbered_notebook_has_both(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(badges, "repository", lambda: "someone/tpu_magics")
     paths = sorted((ROOT / "notebooks").rglob("[0-9]*.ipynb"))
     assert paths
@@ -34,7 +24,7 @@ def test_every_numbered_notebook_has_both(badges: Any, monkeypatch: pytest.Monke
         )
 
 
-def test_without_an_address_no_badge_is_shown(badges: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_address_no_badge_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither in the README nor in a notebook: it would open nothing."""
     monkeypatch.setattr(badges, "repository", lambda: "")
     shown = [badges.block(), *(path.read_text(encoding="utf-8") for path in badges.notebooks())]
@@ -45,9 +35,7 @@ def test_without_an_address_no_badge_is_shown(badges: Any, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("found", ["https://github.com/someone/tpu_magics", "https://github.com/someone/tpu_magics/"])
-def test_the_address_is_that_of_pyproject(
-    badges: Any, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_address_is_that_of_pyproject(found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(badges, "ROOT", tmp_path)
     project = tmp_path / "pyproject.toml"
     project.write_text('[project]\nname = "x"\n[other]\nRepository = "https://github.com/not/this"\n')
@@ -56,7 +44,7 @@ def test_the_address_is_that_of_pyproject(
     assert badges.repository() == "someone/tpu_magics"
 
 
-def test_the_readme_has_the_table_as_it_is_now(badges: Any) -> None:
+def test_the_readme_has_the_table_as_it_is_now() -> None:
     """Mended by: python scripts/badges.py --write"""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     other = readme.replace(badges.block(), "")
@@ -65,13 +53,13 @@ def test_the_readme_has_the_table_as_it_is_now(badges: Any) -> None:
     assert readme == badges.with_block(readme)
 
 
-def test_writing_keeps_what_stands_around(badges: Any) -> None:
+def test_writing_keeps_what_stands_around() -> None:
     text = f"above\n{badges.BEGIN}\nold\n{badges.END}\nbelow\n"
     assert badges.with_block(text) == f"above\n{badges.block()}\nbelow\n"
     assert badges.with_block(badges.with_block(text)) == badges.with_block(text)
 
 
-def test_without_a_place_it_says_what_to_put_in(badges: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_place_it_says_what_to_put_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(badges, "README", tmp_path / "README.md")
     badges.README.write_text("nothing\n")
     with pytest.raises(SystemExit, match="Put these two lines where it is to stand") as told:

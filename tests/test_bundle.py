@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import bundle as script
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -18,10 +19,6 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.fixture
 def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The script, as it would be in a tree whose bundle is older than its sources."""
-    spec = importlib.util.spec_from_file_location("bundle_script", ROOT / "scripts" / "bundle.py")
-    assert spec and spec.loader
-    script: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
     for folder in ("sources", "bundle"):
         (tmp_path / folder).mkdir()
     monkeypatch.setattr(script, "SOURCES", tmp_path / "sources")

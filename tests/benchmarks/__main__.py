@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks import fresh, machine, report
+from tests.benchmarks import fresh, report
 from tpu_magics.panel.table import Table, to_text
 
 DOCS = fresh.ROOT / "docs" / "benchmarks.md"
@@ -44,7 +44,7 @@ def main(words: Sequence[str], document: Path = DOCS) -> int:
     found = _read(words)
     failed = 0
     for name in found.names:
-        described = machine.describe()
+        described = report.machine()
         print(f"==> {name}", flush=True)
         start = time.monotonic()
         try:

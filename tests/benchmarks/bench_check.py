@@ -9,14 +9,13 @@ import importlib.util
 import json
 import os
 import sys
-import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.benchmarks import fresh, report
+from tests.benchmarks import fresh, report, timing
 
 TITLE = "Checking code"
 LINES = 100_000
@@ -89,18 +88,12 @@ def look(kind: str, lines: int, rounds: int) -> dict[str, Any]:
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     paths = some(kind, lines)
     count = sum(path.read_bytes().count(b"\n") for path in paths)
-    checks, parses, found = [], [], 0
+    checks, parses, found = [], [], list[int]()
     for _ in range(rounds):
-        seconds, found = _timed(lambda: sum(len(check_cells(read_file(path), RULES)) for path in paths))
-        checks.append(seconds)
-        parses.append(_timed(lambda: [_parsed(path) for path in paths])[0])
-    return {"lines": count, "files": len(paths), "check": checks, "parse": parses, "findings": found}
-
-
-def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    start = time.perf_counter()
-    result = work()
-    return time.perf_counter() - start, result
+        found.clear()
+        checks.append(timing.seconds(lambda: found.extend(len(check_cells(read_file(path), RULES)) for path in paths)))
+        parses.append(timing.seconds(lambda: [_parsed(path) for path in paths]))
+    return {"lines": count, "files": len(paths), "check": checks, "parse": parses, "findings": sum(found)}
 
 
 def _parsed(path: Path) -> ast.Module | None:
@@ -127,7 +120,7 @@ def look_at_notebook(cells: int, rounds: int) -> dict[str, Any]:
     with fresh.scratch_folder() as folder:
         path = folder / "notebook.ipynb"
         path.write_text(notebook(cells), encoding="utf-8")
-        took = [1000 * _timed(lambda: _checked(path))[0] for _ in range(rounds + 1)]
+        took = [1000 * timing.seconds(lambda: _checked(path)) for _ in range(rounds + 1)]
     return {"first": took[0], "later": took[1:]}
 
 

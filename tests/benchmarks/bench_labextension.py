@@ -68,15 +68,12 @@ DRAWN = "() => new Promise(done => requestAnimationFrame(() => requestAnimationF
 
 def in_browser(starts: int, openings: int, updates: int, steps: int, compiles: int) -> dict[str, Any]:
     """In a fresh process: kB of the bundle, and milliseconds of each kind."""
-    from tests.browser.installed import install, make_sdist, make_wheel
+    from tests.browser.installed import build, install
     from tests.browser.jupyter import chromium, running_server
 
     with fresh.scratch_folder() as folder:
-        places = {name: folder / name for name in ("sdist", "wheel", "with", "without")}
-        for place in places.values():
-            place.mkdir()
-        wheel = make_wheel(make_sdist(places["sdist"]), places["wheel"])
-        ours, bare = install(wheel, places["with"]), install(wheel, places["without"])
+        wheel = build(folder / "built")
+        ours, bare = install(wheel, folder / "with"), install(wheel, folder / "without")
         size = sum(len(gzip.compress(path.read_bytes())) for path in ours.shared.rglob("*.js"))
         shutil.rmtree(bare.shared)
         with chromium() as browser, running_server(ours) as server, running_server(bare) as other:

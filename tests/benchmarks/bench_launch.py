@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.benchmarks import fresh, report
+from tests.benchmarks import fresh, report, timing
 
 TITLE = "From the start of a cell to the first line of its training function"
 SLOWER = 0.3  # seconds that %%tpu_train may take over a bare fork
@@ -63,7 +63,7 @@ def first_line(index: int, model: Any, path: str) -> None:
 
 def notebook(rounds: int, spawns: int) -> dict[str, list[float]]:
     """In a fresh process: the seconds of each way, round for round. Only the first `spawns` rounds have a spawn."""
-    shell = _shell()
+    shell = timing.shell(SETUP)
     seconds: dict[str, list[float]] = {way: [] for way in CELLS}
     for number in range(rounds):
         ways = [way for way in CELLS if way != SPAWN or number < spawns]
@@ -72,15 +72,6 @@ def notebook(rounds: int, spawns: int) -> dict[str, list[float]]:
         for way in ways[turn:] + ways[:turn]:
             seconds[way].append(_time_cell(shell, way))
     return seconds
-
-
-def _shell() -> Any:
-    from IPython.core.interactiveshell import InteractiveShell
-
-    shell = InteractiveShell.instance(colors="NoColor")
-    for cell in ("%load_ext tpu_magics", "%tpu_init", SETUP):
-        shell.run_cell(cell, store_history=True).raise_error()
-    return shell
 
 
 def _time_cell(shell: Any, way: str) -> float:
@@ -93,7 +84,7 @@ def _time_cell(shell: Any, way: str) -> float:
     path.unlink(missing_ok=True)
     shell.user_ns.update(model=Small(), path=str(path))
     start = time.time()
-    shell.run_cell(CELLS[way], store_history=True).raise_error()
+    timing.run_cell(shell, CELLS[way])
     assert not torch_xla._XLAC._xla_runtime_is_initialized(), "the notebook's own process started a runtime"
     if way == BUILT:
         assert "model" in shell.user_ns["_tpu"].models, "the model was not hoisted"

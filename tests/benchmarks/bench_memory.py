@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.benchmarks import fresh, report
+from tests.benchmarks import fresh, report, timing
 
 TITLE = "Host memory of 8 workers and one model"
 WORKERS = 8
@@ -129,7 +129,7 @@ def _fork(function: Callable[[], None]) -> int:
 
 
 def ours(count: int, workers: int, folder: str) -> None:
-    """The same through the launcher. `%%tpu_train` itself starts one worker here; the launcher takes any number."""
+    """The same through the launcher."""
     from tests.benchmarks.models import Blocks
 
     space = _session(folder, count)
@@ -154,13 +154,10 @@ def builds():
 def _session(folder: str, count: int) -> dict[str, Any]:
     """A notebook's names after `%tpu_init`; the functions come from a file, because hoisting reads their source."""
     from tests.benchmarks.models import Blocks
-    from tpu_magics.launch import session
 
-    session.initialise()
-    session.current.backend.prepare()
+    space = timing.notebook_session().notebook.namespace
     source = Path("functions.py").absolute()
     source.write_text(_FUNCTIONS)
-    space = session.current.notebook.namespace
     space.update(Blocks=Blocks, hold=hold, count=count, folder=folder)
     exec(compile(_FUNCTIONS, str(source), "exec"), space)
     _note_before(folder)
@@ -168,10 +165,7 @@ def _session(folder: str, count: int) -> dict[str, Any]:
 
 
 def _launch(function: Callable[..., Any], args: tuple[Any, ...], workers: int) -> None:
-    from tpu_magics.launch import train
-    from tpu_magics.launch.plan import Options
-
-    result = train.start(train.function_request(function, args), Options(), workers=workers)
+    result = timing.train(function, args, workers)
     assert len(result.models) == 1, f"the run knew these models: {list(result.models)}"
 
 

@@ -10,20 +10,18 @@ from __future__ import annotations
 import itertools
 import random
 import tempfile
-import time
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.benchmarks import fresh
+from tests.benchmarks import fresh, timing
 from tests.benchmarks.report import met
 
 TITLE = "The observer: time of a step, size of the records"
 # Width and depth of the network, samples of a batch: chosen for steps of about 5 and 50 ms on two cores.
 SIZES = {"about 5 ms": (128, 4, 64), "about 50 ms": (768, 6, 128)}
 TARGETS = {"about 5 ms": 2.0, "about 50 ms": 0.5}
-BLOCK, LEFT_OUT = 12, 2
 STEPS = 100_000
 MOST = 1_000_000
 
@@ -58,8 +56,7 @@ def loop(width: int, depth: int, samples: int, rounds: int) -> dict[str, list[fl
     writer = EventWriter(folder / "rank-0.jsonl", 0)
     observer = TorchObserver(writer, ObserverConfig(), XlaDumps(None), TorchPrecisionWatch("", lambda *_a, **_k: None))
 
-    def step() -> float:
-        started = time.perf_counter()
+    def step() -> None:
         (x,) = next(loader)
         optimizer.zero_grad()
         loss = model(x.to(device)).pow(2).mean()
@@ -67,21 +64,13 @@ def loop(width: int, depth: int, samples: int, rounds: int) -> dict[str, list[fl
         optimizer.step()
         torch_xla.sync(wait=True)
         loss.item()
-        return time.perf_counter() - started
 
     def block(on: bool) -> list[float]:
-        """Some steps in a row; the first ones are left out: putting hooks on and off empties Python's own caches."""
         observer.executed, observer.compiled = counters.graphs_executed(), counters.compiles()
         with hooks.installed(observer) if on else nullcontext():
-            return [step() for _ in range(BLOCK)][LEFT_OUT:]
+            return [timing.seconds(step) for _ in range(timing.BLOCK)][timing.LEFT_OUT :]
 
-    block(True), block(False)
-    seconds: dict[str, list[float]] = {"on": [], "off": []}
-    for _ in range(rounds // (BLOCK - LEFT_OUT)):
-        order = ["on", "off"]
-        random.shuffle(order)
-        for name in order:
-            seconds[name] += block(name == "on")
+    seconds = timing.on_and_off(block, rounds)
     if observer.stopped or observer.total_steps < rounds:
         raise RuntimeError(f"the observer did not observe: {observer.stopped or observer.total_steps}")
     return seconds

@@ -5,12 +5,10 @@ programming against an algorithm that tries each pair of lengths.
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Mapping
-from statistics import median
 from typing import Any
 
-from tests.benchmarks import fresh, report
+from tests.benchmarks import fresh, report, timing
 from tpu_magics.padding.bucket_bounds import best_buckets
 from tpu_magics.padding.report import PadOptions, advise
 from tpu_magics.panel.padding import to_html, to_text
@@ -66,12 +64,7 @@ def _advice(given: list[int]) -> None:
 
 
 def _row(what: str, rounds: int, call: Callable[[], object]) -> dict[str, Any]:
-    spent = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        call()
-        spent.append(time.perf_counter() - start)
-    return {"what": what, "s, median": median(spent), "s, slowest": max(spent)}
+    return timing.row(what, [timing.seconds(call) for _ in range(rounds)])
 
 
 def measure(

@@ -4,11 +4,9 @@ differences and causes).
 
 from __future__ import annotations
 
-import time
-from statistics import median
 from typing import Any
 
-from tests.benchmarks import fresh, report
+from tests.benchmarks import fresh, report, timing
 from tests.panel import recorded
 from tpu_magics.panel.model import RunModel
 from tpu_magics.panel.page import to_html, to_text
@@ -25,10 +23,10 @@ def render(steps: int, compiles: int, rounds: int) -> list[dict[str, Any]]:
     with fresh.scratch_folder() as folder:
         run = recorded.long_run(folder, steps, compiles)
         on_disk = sum(path.stat().st_size for path in run.files.path.iterdir())
-        whole = [_from_folder(run) for _ in range(rounds)]
+        whole = [timing.seconds(lambda: _from_folder(run)) for _ in range(rounds)]
         model = RunModel(run.files)
         model.refresh()
-        looks = [_look(model) for _ in range(rounds)]
+        looks = [timing.seconds(lambda: _look(model)) for _ in range(rounds)]
         view = model.view()
     parts = [*sections(view).values(), *(html for _key, html in compile_rows(view))]
     sizes = {WHOLE: len(to_html(view).encode()), AGAIN: len("".join(parts).encode())}
@@ -37,32 +35,24 @@ def render(steps: int, compiles: int, rounds: int) -> list[dict[str, Any]]:
 
 def _row(what: str, times: list[float], on_disk: int, sizes: dict[str, int]) -> dict[str, Any]:
     return {
-        "what": what,
-        "s, median": median(times),
-        "s, slowest": max(times),
+        **timing.row(what, times),
         "kB of html": sizes[what] / 1000,
         "MB of records": on_disk / 1e6,
     }
 
 
-def _from_folder(run: recorded.Recorded) -> float:
-    start = time.perf_counter()
+def _from_folder(run: recorded.Recorded) -> None:
     model = RunModel(run.files)
     model.refresh()
     view = model.view()
-    html, text = to_html(view), to_text(view)
-    seconds = time.perf_counter() - start
-    assert view.compiles and html and text, "the run was not read"
-    return seconds
+    assert to_html(view) and to_text(view) and view.compiles, "the run was not read"
 
 
-def _look(model: RunModel) -> float:
-    start = time.perf_counter()
+def _look(model: RunModel) -> None:
     model.refresh()
     view = model.view()
     sections(view)
     compile_rows(view)
-    return time.perf_counter() - start
 
 
 def measure(rounds: int = 11, steps: int = STEPS, compiles: int = COMPILES) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.benchmarks import fresh, report
+from tests.benchmarks import fresh, report, timing
 
 TITLE = "A preflight, and the compile that it is made of"
 TARGET = "v5e-1"
@@ -168,7 +168,7 @@ def measure(
 
 
 def _row(what: str, seconds: list[float]) -> dict[str, Any]:
-    return {"what": what, "s, median": median(seconds), "s, slowest": max(seconds), "rounds": len(seconds)}
+    return {**timing.row(what, seconds), "rounds": len(seconds)}
 
 
 def _whole_row(what: str, found: list[dict[str, Any]]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from statistics import fmean, median
 from typing import Any
 from unittest import mock
 
-from tests.benchmarks import fresh, report
+from tests.benchmarks import fresh, report, timing
 from tests.benchmarks.bench_memory import proportional
 
 TITLE = "A rehearsal of eight ranks"
@@ -63,10 +63,9 @@ def training_function(steps: int) -> dict[str, float]:
 
 def notebook(ranks: Sequence[int], steps: int, rounds: int) -> list[dict[str, float]]:
     """In a fresh process: rounds of runs with each number of ranks in turn; what was measured in each."""
-    from tpu_magics.launch import process, session
+    from tpu_magics.launch import process
 
-    session.initialise()
-    session.current.backend.prepare()
+    timing.notebook_session()
     forks: list[float] = []
     fork = process.fork_worker
 
@@ -80,12 +79,10 @@ def notebook(ranks: Sequence[int], steps: int, rounds: int) -> list[dict[str, fl
 
 
 def _run(ranks: int, steps: int, forks: list[float]) -> dict[str, float]:
-    from tpu_magics.launch import train
-    from tpu_magics.launch.plan import Options
     from tpu_magics.runs.events import Phase, only
 
     forks.clear()
-    result = train.start(train.function_request(training_function, (steps,)), Options(hoist="off"), workers=ranks)
+    result = timing.train(training_function, (steps,), ranks, hoist="off")
     entered = [event.t for event in only(result.run.events(), Phase) if event.name == "training"]
     assert len(entered) == len(forks) == ranks
     return {"ranks": ranks, "start": max(entered) - forks[0], **result.value}

@@ -7,10 +7,9 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from tests.benchmarks import fresh, report
+from tests.benchmarks import fresh, report, timing
 from tests.panel import recorded
 from tpu_magics.magics.lab_requests import MOST_RUNS
 from tpu_magics.magics.panel import bundle
@@ -49,8 +48,8 @@ def listing(runs: int, rounds: int) -> list[dict[str, Any]]:
             "%tpu_panel last": lambda: bundle(find_run("last", folder)),
             "the side panel's list": lambda: _lines(folder),
         }
-        rows = [_row("%tpu_runs, where the index is missing", [_timed(kinds["%tpu_runs"])])]
-        return rows + [_row(what, [_timed(done) for _ in range(rounds)]) for what, done in kinds.items()]
+        rows = [timing.row("%tpu_runs, where the index is missing", [timing.seconds(kinds["%tpu_runs"])])]
+        return rows + [timing.row(what, [timing.seconds(done) for _ in range(rounds)]) for what, done in kinds.items()]
 
 
 def _table(folder: Path) -> None:
@@ -61,16 +60,6 @@ def _table(folder: Path) -> None:
 def _lines(folder: Path) -> None:
     run_lines._kept.clear()
     assert [run_lines.run_line(run) for run in newest_runs(MOST_RUNS, folder)[0]]
-
-
-def _timed(done: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    done()
-    return time.perf_counter() - start
-
-
-def _row(what: str, times: list[float]) -> dict[str, Any]:
-    return {"what": what, "s, median": median(times), "s, slowest": max(times)}
 
 
 def measure(rounds: int = 11, runs: int = RUNS) -> list[dict[str, Any]]:

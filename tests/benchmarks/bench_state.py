@@ -6,13 +6,12 @@ takes the same step with a copy of the optimizer, which stays in the worker. Wha
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.benchmarks import fresh, report
+from tests.benchmarks import fresh, report, timing
 
 TITLE = "100 MB of an optimizer's state"
 TIMES = 3  # the plain save + load that it may take
@@ -59,18 +58,12 @@ def notes(rows: list[dict[str, Any]]) -> list[str]:
 
 def notebook(rounds: int) -> dict[str, list[float]]:
     """Seconds of each cell in each round, in a process of its own."""
-    from IPython.core.interactiveshell import InteractiveShell
-
-    shell = InteractiveShell.instance(colors="NoColor")
-    for cell in ("%load_ext tpu_magics", "%tpu_init", SETUP):
-        shell.run_cell(cell, store_history=True).raise_error()
+    shell = timing.shell(SETUP)
     taken: dict[str, list[float]] = {way: [] for way in CELLS}
     for _ in range(rounds):
         for way, cell in CELLS.items():
             before = shell.user_ns["optimizer"].state[shell.user_ns["model"][0]]["step"].item()
-            begun = time.perf_counter()
-            shell.run_cell(cell, store_history=True).raise_error()
-            taken[way].append(time.perf_counter() - begun)
+            taken[way].append(timing.seconds(lambda: timing.run_cell(shell, cell)))
             after = shell.user_ns["optimizer"].state[shell.user_ns["model"][0]]["step"].item()
             assert after - before == (way == BOTH), "the state did not come home"
     Path("plain.pt").unlink()

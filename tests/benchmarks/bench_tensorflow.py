@@ -7,22 +7,19 @@ of steps with and without the observer alternate in an order that changes; media
 
 from __future__ import annotations
 
-import random
 import sys
 import tempfile
-import time
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.benchmarks import fresh
+from tests.benchmarks import fresh, timing
 from tests.benchmarks.report import met
 
 TITLE = "TensorFlow: the observer on a Keras step, and padding"
 OVERLAY = fresh.ROOT / ".venv" / "tensorflow"
 WIDTH, DEPTH, ROWS = 512, 3, 64  # chosen for steps of about 5 ms on two cores
-BLOCK, LEFT_OUT = 12, 2
 MOST = 3.0  # percent
 LENGTHS, EACH, EPOCHS = (23, 30, 40, 49, 59, 75, 90, 101), 32, 3
 STEP, TEXTS = "a Keras step of about 5 ms, median ms", "texts of {} lengths, {} epochs, s"
@@ -50,26 +47,14 @@ def steps(rounds: int, width: int = WIDTH, depth: int = DEPTH) -> dict[str, list
     x, y = tf.random.normal((ROWS, width)), tf.zeros((ROWS, 1))
     seen: list[int] = []
 
-    def step() -> float:
-        started = time.perf_counter()
-        model.train_on_batch(x, y)
-        return time.perf_counter() - started
-
     def block(on: bool) -> list[float]:
-        """Some steps in a row. The first are left out: what is wrapped anew empties Python's own caches."""
         with observing(writer, ObserverConfig()) if on else nullcontext() as observer:
-            taken = [step() for _ in range(BLOCK)][LEFT_OUT:]
+            taken = [timing.seconds(lambda: model.train_on_batch(x, y)) for _ in range(timing.BLOCK)]
             seen.append(observer.total_steps if observer is not None else 0)
-        return taken
+        return taken[timing.LEFT_OUT :]
 
-    seconds: dict[str, list[float]] = {"on": [], "off": []}
-    block(True), block(False)
-    for _ in range(rounds // (BLOCK - LEFT_OUT)):
-        order = ["on", "off"]
-        random.shuffle(order)
-        for name in order:
-            seconds[name] += block(name == "on")
-    if sum(seen) != BLOCK * len([one for one in seen if one]) or not any(seen):
+    seconds = timing.on_and_off(block, rounds)
+    if sum(seen) != timing.BLOCK * len([one for one in seen if one]) or not any(seen):
         raise RuntimeError(f"the observer did not count the steps: {seen}")
     return seconds
 
@@ -94,9 +79,7 @@ def texts(multiple: int, lengths: tuple[int, ...] = LENGTHS, epochs: int = EPOCH
     model.compile("adam", loss, jit_compile=True)
     writer = EventWriter(Path(tempfile.mkdtemp()) / "rank-0.jsonl", 0)
     with observing(writer, ObserverConfig()) as observer:
-        started = time.perf_counter()
-        model.fit(data, epochs=epochs, verbose=0)
-        seconds = time.perf_counter() - started
+        seconds = timing.seconds(lambda: model.fit(data, epochs=epochs, verbose=0))
         compiles = observer.compiles
     if compiles is None:
         raise RuntimeError("the compiles were not counted")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from tests.benchmarks import fresh, report
+from tests.benchmarks import fresh, report, timing
 
 TITLE = "Long errors and long cells"
 MORE = {5: 1.0, 50: 3.0}  # seconds that an error of so many MB may cost over a short one
@@ -51,40 +50,29 @@ def notes(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _shell() -> Any:
-    from IPython.core.interactiveshell import InteractiveShell
-
-    shell = InteractiveShell.instance(colors="NoColor")
-    for cell in ("%load_ext tpu_magics", "%tpu_init"):
-        shell.run_cell(cell, store_history=True).raise_error()
-    return shell
+def _fail(shell: Any, cell: str) -> None:
+    assert not shell.run_cell(cell, store_history=True).success
 
 
 def take_errors(rounds: int) -> dict[str, list[float]]:
     """Seconds of a run that ends in an error of so many MB."""
-    shell = _shell()
+    shell = timing.shell()
     taken: dict[str, list[float]] = {str(size): [] for size in (0, *MORE)}
     for _ in range(rounds):
         for size, times in taken.items():
-            begun = time.perf_counter()
-            done = shell.run_cell(
-                f"%%tpu_train --plain\nraise ValueError('x' * {int(size)} * 10**6)", store_history=True
-            )
-            times.append(time.perf_counter() - begun)
-            assert not done.success
+            cell = f"%%tpu_train --plain\nraise ValueError('x' * {int(size)} * 10**6)"
+            times.append(timing.seconds(lambda: _fail(shell, cell)))
     return taken
 
 
 def take_cells(rounds: int) -> dict[str, list[list[float]]]:
     """Seconds of each cell without a magic, and with `%%tpu_train`."""
-    shell = _shell()
+    shell = timing.shell()
     taken: dict[str, list[list[float]]] = {what: [] for what in LONG}
     for _ in range(rounds):
         for what, text in LONG.items():
             pair = []
             for magic in ("", "%%tpu_train --plain\n"):
-                begun = time.perf_counter()
-                shell.run_cell(magic + text, store_history=True).raise_error()
-                pair.append(time.perf_counter() - begun)
+                pair.append(timing.seconds(lambda: timing.run_cell(shell, magic + text)))
             taken[what].append(pair)
     return taken

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.benchmarks import fresh
+from tests.benchmarks import fresh, report, timing
 
 TITLE = "Loading 400 MB of trained weights into the notebook"
 TIMES = 3  # the bare save_file + load_file that it may take
@@ -49,9 +48,9 @@ def notes(rows: list[dict[str, Any]]) -> list[str]:
     """The target, and whether it is met; and what it is with the way off the device counted as ours alone."""
     by_way = {row["what"]: row for row in rows}
     same = max(by_way[way]["times bare from the same place"] for way in (OURS, OURS + DEVICE))
-    verdict = "met" if same <= TIMES else "MISSED"
     return [
-        f"Target: at most {TIMES} times bare safetensors from the same place: {verdict} ({same:.1f} times).",
+        f"Target: at most {TIMES} times bare safetensors from the same place: {report.met(same <= TIMES)} "
+        f"({same:.1f} times).",
         f"From a device, beside bare safetensors from the CPU: {by_way[OURS + DEVICE]['times bare']:.1f} times.",
     ]
 
@@ -69,15 +68,15 @@ def take_turns(rounds: int) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {BARE: [], OURS: [], BARE + DEVICE: [], OURS + DEVICE: []}
     with fresh.scratch_folder() as folder, _DeviceWorker(trained, folder) as worker:
         ways: dict[str, tuple[Callable[[], float], Callable[[], None]]] = {
-            BARE: (lambda: _timed(lambda: _save(trained, folder)), lambda: _load(folder)),
-            OURS: (lambda: _timed(lambda: _collect(trained, folder)), lambda: _bring_home(home, folder)),
+            BARE: (lambda: timing.seconds(lambda: _save(trained, folder)), lambda: _load(folder)),
+            OURS: (lambda: timing.seconds(lambda: _collect(trained, folder)), lambda: _bring_home(home, folder)),
             BARE + DEVICE: (lambda: worker.ask(_BARE), lambda: _load(folder)),
             OURS + DEVICE: (lambda: worker.ask(_OURS), lambda: _bring_home(home, folder)),
         }
         for _ in range(rounds):
             _train(trained)
             for way, (leave, arrive) in ways.items():
-                seconds[way].append(leave() + _timed(arrive))
+                seconds[way].append(leave() + timing.seconds(arrive))
                 for path in folder.iterdir():  # a run has a folder of its own
                     path.unlink()
     assert not torch_xla._XLAC._xla_runtime_is_initialized()
@@ -120,12 +119,6 @@ def _train(model: Any) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1)
-
-
-def _timed(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
 
 
 _BARE, _OURS = b"b", b"o"
@@ -172,4 +165,4 @@ class _DeviceWorker:
             _train(self._model)
             settle()  # the last step of the training is no part of bringing it home
             save = saves[way]
-            os.write(answer, str(_timed(lambda: save(self._model, self._folder))).encode())
+            os.write(answer, str(timing.seconds(lambda: save(self._model, self._folder))).encode())

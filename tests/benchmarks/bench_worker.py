@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.benchmarks import fresh
+from tests.benchmarks import fresh, timing
 
 TITLE = "Host memory of one worker besides models"
 WORKERS = 8
@@ -59,13 +59,9 @@ def training_function(model: Any) -> dict[str, int]:
 def notebook(workers: int) -> list[dict[str, int]]:
     """In a fresh process: a run of `workers` workers, and what each of them saw."""
     from tests.benchmarks.models import Small
-    from tpu_magics.launch import session, train
-    from tpu_magics.launch.plan import Options
 
-    session.initialise()
-    session.current.backend.prepare()
-    result = train.start(train.function_request(training_function, (Small(),)), Options(), workers=workers)
-    return list(result.values)
+    timing.notebook_session()
+    return list(timing.train(training_function, (Small(),), workers).values)
 
 
 def measure(workers: int = WORKERS, rounds: int = 3) -> list[dict[str, Any]]:

@@ -1,14 +1,21 @@
-"""Rows of a benchmark as a table on the screen and as a section of docs/benchmarks.md."""
+"""Rows of a benchmark as a table on the screen and as a section of docs/benchmarks.md, and the machine in words."""
 
 from __future__ import annotations
 
+import os
+import platform
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from tpu_magics import __version__
+from tpu_magics.host.memory import cpu_count, host_memory
+from tpu_magics.host.versions import installed
 from tpu_magics.panel.table import Row, Table
 
 NOT_AVAILABLE = "not available"
+VERSIONS = ("ipython", "torch", "torch_xla", "accelerate", "transformers")
 
 
 def to_table(title: str, rows: Sequence[Mapping[str, Any]], notes: Sequence[str] = ()) -> Table:
@@ -43,6 +50,19 @@ def to_markdown(table: Table) -> str:
 
 def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def machine() -> str:
+    """Two sentences: the machine and the versions. A load above one: others were at work as well."""
+    cores, memory, found = cpu_count(Path("/")), host_memory(Path("/")).total, installed()
+    parts = [
+        f"{cores} cores" if cores is not None else "cores not available",
+        f"{memory / 1e9:.0f} GB of memory" if memory else "memory not available",
+        f"{platform.system()} on {platform.machine()}",
+    ]
+    versions = [f"Python {platform.python_version()}", f"tpu_magics {__version__}"]
+    versions += [f"{name} {found[name]}" for name in VERSIONS if found.get(name)]
+    return f"Machine: {', '.join(parts)}; load {os.getloadavg()[0]:.1f} at the start. Versions: {', '.join(versions)}."
 
 
 # -- the file ------------------------------------------------------------------------------------------------------

@@ -63,11 +63,16 @@ def built(factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
             half = folder.with_suffix(".half-made")
-            for each in ("sdist", "wheel"):
-                (half / each).mkdir(parents=True)
-            make_wheel(make_sdist(half / "sdist"), half / "wheel")
+            build(half)
             half.rename(folder)
     return next((folder / "sdist").glob("*.tar.gz")), next((folder / "wheel").glob("*.whl"))
+
+
+def build(folder: Path) -> Path:
+    """The sdist and its wheel, in folders of their own. Returns the wheel."""
+    for each in ("sdist", "wheel"):
+        (folder / each).mkdir(parents=True)
+    return make_wheel(make_sdist(folder / "sdist"), folder / "wheel")
 
 
 def make_sdist(folder: Path) -> Path:
@@ -95,6 +100,7 @@ def make_wheel(sdist: Path, folder: Path) -> Path:
 def install(wheel: Path, folder: Path) -> Environment:
     """The wheel as a person's pip installs it, into an environment of its own."""
     environment = Environment(folder)
+    folder.mkdir(exist_ok=True)
     place = folder / "env"
     checked([sys.executable, "-m", "venv", "--without-pip", str(place)], folder)
     command = [sys.executable, "-m", "pip", "--python", str(environment.python), "install", "--quiet", "--no-deps"]

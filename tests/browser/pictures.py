@@ -15,7 +15,7 @@ from typing import Any
 import nbformat
 from playwright.sync_api import expect
 
-from tests.browser.installed import ROOT, install, make_sdist, make_wheel
+from tests.browser.installed import ROOT, build, install
 from tests.browser.jupyter import START, Notebook, Server, chromium, copied, running_server, write_notebook
 from tests.panel import recorded
 from tests.panel.test_page import THEMES
@@ -146,11 +146,7 @@ def _badge(it: Notebook) -> Any:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as place:
-        folders = [Path(place, name) for name in ("sdist", "wheel", "env")]
-        for folder in folders:
-            folder.mkdir()
-        sdist, wheel, env = folders
-        environment = install(make_wheel(make_sdist(sdist), wheel), env)
+        environment = install(build(Path(place, "built")), Path(place, "env"))
         with chromium() as browser, running_server(environment) as server:
 
             def on_a_page(picture: Callable[..., Any], *arguments: Any) -> Any:

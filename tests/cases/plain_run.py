@@ -18,10 +18,13 @@ import sys
 import tempfile
 import threading
 import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tests.cases.programs import read_program
+
+PRINTED = "printed"
 
 
 def main(arguments: list[str]) -> None:
@@ -32,45 +35,52 @@ def main(arguments: list[str]) -> None:
     why = "--why" in arguments
     for name in arguments:
         if not name.startswith("--"):
-            print(json.dumps(_in_fork(Path(name), why)), flush=True)
+            print(json.dumps(_run(Path(name), why)), flush=True)
 
 
-def _in_fork(path: Path, why: bool) -> dict[str, Any]:
+def _run(path: Path, why: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        answer, log, said = (Path(folder) / name for name in ("answer", "log", "said"))
-        pid = os.fork()
-        if pid == 0:
-            try:
-                _redirect(said)
-                if why:
-                    os.environ.update(PT_XLA_DEBUG_LEVEL="1", PT_XLA_DEBUG_FILE=str(log))
-                answer.write_text(json.dumps(_in_thread(path)))
-            finally:
-                os._exit(0)
-        os.waitpid(pid, 0)
+        log = Path(folder) / "log"
+
+        def body() -> dict[str, int]:
+            if why:
+                os.environ.update(PT_XLA_DEBUG_LEVEL="1", PT_XLA_DEBUG_FILE=str(log))
+            return _counted(path)
+
+        found = in_fork(body, Path(folder))
         if why:
-            _tell(path, log, said)
-        found = json.loads(answer.read_text()) if answer.exists() else {"error": "the process died"}
+            _tell(path, log, Path(folder) / PRINTED)
         return {"path": str(path), **found}
 
 
-def _redirect(said: Path) -> None:
-    file = os.open(said, os.O_WRONLY | os.O_CREAT, 0o600)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
+def in_fork(body: Callable[[], Mapping[str, Any]], folder: Path) -> dict[str, Any]:
+    """What `body` returns in a fork of this process, and `error`; `folder` gets what it prints."""
+    answer = folder / "answer"
+    pid = os.fork()
+    if pid == 0:
+        try:
+            file = os.open(folder / PRINTED, os.O_WRONLY | os.O_CREAT, 0o600)
+            os.dup2(file, 1)
+            os.dup2(file, 2)
+            answer.write_text(json.dumps(_in_thread(body)))
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    found: dict[str, Any] = json.loads(answer.read_text()) if answer.exists() else {"error": "the process died"}
+    return found
 
 
-def _in_thread(path: Path) -> dict[str, Any]:
+def _in_thread(body: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
     """A new thread, because the pool of GNU OpenMP does not survive a fork."""
     answer: dict[str, Any] = {"error": ""}
 
-    def body() -> None:
+    def work() -> None:
         try:
-            answer.update(_counted(path))
+            answer.update(body())
         except BaseException:
             answer["error"] = traceback.format_exc()
 
-    thread = threading.Thread(target=body)
+    thread = threading.Thread(target=work)
     thread.start()
     thread.join()
     return answer
@@ -79,13 +89,16 @@ def _in_thread(path: Path) -> dict[str, Any]:
 def _counted(path: Path) -> dict[str, int]:
     import torch_xla
 
-    def compiles() -> int:
-        return torch_xla._XLAC._xla_counter_value("UncachedCompile") or 0
-
     read_program(path).train()()
     counted = compiles()
     torch_xla.sync()
     return {"compiles": counted, "after": compiles()}
+
+
+def compiles() -> int:
+    """What torch_xla has counted in this process; 0 where it is not imported."""
+    extension = getattr(sys.modules.get("torch_xla"), "_XLAC", None)
+    return 0 if extension is None else int(extension._xla_counter_value("UncachedCompile") or 0)
 
 
 def _tell(path: Path, log: Path, said: Path) -> None:

@@ -62,13 +62,6 @@ def test_a_line_is_not_silenced(comment: str) -> None:
     assert not silenced(f"x = red(1)  {comment}")
 
 
-def test_a_noqa_inside_a_string_of_several_lines_is_none() -> None:
-    text = "x = red('''\n# noqa\n''')\ny = red(1)\n"
-    assert not silenced(text, 1, 3)
-    assert not silenced(text, 4)
-    assert silenced(text.replace("(1)", "(1)  # noqa"), 4)
-
-
 STATEMENT = """\
 x = red(
     a,  # noqa: E501
@@ -78,34 +71,35 @@ x = red(
 )  # noqa: TPU901
 y = 1  # noqa
 """
+STRING = "x = red('''\n# noqa\n''')\ny = red(1)\n"
+EXPRESSION = "x = [\n  red(\n    1,\n  ),  # noqa\n  2,\n]\n"
+BACKSLASH = "x = a + \\\n  red(1) + \\\n  2  # noqa\ny = red(1)\n"
+COMPOUND = "if (red(1) and\n      b):  # noqa\n    x = 1\n    y = 2\n"
 
 
-def test_a_statement_of_several_lines_is_silenced_on_its_last_line() -> None:
-    assert silenced(STATEMENT, 1, 6)
-    assert silenced(STATEMENT, 3, 5)
-    assert silenced(STATEMENT, 4, 4)
-    assert not silenced(STATEMENT, 1, 6, "TPU902")
-    assert not silenced(STATEMENT.replace(")  # noqa: TPU901", ")"), 1, 6)
-
-
-def test_an_expression_of_several_lines_is_silenced_on_its_last_line() -> None:
-    text = "x = [\n  red(\n    1,\n  ),  # noqa\n  2,\n]\n"
-    assert silenced(text, 2, 4)
-    assert not silenced(text, 1, 6)
-    assert not silenced(text, 5, 5)
-
-
-def test_a_statement_that_goes_on_after_a_backslash() -> None:
-    text = "x = a + \\\n  red(1) + \\\n  2  # noqa\ny = red(1)\n"
-    assert silenced(text, 1, 3)
-    assert silenced(text, 2, 2)
-    assert not silenced(text, 4)
-
-
-def test_a_compound_statement_is_silenced_where_it_is_headed() -> None:
-    text = "if (red(1) and\n      b):  # noqa\n    x = 1\n    y = 2\n"
-    assert silenced(text, 1, 4)
-    assert not silenced("if red(1):\n    x = 1\n    y = 2  # noqa\n", 1, 3)
+@pytest.mark.parametrize(
+    ("text", "line", "end_line", "code", "expected"),
+    [
+        (STATEMENT, 1, 6, "TPU901", True),  # a statement: on its last line
+        (STATEMENT, 3, 5, "TPU901", True),
+        (STATEMENT, 4, 4, "TPU901", True),
+        (STATEMENT, 1, 6, "TPU902", False),
+        (STATEMENT.replace(")  # noqa: TPU901", ")"), 1, 6, "TPU901", False),
+        (STRING, 1, 3, "TPU901", False),  # a string is no comment
+        (STRING, 4, 4, "TPU901", False),
+        (STRING.replace("(1)", "(1)  # noqa"), 4, 4, "TPU901", True),
+        (EXPRESSION, 2, 4, "TPU901", True),  # an expression: on its last line
+        (EXPRESSION, 1, 6, "TPU901", False),
+        (EXPRESSION, 5, 5, "TPU901", False),
+        (BACKSLASH, 1, 3, "TPU901", True),
+        (BACKSLASH, 2, 2, "TPU901", True),
+        (BACKSLASH, 4, 4, "TPU901", False),
+        (COMPOUND, 1, 4, "TPU901", True),  # a compound statement: where it is headed
+        ("if red(1):\n    x = 1\n    y = 2  # noqa\n", 1, 3, "TPU901", False),
+    ],
+)
+def test_code_of_several_lines(text: str, line: int, end_line: int, code: str, expected: bool) -> None:
+    assert silenced(text, line, end_line, code) is expected
 
 
 @pytest.mark.parametrize(

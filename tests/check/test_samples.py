@@ -9,6 +9,7 @@ import pytest
 
 from tests.check import expectations
 from tpu_magics.check import check_cells, rules
+from tpu_magics.check.fixes import fix
 from tpu_magics.check.rule import Rule
 from tpu_magics.check.rules import RULES
 
@@ -32,6 +33,14 @@ def test_a_sample_has_its_expected_findings_and_no_others(path: Path) -> None:
         assert finding.message.endswith((".", "?")) and finding.why.endswith(".") and finding.fix.endswith("."), finding
         assert finding.line >= 1 and finding.column >= 1
         assert (finding.end_line, finding.end_column) >= (finding.line, finding.column), finding
+
+
+@pytest.mark.parametrize("path", expectations.files(), ids=lambda path: path.name)
+def test_a_sample_that_was_fixed_parses_and_has_nothing_left_to_fix(path: Path) -> None:
+    fixed = fix(expectations.cells_of(path), check_cells).cells
+    assert all(cell.tree is not None for cell in fixed)
+    assert not fix(fixed, check_cells).changes
+    assert not [one for one in check_cells(fixed) if one.edits]
 
 
 def test_each_rule_has_lines_that_must_be_found_and_lines_that_must_not() -> None:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.check import expectations
 from tests.check.group_checks import GroupChecks
 from tpu_magics.check.cells import cell_of
-from tpu_magics.check.fixes import fix
 from tpu_magics.check.rules.tensorflow import RULES
 
 IMPORT = "import os\nimport tensorflow as tf\n"
@@ -65,13 +63,6 @@ def test_jit_compile_is_taken_out_of_a_decorator() -> None:
 def test_a_resolver_gets_tpu_local(before: str, after: str) -> None:
     text = IMPORT + "resolver = " + before.format(RESOLVER) + "\n"
     assert fixed_text(text) == IMPORT + "resolver = " + after.format(RESOLVER) + "\n"
-
-
-def test_the_fixed_samples_are_left_alone_by_another_round() -> None:
-    for path in expectations.FOLDER.glob("tpu70*.py"):
-        cells = fix([cell_of(path.read_text(), path.name)], check).cells
-        assert cells[0].tree is not None
-        assert not fix(cells, check).changes, path.name
 
 
 # -- advice ----------------------------------------------------------------------------------------------------------

@@ -12,10 +12,7 @@ from typing import Any
 import pytest
 
 from tests import forks
-from tests.check import expectations
 from tests.check.group_checks import GroupChecks
-from tpu_magics.check.cells import cell_of
-from tpu_magics.check.fixes import fix
 from tpu_magics.check.rules import _trainer, trainer
 from tpu_magics.check.rules.trainer import RULES
 
@@ -181,14 +178,6 @@ def test_fsdp_keys_are_fixed() -> None:
         "xla_fsdp_grad_ckpt": True,
         "xla_fsdp_settings": {"compute_dtype": "bfloat16"},
     }
-
-
-def test_the_fixed_samples_are_left_alone_by_another_round() -> None:
-    for path in expectations.FOLDER.glob("tpu60*.py"):
-        cells = fix([cell_of(path.read_text(), path.name)], check).cells
-        assert cells[0].tree is not None
-        assert not fix(cells, check).changes, path.name
-        assert not [one for one in check(cells) if one.edits], path.name
 
 
 # -- what is said is true --------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ examples. Every host of Google's cloud also shows the virtual network card, whic
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -189,43 +190,29 @@ def kaggle_v5e_8(tmp_path: Path) -> FakeHost:
     return FakeHost(root, environ, versions=dict(KAGGLE_TPU_VERSIONS))
 
 
-def tpu_vm_v2(tmp_path: Path) -> FakeHost:
-    return _tpu_vm(tmp_path, "0x0027", "0x004e", add_accel)
+def _tpu_vm(
+    name: str, device: str, subsystem: str, add_files: Callable[[Path, int], None]
+) -> Callable[[Path], FakeHost]:
+    """Makes TPU VMs with four chips."""
+
+    def build(tmp_path: Path) -> FakeHost:
+        root = base(tmp_path, memory_kb=400_000_000, cpus="0-95,120")
+        add_chips(root, 4, device, subsystem)
+        add_files(root, 4)
+        return FakeHost(root, versions=dict(TPU_VM_VERSIONS))
+
+    build.__name__ = f"tpu_vm_{name}"  # as a test's id has it
+    return build
 
 
-def tpu_vm_v3(tmp_path: Path) -> FakeHost:
-    return _tpu_vm(tmp_path, "0x0027", "0x004f", add_accel)
-
-
-def tpu_vm_v4(tmp_path: Path) -> FakeHost:
-    return _tpu_vm(tmp_path, "0x005e", "0x0000", add_accel)
-
-
-def tpu_vm_v5p(tmp_path: Path) -> FakeHost:
-    return _tpu_vm(tmp_path, "0x0062", "0x0000", add_vfio)
-
-
-def tpu_vm_v5e(tmp_path: Path) -> FakeHost:
-    return _tpu_vm(tmp_path, "0x0063", "0x0000", add_vfio)
-
-
-def tpu_vm_v6e(tmp_path: Path) -> FakeHost:
-    return _tpu_vm(tmp_path, "0x006f", "0x0000", add_vfio)
-
-
-def tpu_vm_7x(tmp_path: Path) -> FakeHost:
-    return _tpu_vm(tmp_path, "0x0076", "0x0000", add_vfio)
-
-
-def tpu_vm_unknown(tmp_path: Path) -> FakeHost:
-    return _tpu_vm(tmp_path, "0x00aa", "0x0000", add_vfio)
-
-
-def _tpu_vm(tmp_path: Path, device: str, subsystem: str, add_files: object) -> FakeHost:
-    root = base(tmp_path, memory_kb=400_000_000, cpus="0-95,120")
-    add_chips(root, 4, device, subsystem)
-    add_files(root, 4)  # type: ignore[operator]
-    return FakeHost(root, versions=dict(TPU_VM_VERSIONS))
+tpu_vm_v2 = _tpu_vm("v2", "0x0027", "0x004e", add_accel)
+tpu_vm_v3 = _tpu_vm("v3", "0x0027", "0x004f", add_accel)
+tpu_vm_v4 = _tpu_vm("v4", "0x005e", "0x0000", add_accel)
+tpu_vm_v5p = _tpu_vm("v5p", "0x0062", "0x0000", add_vfio)
+tpu_vm_v5e = _tpu_vm("v5e", "0x0063", "0x0000", add_vfio)
+tpu_vm_v6e = _tpu_vm("v6e", "0x006f", "0x0000", add_vfio)
+tpu_vm_7x = _tpu_vm("7x", "0x0076", "0x0000", add_vfio)
+tpu_vm_unknown = _tpu_vm("unknown", "0x00aa", "0x0000", add_vfio)
 
 
 def gke(tmp_path: Path) -> FakeHost:

@@ -59,22 +59,22 @@ def test_nobody_holds_it(root):
     assert find_owners(root) == DeviceOwners((), 0, LockFile(str(root / "tmp/libtpu_lockfile")))
 
 
-@pytest.mark.parametrize("path", ["dev/accel0", "dev/accel12", "dev/vfio/0", "dev/vfio/17"])
-def test_a_process_with_a_device_file(root, path):
+@pytest.mark.parametrize(
+    ("opened", "devices"),
+    [
+        *(([path], [path]) for path in ("dev/accel0", "dev/accel12", "dev/vfio/0", "dev/vfio/17")),
+        (["dev/accel1", "dev/accel0", "dev/accel1"], ["dev/accel0", "dev/accel1"]),  # once each
+        *(
+            ([path], [])
+            for path in ("dev/vfio/vfio", "dev/accel", "dev/accelerated0", "dev/vfio/0/x", "dev/accel/accel0")
+        ),
+    ],
+)
+def test_the_device_files_of_a_process(root, opened, devices):
     fake_hosts.add_process(root, 100, ("bash",))
-    fake_hosts.add_process(root, 4321, ("python3", "train.py", "--epochs", "3"), (path,))
-    assert find_owners(root).owners == (DeviceOwner(4321, "python3 train.py --epochs 3", (str(root / path),)),)
-
-
-@pytest.mark.parametrize("path", ["dev/vfio/vfio", "dev/accel", "dev/accelerated0", "dev/vfio/0/x", "dev/accel/accel0"])
-def test_other_files_are_no_sign(root, path):
-    fake_hosts.add_process(root, 4321, ("python3",), (path,))
-    assert find_owners(root).owners == ()
-
-
-def test_all_device_files_of_a_holder_once_each(root):
-    fake_hosts.add_process(root, 7, ("python3",), ("dev/accel1", "dev/accel0", "dev/accel1"))
-    assert find_owners(root).owners[0].devices == (str(root / "dev/accel0"), str(root / "dev/accel1"))
+    fake_hosts.add_process(root, 4321, ("python3", "train.py", "--epochs", "3"), tuple(opened))
+    owner = DeviceOwner(4321, "python3 train.py --epochs 3", tuple(str(root / path) for path in devices))
+    assert find_owners(root).owners == ((owner,) if devices else ())
 
 
 def test_ourselves_our_child_and_a_stranger(root):
@@ -267,18 +267,13 @@ def test_a_stranger_is_named_with_the_way_to_stop_it(root):
     assert (problem.about, problem.state) == ("in use", "broken")
 
 
-def test_our_own_kernel_is_told_to_restart(root):
+def test_our_own_kernel_is_told_to_restart_and_our_own_workers_are_no_problem(root):
     fake_hosts.add_process(root, 60, ("ipykernel",), ("dev/accel0",))
+    fake_hosts.add_process(root, 80, ("worker",), ("dev/accel1",), parent=60)
     (problem,) = judge_owners(find_owners(root, pid=60))
     assert problem.what == "This notebook's own kernel (process 60) uses the TPU."
     assert problem.command == ""
     assert problem.todo.startswith("restart the kernel")
-
-
-def test_our_own_workers_are_no_problem(root):
-    fake_hosts.add_process(root, 60, ("ipykernel",))
-    fake_hosts.add_process(root, 80, ("worker",), ("dev/accel1",), parent=60)
-    assert judge_owners(find_owners(root, pid=60)) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another account")

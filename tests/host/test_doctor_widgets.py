@@ -15,54 +15,39 @@ GROUP = "Widgets and JupyterLab"
 WIDGETS, MANAGER, OURS = "ipywidgets", "Widget manager", "JupyterLab extension"
 
 
-def states(tmp_path: Path, **changes) -> dict[str, str]:
-    host = fake_hosts.plain(tmp_path)
-    versions = changes.pop("versions", {})
-    found = doctor_host.jupyter(host.root / "opt/venv", **changes)
-    return {name: state for (group, name), state in ill(examined(host, jupyter=found, versions=versions)).items()}
-
-
-def test_all_is_there(tmp_path):
-    assert states(tmp_path) == {}
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"versions": {"ipywidgets": None}}, {WIDGETS: "warning"}),
-        ({"versions": {"ipywidgets": "7.6.5"}, "manager": "3.1.11"}, {WIDGETS: "warning"}),
-        ({"versions": {"ipywidgets": "7.7.1"}, "manager": "3.1.11"}, {}),
-        ({"versions": {"ipywidgets": "7.7.1"}, "manager": "5.0.15"}, {MANAGER: "warning"}),
-        ({"manager": "3.1.11"}, {MANAGER: "warning"}),
-        ({"manager": ""}, {MANAGER: "warning"}),
-        ({"ours": ""}, {OURS: "warning"}),
-        ({"ours": "0.0.9"}, {OURS: "warning"}),
-        ({"disabled": {"tpu-magics": True}}, {OURS: "warning"}),
-        ({"disabled": {"tpu-magics": False}}, {}),
-        ({"disabled": ["@jupyter-widgets/jupyterlab-manager"]}, {MANAGER: "warning"}),
-        ({"disabled": {"another": True}}, {}),
-        ({"disabled": "nonsense"}, {}),
-    ],
-)
-def test_what_is_missing_old_or_disabled(tmp_path, changes, expected):
-    assert states(tmp_path, **changes) == expected
+REINSTALL = "%pip install --force-reinstall --no-deps tpu-magics"
+ENABLE = "!jupyter labextension enable tpu-magics"
 
 
 @pytest.mark.parametrize(
     ("changes", "name", "command"),
     [
+        ({}, "", ""),
+        ({"versions": {"ipywidgets": None}}, WIDGETS, ""),
+        ({"versions": {"ipywidgets": "7.6.5"}, "manager": "3.1.11"}, WIDGETS, ""),
+        ({"versions": {"ipywidgets": "7.7.1"}, "manager": "3.1.11"}, "", ""),
+        ({"versions": {"ipywidgets": "7.7.1"}, "manager": "5.0.15"}, MANAGER, '%pip install "jupyterlab_widgets<2"'),
+        ({"manager": "3.1.11"}, MANAGER, ""),
         ({"manager": ""}, MANAGER, '%pip install "jupyterlab_widgets>=3"'),
-        ({"versions": {"ipywidgets": "7.7.1"}}, MANAGER, '%pip install "jupyterlab_widgets<2"'),
-        ({"ours": ""}, OURS, "%pip install --force-reinstall --no-deps tpu-magics"),
-        ({"ours": "9.9"}, OURS, f"%pip install --force-reinstall --no-deps tpu-magics=={__version__}"),
-        ({"disabled": ["tpu-magics"]}, OURS, "!jupyter labextension enable tpu-magics"),
+        ({"ours": ""}, OURS, REINSTALL),
+        ({"ours": "0.0.9"}, OURS, f"{REINSTALL}=={__version__}"),
+        ({"ours": "9.9"}, OURS, f"{REINSTALL}=={__version__}"),
+        ({"disabled": {"tpu-magics": True}}, OURS, ENABLE),
+        ({"disabled": ["tpu-magics"]}, OURS, ENABLE),
+        ({"disabled": {"tpu-magics": False}}, "", ""),
+        ({"disabled": ["@jupyter-widgets/jupyterlab-manager"]}, MANAGER, ""),
+        ({"disabled": {"another": True}}, "", ""),
+        ({"disabled": "nonsense"}, "", ""),
     ],
 )
-def test_the_command_that_mends_it(tmp_path, changes, name, command):
+def test_what_is_missing_old_or_disabled_and_the_command_that_mends_it(tmp_path, changes, name, command):
+    """No name: nothing is wrong. No command: another test has it."""
     host = fake_hosts.plain(tmp_path)
-    versions = changes.pop("versions", {})
-    checks = examined(host, jupyter=doctor_host.jupyter(host.root / "venv", **changes), versions=versions)
-    assert one(checks, GROUP, name).command == command
+    of_jupyter = {key: value for key, value in changes.items() if key != "versions"}
+    found = doctor_host.jupyter(host.root / "opt/venv", **of_jupyter)
+    checks = examined(host, jupyter=found, versions=changes.get("versions", {}))
+    assert ill(checks) == ({(GROUP, name): "warning"} if name else {})
+    assert not command or one(checks, GROUP, name).command == command
 
 
 def test_a_package_json_that_is_none_counts_as_missing(tmp_path):

@@ -41,7 +41,7 @@ def test_recorded_hosts(tmp_path, build, place, tpu, device, workers, replicas, 
     assert (host.environment.key, host.tpu, host.device) == (place, tpu, device)
     assert (host.workers, host.replicas, host.cpus) == (workers, replicas, cpus)
     assert len(host.chips) == len(host.devices) == (workers if device == "TPU" else 0)
-    assert host.problems == ()
+    assert (host.framework, host.problems) == ("torch", ())
 
 
 @pytest.mark.parametrize("bounds", ["2,2,1", "1,1,1", "4,4,1", "nonsense"])
@@ -120,8 +120,10 @@ def test_what_stops_training_comes_first(tmp_path):
 
 
 def test_one_of_several_hosts_is_told(tmp_path):
-    (note,) = inspect(fake_hosts.gke(tmp_path)).notes
+    fake = fake_hosts.gke(tmp_path)
+    (note,), (other,) = inspect(fake).notes, inspect_tensorflow(fake).notes
     assert note.startswith("This is one of 2 hosts of a slice: workers start on this host only")
+    assert other.startswith("This is one of 2 hosts of a slice: TensorFlow runs in this notebook's process only")
 
 
 def test_a_left_over_lock_of_our_own_is_a_note(tmp_path):
@@ -147,32 +149,20 @@ def test_a_host_can_be_kept_as_json(tmp_path, build):
 
 @pytest.mark.process
 def test_this_machine_without_touching_anything():
-    """In a process of its own: nothing heavy is imported, nothing is set, and no runtime comes up."""
+    """In a process of its own: nothing heavy is imported, nothing is set, no runtime comes up, and the network is not
+    used: the socket layer reports every connection to audit hooks."""
     code = """if True:
         import os, sys
+        seen = []
+        sys.addaudithook(lambda name, _: seen.append(name) if name.startswith("socket.") else None)
         from tpu_magics.host import inspect_host
         before = dict(os.environ)
         host = inspect_host()
         heavy = ("torch", "torch_xla", "jax", "tensorflow", "accelerate", "transformers", "psutil", "ipywidgets")
-        print([name for name in heavy if name in sys.modules], dict(os.environ) == before, host.cpus)
+        print([name for name in heavy if name in sys.modules], dict(os.environ) == before, host.cpus, seen)
     """
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == f"[] True {len(os.sched_getaffinity(0))}"
-
-
-@pytest.mark.process
-def test_the_network_is_not_used():
-    """The socket layer reports every connection to audit hooks; none is reported."""
-    code = """if True:
-        import sys
-        seen = []
-        sys.addaudithook(lambda name, _: seen.append(name) if name.startswith("socket.") else None)
-        from tpu_magics.host import inspect_host
-        inspect_host()
-        print(seen)
-    """
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "[]"
+    assert out.stdout.strip() == f"[] True {len(os.sched_getaffinity(0))} []"
 
 
 # -- TensorFlow, which has one process and no workers --------------------------------------------------------------
@@ -191,10 +181,6 @@ def test_tensorflow_on_a_tpu_has_no_workers_and_changes_no_environment(tmp_path,
     assert (host.variable_changes, notebook_environment(host), host.problems) == ((), {}, ())
 
 
-def test_torch_is_what_a_host_is_looked_at_for_without_a_word(tmp_path):
-    assert inspect(fake_hosts.plain(tmp_path)).framework == "torch"
-
-
 @pytest.mark.parametrize(
     ("build", "why"),
     [
@@ -210,12 +196,6 @@ def test_where_tensorflow_finds_no_tpu_it_is_told_and_nothing_is_to_be_installed
     fake.environ["PJRT_DEVICE"] = "CPU"
     on_cpu = inspect_host(**fake.arguments(), framework="tensorflow").problems  # type: ignore[arg-type]
     assert problem not in on_cpu
-
-
-def test_a_pjrt_device_of_torch_xla_is_not_tensorflows(tmp_path):
-    fake = fake_hosts.plain(tmp_path)
-    fake.environ["PJRT_DEVICE"] = "TPU"
-    assert inspect_tensorflow(fake).problems == ()
 
 
 def test_a_rehearsal_on_a_tpu_host_is_one_for_tensorflow_too(tmp_path):
@@ -252,13 +232,9 @@ def test_a_remote_tpu_that_the_environment_names_is_a_note(tmp_path, environ, no
     assert inspect(fake).notes == ()
 
 
-@pytest.mark.parametrize("name", ["local", ""])
-def test_local_is_no_remote_tpu(tmp_path, name):
+@pytest.mark.parametrize("environ", [{"TPU_NAME": "local"}, {"TPU_NAME": ""}, {"PJRT_DEVICE": "TPU"}])
+def test_local_is_no_remote_tpu_and_tensorflow_does_not_read_pjrt_device(tmp_path, environ):
     fake = fake_hosts.plain(tmp_path)
-    fake.environ["TPU_NAME"] = name
-    assert inspect_tensorflow(fake).notes == ()
-
-
-def test_one_of_several_hosts_is_told_of_tensorflow_too(tmp_path):
-    (note,) = inspect_tensorflow(fake_hosts.gke(tmp_path)).notes
-    assert note.startswith("This is one of 2 hosts of a slice: TensorFlow runs in this notebook's process only")
+    fake.environ.update(environ)
+    host = inspect_tensorflow(fake)
+    assert (host.notes, host.problems) == ((), ())

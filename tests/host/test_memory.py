@@ -13,6 +13,7 @@ from tpu_magics.host.memory import HostMemory, cpu_count, free_disk, host_memory
 from .fake_hosts import add_cpus, add_memory, write
 
 GIB = 2**30
+GROUP = "control group"
 UNLIMITED_V1 = "9223372036854771712"
 
 
@@ -22,14 +23,14 @@ def root(tmp_path):
     return tmp_path
 
 
-def group_v2(root: Path, path: str, limit: str, used: int, cached: int = 0) -> None:
+def group_v2(root: Path, path: str, limit: object, used: int, cached: int = 0) -> None:
     folder = root / "sys/fs/cgroup" / path
     write(folder / "memory.max", f"{limit}\n")
     write(folder / "memory.current", f"{used}\n")
     write(folder / "memory.stat", f"anon 5\nfile 7\ninactive_file {cached}\nactive_file 3\n")
 
 
-def group_v1(root: Path, path: str, limit: str, used: int, cached: int = 0) -> None:
+def group_v1(root: Path, path: str, limit: object, used: int, cached: int = 0) -> None:
     folder = root / "sys/fs/cgroup/memory" / path
     write(folder / "memory.limit_in_bytes", f"{limit}\n")
     write(folder / "memory.usage_in_bytes", f"{used}\n")
@@ -44,60 +45,47 @@ def test_no_meminfo_is_not_available_with_the_reason(tmp_path):
     assert host_memory(tmp_path) == HostMemory(None, None, "machine", "/proc/meminfo could not be read")
 
 
-def test_version_2_in_a_container(root):
-    write(root / "proc/self/cgroup", "0::/\n")
-    group_v2(root, "", str(8 * GIB), 3 * GIB)
-    assert host_memory(root) == HostMemory(8 * GIB, 5 * GIB, "control group")
+SESSION, SLICE = "user.slice/session-1.scope", "user.slice"
+MACHINE = (16 * GIB, 12 * GIB, "machine")
 
 
-def test_cached_pages_that_can_be_taken_back_count_as_free(root):
-    write(root / "proc/self/cgroup", "0::/\n")
-    group_v2(root, "", str(8 * GIB), 7 * GIB, cached=4 * GIB)
-    assert host_memory(root) == HostMemory(8 * GIB, 5 * GIB, "control group")
-
-
-def test_version_2_without_a_limit(root):
-    write(root / "proc/self/cgroup", "0::/user.slice/session-1.scope\n")
-    group_v2(root, "user.slice/session-1.scope", "max", 3 * GIB)
-    assert host_memory(root) == HostMemory(16 * GIB, 12 * GIB, "machine")
-
-
-def test_the_group_above_limits_too(root):
-    write(root / "proc/self/cgroup", "0::/user.slice/session-1.scope\n")
-    group_v2(root, "user.slice/session-1.scope", str(9 * GIB), 1 * GIB)
-    group_v2(root, "user.slice", str(10 * GIB), 8 * GIB)
-    assert host_memory(root) == HostMemory(9 * GIB, 2 * GIB, "control group")
-
-
-def test_version_1_in_a_container_whose_path_is_the_hosts(root):
-    write(root / "proc/self/cgroup", "5:cpu,cpuacct:/docker/abc\n4:memory:/docker/abc\n")
-    group_v1(root, "", str(4 * GIB), 3 * GIB, cached=1 * GIB)
-    assert host_memory(root) == HostMemory(4 * GIB, 2 * GIB, "control group")
-
-
-def test_version_1_without_a_limit(root):
-    write(root / "proc/self/cgroup", "4:memory:/\n")
-    group_v1(root, "", UNLIMITED_V1, 3 * GIB)
-    assert host_memory(root) == HostMemory(16 * GIB, 12 * GIB, "machine")
-
-
-def test_both_versions_at_once(root):
-    write(root / "proc/self/cgroup", "4:memory:/job\n0::/job\n")
-    group_v1(root, "job", str(6 * GIB), 1 * GIB)
-    assert host_memory(root) == HostMemory(6 * GIB, 5 * GIB, "control group")
-
-
-def test_more_used_than_allowed_leaves_nothing_rather_than_less(root):
-    write(root / "proc/self/cgroup", "0::/\n")
-    group_v2(root, "", str(2 * GIB), 3 * GIB)
-    assert host_memory(root).available == 0
+@pytest.mark.parametrize(
+    ("own", "groups", "expected"),
+    [
+        ("0::/", [(group_v2, "", 8 * GIB, 3 * GIB)], (8 * GIB, 5 * GIB, GROUP)),
+        # Cached pages can be taken back.
+        ("0::/", [(group_v2, "", 8 * GIB, 7 * GIB, 4 * GIB)], (8 * GIB, 5 * GIB, GROUP)),
+        (f"0::/{SESSION}", [(group_v2, SESSION, "max", 3 * GIB)], MACHINE),
+        # The group above limits too.
+        (
+            f"0::/{SESSION}",
+            [(group_v2, SESSION, 9 * GIB, 1 * GIB), (group_v2, SLICE, 10 * GIB, 8 * GIB)],
+            (9 * GIB, 2 * GIB, GROUP),
+        ),
+        # In a container the path is the host's.
+        (
+            "5:cpu,cpuacct:/docker/abc\n4:memory:/docker/abc",
+            [(group_v1, "", 4 * GIB, 3 * GIB, 1 * GIB)],
+            (4 * GIB, 2 * GIB, GROUP),
+        ),
+        ("4:memory:/", [(group_v1, "", UNLIMITED_V1, 3 * GIB)], MACHINE),
+        ("4:memory:/job\n0::/job", [(group_v1, "job", 6 * GIB, 1 * GIB)], (6 * GIB, 5 * GIB, GROUP)),
+        # More is used than allowed: nothing is left, not less.
+        ("0::/", [(group_v2, "", 2 * GIB, 3 * GIB)], (2 * GIB, 0, GROUP)),
+    ],
+)
+def test_limits_of_control_groups(root, own, groups, expected):
+    write(root / "proc/self/cgroup", f"{own}\n")
+    for add, *values in groups:
+        add(root, *values)
+    assert host_memory(root) == HostMemory(*expected)
 
 
 def test_the_machine_can_be_fuller_than_the_group(root):
     write(root / "proc/self/cgroup", "0::/\n")
     add_memory(root, 16 * 2**20, 1 * 2**20)
-    group_v2(root, "", str(8 * GIB), 1 * GIB)
-    assert host_memory(root) == HostMemory(8 * GIB, 1 * GIB, "control group")
+    group_v2(root, "", 8 * GIB, 1 * GIB)
+    assert host_memory(root) == HostMemory(8 * GIB, 1 * GIB, GROUP)
 
 
 @pytest.mark.parametrize("text", ["", "nonsense\n", "0:\n", "4:memory\n"])

@@ -7,7 +7,6 @@ else with its recorded versions; and in a real kernel.
 from __future__ import annotations
 
 import re
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ import pytest
 from tests.host import fake_hosts
 from tests.magics.kernel import LOAD, running_kernel
 from tpu_magics.host import Host, inspect_host, notebook_environment
-from tpu_magics.host.versions import installed
+from tpu_magics.host.versions import installed, version_of
 from tpu_magics.launch import plan
 from tpu_magics.panel.host import host_table
 from tpu_magics.panel.table import to_text
@@ -23,10 +22,6 @@ from tpu_magics.panel.table import to_text
 LISTS = Path(__file__).parent
 RECORDED = {"colab": fake_hosts.COLAB_TPU_VERSIONS, "kaggle": fake_hosts.KAGGLE_TPU_VERSIONS}
 TPU_MACHINES = {"colab": fake_hosts.colab_v5e_1, "kaggle": fake_hosts.kaggle_v5e_8}
-KAGGLE_REASON = (
-    "Kaggle's image sets it for one process. With one worker per chip, libtpu stops with "
-    '"Expected 8 worker addresses, got 1"'
-)
 
 
 def pinned(name: str) -> dict[str, str]:
@@ -37,14 +32,7 @@ def pinned(name: str) -> dict[str, str]:
 def is_here(name: str) -> bool:
     """Whether this environment is the host's."""
     wanted = {package: version for package, version in pinned(name).items() if package in ("torch", "libtpu")}
-    return all(_version(package) == version for package, version in wanted.items()) and bool(wanted)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    return all(version_of(package) == version for package, version in wanted.items()) and bool(wanted)
 
 
 @pytest.fixture(params=["colab", "kaggle"])
@@ -66,7 +54,7 @@ def test_the_lists_have_what_was_recorded(name: str) -> None:
 @pytest.mark.parametrize("name", RECORDED)
 def test_where_this_is_the_hosts_environment_it_has_every_version_of_the_list(name: str) -> None:
     if is_here(name):
-        assert {package: _version(package) for package in pinned(name)} == pinned(name)
+        assert {package: version_of(package) for package in pinned(name)} == pinned(name)
 
 
 def test_nothing_is_wrong_there(host: Host) -> None:
@@ -90,8 +78,9 @@ def test_the_table(host: Host) -> None:
     assert host.environment.name in shown and f"{chips}, 16 GiB of memory per chip" in shown
     assert f"torch {host.versions['torch']}, torch_xla {host.versions['torch_xla']}" in shown
     assert f"libtpu {host.versions['libtpu']}" in shown
-    repaired = " ".join(shown.split()).count(KAGGLE_REASON)
-    assert repaired == {"colab": 0, "kaggle": 2}[host.environment.key]
+    reasons = [change.reason for change in host.variable_changes]
+    assert len(reasons) == {"colab": 0, "kaggle": 2}[host.environment.key]
+    assert [" ".join(shown.split()).count(reason) for reason in reasons] == [2] * len(reasons)
 
 
 CELL = """\

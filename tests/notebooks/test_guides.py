@@ -11,7 +11,7 @@ import nbformat
 import pytest
 
 from tests import _notebooks, overlay
-from tests.notebooks.test_tutorials import ROOT, assert_saved_clean
+from tests.notebooks.test_tutorials import ROOT
 from tpu_magics.check import check_paths
 
 FOLDER = ROOT / "notebooks" / "guides"
@@ -71,11 +71,6 @@ def text_of(cell: Any) -> str:
 
 def test_there_is_each_guide() -> None:
     assert [path.stem for path in GUIDES] == list(SHOWS)
-
-
-@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.stem)
-def test_a_guide_is_saved_clean(path: Path) -> None:
-    assert_saved_clean(path)
 
 
 @pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.stem)

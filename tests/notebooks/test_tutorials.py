@@ -23,12 +23,8 @@ def test_tutorials_are_numbered_from_one() -> None:
     assert found == list(range(1, len(found) + 1))
 
 
-@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
-def test_a_tutorial_is_saved_clean(path: Path) -> None:
-    assert_saved_clean(path)
-
-
-def assert_saved_clean(path: Path) -> None:
+@pytest.mark.parametrize("path", [*TUTORIALS, *sorted((ROOT / "notebooks/guides").glob("*.ipynb"))], ids=lambda p: p.stem)
+def test_a_notebook_is_saved_clean(path: Path) -> None:
     """Valid, with the outputs that nbval compares and no others, and with an assertion of what it claims."""
     notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)
     nbformat.validate(notebook)

@@ -11,11 +11,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
-import traceback
 from pathlib import Path
 from typing import Any
 
+from tests.cases.plain_run import compiles, in_fork
 from tests.programs import compare
 from tests.programs.program import FOLDER, Cell, Program, read_program
 
@@ -45,40 +44,12 @@ def main(truth: str, folder: str, *names: str) -> None:
 def _in_fork(program: Program, folder: Path) -> dict[str, Any]:
     work = folder / program.name
     work.mkdir()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            _redirect(work / "printed")
-            os.chdir(work)
-            (work / "answer").write_text(json.dumps(_in_thread(program, folder / f"{program.name}.pickle")))
-        finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
-    answer = work / "answer"
-    found = json.loads(answer.read_text()) if answer.exists() else {"error": "the process died"}
-    return {"name": program.name, **found}
 
+    def body() -> dict[str, Any]:
+        os.chdir(work)
+        return {"compiles": run(program, folder / f"{program.name}.pickle")}
 
-def _redirect(path: Path) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-
-
-def _in_thread(program: Program, path: Path) -> dict[str, Any]:
-    """A new thread, because the pool of GNU OpenMP does not survive a fork."""
-    answer: dict[str, Any] = {"error": "", "compiles": []}
-
-    def body() -> None:
-        try:
-            answer["compiles"] = run(program, path)
-        except BaseException:
-            answer["error"] = traceback.format_exc()
-
-    thread = threading.Thread(target=body)
-    thread.start()
-    thread.join()
-    return answer
+    return {"name": program.name, "compiles": [], **in_fork(body, work)}
 
 
 def run(program: Program, path: Path) -> list[int]:
@@ -95,10 +66,10 @@ def run(program: Program, path: Path) -> list[int]:
     shell.run_cell(prelude(program), store_history=False).raise_error()
     found = []
     for cell in program.cells:
-        before = _compiles()
+        before = compiles()
         _run_cell(shell, cell)
         if cell.magic:
-            found.append(_compiles() - before)
+            found.append(compiles() - before)
         if len(found) == len(program.compiles) and program.truth != truth():
             return found
     compare.write(shell.user_ns["compared"], path)
@@ -116,11 +87,6 @@ def _run_cell(shell: Any, cell: Cell) -> None:
 def truth() -> str:
     """Where this process runs programs."""
     return "XLA:CPU" if sys.modules.get("torch_xla") else "CPU"
-
-
-def _compiles() -> int:
-    extension = getattr(sys.modules.get("torch_xla"), "_XLAC", None)
-    return 0 if extension is None else int(extension._xla_counter_value("UncachedCompile") or 0)
 
 
 if __name__ == "__main__":

@@ -10,23 +10,17 @@ import subprocess
 import sys
 import tempfile
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.runs.builders import in_child, in_threads
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs import folder as folder_module
 from tpu_magics.runs.files import RunFiles, fallback_root, read_info, runs_root
 from tpu_magics.runs.folder import RunFolder
 from tpu_magics.runs.owner import process_started, same_process
-
-
-@pytest.fixture(autouse=True)
-def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TPU_MAGICS_RUNS", raising=False)
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(temporary))
 
 
 @pytest.fixture
@@ -127,16 +121,15 @@ def test_without_permission_it_falls_back(monkeypatch: pytest.MonkeyPatch) -> No
             os.chmod(path, mode)
         monkeypatch.setattr("tempfile.tempdir", str(temporary))
         told = Path(temporary, "told")
-        child = os.fork()
-        if child == 0:
-            try:
-                if os.getuid() == 0:
-                    os.setuid(65534)
-                run = RunFolder.create("a", cwd=closed)
-                told.write_text(f"{run.warning}\n{read_info(run.info_path)['status']}")
-            finally:
-                os._exit(0)
-        os.waitpid(child, 0)
+
+        def work() -> int:
+            if os.getuid() == 0:
+                os.setuid(65534)
+            run = RunFolder.create("a", cwd=closed)
+            told.write_text(f"{run.warning}\n{read_info(run.info_path)['status']}")
+            return 0
+
+        assert in_child(work) == 0
         warning, status = told.read_text().splitlines()
         assert warning.startswith(f"{closed}/.tpu_runs cannot be written (Permission denied): this run is stored in ")
         assert str(temporary) in warning and status == "starting"
@@ -194,11 +187,7 @@ def test_updates_from_many_threads_lose_nothing_and_are_never_seen_half(cwd: Pat
 
     reader = threading.Thread(target=read)
     reader.start()
-    writers = [threading.Thread(target=write, args=(number,)) for number in range(8)]
-    for thread in writers:
-        thread.start()
-    for thread in writers:
-        thread.join()
+    in_threads(*(partial(write, number) for number in range(8)))
     stop.set()
     reader.join()
     assert seen and min(seen) > 10
@@ -208,15 +197,13 @@ def test_updates_from_many_threads_lose_nothing_and_are_never_seen_half(cwd: Pat
 @pytest.mark.process
 def test_another_process_does_not_write_run_json(cwd: Path) -> None:
     run = RunFolder.create("a", cwd=cwd)
-    child = os.fork()
-    if child == 0:
-        try:
+
+    def work() -> int:
+        with pytest.raises(RuntimeError):
             run.update(status="stolen")
-        except RuntimeError:
-            os._exit(7)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        return 7
+
+    assert in_child(work) == 7
     assert read_info(run.info_path)["status"] == "starting"
 
 
@@ -286,7 +273,7 @@ def test_the_names_of_the_files() -> None:
     files = RunFiles("/r/x")
     assert [path.name for path in (files.info_path, files.supervisor_path)] == ["run.json", "supervisor.jsonl"]
     assert [files.events_path(3).name, files.log_path(3).name] == ["rank-3.jsonl", "rank-3.log"]
-    assert files.value_path(3).name == "result-value-3.pkl" and files.weights_path.name == "result-weights"
+    assert files.value_path(3).name == "result-value-3.pkl"
     assert files.stacks_path(3).name == "rank-3.stacks" and files.display_path(2).name == "display-2.json"
 
 

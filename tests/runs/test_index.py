@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.runs.builders import in_threads
 from tpu_magics.__main__ import main
 from tpu_magics.runs import index
 from tpu_magics.runs.files import fallback_root
@@ -22,10 +22,8 @@ MANY = TOLERATED + 5
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(tmp_path: Path) -> Path:
     """A folder with so many runs that an index is worth it: "r0" is the oldest."""
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     folder = tmp_path / "runs"
     for number in range(MANY):
         written(folder, f"20260101T0000{number:02}Z-r{number}", created=1e9 + number, name=f"r{number}")
@@ -160,11 +158,7 @@ def test_kernels_that_write_at_once_leave_a_whole_one(root: Path) -> None:
             (root / ".index.json").unlink(missing_ok=True)
             found.append(names(root))
 
-    threads = [threading.Thread(target=list_often) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[list_often] * 4)
     assert found == [ALL] * 40
     names(root)
     assert len(json.loads((root / ".index.json").read_bytes())["runs"]) == MANY

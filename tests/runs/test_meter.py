@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import threading
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
+from tests.runs.builders import in_child, in_threads
 from tpu_magics.runs.events import Memory, Steps, Value, Warned, only
 from tpu_magics.runs.meter import MemoryMeter, StepMeter, ValueMeter, plain_value
 from tpu_magics.runs.reader import Tail
@@ -147,11 +147,7 @@ def test_a_clock_that_is_set_back_does_not_silence_a_run(writer: EventWriter, cl
 
 def test_steps_of_threads_are_all_counted(writer: EventWriter) -> None:
     meter = StepMeter(writer)
-    threads = [threading.Thread(target=lambda: [meter.step() for _ in range(5000)]) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[lambda: [meter.step() for _ in range(5000)]] * 4)
     meter.flush()
     assert meter.total == 20_000
     assert sum(event.n for event in only(Tail(writer.path).read(), Steps)) == 20_000
@@ -172,15 +168,16 @@ def test_a_writer_that_failed_does_not_stop_the_count(tmp_path: Path, clock: Fak
 def test_a_child_of_the_training_counts_and_logs_nothing(writer: EventWriter, clock: FakeClock) -> None:
     meter, values = StepMeter(writer, clock), ValueMeter(writer, clock)
     values.log("loss", 1.0, 1)
+
+    def work() -> int:
+        thread = threading.Thread(target=lambda: (meter.step(), values.log("loss", 2.0, 2), values.flush()))
+        thread.daemon = True
+        thread.start()
+        thread.join(10)
+        return meter.total + 2 * thread.is_alive()
+
     with meter._lock, values._lock:
-        child = os.fork()
-        if child == 0:
-            thread = threading.Thread(target=lambda: (meter.step(), values.log("loss", 2.0, 2), values.flush()))
-            thread.daemon = True
-            thread.start()
-            thread.join(10)
-            os._exit(meter.total + 2 * thread.is_alive())
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert in_child(work) == 0
     assert len(Tail(writer.path).read()) == 1
 
 

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.runs.builders import made
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.runs.folder import RunFolder
 from tpu_magics.runs.owner import Owner, foreign_text, owner_of, this_owner
 from tpu_magics.runs.reader import find_run, list_runs, own_runs_first
 
 THEIRS = {"notebook": "/home/me/eval.ipynb", "kernel": "k2", "pid": 1, "pid_started": 5}
 
 
-@pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(autouse=True)
+def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "train.ipynb"))
-    return tmp_path / "runs"
-
-
-def made(root: Path, name: str, created: float, **fields: Any) -> RunFolder:
-    folder = RunFolder.create(name, root=root)
-    folder.update(created=created, status="done", **fields)
-    return folder
 
 
 def test_a_run_knows_its_notebook(root: Path, tmp_path: Path) -> None:

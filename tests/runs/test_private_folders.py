@@ -15,14 +15,6 @@ from tpu_magics.runs.folder import RunFolder
 from tpu_magics.runs.private_folders import make_private, make_scratch, note_owner, remove_scratch
 
 
-@pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "tmp"
-    path.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(path))
-    return path
-
-
 @pytest.fixture
 def files(tmp_path: Path) -> RunFiles:
     path = tmp_path / "run"

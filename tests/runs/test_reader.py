@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.runs.builders import made
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs.events import KINDS, End, Event, Frame, Memory, Start, Steps, Value, Warned, to_line
 from tpu_magics.runs.folder import RunFolder
@@ -27,29 +28,11 @@ FAILED = End(30.0, 0, status="failed", steps=3, error_type="ValueError", error_t
 EVENTS = (*ONE_OF_EACH, FAILED)
 
 
-@pytest.fixture(autouse=True)
-def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TPU_MAGICS_RUNS", raising=False)
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "runs"
-
-
 def record(path: Path, *events: Event) -> None:
     writer = EventWriter(path, events[0].rank)
     for event in events:
         assert writer.write(event)
     writer.close()
-
-
-def made(root: Path, name: str, created: float, **fields: Any) -> RunFolder:
-    folder = RunFolder.create(name, root=root)
-    folder.update(**{"created": created, "status": "done", **fields})
-    return folder
 
 
 # -- record files -------------------------------------------------------------------------------------------------

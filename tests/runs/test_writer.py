@@ -7,26 +7,15 @@ import os
 import resource
 import signal
 import threading
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.runs.builders import in_child, in_threads
 from tpu_magics.runs.events import Event, Steps, Value, Warned, to_line
 from tpu_magics.runs.reader import Tail
 from tpu_magics.runs.writer import EventWriter
-
-
-def in_child(work: Callable[[], int]) -> int:
-    """The exit code of a forked child that did `work`."""
-    child = os.fork()
-    if child == 0:
-        code = 99
-        try:
-            code = work()
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def test_events_are_appended_in_order(tmp_path: Path) -> None:
@@ -58,11 +47,7 @@ def test_threads_write_whole_lines(tmp_path: Path) -> None:
         for turn in range(300):
             writer.write(Value(float(turn), number, name="x" * (turn % 97), value=turn, step=turn))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(partial(work, number) for number in range(8)))
     events = Tail(writer.path).read()
     assert len(events) == 2400
     for number in range(8):

@@ -33,11 +33,17 @@ def last_name(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def root_name(node: ast.AST) -> str:
-    """`a` of `a`, of `a.b.c` and of `a[0].b`; "" of anything else."""
+def root(node: ast.AST) -> ast.AST:
+    """`a` of `a`, of `a.b.c` and of `a[0].b`; a call is its own."""
     while isinstance(node, (ast.Attribute, ast.Subscript)):
         node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
+    return node
+
+
+def root_name(node: ast.AST) -> str:
+    """The root's name; "" if it is none."""
+    found = root(node)
+    return found.id if isinstance(found, ast.Name) else ""
 
 
 def nodes_of(tree: ast.AST) -> Iterator[ast.AST]:

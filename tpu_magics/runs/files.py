@@ -71,11 +71,6 @@ class RunFiles:
         """The step of the results of a run that did not end well (--keep-partial)."""
         return self.path / "result-partial.json"
 
-    @property
-    def weights_path(self) -> Path:
-        """The folder of the weights, until the notebook has read them."""
-        return self.path / "result-weights"
-
     def display_path(self, number: int) -> Path:
         """What rank 0 displayed, by its number."""
         return self.path / f"display-{number}.json"

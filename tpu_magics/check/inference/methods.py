@@ -80,7 +80,7 @@ def _model_method(
         return AbstractValue(LIST, item=AbstractValue(LIST, items=(A_NUMBER, AbstractValue(TENSOR, lib=value.lib))))
     if method in ("modules", "children"):
         return AbstractValue(LIST, item=AbstractValue(MODEL, lib=value.lib))
-    if method in _SAME_MODEL:
+    if method in SAME_MODEL:
         where = where_of_device(arguments[0]) if method == "to" and arguments else value.where
         return value.with_(where=where or value.where)
     if method in ("generate", "forward", "call", "get_input_embeddings"):
@@ -92,7 +92,8 @@ def _model_method(
     return UNKNOWN_VALUE
 
 
-_SAME_MODEL = frozenset(
+# Methods that return the model.
+SAME_MODEL = frozenset(
     ("to", "cuda", "cpu", "train", "eval", "half", "float", "bfloat16", "double", "requires_grad_", "apply", "module",
      "share_memory", "to_empty")
 )  # fmt: skip

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 from tpu_magics.check.inference.names import CONVENTIONS
-from tpu_magics.check.inference.stubs import ARRAY_METHODS, TENSOR_ONLY_METHODS
+from tpu_magics.check.inference.stubs import ARRAY_METHODS, TENSOR_ONLY_METHODS, TORCH_LOSSES
 from tpu_magics.check.inference.values import (
     A_NUMBER,
     ACCELERATOR,
@@ -278,7 +278,6 @@ _LIBRARIES = frozenset(
     ("torch", "torch.nn.functional", "torch.linalg", "tensorflow", "tensorflow.math", "tensorflow.nn",
      "torch_xla.core.xla_model")
 )  # fmt: skip
-_LOSSES = frozenset(("cross_entropy", "mse_loss", "nll_loss", "binary_cross_entropy_with_logits", "l1_loss"))
 _PAIRS = frozenset(("max", "min", "maximum", "minimum", "matmul", "mm", "bmm", "dot", "cdist", "cosine_similarity"))
 _TORCH_ONLY = frozenset(
     ("float", "long", "half", "dim", "cpu", "to", "clone", "bool", "eq", "ne", "gt", "lt", "ge", "le")
@@ -321,7 +320,7 @@ def _look_at_call(node: ast.Call, numeric: bool, result: dict[str, int], librari
 def _look_at_library_call(node: ast.Call, name: str, result: dict[str, int]) -> None:
     """`torch.sum(x)`, `F.cross_entropy(out, labels)`: the first argument is a tensor, for a loss also the second."""
     owner, _, last = name.rpartition(".")
-    if last in _LOSSES:
+    if last in TORCH_LOSSES:
         for argument in [*node.args[:2], *(one.value for one in node.keywords if one.arg in ("input", "target"))]:
             _add_evidence(argument, 2, result)
     elif owner in _LIBRARIES and last[:1].islower() and last not in _TAKE_ANYTHING:

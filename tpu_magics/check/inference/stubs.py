@@ -63,6 +63,20 @@ _MANY = "topk sort split chunk unbind tensor_split max_pool2d_with_indices kthva
     "broadcast_tensors frexp std_mean var_mean lstm gru unstack top_k moments unique unique_with_counts " \
     "nonzero_tuple hsplit vsplit dsplit split_with_sizes aminmax cummax cummin linalg_svd"  # fmt: skip
 
+# Functions of torch.nn.functional; the result is one number unless `reduction` says otherwise.
+TORCH_LOSSES = frozenset(
+    ("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "poisson_nll_loss",
+     "binary_cross_entropy", "binary_cross_entropy_with_logits", "soft_margin_loss", "hinge_embedding_loss",
+     "cosine_embedding_loss")
+)  # fmt: skip
+_FUNCTIONAL = "torch.nn.functional."
+
+
+def is_torch_loss(name: str) -> bool:
+    """Whether a canonical name is that of a loss of torch.nn.functional."""
+    return name.startswith(_FUNCTIONAL) and name.removeprefix(_FUNCTIONAL) in TORCH_LOSSES
+
+
 _EXACT: dict[str, AbstractValue] = {
     **dict.fromkeys(("torch." + one for one in _BOOLS.split()), _TORCH_BOOL),
     **dict.fromkeys(("torch." + one for one in _INTS.split()), _TORCH_INT),
@@ -151,11 +165,9 @@ _EXACT: dict[str, AbstractValue] = {
         _TORCH_FLOAT,
     ),
     **dict.fromkeys(
-        ("torch.nn.functional." + one for one in [
-            "cross_entropy", "mse_loss", "l1_loss", "nll_loss", "binary_cross_entropy", "smooth_l1_loss",
-            "binary_cross_entropy_with_logits", "kl_div", "huber_loss", "relu", "gelu", "silu", "sigmoid", "tanh",
-            "softmax", "log_softmax", "dropout", "layer_norm", "batch_norm", "normalize", "softplus", "leaky_relu",
-            "elu", "linear"
+        (_FUNCTIONAL + one for one in [
+            *TORCH_LOSSES, "relu", "gelu", "silu", "sigmoid", "tanh", "softmax", "log_softmax", "dropout",
+            "layer_norm", "batch_norm", "normalize", "softplus", "leaky_relu", "elu", "linear"
         ]),
         _TORCH_FLOAT,
     ),

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.inference.values import DEVICE, MODEL, AbstractValue
+from tpu_magics.check.inference.values import DEVICE, MODEL, NUMBER, AbstractValue
 from tpu_magics.check.program import remembered
 from tpu_magics.check.rules import _launches
 from tpu_magics.check.rules._launches import END
@@ -237,10 +237,18 @@ def _sides(test: ast.expr) -> tuple[int, int]:
 
 
 def _of_several(test: ast.BoolOp) -> tuple[int, int]:
-    sides = [_sides(one) for one in test.values]
+    when_true, when_false = zip(*map(_sides, test.values), strict=True)
     if isinstance(test.op, ast.And):
-        return next((one for one, _ in sides if one), 0), 0
-    return 0, next((other for _, other in sides if other), 0)
+        return _first(when_true), _common(when_false)
+    return _common(when_true), _first(when_false)
+
+
+def _first(devices: Sequence[int]) -> int:
+    return next(filter(None, devices), 0)
+
+
+def _common(devices: Sequence[int]) -> int:
+    return devices[0] if len(set(devices)) == 1 else 0
 
 
 def _of_comparison(test: ast.Compare) -> tuple[int, int]:
@@ -268,14 +276,37 @@ def is_for_other_device(node: ast.AST, ctx: RuleContext) -> bool:
 
 @remembered
 def is_gpu_program(program: CheckedProgram) -> bool:
-    """Whether the program moves things to "cuda" and does not use XLA."""
-    if program.uses("torch_xla") or program.uses("tpu_magics") or program.has_our_magics:
+    """Whether the program puts things on a GPU, and neither XLA nor accelerate, which would choose the device."""
+    if program.tpu_tf or program.has_our_magics or any(map(program.uses, _FOR_TPUS)):
         return False
-    if program.calls("torch.cuda.set_device") or any(not call.node.args for call in program.methods("cuda")):
+    if program.calls(*_FOR_GPUS) or any(call.receiver.kind != NUMBER for call in program.methods("cuda")):
+        return True
+    listed = program.calls(*_LISTED)
+    if any(call.ctx.constant(call.ctx.argument(call.node, "device_type", 0)) == "GPU" for call in listed):
         return True
     devices = [call for call in (*program.calls("torch.device"), *program.methods("to")) if call.node.args]
-    return any(is_cuda(call.ctx.constant(call.node.args[0])) for call in devices)
+    return any(_is_cuda(call.ctx.constant(call.node.args[0])) for call in devices)
 
 
-def is_cuda(constant: object) -> bool:
+_FOR_TPUS = ("torch_xla", "tpu_magics", "accelerate")
+_FOR_GPUS = (
+    "torch.cuda.set_device",
+    "tensorflow.distribute.MirroredStrategy",
+    "tensorflow.distribute.MultiWorkerMirroredStrategy",
+)
+_LISTED = ("tensorflow.config.list_physical_devices", "tensorflow.config.experimental.list_physical_devices")
+
+
+@remembered
+def mentions_only_gpus(program: CheckedProgram) -> bool:
+    """Whether the text mentions CUDA and never a TPU: accelerate's launcher also starts workers on GPUs."""
+    texts = [cell.text for cell in program.cells]
+    return any(map(_GPUS.search, texts)) and not any(map(_TPUS.search, texts))
+
+
+_GPUS = re.compile(r"nvidia-smi|torch\.cuda\b|[\"']cuda\b")
+_TPUS = re.compile(r"(?<![a-z])(tpus?|xla)(?![a-z])", re.IGNORECASE)
+
+
+def _is_cuda(constant: object) -> bool:
     return isinstance(constant, str) and constant.partition(":")[0] == "cuda"

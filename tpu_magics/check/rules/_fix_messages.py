@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.finding import Edit
+from tpu_magics.check.inference.stubs import is_torch_loss
 from tpu_magics.check.inference.values import NUMBER, TENSOR
 from tpu_magics.check.rules import _tensor_values
 
@@ -184,11 +185,6 @@ _SCALAR_CALLS = frozenset(
     ["torch." + one for one in ("sum", "mean", "max", "min", "any", "all", "norm", "prod")]
     + ["tensorflow.reduce_" + one for one in ("sum", "mean", "max", "min", "any", "all", "prod")]
 )
-_LOSSES = frozenset(
-    "torch.nn.functional." + one
-    for one in ("cross_entropy", "mse_loss", "l1_loss", "nll_loss", "smooth_l1_loss", "binary_cross_entropy",
-                "binary_cross_entropy_with_logits", "huber_loss", "kl_div")
-)  # fmt: skip
 _ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
 
 
@@ -226,7 +222,7 @@ def _is_scalar(node: ast.expr, ctx: RuleContext, deep: int = 3) -> bool:
         name = ctx.name(node)
         if name in _SCALAR_CALLS:
             return len(node.args) == 1 and not node.keywords
-        if name in _LOSSES:
+        if is_torch_loss(name):
             return (
                 not ctx.has_unknown_arguments(node) and ctx.argument(node, "reduction") is None and len(node.args) == 2
             )

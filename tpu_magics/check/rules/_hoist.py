@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check import hoisting
+from tpu_magics.check.inference.methods import SAME_MODEL
 from tpu_magics.check.inference.values import CLASS, DEVICE, LIST, MODEL, MODULE, TENSOR
 from tpu_magics.check.program import remembered
 from tpu_magics.check.rules import _device, _ranks
-from tpu_magics.check.syntax import nodes_of, root_name
+from tpu_magics.check.syntax import nodes_of, root, root_name
 
 if TYPE_CHECKING:
     from tpu_magics.check.program import CallSite, Class, Function
@@ -31,10 +32,6 @@ _IS_MODEL = re.compile(
     r"\.(\w*(Model|Pipeline|Transformer|Unet)|U[Nn]et\w*|\w*(Model|Pipeline|AutoencoderKL)\.from_pretrained)$"
 )
 _BARE = ("torch.nn.Module", "torch.nn.modules.module.Module")
-# Methods that return the model.
-_SAME = frozenset(
-    ("to", "cuda", "cpu", "train", "eval", "half", "float", "double", "bfloat16", "requires_grad_", "apply")
-)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
@@ -149,7 +146,7 @@ def helper_reason(call: CallSite, helper: Function, function: Function | None) -
 
 def _returned(helper: Function) -> str:
     """Whether a helper returns something else than a model that it builds."""
-    built = {id(one.node) for one in helper.calls if one.value.kind == MODEL and one.method not in _SAME}
+    built = {id(one.node) for one in helper.calls if one.value.kind == MODEL and one.method not in SAME_MODEL}
     assigned = _ranks.definitions(helper)
     for node in nodes_of(helper.node):
         if not isinstance(node, ast.Return) or node.value is None:
@@ -185,7 +182,7 @@ def problem(call: CallSite, function: Function) -> str:
 
 def _callee(call: CallSite, function: Function) -> str:
     name = root_name(call.node.func)
-    if call.ctx.value(_root(call.node.func)).kind != MODULE:
+    if call.ctx.value(root(call.node.func)).kind != MODULE:
         result = _changed(name, call, function)
         if result:
             return f"it {result}"
@@ -310,12 +307,6 @@ def _changes(node: ast.AST) -> str:
         isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in hoisting.MUTATORS
     )
     return root_name(node.func.value) if is_method else ""  # type: ignore[attr-defined]
-
-
-def _root(node: ast.AST) -> ast.AST:
-    while isinstance(node, (ast.Attribute, ast.Subscript)):
-        node = node.value
-    return node
 
 
 # -- helper functions ------------------------------------------------------------------------------------------------

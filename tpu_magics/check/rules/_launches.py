@@ -60,8 +60,6 @@ TRAIN = "tpu_train"
 Position = tuple[int, float, float]
 END = float("inf")
 _PROCESSES = re.compile(r"(?:^|\s)(?:-n\s*|--processes[\s=]\s*)(\d+)\b")
-_GPUS = re.compile(r"nvidia-smi|torch\.cuda\b|[\"']cuda\b")
-_TPUS = re.compile(r"(?<![a-z])(tpus?|xla)(?![a-z])", re.IGNORECASE)
 _STARTED = re.compile(r"_mp_(\w+_)?fn$|map_fn$")
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -110,13 +108,6 @@ def is_ours(program: CheckedProgram) -> bool:
 def position_of(ctx: RuleContext, node: ast.AST) -> Position:
     """The position of a node in the order of cells and lines."""
     return (ctx.cell_index, getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
-
-
-@remembered
-def is_for_gpus(program: CheckedProgram) -> bool:
-    """Whether a program mentions CUDA and never a TPU: accelerate's launcher also starts workers on GPUs."""
-    texts = [cell.text for cell in program.cells]
-    return any(map(_GPUS.search, texts)) and not any(map(_TPUS.search, texts))
 
 
 # -- calls ------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tpu_magics.check.inference.stubs import is_torch_loss
 from tpu_magics.check.inference.values import NOTHING
 from tpu_magics.check.rules import _shapes
 from tpu_magics.check.syntax import nodes_of
@@ -13,11 +14,6 @@ from tpu_magics.check.syntax import nodes_of
 if TYPE_CHECKING:
     from tpu_magics.check.rule_context import RuleContext
 
-_TORCH_LOSSES = frozenset(
-    ("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "poisson_nll_loss",
-     "binary_cross_entropy", "binary_cross_entropy_with_logits", "soft_margin_loss", "hinge_embedding_loss",
-     "cosine_embedding_loss")
-)  # fmt: skip
 _IGNORE_INDEX = ("cross_entropy", "nll_loss")
 _DEFAULT_IGNORED = -100
 _EACH = 'reduction="none"'
@@ -98,7 +94,7 @@ def _loss(call: ast.Call, mask: ast.expr, ctx: RuleContext, names: dict[str, str
     """For `loss(out[mask], labels[mask])`; `names` stand for selected elements: each with what it selects from."""
     name, function = ctx.name(call), ctx.source(call.func)
     last = name.rpartition(".")[2]
-    of_torch = name.startswith("torch.nn.functional.") and last in _TORCH_LOSSES
+    of_torch = is_torch_loss(name)
     if not of_torch and not _is_loss(call, ctx):
         return ""
     arguments = _arguments(call, ctx, names)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from tpu_magics.check.inference.values import ACCELERATOR, DEVICE, LIST, LOADER, UNKNOWN, AbstractValue
 from tpu_magics.check.program import remembered
 from tpu_magics.check.rules import _launches
+from tpu_magics.check.rules._source import EVALUATION, TRAINING, purpose_of, target_names
 from tpu_magics.check.syntax import last_name, nodes_of
 
 if TYPE_CHECKING:
@@ -353,42 +353,23 @@ def optimizer_steps(program: CheckedProgram) -> Iterator[CallSite]:
 
 
 DATA_LOADER = "torch.utils.data.DataLoader"
-_ENDS = r"(_|\b|$|\d|(?=[A-Z]|data|loader|set|dl|ds))"
-_EVALUATION = re.compile(
-    r"(^|_|\b)(eval(uation)?|val(id(ation)?)?|test|dev|predict(ion)?|infer(ence)?)" + _ENDS, re.IGNORECASE
-)
-_TRAINING = re.compile(r"(^|_|\b)(train(ing)?|fit)" + _ENDS, re.IGNORECASE)
-
-
-def target(call: CallSite) -> str:
-    """The name that the result of a call is assigned to, also in `x = wrapper(DataLoader(...))`."""
-    for parent in call.ctx.parents(call.node):
-        if isinstance(parent, ast.Assign) and len(parent.targets) == 1:
-            return ast.unparse(parent.targets[0])
-        if isinstance(parent, (ast.AnnAssign, ast.NamedExpr)):
-            return ast.unparse(parent.target)
-        if isinstance(parent, (ast.stmt, ast.Lambda)):
-            return ""
-    return ""
 
 
 def purpose(call: CallSite) -> str:
-    """ "train", "evaluation", or "" if neither the names nor `shuffle` show it."""
+    """TRAINING, EVALUATION, or "" if neither the names nor `shuffle` show it."""
     ctx = call.ctx
     data = ctx.argument(call.node, "dataset", 0)
     function = ctx.function.name if ctx.function is not None else ""
-    texts = (target(call), ctx.source(data) if data is not None else "", function if "loader" in function else "")
-    for text in texts:
-        train, evaluation = bool(_TRAINING.search(text)), bool(_EVALUATION.search(text))
-        if train != evaluation:
-            return "train" if train else "evaluation"
-    return "train" if ctx.constant(ctx.argument(call.node, "shuffle", 2)) is True else ""
+    source = ctx.source(data) if data is not None else ""
+    shuffled = ctx.constant(ctx.argument(call.node, "shuffle", 2)) is True
+    names = (*target_names(ctx, call.node), source, function if "loader" in function else "")
+    return purpose_of(names) or (TRAINING if shuffled else "")
 
 
 def is_for_evaluation(call: CallSite, program: CheckedProgram) -> bool:
     """Whether a loader is for evaluation only."""
     known = purpose(call)
-    return known == "evaluation" or (not known and _has_no_step(call, program))
+    return known == EVALUATION or (not known and _has_no_step(call, program))
 
 
 def _has_no_step(call: CallSite, program: CheckedProgram) -> bool:

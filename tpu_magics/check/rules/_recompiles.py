@@ -4,86 +4,24 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.inference.values import FUNCTION, LIST, NUMBER, AbstractValue
 from tpu_magics.check.rules._source import origin, own_statements
-from tpu_magics.check.syntax import nodes_of
 
 if TYPE_CHECKING:
     from tpu_magics.check.program import CheckedProgram, Function
     from tpu_magics.check.rule_context import RuleContext
 
 
-_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
-_TRAINING = frozenset(("train", "training", "trn", "trainset"))
-_EVALUATION = frozenset(
-    ("eval", "evaluation", "val", "valid", "validation", "test", "testing", "dev", "predict", "prediction", "inference",
-     "infer", "testset", "valset", "holdout")
-)  # fmt: skip
 # A condition on a TPU (or XLA).
 _ASKS_FOR_TPU = re.compile(r"tpu|xla", re.IGNORECASE)
 _BATCH_FUNCTION = re.compile(r"tokeni[sz]e|collat|preprocess|(^|_)encode(_|$)|to_features", re.IGNORECASE)
 _BATCH_PARAMETERS = frozenset(
     ("batch", "examples", "example", "features", "samples", "sample", "rows", "items", "instances")
 )
-
-
-def sides(name: str) -> tuple[bool, bool]:
-    """Whether a name means training, and whether it means evaluation: `train_loader`, `valDataset`."""
-    words = {word.lower() for word in _WORDS.findall(name)}
-    return bool(words & _TRAINING), bool(words & _EVALUATION)
-
-
-def side_of(names: Iterable[str]) -> str:
-    """ "training", "evaluation" or "", by the first of these names that means one of them."""
-    for name in names:
-        training, evaluation = sides(name)
-        if training != evaluation:
-            return "training" if training else "evaluation"
-    return ""
-
-
-def target_names(ctx: RuleContext, node: ast.AST) -> list[str]:
-    """The names for the value of an expression: its target, keyword, dict key, or returning function."""
-    result: list[str] = []
-    for outer in ctx.parents(node):
-        if isinstance(outer, ast.keyword) and outer.arg:
-            result.append(outer.arg)
-        elif isinstance(outer, ast.Dict):
-            pairs = zip(outer.keys, outer.values, strict=True)
-            result += [str(key.value) for key, value in pairs if value is node and isinstance(key, ast.Constant)]
-        elif isinstance(outer, (ast.Assign, ast.AnnAssign, ast.NamedExpr)):
-            targets = outer.targets if isinstance(outer, ast.Assign) else [outer.target]
-            return [*result, *(name for target in targets for name in _target_names(target))]
-        elif isinstance(outer, ast.Return):
-            return [*result, ctx.function.name if ctx.function is not None else ""]
-        elif isinstance(outer, ast.stmt):
-            return result
-        node = outer
-    return result
-
-
-def _target_names(target: ast.expr) -> Iterable[str]:
-    if isinstance(target, ast.Name):
-        return (target.id,)
-    if isinstance(target, ast.Attribute):
-        return (target.attr,)
-    if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
-        return (str(target.slice.value),)
-    return ()
-
-
-def names_in_expression(node: ast.AST | None) -> list[str]:
-    """The names and string keys in an expression: `raw_datasets["validation"]`."""
-    if node is None:
-        return []
-    nodes = list(nodes_of(node))
-    names = [one.id for one in nodes if isinstance(one, ast.Name)]
-    names += [one.attr for one in nodes if isinstance(one, ast.Attribute)]
-    return [*(one.value for one in nodes if isinstance(one, ast.Constant) and isinstance(one.value, str)), *names]
 
 
 # -- where code runs --------------------------------------------------------------------------------------------------

@@ -1,13 +1,15 @@
-"""Source code: what a name was assigned, names of modules, edits of arguments, code in messages."""
+"""Source code: what a name was assigned, what it says, names of modules, edits of arguments, code in messages."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from tpu_magics.check.finding import Edit
 from tpu_magics.check.program import CheckedProgram, Function, remembered
+from tpu_magics.check.syntax import nodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -126,6 +128,72 @@ def own_nodes(body: Iterable[ast.stmt]) -> Iterator[ast.AST]:
         if not isinstance(node, SCOPES):
             waiting.extend(list(ast.iter_child_nodes(node))[::-1])
 
+
+# -- what names say ----------------------------------------------------------------------------------------------------
+
+TRAINING, EVALUATION = "training", "evaluation"
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+_OF_DATA = re.compile(r"(data)?(loader|set|dl|ds)?$")  # `trainloader`, `valset`
+_PURPOSES = {
+    **dict.fromkeys(("train", "training", "trn", "fit"), TRAINING),
+    **dict.fromkeys(
+        ("eval", "evaluate", "evaluation", "val", "valid", "validate", "validation", "test", "testing", "dev",
+         "predict", "prediction", "predictions", "infer", "inference", "holdout"), EVALUATION,
+    ),
+}  # fmt: skip
+
+
+def purpose_of(names: Iterable[str]) -> str:
+    """TRAINING, EVALUATION or "", by the first of these names that means one of them: `train_loader`, `valDataset`."""
+    for name in names:
+        words = (_OF_DATA.sub("", word.lower()) for word in _WORDS.findall(name))
+        purposes = {_PURPOSES[word] for word in words if word in _PURPOSES}
+        if len(purposes) == 1:
+            return purposes.pop()
+    return ""
+
+
+def target_names(ctx: RuleContext, node: ast.AST) -> list[str]:
+    """The names for the value of an expression: its target, keyword, dict key, or returning function."""
+    result: list[str] = []
+    for outer in ctx.parents(node):
+        if isinstance(outer, ast.keyword) and outer.arg:
+            result.append(outer.arg)
+        elif isinstance(outer, ast.Dict):
+            pairs = zip(outer.keys, outer.values, strict=True)
+            result += [str(key.value) for key, value in pairs if value is node and isinstance(key, ast.Constant)]
+        elif isinstance(outer, (ast.Assign, ast.AnnAssign, ast.NamedExpr)):
+            targets = outer.targets if isinstance(outer, ast.Assign) else [outer.target]
+            return [*result, *(name for target in targets for name in _target_names(target))]
+        elif isinstance(outer, ast.Return):
+            return [*result, ctx.function.name if ctx.function is not None else ""]
+        elif isinstance(outer, ast.stmt):
+            return result
+        node = outer
+    return result
+
+
+def _target_names(target: ast.expr) -> Iterable[str]:
+    if isinstance(target, ast.Name):
+        return (target.id,)
+    if isinstance(target, ast.Attribute):
+        return (target.attr,)
+    if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+        return (str(target.slice.value),)
+    return ()
+
+
+def names_in_expression(node: ast.AST | None) -> list[str]:
+    """The names and string keys in an expression: `raw_datasets["validation"]`."""
+    if node is None:
+        return []
+    nodes = list(nodes_of(node))
+    names = [one.id for one in nodes if isinstance(one, ast.Name)]
+    names += [one.attr for one in nodes if isinstance(one, ast.Attribute)]
+    return [*(one.value for one in nodes if isinstance(one, ast.Constant) and isinstance(one.value, str)), *names]
+
+
+# -- edits -------------------------------------------------------------------------------------------------------------
 
 Position = tuple[int, int]
 Span = tuple[Position, Position]

@@ -55,7 +55,7 @@ class ModelInFunction(Rule):
     def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
         reported: set[int] = set()
         for launch in _launches.launches(program):
-            if not launch.ours and _launches.is_for_gpus(program):
+            if not launch.ours and _device.mentions_only_gpus(program):
                 continue
             if launch.ranks == 1 or "--hoist off" in " ".join(launch.words.split()) or _is_hoist_off(launch):
                 continue
@@ -433,7 +433,7 @@ class RefusedNprocs(Rule):
         for launch in _launches.launches(program):
             if launch.call is None or launch.ours or not isinstance(launch.ranks, int):
                 continue
-            if _launches.is_for_gpus(program):
+            if _device.mentions_only_gpus(program):
                 continue
             if launch.kind == _launches.SPAWN and launch.ranks != 1:
                 yield _spawn_finding(launch)

@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.check.inference.values import BATCH, MODEL, NOTHING, NUMBER, OUTPUT, TENSOR, UNKNOWN
-from tpu_magics.check.program import remembered
+from tpu_magics.check.inference.values import BATCH, MODEL, NOTHING, OUTPUT, TENSOR, UNKNOWN
 from tpu_magics.check.rule import Rule
 from tpu_magics.check.rule_context import RuleContext
 from tpu_magics.check.rules import _device
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
 _FLOAT16 = frozenset(("torch.float16", "torch.half", "tensorflow.float16", "tensorflow.half"))
 FLOAT16_TENSORS = frozenset(("torch.HalfTensor", "torch.cuda.HalfTensor"))
 _TEXTS = frozenset(("float16", "fp16", "half", "torch.float16", "torch.half"))
-_TPU_ROOTS = ("torch_xla", "accelerate", "tpu_magics")
-_GPU_STRATEGIES = ("tensorflow.distribute.MirroredStrategy", "tensorflow.distribute.MultiWorkerMirroredStrategy")
-_LISTED = ("tensorflow.config.list_physical_devices", "tensorflow.config.experimental.list_physical_devices")
 
 
 def is_float16(node: ast.expr | None, ctx: RuleContext, texts: bool = False) -> bool:
@@ -39,52 +35,9 @@ def is_float16(node: ast.expr | None, ctx: RuleContext, texts: bool = False) -> 
     return texts and ctx.constant(node) in _TEXTS
 
 
-def is_for_gpu(node: ast.AST, ctx: RuleContext) -> bool:
-    """Whether this runs on a GPU only: under a condition for a GPU, or in a program for a GPU."""
-    return _is_under_gpu_test(node, ctx) or gpu_only(ctx.program)
-
-
-def _is_under_gpu_test(node: ast.AST, ctx: RuleContext) -> bool:
-    inner = node
-    for outer in ctx.parents(node):
-        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            return False
-        if isinstance(outer, (ast.If, ast.IfExp)) and inner is not outer.test:
-            body = outer.body if isinstance(outer.body, list) else [outer.body]
-            if _is_gpu_branch(outer.test, any(one is inner for one in body)):
-                return True
-        inner = outer
-    return False
-
-
-def _is_gpu_branch(test: ast.expr, when_true: bool) -> bool:
-    text = ast.unparse(test).lower()
-    negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
-    if "cuda" in text or "gpu" in text:
-        return when_true != negated
-    return ("xla" in text or "tpu" in text) and when_true == negated
-
-
 def mentions_gpu(node: ast.expr | None, ctx: RuleContext) -> bool:
     """`enabled=torch.cuda.is_available()`, `enabled=device.type == "cuda"`, through a name as well."""
     return node is not None and ("cuda" in ast.unparse(node).lower() or ctx.value(node).name.startswith("torch.cuda"))
-
-
-@remembered
-def gpu_only(program: CheckedProgram) -> bool:
-    """Whether the program moves everything to "cuda" and does not use XLA: a script for a GPU."""
-    if program.xla or program.tpu_tf or any(program.uses(root) for root in _TPU_ROOTS):
-        return False
-    if program.calls(*_GPU_STRATEGIES):
-        return True
-    if any(
-        call.ctx.constant(call.ctx.argument(call.node, "device_type", 0)) == "GPU" for call in program.calls(*_LISTED)
-    ):
-        return True
-    if any(call.receiver.kind != NUMBER for call in program.methods("cuda")):
-        return True
-    devices = program.calls("torch.device") + program.methods("to")
-    return any(_device.is_cuda(call.ctx.constant(argument)) for call in devices for argument in call.node.args[:1])
 
 
 def constants(node: ast.expr | None, ctx: RuleContext) -> tuple[Any, ...]:
@@ -366,7 +319,7 @@ class CudaAmp(Rule):
         )
         if parts is None and (handler := _HANDLERS.get(ctx.name(node))) is not None:
             parts = handler(node, ctx)
-        if parts is not None and not is_for_gpu(node, ctx):
+        if parts is not None and not _device.is_for_other_device(node, ctx):
             message, fix, why = parts
             yield ctx.finding(node, message, fix, why=why)
 
@@ -512,7 +465,7 @@ class Half(Rule):
 
     def check(self, node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
         result = _half_method(node, ctx) or _half_function(node, ctx)
-        if result is not None and not is_for_gpu(node, ctx) and not _keeps_dtype(node, ctx):
+        if result is not None and not _device.is_for_other_device(node, ctx) and not _keeps_dtype(node, ctx):
             message, fix = result
             yield ctx.finding(node, message, fix)
 

@@ -411,9 +411,9 @@ def _is_in_workers(call: CallSite, program: CheckedProgram) -> bool:
         return True
     if not call.ctx.top_level or _launches.launches_of(call.ctx):
         return False
-    name = _ranks.target(call)
-    readers = [one for one in program.functions if name in one.reads and one.calls]
-    return bool(name) and any(_launches.in_several(one.calls[0].ctx) for one in readers)
+    names = _source.target_names(call.ctx, call.node)
+    readers = [one for one in program.functions if one.calls and one.reads.intersection(names)]
+    return any(_launches.in_several(one.calls[0].ctx) for one in readers)
 
 
 def _is_split(call: CallSite) -> bool:
@@ -659,9 +659,9 @@ def _loader_sizes(program: CheckedProgram) -> Iterator[tuple[str, Size]]:
 
 def _unequal_loaders(sizes: list[tuple[str, Size]]) -> Iterator[Finding]:
     """Evaluation sizes that no training uses: in the same function, or if it has none, in the program."""
-    training = [size for purpose, size in sizes if purpose == "train"]
+    training = [size for purpose, size in sizes if purpose == _source.TRAINING]
     for purpose, size in sizes:
-        if purpose != "evaluation":
+        if purpose != _source.EVALUATION:
             continue
         near = [one for one in training if one[0].ctx.function is size[0].ctx.function] or training
         if near and size[2] not in {result for _, _, result in near}:
@@ -700,21 +700,16 @@ def _unequal_fits(program: CheckedProgram) -> Iterator[Finding]:
                 yield _batch_size_finding((call, *result), max(known))
 
 
-_EVALUATION_NAME = re.compile(r"(^|_)(eval|val|valid|validation|test|dev)(_|$|ds|data|set)")
-_TRAINING_NAME = re.compile(r"(^|_)train(ing)?(_|$|ds|data|set)")
-
-
 def _unequal_pipelines(program: CheckedProgram) -> Iterator[Finding]:
     """`train_ds.batch(32)` and `val_ds.batch(64)`."""
-    sizes: dict[str, list[Size]] = {"train": [], "evaluation": []}
+    sizes: dict[str, list[Size]] = {_source.TRAINING: [], _source.EVALUATION: []}
     for call in program.methods("batch", "tf.data"):
         result = _known_size(call, "batch_size", 0)
-        name = _ranks.target(call)
-        purpose = "train" if _TRAINING_NAME.search(name) else "evaluation" if _EVALUATION_NAME.search(name) else ""
+        purpose = _source.purpose_of(_source.target_names(call.ctx, call.node))
         if result is not None and purpose:
             sizes[purpose].append((call, *result))
-    known = {result for _, _, result in sizes["train"]}
-    for size in sizes["evaluation"]:
+    known = {result for _, _, result in sizes[_source.TRAINING]}
+    for size in sizes[_source.EVALUATION]:
         if known and size[2] not in known:
             yield _batch_size_finding(size, max(known))
 

@@ -374,13 +374,13 @@ def _is_training_loader(call: CallSite, dataset: ast.expr | None) -> bool:
         return ctx.name(dataset).endswith(_SHUFFLING) or ctx.value(dataset).name.endswith(_SHUFFLING)
     if id(node) in _trained_on(ctx.program):
         return True
-    side = _recompiles.side_of(_recompiles.target_names(ctx, node)) or _recompiles.side_of(
-        _recompiles.names_in_expression(dataset)
+    side = _source.purpose_of(_source.target_names(ctx, node)) or _source.purpose_of(
+        _source.names_in_expression(dataset)
     )
     side = side or _split_of(ctx, dataset)
     if side:
-        return side == "training"
-    if _recompiles.side_of([ctx.function.name if ctx.function is not None else ""]) == "evaluation":
+        return side == _source.TRAINING
+    if _source.purpose_of([ctx.function.name if ctx.function is not None else ""]) == _source.EVALUATION:
         return False
     return _shuffles(call)
 
@@ -392,8 +392,8 @@ def _split_of(ctx: RuleContext, dataset: ast.expr | None) -> str:
         return ""
     train = ctx.constant(ctx.argument(creator, "train"))
     if isinstance(train, bool):
-        return "training" if train else "evaluation"
-    return _recompiles.side_of(_recompiles.names_in_expression(ctx.argument(creator, "split")))
+        return _source.TRAINING if train else _source.EVALUATION
+    return _source.purpose_of(_source.names_in_expression(ctx.argument(creator, "split")))
 
 
 def _shuffles(call: CallSite) -> bool:
@@ -850,11 +850,11 @@ def _is_training_set(call: CallSite) -> bool:
     ctx, node = call.ctx, call.node
     if id(node) in _datasets_trained_on(ctx.program):
         return True
-    names = [*_recompiles.target_names(ctx, node), *_names_of_chain(node)]
-    if side := _recompiles.side_of(names):
-        return side == "training"
-    if ctx.function is not None and (side := _recompiles.side_of([ctx.function.name])):
-        return side == "training"
+    names = [*_source.target_names(ctx, node), *_names_of_chain(node)]
+    if side := _source.purpose_of(names):
+        return side == _source.TRAINING
+    if ctx.function is not None and (side := _source.purpose_of([ctx.function.name])):
+        return side == _source.TRAINING
     return any(_method_name(one) == "shuffle" for one in _dataset_chain(ctx, node)) or _shuffled_later(ctx, node)
 
 
@@ -863,7 +863,7 @@ def _names_of_chain(node: ast.Call) -> list[str]:
     first: ast.AST = node
     while isinstance(first, ast.Call) and isinstance(first.func, ast.Attribute):
         first = first.func.value
-    return _recompiles.names_in_expression(first) if isinstance(first, (ast.Name, ast.Attribute, ast.Subscript)) else []
+    return _source.names_in_expression(first) if isinstance(first, (ast.Name, ast.Attribute, ast.Subscript)) else []
 
 
 def _dataset_chain(ctx: RuleContext, node: ast.expr) -> Iterator[ast.Call]:
@@ -922,7 +922,7 @@ def _updates_weights(call: CallSite) -> bool:
     """`strategy.run(f)` updates weights unless its name says that it evaluates."""
     if call.method != "run" or not call.node.args:
         return True
-    return _recompiles.side_of(_recompiles.names_in_expression(call.node.args[0])) != "evaluation"
+    return _source.purpose_of(_source.names_in_expression(call.node.args[0])) != _source.EVALUATION
 
 
 def _given_to_steps(call: CallSite) -> Iterator[tuple[RuleContext, ast.expr]]:
