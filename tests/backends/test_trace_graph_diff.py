@@ -13,7 +13,7 @@ pytest.importorskip("torch_xla")
 from tests.backends.traced import traced
 from tpu_magics.backends import hlo
 from tpu_magics.backends.lowered import SourceLine
-from tpu_magics.backends.torch_xla.trace.graph_diff import GraphListing, difference
+from tpu_magics.backends.torch_xla.trace.captured_graphs import GraphListing, difference
 
 LINE, OTHER = SourceLine("In [3]", 5, "w = torch.ones(n, 4)"), SourceLine("In [3]", 6, "loss = w.sum()")
 TEXT = """HloModule m, entry_computation_layout={{(f32[{n},8])->(f32[])}}
