@@ -73,7 +73,7 @@ HOSTS = {
         ("tests/launch/strategies/test_in_process.py", "tests/launch/test_rehearsal.py", "tests/launch/test_spmd.py"),
     ),
     # test_trace_reads: torch_xla's kernels are replaced in another way with this torch.
-    "kaggle": Host("kaggle", "3.12", ("ipykernel6", "preflight-colab"), ("backends/test_trace_reads.py",)),
+    "kaggle": Host("kaggle", "3.12", ("ipykernel6", "preflight-colab"), ("backends/torch_xla/test_trace_reads.py",)),
 }
 
 

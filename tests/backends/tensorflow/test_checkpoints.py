@@ -11,7 +11,6 @@ from tests import overlay
 
 pytestmark = pytest.mark.process
 
-ROOT = Path(__file__).parents[3]
 PROGRAM = Path(__file__).with_name("checkpoint_program.py")
 FILES = ("model.keras", "model.weights.h5", "folder")
 

@@ -15,7 +15,6 @@ from tpu_magics.check.cells import cell_of
 
 pytestmark = pytest.mark.process
 
-ROOT = Path(__file__).parents[3]
 PROGRAM = Path(__file__).with_name("error_program.py")
 LITTLE = "proves little"
 

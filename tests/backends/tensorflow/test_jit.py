@@ -12,7 +12,6 @@ from tests import overlay
 
 pytestmark = pytest.mark.process
 
-ROOT = Path(__file__).parents[3]
 SCENARIOS = Path(__file__).with_name("jit_scenarios.py")
 ON = "jit_compile=True for this run"
 LEFT = (

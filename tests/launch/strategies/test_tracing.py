@@ -17,7 +17,7 @@ import torch
 
 pytest.importorskip("torch_xla")
 
-from tests.backends.traced import traced
+from tests.backends.torch_xla.traced import traced
 from tests.launch.launching import digest, interrupt_when, run
 from tpu_magics.errors import TpuMagicsError, TrainingInterrupted
 from tpu_magics.launch import session

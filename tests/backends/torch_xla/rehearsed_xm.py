@@ -14,7 +14,7 @@ import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 from torch import Tensor
 
-from tests.backends.rehearsed import (
+from tests.backends.torch_xla.rehearsed import (
     KINDS,
     SHAPE,
     SIZES,

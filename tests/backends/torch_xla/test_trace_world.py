@@ -13,7 +13,7 @@ from torch.nn import functional
 pytest.importorskip("torch_xla")
 pytest.importorskip("accelerate.accelerator")
 
-from tests.backends.traced import same, traced
+from tests.backends.torch_xla.traced import same, traced
 from tpu_magics.backends.lowered import LoweredGraph, TraceResult
 from tpu_magics.errors import TpuMagicsError
 

@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("torch_xla")
 
-from tests.backends.traced import traced
+from tests.backends.torch_xla.traced import traced
 from tpu_magics.backends import hlo
 from tpu_magics.backends.lowered import SourceLine
 from tpu_magics.backends.torch_xla.trace.captured_graphs import GraphListing, difference

@@ -1,7 +1,7 @@
-"""Lowers steps of TensorFlow for test_tf_lower.py, in a program of its own: TensorFlow and torch_xla cannot share a
+"""Lowers steps of TensorFlow for test_lower.py, in a program of its own: TensorFlow and torch_xla cannot share a
 process. The last line of its output is a report as JSON.
 
-Usage: python tensorflow_steps.py WHAT FOLDER; WHAT: one of REPORTS. Graphs for the compiler are pickled into FOLDER.
+Usage: python lower_program.py WHAT FOLDER; WHAT: one of REPORTS. Graphs for the compiler are pickled into FOLDER.
 """
 
 from __future__ import annotations

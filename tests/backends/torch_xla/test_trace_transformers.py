@@ -13,7 +13,7 @@ pytest.importorskip("torch_xla")
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from tests.backends.traced import compiled, same, taken, traced, trained
+from tests.backends.torch_xla.traced import compiled, same, taken, traced, trained
 from tpu_magics.backends.lowered import TraceResult
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 pytest.importorskip("torch_xla")
 
-from tests.backends.traced import same, traced
+from tests.backends.torch_xla.traced import same, traced
 from tpu_magics.backends.lowered import TraceResult
 from tpu_magics.backends.torch_xla.trace.placeholders import CHOSEN, DISTINCT, FITTED, TENSOR, TRUE, VALUE
 from tpu_magics.errors import TpuMagicsError

@@ -1,4 +1,4 @@
-"""TensorFlow's steps as the preflight gets them: tensorflow_steps.py lowers them in a process of its own, once."""
+"""TensorFlow's steps as the preflight gets them: lower_program.py lowers them in a process of its own, once."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tpu_magics.errors import TpuMagicsError
 
 pytestmark = pytest.mark.process
 
-ROOT = Path(__file__).parents[2]
-STEPS = Path(__file__).with_name("tensorflow_steps.py")
+ROOT = Path(__file__).parents[3]
+STEPS = Path(__file__).with_name("lower_program.py")
 MODELS = ("dense", "convolution", "transformer", "recurrent")
 
 

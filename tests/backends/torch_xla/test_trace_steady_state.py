@@ -1,5 +1,5 @@
 """When a traced function has shown enough of itself: which syncs are steps, and which graphs are the steady ones. The
-syncs are made here; test_trace_steps.py has functions that make them."""
+syncs are made here; test_trace.py has functions that make them."""
 
 from __future__ import annotations
 

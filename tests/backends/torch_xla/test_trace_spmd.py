@@ -11,7 +11,7 @@ from torch.nn import functional
 
 pytest.importorskip("torch_xla")
 
-from tests.backends.traced import compiled, taken, traced, trained
+from tests.backends.torch_xla.traced import compiled, taken, traced, trained
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 DEVICES = 8

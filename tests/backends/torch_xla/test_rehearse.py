@@ -21,8 +21,8 @@ import torch
 pytest.importorskip("torch_xla")
 
 from tests import forks
-from tests.backends import rehearsed, rehearsed_distributed, rehearsed_xm
-from tests.backends.rehearsed import Case, differences, launched
+from tests.backends.torch_xla import rehearsed, rehearsed_distributed, rehearsed_xm
+from tests.backends.torch_xla.rehearsed import Case, differences, launched
 from tests.launch.launching import failed, said
 from tpu_magics.backends.torch_xla.rehearse import collectives, reduction
 

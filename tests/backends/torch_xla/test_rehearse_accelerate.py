@@ -14,7 +14,7 @@ import torch
 pytest.importorskip("torch_xla")
 pytest.importorskip("accelerate")
 
-from tests.backends.rehearsed import data, home, launched, of_all, on_device, total
+from tests.backends.torch_xla.rehearsed import data, home, launched, of_all, on_device, total
 
 pytestmark = pytest.mark.process
 SIZES = (2, 3)

@@ -12,7 +12,7 @@ from torch.nn import functional
 pytest.importorskip("torch_xla")
 pytest.importorskip("accelerate")
 
-from tests.backends.traced import same
+from tests.backends.torch_xla.traced import same
 from tpu_magics.backends.lowered import TraceResult
 from tpu_magics.backends.torch_xla.trace.constness import ELEMENTS
 

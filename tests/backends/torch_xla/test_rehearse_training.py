@@ -13,8 +13,8 @@ from torch import Tensor
 pytest.importorskip("torch_xla")
 pytest.importorskip("accelerate")
 
-from tests.backends.rehearsed import home
 from tests.backends.torch_xla.observe.test_recompile_cases import PROGRAMS, name_of
+from tests.backends.torch_xla.rehearsed import home
 from tests.cases.programs import Program
 from tests.launch.launching import run
 from tpu_magics.launch.results import TrainResult
