@@ -1,8 +1,8 @@
 """Runs scenarios that need a process of their own: they start an XLA runtime, or fork after tensor work.
 
-A test file defines functions named `scenario_*` and gets their results from `outcomes`. A fork of a process that has
-imported torch_xla (forks.py) imports the file; each scenario runs in a fork of that one, in place of a notebook, and
-`in_worker` forks from there.
+A test file defines functions named `scenario_*`; its test takes the fixtures `scenario` and `outcomes` (conftest.py). A
+fork of a process that has imported torch_xla (forks.py) imports the file; each scenario runs in a fork of that one, in
+place of a notebook, and `in_worker` forks from there.
 """
 
 from __future__ import annotations

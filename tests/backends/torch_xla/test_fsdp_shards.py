@@ -32,7 +32,7 @@ from tpu_magics.backends.torch_xla.fsdp_shards import (
 from tpu_magics.backends.torch_xla.weights import check_weights, collect_weights, load_weights
 from tpu_magics.errors import TpuMagicsError
 
-from .forked_scenarios import in_worker, names, outcomes
+from .forked_scenarios import in_worker
 
 
 class Net(nn.Module):
@@ -193,44 +193,18 @@ def several_ranks(options: Any, count: int = 3) -> None:
     assert spread.tolist() == [1, 2, 3]  # every rank's part is in it
 
 
-def scenario_fsdp_around_the_model() -> None:
-    one_rank(wrap_root, OPTIONS[0])
-
-
-def scenario_fsdp_around_the_model_flattened() -> None:
-    one_rank(wrap_root, OPTIONS[1])
-
-
-def scenario_fsdp_around_the_model_by_rows() -> None:
-    one_rank(wrap_root, OPTIONS[2])
-
-
-def scenario_fsdp_around_a_layer_and_the_model() -> None:
-    one_rank(wrap_first_too, OPTIONS[0])
-
-
-def scenario_fsdp_around_a_layer_and_the_model_flattened() -> None:
-    one_rank(wrap_first_too, OPTIONS[1])
-
-
-def scenario_fsdp_by_policy() -> None:
-    one_rank(wrap_by_policy, OPTIONS[0])
-
-
-def scenario_fsdp_around_a_part_that_is_kept_elsewhere() -> None:
-    one_rank(wrap_a_part, OPTIONS[0])
-
-
-def scenario_three_ranks() -> None:
-    several_ranks({"_shard_size_multiple": 1})
-
-
-def scenario_three_ranks_flattened() -> None:
-    several_ranks({"flatten_parameters": True, "_shard_size_multiple": 1})
-
-
-def scenario_three_ranks_by_rows() -> None:
-    several_ranks({"shard_param_on_dim_0": True})
+scenario_fsdp_around_the_model = functools.partial(one_rank, wrap_root, OPTIONS[0])
+scenario_fsdp_around_the_model_flattened = functools.partial(one_rank, wrap_root, OPTIONS[1])
+scenario_fsdp_around_the_model_by_rows = functools.partial(one_rank, wrap_root, OPTIONS[2])
+scenario_fsdp_around_a_layer_and_the_model = functools.partial(one_rank, wrap_first_too, OPTIONS[0])
+scenario_fsdp_around_a_layer_and_the_model_flattened = functools.partial(one_rank, wrap_first_too, OPTIONS[1])
+scenario_fsdp_by_policy = functools.partial(one_rank, wrap_by_policy, OPTIONS[0])
+scenario_fsdp_around_a_part_that_is_kept_elsewhere = functools.partial(one_rank, wrap_a_part, OPTIONS[0])
+scenario_three_ranks = functools.partial(several_ranks, {"_shard_size_multiple": 1})
+scenario_three_ranks_flattened = functools.partial(
+    several_ranks, {"flatten_parameters": True, "_shard_size_multiple": 1}
+)
+scenario_three_ranks_by_rows = functools.partial(several_ranks, {"shard_param_on_dim_0": True})
 
 
 def scenario_a_missing_shard_is_named() -> None:
@@ -355,12 +329,6 @@ def scenario_a_sharded_tensor_that_is_not_a_parameter() -> None:
     in_worker(work)
 
 
-@pytest.fixture(scope="module")
-def found() -> dict[str, str]:
-    return outcomes(__file__)
-
-
-@pytest.mark.parametrize("name", names(globals()))
 @pytest.mark.process
-def test_scenario(name: str, found: dict[str, str]) -> None:
-    assert found[name] == ""
+def test_scenario(scenario: str, outcomes: dict[str, str]) -> None:
+    assert outcomes[scenario] == ""

@@ -17,7 +17,7 @@ from torch import nn
 from tpu_magics.backends.torch_xla.pickling import dumps
 from tpu_magics.errors import TpuMagicsError
 
-from .forked_scenarios import in_worker, names, outcomes
+from .forked_scenarios import in_worker
 
 pytestmark = pytest.mark.process
 
@@ -254,11 +254,5 @@ def scenario_what_is_wrong_is_found_among_xla_tensors() -> None:
     in_worker(work)
 
 
-@pytest.fixture(scope="module")
-def found() -> dict[str, str]:
-    return outcomes(__file__)
-
-
-@pytest.mark.parametrize("name", names(globals()))
-def test_scenario(name: str, found: dict[str, str]) -> None:
-    assert found[name] == ""
+def test_scenario(scenario: str, outcomes: dict[str, str]) -> None:
+    assert outcomes[scenario] == ""

@@ -19,7 +19,7 @@ from tpu_magics.backends.torch_xla import randomness
 from tpu_magics.backends.torch_xla.post_import import PostImport
 from tpu_magics.backends.torch_xla.training_arguments import patch_training_arguments
 
-from .forked_scenarios import in_worker, names, outcomes
+from .forked_scenarios import in_worker
 
 pytestmark = pytest.mark.process
 
@@ -373,11 +373,5 @@ def scenario_a_trainer_with_arguments_of_the_notebook():
     assert not runtime_up()
 
 
-@pytest.fixture(scope="module")
-def found():
-    return outcomes(__file__)
-
-
-@pytest.mark.parametrize("name", names(globals()))
-def test_in_a_process_of_its_own(found, name):
-    assert found[name] == ""
+def test_scenario(scenario, outcomes):
+    assert outcomes[scenario] == ""

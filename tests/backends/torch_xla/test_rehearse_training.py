@@ -200,16 +200,20 @@ def an_evaluation_loop() -> None:
         assert xm.all_reduce("sum", right).item() >= 0
 
 
-def accelerate_with_shuffling() -> None:
-    import accelerate
-
-    accelerator = accelerate.Accelerator()
+def prepared(accelerator: Any, **options: Any) -> Any:
+    """Model, optimizer and loader, with as many batches for each rank as one alone has."""
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     data = torch.utils.data.TensorDataset(torch.randn(24 * accelerator.num_processes, 4))
-    loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    return accelerator.prepare(model, optimizer, torch.utils.data.DataLoader(data, batch_size=4, **options))
+
+
+def accelerate_with_shuffling() -> None:
+    import accelerate
+
+    accelerator = accelerate.Accelerator()
+    model, optimizer, loader = prepared(accelerator, shuffle=True)
     for _ in range(2):
         for (x,) in loader:
             optimizer.zero_grad()
@@ -221,11 +225,7 @@ def accelerate_with_clipping_and_metrics() -> None:
     import accelerate
 
     accelerator = accelerate.Accelerator(gradient_accumulation_steps=2)
-    torch.manual_seed(0)
-    model = torch.nn.Linear(4, 2)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    data = torch.utils.data.TensorDataset(torch.randn(24 * accelerator.num_processes, 4))
-    model, optimizer, loader = accelerator.prepare(model, optimizer, torch.utils.data.DataLoader(data, batch_size=4))
+    model, optimizer, loader = prepared(accelerator)
     for _ in range(2):
         for (x,) in loader:
             with accelerator.accumulate(model):

@@ -8,7 +8,7 @@ from torch import nn
 
 from tpu_magics.backends.torch_xla.tied_weights import broken_ties, keep_ties, record_ties, same_bits
 
-from .forked_scenarios import in_worker, names, outcomes
+from .forked_scenarios import in_worker
 
 pytestmark = pytest.mark.process
 
@@ -195,11 +195,5 @@ def scenario_a_tied_rnn_uses_the_tied_weight() -> None:
     in_worker(work)
 
 
-@pytest.fixture(scope="module")
-def found() -> dict[str, str]:
-    return outcomes(__file__)
-
-
-@pytest.mark.parametrize("name", names(globals()))
-def test_scenario(name: str, found: dict[str, str]) -> None:
-    assert found[name] == ""
+def test_scenario(scenario: str, outcomes: dict[str, str]) -> None:
+    assert outcomes[scenario] == ""

@@ -12,7 +12,8 @@ from torch.nn import functional
 pytest.importorskip("torch_xla")
 pytest.importorskip("accelerate")
 
-from tests.backends.torch_xla.traced import same
+from tests.backends.torch_xla import traced
+from tests.backends.torch_xla.traced import rows, same
 from tpu_magics.backends.lowered import TraceResult
 from tpu_magics.backends.torch_xla.trace.constness import ELEMENTS
 
@@ -30,14 +31,9 @@ def batch(size: int = 8) -> tuple[Any, Any]:
     return torch.randn(size, 8), torch.randint(0, 4, (size,))
 
 
-def rows(count: int) -> Any:
-    return torch.utils.data.TensorDataset(*batch(count))
-
-
 def steady(found: TraceResult) -> Any:
-    [last] = [one for one in found.graphs if one.steady]
-    assert found.settled and last is found.graphs[-1] and found.notes == ()
-    return last
+    assert found.notes == ()
+    return traced.steady(found)
 
 
 # -- plain loops ------------------------------------------------------------------------------------------------------

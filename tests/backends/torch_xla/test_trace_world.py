@@ -4,6 +4,7 @@ nobody waits for ranks that are not there."""
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ from torch.nn import functional
 pytest.importorskip("torch_xla")
 pytest.importorskip("accelerate.accelerator")
 
-from tests.backends.torch_xla.traced import same, traced
-from tpu_magics.backends.lowered import LoweredGraph, TraceResult
+from tests.backends.torch_xla.traced import rows, same, steady, traced
+from tpu_magics.backends.lowered import LoweredGraph
 from tpu_magics.errors import TpuMagicsError
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session"), pytest.mark.timeout(120)]
@@ -26,13 +27,17 @@ def net() -> Any:
     return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.1), torch.nn.Linear(16, 4))
 
 
-def rows(count: int) -> Any:
-    return torch.utils.data.TensorDataset(torch.randn(count, 8), torch.randint(0, 4, (count,)))
+def trains(model: Any, after_step: Callable[[], None] = lambda: None) -> None:
+    import torch_xla
 
-
-def steady(found: TraceResult) -> LoweredGraph:
-    assert found.settled and found.graphs[-1].steady
-    return found.graphs[-1]
+    device = torch_xla.device()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        functional.cross_entropy(model(torch.randn(8, 8).to(device)), torch.zeros(8).long().to(device)).backward()
+        optimizer.step()
+        after_step()
+        torch_xla.sync()
 
 
 def collectives(graph: LoweredGraph) -> int:
@@ -130,12 +135,7 @@ def sharded(model: Any) -> None:
 
     device = torch_xla.device()
     model = XlaFullyShardedDataParallel(model.to(device))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(5):
-        optimizer.zero_grad()
-        functional.cross_entropy(model(torch.randn(8, 8).to(device)), torch.zeros(8).long().to(device)).backward()
-        optimizer.step()
-        torch_xla.sync()
+    trains(model)
 
 
 def test_fully_sharded_parameters() -> None:
@@ -164,16 +164,14 @@ def distributed(model: Any, backend: str, wrapped: bool = False) -> None:
     model.to(device)
     if wrapped:
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(5):
-        optimizer.zero_grad()
-        functional.cross_entropy(model(torch.randn(8, 8).to(device)), torch.zeros(8).long().to(device)).backward()
-        optimizer.step()
+
+    def reduces() -> None:
         if backend == "xla" and not wrapped:
             for parameter in model.parameters():
                 dist.all_reduce(parameter.grad)
         dist.barrier()
-        torch_xla.sync()
+
+    trains(model, after_step=reduces)
     with contextlib.suppress(ValueError):
         dist.destroy_process_group()
 

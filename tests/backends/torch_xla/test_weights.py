@@ -17,7 +17,7 @@ from tpu_magics.backends.torch_xla import weights_files
 from tpu_magics.backends.torch_xla.weights import check_weights, collect_weights, load_weights
 from tpu_magics.errors import TpuMagicsError
 
-from .forked_scenarios import in_worker, names, outcomes
+from .forked_scenarios import in_worker
 from .weights_samples import DTYPES, XLA_DTYPES, bits, bring_home, content, describe, holding, sample
 
 
@@ -59,36 +59,35 @@ def test_buffers_that_are_not_saved_come_home_too(tmp_path: Path) -> None:
     assert home.count.tolist() == [1, 1]
 
 
-def test_strides_stay_those_of_the_notebook(tmp_path: Path) -> None:
-    home = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
-    worker = nn.Conv2d(3, 4, 3).to(torch.float64)
-    worker.to(torch.float32)
+def convolution(dtype: torch.dtype = torch.float32, layout: torch.memory_format = torch.contiguous_format) -> nn.Module:
+    return nn.Conv2d(3, 4, 3).to(dtype).to(memory_format=layout)
+
+
+@pytest.mark.parametrize(
+    ("home", "worker"),
+    [
+        (convolution(layout=torch.channels_last), convolution()),
+        (convolution(torch.bfloat16, torch.channels_last), convolution()),  # whose dtype is taken over
+        (convolution(), convolution(layout=torch.channels_last)),
+    ],
+)
+def test_strides_stay_those_of_the_notebook(home: Any, worker: Any, tmp_path: Path) -> None:
     strides = home.weight.stride()
     bring_home(home, worker, tmp_path)
     assert home.weight.stride() == strides != worker.weight.stride()
     assert torch.equal(home.weight, worker.weight)
 
 
-def test_strides_stay_when_the_dtype_is_taken_over(tmp_path: Path) -> None:
-    home = nn.Conv2d(3, 4, 3).bfloat16().to(memory_format=torch.channels_last)
-    strides = home.weight.stride()
-    worker = nn.Conv2d(3, 4, 3)
-    bring_home(home, worker, tmp_path)
-    assert home.weight.stride() == strides
-    assert torch.equal(home.weight, worker.weight)
-
-
-def test_noncontiguous_trained_tensors_are_written(tmp_path: Path) -> None:
-    home = nn.Conv2d(3, 4, 3)
-    worker = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
-    bring_home(home, worker, tmp_path)
-    assert home.weight.is_contiguous()
-    assert torch.equal(home.weight, worker.weight)
+def tied(together: bool = True) -> nn.Module:
+    """An embedding and a decoder with one weight, or with two."""
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
+    if together:
+        model[1].weight = model[0].weight
+    return model
 
 
 def test_tied_weights_are_written_once_and_stay_tied(tmp_path: Path) -> None:
-    home = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
-    home[1].weight = home[0].weight
+    home = tied()
     worker = copy.deepcopy(home)
     with torch.no_grad():
         worker[0].weight.add_(1)
@@ -110,22 +109,33 @@ def test_two_tensors_in_one_memory(tmp_path: Path) -> None:
     assert home.tail.data_ptr() == home.whole[4:].data_ptr()
 
 
-def test_different_values_for_one_memory_are_refused(tmp_path: Path) -> None:
-    whole = torch.arange(10.0)
-    home = holding(whole=whole, tail=whole[4:])
-    worker = holding(whole=torch.arange(10.0), tail=torch.zeros(6))
+def in_one_memory(whole: torch.Tensor) -> nn.Module:
+    return holding(whole=whole, tail=whole[4:])
+
+
+@pytest.mark.parametrize(
+    ("home", "worker", "names"),
+    [
+        (
+            in_one_memory(torch.arange(10.0)),
+            holding(whole=torch.arange(10.0), tail=torch.zeros(6)),
+            "`whole` and `tail`",
+        ),
+        (tied(), tied(together=False), "`0.weight` and `1.weight`"),
+    ],
+)
+def test_ties_that_came_apart_are_named(home: nn.Module, worker: nn.Module, names: str, tmp_path: Path) -> None:
     before = content(home)
-    with pytest.raises(TpuMagicsError, match="are not tied in the worker") as caught:
+    with pytest.raises(TpuMagicsError, match="tied in the notebook are not tied in the worker") as caught:
         bring_home(home, worker, tmp_path)
-    assert "`whole` and `tail`" in str(caught.value)
+    assert names in str(caught.value)
+    assert "load_state_dict" in caught.value.todo
     assert content(home) == before
 
 
 def test_tied_only_in_the_worker(tmp_path: Path) -> None:
     """Two tensors here take their values from one in the file."""
-    home = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
-    worker = copy.deepcopy(home)
-    worker[1].weight = worker[0].weight
+    home, worker = tied(together=False), tied()
     with torch.no_grad():
         worker[0].weight.fill_(7)
     bring_home(home, worker, tmp_path)
@@ -134,22 +144,8 @@ def test_tied_only_in_the_worker(tmp_path: Path) -> None:
     assert home[0].weight.data_ptr() != home[1].weight.data_ptr()
 
 
-def test_ties_that_came_apart_are_named(tmp_path: Path) -> None:
-    home = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5))
-    home[1].weight = home[0].weight
-    worker = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5))
-    before = content(home)
-    with pytest.raises(TpuMagicsError, match="tied in the notebook are not tied") as caught:
-        bring_home(home, worker, tmp_path)
-    assert "`0.weight` and `1.weight`" in str(caught.value)
-    assert "load_state_dict" in caught.value.todo
-    assert content(home) == before
-
-
 def test_untied_in_the_worker_but_equal_is_fine(tmp_path: Path) -> None:
-    home = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5))
-    home[1].weight = home[0].weight
-    worker = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5))
+    home, worker = tied(), tied(together=False)
     worker[1].weight = nn.Parameter(worker[0].weight.detach().clone())
     bring_home(home, worker, tmp_path)
     assert torch.equal(home[0].weight, worker[0].weight)
@@ -416,8 +412,7 @@ def scenario_the_whole_way_from_a_device_to_the_notebook() -> None:
 
 def scenario_weights_that_came_apart_on_the_device_are_named() -> None:
     folder = Path(tempfile.mkdtemp())
-    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5))
-    model[1].weight = model[0].weight
+    model = tied()
 
     def work() -> None:
         import torch_xla
@@ -504,12 +499,6 @@ def scenario_neither_side_needs_memory_for_a_second_model() -> None:
     assert torch.equal(model[-1].weight, before + 1)
 
 
-@pytest.fixture(scope="module")
-def found() -> dict[str, str]:
-    return outcomes(__file__)
-
-
-@pytest.mark.parametrize("name", names(globals()))
 @pytest.mark.process
-def test_scenario(name: str, found: dict[str, str]) -> None:
-    assert found[name] == ""
+def test_scenario(scenario: str, outcomes: dict[str, str]) -> None:
+    assert outcomes[scenario] == ""

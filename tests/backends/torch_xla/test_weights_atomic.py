@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 from tpu_magics.backends.torch_xla import weights_exchange, weights_files, weights_load
-from tpu_magics.backends.torch_xla.weights import check_weights, collect_weights, load_weights
+from tpu_magics.backends.torch_xla.weights import check_weights, load_weights
 from tpu_magics.backends.torch_xla.weights_exchange import Exchange
 from tpu_magics.errors import TpuMagicsError
 
-from .weights_samples import bring_home, content, describe, holding
+from .weights_samples import arrived, bring_home, content, describe, holding
 
 
 def mixed(scale: float) -> nn.Module:
@@ -66,8 +66,7 @@ def test_a_failure_half_way_puts_everything_back(
 ) -> None:
     home, worker = mixed(1.0), mixed(2.0)
     before = content(home)
-    collect_weights({"model": worker}, tmp_path)
-    staged = check_weights({"model": home}, tmp_path)
+    staged = arrived(home, worker, tmp_path)
     assert len(staged.puts) == 8
     files = sorted(tmp_path.iterdir())
     calls: list[Any] = []
@@ -109,8 +108,7 @@ def test_a_disk_that_fails_once_at_any_block(
     monkeypatch.setattr(weights_exchange, "_BLOCK", 1000)
     home, worker = nn.Linear(25, 30), nn.Linear(25, 30)
     before = content(home)
-    collect_weights({"model": worker}, tmp_path)
-    staged = check_weights({"model": home}, tmp_path)
+    staged = arrived(home, worker, tmp_path)
     calls: list[int] = []
     with monkeypatch.context() as patch:
         patch.setattr(os, function, flaky(getattr(os, function), failing, calls, 500 if function == "pwrite" else 0))
@@ -137,8 +135,7 @@ def test_a_disk_that_takes_nothing_any_more_costs_the_file_not_the_model(
     monkeypatch.setattr(weights_exchange, "_BLOCK", 1000)
     home = nn.Linear(25, 30)
     before = content(home)
-    collect_weights({"model": nn.Linear(25, 30)}, tmp_path)
-    staged = check_weights({"model": home}, tmp_path)
+    staged = arrived(home, nn.Linear(25, 30), tmp_path)
     real, calls = os.pwrite, []
 
     def full(file: int, what: Any, offset: int) -> int:
@@ -159,8 +156,7 @@ def test_what_cannot_be_put_back_is_not_called_unchanged(tmp_path: Path, monkeyp
     monkeypatch.setattr(weights_exchange, "_BLOCK", 1000)
     home = nn.Sequential(nn.Linear(25, 30), nn.Linear(25, 30))
     first = describe(home[0].weight)
-    collect_weights({"model": nn.Sequential(nn.Linear(25, 30), nn.Linear(25, 30))}, tmp_path)
-    staged = check_weights({"model": home}, tmp_path)
+    staged = arrived(home, nn.Sequential(nn.Linear(25, 30), nn.Linear(25, 30)), tmp_path)
     real, calls = os.pread, []
 
     def dying(file: int, count: int, offset: int) -> bytes:
@@ -181,8 +177,7 @@ def test_what_cannot_be_put_back_is_not_called_unchanged(tmp_path: Path, monkeyp
 
 def test_short_reads_and_writes_are_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, worker = nn.Linear(25, 30), nn.Linear(25, 30)
-    collect_weights({"model": worker}, tmp_path)
-    staged = check_weights({"model": home}, tmp_path)
+    staged = arrived(home, worker, tmp_path)
     real = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda file, what, offset: real(file, what[:70], offset))
     load_weights(staged)
@@ -192,8 +187,7 @@ def test_short_reads_and_writes_are_gone_on_with(tmp_path: Path, monkeypatch: py
 def test_an_interrupt_in_the_middle_of_one_tensor_puts_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, worker = nn.Linear(50, 50).double(), nn.Linear(50, 50)  # another form in the file: copied, not exchanged
     before = content(home)
-    collect_weights({"model": worker}, tmp_path)
-    staged = check_weights({"model": home}, tmp_path)
+    staged = arrived(home, worker, tmp_path)
     real = torch.Tensor.copy_
 
     def half(self: torch.Tensor, source: torch.Tensor, *args: Any) -> torch.Tensor:
@@ -213,8 +207,7 @@ def test_no_room_for_the_old_values_is_said_before_anything_changes(
 ) -> None:
     home = nn.Linear(50, 50).double()
     before = content(home)
-    collect_weights({"model": nn.Linear(50, 50)}, tmp_path)
-    staged = check_weights({"model": home}, tmp_path)
+    staged = arrived(home, nn.Linear(50, 50), tmp_path)
 
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -246,8 +239,7 @@ def test_an_interrupt_waits_until_all_is_loaded(
         nn.Sequential(*(nn.Linear(4, 4) for _ in range(5))),
         nn.Sequential(*(nn.Linear(4, 4) for _ in range(5))),
     )
-    collect_weights({"model": worker}, tmp_path)
-    staged = check_weights({"model": home}, tmp_path)
+    staged = arrived(home, worker, tmp_path)
     real = Exchange.prepare
     done = threading.Event()
     if other_thread:  # one that does not block SIGINT, as those of a Jupyter kernel do not

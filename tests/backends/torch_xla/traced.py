@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.xla_flags import QUICK
 from tpu_magics.backends import hlo
-from tpu_magics.backends.lowered import TraceResult
+from tpu_magics.backends.lowered import LoweredGraph, TraceResult
 from tpu_magics.launch import train
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.strategies.tracing import TracingOptions
@@ -23,6 +24,11 @@ from tpu_magics.preflight.pipeline import trace
 PATIENCE = 200.0  # seconds: the programs are small, but machines may be busy
 Function = Callable[..., Any]
 Compiled = tuple[str, tuple[int, ...]]  # fingerprint, donated parameters
+
+
+def rows(count: int) -> Any:
+    """Eight numbers, and one of four classes."""
+    return torch.utils.data.TensorDataset(torch.randn(count, 8), torch.randint(0, 4, (count,)))
 
 
 def traced(
@@ -60,6 +66,13 @@ def compiled(graphs: list[hlo.Graph]) -> list[Compiled]:
 
 def taken(found: TraceResult) -> list[Compiled]:
     return [(one.hash, one.donors) for one in found.graphs]
+
+
+def steady(found: TraceResult) -> LoweredGraph:
+    """The one graph that later steps run, which is the last."""
+    [last] = [one for one in found.graphs if one.steady]
+    assert found.settled and last is found.graphs[-1]
+    return last
 
 
 def same(function: Function, *args: Any, reads: int = 0, **kwargs: Any) -> TraceResult:

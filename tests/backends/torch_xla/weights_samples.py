@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tpu_magics.backends.torch_xla.weights import check_weights, collect_weights, load_weights
+from tpu_magics.backends.torch_xla.weights import StagedWeights, check_weights, collect_weights, load_weights
 
 DTYPES = [
     *("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"),
@@ -61,9 +61,14 @@ def holding(**tensors: Any) -> nn.Module:
     return module
 
 
+def arrived(home: Any, worker: Any, folder: Path) -> StagedWeights:
+    """The first two steps for one model: collected in the worker, checked in the notebook."""
+    collect_weights({"model": worker}, folder)
+    return check_weights({"model": home}, folder)
+
+
 def bring_home(home: Any, worker: Any, folder: Path) -> tuple[str, ...]:
     """All three steps for one model; the notes."""
-    collect_weights({"model": worker}, folder)
-    staged = check_weights({"model": home}, folder)
+    staged = arrived(home, worker, folder)
     load_weights(staged)
     return staged.notes
