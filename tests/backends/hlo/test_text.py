@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tpu_magics.backends.hlo.dtypes import framework_name, xla_name
+from tpu_magics.backends.hlo.text import framework_name, xla_name
 
 
 @pytest.mark.parametrize(
