@@ -1,4 +1,4 @@
-"""A plain training loop, for tests that look at what is recorded of one."""
+"""A plain training loop, and how one begins, for tests that look at what is recorded or traced of one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,15 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+
+
+def placed(model: Any) -> tuple[Any, torch.optim.SGD]:
+    """Move the model to the device; the device, and an optimizer."""
+    import torch_xla
+
+    device = torch_xla.device()
+    model.to(device)
+    return device, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
 def squares(model: Any, x: Any, *_: Any) -> Any:
@@ -25,9 +34,7 @@ def sgd(
     middle of the step."""
     import torch_xla
 
-    device = torch_xla.device()
-    model.to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    device, optimizer = placed(model)
     for number, batch in enumerate(batches, 1):
         loss = loss_of(model, *(one.to(device) for one in batch))
         loss.backward()

@@ -13,6 +13,7 @@ pytest.importorskip("torch_xla")
 pytest.importorskip("accelerate")
 
 from tests.backends.torch_xla import traced
+from tests.backends.torch_xla.loops import placed
 from tests.backends.torch_xla.traced import rows, same
 from tpu_magics.backends.lowered import TraceResult
 from tpu_magics.backends.torch_xla.trace.constness import ELEMENTS
@@ -102,9 +103,7 @@ def keeps_gradients(model: Any) -> None:
     """Gradients are alive at the sync: what they are views of is computed, too."""
     import torch_xla
 
-    device = torch_xla.device()
-    model.to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    device, optimizer = placed(model)
     total = torch.zeros((), device=device)
     for _ in range(STEPS):
         optimizer.zero_grad()
@@ -136,9 +135,7 @@ class Tied(torch.nn.Module):
 def tied(model: Any) -> None:
     import torch_xla
 
-    device = torch_xla.device()
-    model.to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    device, optimizer = placed(model)
     for _ in range(STEPS):
         x = torch.randint(0, 12, (4, 5)).to(device)
         functional.cross_entropy(model(x).view(-1, 12), x.view(-1)).backward()
@@ -156,9 +153,7 @@ def holds_what_it_computed(model: Any) -> None:
     """An output that is kept holds its whole graph, in C++; and evaluation comes before training."""
     import torch_xla
 
-    device = torch_xla.device()
-    model.to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    device, optimizer = placed(model)
     buffer = torch.zeros(4, 8, device=device)
     for _ in range(4):
         x, y = (one.to(device) for one in batch())
@@ -178,13 +173,10 @@ def test_what_is_alive_is_computed_and_evaluation_is_not_taken_for_training() ->
 
 
 def with_loader(model: Any) -> None:
-    import torch_xla
     import torch_xla.core.xla_model as xm
     from torch_xla.distributed.parallel_loader import MpDeviceLoader
 
-    device = torch_xla.device()
-    model.to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    device, optimizer = placed(model)
     for x, y in MpDeviceLoader(torch.utils.data.DataLoader(rows(48), batch_size=8), device):
         optimizer.zero_grad()
         functional.cross_entropy(model(x), y).backward()
@@ -201,9 +193,7 @@ def with_large_batches(model: Any, loader: bool) -> None:
     import torch_xla
     from torch_xla.distributed.parallel_loader import MpDeviceLoader
 
-    device = torch_xla.device()
-    model.to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    device, optimizer = placed(model)
     batches = ((torch.ones(ROWS, 8), torch.zeros(ROWS, dtype=torch.long)) for _ in range(3))
     for x, y in MpDeviceLoader(batches, device) if loader else batches:
         functional.cross_entropy(model(x.to(device)), y.to(device)).backward()

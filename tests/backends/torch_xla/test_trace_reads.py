@@ -17,6 +17,7 @@ from torch.nn import functional
 
 pytest.importorskip("torch_xla")
 
+from tests.backends.torch_xla.loops import placed
 from tests.backends.torch_xla.traced import same, traced
 from tpu_magics.backends.lowered import TraceResult
 from tpu_magics.backends.torch_xla.trace.placeholders import CHOSEN, DISTINCT, FITTED, TENSOR, TRUE, VALUE
@@ -42,9 +43,7 @@ def asks(model: Any, ask: Ask, told: Path, steps: int = 4) -> None:
     """A training that asks something in each step, and writes what it got, and what was compiled for it."""
     import torch_xla
 
-    device = torch_xla.device()
-    model.to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    device, optimizer = placed(model)
     for _ in range(steps):
         optimizer.zero_grad()
         output = model(torch.randn(8, 8).to(device))
@@ -276,9 +275,7 @@ def branches_on_the_batch(model: Any, hidden: int) -> None:
     """The mask comes from the host: whether it masks anything is known, and decides which program is trained."""
     import torch_xla
 
-    device = torch_xla.device()
-    model.to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    device, optimizer = placed(model)
     for _ in range(4):
         optimizer.zero_grad()
         x, mask = torch.randn(8, 8).to(device), (torch.arange(8) >= hidden).to(device)

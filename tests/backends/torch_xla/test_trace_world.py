@@ -14,6 +14,7 @@ from torch.nn import functional
 pytest.importorskip("torch_xla")
 pytest.importorskip("accelerate.accelerator")
 
+from tests.backends.torch_xla.loops import placed
 from tests.backends.torch_xla.traced import rows, same, steady, traced
 from tpu_magics.backends.lowered import LoweredGraph
 from tpu_magics.errors import TpuMagicsError
@@ -198,9 +199,7 @@ def meets(model: Any) -> None:
     import torch_xla
     import torch_xla.core.xla_model as xm
 
-    device = torch_xla.device()
-    model.to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    device, optimizer = placed(model)
     for _ in range(5):
         optimizer.zero_grad()
         model(torch.randn(8, 8).to(device)).pow(2).mean().backward()

@@ -111,15 +111,21 @@ def fake_trainer_module(printed: list[Any], master: bool = True) -> Any:
     return types.SimpleNamespace(xm=xm, met=met)
 
 
+def reporting(printed: list[Any], master: bool = True) -> Any:
+    """Such a module, that has printed a report."""
+    module = fake_trainer_module(printed, master)
+    trainer._keep_reports(module)
+    module.xm.master_print(module.met.metrics_report())
+    return module
+
+
 def records(writer: EventWriter) -> list[Metrics]:
     return only(Run(writer.path.parent).events("metrics"), Metrics)
 
 
 def test_a_report_becomes_a_file_and_a_record(writer: EventWriter) -> None:
     printed: list[Any] = []
-    module = fake_trainer_module(printed)
-    trainer._keep_reports(module)
-    module.xm.master_print(module.met.metrics_report())
+    module = reporting(printed)
     module.xm.master_print("Metric: mine")  # what the user prints is printed
     assert printed == ["Metric: mine"]
     (record,) = records(writer)
@@ -131,17 +137,13 @@ def test_a_report_becomes_a_file_and_a_record(writer: EventWriter) -> None:
 
 
 def test_other_ranks_write_none(writer: EventWriter) -> None:
-    module = fake_trainer_module([], master=False)
-    trainer._keep_reports(module)
-    module.xm.master_print(module.met.metrics_report())
+    reporting([], master=False)
     assert records(writer) == []
 
 
 def test_without_a_run_it_is_printed() -> None:
     printed: list[Any] = []
-    module = fake_trainer_module(printed)
-    trainer._keep_reports(module)
-    module.xm.master_print(module.met.metrics_report())
+    reporting(printed)
     assert printed == ["Metric: CompileTime\n"]
 
 

@@ -250,12 +250,17 @@ class Trainer:
         }
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_two_devices_in_one_worker_train_two_copies(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
-    """v2 and v3 have two devices in each process; here XLA:CPU shows two."""
+@pytest.fixture
+def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each worker has two, as a process of v2 and v3 has; here XLA:CPU shows two."""
     monkeypatch.setenv("CPU_NUM_DEVICES", "2")
     made = plan.make_plan
     monkeypatch.setattr(plan, "make_plan", lambda *args: replace(made(*args), replicas=2))
+
+
+@pytest.mark.usefixtures("two_devices")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_two_devices_in_one_worker_train_two_copies(workers: int) -> None:
     model = torch.nn.Linear(2, 2)
     trainer = Trainer(model)
     before = digest(model)
@@ -323,11 +328,9 @@ def works_on_both() -> float:
     return float(x.grad.sum().item()) if x.grad is not None else 0.0
 
 
-def test_threads_that_the_notebook_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("two_devices")
+def test_threads_that_the_notebook_chose(tmp_path: Path) -> None:
     """torch.set_num_threads() in the notebook makes each new thread of a worker ask for the pool."""
-    monkeypatch.setenv("CPU_NUM_DEVICES", "2")
-    made = plan.make_plan
-    monkeypatch.setattr(plan, "make_plan", lambda *args: replace(made(*args), replicas=2))
 
     def cells() -> None:
         torch.set_num_threads(2)
