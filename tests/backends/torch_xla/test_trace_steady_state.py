@@ -34,19 +34,34 @@ def run(syncs: Iterable[Sync], steps: int = 5) -> tuple[SteadyStateDetector, int
     return settling, len(settling.syncs)
 
 
-def test_two_equal_steps_are_enough() -> None:
-    found, count = run([trained("first"), *[trained("later")] * 10])
-    assert (found.settled, count, found.steady, found.notes) == (True, 3, ("later",), [])
+EPOCH = [trained("step"), *[evaluated("eval")] * 3]
+TURNS = [[trained(f"one{when}"), trained(f"two{when}", OTHER)] for when in (", first", "")]
+
+
+@pytest.mark.parametrize(
+    ("syncs", "known"),  # settled, after how many syncs, the steady graphs
+    [
+        pytest.param([trained("first"), *[trained("later")] * 10], (True, 3, ("later",)), id="equal"),
+        pytest.param([trained("ab"[number % 2]) for number in range(10)], (False, 5, ("a",)), id="alternating"),
+        pytest.param([evaluated("eval")] * 20 + EPOCH * 3, (True, 25, ("step",)), id="evaluations between"),
+        pytest.param([Sync("w -= w.grad", backward=True)] * 5, (True, 2, ("w -= w.grad",)), id="no optimizer"),
+        pytest.param([*TURNS[0], *TURNS[1] * 4], (True, 6, ("one", "two")), id="two optimizers in turns"),
+        pytest.param([evaluated("eval", optimizer=False)] * 20, (True, FORWARD, ("eval",)), id="forward, equal"),
+        pytest.param(
+            [evaluated(str(number), optimizer=False) for number in range(20)],
+            (False, 5, ("4",)),
+            id="forward, different",
+        ),
+    ],
+)
+def test_how_many_syncs_are_enough(syncs: list[Sync], known: tuple[bool, int, tuple[str, ...]]) -> None:
+    found, count = run(syncs)
+    assert (found.settled, count, found.steady, found.notes) == (*known, [])
 
 
 def test_steps_that_differ_end_at_the_limit() -> None:
     found, count = run([trained(str(number)) for number in range(10)], steps=4)
     assert (found.settled, count, found.steady, found.notes) == (False, 4, ("3",), [])
-
-
-def test_steps_that_alternate_have_been_seen_before_and_do_not_settle() -> None:
-    found, count = run([trained("ab"[number % 2]) for number in range(10)])
-    assert (found.settled, count, found.steady) == (False, 5, ("a",))
 
 
 @pytest.mark.parametrize("micro", [2, 4, 8])
@@ -59,24 +74,6 @@ def test_gathered_gradients_end_no_step(micro: int) -> None:
     assert (found.settled, count, found.steady) == (True, 3 * micro, ("step",))
 
 
-def test_evaluations_before_and_between_end_no_step() -> None:
-    epoch = [trained("step"), evaluated("eval"), evaluated("eval"), evaluated("eval")]
-    found, count = run([evaluated("eval")] * 20 + epoch * 3)
-    assert (found.settled, count, found.steady) == (True, 25, ("step",))
-
-
-def test_code_of_the_persons_own_that_trains_without_an_optimizer() -> None:
-    found, count = run([Sync("w -= w.grad", backward=True)] * 5)
-    assert (found.settled, count) == (True, 2)
-
-
-def test_two_optimizers_that_take_turns_have_a_steady_graph_each() -> None:
-    turn = [trained("one"), trained("two", OTHER)]
-    first = [trained("one, first"), trained("two, first", OTHER)]
-    found, count = run([*first, *turn * 4])
-    assert (found.settled, count, found.steady) == (True, 6, ("one", "two"))
-
-
 def test_an_optimizer_that_has_not_stepped_is_waited_for() -> None:
     turn = [*[trained("critic", asleep=1)] * 5, trained("maker", OTHER)]
     found, count = run(turn + [*[trained("critic")] * 5, trained("maker", OTHER)] * 3)
@@ -87,16 +84,6 @@ def test_an_optimizer_that_has_not_stepped_is_waited_for() -> None:
 
 
 # -- what never trains ------------------------------------------------------------------------------------------------
-
-
-def test_a_function_that_only_goes_forward_has_to_repeat_itself() -> None:
-    found, count = run([evaluated("eval", optimizer=False)] * 20)
-    assert (found.settled, count, found.steady) == (True, FORWARD, ("eval",))
-
-
-def test_a_function_that_only_goes_forward_and_changes() -> None:
-    found, count = run([evaluated(str(number), optimizer=False) for number in range(20)])
-    assert (found.settled, count, found.steady) == (False, 5, ("4",))
 
 
 def test_an_evaluation_without_end_is_left_before_a_training() -> None:
