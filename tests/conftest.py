@@ -35,10 +35,16 @@ TRACING = tuple(f"test_trace{part}.py" for part in ("", "_reads", "_world", "_sp
 OBSERVERS = tuple(f"observe/test_{part}.py" for part in ("observer", "monitoring", "recompile_cases"))
 OBSERVING = ("test_worker.py", *OBSERVERS, *REHEARSING, *TRACING)
 LAUNCHING = (TESTS / "launch", *(TESTS / "backends/torch_xla" / name for name in OBSERVING))
-# One process runs all of such a folder, whose tests share a cluster, a JupyterLab, or kernels and processes that have
-# imported torch_xla or TensorFlow. It begins with them: begun last, they would be waited for alone.
-SHARING = ("launch/pods", "magics", "browser", "backends/tensorflow")
-FOLDERS = ("notebooks/", *(f"tests/{folder}/" for folder in SHARING), "")
+# One process runs all of such a group of folders, whose tests share a cluster, a JupyterLab, or kernels and processes
+# that have imported torch_xla or TensorFlow. The largest begin: begun last, they would be waited for alone.
+SHARING = (
+    ("tests/backends/", "tests/launch/strategies/", "tests/padding/"),
+    ("tests/magics/",),
+    ("notebooks/",),
+    ("tests/browser/",),
+    ("tests/check/",),
+    ("tests/launch/pods/",),
+)
 PATIENCE = 5.0  # seconds in which what was stopped must be gone
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 STARTS = {"os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}  # audit events, PEP 578
@@ -70,24 +76,26 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """pytest-xdist's "loadfile", with some folders taken for one file."""
+    """pytest-xdist's "loadfile", with groups of folders taken for one file."""
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return folder_of(nodeid) or super()._split_scope(nodeid)
+            group = group_of(nodeid)
+            return SHARING[group][0] if group < len(SHARING) else super()._split_scope(nodeid)
 
     return Scheduling(config, log) if config.option.dist == "loadfile" else None
 
 
-def folder_of(nodeid: str) -> str:
-    return next(folder for folder in FOLDERS if nodeid.startswith(folder))
+def group_of(nodeid: str) -> int:
+    """The group's place in SHARING; of other tests, a number after them."""
+    return next((place for place, group in enumerate(SHARING) if nodeid.startswith(group)), len(SHARING))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Folders first, then files that start processes; at the end the quick ones, which keep all test processes busy."""
+    """Groups first, then files that start processes; at the end the quick ones, which keep all test processes busy."""
     starting = {item.path for item in items if item.get_closest_marker("process")}
-    items.sort(key=lambda item: (FOLDERS.index(folder_of(item.nodeid)), item.path not in starting))
+    items.sort(key=lambda item: (group_of(item.nodeid), item.path not in starting))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -110,6 +110,7 @@ def test_a_python_without_venv_is_refused_with_the_way_out(tree: Path) -> None:
     assert not (tree / ".venv").exists()
 
 
+@pytest.mark.long
 def test_an_install_that_fails_is_done_again_and_one_that_is_up_to_date_is_left_alone(tree: Path) -> None:
     first = make(tree, "demo", python(tree))
     assert first.returncode != 0

@@ -142,6 +142,7 @@ def test_badges_of_an_edited_cell_stay_away_while_its_run_recompiles_again(noteb
     expect(badges).to_have_count(0)
 
 
+@pytest.mark.long
 def test_two_notebooks_have_each_their_own_run(it: Notebook) -> None:
     it.await_kernel()
     it.run_cell(3)

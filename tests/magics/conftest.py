@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
+
+from tests import forks
+from tests._notebooks import LAUNCHER
 
 from .kernel import KERNELS, LOAD, OWN, Kernel, running_kernel
 
@@ -52,7 +56,8 @@ def as_new(kernel: Kernel, folder: Path) -> Iterator[Kernel]:
 
 @pytest.fixture
 def own_kernel(tmp_path: Path) -> Iterator[Kernel]:
-    """A kernel of this test alone, with the magics loaded."""
-    with running_kernel(tmp_path) as kernel:
-        kernel.run(LOAD).good()
-        yield kernel
+    """A kernel of this test alone, with torch_xla imported and the magics loaded."""
+    with mock.patch(LAUNCHER, partial(forks.kernel, "ipykernel.kernelapp torch_xla")):
+        with running_kernel(tmp_path) as kernel:
+            kernel.run(LOAD).good()
+            yield kernel
