@@ -185,31 +185,13 @@ def _told(folder: Path) -> tuple[dict[str, Any], str]:
 
 
 # -- what each precision is --------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("name", "share", "parameters"),
-    [
-        ("plain", 0, {"f32", "f64"}),
-        ("fp32", 0, {"f32", "f64"}),
-        ("bf16", 1, {"bf16"}),  # float and double become bfloat16
-        ("downcast", 2 / 3, {"bf16", "f32"}),  # float becomes bfloat16, double float32
-        ("accelerator", 0, {"f32", "f64"}),
-        ("accelerator bf16", 1, {"bf16"}),
-        ("accelerator downcast", 2 / 3, {"bf16", "f32"}),
-        ("accelerator yes", 2 / 3, {"bf16", "f32"}),
-        ("accelerator no downcast", 1, {"bf16"}),
-        ("positional", 1, {"bf16"}),
-        ("its variable", 1, {"bf16"}),
-        ("its variables", 2 / 3, {"bf16", "f32"}),
-        ("trainer", 1, {"bf16"}),
-        ("trainer bf16", 1, {"bf16"}),
-    ],
-)
-def test_the_graphs_types(ran: dict[str, Ran], name: str, share: float, parameters: set[str]) -> None:
-    last = ran[name].last
-    assert last.share == pytest.approx(share)
-    assert {dtype for dtype in last.parameters if dtype[:2] != "s6"} == parameters
-    assert last.agrees
-    assert "before XLA optimizes the graph" in last.text
+# What was asked -> the share of multiplications in bf16, and the types of the parameters that are no whole numbers.
+GRAPHS: dict[str, tuple[float, set[str]]] = {
+    "": (0, {"f32", "f64"}),
+    "fp32": (0, {"f32", "f64"}),
+    "bf16": (1, {"bf16"}),  # float and double become bfloat16
+    "bf16-downcast": (2 / 3, {"bf16", "f32"}),  # float becomes bfloat16, double float32
+}
 
 
 @pytest.mark.parametrize(
@@ -218,10 +200,14 @@ def test_the_graphs_types(ran: dict[str, Ran], name: str, share: float, paramete
         ("plain", "", ""),
         ("fp32", "fp32", "--precision"),
         ("bf16", "bf16", "--precision"),
+        ("downcast", "bf16-downcast", "--precision"),
         ("environment", "bf16", "XLA_USE_BF16"),
         ("accelerator", "", ""),
         ("accelerator bf16", "bf16", 'Accelerator(mixed_precision="bf16")'),
         ("accelerator downcast", "bf16-downcast", 'Accelerator(mixed_precision="bf16", downcast_bf16=True)'),
+        ("accelerator yes", "bf16-downcast", 'Accelerator(mixed_precision="bf16", downcast_bf16=True)'),
+        ("accelerator no downcast", "bf16", 'Accelerator(mixed_precision="bf16", downcast_bf16=False)'),
+        ("positional", "bf16", 'Accelerator(mixed_precision="bf16")'),
         ("option and accelerator", "bf16", "--precision"),
         ("its variable", "bf16", "ACCELERATE_MIXED_PRECISION"),
         ("its variables", "bf16-downcast", "ACCELERATE_DOWNCAST_BF16"),
@@ -229,8 +215,14 @@ def test_the_graphs_types(ran: dict[str, Ran], name: str, share: float, paramete
         ("trainer bf16", "bf16", "TrainingArguments(bf16=True)"),
     ],
 )
-def test_who_asked(ran: dict[str, Ran], name: str, asked: str, source: str) -> None:
-    assert (ran[name].last.asked, ran[name].last.source) == (asked, source)
+def test_who_asked_and_the_graphs_types(ran: dict[str, Ran], name: str, asked: str, source: str) -> None:
+    last = ran[name].last
+    assert (last.asked, last.source) == (asked, source)
+    share, parameters = GRAPHS[asked]
+    assert last.share == pytest.approx(share)
+    assert {dtype for dtype in last.parameters if dtype[:2] != "s6"} == parameters
+    assert last.agrees
+    assert "before XLA optimizes the graph" in last.text
 
 
 def test_the_sentence(ran: dict[str, Ran]) -> None:
