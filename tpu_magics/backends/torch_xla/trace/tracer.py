@@ -1,4 +1,4 @@
-"""What happens at each sync of a traced function, and the files with its graphs for the notebook.
+"""What happens at each sync of a traced function.
 
 C++ functions of torch_xla 2.9.0 that run a graph: `_xla_step_marker` ends a step, `_xla_sync_multi` and
 `_xla_sync_live_tensors` run a graph within one; `_xla_warm_up_cache` and `_run_cached_graph` belong to torch.compile;
@@ -8,17 +8,13 @@ with `_set_use_eager_mode` each operation is a graph.
 from __future__ import annotations
 
 import functools
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.base import StepLimit, TraceSpec
-from tpu_magics.backends.lowered import TRACED, HostRead, LoweredGraph, UnsupportedOp
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaDumps
 from tpu_magics.backends.torch_xla.trace import fake_world, live_tensors, shardings
 from tpu_magics.backends.torch_xla.trace.captured_graphs import CapturedDumps, CapturedGraphs
@@ -27,12 +23,12 @@ from tpu_magics.backends.torch_xla.trace.parameter_names import ParameterNames
 from tpu_magics.backends.torch_xla.trace.read_kernels import ReadKernels
 from tpu_magics.backends.torch_xla.trace.source_lines import SourceLineFinder
 from tpu_magics.backends.torch_xla.trace.steady_state import SteadyStateDetector, TraceStepEvents
+from tpu_magics.backends.torch_xla.trace.trace_file import write, write_reads
 from tpu_magics.backends.torch_xla.trace.uploads import Uploads
 from tpu_magics.errors import TpuMagicsError
 
 if TYPE_CHECKING:
     from tpu_magics.backends.torch_xla.observe.observer import TorchObserver
-
 
 _EAGER = "Eager mode was ignored: it would compile each operation separately. Here they are part of the next graph."
 _READ_ZEROS = (
@@ -40,7 +36,6 @@ _READ_ZEROS = (
     "early."
 )
 _HIDDEN = "Up to {} tensors that only C++ code holds are missing from the graph outputs. In training they are outputs."
-READS = "reads.txt"
 
 
 class Tracer:
@@ -185,7 +180,7 @@ class Tracer:
     def _write(self, syncs: int) -> None:
         steady = self.steady_state.steady
         order = sorted(self.captured.graphs, key=lambda one: steady.index(one) if one in steady else -1)
-        write_graphs(
+        write(
             self.tracing.folder,
             [(self.captured.graphs[one], one in steady) for one in order],
             syncs=syncs,
@@ -208,45 +203,3 @@ def _no_dynamo(*_args: Any, **_kwargs: Any) -> Any:
         "torch.compile(backend='openxla') compiles its own graphs and must run them to do so.",
         "Remove torch.compile for the preflight: torch_xla compiles the same step as one graph.",
     )
-
-
-# -- the files for the notebook ---------------------------------------------------------------------------------------
-
-
-def write_graphs(
-    folder: Path,
-    graphs: Sequence[tuple[LoweredGraph, bool]],
-    reads: Sequence[HostRead],
-    refused: Sequence[UnsupportedOp],
-    **more: Any,
-) -> None:
-    """Write one JSON file, and one file per graph. `graphs`: with whether each is steady; `more`: other fields of
-    TraceResult."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    records = []
-    for number, (graph, steady) in enumerate(graphs):
-        file = f"graph-{number}.pb"
-        (folder / file).write_bytes(graph.module)
-        fields = {name: value for name, value in vars(graph).items() if name not in ("module", "places", "site")}
-        site = None if graph.site is None else asdict(graph.site)
-        # Thousands of instructions come from a few lines, so each line is written once.
-        lines = {place: number for number, place in enumerate(dict.fromkeys(graph.places.values()))}
-        places = {"lines": [asdict(one) for one in lines], "of": {n: lines[one] for n, one in graph.places.items()}}
-        records.append({**fields, "file": file, "steady": steady, "site": site, "places": places})
-    found = {"graphs": records, "reads": [asdict(one) for one in reads], "refused": [asdict(one) for one in refused]}
-    temporary = folder / f"{TRACED}.tmp"
-    temporary.write_text(json.dumps({**found, **more}))
-    temporary.replace(folder / TRACED)
-
-
-def write_reads(folder: Path, reads: Sequence[HostRead]) -> None:
-    """The reads so far, one per line: if the function fails, they may be the cause."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    (folder / READS).write_text("\n".join(dict.fromkeys(map(_line, reads))))
-
-
-def _line(read: HostRead) -> str:
-    if read.place is None:
-        return read.what
-    inside = f" (inside {read.inside})" if read.inside is not None else ""
-    return f"{read.place}: {read.place.code}{inside}"
