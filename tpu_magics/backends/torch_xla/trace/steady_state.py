@@ -11,8 +11,6 @@ import functools
 from dataclasses import dataclass, field
 from typing import Any
 
-from tpu_magics.backends.torch_xla import optimizers
-
 WAITS = 64  # syncs without an optimizer step, if there is an optimizer
 FORWARD = 8  # equal ones in a row, in a function without optimizer and backward pass
 
@@ -168,4 +166,6 @@ class TraceStepEvents:
 
 def _optimizers() -> list[Any]:
     """The optimizers of this process, and those inside accelerate's wrappers, which have no step of their own."""
+    from tpu_magics.backends.torch_xla import optimizers
+
     return [getattr(one, "optimizer", one) for one in optimizers.living()]
