@@ -28,13 +28,13 @@ _ALIGNED = 64
 _SPARE_BYTES = 256 * 2**20
 
 
-def load(staged: StagedWeights, free_bytes: int | None = None) -> None:
-    """Change the models in place. After a failure they are byte for byte as before.
+def load_weights(staged: StagedWeights, free_bytes: int | None = None) -> None:
+    """In the notebook: copy the checked weights into the models, in place. After a failure they are byte for byte as
+    before.
 
-    Args:
-        staged: what `check` returned.
-        free_bytes: host memory for the old values of tensors that have another form in the file (None: what the machine
-            has available). If it is too small, they are kept in the run folder.
+    Tensors keep their identity, strides and `requires_grad`. The old values are swapped with the new ones in the file,
+    which is removed at the end; `free_bytes`: host memory for the old values of tensors that have another form in the
+    file (None: what the machine has available). If it is too small, they are kept in the run folder.
 
     Raises:
         TpuMagicsError: something failed, and everything was restored; or there is no room for the old values.
