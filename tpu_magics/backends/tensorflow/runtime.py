@@ -286,13 +286,13 @@ def _resolve_error(requested: str, error: BaseException | None, limit: float) ->
     said = f"{type(error).__name__}: {error}" if error else f"no answer within {limit:g} s"
     if requested.startswith(_GRPC):
         return TpuMagicsError(
-            f"{requested} is not a valid TPU address.", f"Tried: reading it as grpc://host:port. {said}", _TODO
+            f"{requested} is not a valid TPU address.", f"Tried: reading it as grpc://host:port. {said}", _CHECK_THE_TPU
         )
     return TpuMagicsError(
         f"The TPU name {requested!r} could not be resolved.",
         "Tried: the metadata server of Google's cloud for project and zone, then the Cloud TPU API for the node's "
         f"address. {said}",
-        _TODO,
+        _CHECK_THE_TPU,
     )
 
 
@@ -314,10 +314,10 @@ def _try(address: str, requested: str, limit: float) -> None:
 
 def _no_answer(requested: str, address: str, seconds: float, said: str) -> TpuMagicsError:
     tried = f"Tried: a grpc connection to {address}, for {seconds:.1f} s. {said}"
-    return TpuMagicsError(f"The TPU {requested!r} does not answer.", tried, _TODO)
+    return TpuMagicsError(f"The TPU {requested!r} does not answer.", tried, _CHECK_THE_TPU)
 
 
-_TODO = (
+_CHECK_THE_TPU = (
     "Check the name (gcloud compute tpus list), the zone and the state. Google discontinued TPU nodes in April "
     "2025: on a TPU VM, run the notebook on the VM itself, with %tpu_init and without --tpu."
 )

@@ -17,12 +17,14 @@ from tpu_magics.runs.writer import EventWriter
 
 OFF_ON_CPU = "off on XLA:CPU: torch_xla 2.9 cannot load cached programs there"
 _SITES = 100  # of each kind that are recorded
-_TEXT = "The host reads a value in the middle of a step (device-to-host read). This splits the step's graph."
+_READ_TEXT = "The host reads a value in the middle of a step (device-to-host read). This splits the step's graph."
 _OP_TEXT = (
     "This line splits the step's graph: an operation needs a shape that depends on values, or an operation that XLA "
     "does not support runs on the host."
 )
-_FIX = "Read it after the step's sync, or every N steps. To log values, use tpu_magics.log(): it reads after the sync."
+_READ_FIX = (
+    "Read it after the step's sync, or every N steps. To log values, use tpu_magics.log(): it reads after the sync."
+)
 _OP_FIX = "Keep the full shape (multiply by the mask, divide by its sum), or use an operation that XLA supports."
 
 
@@ -141,7 +143,7 @@ class ReadCounter:
         one.written = one.count
         fields = {"site": one.site, "count": one.count, "seconds": round(one.seconds, 4), "code": one.site.code}
         if cut:
-            text, fix = (_OP_TEXT, _OP_FIX) if one.by_op else (_TEXT, _FIX)
+            text, fix = (_OP_TEXT, _OP_FIX) if one.by_op else (_READ_TEXT, _READ_FIX)
             self.writer.record(events.Transfer, **fields, text=text, fix=fix)
         else:
             self.writer.record(events.Read, **fields)
