@@ -82,7 +82,7 @@ HOSTS = {
         "kaggle",
         "3.12",
         ("ipykernel6", "preflight-colab"),
-        ("backends/test_trace_reads.py",),
+        ("backends/torch_xla/test_trace_reads.py",),
         tuple(f"tests/launch/test_{name}.py" for name in ("endings", "process", "streams", "supervisor")),
     ),
 }

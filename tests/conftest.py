@@ -32,9 +32,9 @@ os.environ.setdefault("XLA_FLAGS", QUICK)  # workers and fresh processes inherit
 TESTS = Path(__file__).parent
 REHEARSING = ("test_rehearse.py", "test_rehearse_accelerate.py", "test_rehearse_training.py")
 TRACING = tuple(f"test_trace{part}.py" for part in ("", "_reads", "_world", "_spmd"))
-OBSERVERS = tuple(f"torch_xla/observe/test_{part}.py" for part in ("observer", "monitoring", "recompile_cases"))
+OBSERVERS = tuple(f"observe/test_{part}.py" for part in ("observer", "monitoring", "recompile_cases"))
 OBSERVING = ("test_worker.py", *OBSERVERS, *REHEARSING, *TRACING)
-LAUNCHING = (TESTS / "launch", *(TESTS / "backends" / name for name in OBSERVING))
+LAUNCHING = (TESTS / "launch", *(TESTS / "backends/torch_xla" / name for name in OBSERVING))
 # One process runs all of such a group of folders, whose tests share a cluster, a JupyterLab, or kernels and processes
 # that have imported torch_xla or TensorFlow. The largest begin: begun last, they would be waited for alone.
 SHARING = (

@@ -195,7 +195,7 @@ def test_the_graph_with_the_most_multiplications_gives_the_precision(writer: Eve
 def test_the_core_imports_no_framework() -> None:
     code = (
         "import sys, tpu_magics.backends.observe.observer, tpu_magics.backends.observe.causes, "
-        "tpu_magics.backends.observe.read_counts\n"
+        "tpu_magics.backends.observe.sampling\n"
         "print(sorted({'torch', 'torch_xla', 'tensorflow', 'numpy'} & sys.modules.keys()))"
     )
     root = Path(tpu_magics.__file__).parents[1]

@@ -1,20 +1,21 @@
-"""Runs steps under the jit policy for test_jit.py in a process without torch_xla; XLA's dumps count the compiles."""
+"""Runs steps under the jit policy for test_jit.py in a process without torch_xla; XLA's dumps count the compiles.
+
+Usage: python jit_scenarios.py FOLDER [NAME...]; NAME: one of SCENARIOS.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
 import os
-import shutil
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ["XLA_FLAGS"] = f"--xla_dump_hlo_as_proto --xla_dump_to={tempfile.mkdtemp()}"
+os.environ["XLA_FLAGS"] = f"--xla_dump_hlo_as_proto --xla_dump_to={sys.argv[1]}"
 
 import keras
 import numpy as np
@@ -24,7 +25,7 @@ from tests.backends.tensorflow import fake_tpu_resolver as fake
 from tpu_magics.backends.base import DEFAULT, TPU_LOCAL, Placement
 from tpu_magics.backends.tensorflow import compile_calls, jit
 
-DUMP = Path(os.environ["XLA_FLAGS"].partition("--xla_dump_to=")[2])
+DUMP = Path(sys.argv[1])
 fake.logical_cpus(2)
 X = np.random.default_rng(0).normal(size=(32, 8)).astype("f")
 Y = np.random.default_rng(1).integers(0, 3, 32)
@@ -529,11 +530,8 @@ SCENARIOS = (
 
 def main(names: list[str]) -> None:
     chosen = [one for one in SCENARIOS if one.__name__ in names or not names]
-    try:
-        print(json.dumps({one.__name__: one() for one in chosen}))
-    finally:
-        shutil.rmtree(DUMP)
+    print(json.dumps({one.__name__: one() for one in chosen}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[2:])

@@ -25,7 +25,7 @@ import tensorflow as tf
 from tests.backends.tensorflow import fake_tpu_resolver as fake
 from tests.host import fake_hosts
 from tpu_magics.backends.base import Placement
-from tpu_magics.backends.tensorflow import precision, remote_tpu, runtime
+from tpu_magics.backends.tensorflow import precision, runtime
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import inspect_host
 from tpu_magics.host.problem import Problem
@@ -156,12 +156,12 @@ def unreachable() -> Any:
     found = {}
     with fake.listening(None) as silent, fake.listening(b"HTTP/1.1 400 Bad Request\r\n\r\n") as web:
         for name, asked in (("silent", silent), ("web", web), ("closed", "grpc://127.0.0.1:9")):
-            with mock.patch.object(remote_tpu, "LIMIT", 1.0):
-                found[name] = error_of(lambda asked=asked: remote_tpu.resolve(asked, 1.0))
-    found["without a scheme"] = error_of(lambda: remote_tpu.resolve("127.0.0.1:9"))
-    found["name"] = error_of(lambda: remote_tpu.resolve("my-tpu"))
+            with mock.patch.object(runtime, "LIMIT", 1.0):
+                found[name] = error_of(lambda asked=asked: runtime.resolve(asked, 1.0))
+    found["without a scheme"] = error_of(lambda: runtime.resolve("127.0.0.1:9"))
+    found["name"] = error_of(lambda: runtime.resolve("my-tpu"))
     with mock.patch.object(tf.distribute.cluster_resolver, "TPUClusterResolver", lambda tpu: time.sleep(5)):
-        found["slow"] = error_of(lambda: remote_tpu.resolve("my-tpu", 0.5))
+        found["slow"] = error_of(lambda: runtime.resolve("my-tpu", 0.5))
     return found
 
 

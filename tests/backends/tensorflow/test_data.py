@@ -7,17 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests import overlay
-
 pytestmark = pytest.mark.process
 
-ROOT = Path(__file__).parents[3]
 PROGRAM = Path(__file__).with_name("data_program.py")
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return overlay.report(PROGRAM, tmp_path_factory.mktemp("data"))
 
 
 # -- a remote TPU ---------------------------------------------------------------------------------------------------

@@ -8,21 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests import overlay
 from tests.backends.tensorflow.error_guide import FORMS, LENGTHS
 from tpu_magics.check import check_cells, check_text
 from tpu_magics.check.cells import cell_of
 
 pytestmark = pytest.mark.process
 
-ROOT = Path(__file__).parents[3]
 PROGRAM = Path(__file__).with_name("error_program.py")
 LITTLE = "proves little"
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return overlay.report(PROGRAM, tmp_path_factory.mktemp("mistakes"))  # type: ignore[no-any-return]
 
 
 # -- XLA's rules -----------------------------------------------------------------------------------------------------

@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests import overlay
-
 pytestmark = pytest.mark.process
 
-ROOT = Path(__file__).parents[3]
-SCENARIOS = Path(__file__).with_name("jit_scenarios.py")
+PROGRAM = Path(__file__).with_name("jit_scenarios.py")
 ON = "jit_compile=True for this run"
 LEFT = (
     "unchanged: compile() got jit_compile=False. XLA does not compile this step here, so an op that XLA cannot "
@@ -28,11 +25,6 @@ UNHEARD = (
     "leaves it off"
 )
 OFF = 'it was off: Keras\' "auto" turns it off without a GPU'
-
-
-@pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
-    return overlay.report(SCENARIOS)  # type: ignore[no-any-return]
 
 
 def said(run: dict[str, Any]) -> list[str]:

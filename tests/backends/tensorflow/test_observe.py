@@ -13,7 +13,6 @@ from tpu_magics.runs.events import CAUSES
 
 pytestmark = pytest.mark.process
 
-ROOT = Path(__file__).parents[3]
 PROGRAMS = Path(__file__).with_name("observe_program.py")
 
 

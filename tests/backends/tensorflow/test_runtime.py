@@ -10,18 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests import overlay
 from tpu_magics.backends.tensorflow import runtime
 
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[3]
-SCENARIOS = Path(__file__).with_name("runtime_scenarios.py")
-
-
-@pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
-    return overlay.report(SCENARIOS)  # type: ignore[no-any-return]
+PROGRAM = Path(__file__).with_name("runtime_scenarios.py")
 
 
 # -- without a TPU -------------------------------------------------------------------------------------------------

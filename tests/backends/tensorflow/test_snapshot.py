@@ -14,11 +14,6 @@ pytestmark = pytest.mark.process
 PROGRAM = Path(__file__).with_name("snapshot_program.py")
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return overlay.report(PROGRAM, tmp_path_factory.mktemp("snapshot"))  # type: ignore[no-any-return]
-
-
 def test_each_optimizer_is_as_it_was_to_the_byte_and_trains_on(found: dict[str, Any]) -> None:
     as_they_were(found["optimizers"], 12)
 

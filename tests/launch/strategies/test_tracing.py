@@ -18,7 +18,7 @@ import torch_xla
 
 pytest.importorskip("torch_xla")
 
-from tests.backends.traced import traced
+from tests.backends.torch_xla.traced import traced
 from tests.launch.launching import digest, error_of, interrupt_when, run
 from tpu_magics.errors import TrainingInterrupted
 from tpu_magics.launch import session

@@ -1,4 +1,4 @@
-"""The text of an HLO module: computations and their instructions.
+"""The text of an HLO module: computations and their instructions; and the names of element types.
 
 The format is that of torch_xla 2.9.0, TensorFlow 2.21, and libtpu 0.0.21.1 and 0.0.52: one instruction per line, `%name
 = type opcode(operands), attributes`; a computation begins and ends in the first column; the tables of source locations,
@@ -143,3 +143,24 @@ def _before(program: HloModule, line: str) -> None:
         program.header = line.rstrip("\n")
     elif line.strip():
         program.tables.append(line.rstrip("\n"))
+
+
+# -- element types ----------------------------------------------------------------------------------------------------
+
+_XLA = {"bool": "pred", "bfloat16": "bf16"}
+_FRAMEWORK = {xla: name for name, xla in _XLA.items()}
+_PREFIXES = (("f", "float"), ("s", "int"), ("u", "uint"), ("c", "complex"))
+
+
+def xla_name(dtype: str) -> str:
+    """XLA's name of a framework's element type: "float32" -> "f32", "int64" -> "s64", "bool" -> "pred"."""
+    return _XLA.get(dtype) or next(
+        (short + dtype.removeprefix(long) for short, long in _PREFIXES if dtype.startswith(long)), dtype
+    )
+
+
+def framework_name(dtype: str) -> str:
+    """A framework's name of XLA's element type: "f32" -> "float32", "s64" -> "int64", "pred" -> "bool"."""
+    return _FRAMEWORK.get(dtype) or next(
+        (long + dtype[1:] for short, long in _PREFIXES if dtype.startswith(short) and dtype[1:].isdigit()), dtype
+    )

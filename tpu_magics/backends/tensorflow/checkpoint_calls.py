@@ -15,8 +15,7 @@ from typing import Any
 import keras
 
 from tpu_magics.backends.base import Placement, TrainingProblem
-from tpu_magics.backends.tensorflow.checkpoint_names import OLD, WEIGHTS, old_name
-from tpu_magics.backends.tensorflow.checkpoint_paths import is_local, nearest_folder, writable
+from tpu_magics.backends.tensorflow.checkpoint_paths import OLD, WEIGHTS, is_local, nearest_folder, old_name, writable
 from tpu_magics.errors import TpuMagicsError
 
 _OWN = {"tpu_magics.tf.save": 1, "tpu_magics.tf.checkpoint": 0}  # position of `path`

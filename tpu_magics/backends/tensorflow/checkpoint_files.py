@@ -18,8 +18,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
-from tpu_magics.backends.tensorflow.checkpoint_names import KERAS, WEIGHTS, ending
-from tpu_magics.backends.tensorflow.checkpoint_paths import is_local
+from tpu_magics.backends.tensorflow.checkpoint_paths import KERAS, WEIGHTS, ending, is_local
 from tpu_magics.backends.tensorflow.checkpoint_state import seeds_of, set_seeds
 
 _NAME = "ckpt"
@@ -78,7 +77,7 @@ def local_copy(path: str) -> Iterator[str]:
         yield copied
 
 
-# -- folders of tf.train.Checkpoint ------------------------------------------------------------------------------------
+# -- folders of tf.train.Checkpoint -----------------------------------------------------------------------------------
 
 
 def latest(folder: str) -> str:
@@ -155,7 +154,7 @@ def _remove(prefix: str) -> None:
                 tf.io.gfile.rmtree(path) if tf.io.gfile.isdir(path) else tf.io.gfile.remove(path)
 
 
-# -- Keras files -------------------------------------------------------------------------------------------------------
+# -- Keras files ------------------------------------------------------------------------------------------------------
 # Keras 3.15 writes the optimizer's variables, with its iterations, into both kinds of file, but not the seeds of
 # Dropout and similar layers (SeedGenerator.state). Without them training does not continue identically. They are added
 # as an attribute of a `.weights.h5`, and as a member of a `.keras`. Keras ignores both.

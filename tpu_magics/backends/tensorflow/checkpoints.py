@@ -19,8 +19,15 @@ from tpu_magics.backends.tensorflow.checkpoint_files import (
     replacing,
     write_file,
 )
-from tpu_magics.backends.tensorflow.checkpoint_names import KERAS, ending, name_refused
-from tpu_magics.backends.tensorflow.checkpoint_paths import expand, normalise, path_problems, writable
+from tpu_magics.backends.tensorflow.checkpoint_paths import (
+    KERAS,
+    ending,
+    expand,
+    name_refused,
+    normalise,
+    path_problems,
+    writable,
+)
 from tpu_magics.backends.tensorflow.checkpoint_state import (
     bytes_of,
     is_remote,
@@ -196,7 +203,7 @@ def require_writable(path: str, on_colab: bool, needed: int, held: Any) -> None:
         raise TpuMagicsError(problem.what, problem.why, problem.todo)
 
 
-# -- errors ---------------------------------------------------------------------------------------------------------
+# -- errors -----------------------------------------------------------------------------------------------------------
 
 
 def _require_keras(model: Any, path: str) -> None:

@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from tpu_magics.backends.base import Placement, TrainingProblem
 from tpu_magics.backends.lowered import SourceLine
-from tpu_magics.backends.tensorflow.batches import Batches
-from tpu_magics.backends.tensorflow.input_pipeline import InputPipeline, pipeline_of
+from tpu_magics.backends.tensorflow.input_pipeline import Batches, InputPipeline, pipeline_of
 
 REMOTE = "tpu-remote"
 HOME = "default"
@@ -113,7 +112,7 @@ def dataset_of(value: Any) -> Any:
     return next((part for part in parts if isinstance(part, tf.data.Dataset)), None)
 
 
-# -- sentences ------------------------------------------------------------------------------------------------------
+# -- sentences --------------------------------------------------------------------------------------------------------
 
 
 def _remote_problems(name: str, pipeline: InputPipeline) -> list[TrainingProblem]:

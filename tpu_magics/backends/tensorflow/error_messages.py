@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
+from tpu_magics.backends.base import TPU_LOCAL
 from tpu_magics.backends.lowered import UnsupportedOp
-from tpu_magics.backends.tensorflow import device_errors, lowering_errors, xla_errors, xla_ops
-from tpu_magics.backends.tensorflow.checkpoint_names import name_refused
+from tpu_magics.backends.tensorflow import lowering_errors, xla_ops
+from tpu_magics.backends.tensorflow.availability import no_tpu
+from tpu_magics.backends.tensorflow.checkpoint_paths import name_refused
 from tpu_magics.backends.tensorflow.located_error import LocatedError
 from tpu_magics.backends.tensorflow.source_locations import SourceLocations
 from tpu_magics.errors import TpuMagicsError
@@ -46,7 +50,7 @@ def explain(error: BaseException, cells: Mapping[str, str], jit_enabled: bool = 
         located = LocatedError(one, places)
         if (found := _unsupported(located, jit_enabled)) is not None:
             return found
-        for explain in (_named, device_errors.explain, xla_errors.explain, _refused):
+        for explain in (_named, *_ABOUT_DEVICES, _against_a_rule, _refused):
             if (found := explain(located)) is not None:
                 return _with_flag(found) if jit_enabled and located.is_of_xla else found
     return None
@@ -69,7 +73,7 @@ def _named(located: LocatedError) -> TpuMagicsError | None:
     return name_refused(located.error)
 
 
-# -- ops that XLA lacks ----------------------------------------------------------------------------------------------
+# -- ops that XLA lacks -----------------------------------------------------------------------------------------------
 
 
 def _unsupported(located: LocatedError, jit_enabled: bool) -> TpuMagicsError | None:
@@ -151,3 +155,267 @@ def _graph(functions: list[str]) -> Any:
     except (ImportError, AttributeError):
         made = {}
     return next((made[name] for name in functions if name in made), tf.Graph())
+
+
+# -- a TPU that TensorFlow cannot use ---------------------------------------------------------------------------------
+
+_NO_TPU = re.compile(r"ConfigureDistributedTPU|TPUs not found in the cluster|already in use by process|libtpu_lockfile")
+
+
+def _no_tpu(error: LocatedError) -> TpuMagicsError | None:
+    if not _NO_TPU.search(error.text) or not isinstance(error.error, Exception):
+        return None
+    found = no_tpu(error.error, TPU_LOCAL)
+    return TpuMagicsError(found.what, found.why, found.todo, error.details())
+
+
+# "No registered 'PyFunc' OpKernel for 'CPU' devices", of a remote TPU's host (facts.md; python/ops/script_ops.py keeps
+# the functions in the process that has made them).
+_PYTHON = re.compile(r"No registered '(?:Eager)?PyFunc(?:Stateless)?' OpKernel for '?CPU|pyfunc_\d+ not found")
+
+
+def _no_python_on_host(error: LocatedError) -> TpuMagicsError | None:
+    found = _PYTHON.search(error.text)
+    if not found:
+        return None
+    return error.explain(
+        "The input pipeline calls Python, but the TPU's host has no Python",
+        "A remote TPU runs the pipeline on its own host: from_generator, tf.py_function, tf.numpy_function and "
+        "to_tf_dataset of a Hugging Face dataset all call back into this notebook.",
+        "Load the data into memory first (tpu_magics.tf.in_memory(dataset, batch_size=...)), or write TFRecord "
+        'files to a bucket and read them with tf.data.TFRecordDataset("gs://...").',
+        [error.quote(found)],
+    )
+
+
+# -- variables on another device --------------------------------------------------------------------------------------
+
+_RESOURCE = re.compile(r"Trying to access resource (\S+).*? located in device (\S+) from device (\S+)")
+_REPLICA = re.compile(r"/replica_\d+")
+_DEVICE = re.compile(r"device:(\w+:\d+)")
+
+
+def _other_device(error: LocatedError) -> TpuMagicsError | None:
+    found = _RESOURCE.search(error.text)
+    if not found:
+        return None
+    name, there, here = found.groups()
+    made = f", created at {error.made}," if error.made else ""
+    what = f"A step compiled for {_short(here)} uses {name}{made} on {_short(there)}"
+    rule = "XLA compiles a program for one device, and all its variables must be on that device."
+    if _REPLICA.search(name):
+        return error.explain(
+            what,
+            f"{rule} Each replica has its own copy, and jit_compile=True cannot compile a step of several replicas.",
+            "Remove jit_compile: on a TPU the strategy compiles what it runs. On this machine, use XLA with "
+            "one replica.",
+        )
+    return error.explain(
+        what,
+        rule,
+        "Create the variable without tf.device, inside the strategy's scope, or use it outside the compiled step.",
+    )
+
+
+def _short(device: str) -> str:
+    found = _DEVICE.search(device)
+    return found[1] if found else device
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+_SIZE = r"([\d.]+ ?[KMGT]?i?B?)"
+_HBM = (  # libtpu's messages, see facts.md
+    re.compile(rf"Ran out of memory in memory space hbm\.\s*Used {_SIZE} of {_SIZE} hbm"),
+    re.compile(rf"memory required for [^()]*\({_SIZE}\) exceeds available HBM \({_SIZE}\)"),
+)
+_TENSOR = re.compile(r"OOM when allocating tensor with shape(\[[\d,]*\]) and type (\w+) on (\S+)")
+_EXHAUSTED = re.compile(r"(?=.*(?:out of memory|allocat|OOM|\bhbm\b)).*", re.IGNORECASE)
+_SMALLER = (
+    "Use a smaller batch per replica, --precision bf16 (activations need half the memory), or tf.recompute_grad "
+    "around large blocks. %tpu_preflight shows what a program needs before a run."
+)
+
+
+def _memory(error: LocatedError) -> TpuMagicsError | None:
+    hbm = next((found for found in (sign.search(error.text) for sign in _HBM) if found), None)
+    if hbm:
+        why = f"The compiled program needs {hbm[1]}, and {hbm[2]} are available."
+        return error.explain("The step does not fit into the TPU's memory (HBM)", why, _SMALLER, [error.quote(hbm)])
+    tensor = _TENSOR.search(error.text)
+    if tensor:
+        return _tensor(error, *tensor.groups())
+    exhausted = "ResourceExhausted" in type(error.error).__name__ or "RESOURCE_EXHAUSTED" in error.text
+    found = _EXHAUSTED.search(error.text) if exhausted else None
+    if found:
+        why = "TensorFlow could not allocate memory. Its message does not say how much."
+        return error.explain("Out of memory", why, _SMALLER, [error.quote(found)])
+    return None
+
+
+def _tensor(error: LocatedError, shape: str, dtype: str, device: str) -> TpuMagicsError:
+    on_host = "CPU:" in device
+    return error.explain(
+        f"A tensor of shape {shape} ({dtype}) does not fit into the memory of {_short(device)}",
+        f"TensorFlow allocates it in one piece, and {'this host' if on_host else 'the device'} does not have that "
+        "much free.",
+        "Use a smaller batch or tensor, or a pipeline that reads the data in pieces." if on_host else _SMALLER,
+    )
+
+
+# -- the strategy's scope ---------------------------------------------------------------------------------------------
+
+_SCOPE = re.compile(
+    r"Mixing different tf\.distribute\.Strategy objects"
+    r'|Need to be inside "with strategy\.scope\(\)"'
+    r"|which is different from the scope used for the original variable"
+)
+
+
+# Keras 3.15 asserts there, without a message, that the variables belong to a strategy.
+_UPDATE = "keras/src/backend/tensorflow/optimizer.py"
+
+
+def _scope(error: LocatedError) -> TpuMagicsError | None:
+    found = _SCOPE.search(error.text)
+    if not found and not _is_assertion_of_keras(error):
+        return None
+    used = f", and are used at {error.place}" if error.place else ""
+    return TpuMagicsError(
+        f"The model, its optimizer or its metrics were created outside the strategy's scope{used}.",
+        "Variables belong to the strategy in whose scope they were created, and a step can use the variables "
+        "of only one strategy.",
+        "Create the model, the optimizer and the metrics, and call model.compile, under `with "
+        "strategy.scope():`, or all in the cell under %%tpu_train, which runs inside the scope.",
+        [*error.details(error.made), *([error.quote(found)] if found else ())],
+    )
+
+
+def _is_assertion_of_keras(error: LocatedError) -> bool:
+    silent = isinstance(error.error, AssertionError) and not error.text
+    return silent and bool(error.raised) and Path(error.raised[-1][0]).as_posix().endswith(_UPDATE)
+
+
+_ABOUT_DEVICES: tuple[Callable[[LocatedError], TpuMagicsError | None], ...] = (
+    _no_tpu,
+    _no_python_on_host,
+    _other_device,
+    _memory,
+    _scope,
+)
+
+
+# -- XLA's rules: conditions, loops, values read in the step, shapes that depend on values ----------------------------
+
+# The patterns were seen in TensorFlow 2.21, where no comment says otherwise. The first and the fifth rule are those of
+# the guide for transformers on TPUs.
+
+_KERAS = "Keras does not apply AutoGraph to a layer's call, so `if`, `while`, `for` and `and` stay plain Python there. "
+# Seen in 2.21: a condition that AutoGraph rewrites, tf.unique, tf.boolean_mask, and tf.zeros of a computed length all
+# pass under jit_compile=True.
+_LITTLE = (
+    "XLA:CPU accepts more of this than a TPU (a condition that AutoGraph rewrites, tf.unique and tf.boolean_mask "
+    "pass on CPU), so success there proves little: use %tpu_check and %tpu_preflight."
+)
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """`signs`: regular expressions, any of which matches the error's text; `little`: XLA:CPU accepts some of what a TPU
+    refuses."""
+
+    signs: tuple[str, ...]
+    what: str
+    why: str
+    todo: str
+    little: bool = True
+
+
+_RULES = (
+    _Rule(
+        (r"using an? (?:symbolic )?`?tf\.Tensor`? as a Python `?bool`?",),
+        "A Python condition needs the value of a tensor",
+        "XLA compiles one program for all values, before any value exists; a Python condition cannot be part of it. "
+        + _KERAS,
+        "Compute an indicator and use it in the arithmetic: big = tf.cast(tf.reduce_sum(x) > 10, x.dtype); "
+        "x = x / (1.0 + big). Or choose with tf.where (per element) or tf.cond (between two branches).",
+    ),
+    _Rule(
+        (
+            r"Iterating over a symbolic `?(?:tf\.)?Tensor",
+            r"'SymbolicTensor' object cannot be interpreted as an integer",
+        ),
+        "A Python loop runs over a tensor",
+        "XLA compiles one program for all values: how often a Python loop runs cannot depend on a tensor. " + _KERAS,
+        "Write it without a loop (tf.reduce_sum, tf.scan, tf.vectorized_map), loop over Python numbers "
+        "(range(x.shape[0])), or use tf.while_loop with maximum_iterations.",
+    ),
+    _Rule(
+        (
+            r"is out of scope and cannot be used here",
+            r"has shape \S+.* before the loop, but shape \S+.* after one iteration",
+            r"XLA compilation requires a fixed tensor list size",  # tf2xla/kernels/tensor_list_ops.cc
+        ),
+        "A loop over tensors collects results of no fixed size",
+        "XLA compiles a loop once for all iterations: loop variables keep one shape, and collected results need "
+        "a size that is known in advance.",
+        "Give the loop a bound (maximum_iterations of tf.while_loop, tf.range of a Python number), collect in a "
+        "tf.TensorArray of that size instead of a Python list or tf.concat, and zero the iterations that do not "
+        "count.",
+    ),
+    _Rule(
+        (
+            r"'SymbolicTensor' object has no attribute 'numpy'",
+            r"not 'SymbolicTensor'",
+            r"Cannot convert a symbolic (?:`?tf\.)?Tensor",  # python/framework/tensor.py
+            r"numpy\(\) is only available when eager execution is enabled",
+        ),
+        "The value of a tensor is read inside the step",
+        "The step is compiled before any value exists, so .numpy(), int() and float() have nothing to read.",
+        "Return the tensor and read it after the step. Inside the step, use TensorFlow ops (tf.cast, tf.reduce_mean).",
+        little=False,
+    ),
+    _Rule(
+        (
+            r"must be a compile-time constant",  # tf2xla/xla_op_kernel.cc, tf2xla/kernels/strided_slice_op.cc
+            r"can't deduce compile time constant output shape",
+            r"(?:expected|requires?|must have) (?:an? )?(?:fully )?static shape",
+            r"dynamic (?:dimension|shape)s? .{0,80}(?:not supported|unsupported|not implemented)",
+            r"(?:propagate|propagating) a dynamic dimension",  # xla/service/dynamic_dimension_inference.cc
+        ),
+        "A shape depends on values",
+        "XLA compiles a program for fixed shapes: no length, slice, reshape or number of kept rows may depend on a "
+        "value.",
+        "Compute all rows, zero the masked ones and divide by the number of the others: keep = tf.cast(labels >= "
+        "0, tf.float32); tf.reduce_sum(loss * keep) / tf.reduce_sum(keep), instead of tf.boolean_mask, "
+        "tf.where(mask) or tf.unique. (Pass tf.nn.relu(labels) to the loss: for labels below 0, TensorFlow "
+        "raises an error or returns NaN.) Sizes must be Python numbers; for a window at a computed position use "
+        "tf.slice(x, [start], [SIZE]).",
+    ),
+    _Rule(
+        (
+            r"tf\.function only supports singleton tf\.Variables",
+            r"tried to create variables on non-first call",  # TensorFlow before 2.10
+        ),
+        "The step creates a variable",
+        "A compiled step is reused for each batch with its variables, so they must be created once, before it.",
+        "Create the variable once, outside the step and inside the strategy's scope: a layer's in build "
+        "(self.add_weight), an optimizer's with optimizer.build(model.trainable_variables).",
+        little=False,
+    ),
+)
+
+
+def _against_a_rule(error: LocatedError) -> TpuMagicsError | None:
+    rule, found = next(_matches(error), (None, None))
+    if rule is None or found is None:
+        return None
+    why = f"{rule.why.strip()} {_LITTLE}" if rule.little else rule.why
+    return error.explain(rule.what, why, rule.todo, [error.quote(found)])
+
+
+def _matches(error: LocatedError) -> Iterator[tuple[_Rule, re.Match[str]]]:
+    for rule in _RULES:
+        for sign in rule.signs:
+            if found := re.search(sign, error.text, re.IGNORECASE):
+                yield rule, found

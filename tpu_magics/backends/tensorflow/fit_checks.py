@@ -18,7 +18,6 @@ from typing import Any
 import tensorflow as tf
 
 from tpu_magics.backends.base import Placement, TrainingProblem
-from tpu_magics.backends.tensorflow.batches import INFINITE, Batches, size_of
 from tpu_magics.backends.tensorflow.checkpoint_paths import Destination, destinations, path_problems
 from tpu_magics.backends.tensorflow.data import (
     HOME,
@@ -29,6 +28,7 @@ from tpu_magics.backends.tensorflow.data import (
     python_problem,
     short_batch,
 )
+from tpu_magics.backends.tensorflow.input_pipeline import INFINITE, Batches, size_of
 from tpu_magics.errors import TpuMagicsError
 
 Report = Callable[[TrainingProblem], None]

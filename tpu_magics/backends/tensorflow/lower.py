@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.hlo.dtypes import xla_name
+from tpu_magics.backends.hlo.text import xla_name
 from tpu_magics.backends.lowered import LoweredGraph, TraceResult
 from tpu_magics.backends.tensorflow.availability import require_no_torch_xla
 

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tpu_magics.backends.tensorflow.batches import INFINITE, Batches, outermost_batches, size_of
+from tpu_magics.backends.tensorflow.input_pipeline import INFINITE, Batches, outermost_batches, size_of
 from tpu_magics.errors import TpuMagicsError
 
 ROWS = "rows"  # name of an unnamed only column
@@ -53,7 +53,7 @@ def rows_of(given: Any) -> Rows:
     raise TpuMagicsError(f"A {type(given).__name__} contains no rows.", "It is not iterable.", _TODO)
 
 
-# -- tf.data --------------------------------------------------------------------------------------------------------
+# -- tf.data ----------------------------------------------------------------------------------------------------------
 
 
 def _pipeline(given: Any) -> Rows | None:
@@ -87,7 +87,7 @@ def _dense(element: Any) -> Any:
     return element.numpy() if hasattr(element, "numpy") else element
 
 
-# -- Hugging Face ---------------------------------------------------------------------------------------------------
+# -- Hugging Face -----------------------------------------------------------------------------------------------------
 
 
 def _hugging_face(given: Any) -> Rows | None:
@@ -122,7 +122,7 @@ def _chunks(given: Any) -> Iterator[RowBlock]:
         yield RowBlock(dict(given[start : start + _CHUNK]), many=True)
 
 
-# -- Keras, arrays, Python ------------------------------------------------------------------------------------------
+# -- Keras, arrays, Python --------------------------------------------------------------------------------------------
 
 
 def _py_dataset(given: Any) -> Rows | None:
@@ -178,7 +178,7 @@ def _python(given: Any) -> Rows | None:
 _FORMS: tuple[Callable[[Any], Rows | None], ...] = (_pipeline, _hugging_face, _py_dataset, _arrays, _python)
 
 
-# -- nests ----------------------------------------------------------------------------------------------------------
+# -- nests ------------------------------------------------------------------------------------------------------------
 
 
 def leaves(values: Any, path: str = "") -> dict[str, Any]:

@@ -34,7 +34,6 @@ class TorchXla:
         for name in ("torch_xla.runtime", "torch_xla._internal.pjrt", "torch_xla.distributed.parallel_loader"):
             import_module(name)
         for name in (
-            "process_state",
             "observe.hooks",
             "observe.observer",
             "pickling",
@@ -98,8 +97,8 @@ class TorchXla:
     seeds_device_only = _from("randomness", "seeds_device_only")
     seeds_without_runtime = _from("randomness", "seeds_without_runtime")
 
-    process_state = _from("process_state", "process_state")
-    set_process_state = _from("process_state", "set_process_state")
+    process_state = _from("randomness", "process_state")
+    set_process_state = _from("randomness", "set_process_state")
 
     # -- results --------------------------------------------------------------------------------------------------
     check_weights = _from("weights", "check_weights")

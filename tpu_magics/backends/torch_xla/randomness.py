@@ -1,4 +1,4 @@
-"""Random states of a process, and seeding without starting the XLA runtime.
+"""Random states and modes of a process, and seeding without starting the XLA runtime.
 
 Imports no framework, only looks in `sys.modules`.
 """
@@ -326,3 +326,38 @@ def _runtime_up() -> bool:
     """Whether the XLA runtime is running in this process (private, torch_xla 2.9.0)."""
     extension = getattr(sys.modules.get("torch_xla"), "_XLAC", None)
     return extension is not None and bool(extension._xla_runtime_is_initialized())
+
+
+# -- for a process that is not a fork ---------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class ProcessState:
+    """What a forked worker inherits besides objects: random states, the XLA seed, torch's default dtype and device, and
+    grad mode."""
+
+    random: RandomState
+    seed: int | None
+    dtype: str
+    device: str
+    gradients: bool
+
+
+def process_state() -> ProcessState:
+    import torch
+
+    dtype = str(torch.get_default_dtype()).removeprefix("torch.")
+    device = _default_device(torch)
+    return ProcessState(random_state(), recorded_seed(), dtype, device, bool(torch.is_grad_enabled()))
+
+
+def set_process_state(state: ProcessState) -> None:
+    """In another process's main thread, from which workers are then forked."""
+    import numpy.random  # noqa: F401 - its state may be among those that are set
+    import torch
+
+    defer_seeds()
+    adopt_seed(state.seed)
+    torch.set_default_dtype(getattr(torch, state.dtype))
+    torch.set_grad_enabled(state.gradients)
+    if state.device != "cpu":
+        torch.set_default_device(state.device)
+    set_random_state(state.random)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from tpu_magics.backends.torch_xla import fsdp_gradients
 from tpu_magics.backends.torch_xla.post_import import PostImport
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs import events, value_log
@@ -49,7 +48,6 @@ def arrange() -> None:
     hook.when_imported("accelerate.accelerator", _save_loaders)
     hook.when_imported("accelerate.checkpointing", _load_models)
     hook.when_imported("transformers.trainer", _change_trainer)
-    fsdp_gradients.arrange()
 
 
 def _change_trainer(module: ModuleType) -> None:
@@ -105,7 +103,7 @@ def _inner(value: Any) -> Any:
     return [one._loader if isinstance(one, MpDeviceLoader) else one for one in value]
 
 
-# -- the records -------------------------------------------------------------------------------------------------------
+# -- the records ------------------------------------------------------------------------------------------------------
 _writers: list[EventWriter] = []
 
 
@@ -157,7 +155,7 @@ def _load_random_states(module: Any) -> None:
     cls._load_rng_state = load
 
 
-# -- metrics reports (debug="tpu_metrics_debug") -----------------------------------------------------------------------
+# -- metrics reports (debug="tpu_metrics_debug") ----------------------------------------------------------------------
 class MetricsReport(str):
     """A metrics report, between where the Trainer creates it and where it prints it."""
 
@@ -213,7 +211,7 @@ def _summary() -> dict[str, Any]:
     return found
 
 
-# -- the search for a batch size (auto_find_batch_size, find_executable_batch_size) ------------------------------------
+# -- the search for a batch size (auto_find_batch_size, find_executable_batch_size) -----------------------------------
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether this is an out-of-memory error of XLA, while compiling or running."""
     return _OUT_OF_MEMORY.search(" ".join(map(str, error.args))) is not None

@@ -12,12 +12,13 @@ from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tpu_magics.backends.torch_xla import weights_check, weights_files, weights_load
+from tpu_magics.backends.torch_xla import weights_files
 from tpu_magics.backends.torch_xla.fsdp_shards import full_weights
 from tpu_magics.backends.torch_xla.named_parameters import slots
-from tpu_magics.backends.torch_xla.weights_check import StagedWeights
+from tpu_magics.backends.torch_xla.weights_check import StagedWeights, check_weights
 from tpu_magics.backends.torch_xla.weights_fetch import settle, unwrap
 from tpu_magics.backends.torch_xla.weights_files import ManifestEntry
+from tpu_magics.backends.torch_xla.weights_load import load_weights
 from tpu_magics.backends.torch_xla.weights_match import layout_of, state_of
 
 __all__ = ["StagedWeights", "check_weights", "collect_weights", "load_weights"]
@@ -36,33 +37,6 @@ def collect_weights(models: Mapping[str, Any], folder: Path) -> None:
     found = _TensorCollector(tuple(models))
     entries = {name: found.entries(name, model, full_weights(name, model, folder)) for name, model in models.items()}
     weights_files.write_weights(folder, entries, found.tensors)
-
-
-def check_weights(models: Mapping[str, Any], folder: Path) -> StagedWeights:
-    """In the notebook: read what `collect_weights` wrote and compare it with the notebook's models. Changes nothing.
-
-    Names and shapes must be the same, and weights tied here must be equal. If only the dtype differs, the notebook's is
-    kept if it holds every value exactly (bfloat16 in float32); otherwise the trained one is used. `StagedWeights.notes`
-    says so.
-
-    Raises:
-        TpuMagicsError: the files are incomplete, or do not match; it names the differences and how to load them
-            yourself.
-    """
-    return weights_check.check(models, folder)
-
-
-def load_weights(staged: StagedWeights, free_bytes: int | None = None) -> None:
-    """In the notebook: copy the checked weights into the models, in place. After a failure they are as before.
-
-    Tensors keep their identity, strides and `requires_grad`. The old values are swapped with the new ones in the file,
-    which is removed at the end; `free_bytes`: host memory for the old values of tensors that have another form in the
-    file (None: what the machine has available).
-
-    Raises:
-        TpuMagicsError: something failed, and everything was restored.
-    """
-    weights_load.load(staged, free_bytes)
 
 
 class _TensorCollector:

@@ -68,11 +68,16 @@ class StagedWeights:
     not_finite: str = ""
 
 
-def check(models: Mapping[str, Any], folder: Path) -> StagedWeights:
-    """Read what `collect_weights` wrote and compare it with the notebook's `models`.
+def check_weights(models: Mapping[str, Any], folder: Path) -> StagedWeights:
+    """In the notebook: read what `collect_weights` wrote and compare it with the notebook's models. Changes nothing.
+
+    Names and shapes must be the same, and weights tied here must be equal. If only the dtype differs, the notebook's is
+    kept if it holds every value exactly (bfloat16 in float32); otherwise the trained one is used. `StagedWeights.notes`
+    says so.
 
     Raises:
-        TpuMagicsError: the files are incomplete; the structure differs; or weights tied here differ there.
+        TpuMagicsError: the files are incomplete, or do not match; it names the differences and how to load them
+            yourself.
     """
     manifest = weights_files.read_manifest(folder)
     notes: list[str] = []

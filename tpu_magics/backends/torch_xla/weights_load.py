@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 
 from tpu_magics.backends.torch_xla import weights_files
-from tpu_magics.backends.torch_xla.signals import deferred_interrupts, one_thread
 from tpu_magics.backends.torch_xla.tied_weights import same_bits
 from tpu_magics.backends.torch_xla.weights_check import StagedWeights, WeightUpdate
 from tpu_magics.backends.torch_xla.weights_exchange import Exchange
@@ -26,13 +28,13 @@ _ALIGNED = 64
 _SPARE_BYTES = 256 * 2**20
 
 
-def load(staged: StagedWeights, free_bytes: int | None = None) -> None:
-    """Change the models in place. After a failure they are byte for byte as before.
+def load_weights(staged: StagedWeights, free_bytes: int | None = None) -> None:
+    """In the notebook: copy the checked weights into the models, in place. After a failure they are byte for byte as
+    before.
 
-    Args:
-        staged: what `check` returned.
-        free_bytes: host memory for the old values of tensors that have another form in the file (None: what the machine
-            has available). If it is too small, they are kept in the run folder.
+    Tensors keep their identity, strides and `requires_grad`. The old values are swapped with the new ones in the file,
+    which is removed at the end; `free_bytes`: host memory for the old values of tensors that have another form in the
+    file (None: what the machine has available). If it is too small, they are kept in the run folder.
 
     Raises:
         TpuMagicsError: something failed, and everything was restored; or there is no room for the old values.
@@ -111,7 +113,7 @@ def _owned(put: WeightUpdate) -> WeightUpdate:
     return WeightUpdate(put.how, put.slot, put.value.clone())
 
 
-# -- ways to change a model. Each returns the change and what undoes it, also half-way ---------------------------------
+# -- ways to change a model. Each returns the change and what undoes it, also half-way --------------------------------
 def _copy(put: WeightUpdate, keep: Callable[[Any], Any]) -> tuple[Callable[[], None], Callable[[], None]]:
     target, old = put.target, keep(put.target)
     # An inference tensor may be written in inference mode only.
@@ -176,7 +178,7 @@ def _replace(put: WeightUpdate, _keep: Callable[[Any], Any]) -> tuple[Callable[[
 _METHODS = {"copy": _copy, "rebind": _rebind, "materialise": _materialise, "swap": _swap, "replace": _replace}
 
 
-# -- where the old values are kept meanwhile ---------------------------------------------------------------------------
+# -- where the old values are kept meanwhile --------------------------------------------------------------------------
 @contextlib.contextmanager
 def _old_values(puts: Sequence[WeightUpdate], folder: Path, free_bytes: int | None) -> Iterator[Callable[[Any], Any]]:
     """Reserve room for a copy of everything that is overwritten, before the first copy; yields a function that copies
@@ -238,3 +240,46 @@ def _free_memory() -> int:
     import psutil
 
     return int(psutil.virtual_memory().available)
+
+
+# -- meanwhile: interrupts and threads --------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch computes on one thread. A copy is limited by memory bandwidth, and OpenMP's threads wait for each other in
+    busy loops: on a busy machine, copies with all threads took ten times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def deferred_interrupts() -> Iterator[None]:
+    """SIGINT takes effect when the block ends.
+
+    Blocking it in this thread is not enough: any thread that does not block it may receive a signal to the process, and
+    Python then raises KeyboardInterrupt in the main thread. So in the main thread the handler is replaced as well.
+    """
+    arrived: list[int] = []
+
+    def remember(number: int, _frame: FrameType | None) -> None:
+        arrived.append(number)
+
+    handler = signal.getsignal(signal.SIGINT)
+    # A handler that was not installed from Python is None and could not be restored.
+    replaced = threading.current_thread() is threading.main_thread() and handler is not None
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        if replaced:
+            signal.signal(signal.SIGINT, remember)
+        yield
+    finally:
+        if replaced:
+            signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if arrived:
+            signal.raise_signal(signal.SIGINT)

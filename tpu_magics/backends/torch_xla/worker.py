@@ -158,7 +158,6 @@ class _FirstDevice:
         import torch_xla.runtime as xr
 
         from tpu_magics.backends.torch_xla import (
-            activation_checkpointing,
             fsdp_shards,
             library_fixes,
             optimizers,
@@ -174,7 +173,7 @@ class _FirstDevice:
         optimizers.arrange()
         library_fixes.hide_torchax()
         library_fixes.skip_jax()
-        activation_checkpointing.arrange()
+        library_fixes.fix_checkpointing()
         if self.spec.device == "CPU":
             library_fixes.fix_autocast()
         start_autograd_threads()

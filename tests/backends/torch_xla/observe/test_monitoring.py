@@ -12,7 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch_xla")
 
-from tests.backends.rehearsed import launched  # noqa: E402
+from tests.backends.torch_xla.loops import sgd  # noqa: E402
+from tests.backends.torch_xla.rehearsed import launched  # noqa: E402
 from tests.launch.launching import failed, of, run, said  # noqa: E402
 from tests.xla_flags import QUICK  # noqa: E402
 from tpu_magics.backends.torch_xla.observe import hooks, runtime_stats, snapshot, xla_dumps  # noqa: E402
@@ -212,19 +213,12 @@ def test_fallbacks_are_counted() -> None:
     assert found == {"aten::nonzero": 3}
 
 
-def trains_with_batches(accumulate: int) -> None:
-    import torch_xla
+def batches(size: int) -> Any:
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(96, 4)), batch_size=size)
 
-    device = torch_xla.device()
-    model = torch.nn.Linear(4, 1).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(96, 4)), batch_size=8)
-    for step, (x,) in enumerate(loader):
-        model(x.to(device)).mean().backward()
-        if (step + 1) % accumulate == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-        torch_xla.sync()
+
+def trains_with_batches(accumulate: int) -> None:
+    sgd(torch.nn.Linear(4, 1), batches(8), batches_each=accumulate)
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
@@ -236,18 +230,11 @@ def test_the_effective_batch_is_measured(accumulate: int) -> None:
 def evaluates() -> None:
     import torch_xla
 
-    device = torch_xla.device()
-    model = torch.nn.Linear(4, 1).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = torch.utils.data.TensorDataset(torch.ones(96, 4))
-    for (x,) in torch.utils.data.DataLoader(data, batch_size=8):
-        optimizer.zero_grad()
-        model(x.to(device)).mean().backward()
-        optimizer.step()
-        torch_xla.sync()
-    for (x,) in torch.utils.data.DataLoader(data, batch_size=32):
+    model = torch.nn.Linear(4, 1)
+    sgd(model, batches(8))
+    for (x,) in batches(32):
         with torch.no_grad():
-            loss = model(x.to(device)).mean()
+            loss = model(x.to(torch_xla.device())).mean()
         torch_xla.sync()
     assert loss.item() == loss.item()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import tpu_magics
+from tests.backends.torch_xla.loops import sgd
 from tests.launch.launching import run
 from tpu_magics.backends.base import ObserverConfig
 from tpu_magics.backends.observe import logged_values
@@ -49,19 +50,7 @@ def series(events: list[Event], name: str) -> list[float | int | str]:
 
 
 def early_read() -> None:
-    import torch_xla
-
-    device = torch_xla.device()
-    model = torch.nn.Linear(16, 4).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    x = torch.randn(8, 16).to(device)
-    for step in range(5):
-        optimizer.zero_grad()
-        loss = model(x).pow(2).mean()
-        loss.backward()
-        print(step, loss.item())
-        optimizer.step()
-        torch_xla.sync()
+    sgd(torch.nn.Linear(16, 4), [(torch.randn(8, 16),)] * 5, reads=True)
 
 
 def growing_list() -> None:
@@ -79,33 +68,12 @@ def growing_list() -> None:
 
 
 def last_batch() -> None:
-    import torch_xla
-
-    device = torch_xla.device()
-    model = torch.nn.Linear(16, 4).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        for x, y in torch.utils.data.DataLoader(data(84), batch_size=32):
-            optimizer.zero_grad()
-            loss = loss_of(model, x.to(device), y.to(device))
-            loss.backward()
-            optimizer.step()
-            torch_xla.sync()
+    loader = torch.utils.data.DataLoader(data(84), batch_size=32)
+    sgd(torch.nn.Linear(16, 4), (batch for _ in range(3) for batch in loader), loss_of)
 
 
 def nothing_recompiles() -> None:
-    import torch_xla
-
-    device = torch_xla.device()
-    model = torch.nn.Linear(16, 4).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        x = torch.randn(8, 16).to(device)
-        optimizer.zero_grad()
-        loss = model(x).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        torch_xla.sync()
+    sgd(torch.nn.Linear(16, 4), [(torch.randn(8, 16),) for _ in range(10)])
 
 
 def python_number() -> None:
@@ -125,18 +93,8 @@ def python_number() -> None:
 
 
 def varying_length() -> None:
-    import torch_xla
-
-    device = torch_xla.device()
-    model = torch.nn.Embedding(100, 8).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for length in (7, 9, 12, 7, 15, 9, 20, 12):
-        batch = {"ids": torch.randint(0, 100, (4, length)).to(device)}
-        optimizer.zero_grad()
-        loss = model(batch["ids"]).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        torch_xla.sync()
+    lengths = (7, 9, 12, 7, 15, 9, 20, 12)
+    sgd(torch.nn.Embedding(100, 8), [(torch.randint(0, 100, (4, length)),) for length in lengths])
 
 
 @pytest.mark.parametrize(
@@ -160,19 +118,7 @@ def test_watching_adds_no_compile_to_a_model_that_comes_home() -> None:
     """Fetching the weights one by one, with a step pending, would compile a graph for each of them."""
     model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(8)))
 
-    def trains() -> None:
-        import torch_xla
-
-        device = torch_xla.device()
-        model.to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(torch.ones(8, 16, device=device)).pow(2).mean().backward()
-            optimizer.step()
-            torch_xla.sync()
-
-    assert run(trains).compiles == 1
+    assert run(sgd, model, [(torch.ones(8, 16),)] * 3).compiles == 1
 
 
 def leaves_a_step_pending() -> float:
@@ -192,10 +138,14 @@ def test_what_is_pending_at_the_end_is_run() -> None:
 # -- steps ------------------------------------------------------------------------------------------------------------
 
 
+def batches() -> Any:
+    return torch.utils.data.DataLoader(data(40), batch_size=8)
+
+
 def with_sync(step: Callable[[Any, Any], None]) -> None:
     import torch_xla
 
-    for x, y in torch.utils.data.DataLoader(data(40), batch_size=8):
+    for x, y in batches():
         step(x.to("xla"), y.to("xla"))
         torch_xla.sync()
 
@@ -203,7 +153,7 @@ def with_sync(step: Callable[[Any, Any], None]) -> None:
 def with_mark_step(step: Callable[[Any, Any], None]) -> None:
     import torch_xla.core.xla_model as xm
 
-    for x, y in torch.utils.data.DataLoader(data(40), batch_size=8):
+    for x, y in batches():
         step(x.to("xla"), y.to("xla"))
         xm.mark_step()
 
@@ -212,7 +162,7 @@ def with_barrier(step: Callable[[Any, Any], None]) -> None:
     """xm.optimizer_step(barrier=True) marks the step, and the mark_step behind it has nothing to do."""
     import torch_xla.core.xla_model as xm
 
-    for x, y in torch.utils.data.DataLoader(data(40), batch_size=8):
+    for x, y in batches():
         step(x.to("xla"), y.to("xla"))
         xm.mark_step()
         xm.mark_step()
@@ -223,8 +173,7 @@ def with_loader(step: Callable[[Any, Any], None]) -> None:
     import torch_xla
     from torch_xla.distributed.parallel_loader import MpDeviceLoader
 
-    loader = torch.utils.data.DataLoader(data(40), batch_size=8)
-    for x, y in MpDeviceLoader(loader, torch_xla.device()):
+    for x, y in MpDeviceLoader(batches(), torch_xla.device()):
         step(x, y)
 
 
@@ -232,8 +181,7 @@ def with_loader_and_sync(step: Callable[[Any, Any], None]) -> None:
     import torch_xla
     from torch_xla.distributed.parallel_loader import MpDeviceLoader
 
-    loader = torch.utils.data.DataLoader(data(40), batch_size=8)
-    for x, y in MpDeviceLoader(loader, torch_xla.device()):
+    for x, y in MpDeviceLoader(batches(), torch_xla.device()):
         step(x, y)
         torch_xla.sync()
 
@@ -241,7 +189,7 @@ def with_loader_and_sync(step: Callable[[Any, Any], None]) -> None:
 def with_step(step: Callable[[Any, Any], None]) -> None:
     import torch_xla
 
-    for x, y in torch.utils.data.DataLoader(data(40), batch_size=8):
+    for x, y in batches():
         with torch_xla.step():
             step(x.to("xla"), y.to("xla"))
 
@@ -250,7 +198,7 @@ def with_compile(step: Callable[[Any, Any], None]) -> None:
     import torch_xla
 
     compiled = torch_xla.compile(step)
-    for x, y in torch.utils.data.DataLoader(data(40), batch_size=8):
+    for x, y in batches():
         compiled(x.to("xla"), y.to("xla"))
 
 
@@ -258,23 +206,17 @@ def with_item(step: Callable[[Any, Any], None]) -> None:
     """Reading a value in the middle of a step runs a graph, but is no step."""
     import torch_xla
 
-    for x, y in torch.utils.data.DataLoader(data(40), batch_size=8):
+    for x, y in batches():
         x = x.to("xla")
         assert (x.sum() + 1).item() is not None
         step(x, y.to("xla"))
         torch_xla.sync()
 
 
-WAYS = [
-    with_sync,
-    with_mark_step,
-    with_barrier,
-    with_loader,
-    with_loader_and_sync,
-    with_step,
-    with_compile,
+WAYS = (
+    *(with_sync, with_mark_step, with_barrier, with_loader, with_loader_and_sync, with_step, with_compile),
     with_item,
-]
+)
 
 
 def trains_in_a_way(way: Callable[[Callable[[Any, Any], None]], None]) -> None:
@@ -295,16 +237,12 @@ def trains_in_a_way(way: Callable[[Callable[[Any, Any], None]], None]) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_one_step_for_each_batch(way: Callable[..., None]) -> None:
+def test_one_step_for_each_batch_and_the_limit_holds(way: Callable[..., None]) -> None:
     result = run(trains_in_a_way, way)
     assert result.steps == 5
     assert [event.total for event in result.run.events("steps")][-1] == 5
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_the_limit_holds_in_each_way(way: Callable[..., None]) -> None:
-    result = run(trains_in_a_way, way, steps=2)
-    assert (result.status, result.steps) == ("stopped", 2)
+    limited = run(trains_in_a_way, way, steps=2)
+    assert (limited.status, limited.steps) == ("stopped", 2)
 
 
 def with_accelerate(epochs: int, evaluates: bool, accumulate: int = 1) -> Any:
@@ -519,51 +457,39 @@ def test_accelerators_log_reaches_the_records(trackers: str) -> None:
 # -- the observer by itself -------------------------------------------------------------------------------------------
 
 
-def alone(writer: EventWriter) -> TorchObserver:
-    return TorchObserver(
-        writer, ObserverConfig(), XlaDumps(None), TorchPrecisionWatch("", lambda *_args, **_fields: None)
-    )
-
-
-def test_an_observer_that_is_closed_counts_no_more(tmp_path: Path) -> None:
-    executed = [0]
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[tuple[TorchObserver, Callable[[], None]]]:
+    """An observer, and a sync at which a graph runs."""
     writer = EventWriter(tmp_path / "rank-0.jsonl", 0)
-    watcher = alone(writer)
+    precision = TorchPrecisionWatch("", lambda *_args, **_fields: None)
+    watcher, executed = TorchObserver(writer, ObserverConfig(), XlaDumps(None), precision), [0]
     watcher.value = lambda name: executed[0] if name == "CachedCompile" else 0
-    for _ in range(3):
+
+    def sync() -> None:
         executed[0] += 1
         watcher.after_sync(sys._getframe())
+
+    yield watcher, sync
+    writer.close()
+
+
+def test_an_observer_that_is_closed_counts_no_more(watched: tuple[TorchObserver, Callable[[], None]]) -> None:
+    watcher, sync = watched
+    for _ in range(3):
+        sync()
         watcher.after_sync(sys._getframe())
     assert watcher.total_steps == 3
     watcher.close()
-    executed[0] += 1
-    watcher.after_sync(sys._getframe())
+    sync()
     assert watcher.total_steps == 3
-    writer.close()
 
 
-def test_a_loaders_batch_is_one_step_at_most(tmp_path: Path) -> None:
-    executed = [0]
-    writer = EventWriter(tmp_path / "rank-0.jsonl", 0)
-    watcher = alone(writer)
-    watcher.value = lambda name: executed[0] if name == "CachedCompile" else 0
+def test_a_loaders_batch_is_one_step_at_most(watched: tuple[TorchObserver, Callable[[], None]]) -> None:
+    watcher, sync = watched
     for _ in range(2):
         watcher.on_device_batch({})
         for _ in range(4):
-            executed[0] += 1
-            watcher.after_sync(sys._getframe())
+            sync()
     watcher.on_loader_end()
-    executed[0] += 1
-    watcher.after_sync(sys._getframe())
+    sync()
     assert watcher.total_steps == 3
-    writer.close()
-
-
-def test_torch_xla_has_what_is_wrapped() -> None:
-    """Private names, read in torch_xla 2.9: this test fails clearly when one of them goes away."""
-    import torch_xla
-    from torch_xla.distributed import parallel_loader
-
-    assert callable(torch_xla._XLAC._xla_step_marker)
-    assert callable(torch_xla._XLAC._xla_counter_value)
-    assert callable(parallel_loader.PerDeviceLoader.next)

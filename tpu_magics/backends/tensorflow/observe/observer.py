@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,12 +14,14 @@ from weakref import WeakKeyDictionary
 import tensorflow as tf
 from tensorflow.python.framework import ops
 
+from tpu_magics.backends import hlo
 from tpu_magics.backends.base import ObserverConfig
 from tpu_magics.backends.observe.causes import evaluation_batch
 from tpu_magics.backends.observe.evidence import CompileCause
 from tpu_magics.backends.observe.history import History
 from tpu_magics.backends.observe.logged_values import LoggedValues, plain
 from tpu_magics.backends.observe.observer import Observer, guarded
+from tpu_magics.backends.observe.precision import Facts, PrecisionWatch, precision_facts
 from tpu_magics.backends.observe.sampling import PeriodicSampler
 from tpu_magics.backends.tensorflow.observe import keras_calls, traced_functions
 from tpu_magics.backends.tensorflow.observe.causes import distance, explain
@@ -31,7 +33,6 @@ from tpu_magics.backends.tensorflow.observe.evidence import (
     FunctionCall,
     FunctionCompile,
 )
-from tpu_magics.backends.tensorflow.observe.precision import KerasPrecisionWatch
 from tpu_magics.backends.tensorflow.observe.retraces import Retraces
 from tpu_magics.runs import events
 from tpu_magics.runs.writer import EventWriter
@@ -200,7 +201,7 @@ class TensorFlowObserver(Observer[FunctionCompile]):
         super().close(read)
 
 
-# -- logged values -----------------------------------------------------------------------------------------------------
+# -- logged values ----------------------------------------------------------------------------------------------------
 
 
 class TensorValues(LoggedValues):
@@ -234,7 +235,7 @@ def flat(logs: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-# -- device usage ------------------------------------------------------------------------------------------------------
+# -- device usage -----------------------------------------------------------------------------------------------------
 
 
 class DeviceUsage(PeriodicSampler):
@@ -263,3 +264,51 @@ class DeviceUsage(PeriodicSampler):
             return int(tf.config.experimental.get_memory_info("TPU:0")["current"])
         except (ValueError, RuntimeError, KeyError, tf.errors.OpError):
             return None
+
+
+# -- precision --------------------------------------------------------------------------------------------------------
+
+# Under Keras' policy mixed_bfloat16, variables are float32 and layers compute in bfloat16. A program is read before XLA
+# optimises it, so the figures are those of the program as traced.
+_POLICIES = {"mixed_bfloat16": "bf16", "bfloat16": "bf16", "float32": "fp32"}
+OPTION, POLICY = "--precision", "Keras' dtype policy"
+_EARLIER = (
+    " Layers keep the dtype that they were created with: build the model again under --precision bf16. Layers "
+    'with dtype="float32" stay float32.'
+)
+_OWN = " The model itself uses bfloat16 (a dtype policy or a cast)."
+
+
+class KerasPrecisionWatch(PrecisionWatch):
+    """The requested precision and that of the compiled programs, of one rank. `variables`: how many trainable variables
+    of each dtype the program has that is compiled next."""
+
+    def __init__(self, option: str, write: Callable[..., None]) -> None:
+        super().__init__(option, write)
+        self.variables: Mapping[str, int] = {}
+
+    def facts(self, graph: hlo.Graph, digest: str) -> Facts:
+        """The fields of the record for a graph."""
+        request = self._request()
+        total, bf16 = hlo.multiplications(graph)
+        agrees = not total or {"bf16": bf16 == total, "fp32": bf16 == 0}.get(request[0], True)
+        reason = _EARLIER if request[0] == "bf16" else _OWN
+        return precision_facts(request, graph, digest, agrees, reason, _notes(self.variables))
+
+    def _request(self) -> tuple[str, str]:
+        if self.option:
+            return self.option, OPTION
+        policy = _policy()
+        return ("", "") if policy == "float32" else (_POLICIES.get(policy, policy), POLICY)
+
+
+def _notes(variables: Mapping[str, int]) -> Iterator[str]:
+    if variables:
+        counts = ", ".join(f"{count} {dtype}" for dtype, count in sorted(variables.items()))
+        yield f"Trainable variables of the program: {counts}."
+
+
+def _policy() -> str:
+    import keras
+
+    return str(keras.config.dtype_policy().name)

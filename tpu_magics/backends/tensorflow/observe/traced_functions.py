@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from tpu_magics.backends import hlo
-from tpu_magics.backends.hlo.dtypes import framework_name
+from tpu_magics.backends.hlo.text import framework_name
 from tpu_magics.runs.events import Input
 
 Literal = int | float | bool | str | None

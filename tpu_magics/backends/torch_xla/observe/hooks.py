@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -290,7 +290,7 @@ def _tracker(observer: TorchObserver) -> Callable[[], None]:
 
 
 def _track(accelerator: Any, observer: TorchObserver) -> Callable[[], None]:
-    from tpu_magics.backends.torch_xla.tracker import RunTracker
+    RunTracker = _run_tracker()
 
     def start(original: Any) -> Any:
         @functools.wraps(original)
@@ -310,6 +310,30 @@ def _track(accelerator: Any, observer: TorchObserver) -> Callable[[], None]:
         return keep_tracker
 
     return _all([_replace(accelerator, "__init__", start), _replace(accelerator, "init_trackers", init_trackers)])
+
+
+def _run_tracker() -> Any:
+    """An accelerate tracker that passes the values of `accelerator.log(...)` to the run's records."""
+    from accelerate.tracking import GeneralTracker
+
+    class RunTracker(GeneralTracker):
+        name = "tpu_magics"
+        requires_logging_directory = False
+
+        def __init__(self, record: Callable[[Mapping[str, Any]], None]) -> None:
+            super().__init__()
+            self._record = record
+
+        @property
+        def tracker(self) -> None:
+            """accelerate reads the wrapped tracker; there is none."""
+            return None
+
+        def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:  # noqa: ARG002
+            """Called by accelerate on the main process."""
+            self._record(values)
+
+    return RunTracker
 
 
 _HOOKS = (_syncs, _xla_loaders, _training, _host_loaders, _gathers, _tracker)

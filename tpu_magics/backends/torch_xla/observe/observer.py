@@ -14,14 +14,13 @@ from tpu_magics.backends.observe.causes import evaluation_batch
 from tpu_magics.backends.observe.history import History
 from tpu_magics.backends.observe.logged_values import LoggedValues
 from tpu_magics.backends.observe.observer import Observer, guarded
-from tpu_magics.backends.observe.read_counts import ReadCounter
 from tpu_magics.backends.observe.sites import outwards
 from tpu_magics.backends.torch_xla.observe import counters, host_training, parts, snapshot, step_events
 from tpu_magics.backends.torch_xla.observe.batch_sizes import BatchSizes
 from tpu_magics.backends.torch_xla.observe.causes import explain
 from tpu_magics.backends.torch_xla.observe.evidence import TorchCompileEvidence, distance
 from tpu_magics.backends.torch_xla.observe.pieces import GraphPieces
-from tpu_magics.backends.torch_xla.observe.runtime_stats import RuntimeStats
+from tpu_magics.backends.torch_xla.observe.runtime_stats import ReadCounter, RuntimeStats
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaCompileReport, XlaDumps
 from tpu_magics.backends.torch_xla.precision import TorchPrecisionWatch
 from tpu_magics.runs import events

@@ -1,25 +1,29 @@
-"""The graphs captured from one process, each once."""
+"""The graphs captured from one process, each once, and the differences between them, with the user's lines."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends import hlo
 from tpu_magics.backends.base import TraceSpec
 from tpu_magics.backends.hlo.proto import number_ops
-from tpu_magics.backends.lowered import LoweredGraph
+from tpu_magics.backends.hlo.text import parse_module
+from tpu_magics.backends.lowered import LoweredGraph, SourceLine
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaCompileReport, XlaDumps
-from tpu_magics.backends.torch_xla.trace.graph_diff import GraphListing, difference
 from tpu_magics.backends.torch_xla.trace.parameter_names import ParameterNames
 from tpu_magics.backends.torch_xla.trace.pending_graph import PendingGraph, graph_hash
 from tpu_magics.backends.torch_xla.trace.source_lines import SourceLineFinder
 
 if TYPE_CHECKING:
     from tpu_magics.backends.torch_xla.observe.observer import TorchObserver
+SHOWN = 3
+OpLine = tuple[hlo.Op, "SourceLine | None"]  # of the user's
 
 
 class CapturedGraphs:
@@ -104,3 +108,134 @@ class CapturedDumps(XlaDumps):
         reports = self.source.reports[self.given : self.given + count]
         self.given += count
         return reports
+
+
+# -- differences in sentences -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GraphListing:
+    """A graph, the user's line of each instruction, and its parameters: "f32[8,4] weight"."""
+
+    graph: hlo.Graph
+    places: tuple[SourceLine | None, ...]
+    parameters: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, text: str, graph: hlo.Graph, places: Mapping[int, SourceLine], parameters: Sequence[str]
+    ) -> GraphListing:
+        """`text`: of the graph; `places`: by the numbers of its module's instructions (hlo/proto.py)."""
+        numbers = _numbers(text)
+        return cls(graph, tuple(places.get(number) for number in numbers), tuple(parameters))
+
+
+def _numbers(text: str) -> list[int]:
+    """The number in the module of each instruction of the text: the module has them in the order in which they were
+    made, which is part of their names."""
+    computations = enumerate(parse_module(text.splitlines()))
+    names = ((place, name.rpartition(".")[2]) for place, one in computations for name in one.instructions)
+    keys = [(place, int(number)) for place, number in names if number.isdigit()]
+    ranks = {place: number for number, place in enumerate(sorted(range(len(keys)), key=keys.__getitem__))}
+    return [ranks[place] for place in range(len(keys))]
+
+
+def difference(new: GraphListing, old: GraphListing) -> str:
+    """At most three sentences; "" if nothing differs."""
+    found = chain(_parameters(new.parameters, old.parameters), _lines(new, old), _results(new.graph, old.graph))
+    return " ".join(f"{one}." for one, _ in zip(found, range(SHOWN), strict=False))
+
+
+def _parameters(new: Sequence[str], old: Sequence[str]) -> Iterator[str]:
+    now, before = _named(new), _named(old)
+    both = [name for name in now if name in before]
+    yield from (f"{name} is now {now[name]}, before {before[name]}" for name in both if now[name] != before[name])
+    if len(new) != len(old):
+        known = {f"{types[name]} {name}" for types in (now, before) for name in both}
+        for some, others, label in (
+            (new, old, "New inputs"),
+            (old, new, "Removed inputs"),
+        ):
+            which = [one for one in (Counter(some) - Counter(others)).elements() if one not in known]
+            yield from [f"{label}: {_some(which)}"] if which else []
+
+
+def _named(parameters: Sequence[str]) -> dict[str, str]:
+    """Name -> type, of parameters with a unique name."""
+    pairs = [one.partition(" ") for one in parameters]
+    count = Counter(name for _, _, name in pairs)
+    return {name: type_ for type_, _, name in pairs if name and count[name] == 1}
+
+
+def _results(new: hlo.Graph, old: hlo.Graph) -> Iterator[str]:
+    if len(new.outputs) != len(old.outputs):
+        yield f"{len(new.outputs)} outputs now, before {len(old.outputs)}: other tensors are alive at the sync"
+
+
+def _some(texts: Sequence[str]) -> str:
+    more = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
+    return ", ".join(texts[:SHOWN]) + more
+
+
+def _lines(new: GraphListing, old: GraphListing) -> Iterator[str]:
+    """The lines where the graphs start to differ: other operations on operands that did not change."""
+    now, before = _with_lines(new), _with_lines(old)
+    gone = [before[place] for place in _unmatched(before, now)]
+    shown: set[SourceLine] = set()
+    for op, place in _by_line(_first_of(now, _unmatched(now, before))):
+        if place is not None and place not in shown:
+            shown.add(place)
+            yield f"{place} ({place.code}): {_change(op, place, gone)}"
+    if not shown:
+        lost = _by_line(_first_of(before, _unmatched(before, now)))
+        yield from (f"{p} ({p.code}): {op.opcode} {op.result} was removed" for op, p in lost[:1] if p is not None)
+
+
+def _with_lines(seen: GraphListing) -> list[OpLine]:
+    ops = seen.graph.ops
+    places = seen.places if len(seen.places) == len(ops) else [None] * len(ops)
+    return list(zip(ops, places, strict=True))
+
+
+def _unmatched(of: Sequence[OpLine], others: Sequence[OpLine]) -> list[int]:
+    """Indices of operations that the others do not have, or have less often."""
+    left = Counter(map(_key, others))
+    left.subtract(map(_key, of))
+    found = []
+    for place in range(len(of) - 1, -1, -1):
+        key = _key(of[place])
+        if left[key] < 0:
+            left[key] += 1
+            found.append(place)
+    return found[::-1]
+
+
+def _key(line: OpLine) -> tuple[object, ...]:
+    op, place = line
+    return op.opcode, op.results, op.attributes, op.value, place
+
+
+def _first_of(lines: Sequence[OpLine], changed: Sequence[int]) -> list[OpLine]:
+    """The changed operations whose operands did not change."""
+    places = set(changed)
+    roots = [at for at in changed if not any(back and at - back in places for back in lines[at][0].operands)]
+    return [lines[at] for at in roots]
+
+
+def _by_line(lines: Sequence[OpLine]) -> list[OpLine]:
+    """Operations with a user's line, in line order. Constants only if there is nothing else: a mean divides by the
+    number of its elements."""
+    found = (line for line in lines if line[1] is not None and line[0].opcode != "parameter")
+    known = sorted(found, key=lambda one: one[1].line if one[1] else 0)
+    return [one for one in known if one[0].opcode != "constant"] or known
+
+
+def _change(op: hlo.Op, place: SourceLine, gone: Sequence[OpLine]) -> str:
+    was = next((one for one, there in gone if there == place and one.opcode == op.opcode), None)
+    if was is None:
+        return f"{op.opcode} {op.result} is new"
+    if was.results != op.results:
+        return f"{op.result} now, before {was.result}"
+    if was.value != op.value:
+        return f"{op.value} now, before {was.value}"
+    return f"{op.opcode} {op.attributes} now, before {was.attributes}"

@@ -1,4 +1,4 @@
-"""When a traced function has reached its steady state.
+"""When a traced function has reached its steady state, and the events of its steps that show it.
 
 In training, a step ends with an optimizer step: syncs before it accumulate gradients, and syncs without a backward pass
 evaluate, initialize weights or log. Their graphs count, but do not show when to stop. Two optimizers that take turns,
@@ -7,7 +7,9 @@ each with its own sync, have a steady graph each. Without training, a graph that
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
+from typing import Any
 
 WAITS = 64  # syncs without an optimizer step, if there is an optimizer
 FORWARD = 8  # equal ones in a row, in a function without optimizer and backward pass
@@ -120,3 +122,50 @@ class SteadyStateDetector:
 def _last(syncs: list[Sync]) -> int:
     """The index of the last training step."""
     return max(place for place, sync in enumerate(syncs) if sync.trains)
+
+
+# -- the events of a step ---------------------------------------------------------------------------------------------
+
+
+class TraceStepEvents:
+    """The events of one process since its last sync: backward passes and optimizer steps."""
+
+    def __init__(self) -> None:
+        self._backward = False
+        self._stepped: set[int] = set()
+        self._known: dict[int, Any] = {}
+
+    def install(self) -> None:
+        """Start to record, until the process ends."""
+        import torch
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        for name in ("backward", "grad"):
+            setattr(torch.autograd, name, self._noted(getattr(torch.autograd, name)))
+        register_optimizer_step_post_hook(lambda optimizer, _args, _kwargs: self._steps(optimizer))
+
+    def _noted(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def goes_backward(*args: Any, **kwargs: Any) -> Any:
+            self._backward = True
+            return original(*args, **kwargs)
+
+        return goes_backward
+
+    def _steps(self, optimizer: Any) -> None:
+        self._known[id(optimizer)] = optimizer  # kept alive, so that its id is not reused
+        self._stepped.add(id(optimizer))
+
+    def since_last(self, graph: str) -> Sync:
+        """The events that ended at a sync."""
+        asleep = [one for one in _optimizers() if id(one) not in self._known]
+        found = Sync(graph, self._backward, frozenset(self._stepped), bool(self._known or asleep), len(asleep))
+        self._backward, self._stepped = False, set()
+        return found
+
+
+def _optimizers() -> list[Any]:
+    """The optimizers of this process, and those inside accelerate's wrappers, which have no step of their own."""
+    from tpu_magics.backends.torch_xla import optimizers
+
+    return [getattr(one, "optimizer", one) for one in optimizers.living()]

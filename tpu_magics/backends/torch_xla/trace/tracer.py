@@ -22,8 +22,7 @@ from tpu_magics.backends.torch_xla.trace.host_reads import HostReadLog
 from tpu_magics.backends.torch_xla.trace.parameter_names import ParameterNames
 from tpu_magics.backends.torch_xla.trace.read_kernels import ReadKernels
 from tpu_magics.backends.torch_xla.trace.source_lines import SourceLineFinder
-from tpu_magics.backends.torch_xla.trace.steady_state import SteadyStateDetector
-from tpu_magics.backends.torch_xla.trace.step_events import TraceStepEvents
+from tpu_magics.backends.torch_xla.trace.steady_state import SteadyStateDetector, TraceStepEvents
 from tpu_magics.backends.torch_xla.trace.trace_file import write, write_reads
 from tpu_magics.backends.torch_xla.trace.uploads import Uploads
 from tpu_magics.errors import TpuMagicsError

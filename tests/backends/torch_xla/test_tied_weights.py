@@ -1,0 +1,199 @@
+"""Tied weights: kept tied through a move to a device, and named when they came apart."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tpu_magics.backends.torch_xla.tied_weights import broken_ties, keep_ties, record_ties, same_bits
+
+from .forked_scenarios import in_worker
+
+pytestmark = pytest.mark.process
+
+
+class TinyBert(nn.Module):
+    """An embedding whose weight the decoder uses too, and a bias that is kept twice, as in transformers' BERT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.encoder = nn.LSTM(8, 8, batch_first=True)
+        self.decoder = nn.Linear(8, 11)
+        self.bias = nn.Parameter(torch.zeros(11))
+        self.decoder.weight = self.embedding.weight
+        self.decoder.bias = self.bias
+        self.register_buffer("positions", torch.arange(4))
+        self.register_buffer("same_positions", self.positions)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.decoder(self.encoder(self.embedding(ids))[0])
+
+
+def train(model: nn.Module, device: torch.device, steps: int = 3) -> None:
+    import torch_xla
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    ids = torch.arange(8).view(2, 4).to(device)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+        optimizer.step()
+        torch_xla.sync()
+
+
+TIES = ((("m", "embedding.weight"), ("m", "decoder.weight")), (("m", "bias"), ("m", "decoder.bias")))
+
+
+def test_record_ties_names_each_group_once() -> None:
+    recorded = record_ties({"m": TinyBert()})
+    assert {frozenset(group) for group in recorded} == {
+        *(frozenset(group) for group in TIES),
+        frozenset({("m", "positions"), ("m", "same_positions")}),
+    }
+
+
+def test_record_ties_sees_what_two_models_share() -> None:
+    left, right = nn.Linear(3, 3), nn.Linear(3, 3)
+    right.weight = left.weight
+    assert record_ties({"left": left, "right": right}) == ((("left", "weight"), ("right", "weight")),)
+
+
+def test_broken_ties_names_those_that_differ() -> None:
+    model = TinyBert()
+    recorded = record_ties({"m": model})
+    assert broken_ties({"m": model}, recorded) == []
+    model.decoder.weight = nn.Parameter(model.embedding.weight.detach().clone())
+    assert broken_ties({"m": model}, recorded) == []
+    with torch.no_grad():
+        model.decoder.weight[0, 0] += 1
+    assert broken_ties({"m": model}, recorded) == ["`embedding.weight` and `decoder.weight`"]
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "same"),
+    [
+        (torch.tensor([float("nan"), 1.0]), torch.tensor([float("nan"), 1.0]), True),
+        (torch.tensor([0.0]), torch.tensor([-0.0]), False),
+        (torch.tensor(1, dtype=torch.int8), torch.tensor(1, dtype=torch.int16), False),
+        (torch.tensor([1j, 2], dtype=torch.complex128), torch.tensor([1j, 2], dtype=torch.complex128), True),
+        (torch.tensor([1j, 2], dtype=torch.complex128), torch.tensor([1j, 3], dtype=torch.complex128), False),
+        (torch.tensor([True]), torch.tensor([True]), True),
+        (torch.empty(0), torch.empty(0), True),
+        (torch.eye(2).to_sparse(), torch.eye(2).to_sparse(), True),
+        (torch.eye(2).to_sparse(), torch.eye(2), False),
+        (torch.arange(4.0).view(2, 2).t(), torch.arange(4.0).view(2, 2).t().contiguous(), True),
+    ],
+)
+def test_same_bits(left: torch.Tensor, right: torch.Tensor, same: bool) -> None:
+    assert same_bits(left, right) is same
+
+
+def scenario_a_move_without_us_breaks_ties_and_broken_ties_tells() -> None:
+    model = TinyBert()
+    recorded = record_ties({"m": model})
+
+    def work() -> None:
+        import torch_xla
+
+        model.to(torch_xla.device())
+        assert model.embedding.weight is not model.decoder.weight
+        train(model, torch_xla.device())
+        assert broken_ties({"m": model}, recorded) == [
+            "`bias` and `decoder.bias`",
+            "`embedding.weight` and `decoder.weight`",
+        ]
+
+    in_worker(work)
+
+
+def scenario_keep_ties_holds_them_through_training() -> None:
+    model = TinyBert()
+    recorded = record_ties({"m": model})
+
+    def work() -> None:
+        import torch_xla
+
+        keep_ties()
+        keep_ties()
+        assert model.to(torch_xla.device()) is model
+        assert model.embedding.weight is model.decoder.weight
+        assert model.positions is model.same_positions
+        assert model.bias.device.type == "xla"
+        before = model.embedding.weight.cpu()
+        train(model, torch_xla.device())
+        assert model.embedding.weight is model.decoder.weight
+        assert not torch.equal(before, model.embedding.weight.cpu())
+        assert broken_ties({"m": model}, recorded) == []
+        model.to(torch.bfloat16)
+        assert model.embedding.weight is model.decoder.weight
+        model.cpu()
+        assert model.embedding.weight is model.decoder.weight
+        assert model.embedding.weight.device.type == "cpu"
+
+    in_worker(work)
+
+
+def scenario_keep_ties_holds_them_through_accelerate() -> None:
+    from accelerate import Accelerator
+
+    model = TinyBert()
+
+    def work() -> None:
+        import torch_xla
+
+        keep_ties()
+        accelerator = Accelerator()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        prepared, optimizer = accelerator.prepare(model, optimizer)
+        assert model.embedding.weight is model.decoder.weight
+        assert model.embedding.weight.device.type == "xla"
+        ids = torch.arange(8).view(2, 4).to(accelerator.device)
+        before = model.embedding.weight.detach().cpu()
+        for _ in range(2):
+            optimizer.zero_grad()
+            accelerator.backward(prepared(ids).square().mean())
+            optimizer.step()
+            torch_xla.sync()
+        assert model.embedding.weight is model.decoder.weight
+        assert not torch.equal(before, model.embedding.weight.cpu())
+
+    in_worker(work)
+
+
+def scenario_what_two_models_share_stays_shared_through_two_moves() -> None:
+    left, right = nn.Linear(3, 3), nn.Linear(3, 3)
+    right.weight = left.weight
+
+    def work() -> None:
+        import torch_xla
+
+        keep_ties()
+        left.to(torch_xla.device())
+        with torch.no_grad():
+            left.weight.add_(1)
+        right.to(torch_xla.device())
+        assert right.weight is left.weight
+        assert right.bias is not left.bias
+
+    in_worker(work)
+
+
+def scenario_a_tied_rnn_uses_the_tied_weight() -> None:
+    model = nn.ModuleDict({"one": nn.LSTM(4, 4), "two": nn.LSTM(4, 4)})
+    model["two"].weight_ih_l0 = model["one"].weight_ih_l0
+
+    def work() -> None:
+        import torch_xla
+
+        keep_ties()
+        model.to(torch_xla.device())
+        assert model["two"].weight_ih_l0 is model["one"].weight_ih_l0
+        assert any(weight is model["one"].weight_ih_l0 for weight in model["two"]._flat_weights)
+
+    in_worker(work)
+
+
+def test_scenario(scenario: str, outcomes: dict[str, str]) -> None:
+    assert outcomes[scenario] == ""

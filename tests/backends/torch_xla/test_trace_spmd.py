@@ -1,0 +1,91 @@
+"""One process with eight devices is traced: the graphs carry the shardings of parameters and batches, and what nobody
+has split lies as in training, so far as that is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+pytest.importorskip("torch_xla")
+
+from tests.backends.torch_xla.traced import compiled, taken, traced, trained
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
+DEVICES = 8
+
+
+def net() -> Any:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+
+
+def by_hand(model: Any, biases: bool) -> None:
+    """The loop of torch_xla's own guide; `biases`: whether these are said to lie somewhere, too."""
+    import torch_xla
+    import torch_xla.distributed.spmd as xs
+
+    device, mesh = torch_xla.device(), xs.get_global_mesh()
+    model.to(device)
+    for parameter in model.parameters():
+        if parameter.dim() > 1 or biases:
+            xs.mark_sharding(parameter, mesh, ("data", None)[: parameter.dim()])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(5):
+        x, y = torch.randn(16, 16).to(device), torch.randint(0, 8, (16,)).to(device)
+        xs.mark_sharding(x, mesh, ("data", None))
+        xs.mark_sharding(y, mesh, ("data",))
+        functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch_xla.sync()
+
+
+def test_everything_that_is_split_is_as_in_training() -> None:
+    found = traced(by_hand, net(), True, devices=DEVICES)
+    real = compiled(trained(by_hand, net(), True, devices=DEVICES))
+    assert taken(found) == real[:2] and found.settled and found.notes == ()
+    assert {(one.replicas, one.partitions) for one in found.graphs} == {(1, DEVICES)}
+
+
+def test_what_nobody_has_split_is_taken_to_lie_whole() -> None:
+    """XLA splits the bias beside a split weight; its state and the weights' is as in training."""
+    found = traced(by_hand, net(), False, devices=DEVICES)
+    real = trained(by_hand, net(), False, devices=DEVICES)
+    assert taken(found)[0] == compiled(real)[0] and found.settled
+    assert found.graphs[1].donors == tuple(sorted(real[1].donated))
+    names = [name.partition(" ")[2] for name in found.graphs[1].parameters]
+    shardings = {
+        names[int(op.value)]: op.attributes.partition("sharding=")[2]
+        for op in real[1].ops
+        if op.opcode == "parameter" and op.attributes
+    }
+    assert "devices=[8]" in shardings["exp_avg of 0.bias"], "then this test has nothing to say any more"
+
+
+def fully_sharded(model: Any) -> None:
+    """torch_xla's FSDP v2 by hand."""
+    import numpy as np
+    import torch_xla
+    import torch_xla.distributed.spmd as xs
+    from torch_xla.experimental.spmd_fully_sharded_data_parallel import SpmdFullyShardedDataParallel
+
+    device, mesh = torch_xla.device(), xs.Mesh(np.arange(DEVICES), (DEVICES,), ("fsdp",))
+    wrapped = SpmdFullyShardedDataParallel(model.to(device), mesh=mesh)
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3)
+    for _ in range(4):
+        x = torch.randn(16, 16).to(device)
+        xs.mark_sharding(x, mesh, ("fsdp", None))
+        wrapped(x).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch_xla.sync()
+
+
+def test_fully_sharded() -> None:
+    found = traced(fully_sharded, net(), devices=DEVICES)
+    assert taken(found) == compiled(trained(fully_sharded, net(), devices=DEVICES))[:2]
+    assert found.settled and found.notes == () and found.batch == 16
+    assert any(name.endswith(" 0.weight") for name in found.graphs[0].parameters)
