@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tpu_magics.magics.cell_history import newest
+from tpu_magics.magics.notebook import newest
 
 from .kernel import Kernel
 from .samples import MODEL, TRAIN, TRAINED

@@ -73,7 +73,7 @@ def own_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 
 def test_loading_in_a_kernel_opens_a_comm_and_imports_little_for_it(own_kernel: Kernel) -> None:
     """What is said to the JupyterLab extension later is imported later."""
-    later = ("panel.run_json", "panel.feed", "panel.messages", "runs.events", "launch.session", "magics.lab_run")
+    later = ("panel.run_json", "panel.feed", "panel.messages", "runs.events", "launch.session", "magics.front_ends")
     assert own_kernel.value(f"[n for n in {later!r} if f'tpu_magics.{{n}}' in loaded]") == []
     assert own_kernel.value("__import__('tpu_magics.magics.lab').magics.lab.current is not None")
     front = Front(own_kernel)

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpu_magics.padding.report import PaddingReport, PadOptions, advise
-from tpu_magics.panel.padding import to_html, to_text
-from tpu_magics.panel.padding_chart import HIGH, WIDE, Dot, histogram, scatter
+from tpu_magics.panel.padding import HIGH, WIDE, Dot, histogram, scatter, to_html, to_text
 
 CHOOSER = random.Random(1)
 LENGTHS = [min(512, max(8, int(CHOOSER.lognormvariate(4.3, 0.7)))) for _ in range(5000)]

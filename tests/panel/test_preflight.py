@@ -17,13 +17,13 @@ from tests.panel.preflights import GIB, MIB, result, traced
 from tpu_magics.backends.lowered import HostRead, SourceLine
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel.preflight import to_html, to_text
-from tpu_magics.panel.preflight_plot import HIGH, WIDE, Mark, PlotLine, plot
+from tpu_magics.panel.preflight_fit import HIGH, WIDE, Mark, PlotLine, plot
 from tpu_magics.panel.preflight_progress import TerminalLine, progress_html, progress_text
 from tpu_magics.panel.preflight_topics import Topic, topics
 from tpu_magics.preflight.compilation import Progress
 from tpu_magics.preflight.compile_result import Buffer, HbmUsage, Multiplications, PaddedDimension, TilePadding
 from tpu_magics.preflight.report import Preflight, TargetResult
-from tpu_magics.preflight.search import FitPoint, FitResult
+from tpu_magics.preflight.search_result import FitPoint, FitResult
 
 MADE = ("bert", "too_large", "tiny", "custom", "refused", "fitted")
 VOID = ("br", "path", "circle", "rect")

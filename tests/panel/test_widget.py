@@ -16,15 +16,14 @@ import pytest
 
 from tests.panel import recorded
 from tests.panel.recorded import CREATED, Recorded, recompile
-from tpu_magics.panel import widget, widget_parts, widget_rows
+from tpu_magics.panel import widget, widget_rows
 from tpu_magics.panel.model import RunModel
 from tpu_magics.panel.page import to_html
 from tpu_magics.panel.protocol import MIME_TYPE
 from tpu_magics.panel.run_json import to_bundle
 from tpu_magics.panel.sections import compile_rows, sections
-from tpu_magics.panel.widget import WIDGET_VIEW, LivePanel
+from tpu_magics.panel.widget import WIDGET_VIEW, Budget, LivePanel
 from tpu_magics.panel.widget_html import Sheet, fixed_pieces, pieces
-from tpu_magics.panel.widget_parts import Budget
 from tpu_magics.runs.events import Value
 
 HOSTILE = '</style><script>alert(1)</script><b style="color:red">\'&'
@@ -52,7 +51,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> Iterator[Shown]:
     """All may be sent at once; afterwards no widget may be left."""
     monkeypatch.setattr(widget, "UPDATE_EVERY", 0.0)
     monkeypatch.setattr(widget, "SHARE", 1e9)
-    monkeypatch.setattr(widget_parts, "BURST", 10**9)
+    monkeypatch.setattr(widget, "BURST", 10**9)
     monkeypatch.setattr(widget_rows, "EVERY", 0.0)
     before = set(living())
     place = Shown()
@@ -265,8 +264,8 @@ def test_the_budget_is_kept_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
         clock[0] += 0.5
         budget.refill()
         while budget.take("x" * 1_300):
-            sent += 1_300 + widget_parts.ENVELOPE
-    assert 60 * widget_parts.RATE < sent <= 60 * widget_parts.RATE + widget_parts.BURST + 2_000
+            sent += 1_300 + widget.ENVELOPE
+    assert 60 * widget.RATE < sent <= 60 * widget.RATE + widget.BURST + 2_000
 
 
 def test_what_is_small_and_looked_at_goes_first(tmp_path: Path, shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +276,7 @@ def test_what_is_small_and_looked_at_goes_first(tmp_path: Path, shown: Shown, mo
     monkeypatch.setattr(panel._reading._model, "view", lambda: new)
     spent: list[str] = []
     monkeypatch.setattr(panel._budget, "refill", lambda: None)
-    monkeypatch.setattr(widget_parts, "ENVELOPE", 0)
+    monkeypatch.setattr(widget, "ENVELOPE", 0)
     for _ in range(40):
         panel._budget.left = 1.0
         panel.look()

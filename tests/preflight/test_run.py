@@ -26,7 +26,7 @@ from tpu_magics.preflight.compilation import Progress
 from tpu_magics.preflight.pipeline import TrainingCall
 from tpu_magics.preflight.report import Preflight
 from tpu_magics.preflight.run import Callbacks, SearchInterrupted, preflight, require_change, require_steps
-from tpu_magics.preflight.search import FitResult
+from tpu_magics.preflight.search_result import FitResult
 from tpu_magics.preflight.sizes import Size
 from tpu_magics.runs import preflights
 
