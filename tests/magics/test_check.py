@@ -209,11 +209,6 @@ def shown_for(kernel: Kernel, sent: str) -> str:
             return "".join(texts)
 
 
-def test_help_is_made_from_the_options(notebook: Kernel) -> None:
-    assert "--ready" in notebook.run("%tpu_check -h").good().printed
-    assert "--fix" in notebook.run("%%tpu_check -h").good().printed
-
-
 # -- which cells make up the notebook ------------------------------------------------------------------------------
 
 

@@ -11,19 +11,16 @@ import pytest
 
 from tests.panel import recorded
 from tpu_magics.magics import front_ends, lab
-from tpu_magics.panel.json_values import size_of
 from tpu_magics.panel.messages import ProblemMessage
 from tpu_magics.panel.model import SharedView
-from tpu_magics.panel.run_json import SAVED
 
-from .conftest import Kernels, as_new
+from .conftest import Kernels, loaded_anew
 from .front import OURS, Front, comms
 from .kernel import LOAD, OWN, Kernel, python
 from .samples import MODEL, TRAIN
 
 pytestmark = pytest.mark.process
 
-RECORD = "application/vnd.tpu-magics.run+json"
 PURGE = """
 import sys
 import tpu_magics.magics
@@ -45,11 +42,7 @@ def training(model, loader):
 
 @pytest.fixture
 def notebook(kernels: Kernels, tmp_path: Path) -> Iterator[Kernel]:
-    """The extension loaded anew, so that no page of a test before listens any more."""
-    with as_new(kernels(OWN), tmp_path) as kernel:
-        kernel.run("%unload_ext tpu_magics").good()
-        kernel.messages.clear()
-        kernel.run(LOAD).good()
+    with loaded_anew(kernels(OWN), tmp_path) as kernel:
         yield kernel
 
 
@@ -231,14 +224,6 @@ get_ipython().kernel.session.send = _fails
     notebook.run("get_ipython().kernel.session.send = _kept").good()
     assert cell.printed.startswith("status: done") and "cut" not in cell.printed
     assert front.ask("open", run="current")["record"]["view"]["state"] == "done"
-
-
-def test_a_run_is_shown_again_with_its_record(notebook: Kernel) -> None:
-    train(notebook, "kept")
-    [data] = notebook.run("%tpu_panel kept").good().displays
-    assert list(data) == ["text/plain", "text/html", RECORD]
-    assert data[RECORD]["view"]["name"] == "kept" and size_of(data[RECORD]) <= SAVED.total
-    assert data[RECORD] == {**data[RECORD], "v": 1} and set(data[RECORD]) == {"v", "view", "said"}
 
 
 def test_without_a_kernel_there_is_no_comm(tmp_path: Path) -> None:
