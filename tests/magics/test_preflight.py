@@ -230,7 +230,7 @@ def searched_until(kernel: Kernel, code: str, text: str) -> Cell:
 
 
 def test_an_interrupt_of_a_search_shows_and_binds_what_was_found(notebook: Kernel) -> None:
-    code = "%tpu_preflight large rows=16 --target v5e-1,v6e-1 --fit rows --anew -o found"
+    code = "%tpu_preflight large rows=16 --target v5e-1,v6e-1 --fit rows -o found"
     cell = searched_until(notebook, code, "(16 fits)")
     assert "The search for the largest rows was interrupted." in cell.said and "Run it again to continue" in cell.said
     assert "at least 16" in cell.shown and "The search was interrupted: rows = 16 fits" in cell.shown
