@@ -6,10 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import run_observer, session
 from tpu_magics.magics.display import show, show_table
-from tpu_magics.panel.model import SharedView
-from tpu_magics.panel.run_json import to_bundle
 from tpu_magics.panel.runs import compare_table, more_runs, plain_summary, runs_table, summary_table
 from tpu_magics.panel.table import Table
 from tpu_magics.runs.files import RunFiles, refused_record
@@ -99,6 +96,8 @@ def show_run(run: str = "last") -> None:
 
 def _attached(run: RunFiles) -> bool:
     """Show the active run live; False where it is another run, or no live panel is possible."""
+    from tpu_magics.launch import run_observer, session
+
     going = session.current.active_run
     if going is None or going.folder.path != run.path or not going.options.background or going.ended:
         return False
@@ -114,4 +113,7 @@ def _attached(run: RunFiles) -> bool:
 
 def bundle(run: RunFiles) -> Mapping[str, Any]:
     """The run as text, as html and as a record, from its records as they are now."""
+    from tpu_magics.panel.model import SharedView
+    from tpu_magics.panel.run_json import to_bundle
+
     return to_bundle(SharedView(run).anew())
