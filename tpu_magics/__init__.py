@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from tpu_magics.magics.doctor import doctor
     from tpu_magics.magics.init import init
     from tpu_magics.magics.pad import pad
-    from tpu_magics.magics.panel import show_run
     from tpu_magics.magics.pod import pod
     from tpu_magics.magics.preflight import preflight
+    from tpu_magics.magics.runs_commands import show_run
     from tpu_magics.magics.train import train
     from tpu_magics.runs.reader import find_run, list_runs
     from tpu_magics.runs.value_log import log
@@ -30,7 +30,7 @@ _WHERE = {
     "log": ("tpu_magics.runs.value_log", "log"),
     "find_run": ("tpu_magics.runs.reader", "find_run"),
     "list_runs": ("tpu_magics.runs.reader", "list_runs"),
-    "show_run": ("tpu_magics.magics.panel", "show_run"),
+    "show_run": ("tpu_magics.magics.runs_commands", "show_run"),
     "pad": ("tpu_magics.magics.pad", "pad"),
     "doctor": ("tpu_magics.magics.doctor", "doctor"),
     "pod": ("tpu_magics.magics.pod", "pod"),

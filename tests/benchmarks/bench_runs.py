@@ -12,7 +12,7 @@ from typing import Any
 from tests.benchmarks import fresh, report, timing
 from tests.panel import recorded
 from tpu_magics.magics.lab_requests import MOST_RUNS
-from tpu_magics.magics.panel import bundle
+from tpu_magics.magics.runs_commands import bundle
 from tpu_magics.panel import run_lines
 from tpu_magics.panel.runs import runs_table
 from tpu_magics.panel.table import to_html, to_text

@@ -44,6 +44,16 @@ def kernel(kernels: Kernels, tmp_path: Path) -> Iterator[Kernel]:
 
 
 @contextmanager
+def loaded_anew(kernel: Kernel, folder: Path) -> Iterator[Kernel]:
+    """The same with the extension loaded anew, so that no page of a test before listens any more."""
+    with as_new(kernel, folder) as one:
+        one.run("%unload_ext tpu_magics").good()
+        one.messages.clear()
+        one.run(LOAD).good()
+        yield one
+
+
+@contextmanager
 def as_new(kernel: Kernel, folder: Path) -> Iterator[Kernel]:
     """A kernel that other tests have used, for one more test in this folder."""
     if any(cell.count is None for cell in kernel.cells.values()):
@@ -52,6 +62,14 @@ def as_new(kernel: Kernel, folder: Path) -> Iterator[Kernel]:
     kernel.fresh(folder)
     yield kernel
     assert kernel.descendants() == [], "a process of the run is left"
+
+
+@pytest.fixture(scope="module")
+def module_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """A kernel of one module's tests, with the magics and what these tests load; `loaded`: the modules at its start."""
+    with running_kernel(tmp_path_factory.mktemp("kernel")) as kernel:
+        kernel.run(f"{LOAD}\nimport sys\nloaded = set(sys.modules)").good()
+        yield kernel
 
 
 @pytest.fixture

@@ -21,6 +21,8 @@ from jupyter_client import KernelManager
 
 from tests import overlay
 
+from .samples import FOREVER
+
 ROOT = Path(__file__).resolve().parents[2]
 PANEL = "tpu_magics-"  # how the display ids of panels begin
 LOAD = "%load_ext tpu_magics"
@@ -236,6 +238,22 @@ class Kernel:
     def interrupt(self) -> None:
         """As the stop button does it: through the kernel's manager."""
         self.manager.interrupt_kernel()
+
+    def subshell(self) -> dict[str, str]:
+        """The header of a message to a new subshell, as JupyterLab 4.4 sends it to ipykernel 7."""
+        self.client.control_channel.send(self.client.session.msg("create_subshell_request"))
+        return {"subshell_id": self.client.get_control_msg(timeout=10)["content"]["subshell_id"]}
+
+    def started(self) -> Cell:
+        """A cell whose run trains until it is stopped."""
+        return self.wait_for(self.send(FOREVER.format(options="")), "started")
+
+    def stop(self, cell: Cell) -> float:
+        """Interrupt; returns after how many seconds the cell has ended."""
+        began = time.monotonic()
+        self.interrupt()
+        self.finish(cell, timeout=60)
+        return time.monotonic() - began
 
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)

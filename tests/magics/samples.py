@@ -25,6 +25,30 @@ def train(model, steps=3, lr=0.1):
     return float(loss.detach())
 """
 
+FOREVER = """%%tpu_train model {options}
+def forever(model):
+    print("started", flush=True)
+    while True:
+        train(model, 5)
+"""
+
+# A worker whose data are loaded by two processes of its own.
+LOADING = """%%tpu_train model{options}
+def loads(model):
+    import os
+    from torch.utils.data import DataLoader
+    class Rows:
+        def __len__(self):
+            return 10**9
+        def __getitem__(self, i):
+            if i == 8:
+                print("loading", flush=True)
+            return torch.ones(2)
+    train(model)
+    for batch in DataLoader(Rows(), batch_size=4, num_workers=2):
+        pass
+"""
+
 TRAINED = "not torch.equal(model.weight, before)"
 """True once trained weights have come home; False while they are byte for byte as they were."""
 

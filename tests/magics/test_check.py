@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tpu_magics.magics.cell_history import newest
+from tpu_magics.magics.notebook import newest
 
 from .kernel import Kernel
 from .samples import MODEL, TRAIN, TRAINED
@@ -207,11 +207,6 @@ def shown_for(kernel: Kernel, sent: str) -> str:
             texts.append(str(message["content"].get("data", message["content"])))
         if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
             return "".join(texts)
-
-
-def test_help_is_made_from_the_options(notebook: Kernel) -> None:
-    assert "--ready" in notebook.run("%tpu_check -h").good().printed
-    assert "--fix" in notebook.run("%%tpu_check -h").good().printed
 
 
 # -- which cells make up the notebook ------------------------------------------------------------------------------

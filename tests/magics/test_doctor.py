@@ -7,12 +7,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from .kernel import LOAD, Kernel, python, running_kernel
+from .kernel import Kernel
 
 pytestmark = pytest.mark.process
 
@@ -20,33 +19,25 @@ FRAMEWORKS = "sorted({'torch', 'torch_xla', 'tensorflow', 'jax', 'accelerate', '
 GENEROUS = 60.0  # seconds; a question without a limit would take longer
 
 
-@pytest.fixture(scope="module")
-def own_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    """A kernel of this module: nothing in it imports a framework."""
-    with running_kernel(tmp_path_factory.mktemp("kernel")) as kernel:
-        kernel.run(LOAD).good()
-        yield kernel
-
-
-def test_the_magic_shows_all_groups_and_imports_no_framework(own_kernel: Kernel) -> None:
-    [shown] = own_kernel.run("%tpu_doctor").good().displays
+def test_the_magic_shows_all_groups_and_imports_no_framework(module_kernel: Kernel) -> None:
+    [shown] = module_kernel.run("%tpu_doctor").good().displays
     assert set(shown) == {"text/plain", "text/html"}
     assert "Widgets and JupyterLab" in shown["text/plain"] and "<details" in shown["text/html"]
-    assert own_kernel.value(FRAMEWORKS) == []
+    assert module_kernel.value(FRAMEWORKS) == []
 
 
-def test_what_is_set_in_the_notebook_is_seen_and_mended(own_kernel: Kernel) -> None:
-    own_kernel.run("import os; os.environ.update(PJRT_DEVICE='CUDA', CPU_NUM_DEVICES='2')").good()
-    [shown] = own_kernel.run("%tpu_doctor").good().displays
+def test_what_is_set_in_the_notebook_is_seen_and_mended(module_kernel: Kernel) -> None:
+    module_kernel.run("import os; os.environ.update(PJRT_DEVICE='CUDA', CPU_NUM_DEVICES='2')").good()
+    [shown] = module_kernel.run("%tpu_doctor").good().displays
     assert (
         "✗ broken: Environment variables, PJRT_DEVICE" in shown["text/plain"]
         and "%env PJRT_DEVICE=CPU" in shown["text/plain"]
     )
-    [shown] = own_kernel.run("%tpu_doctor --fix").good().displays
+    [shown] = module_kernel.run("%tpu_doctor --fix").good().displays
     text = " ".join(shown["text/plain"].split())
     assert "PJRT_DEVICE=CPU was set (before: 'CUDA'), in this session." in text
     assert "CPU_NUM_DEVICES was unset (before: '2'), in this session." in text
-    assert own_kernel.value("[os.environ.get(n) for n in ('PJRT_DEVICE', 'CPU_NUM_DEVICES')]") == ["CPU", None]
+    assert module_kernel.value("[os.environ.get(n) for n in ('PJRT_DEVICE', 'CPU_NUM_DEVICES')]") == ["CPU", None]
 
 
 def test_looking_starts_no_runtime(kernel: Kernel) -> None:
@@ -62,22 +53,6 @@ def test_the_function_gives_what_the_magic_shows(kernel: Kernel) -> None:
     assert (
         kernel.value("sorted({check.state for check in diagnosis.checks} - {'ok', 'warning', 'not available'})") == []
     )
-
-
-def test_help_and_what_it_does_not_take(kernel: Kernel) -> None:
-    assert "--fix" in kernel.run("%tpu_doctor -h").good().printed
-    assert "did you mean --fix?" in kernel.run("%tpu_doctor --fixx").said
-
-
-def test_without_a_front_end_it_prints(tmp_path: Path) -> None:
-    code = (
-        "from IPython.core.interactiveshell import InteractiveShell\n"
-        "shell = InteractiveShell.instance()\n"
-        "shell.run_line_magic('load_ext', 'tpu_magics')\n"
-        "shell.run_line_magic('tpu_doctor', '')\n"
-    )
-    printed = python(code, tmp_path, IPYTHONDIR=str(tmp_path / "ipython"))
-    assert "Environment variables" in printed and " checks: " in printed
 
 
 # -- the command ---------------------------------------------------------------------------------------------------

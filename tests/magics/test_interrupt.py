@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from .kernel import SLEEPING, Cell, Kernel, alive
-from .samples import MODEL, TRAIN, TRAINED
+from .kernel import SLEEPING, Kernel, alive
+from .samples import LOADING, MODEL, TRAIN, TRAINED
 
 pytestmark = pytest.mark.process
 LONG = pytest.mark.long
@@ -39,14 +39,6 @@ def notebook(kernel: Kernel) -> Kernel:
     return kernel
 
 
-def stopped(kernel: Kernel, cell: Cell) -> float:
-    """Interrupt, and return after how many seconds the cell has ended."""
-    began = time.monotonic()
-    kernel.interrupt()
-    kernel.finish(cell, timeout=60)
-    return time.monotonic() - began
-
-
 @pytest.mark.parametrize(
     "doing", [name if name in ("training", "deaf to SIGTERM") else pytest.param(name, marks=LONG) for name in BUSY]
 )
@@ -57,7 +49,7 @@ def test_the_cell_ends_soon_and_nothing_has_changed(notebook: Kernel, doing: str
     notebook.wait_for(cell, "started")
     workers = [process.pid for process in notebook.descendants()]
     assert workers
-    assert stopped(notebook, cell) < WITHIN
+    assert notebook.stop(cell) < WITHIN
     assert cell.error_type == "TrainingInterrupted"
     assert cell.said.startswith("TrainingInterrupted: The run was interrupted. Why: Rank 0: at `"), cell.said
     assert "What to do: " in cell.said and "Traceback" not in cell.error
@@ -84,32 +76,18 @@ def test_the_person_presses_stop_again_and_again(notebook: Kernel) -> None:
 
 
 def test_processes_that_a_worker_has_started_go_with_it(notebook: Kernel) -> None:
-    cell = notebook.send(
-        """%%tpu_train model
-def loads(model):
-    from torch.utils.data import DataLoader
-    class Rows:
-        def __len__(self):
-            return 10**9
-        def __getitem__(self, i):
-            if i == 8:
-                print("loading", os.getpid(), flush=True)
-            return torch.ones(2)
-    for batch in DataLoader(Rows(), batch_size=4, num_workers=2):
-        time.sleep(0.01)
-"""
-    )
+    cell = notebook.send(LOADING.format(options=""))
     notebook.wait_for(cell, "loading")
     pids = [process.pid for process in notebook.descendants()]
     assert len(pids) == 3, "a worker and its two loaders"
-    assert stopped(notebook, cell) < WITHIN
+    assert notebook.stop(cell) < WITHIN
     assert not any(alive(pid) for pid in pids)
 
 
 def test_an_interrupt_before_the_fork_is_the_usual_one(notebook: Kernel) -> None:
     cell = notebook.send(f"%%tpu_train model\nprint('here')\n{SLEEPING}\ndef never(model):\n    pass\n")
     notebook.wait_for(cell, "here")
-    assert stopped(notebook, cell) < WITHIN
+    assert notebook.stop(cell) < WITHIN
     assert cell.error_type == "KeyboardInterrupt" and notebook.descendants() == []
     assert notebook.value("_tpu.run.name") == "train"
     notebook.run("%tpu_train train model").good()
@@ -118,7 +96,7 @@ def test_an_interrupt_before_the_fork_is_the_usual_one(notebook: Kernel) -> None
 def test_statements_of_a_cell_that_was_stopped_bring_nothing_home(notebook: Kernel) -> None:
     cell = notebook.send("%%tpu_train\nx = 1\ntrain(model)\nprint('trained')\ntime.sleep(1000)")
     notebook.wait_for(cell, "trained")
-    assert stopped(notebook, cell) < WITHIN
+    assert notebook.stop(cell) < WITHIN
     assert cell.error_type == "TrainingInterrupted"
     assert notebook.value(f"('x' in globals(), {TRAINED})") == (False, False)
 

@@ -10,25 +10,9 @@ import psutil
 import pytest
 
 from .kernel import LOAD, Kernel, alive
-from .samples import MODEL, TRAIN
+from .samples import LOADING, MODEL, TRAIN
 
 pytestmark = pytest.mark.process
-
-LOADING = """%%tpu_train model{options}
-def loads(model):
-    import os
-    from torch.utils.data import DataLoader
-    class Rows:
-        def __len__(self):
-            return 10**9
-        def __getitem__(self, i):
-            if i == 8:
-                print("loading", flush=True)
-            return torch.ones(2)
-    train(model)
-    for batch in DataLoader(Rows(), batch_size=4, num_workers=2):
-        pass
-"""
 
 
 def gone(pids: list[int], within: float = 15) -> list[int]:

@@ -11,38 +11,24 @@ import pytest
 
 import tpu_magics
 
-from .conftest import Kernels, as_new
+from .conftest import Kernels, loaded_anew
 from .front import Front, comms, put_together, told
 from .kernel import EITHER, LOAD, Cell, Kernel
-from .samples import MODEL, TRAIN, TRAINED
+from .samples import FOREVER, MODEL, TRAIN, TRAINED
 
 pytestmark = pytest.mark.process
 
 WITHIN = 5.0  # seconds in which a stopped cell has to end
 RECORD = "application/vnd.tpu-magics.run+json"
-FOREVER = """%%tpu_train model {options}
-def forever(model):
-    print("started", flush=True)
-    while True:
-        train(model, 5)
-"""
 
 
 @pytest.fixture(params=EITHER)
 def notebook(request: pytest.FixtureRequest, kernels: Kernels, tmp_path: Path) -> Iterator[Kernel]:
-    """The extension loaded anew, so that no page of a test before listens any more."""
-    with as_new(kernels(request.param), tmp_path) as kernel:
-        kernel.run("%unload_ext tpu_magics").good()
-        kernel.messages.clear()
-        kernel.run(LOAD).good()
+    with loaded_anew(kernels(request.param), tmp_path) as kernel:
         kernel.run(MODEL + TRAIN + "import os, time").good()
         yield kernel
         if kernel.descendants():
             kernel.run("%tpu_stop")
-
-
-def started(kernel: Kernel, options: str = "") -> Cell:
-    return kernel.wait_for(kernel.send(FOREVER.format(options=options)), "started")
 
 
 def has_subshells(kernel: Kernel) -> bool:
@@ -140,7 +126,7 @@ def test_updates_while_a_rehearsal_trains_are_the_whole_run(notebook: Kernel) ->
 def test_a_busy_kernel_answers_and_is_stopped(notebook: Kernel) -> None:
     front = Front(notebook)
     assert front.greets()["answers"] == has_subshells(notebook), "an ordinary cell keeps ipykernel 6 from answering"
-    cell = started(notebook)
+    cell = notebook.started()
     run = live(front)
     assert front.told("hello")[-1]["answers"] is True, "it waits for a run, and looks for messages meanwhile"
     opened = front.ask("open", run="current", within=3)
@@ -159,7 +145,7 @@ def test_a_busy_kernel_answers_and_is_stopped(notebook: Kernel) -> None:
 
 def test_a_page_that_was_reloaded_learns_the_comm_from_here(notebook: Kernel) -> None:
     Front(notebook).greets()
-    cell = started(notebook)
+    cell = notebook.started()
     before = len(notebook.messages)
     seen: list[dict[str, Any]] = []
 
@@ -180,7 +166,7 @@ def test_a_page_that_was_reloaded_learns_the_comm_from_here(notebook: Kernel) ->
 
 
 def test_a_page_may_open_a_comm_while_the_kernel_is_busy(notebook: Kernel) -> None:
-    cell = started(notebook)
+    cell = notebook.started()
     page = Front(notebook).opens()
     notebook.wait_until(lambda: bool(page.told("hello")), 3)
     hello = page.told("hello")[0]
@@ -195,7 +181,7 @@ def test_two_pages_on_one_kernel(notebook: Kernel) -> None:
     first, second = Front(notebook), Front(notebook).opens()
     first.greets()
     second.greets()
-    cell = started(notebook)
+    cell = notebook.started()
     run = live(first)
     assert live(second) == run
     seqs = [one["seq"] for one in second.told("update")][:3]
@@ -220,18 +206,16 @@ def test_a_page_without_the_extension_closes_the_comm_for_nobody(notebook: Kerne
 
 
 def test_through_a_subshell(notebook: Kernel) -> None:
-    """As JupyterLab 4.4 sends it to ipykernel 7."""
     if not has_subshells(notebook):
         return
-    notebook.client.control_channel.send(notebook.client.session.msg("create_subshell_request"))
-    subshell = notebook.client.get_control_msg(timeout=10)["content"]["subshell_id"]
+    header = notebook.subshell()
     front = Front(notebook)
     cell = notebook.send("import time\nprint('begun', flush=True)\ntime.sleep(4)\nprint('over')")
     notebook.wait_for(cell, "begun")
-    request = front.say("runs", {"subshell_id": subshell})
+    request = front.say("runs", header)
     notebook.wait_until(lambda: bool(front.answers(request)), 3)
     assert "over" not in cell.printed, "it waited for the cell"
-    page = Front(notebook).opens(subshell_id=subshell)
+    page = Front(notebook).opens(**header)
     notebook.wait_until(lambda: bool(page.told("hello")), 3)
     assert "over" not in notebook.finish(cell).printed.replace("over", "", 1)
 

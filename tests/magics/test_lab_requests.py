@@ -10,20 +10,17 @@ from typing import Any
 import pytest
 
 from tests.panel import recorded
-from tpu_magics.magics import lab, lab_run
-from tpu_magics.panel.json_values import size_of
+from tpu_magics.magics import front_ends, lab
 from tpu_magics.panel.messages import ProblemMessage
 from tpu_magics.panel.model import SharedView
-from tpu_magics.panel.run_json import SAVED
 
-from .conftest import Kernels, as_new
+from .conftest import Kernels, loaded_anew
 from .front import OURS, Front, comms
 from .kernel import LOAD, OWN, Kernel, python
 from .samples import MODEL, TRAIN
 
 pytestmark = pytest.mark.process
 
-RECORD = "application/vnd.tpu-magics.run+json"
 PURGE = """
 import sys
 import tpu_magics.magics
@@ -45,11 +42,7 @@ def training(model, loader):
 
 @pytest.fixture
 def notebook(kernels: Kernels, tmp_path: Path) -> Iterator[Kernel]:
-    """The extension loaded anew, so that no page of a test before listens any more."""
-    with as_new(kernels(OWN), tmp_path) as kernel:
-        kernel.run("%unload_ext tpu_magics").good()
-        kernel.messages.clear()
-        kernel.run(LOAD).good()
+    with loaded_anew(kernels(OWN), tmp_path) as kernel:
         yield kernel
 
 
@@ -233,22 +226,14 @@ get_ipython().kernel.session.send = _fails
     assert front.ask("open", run="current")["record"]["view"]["state"] == "done"
 
 
-def test_a_run_is_shown_again_with_its_record(notebook: Kernel) -> None:
-    train(notebook, "kept")
-    [data] = notebook.run("%tpu_panel kept").good().displays
-    assert list(data) == ["text/plain", "text/html", RECORD]
-    assert data[RECORD]["view"]["name"] == "kept" and size_of(data[RECORD]) <= SAVED.total
-    assert data[RECORD] == {**data[RECORD], "v": 1} and set(data[RECORD]) == {"v", "view", "said"}
-
-
 def test_without_a_kernel_there_is_no_comm(tmp_path: Path) -> None:
     program = """
 from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell.instance()
 for line in ("load_ext", "reload_ext", "unload_ext", "load_ext"):
     shell.run_line_magic(line, "tpu_magics")
-from tpu_magics.magics import lab, lab_run
-print(lab.current, lab_run.following())
+from tpu_magics.magics import lab, front_ends
+print(lab.current, front_ends.following())
 """
     assert python(program, tmp_path).strip() == "None None"
 
@@ -307,7 +292,7 @@ def test_a_closed_page_is_not_told_for_ever(monkeypatch: pytest.MonkeyPatch, hea
     """As long as the kernel hears it: where it does not, an open page's silence says nothing."""
     desk = Desk("open", "closed")
     live = SimpleNamespace(live=True, hears=hears, answers=hears, files=SimpleNamespace(id="run"))
-    monkeypatch.setattr(lab_run, "_newest", live)
+    monkeypatch.setattr(front_ends, "_newest", live)
     assert desk.told() == ["open", "closed"]
     for _ in range(6):
         desk.now += lab.SILENT / 5
@@ -321,8 +306,8 @@ def test_a_closed_page_is_not_told_for_ever(monkeypatch: pytest.MonkeyPatch, hea
 
 def test_a_run_that_is_followed_no_longer_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, asked = recorded.running(tmp_path), []
-    followed = lab_run.LabRun(run.files, lambda: asked.append(1), SharedView(run.files), True)
-    monkeypatch.setattr(lab_run, "_newest", followed)
+    followed = front_ends.LabRun(run.files, lambda: asked.append(1), SharedView(run.files), True)
+    monkeypatch.setattr(front_ends, "_newest", followed)
     followed.close("ValueError: no such part")
     desk = Desk("page")
     assert desk.says("page", "stop", run=run.files.id)["type"] == "stopping" and asked == [1]

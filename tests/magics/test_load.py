@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from .front import Front
-from .kernel import LOAD, Kernel, python, running_kernel
+from .kernel import Kernel, python
 
 pytestmark = pytest.mark.process
 
@@ -63,44 +62,36 @@ def test_loading_is_quick_and_imports_no_framework(tmp_path: Path) -> None:
     assert statistics.median(seconds for seconds, _ in measured) < 0.5
 
 
-@pytest.fixture(scope="module")
-def own_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    """A kernel of this module, with nothing but the extension."""
-    with running_kernel(tmp_path_factory.mktemp("kernel")) as kernel:
-        kernel.run(f"{LOAD}\nimport sys\nloaded = set(sys.modules)").good()
-        yield kernel
-
-
-def test_loading_in_a_kernel_opens_a_comm_and_imports_little_for_it(own_kernel: Kernel) -> None:
+def test_loading_in_a_kernel_opens_a_comm_and_imports_little_for_it(module_kernel: Kernel) -> None:
     """What is said to the JupyterLab extension later is imported later."""
-    later = ("panel.run_json", "panel.feed", "panel.messages", "runs.events", "launch.session", "magics.lab_run")
-    assert own_kernel.value(f"[n for n in {later!r} if f'tpu_magics.{{n}}' in loaded]") == []
-    assert own_kernel.value("__import__('tpu_magics.magics.lab').magics.lab.current is not None")
-    front = Front(own_kernel)
+    later = ("panel.run_json", "panel.feed", "panel.messages", "runs.events", "launch.session", "magics.front_ends")
+    assert module_kernel.value(f"[n for n in {later!r} if f'tpu_magics.{{n}}' in loaded]") == []
+    assert module_kernel.value("__import__('tpu_magics.magics.lab').magics.lab.current is not None")
+    front = Front(module_kernel)
     assert front.ask("open", run="current")["what"] == "This kernel has no run yet."
 
 
-def test_all_magics_are_there_with_their_help(own_kernel: Kernel) -> None:
-    assert own_kernel.run(MAGICS).good().printed.strip() == str(ALL)
+def test_all_magics_are_there_with_their_help(module_kernel: Kernel) -> None:
+    assert module_kernel.run(MAGICS).good().printed.strip() == str(ALL)
     for name in dict.fromkeys(ALL):
-        told = own_kernel.value(f"get_ipython().find_magic({name!r}).__doc__")
+        told = module_kernel.value(f"get_ipython().find_magic({name!r}).__doc__")
         assert "usage: " in told and "--help" in told, name
 
 
-def test_loading_twice_listens_once(own_kernel: Kernel) -> None:
-    own_kernel.run("%load_ext tpu_magics").good()
-    own_kernel.run("%reload_ext tpu_magics").good()
-    own_kernel.run("import tpu_magics; tpu_magics.load_ipython_extension(get_ipython())").good()
-    assert own_kernel.run(CALLBACKS).good().printed.strip() == "[1, 1]"
-    assert own_kernel.run(FINDERS).good().printed.strip() == "1"
+def test_loading_twice_listens_once(module_kernel: Kernel) -> None:
+    module_kernel.run("%load_ext tpu_magics").good()
+    module_kernel.run("%reload_ext tpu_magics").good()
+    module_kernel.run("import tpu_magics; tpu_magics.load_ipython_extension(get_ipython())").good()
+    assert module_kernel.run(CALLBACKS).good().printed.strip() == "[1, 1]"
+    assert module_kernel.run(FINDERS).good().printed.strip() == "1"
 
 
-def test_unload_takes_everything_away_and_load_brings_it_back(own_kernel: Kernel) -> None:
-    own_kernel.run("%unload_ext tpu_magics").good()
-    assert own_kernel.run(CALLBACKS).good().printed.strip() == "[0, 0]"
-    assert own_kernel.run(MAGICS).good().printed.strip() == "[]"
-    assert own_kernel.run(FINDERS).good().printed.strip() == "0"
-    assert "not found" in own_kernel.run("%tpu_runs").shown
-    own_kernel.run("%load_ext tpu_magics").good()
-    assert own_kernel.run(MAGICS).good().printed.strip() == str(ALL)
-    assert "Runs" in own_kernel.run("%tpu_runs").good().shown
+def test_unload_takes_everything_away_and_load_brings_it_back(module_kernel: Kernel) -> None:
+    module_kernel.run("%unload_ext tpu_magics").good()
+    assert module_kernel.run(CALLBACKS).good().printed.strip() == "[0, 0]"
+    assert module_kernel.run(MAGICS).good().printed.strip() == "[]"
+    assert module_kernel.run(FINDERS).good().printed.strip() == "0"
+    assert "not found" in module_kernel.run("%tpu_runs").shown
+    module_kernel.run("%load_ext tpu_magics").good()
+    assert module_kernel.run(MAGICS).good().printed.strip() == str(ALL)
+    assert "Runs" in module_kernel.run("%tpu_runs").good().shown

@@ -15,7 +15,14 @@ pytestmark = pytest.mark.process
 @pytest.mark.parametrize(
     ("magic", "told"),
     [
+        ("%tpu_check", ["--ready"]),
+        ("%%tpu_check", ["--fix"]),
+        ("%tpu_doctor", ["--fix"]),
         ("%tpu_init", ["-n", "--processes", "--precision", "bf16-downcast", "--framework", "--tpu"]),
+        ("%tpu_pad", ["LENGTHS"]),
+        ("%tpu_panel", ["RUN"]),
+        ("%tpu_pod", ["--target"]),
+        ("%tpu_preflight", ["--target", "--fit NAME", "--precision", "--plain", "-o NAME", "--anew"]),
         (
             "%tpu_train",
             ["FUNCTION", "--jit", "--keep-partial", "--background", "--timeout", "%tpu_train train.py --epochs 2"],
@@ -75,9 +82,17 @@ def test_precision_reaches_the_worker(kernel: Kernel) -> None:
 
 def test_a_typo_in_any_magic_is_answered_with_the_nearest(kernel: Kernel) -> None:
     for line, near in (
+        ("%tpu_doctor --fixx", "--fix"),
         ("%tpu_init --proceses 2", "--processes"),
+        ("%tpu_init --precison bf16", "--precision"),
+        ("%tpu_pad lengths --bucket 4", "--buckets"),
+        ("%tpu_pod --targt v4-8", "--target"),
         ("%tpu_train f --backgroud", "--background"),
         ("%tpu_runs --plan", "--plain"),
         ("%tpu_logs --rang 1", "--rank"),
     ):
-        assert f"did you mean {near}?" in kernel.run(line).said, line
+        typo = next(word for word in line.split() if word.startswith("--"))
+        said = f"TpuMagicsError: {line.split()[0]} has no option {typo}; did you mean {near}?"
+        assert kernel.run(line).error.startswith(said), line
+    refused = kernel.run("%tpu_panel --live")
+    assert refused.error_type == "TpuMagicsError" and "%tpu_panel" in refused.said

@@ -15,19 +15,13 @@ from tpu_magics.magics.mailbox import open_mailbox
 
 from .conftest import Kernels, as_new
 from .kernel import EITHER, PANEL, Cell, Kernel
-from .samples import MODEL, TRAIN, TRAINED
+from .samples import FOREVER, MODEL, TRAIN, TRAINED
 
 pytestmark = pytest.mark.process
 
 WITHIN = 5.0  # seconds in which a stopped cell has to end
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PAGE = {"text/html", "text/plain", "application/vnd.tpu-magics.run+json"}
-FOREVER = """%%tpu_train model {options}
-def forever(model):
-    print("started", flush=True)
-    while True:
-        train(model, 5)
-"""
 WIDGETS_LEFT = """
 import ipywidgets.widgets.widget as _module
 _found = getattr(_module, "_instances", None)
@@ -75,10 +69,6 @@ def click(kernel: Kernel, comm: str, **header: str) -> None:
     kernel.client.shell_channel.send(message)
 
 
-def started(kernel: Kernel, options: str = "") -> Cell:
-    return kernel.wait_for(kernel.send(FOREVER.format(options=options)), "started")
-
-
 def ended_as_stopped(kernel: Kernel, cell: Cell) -> None:
     began = time.monotonic()
     kernel.finish(cell, timeout=60)
@@ -95,25 +85,23 @@ def ended_as_stopped(kernel: Kernel, cell: Cell) -> None:
 
 
 def test_a_click_stops_the_run_while_its_cell_runs(notebook: Kernel) -> None:
-    cell = started(notebook)
+    cell = notebook.started()
     click(notebook, button_of(cell))
     ended_as_stopped(notebook, cell)
 
 
 def test_a_click_through_a_subshell(notebook: Kernel) -> None:
-    """As JupyterLab 4.4 sends it to ipykernel 7."""
     if notebook.value("__import__('ipykernel').version_info[0]") < 7:
         assert not notebook.value("getattr(get_ipython().kernel, '_supports_kernel_subshells', False)")
         return
-    notebook.client.control_channel.send(notebook.client.session.msg("create_subshell_request"))
-    subshell = notebook.client.get_control_msg(timeout=10)["content"]["subshell_id"]
-    cell = started(notebook)
-    click(notebook, button_of(cell), subshell_id=subshell)
+    header = notebook.subshell()
+    cell = notebook.started()
+    click(notebook, button_of(cell), **header)
     ended_as_stopped(notebook, cell)
 
 
 def test_cells_that_wait_run_afterwards_in_their_order(notebook: Kernel) -> None:
-    cell = started(notebook)
+    cell = notebook.started()
     waiting = [notebook.send(f"order = [*globals().get('order', []), {number}]") for number in range(5)]
     time.sleep(0.3)
     click(notebook, button_of(cell))
@@ -144,7 +132,7 @@ def test_clicks_on_other_widgets_wait_for_the_cell(notebook: Kernel) -> None:
     notebook.run(
         "import ipywidgets\nmine, clicks = ipywidgets.Button(), []\nmine.on_click(lambda _: clicks.append(_tpu.status))"
     ).good()
-    cell = started(notebook)
+    cell = notebook.started()
     click(notebook, notebook_widget(notebook))
     time.sleep(0.5)
     assert cell.count is None
@@ -166,7 +154,7 @@ def notebook_widget(kernel: Kernel) -> str:
 
 
 def test_nonsense_on_the_shell_channel_does_no_harm(notebook: Kernel) -> None:
-    cell = started(notebook)
+    cell = notebook.started()
     session, channel = notebook.client.session, notebook.client.shell_channel
     for content in ({}, {"comm_id": 7}, {"comm_id": "x", "data": None}, {"comm_id": button_of(cell), "data": []}):
         channel.send(session.msg("comm_msg", content))
@@ -353,9 +341,3 @@ def test_a_run_that_is_not_there(notebook: Kernel) -> None:
     notebook.run("%tpu_train train model --steps 1 --plain").good()
     cell = notebook.run("%tpu_panel nowhere")
     assert cell.said.startswith("TpuMagicsError: There is no run 'nowhere'.") and "%tpu_runs lists all" in cell.said
-
-
-def test_help(notebook: Kernel) -> None:
-    assert notebook.run("%tpu_panel -h").good().printed.startswith("usage: %tpu_panel ")
-    refused = notebook.run("%tpu_panel --live")
-    assert refused.error_type == "TpuMagicsError" and "%tpu_panel" in refused.said

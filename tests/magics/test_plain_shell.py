@@ -28,6 +28,8 @@ for number, cell in enumerate({cells!r}, start=1):
 """
 CELLS = [
     "%load_ext tpu_magics",
+    "%tpu_pad [3, 4, 5, 60] --batch 2\nimport sys; print({'torch', 'numpy'} & set(sys.modules))",
+    "%tpu_doctor",
     "%tpu_init",
     MODEL + TRAIN,
     """%%tpu_train model
@@ -89,7 +91,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
             if line == "started\n":
                 began = time.monotonic()
                 os.killpg(shell.pid, signal.SIGINT)
-            elif line == "== 14\n":
+            elif line == "== 16\n":
                 assert time.monotonic() - began < 5
         assert shell.wait(30) == 0, text
     finally:
@@ -100,21 +102,24 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
 
 
 def test_everything_prints_as_text(said: dict[int, str]) -> None:
-    assert "XLA:CPU rehearsal" in said[2] and "<" not in said[2]
-    assert said[4].startswith("one\n<IPython.core.display.HTML object>\n") and "bar: 100%" in said[4]
-    assert "training_function: done, 1 rank on XLA:CPU, 6 steps in " in said[4]
-    assert "broken rule" not in said[4]
-    assert "updated in the notebook: model" in said[4]
-    assert said[5] == "7 False\n"
-    assert "NameError: name 'boom' is not defined" in said[6] and "(In [6], line 4, in broken)" in said[6]
-    assert "Traceback" not in said[6]
-    assert "training_function" in said[7] and "failed" in said[7]
-    assert said[8].startswith("one\n")
-    assert "Its output goes to its log: %tpu_logs" in said[9] and "quiet" not in said[9] + said[10]
-    assert said[11].startswith(
+    assert said[2].startswith("Padding of the list: 4 samples, 3 to 60 tokens, 4 different lengths\n")
+    assert said[2].endswith("\nset()\n"), "a framework is imported for it"
+    assert "Environment variables" in said[3] and " checks: " in said[3]
+    assert "XLA:CPU rehearsal" in said[4] and "<" not in said[4]
+    assert said[6].startswith("one\n<IPython.core.display.HTML object>\n") and "bar: 100%" in said[6]
+    assert "training_function: done, 1 rank on XLA:CPU, 6 steps in " in said[6]
+    assert "broken rule" not in said[6]
+    assert "updated in the notebook: model" in said[6]
+    assert said[7] == "7 False\n"
+    assert "NameError: name 'boom' is not defined" in said[8] and "(In [8], line 4, in broken)" in said[8]
+    assert "Traceback" not in said[8]
+    assert "training_function" in said[9] and "failed" in said[9]
+    assert said[10].startswith("one\n")
+    assert "Its output goes to its log: %tpu_logs" in said[11] and "quiet" not in said[11] + said[12]
+    assert said[13].startswith(
         "tpu_magics: the background run 'waits' has ended; its results are in the notebook.\nquiet\n"
     )
-    assert said[12].startswith("TpuMagicsError: ") and "nowhere" in said[12]
+    assert said[14].startswith("TpuMagicsError: ") and "nowhere" in said[14]
 
 
 def test_the_command_ipython_loads_it_and_helps(tmp_path: Path) -> None:
@@ -127,16 +132,16 @@ def test_the_command_ipython_loads_it_and_helps(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_the_run_and_the_next_cell_trains(said: dict[int, str]) -> None:
-    assert "started\nTrainingInterrupted: The run was interrupted." in said[13], said[13]
-    assert "train: done" in said[14]
+    assert "started\nTrainingInterrupted: The run was interrupted." in said[15], said[15]
+    assert "train: done" in said[16]
 
 
 def test_without_a_panel_a_line_says_what_the_rules_found(said: dict[int, str]) -> None:
-    assert "tpu_magics: 1 broken rule in the code: TPU102. %tpu_check shows where and why." in said[15]
-    assert "In [15], line 11: TPU102" in said[16] and "print(loss.item())" in said[16]
+    assert "tpu_magics: 1 broken rule in the code: TPU102. %tpu_check shows where and why." in said[17]
+    assert "In [17], line 11: TPU102" in said[18] and "print(loss.item())" in said[18]
 
 
 @pytest.mark.usefixtures("tpu_compiler")
 def test_a_preflight_prints(said: dict[int, str]) -> None:
-    assert "train: tracing for one rank" in said[17] and "v5litepod-1: compiling" in said[17]
-    assert "Preflight of train: no step was executed\n" in said[17]
+    assert "train: tracing for one rank" in said[19] and "v5litepod-1: compiling" in said[19]
+    assert "Preflight of train: no step was executed\n" in said[19]

@@ -47,8 +47,6 @@ def test_what_cannot_be_sent_is_said_by_its_name(kernel: Kernel) -> None:
 
 def test_wrong_words(kernel: Kernel) -> None:
     assert "There is no TPU named" in kernel.run("%tpu_pod --target v99").error
-    assert "%tpu_pod has no option --targt; did you mean --target?" in kernel.run("%tpu_pod --targt v4-8").error
-    assert kernel.run("%tpu_pod -h").good().printed.startswith("usage: %tpu_pod")
 
 
 def test_hosts_that_cannot_be_had_change_nothing(kernel: Kernel) -> None:

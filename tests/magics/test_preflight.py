@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,12 +116,6 @@ def test_the_python_function_gives_the_same_and_shows_itself(notebook: Kernel) -
     assert len(magic) == 1
 
 
-def test_help(notebook: Kernel) -> None:
-    told = notebook.run("%tpu_preflight -h").good().printed
-    assert all(option in told for option in ("--target", "--fit NAME", "--precision", "--plain", "-o NAME", "--anew"))
-    assert notebook.value("get_ipython().find_magic('tpu_preflight').__doc__").strip() == told.strip()
-
-
 # -- before a training ------------------------------------------------------------------------------------------------
 
 FITTING = {
@@ -195,13 +188,6 @@ def test_the_function_trains_behind_the_gate(notebook: Kernel) -> None:
 # -- interrupts -------------------------------------------------------------------------------------------------------
 
 
-def stopped(kernel: Kernel, cell: Cell) -> float:
-    began = time.monotonic()
-    kernel.interrupt()
-    kernel.finish(cell, timeout=60)
-    return time.monotonic() - began
-
-
 SLOW = """
 def slow(model):
     import torch_xla
@@ -216,7 +202,7 @@ def test_stopped_while_it_is_traced(notebook: Kernel, tmp_path: Path, how: str) 
     notebook.run(SLOW).good()
     cell = notebook.send(how)
     notebook.wait_until((tmp_path / "tracing").exists, timeout=60)
-    assert stopped(notebook, cell) < WITHIN
+    assert notebook.stop(cell) < WITHIN
     assert cell.error_type in ("KeyboardInterrupt", "TrainingInterrupted")
     assert no_progress_is_left(cell)
     left_nothing(notebook)
@@ -225,7 +211,7 @@ def test_stopped_while_it_is_traced(notebook: Kernel, tmp_path: Path, how: str) 
 def test_stopped_while_it_compiles(either: Kernel) -> None:
     cell = either.send(f"%tpu_preflight train model lr=0.5 {TARGET} --anew")
     either.wait_for(cell, "compiling", timeout=60)
-    assert stopped(either, cell) < WITHIN
+    assert either.stop(cell) < WITHIN
     assert cell.error_type == "KeyboardInterrupt" and no_progress_is_left(cell)
     left_nothing(either)
     assert "✓ fits" in either.run(f"%tpu_preflight train model {TARGET}").good().shown
@@ -233,12 +219,30 @@ def test_stopped_while_it_compiles(either: Kernel) -> None:
     assert either.value(TRAINED)
 
 
-def test_stopped_in_a_search(notebook: Kernel) -> None:
-    cell = notebook.send(f"%tpu_preflight large rows=64 {TARGET} --fit rows --anew")
-    notebook.wait_for(cell, "(64 fits)", timeout=90)
-    assert stopped(notebook, cell) < WITHIN
-    assert cell.error_type in ("KeyboardInterrupt", "TrainingInterrupted", "SearchInterrupted")
-    assert notebook.descendants() == [] and files_left(notebook) == []
+def searched_until(kernel: Kernel, code: str, text: str) -> Cell:
+    """A search that is interrupted when its progress says that."""
+    cell = kernel.send(code)
+    kernel.wait_for(cell, text, timeout=200)
+    assert kernel.stop(cell) < WITHIN
+    assert cell.error_type == "SearchInterrupted"
+    assert kernel.descendants() == [] and files_left(kernel) == []
+    return cell
+
+
+def test_an_interrupt_of_a_search_shows_and_binds_what_was_found(notebook: Kernel) -> None:
+    code = "%tpu_preflight large rows=16 --target v5e-1,v6e-1 --fit rows -o found"
+    cell = searched_until(notebook, code, "(16 fits)")
+    assert "The search for the largest rows was interrupted." in cell.said and "Run it again to continue" in cell.said
+    assert "at least 16" in cell.shown and "The search was interrupted: rows = 16 fits" in cell.shown
+    assert notebook.value("[(one.largest, one.interrupted) for one in found.fit]") == [(16, True)] * 2
+    assert notebook.value("found['v6e-1'].fits and found.largest('v6e-1').nice") == 16
+
+
+def test_the_function_tells_it_with_its_error(notebook: Kernel) -> None:
+    code = "import tpu_magics\ntpu_magics.preflight(large, 24, target='v5e-1', fit='rows')"
+    cell = searched_until(notebook, code, "(24 fits)")
+    assert "at least 24" in cell.shown
+    assert notebook.value("__import__('sys').last_value.found.fit[0].largest") == 24
 
 
 def left_nothing(notebook: Kernel) -> None:
@@ -257,17 +261,6 @@ def never():
     import torch_xla
     return torch.ones(2, device=torch_xla.device()) + 1
 
-def grows():
-    import torch_xla
-    for step in range(9):
-        x = torch.ones(step + 2, device=torch_xla.device()) * 2
-        torch_xla.sync()
-
-def grows_once(rows):
-    import torch_xla
-    kept = torch.ones(rows, device=torch_xla.device()) * 2
-    torch_xla.sync()
-
 size = 8
 early = torch.ones(size, 8)
 
@@ -279,13 +272,9 @@ def made_before(model):
         loss = model(rows).sum()
         torch_xla.sync()
 """
-# What a trace tells; what is known without one stands in test_preflight_refused.py.
+# What a trace and a compile tell (tests/preflight/test_run.py has more); the rest: test_preflight_refused.py.
 WRONG = {
     f"never {TARGET}": "never never syncs, so it has no step to compile.",
-    f"grows {TARGET}": "The graph of grows changes at every step: 5 steps gave 5 graphs.",
-    f"train model {TARGET} --fit steps --steps 2": "--fit does not work with --steps 2.",
-    f"grows_once 1 {TARGET} --fit rows": "With rows = 1 the function makes only 1 step, so the memory of "
-    "later steps is unknown.",
     f"made_before model {TARGET} --fit size": "Changing size has no effect: 8 and 512 give the same graph.",
 }
 

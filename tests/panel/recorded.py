@@ -101,6 +101,11 @@ def myself() -> dict[str, Any]:
 # -- events ----------------------------------------------------------------------------------------------------------
 
 
+def started(root: Path, *events: Event, **info: Any) -> Recorded:
+    """A run of this process whose function has begun, with these events and fields of run.json."""
+    return Recorded(root, **{**myself(), **info}).write(*began(CREATED + 1), *events)
+
+
 def began(t: float, rank: int = 0, world: int = 1) -> tuple[Event, ...]:
     return (
         Start(t, rank, pid=4000 + rank, device="xla:0", world_size=world),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.panel.parsed import Parsed
 from tests.panel.recorded import CREATED, Recorded, began
-from tests.panel.test_sections import Parsed
 from tpu_magics.check.finding import Finding
 from tpu_magics.panel.findings import MOST, codes, finding_view, findings_html, findings_text, folded, headline
 from tpu_magics.panel.page import to_html, to_text

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.host import fake_hosts
 from tpu_magics.backends.base import DEFAULT, TPU_LOCAL, TPU_REMOTE, Placement, TrainingProblem
 from tpu_magics.host import Host, inspect_host
 from tpu_magics.panel.host import host_table
 from tpu_magics.panel.table import Table, to_html, to_text
 
-
-def _load_fake_hosts():
-    """tests/host/fake_hosts.py, wherever pytest was started."""
-    path = Path(__file__).parents[1] / "host" / "fake_hosts.py"
-    spec = importlib.util.spec_from_file_location("fake_hosts_for_panel", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+NO_TPU = "none: XLA:CPU rehearsal on 2 cores"
+ON_COLAB = f"{NO_TPU}\nOn Colab, choose an accelerator in Runtime > Change runtime type."
+ON_KAGGLE = f"{NO_TPU}\nOn Kaggle, choose an accelerator in Settings > Accelerator."
 
 
-fake_hosts = _load_fake_hosts()
+def tpu(chips: str, memory: int) -> str:
+    return f"{chips}, {memory} GiB of memory per chip"
 
 
 def inspect(fake) -> Host:
@@ -50,71 +43,23 @@ def states(table: Table) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("build", "place", "tpu", "training", "sets"),
+    ("build", "place", "tpu", "training"),
     [
-        ("plain", "local machine", "none: XLA:CPU rehearsal on 2 cores", "CPU: 1 worker", "CPU"),
-        (
-            "colab_cpu",
-            "Colab",
-            "none: XLA:CPU rehearsal on 2 cores\nOn Colab, choose an accelerator in Runtime > Change runtime type.",
-            "CPU: 1 worker",
-            "CPU",
-        ),
-        (
-            "colab_gpu",
-            "Colab",
-            "none: XLA:CPU rehearsal on 2 cores\nOn Colab, choose an accelerator in Runtime > Change runtime type.",
-            "CPU: 1 worker",
-            "CPU",
-        ),
-        (
-            "kaggle_cpu",
-            "Kaggle",
-            "none: XLA:CPU rehearsal on 2 cores\nOn Kaggle, choose an accelerator in Settings > Accelerator.",
-            "CPU: 1 worker",
-            "CPU",
-        ),
-        (
-            "colab_v5e_1",
-            "Colab",
-            "v5e, 1 chip (v5litepod-1), 16 GiB of memory per chip",
-            "TPU: 1 worker, one per chip",
-            "TPU",
-        ),
-        (
-            "kaggle_v5e_8",
-            "Kaggle",
-            "v5e, 8 chips (v5litepod-8), 16 GiB of memory per chip",
-            "TPU: 8 workers, one per chip",
-            "TPU",
-        ),
-        (
-            "tpu_vm_v3",
-            "TPU VM",
-            "v3, 4 chips (v3-8), 32 GiB of memory per chip",
-            "TPU: 4 workers, one per chip, 2 replicas in each",
-            "TPU",
-        ),
-        (
-            "tpu_vm_v4",
-            "TPU VM",
-            "v4, 4 chips (v4-8), 32 GiB of memory per chip",
-            "TPU: 4 workers, one per chip",
-            "TPU",
-        ),
-        (
-            "gke",
-            "Google Kubernetes Engine",
-            "v5e, 4 chips (v5litepod-4), 16 GiB of memory per chip",
-            "TPU: 4 workers, one per chip",
-            "TPU",
-        ),
+        ("plain", "local machine", NO_TPU, "CPU: 1 worker"),
+        ("colab_cpu", "Colab", ON_COLAB, "CPU: 1 worker"),
+        ("colab_gpu", "Colab", ON_COLAB, "CPU: 1 worker"),
+        ("kaggle_cpu", "Kaggle", ON_KAGGLE, "CPU: 1 worker"),
+        ("colab_v5e_1", "Colab", tpu("v5e, 1 chip (v5litepod-1)", 16), "TPU: 1 worker, one per chip"),
+        ("kaggle_v5e_8", "Kaggle", tpu("v5e, 8 chips (v5litepod-8)", 16), "TPU: 8 workers, one per chip"),
+        ("tpu_vm_v3", "TPU VM", tpu("v3, 4 chips (v3-8)", 32), "TPU: 4 workers, one per chip, 2 replicas in each"),
+        ("tpu_vm_v4", "TPU VM", tpu("v4, 4 chips (v4-8)", 32), "TPU: 4 workers, one per chip"),
+        ("gke", "Google Kubernetes Engine", tpu("v5e, 4 chips (v5litepod-4)", 16), "TPU: 4 workers, one per chip"),
     ],
 )
-def test_where_we_are(tmp_path, build, place, tpu, training, sets):
+def test_where_we_are(tmp_path, build, place, tpu, training):
     found = cells(table_of(getattr(fake_hosts, build)(tmp_path)))
     assert (found["Environment"], found["TPU"], found["Device"]) == (place, tpu, training)
-    assert found["Set in the notebook"] == f"PJRT_DEVICE={sets}: it was not set; cells train on this device."
+    assert found["Set in the notebook"] == f"PJRT_DEVICE={training[:3]}: it was not set; cells train on this device."
     assert "Problem" not in found and "Warning" not in found
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.panel import recorded
-from tests.panel.recorded import CREATED, Recorded, began, first_compile, losses, myself, recompile
+from tests.panel.recorded import CREATED, Recorded, began, first_compile, losses, myself, recompile, started
 from tpu_magics.panel.model import RunModel
 from tpu_magics.panel.model_series import LIMIT, Downsampled
 from tpu_magics.panel.model_view import Point, RunView
@@ -39,10 +39,6 @@ from tpu_magics.runs.events import (
 )
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.reader import Tail
-
-
-def started(root: Path, *events: Event, **info: Any) -> Recorded:
-    return Recorded(root, **{**myself(), **info}).write(*began(CREATED + 1), *events)
 
 
 def steps(t: float, total: int, n: int, seconds: float, compiled: int = 0, compiled_seconds: float = 0.0) -> Steps:
@@ -192,16 +188,13 @@ def test_recompiles_are_counted_by_what_the_record_says(tmp_path: Path) -> None:
     assert len({entry.key for entry in view.compile_log}) == 8
 
 
-def test_the_runtimes_own_count_wins_at_the_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("at_end", "recompiles", "at_least"), [(2, 2, False), (None, 1, True)])
+def test_the_runtimes_own_count_wins_and_an_observer_that_stopped_counts_at_least(
+    tmp_path: Path, at_end: int | None, recompiles: int, at_least: bool
+) -> None:
     run = started(tmp_path, first_compile(CREATED + 2), recompile(CREATED + 3, 1))
-    view = run.write(End(CREATED + 4, 0, steps=3, compiles=4, recompiles=2)).view()
-    assert (view.compiles, view.recompiles, view.at_least) == (4, 2, False)
-
-
-def test_an_observer_that_stopped_counts_at_least(tmp_path: Path) -> None:
-    run = started(tmp_path, first_compile(CREATED + 2), recompile(CREATED + 3, 1))
-    view = run.write(End(CREATED + 4, 0, steps=3, compiles=4, recompiles=None)).view()
-    assert (view.compiles, view.recompiles, view.at_least) == (4, 1, True)
+    view = run.write(End(CREATED + 4, 0, steps=3, compiles=4, recompiles=at_end)).view()
+    assert (view.compiles, view.recompiles, view.at_least) == (4, recompiles, at_least)
 
 
 @pytest.mark.parametrize(

@@ -6,55 +6,19 @@ import random
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.panel.parsed import Parsed
 from tpu_magics.padding.report import PaddingReport, PadOptions, advise
-from tpu_magics.panel.padding import to_html, to_text
-from tpu_magics.panel.padding_chart import HIGH, WIDE, Dot, histogram, scatter
+from tpu_magics.panel.padding import HIGH, WIDE, Dot, histogram, scatter, to_html, to_text
 
 CHOOSER = random.Random(1)
 LENGTHS = [min(512, max(8, int(CHOOSER.lognormvariate(4.3, 0.7)))) for _ in range(5000)]
 TIMED = PadOptions(compile_seconds=20, tokens_per_second=50_000, epochs=3)
 pytestmark = pytest.mark.usefixtures("runs")
-
-
-class Page(HTMLParser):
-    """Tags, the texts in them, and what is left where drawings are taken away but their words stay."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.values: list[str] = []
-        self.cells: list[str] = []
-        self.text = ""
-        self.feed(html)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.values += [value or "" for _name, value in attrs]
-        if tag not in ("circle", "path", "rect"):
-            self.open.append(tag)
-        if tag in ("td", "th"):
-            self.cells.append("")
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.values += [value or "" for _name, value in attrs]
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-        if self.open and self.open[-1] in ("td", "th"):
-            self.cells[-1] += data
 
 
 def rows(report: PaddingReport) -> list[list[str]]:
@@ -92,7 +56,7 @@ def test_seconds_are_shown_as_far_as_they_are_known() -> None:
         PadOptions(plain=True): [],
     }
     for asked, expected in heads.items():
-        cells = Page(to_html(advise(LENGTHS, asked))).cells
+        cells = Parsed(to_html(advise(LENGTHS, asked))).cells
         assert cells[: cells.index("padded to") + 1] == [
             "choice",
             "padding",
@@ -116,15 +80,15 @@ def test_what_is_barred_is_said_with_the_reason() -> None:
     "asked", [PadOptions(), TIMED, PadOptions(ranks=8), PadOptions(max_length=30), PadOptions(plain=True)]
 )
 def test_html_is_well_formed_and_asks_for_nothing(asked: PadOptions) -> None:
-    page = Page(to_html(advise(LENGTHS, asked)))
+    page = Parsed(to_html(advise(LENGTHS, asked)))
     assert page.tags.count("svg") == 2 and page.tags.count("table") == 1
     assert not {"script", "style", "link", "img", "foreignObject"} & set(page.tags)
-    assert not [value for value in page.values if "http" in value or "url(" in value]
+    assert not [value for _, value in page.attributes if value and ("http" in value or "url(" in value)]
 
 
 def test_html_says_what_text_says() -> None:
     report = advise(LENGTHS, TIMED)
-    page = Page(to_html(report))
+    page = Parsed(to_html(report))
     for each in report.ways:
         assert each.name in page.cells and each.name.split()[0] in page.text
     assert report.choice.code in page.text and all(note in page.text for note in report.notes)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.panel import recorded
+from tests.panel.parsed import Parsed
 from tests.panel.recorded import CREATED, Recorded, began, myself, recompile
-from tests.panel.test_sections import Parsed
 from tpu_magics.panel.page import to_html, to_text
 from tpu_magics.panel.sections import sections
 from tpu_magics.runs.events import End, Frame, Input, Site, Value, Warned

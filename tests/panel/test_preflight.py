@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
@@ -13,45 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.panel import preflights
+from tests.panel.parsed import Parsed
 from tests.panel.preflights import GIB, MIB, result, traced
 from tpu_magics.backends.lowered import HostRead, SourceLine
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel.preflight import to_html, to_text
-from tpu_magics.panel.preflight_plot import HIGH, WIDE, Mark, PlotLine, plot
+from tpu_magics.panel.preflight_fit import HIGH, WIDE, Mark, PlotLine, plot
 from tpu_magics.panel.preflight_progress import TerminalLine, progress_html, progress_text
 from tpu_magics.panel.preflight_topics import Topic, topics
 from tpu_magics.preflight.compilation import Progress
 from tpu_magics.preflight.compile_result import Buffer, HbmUsage, Multiplications, PaddedDimension, TilePadding
 from tpu_magics.preflight.report import Preflight, TargetResult
-from tpu_magics.preflight.search import FitPoint, FitResult
+from tpu_magics.preflight.search_result import FitPoint, FitResult
 
 MADE = ("bert", "too_large", "tiny", "custom", "refused", "fitted")
-VOID = ("br", "path", "circle", "rect")
-
-
-class Page(HTMLParser):
-    """Tags, their attributes and the texts."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str]]] = []
-        self.text = ""
-        self.feed(html)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, {name: value or "" for name, value in attrs}))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data + " "
 
 
 def made(name: str) -> Preflight:
@@ -64,7 +38,7 @@ def flat(text: str) -> str:
 
 
 def page(found: Preflight) -> str:
-    return flat(Page(to_html(found)).text.replace("\xa0", " "))
+    return Parsed(to_html(found)).text
 
 
 def topic(found: Preflight, title: str) -> Topic:
@@ -81,8 +55,8 @@ def cells(found: Preflight, title: str) -> list[tuple[str, ...]]:
 @pytest.mark.parametrize("name", MADE)
 def test_html_stands_alone_and_is_whole(name: str) -> None:
     html = to_html(made(name))
-    shown = Page(html)
-    assert not {"script", "style", "link", "img"} & {tag for tag, _attrs in shown.tags}
+    shown = Parsed(html)
+    assert not {"script", "style", "link", "img"} & set(shown.tags)
     assert "http" not in html and "None" not in shown.text and "nan" not in shown.text.lower().split()
 
 
@@ -112,16 +86,15 @@ def test_text_without_times_is_the_same_in_every_run(name: str) -> None:
 def test_one_look() -> None:
     text = page(preflights.bert())
     for part in (
-        *(
-            "Preflight of train batch 32 on each rank, bf16; no step was executed",
-            "v5litepod-8 ✓ fits 8 chips, 8 ranks",
-        ),
-        *(
-            "HBM 4.3 of 15.75 GiB 73 % free",
-            "Step time (estimate) ≥ 25.6 ms ≤ 39 steps/s",
-            "Bound by memory compute 11 ms",
-        ),
-        *("bf16 99 % of matmul FLOPs", "Padding 2 % 102 MiB", "Compile 62.8 s 2 graphs", "Compile 76 s cached"),
+        "Preflight of train batch 32 on each rank, bf16; no step was executed",
+        "v5litepod-8 ✓ fits 8 chips, 8 ranks",
+        "HBM 4.3 of 15.75 GiB 73 % free",
+        "Step time (estimate) ≥ 25.6 ms ≤ 39 steps/s",
+        "Bound by memory compute 11 ms",
+        "bf16 99 % of matmul FLOPs",
+        "Padding 2 % 102 MiB",
+        "Compile 62.8 s 2 graphs",
+        "Compile 76 s cached",
     ):
         assert part in text
 
@@ -151,7 +124,7 @@ def test_what_people_wrote_is_only_text(text: str) -> None:
     )
     fit = FitResult(one.name, evil, None, None, (FitPoint(8, "failed", 5, 6, None, evil),), 8, (evil,))
     made_of = Preflight(evil, (spoilt,), (fit,))
-    assert "script" not in {tag for tag, _attrs in Page(to_html(made_of)).tags}
+    assert "script" not in Parsed(to_html(made_of)).tags
     assert "\x1b" not in to_text(made_of)
 
 
@@ -526,7 +499,7 @@ def test_every_mark_lies_in_the_drawing(marks: list[tuple[int, float, bool]], li
         return
     for x, y in re.findall(r'(?:cx|x)="(-?[0-9.]+)" (?:cy|y)="(-?[0-9.]+)"', svg):
         assert -1 <= float(x) <= WIDE + 1 and -1 <= float(y) <= HIGH + 1
-    Page(svg)
+    Parsed(svg)
 
 
 # -- progress --------------------------------------------------------------------------------------------------------
@@ -553,7 +526,7 @@ FIRST, HELD = "v5litepod-8, graph 1 of 2", ", compiler memory 2.1 GiB"
 )
 def test_progress_in_a_line(facts: dict[str, Any], text: str) -> None:
     assert progress_text(now(**facts)) == text
-    assert text in Page(progress_html(now(**facts))).text
+    assert text in Parsed(progress_html(now(**facts))).text
 
 
 def test_a_bar_only_where_the_end_is_known() -> None:

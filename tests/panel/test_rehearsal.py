@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tests.panel import recorded
+from tests.panel.parsed import Parsed
 from tests.panel.recorded import ASLEEP, CREATED, Recorded, began, first_compile, myself, rehearsal_plan
-from tests.panel.test_sections import Parsed, fact, text_of
+from tests.panel.test_sections import fact, text_of
 from tpu_magics.panel.page import to_html, to_text
 from tpu_magics.panel.runs import plain_summary, summary_table
 from tpu_magics.panel.sections import sections

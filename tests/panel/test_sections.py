@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.panel import recorded
-from tests.panel.recorded import CREATED, Recorded, agreed, began, first_compile, myself, recompile
+from tests.panel.parsed import Parsed
+from tests.panel.recorded import CREATED, agreed, began, first_compile, recompile, started
 from tpu_magics.panel.charts import sparkline, svg
 from tpu_magics.panel.model_view import ENDED_STATES, LIVE_STATES, Point, RunView
 from tpu_magics.panel.sections import compile_rows, sections
@@ -37,42 +37,7 @@ from tpu_magics.runs.events import (
     Warned,
 )
 
-VOID = {"br"}
 NAMES = ["header", "facts", "rehearsal", "rules", "warnings", "compiles", "reads", "charts", "values", "ranks"]
-
-
-class Parsed(HTMLParser):
-    """A piece of HTML as a browser would read it; that every tag is closed, in order, is asserted."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.words: list[str] = []
-        self._open: list[str] = []
-        self.feed(html)
-        self.close()
-        assert not self._open, self._open
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-        if tag not in VOID:
-            self._open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
 
 
 def text_of(view: RunView, *names: str) -> str:
@@ -80,10 +45,6 @@ def text_of(view: RunView, *names: str) -> str:
     parts = sections(view)
     rows = [] if names else [html for _key, html in compile_rows(view)]
     return Parsed("".join([*(parts[name] for name in names or NAMES), *rows])).text
-
-
-def started(root: Path, *events: Event, **info: Any) -> Recorded:
-    return Recorded(root, **{**myself(), **info}).write(*began(CREATED + 1), *events)
 
 
 def fact(view: RunView, label: str) -> str:
@@ -214,10 +175,7 @@ def test_why_it_compiled_again_at_which_line_and_what_to_change(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        (
-            {},
-            "✓ as requested Requested: bf16 (--precision). 24 of 24 matmuls in bf16. Parameters: 39 bf16, 3 s64",
-        ),
+        ({}, "✓ as requested Requested: bf16 (--precision). 24 of 24 matmuls in bf16. Parameters: 39 bf16, 3 s64"),
         (
             recorded.DIFFERS,
             "! differs Requested: bf16 (--precision). 0 of 24 matmuls in bf16. Parameters: 39 f32, 3 s64 "
@@ -239,102 +197,68 @@ def test_why_it_compiled_again_at_which_line_and_what_to_change(tmp_path: Path) 
     ],
 )
 def test_precision_requested_and_actual(tmp_path: Path, fields: dict[str, Any], said: str) -> None:
-    assert fact(started(tmp_path, agreed(CREATED + 3, **fields)).view(), "Precision") == said
-
-
-def test_precision_that_nobody_looked_at(tmp_path: Path) -> None:
     run = started(tmp_path)
     assert fact(run.view(), "Precision") == "Requested: bf16. Actual: n/a (no compiled step yet)"
-    run.update(status="done", plan={})
-    assert fact(run.view(), "Precision") == "Requested: default. Actual: n/a (no compiled step was examined)"
+    assert fact(run.write(agreed(CREATED + 3, **fields)).view(), "Precision") == said
 
 
 GIB = 2**30
+TEN_GIB: dict[str, Any] = {"host": {"memory": 10 * GIB, "device": "CPU"}}
+TPU: dict[str, Any] = {"plan": {"device": "TPU"}}
+DONE: dict[str, Any] = {"status": "done"}
+
+
+def ram(rss: int, pss: int | None = None, rank: int = 0, t: float = 1) -> Memory:
+    """In GiB."""
+    return Memory(t, rank, rss=rss * GIB, pss=None if pss is None else pss * GIB)
+
+
+def hbm(used: int, total: int | None = 16, rank: int = 0) -> Memory:
+    return Memory(1, rank, hbm_used=used * GIB, hbm_total=None if total is None else total * GIB)
 
 
 @pytest.mark.parametrize(
-    ("samples", "info", "said"),
+    ("label", "events", "info", "said"),
     [
-        ((), {}, "n/a (no sample yet)"),
-        ((), {"status": "done"}, "n/a (no sample)"),
+        ("Host memory", (), {}, "n/a (no sample yet)"),
+        ("Host memory", (), DONE, "n/a (no sample)"),
+        ("Host memory", (ram(4, 2),), {}, "4.0 GiB (RSS), 2.0 GiB (PSS); 20 % of the machine's 10.0 GiB"),
+        ("Host memory", (ram(4),), {}, "4.0 GiB (RSS); 40 % of the machine's 10.0 GiB"),
         (
-            (Memory(1, 0, rss=4 * GIB, pss=2 * GIB),),
-            {},
-            "4.0 GiB (RSS), 2.0 GiB (PSS); 20 % of the machine's 10.0 GiB",
-        ),
-        ((Memory(1, 0, rss=4 * GIB),), {}, "4.0 GiB (RSS); 40 % of the machine's 10.0 GiB"),
-        (
-            (Memory(1, 0, rss=5 * GIB, pss=4 * GIB), Memory(1, 1, rss=6 * GIB, pss=5 * GIB)),
-            {},
+            *("Host memory", (ram(5, 4), ram(6, 5, rank=1)), {}),
             "! little left 2 workers: 9.0 GiB (PSS) in total, most in rank 1 (5.0 GiB); 90 % of the machine's 10.0 GiB",
         ),
         (
-            (Memory(1, 0, rss=10 * GIB - 1),),
-            {},
+            *("Host memory", (Memory(1, 0, rss=10 * GIB - 1),), {}),
             "✗ almost full 10.0 GiB (RSS); more than 99 % of the machine's 10.0 GiB",
         ),
         (
-            (Memory(1, 0, rss=4 * GIB, pss=3 * GIB), Memory(2, 0, rss=2 * GIB, pss=1 * GIB)),
-            {"status": "done"},
+            *("Host memory", (ram(4, 3), ram(2, 1, t=2)), DONE),
             "4.0 GiB (RSS), 3.0 GiB (PSS), peak of each worker; 30 % of the machine's 10.0 GiB",
         ),
+        ("Host memory", (ram(4),), {"host": {}}, "4.0 GiB (RSS); total of the machine: n/a (not in run.json)"),
+        ("HBM", (), {"plan": {"device": "CPU"}}, "n/a on XLA:CPU"),
+        ("HBM", (), TPU, "n/a (no sample yet)"),
+        ("HBM", (hbm(4),), TPU, "4.0 GiB of 16.0 GiB (25 %)"),
+        ("HBM", (hbm(4, None),), TPU, "4.0 GiB; total n/a (not reported by the runtime)"),
+        ("HBM", (hbm(1), hbm(14, rank=3)), TPU, "! little left rank 3, the fullest of 2: 14.0 GiB of 16.0 GiB (88 %)"),
+        ("Effective batch", (Batch(1, 0, 8, 4, 2),), {}, "64 = 8 per device x 4 accumulated x 2 ranks"),
+        ("Effective batch", (Batch(1, 0, None, 4, 2),), {}, "n/a (the batch of a device is not known)"),
+        ("Effective batch", (Batch(1, 0, 8, None, 2),), {}, "n/a (the number of accumulated batches is not known)"),
+        ("Time", (), {}, "n/a (no record yet)"),
         (
-            (Memory(1, 0, rss=4 * GIB),),
-            {"host": {}},
-            "4.0 GiB (RSS); total of the machine: n/a (not in run.json)",
-        ),
-    ],
-)
-def test_host_memory_against_the_machine(
-    tmp_path: Path, samples: tuple[Memory, ...], info: dict[str, Any], said: str
-) -> None:
-    run = started(tmp_path, *samples, **{"host": {"memory": 10 * GIB, "device": "CPU"}, **info})
-    assert fact(run.view(), "Host memory") == said
-
-
-@pytest.mark.parametrize(
-    ("device", "samples", "said"),
-    [
-        ("CPU", (), "n/a on XLA:CPU"),
-        ("TPU", (), "n/a (no sample yet)"),
-        ("TPU", (Memory(1, 0, hbm_used=4 * GIB, hbm_total=16 * GIB),), "4.0 GiB of 16.0 GiB (25 %)"),
-        ("TPU", (Memory(1, 0, hbm_used=4 * GIB),), "4.0 GiB; total n/a (not reported by the runtime)"),
-        (
-            "TPU",
-            (Memory(1, 0, hbm_used=GIB, hbm_total=16 * GIB), Memory(1, 3, hbm_used=14 * GIB, hbm_total=16 * GIB)),
-            "! little left rank 3, the fullest of 2: 14.0 GiB of 16.0 GiB (88 %)",
-        ),
-    ],
-)
-def test_hbm(tmp_path: Path, device: str, samples: tuple[Memory, ...], said: str) -> None:
-    assert fact(started(tmp_path, *samples, plan={"device": device}).view(), "HBM") == said
-
-
-@pytest.mark.parametrize(
-    ("batch", "said"),
-    [
-        (Batch(1, 0, 8, 4, 2), "64 = 8 per device x 4 accumulated x 2 ranks"),
-        (Batch(1, 0, None, 4, 2), "n/a (the batch of a device is not known)"),
-        (Batch(1, 0, 8, None, 2), "n/a (the number of accumulated batches is not known)"),
-    ],
-)
-def test_the_effective_batch_where_all_three_are_known(tmp_path: Path, batch: Batch, said: str) -> None:
-    assert fact(started(tmp_path, batch).view(), "Effective batch") == said
-
-
-@pytest.mark.parametrize(
-    ("times", "said"),
-    [
-        ((), "n/a (no record yet)"),
-        (
-            (Times(5, 0, 1.5, None, 0.25),),
+            *("Time", (Times(5, 0, 1.5, None, 0.25),), {}),
             "compiling 1.5 s, waiting for the device 250 ms; executing n/a (not reported yet)",
         ),
-        ((Times(5, 0, 75.0, 4000.0, 0.0),), "compiling 75 s, executing 1 h 06 min, waiting for the device 0 s"),
+        (
+            *("Time", (Times(5, 0, 75.0, 4000.0, 0.0),), {}),
+            "compiling 75 s, executing 1 h 06 min, waiting for the device 0 s",
+        ),
+        ("Precision", (), {**DONE, "plan": {}}, "Requested: default. Actual: n/a (no compiled step was examined)"),
     ],
 )
-def test_where_the_time_went(tmp_path: Path, times: tuple[Times, ...], said: str) -> None:
-    assert fact(started(tmp_path, *times).view(), "Time") == said
+def test_facts(tmp_path: Path, label: str, events: tuple[Event, ...], info: dict[str, Any], said: str) -> None:
+    assert fact(started(tmp_path, *events, **{**TEN_GIB, **info}).view(), label) == said
 
 
 def test_figures_that_are_not_available_say_so(tmp_path: Path) -> None:

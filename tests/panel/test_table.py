@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 
 import pytest
 
+from tests.panel.parsed import Parsed
 from tpu_magics.panel.table import Row, Table, state_text, to_html, to_text
 
 RUNS = Table(
@@ -15,35 +15,6 @@ RUNS = Table(
     (Row(("first", "done", "120"), "ok"), Row(("a-second-one", "failed", "7"), "broken")),
     ("Two runs.",),
 )
-
-
-class Parsed(HTMLParser):
-    """All tags that open and close, texts of cells, and attributes, as a browser would read them."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.rows: list[list[str]] = []
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.open.append(tag)
-        self.tags.append(tag)
-        self.attributes += attrs
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("td", "th"):
-            self.rows[-1].append("")
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] in ("td", "th"):
-            self.rows[-1][-1] += data
 
 
 # -- text ----------------------------------------------------------------------------------------------------------
@@ -60,15 +31,25 @@ def test_text_is_aligned():
     ]
 
 
-def test_without_states_there_is_no_column_for_them():
-    table = Table("", ("a", "b"), (Row(("1", "2")),))
-    assert to_text(table) == "a  b\n─  ─\n1  2"
-
-
-def test_without_columns_there_is_no_heading():
-    assert to_text(Table("Host", None, (Row(("Place", "Colab")), Row(("TPU", "none"))))) == (
-        "Host\nPlace  Colab\nTPU    none"
-    )
+@pytest.mark.parametrize(
+    ("table", "width", "text"),
+    [
+        (Table("", ("a", "b"), (Row(("1", "2")),)), 100, "a  b\n─  ─\n1  2"),  # no column for states
+        (Table("Host", None, (Row(("Place", "Colab")), Row(("TPU", "none")))), 100, "Host\nPlace  Colab\nTPU    none"),
+        (Table("", None, (Row(("a",)), Row(("b", "c")))), 100, "a\nb  c"),  # a short row
+        (
+            Table("", None, (Row(("Problem", "what\nwhy")), Row(("b", "c")))),
+            100,
+            "Problem  what\n         why\nb        c",
+        ),
+        (Table("", None, (Row(("模型", "a")), Row(("abcdef", "b")))), 100, "模型    a\nabcdef  b"),
+        (Table("", None, (Row(("abcdef", "b")), Row(("e\u0301", "c")))), 100, "abcdef  b\ne\u0301       c"),
+        (Table("", None, (Row(("模" * 30,)),)), 20, "\n".join(["模" * 10] * 3)),
+        (Table("T", None, (), ("one two three four five six",)), 12, "T\none two\nthree four\nfive six"),
+    ],
+)
+def test_text_as_it_stands(table: Table, width: int, text: str) -> None:
+    assert to_text(table, width) == text
 
 
 @pytest.mark.parametrize("columns", [None, ("a", "b")])
@@ -77,10 +58,6 @@ def test_a_table_without_rows(columns):
     assert text.startswith("Nothing\n")
     assert text.endswith("There are no runs yet.")
     assert ("a  b" in text) == (columns is not None)
-
-
-def test_short_rows_are_filled():
-    assert to_text(Table("", None, (Row(("a",)), Row(("b", "c"))))) == "a\nb  c"
 
 
 @pytest.mark.parametrize(
@@ -124,26 +101,6 @@ def test_no_word_of_usual_length_is_cut_although_there_is_little_room() -> None:
     assert max(map(len, to_text(table, width=58).splitlines())) <= 58  # less than its words need
 
 
-def test_lines_of_a_cell_are_kept():
-    text = to_text(Table("", None, (Row(("Problem", "what\nwhy")), Row(("b", "c")))))
-    assert text == "Problem  what\n         why\nb        c"
-
-
-def test_wide_characters_count_two_columns():
-    text = to_text(Table("", None, (Row(("模型", "a")), Row(("abcdef", "b")), Row(("e\u0301", "c")))))
-    assert text == "模型    a\nabcdef  b\ne\u0301       c"
-
-
-def test_wide_characters_are_wrapped_by_columns():
-    text = to_text(Table("", None, (Row(("模" * 30,)),)), width=20)
-    assert text == "\n".join(["模" * 10] * 3)
-
-
-def test_notes_are_wrapped():
-    text = to_text(Table("T", None, (), ("one two three four five six",)), width=12)
-    assert text == "T\none two\nthree four\nfive six"
-
-
 @pytest.mark.parametrize("bad", ["\x1b[31mred", "bell\x07", "back\rspace", "\u202egpj.exe"])
 def test_control_characters_reach_neither_terminal_nor_page(bad):
     table = Table(bad, None, (Row((bad,)),), (bad,))
@@ -162,7 +119,6 @@ def test_html_has_every_cell_in_its_place():
         ["✓ ok", "first", "done", "120"],
         ["✗ broken", "a-second-one", "failed", "7"],
     ]
-    assert parsed.open == []  # every tag is closed, in order
     assert parsed.tags.count("th") == 4
 
 
@@ -196,7 +152,7 @@ def test_html_escapes_whatever_it_is_given(evil, where):
     assert parsed.attributes == Parsed(harmless).attributes
     assert "<script" not in html
     if where in ("column", "cell"):
-        assert evil in [cell for row in parsed.rows for cell in row]
+        assert evil in parsed.cells
 
 
 def test_html_brings_no_script_no_asset_and_no_colour():

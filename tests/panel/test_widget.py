@@ -16,15 +16,14 @@ import pytest
 
 from tests.panel import recorded
 from tests.panel.recorded import CREATED, Recorded, recompile
-from tpu_magics.panel import widget, widget_parts, widget_rows
+from tpu_magics.panel import widget, widget_rows
 from tpu_magics.panel.model import RunModel
 from tpu_magics.panel.page import to_html
 from tpu_magics.panel.protocol import MIME_TYPE
 from tpu_magics.panel.run_json import to_bundle
 from tpu_magics.panel.sections import compile_rows, sections
-from tpu_magics.panel.widget import WIDGET_VIEW, LivePanel
+from tpu_magics.panel.widget import WIDGET_VIEW, Budget, LivePanel
 from tpu_magics.panel.widget_html import Sheet, fixed_pieces, pieces
-from tpu_magics.panel.widget_parts import Budget
 from tpu_magics.runs.events import Value
 
 HOSTILE = '</style><script>alert(1)</script><b style="color:red">\'&'
@@ -35,6 +34,7 @@ class Shown:
 
     def __init__(self) -> None:
         self.all: list[tuple[Mapping[str, Any], bool]] = []
+        self.panels: list[LivePanel] = []
         self.stops = 0
 
     def publish(self, bundle: Mapping[str, Any], update: bool) -> None:
@@ -44,19 +44,28 @@ class Shown:
         self.stops += 1
 
     def panel(self, run: Recorded, **options: Any) -> LivePanel:
-        return LivePanel(run.files, self.stop, self.publish, **options)
+        self.panels.append(LivePanel(run.files, self.stop, self.publish, **options))
+        return self.panels[-1]
+
+    def live(self, run: Recorded) -> LivePanel:
+        """A panel that has shown the run once."""
+        panel = self.panel(run)
+        panel.look()
+        return panel
 
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> Iterator[Shown]:
-    """All may be sent at once; afterwards no widget may be left."""
+    """All may be sent at once; afterwards panels are settled, and no widget may be left."""
     monkeypatch.setattr(widget, "UPDATE_EVERY", 0.0)
     monkeypatch.setattr(widget, "SHARE", 1e9)
-    monkeypatch.setattr(widget_parts, "BURST", 10**9)
+    monkeypatch.setattr(widget, "BURST", 10**9)
     monkeypatch.setattr(widget_rows, "EVERY", 0.0)
     before = set(living())
     place = Shown()
     yield place
+    for panel in place.panels:
+        panel.settle()
     assert set(living()) == before, "a widget is left"
 
 
@@ -103,8 +112,7 @@ def text_of(panel: LivePanel) -> str:
 @pytest.mark.parametrize("kind", recorded.RUNS)
 def test_a_panel_opens_moves_and_settles_in_every_state(tmp_path: Path, shown: Shown, kind: str) -> None:
     run = recorded.RUNS[kind](tmp_path)
-    panel = shown.panel(run)
-    panel.look()
+    panel = shown.live(run)
     assert run.view().name in text_of(panel)
     panel.settle()
     (live, first), (static, second) = shown.all
@@ -115,24 +123,20 @@ def test_a_panel_opens_moves_and_settles_in_every_state(tmp_path: Path, shown: S
 
 def test_only_core_widgets_are_used(tmp_path: Path, shown: Shown) -> None:
     """So that it works where no extension for widgets of others is installed."""
-    panel = shown.panel(recorded.running(tmp_path))
-    panel.look()
+    shown.live(recorded.running(tmp_path))
     assert {type(each).__name__ for each in instances().values()} <= {
         *("HTML", "HTMLStyle", "DescriptionStyle", "VBox", "HBox", "Button", "ButtonStyle", "Layout")
     }
-    panel.settle()
 
 
 def test_what_is_shown_live_is_what_the_sections_say(tmp_path: Path, shown: Shown) -> None:
     run = recorded.running(tmp_path)
-    panel = shown.panel(run)
-    panel.look()
+    panel = shown.live(run)
     for name, html in sections(run.view()).items():
         if name not in ("header", "ranks"):  # these tell the time, too
             assert bare(html) in bare(text_of(panel)), name
     rows = compile_rows(run.view())
     assert [bare(html) in bare(text_of(panel)) for _, html in rows] == [True] * len(rows)
-    panel.settle()
 
 
 def bare(html: str) -> str:
@@ -144,13 +148,11 @@ def test_strings_of_people_stay_text(tmp_path: Path, shown: Shown) -> None:
     run.update(name=HOSTILE)
     hostile: dict[str, Any] = {"difference": (HOSTILE,), "text": HOSTILE, "fix": HOSTILE, "cause": "unknown"}
     run.write(recompile(CREATED + 30, 9, **hostile), Value(CREATED + 31, 0, name=HOSTILE, value=HOSTILE, step=1))
-    panel = shown.panel(run)
-    panel.look()
+    panel = shown.live(run)
     for one in htmls(panel)[1:]:
         assert "<script" not in one.value and "</style" not in one.value and 'style="color:red"' not in one.value
     assert htmls(panel)[0].value.count("<style") == htmls(panel)[0].value.count("</style>") == 1
     assert "script" not in htmls(panel)[0].value
-    panel.settle()
 
 
 # -- what changes ------------------------------------------------------------------------------------------------------
@@ -158,8 +160,7 @@ def test_strings_of_people_stay_text(tmp_path: Path, shown: Shown) -> None:
 
 def test_only_what_changed_is_sent(tmp_path: Path, shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     run = recorded.running(tmp_path)
-    panel = shown.panel(run)
-    panel.look()
+    panel = shown.live(run)
     stands = panel._reading._model.view()
     monkeypatch.setattr(panel._reading._model, "view", lambda: stands)
     changed: list[str] = []
@@ -171,13 +172,11 @@ def test_only_what_changed_is_sent(tmp_path: Path, shown: Shown, monkeypatch: py
     monkeypatch.setattr(panel._reading._model, "view", lambda: dataclasses.replace(stands, values=later.values))
     panel.look()
     assert len(changed) == 1 and "0.125" in changed[0], "only the curve is new"
-    panel.settle()
 
 
 def test_a_compile_adds_a_row_and_leaves_the_others_alone(tmp_path: Path, shown: Shown) -> None:
     run = recorded.warming_up(tmp_path)
-    panel = shown.panel(run)
-    panel.look()
+    panel = shown.live(run)
     before = rows_of(panel)
     for nth in range(2, 30):
         run.write(recompile(CREATED + 10 + nth, nth, 100 + nth))
@@ -186,7 +185,6 @@ def test_a_compile_adds_a_row_and_leaves_the_others_alone(tmp_path: Path, shown:
     assert after[: len(before)] == before, "a box draws all children anew behind one that is new"
     assert all(box.layout.flex_flow == "column-reverse" for box in boxes(panel))
     assert [label for one in reversed(after) for label in labels(one)] == [f"#{nth}" for nth in reversed(range(30))]
-    panel.settle()
 
 
 def rows_of(panel: LivePanel) -> list[Any]:
@@ -212,30 +210,25 @@ def test_old_rows_go_in_groups_and_never_come_again(tmp_path: Path, shown: Shown
     found = [label for one in reversed(rows_of(panel)) for label in labels(one)]
     assert widget_rows.LIMIT <= len(found) < 2 * widget_rows.LIMIT
     assert found == [f"#{nth}" for nth in range(199, 199 - len(found), -1)]
-    panel.settle()
 
 
 def test_many_compiles_at_once_share_widgets(tmp_path: Path, shown: Shown) -> None:
     run = recorded.long_run(tmp_path, steps=10_000, compiles=1_000, records=100)
-    panel = shown.panel(run)
-    panel.look()
+    panel = shown.live(run)
     assert len([label for one in rows_of(panel) for label in labels(one)]) == widget_rows.LIMIT
     assert len(rows_of(panel)) < widget_rows.LIMIT / 2
-    panel.settle()
 
 
 def test_a_row_that_reads_differently_is_sent_again(
     tmp_path: Path, shown: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    panel = shown.panel(recorded.warming_up(tmp_path))
-    panel.look()
+    panel = shown.live(recorded.warming_up(tmp_path))
     before = rows_of(panel)
     view = panel._reading._model.view()
     rows = [(key, html.replace("first compile", "second thoughts")) for key, html in compile_rows(view)]
     monkeypatch.setattr(widget, "compile_rows", lambda _view: rows)
     panel.look()
     assert rows_of(panel) == before and "second thoughts" in text_of(panel) and "first compile" not in text_of(panel)
-    panel.settle()
 
 
 def test_it_is_not_updated_more_often_than_twice_a_second(
@@ -251,7 +244,6 @@ def test_it_is_not_updated_more_often_than_twice_a_second(
         panel.look()
         clock[0] += 0.03
     assert len(looked) == 12 and min(b - a for a, b in itertools.pairwise(looked)) >= 0.5
-    panel.settle()
 
 
 # -- how much is sent --------------------------------------------------------------------------------------------------
@@ -265,8 +257,8 @@ def test_the_budget_is_kept_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
         clock[0] += 0.5
         budget.refill()
         while budget.take("x" * 1_300):
-            sent += 1_300 + widget_parts.ENVELOPE
-    assert 60 * widget_parts.RATE < sent <= 60 * widget_parts.RATE + widget_parts.BURST + 2_000
+            sent += 1_300 + widget.ENVELOPE
+    assert 60 * widget.RATE < sent <= 60 * widget.RATE + widget.BURST + 2_000
 
 
 def test_what_is_small_and_looked_at_goes_first(tmp_path: Path, shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +269,7 @@ def test_what_is_small_and_looked_at_goes_first(tmp_path: Path, shown: Shown, mo
     monkeypatch.setattr(panel._reading._model, "view", lambda: new)
     spent: list[str] = []
     monkeypatch.setattr(panel._budget, "refill", lambda: None)
-    monkeypatch.setattr(widget_parts, "ENVELOPE", 0)
+    monkeypatch.setattr(widget, "ENVELOPE", 0)
     for _ in range(40):
         panel._budget.left = 1.0
         panel.look()
@@ -286,7 +278,6 @@ def test_what_is_small_and_looked_at_goes_first(tmp_path: Path, shown: Shown, mo
     first = next(number for number, text in enumerate(spent) if "● training" in text)
     curve = next(number for number, text in enumerate(spent) if "<svg" in text)
     assert first < curve < 39
-    panel.settle()
 
 
 # -- the html ----------------------------------------------------------------------------------------------------------
@@ -342,7 +333,6 @@ def test_a_click_stops_the_run_once(tmp_path: Path, shown: Shown) -> None:
     panel.look()
     assert button(panel).description == "Stopping …" and button(panel).disabled
     assert clicked(panel) and shown.stops == 1, "the answer to a button that is disabled is nothing"
-    panel.settle()
 
 
 def test_other_messages_are_not_answered(tmp_path: Path, shown: Shown) -> None:
@@ -351,7 +341,6 @@ def test_other_messages_are_not_answered(tmp_path: Path, shown: Shown) -> None:
     assert not clicked(panel, method="update", state={"description": "x"})
     assert not clicked(panel, content={"event": "keypress"}) and not clicked(panel, content=None)
     assert shown.stops == 0
-    panel.settle()
 
 
 def test_messages_are_served_at_each_look(tmp_path: Path, shown: Shown) -> None:
@@ -360,14 +349,12 @@ def test_messages_are_served_at_each_look(tmp_path: Path, shown: Shown) -> None:
     panel.look()
     panel.look()
     assert served == [panel.answer, panel.answer]
-    panel.settle()
 
 
 def test_a_button_that_cannot_work_says_why(tmp_path: Path, shown: Shown) -> None:
     panel = shown.panel(recorded.running(tmp_path), no_stop="not in this kernel")
     assert button(panel).disabled and button(panel).tooltip == "not in this kernel"
     assert clicked(panel) and shown.stops == 0
-    panel.settle()
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------

@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests import overlay
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch import session
 from tpu_magics.preflight import compiler_versions
 
 
@@ -22,6 +25,19 @@ def tpu_compiler() -> tuple[str, ...]:
     except TpuMagicsError as error:
         pytest.skip(error.what)
     return ()
+
+
+@pytest.fixture
+def own_cache(
+    fresh_session: session.Session, tpu_compiler: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """A session in which nothing that was compiled before is known; nothing of a trace may be left."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    fresh_session.backend.prepare()
+    yield
+    assert list((tmp_path / "tmp").glob("tpu_magics*")) == []
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ import pytest
 
 from tests import overlay
 from tpu_magics.backends.hlo.text import read_module
-from tpu_magics.preflight.analysis import ProgramFacts, buffers, dump_files, read
+from tpu_magics.preflight.analysis import ProgramFacts, buffers, find, read
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -155,7 +155,7 @@ def test_operands_that_only_the_compiler_made_bf16_count_as_f32(dump: Dump, targ
     facts, name = dump.facts(f"convolution_grouped_{target}"), f"jit_convolution_grouped_{target}"
     assert dump.flops(f"convolution_grouped_{target}").keys() == {"f32"}
     assert any("the compiler itself stores as bf16" in note for note in facts.notes)
-    program = read_module(dump_files.find(dump.folder, name)[0].optimised)
+    program = read_module(find(dump.folder, name)[0].optimised)
     [(computation, one)] = [(where, one) for where in program for one in where.of("convolution")]
     assert {computation.instructions[operand].type[:4] for operand in one.operands} == {"bf16"}
 
@@ -196,7 +196,7 @@ def test_the_size_of_every_value_follows_from_its_layout(dump: Dump) -> None:
 def test_arguments_and_outputs_take_what_xla_says(dump: Dump) -> None:
     for name in dump.named(""):
         taken = dict.fromkeys(("argument", "output"), 0)
-        module = dump_files.find(dump.folder, f"jit_{name}")[0]
+        module = find(dump.folder, f"jit_{name}")[0]
         found = buffers.read_assignment(*(path.read_text().splitlines() for path in module.memory))
         for allocation in found.allocations:
             taken[allocation.kind] = taken.get(allocation.kind, 0) + allocation.size

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tpu_magics.backends.hlo.text import HloModule, Instruction, parse_module
+from tpu_magics.preflight.analysis import find
 from tpu_magics.preflight.analysis.buffers import hbm_pieces, read_assignment
-from tpu_magics.preflight.analysis.dump_files import find
 from tpu_magics.preflight.analysis.execution_counts import trip_count
 from tpu_magics.preflight.analysis.multiplications import KernelProduct, flops, kernel_products, multiplications
 from tpu_magics.preflight.analysis.shapes import ArrayShape, array_shapes, shares

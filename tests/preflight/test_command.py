@@ -19,8 +19,7 @@ from tests.panel.preflights import fitted
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session, train
 from tpu_magics.magics import preflight_command
-from tpu_magics.magics.file_program import program_of
-from tpu_magics.magics.preflight_call import PreflightCall, call_of
+from tpu_magics.magics.file_program import PreflightCall, call_of, program_of
 from tpu_magics.preflight.run import SearchInterrupted
 
 TRAIN = "def f(model, lr=0.1):\n    return model, lr\n"

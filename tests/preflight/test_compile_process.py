@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,12 +37,13 @@ T = TypeVar("T")
 
 
 @pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary folders of this test are made."""
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where temporary folders of this test are made; none may be left."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    return folder
+    yield folder
+    assert list(folder.iterdir()) == []
 
 
 class Looked(Exception):
@@ -162,15 +163,15 @@ def test_two_compile_at_the_same_time(tpu_compiler: tuple[str, ...]) -> None:
     assert [one.status for one in found] == ["fits"]
 
 
-def test_the_kernel_takes_it_first_when_memory_runs_out(tpu_compiler: tuple[str, ...]) -> None:
-    score = when_compiling(lambda: Path(f"/proc/{compiler().pid}/oom_score_adj").read_text(), tpu_compiler)
-    assert score.strip() == "1000"
+def test_the_kernel_takes_it_first_when_memory_runs_out_and_an_interrupt_of_the_session_spares_it(
+    tpu_compiler: tuple[str, ...],
+) -> None:
+    def look() -> tuple[str, int, int]:
+        pid = compiler().pid
+        return Path(f"/proc/{pid}/oom_score_adj").read_text().strip(), os.getsid(pid), os.getpgid(pid)
 
-
-def test_an_interrupt_of_the_whole_session_reaches_the_parent_alone(tpu_compiler: tuple[str, ...]) -> None:
-    session, group = when_compiling(lambda: (os.getsid(compiler().pid), os.getpgid(compiler().pid)), tpu_compiler)
-    assert session != os.getsid(0)
-    assert group != os.getpgid(0)
+    score, session, group = when_compiling(look, tpu_compiler)
+    assert score == "1000" and session != os.getsid(0) and group != os.getpgid(0)
 
 
 def test_flags_that_it_did_not_get_are_told(tpu_compiler: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,33 +210,30 @@ def test_without_descriptors_nothing_is_left(
     monkeypatch.setattr(compile_process.os, "pipe", none_left)
     with leaving_nothing(), pytest.raises(OSError, match="Too many open files"):
         compile_some([SMALL], packages=tpu_compiler)
-    assert list(temporary.iterdir()) == []
 
 
 # -- how it ends ------------------------------------------------------------------------------------------------------
 
 
-def test_an_interrupt_leaves_nothing(tpu_compiler: tuple[str, ...], temporary: Path) -> None:
-    tell = at_compiling(lambda: os.kill(os.getpid(), signal.SIGINT))
-    with leaving_nothing(), pytest.raises(KeyboardInterrupt):
+def broken(_: Progress) -> None:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("tell", "kind"),
+    [(at_compiling(lambda: os.kill(os.getpid(), signal.SIGINT)), KeyboardInterrupt), (broken, ZeroDivisionError)],
+)
+def test_an_interrupt_or_an_error_in_tell_leaves_nothing(
+    tpu_compiler: tuple[str, ...], temporary: Path, tell: Callable[[Progress], None], kind: type[BaseException]
+) -> None:
+    with leaving_nothing(), pytest.raises(kind):
         compile_some([SLOW], on_progress=tell, packages=tpu_compiler)
-    assert list(temporary.iterdir()) == []
-
-
-def test_an_error_in_tell_leaves_nothing(tpu_compiler: tuple[str, ...], temporary: Path) -> None:
-    def broken(_: Progress) -> None:
-        raise ZeroDivisionError
-
-    with leaving_nothing(), pytest.raises(ZeroDivisionError):
-        compile_some([SLOW], on_progress=broken, packages=tpu_compiler)
-    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.smoke
 def test_a_compile_that_ends_leaves_nothing(tpu_compiler: tuple[str, ...], temporary: Path) -> None:
     with leaving_nothing():
         compile_some([SMALL], packages=tpu_compiler)
-    assert list(temporary.iterdir()) == []
 
 
 def test_it_is_stopped_at_its_bound_of_memory(
@@ -248,7 +246,6 @@ def test_it_is_stopped_at_its_bound_of_memory(
     assert "stopped at its limit of 0.12 GiB of host memory" in found.error
     assert "at graph 1 of 1 (1 kB of StableHLO)" in found.error
     assert found.peak is not None and found.peak > 120 * MIB
-    assert list(temporary.iterdir()) == []
 
 
 def test_the_bound_is_what_the_host_can_spare() -> None:
@@ -306,26 +303,24 @@ def test_it_dies_with_its_parent(tpu_compiler: tuple[str, ...], temporary: Path)
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     assert list(temporary.iterdir())
     compile_some([SMALL], packages=tpu_compiler)
-    assert list(temporary.iterdir()) == []
 
 
 # -- what is installed ------------------------------------------------------------------------------------------------
 
 
-def test_without_the_compiler_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("python", "what", "todo"),
+    [
+        (12, "jaxlib and libtpu are not installed", r"Install them with: pip install 'tpu-magics\[preflight\]'"),
+        (10, r"not available for this Python \(3\.10\)", ".*Python 3.11.*"),
+    ],
+)
+def test_without_the_compiler(monkeypatch: pytest.MonkeyPatch, python: int, what: str, todo: str) -> None:
     monkeypatch.setattr(compiler_versions, "_version", lambda *_: "")
-    monkeypatch.setattr(compiler_versions.sys, "version_info", (3, 12, 1, "final", 0))
-    with pytest.raises(TpuMagicsError, match="jaxlib and libtpu are not installed") as error:
+    monkeypatch.setattr(compiler_versions.sys, "version_info", (3, python, 1, "final", 0))
+    with pytest.raises(TpuMagicsError, match=what) as error:
         compile_some([SMALL])
-    assert error.value.todo == "Install them with: pip install 'tpu-magics[preflight]'"
-
-
-def test_on_python_3_10_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler_versions, "_version", lambda *_: "")
-    monkeypatch.setattr(compiler_versions.sys, "version_info", (3, 10, 1, "final", 0))
-    with pytest.raises(TpuMagicsError, match=r"not available for this Python \(3\.10\)") as error:
-        compile_some([SMALL])
-    assert "Python 3.11" in error.value.todo
+    assert re.fullmatch(todo, error.value.todo)
 
 
 def test_versions_that_are_too_old_are_named(tpu_compiler: tuple[str, ...], tmp_path: Path) -> None:
@@ -352,23 +347,22 @@ def test_a_folder_of_packages_may_be_relative(colab_compiler: tuple[str, ...], m
     assert compile_some([SMALL], packages=(folder.name,))[0].versions["libtpu"] == "0.0.21.1"
 
 
-def test_a_libtpu_that_does_not_load(tpu_compiler: tuple[str, ...], tmp_path: Path) -> None:
-    _pretend(tmp_path, "libtpu", "9.0.1")
-    (tmp_path / "libtpu").mkdir()
-    (tmp_path / "libtpu" / "__init__.py").write_text("def get_library_path():\n    return __file__\n")
+@pytest.mark.parametrize(
+    ("name", "source", "said"),
+    [
+        ("libtpu", "def get_library_path():\n    return __file__\n", "Failed to open"),
+        ("jaxlib", "", "ImportError"),  # laid out otherwise
+    ],
+)
+def test_a_compiler_that_does_not_load(
+    tpu_compiler: tuple[str, ...], tmp_path: Path, name: str, source: str, said: str
+) -> None:
+    _pretend(tmp_path, name, "9.0.1")
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text(source)
     with pytest.raises(TpuMagicsError, match="The TPU compiler cannot be used here") as error:
         compile_some([SMALL], packages=(str(tmp_path), *tpu_compiler))
-    assert "libtpu 9.0.1" in error.value.why
-    assert "Failed to open" in error.value.why
-
-
-def test_a_jaxlib_that_is_laid_out_otherwise(tpu_compiler: tuple[str, ...], tmp_path: Path) -> None:
-    _pretend(tmp_path, "jaxlib", "9.0.1")
-    (tmp_path / "jaxlib").mkdir()
-    (tmp_path / "jaxlib" / "__init__.py").write_text("")
-    with pytest.raises(TpuMagicsError, match="The TPU compiler cannot be used here") as error:
-        compile_some([SMALL], packages=(str(tmp_path), *tpu_compiler))
-    assert "ImportError" in error.value.why and "jaxlib 9.0.1" in error.value.why
+    assert f"{name} 9.0.1" in error.value.why and said in error.value.why
 
 
 def _pretend(folder: Path, name: str, version: str) -> None:

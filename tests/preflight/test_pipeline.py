@@ -112,21 +112,22 @@ def test_one_graph_at_the_end_is_no_step_and_ranks_may_lack_data(left: Left, tra
     assert caught.value.todo.endswith("on each rank: give it more data.")
 
 
-@pytest.mark.parametrize("spoil", [lambda path: path.write_text('{"graphs": ['), lambda path: path.write_text("{}")])
-def test_a_broken_file_is_told(spoil: Callable[[Path], object], left: Left, traced: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        (TRACED, lambda path: path.write_text('{"graphs": [')),
+        (TRACED, lambda path: path.write_text("{}")),
+        ("graph-1.pb", Path.unlink),
+    ],
+)
+def test_a_broken_or_missing_file_is_told(
+    name: str, spoil: Callable[[Path], object], left: Left, traced: Callable[..., Any]
+) -> None:
     left.write()
-    spoil(left.graphs / TRACED)
+    spoil(left.graphs / name)
     with pytest.raises(TpuMagicsError, match="The trace of train cannot be read") as caught:
         traced()
-    assert TRACED in caught.value.why
-
-
-def test_a_missing_module_is_told(left: Left, traced: Callable[..., Any]) -> None:
-    left.write()
-    (left.graphs / "graph-1.pb").unlink()
-    with pytest.raises(TpuMagicsError, match="cannot be read") as caught:
-        traced()
-    assert "graph-1.pb" in caught.value.why
+    assert name in caught.value.why
 
 
 def test_warnings_of_the_trace_are_notes(left: Left, traced: Callable[..., Any]) -> None:

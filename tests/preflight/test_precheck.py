@@ -16,22 +16,13 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session, train
 from tpu_magics.launch.plan import NO_SPMD, Options
 from tpu_magics.launch.request import function_request
-from tpu_magics.preflight import precheck as gates
-from tpu_magics.preflight.precheck import preflight_check
+from tpu_magics.preflight import run as gates
 from tpu_magics.preflight.report import Preflight
-from tpu_magics.preflight.run import Callbacks
+from tpu_magics.preflight.run import Callbacks, preflight_check
 from tpu_magics.runs import preflights
 from tpu_magics.runs.reader import list_runs
 
-pytestmark = pytest.mark.process
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(
-    fresh_session: session.Session, tpu_compiler: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    fresh_session.backend.prepare()
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("own_cache")]
 
 
 @dataclass

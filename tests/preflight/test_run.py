@@ -7,7 +7,7 @@ import os
 import pydoc
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -26,26 +26,13 @@ from tpu_magics.preflight.compilation import Progress
 from tpu_magics.preflight.pipeline import TrainingCall
 from tpu_magics.preflight.report import Preflight
 from tpu_magics.preflight.run import Callbacks, SearchInterrupted, preflight, require_change, require_steps
-from tpu_magics.preflight.search import FitResult
+from tpu_magics.preflight.search_result import FitResult
 from tpu_magics.preflight.sizes import Size
 from tpu_magics.runs import preflights
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("own_cache")]
 
 LENGTH, HIDDEN = 2048, 4096  # so that one row more takes 32 MiB of HBM
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(
-    fresh_session: session.Session, tpu_compiler: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
-    """Nothing that was compiled before is known; nothing of a trace is left."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    fresh_session.backend.prepare()
-    yield
-    assert list((tmp_path / "tmp").glob("tpu_magics*")) == []
 
 
 def small(batch: int = 8, steps: int = 4, lr: float = 0.1) -> None:

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from tpu_magics.backends.lowered import LoweredGraph
 from tpu_magics.errors import TpuMagicsError, TrainingInterrupted
 from tpu_magics.preflight.compilation import compile_graphs
-from tpu_magics.preflight.search import EXACT_BELOW, HIGHEST, TOLERANCE, FitPoint, FitResult, search
-from tpu_magics.preflight.search.points import Range, step_of
+from tpu_magics.preflight.search import HIGHEST, search
+from tpu_magics.preflight.search_result import EXACT_BELOW, TOLERANCE, FitPoint, FitResult, Range, step_of
 from tpu_magics.preflight.targets import Target, parse_all
 
 GIB = 2**30
@@ -287,31 +287,35 @@ def test_a_large_limit_of_the_function() -> None:
 # -- the edges ------------------------------------------------------------------------------------------------------
 
 
-def test_not_even_one_fits() -> None:
-    found, compiler = find(lambda size: 20 * GIB + line(size))
-    assert (found.largest, found.nice) == (None, None)
-    assert found.points[-1].size == 1
-    assert found.notes == ("Not even batch = 1 fits (compiled).",)
-    assert compiler.compiles() <= 4
+def heavy_where(matches: Callable[[int], bool]) -> Curve:
+    """Sizes that do not fit whatever their neighbours do."""
+    return lambda size: 16 * GIB if matches(size) else line(size)
 
 
-def test_one_fits_and_two_do_not() -> None:
-    found, _ = find(lambda size: 8 * GIB * size, 512)
-    assert (found.largest, found.nice) == (1, None)
-    assert proved(found)
-    assert found.notes[-1] == "No multiple of 8 is known to fit: there is none up to 1."
+NO_NICE = "No multiple of 8 is known to fit: "
 
 
-def test_the_start_value_does_not_fit() -> None:
-    found, _ = find(line, 5000)
-    assert found.points[0].status == "too-large"
-    assert (found.largest, found.nice) == (107, 104)
-
-
-def test_everything_fits_up_to_the_limit() -> None:
-    found, _ = find(line, 32, highest=100)
-    assert (found.largest, found.nice) == (100, 96)
-    assert found.notes == ("batch = 100 fits (compiled); nothing larger was tried.",)
+@pytest.mark.parametrize(
+    ("curve", "start", "options", "largest", "nice", "note"),
+    [
+        (lambda size: 20 * GIB + line(size), 32, {}, None, None, "Not even batch = 1 fits (compiled)."),
+        (line, 300, {"lowest": 200}, None, None, "Not even batch = 200 fits (compiled)."),
+        (lambda size: 8 * GIB * size, 512, {}, 1, None, NO_NICE + "there is none up to 1."),
+        (heavy_where(lambda size: size % 8 == 0), 107, {}, 107, None, NO_NICE + "none of 104, 96, 88, 80 fits."),
+        (line, 5000, {}, 107, 104, "batch = 107 fits, 108 does not: both were compiled."),
+        (line, 32, {"highest": 100}, 100, 96, "batch = 100 fits (compiled); nothing larger was tried."),
+    ],
+)
+def test_edges(
+    curve: Curve, start: int, options: dict[str, int], largest: int | None, nice: int | None, note: str
+) -> None:
+    found, compiler = find(curve, start, **options)
+    assert (found.largest, found.nice) == (largest, nice) and found.notes[-1] == note
+    if largest is None:
+        assert found.points[-1].size == options.get("lowest", 1) and (options or compiler.compiles() <= 4)
+    else:
+        assert largest == 100 or proved(found)
+    assert nice is None or found.notes == (note,)
 
 
 def test_without_a_limit_there_is_one() -> None:
@@ -322,11 +326,6 @@ def test_without_a_limit_there_is_one() -> None:
     assert all(sizes[nth + 1] <= 64 * sizes[nth] for nth in range(len(sizes) - 1)), "the batch is made on this host"
 
 
-def test_from_the_lowest_on() -> None:
-    found, _ = find(line, 300, lowest=200)
-    assert found.largest is None and found.notes == ("Not even batch = 200 fits (compiled).",)
-
-
 @pytest.mark.parametrize(("start", "options"), [(0, {}), (9, {"lowest": 10}), (9, {"highest": 8}), (9, {"lowest": 0})])
 def test_a_start_outside_of_the_range_is_refused(start: int, options: dict[str, int]) -> None:
     with pytest.raises(TpuMagicsError, match=f"The search for the largest batch cannot start at {start}"):
@@ -335,7 +334,7 @@ def test_a_start_outside_of_the_range_is_refused(start: int, options: dict[str, 
 
 def test_memory_that_does_not_grow_evenly_is_told() -> None:
     """107 and 106 fit, and 104 does not."""
-    found, _ = find(lambda size: 16 * GIB if size == 104 else line(size), 107)
+    found, _ = find(heavy_where(lambda size: size == 104), 107)
     assert (found.largest, found.nice) == (107, 96)
     assert proved(found)
     assert "batch = 104 does not fit although 107 does" in found.notes[1]
@@ -348,12 +347,6 @@ def test_where_devices_share_the_batch_each_has_a_multiple_of_eight(devices: int
     assert (found.largest, found.nice, found.devices) == (107, nice, devices) and proved(found)
     if nice is None:
         assert found.notes[-1] == "No multiple of 128 is known to fit: there is none up to 107."
-
-
-def test_no_nice_size_fits() -> None:
-    found, _ = find(lambda size: 16 * GIB if size % 8 == 0 else line(size), 107)
-    assert found.largest == 107 and found.nice is None
-    assert found.notes[-1] == "No multiple of 8 is known to fit: none of 104, 96, 88, 80 fits."
 
 
 # -- no answer ------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +16,16 @@ from tpu_magics.check.engine import code_spans
 from tpu_magics.check.finding import Finding
 from tpu_magics.check.reachability import reachable_findings
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch.checklist import FAILED, PASSED, UNKNOWN, ChecklistItem
 from tpu_magics.magics import lab
 from tpu_magics.magics.display import show, show_table
 from tpu_magics.panel.findings import findings_html, findings_text
 from tpu_magics.panel.messages import FindingsMessage
+from tpu_magics.panel.table import Row, Table
 
 if TYPE_CHECKING:
     from tpu_magics.magics.notebook import ShellNotebook
+
 
 MOST_TOLD = 500  # findings that the JupyterLab extension gets
 
@@ -184,7 +188,7 @@ def _replace(
 def _ready(notebook: ShellNotebook, found: argparse.Namespace, cells: Sequence[CodeCell]) -> None:
     """The checklist; with a NAME, for the code that its training uses."""
     from tpu_magics.launch.checklist import checklist
-    from tpu_magics.panel.checklist import ready_table
+    from tpu_magics.magics.check import ready_table
 
     if found.select or found.ignore:
         raise TpuMagicsError(
@@ -203,3 +207,18 @@ def _ready(notebook: ShellNotebook, found: argparse.Namespace, cells: Sequence[C
         home = _home(name, cells, notebook.namespace)
         findings = reachable_findings(_findings(home, found), home, name)
     show_table(ready_table(checklist(cells, findings, *found.names)))
+
+
+# -- the checklist of --ready ---------------------------------------------------------------------------------------
+
+
+_STATES = {PASSED: "passed", FAILED: "failed", UNKNOWN: "unknown"}
+
+
+def ready_table(items: Sequence[ChecklistItem]) -> Table:
+    """One row for each item: its state, the question, the evidence."""
+    count = Counter(item.state for item in items)
+    said = ", ".join(f"{count[state]} {state}" for state in (PASSED, FAILED, UNKNOWN) if count[state])
+    rows = tuple(Row((item.question, item.evidence), _STATES[item.state]) for item in items)
+    notes = ("%tpu_check shows each finding with its reason and fix.",) if count[FAILED] else ()
+    return Table(f"Ready for a TPU? {said}", ("item", "evidence"), rows, notes)

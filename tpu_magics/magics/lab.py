@@ -147,9 +147,9 @@ class Lab:
 
     @staticmethod
     def following() -> Any:
-        """The newest run (lab_run.py), None where there is none: `%load_ext` does not import that module."""
-        lab_run = sys.modules.get("tpu_magics.magics.lab_run")
-        return lab_run.following() if lab_run is not None else None
+        """The newest run (front_ends.py), None where there is none: `%load_ext` does not import that module."""
+        front_ends = sys.modules.get("tpu_magics.magics.front_ends")
+        return front_ends.following() if front_ends is not None else None
 
     def _listening(self) -> list[FrontEndComm]:
         """The active comms. Silence counts only while the kernel reads messages."""

@@ -17,7 +17,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.magics.options import add_preflight
 
 if TYPE_CHECKING:
-    from tpu_magics.magics.preflight_call import PreflightCall
+    from tpu_magics.magics.file_program import PreflightCall
     from tpu_magics.preflight.report import Preflight
 
 FITS, DOES_NOT_FIT, WRONG, INTERRUPTED = 0, 1, 2, 130
@@ -95,8 +95,7 @@ def _standard_output_aside() -> Iterator[None]:
 
 
 def _preflight_of(found: argparse.Namespace) -> Preflight:
-    from tpu_magics.magics.file_program import program_of
-    from tpu_magics.magics.preflight_call import call_of
+    from tpu_magics.magics.file_program import call_of, program_of
 
     _check_early(found)
     with program_of(Path(found.file), found.function, _say) as program:

@@ -1,14 +1,15 @@
-"""`%tpu_runs`, `%tpu_logs` and `%tpu_stop`."""
+"""`%tpu_runs`, `%tpu_panel`, `%tpu_logs` and `%tpu_stop`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.magics.display import show_table
+from tpu_magics.magics.display import show, show_table
 from tpu_magics.panel.runs import compare_table, more_runs, plain_summary, runs_table, summary_table
 from tpu_magics.panel.table import Table
-from tpu_magics.runs.files import refused_record
+from tpu_magics.runs.files import RunFiles, refused_record
 from tpu_magics.runs.reader import Run, find_run, newest_runs
 
 
@@ -74,3 +75,45 @@ def stop(name: str | None) -> None:
         print(f"tpu_magics: {going.folder.name!r} was stopped; the notebook's models are unchanged.", flush=True)
     else:
         print(f"tpu_magics: {going.folder.name!r} had ended already; its results are in the notebook.", flush=True)
+
+
+# -- %tpu_panel -----------------------------------------------------------------------------------------------------
+
+
+def show_run(run: str = "last") -> None:
+    """Show a run: live if it runs in the background of this notebook, else from its records.
+
+    Args:
+        run: a run's name or id, the beginning or end of an id, or "last".
+
+    Raises:
+        TpuMagicsError: there is no such run.
+    """
+    found = named_run(run)
+    if not _attached(found):
+        show(bundle(found))
+
+
+def _attached(run: RunFiles) -> bool:
+    """Show the active run live; False where it is another run, or no live panel is possible."""
+    from tpu_magics.launch import run_observer, session
+
+    going = session.current.active_run
+    if going is None or going.folder.path != run.path or not going.options.background or going.ended:
+        return False
+    notebook = session.current.notebook
+    if notebook.show_again(run):
+        return True
+    observer = run_observer.open_observer(lambda: notebook.panel(going.folder, going.request_stop, True), notebook.say)
+    if isinstance(observer, run_observer.NullObserver):
+        return False
+    going.set_observer(observer)
+    return True
+
+
+def bundle(run: RunFiles) -> Mapping[str, Any]:
+    """The run as text, as html and as a record, from its records as they are now."""
+    from tpu_magics.panel.model import SharedView
+    from tpu_magics.panel.run_json import to_bundle
+
+    return to_bundle(SharedView(run).anew())

@@ -212,7 +212,7 @@ class TpuMagics(Magics):
     @line_magic
     def tpu_panel(self, line: str) -> None:
         from tpu_magics.launch.arguments import split_words
-        from tpu_magics.magics import panel
+        from tpu_magics.magics import runs_commands
 
         parser = options.panel_parser()
         found = parser.read(split_words(line))
@@ -220,7 +220,7 @@ class TpuMagics(Magics):
             print(parser.format_help())
             return
         _notebook(self.shell)
-        panel.show_run(found.run)
+        runs_commands.show_run(found.run)
 
     @line_magic
     def tpu_logs(self, line: str) -> None:

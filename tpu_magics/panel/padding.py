@@ -1,14 +1,16 @@
-"""The advice of `%tpu_pad` as HTML and as plain text."""
+"""The advice of `%tpu_pad` as HTML with its drawings, and as plain text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from tpu_magics.padding.report import PaddingReport
 from tpu_magics.padding.strategies import PaddingStrategy
 from tpu_magics.panel import table as plain
-from tpu_magics.panel.padding_chart import Dot, histogram, scatter
-from tpu_magics.panel.sections_words import NOT_AVAILABLE, percent, say, seconds, short
+from tpu_magics.panel.drawing import Box, Field, svg, word
+from tpu_magics.panel.sections_words import BLUE, GREY, NOT_AVAILABLE, percent, say, seconds, short
 from tpu_magics.panel.table import Row, Table
 
 CHOICE = "✓"
@@ -126,3 +128,181 @@ def _scatter(report: PaddingReport) -> str:
         for way in report.ways
     ]
     return scatter(dots, SHAPES, PADDED)
+
+
+# -- the drawings ---------------------------------------------------------------------------------------------------
+
+
+WIDE, HIGH = 440, 290
+LEFT, RIGHT, TOP, BOTTOM = 46, 14, 32, 44  # around the field of a drawing
+BINS = 56
+SKEWED = 8  # times the median: where the longest is more, lengths are drawn by their logarithm
+_LETTER = 6.4  # its width
+
+
+@dataclass(frozen=True)
+class Dot:
+    """One way of padding: `across` distinct shapes, `up` 0 to 1. `state`: "chosen", "barred" or ""."""
+
+    name: str
+    across: int
+    up: float
+    state: str = ""
+
+
+# -- padded tokens against shapes ----------------------------------------------------------------------------------
+
+
+def scatter(dots: Sequence[Dot], across: str, up: str) -> str:
+    """A dot for each way, by its name; shapes by their logarithm. `across` and `up`: what the axes are."""
+    most = max(max(dot.across for dot in dots), 2)
+    top = _ceiling(max(dot.up for dot in dots))
+    merged = list(_merged(dots))
+    places = [(_log_x(dot.across, most), _y(dot.up, top)) for dot in merged]
+    parts = [*_levels(top), *_counts(most), _caption(up, LEFT, 16), _caption(across, WIDE - RIGHT, HIGH - 8, "end")]
+    parts += [_dot(dot, *place) for dot, place in zip(merged, places, strict=True)]
+    parts += _names(merged, places)
+    return svg(parts, f"{up} against {across}", WIDE, HIGH)
+
+
+def _ceiling(share: float) -> float:
+    """The top of the axis: a whole number of quarters of a nice step."""
+    return next((top for top in (0.04, 0.1, 0.2, 0.4, 0.6, 0.8) if share <= top * 0.9), 1.0)
+
+
+def _merged(dots: Sequence[Dot]) -> Iterator[Dot]:
+    """Dots that lie on one another become one, with all their names."""
+    found: dict[tuple[int, int], list[Dot]] = {}
+    for dot in dots:
+        found.setdefault((dot.across, round(dot.up * 200)), []).append(dot)
+    for same in found.values():
+        states = {dot.state for dot in same}
+        state = "chosen" if "chosen" in states else "" if "" in states else "barred"
+        names = sorted(same, key=lambda dot: dot.state != "chosen")
+        yield Dot(_joined([dot.name for dot in names]), same[0].across, same[0].up, state)
+
+
+def _joined(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 2 else f" = {names[1]}" if len(names) == 2 else ""
+    return names[0] + more
+
+
+def _log_x(number: float, most: float, least: float = 1) -> float:
+    span = math.log(most / least) or 1.0
+    return LEFT + 14 + (WIDE - LEFT - RIGHT - 28) * math.log(max(number, least) / least) / span
+
+
+def _y(share: float, top: float) -> float:
+    return HIGH - BOTTOM - (HIGH - TOP - BOTTOM) * share / top
+
+
+def _levels(top: float) -> Iterator[str]:
+    for quarter in range(5):
+        share = top * quarter / 4
+        y = _y(share, top)
+        yield _across(y, 0.15 if quarter else 0.5)
+        yield word(f"{100 * share:g} %", LEFT - 6, y + 4, "end")
+
+
+def _counts(most: int) -> Iterator[str]:
+    """Ticks at 1, 2, 5, 10, 20, ..., as far as they go."""
+    ticks = [step * 10**power for power in range(len(str(most))) for step in (1, 2, 5) if step * 10**power <= most]
+    last = -math.inf
+    for tick in ticks:
+        x = _log_x(tick, most)
+        if x - last < _LETTER * (len(f"{tick:,}") + 1):
+            continue
+        last = x
+        yield f'<path d="M{x:.1f} {HIGH - BOTTOM}v4" stroke="currentColor" stroke-opacity="0.5"/>'
+        yield word(f"{tick:,}", x, HIGH - BOTTOM + 17, "middle")
+
+
+def _dot(dot: Dot, x: float, y: float) -> str:
+    place = f'cx="{x:.1f}" cy="{y:.1f}"'
+    if dot.state == "chosen":
+        ring = f'<circle {place} r="9" fill="none" stroke="{BLUE}" stroke-width="2"/>'
+        return f'{ring}<circle {place} r="5" fill="{BLUE}"/>'
+    inside = "none" if dot.state == "barred" else GREY
+    return f'<circle {place} r="4.5" fill="{inside}" stroke="{GREY}" stroke-width="1.5"/>'
+
+
+def _names(dots: Sequence[Dot], places: Sequence[tuple[float, float]]) -> Iterator[str]:
+    """Each name beside its dot, the chosen one's first, with a thin line where it does not stand right beside it."""
+    field = Field(LEFT, WIDE, 2, HIGH - BOTTOM, [Box(LEFT, 5, 90), *(Box(x - 5, y - 7, 10) for x, y in places)])
+    for at in sorted(range(len(dots)), key=lambda at: dots[at].state != "chosen"):
+        chosen = dots[at].state == "chosen"
+        box, leader = field.put(dots[at].name, *places[at], bold=chosen)
+        if leader is not None:
+            (x, y), (to_x, to_y) = places[at], leader
+            yield f'<path d="M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}" stroke="currentColor" stroke-opacity="0.4"/>'
+        yield word(dots[at].name, box.x, box.y + 11, "start", ' font-weight="600"' if chosen else "")
+
+
+# -- lengths -------------------------------------------------------------------------------------------------------
+
+
+def histogram(counts: Mapping[int, int], bounds: Sequence[int], across: str, up: str) -> str:
+    """How many samples have which length, with the bounds that the chosen way pads to as lines."""
+    least, most = min(counts), max(*counts, *bounds)
+    log = most > SKEWED * _median(counts)
+
+    def place(length: float) -> float:
+        if log:
+            return _log_x(length, most, least) if most > least else WIDE / 2
+        return LEFT + 14 + (WIDE - LEFT - RIGHT - 28) * length / most
+
+    bins: dict[int, int] = {}
+    width = (WIDE - LEFT - RIGHT) / BINS
+    for length, samples in counts.items():
+        at = min(BINS - 1, int((place(length) - LEFT) / width))
+        bins[at] = bins.get(at, 0) + samples
+    high = max(bins.values())
+    parts = [_bar(LEFT + at * width, width, samples / high) for at, samples in bins.items()]
+    parts += [_across(HIGH - BOTTOM, 0.5), *_lines(bounds, place), *_ends(counts, bounds, place)]
+    scale = f"{across}, logarithmic" if log else across
+    parts += [_caption(up, LEFT, 16), _caption(scale, WIDE - RIGHT, HIGH - 8, "end")]
+    return svg(parts, f"{up} against {across}", WIDE, HIGH)
+
+
+def _median(counts: Mapping[int, int]) -> int:
+    half, seen = sum(counts.values()) / 2, 0
+    for length in sorted(counts):
+        seen += counts[length]
+        if seen >= half:
+            return length
+    return 0
+
+
+def _bar(x: float, width: float, share: float) -> str:
+    high = max(1.0, (HIGH - TOP - BOTTOM - 20) * share)
+    return (
+        f'<rect x="{x:.1f}" y="{HIGH - BOTTOM - high:.1f}" width="{width - 1:.1f}" height="{high:.1f}" '
+        f'fill="{GREY}" fill-opacity="0.7"/>'
+    )
+
+
+def _lines(bounds: Sequence[int], place: Callable[[float], float]) -> Iterator[str]:
+    last = -math.inf
+    for bound in bounds:
+        x = place(bound)
+        line = f'd="M{x:.1f} {TOP + 16}V{HIGH - BOTTOM}" stroke-width="1.5" stroke-dasharray="4 3"'
+        yield f'<path {line} stroke="{BLUE}"/>'
+        if x - last > len(f"{bound:,}") * _LETTER + 4:
+            yield word(f"{bound:,}", x, TOP + 11, "middle")
+            last = x
+
+
+def _ends(counts: Mapping[int, int], bounds: Sequence[int], place: Callable[[float], float]) -> Iterator[str]:
+    for length in sorted({min(counts), max(*counts, *bounds)}):
+        yield word(f"{length:,}", place(length), HIGH - BOTTOM + 17, "middle")
+
+
+# -- words ---------------------------------------------------------------------------------------------------------
+
+
+def _across(y: float, opacity: float) -> str:
+    return f'<path d="M{LEFT} {y:.1f}H{WIDE - RIGHT}" stroke="currentColor" stroke-opacity="{opacity}"/>'
+
+
+def _caption(text: str, x: float, y: float, anchor: str = "start") -> str:
+    return word(text, x, y, anchor, ' opacity="0.8"')

@@ -6,19 +6,38 @@ with a symbol, and the sizes of a drawing are in a table as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel import table as plain
-from tpu_magics.panel.preflight_figures import figures
+from tpu_magics.panel.preflight_figures import PreflightFigure, figures
 from tpu_magics.panel.preflight_fit import fit_html, fit_text, sizes_text
 from tpu_magics.panel.preflight_problems import problems
-from tpu_magics.panel.preflight_rows import rows_html
-from tpu_magics.panel.preflight_topics import Topic, topics
-from tpu_magics.panel.preflight_verdict import verdict_html, verdict_text
-from tpu_magics.panel.sections_words import Fact, facts_table, say, short, small
+from tpu_magics.panel.preflight_topics import Topic, kinds, topics
+from tpu_magics.panel.sections_words import (
+    AMBER,
+    BLUE,
+    GREEN,
+    GREY,
+    NOT_AVAILABLE,
+    RED,
+    SMALL,
+    VIOLET,
+    Fact,
+    chip,
+    facts_table,
+    say,
+    short,
+    size,
+    small,
+    table,
+    title,
+)
 from tpu_magics.panel.table import WIDTH, Row, Table
 from tpu_magics.preflight.report import Preflight, TargetResult
+from tpu_magics.preflight.verdict import Reason, TpuVerdict
 
 _OUTER = "color:inherit;max-width:72em;line-height:1.45;overflow-wrap:break-word"
 _SUMMARY = "cursor:pointer"
@@ -107,3 +126,205 @@ def _shared(results: Sequence[TargetResult]) -> str:
     if any(one.devices > 1 for one in results):
         return f"over {' or '.join(f'{many:,}' for many in sorted({one.devices for one in results}))} devices"
     return "on each rank" if any((one.ranks or 1) > 1 for one in results) else "on one rank"
+
+
+# -- the row of a target, as HTML -----------------------------------------------------------------------------------
+
+
+COLOURS = {"arguments": BLUE, "temporaries": VIOLET, "outputs": GREEN, "code": GREY}
+_TRACK = "rgba(128,128,128,.22)"
+_EXACT, _SEEN = 0.02, 0.03  # kinds add up to what is needed; a part that can be seen
+_BAR = "position:relative;display:flex;height:.6em;border-radius:.3em;overflow:hidden;margin:.2em 0"
+_ROW = "display:flex;flex-wrap:wrap;gap:.3em 1em;background:transparent;padding:.35em 0 .45em .7em;margin:0 0 .4em 0"
+_CELL = "display:block;text-align:left;vertical-align:top;padding:0;border:0;min-width:0"
+_UNITS = re.compile(r"(?<=\d) (?=[A-Za-zµ%]+)(?!of )")  # a number and its unit stay on one line
+_ALL = 58  # em that all cells of a row need beside each other
+
+
+def _cell(em: float) -> str:
+    """A cell so wide at least; a fifth of the row where not all cells have room in one line."""
+    return f"{_CELL};flex:{em:g} 1 max({em:g}em,min(({_ALL}em - 100%)*999,20%))"
+
+
+def rows_html(results: Sequence[TargetResult]) -> str:
+    """One row for each target, with a bar of its memory. The cells flow: all in one line where there is room, else four
+    to a line. Without styles it is a plain table."""
+    rows = "".join(_target_row(one) for one in results)
+    style = "display:block;border-collapse:collapse;border:0;margin:0;color:inherit;font-size:inherit;width:100%"
+    return f'<table style="{style}"><tbody style="display:block">{rows}</tbody></table>'
+
+
+def _target_row(one: TargetResult) -> str:
+    word, colour = words.STATES[one.status]
+    head = f'<div style="margin:0 0 .15em 0"><b style="font-size:1.15em">{say(one.name)}</b></div>{chip(word, colour)}'
+    cells = [f'<td style="{_cell(8)}">{head}<div style="{SMALL}">{say(words.target_text(one))}</div></td>']
+    memory, *others = figures(one)
+    cells.append(f'<td style="{_cell(11)}">{_figure(memory, bar(one))}{_legend(one)}</td>')
+    shown = list(_merged(others))
+    whole = len(shown) == len(others)
+    cells += [
+        f'<td style="{_cell(8 if whole and not place else 6 if whole or place else 9)}">{_figure(figure)}</td>'
+        for place, figure in enumerate(shown)
+    ]
+    return f'<tr style="{_ROW};border-left:4px solid {colour}">{"".join(cells)}</tr>'
+
+
+def _merged(figures: Sequence[PreflightFigure]) -> Iterator[PreflightFigure]:
+    """Unknown figures with the same reason share a cell."""
+    missing = [one.label for one in figures if one.value == words.NOTHING]
+    for one in figures:
+        if one.value == NOT_AVAILABLE and missing:
+            yield replace(one, label="Cost, bf16, padding")
+        elif one.value != words.NOTHING:
+            yield one
+
+
+def _figure(figure: PreflightFigure, below: str = "") -> str:
+    beside = "".join(f'<div style="{SMALL}">{say(line)}</div>' for line in figure.beside)
+    together = _UNITS.sub("\xa0", say(figure.value))
+    value = f'<div style="font-size:1.15em"><b>{together}</b></div>'
+    return f'<div style="{SMALL}">{say(figure.label)}</div>{value}{below}{beside}'
+
+
+# -- the bar ---------------------------------------------------------------------------------------------------------
+
+
+def bar(one: TargetResult) -> str:
+    """Needed memory against available memory, by kind; a line marks the limit where it is exceeded."""
+    memory = one.worst.memory
+    if memory is None or not memory.available:
+        return ""
+    whole = max(memory.needed, memory.available)
+    colours = COLOURS if memory.needed <= memory.available else {"needed": RED}
+    parts = "".join(_part(value / whole, colours.get(name, BLUE)) for name, value in _shares(one).items())
+    text = f"{words.used(memory)} of HBM"
+    style = f"{_BAR};background:{_TRACK}"
+    return f'<div role="img" aria-label="{say(text)}" style="{style}">{parts}{_edge(memory.available / whole)}</div>'
+
+
+def _shares(one: TargetResult) -> dict[str, int]:
+    """Bytes by kind, where they are known and fit; else all that is needed."""
+    memory, found = one.worst.memory, kinds(one.worst)
+    if memory is None:
+        return {}
+    add_up = abs(sum(found.values()) - memory.needed) <= _EXACT * memory.needed
+    return found if add_up and memory.needed <= (memory.available or 0) else {"needed": memory.needed}
+
+
+def _legend(one: TargetResult) -> str:
+    """What the colours of the bar are, of parts that can be seen."""
+    found = _shares(one)
+    seen = {name: value for name, value in found.items() if value > _SEEN * sum(found.values())}
+    if len(found) < 2:
+        return ""
+    words_ = (
+        f'<span style="white-space:nowrap"><span aria-hidden="true" style="color:{COLOURS[name]}">■</span> '
+        f"{say(f'{name} {size(value)}')}</span>"
+        for name, value in seen.items()
+    )
+    return f'<div style="{SMALL}">{" ".join(words_)}</div>'
+
+
+def _part(share: float, colour: str) -> str:
+    return f'<div style="width:{100 * share:.2f}%;background:{colour}"></div>'
+
+
+def _edge(share: float) -> str:
+    if share >= 1:
+        return ""
+    style = f"position:absolute;top:0;bottom:0;left:{100 * share:.2f}%;width:3px;background:currentColor"
+    return f'<div style="{style}"></div>'
+
+
+# -- the verdict ----------------------------------------------------------------------------------------------------
+
+
+HEAD = "Does this step suit a TPU?"
+MARKS = {True: ("✓", GREEN), False: ("✗", RED), None: ("?", AMBER)}
+SIDES = {True: "✓ for", False: "✗ against", None: "· neither"}
+
+
+@dataclass(frozen=True)
+class VerdictLine:
+    """A reason of one or several targets. `side`: for, against or neither; `todo`: what would change it."""
+
+    side: str
+    text: str
+    todo: str
+
+
+def verdict_html(found: Preflight) -> str:
+    parts = [title(HEAD)]
+    for names, verdict, because in _verdicts(found):
+        mark, colour = MARKS[verdict.suits]
+        whose = f"<b>{say(names)}</b> " if names else ""
+        shown = f"{chip(f'{mark} {verdict.word}', colour)} {say(because)}"
+        parts.append(f'<p style="margin:.2em 0 .4em 0">{whose}{shown}</p>')
+    parts.append(table((), map(_row, lines(found))))
+    return "".join([*parts, f'<p style="margin:.4em 0 0 0">{small(not_told(found))}</p>'])
+
+
+def verdict_text(found: Preflight, width: int) -> Iterator[str]:
+    told = (
+        f"{f'{names}: ' if names else ''}{MARKS[verdict.suits][0]} {verdict.word}. {because}"
+        for names, verdict, because in _verdicts(found)
+    )
+    rows = tuple(Row((one.side, f"{one.text} {one.todo}".strip())) for one in lines(found))
+    yield plain.to_text(Table(HEAD, None, (), tuple(told)), width)
+    yield plain.to_text(Table("", None, rows), width)
+    yield plain.to_text(Table("", None, (), (not_told(found),)), width)
+
+
+def _row(one: VerdictLine) -> list[str]:
+    more = f" {small(one.todo)}" if one.todo else ""
+    return [f'<b style="white-space:nowrap">{say(one.side)}</b>', f"{say(one.text).replace(' %', '&nbsp;%')}{more}"]
+
+
+def _verdicts(found: Preflight) -> Iterator[tuple[str, TpuVerdict, str]]:
+    """Each different one with the names of its targets, without names where there is only one, and why: targets that
+    differ only in a number share it."""
+    groups: dict[tuple[str, str], list[TargetResult]] = {}
+    for one in found.results:
+        reason = one.verdict.deciding
+        groups.setdefault((one.verdict.word, reason.text if reason else one.verdict.because), []).append(one)
+    for same in groups.values():
+        names = ", ".join(one.name for one in same) if len(groups) > 1 else ""
+        yield names, same[0].verdict, _because(same)
+
+
+def _because(same: Sequence[TargetResult]) -> str:
+    numbers = {one.name: one.verdict.deciding.number for one in same if one.verdict.deciding}
+    reason = same[0].verdict.deciding
+    return replace(reason, number=_numbers(numbers)).sentence if reason else same[0].verdict.because
+
+
+# -- reasons ---------------------------------------------------------------------------------------------------------
+
+
+def lines(found: Preflight) -> Iterator[VerdictLine]:
+    """What decides first, then against, neither, for. Targets that differ in a number share a line."""
+    groups: dict[Reason, dict[str, str]] = {}
+    for one in found.results:
+        for reason in one.verdict.reasons:
+            groups.setdefault(replace(reason, number=""), {})[one.name] = reason.number
+    for reason, numbers in sorted(groups.items(), key=lambda item: _order(item[0])):
+        whose = "" if len(numbers) == len(found.results) else f"{', '.join(numbers)}: "
+        done = found.fit and (reason.good or "--fit" in reason.todo)
+        text = replace(reason, number=_numbers(numbers)).sentence
+        yield VerdictLine(SIDES[reason.good], f"{whose}{text}", "" if done else reason.todo)
+
+
+def _numbers(numbers: Mapping[str, str]) -> str:
+    """ "98 %"; "98 % (v5litepod-8), 97 % (v6e-8)" where they differ."""
+    if len(set(numbers.values())) == 1:
+        return next(iter(numbers.values()))
+    return ", ".join(f"{number} ({name})" for name, number in numbers.items())
+
+
+def _order(reason: Reason) -> int:
+    return -1 if reason.decides else (False, None, True).index(reason.good)
+
+
+def not_told(found: Preflight) -> str:
+    """What a verdict does not cover."""
+    return f"Not visible in the program: {'; '.join(found.results[0].verdict.unknown)}."

@@ -12,7 +12,7 @@ import pytest
 from tests.panel import recorded
 from tests.panel.recorded import CREATED, Recorded
 from tpu_magics.launch.run_observer import SafeObserver
-from tpu_magics.magics import lab, lab_run
+from tpu_magics.magics import front_ends, lab
 from tpu_magics.magics.front_ends import FrontEnds
 from tpu_magics.panel.model import SharedView
 from tpu_magics.runs.events import Steps
@@ -53,14 +53,14 @@ class Counted(SharedView):
 def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDesk]:
     made = FakeDesk()
     monkeypatch.setattr(lab, "current", made)
-    monkeypatch.setattr(lab_run, "_newest", None)
-    monkeypatch.setattr(lab_run, "SHARE", 1e9)
+    monkeypatch.setattr(front_ends, "_newest", None)
+    monkeypatch.setattr(front_ends, "SHARE", 1e9)
     yield made
 
 
-def follow(run: Recorded, answers: bool = True) -> tuple[lab_run.LabRun, Counted]:
+def follow(run: Recorded, answers: bool = True) -> tuple[front_ends.LabRun, Counted]:
     reading = Counted(run.files)
-    return lab_run.follow(run.files, lambda: None, reading, answers), reading
+    return front_ends.follow(run.files, lambda: None, reading, answers), reading
 
 
 def step(run: Recorded, total: int) -> None:
@@ -105,7 +105,7 @@ def test_updates_come_as_often_as_was_asked(tmp_path: Path, desk: FakeDesk) -> N
 
 @pytest.mark.long
 def test_updates_take_a_small_part_of_the_time(tmp_path: Path, desk: FakeDesk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lab_run, "SHARE", 0.1)
+    monkeypatch.setattr(front_ends, "SHARE", 0.1)
     run = recorded.long_run(tmp_path, compiles=200)
     followed, reading = follow(run)
     reading.anew()  # what was written before is read once
@@ -121,7 +121,7 @@ def test_updates_take_a_small_part_of_the_time(tmp_path: Path, desk: FakeDesk, m
 
 
 def test_whole_runs_come_where_nobody_can_ask(tmp_path: Path, desk: FakeDesk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lab_run, "WHOLE_EVERY", 0.2)
+    monkeypatch.setattr(front_ends, "WHOLE_EVERY", 0.2)
     run = recorded.running(tmp_path)
     followed, _reading = follow(run, answers=False)
     for total in range(441, 447):
@@ -173,7 +173,7 @@ def test_a_mailbox_that_breaks_leaves_the_rest(tmp_path: Path, desk: FakeDesk) -
 
     said: list[str] = []
     run = recorded.running(tmp_path)
-    followed = lab_run.follow(run.files, lambda: None, SharedView(run.files), answers=True, hears=True)
+    followed = front_ends.follow(run.files, lambda: None, SharedView(run.files), answers=True, hears=True)
     desk.answers = False
     mailbox: Any = Torn()
     both = SafeObserver(FrontEnds(None, followed, mailbox, said.append), said.append)
@@ -214,9 +214,9 @@ def test_the_same_run_is_followed_once(tmp_path: Path, desk: FakeDesk) -> None:
     """A panel is attached to a run that had none."""
     run = recorded.running(tmp_path)
     first, _reading = follow(run)
-    assert follow(run)[0] is first and lab_run.following() is first
+    assert follow(run)[0] is first and front_ends.following() is first
     other, _reading = follow(recorded.running(tmp_path, "another"))
-    assert other is not first and lab_run.following() is other and desk.types == ["hello", "hello"]
+    assert other is not first and front_ends.following() is other and desk.types == ["hello", "hello"]
 
 
 def test_those_who_look_together_read_once(tmp_path: Path) -> None:

@@ -18,8 +18,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.preflight.search.points import TOLERANCE, FitPoint, Range, bracket, nice_sizes, step_of, stopped
-from tpu_magics.preflight.search.result import FitResult, to_result
+from tpu_magics.preflight.search_result import (
+    TOLERANCE,
+    FitPoint,
+    FitResult,
+    Range,
+    bracket,
+    nice_sizes,
+    step_of,
+    stopped,
+    to_result,
+)
 
 __all__ = ["APART", "HIGHEST", "TargetLike", "next_size", "search"]
 
