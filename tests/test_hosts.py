@@ -3,13 +3,13 @@ its environments are `make test-hosts`."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import hosts as script
 import pytest
 
 from tests.hosts.lacking import LACKS
@@ -20,6 +20,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture
 def hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    spec = importlib.util.spec_from_file_location("hosts_script", ROOT / "scripts" / "hosts.py")
+    assert spec and spec.loader
+    script: Any = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "hosts_script", script)  # its dataclass looks there
+    spec.loader.exec_module(script)
     monkeypatch.setattr(script, "FOLDER", tmp_path / "hosts")
     return script
 
