@@ -61,29 +61,37 @@ class Host:
         return FOLDER / f"{self.name}.log"
 
 
+def test_files(room: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"tests/{room}/test_{name}.py" for name in names)
+
+
 HOSTS = {
     # Its image has no TensorFlow. With one beside it, as a person installs it, cells train (magics/test_tensorflow.py);
     # what is left out is one program with dozens of runs, which Kaggle's TensorFlow passes, and what torch_xla alone
-    # decides: it is the one of .venv. Pages and rules depend on Python alone, and this is the newest; Kaggle's lies
-    # between it and .venv's, so what only watches processes is left out there.
+    # decides: it is the one of .venv. Pages and rules depend on Python alone, and this is the newest.
     "colab": Host(
         "colab",
         "3.13",
         ("tensorflow",),
-        ("panel", "check"),
+        ("tests/panel", "tests/check"),
         (
-            "tests/launch/strategies/test_in_process.py",
-            *(f"tests/launch/test_{name}.py" for name in ("rehearsal", "rehearsal_killed", "spmd")),
-            *(f"tests/preflight/test_{name}.py" for name in ("run", "precheck")),
+            *test_files("launch/strategies", "in_process"),
+            *test_files("launch", "rehearsal", "rehearsal_killed", "spmd", "traps"),
+            *test_files("preflight", "run", "precheck"),
+            *test_files("check", "own_code", "launch_fixes"),
         ),
     ),
+    # Its Python lies between those of .venv and of Colab: what only reads programs or watches processes is left out.
     # test_trace_reads: torch_xla's kernels are replaced in another way with this torch.
     "kaggle": Host(
         "kaggle",
         "3.12",
         ("ipykernel6", "preflight-colab"),
-        ("backends/torch_xla/test_trace_reads.py",),
-        tuple(f"tests/launch/test_{name}.py" for name in ("endings", "process", "streams", "supervisor")),
+        test_files("backends/torch_xla", "trace_reads"),
+        (
+            *test_files("launch", "endings", "hoist", "hoist_declined", "process", "streams", "supervisor"),
+            *test_files("preflight", "command", "compile_process", "precheck"),
+        ),
     ),
 }
 
@@ -237,7 +245,7 @@ def start(host: Host, options: list[str]) -> subprocess.Popen[bytes]:
     """pytest in the host's environment, writing to its log."""
     without = f" without {', '.join(host.left_out)}" if host.left_out else ""
     install.say(f"{host.name}: running the suites{without}, log in {host.log.relative_to(ROOT)}")
-    suites = [f"tests/{name}" for name in (*SUITES, *host.suites)]
+    suites = [*(f"tests/{name}" for name in SUITES), *host.suites]
     left_out = [f"--ignore={name}" for name in (*NOT_THERE, *host.left_out)]
     command = [
         host.interpreter,

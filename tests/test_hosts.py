@@ -39,10 +39,9 @@ def test_every_host_has_a_list_and_overlays_that_there_are(hosts: Any) -> None:
     names = {row[0] for row in hosts.install.OVERLAYS}
     for host in hosts.HOSTS.values():
         assert "torch==" in host.packages.read_text() and set(host.overlays) <= names
-    every = [*hosts.SUITES, *(name for host in hosts.HOSTS.values() for name in host.suites)]
-    assert [name for name in every if not (ROOT / "tests" / name).exists()] == []
-    left_out = [*hosts.NOT_THERE, *(name for host in hosts.HOSTS.values() for name in host.left_out)]
-    assert [name for name in left_out if not (ROOT / name).exists()] == []
+    named = [name for host in hosts.HOSTS.values() for name in (*host.suites, *host.left_out)]
+    named += [*hosts.NOT_THERE, *(f"tests/{name}" for name in hosts.SUITES)]
+    assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 @pytest.mark.process
@@ -93,6 +92,7 @@ def made_wheel(folder: Path, *needs: str) -> Path:
     return next(folder.glob("tpu_magics-9.9*.whl"))
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_wheel_that_changes_a_version_stops_it_and_another_goes_in_again_and_again(
     hosts: Any, environment: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]

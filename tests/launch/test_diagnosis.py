@@ -270,7 +270,7 @@ def recorded(table: str) -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
         yield name, kind, text.strip(), tuple(" | ".join(parts).split(" | "))
 
 
-# What libtpu says of memory that does not suffice (also read by tests/backends/test_trainer.py).
+# What libtpu says of memory that does not suffice (also read by tests/backends/torch_xla/test_trainer.py).
 HBM_E1000, HBM_RESERVE, HBM_ALLOCATE, HBM_PIECES = (text for name, _, text, _ in recorded(RECORDED) if name == "hbm")
 EXCEPTIONS: list[tuple[str, str, str, tuple[str, ...]]] = [
     *recorded(RECORDED),

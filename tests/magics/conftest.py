@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -29,7 +30,8 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernels]:
             folder = tmp_path_factory.mktemp(f"{name}-kernel")
             (folder / "tmp").mkdir()
             own = {"XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(folder / "tmp")}
-            kernel = running.enter_context(running_kernel(folder, **own, **KERNELS[name]()))
+            with forked() if name == OWN else nullcontext():
+                kernel = running.enter_context(running_kernel(folder, **own, **KERNELS[name]()))
             kernel.run(LOAD).good()
             return kernel
 
@@ -51,6 +53,11 @@ def loaded_anew(kernel: Kernel, folder: Path) -> Iterator[Kernel]:
         one.messages.clear()
         one.run(LOAD).good()
         yield one
+
+
+def forked() -> AbstractContextManager[Any]:
+    """Kernels that begin here are forks of one process that has imported what most cells need."""
+    return mock.patch(LAUNCHER, partial(forks.kernel, "ipykernel.kernelapp torch_xla transformers.trainer"))
 
 
 @contextmanager
@@ -75,7 +82,6 @@ def module_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 @pytest.fixture
 def own_kernel(tmp_path: Path) -> Iterator[Kernel]:
     """A kernel of this test alone, with torch_xla imported and the magics loaded."""
-    with mock.patch(LAUNCHER, partial(forks.kernel, "ipykernel.kernelapp torch_xla")):
-        with running_kernel(tmp_path) as kernel:
-            kernel.run(LOAD).good()
-            yield kernel
+    with forked(), running_kernel(tmp_path) as kernel:
+        kernel.run(LOAD).good()
+        yield kernel
