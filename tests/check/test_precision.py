@@ -60,6 +60,8 @@ SCALED = """
         ("import accelerate", "", ["TPU502"]),
         ("import torch_xla", "device = torch_xla.device()", ["TPU502"]),
         ("import torch_xla", 'device = torch.device("cuda")', ["TPU502"]),
+        ("from accelerate import Accelerator", 'device = torch.device("cuda")', ["TPU502"]),
+        ("from transformers import TrainingArguments", 'device = TrainingArguments("o"), model.cuda()', ["TPU502"]),
         ("", 'device = torch.device("cuda" if torch.cuda.is_available() else "cpu")', ["TPU502"]),
         ("", 'device = torch.device("cuda")', []),
         ("", 'device = torch.device("cuda:0")', []),

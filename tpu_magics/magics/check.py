@@ -16,7 +16,7 @@ from tpu_magics.check.engine import code_spans
 from tpu_magics.check.finding import Finding
 from tpu_magics.check.reachability import reachable_findings
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch.checklist import FAILED, PASSED, UNKNOWN, ChecklistItem
+from tpu_magics.launch.checklist import FAILED, PASSED, UNKNOWN, ChecklistItem, checklist
 from tpu_magics.magics import lab
 from tpu_magics.magics.display import show, show_table
 from tpu_magics.panel.findings import findings_html, findings_text
@@ -187,9 +187,6 @@ def _replace(
 
 def _ready(notebook: ShellNotebook, found: argparse.Namespace, cells: Sequence[CodeCell]) -> None:
     """The checklist; with a NAME, for the code that its training uses."""
-    from tpu_magics.launch.checklist import checklist
-    from tpu_magics.magics.check import ready_table
-
     if found.select or found.ignore:
         raise TpuMagicsError(
             "--ready cannot be combined with --select or --ignore.",
@@ -210,7 +207,6 @@ def _ready(notebook: ShellNotebook, found: argparse.Namespace, cells: Sequence[C
 
 
 # -- the checklist of --ready ---------------------------------------------------------------------------------------
-
 
 _STATES = {PASSED: "passed", FAILED: "failed", UNKNOWN: "unknown"}
 

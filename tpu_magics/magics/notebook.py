@@ -20,7 +20,6 @@ from tpu_magics.launch.run_observer import FREE, TRAINS, WAITS, RunObserver
 from tpu_magics.runs.files import RunFiles
 
 if TYPE_CHECKING:
-    from tpu_magics.check.cells import CodeCell
     from tpu_magics.magics.shell import UnrecordedCells
     from tpu_magics.panel.widget import LivePanel
 
@@ -147,8 +146,6 @@ class ShellNotebook:
 
     def checked_cells(self) -> list[CodeCell]:
         """The cells so far as the rules read them; of a cell that was run again, the newest only."""
-        from tpu_magics.magics.notebook import newest
-
         texts = list(map(str, self._history()))
         if self._unrecorded is not None and self._unrecorded.now:
             texts += self._unrecorded.texts

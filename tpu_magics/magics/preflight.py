@@ -1,6 +1,4 @@
-"""`%tpu_preflight` and `tpu_magics.preflight`: a function and the names of TPUs -> a preflight, and
-its displays.
-"""
+"""`%tpu_preflight` and `tpu_magics.preflight`: a function and the names of TPUs -> a preflight, and how it is shown."""
 
 from __future__ import annotations
 

@@ -276,8 +276,8 @@ def is_for_other_device(node: ast.AST, ctx: RuleContext) -> bool:
 
 @remembered
 def is_gpu_program(program: CheckedProgram) -> bool:
-    """Whether the program puts things on a GPU, and neither XLA nor accelerate, which would choose the device."""
-    if program.tpu_tf or program.has_our_magics or any(map(program.uses, _FOR_TPUS)):
+    """Whether the program puts things on a GPU and does not use XLA."""
+    if program.tpu_tf or program.has_our_magics or any(map(program.uses, ("torch_xla", "tpu_magics"))):
         return False
     if program.calls(*_FOR_GPUS) or any(call.receiver.kind != NUMBER for call in program.methods("cuda")):
         return True
@@ -288,7 +288,6 @@ def is_gpu_program(program: CheckedProgram) -> bool:
     return any(_is_cuda(call.ctx.constant(call.node.args[0])) for call in devices)
 
 
-_FOR_TPUS = ("torch_xla", "tpu_magics", "accelerate")
 _FOR_GPUS = (
     "torch.cuda.set_device",
     "tensorflow.distribute.MirroredStrategy",

@@ -180,6 +180,8 @@ def _target_names(target: ast.expr) -> Iterable[str]:
         return (target.attr,)
     if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
         return (str(target.slice.value),)
+    if isinstance(target, (ast.Tuple, ast.List)):  # as one name: which of them it is, is not known
+        return (", ".join(name for one in target.elts for name in _target_names(one)),)
     return ()
 
 

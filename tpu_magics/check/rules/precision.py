@@ -35,6 +35,12 @@ def is_float16(node: ast.expr | None, ctx: RuleContext, texts: bool = False) -> 
     return texts and ctx.constant(node) in _TEXTS
 
 
+def _is_for_other_device(node: ast.AST, ctx: RuleContext) -> bool:
+    """As for other rules, but accelerate and the Trainer choose the device, whatever else the program moves."""
+    whole = not ctx.program.xla and _device.is_gpu_program(ctx.program)
+    return whole or _device.is_in_other_device_branch(node, ctx)
+
+
 def mentions_gpu(node: ast.expr | None, ctx: RuleContext) -> bool:
     """`enabled=torch.cuda.is_available()`, `enabled=device.type == "cuda"`, through a name as well."""
     return node is not None and ("cuda" in ast.unparse(node).lower() or ctx.value(node).name.startswith("torch.cuda"))
@@ -319,7 +325,7 @@ class CudaAmp(Rule):
         )
         if parts is None and (handler := _HANDLERS.get(ctx.name(node))) is not None:
             parts = handler(node, ctx)
-        if parts is not None and not _device.is_for_other_device(node, ctx):
+        if parts is not None and not _is_for_other_device(node, ctx):
             message, fix, why = parts
             yield ctx.finding(node, message, fix, why=why)
 
@@ -465,7 +471,7 @@ class Half(Rule):
 
     def check(self, node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
         result = _half_method(node, ctx) or _half_function(node, ctx)
-        if result is not None and not _device.is_for_other_device(node, ctx) and not _keeps_dtype(node, ctx):
+        if result is not None and not _is_for_other_device(node, ctx) and not _keeps_dtype(node, ctx):
             message, fix = result
             yield ctx.finding(node, message, fix)
 
