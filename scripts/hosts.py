@@ -68,7 +68,8 @@ def test_files(room: str, *names: str) -> tuple[str, ...]:
 HOSTS = {
     # Its image has no TensorFlow. With one beside it, as a person installs it, cells train (magics/test_tensorflow.py);
     # what is left out is one program with dozens of runs, which Kaggle's TensorFlow passes, and what torch_xla alone
-    # decides: it is the one of .venv. Pages and rules depend on Python alone, and this is the newest.
+    # decides: it is the one of .venv. Pages and rules depend on Python alone, and this is the newest; what the rules
+    # find in our own code is the same everywhere.
     "colab": Host(
         "colab",
         "3.13",
@@ -81,7 +82,8 @@ HOSTS = {
             *test_files("check", "own_code", "launch_fixes"),
         ),
     ),
-    # Its Python lies between those of .venv and of Colab: what only reads programs or watches processes is left out.
+    # Its Python lies between those of .venv and of Colab: what only reads programs or watches processes is left out, and
+    # the ways to a preflight beside the one that preflight/test_run.py takes.
     # test_trace_reads: torch_xla's kernels are replaced in another way with this torch.
     "kaggle": Host(
         "kaggle",
