@@ -82,8 +82,8 @@ HOSTS = {
             *test_files("check", "own_code", "launch_fixes"),
         ),
     ),
-    # Its Python lies between those of .venv and of Colab: what only reads programs or watches processes is left out, and
-    # the ways to a preflight beside the one that preflight/test_run.py takes.
+    # Its Python lies between those of .venv and of Colab: what only reads programs or watches processes is left out,
+    # and the ways to a preflight beside the one that preflight/test_run.py takes.
     # test_trace_reads: torch_xla's kernels are replaced in another way with this torch.
     "kaggle": Host(
         "kaggle",
