@@ -14,8 +14,13 @@ import pytest
 import tpu_magics
 from tpu_magics.backends import hlo
 from tpu_magics.backends.base import ObserverConfig, RecompileLimit, StepLimit, StopRequested
-from tpu_magics.backends.observe.causes import (
+from tpu_magics.backends.observe.compiles import (
+    FULL_RECORDS,
+    CompileCause,
     CompileComparison,
+    CompileEvidence,
+    CompileReport,
+    History,
     InputFixes,
     evaluation_batch,
     first_cause,
@@ -23,12 +28,8 @@ from tpu_magics.backends.observe.causes import (
     input_change,
     unknown,
 )
-from tpu_magics.backends.observe.evidence import CompileCause, CompileEvidence, CompileReport
-from tpu_magics.backends.observe.history import FULL_RECORDS, History
-from tpu_magics.backends.observe.logged_values import LoggedValues
+from tpu_magics.backends.observe.measurements import LoggedValues, PeriodicSampler, PrecisionWatch, precision_facts
 from tpu_magics.backends.observe.observer import Observer, guarded
-from tpu_magics.backends.observe.precision import PrecisionWatch, precision_facts
-from tpu_magics.backends.observe.sampling import PeriodicSampler
 from tpu_magics.runs.events import Compile, Event, Input, Precision, Site, Warned, from_line, only
 from tpu_magics.runs.writer import EventWriter
 
@@ -194,8 +195,8 @@ def test_the_graph_with_the_most_multiplications_gives_the_precision(writer: Eve
 @pytest.mark.process
 def test_the_core_imports_no_framework() -> None:
     code = (
-        "import sys, tpu_magics.backends.observe.observer, tpu_magics.backends.observe.causes, "
-        "tpu_magics.backends.observe.sampling\n"
+        "import sys, tpu_magics.backends.observe.observer, tpu_magics.backends.observe.compiles, "
+        "tpu_magics.backends.observe.measurements\n"
         "print(sorted({'torch', 'torch_xla', 'tensorflow', 'numpy'} & sys.modules.keys()))"
     )
     root = Path(tpu_magics.__file__).parents[1]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.backends import hlo
-from tpu_magics.backends.observe.evidence import CompileCause, CompileReport
+from tpu_magics.backends.observe.compiles import CompileCause, CompileReport
 from tpu_magics.backends.tensorflow.observe import causes
 from tpu_magics.backends.tensorflow.observe.dumps import Dumps
 from tpu_magics.backends.tensorflow.observe.evidence import FunctionCompile, FunctionFacts

@@ -1,13 +1,13 @@
 """HLO as text and as protos: reading, comparing, counting. Standard library only.
 
-A `Graph` (graph.py) is small and made to be kept and compared; an `HloModule` (text.py) has every instruction with its
+A `Graph` is small and made to be kept and compared; an `HloModule` has every instruction with its
 attributes, for an analysis of one program.
 """
 
 from __future__ import annotations
 
 from tpu_magics.backends.hlo.compare import GraphChange, compare, distance
-from tpu_magics.backends.hlo.graph import (
+from tpu_magics.backends.hlo.text import (
     Graph,
     Op,
     Tensor,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TypeVar
 
-from tpu_magics.backends.hlo.graph import Graph, Op, Tensor
+from tpu_magics.backends.hlo.text import Graph, Op, Tensor
 
 AT_MOST = 32  # distinct differences of one kind to keep
 RUN = 6  # consecutive instructions that must occur once in both graphs to match them

@@ -12,11 +12,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 from tpu_magics.backends.base import ObserverConfig, RecompileLimit, StepLimit, StopRequested
-from tpu_magics.backends.observe.evidence import CompileCause, CompileEvidence
-from tpu_magics.backends.observe.history import History
-from tpu_magics.backends.observe.logged_values import LoggedValues
-from tpu_magics.backends.observe.precision import PrecisionWatch
-from tpu_magics.backends.observe.sampling import PeriodicSampler
+from tpu_magics.backends.observe.compiles import CompileCause, CompileEvidence, History
+from tpu_magics.backends.observe.measurements import LoggedValues, PeriodicSampler, PrecisionWatch
 from tpu_magics.backends.observe.sites import Sites
 from tpu_magics.runs import events, value_log
 from tpu_magics.runs.meter import StepMeter

@@ -15,7 +15,7 @@ from functools import update_wrapper
 from typing import Any, Concatenate, ParamSpec
 
 from tpu_magics.backends import hlo
-from tpu_magics.backends.observe.precision import Facts, PrecisionWatch, precision_facts
+from tpu_magics.backends.observe.measurements import Facts, PrecisionWatch, precision_facts
 from tpu_magics.backends.torch_xla import precision_accelerate, precision_request
 from tpu_magics.backends.torch_xla.output_filter import OutputFilter
 from tpu_magics.backends.torch_xla.post_import import PostImport

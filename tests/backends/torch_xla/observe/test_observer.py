@@ -16,7 +16,7 @@ import tpu_magics
 from tests.backends.torch_xla.loops import sgd
 from tests.launch.launching import run
 from tpu_magics.backends.base import ObserverConfig
-from tpu_magics.backends.observe import logged_values
+from tpu_magics.backends.observe import measurements
 from tpu_magics.backends.torch_xla.observe.observer import TorchObserver
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaDumps
 from tpu_magics.backends.torch_xla.precision import TorchPrecisionWatch
@@ -329,7 +329,7 @@ def logs(what: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("read_every", [0.0, 0.25, 1000.0])
 def test_logging_tensors_changes_nothing(read_every: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logged_values, "READ_EVERY", read_every)
+    monkeypatch.setattr(measurements, "READ_EVERY", read_every)
     without, logged = run(logs, "nothing"), run(logs, "tensor")
     assert torch.equal(logged.value["losses"], without.value["losses"])
     assert torch.equal(logged.value["weight"], without.value["weight"])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from tpu_magics.backends.observe.causes import (
+from tpu_magics.backends.observe.compiles import (
+    CompileCause,
     CompileComparison,
     InputFixes,
     first_cause,
@@ -15,7 +16,6 @@ from tpu_magics.backends.observe.causes import (
     tensor_text,
     unknown,
 )
-from tpu_magics.backends.observe.evidence import CompileCause
 from tpu_magics.backends.tensorflow.observe.evidence import FunctionCompile
 from tpu_magics.backends.tensorflow.observe.traced_functions import Literal
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpu_magics.backends import hlo
-from tpu_magics.backends.observe.evidence import CompileReport
+from tpu_magics.backends.observe.compiles import CompileReport
 from tpu_magics.runs import locked_folders
 
 _MODULE = re.compile(r"module_(\d+)\.(.*)$")

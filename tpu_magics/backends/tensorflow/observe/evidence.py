@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from tpu_magics.backends.observe.evidence import CompileEvidence
+from tpu_magics.backends.observe.compiles import CompileEvidence
 from tpu_magics.backends.tensorflow.observe import keras_calls, traced_functions
 from tpu_magics.backends.tensorflow.observe.dumps import DumpedModule
 from tpu_magics.backends.tensorflow.observe.traced_functions import Literal

@@ -16,13 +16,16 @@ from tensorflow.python.framework import ops
 
 from tpu_magics.backends import hlo
 from tpu_magics.backends.base import ObserverConfig
-from tpu_magics.backends.observe.causes import evaluation_batch
-from tpu_magics.backends.observe.evidence import CompileCause
-from tpu_magics.backends.observe.history import History
-from tpu_magics.backends.observe.logged_values import LoggedValues, plain
+from tpu_magics.backends.observe.compiles import CompileCause, History, evaluation_batch
+from tpu_magics.backends.observe.measurements import (
+    Facts,
+    LoggedValues,
+    PeriodicSampler,
+    PrecisionWatch,
+    plain,
+    precision_facts,
+)
 from tpu_magics.backends.observe.observer import Observer, guarded
-from tpu_magics.backends.observe.precision import Facts, PrecisionWatch, precision_facts
-from tpu_magics.backends.observe.sampling import PeriodicSampler
 from tpu_magics.backends.tensorflow.observe import keras_calls, traced_functions
 from tpu_magics.backends.tensorflow.observe.causes import distance, explain
 from tpu_magics.backends.tensorflow.observe.dumps import DumpedModule, Dumps

@@ -9,8 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from tpu_magics.backends import hlo
-from tpu_magics.backends.observe.causes import InputFixes, changed, first_cause, input_change, mode_switch, unknown
-from tpu_magics.backends.observe.evidence import CompileCause
+from tpu_magics.backends.observe.compiles import (
+    CompileCause,
+    InputFixes,
+    changed,
+    first_cause,
+    input_change,
+    mode_switch,
+    unknown,
+)
 from tpu_magics.backends.torch_xla.observe.evidence import NO_ACTION, TorchComparison, TorchCompileEvidence
 from tpu_magics.backends.torch_xla.observe.library_causes import (
     before_training,

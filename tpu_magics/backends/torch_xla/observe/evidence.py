@@ -5,8 +5,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tpu_magics.backends.observe.causes import CompileComparison, changed, graph_distance
-from tpu_magics.backends.observe.evidence import CompileCause, CompileEvidence
+from tpu_magics.backends.observe.compiles import (
+    CompileCause,
+    CompileComparison,
+    CompileEvidence,
+    changed,
+    graph_distance,
+)
 from tpu_magics.backends.torch_xla.observe.parts import TrainingPart
 from tpu_magics.backends.torch_xla.observe.snapshot import FrameSnapshot, Number
 from tpu_magics.backends.torch_xla.observe.step_events import StepFacts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tpu_magics.backends.observe.evidence import CompileCause
+from tpu_magics.backends.observe.compiles import CompileCause
 from tpu_magics.backends.torch_xla.observe.evidence import TorchComparison
 from tpu_magics.backends.torch_xla.observe.parts import short_path
 

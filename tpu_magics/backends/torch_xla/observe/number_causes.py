@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tpu_magics.backends import hlo
-from tpu_magics.backends.observe.evidence import CompileCause
+from tpu_magics.backends.observe.compiles import CompileCause
 from tpu_magics.backends.torch_xla.observe.evidence import TorchComparison
 from tpu_magics.backends.torch_xla.observe.snapshot import Number
 

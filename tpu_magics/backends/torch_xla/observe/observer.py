@@ -10,9 +10,8 @@ from types import FrameType
 from typing import Any
 
 from tpu_magics.backends.base import ObserverConfig
-from tpu_magics.backends.observe.causes import evaluation_batch
-from tpu_magics.backends.observe.history import History
-from tpu_magics.backends.observe.logged_values import LoggedValues
+from tpu_magics.backends.observe.compiles import History, evaluation_batch
+from tpu_magics.backends.observe.measurements import LoggedValues
 from tpu_magics.backends.observe.observer import Observer, guarded
 from tpu_magics.backends.observe.sites import outwards
 from tpu_magics.backends.torch_xla.observe import counters, host_training, parts, snapshot, step_events

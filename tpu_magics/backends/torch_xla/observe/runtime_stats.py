@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpu_magics.backends.base import ObserverConfig
-from tpu_magics.backends.observe.sampling import PeriodicSampler
+from tpu_magics.backends.observe.measurements import PeriodicSampler
 from tpu_magics.backends.torch_xla import spmd
 from tpu_magics.backends.torch_xla.observe import counters
 from tpu_magics.backends.torch_xla.rehearse.join import carried

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.backends import hlo
-from tpu_magics.backends.observe.evidence import CompileReport
+from tpu_magics.backends.observe.compiles import CompileReport
 from tpu_magics.backends.torch_xla.observe import counters
 
 _DEBUG = ("PT_XLA_DEBUG", "PT_XLA_DEBUG_LEVEL", "PT_XLA_DEBUG_FILE")

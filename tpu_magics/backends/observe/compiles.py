@@ -1,16 +1,134 @@
-"""The causes of a recompile that every framework has, from the difference between two compiles of a site."""
+"""The compiles of one rank: the evidence that every framework provides, the earlier ones of a site, and the causes of a
+recompile that every framework has."""
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tpu_magics.backends import hlo
-from tpu_magics.backends.observe.evidence import CompileCause, CompileEvidence
-from tpu_magics.runs.events import Input
+from tpu_magics.runs import events
+from tpu_magics.runs.events import Input, Site
+from tpu_magics.runs.writer import EventWriter
+
+
+@dataclass(frozen=True)
+class CompileReport:
+    """What the runtime reports of one compile. `hash`: the runtime's own; `memory`, `pieces`: see events.Compile (0: a
+    collective with no computation before it); `graph`: before optimization. What is not reported is empty or None."""
+
+    hash: str = ""
+    memory: dict[str, int] | None = None
+    seconds: float | None = None
+    graph: hlo.Graph | None = None
+    pieces: int = 1
+
+    @property
+    def name(self) -> str:
+        """The name of the graph in the records: the runtime's hash, else that of its text."""
+        return self.hash or (self.graph.digest[:32] if self.graph else "")
+
+
+@dataclass(frozen=True)
+class CompileEvidence:
+    """One compile at a site. `nth`: from 0; `inputs`: what the step received from the host; `through`: (file, function)
+    of the libraries between the user's line and the call that ran the graph; `short`: (full, last) batch sizes of data
+    whose last batch is short; `trigger`, `by_rank`: see events.Compile, `part_text`: its `part`."""
+
+    site: Site
+    nth: int
+    step: int
+    report: CompileReport
+    trigger: str = ""
+    through: tuple[tuple[str, str], ...] = ()
+    inputs: tuple[Input, ...] = ()
+    short: frozenset[tuple[int, int]] = frozenset()
+    by_rank: bool = False
+    part_text: str = ""
+
+
+@dataclass(frozen=True)
+class CompileCause:
+    """Why a graph was compiled: a code of events.CAUSES, a sentence, the fix in a sentence, and what differs."""
+
+    cause: str
+    text: str
+    fix: str
+    difference: tuple[str, ...] = ()
+
+
+# -- history ----------------------------------------------------------------------------------------------------------
+
+
+KEPT = 32  # earlier compiles of a site that a new one is compared with
+FULL_RECORDS = 120  # later ones leave out the largest fields, so that a run's records stay small
+_INPUTS, _DIFFERENCES, _LONGEST = 12, 6, 240
 
 C = TypeVar("C", bound=CompileEvidence)
+
+
+class History(Generic[C]):
+    """The compiles so far. `distance`: of a new compile from an earlier one, a tuple to compare by; `explain`: why the
+    new one was compiled although the earlier one existed."""
+
+    def __init__(
+        self,
+        writer: EventWriter,
+        distance: Callable[[C, C], tuple[int, ...]],
+        explain: Callable[[C, C], CompileCause],
+    ) -> None:
+        self.writer = writer
+        self.distance = distance
+        self.explain = explain
+        self.total = 0
+        self.recompiles = 0
+        self.counts: defaultdict[int, int] = defaultdict(int)
+        self.kept: defaultdict[int, deque[C]] = defaultdict(lambda: deque(maxlen=KEPT))
+
+    def nth(self, site: events.Site) -> int:
+        """The number of the next compile at this site."""
+        return self.counts[site.id]
+
+    def add(self, new: C, first: CompileCause | None = None) -> None:
+        """Add a compile and write its record. `first`: a note for a first compile."""
+        earlier = self.kept[new.site.id]
+        nearest = min(earlier, key=lambda old: self.distance(new, old)) if earlier else None
+        cause = self.explain(new, nearest) if nearest is not None else first
+        self.writer.record(events.Compile, **self._fields(new, nearest, cause or CompileCause("", "", "")))
+        self.total += 1
+        self.recompiles += new.nth > 0
+        self.counts[new.site.id] += 1
+        earlier.append(new)
+
+    def _fields(self, new: C, nearest: C | None, cause: CompileCause) -> dict[str, Any]:
+        full, report = self.total < FULL_RECORDS, new.report
+        return {
+            "seconds": None if report.seconds is None else round(report.seconds, 4),
+            "graph": report.name,
+            "site": new.site,
+            "nth": new.nth,
+            "recompile": new.nth > 0,
+            "inputs": new.inputs[:_INPUTS] if full else (),
+            "nearest": None if nearest is None else nearest.nth,
+            "difference": tuple(line[:_LONGEST] for line in cause.difference[: _DIFFERENCES if full else 1]),
+            "cause": cause.cause,
+            "text": cause.text[:_LONGEST] if full else "",
+            "fix": cause.fix[:_LONGEST] if full else "",
+            "memory": report.memory if full else None,
+            "trigger": new.trigger,
+            "host_collective": report.pieces > 1,
+            "pieces": report.pieces,
+            "by_rank": new.by_rank,
+            "part": new.part_text[:_LONGEST],
+            "step": new.step,
+        }
+
+
+# -- comparisons ------------------------------------------------------------------------------------------------------
+
+
 P = TypeVar("P")
 T = TypeVar("T")
 
