@@ -6,7 +6,7 @@ from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
-from tpu_magics.backends.tensorflow import compile_calls
+from tpu_magics.backends.tensorflow import keras_settings
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.magics import lab, options
 
@@ -40,7 +40,7 @@ def unload(shell: Any) -> None:
 
     lab.unload(shell)
     allow_torch_xla()
-    compile_calls.stop_recording()
+    keras_settings.stop_recording_compile_calls()
     for event in EVENTS:
         for callback in [one for one in shell.events.callbacks[event] if _is_ours(one)]:
             shell.events.unregister(event, callback)
@@ -80,7 +80,7 @@ class Listener:
         import sys
 
         if "keras" in sys.modules:
-            compile_calls.record_calls()
+            keras_settings.record_compile_calls()
         if info is not None and not info.silent:
             UnrecordedCells.now = not info.store_history
             if UnrecordedCells.now:

@@ -24,8 +24,8 @@ from fake_hf_dataset import FakeHfDataset
 
 from tpu_magics import tf as public
 from tpu_magics.backends.base import Placement
-from tpu_magics.backends.tensorflow import data
-from tpu_magics.backends.tensorflow.fit_checks import checking_fits
+from tpu_magics.backends.tensorflow import data_checks
+from tpu_magics.backends.tensorflow.data_checks import checking_fits
 from tpu_magics.backends.tensorflow.in_memory import in_memory
 from tpu_magics.errors import TpuMagicsError
 
@@ -77,9 +77,9 @@ def told(problems: Any) -> list[list[Any]]:
 def kinds(folder: Path) -> dict[str, Any]:
     """What is said of each pipeline, where the TPU is remote; and all of them elsewhere."""
     items = list(cell(folder).items())
-    found = {name: told(data.problems([(name, one)], AWAY, {CELL: "In [7]"})) for name, one in items}
+    found = {name: told(data_checks.problems([(name, one)], AWAY, {CELL: "In [7]"})) for name, one in items}
     for name, placed in (("on a TPU VM", HERE), ("at home", HOME)):
-        found[name] = [one for one in told(data.problems(items, placed)) if one[3]]
+        found[name] = [one for one in told(data_checks.problems(items, placed)) if one[3]]
     return found
 
 
@@ -104,8 +104,10 @@ def reached(folder: Path) -> dict[str, Any]:
         "py dataset": Batches(workers=1),
         "other": [1, "text", np.zeros(3), tf.zeros(2)],
     }
-    found = {name: [one[0] for one in told(data.problems([(name, value)], AWAY))] for name, value in items.items()}
-    twice = data.problems([("one", bad), ("same", [bad])], AWAY)
+    found = {
+        name: [one[0] for one in told(data_checks.problems([(name, value)], AWAY))] for name, value in items.items()
+    }
+    twice = data_checks.problems([("one", bad), ("same", [bad])], AWAY)
     return {**found, "twice": len(twice)}
 
 
@@ -129,10 +131,10 @@ def last_batches(folder: Path) -> dict[str, Any]:
         "nearly full": rows(47).batch(16),
         "third": rows(22).batch(16),
     }
-    found = {name: told(data.problems([(name, one)], HOME)) for name, one in made.items()}
+    found = {name: told(data_checks.problems([(name, one)], HOME)) for name, one in made.items()}
     places = {"home": HOME, "tpu": HERE}
     found["by place"] = {
-        name: {where: told(data.problems([(name, made[name])], placed)) for where, placed in places.items()}
+        name: {where: told(data_checks.problems([(name, made[name])], placed)) for where, placed in places.items()}
         for name in ("nearly full", "third", "unknown")
     }
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2", "CPU:3"])
@@ -208,7 +210,7 @@ def fits(folder: Path) -> dict[str, Any]:
         model().fit(known.repeat(), verbose=0, callbacks=[Stop()])
     found["endless"] = told(endless)
     trainer = sys.modules["keras.src.backend.tensorflow.trainer"]
-    found["left as it was"] = "fit_checks.py" not in trainer.TFEpochIterator.__init__.__code__.co_filename
+    found["left as it was"] = "data_checks.py" not in trainer.TFEpochIterator.__init__.__code__.co_filename
     iterator, told_so = trainer.TFEpochIterator, []
     del trainer.TFEpochIterator
     with checking_fits(HOME, told_so.append):
@@ -244,7 +246,7 @@ def told_of(dataset: Any) -> dict[str, Any]:
         "size": int(dataset.cardinality()),
         "static": all(one.shape.is_fully_defined() for one in spec),
         "types": [one.dtype.name for one in spec],
-        "problems": told(data.problems([("made", dataset)], AWAY)),
+        "problems": told(data_checks.problems([("made", dataset)], AWAY)),
     }
 
 

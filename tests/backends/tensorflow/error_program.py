@@ -25,7 +25,7 @@ from tests.backends.tensorflow import error_guide
 from tests.backends.tensorflow import fake_tpu_resolver as fake
 from tests.backends.tensorflow.error_texts import TEXTS
 from tpu_magics.backends.base import ObserverConfig
-from tpu_magics.backends.tensorflow import error_messages, observe, xla_ops
+from tpu_magics.backends.tensorflow import error_messages, lowering_errors, observe
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs import origin
 from tpu_magics.runs.writer import EventWriter
@@ -171,7 +171,7 @@ def of_stock() -> Mapping[str, Any]:
 
     found = {name: said(raised(text), put_on=True) for name, text in {**STOCK, "CutMix": MIX}.items()}
     compiled = {one.op for one in kernels.get_all_registered_kernels().kernel if one.device_type == "XLA_CPU_JIT"}
-    known = {**xla_ops.LACKING, **xla_ops.TPU_ONLY}
+    known = {**lowering_errors.LACKING, **lowering_errors.TPU_ONLY}
     return {"said": found, "compiled": len(compiled), "has by now": sorted(compiled & set(known))}
 
 

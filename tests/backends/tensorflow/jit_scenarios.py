@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from tests.backends.tensorflow import fake_tpu_resolver as fake
 from tpu_magics.backends.base import DEFAULT, TPU_LOCAL, Placement
-from tpu_magics.backends.tensorflow import compile_calls, jit
+from tpu_magics.backends.tensorflow import jit, keras_settings
 
 DUMP = Path(sys.argv[1])
 fake.logical_cpus(2)
@@ -31,7 +31,7 @@ X = np.random.default_rng(0).normal(size=(32, 8)).astype("f")
 Y = np.random.default_rng(1).integers(0, 3, 32)
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 CELLS = {__file__: "In [3]"}
-compile_calls.record_calls()
+keras_settings.record_compile_calls()
 HOME = Placement(DEFAULT, tf.distribute.get_strategy())
 TPU = Placement(TPU_LOCAL, tf.distribute.get_strategy(), 8)  # the policy looks at the kind
 
@@ -117,9 +117,9 @@ def told_false() -> Any:
         return keras.models.load_model(path)
 
     def unheard() -> Any:
-        compile_calls.stop_recording()
+        keras_settings.stop_recording_compile_calls()
         made = own(keras.Sequential)
-        compile_calls.record_calls()
+        keras_settings.record_compile_calls()
         return made
 
     models = {"False": model(jit_compile=False), "in a subclass": own(Own), "loaded": loaded(), "unheard": unheard()}

@@ -25,7 +25,7 @@ import tensorflow as tf
 from tests.backends.tensorflow import fake_tpu_resolver as fake
 from tests.host import fake_hosts
 from tpu_magics.backends.base import Placement
-from tpu_magics.backends.tensorflow import precision, runtime
+from tpu_magics.backends.tensorflow import keras_settings, runtime
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import inspect_host
 from tpu_magics.host.problem import Problem
@@ -190,14 +190,14 @@ def precisions() -> Any:
     found["after"] = [layer.compute_dtype, layer.variable_dtype, before.layers[0].compute_dtype]
     runtime.initialise("", "", Host("CPU"))
     found["nothing asked"] = keras.config.dtype_policy().name
-    found["kept"] = precision.models_with_other_policy(
+    found["kept"] = keras_settings.models_with_other_policy(
         {"before": before, "after": after, "module": tf.Module()}, "bf16"
     )
-    with precision.within("fp32"):
+    with keras_settings.within_precision("fp32"):
         found["within"] = keras.config.dtype_policy().name
     found["put back"] = keras.config.dtype_policy().name
     try:
-        with precision.within("fp32"):
+        with keras_settings.within_precision("fp32"):
             raise KeyboardInterrupt
     except KeyboardInterrupt:
         found["put back after an interrupt"] = keras.config.dtype_policy().name

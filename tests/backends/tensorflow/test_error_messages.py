@@ -122,7 +122,7 @@ def test_a_stock_layer_that_draws_what_xla_cannot(found: dict[str, Any]) -> None
 
 
 def test_the_table_holds_what_this_tensorflow_lacks(found: dict[str, Any]) -> None:
-    """Where TensorFlow has got a kernel for one: take it out of xla_ops.py."""
+    """Where TensorFlow has got a kernel for one: take it out of lowering_errors.py."""
     assert found["stock"]["compiled"] > 400 and found["stock"]["has by now"] == []
 
 

@@ -60,10 +60,10 @@ class TensorFlow:
         return self._part("snapshot").TrainingSnapshot(items, folder)  # type: ignore[no-any-return]
 
     def precision(self, asked: str) -> AbstractContextManager[None]:
-        return self._part("precision").within(asked)  # type: ignore[no-any-return]
+        return self._part("keras_settings").within_precision(asked)  # type: ignore[no-any-return]
 
     def precision_notes(self, models: Mapping[str, Any], asked: str) -> Sequence[str]:
-        return self._part("precision").models_with_other_policy(models, asked)  # type: ignore[no-any-return]
+        return self._part("keras_settings").models_with_other_policy(models, asked)  # type: ignore[no-any-return]
 
     def jit(self, how: str, cells: Mapping[str, str]) -> AbstractContextManager[Callable[[], Sequence[str]]]:
         policy: AbstractContextManager[Callable[[], Sequence[str]]] = self._part("jit").policy(how, self.placed, cells)
@@ -81,7 +81,7 @@ class TensorFlow:
 
     def data_problems(self, items: Sequence[tuple[str, Any]], cells: Mapping[str, str]) -> Sequence[TrainingProblem]:
         paths = self._part("checkpoints").path_problems(items, self.placed, self._on_colab)
-        return [*self._part("data").problems(items, self.placed, cells), *paths]
+        return [*self._part("data_checks").problems(items, self.placed, cells), *paths]
 
     def saving_problems(self, tree: ast.AST, names: Mapping[str, Any]) -> Sequence[TrainingProblem]:
         return self._part("checkpoint_calls").saving_problems(  # type: ignore[no-any-return]
@@ -91,20 +91,20 @@ class TensorFlow:
     def watching_data(
         self, tell: Callable[[TrainingProblem], None], items: Sequence[tuple[str, Any]], cells: Mapping[str, str]
     ) -> AbstractContextManager[None]:
-        return self._part("fit_checks").checking_fits(  # type: ignore[no-any-return]
+        return self._part("data_checks").checking_fits(  # type: ignore[no-any-return]
             self.placed, tell, items, cells, self._on_colab
         )
 
     def before_first_step(
         self, ask: Callable[[TraceResult], None], precision: str, cells: Mapping[str, str]
     ) -> AbstractContextManager[Callable[[], bool]]:
-        return self._part("first_step").before_first_step(ask, precision, cells)  # type: ignore[no-any-return]
+        return self._part("lower").before_first_step(ask, precision, cells)  # type: ignore[no-any-return]
 
     def observing(self, writer: EventWriter, config: ObserverConfig) -> AbstractContextManager[Watcher]:
         return self._part("observe").observing(writer, config)  # type: ignore[no-any-return]
 
     def cancelling(self) -> AbstractContextManager[Callable[[], None]]:
-        return self._part("cancellation").cancelling()  # type: ignore[no-any-return]
+        return self._part("runtime").cancelling()  # type: ignore[no-any-return]
 
     def explained(self, error: BaseException, cells: Mapping[str, str]) -> TpuMagicsError | None:
         jit_enabled = self._part("jit").has_enabled_jit(self._changed())

@@ -11,12 +11,21 @@ import tensorflow as tf
 
 from tpu_magics.backends.tensorflow.checkpoint_files import (
     adding,
+    bytes_of,
+    is_remote,
     latest,
     local_copy,
     names_in,
     next_prefix,
+    options_for,
     read_file,
     replacing,
+    require_built,
+    require_matched,
+    restoring_on_error,
+    seeds_of,
+    strategy_of,
+    variables_of,
     write_file,
 )
 from tpu_magics.backends.tensorflow.checkpoint_paths import (
@@ -27,17 +36,6 @@ from tpu_magics.backends.tensorflow.checkpoint_paths import (
     normalise,
     path_problems,
     writable,
-)
-from tpu_magics.backends.tensorflow.checkpoint_state import (
-    bytes_of,
-    is_remote,
-    options_for,
-    require_built,
-    require_matched,
-    restoring_on_error,
-    seeds_of,
-    strategy_of,
-    variables_of,
 )
 from tpu_magics.errors import TpuMagicsError
 

@@ -13,11 +13,10 @@ import tensorflow as tf
 
 from tpu_magics.backends.base import TPU_LOCAL
 from tpu_magics.backends.lowered import UnsupportedOp
-from tpu_magics.backends.tensorflow import lowering_errors, xla_ops
+from tpu_magics.backends.tensorflow import lowering_errors
 from tpu_magics.backends.tensorflow.availability import no_tpu
 from tpu_magics.backends.tensorflow.checkpoint_paths import name_refused
-from tpu_magics.backends.tensorflow.located_error import LocatedError
-from tpu_magics.backends.tensorflow.source_locations import SourceLocations
+from tpu_magics.backends.tensorflow.source_locations import LocatedError, SourceLocations
 from tpu_magics.errors import TpuMagicsError
 
 _UNSUPPORTED = re.compile(r"Detected unsupported operations when trying to compile graph|OpKernel for XLA_\w+_JIT")
@@ -31,9 +30,10 @@ _TPU_HOST = (
     "TPU's host runs it in each step, which is slow."
 )
 _WHY = {
-    xla_ops.EVERYWHERE: "TensorFlow (checked: 2.21) has no XLA kernel for it on any device.",
-    xla_ops.ONLY_CPU: "TensorFlow has an XLA kernel for it only on a TPU.",
-    xla_ops.UNKNOWN: "TensorFlow's XLA kernels are nearly the same on all devices, so it will probably fail there too.",
+    lowering_errors.EVERYWHERE: "TensorFlow (checked: 2.21) has no XLA kernel for it on any device.",
+    lowering_errors.ONLY_CPU: "TensorFlow has an XLA kernel for it only on a TPU.",
+    lowering_errors.UNKNOWN: "TensorFlow's XLA kernels are nearly the same on all devices, so it will probably fail "
+    "there too.",
 }
 
 
@@ -92,7 +92,7 @@ def _unsupported(located: LocatedError, jit_enabled: bool) -> TpuMagicsError | N
 def _lacking(located: LocatedError, refused: Sequence[UnsupportedOp], jit_enabled: bool) -> TpuMagicsError:
     """The error for ops that XLA lacks: whether a TPU has them, and the ways to continue."""
     first, on_tpu = refused[0], "XLA_TPU_JIT" in located.text
-    where = xla_ops.where([one.op for one in refused])
+    where = lowering_errors.where([one.op for one in refused])
     place = f" at {first.place}" if first.place else located.at()  # the message has the line of only one op
     rest = f" and {len(refused) - 1} more" if refused[1:] else ""
     if on_tpu:
@@ -102,8 +102,13 @@ def _lacking(located: LocatedError, refused: Sequence[UnsupportedOp], jit_enable
             lowering_errors.describe(refused),
             *_todo_and_code(located, refused, ways),
         )
-    ways = [_KEEP if jit_enabled else _OWN, "" if where == xla_ops.ONLY_CPU else f"For a TPU: {_instead(first)}"]
-    ways.append(f"To have it compiled here as well: {_instead(first)}" if where == xla_ops.ONLY_CPU else _TPU_HOST)
+    ways = [
+        _KEEP if jit_enabled else _OWN,
+        "" if where == lowering_errors.ONLY_CPU else f"For a TPU: {_instead(first)}",
+    ]
+    ways.append(
+        f"To have it compiled here as well: {_instead(first)}" if where == lowering_errors.ONLY_CPU else _TPU_HOST
+    )
     return TpuMagicsError(
         f"XLA cannot compile {first.op}{place}{rest}; {where}.",
         f"{lowering_errors.describe(refused)} {_WHY[where]}",
@@ -118,7 +123,7 @@ def _todo_and_code(
 
 
 def _instead(refused: UnsupportedOp) -> str:
-    known = xla_ops.of(refused.op)
+    known = lowering_errors.known_op(refused.op)
     if refused.kind == "host":
         return "do it before the step in the tf.data pipeline, or after the step on its result."
     return f"{known.instead}." if known and known.instead else "use another op, or several others."

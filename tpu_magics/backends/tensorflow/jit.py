@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from tpu_magics.backends.base import DEFAULT, Placement
-from tpu_magics.backends.tensorflow import compile_calls
+from tpu_magics.backends.tensorflow import keras_settings
 from tpu_magics.backends.tensorflow.jit_functions import (
     ENABLED,
     FunctionJit,
@@ -167,7 +167,7 @@ class KerasJit:
     def _apply(self, model: Any) -> None:
         if bool(model.jit_compile) == self._compiled:
             return
-        requested = compile_calls.requested_jit(model)
+        requested = keras_settings.requested_jit(model)
         if self._compiled and requested is False:
             self._log(_title(model), _EXPLICIT)
             return

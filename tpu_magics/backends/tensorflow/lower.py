@@ -1,4 +1,29 @@
-"""Lower a TensorFlow training step to HLO for preflight."""
+"""Lower a TensorFlow training step to HLO for preflight: a function's, or the first step of a run before it is
+executed."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+from tensorflow.compiler.xla import xla_data_pb2
+from tensorflow.compiler.xla.service import hlo_pb2
+
+from tpu_magics.backends.hlo.proto import number_ops
+from tpu_magics.backends.hlo.text import xla_name
+from tpu_magics.backends.lowered import LoweredGraph, SourceLine, TraceResult
+from tpu_magics.backends.tensorflow.availability import require_no_torch_xla
+
+if TYPE_CHECKING:
+    from tpu_magics.backends.tensorflow.step import Step
 
 # Read and seen in TensorFlow 2.21, `tf.function(...).experimental_get_compiler_ir`:
 # - tensorflow-cpu lowers for XLA:CPU only (`platform_name="TPU"`: no kernels registered for XLA_TPU_JIT). The HLO is
@@ -8,21 +33,6 @@
 #   Philox.
 # - Variables that the function assigns share their memory with the result (`alias_resource_update`), as on a TPU.
 # - Without a device name it draws a random number, and so advances the global generator.
-
-from __future__ import annotations
-
-import time
-import warnings
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-from tpu_magics.backends.hlo.text import xla_name
-from tpu_magics.backends.lowered import LoweredGraph, TraceResult
-from tpu_magics.backends.tensorflow.availability import require_no_torch_xla
-
-if TYPE_CHECKING:
-    from tpu_magics.backends.tensorflow.hlo_program import HloProgram, ProgramInput
-    from tpu_magics.backends.tensorflow.step import Step
 
 _CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 _ONE_REPLICA = (
@@ -98,7 +108,6 @@ def lower(
 def _program(step: Step, places: Any) -> HloProgram:
     import tensorflow as tf
 
-    from tpu_magics.backends.tensorflow.hlo_program import program_of
     from tpu_magics.backends.tensorflow.lowering_errors import lowering_error, tracing_error
 
     compiled = tf.function(step.call, jit_compile=True, autograph=False)
@@ -126,7 +135,6 @@ def _hlo(write: Any, concrete: Any) -> bytes:
 
 def _values(step: Step, concrete: Any) -> list[ProgramInput]:
     """Arguments and captures, in XLA's order."""
-    from tpu_magics.backends.tensorflow.hlo_program import ProgramInput
 
     variables = {id(one.handle): one for one in concrete.variables}
     leaves = step.arguments.leaves
@@ -151,3 +159,197 @@ def _precision_notes(step: Step, requested: str) -> list[str]:
     policy = step.model.dtype_policy.name
     wanted = {"bf16": "mixed_bfloat16", "fp32": "float32"}.get(requested)
     return [] if policy == wanted else [_KEPT_POLICY.format(requested=requested, model=step.model.name, policy=policy)]
+
+
+# -- reproducible HLO -------------------------------------------------------------------------------------------------
+
+
+# Instructions and messages were read in TensorFlow 2.21 (xla/service/hlo.proto).
+
+
+@dataclass(frozen=True)
+class ProgramInput:
+    """A possible parameter of the program: an argument or a captured value. `dtype`: "f32"."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}] {self.name}".strip()
+
+
+@dataclass(frozen=True)
+class HloProgram:
+    """`hash`: of the module without names and numbers of ops; `places`: op number -> source line; `dynamic`: op types
+    whose result shape depends on values, with their lines."""
+
+    module: bytes
+    hash: str
+    donors: tuple[int, ...]
+    parameters: tuple[str, ...]
+    places: Mapping[int, SourceLine]
+    dynamic: tuple[tuple[str, SourceLine | None], ...]
+
+
+def program_of(
+    serialized: bytes, name: str, lines: Mapping[str, SourceLine], values: Sequence[ProgramInput]
+) -> HloProgram:
+    """Args: a serialized HloModuleProto; the step's name; op name -> source line; possible parameters."""
+    module = hlo_pb2.HloModuleProto.FromString(serialized)
+    _normalise_names(module, name)
+    _replace_copies(module)
+    donors = {one.parameter_number for one in module.input_output_alias.entries}
+    dynamic = tuple(dict.fromkeys(_dynamic(module, lines)))
+    hash_ = _hash(module)
+    module.ClearField("input_output_alias")  # the compiler refuses a module with both donors (see Graph) and this
+    made = number_ops(module.SerializeToString(deterministic=True))
+    return HloProgram(
+        module=made.module,
+        hash=hash_,
+        donors=tuple(sorted(donors)),
+        parameters=_parameters(module, values),
+        places={number: lines[name] for number, name in made.names.items() if name in lines},
+        dynamic=dynamic,
+    )
+
+
+def _instructions(module: Any) -> Iterator[Any]:
+    return (instruction for computation in module.computations for instruction in computation.instructions)
+
+
+def _normalise_names(module: Any, name: str) -> None:
+    """Replace names that contain TensorFlow's running function numbers, which differ in each trace."""
+    module.name, module.id = name, 0
+    for number, computation in enumerate(module.computations):
+        if computation.name == module.entry_computation_name:
+            computation.name = module.entry_computation_name = name
+        else:
+            computation.name = f"computation.{number}"
+    for number, instruction in enumerate(_instructions(module)):
+        instruction.name = f"{instruction.opcode}.{number}"
+
+
+def _replace_copies(module: Any) -> None:
+    """TensorFlow puts a copy before each updated variable. StableHLO has none, and jaxlib's conversion fails on it
+    (seen in 0.10.2); a reshape to the same shape is equivalent."""
+    for instruction in _instructions(module):
+        if instruction.opcode == "copy":
+            instruction.opcode = "reshape"
+
+
+def _hash(module: Any) -> str:
+    bare = hlo_pb2.HloModuleProto()
+    bare.CopyFrom(module)
+    bare.name = bare.entry_computation_name = ""
+    for computation in bare.computations:
+        computation.name = ""
+    for instruction in _instructions(bare):
+        instruction.ClearField("metadata")
+    return hashlib.sha256(bare.SerializeToString(deterministic=True)).hexdigest()
+
+
+def _dynamic(module: Any, lines: Mapping[str, SourceLine]) -> Iterator[tuple[str, SourceLine | None]]:
+    for instruction in _instructions(module):
+        if instruction.opcode == "set-dimension-size":
+            yield instruction.metadata.op_type, lines.get(instruction.metadata.op_name)
+
+
+def _parameters(module: Any, values: Sequence[ProgramInput]) -> tuple[str, ...]:
+    """The program's parameters are in the order of the values, without those that became constants."""
+    left = list(values)
+    found = []
+    for shape in module.host_program_shape.parameters:
+        dtype = xla_data_pb2.PrimitiveType.Name(shape.element_type).lower()
+        value = ProgramInput("", dtype, tuple(shape.dimensions))
+        place = next((n for n, one in enumerate(left) if (one.dtype, one.shape) == (value.dtype, value.shape)), None)
+        if place is not None:
+            value = left[place]
+            del left[: place + 1]
+        found.append(str(value))
+    return tuple(found)
+
+
+# -- the first step of a run ------------------------------------------------------------------------------------------
+
+
+# Keras 3.15, backend/tensorflow/trainer.py: `fit` passes its epoch iterator to `_maybe_symbolic_build` before it traces
+# or trains anything. TensorFlow 2.21: every tf.function is called through Function.__call__.
+
+Ask = Callable[[TraceResult], None]
+MOST = 5  # tf.functions checked to find one that trains
+
+
+class _FirstStep:
+    """Calls `ask` once. `ask` may raise, and so end the run before its first step."""
+
+    def __init__(self, ask: Ask, precision: str, cells: Mapping[str, str]) -> None:
+        self.found = False
+        self._ask, self._precision, self._cells = ask, precision, cells
+        self._busy = False
+        self._seen: set[int] = set()
+
+    def of_fit(self, model: Any, iterator: Any) -> None:
+        data = getattr(iterator, "_distributed_dataset", None)
+        if not self.found and isinstance(data, tf.data.Dataset):
+            self._look(model, (data,), {})
+
+    def of_function(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        wanted = not (self.found or self._busy or id(function) in self._seen) and len(self._seen) < MOST
+        theirs = getattr(function.python_function, "__module__", "") or ""
+        if wanted and tf.executing_eagerly() and not theirs.startswith(("keras.", "tensorflow.")):
+            self._seen.add(id(function))
+            self._look(function, args, kwargs)
+
+    def _look(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._busy = True
+        try:
+            found = lower(function, args, kwargs, precision=self._precision, cell_names=self._cells)
+        finally:
+            self._busy = False
+        if any(graph.donors for graph in found.graphs):  # it assigns variables, so it trains
+            self.found = True
+            self._ask(found)
+
+
+@contextmanager
+def before_first_step(ask: Ask, precision: str, cells: Mapping[str, str]) -> Iterator[Callable[[], bool]]:
+    """Inside it, `ask` gets the lowered program of the first training step before it is executed: of the model and the
+    data of `model.fit`, or of a tf.function that assigns variables. An exception of `ask` ends the run. Yields a
+    function that returns whether there was such a step."""
+    first_step = _FirstStep(ask, precision, cells)
+    with ExitStack() as patches:
+        for kind, name, look in _patch_points(first_step):
+            patches.enter_context(_wrapped(kind, name, look))
+        yield lambda: first_step.found
+
+
+def _patch_points(first_step: _FirstStep) -> Iterator[tuple[Any, str, Callable[..., None]]]:
+    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+    from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
+
+    def fit(model: Any, iterator: Any = None, *_args: Any, **_kwargs: Any) -> None:
+        if sys._getframe(2).f_code.co_name == "fit":  # not `evaluate`
+            first_step.of_fit(model, iterator)
+
+    def call(function: Any, *args: Any, **kwargs: Any) -> None:
+        first_step.of_function(function, args, kwargs)
+
+    yield TensorFlowTrainer, "_maybe_symbolic_build", fit
+    yield Function, "__call__", call
+
+
+@contextmanager
+def _wrapped(kind: Any, name: str, look: Callable[..., None]) -> Iterator[None]:
+    original = getattr(kind, name)
+
+    @wraps(original)
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        look(self, *args, **kwargs)
+        return original(self, *args, **kwargs)
+
+    setattr(kind, name, called)
+    try:
+        yield
+    finally:
+        setattr(kind, name, original)

@@ -1,20 +1,18 @@
-"""Where TensorFlow trains: this host's TPU, a remote TPU (by name or grpc address), or the default strategy."""
-
-# Read in TensorFlow 2.21: TPUClusterResolver(tpu="local") has the master ""; connecting to it does nothing,
-# initialising runs ConfigureDistributedTPU on this host. Initialising a TPU a second time loses the variables on it.
+"""Where TensorFlow trains: this host's TPU, a remote TPU (by name or grpc address), or the default strategy. And how
+its functions are cancelled when the user interrupts."""
 
 from __future__ import annotations
 
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tpu_magics.backends.base import DEFAULT, TPU_LOCAL, TPU_REMOTE, Placement, TrainingProblem
-from tpu_magics.backends.tensorflow import compile_calls
-from tpu_magics.backends.tensorflow import precision as precisions
+from tpu_magics.backends.tensorflow import keras_settings
 from tpu_magics.backends.tensorflow.availability import (
     HostStatus,
     no_tpu,
@@ -23,6 +21,9 @@ from tpu_magics.backends.tensorflow.availability import (
     require_no_torch_xla,
 )
 from tpu_magics.errors import TpuMagicsError
+
+# Read in TensorFlow 2.21: TPUClusterResolver(tpu="local") has the master ""; connecting to it does nothing,
+# initialising runs ConfigureDistributedTPU on this host. Initialising a TPU a second time loses the variables on it.
 
 LOCAL = "local"
 
@@ -76,7 +77,7 @@ def prepare(host: HostStatus | None = None) -> None:
             'Restart the kernel and set os.environ["KERAS_BACKEND"] = "tensorflow" before Keras is imported.',
         )
     assert tensorflow is not None
-    compile_calls.record_calls()
+    keras_settings.record_compile_calls()
 
 
 # -- where ------------------------------------------------------------------------------------------------------------
@@ -97,7 +98,7 @@ def initialise(requested: str = "", precision: str = "", host: HostStatus | None
         TpuMagicsError: TensorFlow or the TPU is not available, or this process is connected to another one.
     """
     global _connection
-    precisions.check(precision)
+    keras_settings.check_precision(precision)
     prepare(host if _connection is None else None)
     wanted = requested.strip() or _own(host)
     if _connection is None:
@@ -106,7 +107,9 @@ def initialise(requested: str = "", precision: str = "", host: HostStatus | None
     elif requested.strip() and wanted != _connection.requested:
         raise _other(wanted, _connection.requested)
     missed = () if _connection.requested or host is None or host.device != "TPU" else (_RESTART_FOR_TPU,)
-    return replace(_connection.placed, notes=(*_connection.placed.notes, *missed, *precisions.set_policy(precision)))
+    return replace(
+        _connection.placed, notes=(*_connection.placed.notes, *missed, *keras_settings.set_policy(precision))
+    )
 
 
 def _own(host: HostStatus | None) -> str:
@@ -321,3 +324,49 @@ _CHECK_THE_TPU = (
     "Check the name (gcloud compute tpus list), the zone and the state. Google discontinued TPU nodes in April "
     "2025: on a TPU VM, run the notebook on the VM itself, with %tpu_init and without --tpu."
 )
+
+
+# -- cancellation -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def cancelling() -> Iterator[Callable[[], None]]:
+    """Inside it, tf.functions can be cancelled between two of their ops (an XLA program is one op). Yields a function
+    that cancels what is running, from any thread; later calls are not affected.
+
+    Read in TensorFlow 2.21: tensorflow/python/eager/cancellation.py, which has no public name, and context.py, which
+    asks it for the manager of each call. If they are missing, nothing can be cancelled.
+    """
+    try:
+        from tensorflow.python.eager import cancellation
+
+        theirs, given = cancellation.context, _CurrentManager(cancellation.CancellationManager)
+    except (ImportError, AttributeError):
+        yield _nothing
+        return
+    cancellation.context = lambda: theirs() or given.usable()
+    try:
+        yield given.cancel
+    finally:
+        cancellation.context = theirs
+
+
+class _CurrentManager:
+    """The manager for successive calls. TensorFlow cancels it when a call fails, also at the end of its data, and a
+    call with a cancelled manager fails: then a new one is made."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+        self.current = make()
+
+    def usable(self) -> Any:
+        if self.current.is_cancelled:
+            self.current = self.make()
+        return self.current
+
+    def cancel(self) -> None:
+        self.current.start_cancel()
+
+
+def _nothing() -> None:
+    pass

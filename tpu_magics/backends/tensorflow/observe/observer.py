@@ -26,7 +26,7 @@ from tpu_magics.backends.observe.measurements import (
     precision_facts,
 )
 from tpu_magics.backends.observe.observer import Observer, guarded
-from tpu_magics.backends.tensorflow.observe import keras_calls, traced_functions
+from tpu_magics.backends.tensorflow.observe import evidence, traced_functions
 from tpu_magics.backends.tensorflow.observe.causes import distance, explain
 from tpu_magics.backends.tensorflow.observe.dumps import DumpedModule, Dumps
 from tpu_magics.backends.tensorflow.observe.evidence import (
@@ -36,7 +36,7 @@ from tpu_magics.backends.tensorflow.observe.evidence import (
     FunctionCall,
     FunctionCompile,
 )
-from tpu_magics.backends.tensorflow.observe.retraces import Retraces
+from tpu_magics.backends.tensorflow.observe.traced_functions import Retraces
 from tpu_magics.runs import events
 from tpu_magics.runs.writer import EventWriter
 
@@ -122,9 +122,9 @@ class TensorFlowObserver(Observer[FunctionCompile]):
         try:
             most = self.most.get(concrete)
             if most is None:
-                most = keras_calls.many(frame, function) if traced_functions.trains(concrete) else 0
+                most = evidence.many(frame, function) if traced_functions.trains(concrete) else 0
                 self.most[concrete] = most
-            return most if most <= 1 else keras_calls.steps_done(frame, most, result)
+            return most if most <= 1 else evidence.steps_done(frame, most, result)
         except Exception as error:
             self.steps_stopped = f"{type(error).__name__}: {error}"
             self.warn("steps-stopped", f"Step counting stopped ({self.steps_stopped}).")
@@ -166,11 +166,11 @@ class TensorFlowObserver(Observer[FunctionCompile]):
         rows = next((one.shape[0] for one in known.inputs if one.shape), None)
         if rows is None or not known.facts.keras:
             return None
-        if known.facts.mode != keras_calls.TRAINING:
+        if known.facts.mode != evidence.TRAINING:
             return evaluation_batch(rows, self.batch)
         if self.batch is None:
             self.batch = rows
-            accumulation, ranks = keras_calls.batch_parts(keras_calls.loop_of(call.frame))
+            accumulation, ranks = evidence.batch_parts(evidence.loop_of(call.frame))
             self.writer.record(events.Batch, per_device=rows, accumulation=accumulation, ranks=ranks)
         return None
 
