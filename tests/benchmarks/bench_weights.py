@@ -157,7 +157,7 @@ class _DeviceWorker:
     def _serve(self, asked: int, answer: int) -> None:
         import torch_xla
 
-        from tpu_magics.backends.torch_xla.weights_fetch import settle
+        from tpu_magics.backends.torch_xla.tensor_transfer import settle
 
         self._model.to(torch_xla.device())
         saves = {_BARE: _save, _OURS: _collect}

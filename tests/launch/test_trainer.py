@@ -386,7 +386,7 @@ def clips_shards(norm_type: float) -> Any:
     import torch_xla
     import torch_xla.runtime as xr
 
-    from tpu_magics.backends.torch_xla import trainer_fsdp
+    from tpu_magics.backends.torch_xla import library_fixes
 
     device, rank, size = torch_xla.device(), xr.global_ordinal(), xr.world_size()
     generator = torch.Generator().manual_seed(0)
@@ -398,7 +398,7 @@ def clips_shards(norm_type: float) -> Any:
     shard, rest = (torch.nn.Parameter(torch.zeros(count, device=device)) for count in (6, 5))
     shard._is_sharded = True  # torch_xla's mark
     shard.grad, rest.grad = cut.chunk(size)[rank].to(device), whole.to(device)
-    found = trainer_fsdp.clip([shard, rest], 0.5, norm_type)
+    found = library_fixes.clip([shard, rest], 0.5, norm_type)
     same = torch.allclose(shard.grad.cpu(), expected[0].grad.chunk(size)[rank])
     return float(found) - float(norm), same, torch.allclose(rest.grad.cpu(), expected[1].grad)
 

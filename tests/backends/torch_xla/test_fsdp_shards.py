@@ -316,7 +316,7 @@ def scenario_a_sharded_tensor_that_is_not_a_parameter() -> None:
         import torch_xla.distributed.spmd as xs
 
         from tpu_magics.backends.torch_xla.pickling import dumps
-        from tpu_magics.backends.torch_xla.weights_fetch import to_cpu
+        from tpu_magics.backends.torch_xla.tensor_transfer import to_cpu
 
         values = torch.arange(32.0).view(8, 4)
         sharded = xs.mark_sharding(values.to(torch_xla.device()), mesh, ("fsdp", "model"))

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from tpu_magics.backends.torch_xla import randomness
+from tpu_magics.backends.torch_xla.cpu_only import patch_training_arguments
 from tpu_magics.backends.torch_xla.post_import import PostImport
-from tpu_magics.backends.torch_xla.training_arguments import patch_training_arguments
 
 from .forked_scenarios import in_worker
 

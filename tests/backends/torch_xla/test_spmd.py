@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("torch_xla")
 
 from tpu_magics.backends.base import WorkerSpec  # noqa: E402
-from tpu_magics.backends.torch_xla import spmd, trainer_fsdp, worker  # noqa: E402
+from tpu_magics.backends.torch_xla import library_fixes, spmd, worker  # noqa: E402
 from tpu_magics.backends.torch_xla.modules import structure  # noqa: E402
 from tpu_magics.errors import TpuMagicsError  # noqa: E402
 
@@ -107,13 +107,13 @@ ROWS = torch.ones(4, 2)
     ],
 )
 def test_the_tensor_of_an_output_that_has_the_samples(output: Any, found: bool) -> None:
-    assert trainer_fsdp.main_tensor(output) is (ROWS if found else None)
+    assert library_fixes.main_tensor(output) is (ROWS if found else None)
 
 
 def test_transformers_outputs_are_mappings() -> None:
     outputs = pytest.importorskip("transformers.modeling_outputs")
     output = outputs.SequenceClassifierOutput(loss=torch.tensor(1.0), logits=ROWS)
-    assert trainer_fsdp.main_tensor(output) is ROWS
+    assert library_fixes.main_tensor(output) is ROWS
 
 
 def test_transformers_has_what_is_mended() -> None:

@@ -17,7 +17,7 @@ pytest.importorskip("torch_xla")
 accelerate = pytest.importorskip("accelerate")
 
 from tests.launch.test_diagnosis import HBM_ALLOCATE, HBM_E1000, HBM_PIECES, HBM_RESERVE, HBM_USED  # noqa: E402
-from tpu_magics.backends.torch_xla import trainer, trainer_fsdp  # noqa: E402
+from tpu_magics.backends.torch_xla import library_fixes, trainer  # noqa: E402
 from tpu_magics.runs.events import Metrics, only  # noqa: E402
 from tpu_magics.runs.reader import Run  # noqa: E402
 from tpu_magics.runs.writer import EventWriter  # noqa: E402
@@ -199,8 +199,8 @@ def test_whole_gradients_are_clipped_as_torch_does(norm_type: float, max_norm: f
         return made
 
     ours, theirs = parameters(), parameters()
-    assert not any(map(trainer_fsdp.is_shard, ours))
-    norm = trainer_fsdp.clip(ours, max_norm, norm_type)
+    assert not any(map(library_fixes.is_shard, ours))
+    norm = library_fixes.clip(ours, max_norm, norm_type)
     assert torch.allclose(norm, torch.nn.utils.clip_grad_norm_(theirs, max_norm, norm_type))
     assert all(torch.allclose(a.grad, b.grad) for a, b in zip(ours[:2], theirs[:2], strict=True))
-    assert trainer_fsdp.clip(ours[2:], max_norm, norm_type) == 0.0
+    assert library_fixes.clip(ours[2:], max_norm, norm_type) == 0.0

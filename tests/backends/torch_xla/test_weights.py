@@ -445,10 +445,10 @@ def scenario_a_worker_that_never_used_the_device() -> None:
 
 
 def scenario_a_batch_larger_than_one_transfer() -> None:
-    from tpu_magics.backends.torch_xla import weights_fetch
+    from tpu_magics.backends.torch_xla import tensor_transfer
 
     folder = Path(tempfile.mkdtemp())
-    weights_fetch.BATCH_BYTES = 1000
+    tensor_transfer.BATCH_BYTES = 1000
     model = nn.Sequential(*(nn.Linear(10, 10) for _ in range(10)), nn.Linear(100, 100))
 
     def work() -> None:
@@ -484,7 +484,7 @@ def scenario_neither_side_needs_memory_for_a_second_model() -> None:
     def work() -> None:
         import torch_xla
 
-        from tpu_magics.backends.torch_xla.weights_fetch import settle
+        from tpu_magics.backends.torch_xla.tensor_transfer import settle
 
         with torch.no_grad():
             for parameter in model.to(torch_xla.device()).parameters():

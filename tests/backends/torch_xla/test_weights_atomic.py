@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from tpu_magics.backends.torch_xla import weights_exchange, weights_files, weights_load
+from tpu_magics.backends.torch_xla import weights_files, weights_load
 from tpu_magics.backends.torch_xla.weights import check_weights, load_weights
-from tpu_magics.backends.torch_xla.weights_exchange import Exchange
+from tpu_magics.backends.torch_xla.weights_load import Exchange
 from tpu_magics.errors import TpuMagicsError
 
 from .weights_samples import arrived, bring_home, content, describe, holding
@@ -105,7 +105,7 @@ def flaky(real: Any, failing: int, calls: list[int], written: int = 0) -> Any:
 def test_a_disk_that_fails_once_at_any_block(
     function: str, failing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weights_exchange, "_BLOCK", 1000)
+    monkeypatch.setattr(weights_load, "_BLOCK", 1000)
     home, worker = nn.Linear(25, 30), nn.Linear(25, 30)
     before = content(home)
     staged = arrived(home, worker, tmp_path)
@@ -132,7 +132,7 @@ def test_a_disk_that_fails_once_at_any_block(
 def test_a_disk_that_takes_nothing_any_more_costs_the_file_not_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weights_exchange, "_BLOCK", 1000)
+    monkeypatch.setattr(weights_load, "_BLOCK", 1000)
     home = nn.Linear(25, 30)
     before = content(home)
     staged = arrived(home, nn.Linear(25, 30), tmp_path)
@@ -153,7 +153,7 @@ def test_a_disk_that_takes_nothing_any_more_costs_the_file_not_the_model(
 
 
 def test_what_cannot_be_put_back_is_not_called_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights_exchange, "_BLOCK", 1000)
+    monkeypatch.setattr(weights_load, "_BLOCK", 1000)
     home = nn.Sequential(nn.Linear(25, 30), nn.Linear(25, 30))
     first = describe(home[0].weight)
     staged = arrived(home, nn.Sequential(nn.Linear(25, 30), nn.Linear(25, 30)), tmp_path)

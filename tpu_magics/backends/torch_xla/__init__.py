@@ -104,7 +104,7 @@ class TorchXla:
     check_weights = _from("weights", "check_weights")
     load_weights = _from("weights", "load_weights")
     dumps = _from("pickling", "dumps")
-    digests = _from("rehearse.digests", "digests")
+    digests = _from("weights", "digests")
     splits_weights = _from("fsdp_shards", "spread")
 
     def object_state(self) -> Any:

@@ -1,11 +1,11 @@
-"""Fixes for torch, torch_xla and torchax in a worker."""
+"""Fixes for torch, torch_xla and torchax, and for FSDP under transformers' Trainer and accelerate, in a worker."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -182,3 +182,189 @@ def _on_xla(values: Any) -> Iterator[Any]:
             yield value
         elif isinstance(value, (list, tuple)):
             yield from _on_xla(value)
+
+
+# -- FSDP -------------------------------------------------------------------------------------------------------------
+
+
+# Two problems of transformers 5.23.0 stop the training before its first step, on a TPU as well. (1) No optimizer is
+# created: trainer.py delays it until the model is wrapped (`_prepare_for_training`), and then creates one only for
+# models that accelerate wraps: "'NoneType' object has no attribute 'param_groups'". (2) FSDP v2 supports the outputs of
+# few models: integrations/tpu.py splits the output of each wrapped part by its first dimension, but accepts only
+# tensors of three dimensions, tuples that begin with one, and CausalLMOutputWithPast: "the output of the model
+# shouldn't be `None`".
+
+_FSDP_V2 = "torch_xla.experimental.spmd_fully_sharded_data_parallel"
+_PREFERRED = ("logits", "last_hidden_state")
+
+
+def arrange_fsdp() -> None:
+    """Patch the modules in this process, once they are imported. Only for workers."""
+    hook = PostImport()
+    hook.when_imported("transformers.trainer", lambda module: _make_optimizer(module.Trainer))
+    hook.when_imported(_FSDP_V2, lambda module: _know_outputs(module.SpmdFullyShardedDataParallel))
+    hook.when_imported("accelerate.optimizer", lambda module: _change_step(module.AcceleratedOptimizer))
+    hook.when_imported("accelerate.accelerator", lambda module: _change_clipping(module.Accelerator))
+
+
+# -- the optimizer ----------------------------------------------------------------------------------------------------
+def _make_optimizer(Trainer: Any) -> None:
+    original = getattr(Trainer, "_wrap_model", None)
+    if original is None or getattr(original, "makes_optimizer", False):
+        return
+
+    @functools.wraps(original)
+    def wrap_model(trainer: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        wrapped = original(trainer, model, *args, **kwargs)
+        missing = getattr(trainer, "is_fsdp_xla_enabled", False) and trainer.optimizer is None
+        if missing and wrapped is not model:
+            trainer.create_optimizer(wrapped)
+        return wrapped
+
+    wrap_model.makes_optimizer = True  # type: ignore[attr-defined]
+    Trainer._wrap_model = wrap_model
+
+
+# -- outputs under FSDP v2 --------------------------------------------------------------------------------------------
+def _know_outputs(Fsdp: Any) -> None:
+    original = Fsdp.__init__
+    if getattr(original, "knows_outputs", False):
+        return
+
+    @functools.wraps(original)
+    def init(self: Any, module: Any, *, shard_output: Any = None, **kwargs: Any) -> None:
+        if getattr(shard_output, "__module__", "") == "transformers.integrations.tpu":
+            shard_output = split_output
+        original(self, module, shard_output=shard_output, **kwargs)
+
+    init.knows_outputs = True  # type: ignore[attr-defined]
+    Fsdp.__init__ = init
+
+
+def split_output(output: Any, mesh: Any) -> None:
+    """Shard the output of a wrapped part by its first dimension over the mesh axis "fsdp", as transformers does."""
+    import torch_xla.distributed.spmd as xs
+
+    tensor = main_tensor(output)
+    if tensor is not None:
+        xs.mark_sharding(tensor, mesh, ("fsdp", *[None] * (tensor.dim() - 1)))
+
+
+def main_tensor(output: Any) -> Any | None:
+    """The tensor of an output that has a row for each sample: logits, else hidden states, else the first that is not a
+    scalar. None if there is none."""
+    import torch
+
+    if isinstance(output, torch.Tensor):
+        return output if output.dim() else None
+    values: Iterable[Any] = ()
+    if isinstance(output, Mapping):
+        values = (*(output.get(name) for name in _PREFERRED), *output.values())
+    elif isinstance(output, (list, tuple)):
+        values = output
+    return next((one for one in values if isinstance(one, torch.Tensor) and one.dim()), None)
+
+
+# -- gradients under accelerate ---------------------------------------------------------------------------------------
+
+# accelerate 1.15.0 averages the gradients of every optimizer over all ranks (optimizer.py, AcceleratedOptimizer.step;
+# accelerator.py, clip_grad_norm_). With FSDP (v1) they are averaged already, and each rank has another part: that would
+# mix gradients of different parts of a parameter, on a TPU as well, and each rank would clip by the norm of its own
+# part. transformers' Trainer (5.23.0) trains FSDP through both; without this patch the loss differs from the second
+# step on. Models without such shards are not affected.
+
+
+def is_shard(parameter: Any) -> bool:
+    """Whether this is a rank's shard of a parameter, by torch_xla's mark (2.9.0: torch_xla/distributed/fsdp)."""
+    return bool(getattr(parameter, "_is_sharded", False))
+
+
+def _change_step(Optimizer: Any) -> None:
+    original = Optimizer.step
+    if getattr(original, "knows_shards", False):
+        return
+
+    @functools.wraps(original)
+    def step(optimizer: Any, closure: Any = None) -> Any:
+        average_whole(optimizer)
+        return original(optimizer, closure)
+
+    step.knows_shards = True  # type: ignore[attr-defined]
+    Optimizer.step = step
+
+
+def _change_clipping(Accelerator: Any) -> None:
+    original = Accelerator.clip_grad_norm_
+    if getattr(original, "knows_shards", False):
+        return
+
+    @functools.wraps(original)
+    def clip_grad_norm_(accelerator: Any, parameters: Iterable[Any], max_norm: float, norm_type: float = 2) -> Any:
+        held = list(parameters)
+        if not any(map(is_shard, held)):
+            return original(accelerator, held, max_norm, norm_type)
+        for optimizer in accelerator._optimizers:
+            average_whole(optimizer)
+        accelerator.unscale_gradients()
+        return clip(held, float(max_norm), float(norm_type))
+
+    clip_grad_norm_.knows_shards = True  # type: ignore[attr-defined]
+    Accelerator.clip_grad_norm_ = clip_grad_norm_
+
+
+def average_whole(optimizer: Any) -> None:
+    """For an accelerate optimizer that holds shards: average the gradients of parameters that are not shards, and mark
+    the gradients as averaged for accelerate."""
+    parameters = list(_parameters(optimizer))
+    if optimizer.gradient_state.is_xla_gradients_synced or not any(map(is_shard, parameters)):
+        return
+    whole = [one.grad.data for one in parameters if one.grad is not None and not is_shard(one)]
+    if whole:
+        import torch_xla.core.xla_model as xm
+        import torch_xla.runtime as xr
+
+        xm.all_reduce("sum", whole, scale=1.0 / xr.world_size())
+    optimizer.gradient_state.is_xla_gradients_synced = True
+
+
+def _parameters(optimizer: Any) -> Iterator[Any]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def clip(parameters: Sequence[Any], max_norm: float, norm_type: float) -> Any:
+    """Scale gradients so that their total norm, including the shards of all ranks, is at most `max_norm`. Returns the
+    norm before, as torch.nn.utils.clip_grad_norm_ and FSDP's own clip_grad_norm_ do."""
+    import torch
+
+    with torch.no_grad():
+        graded = [one for one in parameters if one.grad is not None]
+        parts = _norm([one.grad for one in graded if is_shard(one)], norm_type)
+        norms = [_of_all_ranks(parts, norm_type)] if parts is not None else []
+        whole = _norm([one.grad for one in graded if not is_shard(one)], norm_type)
+        norms += [whole] if whole is not None else []
+        if not norms:
+            return torch.tensor(0.0)
+        total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+        factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+        for one in graded:
+            one.grad.mul_(factor.to(one.grad.dtype))
+    return total
+
+
+def _norm(gradients: Sequence[Any], norm_type: float) -> Any | None:
+    import torch
+
+    if not gradients:
+        return None
+    return torch.linalg.vector_norm(
+        torch.stack([torch.linalg.vector_norm(one, norm_type, dtype=torch.float32) for one in gradients]), norm_type
+    )
+
+
+def _of_all_ranks(norm: Any, norm_type: float) -> Any:
+    import torch_xla.core.xla_model as xm
+
+    if norm_type == float("inf"):
+        return xm.all_reduce("max", norm)
+    return xm.all_reduce("sum", norm**norm_type) ** (1.0 / norm_type)

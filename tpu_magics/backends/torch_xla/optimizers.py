@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from tpu_magics.backends.torch_xla import tensor_swap, trainer
-from tpu_magics.backends.torch_xla.weights_fetch import on_device
+from tpu_magics.backends.torch_xla import tensor_transfer, trainer
+from tpu_magics.backends.torch_xla.tensor_transfer import on_device
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs import events
 
@@ -136,7 +136,7 @@ def _crosses(value: Any, device: Any) -> bool:
 def _moved(value: Any, device: Any) -> Any:
     """The tensor on the device, as the same object if possible."""
     new = value.detach().to(device)
-    return value if tensor_swap.take(value, new) else new
+    return value if tensor_transfer.take_contents(value, new) else new
 
 
 def refuse_sharding(module: Any) -> None:

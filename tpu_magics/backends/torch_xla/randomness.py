@@ -13,9 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tpu_magics.backends.torch_xla.cpu_only import choose_cpu, hide_xla, remember_accelerators
+from tpu_magics.backends.torch_xla.cpu_only import (
+    choose_cpu,
+    hide_xla,
+    patch_training_arguments,
+    remember_accelerators,
+    set_up_before_trainer,
+)
 from tpu_magics.backends.torch_xla.post_import import PostImport
-from tpu_magics.backends.torch_xla.training_arguments import patch_training_arguments, set_up_before_trainer
 
 # Functions that seed, as (module, name): torch 2.9.0, torch_xla 2.9.0, accelerate 1.15.0, transformers 5.23.0.
 DEVICE_SEEDS = (

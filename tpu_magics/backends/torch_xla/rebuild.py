@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from tpu_magics.backends.torch_xla import cpu_only, precision_accelerate
+from tpu_magics.backends.torch_xla import cpu_only, precision_request
 from tpu_magics.errors import TpuMagicsError
 
 STATES = ("PartialState", "AcceleratorState", "GradientState")
@@ -115,7 +115,7 @@ def _renew_accelerator(accelerator: Any, trainer: Any) -> None:
         arguments = trainer.args
         sys.modules["accelerate.state"].AcceleratorState._reset_state(reset_partial_state=True)
         _ = arguments.device
-    with precision_accelerate.for_trainer(arguments):
+    with precision_request.for_trainer(arguments):
         sys.modules["accelerate.accelerator"].Accelerator.__init__(accelerator, *args, **kwargs)
     vars(accelerator).update({name: had[name] for name in GATHERED if name in had})
     if trainer is None:

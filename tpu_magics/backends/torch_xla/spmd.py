@@ -125,9 +125,9 @@ def parameters_on_device() -> Iterator[Any]:
     """
     import torch
 
-    from tpu_magics.backends.torch_xla import tensor_swap
+    from tpu_magics.backends.torch_xla import tensor_transfer
 
-    for thing in (*gc.get_objects(), *tensor_swap.tensors()):
+    for thing in (*gc.get_objects(), *tensor_transfer.moved_tensors()):
         # type() first: isinstance() may run code of other objects, e.g. of proxies.
         if issubclass(type(thing), torch.Tensor) and isinstance(thing, torch.nn.Parameter) and thing.is_xla:
             yield thing

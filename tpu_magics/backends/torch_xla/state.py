@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from tpu_magics.backends.torch_xla import randomness
-from tpu_magics.backends.torch_xla.named_parameters import named_modules, slots
-from tpu_magics.backends.torch_xla.weights_fetch import has_own_memory, on_device, settle, to_cpu
+from tpu_magics.backends.torch_xla.modules import named_modules, slots
+from tpu_magics.backends.torch_xla.tensor_transfer import has_own_memory, on_device, settle, to_cpu
 
 Label = tuple[str, Any]
 Undo = Callable[[], None]
@@ -36,7 +36,7 @@ _OPTIMIZER_SKIPS = frozenset(
         *("_optimizer_load_state_dict_post_hooks", "_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured"),
     }
 )
-# Attributes of TrainingArguments that belong to a process (transformers 5.23.0; training_arguments.py).
+# Attributes of TrainingArguments that belong to a process (transformers 5.23.0; cpu_only.py).
 _ARGUMENTS_SKIPS = frozenset({"_setup_devices", "distributed_state", "_n_gpu", "_tpu_magics_process"})
 _HANDLER_SKIPS = frozenset({"train_dataloader", "eval_dataloader"})  # for callbacks of the current run
 # What an Accelerator gathers while it is used; the rest belongs to a process (accelerate 1.15.0; rebuild.py).

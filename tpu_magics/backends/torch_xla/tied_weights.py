@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
-from tpu_magics.backends.torch_xla import optimizers, tensor_swap
-from tpu_magics.backends.torch_xla.named_parameters import Slot, slots
-from tpu_magics.backends.torch_xla.weights_fetch import settle, to_cpu
+from tpu_magics.backends.torch_xla import optimizers, tensor_transfer
+from tpu_magics.backends.torch_xla.modules import Slot, slots
+from tpu_magics.backends.torch_xla.tensor_transfer import settle, to_cpu
 
 Name: TypeAlias = tuple[str, str]  # (model, name in it)
 Ties: TypeAlias = tuple[tuple[Name, ...], ...]
@@ -104,7 +104,7 @@ def keep_ties() -> None:
         if getattr(_moving, "inside", False):
             return original(self, fn, recurse)
         if torch.__future__.get_swap_module_params_on_conversion():
-            tensor_swap.forget()
+            tensor_transfer.forget_moved()
             return original(self, fn, recurse)
         before = _held(self, recurse)
         _moving.inside = True
@@ -159,7 +159,7 @@ def _tie(places: list[Slot], old: Any, earlier: Any, moved: dict[Any, Any]) -> N
     if earlier is not None and (earlier.device, earlier.dtype, earlier.shape) == (new.device, new.dtype, new.shape):
         new = earlier
     elif old is not None and old is not new:
-        if tensor_swap.take(old, new):
+        if tensor_transfer.take_contents(old, new):
             new = old
         else:
             moved[old] = new

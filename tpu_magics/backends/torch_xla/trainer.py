@@ -280,7 +280,7 @@ def _smaller(before: int, now: int) -> str:
 def _beginning(model: Any) -> InitialState:
     import torch_xla.core.xla_model as xm
 
-    from tpu_magics.backends.torch_xla.weights_fetch import settle, to_cpu
+    from tpu_magics.backends.torch_xla.tensor_transfer import settle, to_cpu
 
     settle()
     named = dict(_named_tensors(model))

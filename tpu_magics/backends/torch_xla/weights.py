@@ -1,4 +1,4 @@
-"""Trained weights from a worker to the notebook, in three steps.
+"""Trained weights from a worker to the notebook, in three steps; and their checksum.
 
 worker, every rank:  collect_shards(models, folder, rank)   runs pending operations (fsdp_shards.py)
 worker, rank 0:      collect_weights(models, folder)        complete or not at all
@@ -8,18 +8,18 @@ notebook:            staged = check_weights(models, folder) changes nothing
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tpu_magics.backends.torch_xla import weights_files
 from tpu_magics.backends.torch_xla.fsdp_shards import full_weights
-from tpu_magics.backends.torch_xla.named_parameters import slots
-from tpu_magics.backends.torch_xla.weights_check import StagedWeights, check_weights
-from tpu_magics.backends.torch_xla.weights_fetch import settle, unwrap
+from tpu_magics.backends.torch_xla.modules import slots
+from tpu_magics.backends.torch_xla.tensor_transfer import settle, unwrap
+from tpu_magics.backends.torch_xla.weights_check import StagedWeights, check_weights, layout_of, state_of
 from tpu_magics.backends.torch_xla.weights_files import ManifestEntry
 from tpu_magics.backends.torch_xla.weights_load import load_weights
-from tpu_magics.backends.torch_xla.weights_match import layout_of, state_of
 
 __all__ = ["StagedWeights", "check_weights", "collect_weights", "load_weights"]
 
@@ -81,3 +81,31 @@ def _identity(tensor: Any) -> Hashable:
     if tensor.device.type != "cpu" or layout_of(tensor) != "strided" or not tensor.numel():
         return id(tensor)
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tuple(tensor.stride())
+
+
+# -- checksums --------------------------------------------------------------------------------------------------------
+
+
+# Without buffers: BatchNorm statistics differ between ranks, on a TPU as well.
+
+
+def digests(models: Mapping[str, Any]) -> dict[str, str]:
+    """The checksum of each model that is not sharded over the ranks. One tensor at a time is fetched."""
+    from tpu_magics.backends.torch_xla import fsdp_shards
+
+    whole = {name: model for name, model in models.items() if not fsdp_shards.spread({name: model})}
+    return {name: found for name, model in whole.items() if (found := _digest(model))}
+
+
+def _digest(model: Any) -> str:
+    """ "" for a model with parameters without values (lazy, or on "meta")."""
+    import torch
+
+    found = 0
+    for parameter in model.parameters():
+        if torch.nn.parameter.is_lazy(parameter) or parameter.is_meta:
+            return ""
+        if parameter.requires_grad and parameter.numel():
+            content = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            found = zlib.crc32(memoryview(content), found)
+    return f"{found:08x}"

@@ -157,19 +157,12 @@ class _FirstDevice:
         import torch_xla
         import torch_xla.runtime as xr
 
-        from tpu_magics.backends.torch_xla import (
-            fsdp_shards,
-            library_fixes,
-            optimizers,
-            tied_weights,
-            trainer,
-            trainer_fsdp,
-        )
+        from tpu_magics.backends.torch_xla import fsdp_shards, library_fixes, optimizers, tied_weights, trainer
 
         tied_weights.keep_ties()
         fsdp_shards.watch_wrappers()
         trainer.arrange()
-        trainer_fsdp.arrange()
+        library_fixes.arrange_fsdp()
         optimizers.arrange()
         library_fixes.hide_torchax()
         library_fixes.skip_jax()

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tpu_magics.backends.torch_xla import tensor_swap
+from tpu_magics.backends.torch_xla import tensor_transfer
 
 
 def tensors() -> list[Any]:
@@ -43,7 +43,7 @@ def outer_tensors() -> list[Any]:
     kind = torch.Tensor
     # type() first: isinstance() may run code of other objects, e.g. of proxies.
     made = [one for one in gc.get_objects() if issubclass(type(one), kind)]
-    return [one for one in (*made, *tensor_swap.tensors()) if one.is_xla]
+    return [one for one in (*made, *tensor_transfer.moved_tensors()) if one.is_xla]
 
 
 def inner(tensor: Any) -> Any:

@@ -1,8 +1,5 @@
-"""Tensors from the device to the host: one sync, then transfers in batches.
-
-Fetching a tensor while a step is pending compiles a separate graph for it (twenty parameters, twenty compiles), so
-pending operations run first.
-"""
+"""Tensors between the host and the device: fetched in batches after one sync, and moved so that they stay the same
+Python objects."""
 
 from __future__ import annotations
 
@@ -10,6 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.utils.weak import TensorWeakRef
+
+# -- to the host ------------------------------------------------------------------------------------------------------
+
+
+# Fetching a tensor while a step is pending compiles a separate graph for it (twenty parameters, twenty compiles), so
+# pending operations run first.
 
 # Fetched at once. A transfer needs its tensors twice for a moment, and memory that is soon reused is
 # faster than new memory.
@@ -92,3 +96,40 @@ def _batches(tensors: Sequence[Any]) -> Iterator[list[Any]]:
         size += needed
     if batch:
         yield batch
+
+
+# -- the same objects on the device -----------------------------------------------------------------------------------
+
+
+# XLA cannot change the device of a tensor in place, so the old and the new tensor swap their contents.
+
+# Those that were moved, by id: objects from before the fork are not among the garbage collector's (launch/process.py
+# freezes it). Weak references; a tensor with one cannot be swapped.
+_moved: dict[int, Any] = {}
+
+
+def take_contents(old: Any, new: Any) -> bool:
+    """Give the object `old` the contents of `new`; False if that is not possible: a graph or a weak reference holds
+    it."""
+    if type(old) is not type(new):
+        return False
+    attributes = dict(vars(old))
+    _moved.pop(id(old), None)
+    try:
+        torch.utils.swap_tensors(old, new)
+    except RuntimeError:
+        return False
+    vars(old).update({name: value for name, value in attributes.items() if name not in vars(old)})
+    _moved[id(old)] = TensorWeakRef(old)
+    return True
+
+
+def forget_moved() -> None:
+    """Call this before other code swaps tensors."""
+    _moved.clear()
+
+
+def moved_tensors() -> list[Any]:
+    """The moved tensors that still exist."""
+    found = (reference() for reference in list(_moved.values()))
+    return [one for one in found if one is not None]
