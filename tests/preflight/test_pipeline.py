@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tpu_magics.backends.lowered import TRACED, HostRead, LoweredGraph, SourceLine
-from tpu_magics.backends.torch_xla.trace.trace_file import write
+from tpu_magics.backends.torch_xla.trace.tracer import write_trace
 from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.request import Request, function_request
@@ -47,7 +47,9 @@ class Left:
 
     def write(self, count: int = 2, **more: Any) -> None:
         found = {"syncs": 3, "settled": True, **more}
-        write(self.graphs, [(graph(n), n == count - 1) for n in range(count)], found.pop("reads", ()), (), **found)
+        write_trace(
+            self.graphs, [(graph(n), n == count - 1) for n in range(count)], found.pop("reads", ()), (), **found
+        )
 
     def compiled(self, nth: int, cause: str = "", text: str = "") -> None:
         nearest = nth - 1 if cause else None

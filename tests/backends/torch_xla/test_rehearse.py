@@ -24,7 +24,7 @@ from tests import forks
 from tests.backends.torch_xla import rehearsed, rehearsed_distributed, rehearsed_xm
 from tests.backends.torch_xla.rehearsed import Case, differences, launched
 from tests.launch.launching import failed, said
-from tpu_magics.backends.torch_xla.rehearse import collectives, reduction
+from tpu_magics.backends.torch_xla.rehearse import collectives, group
 
 CASES = [*rehearsed_xm.cases(), *rehearsed_distributed.cases()]
 
@@ -212,7 +212,7 @@ def xla_itself(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_torch_xla_itself_scales_as_the_rehearsal_does(xla_itself: Any) -> None:
     whole = torch.tensor([0, 1, 2, 3])
     expected = {
-        f"{name} {kind} {scale}": reduction.scaled(whole.clone().to(getattr(torch, name)), scale).double().tolist()
+        f"{name} {kind} {scale}": group.scaled(whole.clone().to(getattr(torch, name)), scale).double().tolist()
         for name in REDUCED_BY_XLA
         for kind in REDUCED_HOW
         for scale in SCALES

@@ -16,7 +16,7 @@ from tests.backends.torch_xla import traced
 from tests.backends.torch_xla.loops import placed
 from tests.backends.torch_xla.traced import rows, same
 from tpu_magics.backends.lowered import TraceResult
-from tpu_magics.backends.torch_xla.trace.constness import ELEMENTS
+from tpu_magics.backends.torch_xla.trace.placeholders import ELEMENTS
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 STEPS = 6

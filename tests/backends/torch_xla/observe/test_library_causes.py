@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tpu_magics.backends.torch_xla.observe.library_causes import new_functions
+from tpu_magics.backends.torch_xla.observe.causes import new_functions
 
 TRAIN = ("/site-packages/transformers/trainer.py", "train")
 SYNC = ("/site-packages/torch_xla/core/xla_model.py", "mark_step")

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tpu_magics.backends import hlo
-from tpu_magics.backends.torch_xla.observe.pieces import GraphPieces, joined
-from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaCompileReport, XlaDumps
+from tpu_magics.backends.torch_xla.observe.xla_dumps import GraphPieces, XlaCompileReport, XlaDumps, joined
 
 # As torch_xla 2.9.0 writes them with PT_XLA_DEBUG_LEVEL=2 (debug_util.cpp) here, with fewer lines of frames.
 COMPILED = """

@@ -1,8 +1,8 @@
 """The observer of a torch_xla worker: steps, compiles with their causes, reads, values, precision.
 
-A compile goes through hooks.py -> observer.py -> xla_dumps.py -> snapshot.py, step_events.py and parts.py, which make
-its evidence -> backends/observe/compiles.py, with causes.py for the cause. A step only reads a few counters; compiles
-are rare, and are analyzed when they happen. A rehearsal also tracks each piece of a step (pieces.py).
+A compile goes through hooks.py -> observer.py -> xla_dumps.py -> snapshot.py, step_events.py and evidence.py, which
+make its evidence -> backends/observe/compiles.py, with causes.py for the cause. A step only reads a few counters;
+compiles are rare, and are analyzed when they happen. A rehearsal also tracks each piece of a step (xla_dumps.py).
 """
 
 from __future__ import annotations

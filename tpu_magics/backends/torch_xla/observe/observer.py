@@ -14,13 +14,12 @@ from tpu_magics.backends.observe.compiles import History, evaluation_batch
 from tpu_magics.backends.observe.measurements import LoggedValues
 from tpu_magics.backends.observe.observer import Observer, guarded
 from tpu_magics.backends.observe.sites import outwards
-from tpu_magics.backends.torch_xla.observe import counters, host_training, parts, snapshot, step_events
-from tpu_magics.backends.torch_xla.observe.batch_sizes import BatchSizes
+from tpu_magics.backends.torch_xla.observe import counters, evidence, snapshot, step_events
 from tpu_magics.backends.torch_xla.observe.causes import explain
 from tpu_magics.backends.torch_xla.observe.evidence import TorchCompileEvidence, distance
-from tpu_magics.backends.torch_xla.observe.pieces import GraphPieces
 from tpu_magics.backends.torch_xla.observe.runtime_stats import ReadCounter, RuntimeStats
-from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaCompileReport, XlaDumps
+from tpu_magics.backends.torch_xla.observe.step_events import BatchSizes
+from tpu_magics.backends.torch_xla.observe.xla_dumps import GraphPieces, XlaCompileReport, XlaDumps
 from tpu_magics.backends.torch_xla.precision import TorchPrecisionWatch
 from tpu_magics.runs import events
 from tpu_magics.runs.writer import EventWriter
@@ -62,7 +61,7 @@ class TorchObserver(Observer[TorchCompileEvidence]):
         self.counted_in_batch = False
         self.parts: set[tuple[int, tuple[object, ...]]] = set()
         self.had_state = False
-        self.host_training: host_training.HostTraining | None = None
+        self.host_training: snapshot.HostTraining | None = None
         self.backward_on_device = False
         self.eager_mode = False
         self.ran_eagerly = False  # since the last step
@@ -253,7 +252,7 @@ class TorchObserver(Observer[TorchCompileEvidence]):
             values.numbers = {n: v for n, v in values.numbers.items() if not n.endswith("['lr']")} | self.events.rates
         facts = self.events.facts(torch.is_grad_enabled(), self.sites.decides)
         known = report.graph is not None and not facts.data_ops  # the result of such an operation is not an input
-        part = parts.find(stack, frame, self.sites, facts, values, report.graph)
+        part = evidence.find(stack, frame, self.sites, facts, values, report.graph)
         part = replace(part, first=(site.id, part.key) not in self.parts)
         self.parts.add((site.id, part.key))
         return TorchCompileEvidence(
@@ -325,7 +324,7 @@ class TorchObserver(Observer[TorchCompileEvidence]):
 
     @guarded
     def _find_host_training(self, frame: FrameType) -> None:
-        self.host_training = host_training.find(frame, self.sites)
+        self.host_training = snapshot.find(frame, self.sites)
 
     @guarded
     def before_optimizer_step(self, optimizer: Any) -> None:

@@ -13,8 +13,8 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.torch_xla.rehearse import graph, reduction
-from tpu_magics.backends.torch_xla.rehearse.group import Group
+from tpu_magics.backends.torch_xla.rehearse import graph
+from tpu_magics.backends.torch_xla.rehearse.group import Group, check_kind, gloo_dtype, gloo_kind, scaled
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -256,25 +256,25 @@ class Collectives:
         several times its memory."""
         members = self._members(groups)
         for tensor in tensors:
-            reduction.check(kind, tensor.dtype)
+            check_kind(kind, tensor.dtype)
         graph.cut()
         with self._carrying(members, _doing(f"{name} {kind}", tensors, scale, groups)) as doing:
             for places in _buckets(tensors):
                 host = [one.detach() for one in graph.copies([tensors[place] for place in places])]
                 if len(members) > 1:
                     host = self._reduce(members, host, kind, doing)
-                yield places, [reduction.scaled(one, scale) for one in host]
+                yield places, [scaled(one, scale) for one in host]
 
     def _reduce(self, members: tuple[int, ...], host: Sequence[Tensor], kind: str, doing: str) -> list[Tensor]:
         """Tensors of one type, reduced as one."""
         import torch
 
         dtype = host[0].dtype
-        parts = [one.reshape(-1).to(reduction.travelling(dtype)) for one in host]
+        parts = [one.reshape(-1).to(gloo_dtype(dtype)) for one in host]
         flat = parts[0] if len(parts) == 1 else torch.cat(parts)
         if flat.numel():
             real = torch.view_as_real(flat) if dtype.is_complex else flat
-            self.group.reduce(members, real, reduction.kind_of(kind, dtype), doing)
+            self.group.reduce(members, real, gloo_kind(kind, dtype), doing)
         sizes = [one.numel() for one in host]
         return [part.to(dtype).reshape(one.shape) for part, one in zip(flat.split(sizes), host, strict=True)]
 

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.torch_xla.rehearse import random_states, world
+from tpu_magics.backends.torch_xla.rehearse import join
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,8 +20,8 @@ def enter(size: int) -> None:
     """Make this process rank 0 of `size`, until it ends."""
     import torch.distributed as dist
 
-    world.enter(0, size, 0)
-    random_states.install(_FirstRankStates())  # type: ignore[arg-type]
+    join.enter(0, size, 0)
+    join.install(_FirstRankStates())  # type: ignore[arg-type]
     if dist.is_available():
         _fake_groups(dist, size)
         # torch 2.9: DistributedDataParallel compares the shapes of the ranks' parameters.

@@ -1,4 +1,4 @@
-"""The live tensors on the device, and those that are not computed yet.
+"""The live tensors on the device, those that are not computed yet, and their pending graph.
 
 torch_xla's tensors are functional (torch's "Note [Functionalization Pass]"): the Python object wraps an inner tensor,
 and an in-place assignment gives the wrapper another one. These functions look at the inner tensors: asking torch_xla
@@ -11,7 +11,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -212,3 +214,51 @@ def _wrap() -> Any:
         function.restype = ctypes.py_object
         function.argtypes = [ctypes.c_void_p]
     return function
+
+
+# -- the pending graph ------------------------------------------------------------------------------------------------
+
+
+# C++ functions as in torch_xla 2.9.0. Donation is decided when a step ends (`SetBufferDonors` in
+# xla_graph_executor.cpp): a parameter whose tensor id is the alias id of one of the computed tensors.
+
+_ALIAS = re.compile(r"^AliasID: (\d+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class PendingGraph:
+    """A pending graph. `module`: serialized HloModuleProto; `text`: the same as text; `ids`: of the tensors that are
+    its parameters, in order (-1: a Python number); `donors`: numbers of parameters whose memory outputs may reuse."""
+
+    module: bytes
+    text: str
+    ids: tuple[int, ...]
+    donors: tuple[int, ...]
+
+    @classmethod
+    def of(cls, found: Sequence[Any], step: bool = True) -> PendingGraph:
+        """The graph of these inner tensors. `step`: all pending tensors; otherwise nothing is donated."""
+        import torch_xla
+
+        extension = torch_xla._XLAC
+        module = bytes(extension._get_xla_tensors_hlo_proto(list(found)))
+        text = str(extension._get_xla_tensors_hlo(list(found)))
+        ids, _ = extension._get_tensors_xla_device_data_node(list(found))
+        donated = {alias(one) for one in found} if step else set()
+        donors = tuple(place for place, number in enumerate(ids) if number in donated)
+        return cls(module, text, tuple(ids), donors)
+
+
+def graph_hash(found: Sequence[Any]) -> str:
+    """torch_xla's own hash of the graph of these inner tensors."""
+    import torch_xla
+
+    return bytes(torch_xla._XLAC._get_graph_hash(list(found))).hex()
+
+
+def alias(tensor: Any) -> int:
+    """The id of the tensor whose place an inner tensor takes: its own, or that of the tensor it was assigned to."""
+    import torch_xla
+
+    found_id = _ALIAS.search(torch_xla._XLAC._get_xla_tensor_debug_info(tensor))
+    return int(found_id[1]) if found_id else -1

@@ -1,4 +1,4 @@
-"""What happens at each sync of a traced function.
+"""What happens at each sync of a traced function, and the files in which the notebook gets the graphs.
 
 C++ functions of torch_xla 2.9.0 that run a graph: `_xla_step_marker` ends a step, `_xla_sync_multi` and
 `_xla_sync_live_tensors` run a graph within one; `_xla_warm_up_cache` and `_run_cached_graph` belong to torch.compile;
@@ -8,23 +8,26 @@ with `_set_use_eager_mode` each operation is a graph.
 from __future__ import annotations
 
 import functools
+import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.base import StepLimit, TraceSpec
+from tpu_magics.backends.lowered import TRACED, HostRead, LoweredGraph, UnsupportedOp
+from tpu_magics.backends.torch_xla import optimizers
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaDumps
-from tpu_magics.backends.torch_xla.trace import fake_world, live_tensors, shardings
-from tpu_magics.backends.torch_xla.trace.captured_graphs import CapturedDumps, CapturedGraphs
-from tpu_magics.backends.torch_xla.trace.host_reads import HostReadLog
-from tpu_magics.backends.torch_xla.trace.parameter_names import ParameterNames
-from tpu_magics.backends.torch_xla.trace.read_kernels import ReadKernels
+from tpu_magics.backends.torch_xla.trace import fake_world, live_tensors
+from tpu_magics.backends.torch_xla.trace.captured_graphs import CapturedDumps, CapturedGraphs, ParameterNames
+from tpu_magics.backends.torch_xla.trace.host_reads import HostReadLog, ReadKernels
+from tpu_magics.backends.torch_xla.trace.live_tensors import inner, number
+from tpu_magics.backends.torch_xla.trace.placeholders import Uploads
 from tpu_magics.backends.torch_xla.trace.source_lines import SourceLineFinder
 from tpu_magics.backends.torch_xla.trace.steady_state import SteadyStateDetector, TraceStepEvents
-from tpu_magics.backends.torch_xla.trace.trace_file import write, write_reads
-from tpu_magics.backends.torch_xla.trace.uploads import Uploads
 from tpu_magics.errors import TpuMagicsError
 
 if TYPE_CHECKING:
@@ -149,7 +152,7 @@ class Tracer:
         pending = live_tensors.pending(found)
         captured = self._capture(pending, frame)
         if self.tracing.devices > 1:
-            shardings.settle(pending)
+            settle(pending)
         elif pending:
             self.hidden.append(live_tensors.alive() - len(found))
         live_tensors.give_placeholders()
@@ -180,7 +183,7 @@ class Tracer:
     def _write(self, syncs: int) -> None:
         steady = self.steady_state.steady
         order = sorted(self.captured.graphs, key=lambda one: steady.index(one) if one in steady else -1)
-        write(
+        write_trace(
             self.tracing.folder,
             [(self.captured.graphs[one], one in steady) for one in order],
             syncs=syncs,
@@ -203,3 +206,91 @@ def _no_dynamo(*_args: Any, **_kwargs: Any) -> Any:
         "torch.compile(backend='openxla') compiles its own graphs and must run them to do so.",
         "Remove torch.compile for the preflight: torch_xla compiles the same step as one graph.",
     )
+
+
+# -- shardings --------------------------------------------------------------------------------------------------------
+
+
+# In training, XLA's partitioner decides them when it compiles the step, and torch_xla assigns them to the step's
+# results: from the second step on they count as annotated. Here no step is compiled before the next one is traced.
+# Optimizer state and gradients get the sharding of their parameter, as XLA decides too, because they are made from it
+# element by element. Everything else without an annotation is replicated. XLA may shard that too (a bias beside a
+# sharded weight); then a device needs less memory than the preflight says, not more. C++ functions as in torch_xla
+# 2.9.0.
+
+
+def settle(pending: Sequence[Any]) -> None:
+    """Give a sharding to each of these inner tensors that has none. They must be pending: then it is only noted."""
+    import torch_xla
+    from torch_xla.distributed.spmd import ShardingType
+
+    extension = torch_xla._XLAC
+    bare = {number(one): one for one in pending if not extension._get_xla_sharding_spec(one)}
+    if not bare:
+        return
+    for tensor, parameter in _like_parameters():
+        found = bare.get(number(inner(tensor)))
+        sharding = extension._get_xla_op_sharding(inner(parameter))
+        if found is not None and sharding is not None and found.shape == parameter.shape:
+            extension._xla_mark_sharding(found, sharding)
+            del bare[number(found)]
+    whole = extension.OpSharding([], [], [], ShardingType.REPLICATED)
+    for one in bare.values():
+        extension._xla_mark_sharding(one, whole)
+
+
+def _like_parameters() -> Iterator[tuple[Any, Any]]:
+    """(tensor, the parameter it belongs to)."""
+    for parameter, state in (item for optimizer in optimizers.living() for item in optimizer.state.items()):
+        kept = state.values() if isinstance(state, dict) else ()
+        yield from ((one, parameter) for one in _on_device((*kept, parameter.grad)))
+
+
+def _on_device(found: Iterable[Any]) -> Iterator[Any]:
+    import torch
+
+    return (one for one in found if issubclass(type(one), torch.Tensor) and one.is_xla)
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+READS = "reads.txt"
+
+
+def write_trace(
+    folder: Path,
+    graphs: Sequence[tuple[LoweredGraph, bool]],
+    reads: Sequence[HostRead],
+    refused: Sequence[UnsupportedOp],
+    **more: Any,
+) -> None:
+    """Write all of it; `graphs`: with whether each is steady; `more`: other fields of TraceResult."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    records = []
+    for nth, (graph, steady) in enumerate(graphs):
+        file = f"graph-{nth}.pb"
+        (folder / file).write_bytes(graph.module)
+        fields = {name: value for name, value in vars(graph).items() if name not in ("module", "places", "site")}
+        site = None if graph.site is None else asdict(graph.site)
+        # Thousands of instructions come from a few lines, so each line is written once.
+        lines = {place: nth for nth, place in enumerate(dict.fromkeys(graph.places.values()))}
+        places = {"lines": [asdict(one) for one in lines], "of": {n: lines[one] for n, one in graph.places.items()}}
+        records.append({**fields, "file": file, "steady": steady, "site": site, "places": places})
+    found = {"graphs": records, "reads": [asdict(one) for one in reads], "refused": [asdict(one) for one in refused]}
+    temporary = folder / f"{TRACED}.tmp"
+    temporary.write_text(json.dumps({**found, **more}))
+    temporary.replace(folder / TRACED)
+
+
+def write_reads(folder: Path, reads: Sequence[HostRead]) -> None:
+    """The reads so far, one per line: if the function fails, they may be the cause."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    (folder / READS).write_text("\n".join(dict.fromkeys(map(_line, reads))))
+
+
+def _line(read: HostRead) -> str:
+    if read.place is None:
+        return read.what
+    inside = f" (inside {read.inside})" if read.inside is not None else ""
+    return f"{read.place}: {read.place.code}{inside}"
