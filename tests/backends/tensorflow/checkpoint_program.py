@@ -27,8 +27,8 @@ from fake_remote_host import DEVICE, remote_host
 from tpu_magics import tf as public
 from tpu_magics.backends.base import Placement
 from tpu_magics.backends.tensorflow import checkpoint_files, checkpoint_paths, checkpoints
-from tpu_magics.backends.tensorflow.checkpoint_calls import saving_problems
 from tpu_magics.backends.tensorflow.checkpoint_files import is_remote
+from tpu_magics.backends.tensorflow.checkpoints import saving_problems
 from tpu_magics.errors import TpuMagicsError
 
 RANDOM = np.random.default_rng(0)

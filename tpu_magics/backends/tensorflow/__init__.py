@@ -84,7 +84,7 @@ class TensorFlow:
         return [*self._part("data_checks").problems(items, self.placed, cells), *paths]
 
     def saving_problems(self, tree: ast.AST, names: Mapping[str, Any]) -> Sequence[TrainingProblem]:
-        return self._part("checkpoint_calls").saving_problems(  # type: ignore[no-any-return]
+        return self._part("checkpoints").saving_problems(  # type: ignore[no-any-return]
             tree, names, self.placed, self._on_colab
         )
 

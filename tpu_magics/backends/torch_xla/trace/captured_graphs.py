@@ -23,8 +23,8 @@ from tpu_magics.backends.observe.sites import outwards
 from tpu_magics.backends.torch_xla import optimizers
 from tpu_magics.backends.torch_xla.observe import snapshot
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaCompileReport, XlaDumps
+from tpu_magics.backends.torch_xla.trace.host_reads import SourceLineFinder
 from tpu_magics.backends.torch_xla.trace.live_tensors import PendingGraph, alias, graph_hash, inner, outer_tensors
-from tpu_magics.backends.torch_xla.trace.source_lines import SourceLineFinder
 
 if TYPE_CHECKING:
     from tpu_magics.backends.torch_xla.observe.observer import TorchObserver

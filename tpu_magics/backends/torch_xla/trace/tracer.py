@@ -23,10 +23,9 @@ from tpu_magics.backends.torch_xla import optimizers
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaDumps
 from tpu_magics.backends.torch_xla.trace import fake_world, live_tensors
 from tpu_magics.backends.torch_xla.trace.captured_graphs import CapturedDumps, CapturedGraphs, ParameterNames
-from tpu_magics.backends.torch_xla.trace.host_reads import HostReadLog, ReadKernels
+from tpu_magics.backends.torch_xla.trace.host_reads import HostReadLog, ReadKernels, SourceLineFinder
 from tpu_magics.backends.torch_xla.trace.live_tensors import inner, number
 from tpu_magics.backends.torch_xla.trace.placeholders import Uploads
-from tpu_magics.backends.torch_xla.trace.source_lines import SourceLineFinder
 from tpu_magics.backends.torch_xla.trace.steady_state import SteadyStateDetector, TraceStepEvents
 from tpu_magics.errors import TpuMagicsError
 
