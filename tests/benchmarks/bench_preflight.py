@@ -83,7 +83,7 @@ def _left(folder: Path) -> Any:
 
 def bare(folder: str, begin: float) -> tuple[float, float]:
     """Seconds from `begin`, when this process was asked for, to the end of the compile; and those of its call."""
-    from tpu_magics.preflight.compile_environment import ENVIRONMENT, FLAGS
+    from tpu_magics.preflight.compile_process import ENVIRONMENT, FLAGS
     from tpu_magics.preflight.compiler import jaxlib_private
     from tpu_magics.preflight.targets import parse
 

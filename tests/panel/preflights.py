@@ -18,8 +18,8 @@ from tpu_magics.preflight.compile_result import (
     PaddedDimension,
     TilePadding,
 )
+from tpu_magics.preflight.fit import FitPoint, FitResult
 from tpu_magics.preflight.report import Preflight, TargetResult
-from tpu_magics.preflight.search_result import FitPoint, FitResult
 from tpu_magics.preflight.targets import parse
 
 GIB, MIB = 2**30, 2**20

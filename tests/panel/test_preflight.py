@@ -22,8 +22,8 @@ from tpu_magics.panel.preflight_progress import TerminalLine, progress_html, pro
 from tpu_magics.panel.preflight_topics import Topic, topics
 from tpu_magics.preflight.compilation import Progress
 from tpu_magics.preflight.compile_result import Buffer, HbmUsage, Multiplications, PaddedDimension, TilePadding
+from tpu_magics.preflight.fit import FitPoint, FitResult
 from tpu_magics.preflight.report import Preflight, TargetResult
-from tpu_magics.preflight.search_result import FitPoint, FitResult
 
 MADE = ("bert", "too_large", "tiny", "custom", "refused", "fitted")
 

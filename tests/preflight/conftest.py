@@ -14,14 +14,14 @@ import pytest
 from tests import overlay
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
-from tpu_magics.preflight import compiler_versions
+from tpu_magics.preflight import compile_process
 
 
 @pytest.fixture(scope="session")
 def tpu_compiler() -> tuple[str, ...]:
     """The compiler of the installed versions: folders for `packages` (none)."""
     try:
-        compiler_versions.versions()
+        compile_process.compiler_versions()
     except TpuMagicsError as error:
         pytest.skip(error.what)
     return ()

@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 
 from tpu_magics.backends.hlo.text import HloModule, Instruction, parse_module
-from tpu_magics.preflight.analysis import find
+from tpu_magics.preflight.analysis import find, refused
 from tpu_magics.preflight.analysis.buffers import hbm_pieces, read_assignment
 from tpu_magics.preflight.analysis.execution_counts import trip_count
+from tpu_magics.preflight.analysis.instructions import ArrayShape, array_shapes, op_name, read_frame_tables, shares
 from tpu_magics.preflight.analysis.multiplications import KernelProduct, flops, kernel_products, multiplications
-from tpu_magics.preflight.analysis.shapes import ArrayShape, array_shapes, shares
-from tpu_magics.preflight.analysis.source_locations import op_name, read_frame_tables
-from tpu_magics.preflight.analysis.unsupported_ops import refused
 from tpu_magics.preflight.compile_result import SourceLine
 
 # -- layouts --------------------------------------------------------------------------------------------------------

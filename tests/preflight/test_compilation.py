@@ -13,7 +13,7 @@ from tests.preflight.stablehlo_programs import ROW, compile_some, graph
 from tpu_magics.backends.lowered import SourceLine
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.preflight.compilation import Progress
-from tpu_magics.preflight.compile_environment import torch_xla_flags
+from tpu_magics.preflight.compile_process import torch_xla_flags
 from tpu_magics.preflight.compile_result import CompileResult
 from tpu_magics.preflight.compiler import refusals
 from tpu_magics.preflight.targets import parse

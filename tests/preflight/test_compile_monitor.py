@@ -10,10 +10,9 @@ import pytest
 
 from tests.preflight import stablehlo_programs as programs
 from tests.preflight.stablehlo_programs import compile_some, graph
-from tpu_magics.preflight import compilation, compile_process, compiler_versions
+from tpu_magics.preflight import compilation, compile_process, compiler
 from tpu_magics.preflight.compilation import CompileMonitor, Progress
 from tpu_magics.preflight.compile_result import CompileResult, to_json
-from tpu_magics.preflight.compiler import job
 from tpu_magics.preflight.targets import parse
 
 GIB = 2**30
@@ -24,12 +23,12 @@ Tick = tuple[float, Sequence[dict[str, Any]], int]  # seconds, events, bytes
 
 
 def started(number: int) -> dict[str, Any]:
-    return {"event": job.STARTED, "graph": number}
+    return {"event": compiler.STARTED, "graph": number}
 
 
 def compiled(number: int) -> dict[str, Any]:
     result = CompileResult(V5E.name, str(number), "fits", seconds=4.5)
-    return {"event": job.COMPILED, "graph": number, "compiled": to_json(result)}
+    return {"event": compiler.COMPILED, "graph": number, "compiled": to_json(result)}
 
 
 class FakeProcess:
@@ -131,7 +130,7 @@ def test_the_rest_is_compiled_by_another_process(monkeypatch: pytest.MonkeyPatch
         return FakeProcess([(0.0, [started(number)], GIB), (0.0, [compiled(number)], 3 * GIB)])
 
     monkeypatch.setattr(compile_process, "start", start)
-    monkeypatch.setattr(compiler_versions, "versions", lambda _: {"libtpu": "0.0.52"})
+    monkeypatch.setattr(compile_process, "compiler_versions", lambda _: {"libtpu": "0.0.52"})
     told: list[Progress] = []
     found = compile_some(list(GRAPHS.values()), on_progress=told.append, memory_limit=2 * GIB)
     assert [one.status for one in found] == ["fits", "fits"]

@@ -23,9 +23,9 @@ from tests.conftest import leaving_nothing
 from tests.preflight import stablehlo_programs as programs
 from tests.preflight.stablehlo_programs import compile_some, graph
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.preflight import compilation, compile_process, compiler_versions
+from tpu_magics.preflight import compilation, compile_process
 from tpu_magics.preflight.compilation import Progress, default_limit
-from tpu_magics.preflight.compile_environment import environment
+from tpu_magics.preflight.compile_process import environment
 from tpu_magics.preflight.targets import parse
 
 pytestmark = pytest.mark.process
@@ -94,7 +94,7 @@ def test_it_holds_no_framework(tpu_compiler: tuple[str, ...], tmp_path: Path) ->
         os._exit(code)
     """
     (tmp_path / "job").mkdir()
-    job = compile_process._job(tmp_path / "job", {0: SMALL}, parse("v5e-4"), compiler_versions.versions())
+    job = compile_process._job(tmp_path / "job", {0: SMALL}, parse("v5e-4"), compile_process.compiler_versions())
     job.write(tmp_path / "job.json")
     ended = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "job.json")],
@@ -316,8 +316,8 @@ def test_it_dies_with_its_parent(tpu_compiler: tuple[str, ...], temporary: Path)
     ],
 )
 def test_without_the_compiler(monkeypatch: pytest.MonkeyPatch, python: int, what: str, todo: str) -> None:
-    monkeypatch.setattr(compiler_versions, "_version", lambda *_: "")
-    monkeypatch.setattr(compiler_versions.sys, "version_info", (3, python, 1, "final", 0))
+    monkeypatch.setattr(compile_process, "_version", lambda *_: "")
+    monkeypatch.setattr(compile_process.sys, "version_info", (3, python, 1, "final", 0))
     with pytest.raises(TpuMagicsError, match=what) as error:
         compile_some([SMALL])
     assert re.fullmatch(todo, error.value.todo)

@@ -8,16 +8,16 @@ import pytest
 
 from tests.host import fake_hosts
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.preflight import compiler_versions
+from tpu_magics.preflight import compile_process
 
 OLD = {"jaxlib": "0.6.0", "libtpu": "0.0.14", "torch_xla": "2.7.1"}  # of a host whose image has not been renewed
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, root: Path, found: dict[str, str], packages: tuple[str, ...] = ()) -> str:
-    monkeypatch.setattr(compiler_versions, "ROOT", root)
-    monkeypatch.setattr(compiler_versions, "_version", lambda name, _: found.get(name, ""))
+    monkeypatch.setattr(compile_process, "HOST_ROOT", root)
+    monkeypatch.setattr(compile_process, "_version", lambda name, _: found.get(name, ""))
     with pytest.raises(TpuMagicsError, match="jaxlib and libtpu are too old for a preflight") as error:
-        compiler_versions.versions(packages)
+        compile_process.compiler_versions(packages)
     return f"{error.value.why} {error.value.todo}"
 
 

@@ -23,11 +23,10 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.panel.preflight import to_text
 from tpu_magics.preflight.compilation import Progress
+from tpu_magics.preflight.fit import FitResult, Size
 from tpu_magics.preflight.pipeline import TrainingCall
 from tpu_magics.preflight.report import Preflight
 from tpu_magics.preflight.run import Callbacks, SearchInterrupted, preflight, require_change, require_steps
-from tpu_magics.preflight.search_result import FitResult
-from tpu_magics.preflight.sizes import Size
 from tpu_magics.runs import preflights
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("own_cache")]

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from tpu_magics.backends.lowered import LoweredGraph
 from tpu_magics.errors import TpuMagicsError, TrainingInterrupted
 from tpu_magics.preflight.compilation import compile_graphs
+from tpu_magics.preflight.fit import EXACT_BELOW, TOLERANCE, FitPoint, FitResult, Range, step_of
 from tpu_magics.preflight.search import HIGHEST, search
-from tpu_magics.preflight.search_result import EXACT_BELOW, TOLERANCE, FitPoint, FitResult, Range, step_of
 from tpu_magics.preflight.targets import Target, parse_all
 
 GIB = 2**30

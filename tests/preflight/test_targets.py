@@ -18,7 +18,7 @@ from tests.hosts import lacking
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host.chips import GENERATIONS
 from tpu_magics.preflight.chip_specs import CHIPS, MIB
-from tpu_magics.preflight.compile_environment import environment
+from tpu_magics.preflight.compile_process import environment
 from tpu_magics.preflight.targets import Target, known, known_lines, parse, parse_all
 
 GIB = 2**30

@@ -12,8 +12,7 @@ from tests.panel.preflights import GIB, MIB, result, traced
 from tpu_magics.backends.lowered import HostRead, SourceLine, TraceResult, UnsupportedOp
 from tpu_magics.preflight.compile_result import CompileResult, HbmUsage, Multiplications, PaddedDimension, TilePadding
 from tpu_magics.preflight.report import TargetResult
-from tpu_magics.preflight.roofline import COMPUTE, MEMORY, bf16_share, roofline, waste
-from tpu_magics.preflight.thresholds import THRESHOLDS
+from tpu_magics.preflight.roofline import COMPUTE, MEMORY, THRESHOLDS, bf16_share, roofline, waste
 from tpu_magics.preflight.verdict import AS_WELL, ELSEWHERE, FIX, SMALL, Reason, TpuVerdict
 
 

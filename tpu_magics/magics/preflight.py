@@ -16,7 +16,7 @@ from tpu_magics.launch import arguments, session
 from tpu_magics.magics import call_spec
 from tpu_magics.panel.preflight import to_html, to_text
 from tpu_magics.panel.preflight_progress import TerminalLine, progress_html, progress_text
-from tpu_magics.preflight import compiler_versions, report
+from tpu_magics.preflight import compile_process, report
 from tpu_magics.preflight.compilation import Progress
 from tpu_magics.preflight.run import Callbacks, PreflightCheck, SearchInterrupted, preflight_check
 from tpu_magics.preflight.run import preflight as find
@@ -118,7 +118,7 @@ def run(notebook: ShellNotebook, found: argparse.Namespace) -> None:
             f"-o {found.output} is not a name.", "It becomes a Python variable.", "Give -o an identifier."
         )
     parse_all(found.target)
-    compiler_versions.versions()
+    compile_process.compiler_versions()
     positional, named = arguments.parse_arguments(found.args)
     _refuse_call(positional)
     values, keywords = call_spec.evaluate_call(positional, named, notebook.namespace)

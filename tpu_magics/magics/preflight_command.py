@@ -112,12 +112,12 @@ def _check_early(found: argparse.Namespace) -> None:
     """Errors of the options, before the cells run for minutes."""
     from tpu_magics.launch.arguments import parse_arguments
     from tpu_magics.launch.plan import ALL_DEVICES, Options
-    from tpu_magics.preflight import compiler_versions, targets
+    from tpu_magics.preflight import compile_process, targets
 
     targets.parse_all(found.target)
     Options(processes=found.processes, steps=found.steps, spmd=ALL_DEVICES if found.spmd else None).check()
     parse_arguments(found.args or ())
-    compiler_versions.versions()
+    compile_process.compiler_versions()
 
 
 def _preflight(call: PreflightCall, found: argparse.Namespace) -> Preflight:

@@ -24,9 +24,9 @@ from tpu_magics.panel.sections_words import (
 )
 from tpu_magics.panel.table import Row, Table
 from tpu_magics.preflight.compile_result import HbmUsage
+from tpu_magics.preflight.fit import NICE as TILE
+from tpu_magics.preflight.fit import FitPoint, FitResult
 from tpu_magics.preflight.report import Preflight
-from tpu_magics.preflight.search_result import NICE as TILE
-from tpu_magics.preflight.search_result import FitPoint, FitResult
 
 NICE = f"largest multiple of {TILE}"
 ON_EACH = f"{NICE} on each device"

@@ -8,7 +8,7 @@ from tpu_magics.backends.lowered import HostRead, TraceResult
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel.sections_words import Fact, count, cut, short, size
 from tpu_magics.preflight.report import Preflight, TargetResult, retained_gradients
-from tpu_magics.preflight.thresholds import SETTLES
+from tpu_magics.preflight.roofline import SETTLES
 
 SHOWN = 5  # lines of one kind
 _TEXT = 800  # characters of what the compiler says

@@ -15,11 +15,10 @@ from tpu_magics.backends.lowered import LoweredGraph, SourceLine
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host.memory import host_memory
 from tpu_magics.launch.process import interrupts_held
-from tpu_magics.preflight import compile_process, compiler_versions
-from tpu_magics.preflight.compile_environment import flags_left_out
-from tpu_magics.preflight.compile_process import CompileProcess
+from tpu_magics.preflight import compile_process
+from tpu_magics.preflight import compiler as events
+from tpu_magics.preflight.compile_process import CompileProcess, flags_left_out
 from tpu_magics.preflight.compile_result import CompileResult, from_json
-from tpu_magics.preflight.compiler import job as events
 from tpu_magics.preflight.store import Store, key
 from tpu_magics.preflight.targets import Target
 
@@ -132,7 +131,7 @@ class CompileMonitor:
     def _unusable(self, text: str) -> TpuMagicsError:
         return TpuMagicsError(
             "The TPU compiler cannot be used here.",
-            f"{text} Found: {compiler_versions.listed(self.versions)}.",
+            f"{text} Found: {compile_process.listed_versions(self.versions)}.",
             "Install compatible versions: pip install -U 'tpu-magics[preflight]'",
             details=self.process.last_lines(),
         )
@@ -200,7 +199,7 @@ def compile_graphs(
     topology, or the host has too little memory for a compile; KeyboardInterrupt, when the process and all its
     files are gone.
     """
-    work = _Work(graphs, target, store, on_progress, packages, flags, compiler_versions.versions(packages))
+    work = _Work(graphs, target, store, on_progress, packages, flags, compile_process.compiler_versions(packages))
     work.take_cached()
     if work.missing():
         limit = _enough(default_limit() if memory_limit is None else memory_limit)

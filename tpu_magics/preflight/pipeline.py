@@ -20,7 +20,7 @@ from tpu_magics.launch.request import Request, function_request
 from tpu_magics.launch.strategies import tracing
 from tpu_magics.launch.strategies.tracing import TracingOptions
 from tpu_magics.preflight.compilation import Progress, compile_graphs
-from tpu_magics.preflight.compile_environment import torch_xla_flags
+from tpu_magics.preflight.compile_process import torch_xla_flags
 from tpu_magics.preflight.compile_result import CompileResult, LoweredGraph, SourceLine, TraceResult, from_json
 from tpu_magics.preflight.report import TargetResult
 from tpu_magics.preflight.store import Store

@@ -11,8 +11,8 @@ from typing import Any
 from tpu_magics.backends.lowered import LoweredGraph, TraceResult
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.preflight.compile_result import CompileResult
+from tpu_magics.preflight.fit import FitResult
 from tpu_magics.preflight.roofline import Cost, Roofline, bf16_share, is_made, roofline, turn, waste
-from tpu_magics.preflight.search_result import FitResult
 from tpu_magics.preflight.targets import Target, parse
 from tpu_magics.preflight.verdict import Case, TpuVerdict, judge
 

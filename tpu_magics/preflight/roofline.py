@@ -1,18 +1,5 @@
-"""How fast one device can run a program at best, by its FLOPs and by its bytes: the roofline.
-
-The model: S. Williams, A. Waterman, D. Patterson, "Roofline: an insightful visual performance model for multicore
-architectures", CACM 52(4), 2009. A step takes at least its FLOPs over the peak rate, and at least its bytes over the
-bandwidth of the memory. It is an estimate, and a lower bound of the time: no program keeps either at its peak, and
-transfers between chips and work of the host are not in it. Only of a program with branches, or with a loop that may end
-early, it is no bound: how much such a program does is decided when it runs.
-
-Three things that libtpu counts in its own way, measured with libtpu 0.0.52 for v5e:
-- The body of a loop counts once, however often it runs, whether the count is known or not (a scan of ten
-  multiplications had the FLOPs of one). So FLOPs are too few where a program loops, and the bound still holds.
-- It leaves out the kernels that it makes itself (of attention on v5e); their multiplications are added here.
-- "bytes accessed" counts what is copied into on-chip memory several times (a product of two f32[1024,1024] had 7 times
-  4 MiB, and moves 3 times 4 MiB of HBM). It is therefore no bound, and is shown but never divided by the bandwidth.
-"""
+"""How fast one device can run a program at best, by its FLOPs and by its bytes (the roofline), and the thresholds of
+the verdict."""
 
 from __future__ import annotations
 
@@ -22,7 +9,63 @@ from dataclasses import dataclass
 
 from tpu_magics.backends.lowered import TraceResult
 from tpu_magics.preflight.compile_result import CompileResult, Multiplications
-from tpu_magics.preflight.thresholds import THRESHOLDS
+
+# -- thresholds -------------------------------------------------------------------------------------------------------
+
+
+ROWS = 8  # of a tile, T(8,128)
+SETTLES = 3  # steps that a function has to take: the first makes the optimiser's state, and the next two are compared
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """`good` and better speaks for a TPU, `bad` and worse against it, and what is between for neither."""
+
+    good: float
+    bad: float
+    of: str
+    source: str
+
+
+THRESHOLDS = {
+    "matmul": Threshold(0.5, 0.5, "all FLOPs", "Google: dominated by matrix computations"),
+    "step": Threshold(
+        *(1e-3, 2e-4, "the least seconds of a step"),
+        source="measured: torch_xla 2.9 took 1.2 ms of one core to trace a step of 2 linear layers with SGD, 7.5 ms "
+        "for 4 with AdamW; `bad` leaves a factor of 5, because a program takes longer than the least",
+    ),
+    "busy": Threshold(
+        *(0.5, 0.05, "the least time, in which the matrix units work"),
+        source="a choice of this project: below a twentieth, what a TPU is made for hardly counts",
+    ),
+    "batch": Threshold(
+        *(ROWS, ROWS, "rows on a device"),
+        source="https://cloud.google.com/tpu/docs/performance-guide: divisible by 8 or 128, as large as fits",
+    ),
+    "padding": Threshold(
+        *(0.1, 0.25, "the HBM in use"),
+        source="a choice of this project: a quarter of memory is a quarter of its traffic",
+    ),
+    "bf16": Threshold(0.9, 0.5, "the FLOPs of multiplications", "f32 takes twice the memory and twice its traffic"),
+    "room": Threshold(0.5, 0.0, "the HBM, free", "the performance guide: use the largest batch that fits"),
+}
+
+
+# -- the roofline -----------------------------------------------------------------------------------------------------
+
+
+# The model: S. Williams, A. Waterman, D. Patterson, "Roofline: an insightful visual performance model for multicore
+# architectures", CACM 52(4), 2009. A step takes at least its FLOPs over the peak rate, and at least its bytes over the
+# bandwidth of the memory. It is an estimate, and a lower bound of the time: no program keeps either at its peak, and
+# transfers between chips and work of the host are not in it. Only of a program with branches, or with a loop that may
+# end early, it is no bound: how much such a program does is decided when it runs.
+#
+# Three things that libtpu counts in its own way, measured with libtpu 0.0.52 for v5e: - The body of a loop counts once,
+# however often it runs, whether the count is known or not (a scan of ten multiplications had the FLOPs of one). So
+# FLOPs are too few where a program loops, and the bound still holds. - It leaves out the kernels that it makes itself
+# (of attention on v5e); their multiplications are added here. - "bytes accessed" counts what is copied into on-chip
+# memory several times (a product of two f32[1024,1024] had 7 times 4 MiB, and moves 3 times 4 MiB of HBM). It is
+# therefore no bound, and is shown but never divided by the bandwidth.
 
 COMPUTE, MEMORY = "compute", "memory"
 BF16 = "bf16"
@@ -134,7 +177,7 @@ def roofline(compiled: CompileResult, peak: float | None, bandwidth: float | Non
 def is_made(compiled: CompileResult) -> bool:
     """Whether the compiler finished the program. One that is too large it gives up; the dump is then its last try,
     which recomputes more and more values to save memory. Colab's libtpu compiles some that are too large
-    (compiler/programs.py)."""
+    (compiler/__main__.py)."""
     return compiled.status == "fits" or (compiled.memory is not None and compiled.memory.arguments is not None)
 
 

@@ -15,16 +15,15 @@ from tpu_magics.launch.plan import ALL_DEVICES, NO_SPMD, Options
 from tpu_magics.launch.request import Request
 from tpu_magics.launch.strategies.tracing import TracingOptions
 from tpu_magics.launch.watchdog import interruptible
-from tpu_magics.preflight import compiler_versions
+from tpu_magics.preflight import compile_process
 from tpu_magics.preflight.compile_result import CompileResult, LoweredGraph, TraceResult
+from tpu_magics.preflight.fit import FitPoint, FitResult, Size
 from tpu_magics.preflight.pipeline import Callbacks, PreflightPipeline, TrainingCall, trace_request
 from tpu_magics.preflight.report import Preflight, TargetResult
+from tpu_magics.preflight.roofline import SETTLES
 from tpu_magics.preflight.search import APART, search
-from tpu_magics.preflight.search_result import FitPoint, FitResult
-from tpu_magics.preflight.sizes import Size
 from tpu_magics.preflight.store import Store, default_folder
 from tpu_magics.preflight.targets import Target, parse_all
-from tpu_magics.preflight.thresholds import SETTLES
 from tpu_magics.runs import preflights
 
 __all__ = [
@@ -212,7 +211,7 @@ def preflight(
     options = Options(processes, precision, steps=steps, force=force, spmd=ALL_DEVICES if spmd else None)
     options.check()
     _require_ranks(targets, processes)
-    compiler_versions.versions(packages)
+    compile_process.compiler_versions(packages)
     store = Store(default_folder()) if kept else None
     settings = _Settings(options, _is_spmd(spmd, processes), store, packages, callbacks or Callbacks())
     call = TrainingCall(function, args, dict(kwargs or {}))
@@ -331,7 +330,7 @@ def preflight_check(
     Raises TpuMagicsError at once where a target is unknown or the compiler is missing.
     """
     targets = parse_all(target)
-    compiler_versions.versions()
+    compile_process.compiler_versions()
 
     def ask(request: Request, options: Options) -> None:
         def lower(world: int, devices: int | None) -> TraceResult:

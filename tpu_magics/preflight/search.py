@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.preflight.search_result import (
+from tpu_magics.preflight.fit import (
     TOLERANCE,
     FitPoint,
     FitResult,

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from tpu_magics.backends.lowered import HostRead, SourceLine, TraceResult
 from tpu_magics.preflight.compile_result import CompileResult, TilePadding
-from tpu_magics.preflight.roofline import COMPUTE, Roofline, bf16_share, turn, waste
-from tpu_magics.preflight.thresholds import ROWS, SETTLES, THRESHOLDS
+from tpu_magics.preflight.roofline import COMPUTE, ROWS, SETTLES, THRESHOLDS, Roofline, bf16_share, turn, waste
 
 __all__ = ["AS_WELL", "ELSEWHERE", "FIX", "SMALL", "SPEAKS", "UNKNOWN", "Case", "Reason", "TpuVerdict", "judge"]
 

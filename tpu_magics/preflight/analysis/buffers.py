@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tpu_magics.backends.hlo.text import HloModule, Instruction
-from tpu_magics.preflight.analysis.shapes import ArrayShape, array_shapes, shares
-from tpu_magics.preflight.analysis.source_locations import op_name, read_frame_tables
+from tpu_magics.preflight.analysis.instructions import ArrayShape, array_shapes, op_name, read_frame_tables, shares
 from tpu_magics.preflight.compile_result import Buffer, PaddedDimension, SourceLine, TilePadding
 
 _ALLOCATION = re.compile(r"^allocation (\d+): size (\d+), (.*)")

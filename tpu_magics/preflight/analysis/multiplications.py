@@ -25,8 +25,7 @@ from typing import NamedTuple
 
 from tpu_magics.backends.hlo.text import Computation, HloModule, Instruction
 from tpu_magics.preflight.analysis.execution_counts import ExecutionCounts, count_executions
-from tpu_magics.preflight.analysis.shapes import ArrayShape, array_shapes, bits
-from tpu_magics.preflight.analysis.source_locations import op_name
+from tpu_magics.preflight.analysis.instructions import ArrayShape, array_shapes, bits, op_name
 from tpu_magics.preflight.compile_result import Multiplications
 
 # -- FLOPs of one multiplication --------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from tpu_magics.backends.hlo.text import Computation, HloModule, Instruction
 from tpu_magics.preflight.analysis.execution_counts import ExecutionCounts
-from tpu_magics.preflight.analysis.shapes import array_shapes
+from tpu_magics.preflight.analysis.instructions import array_shapes
 
 # These make no data move: names for what is there, and the ends of what was started before.
 _FREE = frozenset(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.preflight.sizes import Size
+from tpu_magics.preflight.fit import Size
 
 BATCH = 16
 
