@@ -60,12 +60,13 @@ THRESHOLDS = {
 # transfers between chips and work of the host are not in it. Only of a program with branches, or with a loop that may
 # end early, it is no bound: how much such a program does is decided when it runs.
 #
-# Three things that libtpu counts in its own way, measured with libtpu 0.0.52 for v5e: - The body of a loop counts once,
-# however often it runs, whether the count is known or not (a scan of ten multiplications had the FLOPs of one). So
-# FLOPs are too few where a program loops, and the bound still holds. - It leaves out the kernels that it makes itself
-# (of attention on v5e); their multiplications are added here. - "bytes accessed" counts what is copied into on-chip
-# memory several times (a product of two f32[1024,1024] had 7 times 4 MiB, and moves 3 times 4 MiB of HBM). It is
-# therefore no bound, and is shown but never divided by the bandwidth.
+# Three things that libtpu counts in its own way, measured with libtpu 0.0.52 for v5e:
+# - The body of a loop counts once, however often it runs, whether the count is known or not (a scan of ten
+#   multiplications had the FLOPs of one). So FLOPs are too few where a program loops, and the bound still holds.
+# - It leaves out the kernels that it makes itself (of attention on v5e); their multiplications are added here.
+# - "bytes accessed" counts what is copied into on-chip memory several times (a product of two f32[1024,1024] had 7
+#   times 4 MiB, and moves 3 times 4 MiB of HBM). It is therefore no bound, and is shown but never divided by the
+#   bandwidth.
 
 COMPUTE, MEMORY = "compute", "memory"
 BF16 = "bf16"

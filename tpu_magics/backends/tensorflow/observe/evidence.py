@@ -234,7 +234,7 @@ def batch_parts(loop: FrameType | None) -> tuple[int | None, int]:
     return int(every or 1), int(replicas)
 
 
-def many(frame: FrameType, function: Any) -> int:
+def steps_in_call(frame: FrameType, function: Any) -> int:
     """Maximum number of steps in one call of `function` (`steps_per_execution`), if Keras calls it."""
     loop = loop_of(frame) if getattr(function, "name", "") == _MANY else None
     return int(getattr(model_of(loop), "steps_per_execution", 1)) if loop is not None else 1

@@ -122,7 +122,7 @@ class TensorFlowObserver(Observer[FunctionCompile]):
         try:
             most = self.most.get(concrete)
             if most is None:
-                most = evidence.many(frame, function) if traced_functions.trains(concrete) else 0
+                most = evidence.steps_in_call(frame, function) if traced_functions.trains(concrete) else 0
                 self.most[concrete] = most
             return most if most <= 1 else evidence.steps_done(frame, most, result)
         except Exception as error:

@@ -91,7 +91,7 @@ def short_path(path: str) -> str:
     return "/".join(path.replace("\\", "/").split("/")[-2:])
 
 
-def find(
+def find_part(
     stack: Sequence[StackLine],
     frame: FrameType,
     sites: Sites,

@@ -234,7 +234,7 @@ class HostTraining:
         return f"No step ran on the XLA device: {stayed} and was trained there.{where} {todo}"
 
 
-def find(frame: FrameType, sites: Sites) -> HostTraining:
+def find_host_training(frame: FrameType, sites: Sites) -> HostTraining:
     """The evidence of a backward pass that has just run on the host."""
     stack = [one for one in outwards(frame) if package_of(one.f_code.co_filename) not in _SILENT]
     names = [name for one in stack[:_FRAMES] for name, model in _models(one) if _has_gradients(model)]

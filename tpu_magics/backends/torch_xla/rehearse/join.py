@@ -28,10 +28,10 @@ def join(spec: WorkerSpec, rank: int) -> None:
     """Make this process a rank of the world in `spec`, once its runtime is running; waits for the others."""
     assert spec.meeting is not None
     _return_freed_memory()
-    enter(rank, spec.ranks, spec.index)
+    set_world(rank, spec.ranks, spec.index)
     group = Group(meeting_store(spec, rank), rank, spec.ranks, spec.collective_timeout, spec.address or LOOPBACK)
     collectives.install(group)
-    install(group)
+    replace_random_states(group)
     graph.refuse_captured()
     group.meet()
     _joined[:] = [group]
@@ -86,7 +86,7 @@ def _listening(host: str, port: int) -> int | None:
 # -- rank and world size ----------------------------------------------------------------------------------------------
 
 
-def enter(rank: int, size: int, local: int) -> None:
+def set_world(rank: int, size: int, local: int) -> None:
     """Make this worker rank `rank` of `size` for torch_xla.runtime, and for everything that uses it (xm,
     torch.distributed's "xla" backend, accelerate, transformers), until the process ends; `local`: its number on its
     host."""
@@ -121,7 +121,7 @@ def _always(value: int) -> Any:
 # counted.
 
 
-def install(group: Group) -> None:
+def replace_random_states(group: Group) -> None:
     """Patch accelerate when it is imported, until the process ends."""
     PostImport().when_imported("accelerate.utils.random", lambda module: _replace(module, group))
 

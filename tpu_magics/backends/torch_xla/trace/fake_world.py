@@ -20,8 +20,8 @@ def enter(size: int) -> None:
     """Make this process rank 0 of `size`, until it ends."""
     import torch.distributed as dist
 
-    join.enter(0, size, 0)
-    join.install(_FirstRankStates())  # type: ignore[arg-type]
+    join.set_world(0, size, 0)
+    join.replace_random_states(_FirstRankStates())  # type: ignore[arg-type]
     if dist.is_available():
         _fake_groups(dist, size)
         # torch 2.9: DistributedDataParallel compares the shapes of the ranks' parameters.
