@@ -80,7 +80,7 @@ _NEAR = 8  # frames to search for Keras' own caller of compile()
 AUTO = "auto"
 
 
-def record_calls() -> None:
+def record_compile_calls() -> None:
     """Record the arguments of compile() from now on, if Keras is imported and runs on TensorFlow (idempotent)."""
     kind = _trainer()
     original = getattr(kind, "compile", None)
@@ -99,7 +99,7 @@ def record_calls() -> None:
     kind.compile = compile_and_record
 
 
-def stop_recording() -> None:
+def stop_recording_compile_calls() -> None:
     """Restore Keras' own compile()."""
     kind = _trainer()
     original = getattr(getattr(kind, "compile", None), _RECORD, None)
