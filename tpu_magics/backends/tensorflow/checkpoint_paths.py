@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tpu_magics.backends.base import Placement, TrainingProblem
+from tpu_magics.backends.base import TPU_REMOTE, Placement, TrainingProblem
 from tpu_magics.errors import TpuMagicsError
 
 KERAS, WEIGHTS = ".keras", ".weights.h5"
@@ -209,7 +209,7 @@ def path_problems(
     """Problems with the paths that callbacks and managers among `items` (also in lists) will write to. `known`: paths
     that were already tested."""
     found: list[TrainingProblem] = []
-    remote = placed.kind == "tpu-remote"
+    remote = placed.kind == TPU_REMOTE
     for path, by_tensorflow in dict.fromkeys(destinations([value for _, value in items])):
         if (path, by_tensorflow) in known:
             continue

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tpu_magics.backends.base import Placement, TrainingProblem
+from tpu_magics.backends.base import TPU_REMOTE, Placement, TrainingProblem
 from tpu_magics.backends.tensorflow.checkpoint_files import (
     adding,
     bytes_of,
@@ -276,7 +276,7 @@ def saving_problems(
     body = getattr(tree, "body", [])
     if len(body) == 1 and isinstance(body[0], _FUNCTIONS):  # the trained function
         tree = ast.Module(body[0].body, [])
-    remote, found = placed.kind == "tpu-remote", {}
+    remote, found = placed.kind == TPU_REMOTE, {}
     for one in _save_calls(tree, names, True):
         problem = _problem(one, on_colab, remote)
         if problem is not None:

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tpu_magics.backends.base import Placement, TrainingProblem
+from tpu_magics.backends.base import DEFAULT, TPU_REMOTE, Placement, TrainingProblem
 from tpu_magics.backends.lowered import SourceLine
 from tpu_magics.backends.tensorflow.checkpoint_paths import Destination, destinations, path_problems
 from tpu_magics.backends.tensorflow.input_pipeline import INFINITE, Batches, InputPipeline, pipeline_of, size_of
@@ -25,8 +25,6 @@ from tpu_magics.errors import TpuMagicsError
 # -- input pipelines --------------------------------------------------------------------------------------------------
 
 
-REMOTE = "tpu-remote"
-HOME = "default"
 _DEPTH = 4  # nested containers
 _MOST = 1000  # items checked per container
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), tf.Tensor, tf.Variable)
@@ -81,9 +79,9 @@ def data_problems(
 ) -> Sequence[TrainingProblem]:
     """Problems of one dataset (also a distributed one) or one PyDataset."""
     if isinstance(data, keras.utils.PyDataset):
-        return [python_problem(name, "a keras.utils.PyDataset")] if placed.kind == REMOTE else []
+        return [python_problem(name, "a keras.utils.PyDataset")] if placed.kind == TPU_REMOTE else []
     pipeline = pipeline_of(data, cells)
-    found = _remote_problems(name, pipeline) if placed.kind == REMOTE else []
+    found = _remote_problems(name, pipeline) if placed.kind == TPU_REMOTE else []
     short = pipeline.batches and short_batch(name, pipeline.batches, placed)
     return [*found, *([short] if short else [])]
 
@@ -163,7 +161,7 @@ def _cost(batches: Batches, placed: Placement) -> str:
     seen with MirroredStrategy over logical CPUs): each replica gets up to ceil(rest / replicas) rows, all are padded to
     the largest share, at least two rows, and the program is compiled for that shape.
     """
-    if placed.kind == HOME:
+    if placed.kind == DEFAULT:
         return "Fewer rows are a new shape, so XLA compiles the training step once more."
     full = _share(batches.size, placed.replicas)
     if batches.rest is None:
@@ -316,7 +314,7 @@ def _unknown_size(size: int, placed: Placement) -> Iterator[TrainingProblem]:
             "Set steps_per_epoch=rows // batch_size in fit, or remove repeat().",
             refuses=False,
         )
-    elif size < 0 and placed.kind != HOME:
+    elif size < 0 and placed.kind != DEFAULT:
         yield TrainingProblem(
             "The size of the dataset given to fit is unknown, and steps_per_epoch is not set.",
             "Its cardinality is UNKNOWN (a generator, a filter or files), so fit would find the end only through "
@@ -343,7 +341,7 @@ def _others(given: Mapping[str, Any], context: _FitContext) -> Iterator[Training
 
 
 def _python_batches(name: str, data: Any, context: _FitContext) -> Iterator[TrainingProblem]:
-    if context.placed.kind == REMOTE and (isinstance(data, GeneratorType) or _is_loader(data)):
+    if context.placed.kind == TPU_REMOTE and (isinstance(data, GeneratorType) or _is_loader(data)):
         yield python_problem(name, f"a {type(data).__name__}, which Keras turns into Dataset.from_generator")
 
 
