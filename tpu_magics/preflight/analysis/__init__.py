@@ -174,9 +174,6 @@ def _called(stem: str, module: str) -> bool:
 # -- what does not belong in a training step --------------------------------------------------------------------------
 
 
-# Instructions that do not belong in a training step on a TPU: transfers between host and device in the middle of the
-# step, and custom calls that are not XLA's own.
-
 # Custom calls of the program before optimisation that a TPU runs: kernels in Pallas, linear algebra, notes on sharding
 # and layout. Names as torch_xla 2.9, jax 0.7 to 0.10 and TensorFlow 2.21 write them.
 _KNOWN = frozenset(

@@ -173,9 +173,6 @@ def _taken_in(graph: hlo.Graph | None, models: Iterable[tuple[str, Counter[Any]]
 # -- evidence ---------------------------------------------------------------------------------------------------------
 
 
-# The evidence of a compile: the runtime's report, the events of the step, a snapshot of Python values; and of how it
-# differs from another one.
-
 NO_ACTION = "Expected once. No action needed."
 _COMPARED = ("cuts", "backward", "stepped", "state_created", "autocast")  # facts
 
