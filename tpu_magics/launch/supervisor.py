@@ -22,8 +22,8 @@ from tpu_magics.launch.run_observer import NullObserver, RunObserver
 from tpu_magics.runs.events import Compile, Digest, Divergence, End, Event, Phase, Start, Warned
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.meter import MemoryMeter
-from tpu_magics.runs.private_folders import remove_scratch
 from tpu_magics.runs.reader import Tail
+from tpu_magics.runs.temporary_folders import remove_scratch
 from tpu_magics.runs.writer import EventWriter
 
 TICK = 0.03  # seconds between checks

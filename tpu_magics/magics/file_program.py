@@ -24,10 +24,8 @@ from tpu_magics.launch.plan import Options
 from tpu_magics.launch.request import check_function
 from tpu_magics.launch.work import execute, new_module
 from tpu_magics.magics import headless
-from tpu_magics.magics.call_spec import parameter_text, required_parameters
-from tpu_magics.magics.definitions import defining_cell, trains, value_of
-from tpu_magics.magics.headless import FileCell, HeadlessShell, last_line
-from tpu_magics.magics.training_stubs import SkippedTraining, TrainingStubs, first_of
+from tpu_magics.magics.call_spec import defining_cell, parameter_text, required_parameters, trains, value_of
+from tpu_magics.magics.headless import FileCell, HeadlessShell, SkippedTraining, TrainingStubs, first_of, last_line
 from tpu_magics.preflight.run import trains_spmd
 
 SLOW = 1.0  # seconds above which a cell's time is shown

@@ -28,7 +28,7 @@ from tpu_magics.launch.pods.host_task import BUNDLE, ENDED, REFUSED, RUNNING, TA
 from tpu_magics.launch.relay import NoScreen, Relay
 from tpu_magics.launch.state.snapshot import take_snapshot
 from tpu_magics.runs.files import RunFiles
-from tpu_magics.runs.private_folders import make_scratch
+from tpu_magics.runs.temporary_folders import make_scratch
 
 
 def main(folder: Path) -> int:

@@ -29,8 +29,8 @@ from tpu_magics.launch.request import Request
 from tpu_magics.launch.run import Strategy, TrainingRun, show_results
 from tpu_magics.launch.run_observer import RunObserver
 from tpu_magics.launch.state.snapshot import StateSnapshot, take_snapshot
-from tpu_magics.runs.private_folders import make_scratch
 from tpu_magics.runs.reader import Run
+from tpu_magics.runs.temporary_folders import make_scratch
 
 BUSY_PATIENCE = 30.0  # seconds: a device stays busy for so long after its holder was killed
 BUSY_PAUSE = 2.0  # seconds between attempts
