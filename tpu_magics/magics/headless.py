@@ -20,8 +20,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from tpu_magics.backends.torch_xla.post_import import PostImport
-from tpu_magics.check import notebook
-from tpu_magics.check.cells import CodeCell, cell_of
+from tpu_magics.check.cells import CodeCell, NotANotebook, cell_of, read_notebook
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import cells, session, train
 from tpu_magics.launch.cell import LAUNCHERS
@@ -53,8 +52,8 @@ def code_cells(path: Path) -> tuple[FileCell, ...]:
     """The code cells of a notebook. Raises TpuMagicsError where it cannot be read, or has none."""
     data = path.read_bytes()
     try:
-        found = notebook.read(data)
-    except notebook.NotANotebook as error:
+        found = read_notebook(data)
+    except NotANotebook as error:
         raise TpuMagicsError(
             f"{path} is not a notebook: {error} (line {error.line}).",
             "A notebook is a JSON file with a list of cells.",
@@ -75,7 +74,7 @@ def code_cells(path: Path) -> tuple[FileCell, ...]:
 
 
 def _tags(data: bytes) -> list[frozenset[str]]:
-    """Of each code cell; nbformat 3 has none, and there are as many sets as `notebook.read` gives sources."""
+    """Of each code cell; nbformat 3 has none, and there are as many sets as `read_notebook` gives sources."""
     found = json.loads(data.decode("utf-8-sig"))
     sheets = [found] if "cells" in found else found["worksheets"]
     cells = [cell for sheet in map(_dict, sheets) for cell in map(_dict, sheet.get("cells") or ())]
