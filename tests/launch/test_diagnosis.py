@@ -368,9 +368,13 @@ def test_a_rank_that_waits_for_ones_that_have_returned() -> None:
 
 
 def test_every_explainer_of_exceptions_has_a_recorded_text() -> None:
-    by_signal = {"signalled", "crashed", "killed", "silent_exit", "late_death"}
-    by_the_others = {"left", "host_trained"}  # test_host_training.py
-    by_signal |= {"limited", "machinery", "unrecorded"}  # by the process's limits and exit codes (test_endings.py)
+    by_signal = {"died_of_memory", "crashed", "killed", "silent_exit", "late_death"}
+    by_the_others = {"left", "child_died_of_memory", "host_trained"}  # test_host_training.py
+    by_signal |= {
+        "allocation_limited",
+        "machinery",
+        "unrecorded",
+    }  # by the process's limits and exit codes (test_endings.py)
     assert {name for name, *_ in EXCEPTIONS} | by_signal | by_the_others == {one.__name__ for one in EXPLAINERS}
 
 
@@ -545,7 +549,7 @@ def test_nothing_measured_is_said_so() -> None:
 def test_what_counts_as_short_depends_on_the_machine(total: float, low: float, short: bool) -> None:
     outcome = killed(signal.SIGKILL)
     case = failure(outcome, memory_total=int(total * GIB), memory_low=int(low * GIB))
-    assert name_of(case, outcome) == ("signalled" if short else "killed")
+    assert name_of(case, outcome) == ("died_of_memory" if short else "killed")
 
 
 def test_native_code_that_was_refused_memory() -> None:
@@ -559,7 +563,7 @@ def test_native_code_that_was_refused_memory() -> None:
 def test_the_kernels_counter_alone_does_not_explain_a_crash() -> None:
     outcome = killed(signal.SIGSEGV)
     assert name_of(failure(outcome, oom_kills=1), outcome) == "crashed"
-    assert name_of(failure(outcome, oom_kills=1, memory_low=0), outcome) == "signalled"
+    assert name_of(failure(outcome, oom_kills=1, memory_low=0), outcome) == "died_of_memory"
 
 
 @pytest.mark.parametrize(

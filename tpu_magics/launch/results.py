@@ -15,7 +15,7 @@ from typing import Any
 from tpu_magics.backends.base import Backend
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import process
-from tpu_magics.launch.state import restore
+from tpu_magics.launch.state import changes
 from tpu_magics.launch.state.pickling import loads as loads_state
 from tpu_magics.launch.state.snapshot import StateSnapshot
 from tpu_magics.runs.events import Value
@@ -89,17 +89,17 @@ def _stage_state(
     backend: Backend,
     results: RunResults,
     background: bool,
-) -> restore.StagedChanges | None:
+) -> changes.StagedChanges | None:
     """The changes besides weights, ready to apply; `results` gets the names of what stays unchanged."""
     if snapshot is None:
         return None
-    state = restore.stage(snapshot, backend.object_state(), files.path)
+    state = changes.stage(snapshot, backend.object_state(), files.path)
     if background:
         state.keep_notebook_changes()
     results.names.update(state.names)
     results.changed = state.changed
     results.unchanged = state.left
-    if different := restore.rank_differences(snapshot, [pack.get("sums") for pack in packs]):
+    if different := changes.rank_differences(snapshot, [pack.get("sums") for pack in packs]):
         results.notes.append(different)
     return state
 

@@ -18,7 +18,7 @@ from tpu_magics.launch.errors import failure as failures
 from tpu_magics.launch.plan import Options, Plan
 from tpu_magics.launch.request import LONGEST_READ, Request
 from tpu_magics.launch.run_observer import RunObserver
-from tpu_magics.launch.state.restore import unchanged_text
+from tpu_magics.launch.state.changes import unchanged_text
 from tpu_magics.launch.work import Work
 from tpu_magics.runs.folder import RunFolder
 from tpu_magics.runs.reader import Run
