@@ -17,12 +17,11 @@ from tests.launch.launching import error_of
 from tpu_magics.launch import session
 from tpu_magics.launch.plan import Plan
 from tpu_magics.launch.pods import cluster, host_start, payload
-from tpu_magics.launch.pods.actor_calls import CLOSED, error_text, submit
 from tpu_magics.launch.pods.bundle import LARGE_BYTES
 from tpu_magics.launch.pods.host_actor import CHUNK_BYTES, HostActor
-from tpu_magics.launch.pods.host_task import BUNDLE, LOG, HostTask, is_result_file, is_streamed_file
-from tpu_magics.launch.pods.pickling_errors import pack_payload
-from tpu_magics.launch.pods.pod import Pod, PodHost
+from tpu_magics.launch.pods.host_start import CLOSED, error_text, submit
+from tpu_magics.launch.pods.payload import pack_payload
+from tpu_magics.launch.pods.pod import BUNDLE, LOG, HostTask, Pod, PodHost, is_result_file, is_streamed_file
 from tpu_magics.launch.pods.remote_supervisor import Link, RemoteSupervisor, fetch_file, make_links
 from tpu_magics.launch.relay import NoScreen, Relay
 from tpu_magics.launch.work import FunctionWork

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.host import free_disk
-from tpu_magics.launch.pods.host_task import BUNDLE, DISPLAYS, LOG, OUTPUT, RECORDS, RESULTS, TASK, HostTask, read_state
+from tpu_magics.launch.pods.pod import BUNDLE, DISPLAYS, LOG, OUTPUT, RECORDS, RESULTS, TASK, HostTask, read_state
 from tpu_magics.runs import temporary_folders
 from tpu_magics.runs.files import RunFiles, private_root
 
