@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import arguments
+from tpu_magics.launch import cell
 
 
 @pytest.mark.parametrize(
@@ -26,38 +26,38 @@ from tpu_magics.launch import arguments
     ],
 )
 def test_words(line: str, words: list[str]) -> None:
-    assert arguments.split_words(line) == words
+    assert cell.split_words(line) == words
 
 
 @pytest.mark.parametrize(("line", "word"), [("f('a", "quote '"), ("[1, 2", "bracket"), ('"x', 'quote "')])
 def test_what_is_never_closed(line: str, word: str) -> None:
     with pytest.raises(TpuMagicsError, match=word) as caught:
-        arguments.split_words(line)
+        cell.split_words(line)
     assert line in caught.value.why
 
 
 def test_positional_and_named() -> None:
-    assert arguments.parse_arguments(["m", "1 + 1", "a == b", "lr=0.1", "f=x==y"]) == (
+    assert cell.parse_arguments(["m", "1 + 1", "a == b", "lr=0.1", "f=x==y"]) == (
         ["m", "1 + 1", "a == b"],
         {"lr": "0.1", "f": "x==y"},
     )
     with pytest.raises(TpuMagicsError, match="follows a keyword ARG"):
-        arguments.parse_arguments(["a=1", "m"])
+        cell.parse_arguments(["a=1", "m"])
     for word in ("1 +", "a b", "lr=", "x=1 +", "def", "print 'x'"):
         with pytest.raises(TpuMagicsError, match="is not a Python expression"):
-            arguments.parse_arguments([word])
+            cell.parse_arguments([word])
 
 
 def test_values() -> None:
     space = {"cfg": {"lr": 0.5}, "n": 2}
-    assert arguments.evaluate_all(["cfg['lr']", "[n for _ in range(n)]"], {"k": "n * 2"}, space) == (
+    assert cell.evaluate_all(["cfg['lr']", "[n for _ in range(n)]"], {"k": "n * 2"}, space) == (
         [0.5, [2, 2]],
         {"k": 4},
     )
     with pytest.raises(TpuMagicsError, match="NameError") as caught:
-        arguments.evaluate("bert", space)
+        cell.evaluate("bert", space)
     assert "Define `bert` in an earlier cell; for a string, write \"'bert'\"" in caught.value.todo
     with pytest.raises(TpuMagicsError, match="KeyError") as caught:
-        arguments.evaluate("cfg['epochs']", space)
+        cell.evaluate("cfg['epochs']", space)
     assert "Fix the expression" in caught.value.todo
     assert isinstance(caught.value.__cause__, KeyError)

@@ -70,9 +70,9 @@ def test_launchers_are_known_by_what_they_are() -> None:
 
 
 def test_every_launcher_has_a_kind() -> None:
-    from tpu_magics.launch import cells
+    from tpu_magics.launch import train
 
-    assert set(cell.LAUNCHERS.values()) == set(cells._INTERCEPTORS)
+    assert set(cell.LAUNCHERS.values()) == set(train._INTERCEPTORS)
 
 
 def test_two_calls_are_both_found_and_replaced() -> None:

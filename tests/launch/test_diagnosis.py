@@ -204,8 +204,8 @@ shared_memory RuntimeError: unable to write to file </torch_12_3>: No space left
 shared_memory RuntimeError: DataLoader worker (pid 77) is killed by signal: Bus error. It is possible that
     dataloader's workers are out of shared memory.
   | /dev/shm
-allocation_refused RuntimeError: [enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you
-    tried to allocate 4294967296 bytes. Error code 12 (Cannot allocate memory)
+allocation_refused RuntimeError: [enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate
+    memory: you tried to allocate 4294967296 bytes. Error code 12 (Cannot allocate memory)
   | could not allocate 4.0 GiB of host memory | 24.0 GiB total
 allocation_refused numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7.11 PiB for an array with shape
     (1000000000000000,) and data type float64

@@ -14,8 +14,7 @@ from tpu_magics.backends import tensorflow
 from tpu_magics.check.cells import CodeCell
 from tpu_magics.check.finding import Finding
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import arguments
-from tpu_magics.launch.cell import LAUNCHERS
+from tpu_magics.launch.cell import LAUNCHERS, evaluate_all
 
 BY_NAME = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -27,7 +26,7 @@ def evaluate_call(
     an ARG cannot be evaluated, or the function does not take them."""
     for expression in positional[:1]:
         _require_known(expression, namespace)
-    values, keywords = arguments.evaluate_all(positional, named, namespace)
+    values, keywords = evaluate_all(positional, named, namespace)
     if values:
         check_call(values[0], values[1:], keywords, f"%tpu_preflight {positional[0]} {{}} --target ...")
     return values, keywords

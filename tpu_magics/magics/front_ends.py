@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tpu_magics.launch.run_observer import FREE, WAITS, NullObserver, RunObserver, SafeObserver, describe_error
+from tpu_magics.launch.notebook import FREE, WAITS, NullObserver, RunObserver, SafeObserver, describe_error
 from tpu_magics.magics import lab
 from tpu_magics.panel.feed import Feed
 from tpu_magics.panel.messages import RunMessage
@@ -107,7 +107,7 @@ WHOLE_EVERY = 10.0  # seconds between whole runs where a busy kernel cannot answ
 
 
 class LabRun:
-    """One run, as front ends are told of it: an observer (launch/run_observer.py) that never fails.
+    """One run, as front ends are told of it: an observer (launch/notebook.py) that never fails.
 
     Args:
         stop: stops the run, from any thread.

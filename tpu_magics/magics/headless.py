@@ -22,7 +22,7 @@ from traitlets.config import Config
 from tpu_magics.backends.torch_xla.post_import import PostImport
 from tpu_magics.check.cells import CodeCell, NotANotebook, cell_of, read_notebook
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import cells, session, train
+from tpu_magics.launch import session, train
 from tpu_magics.launch.cell import LAUNCHERS
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.request import Request
@@ -266,7 +266,7 @@ class TrainingStubs:
     def _launcher(self, kind: str) -> Callable[..., None]:
         def launched(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
             bound = inspect.signature(original).bind(*args, **kwargs)
-            cells.run_launcher(kind, bound, Options())
+            train.run_launcher(kind, bound, Options())
 
         return launched
 

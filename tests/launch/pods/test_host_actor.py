@@ -23,7 +23,7 @@ from tpu_magics.launch.pods.host_start import CLOSED, error_text, submit
 from tpu_magics.launch.pods.payload import pack_payload
 from tpu_magics.launch.pods.pod import BUNDLE, LOG, HostTask, Pod, PodHost, is_result_file, is_streamed_file
 from tpu_magics.launch.pods.remote_supervisor import Link, RemoteSupervisor, fetch_file, make_links
-from tpu_magics.launch.relay import NoScreen, Relay
+from tpu_magics.launch.streams import NoScreen, Relay
 from tpu_magics.launch.work import FunctionWork
 from tpu_magics.runs import temporary_folders
 from tpu_magics.runs.events import End

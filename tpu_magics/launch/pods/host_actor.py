@@ -153,7 +153,7 @@ def _read_new(path: Path, offset: int, most: int) -> FileChunk | None:
             return None  # the usual case, without opening the file: a run may have thousands of displays
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            start = offset if offset <= size else 0  # emptied by the user's own command (see launch/relay.py)
+            start = offset if offset <= size else 0  # emptied by the user's own command (see launch/streams.py)
             file.seek(start)
             data = file.read(min(most, size - start))
     except OSError:

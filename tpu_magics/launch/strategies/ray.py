@@ -19,9 +19,9 @@ from tpu_magics.launch.pods.bundle import Bundle
 from tpu_magics.launch.pods.payload import pack_payload
 from tpu_magics.launch.pods.pod import HostTask, Pod
 from tpu_magics.launch.pods.remote_supervisor import Link, RemoteSupervisor, make_links
-from tpu_magics.launch.relay import Relay
 from tpu_magics.launch.run import TrainingRun
 from tpu_magics.launch.strategies.forked import ForkedStrategy
+from tpu_magics.launch.streams import Relay
 
 
 class RayStrategy(ForkedStrategy):

@@ -16,10 +16,10 @@ from tpu_magics.host import Host
 from tpu_magics.host.memory import host_memory
 from tpu_magics.launch import plan, process, results, session, worker
 from tpu_magics.launch.plan import Options, Plan
-from tpu_magics.launch.relay import NoScreen, Screen
 from tpu_magics.launch.request import Request
 from tpu_magics.launch.run import TrainingRun, prepare
 from tpu_magics.launch.strategies.forked import ForkedStrategy
+from tpu_magics.launch.streams import NoScreen, Screen
 from tpu_magics.runs import temporary_folders
 from tpu_magics.runs.folder import RunFolder
 from tpu_magics.runs.reader import Run
