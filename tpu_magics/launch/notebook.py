@@ -114,7 +114,7 @@ class NotebookInterface(Protocol):
         """The same for a run in the main thread: another thread updates the panel."""
 
     def follow(self, files: RunFiles, stop: Callable[[], None], main: str) -> RunObserver | None:
-        """Report a run without a panel to the front end; None if there is none. `main`: see run_observer.py."""
+        """Report a run without a panel to the front end; None if there is none. `main`: see WAITS, FREE and TRAINS."""
 
     def show_again(self, files: RunFiles) -> bool:
         """Show the panel of a run in this cell, too; False if it has none."""

@@ -1,7 +1,7 @@
 """This process's connection to a Ray cluster: connecting, the cluster's nodes, disconnecting.
 
 Ray's `init` waits 40 s for an address that does not answer, and prints each attempt. So `connect` first probes the
-address with a deadline (probe.py).
+address with a deadline (address.py).
 """
 
 from __future__ import annotations
