@@ -217,6 +217,9 @@ def _source(old: str, code: str, ascii_only: bool) -> str:
     return before + between.join(parts) + after
 
 
+# -- files and cells --------------------------------------------------------------------------------------------------
+
+
 Note = Callable[[str], None]
 
 _LINE_END = re.compile("\r\n?")

@@ -150,6 +150,9 @@ def _span(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassD
     return CodeSpan(cell.path, cell.number, first, node.end_lineno or node.lineno)
 
 
+# -- comments that suppress findings ----------------------------------------------------------------------------------
+
+
 _NOQA = re.compile(r"#\s*noqa\b(?!-)(?:\s*:\s*(?P<codes>[a-z]+\d+(?:[\s,]+[a-z]+\d+)*))?", re.IGNORECASE)
 _SKIP = re.compile(r"#\s*tpu[_-]magics\s*:\s*skip-file\b", re.IGNORECASE)
 _HINT = re.compile("noqa|skip-file", re.IGNORECASE)

@@ -251,6 +251,9 @@ def _parents(tree: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
             yield child, node
 
 
+# -- which code runs where --------------------------------------------------------------------------------------------
+
+
 # Methods that run on the host, once or for one sample: those that build a module or a dataset.
 _HOST_METHODS = frozenset(
     ("__init__", "_init_weights", "init_weights", "reset_parameters", "from_pretrained", "save_pretrained",

@@ -127,6 +127,9 @@ def _hosts(environ: Environ) -> tuple[str, ...]:
 _FINDERS: tuple[Callable[[_Signs], Environment | None], ...] = (_kaggle, _colab, _gke, _tpu_vm)
 
 
+# -- environment variables --------------------------------------------------------------------------------------------
+
+
 PJRT = "PJRT_DEVICE"
 
 

@@ -93,6 +93,9 @@ def describe_error(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
+# -- the notebook -----------------------------------------------------------------------------------------------------
+
+
 class NotebookInterface(Protocol):
     """The notebook or program that training is started from."""
 

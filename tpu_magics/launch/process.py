@@ -227,6 +227,9 @@ def _die_with(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+# -- resources reserved for the end -----------------------------------------------------------------------------------
+
+
 RESERVED = 32  # descriptors reserved for writing results
 _ENOUGH_DESCRIPTORS = 256  # with a lower limit, none are reserved
 _limits_before: dict[int, tuple[int, int]] = {}
@@ -275,6 +278,9 @@ def is_open(descriptor: int) -> bool:
     except OSError:
         return False
     return True
+
+
+# -- processes left behind --------------------------------------------------------------------------------------------
 
 
 ProcessId = tuple[int, int]  # pid and start time in ticks: pids are reused

@@ -259,6 +259,9 @@ class TrainResult:
         return value
 
 
+# -- --keep-partial ---------------------------------------------------------------------------------------------------
+
+
 NOT_KEPT = "not-kept"  # code of the warning with the reason
 SHARDED = "its weights are sharded over the ranks, which would have to stop at the same step"
 NO_STEP = "no step was finished"

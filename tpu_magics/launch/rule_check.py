@@ -114,6 +114,9 @@ def rule_finding(number: int, one: Finding, cell_id: str) -> RuleFinding:
     )
 
 
+# -- the checklist ----------------------------------------------------------------------------------------------------
+
+
 PASSED, FAILED, UNKNOWN = "passed", "failed", "unknown"
 NAMED = 3  # places named in an item's evidence
 RUNS_LOOKED_AT = 50

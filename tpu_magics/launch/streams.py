@@ -200,6 +200,9 @@ def flush_figures() -> None:
         inline.flush_figures()
 
 
+# -- shown in the notebook --------------------------------------------------------------------------------------------
+
+
 RELAY_CHUNK = 1 << 20  # bytes read at once
 
 

@@ -123,6 +123,9 @@ def choose_strategy(request: Request, workers: int | None = None) -> Strategy:
     return RayStrategy(current.pod)
 
 
+# -- cells ------------------------------------------------------------------------------------------------------------
+
+
 INTERCEPT = "__tpu_magics_launch__"
 
 

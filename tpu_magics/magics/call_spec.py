@@ -81,6 +81,9 @@ def parameter_text(parameter: inspect.Parameter) -> str:
     return f"{parameter.name}=..." if parameter.kind is parameter.KEYWORD_ONLY else parameter.name
 
 
+# -- the cells of a file ----------------------------------------------------------------------------------------------
+
+
 NOT_KEPT = ("tpu_check", "timeit")  # cell magics below which nothing is defined in the notebook
 TRAINING = frozenset({name.rpartition(".")[2] for name in LAUNCHERS} | {"train"})  # names of functions that train
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)

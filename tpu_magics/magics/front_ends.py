@@ -202,6 +202,9 @@ def follow(
     return _newest
 
 
+# -- clicks while a cell runs -----------------------------------------------------------------------------------------
+
+
 Answer = Callable[[str, Mapping[str, Any]], bool]
 """Given a comm's id and what a message to it holds: whether the message is answered now."""
 Adopt = Callable[[str, str, Any], bool]

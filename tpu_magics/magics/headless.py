@@ -186,6 +186,9 @@ def last_line(error: BaseException) -> str:
     return traceback.format_exception_only(error)[-1].strip()
 
 
+# -- trainings that are skipped ---------------------------------------------------------------------------------------
+
+
 # Methods, by module and path in it; read in transformers 5.23 and Keras 3.
 METHODS = {"transformers.trainer": ("Trainer.train",), "keras": ("Model.fit", "Model.evaluate", "Model.predict")}
 # Preflights in cells: they take minutes as well, and are not the one of this command.

@@ -96,6 +96,9 @@ def add_precision(parser: argparse.ArgumentParser) -> None:
     )
 
 
+# -- the magics -------------------------------------------------------------------------------------------------------
+
+
 __all__ = [
     "MagicParser",
     "check_parser",

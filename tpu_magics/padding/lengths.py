@@ -208,6 +208,9 @@ def count_marked(mask: Any) -> int:
     return int(sum(values))
 
 
+# -- simulated batches ------------------------------------------------------------------------------------------------
+
+
 SEED = 0
 SAMPLES = 3_000_000  # maximum; further epochs are not simulated
 

@@ -229,6 +229,9 @@ def _stream(given: Any, what: str) -> LengthSource:
 _FORMS = (read_splits, read_array, read_table, read_column, read_many)  # a Series is an array that has keys, too
 
 
+# -- DataLoaders ------------------------------------------------------------------------------------------------------
+
+
 BATCHES = 2_000  # maximum number of batches to read lengths from
 _RANDOM = ("RandomSampler", "SeedableRandomSampler", "DistributedSampler")
 

@@ -150,6 +150,9 @@ def _bounds(came: Sequence[Sequence[int]], problem: _BoundsProblem) -> tuple[int
     return tuple(reversed(bounds))
 
 
+# -- strategies -------------------------------------------------------------------------------------------------------
+
+
 MOST_PADDED = 0.2  # of all token slots; maximum for a choice without measured seconds
 SHOWN_BUCKETS = (2, 4, 8)
 SURE = (

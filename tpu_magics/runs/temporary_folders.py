@@ -107,6 +107,9 @@ def _machine() -> str:
         return socket.gethostname()
 
 
+# -- locked folders ---------------------------------------------------------------------------------------------------
+
+
 LOCKED_PREFIX = "tpu_magics-preflight-"
 _LOCK = "lock"  # the file's name
 _PAUSES = (0.0, 0.05, 0.2, 0.5, 1.0)  # seconds before each try to remove a folder

@@ -75,6 +75,9 @@ def canonical(name: str) -> str:
     return _TRANSFORMERS.sub("transformers.", name) if name.startswith("transformers.") else name
 
 
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
 NOTHING: Any = type("Nothing", (), {"__repr__": lambda _: "NOTHING", "__bool__": lambda _: False})()
 
 # Kinds. A tensor is created by torch or tf, a batch comes from a loader, an output from a model (a tensor or a

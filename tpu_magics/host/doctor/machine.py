@@ -150,6 +150,9 @@ def lock_checks(facts: HostFacts) -> Iterator[Check]:
         )
 
 
+# -- host memory and disk space ---------------------------------------------------------------------------------------
+
+
 MEMORY = "Memory"
 DISK = "Disk"
 GIB = 2**30

@@ -256,6 +256,9 @@ def _supports(facts: HostFacts) -> Check:
     )
 
 
+# -- widgets and JupyterLab -------------------------------------------------------------------------------------------
+
+
 WIDGETS = "Widgets and JupyterLab"
 MANAGER = "@jupyter-widgets/jupyterlab-manager"
 OURS = "tpu-magics"

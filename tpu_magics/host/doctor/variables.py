@@ -249,6 +249,9 @@ _JUDGES: tuple[Callable[[HostFacts], Iterator[Check]], ...] = (
 )
 
 
+# -- the metadata server ----------------------------------------------------------------------------------------------
+
+
 METADATA = "Metadata server"
 NAME = "tpu-env"
 SERVER = "metadata.google.internal"

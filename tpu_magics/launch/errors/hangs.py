@@ -190,6 +190,9 @@ def position(failure: Failure, outcome: WorkerOutcome) -> str:
     return f"{base.at_line(line).strip()}{f', waiting in {waits}' if waits else ''}"
 
 
+# -- a rehearsal's collectives ----------------------------------------------------------------------------------------
+
+
 _WAITED = re.compile(r"waited ([\d.e+]+) s in (.*?), which not every rank entered")
 _DOING = re.compile(r"in (.*?): ")
 _CHECKSUM = re.compile(r" \[[0-9a-f]{8}\]")
@@ -311,6 +314,9 @@ def collective_text(outcome: WorkerOutcome) -> str:
 
 
 EXPLAINERS = (never_entered, different, left, collective)
+
+
+# -- --max-recompiles -------------------------------------------------------------------------------------------------
 
 
 _RECOMPILE_LIMIT = re.compile(r"--max-recompiles allows (\d+)")

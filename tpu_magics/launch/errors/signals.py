@@ -203,6 +203,9 @@ def _wanted(text: str) -> str:
     return ""
 
 
+# -- signals and exits ------------------------------------------------------------------------------------------------
+
+
 SHARED = "/dev/shm"
 _SMALL = 2**30
 _SHARED_TEXT = re.compile(

@@ -223,6 +223,9 @@ def _check_changes(arguments: Arguments, before: Mapping[str, str], after: Mappi
             raise NotHoisted(f"building it changes argument {name}", called=True)
 
 
+# -- in the worker ----------------------------------------------------------------------------------------------------
+
+
 OnDeclined = Callable[[int, str], None]
 OnBuilt = Callable[[int, Any], None]
 

@@ -162,6 +162,9 @@ def _returns_a_value(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Return) and not isinstance(statement.value, ast.Call)
 
 
+# -- calls that build a model -----------------------------------------------------------------------------------------
+
+
 _HARMLESS = tuple(map(pkgutil.resolve_name, hoisting.HARMLESS_CONTEXTS))
 
 

@@ -166,6 +166,9 @@ def code_with_replaced_calls(
     return code if code is not None and code.co_freevars == function.__code__.co_freevars else None
 
 
+# -- helpers that build a model ---------------------------------------------------------------------------------------
+
+
 DEPTH = 4
 INNER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 

@@ -118,6 +118,9 @@ def _invalid(given: str, text: str, source: str) -> TpuMagicsError:
     )
 
 
+# -- the token --------------------------------------------------------------------------------------------------------
+
+
 AUTH_MODE = "RAY_AUTH_MODE"
 AUTH_DOCS = "https://docs.ray.io/en/latest/ray-security/token-auth.html"
 
@@ -154,6 +157,9 @@ def token_error(address: Address) -> TpuMagicsError:
         + (" Close the open connection first: %tpu_init --hosts off." if connected else "")
         + f" See {AUTH_DOCS}",
     )
+
+
+# -- does a cluster answer? -------------------------------------------------------------------------------------------
 
 
 PROBE_SECONDS = 10.0  # seconds

@@ -92,6 +92,9 @@ def error_text(error: Exception) -> str:
     return f"{kind}: {text}"[:300]
 
 
+# -- starting ---------------------------------------------------------------------------------------------------------
+
+
 ACTOR_START_SECONDS = 60.0  # in which each host must start its actor
 PROCESS_START_SECONDS = 120.0  # in which it must receive the bundle and start its process,
 BYTES_PER_SECOND = 10e6  # plus the time for the large arrays at this speed

@@ -199,6 +199,9 @@ def _script_work(work: ScriptWork, text: bytes, folder: Path) -> ScriptWork:
     return replace(work, path=str(copy))
 
 
+# -- packing ----------------------------------------------------------------------------------------------------------
+
+
 _DEPTH = 12
 _WIDTH = 1000  # parts of one object that are searched
 

@@ -64,6 +64,9 @@ def cpus_text(cpus: float) -> str:
     return f"{cpus:g} CPU{'s' * (cpus != 1)}"
 
 
+# -- what the notebook and a host exchange ----------------------------------------------------------------------------
+
+
 TASK, BUNDLE, STATE, LOG = "task.pkl", "bundle.bin", "state.json", "host.log"
 RECORDS, DISPLAYS, RESULTS = "*.jsonl", "display-*.json", "result-*"
 OUTPUT = ("rank-*.log", "rank-*.stacks", "rank-*-metrics-*.txt", LOG)

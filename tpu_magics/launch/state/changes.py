@@ -256,6 +256,9 @@ def pickling_reason(problem: Exception) -> str:
     return text if isinstance(problem, pickle.PicklingError) else f"{type(problem).__name__}: {text}"
 
 
+# -- in the notebook --------------------------------------------------------------------------------------------------
+
+
 SHOWN = 5  # names in one line
 
 
