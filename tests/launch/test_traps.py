@@ -404,7 +404,7 @@ def test_trap_18_a_background_run_has_a_display_of_its_own() -> None:
 
 FRESH = """
 import sys, threading, time
-from tpu_magics.launch import cells, session, train
+from tpu_magics.launch import session, train
 slow = {"torch", "torch_xla", "psutil", "ipywidgets", "accelerate", "transformers", "tensorflow", "jax"}
 slow &= set(sys.modules)
 assert not slow, slow

@@ -22,6 +22,7 @@ from tpu_magics.check.finding import Finding
 from tpu_magics.check.inference.calls import LAUNCHERS
 from tpu_magics.check.program import RESOLVERS, STRATEGIES, CheckedProgram
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.host.problem import plural
 from tpu_magics.launch import session
 from tpu_magics.runs import preflights
 from tpu_magics.runs.events import Compile, RuleFinding, Site, Transfer
@@ -196,7 +197,7 @@ def _rule(group: str, question: str) -> Callable[[ChecklistEvidence], ChecklistI
         if group == "values" and evidence.reads and evidence.run is not None:
             sentences.append(
                 f"The run {_run_label(evidence.run)} read values within steps at "
-                f"{_plural(evidence.reads, 'source line')}."
+                f"{plural(evidence.reads, 'source line')}."
             )
         read = group == "values" and evidence.reads > 0
         if not findings and not measured and not read and not _has_training(evidence):
@@ -218,11 +219,7 @@ def _has_training(evidence: ChecklistEvidence) -> bool:
 
 
 def _cell_count(evidence: ChecklistEvidence) -> str:
-    return _plural(sum(cell.tree is not None and bool(cell.tree.body) for cell in evidence.program.cells), "cell")
-
-
-def _plural(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return plural(sum(cell.tree is not None and bool(cell.tree.body) for cell in evidence.program.cells), "cell")
 
 
 def _positions(findings: Sequence[Finding]) -> str:
@@ -245,9 +242,9 @@ def _trained_steps(evidence: ChecklistEvidence) -> ChecklistItem:
     summary = run.summary()
     device = str((run.info.get("plan") or {}).get("device") or "")
     where = "XLA:CPU" if device == "CPU" else device or "an unknown device"
-    counts = [_plural(summary.steps or 0, "step")]
-    counts += [_plural(summary.compiles, "compile")] if summary.compiles is not None else []
-    counts += [_plural(summary.recompiles, "recompile")] if summary.recompiles is not None else []
+    counts = [plural(summary.steps or 0, "step")]
+    counts += [plural(summary.compiles, "compile")] if summary.compiles is not None else []
+    counts += [plural(summary.recompiles, "recompile")] if summary.recompiles is not None else []
     when = f" ({_day(run.created)})" if run.created else ""  # several runs may have the same name
     return ChecklistItem(question, PASSED, f"The run {_run_label(run)} on {where}{when}: {', '.join(counts)}.")
 
