@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from tpu_magics.magics.preflight import preflight
     from tpu_magics.magics.runs_commands import show_run
     from tpu_magics.magics.train import train
+    from tpu_magics.runs.meter import log
     from tpu_magics.runs.reader import find_run, list_runs
-    from tpu_magics.runs.value_log import log
 
 _WHERE = {
     "train": ("tpu_magics.magics.train", "train"),
     "init": ("tpu_magics.magics.init", "init"),
-    "log": ("tpu_magics.runs.value_log", "log"),
+    "log": ("tpu_magics.runs.meter", "log"),
     "find_run": ("tpu_magics.runs.reader", "find_run"),
     "list_runs": ("tpu_magics.runs.reader", "list_runs"),
     "show_run": ("tpu_magics.magics.runs_commands", "show_run"),

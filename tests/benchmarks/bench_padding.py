@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tests.benchmarks import fresh, report, timing
-from tpu_magics.padding.bucket_bounds import best_buckets
 from tpu_magics.padding.report import PadOptions, advise
+from tpu_magics.padding.strategies import best_buckets
 from tpu_magics.panel.padding import to_html, to_text
 
 TITLE = "Advice about padding"

@@ -13,9 +13,8 @@ import pytest
 
 from tests.check.own_rules import notebook
 from tpu_magics.check import check_cells
-from tpu_magics.check.cells import CodeCell, cell_of, cells_of, decode, read_file
+from tpu_magics.check.cells import CodeCell, cell_of, cells_of, decode, notebook_lines, read_file
 from tpu_magics.check.ipython import mask
-from tpu_magics.check.notebook import line_numbers
 from tpu_magics.check.syntax import PythonParseError
 
 
@@ -460,5 +459,5 @@ def test_nothing_is_run(tmp_path: Path) -> None:
 )
 def test_the_lines_of_cells_in_the_file(source: str, lines: list[int]) -> None:
     text = f'{{"cells": [{{"cell_type": "markdown"}},\n{{"cell_type": "code",\n"source": {source}}}]}}'
-    assert line_numbers(text) == [lines]
-    assert line_numbers('{"worksheets": [{}, ' + text.replace('"source"', '"input"') + "]}") == [lines]
+    assert notebook_lines(text) == [lines]
+    assert notebook_lines('{"worksheets": [{}, ' + text.replace('"source"', '"input"') + "]}") == [lines]

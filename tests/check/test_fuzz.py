@@ -17,12 +17,11 @@ from hypothesis import strategies as st
 from tests.check.own_rules import RULES as OWN
 from tests.check.own_rules import notebook
 from tpu_magics.check import check_cells, fixes, ipython
-from tpu_magics.check.cells import CodeCell, cell_of, cells_of
+from tpu_magics.check.cells import CodeCell, cell_of, cells_of, notebook_lines
 from tpu_magics.check.config import CheckConfig, Rules
 from tpu_magics.check.engine import check_cells_of_file
 from tpu_magics.check.finding import Edit, Finding
 from tpu_magics.check.formats import FORMATS, CheckReport
-from tpu_magics.check.notebook import line_numbers
 from tpu_magics.check.rules import RULES
 
 STDLIB = Path(sysconfig.get_path("stdlib"))
@@ -188,7 +187,7 @@ def test_any_json(found: Any) -> None:
     cells = cells_of(data.encode(), "a.ipynb")
     looked_at(cells)
     if cells and cells[0].number:
-        assert len(line_numbers(data)) == len(cells)
+        assert len(notebook_lines(data)) == len(cells)
 
 
 # -- fixes ----------------------------------------------------------------------------------------------------------

@@ -11,8 +11,7 @@ from typing import Any
 
 from tpu_magics import __version__
 from tpu_magics.host.doctor import Check, HostFacts, collect_facts, examine
-from tpu_magics.host.doctor.facts import Jupyter
-from tpu_magics.host.doctor.metadata_server import Answer
+from tpu_magics.host.doctor.facts import Answer, Jupyter
 
 from . import fake_hosts
 

@@ -17,10 +17,10 @@ import pytest
 from tpu_magics.host import doctor
 from tpu_magics.host.chips import find_chips
 from tpu_magics.host.doctor import Check, apply_fixes, collect_facts, examine
-from tpu_magics.host.doctor.capacity import _closed
 from tpu_magics.host.doctor.check import VariableFix
 from tpu_magics.host.doctor.commands import by_python, change, to_shell
-from tpu_magics.host.doctor.metadata_server import Answer
+from tpu_magics.host.doctor.facts import Answer
+from tpu_magics.host.doctor.machine import _closed
 from tpu_magics.host.memory import HostMemory
 from tpu_magics.host.versions import version_of
 

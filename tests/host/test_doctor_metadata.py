@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tpu_magics.host.doctor.metadata_server import ADDRESS, SECONDS, Answer, ask
+from tpu_magics.host.doctor.facts import METADATA_SECONDS, METADATA_SERVER, Answer, ask_metadata_server
 
 from . import doctor_host, fake_hosts
 from .doctor_host import examined, one
@@ -76,12 +76,12 @@ def _floods(connection: socket.socket) -> None:
 
 def asked(answer: Callable[[socket.socket], None] | None, seconds: float = 20) -> Answer:
     with serving(answer) as address:
-        return ask(address, seconds)
+        return ask_metadata_server(address, seconds)
 
 
 def test_the_limit_leaves_room_below_two_seconds_and_no_name_is_looked_up() -> None:
-    assert SECONDS <= 1.8
-    assert ipaddress.ip_address(ADDRESS[0]).is_link_local
+    assert METADATA_SECONDS <= 1.8
+    assert ipaddress.ip_address(METADATA_SERVER[0]).is_link_local
 
 
 def test_a_server_that_describes_a_tpu() -> None:
@@ -105,7 +105,7 @@ def test_a_server_without_a_tpu_and_one_that_is_none() -> None:
 def test_one_that_never_answers_and_one_that_drips_cost_their_limit(answer: object) -> None:
     began = time.monotonic()
     with serving(answer) as address:  # type: ignore[arg-type]
-        found = ask(address, 0.5)
+        found = ask_metadata_server(address, 0.5)
         took = time.monotonic() - began
     assert (found.status, found.text) == (0, "no answer")
     assert 0.4 < took < GENEROUS
@@ -119,7 +119,7 @@ def test_one_that_floods_is_read_up_to_a_limit() -> None:
 def test_a_port_where_nobody_listens_is_refused_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()[:2]
-    answer = ask(address, 20)
+    answer = ask_metadata_server(address, 20)
     assert answer.status == 0 and "refused" in answer.text and answer.seconds < GENEROUS
 
 
@@ -192,8 +192,8 @@ def test_all_checks_with_a_silent_server_take_its_limit_and_little_more(tmp_path
     host = fake_hosts.tpu_vm_v4(tmp_path)
     began = time.monotonic()
     with serving(None) as address:
-        checks = examined(host, ask_metadata=lambda: ask(address))
-    assert SECONDS * 0.9 < time.monotonic() - began < GENEROUS
+        checks = examined(host, ask_metadata=lambda: ask_metadata_server(address))
+    assert METADATA_SECONDS * 0.9 < time.monotonic() - began < GENEROUS
     assert doctor_host.ill(checks) == {(GROUP, "tpu-env"): "broken"}
 
 

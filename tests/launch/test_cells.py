@@ -12,7 +12,7 @@ import torch
 
 from tests.launch.launching import FakeNotebook, digest, error_of, fake_notebook
 from tpu_magics.errors import TpuMagicsError, TrainingFailed
-from tpu_magics.launch import cells, session
+from tpu_magics.launch import session, train
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.results import TrainResult
 
@@ -31,7 +31,7 @@ def notebook(fresh_session: session.Session, monkeypatch: pytest.MonkeyPatch) ->
 
 def cell(text: str, *words: str, options: Options = OPTIONS) -> TrainResult | None:
     """Run a cell; its first line stands for the magic's own."""
-    return cells.train_cell(cells.CellSource("\n" + text, "<cell>"), words, options)
+    return train.train_cell(train.CellSource("\n" + text, "<cell>"), words, options)
 
 
 # -- form 1 -----------------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def test_notebook_launcher_goes_through_us(notebook: FakeNotebook) -> None:
     )
     assert result is not None and result.value == (3, "bf16")
     assert result.run.info["plan"]["precision"] == "bf16"
-    assert notebook.names["after"] is True and cells.INTERCEPT not in notebook.names
+    assert notebook.names["after"] is True and train.INTERCEPT not in notebook.names
     asked = "The call requests 3 processes: 3 ranks are rehearsed on XLA:CPU (-n 1 trains with one)."
     assert asked in notebook.lines and result.values == [(3, "bf16")] * 3
     assert "ACCELERATE_MIXED_PRECISION" not in os.environ
@@ -131,7 +131,7 @@ def test_calls_with_wrong_arguments_are_refused(notebook: FakeNotebook) -> None:
     ):
         caught = error_of(cell, "def f(a): return a\n" + call)
         assert word in str(caught), caught
-        assert cells.INTERCEPT not in notebook.names
+        assert train.INTERCEPT not in notebook.names
 
 
 def test_a_call_that_is_never_reached_trains_nothing(notebook: FakeNotebook, runs: Path) -> None:
@@ -214,14 +214,14 @@ def test_steps_brings_no_names_home(notebook: FakeNotebook) -> None:
 @pytest.mark.process
 def test_a_function_that_exists_is_trained_by_name(notebook: FakeNotebook) -> None:
     notebook.names["f"] = lambda a, b=1: (a, b)
-    assert cells.train_function(["f", "2", "b=3"], OPTIONS).value == (2, 3)
+    assert train.train_function(["f", "2", "b=3"], OPTIONS).value == (2, 3)
     with pytest.raises(TpuMagicsError, match="needs something to train"):
-        cells.train_function([], OPTIONS)
+        train.train_function([], OPTIONS)
     with pytest.raises(TpuMagicsError, match="NameError"):
-        cells.train_function(["missing"], OPTIONS)
+        train.train_function(["missing"], OPTIONS)
     notebook.names["n"] = 3
     with pytest.raises(TpuMagicsError, match="is not a function"):
-        cells.train_function(["n"], OPTIONS)
+        train.train_function(["n"], OPTIONS)
 
 
 MP_FN = """
@@ -246,10 +246,10 @@ def test_scripts(notebook: FakeNotebook, tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(MAIN)
     (tmp_path / "neighbour.py").write_text("NAME = 'found'")
     before = list(sys.argv)
-    result = cells.train_function(["mp.py", "--epochs", "2"], OPTIONS)
+    result = train.train_function(["mp.py", "--epochs", "2"], OPTIONS)
     assert result.value == 0 and result.run.name == "mp"
     assert f"rank 0 2 mp {tmp_path}/mp.py" in notebook.printed
-    cells.train_function([str(tmp_path / "main.py"), "--lr", "0.1"], OPTIONS)
+    train.train_function([str(tmp_path / "main.py"), "--lr", "0.1"], OPTIONS)
     assert "main ['--lr', '0.1'] found" in notebook.printed
     assert sys.argv == before and "mp" not in sys.modules
 
@@ -258,17 +258,17 @@ def test_scripts(notebook: FakeNotebook, tmp_path: Path) -> None:
 def test_a_script_that_fails_shows_its_line(notebook: FakeNotebook, tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("x = 1\ndef _mp_fn(index):\n    raise ValueError('here')\n")
     with pytest.raises(TrainingFailed) as caught:
-        cells.train_function(["bad.py"], OPTIONS)
+        train.train_function(["bad.py"], OPTIONS)
     assert "bad.py, line 3, in _mp_fn" in str(caught.value)
 
 
 def test_scripts_that_cannot_be_read(notebook: FakeNotebook, tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("def f(:\n")
     with pytest.raises(TpuMagicsError, match=r"bad\.py is not valid Python"):
-        cells.train_function(["bad.py"], OPTIONS)
+        train.train_function(["bad.py"], OPTIONS)
     with pytest.raises(TpuMagicsError, match="cannot be read: No such file") as caught:
-        cells.train_function(["missing.py"], OPTIONS)
+        train.train_function(["missing.py"], OPTIONS)
     assert str(tmp_path) in caught.value.why
     (tmp_path / "bytes.py").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(TpuMagicsError):
-        cells.train_function(["bytes.py"], OPTIONS)
+        train.train_function(["bytes.py"], OPTIONS)

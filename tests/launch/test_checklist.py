@@ -10,7 +10,7 @@ import pytest
 
 from tests.panel import recorded
 from tpu_magics.check.cells import CodeCell, cell_of
-from tpu_magics.launch import checklist
+from tpu_magics.launch import rule_check
 from tpu_magics.runs import preflights
 
 pytestmark = pytest.mark.usefixtures("fresh_session")
@@ -31,10 +31,10 @@ def note(function: str, target: str, status: str, needed: float | None = 3.1, t:
     preflights.note(preflights.Record(function, target, status, size, available, t))
 
 
-def item(name: str = "", code: str = TRAIN) -> checklist.ChecklistItem:
+def item(name: str = "", code: str = TRAIN) -> rule_check.ChecklistItem:
     cells: list[CodeCell] = [cell_of(code)]
     found = next(
-        one for one in checklist.checklist(cells, [], *([name] if name else [])) if one.question.startswith("Fits")
+        one for one in rule_check.checklist(cells, [], *([name] if name else [])) if one.question.startswith("Fits")
     )
     assert found.question == "Fits in the TPU's memory"
     return found
@@ -90,9 +90,9 @@ def test_with_a_name_only_its_own_count() -> None:
     assert item("train").state == "failed" and item("other").state == "passed"
 
 
-def tried() -> checklist.ChecklistItem:
+def tried() -> rule_check.ChecklistItem:
     return next(
-        one for one in checklist.checklist([cell_of(TRAIN)], []) if one.question.startswith("Trained some steps")
+        one for one in rule_check.checklist([cell_of(TRAIN)], []) if one.question.startswith("Trained some steps")
     )
 
 

@@ -152,7 +152,7 @@ not_in_main AttributeError: Can't get attribute '_mp_fn' on <module '__main__' (
   | `_mp_fn` | %tpu_train _mp_fn | spawn
 half_precision ValueError: fp16 mixed precision requires a device in ('xpu', 'cuda', 'npu', 'xla') (not 'xla').
   | --precision bf16 | mixed_precision="bf16"
-too_many tpu_magics.backends.base.RecompileLimit: recompile 4, where --max-recompiles allows 3
+too_many_recompiles tpu_magics.backends.base.RecompileLimit: recompile 4, where --max-recompiles allows 3
   | stopped at recompile 4: --max-recompiles allows 3 | causes were not recorded | %tpu_panel
 split_batches ValueError: To use a `DataLoader` in `split_batches` mode, the batch size (6) needs to be a round
     multiple of the number of processes (4).
@@ -204,15 +204,15 @@ shared_memory RuntimeError: unable to write to file </torch_12_3>: No space left
 shared_memory RuntimeError: DataLoader worker (pid 77) is killed by signal: Bus error. It is possible that
     dataloader's workers are out of shared memory.
   | /dev/shm
-refused RuntimeError: [enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you
-    tried to allocate 4294967296 bytes. Error code 12 (Cannot allocate memory)
+allocation_refused RuntimeError: [enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate
+    memory: you tried to allocate 4294967296 bytes. Error code 12 (Cannot allocate memory)
   | could not allocate 4.0 GiB of host memory | 24.0 GiB total
-refused numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7.11 PiB for an array with shape
+allocation_refused numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7.11 PiB for an array with shape
     (1000000000000000,) and data type float64
   | could not allocate 7.11 PiB of
-refused MemoryError:
+allocation_refused MemoryError:
   | could not allocate more host memory
-refused OSError: [Errno 12] Cannot allocate memory
+allocation_refused OSError: [Errno 12] Cannot allocate memory
   | could not allocate more host memory
 child_died torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGSEGV
   | process 0 terminated with signal SIGSEGV | 18.0 GiB
@@ -368,9 +368,10 @@ def test_a_rank_that_waits_for_ones_that_have_returned() -> None:
 
 
 def test_every_explainer_of_exceptions_has_a_recorded_text() -> None:
-    by_signal = {"signalled", "crashed", "killed", "silent_exit", "late_death"}
-    by_the_others = {"left", "host_trained"}  # test_host_training.py
-    by_signal |= {"limited", "machinery", "unrecorded"}  # by the process's limits and exit codes (test_endings.py)
+    by_signal = {"died_of_memory", "crashed", "killed", "silent_exit", "late_death"}
+    by_the_others = {"left", "child_died_of_memory", "host_trained"}  # test_host_training.py
+    # by the process's limits and exit codes (test_endings.py)
+    by_signal |= {"allocation_limited", "machinery", "unrecorded"}
     assert {name for name, *_ in EXCEPTIONS} | by_signal | by_the_others == {one.__name__ for one in EXPLAINERS}
 
 
@@ -545,7 +546,7 @@ def test_nothing_measured_is_said_so() -> None:
 def test_what_counts_as_short_depends_on_the_machine(total: float, low: float, short: bool) -> None:
     outcome = killed(signal.SIGKILL)
     case = failure(outcome, memory_total=int(total * GIB), memory_low=int(low * GIB))
-    assert name_of(case, outcome) == ("signalled" if short else "killed")
+    assert name_of(case, outcome) == ("died_of_memory" if short else "killed")
 
 
 def test_native_code_that_was_refused_memory() -> None:
@@ -559,7 +560,7 @@ def test_native_code_that_was_refused_memory() -> None:
 def test_the_kernels_counter_alone_does_not_explain_a_crash() -> None:
     outcome = killed(signal.SIGSEGV)
     assert name_of(failure(outcome, oom_kills=1), outcome) == "crashed"
-    assert name_of(failure(outcome, oom_kills=1, memory_low=0), outcome) == "signalled"
+    assert name_of(failure(outcome, oom_kills=1, memory_low=0), outcome) == "died_of_memory"
 
 
 @pytest.mark.parametrize(

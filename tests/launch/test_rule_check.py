@@ -10,7 +10,7 @@ import torch_xla
 
 from tests.launch.launching import FakeNotebook, fake_notebook, refused, run, said
 from tpu_magics.check.cells import CodeCell, cell_of, without_redefined
-from tpu_magics.launch import checklist, session
+from tpu_magics.launch import rule_check, session
 from tpu_magics.runs.events import RuleFinding
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
@@ -103,11 +103,11 @@ def test_a_plain_program_is_checked_as_its_file() -> None:
 # -- the checklist -------------------------------------------------------------------------------------------------
 
 
-def items(*texts: str) -> dict[str, checklist.ChecklistItem]:
+def items(*texts: str) -> dict[str, rule_check.ChecklistItem]:
     from tpu_magics.check import check_cells
 
     cells = [cell_of(text, f"In [{number}]") for number, text in enumerate(texts, 1)]
-    return {item.question: item for item in checklist.checklist(cells, check_cells(cells))}
+    return {item.question: item for item in rule_check.checklist(cells, check_cells(cells))}
 
 
 RULES = [

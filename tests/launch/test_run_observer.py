@@ -11,7 +11,8 @@ import pytest
 
 import tpu_magics
 from tests.launch.launching import FakeNotebook, run, wait_until
-from tpu_magics.launch import run_observer, session
+from tpu_magics.launch import session
+from tpu_magics.launch.notebook import RunObserver
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.reader import Run
 
@@ -54,7 +55,7 @@ class Watching(FakeNotebook):
         self.breaks = breaks
         self.panels: list[FakePanel] = []
 
-    def panel(self, files: RunFiles, stop: Callable[[], None], background: bool) -> run_observer.RunObserver:
+    def panel(self, files: RunFiles, stop: Callable[[], None], background: bool) -> RunObserver:
         if self.breaks == "panel":
             raise ImportError("no widgets here")
         self.panels.append(FakePanel(files, stop, self.breaks))

@@ -18,7 +18,7 @@ import torch_xla.runtime as xr
 from tests.launch.launching import FakeNotebook, digest, failed, fake_notebook, run, said
 from tpu_magics.backends.torch_xla.state import TorchState
 from tpu_magics.launch import session
-from tpu_magics.launch.state import changes, restore
+from tpu_magics.launch.state import changes
 from tpu_magics.launch.state.snapshot import take_snapshot
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
@@ -242,7 +242,7 @@ def test_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     program.history.clear()
     values["a"].pop()  # type: ignore[attr-defined]
     values["t"].zero_()  # type: ignore[attr-defined]
-    staged = restore.stage(snapshot, adapter, tmp_path)
+    staged = changes.stage(snapshot, adapter, tmp_path)
     staged.apply()()
     assert program.history == [] and values["a"] == [1] and values["t"].tolist() == [0, 0]  # type: ignore[attr-defined]
     last = snapshot.nodes[list(staged.contents)[-1]]

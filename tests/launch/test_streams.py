@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from tests.launch.launching import failed, fake_notebook, in_forked_notebook, of, run, said
-from tpu_magics.launch import relay, streams
-from tpu_magics.launch.relay import PlainScreen, Relay
+from tpu_magics.launch import streams
+from tpu_magics.launch.streams import PlainScreen, Relay
 from tpu_magics.runs import events
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.writer import EventWriter
@@ -463,7 +463,7 @@ def test_a_plain_screen_prints(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_large_logs_are_read_in_pieces(files: RunFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "CHUNK", 7)
+    monkeypatch.setattr(streams, "RELAY_CHUNK", 7)
     files.log_path(0).write_bytes("zwölf Boxkämpfer jagen Viktor".encode())
     notebook = fake_notebook()
     Relay(files, notebook).pump()

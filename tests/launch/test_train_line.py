@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tpu_magics.launch import arguments, cell
+from tpu_magics.launch import cell
 
 CASES = json.loads(
     (Path(__file__).parents[2] / "labextension/src/__tests__/trainline.json").read_text(encoding="utf-8")
@@ -48,9 +48,9 @@ def needed(tree: ast.Module) -> tuple[list[str], list[str]]:
 def test_the_cases_of_the_extension(case: dict[str, Any]) -> None:
     read = cell.read_cell(case["source"], "<cell>", namespace_of(case["others"]))
     assert read.form == case["form"]
-    magic, *words = arguments.split_words(case["line"])
+    magic, *words = cell.split_words(case["line"])
     assert magic == "%%tpu_train"
-    positional, named = arguments.parse_arguments(words)
+    positional, named = cell.parse_arguments(words)
     wanted = needed(read.tree) if read.form == 1 else ([], [])
     assert (positional, list(named)) == wanted
     assert all(name == value for name, value in named.items())

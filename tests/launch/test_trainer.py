@@ -18,9 +18,9 @@ pytest.importorskip("transformers.trainer")  # here, as in a notebook: else ever
 
 from tests.launch.launching import FakeNotebook, digest, failed, fake_notebook, run
 from tests.launch.test_diagnosis import HBM_USED
-from tpu_magics.launch import cells
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.results import TrainResult
+from tpu_magics.launch.train import CellSource, train_cell
 from tpu_magics.runs.events import Batch, Metrics, Precision, Read, Value, Warned, only
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
@@ -164,7 +164,7 @@ def test_plain_statements_of_a_cell() -> None:
     )
     model = notebook.names["model"] = BertForSequenceClassification(config)
     before = digest(model)
-    result = cells.train_cell(cells.CellSource("\n" + FORM_3, "<cell>"), (), Options(timeout=PATIENCE))
+    result = train_cell(CellSource("\n" + FORM_3, "<cell>"), (), Options(timeout=PATIENCE))
     assert result is not None and result.status == "done" and digest(model) != before
     assert len(losses(notebook.names["history"])) == 3
     recorded = [event for event in only(result.run.events("value"), Value) if event.name == "loss"]

@@ -35,7 +35,7 @@ from tests.launch.launching import (
     said,
 )
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import cells, session, streams, train
+from tpu_magics.launch import session, streams, train
 from tpu_magics.launch.plan import Options
 from tpu_magics.runs.files import runs_root
 
@@ -389,7 +389,7 @@ def test_trap_17_lines_are_those_of_the_cell(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(notebook, "cell_names", lambda: {"/tmp/ipykernel_123/456.py": "In [3]"})
     text = "\nget_ipython = print\nget_ipython().__add__\n".replace("get_ipython().__add__", "def f():\n    1 / 0")
     with pytest.raises(tpu_magics.TrainingFailed) as caught:
-        cells.train_cell(cells.CellSource(text, "/tmp/ipykernel_123/456.py"), [], Options(hoist="off", timeout=60.0))
+        train.train_cell(train.CellSource(text, "/tmp/ipykernel_123/456.py"), [], Options(hoist="off", timeout=60.0))
     assert "In [3], line 4, in f" in said(caught.value) and "ipykernel_123" not in said(caught.value)
 
 
@@ -404,7 +404,7 @@ def test_trap_18_a_background_run_has_a_display_of_its_own() -> None:
 
 FRESH = """
 import sys, threading, time
-from tpu_magics.launch import cells, session, train
+from tpu_magics.launch import session, train
 slow = {"torch", "torch_xla", "psutil", "ipywidgets", "accelerate", "transformers", "tensorflow", "jax"}
 slow &= set(sys.modules)
 assert not slow, slow

@@ -11,7 +11,7 @@ import pytest
 
 from tests.panel import recorded
 from tests.panel.recorded import CREATED, Recorded
-from tpu_magics.launch.run_observer import SafeObserver
+from tpu_magics.launch.notebook import SafeObserver
 from tpu_magics.magics import front_ends, lab
 from tpu_magics.magics.front_ends import FrontEnds
 from tpu_magics.panel.model import SharedView

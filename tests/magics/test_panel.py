@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.launch.launching import wait_until
-from tpu_magics.magics.mailbox import open_mailbox
+from tpu_magics.magics.front_ends import open_mailbox
 
 from .conftest import Kernels, as_new
 from .kernel import EITHER, PANEL, Cell, Kernel

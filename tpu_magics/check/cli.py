@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from tpu_magics.check import fixes, formats, notebook
-from tpu_magics.check.cells import CodeCell, cells_of
+from tpu_magics.check import fixes, formats
+from tpu_magics.check.cells import CodeCell, cells_of, notebook_lines
 from tpu_magics.check.config import CheckConfig, ConfigFinder, Rules, UsageError, files_of
 from tpu_magics.check.engine import check_cells_of_file
 from tpu_magics.check.finding import Finding, in_order
@@ -212,7 +212,7 @@ def _looks_like_notebook(data: bytes) -> bool:
 
 def _file_lines(path: str) -> list[list[int]]:
     try:
-        return notebook.line_numbers(Path(path).read_bytes().decode("utf-8-sig"))
+        return notebook_lines(Path(path).read_bytes().decode("utf-8-sig"))
     except (OSError, ValueError, IndexError, RecursionError):
         return []
 

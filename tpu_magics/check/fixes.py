@@ -12,8 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpu_magics.check import notebook
-from tpu_magics.check.cells import CodeCell, cell_of, decode
+from tpu_magics.check.cells import CodeCell, cell_of, decode, read_notebook, rewrite_notebook
 from tpu_magics.check.finding import Edit, Finding, in_order
 from tpu_magics.errors import TpuMagicsError
 
@@ -145,9 +144,9 @@ def new_bytes(path: str, data: bytes, fixed: FixResult) -> bytes:
     if path.lower().endswith(".ipynb"):
         mark = b"\xef\xbb\xbf" if data.startswith(b"\xef\xbb\xbf") else b""
         text = data.decode("utf-8-sig")
-        sources = notebook.read(data).sources
+        sources = read_notebook(data).sources
         changes = {index + 1: _like(sources[index], code) for index, code in fixed.changes.items()}
-        return mark + notebook.rewrite(text, changes).encode()
+        return mark + rewrite_notebook(text, changes).encode()
     text, encoding = decode(data)
     try:
         return _like(text, fixed.cells[0].text).encode(encoding)

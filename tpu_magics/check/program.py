@@ -129,7 +129,7 @@ class CheckedProgram:
         self._by_name: dict[str, list[CallSite]] | None = None
         self._by_method: dict[str, list[CallSite]] = {}
         self.recorded: list[tuple[ast.AST, RuleContext]] = []  # nodes that rules are interested in
-        self.memo: dict[Any, Any] = {}  # what `remembered` functions and regions.py have computed
+        self.memo: dict[Any, Any] = {}  # what `remembered` functions and rule_context.py have computed
 
     def uses(self, root: str) -> bool:
         """Whether anything of this package (dotted) is imported."""

@@ -1,20 +1,35 @@
-"""What a rule can ask about the code around a node, and how it reports a finding there."""
+"""What a rule can ask about the code around a node: which code runs where (on the XLA device, in each step, compiled by
+XLA); and how it reports a finding there."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.finding import Edit, Finding
-from tpu_magics.check.inference import regions
-from tpu_magics.check.inference.values import LIST, MODULE, NOTHING, UNKNOWN_VALUE, AbstractValue
+from tpu_magics.check.inference import stubs
+from tpu_magics.check.inference.values import (
+    ACCELERATOR,
+    DATASET,
+    LIST,
+    LOADER,
+    MODULE,
+    NOTHING,
+    OPTIMIZER,
+    STRATEGY,
+    UNKNOWN_VALUE,
+    AbstractValue,
+)
+from tpu_magics.check.program import remembered
 
 if TYPE_CHECKING:
     from typing import Any
 
     from tpu_magics.check.cells import CodeCell
     from tpu_magics.check.program import CheckedProgram, Function
+
 
 NAMED = (MODULE,)
 
@@ -133,17 +148,17 @@ class RuleContext:
     @property
     def on_device(self) -> bool:
         """Whether torch code here runs on the XLA device."""
-        return regions.on_device(self)
+        return on_device(self)
 
     @property
     def in_step(self) -> bool:
         """Whether this code runs in each step of training or evaluation."""
-        return regions.in_step(self)
+        return in_step(self)
 
     @property
     def compiled_tf(self) -> bool:
         """Whether TensorFlow code here is compiled by XLA."""
-        return regions.compiled_tf(self)
+        return compiled_tf(self)
 
     # -- code -----------------------------------------------------------------------------------------------------
 
@@ -234,3 +249,199 @@ def _parents(tree: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
     for node in ast.walk(tree):
         for child in ast.iter_child_nodes(node):
             yield child, node
+
+
+# -- which code runs where --------------------------------------------------------------------------------------------
+
+
+# Methods that run on the host, once or for one sample: those that build a module or a dataset.
+_HOST_METHODS = frozenset(
+    ("__init__", "_init_weights", "init_weights", "reset_parameters", "from_pretrained", "save_pretrained",
+     "__repr__", "extra_repr", "get_config", "build", "setup", "prepare_data", "configure_optimizers",
+     "train_dataloader", "val_dataloader", "test_dataloader")
+)  # fmt: skip
+_STEP_METHODS = frozenset(("forward", "call", "training_step", "train_step", "compute_loss", "__call__"))
+_OF_PROGRAMS = frozenset((OPTIMIZER, ACCELERATOR, LOADER))
+_EVALUATION_METHODS = frozenset(("test_step", "validation_step", "prediction_step", "predict_step"))
+_DATA = re.compile(
+    r"(^|\.)(Sampler|BatchSampler|DataCollator\w*|\w*Dataset|Transform|\w*(Image|Video)Processor\w*|ProcessorMixin|"
+    r"\w*FeatureExtract\w*|TorchvisionBackend|PilBackend)$"
+)
+_DATA_CLASS = re.compile(r"(Dataset|Sampler|DataModule)$|Collat(e|or)")
+# Parameters of a transform or a collator.
+_SAMPLES = [[name] for name in ("img", "image", "pil_img", "sample", "examples", "features", "instances")]
+_TEST_FILE = re.compile(r"(^|[/\\])(test_[^/\\]*|[^/\\]*_test|conftest)\.py$")
+_HOST_NAMES = re.compile(
+    r"^(collate|_collate|\w*_collate(_fn)?$|preprocess|tokenize|compute_metrics|plot|show|visuali[sz]e|load_data|"
+    r"make_data|prepare_data|get_data|(get|sample|make|next)_(random_)?batch(es)?$|build_vocab|set_seed|seed_everything|"
+    r"parse_args|transform(s)?$|augment$)"
+)
+
+
+def on_device(ctx: RuleContext) -> bool:
+    """Whether torch code at this place runs on the XLA device."""
+    function = ctx.function
+    if function is not None:
+        return not _is_host(function)
+    return ctx.cell.magic in ("tpu_train", "tpu_check") or any(loop.is_step for loop in ctx.loops)
+
+
+def in_step(ctx: RuleContext) -> bool:
+    """Whether this place runs in each step."""
+    if ctx.loops and any(loop.is_step for loop in ctx.loops):
+        # The innermost loop with a step counts; code between the epoch loop and the step loop is not part of a step.
+        return True
+    return ctx.function is not None and _runs_at_each_step(ctx.function)
+
+
+def compiled_tf(ctx: RuleContext) -> bool:
+    """Whether TensorFlow code at this place is compiled by XLA."""
+    return ctx.function is not None and _is_compiled(ctx.function)
+
+
+def _runs_at_each_step(function: Function) -> bool:
+    return _holds_for("in_step", function, _looks_in_step)
+
+
+def _looks_in_step(function: Function, known_so_far: set[int]) -> bool:
+    if _is_host(function):
+        return False
+    if function.steps and not _is_training_program(function):
+        return True
+    if _is_step_method(function):
+        return True
+    return any(_is_step_call(call.ctx, known_so_far) for call in function.callers)
+
+
+def _is_step_call(ctx: RuleContext, known_so_far: set[int]) -> bool:
+    if ctx.every_n:
+        return False
+    return any(loop.is_step for loop in ctx.loops) or (ctx.function is not None and id(ctx.function) in known_so_far)
+
+
+def _is_training_program(function: Function) -> bool:
+    """Whether it runs one whole program around a step, so that its other code does not run in each step."""
+    if function.launched:
+        return True
+    if any(call.value.kind in _OF_PROGRAMS and call.value.creator is call.node for call in function.calls):
+        return True
+    callers = function.callers
+    return bool(callers) and all(call.ctx.top_level and not call.ctx.loops for call in callers)
+
+
+def _is_step_method(function: Function) -> bool:
+    module = function.cls is not None and function.cls.is_module
+    if module and function.name in _STEP_METHODS | _EVALUATION_METHODS:
+        return True
+    trainer = function.cls is not None and any(base.endswith("Trainer") for base in function.cls.all_bases())
+    return trainer and function.name in ("compute_loss", "training_step", "prediction_step")
+
+
+def _is_host(function: Function) -> bool:
+    return _holds_for("host", function, _looks_host)
+
+
+def _looks_host(function: Function, known_so_far: set[int]) -> bool:
+    if function.launched or function.compiled:
+        return False
+    if function.host:
+        return True
+    if function.outer is not None and id(function.outer) in known_so_far:
+        return True
+    if function.name.startswith("test_") and _is_tested(function):
+        return True
+    if function.cls is not None:
+        return _is_host_method(function, known_so_far)
+    if function.has_step:
+        return False
+    if _HOST_NAMES.match(function.name):
+        return True
+    return _is_called_on_host(function, known_so_far)
+
+
+def _is_tested(function: Function) -> bool:
+    """Whether this is a test of pytest or unittest, unlike `test_step` of a training program."""
+    ctx = function.ctx
+    return bool(_TEST_FILE.search(ctx.cell.path)) or ctx.program.uses("pytest") or ctx.program.uses("unittest")
+
+
+def _is_host_method(function: Function, known_so_far: set[int]) -> bool:
+    assert function.cls is not None
+    if any(_DATA.search(base) for base in function.cls.all_bases()):
+        return True
+    if function.cls.is_module:
+        return function.name in _HOST_METHODS
+    of_library = any(stubs.call(base).kind == DATASET for base in function.cls.all_bases())
+    if of_library or _DATA_CLASS.search(function.cls.name):
+        return True
+    if "__getitem__" in function.cls.methods and "__len__" in function.cls.methods:
+        return True
+    if function.name == "__call__" and [one.arg for one in function.parameters][1:2] in _SAMPLES:
+        return True
+    return not function.has_step and _is_called_on_host(function, known_so_far)
+
+
+def _is_called_on_host(function: Function, known_so_far: set[int]) -> bool:
+    """Whether all visible calls of it are on the host."""
+    callers = function.callers
+    return bool(callers) and all(
+        call.ctx.function is not None and id(call.ctx.function) in known_so_far for call in callers
+    )
+
+
+def _is_compiled(function: Function) -> bool:
+    return _holds_for("compiled", function, _looks_compiled)
+
+
+def _looks_compiled(function: Function, known_so_far: set[int]) -> bool:
+    if function.compiled:
+        return True
+    program = function.ctx.program
+    if program.tpu_tf and "tensorflow.function" in function.decorators:
+        return True
+    if function.of_keras and (program.tpu_tf or _compiles_models(program)):
+        return True
+    if function.cls is not None and function.cls.lib == "tf" and function.cls.is_module:
+        steps = _STEP_METHODS | _EVALUATION_METHODS
+        if function.name in steps and (program.tpu_tf or _compiles_models(program)):
+            return True
+    if function.outer is not None and id(function.outer) in known_so_far:
+        return True
+    return any(call.ctx.function is not None and id(call.ctx.function) in known_so_far for call in function.callers)
+
+
+@remembered
+def _compiles_models(program: CheckedProgram) -> bool:
+    settings = (call.ctx.constant(call.ctx.argument(call.node, "jit_compile")) for call in program.methods("compile"))
+    return any(one is True for one in settings)
+
+
+def _holds_for(property_name: str, function: Function, answer: Callable[[Function, set[int]], bool]) -> bool:
+    program = function.ctx.program
+    if property_name not in program.memo:
+        program.memo[property_name] = _spread(program, answer)
+    return id(function) in program.memo[property_name]
+
+
+def _spread(program: CheckedProgram, answer: Callable[[Function, set[int]], bool]) -> set[int]:
+    """The functions for which `answer` is true, given those already found: the least fixed point."""
+    dependents: dict[int, list[Function]] = {}
+    for function in program.functions:
+        for call in function.callers:
+            if call.ctx.function is not None:
+                dependents.setdefault(id(call.ctx.function), []).append(function)
+        if function.outer is not None:
+            dependents.setdefault(id(function.outer), []).append(function)
+    result: set[int] = set()
+    waiting = list(program.functions)
+    while waiting:
+        function = waiting.pop()
+        if id(function) not in result and answer(function, result):
+            result.add(id(function))
+            waiting += dependents.get(id(function), ())
+    return result
+
+
+def under_strategy(ctx: RuleContext) -> bool:
+    """Whether the place is inside `with strategy.scope():` of this function."""
+    return any(value.kind == STRATEGY for value in ctx.withs)

@@ -24,17 +24,19 @@ from tpu_magics.host.chips import (
     replicas_per_worker,
 )
 from tpu_magics.host.device_owners import DeviceOwner, DeviceOwners, LockFile, find_owners, judge_owners
-from tpu_magics.host.environments import Environment, find_environment, named_tpu
-from tpu_magics.host.memory import HostMemory, cpu_count, free_disk, host_memory
-from tpu_magics.host.problem import BROKEN, ENVIRONMENT, IN_USE, TPU, VERSIONS, WARNING, Problem
-from tpu_magics.host.variables import (
+from tpu_magics.host.environments import (
     PJRT,
+    Environment,
     VariableChange,
     choose_device,
+    find_environment,
     judge_pjrt,
+    named_tpu,
     notebook_environment,
     worker_changes,
 )
+from tpu_magics.host.memory import HostMemory, cpu_count, free_disk, host_memory
+from tpu_magics.host.problem import BROKEN, ENVIRONMENT, IN_USE, TPU, VERSIONS, WARNING, Problem
 from tpu_magics.host.versions import Versions, has_other_libtpu, installed, judge
 
 __all__ = [

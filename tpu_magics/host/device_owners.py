@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpu_magics.host.memory import names, read
 from tpu_magics.host.problem import IN_USE, Problem
-from tpu_magics.host.system_files import names, read
 
 LOCK = "tmp/libtpu_lockfile"
 COMMAND_LIMIT = 200

@@ -1,4 +1,5 @@
-"""Host memory, processors and disk space that this process may use, from /proc and the control groups (v1 and v2)."""
+"""Host memory, processors and disk space that this process may use, from /proc and the control groups (v1 and v2),
+whose small files may be missing, unreadable or gone a moment later."""
 
 from __future__ import annotations
 
@@ -8,7 +9,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpu_magics.host.system_files import read
+
+def read(path: Path) -> str | None:
+    """The file's text without surrounding white space; None where it cannot be read."""
+    try:
+        return path.read_text("utf-8", "replace").strip()
+    except OSError:
+        return None
+
+
+def names(folder: Path) -> list[str]:
+    """Names in `folder`, sorted; none where it cannot be listed."""
+    try:
+        return sorted(entry.name for entry in folder.iterdir())
+    except OSError:
+        return []
 
 
 @dataclass(frozen=True)

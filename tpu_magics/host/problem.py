@@ -14,8 +14,8 @@ ENVIRONMENT = "environment"
 
 
 def plural(count: int, noun: str) -> str:
-    """ "1 chip", "8 chips"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """ "1 chip", "1,200 steps"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,30 @@
-"""Forking a worker process and setting it up before user code runs.
+"""Forking a worker process, setting it up before user code runs, reserving resources for its end, and ending what it
+leaves behind.
 
 A worker ignores SIGINT (Jupyter signals the whole process group, so an interrupt of another cell would reach it), leads
-its own process group (so that its DataLoader workers end with it), and dies with the kernel.
+its own process group (so that its DataLoader workers end with it), and dies with the kernel. Its function may use up
+all that a process can have, and start processes in sessions of their own, which signals to its group do not reach: they
+are found by an environment variable that only this worker sets, so that nothing else is signaled; those with another
+environment, as former descendants of the worker. Forked children that run no other program die with it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import gc
 import os
 import random
+import resource
+import select
 import signal
 import sys
 import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -218,3 +225,179 @@ def _die_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(PARENT_EVERY)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+# -- resources reserved for the end -----------------------------------------------------------------------------------
+
+
+RESERVED = 32  # descriptors reserved for writing results
+_ENOUGH_DESCRIPTORS = 256  # with a lower limit, none are reserved
+_limits_before: dict[int, tuple[int, int]] = {}
+
+
+def keep_reserve() -> None:
+    """Before the user code: lower the limit of open files a little, and remember the limit of the address space."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _limits_before[resource.RLIMIT_AS] = resource.getrlimit(resource.RLIMIT_AS)
+    if soft >= _ENOUGH_DESCRIPTORS:  # not RLIM_INFINITY, which is negative
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft - RESERVED, hard))
+
+
+def release_descriptors() -> None:
+    """After the user code: allow as many more open files as were reserved."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= 0:
+        wanted = soft + RESERVED
+        with contextlib.suppress(OSError, ValueError):  # the function raised it to the maximum of this account
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, max(wanted, hard) if hard >= 0 else hard))
+
+
+def restore_address_space() -> None:
+    """Restore the limit of the address space from before the user code, as far as the system allows: writing results
+    and threads need some."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        resource.setrlimit(resource.RLIMIT_AS, _limits_before[resource.RLIMIT_AS])
+
+
+def address_space(pid: int) -> int | None:
+    """The limit of a process's address space in bytes, also of one that has ended but was not reaped (proc(5)); None if
+    it has none, or it is not available."""
+    try:
+        lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
+        limit = next(line.split()[3] for line in lines if line.startswith("Max address space"))
+        return int(limit)
+    except (OSError, StopIteration, IndexError, ValueError):
+        return None
+
+
+def is_open(descriptor: int) -> bool:
+    """Whether the descriptor is open."""
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+# -- processes left behind --------------------------------------------------------------------------------------------
+
+
+ProcessId = tuple[int, int]  # pid and start time in ticks: pids are reused
+
+WORKER_VARIABLE = "TPU_MAGICS_WORKER"
+GRACE_SECONDS = 0.5  # seconds between TERM and KILL
+
+
+def worker_marker(run: Path, pid: int) -> str:
+    """The value of the variable in worker `pid` of a run, and in the processes that it starts."""
+    return f"{run.absolute()}:{pid}"
+
+
+def set_marker(run: Path) -> None:
+    """In a worker: mark the processes that it will start."""
+    os.environ[WORKER_VARIABLE] = worker_marker(run, os.getpid())
+
+
+def descendants(pid: int) -> set[ProcessId]:
+    """The descendants of a process. (A worker adopts orphaned descendants.)"""
+    processes: set[ProcessId] = set()
+    waiting = [pid]
+    while waiting:
+        for child in _children(waiting.pop()):
+            started = _start_time(child)
+            if started is not None and (child, started) not in processes:
+                processes.add((child, started))
+                waiting.append(child)
+    return processes
+
+
+def end_orphans(run: Path, pid: int, known: Iterable[ProcessId] = ()) -> None:
+    """End what worker `pid` left behind after its end; `known`: descendants seen before."""
+    wanted = f"{WORKER_VARIABLE}={worker_marker(run, pid)}".encode()
+    _end_all([*_marked_pidfds(wanted), *_open_pidfds(known)])
+
+
+def end_descendants(pid: int) -> None:
+    """End the descendants of a process, also those that are just leaving its process group."""
+    _end_all(_open_pidfds(descendants(pid)))
+
+
+def _end_all(descriptors: Iterable[int]) -> None:
+    with contextlib.ExitStack() as stack:
+        left = {stack.enter_context(_closing(descriptor)) for descriptor in descriptors}
+        for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, GRACE_SECONDS)):
+            for descriptor in left:
+                with contextlib.suppress(OSError):
+                    signal.pidfd_send_signal(descriptor, number)
+            left -= _wait_for_end(left, seconds)
+
+
+def _open_pidfds(processes: Iterable[ProcessId]) -> Iterator[int]:
+    """pidfds of those that still run."""
+    for pid, started in processes:
+        try:
+            descriptor = os.pidfd_open(pid)
+        except (OSError, AttributeError):  # gone; a system without them
+            continue
+        if _start_time(pid) == started:
+            yield descriptor
+        else:
+            os.close(descriptor)
+
+
+def _children(pid: int) -> Iterator[int]:
+    """The children that its threads started; none if the system does not show them."""
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                yield from map(int, (task / "children").read_text().split())
+
+
+def _start_time(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return None
+
+
+def _marked_pidfds(wanted: bytes) -> Iterator[int]:
+    """pidfds of the processes with the mark; each is checked again once it is open, since pids are reused."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and _has_variable(entry, wanted):
+            try:
+                descriptor = os.pidfd_open(int(entry.name))
+            except (OSError, AttributeError):  # gone; a system without them
+                continue
+            if _has_variable(entry, wanted):
+                yield descriptor
+            else:
+                os.close(descriptor)
+
+
+def _has_variable(entry: Path, wanted: bytes) -> bool:
+    try:
+        return wanted in (entry / "environ").read_bytes().split(b"\0")
+    except OSError:  # gone, or another account's
+        return False
+
+
+@contextlib.contextmanager
+def _closing(descriptor: int) -> Iterator[int]:
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _wait_for_end(descriptors: set[int], seconds: float) -> set[int]:
+    """Those that end within this time (pidfd_open(2): the descriptors become readable)."""
+    ended: set[int] = set()
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    while ended != descriptors and (ready := poll.poll(seconds * 1000)):
+        for descriptor, _ in ready:
+            poll.unregister(descriptor)
+            ended.add(descriptor)
+    return ended

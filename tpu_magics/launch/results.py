@@ -1,4 +1,5 @@
-"""Loading a run's results from its folder into the notebook, and `TrainResult`.
+"""Loading a run's results from its folder into the notebook, and `TrainResult`; with --keep-partial, rank 0's although
+the run failed: all of them or nothing.
 
 A pickle is only loaded from a run that this process started itself.
 """
@@ -7,20 +8,26 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.base import Backend
-from tpu_magics.errors import TpuMagicsError
+from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.launch import process
-from tpu_magics.launch.state import restore
+from tpu_magics.launch.errors import base
+from tpu_magics.launch.state import changes
 from tpu_magics.launch.state.pickling import loads as loads_state
 from tpu_magics.launch.state.snapshot import StateSnapshot
+from tpu_magics.runs import events
 from tpu_magics.runs.events import Value
 from tpu_magics.runs.files import RunFiles
-from tpu_magics.runs.reader import Run
+from tpu_magics.runs.reader import Run, Tail
+
+if TYPE_CHECKING:
+    from tpu_magics.launch.supervisor import WorkerProcess
 
 
 @dataclass(frozen=True)
@@ -89,17 +96,17 @@ def _stage_state(
     backend: Backend,
     results: RunResults,
     background: bool,
-) -> restore.StagedChanges | None:
+) -> changes.StagedChanges | None:
     """The changes besides weights, ready to apply; `results` gets the names of what stays unchanged."""
     if snapshot is None:
         return None
-    state = restore.stage(snapshot, backend.object_state(), files.path)
+    state = changes.stage(snapshot, backend.object_state(), files.path)
     if background:
         state.keep_notebook_changes()
     results.names.update(state.names)
     results.changed = state.changed
     results.unchanged = state.left
-    if different := restore.rank_differences(snapshot, [pack.get("sums") for pack in packs]):
+    if different := changes.rank_differences(snapshot, [pack.get("sums") for pack in packs]):
         results.notes.append(different)
     return state
 
@@ -250,3 +257,64 @@ class TrainResult:
                 "Return plain values (numbers, tensors, dicts of them) from the training function.",
             )
         return value
+
+
+# -- --keep-partial ---------------------------------------------------------------------------------------------------
+
+
+NOT_KEPT = "not-kept"  # code of the warning with the reason
+SHARDED = "its weights are sharded over the ranks, which would have to stop at the same step"
+NO_STEP = "no step was finished"
+
+
+def mark_partial_written(files: RunFiles, step: int) -> None:
+    """In the worker: note that all results are written."""
+    path = files.partial_path
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps({"step": step}))
+    temporary.replace(path)
+
+
+def partial_step(files: RunFiles) -> int | None:
+    """The step of rank 0's results; None if it wrote none, or not all of them."""
+    try:
+        return int(json.loads(files.partial_path.read_text())["step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def partial_text(step: int) -> str:
+    """What was kept, as text."""
+    return f"weights and state of step {step:,}"
+
+
+def reason_partial_missing(files: RunFiles, workers: Sequence[WorkerProcess]) -> str:
+    """Why rank 0 wrote no results, as far as it is known."""
+    warnings = [one.text for one in Tail(files.events_path(0)).read() if isinstance(one, events.Warned)]
+    reasons = [text for text in warnings if text.startswith(_NOT_KEPT_PREFIX)]
+    if reasons:
+        return reasons[-1].removeprefix(_NOT_KEPT_PREFIX)
+    lead = next((one for one in workers if one.rank == 0), None)
+    if lead is not None and lead.signal is not None and not lead.stopped_by_us:
+        return f"rank 0 was stopped ({base.signal_name(lead.signal)})"
+    if lead is not None and lead.end is None and lead.signal is None:
+        return "rank 0 exited"
+    return "rank 0 did not finish its step in time"
+
+
+_NOT_KEPT_PREFIX = "No results could be kept: "
+
+
+def partial_warning(reason: object) -> str:
+    """The text of the warning."""
+    text = reason.what if isinstance(reason, TpuMagicsError) else str(reason)
+    return f"{_NOT_KEPT_PREFIX}{events.cut_text(text)}"
+
+
+def with_sentence(error: TrainingFailed, sentence: str) -> TrainingFailed:
+    """The error, with `sentence` in place of what it says about the notebook's models."""
+    parts = [error.why, error.todo]
+    error.why, error.todo = (part.replace(base.UNCHANGED, sentence) for part in parts)
+    if sentence not in error.why + error.todo:
+        error.why = f"{error.why} {sentence}".strip()
+    return error

@@ -13,12 +13,12 @@ from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host
-from tpu_magics.launch import hoist, process, results, run_observer, session
+from tpu_magics.launch import hoist, process, results, session
 from tpu_magics.launch.errors import failure as failures
+from tpu_magics.launch.notebook import FREE, TRAINS, WAITS, NullObserver, RunObserver, open_observer
 from tpu_magics.launch.plan import Options, Plan
 from tpu_magics.launch.request import LONGEST_READ, Request
-from tpu_magics.launch.run_observer import RunObserver
-from tpu_magics.launch.state.restore import unchanged_text
+from tpu_magics.launch.state.changes import unchanged_text
 from tpu_magics.launch.work import Work
 from tpu_magics.runs.folder import RunFolder
 from tpu_magics.runs.reader import Run
@@ -118,7 +118,7 @@ class TrainingRun:
     models_bytes: int
     hoists: hoist.HoistPlan | None
     strategy: Strategy
-    observer: RunObserver = field(default_factory=run_observer.NullObserver)
+    observer: RunObserver = field(default_factory=NullObserver)
     finished: bool = False
 
     def __post_init__(self) -> None:
@@ -225,11 +225,11 @@ class TrainingRun:
             return notebook.panel(self.folder, self.request_stop, background)
 
         def follow() -> RunObserver | None:
-            main = run_observer.FREE if background else run_observer.WAITS
-            return notebook.follow(self.folder, self.request_stop, run_observer.TRAINS if in_process else main)
+            main = FREE if background else WAITS
+            return notebook.follow(self.folder, self.request_stop, TRAINS if in_process else main)
 
         with process.interrupts_held():
-            self.set_observer(run_observer.open_observer(panel, notebook.say, follow))
+            self.set_observer(open_observer(panel, notebook.say, follow))
 
     def set_observer(self, observer: RunObserver) -> None:
         """Set who observes the run, from the next tick on."""

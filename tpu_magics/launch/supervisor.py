@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpu_magics.host.memory import host_memory
-from tpu_magics.launch import limits, orphans, process
-from tpu_magics.launch.relay import Relay
-from tpu_magics.launch.run_observer import NullObserver, RunObserver
+from tpu_magics.launch import process
+from tpu_magics.launch.notebook import NullObserver, RunObserver
+from tpu_magics.launch.streams import Relay
 from tpu_magics.runs.events import Compile, Digest, Divergence, End, Event, Phase, Start, Warned
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.meter import MemoryMeter
-from tpu_magics.runs.private_folders import remove_scratch
 from tpu_magics.runs.reader import Tail
+from tpu_magics.runs.temporary_folders import remove_scratch
 from tpu_magics.runs.writer import EventWriter
 
 TICK = 0.03  # seconds between checks
@@ -50,7 +50,7 @@ class WorkerProcess:
     end: End | None = None
     meter: MemoryMeter | None = None
     address_space: int | None = None
-    below: set[orphans.Process] = field(default_factory=set)
+    below: set[process.ProcessId] = field(default_factory=set)
 
     @property
     def alive(self) -> bool:
@@ -161,10 +161,10 @@ class Supervisor:
             worker.exit_code = status.si_status
         else:
             worker.signal = status.si_status
-        worker.address_space = limits.address_space(worker.pid)
+        worker.address_space = process.address_space(worker.pid)
         stop_group(worker.pid, signal.SIGKILL)
         os.waitpid(worker.pid, 0)
-        orphans.end_orphans(self.files.path, worker.pid, worker.below)
+        process.end_orphans(self.files.path, worker.pid, worker.below)
         self._read_events()
         self._note_failure(worker)
 
@@ -223,7 +223,7 @@ class Supervisor:
         self._next_memory = now + MEMORY_EVERY
         self.memory_low = min(self.memory_low, available_memory())
         for worker in self._alive():
-            worker.below |= orphans.descendants(worker.pid)
+            worker.below |= process.descendants(worker.pid)
             measured = process_memory(worker.pid)
             if measured is not None and worker.meter is not None:
                 worker.meter.sample(*measured)

@@ -1,24 +1,29 @@
-"""`tpu_magics.train()` and `start()`: every run begins here, whichever framework and hosts it uses."""
+"""Every run begins here, whichever framework and hosts it uses: `tpu_magics.train()`, a parsed cell or a script, and
+`start()`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+import ast
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tpu_magics.launch import (
-    plan,
-    process,
-    results,
-    rule_check,
-    session,
-)
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch import cell, hoist, object_graph, plan, process, results, rule_check, session
+from tpu_magics.launch.framework import TENSORFLOW, packages_of_code, packages_of_tree
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.request import Request, function_request
+from tpu_magics.launch.results import TrainResult
 from tpu_magics.launch.run import Strategy, prepare
 from tpu_magics.launch.strategies.forked import ForkedStrategy
 from tpu_magics.launch.strategies.in_process import InProcessStrategy
+from tpu_magics.launch.work import ScriptWork, Work, statements_work
 from tpu_magics.runs.folder import check_name
+
+if TYPE_CHECKING:
+    from tpu_magics.launch.pods.pod import Pod
 
 
 def train(
@@ -116,3 +121,260 @@ def choose_strategy(request: Request, workers: int | None = None) -> Strategy:
     from tpu_magics.launch.strategies.ray import RayStrategy
 
     return RayStrategy(current.pod)
+
+
+# -- cells ------------------------------------------------------------------------------------------------------------
+
+
+INTERCEPT = "__tpu_magics_launch__"
+
+
+@dataclass(frozen=True)
+class CellSource:
+    """A cell's text as Python, and its file name. Magics are translated; blank lines in front keep the line numbers."""
+
+    text: str
+    filename: str
+
+
+def train_cell(source: CellSource, words: Sequence[str], options: Options, output: str = "_tpu") -> TrainResult | None:
+    """Train a `%%tpu_train` cell. None if a form 2 cell never reached its launcher call.
+
+    `output`: the name of the result, for statements after the launcher call of a form 2 cell.
+    """
+    __tracebackhide__ = True
+    positional, named = cell.parse_arguments(words)
+    namespace = session.current.notebook.namespace
+    try:
+        read = cell.read_cell(source.text, source.filename, namespace)
+    except SyntaxError as error:
+        raise cell.syntax_error(error) from None
+    if read.form == 1:
+        return _train_definition(read, positional, named, options, namespace)
+    if positional or named:
+        raise TpuMagicsError(
+            f"This cell takes no ARGs, but got: {', '.join([*positional, *named])}.",
+            _WHY_NO_ARGS[read.form],
+            "Remove them, or end the cell with the function that takes them.",
+        )
+    if read.form == 2:
+        return _train_launches(read, options, namespace, output)
+    return start(_statements(read, source, namespace), options)
+
+
+_WHY_NO_ARGS = {
+    2: "It calls a launcher, and the arguments of that call are used.",
+    3: "It has plain statements, which take no arguments: its last statement is not a `def`.",
+}
+
+
+def train_function(words: Sequence[str], options: Options) -> TrainResult:
+    """`%tpu_train FUNCTION ARG ...`, or `%tpu_train script.py [args]`."""
+    if not words:
+        raise TpuMagicsError(
+            "%tpu_train needs something to train.",
+            "It takes a function or a script.",
+            "Write %tpu_train FUNCTION [ARG ...] or %tpu_train script.py [args], or write %%tpu_train as first line of "
+            "a cell.",
+        )
+    if words[0].endswith(".py"):
+        return start(_script(words[0], words[1:]), options)
+    namespace = session.current.notebook.namespace
+    positional, named = cell.parse_arguments(words)
+    with session.current.scope(options.precision):
+        values, keywords = cell.evaluate_all(positional, named, namespace)
+    return start(function_request(values[0], values[1:], keywords, labels=positional[1:]), options)
+
+
+# -- form 1 -----------------------------------------------------------------------------------------------------------
+
+
+def _train_definition(
+    read: cell.Cell, positional: Sequence[str], named: Mapping[str, str], options: Options, namespace: dict[str, Any]
+) -> TrainResult:
+    __tracebackhide__ = True
+    code = cell.compile_tree(read.tree, read.filename, "exec")
+    with session.current.scope(options.precision, read.tree):
+        exec(code, namespace)
+        values, keywords = cell.evaluate_all(positional, named, namespace)
+    function = namespace[read.function]
+    return start(function_request(function, values, keywords, labels=positional), options)
+
+
+# -- form 2 -----------------------------------------------------------------------------------------------------------
+
+
+def _train_launches(read: cell.Cell, options: Options, namespace: dict[str, Any], output: str) -> TrainResult | None:
+    """Run the cell in the notebook; its launcher calls go through our launcher."""
+    __tracebackhide__ = True
+    last: list[TrainResult] = []
+
+    def intercept(number: int, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        __tracebackhide__ = True
+        call, kind = read.calls[number]
+        bound = inspect.signature(original).bind(*args, **kwargs)
+        namespace[output] = run_launcher(kind, bound, options, _labels(call))
+        last.append(namespace[output])
+
+    body, final = cell.split_final(cell.replace_calls(read, INTERCEPT))
+    code, shown = cell.compile_tree(body, read.filename, "exec"), cell.compile_tree(final, read.filename, "single")
+    namespace[INTERCEPT] = intercept
+    try:
+        exec(code, namespace)
+        exec(shown, namespace)
+    finally:
+        namespace.pop(INTERCEPT, None)
+    return last[-1] if last else None
+
+
+def _labels(call: ast.Call) -> Sequence[str]:
+    """The texts in a call's `args=(model, 3)`; all three launchers take it second. (The call was replaced already.)"""
+    given = next((word.value for word in call.keywords if word.arg == "args"), dict(enumerate(call.args)).get(3))
+    elements = given.elts if isinstance(given, (ast.Tuple, ast.List)) else []
+    return [] if any(isinstance(one, ast.Starred) for one in elements) else [ast.unparse(one) for one in elements]
+
+
+def _notebook_launcher(call: inspect.BoundArguments, options: Options, labels: Sequence[str]) -> TrainResult:
+    """accelerate.notebook_launcher. Unlike Accelerate on a TPU, this respects num_processes and mixed_precision."""
+    given = call.arguments
+    if int(given.get("num_nodes", 1)) > 1:
+        raise TpuMagicsError(
+            f"notebook_launcher(num_nodes={given['num_nodes']}) is not supported.",
+            "The launcher starts workers on one host.",
+            "Omit num_nodes.",
+        )
+    mixed = str(given.get("mixed_precision", "no")).lower()
+    environment = {"ACCELERATE_MIXED_PRECISION": mixed} if mixed != "no" else {}
+    options = replace(
+        options,
+        precision=options.precision or ("bf16" if mixed == "bf16" else None),
+        processes=_supported_processes(given.get("num_processes"), options),
+        environment={**options.environment, **environment},
+    )
+    return _start_call(given["function"], given.get("args", ()), options, labels, False, "notebook_launcher")
+
+
+def _spawn(call: inspect.BoundArguments, options: Options, labels: Sequence[str]) -> TrainResult:
+    """torch_xla's xmp.spawn: the rank is the function's first argument."""
+    given = call.arguments
+    options = replace(options, processes=_supported_processes(given.get("nprocs"), options))
+    return _start_call(given["fn"], given.get("args", ()), options, labels, True, "xmp.spawn")
+
+
+def _launch(call: inspect.BoundArguments, options: Options, labels: Sequence[str]) -> TrainResult:
+    """torch_xla.launch: the same, with `debug_single_process`."""
+    given = call.arguments
+    processes = 1 if given.get("debug_single_process") else None
+    options = replace(options, processes=options.processes or processes)
+    return _start_call(given["fn"], given.get("args", ()), options, labels, True, "torch_xla.launch")
+
+
+_INTERCEPTORS: Mapping[str, Callable[[inspect.BoundArguments, Options, Sequence[str]], TrainResult]] = {
+    "notebook_launcher": _notebook_launcher,
+    "xmp.spawn": _spawn,
+    "torch_xla.launch": _launch,
+}
+
+
+def run_launcher(kind: str, call: inspect.BoundArguments, options: Options, labels: Sequence[str] = ()) -> TrainResult:
+    """Run a launcher call of the user's code; `kind`: a key of `_INTERCEPTORS`."""
+    return _INTERCEPTORS[kind](call, options, labels)
+
+
+def _start_call(
+    function: Any, args: Any, options: Options, labels: Sequence[str], index_first: bool, launcher: str
+) -> TrainResult:
+    args = tuple(args) if isinstance(args, (list, tuple)) else (args,)
+    request = function_request(function, args, index_first=index_first, labels=labels, launcher=launcher)
+    return start(request, options)
+
+
+def _supported_processes(requested: Any, options: Options) -> int | None:
+    """The number of processes that a launcher call requests, if this host supports it; else the host's own number, with
+    a message."""
+    if options.processes is not None or requested is None or session.current.framework == TENSORFLOW:
+        return options.processes  # TensorFlow rejects the whole call
+    if options.spmd is not None:
+        session.current.notebook.say(
+            f"The call requests {requested} processes; with --spmd one process drives all devices."
+        )
+        return None
+    pod = session.current.pod
+    if pod is not None:
+        return _supported_on_hosts(pod, int(requested))
+    host = session.known_host()
+    ranks = host.workers * host.replicas
+    if requested in (1, ranks):
+        return int(requested)
+    if host.device == "CPU" and isinstance(requested, int):
+        session.current.notebook.say(
+            f"The call requests {requested} processes: {requested} ranks are rehearsed on XLA:CPU (-n 1 trains with "
+            "one)."
+        )
+        return requested
+    session.current.notebook.say(
+        f"The call requests {requested} processes; this host has {len(host.chips)} TPU chips, so {ranks} ranks are "
+        "started."
+    )
+    return None
+
+
+def _supported_on_hosts(pod: Pod, requested: int) -> int | None:
+    if requested == pod.ranks or (pod.device == "CPU" and requested > 0 and requested % len(pod.hosts) == 0):
+        return requested
+    session.current.notebook.say(
+        f"The call requests {requested} processes; on {len(pod.hosts)} hosts {pod.ranks} ranks are started."
+    )
+    return None
+
+
+# -- form 3 -----------------------------------------------------------------------------------------------------------
+
+
+def _statements(read: cell.Cell, source: CellSource, namespace: dict[str, Any]) -> Request:
+    """A request to run the cell's statements. Leading imports, functions and classes run in the notebook first."""
+    __tracebackhide__ = True
+    definitions, rest = cell.split_definitions(read.tree)
+    whole = cell.compile_tree(ast.Module(list(rest.body), []), read.filename, "exec")
+    exec(cell.compile_tree(definitions, read.filename, "exec"), namespace)
+    if not rest.body:
+        raise TpuMagicsError(
+            "The cell under %%tpu_train has nothing to train.",
+            "It only has imports and definitions, and its last statement is not a function.",
+            "End the cell with the training function, or call the function in the cell.",
+        )
+    items = tuple(object_graph.objects_of_code(whole, namespace))
+    before = dict(namespace)
+
+    def make(models: dict[str, Any], hoists: hoist.HoistPlan | None) -> Work:
+        return statements_work(rest, read.filename, namespace, before, models, hoists)
+
+    packages = packages_of_tree(read.tree) | packages_of_code(whole, namespace)
+    return Request("cell", make, items, hoistable=rest, source=source.text, packages=packages)
+
+
+# -- scripts ----------------------------------------------------------------------------------------------------------
+
+
+def _script(path: str, argv: Sequence[str]) -> Request:
+    file = Path(path).expanduser()
+    try:
+        tree = ast.parse(file.read_bytes(), str(file))
+    except OSError as error:
+        raise TpuMagicsError(
+            f"The script {path} cannot be read: {error.strerror}.",
+            f"The working directory is {Path.cwd()}.",
+            "Give the path of the script relative to it, or an absolute path.",
+        ) from error
+    except SyntaxError as error:
+        raise TpuMagicsError(
+            f"The script {path} is not valid Python: {error.msg}, line {error.lineno}.", "", "Fix the script."
+        ) from error
+    except ValueError as error:  # null bytes, in Python 3.10 and 3.11
+        raise TpuMagicsError(f"The script {path} is not valid Python: {error}.", "", "Fix the script.") from error
+    has_mp_fn = any(isinstance(node, ast.FunctionDef) and node.name == "_mp_fn" for node in tree.body)
+
+    def make(models: dict[str, Any], _hoists: hoist.HoistPlan | None) -> Work:
+        return ScriptWork(str(file.absolute()), tuple(argv), has_mp_fn, models)
+
+    return Request(file.stem, make, script=file, packages=packages_of_tree(tree))

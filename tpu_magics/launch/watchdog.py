@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tpu_magics.launch.run_observer import NullObserver, RunObserver
+from tpu_magics.launch.notebook import NullObserver, RunObserver
 from tpu_magics.launch.supervisor import MEMORY_EVERY, process_memory
 from tpu_magics.runs.meter import MemoryMeter
 from tpu_magics.runs.origin import is_library, under

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpu_magics.backends.base import Backend, HostTrainingError, ObserverConfig, StepLimit, StopRequested, WorkerSpec
-from tpu_magics.launch import frames, limits, orphans, partial_results, process, streams
+from tpu_magics.launch import frames, process, streams
+from tpu_magics.launch.results import NO_STEP, NOT_KEPT, SHARDED, mark_partial_written, partial_warning
 from tpu_magics.launch.state.changes import ChangeCollector, ResultPickler
 from tpu_magics.launch.state.snapshot import StateSnapshot
 from tpu_magics.launch.work import Work
@@ -69,8 +70,8 @@ class _Worker:
         streams.forbid_input()
         streams.text_progress_bars()
         streams.redirect_displays(streams.Displays(self.task.files, self._announce, keep=self.rank == 0))
-        orphans.set_marker(self.task.files.path)
-        limits.keep_reserve()
+        process.set_marker(self.task.files.path)
+        process.keep_reserve()
         if self.keep_partial:
             signal.signal(process.STOP_SIGNAL, self._request_stop)
         try:
@@ -85,7 +86,7 @@ class _Worker:
         return self._exit_code(DONE)
 
     def _exit_code(self, code: int) -> int:
-        orphans.end_descendants(os.getpid())
+        process.end_descendants(os.getpid())
         if self.writer.failed is None:
             return code
         with contextlib.suppress(OSError):
@@ -127,7 +128,7 @@ class _Worker:
         if self.status == "done":
             self._write_results(ordinal, replica, value)
             if self.keep_partial and not ordinal:
-                partial_results.mark_written(self.task.files, self.steps)
+                mark_partial_written(self.task.files, self.steps)
 
     def _request_stop(self, *_signal: Any) -> None:
         self.stop_requested = True
@@ -136,18 +137,18 @@ class _Worker:
         """Rank 0 did not finish: write its weights as if it had."""
         try:
             if reason := self._reason_not_keepable():
-                self._note(partial_results.NOT_KEPT, partial_results.warning_text(reason))
+                self._note(NOT_KEPT, partial_warning(reason))
                 return
             self._write_results(0, 0, None)
-            partial_results.mark_written(self.task.files, self.steps)
+            mark_partial_written(self.task.files, self.steps)
         except Exception as error:  # the error that ended the run is more important
-            self._note(partial_results.NOT_KEPT, partial_results.warning_text(error))
+            self._note(NOT_KEPT, partial_warning(error))
 
     def _reason_not_keepable(self) -> str:
         if not self.steps:
-            return partial_results.NO_STEP
+            return NO_STEP
         spread = self.spec.replicas > 1 or self.task.backend.splits_weights(self.task.work.models)
-        return partial_results.SHARDED if spread else ""
+        return SHARDED if spread else ""
 
     def _run_observed(self, ordinal: int) -> Any:
         backend = self.task.backend
@@ -182,7 +183,7 @@ class _Worker:
 
     def _recover(self) -> None:
         """Restore what the end of the worker needs and the function may have used up or closed."""
-        limits.free_descriptors()
+        process.release_descriptors()
         with contextlib.suppress(OSError):
             streams.reopen_descriptors(self.task.files.log_path(self.rank))
 
@@ -196,7 +197,7 @@ class _Worker:
 
     def _write_results(self, ordinal: int, replica: int, value: Any) -> None:
         if replica == 0:
-            limits.free_memory()
+            process.restore_address_space()
             self._phase("collecting")
             self._drop_changed_models()
         backend, changed = self._collect_changes(ordinal, replica)

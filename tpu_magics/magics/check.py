@@ -16,7 +16,7 @@ from tpu_magics.check.engine import code_spans
 from tpu_magics.check.finding import Finding
 from tpu_magics.check.reachability import reachable_findings
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch.checklist import FAILED, PASSED, UNKNOWN, ChecklistItem, checklist
+from tpu_magics.launch.rule_check import FAILED, PASSED, UNKNOWN, ChecklistItem, checklist
 from tpu_magics.magics import lab
 from tpu_magics.magics.display import show, show_table
 from tpu_magics.panel.findings import findings_html, findings_text

@@ -18,16 +18,15 @@ from typing import Any, Protocol
 
 from tpu_magics.check.cells import CodeCell, read_file
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import arguments, session
+from tpu_magics.launch import session
+from tpu_magics.launch.cell import evaluate_all, parse_arguments
 from tpu_magics.launch.notebook import PlainProgram
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.request import check_function
 from tpu_magics.launch.work import execute, new_module
 from tpu_magics.magics import headless
-from tpu_magics.magics.call_spec import parameter_text, required_parameters
-from tpu_magics.magics.definitions import defining_cell, trains, value_of
-from tpu_magics.magics.headless import FileCell, HeadlessShell, last_line
-from tpu_magics.magics.training_stubs import SkippedTraining, TrainingStubs, first_of
+from tpu_magics.magics.call_spec import defining_cell, parameter_text, required_parameters, trains, value_of
+from tpu_magics.magics.headless import FileCell, HeadlessShell, SkippedTraining, TrainingStubs, first_of, last_line
 from tpu_magics.preflight.run import trains_spmd
 
 SLOW = 1.0  # seconds above which a cell's time is shown
@@ -307,14 +306,14 @@ def call_of(program: FileProgram, found: argparse.Namespace) -> PreflightCall:
 
     Raises TpuMagicsError: the code fails, the function or an ARG is missing.
     """
-    positional, named = arguments.parse_arguments(found.args or ())
+    positional, named = parse_arguments(found.args or ())
     program.run()
     function = program.function()
     launch = program.launch_of(function)
     if found.args is None and launch is None and lacking(function, (), {}) and program.go_on():
         launch = program.launch_of(function)
     if found.args is not None:
-        args, kwargs = arguments.evaluate_all(positional, named, program.namespace)
+        args, kwargs = evaluate_all(positional, named, program.namespace)
     else:
         args, kwargs = (list(launch.args), dict(launch.kwargs)) if launch else ([], {})
     _check(function, args, kwargs, found)

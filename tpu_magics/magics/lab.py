@@ -232,7 +232,7 @@ def known_host() -> KernelHost | None:
 
 def has_subshells(kernel: Any) -> bool:
     """Whether front ends can send messages past any busy cell (ipykernel 7). Without them, messages
-    are read only while the cell's thread waits for a run (mailbox.py)."""
+    are read only while the cell's thread waits for a run (front_ends.py)."""
     return bool(getattr(kernel, "_supports_kernel_subshells", False))
 
 

@@ -13,10 +13,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tpu_magics.check.cells import CodeCell, cell_of
-from tpu_magics.launch.cells import CellSource
-from tpu_magics.launch.relay import NoScreen, Screen
+from tpu_magics.launch.notebook import FREE, TRAINS, WAITS, RunObserver
 from tpu_magics.launch.request import LONGEST_READ
-from tpu_magics.launch.run_observer import FREE, TRAINS, WAITS, RunObserver
+from tpu_magics.launch.streams import NoScreen, Screen
+from tpu_magics.launch.train import CellSource
 from tpu_magics.runs.files import RunFiles
 
 if TYPE_CHECKING:

@@ -1,11 +1,103 @@
-"""The options of the magics, each declared once; help and docstrings are made from here."""
+"""The options of the magics, each declared once, and their parser; help and docstrings are made from here."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
+from collections.abc import Sequence
+from typing import NoReturn
 
 from tpu_magics.backends.base import STEPS
-from tpu_magics.magics.parser import MagicParser, add_precision, count, counts, positive, seconds
+from tpu_magics.errors import TpuMagicsError
+
+
+class MagicParser(argparse.ArgumentParser):
+    """An argument parser that raises TpuMagicsError, offers the nearest option, and never leaves the process."""
+
+    def __init__(self, prog: str, description: str, epilog: str = "") -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=epilog,
+            add_help=False,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self.add_argument("-h", "--help", action="store_true", help="show this help")
+
+    def error(self, message: str) -> NoReturn:
+        raise TpuMagicsError(
+            f"{self.prog}: {message}.",
+            "",
+            f"See {self.prog} -h for its options.",
+        )
+
+    def read(self, words: Sequence[str]) -> argparse.Namespace:
+        """Parse the words of a line; unknown options get the nearest known one offered."""
+        found, left = self.parse_known_intermixed_args(list(words))
+        if left:
+            self._refuse(left[0])
+        return found
+
+    def _refuse(self, word: str) -> NoReturn:
+        known = [option for action in self._actions for option in action.option_strings]
+        if not word.startswith("-"):
+            raise TpuMagicsError(
+                f"{self.prog} does not take {word!r} here.",
+                "It takes no more ARGs than its help says. An expression with spaces counts as several words.",
+                f"See {self.prog} -h, or assign the expression to a name and use that.",
+            )
+        option = word.split("=")[0]
+        near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]}?" if near else "."
+        raise TpuMagicsError(
+            f"{self.prog} has no option {option}{hint}",
+            f"Its options are {', '.join(sorted(known, key=str.lower))}.",
+            f'See {self.prog} -h. Write an ARG that begins with a minus in parentheses: "({word})".',
+        )
+
+    def doc(self) -> str:
+        """The help as a docstring."""
+        return self.format_help()
+
+
+def count(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def positive(text: str) -> int:
+    found = count(text)
+    if found < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return found
+
+
+def counts(text: str) -> tuple[int, ...]:
+    return tuple(count(part) for part in text.split(",") if part.strip())
+
+
+def seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
+
+
+def add_precision(parser: argparse.ArgumentParser) -> None:
+    """--precision, for training and for a preflight."""
+    parser.add_argument(
+        "--precision",
+        choices=("fp32", "bf16", "bf16-downcast"),
+        help="bf16: float and double become bfloat16 (TensorFlow: Keras' mixed_bfloat16); bf16-downcast: float becomes "
+        "bfloat16, double float32",
+    )
+
+
+# -- the magics -------------------------------------------------------------------------------------------------------
+
 
 __all__ = [
     "MagicParser",

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch.arguments import evaluate
+from tpu_magics.launch.cell import evaluate
 from tpu_magics.magics.display import show
 from tpu_magics.padding.report import MULTIPLES, PaddingReport, PadOptions, advise
 from tpu_magics.panel.padding import to_html, to_text

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
-from tpu_magics.launch.arguments import evaluate_all, parse_arguments
+from tpu_magics.launch.cell import evaluate_all, parse_arguments
 from tpu_magics.launch.pods.address import is_off
 from tpu_magics.launch.pods.dry_run import DryRun, payload_size
 from tpu_magics.launch.pods.slices import Slice

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.base import STEPS
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import arguments, session
+from tpu_magics.launch import session
+from tpu_magics.launch.cell import parse_arguments
 from tpu_magics.magics import call_spec
 from tpu_magics.panel.preflight import to_html, to_text
 from tpu_magics.panel.preflight_progress import TerminalLine, progress_html, progress_text
@@ -119,7 +120,7 @@ def run(notebook: ShellNotebook, found: argparse.Namespace) -> None:
         )
     parse_all(found.target)
     compile_process.compiler_versions()
-    positional, named = arguments.parse_arguments(found.args)
+    positional, named = parse_arguments(found.args)
     _refuse_call(positional)
     values, keywords = call_spec.evaluate_call(positional, named, notebook.namespace)
     if not values:

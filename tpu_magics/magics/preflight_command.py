@@ -110,7 +110,7 @@ def _say(line: str) -> None:
 
 def _check_early(found: argparse.Namespace) -> None:
     """Errors of the options, before the cells run for minutes."""
-    from tpu_magics.launch.arguments import parse_arguments
+    from tpu_magics.launch.cell import parse_arguments
     from tpu_magics.launch.plan import ALL_DEVICES, Options
     from tpu_magics.preflight import compile_process, targets
 

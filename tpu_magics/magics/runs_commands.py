@@ -96,7 +96,8 @@ def show_run(run: str = "last") -> None:
 
 def _attached(run: RunFiles) -> bool:
     """Show the active run live; False where it is another run, or no live panel is possible."""
-    from tpu_magics.launch import run_observer, session
+    from tpu_magics.launch import session
+    from tpu_magics.launch.notebook import NullObserver, open_observer
 
     going = session.current.active_run
     if going is None or going.folder.path != run.path or not going.options.background or going.ended:
@@ -104,8 +105,8 @@ def _attached(run: RunFiles) -> bool:
     notebook = session.current.notebook
     if notebook.show_again(run):
         return True
-    observer = run_observer.open_observer(lambda: notebook.panel(going.folder, going.request_stop, True), notebook.say)
-    if isinstance(observer, run_observer.NullObserver):
+    observer = open_observer(lambda: notebook.panel(going.folder, going.request_stop, True), notebook.say)
+    if isinstance(observer, NullObserver):
         return False
     going.set_observer(observer)
     return True

@@ -133,7 +133,7 @@ class TpuMagics(Magics):
 
     @line_magic
     def tpu_init(self, line: str) -> None:
-        from tpu_magics.launch.arguments import split_words
+        from tpu_magics.launch.cell import split_words
         from tpu_magics.magics import init
 
         parser = options.init_parser()
@@ -168,7 +168,7 @@ class TpuMagics(Magics):
 
     def _train(self, prog: str, line: str, cell: str | None) -> None:
         __tracebackhide__ = True
-        from tpu_magics.launch.arguments import split_words
+        from tpu_magics.launch.cell import split_words
         from tpu_magics.magics import train
 
         parser = options.train_parser(prog)
@@ -190,7 +190,7 @@ class TpuMagics(Magics):
         self._check("%tpu_check", line, None)
 
     def _check(self, prog: str, line: str, cell: str | None) -> None:
-        from tpu_magics.launch.arguments import split_words
+        from tpu_magics.launch.cell import split_words
         from tpu_magics.magics import check
 
         parser = options.check_parser(prog)
@@ -202,7 +202,7 @@ class TpuMagics(Magics):
 
     @line_magic
     def tpu_runs(self, line: str) -> None:
-        from tpu_magics.launch.arguments import split_words
+        from tpu_magics.launch.cell import split_words
         from tpu_magics.magics import runs_commands
 
         parser = options.runs_parser()
@@ -211,7 +211,7 @@ class TpuMagics(Magics):
 
     @line_magic
     def tpu_panel(self, line: str) -> None:
-        from tpu_magics.launch.arguments import split_words
+        from tpu_magics.launch.cell import split_words
         from tpu_magics.magics import runs_commands
 
         parser = options.panel_parser()
@@ -224,7 +224,7 @@ class TpuMagics(Magics):
 
     @line_magic
     def tpu_logs(self, line: str) -> None:
-        from tpu_magics.launch.arguments import split_words
+        from tpu_magics.launch.cell import split_words
         from tpu_magics.magics import runs_commands
 
         parser = options.logs_parser()
@@ -233,7 +233,7 @@ class TpuMagics(Magics):
 
     @line_magic
     def tpu_stop(self, line: str) -> None:
-        from tpu_magics.launch.arguments import split_words
+        from tpu_magics.launch.cell import split_words
         from tpu_magics.magics import runs_commands
 
         parser = options.stop_parser()
@@ -244,7 +244,7 @@ class TpuMagics(Magics):
     @line_magic
     def tpu_preflight(self, line: str) -> None:
         __tracebackhide__ = True
-        from tpu_magics.launch.arguments import split_words
+        from tpu_magics.launch.cell import split_words
 
         parser = options.preflight_parser()
         found = parser.read(split_words(line))
@@ -258,7 +258,7 @@ class TpuMagics(Magics):
     @no_var_expand
     @line_magic
     def tpu_pad(self, line: str) -> None:
-        from tpu_magics.launch.arguments import split_words
+        from tpu_magics.launch.cell import split_words
         from tpu_magics.magics import pad
 
         parser = options.pad_parser()
@@ -267,7 +267,7 @@ class TpuMagics(Magics):
 
     @line_magic
     def tpu_doctor(self, line: str) -> None:
-        from tpu_magics.launch.arguments import split_words
+        from tpu_magics.launch.cell import split_words
 
         parser = options.doctor_parser()
         found = parser.read(split_words(line))
@@ -282,7 +282,7 @@ class TpuMagics(Magics):
     @line_magic
     def tpu_pod(self, line: str) -> None:
         __tracebackhide__ = True
-        from tpu_magics.launch.arguments import split_words
+        from tpu_magics.launch.cell import split_words
 
         parser = options.pod_parser()
         found = parser.read(split_words(line))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import cells, session
+from tpu_magics.launch import session
 from tpu_magics.launch import train as launcher
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.results import TrainResult
@@ -121,14 +121,14 @@ def _train(
     __tracebackhide__ = True
     if cell is None:
         words = notebook.expanded(args) if args and args[0].endswith(".py") else args
-        return cells.train_function(words, options)
+        return launcher.train_function(words, options)
     if not cell.strip():
         raise TpuMagicsError(
             "The cell under %%tpu_train is empty.",
             "%%tpu_train trains a function or statements of its cell.",
             "Write the training function below %%tpu_train, or use %tpu_train FUNCTION for an existing one.",
         )
-    return cells.train_cell(notebook.source(line, cell), args, options, output)
+    return launcher.train_cell(notebook.source(line, cell), args, options, output)
 
 
 # -- the outcome ----------------------------------------------------------------------------------------------------

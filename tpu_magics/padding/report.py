@@ -9,10 +9,8 @@ from itertools import pairwise
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.padding.batch_simulation import SEED, simulate
-from tpu_magics.padding.lengths import LengthSource
-from tpu_magics.padding.loaders import is_loader, unwrap
-from tpu_magics.padding.sources import read
+from tpu_magics.padding.lengths import SEED, LengthSource, simulate
+from tpu_magics.padding.sources import is_loader, read, unwrap
 from tpu_magics.padding.strategies import (
     CodeNames,
     PaddingStrategy,

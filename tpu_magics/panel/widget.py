@@ -65,7 +65,7 @@ class LivePanel:
         self._widgets = Widgets(sections(view), no_stop, self._clicked)
         self.show()
 
-    # -- what launch calls (see launch/run_observer.py) -----------------------------------------------------------
+    # -- what launch calls (see launch/notebook.py) -----------------------------------------------------------
     def look(self) -> None:
         """Answer clicks; update what has changed, if it is time."""
         if self._serve is not None:

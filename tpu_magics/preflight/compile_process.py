@@ -25,8 +25,8 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host.chips import find_chips
 from tpu_magics.preflight.compiler import Job, JobProgram
 from tpu_magics.preflight.targets import Target
-from tpu_magics.runs import locked_folders
-from tpu_magics.runs.locked_folders import LockedFolder
+from tpu_magics.runs import temporary_folders
+from tpu_magics.runs.temporary_folders import LockedFolder
 
 TERM_PATIENCE, KILL_PATIENCE = 2.0, 10.0  # seconds that the process group has to end
 CHILDREN_EVERY = 2.0  # seconds between looks for processes that the compile process started (it starts none)
@@ -134,7 +134,7 @@ def start(
     flags: Sequence[str] = (),
 ) -> CompileProcess:
     """A process that compiles these graphs, by number. Call it with interrupts held. `flags`: libtpu's."""
-    folder = locked_folders.make()
+    folder = temporary_folders.make_locked()
     try:
         _job(folder.path, graphs, target, versions).write(folder.path / "job.json")
         return _started(folder, environment(os.environ, folder.path, packages, flags))

@@ -114,7 +114,7 @@ def _temporary(path: Path, prefix: str = "") -> Path:
 
 
 def private_root() -> Path:
-    """The folder of this account's in the temporary one. private_folders.py makes and checks it."""
+    """The folder of this account's in the temporary one. temporary_folders.py makes and checks it."""
     return Path(tempfile.gettempdir()) / f"tpu_runs-{os.getuid()}"
 
 

@@ -24,7 +24,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs.events import VERSION, to_json
 from tpu_magics.runs.files import ENVIRONMENT, RunFiles, fallback_root, runs_root
 from tpu_magics.runs.owner import owner_fields, this_owner
-from tpu_magics.runs.private_folders import private_or_new
+from tpu_magics.runs.temporary_folders import private_or_new
 
 MAX_NAME = 80
 _MAX_NAME_BYTES = 200  # a file name holds 255 bytes; the time before it and a number behind it need the rest

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from tpu_magics.runs.files import fallback_root, read_info, read_record
 from tpu_magics.runs.owner import Owner, owner_of
-from tpu_magics.runs.private_folders import make_private
 from tpu_magics.runs.summary import ID_PATTERN, run_created, run_name
+from tpu_magics.runs.temporary_folders import make_private
 
 VERSION = 1
 TOLERATED = 20  # runs that are read each time rather than written down: the one that goes on changes all the time

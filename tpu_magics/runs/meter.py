@@ -1,5 +1,5 @@
-"""Steps, logged values and memory, aggregated so that records stay small: 100,000 steps with three logged values each
-give less than 1 MB per rank.
+"""Steps, values of `tpu_magics.log(...)` and memory, aggregated so that records stay small: 100,000 steps with three
+logged values each give less than 1 MB per rank.
 
 Call `flush` when the training has ended: the newest part of a long run is buffered (half a second or a five-hundredth
 of the run for steps, about a hundredth for values), and a SIGKILL loses that part. In a child of the process that made
@@ -12,11 +12,37 @@ import math
 import numbers
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from tpu_magics.runs.events import Memory, Steps, Value, Warned, number_text
 from tpu_magics.runs.writer import EventWriter
+
+_recorder: Callable[[Mapping[str, Any]], None] | None = None
+
+
+@contextmanager
+def recorded_by(recorder: Callable[[Mapping[str, Any]], None]) -> Iterator[None]:
+    """While the block runs, logged values go to `recorder`."""
+    global _recorder
+    _recorder = recorder
+    try:
+        yield
+    finally:
+        _recorder = None
+
+
+def log(**values: Any) -> None:
+    """Record values of this step, e.g. `tpu_magics.log(loss=loss, lr=0.1)`.
+
+    Numbers, texts and tensors of one element; a tensor on a device is read after the step's sync, so logging never
+    splits the graph. Outside a worker it does nothing, so the function also runs without `%%tpu_train`.
+    """
+    if _recorder is not None:
+        _recorder(values)
+
 
 Number = float | int | str
 

@@ -22,7 +22,7 @@ from tests.launch.pods import nodes
 from tests.launch.pods.clusters import Nodes
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
-from tpu_magics.launch.pods import address, cluster, host_selection, probe
+from tpu_magics.launch.pods import address, cluster, host_selection
 from tpu_magics.launch.pods.pod import Pod
 from tpu_magics.launch.strategies import ray as ray_strategy
 from tpu_magics.panel.pod import pod_table
@@ -103,7 +103,7 @@ def test_a_name_server_that_does_not_answer_is_an_error_in_time(monkeypatch: pyt
     monkeypatch.setattr(socket, "getaddrinfo", silent)
     began = time.monotonic()
     try:
-        error = error_of(probe.probe_cluster, address.Address("", "head.example", 10001, client=True), timeout=0.5)
+        error = error_of(address.probe_cluster, address.Address("", "head.example", 10001, client=True), timeout=0.5)
         assert time.monotonic() - began < 10, "it waited for the name server"
     finally:
         answers.set()

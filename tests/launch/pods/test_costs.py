@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tpu_magics.launch.pods.actor_calls import SILENCE_SECONDS
+from tpu_magics.launch.pods.host_start import SILENCE_SECONDS
 from tpu_magics.launch.pods.remote_supervisor import POLL_SECONDS
 from tpu_magics.launch.supervisor import TICK
 

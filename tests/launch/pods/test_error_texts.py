@@ -12,8 +12,7 @@ from tests.launch.launching import said
 from tpu_magics.backends.torch_xla import TorchXla
 from tpu_magics.launch.errors.diagnosis import diagnose
 from tpu_magics.launch.errors.failure import Failure, WorkerOutcome
-from tpu_magics.launch.pods.payload import Payload, loaded_names
-from tpu_magics.launch.pods.pickling_errors import explain_pickling_error
+from tpu_magics.launch.pods.payload import Payload, explain_pickling_error, loaded_names
 from tpu_magics.launch.work import FunctionWork
 from tpu_magics.runs.events import End
 

@@ -17,16 +17,15 @@ from tests.launch.launching import error_of
 from tpu_magics.launch import session
 from tpu_magics.launch.plan import Plan
 from tpu_magics.launch.pods import cluster, host_start, payload
-from tpu_magics.launch.pods.actor_calls import CLOSED, error_text, submit
 from tpu_magics.launch.pods.bundle import LARGE_BYTES
 from tpu_magics.launch.pods.host_actor import CHUNK_BYTES, HostActor
-from tpu_magics.launch.pods.host_task import BUNDLE, LOG, HostTask, is_result_file, is_streamed_file
-from tpu_magics.launch.pods.pickling_errors import pack_payload
-from tpu_magics.launch.pods.pod import Pod, PodHost
+from tpu_magics.launch.pods.host_start import CLOSED, error_text, submit
+from tpu_magics.launch.pods.payload import pack_payload
+from tpu_magics.launch.pods.pod import BUNDLE, LOG, HostTask, Pod, PodHost, is_result_file, is_streamed_file
 from tpu_magics.launch.pods.remote_supervisor import Link, RemoteSupervisor, fetch_file, make_links
-from tpu_magics.launch.relay import NoScreen, Relay
+from tpu_magics.launch.streams import NoScreen, Relay
 from tpu_magics.launch.work import FunctionWork
-from tpu_magics.runs import private_folders
+from tpu_magics.runs import temporary_folders
 from tpu_magics.runs.events import End
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.writer import EventWriter
@@ -238,8 +237,8 @@ def test_closing_leaves_nothing(actor: HostActor, tmp_path: Path) -> None:
 def test_the_next_actor_removes_what_a_killed_one_left(actor: HostActor, monkeypatch: pytest.MonkeyPatch) -> None:
     """But not the files of a running one, nor of another machine that shares the folder."""
     dead, far = HostActor("dead").folder, HostActor("far").folder
-    (dead / private_folders.OWNER).write_text(f"{os.getpid()} 1 {private_folders._machine()}")
-    (far / private_folders.OWNER).write_text(f"{os.getpid()} 1 another/pid:[1]")
+    (dead / temporary_folders.OWNER).write_text(f"{os.getpid()} 1 {temporary_folders._machine()}")
+    (far / temporary_folders.OWNER).write_text(f"{os.getpid()} 1 another/pid:[1]")
     HostActor("next")
     assert not dead.exists() and far.exists() and actor.folder.exists()
 

@@ -16,15 +16,7 @@ from tests.launch.pods.nodes import free_port, mute
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.launch.plan import Options
-from tpu_magics.launch.pods import (
-    address,
-    auth_token,
-    cluster,
-    host_selection,
-    payload,
-    probe,
-    slices,
-)
+from tpu_magics.launch.pods import address, cluster, host_selection, payload, slices
 from tpu_magics.launch.pods.address import Address
 from tpu_magics.launch.pods.cluster import ClusterNode
 from tpu_magics.launch.pods.pod import Pod, PodHost
@@ -99,9 +91,9 @@ def test_a_cluster_with_another_ray_or_python(other: dict[str, str], monkeypatch
 def test_a_token_is_not_loaded_while_another_connection_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
-    assert "--hosts off" not in auth_token.token_error(HEAD).todo
+    assert "--hosts off" not in address.token_error(HEAD).todo
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    assert "Close the open connection first: %tpu_init --hosts off." in auth_token.token_error(HEAD).todo
+    assert "Close the open connection first: %tpu_init --hosts off." in address.token_error(HEAD).todo
 
 
 @pytest.mark.parametrize(("client", "tries"), [(True, cluster.CLIENT_TRIES), (False, 1)])
@@ -180,11 +172,11 @@ def test_all_addresses_of_a_name_share_the_timeout(monkeypatch: pytest.MonkeyPat
         told = [socket.getaddrinfo("127.0.0.1", one, type=socket.SOCK_STREAM)[0] for one in (*full, port)]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: told)
         began = time.monotonic()
-        probe._connect_once("several", 1, began + 0.9)
+        address._connect_once("several", 1, began + 0.9)
         assert time.monotonic() - began < 5
         told.pop()
         with pytest.raises(OSError, match="timed out"):
-            probe._connect_once("several", 1, time.monotonic() + 0.4)
+            address._connect_once("several", 1, time.monotonic() + 0.4)
 
 
 def _full(listener: socket.socket) -> int:

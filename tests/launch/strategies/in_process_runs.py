@@ -26,10 +26,10 @@ import tpu_magics
 from tests.launch.launching import FakeNotebook
 from tests.launch.strategies.signalled import Signal
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import cells, session, watchdog
-from tpu_magics.launch.cells import CellSource
+from tpu_magics.launch import session, train, watchdog
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.strategies import in_process
+from tpu_magics.launch.train import CellSource
 
 X = np.random.default_rng(0).random((64, 8), dtype=np.float32)
 Y = np.random.default_rng(1).integers(0, 4, 64)
@@ -387,7 +387,7 @@ def _cell(text: str, *words: str, **options: Any) -> str:
     name = f"<cell {abs(hash(text))}>"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     try:
-        cells.train_cell(CellSource(text, name), words, Options(**options))
+        train.train_cell(CellSource(text, name), words, Options(**options))
     except TpuMagicsError as error:
         return str(error)
     except Exception as error:

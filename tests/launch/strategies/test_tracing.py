@@ -23,7 +23,7 @@ from tests.launch.launching import digest, error_of, interrupt_when, run
 from tpu_magics.errors import TrainingInterrupted
 from tpu_magics.launch import session
 from tpu_magics.preflight.pipeline import HostTooSmall
-from tpu_magics.runs import locked_folders
+from tpu_magics.runs import temporary_folders
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 shared: list[Any] = []  # models that a function finds in its module
@@ -135,26 +135,26 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_as_the_folder_is_made_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    make = locked_folders.make
+    make = temporary_folders.make_locked
 
-    def interrupted() -> locked_folders.LockedFolder:
+    def interrupted() -> temporary_folders.LockedFolder:
         folder = make()
         signal.raise_signal(signal.SIGINT)
         return folder
 
-    monkeypatch.setattr(locked_folders, "make", interrupted)
+    monkeypatch.setattr(temporary_folders, "make_locked", interrupted)
     with pytest.raises(KeyboardInterrupt):
         traced(trains, net())
 
 
 def test_an_interrupt_as_the_folder_is_removed_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    remove = locked_folders.LockedFolder.remove
+    remove = temporary_folders.LockedFolder.remove
 
-    def interrupted(folder: locked_folders.LockedFolder) -> None:
+    def interrupted(folder: temporary_folders.LockedFolder) -> None:
         signal.raise_signal(signal.SIGINT)
         remove(folder)
 
-    monkeypatch.setattr(locked_folders.LockedFolder, "remove", interrupted)
+    monkeypatch.setattr(temporary_folders.LockedFolder, "remove", interrupted)
     with pytest.raises(KeyboardInterrupt):
         traced(trains, net())
 

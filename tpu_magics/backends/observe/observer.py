@@ -15,7 +15,7 @@ from tpu_magics.backends.base import ObserverConfig, RecompileLimit, StepLimit, 
 from tpu_magics.backends.observe.compiles import CompileCause, CompileEvidence, History
 from tpu_magics.backends.observe.measurements import LoggedValues, PeriodicSampler, PrecisionWatch
 from tpu_magics.backends.observe.sites import Sites
-from tpu_magics.runs import events, value_log
+from tpu_magics.runs import events, meter
 from tpu_magics.runs.meter import StepMeter
 from tpu_magics.runs.writer import EventWriter
 
@@ -143,7 +143,7 @@ class Observer(Generic[C]):
     def active(self) -> Iterator[None]:
         """Within it, `tpu_magics.log` comes here; at its end the observer is closed."""
         try:
-            with value_log.recorded_by(self.log):
+            with meter.recorded_by(self.log):
                 yield
         finally:
             self.closed = True

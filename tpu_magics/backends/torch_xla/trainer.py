@@ -17,7 +17,7 @@ from typing import Any
 
 from tpu_magics.backends.torch_xla.post_import import PostImport
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.runs import events, value_log
+from tpu_magics.runs import events, meter
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.writer import EventWriter
 
@@ -133,7 +133,7 @@ def _record_values(module: Any) -> None:
     @functools.wraps(original)
     def on_log(self: Any, args: Any, state: Any, control: Any, logs: Any, **kwargs: Any) -> Any:
         if logs and state.is_world_process_zero:
-            value_log.log(**logs)
+            meter.log(**logs)
         return original(self, args, state, control, logs, **kwargs)
 
     handler.on_log = on_log

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.check.inference import stubs
-from tpu_magics.check.inference.names import CONVENTIONS, canonical
 from tpu_magics.check.inference.parameters import value_of_name
 from tpu_magics.check.inference.values import (
     A_NUMBER,
@@ -20,6 +19,7 @@ from tpu_magics.check.inference.values import (
     ARRAY,
     BATCH,
     CLASS,
+    CONVENTIONS,
     DATASET,
     DEVICE,
     FUNCTION,
@@ -36,6 +36,7 @@ from tpu_magics.check.inference.values import (
     UNKNOWN,
     UNKNOWN_VALUE,
     AbstractValue,
+    canonical,
     join,
 )
 

@@ -6,7 +6,6 @@ import ast
 import re
 from collections.abc import Mapping
 
-from tpu_magics.check.inference.names import CONVENTIONS
 from tpu_magics.check.inference.stubs import ARRAY_METHODS, TENSOR_ONLY_METHODS, TORCH_LOSSES
 from tpu_magics.check.inference.values import (
     A_NUMBER,
@@ -14,6 +13,7 @@ from tpu_magics.check.inference.values import (
     ARGUMENTS,
     ARRAY,
     BATCH,
+    CONVENTIONS,
     DATASET,
     DEVICE,
     LIST,

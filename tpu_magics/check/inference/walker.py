@@ -26,7 +26,6 @@ from tpu_magics.check.inference.expressions import (
     narrow,
     subscript,
 )
-from tpu_magics.check.inference.names import canonical
 from tpu_magics.check.inference.parameters import (
     MODEL_USE,
     SURELY,
@@ -51,6 +50,7 @@ from tpu_magics.check.inference.values import (
     UNKNOWN,
     UNKNOWN_VALUE,
     AbstractValue,
+    canonical,
     join,
 )
 from tpu_magics.check.program import CheckedProgram, Class, Function

@@ -6,9 +6,9 @@ import ast
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.inference.regions import under_strategy
 from tpu_magics.check.inference.values import NOTHING, STRATEGY
 from tpu_magics.check.program import LOCAL_TPU, RESOLVERS, STRATEGIES, remembered
+from tpu_magics.check.rule_context import under_strategy
 
 if TYPE_CHECKING:
     from tpu_magics.check.program import CallSite, CheckedProgram, Function

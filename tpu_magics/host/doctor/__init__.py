@@ -9,14 +9,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpu_magics.host.doctor import (
-    capacity,
-    devices,
-    metadata,
-    packages,
-    variables,
-    widgets,
-)
+from tpu_magics.host.doctor import machine, packages, variables
 from tpu_magics.host.doctor.check import BROKEN, NOT_AVAILABLE, OK, STATES, WARNING, Check, FixError
 from tpu_magics.host.doctor.facts import HostFacts, collect_facts
 
@@ -40,14 +33,14 @@ GROUPS: tuple[tuple[str, Group], ...] = (
     (packages.PACKAGES, packages.package_checks),
     (packages.FRAMEWORKS, packages.framework_checks),
     (packages.LIBTPU, packages.libtpu_checks),
-    (devices.DEVICES, devices.device_checks),
-    (devices.IN_USE_BY, devices.owner_checks),
-    (devices.LOCK_FILE, devices.lock_checks),
-    (variables.GROUP, variables.checks),
-    (capacity.MEMORY, capacity.memory_checks),
-    (capacity.DISK, capacity.disk_checks),
-    (widgets.GROUP, widgets.checks),
-    (metadata.GROUP, metadata.checks),
+    (machine.DEVICES, machine.device_checks),
+    (machine.IN_USE_BY, machine.owner_checks),
+    (machine.LOCK_FILE, machine.lock_checks),
+    (variables.VARIABLES, variables.variable_checks),
+    (machine.MEMORY, machine.memory_checks),
+    (machine.DISK, machine.disk_checks),
+    (packages.WIDGETS, packages.widget_checks),
+    (variables.METADATA, variables.metadata_checks),
 )
 
 

@@ -1,19 +1,84 @@
-"""The facts that the checks read, collected once from this process or from a recorded root folder."""
+"""The facts that the checks read, collected once from this process or from a recorded root folder.
+
+Google Cloud's metadata server is asked by address and without a proxy: a name lookup can hang longer than the limit of
+the request's total time, and no proxy has the answer."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import socket
 import sys
 import sysconfig
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host, inspect_host
-from tpu_magics.host.doctor.metadata_server import Answer, ask
 from tpu_magics.host.versions import PACKAGES, Versions, version_of
+
+METADATA_SERVER = ("169.254.169.254", 80)  # the same in all of Google's cloud; link-local: it leaves no network
+METADATA_SECONDS = 1.5  # for everything: connecting, asking, reading
+_PATH = "/computeMetadata/v1/instance/attributes/tpu-env"
+_REQUEST = (
+    f"GET {_PATH} HTTP/1.0\r\nHost: metadata.google.internal\r\nMetadata-Flavor: Google\r\nConnection: close\r\n\r\n"
+)
+_LONGEST_ANSWER = 65_536  # bytes; a tpu-env has about one thousand
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer. `status`: of HTTP, 0 without an answer; `text`: the body, or why there is none; `seconds`:
+    duration."""
+
+    status: int
+    text: str
+    seconds: float
+
+    @property
+    def accelerator(self) -> str:
+        """ACCELERATOR_TYPE of a tpu-env, e.g. "v5litepod-8"; "" where it names none."""
+        found = re.search(r"^\s*ACCELERATOR_TYPE:\s*['\"]?([\w-]+)", self.text, re.MULTILINE)
+        return found[1] if found and self.status == 200 else ""
+
+
+def ask_metadata_server(address: tuple[str, int] = METADATA_SERVER, seconds: float = METADATA_SECONDS) -> Answer:
+    """Request `tpu-env` once. Never raises, and never takes much longer than `seconds`."""
+    began = time.monotonic()
+    try:
+        reply = _exchange(address, began + seconds)
+    except OSError as error:
+        slow = isinstance(error, TimeoutError)
+        return Answer(0, "no answer" if slow else error.strerror or str(error), time.monotonic() - began)
+    found = re.match(rb"HTTP/1\.[01] (\d{3})", reply)
+    head, _, body = reply.partition(b"\r\n\r\n")
+    if found is None or b"metadata-flavor: google" not in head.lower():
+        return Answer(0, "another server answered", time.monotonic() - began)
+    return Answer(int(found[1]), body.decode("utf-8", "replace"), time.monotonic() - began)
+
+
+def _exchange(address: tuple[str, int], until: float) -> bytes:
+    with socket.create_connection(address, timeout=_left(until)) as connection:
+        connection.sendall(_REQUEST.encode())
+        reply = b""
+        while len(reply) < _LONGEST_ANSWER:
+            connection.settimeout(_left(until))  # one limit for all parts: a server may send a byte now and then
+            part = connection.recv(4096)
+            if not part:
+                break
+            reply += part
+    return reply
+
+
+def _left(until: float) -> float:
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
 
 # Beyond what the table of %tpu_init shows.
 OTHERS = ("psutil", "safetensors", "numpy", "jupyterlab", "notebook", "jupyterlab_widgets", "libtpu-nightly")
@@ -65,7 +130,7 @@ def collect_facts(
     runs: Path | None = None,
     jupyter: Jupyter | None = None,
     disk: Disk | None = None,
-    ask_metadata: Callable[[], Answer] = ask,
+    ask_metadata: Callable[[], Answer] = ask_metadata_server,
     prefix: Path = Path(sys.prefix),
     runtime: bool | None = None,
 ) -> HostFacts:

@@ -1,18 +1,24 @@
-"""Checks of environment variables that libtpu or torch_xla reads and that are wrong for this host."""
+"""Checks of what describes this host's TPU to libtpu and torch_xla: environment variables that are wrong for it, and
+the metadata server.
+
+torch_xla 2.9 reads the server at import on a host with a TPU, without a timeout (_internal/tpu.py: version,
+get_tpu_env).
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from tpu_magics.host.chips import V2, V3
-from tpu_magics.host.doctor.check import BROKEN, OK, WARNING, Check, VariableFix, from_problem
+from tpu_magics.host.chips import GOOGLE, V2, V3
+from tpu_magics.host.doctor.check import BROKEN, NOT_AVAILABLE, OK, WARNING, Check, VariableFix, from_problem
 from tpu_magics.host.doctor.commands import change
-from tpu_magics.host.doctor.facts import HostFacts
+from tpu_magics.host.doctor.facts import Answer, HostFacts
+from tpu_magics.host.environments import PJRT, judge_pjrt
+from tpu_magics.host.memory import names, read
 from tpu_magics.host.problem import plural
-from tpu_magics.host.variables import PJRT, judge_pjrt
 
-GROUP = "Environment variables"
+VARIABLES = "Environment variables"
 SKIPS = "TPU_SKIP_MDS_QUERY"
 TYPE = "TPU_ACCELERATOR_TYPE"
 ONE_HOST = "check the values: they are for a slice of one host, and torch_xla reads them when it is imported"
@@ -28,21 +34,21 @@ _TYPE_FORM = re.compile(r"(?:v|tpu)\d[A-Za-z]{0,7}-\d+")  # as torch_xla 2.9 rea
 _BOUNDS = {1: "1,1,1", 4: "2,2,1", 8: "2,4,1"}  # the chips of a host as a grid
 
 
-def checks(facts: HostFacts) -> Iterator[Check]:
+def variable_checks(facts: HostFacts) -> Iterator[Check]:
     """The problems, or one line with the variables that are set."""
     found = [check for judge in _JUDGES for check in judge(facts)]
     if found:
         yield from found
         return
     known = [name for name in sorted(facts.environ) if name == PJRT or name.startswith(("TPU_", "XLA_", "CLOUD_TPU_"))]
-    yield Check(GROUP, "TPU and XLA", OK, f"No problems ({', '.join(known) or 'none is set'})")
+    yield Check(VARIABLES, "TPU and XLA", OK, f"No problems ({', '.join(known) or 'none is set'})")
 
 
 def _pjrt(facts: HostFacts) -> Iterator[Check]:
     for problem in judge_pjrt(facts.host.pjrt_device, len(facts.host.chips), facts.host.framework == "torch"):
         # CPU on a TPU host can be a rehearsal on purpose; a value with which nothing can start cannot.
         fitting = VariableFix({PJRT: "TPU" if facts.host.chips else "CPU"})
-        yield from_problem(GROUP, PJRT, problem, fitting if problem.state == BROKEN else None)
+        yield from_problem(VARIABLES, PJRT, problem, fitting if problem.state == BROKEN else None)
 
 
 def _kaggle(facts: HostFacts) -> Iterator[Check]:
@@ -52,7 +58,7 @@ def _kaggle(facts: HostFacts) -> Iterator[Check]:
     names: Mapping[str, str | None] = {one.name: one.value for one in changes}
     values = ", ".join(f"{one.name}={one.before}" for one in changes)
     yield Check(
-        GROUP,
+        VARIABLES,
         "Worker addresses",
         WARNING,
         f"{values} {'is' if len(changes) == 1 else 'are'} set.",
@@ -75,7 +81,7 @@ def _addresses(facts: HostFacts) -> Iterator[Check]:
         return
     stops = f'libtpu stops with "Expected {expected} worker addresses, got {len((given or "").split(","))}".'
     yield Check(
-        GROUP,
+        VARIABLES,
         "Worker addresses",
         BROKEN,
         f"{', '.join(f'{name}={facts.environ[name]}' for name in wrong)} {'is' if len(wrong) == 1 else 'are'} set.",
@@ -91,7 +97,7 @@ def _virtual_devices(facts: HostFacts) -> Iterator[Check]:
         return
     values: Mapping[str, str | None] = {"CPU_NUM_DEVICES": None}
     yield Check(
-        GROUP,
+        VARIABLES,
         "CPU_NUM_DEVICES",
         WARNING,
         f"CPU_NUM_DEVICES={devices} is set.",
@@ -106,7 +112,7 @@ def _precision(facts: HostFacts) -> Iterator[Check]:
     for name in ("XLA_USE_BF16", "XLA_DOWNCAST_BF16"):
         if facts.environ.get(name, "0") not in ("", "0"):
             yield Check(
-                GROUP,
+                VARIABLES,
                 name,
                 WARNING,
                 f"{name}={facts.environ[name]} is set.",
@@ -119,7 +125,7 @@ def _precision(facts: HostFacts) -> Iterator[Check]:
 def _dumps(facts: HostFacts) -> Iterator[Check]:
     if "--xla_dump_to" in facts.environ.get("XLA_FLAGS", ""):
         yield Check(
-            GROUP,
+            VARIABLES,
             "XLA_FLAGS",
             WARNING,
             f"XLA_FLAGS={facts.environ['XLA_FLAGS']} writes every compiled program to disk.",
@@ -132,7 +138,7 @@ def _old_runtime(facts: HostFacts) -> Iterator[Check]:
     for name in ("XRT_TPU_CONFIG", "COLAB_TPU_ADDR"):
         if facts.environ.get(name) and facts.host.framework == "torch":
             yield Check(
-                GROUP,
+                VARIABLES,
                 name,
                 WARNING,
                 f"{name} is set.",
@@ -150,7 +156,7 @@ def _chosen_chips(facts: HostFacts) -> Iterator[Check]:
         return
     values: Mapping[str, str | None] = dict.fromkeys(names)
     yield Check(
-        GROUP,
+        VARIABLES,
         "Selected chips",
         WARNING,
         f"{', '.join(f'{name}={facts.environ[name]}' for name in names)} {'is' if len(names) == 1 else 'are'} set.",
@@ -171,7 +177,7 @@ def _described(facts: HostFacts) -> Iterator[Check]:
         return
     values = {name: value for name, value in describing(facts).items() if name in missing}
     yield Check(
-        GROUP,
+        VARIABLES,
         "TPU description",
         BROKEN,
         f"{SKIPS} is set, and {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not.",
@@ -195,7 +201,7 @@ def _type(facts: HostFacts) -> Iterator[Check]:
     if _TYPE_FORM.fullmatch(facts.environ[TYPE]):
         return
     yield Check(
-        GROUP,
+        VARIABLES,
         "Type of the TPU",
         BROKEN,
         f"{TYPE}={facts.environ[TYPE]} is not a type that torch_xla can read.",
@@ -218,7 +224,7 @@ def _several_hosts(facts: HostFacts) -> Iterator[Check]:
     hosts = facts.host.environment.hosts
     if len(hosts) > 1:
         yield Check(
-            GROUP,
+            VARIABLES,
             "Hosts of the slice",
             WARNING,
             f"TPU_WORKER_HOSTNAMES names {plural(len(hosts), 'host')}: {', '.join(hosts)}.",
@@ -241,3 +247,75 @@ _JUDGES: tuple[Callable[[HostFacts], Iterator[Check]], ...] = (
     _dumps,
     _old_runtime,
 )
+
+
+# -- the metadata server ----------------------------------------------------------------------------------------------
+
+
+METADATA = "Metadata server"
+NAME = "tpu-env"
+SERVER = "metadata.google.internal"
+_PROXIES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
+_PRODUCT = "sys/class/dmi/id/product_name"
+_WITHOUT_LIMIT = "torch_xla queries it at import, and waits without a timeout."
+
+
+def metadata_checks(facts: HostFacts) -> Iterator[Check]:
+    """One request, if any; and whether torch_xla's own request would go to a proxy."""
+    if facts.environ.get(SKIPS):
+        yield _not_asked(f"{SKIPS}={facts.environ[SKIPS]} is set: torch_xla and libtpu do not query it either.")
+        return
+    if not in_google_cloud(facts):
+        yield _not_asked("This host does not seem to be in Google Cloud.")
+        return
+    yield _answered(facts, facts.ask_metadata())
+    yield from _proxy(facts)
+
+
+def _not_asked(why: str) -> Check:
+    return Check(METADATA, NAME, NOT_AVAILABLE, "It was not queried.", why)
+
+
+def in_google_cloud(facts: HostFacts) -> bool:
+    """A device of Google's vendor id (its network card has it, too), or the machine's own name."""
+    pci = facts.root / "sys/bus/pci/devices"
+    google = any(read(pci / address / "vendor") == GOOGLE for address in names(pci))
+    return google or (read(facts.root / _PRODUCT) or "").startswith("Google")
+
+
+def _answered(facts: HostFacts, answer: Answer) -> Check:
+    if answer.accelerator:
+        return Check(METADATA, NAME, OK, f"It describes this TPU: {answer.accelerator}")
+    said = f"status {answer.status}" if answer.status else answer.text
+    if not facts.host.chips:
+        why = f"It has no {NAME} for this host ({said})." if answer.status else f"It did not answer ({said})."
+        return Check(METADATA, NAME, NOT_AVAILABLE, "It describes no TPU, and this host has no TPU.", why)
+    values: Mapping[str, str | None] = {SKIPS: "1", **describing(facts), "TPU_WORKER_HOSTNAMES": "localhost"}
+    if answer.status:
+        what = f"The metadata server does not describe this host's TPU ({said})."
+        why = f'torch_xla stops with "Failed to get \'{NAME}\' from instance metadata" or "Failed to get TPU metadata".'
+    else:
+        what, why = f"The metadata server could not be reached ({said}).", _WITHOUT_LIMIT
+    return Check(METADATA, NAME, BROKEN, what, why, change(values), ONE_HOST)
+
+
+def _proxy(facts: HostFacts) -> Iterator[Check]:
+    """torch_xla uses the library requests, which obeys these variables."""
+    proxy = next((name for name in _PROXIES if facts.environ.get(name)), "")
+    direct = ",".join(facts.environ.get(name, "") for name in ("no_proxy", "NO_PROXY"))
+    if not proxy or not facts.host.chips or _passes_by(direct):
+        return
+    both = f"{direct.strip(',')},{SERVER}".lstrip(",")
+    yield Check(
+        METADATA,
+        "Proxy",
+        WARNING,
+        f"{proxy} is set, and no_proxy does not name {SERVER}.",
+        f"torch_xla's request goes to the proxy, which cannot answer it. {_WITHOUT_LIMIT}",
+        change({"no_proxy": both}),
+    )
+
+
+def _passes_by(direct: str) -> bool:
+    hosts = [one.strip().lstrip("*.") for one in direct.split(",") if one.strip()]
+    return "*" in direct.split(",") or any(f".{SERVER}".endswith(f".{one}") for one in hosts if one)

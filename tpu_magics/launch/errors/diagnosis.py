@@ -7,7 +7,7 @@ import re
 
 from tpu_magics.errors import TrainingFailed, TrainingInterrupted
 from tpu_magics.launch import frames
-from tpu_magics.launch.errors import base, device, hangs, libraries, recompiles, rehearsal, results, signals, user_code
+from tpu_magics.launch.errors import base, device, hangs, results, signals, user_code
 from tpu_magics.launch.errors.base import Explainer, Explanation
 from tpu_magics.launch.errors.failure import Failure, WorkerOutcome
 
@@ -117,14 +117,14 @@ def _others(failure: Failure, culprit: WorkerOutcome) -> list[str]:
     """One line about the other ranks that failed."""
     groups: dict[str, list[int]] = {}
     for one in failure.outcomes:
-        if one is not culprit and _failed(one) and not (rehearsal.short(one) and rehearsal.short(culprit)):
+        if one is not culprit and _failed(one) and not (hangs.collective_text(one) and hangs.collective_text(culprit)):
             groups.setdefault(_short(one, culprit), []).append(one.rank)
     lines = [f"{base.ranks(who)} {how}" for how, who in groups.items()]
     return [f"Also failed: {'; '.join(lines)}"] if lines else []
 
 
 def _short(outcome: WorkerOutcome, culprit: WorkerOutcome) -> str:
-    text = rehearsal.short(outcome) or base.one_line(base.without_addresses(base.error_text(outcome)), 120)
+    text = hangs.collective_text(outcome) or base.one_line(base.without_addresses(base.error_text(outcome)), 120)
     if hangs.is_consequence(outcome):
         verdict = ": a consequence" if not hangs.is_consequence(culprit) else ""
         return f"({text or 'in a collective'}){verdict}"
@@ -137,13 +137,12 @@ def _short(outcome: WorkerOutcome, culprit: WorkerOutcome) -> str:
 # -- known causes, the most specific first ----------------------------------------------------------------------------
 
 EXPLAINERS: tuple[Explainer, ...] = (
-    *libraries.TRAINER,  # before `device`: its error text is the cause of Trainer's
+    *user_code.TRAINER,  # before `device`: its error text is the cause of Trainer's
     *device.EXPLAINERS,
-    *libraries.VERSIONS,
-    *recompiles.EXPLAINERS,
-    *libraries.SPMD,
+    *user_code.VERSIONS,
+    *hangs.RECOMPILES,
+    *user_code.SPMD,
     *user_code.EXPLAINERS,
-    *rehearsal.EXPLAINERS,
     *hangs.EXPLAINERS,
     *signals.EXPLAINERS,
     *results.EXPLAINERS,

@@ -16,10 +16,17 @@ from dataclasses import dataclass, field, replace
 from types import CodeType, FunctionType
 from typing import Any
 
-from tpu_magics.launch.hoist.build import Build, Builder, NotHoisted, argument_fingerprints
-from tpu_magics.launch.hoist.candidates import Candidate, DeclinedCall, Step, read
-from tpu_magics.launch.hoist.seeds import EnvironmentSetting, SeedCall
-from tpu_magics.launch.hoist.source import (
+from tpu_magics.launch.hoist.build import (
+    Build,
+    Builder,
+    InheritedModels,
+    NotHoisted,
+    OnBuilt,
+    OnDeclined,
+    argument_fingerprints,
+)
+from tpu_magics.launch.hoist.candidates import Candidate, DeclinedCall, EnvironmentSetting, SeedCall, Step, read
+from tpu_magics.launch.hoist.functions import (
     NAME,
     FunctionSource,
     code_with_replaced_calls,
@@ -36,7 +43,6 @@ from tpu_magics.launch.hoist.values import (
     arguments_of,
     function_scope,
 )
-from tpu_magics.launch.hoist.worker import InheritedModels, OnBuilt, OnDeclined
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,23 @@
-"""Parses the address of a Ray cluster from the `--hosts` option."""
+"""The Ray cluster of the `--hosts` option: its address, the token that this process sends, and a check with a deadline,
+before Ray starts anything, that a cluster answers there.
+
+The private names of Ray were read in 2.60 (_private/authentication). A version of Ray without them has no tokens."""
 
 from __future__ import annotations
 
+import logging
 import os
+import queue
 import re
-from collections.abc import Mapping
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
 
@@ -104,4 +115,194 @@ def _invalid(given: str, text: str, source: str) -> TpuMagicsError:
         f"{where}{why}{FORMS}",
         "Give the head node with its port, for example --hosts "
         f"ray://10.0.0.2:{CLIENT_PORT} or --hosts 10.0.0.2:{GCS_PORT}",
+    )
+
+
+# -- the token --------------------------------------------------------------------------------------------------------
+
+
+AUTH_MODE = "RAY_AUTH_MODE"
+AUTH_DOCS = "https://docs.ray.io/en/latest/ray-security/token-auth.html"
+
+
+def load_token(address: Address) -> None:
+    """Load the token before this process connects: variables that %env changed after Ray's import count, and for a
+    cluster of this machine the local token is used, as in `ray.init()`. For an address that was given in full Ray does
+    not use the local token on its own."""
+    raylet: Any = import_module("ray._raylet")
+    if not hasattr(raylet, "AuthenticationTokenLoader"):
+        return
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
+    if address.given.strip().lower() in LOCAL and not address.client and address.source != "RAY_ADDRESS":
+        setup: Any = import_module("ray._private.authentication.authentication_token_setup")
+        level = setup.logger.level
+        setup.logger.setLevel(logging.ERROR)  # it would recommend to turn authentication off
+        try:
+            setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+        finally:
+            setup.logger.setLevel(level)
+
+
+def token_error(address: Address) -> TpuMagicsError:
+    """The error for a cluster that requires a token and did not get the right one."""
+    sent = os.environ.get(AUTH_MODE, "").lower() == "token"
+    connected = bool(import_module("ray").is_initialized())  # then `load_token` changes nothing
+    why = "this notebook's token is missing or is not the cluster's token" if sent else "this notebook sends no token"
+    return TpuMagicsError(
+        f"The Ray cluster at {address.text} requires a token.",
+        f"The cluster uses token authentication, and {why}.",
+        "Copy ~/.ray/auth_token from the head node to the same path on this machine"
+        + ("." if sent else f", and run %env {AUTH_MODE}=token before %tpu_init.")
+        + (" Close the open connection first: %tpu_init --hosts off." if connected else "")
+        + f" See {AUTH_DOCS}",
+    )
+
+
+# -- does a cluster answer? -------------------------------------------------------------------------------------------
+
+
+PROBE_SECONDS = 10.0  # seconds
+
+
+def probe_cluster(address: Address, timeout: float = PROBE_SECONDS) -> bytes:
+    """The id of the cluster at an address; it changes when the cluster is restarted. Empty for ray://. Raises
+    TpuMagicsError if no cluster answers within `timeout` seconds."""
+    until = time.monotonic() + timeout
+    host = address.host.strip("[]")
+    try:
+        _connect_once(host, address.port, until)
+    except OSError as error:
+        raise _no_connection(address, _reason(error, timeout)) from None
+    probe = _probe_client if address.client else _probe_gcs
+    return probe(address, max(until - time.monotonic(), 0.1))
+
+
+def _connect_once(host: str, port: int, until: float) -> None:
+    """Connect to one of the IP addresses of a name. `create_connection` would give each of them the full time."""
+    addresses = _resolve(host, port, until)
+    for number, (family, kind, protocol, _, address) in enumerate(addresses):
+        with socket.socket(family, kind, protocol) as connection:
+            connection.settimeout(max((until - time.monotonic()) / (len(addresses) - number), 0.1))
+            try:
+                connection.connect(address)
+                return
+            except OSError:
+                if number + 1 == len(addresses):
+                    raise
+
+
+def _resolve(host: str, port: int, until: float) -> list[Any]:
+    """The IP addresses of a name. In a thread: `getaddrinfo` has no timeout and cannot be interrupted, and takes half a
+    minute if the name server does not answer."""
+    answers: queue.SimpleQueue[list[Any] | Exception] = queue.SimpleQueue()
+
+    def look_up() -> None:
+        try:
+            answers.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except UnicodeError:
+            answers.put(OSError(f"{host} is not a valid host name"))
+        except Exception as error:
+            answers.put(error)
+
+    threading.Thread(target=look_up, name="tpu_magics: name look-up", daemon=True).start()
+    try:
+        found = answers.get(timeout=max(until - time.monotonic(), 0.1))
+    except queue.Empty:
+        raise OSError(f"the look-up of the name {host} timed out; no name server answers") from None
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def _reason(error: OSError, timeout: float) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer within {timeout:.0f} s"
+    return (error.strerror or str(error) or type(error).__name__).rstrip(".")
+
+
+def _probe_gcs(address: Address, timeout: float) -> bytes:
+    """Send `GetClusterId` to the head node (ray/core/generated/gcs_service_pb2_grpc.py, 2.60)."""
+    import grpc
+
+    messages, services = _generated("gcs_service")
+    with _channel(address) as channel:
+        stub = services.NodeInfoGcsServiceStub(channel)
+        try:
+            reply = stub.GetClusterId(messages.GetClusterIdRequest(), timeout=timeout, wait_for_ready=True)
+        except grpc.RpcError as error:
+            raise _no_cluster(address, error, timeout) from None
+    return bytes(reply.cluster_id)
+
+
+def _probe_client(address: Address, timeout: float) -> bytes:
+    """Send a ping to the Ray client server (ray/core/generated/ray_client_pb2_grpc.py, 2.60)."""
+    import grpc
+
+    messages, services = _generated("ray_client")
+    ping = messages.ClusterInfoRequest(type=messages.ClusterInfoType.PING)
+    with _channel(address) as channel:
+        stub = services.RayletDriverStub(channel)
+        try:
+            stub.ClusterInfo(ping, timeout=timeout, wait_for_ready=True, metadata=[("client_id", "tpu_magics")])
+        except grpc.RpcError as error:
+            raise _no_cluster(address, error, timeout) from None
+    return b""
+
+
+def _generated(name: str) -> tuple[Any, Any]:
+    """Ray's protobuf messages and gRPC services of that name."""
+    package = "ray.core.generated"
+    return import_module(f"{package}.{name}_pb2"), import_module(f"{package}.{name}_pb2_grpc")
+
+
+@contextmanager
+def _channel(address: Address) -> Iterator[Any]:
+    """A gRPC channel as Ray opens it, with TLS and the token where they are set."""
+    utils: Any = import_module("ray._private.grpc_utils")  # read in 2.60
+    channel = utils.init_grpc_channel(address.target, options=[("grpc.enable_http_proxy", 0)])
+    try:
+        yield channel
+    finally:
+        channel.close()
+
+
+def _no_connection(address: Address, reason: str) -> TpuMagicsError:
+    return TpuMagicsError(
+        f"No Ray cluster answers at {address.text}.",
+        f"The connection to {address.target} failed: {reason}.",
+        _probe_advice(address),
+    )
+
+
+def _no_cluster(address: Address, error: Any, timeout: float) -> TpuMagicsError:
+    code = error.code().name
+    if code == "UNAUTHENTICATED":
+        return token_error(address)
+    if code == "UNIMPLEMENTED":
+        other = f"ray://{address.host}:{address.port}" if not address.client else f"{address.host}:{address.port}"
+        return TpuMagicsError(
+            f"The port at {address.text} belongs to another service of the Ray cluster.",
+            "ray://HOST:PORT needs the port of the Ray client server, HOST:PORT the port of the head node (GCS).",
+            f"Try --hosts {other}, or check the ports that `ray start --head` was given "
+            f"(--port, default {GCS_PORT}; --ray-client-server-port, default {CLIENT_PORT}).",
+        )
+    answer = f"no answer within {timeout:.0f} s" if code == "DEADLINE_EXCEEDED" else str(error.details() or code)
+    return TpuMagicsError(
+        f"No Ray cluster answers at {address.text}.",
+        f"A program listens on this port, but it is not a Ray cluster: {answer}.",
+        _probe_advice(address),
+    )
+
+
+def _probe_advice(address: Address) -> str:
+    if address.source:
+        return (
+            f"The cluster in {address.source} has ended or cannot be reached. Check `ray status`, start a cluster with "
+            "`!ray start --head`, or connect to another one with --hosts ray://HOST:PORT"
+        )
+    port = "--ray-client-server-port" if address.client else "--port"
+    return (
+        "On the head node, check that the cluster runs (`ray status`) and that this is the port of `ray start --head "
+        f"{port}=...`. Check that no firewall blocks this machine."
     )

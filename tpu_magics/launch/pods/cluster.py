@@ -1,7 +1,7 @@
 """This process's connection to a Ray cluster: connecting, the cluster's nodes, disconnecting.
 
 Ray's `init` waits 40 s for an address that does not answer, and prints each attempt. So `connect` first probes the
-address with a deadline (probe.py).
+address with a deadline (address.py).
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from importlib import import_module
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch.pods import auth_token
-from tpu_magics.launch.pods.address import CLIENT_PORT, LOCAL, Address
-from tpu_magics.launch.pods.probe import TIMEOUT, probe_cluster
+from tpu_magics.launch.pods.address import CLIENT_PORT, LOCAL, PROBE_SECONDS, Address, load_token, probe_cluster
 
 SHORT_TIMEOUT = 2.0  # seconds, for a probe at the end of a run
 # The Ray client server forks a process for each client while its own threads run, and that process sometimes dies at
@@ -86,7 +84,7 @@ def connect(address: Address) -> None:
             _require_same(address)
             return
         if not ray.is_initialized():
-            auth_token.load_token(address)
+            load_token(address)
         found = probe_cluster(address)
         if ray.is_initialized() and (Connection.address, Connection.cluster) == (address, found):
             return
@@ -120,7 +118,7 @@ def _silence_worker_logs(on: bool) -> None:
     worker._worker_logs_enabled = not on
 
 
-def require_answer(timeout: float = TIMEOUT) -> None:
+def require_answer(timeout: float = PROBE_SECONDS) -> None:
     """Raise TpuMagicsError if the head of the connected cluster is gone, or if another cluster has its address. Ray
     itself would wait forever, because of the last of RAY_SETTINGS."""
     address = Connection.address or notebook_connection("ray")

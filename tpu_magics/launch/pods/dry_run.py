@@ -79,7 +79,7 @@ def payload_size(
 
 def _pack(work: Work) -> Bundle:
     from tpu_magics.launch.pods import payload
-    from tpu_magics.launch.pods.pickling_errors import pack_payload
+    from tpu_magics.launch.pods.payload import pack_payload
 
     current = session.current
     current.backend.prepare()

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.host import free_disk
-from tpu_magics.launch.pods.host_task import BUNDLE, DISPLAYS, LOG, OUTPUT, RECORDS, RESULTS, TASK, HostTask, read_state
-from tpu_magics.runs import private_folders
+from tpu_magics.launch.pods.pod import BUNDLE, DISPLAYS, LOG, OUTPUT, RECORDS, RESULTS, TASK, HostTask, read_state
+from tpu_magics.runs import temporary_folders
 from tpu_magics.runs.files import RunFiles, private_root
 
 CHUNK_BYTES = 4 << 20  # of files in one answer, and as many again of records
@@ -40,10 +40,10 @@ class HostActor:
     """One host of a run."""
 
     def __init__(self, name: str) -> None:
-        root = private_folders.private_or_new(private_root() / "hosts")  # pickles are loaded from there
-        private_folders.remove_orphans(root)
+        root = temporary_folders.private_or_new(private_root() / "hosts")  # pickles are loaded from there
+        temporary_folders.remove_orphans(root)
         self.folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=root))
-        private_folders.note_owner(self.folder)
+        temporary_folders.note_owner(self.folder)
         self.process: subprocess.Popen[bytes] | None = None
 
     def describe(self, ports: int) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class HostActor:
             except subprocess.TimeoutExpired:
                 os.killpg(self.process.pid, signal.SIGKILL)  # its workers die with it
                 self.process.wait()
-        private_folders.remove_scratch(RunFiles(self.folder))
+        temporary_folders.remove_scratch(RunFiles(self.folder))
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -153,7 +153,7 @@ def _read_new(path: Path, offset: int, most: int) -> FileChunk | None:
             return None  # the usual case, without opening the file: a run may have thousands of displays
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            start = offset if offset <= size else 0  # emptied by the user's own command (see launch/relay.py)
+            start = offset if offset <= size else 0  # emptied by the user's own command (see launch/streams.py)
             file.seek(start)
             data = file.read(min(most, size - start))
     except OSError:

@@ -24,11 +24,11 @@ from tpu_magics.host.memory import host_memory
 from tpu_magics.launch import process, supervisor, worker
 from tpu_magics.launch.errors import failure
 from tpu_magics.launch.pods import bundle, payload
-from tpu_magics.launch.pods.host_task import BUNDLE, ENDED, REFUSED, RUNNING, TASK, HostState, HostTask
-from tpu_magics.launch.relay import NoScreen, Relay
+from tpu_magics.launch.pods.pod import BUNDLE, ENDED, REFUSED, RUNNING, TASK, HostState, HostTask
 from tpu_magics.launch.state.snapshot import take_snapshot
+from tpu_magics.launch.streams import NoScreen, Relay
 from tpu_magics.runs.files import RunFiles
-from tpu_magics.runs.private_folders import make_scratch
+from tpu_magics.runs.temporary_folders import make_scratch
 
 
 def main(folder: Path) -> int:

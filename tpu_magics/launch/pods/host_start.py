@@ -1,4 +1,5 @@
-"""Starts a run on its hosts: puts the bundle into Ray's object store, starts an actor and a process on each host.
+"""Starts a run on its hosts: puts the bundle into Ray's object store, starts an actor and a process on each host; calls
+the actors, and tells what Ray's errors mean. `ray.shutdown()` waits for each call.
 
 The bundle and each large array are stored once, and Ray copies them to each host once.
 """
@@ -6,20 +7,93 @@ The bundle and each large array are stored once, and Ray copies them to each hos
 from __future__ import annotations
 
 import contextlib
+import functools
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.plan import mb
-from tpu_magics.launch.pods import slices
-from tpu_magics.launch.pods.actor_calls import error_text, ray_call
+from tpu_magics.launch.pods import cluster, slices
 from tpu_magics.launch.pods.bundle import Bundle
 from tpu_magics.launch.pods.host_actor import HostActor
-from tpu_magics.launch.pods.host_task import HostTask
-from tpu_magics.launch.pods.pod import Pod, PodHost
+from tpu_magics.launch.pods.pod import HostTask, Pod, PodHost
+
+CLOSED = "this notebook's connection to the cluster was closed (ray.shutdown())"
+SILENCE_SECONDS = 20.0  # without an answer, after which a host counts as lost
+
+_lock = threading.RLock()
+
+
+@contextmanager
+def ray_call() -> Iterator[Any]:
+    """The module `ray`, for a short call; `ray.shutdown()` waits until it ends. Raises ConnectionError if there is no
+    connection.
+
+    A run in the background calls Ray from a thread. If the notebook closes the connection meanwhile, Ray ends that
+    thread or the whole kernel (GetCoreWorker in its core_worker_process.cc), and a later call would start a cluster.
+    """
+    with _lock:
+        if not cluster.is_connected():
+            raise ConnectionError(CLOSED)
+        ray: Any = import_module("ray")
+        _serialize_shutdown(ray)
+        try:
+            yield ray
+        except SystemExit as error:  # from Ray, if it was shut down in another way
+            raise ConnectionError(CLOSED) from error
+
+
+def _serialize_shutdown(ray: Any) -> None:
+    if getattr(ray.shutdown, "waits_for_tpu_magics", False):
+        return
+
+    @functools.wraps(ray.shutdown)
+    def shutdown(*args: Any, **options: Any) -> Any:
+        with _lock:
+            return shutdown.__wrapped__(*args, **options)
+
+    shutdown.waits_for_tpu_magics = True  # type: ignore[attr-defined]
+    ray.shutdown = shutdown
+
+
+def submit(method: Any, *args: Any) -> Any:
+    """Call a method of an actor; returns the call's object reference."""
+    with ray_call():
+        return method.remote(*args)
+
+
+def get_result(call: Any, timeout: float | None = SILENCE_SECONDS) -> Any:
+    with ray_call() as ray:
+        return ray.get(call, timeout=timeout)
+
+
+def error_text(error: Exception) -> str:
+    """Ray's error for an actor that does not answer, in one line."""
+    kinds = {
+        "ActorDiedError": "its process died",
+        "ActorUnavailableError": "it cannot be reached",
+        "NodeDiedError": "its node died",
+        "GetTimeoutError": f"it did not answer for {SILENCE_SECONDS:.0f} s",
+        "ObjectStoreFullError": "its object store is full",
+        "OutOfMemoryError": "Ray killed its process because of low memory",
+    }
+    kind = type(error).__name__
+    if isinstance(error, ConnectionError) and str(error) == CLOSED:
+        return CLOSED
+    if kind in kinds and "in its creation task" not in str(error):  # then the cause is in our code (Ray 2.60)
+        return kinds[kind]
+    text = next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "")
+    return f"{kind}: {text}"[:300]
+
+
+# -- starting ---------------------------------------------------------------------------------------------------------
+
 
 ACTOR_START_SECONDS = 60.0  # in which each host must start its actor
 PROCESS_START_SECONDS = 120.0  # in which it must receive the bundle and start its process,

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.launch import process, supervisor
-from tpu_magics.launch.pods.actor_calls import SILENCE_SECONDS, error_text, get_result, ray_call, submit
 from tpu_magics.launch.pods.host_actor import CHUNK_BYTES, FileChunk
-from tpu_magics.launch.pods.host_start import close_actors
-from tpu_magics.launch.pods.host_task import LOG, REFUSED, RESULTS, is_result_file, is_streamed_file
-from tpu_magics.launch.pods.pod import Pod, PodHost
+from tpu_magics.launch.pods.host_start import SILENCE_SECONDS, close_actors, error_text, get_result, ray_call, submit
+from tpu_magics.launch.pods.pod import LOG, REFUSED, RESULTS, Pod, PodHost, is_result_file, is_streamed_file
 from tpu_magics.launch.supervisor import GATHER, Supervisor, WorkerProcess
 from tpu_magics.runs.events import Event, Start
 

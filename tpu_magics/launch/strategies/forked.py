@@ -10,27 +10,17 @@ from typing import Any
 
 from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.host import Host
-from tpu_magics.launch import (
-    object_graph,
-    partial_results,
-    plan,
-    preconditions,
-    process,
-    results,
-    session,
-    supervisor,
-    worker,
-)
+from tpu_magics.launch import object_graph, plan, preconditions, process, results, session, supervisor, worker
 from tpu_magics.launch.errors import base, diagnosis
 from tpu_magics.launch.errors import failure as failures
+from tpu_magics.launch.notebook import RunObserver
 from tpu_magics.launch.plan import Options, Plan
-from tpu_magics.launch.relay import Relay, Screen
 from tpu_magics.launch.request import Request
 from tpu_magics.launch.run import Strategy, TrainingRun, show_results
-from tpu_magics.launch.run_observer import RunObserver
 from tpu_magics.launch.state.snapshot import StateSnapshot, take_snapshot
-from tpu_magics.runs.private_folders import make_scratch
+from tpu_magics.launch.streams import Relay, Screen
 from tpu_magics.runs.reader import Run
+from tpu_magics.runs.temporary_folders import make_scratch
 
 BUSY_PATIENCE = 30.0  # seconds: a device stays busy for so long after its holder was killed
 BUSY_PAUSE = 2.0  # seconds between attempts
@@ -233,22 +223,20 @@ class ForkedStrategy(Strategy):
         """With --keep-partial: load the weights of rank 0's last step, and say so in the error."""
         if not run.plan.keep_partial:
             return error
-        step = partial_results.step_of(run.folder)
+        step = results.partial_step(run.folder)
         try:
             if step is None:
-                raise TpuMagicsError(partial_results.reason_missing(run.folder, watch.workers))
+                raise TpuMagicsError(results.reason_partial_missing(run.folder, watch.workers))
             loaded = self.load(run, 1)
             _record_warnings(run, loaded)
             show_results(loaded)
         except (TpuMagicsError, OSError) as failed:
             reason = failed.what if isinstance(failed, TpuMagicsError) else str(failed)
-            return partial_results.with_sentence(
+            return results.with_sentence(
                 error, f"Nothing was kept (--keep-partial): {reason.rstrip('.')}. {base.UNCHANGED}"
             )
-        run.folder.update(kept=partial_results.describe(step), models=list(run.models))
-        return partial_results.with_sentence(
-            error, f"Kept in the notebook: {partial_results.describe(step)} (--keep-partial)."
-        )
+        run.folder.update(kept=results.partial_text(step), models=list(run.models))
+        return results.with_sentence(error, f"Kept in the notebook: {results.partial_text(step)} (--keep-partial).")
 
     def load(self, run: TrainingRun, ranks: int) -> results.RunResults:
         backend, background = session.current.backend, run.options.background

@@ -28,10 +28,10 @@ from tpu_magics.backends.base import (
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host, free_disk
 from tpu_magics.launch import frames, preconditions, process, results, session, tee
+from tpu_magics.launch.notebook import RunObserver
 from tpu_magics.launch.plan import Options, Plan, mb
 from tpu_magics.launch.request import Request
 from tpu_magics.launch.run import Strategy, TrainingRun
-from tpu_magics.launch.run_observer import RunObserver
 from tpu_magics.launch.strategies import rollback
 from tpu_magics.launch.watchdog import TIMEOUT, Watchdog
 from tpu_magics.runs import events

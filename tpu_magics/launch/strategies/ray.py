@@ -16,13 +16,12 @@ from tpu_magics.launch.errors import failure as failures
 from tpu_magics.launch.plan import Options, Plan
 from tpu_magics.launch.pods import cluster, host_selection, host_start, payload
 from tpu_magics.launch.pods.bundle import Bundle
-from tpu_magics.launch.pods.host_task import HostTask
-from tpu_magics.launch.pods.pickling_errors import pack_payload
-from tpu_magics.launch.pods.pod import Pod
+from tpu_magics.launch.pods.payload import pack_payload
+from tpu_magics.launch.pods.pod import HostTask, Pod
 from tpu_magics.launch.pods.remote_supervisor import Link, RemoteSupervisor, make_links
-from tpu_magics.launch.relay import Relay
 from tpu_magics.launch.run import TrainingRun
 from tpu_magics.launch.strategies.forked import ForkedStrategy
+from tpu_magics.launch.streams import Relay
 
 
 class RayStrategy(ForkedStrategy):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tpu_magics.backends.base import LocalBackend, RecompileLimit, SavedState
 from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
 from tpu_magics.launch import frames
-from tpu_magics.launch.errors import base, recompiles
+from tpu_magics.launch.errors import base, hangs
 from tpu_magics.launch.errors.failure import Failure, WorkerOutcome, error_record
 from tpu_magics.launch.watchdog import INTERRUPT, TIMEOUT
 from tpu_magics.runs import events
@@ -99,7 +99,7 @@ def _explain_stop(
             run=path,
         )
     if isinstance(error, RecompileLimit):
-        explanation = recompiles.too_many(*_as_failure(run, strategy.records.started, error))
+        explanation = hangs.too_many_recompiles(*_as_failure(run, strategy.records.started, error))
         if explanation is not None:
             details = [*explanation.details, *(["", *lines] if lines else [])]
             return TrainingFailed(

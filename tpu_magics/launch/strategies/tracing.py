@@ -16,11 +16,11 @@ from tpu_magics.host import Host
 from tpu_magics.host.memory import host_memory
 from tpu_magics.launch import plan, process, results, session, worker
 from tpu_magics.launch.plan import Options, Plan
-from tpu_magics.launch.relay import NoScreen, Screen
 from tpu_magics.launch.request import Request
 from tpu_magics.launch.run import TrainingRun, prepare
 from tpu_magics.launch.strategies.forked import ForkedStrategy
-from tpu_magics.runs import locked_folders
+from tpu_magics.launch.streams import NoScreen, Screen
+from tpu_magics.runs import temporary_folders
 from tpu_magics.runs.folder import RunFolder
 from tpu_magics.runs.reader import Run
 
@@ -50,10 +50,10 @@ def traced(request: Request, options: Options, tracing_options: TracingOptions) 
     options.check()
     session.current.refuse_second()
     process.require_main_thread()
-    temporary: locked_folders.LockedFolder | None = None
+    temporary: temporary_folders.LockedFolder | None = None
     try:
         with process.interrupts_held():
-            temporary = locked_folders.make()
+            temporary = temporary_folders.make_locked()
         strategy = TracingStrategy(tracing_options, temporary.path)
         options = replace(options, spmd=tracing_options.devices, processes=None, steps=None, background=False)
         run = prepare(request, options, strategy)

@@ -20,7 +20,7 @@ from tpu_magics.backends.observe import measurements
 from tpu_magics.backends.torch_xla.observe.observer import TorchObserver
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaDumps
 from tpu_magics.backends.torch_xla.precision import TorchPrecisionWatch
-from tpu_magics.runs import value_log
+from tpu_magics.runs import meter
 from tpu_magics.runs.events import Event, Value, only
 from tpu_magics.runs.writer import EventWriter
 
@@ -408,10 +408,10 @@ def test_each_rank_has_its_own_values() -> None:
 
 
 def test_outside_a_worker_log_does_nothing(runs: Path) -> None:
-    assert value_log._recorder is None
+    assert meter._recorder is None
     tpu_magics.log(loss=torch.ones(1), text="x")
     run(logs_from_all)
-    assert value_log._recorder is None  # the worker's recorder stayed in the worker
+    assert meter._recorder is None  # the worker's recorder stayed in the worker
 
 
 def logs_from_loaders() -> int:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tpu_magics.backends import hlo
 from tpu_magics.backends.observe.compiles import CompileReport
-from tpu_magics.runs import locked_folders
+from tpu_magics.runs import temporary_folders
 
 _MODULE = re.compile(r"module_(\d+)\.(.*)$")
 _FORBIDDEN = re.compile(r"\W", re.ASCII)
@@ -169,7 +169,7 @@ def _enable(device: str) -> DumpSetup:
     if "xla_dump_to" in os.environ.get(_VARIABLE, ""):
         return _user_folder(os.environ[_VARIABLE], device)
     try:
-        folder = locked_folders.make()
+        folder = temporary_folders.make_locked()
     except OSError as error:
         return DumpSetup(None, f"no temporary folder could be created: {error.strerror or error}")
     dumps = folder.path / "dumps"
@@ -220,7 +220,7 @@ def _texts(folder: Path) -> dict[str, int]:
     return {one.name: one.stat().st_mtime_ns for one in folder.iterdir() if one.name.endswith(NAMED)}
 
 
-def _remove(folder: locked_folders.LockedFolder, owner: int) -> None:
+def _remove(folder: temporary_folders.LockedFolder, owner: int) -> None:
     if os.getpid() == owner:  # not in a forked child
         folder.remove()
 

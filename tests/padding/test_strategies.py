@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpu_magics.padding.bucket_bounds import Buckets, best_buckets
 from tpu_magics.padding.sampler import BucketBatches
+from tpu_magics.padding.strategies import Buckets, best_buckets
 
 
 def slots_of(bounds: Sequence[int], counts: Mapping[int, int], group: int, ranks: int) -> int | None:
