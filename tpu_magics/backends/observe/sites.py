@@ -45,7 +45,9 @@ class Sites:
 
     def user_frame(self, frame: FrameType | None) -> FrameType | None:
         """The innermost frame of the user's code."""
-        return next((one for one in outwards(frame) if self.is_user_code(one.f_code.co_filename)), None)
+        while frame is not None and not self.is_user_code(frame.f_code.co_filename):
+            frame = frame.f_back
+        return frame
 
     def of_frame(self, frame: FrameType | None) -> Site:
         """The site of a running stack; the outermost line if none is the user's."""

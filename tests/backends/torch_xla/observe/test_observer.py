@@ -17,6 +17,7 @@ from tests.backends.torch_xla.loops import sgd
 from tests.launch.launching import run
 from tpu_magics.backends.base import ObserverConfig
 from tpu_magics.backends.observe import measurements
+from tpu_magics.backends.torch_xla.observe import hooks
 from tpu_magics.backends.torch_xla.observe.observer import TorchObserver
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaDumps
 from tpu_magics.backends.torch_xla.precision import TorchPrecisionWatch
@@ -493,3 +494,32 @@ def test_a_loaders_batch_is_one_step_at_most(watched: tuple[TorchObserver, Calla
     watcher.on_loader_end()
     sync()
     assert watcher.total_steps == 3
+
+
+def test_hooks_leave_nothing_behind(watched: tuple[TorchObserver, Callable[[], None]]) -> None:
+    import torch_xla
+
+    def hooked() -> list[Any]:
+        owners = (torch.Tensor, torch.nn.Module, torch.autograd, torch_xla._XLAC, torch.utils.data.dataloader)
+        return [list(sys.meta_path), *(dict(vars(owner)) for owner in owners)]
+
+    before = hooked()
+    with hooks.installed(watched[0]):
+        assert hooked() != before
+    assert hooked() == before
+
+
+def test_the_hooks_of_a_step_do_nothing_when_nothing_ran(
+    watched: tuple[TorchObserver, Callable[[], None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watcher, sync = watched
+    ran: list[str] = []
+    monkeypatch.setattr(watcher, "on_run", lambda _frame, _trigger, when="": ran.append(when))
+    with hooks.installed(watcher):
+        torch.ones((), requires_grad=True).backward()
+        assert ran == [] and not watcher.ran()
+        watcher.value = lambda name: 5 if name == "CachedCompile" else 0
+        torch.ones((), requires_grad=True).backward()
+    assert ran == ["before backward", "after backward"] and watcher.ran()
+    sync()
+    assert not watcher.ran()

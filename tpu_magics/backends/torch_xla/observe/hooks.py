@@ -49,7 +49,8 @@ def _once(undo: Callable[[], None]) -> Callable[[], None]:
 def _before_dynamo(take_off: Callable[[], None]) -> Callable[[], None]:
     """torch.compile traces through a tensor's methods, and our wrappers: they are removed before it begins (torch 2.9:
     torch/_dynamo/callback.py). Afterwards reads are only known by the graphs they run."""
-    registered: list[Callable[[], None]] = []
+    waiting = PostImport()
+    undo = [waiting.remove]
 
     def imported(module: Any) -> None:
         def start(*_args: Any) -> None:
@@ -57,10 +58,10 @@ def _before_dynamo(take_off: Callable[[], None]) -> Callable[[], None]:
 
         handler = module.callback_handler
         handler.register_start_callback(start)
-        registered.append(lambda: handler.remove_start_callback(start))
+        undo.append(lambda: handler.remove_start_callback(start))
 
-    PostImport().when_imported("torch._dynamo.callback", imported)
-    return lambda: _all(registered)()
+    waiting.when_imported("torch._dynamo.callback", imported)
+    return _all(undo)
 
 
 def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], None]:
@@ -95,7 +96,8 @@ def _syncs(observer: TorchObserver) -> Callable[[], None]:
     def marker(original: Any) -> Any:
         @functools.wraps(original)
         def step_marker(*args: Any, **kwargs: Any) -> Any:
-            observer.before_sync(sys._getframe(1))
+            if observer.ran():  # triggered by something else, e.g. a shape that depends on values
+                observer.on_run(sys._getframe(1), "library")
             result = xla_dumps.run(original, *args, **kwargs)
             observer.after_sync(sys._getframe(1))
             return result
@@ -215,10 +217,14 @@ def _training(observer: TorchObserver) -> Callable[[], None]:
     def backward(original: Any) -> Any:
         @functools.wraps(original)
         def noted(*args: Any, **kwargs: Any) -> Any:
-            frame = sys._getframe(1)
-            observer.before_backward(frame)
+            observer.before_backward()
+            if observer.ran():
+                observer.on_run(sys._getframe(1), "library", "before backward")
             result = original(*args, **kwargs)
-            observer.after_backward(frame, args[0] if args else kwargs.get("tensors"))
+            if observer.ran():
+                observer.on_run(sys._getframe(1), "library", "after backward")
+            if not observer.backward_on_device:
+                observer.after_backward(sys._getframe(1), args[0] if args else kwargs.get("tensors"))
             return result
 
         return noted
@@ -231,8 +237,8 @@ def _training(observer: TorchObserver) -> Callable[[], None]:
 
         return entered
 
-    before = register_optimizer_step_pre_hook(lambda one, _args, _kwargs: observer.before_optimizer_step(one))
-    after = register_optimizer_step_post_hook(lambda one, _args, _kwargs: observer.after_optimizer_step(one))
+    before = register_optimizer_step_pre_hook(observer.before_optimizer_step)
+    after = register_optimizer_step_post_hook(observer.after_optimizer_step)
     return _all(
         [
             *(before.remove, after.remove),
@@ -274,19 +280,10 @@ def _gathers(observer: TorchObserver) -> Callable[[], None]:
 
 def _tracker(observer: TorchObserver) -> Callable[[], None]:
     """Send `accelerator.log(...)` to the run's records through an accelerate tracker (1.15)."""
-    undo: list[Callable[[], None]] = []
-    wanted = [True]
-
-    def imported(module: Any) -> None:
-        if wanted:
-            undo.append(_track(module.Accelerator, observer))
-
-    def stop() -> None:
-        wanted.clear()
-        _all(undo)()
-
-    PostImport().when_imported("accelerate.accelerator", imported)
-    return stop
+    waiting = PostImport()
+    undo = [waiting.remove]
+    waiting.when_imported("accelerate.accelerator", lambda module: undo.append(_track(module.Accelerator, observer)))
+    return _all(undo)
 
 
 def _track(accelerator: Any, observer: TorchObserver) -> Callable[[], None]:

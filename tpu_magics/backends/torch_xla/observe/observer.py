@@ -89,12 +89,6 @@ class TorchObserver(Observer[TorchCompileEvidence]):
         return not (self.closed or self.stopped) and threading.get_ident() == self.thread
 
     # -- steps ------------------------------------------------------------------------------------------------------
-    @guarded
-    def before_sync(self, frame: FrameType) -> None:
-        """What ran since the last hook was triggered by something else, e.g. a shape that depends on values."""
-        if threading.get_ident() == self.thread:
-            self._record_run(frame, "library")
-
     def after_sync(self, frame: FrameType) -> None:
         """Count a step if anything ran since the last one, but at most one for each batch of an XLA loader."""
         if self.closed or threading.get_ident() != self.thread:
@@ -156,6 +150,10 @@ class TorchObserver(Observer[TorchCompileEvidence]):
         self.loading = False
 
     # -- what runs --------------------------------------------------------------------------------------------------
+    def ran(self) -> bool:
+        """Whether a graph ran that is not recorded. Hooks ask this before they do more: mostly nothing ran."""
+        return (self.value("UncachedCompile") or 0) + (self.value("CachedCompile") or 0) != self.executed
+
     @guarded
     def on_run(self, frame: FrameType, trigger: str, when: str = "") -> None:
         """Something may have run that is not a step."""
@@ -275,7 +273,7 @@ class TorchObserver(Observer[TorchCompileEvidence]):
     @guarded
     def on_read(self, frame: FrameType, tensor: Any, value: Any, seconds: float) -> None:
         """The host read a tensor."""
-        cut = self._record_run(frame, "read")
+        cut = self.ran() and self._record_run(frame, "read")
         site = self.sites.of_frame(frame)
         cut = cut or self._read_after_cut(frame, tensor, site)
         if cut:
@@ -311,14 +309,13 @@ class TorchObserver(Observer[TorchCompileEvidence]):
         finally:
             self.moving -= 1
 
-    def before_backward(self, frame: FrameType) -> None:
+    def before_backward(self) -> None:
         self.events.backward = True
         self.batches.backwards += 1
-        self.on_run(frame, "library", "before backward")
 
     def after_backward(self, frame: FrameType, tensors: Any) -> None:
-        self.on_run(frame, "library", "after backward")
-        self.backward_on_device = self.backward_on_device or step_events.any_on_device(tensors)
+        """Until a backward pass was on the device."""
+        self.backward_on_device = step_events.any_on_device(tensors)
         if not self.backward_on_device and self.host_training is None:
             self._find_host_training(frame)
 
@@ -327,12 +324,12 @@ class TorchObserver(Observer[TorchCompileEvidence]):
         self.host_training = snapshot.find_host_training(frame, self.sites)
 
     @guarded
-    def before_optimizer_step(self, optimizer: Any) -> None:
+    def before_optimizer_step(self, optimizer: Any, *_: Any) -> None:
         self.events.before_optimizer_step(optimizer)
         self.had_state = any(optimizer.state.values())
 
     @guarded
-    def after_optimizer_step(self, optimizer: Any) -> None:
+    def after_optimizer_step(self, optimizer: Any, *_: Any) -> None:
         if threading.get_ident() == self.thread:
             self.events.after_optimizer_step(self.had_state, self.had_state or any(optimizer.state.values()))
             self.batches.on_optimizer_step()
