@@ -87,6 +87,18 @@ class Steps(Event):
 
 
 @dataclass(frozen=True)
+class Total(Event):
+    """How many steps the rank's whole training has, as far as its program tells; a later record replaces an earlier.
+    `steps`: those already done included; 0: not known any longer. `source`: where it comes from, e.g. "64 batches x 3
+    epochs", "Trainer.max_steps", "--steps"."""
+
+    kind: ClassVar[str] = "total"
+    terse: ClassVar[bool] = True
+    steps: int = 0
+    source: str = ""
+
+
+@dataclass(frozen=True)
 class Value(Event):
     """What the user logged under `name`. `step`: total steps when it was logged.
 
@@ -177,8 +189,9 @@ CAUSES = (
     "new-code",
     "unknown",
 )
-# Of them, those that every correct program has: one graph for each part of a training, one after the first step.
-EXPECTED_CAUSES = ("new-part", "optimizer-state")
+# Of them, those that correct programs have: one graph for each part of a training, one after the first step, one for
+# evaluation.
+EXPECTED_CAUSES = ("new-part", "optimizer-state", "mode-switch")
 
 
 @dataclass(frozen=True)
@@ -350,7 +363,8 @@ class Metrics(Event):
 class RuleFinding(Event):
     """A rule of XLA or of the launcher that the code breaks, found before the run (check/). `code`: e.g. "TPU101";
     `group`: e.g. "values"; `column` counts from 1; `message` says what, `why` and `fix` one sentence each; `advice`:
-    a note, nothing is broken. `site.id` is the number of the finding, from 0."""
+    a note, nothing is broken. `site.id` is the number of the finding, from 0. `name`: of the rule, e.g.
+    "branch-on-value"."""
 
     kind: ClassVar[str] = "finding"
     code: str = ""
@@ -361,6 +375,7 @@ class RuleFinding(Event):
     why: str = ""
     fix: str = ""
     advice: bool = False
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -410,7 +425,7 @@ STOPPED = "stopped"  # status of the last record of a rank that was stopped on r
 KINDS: dict[str, type[Event]] = {
     cls.kind: cls
     for cls in (
-        *(Start, Phase, Steps, Value, Memory, Display, Warned, End),
+        *(Start, Phase, Steps, Total, Value, Memory, Display, Warned, End),
         *(Compile, Transfer, Read, Fallback, Cache, Times, Precision, Batch, Divergence, Digest, Mesh, Metrics),
         RuleFinding,
     )

@@ -198,6 +198,57 @@ def many_steps() -> None:
     made(steps_per_execution=4).fit(*arrays(), batch_size=4, verbose=0)
 
 
+def later_epochs() -> None:
+    made().fit(*arrays(), batch_size=8, epochs=5, initial_epoch=2, validation_data=arrays(16), verbose=0)
+
+
+def some_steps_each_epoch() -> None:
+    made().fit(pipeline(40, 8).repeat(), steps_per_epoch=4, epochs=2, verbose=0)
+
+
+def data_that_end_in_an_epoch() -> None:
+    made().fit(pipeline(40, 8), steps_per_epoch=3, epochs=2, verbose=0)
+
+
+def unknown_number() -> None:
+    made().fit(pipeline(40, 8).filter(lambda *_: True), epochs=2, verbose=0)
+
+
+def stops_early() -> None:
+    class Stopping(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.stop_training = epoch == 1
+
+    made().fit(*arrays(), batch_size=8, epochs=5, callbacks=[Stopping()], verbose=0)
+
+
+def loop_over_a_dataset() -> None:
+    variable = weight()
+
+    @tf.function(jit_compile=True)
+    def step(x: Any, y: Any) -> Any:
+        variable.assign_sub(0.01 * tf.reduce_mean(x - y) * variable)
+
+    for _epoch in range(2):
+        for x, y in pipeline(64):
+            step(x, y)
+
+
+def loop_over_a_distributed_dataset() -> None:
+    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+    with strategy.scope():
+        variable = weight()
+
+    @tf.function(jit_compile=True)
+    def step(x: Any, y: Any) -> Any:
+        variable.assign_sub(0.01 * tf.reduce_mean(x - y) * variable)
+
+    batches = strategy.experimental_distribute_dataset(pipeline(32))
+    for _epoch in range(3):
+        for x, y in batches:
+            strategy.run(step, args=(x, y))
+
+
 def no_steps() -> None:
     model = made()
     model.evaluate(*arrays(32), verbose=0)
@@ -318,6 +369,13 @@ OTHERS = (
     evaluated_after,
     under_a_tape,
     many_steps,
+    later_epochs,
+    some_steps_each_epoch,
+    data_that_end_in_an_epoch,
+    unknown_number,
+    stops_early,
+    loop_over_a_dataset,
+    loop_over_a_distributed_dataset,
     no_steps,
     other_steps,
     strategy_steps,

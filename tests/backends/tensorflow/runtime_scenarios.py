@@ -28,7 +28,7 @@ from tpu_magics.backends.base import Placement
 from tpu_magics.backends.tensorflow import keras_settings, runtime
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import inspect_host
-from tpu_magics.host.problem import Problem
+from tpu_magics.host.problem import HostProblem
 
 fake.logical_cpus()
 
@@ -38,7 +38,7 @@ class Host:
     """As far as runtime.py asks."""
 
     device: str = "TPU"
-    problems: tuple[Problem, ...] = field(default_factory=tuple)
+    problems: tuple[HostProblem, ...] = field(default_factory=tuple)
 
 
 def told(placed: Placement) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def plain_tensorflow_really() -> Any:
 
 def problems_of_the_host() -> Any:
     def refused(about: str, state: str = "broken", device: str = "TPU") -> Any:
-        problem = Problem(about, "What.", "Why.", "command", "then", state)
+        problem = HostProblem(about, "What.", "Why.", "command", "then", state)
         with fake.present(fake.v3_8()):
             fresh()
             return error_of(lambda: runtime.initialise("", "", Host(device, (problem,))))

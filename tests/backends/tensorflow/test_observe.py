@@ -235,6 +235,33 @@ def test_steps_are_the_calls_that_train(found: dict[str, Any], name: str) -> Non
     assert not STEPS[name] or sum(one.get("compiled", 0) for one in events) > 0
 
 
+TOTALS = {
+    "keras_last_batch": [(6, "3 batches x 2 epochs")],
+    "evaluated": [(2, "2 batches")],  # validation is no step
+    "many_steps": [(10, "10 batches")],
+    "later_epochs": [(15, "5 batches x 3 epochs")],
+    "some_steps_each_epoch": [(8, "4 batches x 2 epochs")],
+    "stops_early": [(25, "5 batches x 5 epochs"), (10, "5 batches x 5 epochs")],
+    "loop_over_a_dataset": [(8, "4 batches x 2 epochs")],
+    "loop_over_a_distributed_dataset": [(6, "2 batches x 3 epochs")],
+    "data_that_end_in_an_epoch": [],
+    "unknown_number": [],
+    "compiled_in_loop": [],  # fit is called in a loop
+    "python_number": [],
+}
+
+
+@pytest.mark.parametrize("name", TOTALS)
+def test_the_number_of_all_steps_is_known_ahead(found: dict[str, Any], name: str) -> None:
+    totals = [(one["steps"], one["source"]) for one in of(found[name], "total")]
+    assert totals == TOTALS[name]
+    assert not totals or totals[-1][0] == found[name]["numbers"][0]
+
+
+def test_a_limit_of_steps_bounds_it(found: dict[str, Any]) -> None:
+    assert [(one["steps"], one["source"]) for one in of(found["two steps"], "total")] == [(2, "--steps")]
+
+
 def test_a_limit_of_steps_comes_out_of_fit(found: dict[str, Any]) -> None:
     run = found["two steps"]
     assert run["raised"] == "StepLimit" and run["numbers"][0] == 2

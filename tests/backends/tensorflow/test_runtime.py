@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tpu_magics.backends.tensorflow import runtime
+from tpu_magics.backends.tensorflow.availability import not_importable
 
 pytestmark = pytest.mark.process
 
@@ -181,7 +182,20 @@ def test_without_tensorflow() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )
-    assert "is not installed." in done.stdout and '%pip install "tpu-magics[tf]"' in done.stdout, done.stderr
+    assert "TensorFlow is not installed." in done.stdout and '%pip install "tpu-magics[tf]"' in done.stdout, done.stderr
+
+
+def test_where_make_lab_has_made_a_kernel_with_tensorflow_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = ModuleNotFoundError("No module named 'tensorflow'", name="tensorflow")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert "%pip install" in not_importable(error).todo
+    (tmp_path / "share/jupyter/kernels/tpu-magics-tensorflow").mkdir(parents=True)
+    assert not_importable(error).what == "TensorFlow is not installed."
+    assert not_importable(error).todo == (
+        'Choose the kernel "Python 3 (TensorFlow)", which has it (Kernel > Change Kernel), and run all cells again.'
+    )
 
 
 # -- precision -----------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar, cast
 from tpu_magics.backends.base import ObserverConfig, RecompileLimit, StepLimit, StopRequested
 from tpu_magics.backends.observe.compiles import CompileCause, CompileEvidence, History
 from tpu_magics.backends.observe.measurements import LoggedValues, PeriodicSampler, PrecisionWatch
+from tpu_magics.backends.observe.progress import TrainingProgress
 from tpu_magics.backends.observe.sites import Sites
 from tpu_magics.runs import events, meter
 from tpu_magics.runs.meter import StepMeter
@@ -66,6 +67,7 @@ class Observer(Generic[C]):
         self.precision = precision
         self.sites = Sites(config.cell_names, config.cell_ids, libraries)
         self.steps = StepMeter(writer)
+        self.progress = TrainingProgress(writer, self.steps, self.sites, config.max_steps)
         self.thread = threading.get_ident()
         self.compiled_in_step = False
         self.closed = False
@@ -121,6 +123,7 @@ class Observer(Generic[C]):
     def sample(self) -> None:
         """A sample of the runtime's statistics is due."""
         self.sampler.next_sample()
+        self.progress.check()
 
     def record_compile(self, compile_: C, first: CompileCause | None) -> None:
         """Find the cause of a compile and record it. `first`: a note for a first compile of its site."""

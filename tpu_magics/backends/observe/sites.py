@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import linecache
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import takewhile
 from types import FrameType
+from typing import Any
 
 from tpu_magics.runs.events import Site
 from tpu_magics.runs.origin import OWN, is_library, under
 
 _CODE_LENGTH = 200
+_OURS = 3  # references to the locals dict if nothing else holds it: the frame's, ours, and getrefcount's
 _DECIDING = (ast.If, ast.While, ast.IfExp, ast.Assert)
 StackLine = tuple[str, str, int]  # function, path, line
 
@@ -22,6 +26,16 @@ def outwards(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+def locals_of(frame: FrameType) -> dict[str, Any]:
+    """The local variables of a frame. Before Python 3.13, a function's frame keeps the dict of its locals, and with it
+    every tensor in it alive, which would change the next graph. So it is emptied, unless something else holds it."""
+    found = frame.f_locals
+    names = dict(found)
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(found) is dict and sys.getrefcount(found) <= _OURS:
+        found.clear()
+    return names
 
 
 class Sites:

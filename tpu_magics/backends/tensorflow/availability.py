@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Protocol
 
 from tpu_magics.backends.base import TPU_LOCAL
 from tpu_magics.errors import TpuMagicsError
 
+_KERNEL = ("share", "jupyter", "kernels", "tpu-magics-tensorflow")  # the Makefile's, which `make lab` installs
+_CHOOSE = 'Choose the kernel "Python 3 (TensorFlow)", which has it (Kernel > Change Kernel), and run all cells again.'
+_INSTALL = 'Run %pip install "tpu-magics[tf]" (on a TPU VM: "tpu-magics[tf-tpu]"), then restart the kernel.'
 _RESTART = "Restart the kernel and run %tpu_init first."
 
 
@@ -50,11 +55,9 @@ def not_importable(error: ImportError) -> TpuMagicsError:
     """The error for a failed import of TensorFlow or Keras."""
     missing = (error.name or "").partition(".")[0]
     if isinstance(error, ModuleNotFoundError) and missing in ("tensorflow", "keras"):
-        return TpuMagicsError(
-            f"{'TensorFlow' if missing == 'tensorflow' else 'Keras'} is not installed.",
-            "This notebook trains with TensorFlow.",
-            'Run %pip install "tpu-magics[tf]" (on a TPU VM: "tpu-magics[tf-tpu]"), then restart the kernel.',
-        )
+        name = "Keras" if missing == "keras" and find_spec("tensorflow") else "TensorFlow"
+        todo = _CHOOSE if Path(sys.prefix, *_KERNEL).is_dir() else _INSTALL
+        return TpuMagicsError(f"{name} is not installed.", "This notebook trains with TensorFlow.", todo)
     return TpuMagicsError("TensorFlow cannot be imported.", f"{type(error).__name__}: {error}", _RESTART)
 
 

@@ -228,7 +228,7 @@ def checking_fits(
 
     Args:
         placed: where training runs.
-        report: is called with each Problem that does not refuse.
+        report: is called with each problem that does not refuse.
         items: values that `data.problems` and `path_problems` have already checked.
         cells: file names of cells -> "In [n]".
         on_colab: how to log in to a bucket differs on Colab.

@@ -1,5 +1,5 @@
 """Lower a TensorFlow training step to HLO for preflight: a function's, or the first step of a run before it is
-executed."""
+executed. Importing this module imports no framework."""
 
 from __future__ import annotations
 
@@ -12,10 +12,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any
-
-import tensorflow as tf
-from tensorflow.compiler.xla import xla_data_pb2
-from tensorflow.compiler.xla.service import hlo_pb2
 
 from tpu_magics.backends.hlo.proto import number_ops
 from tpu_magics.backends.hlo.text import xla_name
@@ -196,6 +192,8 @@ def program_of(
     serialized: bytes, name: str, lines: Mapping[str, SourceLine], values: Sequence[ProgramInput]
 ) -> HloProgram:
     """Args: a serialized HloModuleProto; the step's name; op name -> source line; possible parameters."""
+    from tensorflow.compiler.xla.service import hlo_pb2
+
     module = hlo_pb2.HloModuleProto.FromString(serialized)
     _normalise_names(module, name)
     _replace_copies(module)
@@ -239,6 +237,8 @@ def _replace_copies(module: Any) -> None:
 
 
 def _hash(module: Any) -> str:
+    from tensorflow.compiler.xla.service import hlo_pb2
+
     bare = hlo_pb2.HloModuleProto()
     bare.CopyFrom(module)
     bare.name = bare.entry_computation_name = ""
@@ -257,6 +257,8 @@ def _dynamic(module: Any, lines: Mapping[str, SourceLine]) -> Iterator[tuple[str
 
 def _parameters(module: Any, values: Sequence[ProgramInput]) -> tuple[str, ...]:
     """The program's parameters are in the order of the values, without those that became constants."""
+    from tensorflow.compiler.xla import xla_data_pb2
+
     left = list(values)
     found = []
     for shape in module.host_program_shape.parameters:
@@ -290,11 +292,15 @@ class _FirstStep:
         self._seen: set[int] = set()
 
     def of_fit(self, model: Any, iterator: Any) -> None:
+        import tensorflow as tf
+
         data = getattr(iterator, "_distributed_dataset", None)
         if not self.found and isinstance(data, tf.data.Dataset):
             self._look(model, (data,), {})
 
     def of_function(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        import tensorflow as tf
+
         wanted = not (self.found or self._busy or id(function) in self._seen) and len(self._seen) < MOST
         theirs = getattr(function.python_function, "__module__", "") or ""
         if wanted and tf.executing_eagerly() and not theirs.startswith(("keras.", "tensorflow.")):

@@ -142,7 +142,7 @@ def _restore_variable(one: _StoredVariable, file: Any) -> list[str]:
 
 
 def placement_problems(items: Sequence[tuple[str, Any]], placed: Placement) -> Sequence[TrainingProblem]:
-    """Models, optimizers and metrics among `items` whose variables belong to another strategy, one Problem each."""
+    """Models, optimizers and metrics among `items` whose variables belong to another strategy, one problem each."""
     if placed.kind == DEFAULT and placed.strategy is tf.distribute.get_strategy():
         return []
     found = trackables.find(items)

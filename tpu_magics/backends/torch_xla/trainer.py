@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from tpu_magics.backends.torch_xla import trainer_progress
 from tpu_magics.backends.torch_xla.post_import import PostImport
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs import events, meter
@@ -51,7 +52,8 @@ def arrange() -> None:
 
 
 def _change_trainer(module: ModuleType) -> None:
-    for change in (_know_out_of_memory, _record_values, _keep_reports, _start_again_whole, _load_random_states):
+    changes = (_know_out_of_memory, _record_values, _keep_reports, _start_again_whole, _load_random_states)
+    for change in (*changes, trainer_progress.follow):
         with suppress(AttributeError):  # another version without this; the others still apply
             change(module)
 

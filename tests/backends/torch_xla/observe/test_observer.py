@@ -435,10 +435,10 @@ def test_log_in_a_loaders_worker_does_no_harm() -> None:
 # -- accelerate's way of logging --------------------------------------------------------------------------------------
 
 
-def logs_with_accelerate(trackers: str) -> list[str]:
+def logs_with_accelerate(trackers: str, folder: Path) -> list[str]:
     from accelerate import Accelerator
 
-    accelerator = Accelerator(log_with=trackers or None)
+    accelerator = Accelerator(log_with=trackers or None, project_dir=folder)  # for a tracker of TensorBoard
     if trackers:
         accelerator.init_trackers("project", config={"lr": 0.1})
     for step in range(3):
@@ -448,8 +448,8 @@ def logs_with_accelerate(trackers: str) -> list[str]:
 
 
 @pytest.mark.parametrize("trackers", ["", "all"])
-def test_accelerators_log_reaches_the_records(trackers: str) -> None:
-    result = run(logs_with_accelerate, trackers)
+def test_accelerators_log_reaches_the_records(trackers: str, tmp_path: Path) -> None:
+    result = run(logs_with_accelerate, trackers, tmp_path)
     assert result.value.count("tpu_magics") == 1
     found = result.run.events("value")
     assert series(found, "loss") == [0.0, 1.0, 2.0] and series(found, "lr") == [0.1] * 3

@@ -252,6 +252,21 @@ def steps_done(frame: FrameType, most: int, result: Any) -> int:
     return max(1, min(most, batches - begin)) if batches and begin is not None else most
 
 
+def batches_of_epoch(loop: FrameType | None) -> int | None:
+    """Batches of each epoch of `fit`, when one begins; None if unknown, or if the epochs differ."""
+    iterator = _iterator_of(loop)
+    each, everything = getattr(iterator, "steps_per_epoch", None), getattr(iterator, "_num_batches", None)
+    if each and everything and everything % each:
+        return None  # Keras ends an epoch early where the data end, and begins again
+    return each or everything
+
+
+def epochs_of(loop: FrameType | None) -> range:
+    """The numbers of the epochs of `fit`."""
+    names = loop.f_locals if loop is not None else {}
+    return range(int(names.get("initial_epoch", 0)), int(names.get("epochs", 0)))
+
+
 def _iterator_of(loop: FrameType | None) -> Any:
     return loop.f_locals.get("epoch_iterator") if loop is not None else None
 

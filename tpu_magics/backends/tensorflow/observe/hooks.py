@@ -145,12 +145,59 @@ def _epoch_end(original: Wrapped, observer: TensorFlowObserver) -> Wrapped:
     return on_epoch_end
 
 
+def _epoch_begin(original: Wrapped, observer: TensorFlowObserver) -> Wrapped:
+    def on_epoch_begin(self: Any, epoch: Any, logs: Any = None) -> Any:
+        __tracebackhide__ = True
+        if not observer.closed and threading.get_ident() == observer.thread:
+            observer.epoch_begins(sys._getframe(1), epoch)
+        return original(self, epoch, logs)
+
+    return on_epoch_begin
+
+
+def _train_end(original: Wrapped, observer: TensorFlowObserver) -> Wrapped:
+    def on_train_end(self: Any, logs: Any = None) -> Any:
+        __tracebackhide__ = True
+        if not observer.closed and threading.get_ident() == observer.thread:
+            observer.fit_ends(sys._getframe(1))
+        return original(self, logs)
+
+    return on_train_end
+
+
+def _pass(original: Wrapped, observer: TensorFlowObserver) -> Wrapped:
+    def __iter__(self: Any) -> Any:
+        __tracebackhide__ = True
+        idle = not (observer.closed or observer.inside or observer.iterating)
+        if not idle or threading.get_ident() != observer.thread:
+            return original(self)
+        observer.progress.on_loader(sys._getframe(1), self, length, one_each=False)
+        observer.iterating = True
+        try:
+            return original(self)
+        finally:
+            observer.iterating = False
+
+    return __iter__
+
+
+def length(dataset: Any) -> int | None:
+    """The batches of a pass over a dataset of tf.data; None if unknown. A distributed one keeps the number, as an
+    attribute (TensorFlow 2.21: distribute/input_lib.py)."""
+    found = getattr(dataset, "_cardinality", None)
+    if found is None and hasattr(dataset, "cardinality"):
+        found = dataset.cardinality()
+    return int(found) if found is not None and int(found) >= 0 else None
+
+
 def _next(original: Wrapped, observer: TensorFlowObserver) -> Wrapped:
-    evidence = observer.evidence
+    evidence, progress = observer.evidence, observer.progress
 
     def __next__(self: Any) -> Any:
         __tracebackhide__ = True
         evidence.iterator = self
+        if progress.learning:
+            progress.on_batch(self)
         return original(self)
 
     return __next__
@@ -177,6 +224,18 @@ def _iterators() -> Any:
     return iterator_ops.OwnedIterator
 
 
+def _datasets() -> Any:
+    from tensorflow.python.data.ops import dataset_ops
+
+    return dataset_ops.DatasetV2
+
+
+def _distributed_datasets() -> Any:
+    from tensorflow.python.distribute import input_lib
+
+    return input_lib.DistributedDataset
+
+
 def _optimizers() -> Any:
     from keras.src.optimizers import base_optimizer
 
@@ -195,4 +254,8 @@ _PLACES: tuple[tuple[Callable[[], Any], str, Wrap, str], ...] = (
     (_iterators, "__next__", _next, "which batches are the last ones"),
     (_optimizers, "apply", _apply, "steps of loops without tf.function"),
     (_callbacks, "on_epoch_end", _epoch_end, "the logs of Keras' epochs"),
+    (_callbacks, "on_epoch_begin", _epoch_begin, "the number of steps of Keras' training"),
+    (_callbacks, "on_train_end", _train_end, "the end of Keras' training"),
+    (_datasets, "__iter__", _pass, "the number of steps of a loop over a dataset"),
+    (_distributed_datasets, "__iter__", _pass, "the number of steps of a loop over a distributed dataset"),
 )

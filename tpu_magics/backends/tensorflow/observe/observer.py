@@ -26,6 +26,7 @@ from tpu_magics.backends.observe.measurements import (
     precision_facts,
 )
 from tpu_magics.backends.observe.observer import Observer, guarded
+from tpu_magics.backends.observe.progress import number_of_batches
 from tpu_magics.backends.tensorflow.observe import evidence, traced_functions
 from tpu_magics.backends.tensorflow.observe.causes import distance, explain
 from tpu_magics.backends.tensorflow.observe.dumps import DumpedModule, Dumps
@@ -65,11 +66,13 @@ class TensorFlowObserver(Observer[FunctionCompile]):
         self.sampler = DeviceUsage(writer, config.device, self._compiling)
         self.inside = False  # in a call of a traced function
         self.applying = False  # in a step of an optimizer
+        self.iterating = False  # a pass over a dataset is beginning; a distributed one begins others
         self.called: ConcreteCall = None  # what ran last, with its tensors
         self.evidence = EvidenceCollector()
         self.steps_stopped = ""
         self.log_in_trace = False
         self.batch: int | None = None  # of Keras' training
+        self.fit: tuple[int | None, range] = (None, range(0))  # batches of an epoch, epochs
         self.most: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # steps in a call of a program
 
     @property
@@ -187,6 +190,24 @@ class TensorFlowObserver(Observer[FunctionCompile]):
     def epoch(self, logs: Mapping[str, Any] | None) -> None:
         """A Keras epoch ended; its logs are on the host, or Keras itself fetches them now."""
         self.values.log_now(flat(logs or {}), self.steps.total)
+
+    # -- steps ahead ------------------------------------------------------------------------------------------------
+    @guarded
+    def epoch_begins(self, frame: FrameType, epoch: int) -> None:
+        """An epoch of `fit` begins. Validation is no step."""
+        loop, epochs = evidence.loop_of(frame), evidence.epochs_of(evidence.loop_of(frame))
+        if epoch == epochs.start:  # later, Keras' own number can be a guess
+            self.fit = evidence.batches_of_epoch(loop), epochs
+        batches, epochs = self.fit
+        if batches is not None:
+            self.progress.on_training(frame, batches * (epochs.stop - epoch), number_of_batches(batches, len(epochs)))
+
+    @guarded
+    def fit_ends(self, frame: FrameType) -> None:
+        """`fit` ends, perhaps earlier than after its last epoch."""
+        (batches, epochs), self.fit = self.fit, (None, range(0))
+        if batches is not None:
+            self.progress.on_training(frame, 0, number_of_batches(batches, len(epochs)))
 
     # -- the end ----------------------------------------------------------------------------------------------------
     @guarded

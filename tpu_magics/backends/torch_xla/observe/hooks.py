@@ -152,6 +152,21 @@ def _xla_loaders(observer: TorchObserver) -> Callable[[], None]:
     return _replace(parallel_loader.PerDeviceLoader, "next", make)
 
 
+def _passes(observer: TorchObserver) -> Callable[[], None]:
+    from torch.utils.data import DataLoader
+    from torch_xla.distributed.parallel_loader import MpDeviceLoader, PerDeviceLoader
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def iterate(loader: Any) -> Any:
+            observer.on_loader(sys._getframe(1), loader)
+            return original(loader)
+
+        return iterate
+
+    return _all([_replace(one, "__iter__", make) for one in (DataLoader, MpDeviceLoader, PerDeviceLoader)])
+
+
 # -- what a step does -----------------------------------------------------------------------------------------------
 
 
@@ -333,5 +348,5 @@ def _run_tracker() -> Any:
     return RunTracker
 
 
-_HOOKS = (_syncs, _xla_loaders, _training, _host_loaders, _gathers, _tracker)
+_HOOKS = (_syncs, _passes, _xla_loaders, _training, _host_loaders, _gathers, _tracker)
 _TENSOR_HOOKS = (_reads, _moves)

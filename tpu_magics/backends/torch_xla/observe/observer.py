@@ -14,7 +14,7 @@ from tpu_magics.backends.observe.compiles import History, evaluation_batch
 from tpu_magics.backends.observe.measurements import LoggedValues
 from tpu_magics.backends.observe.observer import Observer, guarded
 from tpu_magics.backends.observe.sites import outwards
-from tpu_magics.backends.torch_xla.observe import counters, evidence, snapshot, step_events
+from tpu_magics.backends.torch_xla.observe import counters, evidence, loaders, snapshot, step_events
 from tpu_magics.backends.torch_xla.observe.causes import explain
 from tpu_magics.backends.torch_xla.observe.evidence import TorchCompileEvidence, distance
 from tpu_magics.backends.torch_xla.observe.runtime_stats import ReadCounter, RuntimeStats
@@ -144,6 +144,13 @@ class TorchObserver(Observer[TorchCompileEvidence]):
     def _on_device_batch(self, batch: Any) -> None:
         self.events.on_batch(batch)
         self.batches.on_batch(batch)
+        if self.progress.learning:
+            self.progress.on_batch()
+
+    def on_loader(self, frame: FrameType, loader: Any) -> None:
+        """A pass over a loader begins."""
+        if self.mine() and self.config.tracing is None:
+            self.progress.on_loader(frame, loader, loaders.length, loaders.is_xla_loader(loader))
 
     def on_loader_end(self) -> None:
         """An XLA loader is exhausted: the next sync is the user's own again."""
@@ -342,7 +349,10 @@ class TorchObserver(Observer[TorchCompileEvidence]):
     @guarded
     def on_host_batch(self, iterator: Any, batch: Any) -> None:
         """A DataLoader's iterator returned a batch."""
-        self.batches.on_host_batch(iterator, batch, threading.get_ident() == self.thread and not self.loading)
+        own = threading.get_ident() == self.thread and not self.loading
+        self.batches.on_host_batch(iterator, batch, own)
+        if own and self.progress.learning:
+            self.progress.on_batch(iterator)
 
     # -- the end ----------------------------------------------------------------------------------------------------
     @guarded

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import sys
 import types
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +16,7 @@ from itertools import islice
 from types import FrameType
 from typing import Any, TypeGuard
 
-from tpu_magics.backends.observe.sites import Sites, outwards, parsed
+from tpu_magics.backends.observe.sites import Sites, locals_of, outwards, parsed
 from tpu_magics.runs.origin import package_of
 
 _FRAMES = 16  # read, from the innermost outwards
@@ -25,7 +24,6 @@ _NAMES = 400  # read in one frame
 _ITEMS = 32  # of a container
 _ATTRIBUTES = 4000  # numbers of modules and objects, in all
 _LONGEST = 60
-_OURS = 3  # references to the locals dict if nothing else holds it: the frame's, ours, and getrefcount's
 
 Number = int | float | bool
 
@@ -174,16 +172,6 @@ class _FrameReader:
             for key, value in group.items():
                 if isinstance(value, (bool, int, float)):
                     self.snapshot.numbers.setdefault(f"{name}.param_groups[{number}][{key!r}]", value)
-
-
-def locals_of(frame: FrameType) -> dict[str, Any]:
-    """The local variables of a frame. Before Python 3.13, a function's frame keeps the dict of its locals, and with it
-    every tensor in it alive, which would change the next graph. So it is emptied, unless something else holds it."""
-    found = frame.f_locals
-    names = dict(found)
-    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(found) is dict and sys.getrefcount(found) <= _OURS:
-        found.clear()
-    return names
 
 
 def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -19,7 +19,7 @@ from tpu_magics.backends.base import TraceSpec
 from tpu_magics.backends.hlo.proto import number_ops
 from tpu_magics.backends.hlo.text import parse_module
 from tpu_magics.backends.lowered import LoweredGraph, SourceLine
-from tpu_magics.backends.observe.sites import outwards
+from tpu_magics.backends.observe.sites import locals_of, outwards
 from tpu_magics.backends.torch_xla import optimizers
 from tpu_magics.backends.torch_xla.observe import snapshot
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaCompileReport, XlaDumps
@@ -349,7 +349,7 @@ def _labels(models: Sequence[Any], frame: FrameType) -> dict[int, str]:
 def _variables(frame: FrameType) -> Iterator[tuple[str, Any]]:
     """The variables of the running functions, innermost first."""
     for one in outwards(frame):
-        yield from snapshot.locals_of(one).items()
+        yield from locals_of(one).items()
         yield from list(one.f_globals.items())
 
 
