@@ -136,6 +136,45 @@ def test_it_can_begin_to_look_at_a_run_that_goes_on() -> None:
     assert panel.settled == ["running", "interrupted"]
 
 
+def test_a_run_has_one_more_observer_which_may_break_too() -> None:
+    """Also where there is no panel, and it stays when another panel takes over."""
+    made: list[FakePanel] = []
+
+    def observe(files: RunFiles) -> FakePanel:
+        made.append(FakePanel(files, int))
+        return made[-1]
+
+    run(short, plain=True, observe=observe)
+    assert made[0].looks >= 3 and made[0].settled == ["done"]
+    result = run(for_ever, background=True, observe=observe)
+    going = session.current.active_run
+    assert going is not None
+    panel = FakePanel(going.folder, going.request_stop)
+    going.set_observer(panel)
+    wait_until(lambda: panel.looks > 3)
+    looks = made[1].looks
+    assert wait_until(lambda: made[1].looks > looks)
+    panel.stop()
+    with pytest.raises(tpu_magics.TrainingInterrupted):
+        result.wait()
+    assert made[1].settled == panel.settled == ["running", "interrupted"]
+
+
+@pytest.mark.parametrize("breaks", ["look", "make"])
+def test_an_observer_besides_the_panel_that_breaks_is_told_by_its_name(breaks: str) -> None:
+    notebook = watching()
+
+    def observe(files: RunFiles) -> FakePanel:
+        if breaks == "make":
+            raise OSError("no disk")
+        return FakePanel(files, int, breaks)
+
+    assert run(short, observe=observe).value == "done"
+    assert notebook.panels[0].settled == ["done"] and notebook.panels[0].closed == []
+    [line] = [line for line in notebook.lines if "TensorBoard" in line]
+    assert line.startswith("Writing for TensorBoard ") and "the run continues" in line
+
+
 @pytest.mark.parametrize("breaks", ["look", "settle", "look close", "panel"])
 @pytest.mark.parametrize("background", [False, True])
 def test_one_that_breaks_leaves_the_run_alone_and_is_told_once(breaks: str, background: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import types
@@ -337,7 +338,8 @@ def test_train_takes_what_the_magic_takes(runs: Path) -> None:
     assert result.run.name == "first try" and result.run.path.parent == runs
     assert result.steps == 2
     assert tpu_magics.find_run("first try").path == result.run.path
-    assert repr(result) == "<TrainResult 'first try': done>"
+    shown = r"<TrainResult 'first try': done, 2 steps( of [\d.]+ ms)?, \d compiles?( \(\d recompiles?\))?, "
+    assert re.fullmatch(shown + "updated in the notebook: model; see %tpu_panel first try>", repr(result))
 
 
 def test_options_are_checked_before_anything_forks(runs: Path) -> None:

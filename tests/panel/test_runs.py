@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -11,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from tests.panel import recorded
+from tpu_magics.panel.compared import compare, compared_html, compared_text
 from tpu_magics.panel.run_lines import run_line
-from tpu_magics.panel.runs import compare_table, plain_summary, runs_table, summary_table
+from tpu_magics.panel.runs import plain_summary, rehearsal, runs_table, summary_table
 from tpu_magics.panel.table import to_html, to_text
 from tpu_magics.runs.events import Compile, End, Event, Memory, Start, Steps, Value, Warned, to_line
 from tpu_magics.runs.folder import RunFolder
@@ -61,10 +62,10 @@ def trained(root: Path, name: str = "digits", loss: float = 0.125, compiles: int
 def test_a_table_of_runs(tmp_path: Path) -> None:
     failed = a_run(tmp_path, "second", Start(CREATED, 0), status="failed", created=CREATED + 3600, seconds=0.5)
     table = runs_table([failed, trained(tmp_path)])
-    assert table.columns == ("when", "name", "status", "steps", "seconds", "ranks", "last value")
+    assert table.columns == ("when", "name", "status", "steps", "seconds", "ranks", "last value", "curve")
     assert [row.cells for row in table.rows] == [
-        ("2026-11-21 07:34:03", "second", "failed", "n/a", "0.5", "1", "not logged"),
-        ("2026-11-21 06:34:03", "digits", "done", "1,200", "61.2", "2", "loss 0.125"),
+        ("2026-11-21 07:34:03", "second", "failed", "n/a", "0.5", "1", "not logged", ""),
+        ("2026-11-21 06:34:03", "digits", "done", "1,200", "61.2", "2", "loss 0.125", "▅"),
     ]
     assert table.notes == ("Steps are n/a where rank 0 recorded none.",)
     assert max(map(len, to_text(table).splitlines())) <= 100
@@ -98,56 +99,12 @@ def test_a_run_without_run_json_has_its_reasons(tmp_path: Path) -> None:
         (["acc", "train/Loss", "lr"], "train/Loss 1"),
         (["acc", "lr"], "lr 1"),
         (["loss", "eval_loss"], "loss 0"),
+        (["train_loss", "eval_loss"], "train_loss 0"),
     ],
 )
 def test_the_loss_is_the_value_that_is_shown(tmp_path: Path, names: list[str], shown: str) -> None:
     values = [Value(CREATED, 0, name=name, value=index) for index, name in enumerate(names)]
-    assert runs_table([a_run(tmp_path, "a", *values)]).rows[0].cells[-1] == shown
-
-
-def test_two_runs_side_by_side(tmp_path: Path) -> None:
-    other = a_run(
-        tmp_path,
-        "other",
-        Value(CREATED, 0, name="loss", value=0.25),
-        End(CREATED, 0, status="failed", steps=7),
-        status="failed",
-        failure={"what": "Rank 0 failed: ValueError: no", "why": "", "todo": "", "details": []},
-    )
-    table = compare_table([trained(tmp_path), other])
-    assert table.columns == ("", "digits", "other", "")
-    rows = {row.cells[0]: row.cells[1:] for row in table.rows}
-    assert rows == {
-        "status": ("done", "failed", "≠"),
-        "seconds": ("61.2", "0.0", "≠"),
-        "ranks": ("2", "1", "≠"),
-        "steps": ("1,200", "7", "≠"),
-        "steps per second, compiles included": ("24", "n/a (no step was recorded)", "≠"),
-        "compiles": ("4", "n/a (not reported by the runtime)", "≠"),
-        "recompiles": ("3 (input-shape 2, last-batch 1)", "n/a (not reported by the runtime)", "≠"),
-        "seconds of compiling": ("2.5", "n/a (no time was recorded)", "≠"),
-        "peak memory, rank 0": ("3.0 GiB", "n/a (no sample)", "≠"),
-        "peak memory, rank 1": ("512 MiB", "no such rank", "≠"),
-        "last accuracy": ("0.987654", "not logged", "≠"),
-        "last loss": ("0.125", "0.25", "≠"),
-        "updated in the notebook": ("model", "none", "≠"),
-        "failure": ("none", "Rank 0 failed: ValueError: no", "≠"),
-    }
-    assert "≠ marks differences." in to_text(table)
-
-
-def test_what_is_equal_is_not_marked(tmp_path: Path) -> None:
-    table = compare_table([trained(tmp_path), trained(tmp_path, seconds=70.0), trained(tmp_path)])
-    assert {row.cells[0] for row in table.rows if row.cells[-1]} == {"seconds"}
-    assert [name for name in (table.columns or ()) if name] == sorted(os.listdir(tmp_path)), (
-        "equal names need their ids"
-    )
-
-
-def test_a_loss_that_differs_in_the_last_digit_differs(tmp_path: Path) -> None:
-    table = compare_table([trained(tmp_path, loss=0.1), trained(tmp_path, "b", loss=0.1 + 2**-55)])
-    (row,) = [row.cells for row in table.rows if row.cells[0] == "last loss"]
-    assert row == ("last loss", "0.1", "0.10000000000000003", "≠")
+    assert runs_table([a_run(tmp_path, "a", *values)]).rows[0].cells[-2] == shown
 
 
 @pytest.mark.parametrize(
@@ -178,8 +135,8 @@ def test_the_summary_of_one_run(tmp_path: Path) -> None:
         ("compiles", "4"),
         ("recompiles", "3 (input-shape 2, last-batch 1)"),
         ("seconds of compiling", "2.5"),
-        ("peak memory", "rank 0: 3.0 GiB\nrank 1: 512 MiB"),
-        ("last accuracy", "0.987654"),
+        ("peak memory", "512 MiB to 3.0 GiB (2 ranks)"),
+        ("last accuracy", "0.9877"),
         ("last loss", "0.125"),
         ("updated in the notebook", "model"),
         ("warning", "The disk is nearly full."),
@@ -236,9 +193,10 @@ def test_the_plain_summary_of_a_run_cut_short_has_no_chance_numbers(tmp_path: Pa
 def test_names_and_texts_of_the_person_are_kept_short_and_escaped(tmp_path: Path) -> None:
     nasty = "<script>alert(1)</script>\n" + "x" * 100
     run = a_run(tmp_path, "<b>bold<b>", Value(CREATED, 0, name=nasty, value=nasty), End(CREATED, 0))
-    for table in (runs_table([run]), compare_table([run, run]), summary_table(run)):
-        html, text = to_html(table), to_text(table)
-        assert "<script>" not in html and "<b>" not in html and "&lt;script&gt;" in html
+    compared = compare([run, run])
+    tables = ((to_html(table), to_text(table)) for table in (runs_table([run]), summary_table(run)))
+    for html, text in (*tables, (compared_html(compared), to_text(compared_text(compared)))):
+        assert "<script>" not in html and "<b>bold" not in html and "&lt;script&gt;" in html
         assert "x" * 60 not in text
 
 
@@ -266,3 +224,27 @@ def test_the_newest_of_many_are_shown_and_how_many_there_are(tmp_path: Path) -> 
     runs = [trained(tmp_path, f"r{number}") for number in range(3)]
     assert "The newest 2 of 1,234 runs. --all shows all, -n N the newest N." in to_text(runs_table(runs[:2], 1234))
     assert "The newest" not in to_text(runs_table(runs, 3))
+
+
+# -- rehearsals ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("info", "word"), [({"rehearsed": True}, "rehearsal"), ({"spmd": 8}, "SPMD"), ({}, "")])
+def test_run_json_tells_a_rehearsal_in_a_word(info: dict[str, Any], word: str) -> None:
+    assert rehearsal({"plan": info}) == word
+
+
+@pytest.mark.parametrize("info", [None, [], {}, {"plan": None}, {"plan": {"rehearsed": "yes", "spmd": "8"}}])
+def test_of_a_foreign_run_json_nothing_is_concluded(info: object) -> None:
+    assert rehearsal(info) == ""
+
+
+def test_the_plain_summary_says_that_it_is_a_rehearsal(tmp_path: Path) -> None:
+    run = recorded.rehearsed(tmp_path)
+    for rank in range(8):
+        run.write(End(CREATED + 15, rank, steps=25, compiles=2, recompiles=1))
+    run.update(status="done")
+    assert "\nranks: 8 (rehearsal)\n" in plain_summary(Run(run.files.path))
+    assert "8 (rehearsal)" in to_text(summary_table(Run(run.files.path)))
+    meshed = recorded.meshed(tmp_path)
+    assert "\nranks: 1 (SPMD)\n" in plain_summary(Run(meshed.files.path))

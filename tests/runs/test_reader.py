@@ -410,3 +410,70 @@ def test_what_is_no_file_is_refused_and_named(root: Path, make: Callable[[Path],
         f"{name} was not read: it is {kind}, not a file." for name in ("run.json", "rank-0.jsonl", "supervisor.jsonl")
     )
     assert [one.id for one in list_runs(root)] == [path.name] and find_run("a", root).status == "unknown"
+
+
+# -- files of any size --------------------------------------------------------------------------------------------
+
+
+def test_of_a_file_that_is_too_long_both_ends_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    record(path, *(Steps(float(at), 0, total=at) for at in range(1_000)))
+    tail = Tail(path, 10_000)
+    totals = [event.total for event in tail.read() if isinstance(event, Steps)]
+    assert totals == sorted(totals) and (totals[0], totals[-1]) == (0, 999) and 100 < len(totals) < 300
+    with path.open("ab") as file:
+        file.write(to_line(Steps(1e3, 0, total=1_000)))
+    assert [event.total for event in tail.read() if isinstance(event, Steps)] == [1_000]
+    monkeypatch.setattr("tpu_magics.runs.reader.MOST_READ", 10_000)
+    run = Run(tmp_path)
+    size = f"{path.stat().st_size / 1e6:,.0f}"
+    assert run.summary().warnings == (f"rank-0.jsonl was read in part: 0.005 MB at each end of {size} MB.",)
+    assert run.summary().steps == 1_000 and len(run.events()) < 300
+
+
+def test_a_file_without_an_end_of_a_line_is_no_error(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    path.write_bytes(b"x" * 100_000)
+    assert Tail(path, 10_000).read() == []
+
+
+def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    record(path, *(Steps(1.0, 0, total=at) for at in range(9)))
+    tail = Tail(path)
+    assert len(tail.read()) == 9
+    path.unlink()
+    record(path, Steps(1.0, 0, total=5))
+    assert tail.read() == [Steps(1.0, 0, total=5)]
+
+
+def test_many_ranks_share_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tpu_magics.runs.reader.MOST_READ_OF_ALL", 50_000)
+    monkeypatch.setattr("tpu_magics.runs.reader.MOST_FILES", 10)
+    for rank in range(12):
+        record(tmp_path / f"rank-{rank}.jsonl", *(Steps(float(at), rank, total=at) for at in range(200)))
+    run = Run(tmp_path)
+    assert len(run.ranks) == 12 and {event.rank for event in run.events()} == set(range(10))
+    assert len(run.events()) < 1_000
+    assert run.refused()[-1] == "The records of 2 more ranks were not read." and len(run.refused()) == 11
+
+
+def test_a_run_json_that_is_too_long_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"v":1,"name":"' + "x" * 4_100_000 + '"}')
+    run = Run(tmp_path)
+    assert run.info == {} and run.summary().warnings == (
+        "run.json was not read: it has 4.1 MB and at most 4 MB are read.",
+    )
+
+
+def test_names_of_any_length_are_cut_in_what_is_told(tmp_path: Path) -> None:
+    made(tmp_path, "a", 1.0)
+    with pytest.raises(TpuMagicsError) as refused:
+        find_run("x" * 50_000, tmp_path)
+    assert len(str(refused.value)) < 500
+    assert len(Run(made(tmp_path, "b", 1.0, status="s" * 9_000).path).status) == 200
+
+
+def test_many_warnings_are_counted(tmp_path: Path) -> None:
+    run = Run(made(tmp_path, "a", 1.0, warnings=[f"w{at}" for at in range(300)]).path)
+    assert run.summary().warnings[-1] == "200 more warnings are in its records." and len(run.summary().warnings) == 101

@@ -203,9 +203,20 @@ _OPEN, _CLOSE, _QUOTES = "([{", ")]}", "\"'"
 
 def split_words(line: str) -> list[str]:
     """The words of a line. Raises TpuMagicsError for an unclosed quote or bracket."""
+    words, _, missing = scan(f"{line.strip()} ")
+    if missing:
+        raise TpuMagicsError(
+            f"The line has an unclosed {missing}.", f"The line is: {line.strip()}", f"Close the {missing}."
+        )
+    return words
+
+
+def scan(line: str) -> tuple[list[str], str, str]:
+    """The words of a line that end in it, the word at its end ("" after a space), and what is open there: a "bracket",
+    a "quote '", or "" for nothing."""
     words: list[str] = []
     word, quote, depth = "", "", 0
-    for char in line.strip() + " ":
+    for char in line:
         if quote:
             quote = "" if char == quote else quote
         elif char in _QUOTES:
@@ -220,12 +231,7 @@ def split_words(line: str) -> list[str]:
             word = ""
             continue
         word += char
-    if quote or depth:
-        missing = f"quote {quote}" if quote else "bracket"
-        raise TpuMagicsError(
-            f"The line has an unclosed {missing}.", f"The line is: {line.strip()}", f"Close the {missing}."
-        )
-    return words
+    return words, word, f"quote {quote}" if quote else "bracket" if depth else ""
 
 
 def _unquoted(word: str) -> str:

@@ -15,6 +15,7 @@ from tpu_magics.runs.files import RunFiles
 
 # What the main thread does during the run.
 WAITS, FREE, TRAINS = "waits for it", "runs other cells", "trains"
+PANEL = "The panel"
 
 
 class RunObserver(Protocol):
@@ -43,12 +44,32 @@ class NullObserver:
         pass
 
 
-class SafeObserver:
-    """Wraps an observer: if it fails, the run continues without it, and a message says why."""
+class ObserverGroup:
+    """Several observers as one."""
 
-    def __init__(self, observer: RunObserver, say: Callable[[str], None]) -> None:
+    def __init__(self, *observers: RunObserver) -> None:
+        self._observers = observers
+
+    def look(self) -> None:
+        for each in self._observers:
+            each.look()
+
+    def settle(self) -> None:
+        for each in self._observers:
+            each.settle()
+
+    def close(self, why: str) -> None:
+        for each in self._observers:
+            each.close(why)
+
+
+class SafeObserver:
+    """Wraps an observer: if it fails, the run continues without it, and a message says why. `name`: of what stops."""
+
+    def __init__(self, observer: RunObserver, say: Callable[[str], None], name: str = PANEL) -> None:
         self._observer = observer
         self._say = say
+        self._name = name
 
     def look(self) -> None:
         self._guard(self._observer.look)
@@ -67,25 +88,26 @@ class SafeObserver:
             why = describe_error(error)
             with contextlib.suppress(Exception):
                 failed.close(why)
-            self._say(f"The panel stopped because of an error, the run continues: {why}")
+            self._say(f"{self._name} stopped because of an error, the run continues: {why}")
 
 
 def open_observer(
     make: Callable[[], RunObserver | None],
     say: Callable[[str], None],
     otherwise: Callable[[], RunObserver | None] = lambda: None,
+    name: str = PANEL,
 ) -> RunObserver:
     """The observer from `make`, else from `otherwise`, wrapped in a SafeObserver; a NullObserver if there is none. An
     error of `make` becomes a message."""
     try:
         observer = make()
     except Exception as error:
-        say(f"The panel could not be opened, the run continues: {describe_error(error)}")
+        say(f"{name} could not be opened, the run continues: {describe_error(error)}")
         observer = None
     if observer is None:
         with contextlib.suppress(Exception):
             observer = otherwise()
-    return NullObserver() if observer is None else SafeObserver(observer, say)
+    return NullObserver() if observer is None else SafeObserver(observer, say, name)
 
 
 def describe_error(error: BaseException) -> str:

@@ -8,12 +8,16 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.base import COLLECTIVE_TIMEOUT, WorkerSpec
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host, free_disk
 from tpu_magics.host.memory import host_memory
+
+if TYPE_CHECKING:
+    from tpu_magics.launch.notebook import RunObserver
+    from tpu_magics.runs.files import RunFiles
 
 # Host memory of a worker without models, in bytes: its private memory after 30 steps of a small net on XLA:CPU with
 # torch 2.9, compiled programs included (median; docs/benchmarks.md, tests/benchmarks/bench_worker.py).
@@ -28,7 +32,8 @@ PRECISION_NAMES = ("fp32", "bf16", "bf16-downcast")
 @dataclass(frozen=True)
 class Options:
     """Options of a run; None: the session's default. `gate`: called with the request before anything forks; an
-    exception stops the run. `jit`: only for TensorFlow (launch/strategies/in_process.py)."""
+    exception stops the run. `observe`: makes one more observer of the run, besides the panel. `jit`: only for
+    TensorFlow (launch/strategies/in_process.py)."""
 
     processes: int | None = None
     precision: str | None = None
@@ -47,6 +52,7 @@ class Options:
     gate: Callable[[Any, Options], None] | None = None
     jit: str = "auto"
     keep_partial: bool = False
+    observe: Callable[[RunFiles], RunObserver] | None = None
 
     def check(self) -> None:
         """Raise TpuMagicsError for invalid values."""

@@ -10,7 +10,7 @@ import functools
 import importlib
 import json
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +22,11 @@ from tpu_magics.launch.state import changes
 from tpu_magics.launch.state.pickling import loads as loads_state
 from tpu_magics.launch.state.snapshot import StateSnapshot
 from tpu_magics.runs import events
-from tpu_magics.runs.events import Value
+from tpu_magics.runs.events import EXPECTED_CAUSES, Value
 from tpu_magics.runs.files import RunFiles
+from tpu_magics.runs.frames import RunFrames
 from tpu_magics.runs.reader import Run, Tail
+from tpu_magics.runs.summary import RunSummary, loss_name
 
 if TYPE_CHECKING:
     from tpu_magics.launch.supervisor import WorkerProcess
@@ -167,6 +169,23 @@ def _load_name(name: str, load: Callable[[], Any], results: RunResults) -> None:
         results.left[name] = f"{type(error).__name__}: {error}"
 
 
+def _facts(summary: RunSummary) -> Iterator[str]:
+    """What a run came to, in few words."""
+    yield summary.status
+    if summary.steps is not None:
+        each = f" of {summary.step_seconds * 1e3:.3g} ms" if summary.step_seconds is not None else ""
+        yield f"{summary.steps:,} step{'s' * (summary.steps != 1)}{each}"
+    if summary.compiles is not None:
+        again = sum(count for cause, count in summary.causes.items() if cause not in EXPECTED_CAUSES)
+        recompiles = f" ({again:,} recompile{'s' * (again != 1)})" if again else ""
+        yield f"{summary.compiles:,} compile{'s' * (summary.compiles != 1)}{recompiles}"
+    if loss := loss_name(summary.values):
+        value = summary.values[loss]
+        yield f"{loss[:40]} {f'{value:.4g}' if isinstance(value, float) else str(value)[:40]}"
+    if summary.models:
+        yield f"updated in the notebook: {', '.join(summary.models)}"
+
+
 class TrainResult:
     """The result of a run. In the notebook it is `_tpu`, or the name given with -o.
 
@@ -183,7 +202,8 @@ class TrainResult:
         self.failure: BaseException | None = None
 
     def __repr__(self) -> str:
-        return f"<TrainResult {self.run.name!r}: {self.status}>"
+        summary = self.run.summary()
+        return f"<TrainResult {summary.name!r}: {', '.join(_facts(summary))}; see %tpu_panel {summary.name}>"
 
     @property
     def status(self) -> str:
@@ -239,6 +259,18 @@ class TrainResult:
     def recompiles(self) -> int | None:
         """Number of graphs that rank 0 compiled at a line that had compiled before; None if not available."""
         return self.run.summary().recompiles
+
+    def to_pandas(self, rank: int | Sequence[int] | None = 0) -> RunFrames:
+        """The steps, logged values and compiles of the run so far, as DataFrames `.steps`, `.values` (a column for each
+        logged name, by step) and `.compiles`.
+
+        Args:
+            rank: a rank, several, or None for all; of several the index begins with the rank.
+
+        Raises:
+            TpuMagicsError: pandas is not installed, or the run has no such rank.
+        """
+        return self.run.to_pandas(rank)
 
     def _loaded(self) -> RunResults:
         if self._results is None:

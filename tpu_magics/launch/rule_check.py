@@ -110,8 +110,11 @@ def record_findings(folder: RunFolder, findings: Sequence[Finding]) -> None:
 def rule_finding(number: int, one: Finding, cell_id: str) -> RuleFinding:
     """A finding as an event. `number`: of the finding, from 0; `cell_id`: the front end's, or ""."""
     site = Site(number, one.path, one.line, "", one.source.strip()[:400], cell_id)
+    from tpu_magics.check import rule_name
+
+    name = rule_name(one.code)
     return RuleFinding(
-        round(time.time(), 3), 0, one.code, one.group, site, one.column, one.message, one.why, one.fix, one.advice
+        round(time.time(), 3), 0, one.code, one.group, site, one.column, one.message, one.why, one.fix, one.advice, name
     )
 
 

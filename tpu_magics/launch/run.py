@@ -15,7 +15,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host
 from tpu_magics.launch import hoist, process, results, session
 from tpu_magics.launch.errors import failure as failures
-from tpu_magics.launch.notebook import FREE, TRAINS, WAITS, NullObserver, RunObserver, open_observer
+from tpu_magics.launch.notebook import FREE, TRAINS, WAITS, NullObserver, ObserverGroup, RunObserver, open_observer
 from tpu_magics.launch.plan import Options, Plan
 from tpu_magics.launch.request import LONGEST_READ, Request
 from tpu_magics.launch.state.changes import unchanged_text
@@ -106,7 +106,8 @@ class Strategy(ABC):
 
 @dataclass
 class TrainingRun:
-    """A run, until its results are loaded. `models`: those that are updated, by name; `models_bytes`: their size."""
+    """A run, until its results are loaded. `models`: those that are updated, by name; `models_bytes`: their size;
+    `more`: the observer besides the panel (`Options.observe`)."""
 
     request: Request
     options: Options
@@ -119,6 +120,7 @@ class TrainingRun:
     hoists: hoist.HoistPlan | None
     strategy: Strategy
     observer: RunObserver = field(default_factory=NullObserver)
+    more: RunObserver = field(default_factory=NullObserver)
     finished: bool = False
 
     def __post_init__(self) -> None:
@@ -228,13 +230,17 @@ class TrainingRun:
             main = FREE if background else WAITS
             return notebook.follow(self.folder, self.request_stop, TRAINS if in_process else main)
 
+        observe = self.options.observe
         with process.interrupts_held():
+            if observe is not None:
+                name = "Writing for TensorBoard"
+                self.more = open_observer(lambda: observe(self.folder), notebook.say, name=name)
             self.set_observer(open_observer(panel, notebook.say, follow))
 
     def set_observer(self, observer: RunObserver) -> None:
-        """Set who observes the run, from the next tick on."""
-        self.observer = observer
-        self.strategy.set_observer(observer)
+        """Set who shows the run, from the next tick on."""
+        self.observer = ObserverGroup(observer, self.more)
+        self.strategy.set_observer(self.observer)
 
     def request_stop(self) -> None:
         """Stop the run as an interrupt would. May be called from any thread; returns at once."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import cell, hoist, object_graph, plan, process, results, rule_check, session
 from tpu_magics.launch.framework import TENSORFLOW, packages_of_code, packages_of_tree
+from tpu_magics.launch.notebook import RunObserver
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.request import Request, function_request
 from tpu_magics.launch.results import TrainResult
@@ -20,6 +21,7 @@ from tpu_magics.launch.run import Strategy, prepare
 from tpu_magics.launch.strategies.forked import ForkedStrategy
 from tpu_magics.launch.strategies.in_process import InProcessStrategy
 from tpu_magics.launch.work import ScriptWork, Work, statements_work
+from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.folder import check_name
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ def train(
     gate: Callable[[Request, Options], None] | None = None,
     jit: str = "auto",
     keep_partial: bool = False,
+    observe: Callable[[RunFiles], RunObserver] | None = None,
 ) -> results.TrainResult:
     """Train `function(*args, **kwargs)` on every rank, as `%%tpu_train` does.
 
@@ -71,6 +74,7 @@ def train(
         jit: for TensorFlow: "auto" compiles with XLA without a TPU, and leaves compiling to the strategy on a TPU;
             "keep" does not change the models' jit_compile.
         keep_partial: after a failure, an interrupt or the time limit, keep the weights and state of rank 0's last step.
+        observe: makes one more observer of the run, besides the panel.
 
     A TensorFlow function trains in this process, inside `strategy.scope()`.
 
@@ -81,7 +85,7 @@ def train(
     __tracebackhide__ = True
     options = Options(processes, precision, hoist, background, steps, timeout, force, run_name, plain, max_recompiles)
     options = replace(options, spmd=plan.spmd_option(spmd), collective_timeout=collective_timeout)
-    options = replace(options, strict=strict, gate=gate, jit=jit, keep_partial=keep_partial)
+    options = replace(options, strict=strict, gate=gate, jit=jit, keep_partial=keep_partial, observe=observe)
     return start(function_request(function, args, kwargs), options)
 
 

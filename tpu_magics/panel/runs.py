@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 
-from tpu_magics.panel.sections_rehearsal import rehearsal
-from tpu_magics.panel.sections_words import NOT_AVAILABLE, short, size
+from tpu_magics.panel.charts import sparkline
+from tpu_magics.panel.formats import NOT_AVAILABLE, cut, number, short, size
+from tpu_magics.panel.messages import RunLine
+from tpu_magics.panel.run_lines import run_line
 from tpu_magics.panel.table import Row, Table
 from tpu_magics.runs.files import LIVE
 from tpu_magics.runs.reader import Run
 from tpu_magics.runs.summary import RunSummary
 
 _MAX_TEXT = 40
+_MAX_FAILURE = 2_000
+_CURVE = 12  # characters of a small curve
 _NOT_LOGGED = "not logged"
-
-Value = float | int | str
-Fact = Callable[[RunSummary], str]
+_WARNINGS = 20  # of a run that are shown
 
 
 def runs_table(runs: Sequence[Run], there: int | None = None) -> Table:
     """One row for each run, in the order given. `there`: how many runs there are, of which these are the newest."""
-    summaries = [run.summary() for run in runs]
-    columns = ("when", "name", "status", "steps", "seconds", "ranks", "last value")
-    rows = tuple(Row(_run_cells(summary)) for summary in summaries)
-    return Table("Runs", columns, rows, (*more_runs(len(runs), there), *_runs_notes(summaries)))
+    lines = list(map(run_line, runs))
+    columns = ("when", "name", "status", "steps", "seconds", "ranks", "last value", "curve")
+    rows = tuple(Row(_run_cells(line, len(run.ranks))) for line, run in zip(lines, runs, strict=True))
+    return Table("Runs", columns, rows, (*more_runs(len(runs), there), *_runs_notes(lines)))
 
 
 def more_runs(shown: int, there: int | None) -> Iterator[str]:
@@ -33,25 +36,17 @@ def more_runs(shown: int, there: int | None) -> Iterator[str]:
         yield f"The newest {shown:,} of {there:,} runs. --all shows all, -n N the newest N."
 
 
-def compare_table(runs: Sequence[Run]) -> Table:
-    """Runs side by side; what differs is marked."""
-    summaries = [run.summary() for run in runs]
-    names = [summary.name for summary in summaries]
-    headings = names if len(set(names)) == len(names) else [summary.id for summary in summaries]
-    rows = tuple(Row((label, *cells, "≠" if len(set(cells)) > 1 else "")) for label, cells in _compared(summaries))
-    notes = ("≠ marks differences. Steps, compiles and values are those of rank 0.",)
-    return Table("Runs side by side", ("", *headings, ""), rows, notes)
-
-
 def summary_table(run: Run) -> Table:
     """One run, in two columns; failure and warnings last."""
     summary = run.summary()
     rows = (
         *_summary_rows(summary, _kind(run)),
         *_failure_rows(summary),
-        *(Row(("warning", w), "warning") for w in summary.warnings),
+        *(Row(("warning", cut(text, _MAX_FAILURE)), "warning") for text in summary.warnings[:_WARNINGS]),
     )
-    return Table(f"Run {summary.name}: {summary.status}", None, rows, (f"Its records are in {run.path}.",))
+    more = len(summary.warnings) - _WARNINGS
+    notes = (*([f"And {more:,} more warnings."] if more > 0 else []), f"Its records are in {run.path}.")
+    return Table(f"Run {summary.name}: {summary.status}", None, rows, notes)
 
 
 def plain_summary(run: Run) -> str:
@@ -70,6 +65,14 @@ def plain_summary(run: Run) -> str:
     return "\n".join(f"{name}: {text}" for name, text in lines)
 
 
+def rehearsal(info: object) -> str:
+    """What run.json's plan says of a rehearsal: "rehearsal", "SPMD", or ""."""
+    plan = info.get("plan") if isinstance(info, dict) else None
+    if not isinstance(plan, dict):
+        return ""
+    return "rehearsal" if plan.get("rehearsed") is True else "SPMD" if isinstance(plan.get("spmd"), int) else ""
+
+
 def _kind(run: Run) -> list[str]:
     """Whether the ranks were rehearsed, in a word."""
     kind = rehearsal(run.info)
@@ -79,79 +82,48 @@ def _kind(run: Run) -> list[str]:
 # -- many runs ----------------------------------------------------------------------------------------------------
 
 
-def _run_cells(summary: RunSummary) -> tuple[str, ...]:
+def _run_cells(line: RunLine, ranks: int) -> tuple[str, ...]:
     return (
-        _when(summary),
-        summary.name,
-        summary.status,
-        NOT_AVAILABLE if summary.steps is None else f"{summary.steps:,}",
-        NOT_AVAILABLE if summary.seconds is None else f"{summary.seconds:,.1f}",
-        str(len(summary.ranks)),
-        _last_value(summary),
+        when(line.created),
+        short(line.name, _MAX_TEXT),
+        short(line.status, _MAX_TEXT),
+        NOT_AVAILABLE if line.steps is None else f"{line.steps:,}",
+        NOT_AVAILABLE if line.seconds is None else f"{line.seconds:,.1f}",
+        f"{ranks:,}",
+        line.value or _NOT_LOGGED,
+        sparkline(line.curve, _CURVE),
     )
 
 
-def _runs_notes(summaries: Sequence[RunSummary]) -> Iterator[str]:
-    if not summaries:
+def _runs_notes(lines: Sequence[RunLine]) -> Iterator[str]:
+    if not lines:
         yield "No runs here yet. %%tpu_train starts one."
         return
-    if any(summary.steps is None for summary in summaries):
+    if any(line.steps is None for line in lines):
         yield f"Steps are {NOT_AVAILABLE} where rank 0 recorded none."
-    if any(summary.seconds is None for summary in summaries):
+    if any(line.seconds is None for line in lines):
         yield f"Seconds are {NOT_AVAILABLE} where run.json is missing or incomplete."
-    if any(summary.status == "lost" for summary in summaries):
+    if any(line.status == "lost" for line in lines):
         yield "lost: the kernel of this run has ended, and the run with it."
-
-
-def _last_value(summary: RunSummary) -> str:
-    """The loss where one was logged, else what was logged under the newest name."""
-    names = list(summary.values)
-    losses = [name for name in names if name == "loss"] or [name for name in names if "loss" in name.lower()]
-    shown = (losses or names)[-1:]
-    return "".join(f"{_short(name)} {_value(summary.values[name])}" for name in shown) or _NOT_LOGGED
-
-
-# -- side by side -------------------------------------------------------------------------------------------------
-
-
-def _compared(summaries: Sequence[RunSummary]) -> Iterator[tuple[str, list[str]]]:
-    for label, fact in _FACTS:
-        yield label, [fact(summary) for summary in summaries]
-    for rank in sorted({rank for summary in summaries for rank in (*summary.ranks, *summary.peak_memory)}):
-        yield f"peak memory, rank {rank}", [_peak(summary, rank) for summary in summaries]
-    for name in dict.fromkeys(name for summary in summaries for name in summary.values):
-        yield f"last {_short(name)}", _distinct([summary.values.get(name) for summary in summaries])
-    yield "updated in the notebook", [", ".join(summary.models) or "none" for summary in summaries]
-    if any(summary.failure for summary in summaries):
-        yield "failure", [_failure(summary, "what") or "none" for summary in summaries]
-
-
-def _distinct(values: Sequence[Value | None]) -> list[str]:
-    """Values, as short as possible while different ones stay different."""
-    cells = [_NOT_LOGGED if value is None else _value(value) for value in values]
-    if len(set(cells)) == len(set(values)):
-        return cells
-    return [_NOT_LOGGED if value is None else str(value) for value in values]
 
 
 # -- one run ------------------------------------------------------------------------------------------------------
 
 
 def _summary_rows(summary: RunSummary, kind: Sequence[str]) -> Iterator[Row]:
-    yield Row(("started", _when(summary)))
-    for label, fact in _FACTS[1:]:  # the status stands in the title
-        more = kind if fact is _ranks else ()
-        yield Row((label, " ".join([fact(summary), *more])))
-    yield Row(("peak memory", _peaks(summary)))
+    yield Row(("started", when(summary.created)))
+    for fact in FACTS[1:]:  # the status stands in the title
+        more = kind if fact.label == "ranks" else ()
+        yield Row((fact.label, " ".join([fact.text(summary), *more])))
     for name, value in summary.values.items():
-        yield Row((f"last {_short(name)}", _value(value)))
+        yield Row((f"last {short(name, _MAX_TEXT)}", number(value)))
     if summary.models:
         yield Row(("updated in the notebook", ", ".join(summary.models)))
 
 
 def _failure_rows(summary: RunSummary) -> Iterator[Row]:
     for label, key in (("what happened", "what"), ("why", "why"), ("what to do", "todo")):
-        text = _failure(summary, key)
+        text = cut(failure_text(summary, key), _MAX_FAILURE)
         if text:
             yield Row((label, text), "broken" if key == "what" else "")
 
@@ -159,14 +131,14 @@ def _failure_rows(summary: RunSummary) -> Iterator[Row]:
 # -- facts in words -----------------------------------------------------------------------------------------------
 
 
-def _when(summary: RunSummary) -> str:
+def when(created: float | None) -> str:
     """In local time."""
-    if summary.created is None:
+    if created is None:
         return f"{NOT_AVAILABLE} (run.json is missing or incomplete)"
     try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(summary.created))
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(created))
     except (ValueError, OverflowError, OSError):
-        return f"{NOT_AVAILABLE} (not a time: {summary.created})"
+        return f"{NOT_AVAILABLE} (not a time: {created})"
 
 
 def _status(summary: RunSummary) -> str:
@@ -218,37 +190,45 @@ def _why_no_compiles(summary: RunSummary) -> str:
     return "counted when rank 0 ends" if summary.status in LIVE else "rank 0 did not finish"
 
 
-def _peak(summary: RunSummary, rank: int) -> str:
-    if rank in summary.peak_memory:
-        return size(summary.peak_memory[rank])
-    return f"{NOT_AVAILABLE} (no sample)" if rank in summary.ranks else "no such rank"
-
-
 def _peaks(summary: RunSummary) -> str:
-    ranks = sorted({*summary.ranks, *summary.peak_memory})
-    return "\n".join(f"rank {rank}: {_peak(summary, rank)}" for rank in ranks) or f"{NOT_AVAILABLE} (no worker started)"
+    """The highest memory of the ranks: of the least and of the most of them."""
+    if not summary.peak_memory:
+        return f"{NOT_AVAILABLE} ({'no sample' if summary.ranks else 'no worker started'})"
+    ends = [size(each) for each in (min(summary.peak_memory.values()), max(summary.peak_memory.values()))]
+    ranks = f" ({len(summary.peak_memory):,} ranks)" if len(summary.peak_memory) > 1 else ""
+    return f"{' to '.join(dict.fromkeys(ends))}{ranks}"
 
 
-def _failure(summary: RunSummary, key: str) -> str:
+def failure_text(summary: RunSummary, key: str) -> str:
+    """A part of what is known of a failure; "" where nothing is."""
     return str((summary.failure or {}).get(key) or "")
 
 
-def _value(value: Value) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else _short(str(value))
+@dataclass(frozen=True)
+class RunFact:
+    """A fact of a run. `numbers`: what of it is compared, where that is no text: they are equal where they differ by
+    less than `within` of the larger one, or by less than `least`."""
+
+    label: str
+    text: Callable[[RunSummary], str]
+    numbers: Callable[[RunSummary], Sequence[float | None]] = lambda _summary: ()
+    within: float = 0.0
+    least: float = 0.0
 
 
-def _short(text: str) -> str:
-    """Logged names and texts may be of any kind."""
-    return short(text, _MAX_TEXT)
-
-
-_FACTS: tuple[tuple[str, Fact], ...] = (
-    ("status", _status),
-    ("seconds", _seconds),
-    ("ranks", _ranks),
-    ("steps", _steps),
-    ("steps per second, compiles included", _rate),
-    ("compiles", _compiles),
-    ("recompiles", _recompiles),
-    ("seconds of compiling", _compiling),
+TIMES, MEMORY = 0.1, 0.05  # shares of a time or of memory by which runs of the same cell may differ
+FACTS = (
+    RunFact("status", _status),
+    RunFact("seconds", _seconds, lambda summary: (summary.seconds,), TIMES, 0.5),
+    RunFact("ranks", _ranks),
+    RunFact("steps", _steps),
+    RunFact("steps per second, compiles included", _rate, lambda summary: (summary.steps_per_second,), TIMES),
+    RunFact("compiles", _compiles),
+    RunFact("recompiles", _recompiles),
+    RunFact("seconds of compiling", _compiling, lambda summary: (summary.compiling,), TIMES, 0.5),
+    RunFact("peak memory", _peaks, lambda summary: _extremes(summary.peak_memory.values()), MEMORY),
 )
+
+
+def _extremes(numbers: Collection[float]) -> Sequence[float | None]:
+    return (min(numbers), max(numbers)) if numbers else (None, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -14,6 +15,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs.events import from_json
 
 ENVIRONMENT = "TPU_MAGICS_RUNS"
+MOST_INFO = 4_000_000  # bytes of a run.json: one of 1,000 ranks has 150,000
 LIVE = frozenset({"starting", "running", "collecting"})
 
 
@@ -161,9 +163,22 @@ _KINDS = (
 
 
 def read_info(path: Path) -> dict[str, Any]:
-    """The content of a `run.json`; an empty dict where there is none or it is invalid."""
+    """The content of a `run.json`; an empty dict where there is none, or it is invalid or too long to be one."""
     try:
-        info = from_json(read_record(path))
+        with open_record(path) as file:
+            content = file.read(MOST_INFO + 1)
+        info = from_json(content) if len(content) <= MOST_INFO else {}
     except (OSError, ValueError, RecursionError):
         return {}
     return info if isinstance(info, dict) else {}
+
+
+def refused_info(path: Path) -> str:
+    """Why a `run.json` is not read although it is there, as a sentence, or ""."""
+    with contextlib.suppress(OSError):
+        size = path.lstat().st_size
+        if size > MOST_INFO:
+            return (
+                f"{path.name} was not read: it has {size / 1e6:,.1f} MB and at most {MOST_INFO / 1e6:.0f} MB are read."
+            )
+    return refused_record(path)

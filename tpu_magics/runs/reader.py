@@ -11,7 +11,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs.events import Event, from_line
@@ -21,6 +21,7 @@ from tpu_magics.runs.files import (
     open_record,
     read_info,
     read_record,
+    refused_info,
     refused_record,
     runs_root,
 )
@@ -28,30 +29,50 @@ from tpu_magics.runs.index import Entry, entries, newest_first
 from tpu_magics.runs.owner import foreign_text, owner_of, this_owner
 from tpu_magics.runs.summary import RunSummary, run_created, run_name, run_status, run_workers, summarize
 
+if TYPE_CHECKING:
+    from tpu_magics.runs.frames import RunFrames
+
 COMPARED = 500  # runs whose names are offered for one that is not there
+# Bytes that are read of one record file, and of all files of a run together: no run of ours writes so much, so that a
+# file of another origin costs seconds, not minutes.
+MOST_READ, MOST_READ_OF_ALL = 8_000_000, 32_000_000
+MOST_ECHOED = 100  # characters of a name that was not found
+MOST_FILES = 1_024  # record files of a run that are read
 _RANK = re.compile(r"rank-(\d+)\.jsonl")
 
 
 class Tail:
-    """The new events of one record file, as they come."""
+    """The new events of one record file, as they come. Of more than `most` new bytes, the first and the last half are
+    read."""
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, most: int = MOST_READ) -> None:
         self.path = Path(path)
         self._offset = 0
+        self._most = most
 
     def read(self) -> list[Event]:
         """The events of the lines that were completed since the last call. A torn last line waits for its rest."""
-        found = (from_line(line) for line in self._lines())
+        found = (from_line(line) for line in self.lines())
         return [event for event in found if event is not None]
 
-    def _lines(self) -> list[bytes]:
+    def lines(self) -> list[bytes]:
+        """These lines as they stand in the file."""
         try:
             with open_record(self.path) as file:
-                file.seek(self._offset)
-                new = file.read()
+                size, half = file.seek(0, 2), self._most // 2
+                if size < self._offset:  # it was written anew
+                    self._offset = 0
+                if size - self._offset <= self._most:
+                    return self._part(file, size)
+                first = self._part(file, self._offset + half)
+                self._offset = size - half
+                return [*first, *self._part(file, size)[1:]]  # without the rest of a line
         except OSError:
             return []
-        complete, newline, _torn = new.rpartition(b"\n")
+
+    def _part(self, file: BinaryIO, end: int) -> list[bytes]:
+        file.seek(self._offset)
+        complete, newline, _torn = file.read(end - self._offset).rpartition(b"\n")
         self._offset += len(complete) + len(newline)
         return complete.split(b"\n") if newline else []
 
@@ -95,14 +116,14 @@ class Run(RunFiles):
     @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that `run.json` names or that wrote records."""
-        return tuple(sorted({*run_workers(self.info), *self._recorded()}))
+        return tuple(sorted({*run_workers(self.info), *self.recorded()}))
 
     def events(self, kind: str | None = None, rank: int | None = None) -> list[Event]:
         """The events of all ranks and of the supervisor, in the order of their time, optionally of one kind or about
         one rank. The events of one file stay in its order, even where the clock was set back."""
         # All files, also for one rank: a worker writes under its index until it knows its rank.
-        paths = map(self.events_path, self._recorded())
-        merged = _merge(Tail(path).read() for path in (*paths, self.supervisor_path))
+        paths = (*map(self.events_path, self.recorded()[:MOST_FILES]), self.supervisor_path)
+        merged = _merge(Tail(path, share_of_bytes(len(paths))).read() for path in paths)
         return [event for event in merged if kind in (None, event.kind) and rank in (None, event.rank)]
 
     def log(self, rank: int) -> str:
@@ -114,19 +135,76 @@ class Run(RunFiles):
 
     def summary(self) -> RunSummary:
         """The summary of the run."""
-        events = _merge(Tail(path).read() for path in (self.events_path(0), self.supervisor_path))
+        return self.summary_of(self.lead_events())
+
+    def summary_of(self, events: list[Event]) -> RunSummary:
+        """The summary by these `lead_events`, which are read only once then."""
         return summarize(self.info, self.id, self.ranks, events, self.refused())
 
-    def refused(self) -> tuple[str, ...]:
-        """Why records were not read although their paths exist, as sentences."""
-        paths = (self.info_path, *map(self.events_path, self._recorded()), self.supervisor_path)
-        return tuple(filter(None, map(refused_record, paths)))
+    def lead_events(self) -> list[Event]:
+        """The events of rank 0 and of the supervisor, in the order of their time."""
+        return _merge(Tail(path).read() for path in (self.events_path(0), self.supervisor_path))
 
-    def _recorded(self) -> list[int]:
+    def to_pandas(self, rank: int | Sequence[int] | None = 0) -> RunFrames:
+        """Steps, logged values and compiles as DataFrames: see `TrainResult.to_pandas`."""
+        from tpu_magics.runs.frames import to_frames
+
+        ranks = self._chosen(rank)
+        paths, most = {each: self.events_path(each) for each in ranks}, share_of_bytes(len(ranks))
+        found = {each: Tail(path, most).read() for each, path in paths.items()}
+        events = {each: [event for event in read if event.rank == each] for each, read in found.items()}
+        notes = (refused_record(path) or _partly_read(path, most) for path in paths.values())
+        return to_frames(events, isinstance(rank, int), tuple(filter(None, notes)))
+
+    def _chosen(self, rank: int | Sequence[int] | None) -> list[int]:
+        """Raises TpuMagicsError for a rank that the run does not have."""
+        known = self.ranks
+        if rank is None:
+            return list(known[:MOST_FILES])
+        chosen = [rank] if isinstance(rank, int) else list(rank)
+        strange = [each for each in chosen if each not in known]
+        if strange and (known or strange != [0]):
+            raise no_such_rank(self.name, strange[0], known)
+        return chosen[:MOST_FILES]
+
+    def refused(self) -> tuple[str, ...]:
+        """Why records were not read, or not all of them, although their paths exist, as sentences."""
+        recorded = self.recorded()
+        paths = (*map(self.events_path, recorded[:MOST_FILES]), self.supervisor_path)
+        most = share_of_bytes(len(paths))
+        told = (refused_info(self.info_path), *(refused_record(path) or _partly_read(path, most) for path in paths))
+        more = len(recorded) - MOST_FILES
+        return (*filter(None, told), *([f"The records of {more:,} more ranks were not read."] if more > 0 else []))
+
+    def recorded(self) -> list[int]:
+        """The ranks, or indices of workers, that have a file of records."""
         found: list[int] = []
         with contextlib.suppress(OSError):
             found = [int(match[1]) for path in self.path.iterdir() if (match := _RANK.fullmatch(path.name))]
         return sorted(found)
+
+
+def no_such_rank(name: str, rank: int, known: Sequence[int]) -> TpuMagicsError:
+    """The error for a rank that a run does not have."""
+    listed = ", ".join(map(str, known[:20])) + (f", ... ({len(known):,} in all)" if len(known) > 20 else "")
+    return TpuMagicsError(
+        f"The run {name!r} has no rank {rank}.", f"Its ranks are {listed or 'none'}.", "Choose one of them."
+    )
+
+
+def share_of_bytes(files: int) -> int:
+    """Bytes that are read of each of so many files."""
+    return min(MOST_READ, MOST_READ_OF_ALL // max(files, 1))
+
+
+def _partly_read(path: Path, most: int) -> str:
+    """That a record file is longer than what is read of it, as a sentence; "" where it is not."""
+    try:
+        size = path.lstat().st_size
+    except OSError:
+        return ""
+    mb = most / 2e6
+    return f"{path.name} was read in part: {mb:.2g} MB at each end of {size / 1e6:,.0f} MB." if size > most else ""
 
 
 def list_runs(root: Path | str | None = None) -> list[Run]:
@@ -139,6 +217,12 @@ def newest_runs(most: int | None, root: Path | str | None = None) -> tuple[list[
     """The newest runs, at most so many (None: all), and how many there are."""
     found = _entries(root)
     return [Run(entry.path) for entry in found[:most]], len(found)
+
+
+def names_and_ids(root: Path | str | None = None) -> tuple[list[str], list[str]]:
+    """The names and ids of all runs, each once, newest first. No run's records are read for it."""
+    found = _entries(root)
+    return list(dict.fromkeys(entry.name for entry in found)), [entry.id for entry in found]
 
 
 def own_runs_first(name: str | None = None, root: Path | str | None = None) -> tuple[list[Run], list[Run]]:
@@ -178,15 +262,16 @@ def _entries(root: Path | str | None) -> list[Entry]:
 
 
 def _not_found(text: str, runs: Sequence[Entry], near: Sequence[Entry]) -> TpuMagicsError:
+    shown = text if len(text) <= MOST_ECHOED else f"{text[:MOST_ECHOED]}…"
     if near:
         fits = ", ".join(run.id for run in near[:5]) + (", ..." if len(near) > 5 else "")
         todo = "Type more of it, the run's name, or `last`; %tpu_runs lists all."
-        return TpuMagicsError(f"{text!r} matches {len(near)} runs.", f"They begin or end with it: {fits}.", todo)
+        return TpuMagicsError(f"{shown!r} matches {len(near)} runs.", f"They begin or end with it: {fits}.", todo)
     words = {word: None for run in runs[:COMPARED] for word in (run.name, run.id)}
-    offered = difflib.get_close_matches(text, words, n=3, cutoff=0.4)
+    offered = difflib.get_close_matches(shown, words, n=3, cutoff=0.4)
     hint = f"Did you mean {' or '.join(offered)}? " if offered else ""
     why = f"None of the {len(runs)} runs here has this name or folder."
-    return TpuMagicsError(f"There is no run {text!r}.", why, f"{hint}%tpu_runs lists all; `last` is the newest.")
+    return TpuMagicsError(f"There is no run {shown!r}.", why, f"{hint}%tpu_runs lists all; `last` is the newest.")
 
 
 def _places(root: Path) -> list[Path]:

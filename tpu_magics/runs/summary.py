@@ -8,7 +8,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ from tpu_magics.runs.owner import same_process
 
 ID_PATTERN = re.compile(r"(\d{8}T\d{6}Z)-(.+)", re.DOTALL)
 _LARGEST = 1e18
+_LONGEST = 200  # characters of a name or a status: ours are shorter
+_MOST_NAMES, _MOST_WARNINGS = 64, 100
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class RunSummary:
 
     `created`: unix seconds; `seconds`: wall time, so far where it runs. `steps`, `compiles` and `recompiles` are those
     of rank 0, `causes` counts its recompiles by cause, `compiling` is the time of its compiles in seconds,
-    `steps_per_second` is over its whole training, the time of compiles included, `values` holds the last value of each
+    `steps_per_second` is over its whole training, the time of compiles included, `step_seconds` the median of the steps
+    that compiled nothing, `values` holds the last value of each
     name it logged, and `complete`: whether it wrote its last record. `peak_memory`: highest resident memory of each
     rank that was seen, in bytes. `models`: names that were updated in the notebook. `warnings`: texts.
     """
@@ -39,6 +42,7 @@ class RunSummary:
     ranks: tuple[int, ...]
     steps: int | None
     steps_per_second: float | None
+    step_seconds: float | None
     compiles: int | None
     recompiles: int | None
     causes: Mapping[str, int]
@@ -68,17 +72,18 @@ def summarize(
         ranks=ranks,
         steps=_steps(first, ends, status),
         steps_per_second=_rate(only(first, Steps)),
+        step_seconds=_step_seconds(only(first, Steps)),
         compiles=_compiles(first, ends),
         recompiles=_recompiles(first, ends),
         causes=_causes(only(first, Compile)),
         compiling=_compiling(first),
         complete=bool(ends),
-        values={event.name: event.value for event in only(first, Value)},
+        values=_values(only(first, Value)),
         peak_memory=_peaks(info, events),
         failure=_failure(info, ends),
         models=_names(info.get("models")),
-        warnings=tuple(
-            dict.fromkeys([*refused, *_names(info.get("warnings")), *(event.text for event in only(events, Warned))])
+        warnings=_first(
+            [*refused, *_names(info.get("warnings")), *(event.text for event in only(events, Warned))], _MOST_WARNINGS
         ),
     )
 
@@ -86,12 +91,19 @@ def summarize(
 def run_name(info: Mapping[str, Any], run_id: str) -> str:
     """The run's name; from the folder's name where run.json has none."""
     match = ID_PATTERN.fullmatch(run_id)
-    return str(info.get("name") or (match[2] if match else run_id))
+    return str(info.get("name") or (match[2] if match else run_id))[:_LONGEST]
+
+
+def loss_name(names: Iterable[str]) -> str:
+    """The name of the loss among those that were logged, "" where there is none."""
+    listed = list(names)
+    exact = [name for name in listed if name == "loss"]
+    return next(iter(exact or [name for name in listed if "loss" in name.lower()]), "")
 
 
 def run_status(info: Mapping[str, Any]) -> str:
     """The status in run.json; "lost" where the run is live but its kernel is gone, "unknown" without a status."""
-    status = str(info.get("status") or "unknown")
+    status = str(info.get("status") or "unknown")[:_LONGEST]
     pid, started = info.get("pid"), info.get("pid_started")
     if status not in LIVE:
         return status
@@ -155,6 +167,33 @@ def _compiling(first: list[Event]) -> float | None:
 def _rate(counted: list[Steps]) -> float | None:
     seconds = sum(event.seconds for event in counted)
     return sum(event.n for event in counted) / seconds if seconds > 0 else None
+
+
+def _step_seconds(counted: list[Steps]) -> float | None:
+    """The median over the records, each by its number of steps without a compile."""
+    clean = [(event.n - event.compiled, event.seconds - event.compiled_seconds) for event in counted]
+    times = sorted((max(0.0, seconds) / n, n) for n, seconds in clean if n > 0)
+    half = sum(n for _time, n in times) / 2
+    for time_of_one, n in times:
+        half -= n
+        if half <= 0:
+            return time_of_one
+    return None
+
+
+def _values(logged: list[Value]) -> dict[str, float | int | str]:
+    """The last value of each of the first names."""
+    kept: dict[str, float | int | str] = {}
+    for event in logged:
+        if event.name in kept or len(kept) < _MOST_NAMES:
+            kept[event.name] = event.value
+    return kept
+
+
+def _first(texts: list[str], most: int) -> tuple[str, ...]:
+    """Each text once, at most so many."""
+    kept = tuple(dict.fromkeys(texts))
+    return kept if len(kept) <= most else (*kept[:most], f"{len(kept) - most:,} more warnings are in its records.")
 
 
 def _peaks(info: Mapping[str, Any], events: list[Event]) -> dict[int, int]:
