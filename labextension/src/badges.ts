@@ -3,15 +3,17 @@
 import { EditorState, Extension, StateEffect, StateField } from '@codemirror/state';
 import { EditorView, PluginValue, ViewPlugin, ViewUpdate } from '@codemirror/view';
 import { LabIcon } from '@jupyterlab/ui-components';
-import { adviceIcon, recompileIcon, ruleIcon } from './icons';
+import { infoIcon, recompileIcon, warningIcon } from './icons';
 import { along, room } from './placing';
-import { Badge, Kind } from './reasons';
+import { Badge } from './problems';
+import { Tone } from './types';
 
 /** How a badge looks and what it does. */
 export interface Face {
   words: string;
   spoken: string;
-  kind: Kind;
+  tone: Tone;
+  recompiled: boolean;
 }
 
 /** What the badges of all editors share. */
@@ -26,11 +28,11 @@ export interface BadgeHost {
   closed(view: EditorView): void;
 }
 
-const ICONS: { [kind in Kind]: LabIcon } = {
-  recompile: recompileIcon,
-  rule: ruleIcon,
-  advice: adviceIcon
-};
+/** The form says what the colour says. */
+function iconOf({ tone, recompiled }: Face): LabIcon {
+  const needsAction = tone === 'warning' || tone === 'broken';
+  return recompiled && needsAction ? recompileIcon : needsAction ? warningIcon : infoIcon;
+}
 
 /** Give an editor these badges. */
 export const setBadges = StateEffect.define<readonly Badge[]>();
@@ -110,9 +112,9 @@ class Overlay implements PluginValue {
     const button = document.createElement('button');
     button.type = 'button';
     button.className = 'jp-tpu-badge';
-    button.dataset.kind = face.kind;
+    button.dataset.tone = face.tone;
     button.setAttribute('aria-label', face.spoken);
-    ICONS[face.kind].element({ container: button.appendChild(document.createElement('span')) });
+    iconOf(face).element({ container: button.appendChild(document.createElement('span')) });
     const words = button.appendChild(document.createElement('span'));
     words.className = 'jp-tpu-badge-words';
     words.textContent = face.words;

@@ -1,19 +1,35 @@
-// Which badges are shown where: those of the kernel's records, except in cells that were edited since.
+// Which badges are shown where: those of the runs that a notebook's outputs show, of its kernel's run and of the newest
+// check, except in cells that were edited since.
 
 import { Extension } from '@codemirror/state';
 import { EditorView } from '@codemirror/view';
+import { ICodeCellModel } from '@jupyterlab/cells';
 import { NotebookPanel } from '@jupyterlab/notebook';
 import { TranslationBundle } from '@jupyterlab/translation';
 import { IDisposable } from '@lumino/disposable';
 import { Signal } from '@lumino/signaling';
 import { BadgeHost, Face, badgeExtension, setBadges } from './badges';
-import { cellTexts } from './cells';
+import { cellTexts, isCode } from './cells';
+import { isObject } from './checks';
 import { Memory } from './memory';
 import { KernelRuns } from './model';
-import { Badge, SiteReason, kindOf, spoken, siteReasons, wordsOf } from './reasons';
+import { recordsOf } from './outputs';
+import {
+  Badge,
+  ShownRun,
+  SiteProblem,
+  kindOf,
+  siteProblems,
+  sitesOf,
+  spoken,
+  toneOf,
+  wordsOf
+} from './problems';
 import { ITpuSessions } from './session';
 import { TpuSettings } from './settings';
 import { Tip } from './tip';
+import { Page } from './types';
+import { readRecord } from './validate';
 
 const NONE: readonly Badge[] = [];
 
@@ -65,7 +81,8 @@ export class BadgeBoard {
     return {
       words: wordsOf(badge, this._trans),
       spoken: spoken(badge, this._trans),
-      kind: kindOf(badge)
+      tone: toneOf(badge),
+      recompiled: kindOf(badge) === 'recompile'
     };
   }
 
@@ -77,7 +94,10 @@ export class BadgeBoard {
 /** Another where anything else is to be drawn. */
 const signature = (badges: readonly Badge[]): string =>
   JSON.stringify(
-    badges.map(({ line, reasons }) => [line, reasons.map(one => [one.key, one.count])])
+    badges.map(({ line, problems }) => [
+      line,
+      problems.map(({ key, problem }) => [key, problem.badge, problem.count, problem.text])
+    ])
   );
 
 /** Keeps the badges of one notebook what they should be. */
@@ -96,7 +116,8 @@ export class NotebookBadges implements IDisposable {
     void _panel.context.ready.then(() => {
       if (!this._disposed) {
         _panel.model?.contentChanged.connect(this._onContent, this);
-        _panel.model?.cells.changed.connect(this._again, this);
+        _panel.model?.cells.changed.connect(this._onCells, this);
+        this._onCells();
         this._onKernel();
       }
     });
@@ -126,6 +147,38 @@ export class NotebookBadges implements IDisposable {
     });
   }
 
+  /** Outputs tell of themselves cell by cell. */
+  private _onCells(): void {
+    // A cell that is gone has no outputs any more.
+    this._areas.forEach(area => area.changed.disconnect(this._onOutputs, this));
+    this._cells = [...(this._panel.model?.cells ?? [])].filter(isCode);
+    this._areas = this._cells.map(cell => cell.outputs);
+    this._areas.forEach(area => area.changed.connect(this._onOutputs, this));
+    this._onOutputs();
+    this._again();
+  }
+
+  /** What a cell prints comes here as well, up to many times a second. */
+  private _onOutputs(): void {
+    this._outputs = this._cells.flatMap(cell => this._outputsOf(cell));
+    this._refresh();
+  }
+
+  private _outputsOf(cell: ICodeCellModel): ShownRun[] {
+    const pages = recordsOf(cell).map(data => (isObject(data) ? this._read(data) : null));
+    return pages.flatMap(page => (page === null ? [] : [{ page, cell: cell.id }]));
+  }
+
+  private _read(data: object): Page | null {
+    let page = this._records.get(data);
+    if (page === undefined) {
+      const record = readRecord(data, this._trans);
+      page = typeof record === 'string' ? null : record.page;
+      this._records.set(data, page);
+    }
+    return page;
+  }
+
   /** Every key that is pressed comes here: only cells that something was told of are looked at. */
   private _onContent(): void {
     const model = this._panel.model;
@@ -138,21 +191,29 @@ export class NotebookBadges implements IDisposable {
     }
   }
 
-  /** A live run tells of steps many times before it tells of another recompile. */
+  /** A live run tells of steps many times before it tells of another problem. */
   private _refresh(): void {
-    const { latest = null, checked = null } = this._runs ?? {};
+    const runs = this._shown();
+    const checked = this._runs?.checked ?? null;
     const from = [
-      latest?.view.id,
-      latest?.view.causes,
-      latest?.view.findings,
-      latest?.said.causes,
-      checked
+      checked,
+      ...runs.flatMap(({ page, cell }) => [page.id, page.problems, sitesOf(page).size, cell])
     ];
-    if (from.some((one, at) => one !== this._from[at])) {
+    if (from.length !== this._from.length || from.some((one, at) => one !== this._from[at])) {
       this._from = from;
-      this._told = siteReasons(latest, checked, this._trans);
+      this._told = siteProblems(runs, checked);
       this._again();
     }
+  }
+
+  /** The kernel's newest, and those of the outputs, of which one may be that. */
+  private _shown(): ShownRun[] {
+    const latest = this._runs?.latest ?? null;
+    const outputs = this._outputs.map(({ page, cell }) => ({
+      page: latest?.id === page.id ? latest : page,
+      cell
+    }));
+    return latest === null ? outputs : [...outputs, { page: latest, cell: '' }];
   }
 
   private _again(): void {
@@ -172,8 +233,12 @@ export class NotebookBadges implements IDisposable {
 
   private readonly _memory = new Memory();
   private readonly _touched = new WeakSet<object>();
+  private readonly _records = new WeakMap<object, Page | null>();
+  private _cells: ICodeCellModel[] = [];
+  private _areas: ICodeCellModel['outputs'][] = [];
+  private _outputs: ShownRun[] = [];
   private _runs: KernelRuns | null = null;
   private _from: readonly unknown[] = [];
-  private _told: SiteReason[] = [];
+  private _told: SiteProblem[] = [];
   private _disposed = false;
 }

@@ -5,7 +5,8 @@ import { CodeMirrorEditor } from '@jupyterlab/codemirror';
 import { INotebookModel, NotebookActions, NotebookPanel } from '@jupyterlab/notebook';
 import { EditorView } from '@codemirror/view';
 import { mark } from './marks';
-import { CheckedCell, Reached, Site } from './types';
+import { Reach } from './reveal';
+import { CheckedCell, Site } from './types';
 
 /** What of a site leads to its line. */
 export type Place = Pick<Site, 'path' | 'line' | 'code' | 'cell_id'>;
@@ -95,7 +96,7 @@ export function isCode(cell: ICellModel): cell is ICodeCellModel {
 
 /** Scroll to the line, put the cursor there and mark it for a moment. In a cell that has another text by now no line is
  * marked: it would be a wrong one. */
-export function reveal(panel: NotebookPanel, site: Place): Reached {
+export function reveal(panel: NotebookPanel, site: Place): Reach {
   const cells = panel.model === null ? [] : cellTexts(panel.model);
   const index = cellFinder(cells)(site);
   if (index < 0) {

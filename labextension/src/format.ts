@@ -1,7 +1,7 @@
-// Numbers and places in words, as the kernel's own panel words them (tpu_magics/panel/sections_words.py).
+// Numbers, places and moments in words, as the kernel words them (tpu_magics/panel/formats.py).
 
 import { TranslationBundle } from '@jupyterlab/translation';
-import { Compile, Input, Num, Site } from './types';
+import { Axis, Num, Site } from './types';
 
 const UNITS = ['bytes', 'KiB', 'MiB', 'GiB', 'TiB'];
 
@@ -18,7 +18,7 @@ export function grouped(value: number): string {
 }
 
 /** At most `digits` significant ones, without an exponent where it can be avoided. */
-function significant(value: number, digits: number): string {
+export function significant(value: number, digits: number): string {
   const size = Math.abs(value);
   if (size !== 0 && (size < 1e-4 || size >= 1e15)) {
     return value.toExponential(digits - 1).replace(/\.?0+e/, 'e');
@@ -29,35 +29,17 @@ function significant(value: number, digits: number): string {
   return value.toLocaleString('en-US', { maximumSignificantDigits: digits });
 }
 
-/** A logged value, short. */
-export function shortNumber(value: number | string | null): string {
-  if (value === null) {
-    return '';
+/** "850 µs", "41 ms", "1.93 s", "4 min 05 s". */
+export function seconds(value: number): string {
+  if (value >= 100) {
+    return clock(value);
   }
-  if (typeof value === 'string') {
-    return short(value, 80);
-  }
-  return significant(value, Number.isInteger(value) ? 15 : 4);
-}
-
-export function rate(value: number): string {
-  return value >= 1000 ? grouped(value) : significant(value, 3);
-}
-
-/** "850 µs", "41 ms", "1.93 s", "4 min 05 s"; "" where it is not known. */
-export function seconds(value: Num | null): string {
-  const known = toNumber(value);
-  if (!Number.isFinite(known)) {
-    return '';
-  }
-  if (known >= 100) {
-    return clock(known);
-  }
-  if (known === 0) {
+  if (value === 0) {
     return '0 s';
   }
-  const [factor, unit] = known >= 1 ? [1, 's'] : known >= 1e-3 ? [1e3, 'ms'] : [1e6, 'µs'];
-  return `${significant(known * factor, 3)} ${unit}`;
+  const size = Math.abs(value);
+  const [factor, unit] = size >= 1 ? [1, 's'] : size >= 1e-3 ? [1e3, 'ms'] : [1e6, 'µs'];
+  return `${significant(value * factor, 3)} ${unit}`;
 }
 
 /** "8 s", "4 min 05 s", "2 h 04 min". */
@@ -83,21 +65,21 @@ export function size(value: number): string {
     value /= 1024;
     unit += 1;
   }
-  const digits = unit >= 3 ? 1 : 0;
-  const text = value.toLocaleString('en-US', {
-    minimumFractionDigits: digits,
-    maximumFractionDigits: digits
-  });
-  return `${text} ${UNITS[unit]}`;
+  return `${significant(value, value >= 1000 ? 4 : 3)} ${UNITS[unit]}`;
 }
 
-/** A share in percent that reads neither 0 nor 100 where it is not. */
-export function percent(share: number): string {
-  const text = (100 * share).toFixed(0);
-  if (text === '0' && share > 0) {
-    return 'less than 1 %';
+/** A value of a chart with its unit. */
+export function axisText(axis: Axis, value: number): string {
+  switch (axis) {
+    case 'seconds':
+      return seconds(value);
+    case 'bytes':
+      return size(value);
+    case 'rate':
+      return `${significant(value, 3)}/s`;
+    default:
+      return significant(value, 4);
   }
-  return text === '100' && share < 1 ? 'more than 99 %' : `${text} %`;
 }
 
 /** One line of at most `most` characters. */
@@ -123,24 +105,6 @@ export function fullPlace(site: Site, trans: TranslationBundle): string {
 
 function placed(name: string, site: Site, trans: TranslationBundle): string {
   return name ? trans.__('%1, line %2', name, site.line) : trans.__('n/a');
-}
-
-/** The number of a compile at its site: "#1". */
-export function label(graph: Compile): string {
-  return `#${graph.nth}`;
-}
-
-/** "input_ids int64[32,129]" */
-export function shape(one: Input): string {
-  return `${short(one.name, 60)} ${short(one.dtype, 20)}[${one.shape.slice(0, 16).join(',')}]`;
-}
-
-/** Bytes of a compiled program by use; "" where the runtime does not report it. */
-export function programMemory(memory: Compile['memory']): string {
-  return Object.entries(memory ?? {})
-    .slice(0, 10)
-    .map(([use, used]) => `${short(use, 30)} ${size(used)}`)
-    .join(', ');
 }
 
 /** "2026-11-21 05:34" in the reader's own time zone; "" where it is not known. */

@@ -31,14 +31,14 @@ export const recompileIcon = plain(
   'M8 2a6 6 0 0 1 4.9 2.5V2.2h1.4v5H9.4V5.8h2.7A4.6 4.6 0 0 0 3.5 7.2H2.1A6 6 0 0 1 8 2zM1.7 8.8h4.9v1.4H3.9' +
     'a4.6 4.6 0 0 0 8.6-1.4h1.4a6 6 0 0 1-10.8 2.7v2.3H1.7z'
 );
-/** A triangle with an exclamation mark: a broken rule. */
-export const ruleIcon = plain(
-  'rule',
+/** A triangle with an exclamation mark: it costs time, or it failed. */
+export const warningIcon = plain(
+  'warning',
   'M8 1.2 15.4 14.4H.6zM8 4.1 3 13h10zM7.3 6.9h1.4v3.2H7.3zM7.3 10.9h1.4v1.3H7.3z'
 );
-/** An i in a circle: advice. */
-export const adviceIcon = plain(
-  'advice',
+/** An i in a circle: information. */
+export const infoIcon = plain(
+  'info',
   'M8 1.4a6.6 6.6 0 1 1 0 13.2A6.6 6.6 0 0 1 8 1.4zM8 2.8a5.2 5.2 0 1 0 0 10.4A5.2 5.2 0 0 0 8 2.8zM7.3 4.5h1.4V6H7.3z' +
     'M7.3 7h1.4v4.5H7.3z'
 );

@@ -12,6 +12,7 @@ import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { BadgeBoard, NotebookBadges } from './board';
 import { addCommands, Ids } from './commands';
 import { tpuIcon } from './icons';
+import { isShown, showHere } from './outputs';
 import { TpuPanel } from './panel/widget';
 import { ITpuSessions, Sessions } from './session';
 import { TpuSettings } from './settings';
@@ -59,7 +60,9 @@ const main: JupyterFrontEndPlugin<void> = {
       onLoadExtension: () => execute(Ids.init),
       onCheck: () => execute(Ids.check),
       onTrain: () => execute(Ids.train),
-      onStop: () => execute(Ids.stop)
+      onStop: () => execute(Ids.stop),
+      isShown: run => tracker.currentWidget === null || isShown(tracker.currentWidget, run),
+      onShowHere: page => tracker.currentWidget && showHere(tracker.currentWidget, page)
     });
     panel.id = PANEL;
     panel.title.icon = tpuIcon;

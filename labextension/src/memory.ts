@@ -1,7 +1,7 @@
 // The badges of a notebook's cells, except of cells that were edited since.
 
 import { CellText, cellFinder, isStill } from './cells';
-import { Badge, SiteReason } from './reasons';
+import { Badge, SiteProblem, worstFirst } from './problems';
 
 /** What is known of a cell that something was told of. `gone`: keys of what was told before its text changed. */
 interface Known {
@@ -12,9 +12,9 @@ interface Known {
 
 /** Of each cell, by its index: the badges that are left when what was edited is taken away. */
 export class Memory {
-  badges(told: readonly SiteReason[], cells: readonly CellText[]): Map<number, Badge[]> {
+  badges(told: readonly SiteProblem[], cells: readonly CellText[]): Map<number, Badge[]> {
     const find = cellFinder(cells);
-    const found = new Map<number, SiteReason[]>();
+    const found = new Map<number, SiteProblem[]>();
     for (const one of told) {
       const index = find(one.site);
       const others = found.get(index) ?? [];
@@ -40,7 +40,7 @@ export class Memory {
     return this._known.keys();
   }
 
-  private _left(told: readonly SiteReason[], cell: CellText): Badge[] {
+  private _left(told: readonly SiteProblem[], cell: CellText): Badge[] {
     this.edited(cell.id, cell.source);
     const known = this._known.get(cell.id) ?? {
       source: cell.source,
@@ -48,15 +48,15 @@ export class Memory {
       gone: new Set<string>()
     };
     this._known.set(cell.id, known);
-    known.keys = told.map(one => one.reason.key);
+    known.keys = told.map(one => one.key);
     const texts = cell.source.split('\n');
     const left = told.filter(
-      ({ site, reason }) => !known.gone.has(reason.key) && isStill(texts[site.line - 1], site.code)
+      ({ site, key }) => !known.gone.has(key) && isStill(texts[site.line - 1], site.code)
     );
     const lines = [...new Set(left.map(one => one.site.line))].sort((one, other) => one - other);
     return lines.map(line => ({
       line,
-      reasons: left.filter(one => one.site.line === line).map(one => one.reason)
+      problems: worstFirst(left.filter(one => one.site.line === line))
     }));
   }
 

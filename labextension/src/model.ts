@@ -35,7 +35,12 @@ export class KernelRuns extends KernelState {
 
   /** Whether a cell holds the kernel with a live run; the status may be that of a message answered meanwhile. */
   get trains(): boolean {
-    return this.live && this.latest !== null && this.latest.view.plan['background'] !== true;
+    return this.live && this.latest?.background === false;
+  }
+
+  /** Whether this kernel makes this run, or made it last. */
+  has(run: string): boolean {
+    return run === this.newest.id;
   }
 
   /** Whether its answer has not come yet. */
@@ -66,11 +71,18 @@ export class KernelRuns extends KernelState {
     if (!this.live || this.latest === null) {
       return;
     }
+    this.setStopping(this.newest.id);
+    this.tell();
     if (this.deaf && this.trains) {
-      this._channel.interrupt();
+      this.interrupt();
     } else {
       this._ask({ type: 'stop', run: this.newest.id });
     }
+  }
+
+  /** End the running cell: this reaches a kernel always. */
+  interrupt(): void {
+    this._channel.interrupt();
   }
 
   /** The run was stopped in another way: an answer to `stop` would be that there is nothing to stop. */
@@ -114,7 +126,7 @@ export class KernelRuns extends KernelState {
 
   /** How its run ended, which a kernel tells while it goes. */
   private _lastWords(message: T.KernelMessage): void {
-    if (message.type === 'run' && message.record.view.id === this.latest?.view.id) {
+    if (message.type === 'run' && message.record.id === this.latest?.id) {
       this.newest.run(message, true);
     }
   }
@@ -162,13 +174,16 @@ export class KernelRuns extends KernelState {
       case 'findings':
         return this._onFindings(message, request !== null);
       case 'stopping':
-        this.stopping = message.run;
-        return;
+        this._requests.answeredType('stop');
+        return this.setStopping(message.run);
       case 'compared':
         this.compared = request === null ? this.compared : message;
         return;
       case 'problem':
         this.problem = request === null ? this.problem : message;
+        if (request?.type === 'stop') {
+          this.setStopping('');
+        }
     }
   }
 
@@ -192,10 +207,9 @@ export class KernelRuns extends KernelState {
 
   /** `purpose`: what this front end asked it for; null: the kernel's own word, or another front end's answer. */
   private _onRun(message: T.RunMessage, purpose: Purpose | null): void {
-    const { id, live } = message.record.view;
     if (this.newest.run(message, purpose === 'latest')) {
-      this.opened = purpose === 'shown' || this.opened?.view.id === id ? null : this.opened;
-      this.stopping = live && this.stopping === id ? id : '';
+      const here = purpose === 'shown' || this.opened?.id === message.record.id;
+      this.opened = here ? null : this.opened;
     } else if (purpose !== null) {
       this.opened = message.record;
     }

@@ -1,19 +1,20 @@
 // The newest run of a kernel, kept up to date by what the kernel sends.
 
-import { merged } from './merge';
-import { HelloMessage, HeartbeatMessage, RunMessage, RunRecord, UpdateMessage } from './types';
+import { Misfit, patched } from './patch';
+import { HelloMessage, HeartbeatMessage, Page, RunMessage, UpdateMessage } from './types';
+import { checkedPage } from './validate';
 
 export class Newest {
-  record: RunRecord | null = null;
+  page: Page | null = null;
   /** The kernel was restarted since: how the run ended is not known. */
   lost = false;
 
   get id(): string {
-    return this.record?.view.id ?? '';
+    return this.page?.id ?? '';
   }
 
   get live(): boolean {
-    return this.record !== null && this.record.view.live && !this.lost;
+    return this.page !== null && this.page.live && !this.lost;
   }
 
   /** The kernel has forgotten its runs. */
@@ -38,29 +39,30 @@ export class Newest {
 
   update(message: UpdateMessage): string {
     this._own = message.run;
-    if (this.record === null || message.run !== this.id) {
+    if (this.page === null || message.run !== this.id) {
       return message.run;
     }
     if (message.seq <= this._seq) {
       return '';
     }
-    if (message.after !== this._seq) {
+    const changed = message.after === this._seq ? afterPatch(this.page, message.patch) : null;
+    if (changed === null) {
       return message.run;
     }
-    this.record = merged(this.record, message);
+    this.page = changed;
     this._seq = message.seq;
     return '';
   }
 
-  /** Whether a whole record is that of this kernel's newest run; then it is taken. */
+  /** Whether a whole run is this kernel's newest; then it is taken. */
   run(message: RunMessage, asked: boolean): boolean {
-    const id = message.record.view.id;
+    const { id, live } = message.record;
     if (message.request !== null && !asked && id !== this._own) {
       return false;
     }
-    const ended = this.live && !message.record.view.live;
+    const ended = this.live && !live;
     if (id !== this.id || message.seq >= this._seq || ended) {
-      this.record = message.record;
+      this.page = message.record;
       this.lost = false;
       this._own = id;
       this._seq = message.seq;
@@ -70,4 +72,16 @@ export class Newest {
 
   private _own = '';
   private _seq = -1;
+}
+
+/** null: the patch was made for another page, or makes none. */
+function afterPatch(page: Page, patch: unknown): Page | null {
+  try {
+    return checkedPage(patched(page, patch));
+  } catch (error) {
+    if (error instanceof Misfit) {
+      return null;
+    }
+    throw error;
+  }
 }

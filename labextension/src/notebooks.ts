@@ -8,6 +8,7 @@ import { CommandRegistry } from '@lumino/commands';
 import { Refusal, TRAIN, initCell, putPreflight, putTrainLine } from './actions';
 import { checkedCells } from './cells';
 import { KernelRuns } from './model';
+import { isBroken } from './problems';
 import { ITpuSessions } from './session';
 import { stopRun } from './stopping';
 import { FindingsMessage } from './types';
@@ -50,10 +51,21 @@ export class Notebooks {
     }
   }
 
-  train(): void {
+  /** The line is worth nothing without the extension: where the kernel has not loaded it, that comes first. */
+  async train(): Promise<void> {
     const { panel, cell } = this;
-    const refused = panel === null || cell === null ? null : putTrainLine(panel.content, cell);
-    if (refused !== null) {
+    if (panel === null || cell === null) {
+      return;
+    }
+    const refused = putTrainLine(panel.content, cell);
+    if (refused !== null && refused !== 'there') {
+      return this._say(this._refusal(refused));
+    }
+    const runs = this._runs();
+    if (runs?.connection !== 'connected' && !runs?.mismatch) {
+      await this.init();
+      panel.content.activeCellIndex = panel.content.widgets.indexOf(cell);
+    } else if (refused === 'there') {
       this._say(this._refusal(refused));
     }
   }
@@ -86,9 +98,8 @@ export class Notebooks {
 
   async stop(): Promise<void> {
     const { sessions, trans } = this._context;
-    const kernel = sessions.panel?.sessionContext.session?.kernel;
     const runs = sessions.current;
-    if (runs !== null && kernel && (await stopRun(runs, kernel)) === 'unanswered') {
+    if (runs !== null && (await stopRun(runs)) === 'unanswered') {
       this._say(
         trans.__(
           'The kernel did not answer. The run stops when the running cell has ended. To end the cell now, interrupt the kernel.'
@@ -118,7 +129,7 @@ export class Notebooks {
     this._answers.set(runs, checked);
     if (checked !== null) {
       const { trans } = this._context;
-      const broken = checked.findings.filter(one => !one.advice).length;
+      const broken = checked.findings.filter(isBroken).length;
       const said =
         broken === 0
           ? trans.__('No broken rule')

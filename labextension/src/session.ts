@@ -7,6 +7,7 @@ import { Token } from '@lumino/coreutils';
 import { IDisposable } from '@lumino/disposable';
 import { ISignal, Signal } from '@lumino/signaling';
 import { KernelComm } from './comm';
+import { kernels } from './kernels';
 import { KernelRuns } from './model';
 
 export interface ITpuSessions {
@@ -75,8 +76,7 @@ export class Sessions implements ITpuSessions, IDisposable {
     }
     this._disposed = true;
     for (const known of this._known.values()) {
-      known.comm.dispose();
-      known.runs.dispose();
+      forget(known);
     }
     this._known.clear();
     Signal.clearData(this);
@@ -111,6 +111,7 @@ export class Sessions implements ITpuSessions, IDisposable {
       const comm = new KernelComm();
       known = { comm, runs: new KernelRuns(kernel.id, comm), panels: new Set() };
       this._known.set(kernel.id, known);
+      kernels.add(known.runs);
       if (this._rate !== null) {
         known.runs.setRate(this._rate);
       }
@@ -131,8 +132,7 @@ export class Sessions implements ITpuSessions, IDisposable {
       return;
     }
     this._known.delete(kernel.id);
-    known.comm.dispose();
-    known.runs.dispose();
+    forget(known);
   }
 
   private _onPath(panel: NotebookPanel): void {
@@ -157,4 +157,10 @@ export class Sessions implements ITpuSessions, IDisposable {
   private _rate: number | null = null;
   private _shown: NotebookPanel | null = null;
   private _disposed = false;
+}
+
+function forget({ comm, runs }: Known): void {
+  comm.dispose();
+  kernels.remove(runs);
+  runs.dispose();
 }

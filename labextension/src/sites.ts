@@ -3,8 +3,9 @@
 import { JupyterFrontEnd } from '@jupyterlab/application';
 import { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import { Place, cellFinder, cellTexts, reveal } from './cells';
+import { Reach, SITE_EVENT, SiteRequest } from './reveal';
 import { ITpuSessions } from './session';
-import { Reached, SITE_EVENT, Site, Sought } from './types';
+import { Site } from './types';
 
 /** Bring a line into sight, in a notebook of the kernel that is looked at. */
 export function revealSite(
@@ -12,7 +13,7 @@ export function revealSite(
   tracker: INotebookTracker,
   sessions: ITpuSessions,
   site: Site
-): Reached {
+): Reach {
   const panel = panelOf(tracker, sessions.current?.kernelId ?? '', site);
   if (panel === null) {
     return 'nothing';
@@ -26,9 +27,9 @@ export function followSites(tracker: INotebookTracker): void {
   document.addEventListener(SITE_EVENT, event => {
     const at = event.target instanceof Node ? event.target : null;
     const panel = tracker.find(one => one.node.contains(at));
-    const { detail } = event as CustomEvent<Sought>;
+    const { detail } = event as CustomEvent<SiteRequest>;
     if (panel) {
-      detail.reached = reveal(panel, detail.site);
+      detail.reach = reveal(panel, detail.site);
     }
   });
 }

@@ -8,13 +8,15 @@ import * as T from './types';
 /** How it stands with the kernel. "absent": as far as is known it has not loaded tpu_magics. */
 export type Connection = 'absent' | 'connected' | 'restarted';
 
-const NO_FINDINGS: T.RuleFinding[] = [];
+/** Milliseconds. */
+const STOPS_WITHIN = 20_000;
+const NO_FINDINGS: T.Problem[] = [];
 
 export class KernelState implements IDisposable {
   connection: Connection = 'absent';
   hello: T.HelloMessage | null = null;
   /** A run that the person has opened instead of the newest. */
-  opened: T.RunRecord | null = null;
+  opened: T.Page | null = null;
   /** Newest first; null: never asked for. */
   runs: T.RunLine[] | null = null;
   compared: T.ComparedMessage | null = null;
@@ -25,12 +27,15 @@ export class KernelState implements IDisposable {
   problem: T.ProblemMessage | null = null;
   /** The kernel's version where it is not the extension's; "" where it is. */
   mismatch = '';
-  /** The run that is being stopped, or "". */
-  stopping = '';
 
   /** Something is another than before. Objects are replaced, never changed: compare them by identity. */
   get changed(): ISignal<this, void> {
     return this._changed;
+  }
+
+  /** Another number after each change. */
+  get version(): number {
+    return this._version;
   }
 
   get host(): T.KernelHost | null {
@@ -38,12 +43,12 @@ export class KernelState implements IDisposable {
   }
 
   /** The run that this kernel makes, or made last; null: none that it has told of. */
-  get latest(): T.RunRecord | null {
-    return this.newest.record;
+  get latest(): T.Page | null {
+    return this.newest.page;
   }
 
   /** What the panel shows: the opened run, else the newest of this kernel. */
-  get record(): T.RunRecord | null {
+  get page(): T.Page | null {
     return this.opened ?? this.latest;
   }
 
@@ -57,7 +62,12 @@ export class KernelState implements IDisposable {
     return this.newest.lost;
   }
 
-  get findings(): T.RuleFinding[] {
+  /** The run that is being stopped, from the click on, or "". */
+  get stopping(): string {
+    return this.live && this._stopping === this.newest.id ? this._stopping : '';
+  }
+
+  get findings(): T.Problem[] {
     return this.checked?.findings ?? NO_FINDINGS;
   }
 
@@ -90,6 +100,7 @@ export class KernelState implements IDisposable {
 
   protected tell(): void {
     if (!this._disposed) {
+      this._version += 1;
       this._changed.emit();
     }
   }
@@ -98,11 +109,27 @@ export class KernelState implements IDisposable {
   protected forget(connection: Connection): void {
     this.connection = connection;
     this.hello = this.checked = this.askedFor = this.compared = this.problem = null;
-    this.stopping = this.mismatch = '';
+    this._stopping = this.mismatch = '';
     this.newest.forgotten();
   }
 
+  /** From now on, or ("") not any more. */
+  protected setStopping(run: string): void {
+    clearTimeout(this._untilStopped);
+    this._stopping = run;
+    if (run !== '') {
+      // Who has waited that long may press again.
+      this._untilStopped = setTimeout(() => {
+        this._stopping = '';
+        this.tell();
+      }, STOPS_WITHIN);
+    }
+  }
+
   protected readonly newest = new Newest();
+  private _stopping = '';
+  private _untilStopped: ReturnType<typeof setTimeout> | undefined;
   private readonly _changed = new Signal<this, void>(this);
+  private _version = 0;
   private _disposed = false;
 }

@@ -1,20 +1,20 @@
-// The item in the status bar: where it runs, and how the training goes.
+// The item in the status bar: how the training goes, in a few words.
 
 import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator, TranslationBundle } from '@jupyterlab/translation';
 import { ReactWidget, UseSignal } from '@jupyterlab/ui-components';
 import { DisposableSet, IDisposable } from '@lumino/disposable';
 import * as React from 'react';
-import { grouped, percent, rate, toNumber } from './format';
+import { tpuIcon } from './icons';
 import { KernelRuns } from './model';
-import { useRuns } from './panel/body';
+import { useRuns } from './panel/follow';
 import { ITpuSessions } from './session';
-import { Precision } from './types';
+import { Figure, Page, Tone } from './types';
 
-/** A piece of the item. `amber`: it needs action. */
+/** A piece of the item. */
 export interface Word {
   text: string;
-  amber?: boolean;
+  tone: Tone;
 }
 
 /** Put the item into the status bar. `open`: what a click does. */
@@ -70,16 +70,18 @@ function Item(props: {
     return null;
   }
   const all = words.map(word => word.text).join(', ');
+  const host = runs?.host?.title ?? '';
   return (
     <button
       type="button"
       className="tpu-Status"
-      title={`${all}\n${trans.__('Click to open the panel')}`}
+      title={[host, all, trans.__('Click to open the panel')].filter(Boolean).join('\n')}
       aria-label={trans.__('TPU: %1. Open the panel', all)}
       onClick={props.open}
     >
+      <tpuIcon.react tag="span" className="tpu-Status-icon" />
       {words.map((word, at) => (
-        <span key={at} className={word.amber ? 'tpu-Status-amber' : undefined}>
+        <span key={at} className={`tpu-Status-word tpu-mod-${word.tone || 'plain'}`}>
           {word.text}
         </span>
       ))}
@@ -87,73 +89,39 @@ function Item(props: {
   );
 }
 
-/** Host and chips; while it trains state, step rate, compiles, recompiles and precision as they are. */
+/** State, progress and what needs action; without a run, where the cells train. */
 export function statusWords(runs: KernelRuns, trans: TranslationBundle): Word[] {
   if (runs.mismatch) {
-    return [{ text: trans.__('! tpu_magics: other version'), amber: true }];
+    return [{ text: trans.__('tpu_magics: other version'), tone: 'warning' }];
   }
   if (runs.connection !== 'connected') {
     return [];
   }
-  const unknown = runs.hello === null ? 'TPU' : trans.__('TPU: run %tpu_init');
-  const where = { text: runs.host?.title ?? unknown };
-  const record = runs.latest;
-  if (record === null) {
-    return [where];
+  const { hello, latest: page } = runs;
+  // A kernel that was restarted knows nothing of the run before.
+  if (page === null || (hello !== null && hello.run !== page.id && !runs.live)) {
+    const unknown = hello === null ? 'TPU' : trans.__('TPU: run %tpu_init');
+    return [{ text: runs.host?.title ?? unknown, tone: '' }];
   }
-  const state = { text: runs.lost ? trans.__('? unknown') : record.said.state };
-  return runs.live ? [where, state, ...training(runs, trans)] : [where, state];
+  const stopping = runs.stopping !== '' && trans.__('stopping…');
+  const state = runs.lost ? trans.__('? unknown') : `${page.symbol} ${stopping || page.state}`;
+  const tone = page.tone === 'broken' && !runs.lost ? 'broken' : '';
+  return [{ text: state, tone }, ...figures(page, runs.live, trans)];
 }
 
-function training(runs: KernelRuns, trans: TranslationBundle): Word[] {
-  const view = runs.latest?.view;
-  if (view === undefined) {
-    return [];
-  }
-  const speed = toNumber(view.steps_per_second);
-  const { compiles, recompiles } = view;
-  return [
-    {
-      text: Number.isFinite(speed)
-        ? trans.__('%1 steps/s', rate(speed))
-        : trans.__('no step rate yet')
-    },
-    {
-      text:
-        compiles === null
-          ? trans.__('compiles n/a')
-          : trans._n('%2 compile', '%2 compiles', compiles, grouped(compiles))
-    },
-    recompilesWord(recompiles, view.expected ?? 0, view.at_least, trans),
-    precisionWord(view.precision, view.asked, trans)
-  ];
+/** What is amber always; how far it is and how fast while it goes on. */
+function figures(page: Page, live: boolean, trans: TranslationBundle): Word[] {
+  const { progress } = page;
+  const [first] = page.figures;
+  const share = progress === null ? 0 : Math.floor((100 * progress.done) / progress.total);
+  const done =
+    progress === null
+      ? first && inWords(first)
+      : { text: trans.__('%1 %', share), tone: '' as Tone };
+  const warns = page.figures.filter(each => each.tone === 'warning' || each.tone === 'broken');
+  return [...(live && done ? [done] : []), ...warns.map(inWords)];
 }
 
-function recompilesWord(
-  recompiles: number | null,
-  expected: number,
-  atLeast: boolean,
-  trans: TranslationBundle
-): Word {
-  if (recompiles === null) {
-    return { text: trans.__('recompiles n/a') };
-  }
-  const counted = trans._n(
-    '%2 recompile',
-    '%2 recompiles',
-    recompiles,
-    `${grouped(recompiles)}${atLeast ? '+' : ''}`
-  );
-  return recompiles > expected ? { text: `! ${counted}`, amber: true } : { text: counted };
-}
-
-/** The share of matmuls in bf16, as in the compiled graph. */
-function precisionWord(found: Precision | null, asked: string, trans: TranslationBundle): Word {
-  const share = toNumber(found?.share ?? null);
-  if (found === null || !Number.isFinite(share)) {
-    const name = asked || 'bf16';
-    return { text: trans.__('%1 n/a yet', name) };
-  }
-  const text = `bf16 ${percent(share)}`;
-  return found.agrees ? { text } : { text: `! ${text}`, amber: true };
+function inWords({ label, value, tone }: Figure): Word {
+  return { text: `${tone ? '! ' : ''}${label} ${value}`, tone };
 }

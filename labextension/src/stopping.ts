@@ -1,6 +1,5 @@
 // Stopping a run from outside its cell.
 
-import { Kernel } from '@jupyterlab/services';
 import { KernelRuns } from './model';
 
 /** Milliseconds that a kernel has for its answer. */
@@ -10,10 +9,9 @@ export const PATIENCE = 1500;
  *
  * Returns what came of it; "unanswered": the run goes on in the background, and no answer came all the same. */
 export async function stopRun(
-  runs: KernelRuns,
-  kernel: Pick<Kernel.IKernelConnection, 'interrupt'>
+  runs: KernelRuns
 ): Promise<'stopping' | 'interrupted' | 'unanswered'> {
-  const run = runs.latest?.view;
+  const run = runs.latest?.id;
   if (run === undefined || !runs.live) {
     return 'stopping';
   }
@@ -25,10 +23,7 @@ export async function stopRun(
     return 'interrupted';
   }
   const said = (): boolean =>
-    runs.stopping === run.id ||
-    !runs.live ||
-    runs.latest?.view.id !== run.id ||
-    runs.problem !== null;
+    !runs.waitsFor('stop') || !runs.live || !runs.has(run) || runs.problem !== null;
   if (await within(runs, said)) {
     return 'stopping';
   }
@@ -36,7 +31,7 @@ export async function stopRun(
     return 'unanswered';
   }
   runs.forgetStop();
-  await kernel.interrupt();
+  runs.interrupt();
   return 'interrupted';
 }
 

@@ -1,7 +1,8 @@
 // The tooltip of a badge. Everything from a record is inserted as text.
 
 import { TranslationBundle } from '@jupyterlab/translation';
-import { Badge, Reason } from './reasons';
+import { Badge } from './problems';
+import { Problem } from './types';
 
 /** Milliseconds that the pointer has for the way from the badge to the box. */
 const GRACE = 250;
@@ -23,7 +24,7 @@ export class Tip {
     if (this._anchor !== anchor) {
       this.hide();
       this._anchor = anchor;
-      this._node.replaceChildren(...badge.reasons.map(reason => this._part(reason)));
+      this._node.replaceChildren(...badge.problems.map(one => this._part(one.problem)));
       document.body.append(this._node);
       anchor.setAttribute('aria-describedby', ID);
       document.addEventListener('keydown', this._onKey, true);
@@ -55,17 +56,18 @@ export class Tip {
     this._timer = setTimeout(() => this.hide(), GRACE);
   }
 
-  private _part(reason: Reason): HTMLElement {
+  private _part(problem: Problem): HTMLElement {
     const part = document.createElement('section');
-    part.dataset.kind = reason.kind;
-    const head = line(part, 'jp-tpu-tip-head', reason.title);
-    line(head, 'jp-tpu-tip-name', reason.name);
-    reason.code.forEach(text => line(part, 'jp-tpu-tip-code', text));
-    reason.texts.forEach(text => line(part, 'jp-tpu-tip-text', '').append(...worded(text)));
-    if (reason.fix !== '') {
+    part.dataset.tone = problem.tone;
+    const head = line(part, 'jp-tpu-tip-head', '');
+    head.append(...worded(problem.title));
+    line(head, 'jp-tpu-tip-count', problem.count);
+    line(part, 'jp-tpu-tip-text', '').append(...worded(problem.text));
+    problem.differences.forEach(text => line(part, 'jp-tpu-tip-code', text));
+    if (problem.fix !== '') {
       const fix = line(part, 'jp-tpu-tip-fix', '');
       line(fix, 'jp-tpu-tip-label', this._trans.__('Fix:'));
-      fix.append(' ', ...worded(reason.fix));
+      fix.append(' ', ...worded(problem.fix));
     }
     return part;
   }
@@ -110,7 +112,7 @@ export class Tip {
 
 function line(parent: HTMLElement, name: string, text: string): HTMLElement {
   const node = document.createElement(
-    name.endsWith('label') || name.endsWith('name') ? 'span' : 'div'
+    name.endsWith('label') || name.endsWith('count') ? 'span' : 'div'
   );
   node.className = name;
   node.textContent = text;

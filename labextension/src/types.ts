@@ -1,31 +1,63 @@
-// The messages between kernel and front end, and a saved run: the mirror of the Python dataclasses in
-// tpu_magics/runs/events.py, panel/model_view.py and panel/messages.py.
+// The messages between kernel and front end, and the page of a run.
 //
-// Each `export interface` that is named as a dataclass has exactly its fields; tests/test_labextension.py compares.
-// null means unknown, never zero.
+// Made by scripts/typescript.py from runs/events.py (Site) and from page.py, protocol.py, messages.py and requests.py
+// in tpu_magics/panel, where each field is explained. Do not edit it. null means unknown, never zero.
 
 export const PROTOCOL = 'tpu_magics';
-/** Name of the comm's target. */
 export const TARGET = 'tpu_magics';
 export const VERSION = 1;
 export const RECORD_VERSION = 1;
 export const MIME_TYPE = 'application/vnd.tpu-magics.run+json';
 
-/** A DOM event by which an output asks for a line of its notebook (`detail`: a Site); prevented: it was shown. */
-export const SITE_EVENT = 'tpu-magics:site';
-/** What could be shown of a place: its line; its cell, whose text has changed; nothing, as no notebook has it. */
-export type Reached = 'line' | 'cell' | 'nothing';
-
-/** The event's detail. Who shows the place says what came of it. */
-export interface Sought {
-  site: Site;
-  reached: Reached;
-}
-
 /** JSON has no such numbers: "nan", "inf" and "-inf" stand for them. */
 export type Num = number | 'nan' | 'inf' | '-inf';
 
-// -- runs/events.py --------------------------------------------------------------------------------------------------
+export type Tone = '' | 'live' | 'ok' | 'info' | 'warning' | 'broken';
+
+export type Kind =
+  | 'recompile'
+  | 'rule'
+  | 'read'
+  | 'host'
+  | 'precision'
+  | 'memory'
+  | 'rank'
+  | 'message';
+
+export type Axis = 'number' | 'seconds' | 'bytes' | 'rate';
+
+export interface Progress {
+  done: number;
+  total: number;
+  text: string;
+}
+
+export interface FailureText {
+  tone: Tone;
+  what: string;
+  why: string;
+  todo: string;
+  lines: string[];
+}
+
+export interface Chart {
+  key: string;
+  title: string;
+  caption: string;
+  points: [number, Num, Num, Num][];
+  axis: Axis;
+  x: string;
+  marked: boolean;
+  warning: string;
+}
+
+export interface Figure {
+  label: string;
+  value: string;
+  note: string;
+  hint: string;
+  tone: Tone;
+}
 
 export interface Site {
   id: number;
@@ -36,326 +68,75 @@ export interface Site {
   cell_id: string;
 }
 
-export interface Input {
-  name: string;
-  shape: number[];
-  dtype: string;
-}
-
-export interface Compile {
-  t: Num;
-  rank: number;
-  seconds: Num | null;
-  graph: string;
-  site: Site;
-  nth: number;
-  recompile: boolean;
-  inputs: Input[];
-  nearest: number | null;
-  difference: string[];
-  cause: string;
-  text: string;
-  fix: string;
-  memory: { [use: string]: number } | null;
-  host_collective: boolean;
-  trigger: string;
-  step: number;
-  pieces: number;
-  by_rank: boolean;
-  part?: string;
-}
-
-export interface Transfer {
-  t: Num;
-  rank: number;
-  site: Site;
-  count: number;
-  seconds: Num;
-  code: string;
-  text: string;
-  fix: string;
-}
-
-export interface Read {
-  t: Num;
-  rank: number;
-  site: Site;
-  count: number;
-  seconds: Num;
-  code: string;
-}
-
-export interface Fallback {
-  t: Num;
-  rank: number;
-  op: string;
-  count: number;
-}
-
-export interface Cache {
-  t: Num;
-  rank: number;
-  hits: number;
-  misses: number;
-  path: string;
-  text: string;
-}
-
-export interface Mesh {
-  t: Num;
-  rank: number;
-  shape: number[];
-  axes: string[];
-  devices: number;
-  virtual: boolean;
-  sharded: number | null;
-  replicated: number | null;
-  sharded_bytes: number;
-  replicated_bytes: number;
-  text: string;
-}
-
-export interface Precision {
-  t: Num;
-  rank: number;
-  asked: string;
-  source: string;
-  ops: number;
-  share: Num | null;
-  parameters: { [type: string]: number };
-  graph: string;
-  agrees: boolean;
-  text: string;
-  notes: string[];
-}
-
-export interface Batch {
-  t: Num;
-  rank: number;
-  per_device: number | null;
-  accumulation: number | null;
-  ranks: number;
-}
-
-export interface Divergence {
-  t: Num;
-  rank: number;
-  ranks: number[];
-  nth: number;
-  graphs: { [rank: string]: string };
-  text: string;
-}
-
-export interface Metrics {
-  t: Num;
-  rank: number;
-  file: string;
-  number: number;
-  compiles: number | null;
-  compile_seconds: Num | null;
-  executions: number | null;
-  execute_seconds: Num | null;
-}
-
-export interface RuleFinding {
-  t: Num;
-  rank: number;
-  code: string;
-  group: string;
-  site: Site;
-  column: number;
-  message: string;
-  why: string;
-  fix: string;
-  advice: boolean;
-}
-
-// -- panel/model_view.py ---------------------------------------------------------------------------------------------
-
-export interface CompileEntry {
+export interface Problem {
   key: string;
-  rank: number;
-  compile: Compile;
-}
-
-export interface CauseCount {
-  count: number;
-  seconds: Num;
-  newest: Compile;
-}
-
-export interface Point {
-  step: number;
-  value: Num;
-  low: Num;
-  high: Num;
-}
-
-export interface ValueSeries {
-  name: string;
-  last: number | string;
-  step: number;
-  n: number;
-  first: Num | null;
-  low: Num | null;
-  high: Num | null;
-  not_finite_at: number | null;
-  points: Point[];
-}
-
-export interface RankView {
-  rank: number;
-  state: string;
-  steps: number | null;
-  steps_per_second: Num | null;
-  compiles: number | null;
-  recompiles: number | null;
-  rss: number | null;
-  pss: number | null;
-  peak_rss: number | null;
-  peak_pss: number | null;
-  hbm_used: number | null;
-  hbm_total: number | null;
-  values: { [name: string]: number | string };
-  exit: string;
-  collectives: Num | null;
-  collectives_share: Num | null;
-  busy_share: Num | null;
-  host: string;
-}
-
-export interface Notice {
-  state: string;
+  kind: Kind;
+  tone: Tone;
+  title: string;
   text: string;
-  ranks: number[];
-}
-
-export interface RunFailure {
-  what: string;
-  why: string;
-  todo: string;
-  details: string[];
-}
-
-export interface RunView {
-  id: string;
-  name: string;
-  path: string;
-  state: string;
-  detail: string;
-  live: boolean;
-  created: Num | null;
-  elapsed: Num | null;
-  device: string;
-  lead: number;
-  ranks: RankView[];
-  steps: number | null;
-  max_steps: number | null;
-  steps_per_second: Num | null;
-  rates: Num[];
-  step_seconds: Num | null;
-  compiled_steps: number;
-  warming_up: string;
-  compiles: number | null;
-  compiles_missing: string;
-  recompiles: number | null;
-  expected?: number;
-  at_least: boolean;
-  pieces: number;
-  compiling: Num | null;
-  compiling_share: Num | null;
-  executing: Num | null;
-  waiting: Num | null;
-  compile_log: CompileEntry[];
-  causes: CauseCount[];
-  asked: string;
-  precision: Precision | null;
-  batch: Batch | null;
-  memory_total: number | null;
-  memory_curve: Num[];
-  transfers: Transfer[];
-  reads: Read[];
-  fallbacks: Fallback[];
-  cache: Cache | null;
-  values: ValueSeries[];
-  divergences: Divergence[];
-  notices: Notice[];
-  findings: RuleFinding[];
-  failure: RunFailure | null;
-  models: string[];
-  plan: { [option: string]: unknown };
-  rehearsed: boolean;
-  spmd: boolean;
-  mesh: Mesh | null;
-  collectives: Num | null;
-  collectives_share: Num | null;
-  n_collectives: number;
-  metrics: Metrics | null;
-}
-
-// -- what Python has put into words ----------------------------------------------------------------------------------
-
-/** How serious something is; a word always says the same. */
-export type Tone = '' | 'ok' | 'warning' | 'broken';
-
-export interface Figure {
-  label: string;
-  value: string;
-  beside: string;
-  amber: boolean;
+  fix: string;
+  count: string;
+  times: number;
+  badge: string;
+  site: Site | null;
+  differences: string[];
 }
 
 export interface Fact {
   label: string;
   lines: string[];
-  state: string;
+  tone: Tone;
   mark: string;
   code: string;
 }
 
-export interface RankTable {
+export interface SectionRow {
+  cells: string[];
+  tone: Tone;
+  site: Site | null;
+}
+
+export interface Item {
+  key: string;
+  cells: string[];
+  facts: Fact[];
+  tone: Tone;
+  site: Site | null;
+}
+
+export interface Section {
+  key: string;
+  title: string;
+  summary: string;
+  facts: Fact[];
+  charts: Chart[];
   columns: string[];
-  rows: string[][];
+  rows: SectionRow[];
+  items: Item[];
+  problems: Problem[];
   notes: string[];
 }
 
-export interface NoticeText {
-  word: string;
-  text: string;
-  state: string;
-}
-
-export interface FailureText {
-  facts: Fact[];
-  lines: string[];
-}
-
-/** How far a rehearsal is like a run on a TPU. */
-export interface RehearsalNote {
-  short: string;
-  facts: Fact[];
-}
-
-export interface RunTexts {
-  state: string;
-  tone: string;
-  notes: string;
-  figures: Figure[];
-  facts: Fact[];
-  compiles: string;
-  causes: { [code: string]: string };
-  ranks: RankTable;
-  notices: NoticeText[];
-  failure: FailureText | null;
-  likeness: RehearsalNote | null;
-  footer: string;
-}
-
-/** A whole run, over the comm and in a saved notebook. */
-export interface RunRecord {
+export interface Page {
   v: number;
-  view: RunView;
-  said: RunTexts;
+  id: string;
+  name: string;
+  live: boolean;
+  background: boolean;
+  state: string;
+  symbol: string;
+  tone: Tone;
+  where: string;
+  detail: string;
+  elapsed: string;
+  progress: Progress | null;
+  failure: FailureText | null;
+  charts: Chart[];
+  compiled_at: number[];
+  figures: Figure[];
+  problems: Problem[];
+  sections: Section[];
+  footer: string;
 }
 
 export interface KernelHost {
@@ -365,7 +146,45 @@ export interface KernelHost {
   detail: string;
 }
 
-/** An earlier run in a list. */
+export interface HelloMessage {
+  protocol: string;
+  v: number;
+  type: 'hello';
+  version: string;
+  python_v: number;
+  host: KernelHost | null;
+  run: string | null;
+  live: boolean;
+  answers: boolean;
+}
+
+export interface HeartbeatMessage {
+  protocol: string;
+  v: number;
+  type: 'here';
+  run: string;
+  seq: number;
+}
+
+export interface RunMessage {
+  protocol: string;
+  v: number;
+  type: 'run';
+  seq: number;
+  record: Page;
+  request: string | null;
+}
+
+export interface UpdateMessage {
+  protocol: string;
+  v: number;
+  type: 'update';
+  run: string;
+  seq: number;
+  after: number;
+  patch: unknown;
+}
+
 export interface RunLine {
   id: string;
   name: string;
@@ -376,84 +195,105 @@ export interface RunLine {
   steps: number | null;
   compiles: number | null;
   recompiles: number | null;
+  value: string;
+  curve: Num[];
 }
 
-export interface ComparedRow {
-  cells: string[];
-  state: string;
-}
-
-export interface ComparedTable {
-  title: string;
-  columns: string[] | null;
-  rows: ComparedRow[];
-  notes: string[];
-}
-
-// -- kernel -> front end ---------------------------------------------------------------------------------------------
-
-interface Envelope<T extends string> {
-  protocol: typeof PROTOCOL;
-  v: typeof VERSION;
-  type: T;
-}
-
-export interface HelloMessage extends Envelope<'hello'> {
-  version: string;
-  python_v: number;
-  host: KernelHost | null;
-  run: string | null;
-  live: boolean;
-  answers: boolean;
-}
-
-export interface HeartbeatMessage extends Envelope<'here'> {
-  run: string;
-  seq: number;
-}
-
-export interface RunMessage extends Envelope<'run'> {
-  seq: number;
-  record: RunRecord;
-  request: string | null;
-}
-
-export interface UpdateMessage extends Envelope<'update'> {
-  run: string;
-  seq: number;
-  after: number;
-  view: Partial<RunView>;
-  said: Partial<RunTexts>;
-  log: CompileEntry[];
-}
-
-export interface RunsMessage extends Envelope<'runs'> {
+export interface RunsMessage {
+  protocol: string;
+  v: number;
+  type: 'runs';
   runs: RunLine[];
   request: string | null;
 }
 
-export interface ComparedMessage extends Envelope<'compared'> {
+export interface ComparedRow {
+  label: string;
+  cells: string[];
+}
+
+export interface Comparison {
+  title: string;
   runs: string[];
-  table: ComparedTable;
+  different: ComparedRow[];
+  equal: ComparedRow[];
+  charts: Chart[];
+  notes: string[];
+}
+
+export interface ComparedMessage {
+  protocol: string;
+  v: number;
+  type: 'compared';
+  runs: string[];
+  comparison: Comparison;
   request: string | null;
 }
 
-export interface FindingsMessage extends Envelope<'findings'> {
-  findings: RuleFinding[];
+export interface FindingsMessage {
+  protocol: string;
+  v: number;
+  type: 'findings';
+  findings: Problem[];
   checked: string;
   request: string | null;
 }
 
-export interface StoppingMessage extends Envelope<'stopping'> {
+export interface StoppingMessage {
+  protocol: string;
+  v: number;
+  type: 'stopping';
   run: string;
   request: string | null;
 }
 
-export interface ProblemMessage extends Envelope<'problem'> {
+export interface ProblemMessage {
+  protocol: string;
+  v: number;
+  type: 'problem';
   what: string;
   why: string;
   todo: string;
   request: string | null;
+}
+
+export interface HelloRequest {
+  type: 'hello';
+}
+
+export interface OpenRequest {
+  type: 'open';
+  run: string;
+}
+
+export interface RunsRequest {
+  type: 'runs';
+}
+
+export interface CompareRequest {
+  type: 'compare';
+  runs: [string, string];
+}
+
+export interface StopRequest {
+  type: 'stop';
+  run: string;
+}
+
+export interface CheckedCell {
+  id: string;
+  number: number | null;
+  source: string;
+}
+
+export interface CheckRequest {
+  type: 'check';
+  cells: CheckedCell[];
+}
+
+export interface RateRequest {
+  type: 'rate';
+  seconds: Num;
 }
 
 export type KernelMessage =
@@ -467,20 +307,145 @@ export type KernelMessage =
   | StoppingMessage
   | ProblemMessage;
 
-// -- front end -> kernel ---------------------------------------------------------------------------------------------
-
-export interface CheckedCell {
-  id: string;
-  number: number | null;
-  source: string;
-}
-
-/** Each is sent with the envelope and a `request` of its own. */
+/** Each is sent with the protocol, its version and a `request` of its own. */
 export type FrontEndRequest =
-  | { type: 'hello' }
-  | { type: 'open'; run: string }
-  | { type: 'runs' }
-  | { type: 'compare'; runs: [string, string] }
-  | { type: 'stop'; run: string }
-  | { type: 'check'; cells: CheckedCell[] }
-  | { type: 'rate'; seconds: number };
+  | HelloRequest
+  | OpenRequest
+  | RunsRequest
+  | CompareRequest
+  | StopRequest
+  | CheckRequest
+  | RateRequest;
+
+/** The words of a field that has few. */
+export const WORDS = {
+  Tone: ['', 'live', 'ok', 'info', 'warning', 'broken'],
+  Kind: ['recompile', 'rule', 'read', 'host', 'precision', 'memory', 'rank', 'message'],
+  Axis: ['number', 'seconds', 'bytes', 'rate']
+} as const;
+
+/** How each field is checked as it arrives (checks.ts). */
+export const FORMS = {
+  Progress: { done: 'number', total: 'number', text: 'string' },
+  FailureText: { tone: 'Tone', what: 'string', why: 'string', todo: 'string', lines: 'string[]' },
+  Chart: {
+    key: 'string',
+    title: 'string',
+    caption: 'string',
+    points: '[number, Num, Num, Num][]',
+    axis: 'Axis',
+    x: 'string',
+    marked: 'boolean',
+    warning: 'string'
+  },
+  Figure: { label: 'string', value: 'string', note: 'string', hint: 'string', tone: 'Tone' },
+  Site: {
+    id: 'number',
+    path: 'string',
+    line: 'number',
+    function: 'string',
+    code: 'string',
+    cell_id: 'string'
+  },
+  Problem: {
+    key: 'string',
+    kind: 'Kind',
+    tone: 'Tone',
+    title: 'string',
+    text: 'string',
+    fix: 'string',
+    count: 'string',
+    times: 'number',
+    badge: 'string',
+    site: 'Site | null',
+    differences: 'string[]'
+  },
+  Fact: { label: 'string', lines: 'string[]', tone: 'Tone', mark: 'string', code: 'string' },
+  SectionRow: { cells: 'string[]', tone: 'Tone', site: 'Site | null' },
+  Item: { key: 'string', cells: 'string[]', facts: 'Fact[]', tone: 'Tone', site: 'Site | null' },
+  Section: {
+    key: 'string',
+    title: 'string',
+    summary: 'string',
+    facts: 'Fact[]',
+    charts: 'Chart[]',
+    columns: 'string[]',
+    rows: 'SectionRow[]',
+    items: 'Item[]',
+    problems: 'Problem[]',
+    notes: 'string[]'
+  },
+  Page: {
+    v: 'number',
+    id: 'string',
+    name: 'string',
+    live: 'boolean',
+    background: 'boolean',
+    state: 'string',
+    symbol: 'string',
+    tone: 'Tone',
+    where: 'string',
+    detail: 'string',
+    elapsed: 'string',
+    progress: 'Progress | null',
+    failure: 'FailureText | null',
+    charts: 'Chart[]',
+    compiled_at: 'number[]',
+    figures: 'Figure[]',
+    problems: 'Problem[]',
+    sections: 'Section[]',
+    footer: 'string'
+  },
+  KernelHost: { title: 'string', rehearsal: 'boolean', chips: 'number | null', detail: 'string' },
+  HelloMessage: {
+    version: 'string',
+    python_v: 'number',
+    host: 'KernelHost | null',
+    run: 'string | null',
+    live: 'boolean',
+    answers: 'boolean'
+  },
+  HeartbeatMessage: { run: 'string', seq: 'number' },
+  RunMessage: { seq: 'number', record: 'Page', request: 'string | null' },
+  UpdateMessage: { run: 'string', seq: 'number', after: 'number', patch: 'unknown' },
+  RunLine: {
+    id: 'string',
+    name: 'string',
+    status: 'string',
+    created: 'Num | null',
+    seconds: 'Num | null',
+    workers: 'number | null',
+    steps: 'number | null',
+    compiles: 'number | null',
+    recompiles: 'number | null',
+    value: 'string',
+    curve: 'Num[]'
+  },
+  RunsMessage: { runs: 'RunLine[]', request: 'string | null' },
+  ComparedRow: { label: 'string', cells: 'string[]' },
+  Comparison: {
+    title: 'string',
+    runs: 'string[]',
+    different: 'ComparedRow[]',
+    equal: 'ComparedRow[]',
+    charts: 'Chart[]',
+    notes: 'string[]'
+  },
+  ComparedMessage: { runs: 'string[]', comparison: 'Comparison', request: 'string | null' },
+  FindingsMessage: { findings: 'Problem[]', checked: 'string', request: 'string | null' },
+  StoppingMessage: { run: 'string', request: 'string | null' },
+  ProblemMessage: { what: 'string', why: 'string', todo: 'string', request: 'string | null' }
+} as const;
+
+/** The class of each message. */
+export const MESSAGES = {
+  hello: 'HelloMessage',
+  here: 'HeartbeatMessage',
+  run: 'RunMessage',
+  update: 'UpdateMessage',
+  runs: 'RunsMessage',
+  compared: 'ComparedMessage',
+  findings: 'FindingsMessage',
+  stopping: 'StoppingMessage',
+  problem: 'ProblemMessage'
+} as const;

@@ -1,3 +1,4 @@
+import 'uplot/dist/uPlot.min.css';
 import './base.css';
 import './panel.css';
 import './charts.css';

@@ -45,6 +45,25 @@ def train(steps=1_000_000):
         time.sleep(0.1)
 """.strip()
 
+# Has done all its steps, and ends when that file is made.
+LASTING = """
+%%tpu_train --run-name lasting
+def train(steps=6):
+    import pathlib
+    import time
+    import torch
+    import torch_xla
+    import tpu_magics
+    device = torch_xla.device()
+    for step in range(steps):
+        loss = torch.ones(3 + step // 3, 8, device=device).mean()
+        torch_xla.sync()
+        tpu_magics.log(loss=loss)
+        time.sleep(0.5)
+    while not pathlib.Path("go").exists():
+        time.sleep(0.05)
+""".strip()
+
 BREAKS = """
 import torch_xla
 

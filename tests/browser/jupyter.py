@@ -115,7 +115,7 @@ class Notebook:
 
     def refuse_kernel(self) -> None:
         """Answer the question for a kernel with none."""
-        self.page.locator(".jp-Dialog button", has_text="No Kernel").click()
+        self.page.locator(".jp-Dialog button", has_text="No Kernel").click(timeout=START)
 
     @property
     def shown(self) -> Locator:
@@ -174,14 +174,33 @@ class Notebook:
 
     @property
     def rows(self) -> Locator:
-        return self.panel.locator(".tpu-Compiles tbody tr[data-key]")
+        """The compiles of the panel, once their section is unfolded."""
+        return self.section("compiles").locator("tbody tr[data-key]")
+
+    @property
+    def output(self) -> Locator:
+        """The run in the output of a cell."""
+        return self.shown.locator(".tpu-Output")
 
     @property
     def badges(self) -> Locator:
         return self.shown.locator("button.jp-tpu-badge:visible")
 
-    def section(self, name: str) -> Locator:
-        return self.panel.locator(f'section[data-section="{name}"]')
+    def section(self, name: str, where: Locator | None = None) -> Locator:
+        return (where or self.panel).locator(f'section[data-section="{name}"]')
+
+    def unfold(self, name: str, where: Locator | None = None) -> Locator:
+        """A section of the panel, or of another place, which is unfolded afterwards."""
+        section = self.section(name, where)
+        head = section.locator("h3 > button")
+        if head.get_attribute("aria-expanded", timeout=START) == "false":
+            head.click()
+        return section
+
+    def figure(self, label: str, where: Locator | None = None) -> Locator:
+        """A number at the top."""
+        shown = (where or self.panel).locator(".tpu-Figure").filter(has=self.page.get_by_text(label, exact=True))
+        return shown.locator(".tpu-Figure-value")
 
     # -- what the record says -----------------------------------------------------------------------------------------
     def record(self) -> RunView:

@@ -15,15 +15,18 @@ from typing import Any
 import nbformat
 from playwright.sync_api import expect
 
+from tests.browser.cells import LOAD, SHORT
 from tests.browser.installed import ROOT, build, install
 from tests.browser.jupyter import START, Notebook, Server, chromium, copied, running_server, write_notebook
 from tests.panel import recorded
-from tests.panel.test_page import THEMES
+from tests.panel.test_html import THEMES
+from tpu_magics.panel.html import to_html
 from tpu_magics.panel.model_view import RunView
-from tpu_magics.panel.page import to_html
 from tpu_magics.panel.run_json import to_bundle
+from tpu_magics.panel.words import page as page_of
 
 PICTURES = ROOT / "docs" / "pictures"
+QUICKSTART = "01_quickstart.ipynb"
 TUTORIAL, TRAINS = "03_recompiles.ipynb", 12  # and its cell that recompiles
 LIMIT = "%tpu_train training_function new_model() --run-name limited --max-recompiles 2"
 WIDE, NARROW = 1000, 480  # pixels
@@ -51,8 +54,10 @@ def live(server: Server, page: Any) -> RunView:
     _quiet(it)
     _until(it, TRAINS)
     it.show_panel()
+    _wider(it, 420)
+    it.unfold("compiles")
     expect(it.rows.nth(4)).to_be_visible(timeout=START)
-    it.rows.first.get_by_role("button", name="line").click()
+    it.panel.get_by_role("list", name="Problems").get_by_role("button", name="line").first.click()
     _badge(it).hover()
     expect(page.get_by_role("tooltip")).to_be_visible()
     page.screenshot(path=PICTURES / "lab-live-light.png")
@@ -66,6 +71,8 @@ def done(server: Server, page: Any) -> RunView:
     _until(it, TRAINS)
     expect(it.cell(TRAINS).locator(".tpu-Output")).to_be_visible(timeout=2 * START)
     it.show_panel()
+    _wider(it, 480)
+    it.unfold("compiles")
     it.rows.first.get_by_role("button").first.click()
     it.rows.first.get_by_role("button", name="line").click()
     it.rows.first.scroll_into_view_if_needed()
@@ -82,15 +89,68 @@ def failed(server: Server, page: Any) -> RunView:
     it = Notebook(server, page, "limited/it.ipynb")
     it.await_kernel()
     it.run_all()
-    expect(it.cell(len(code)).locator(".tpu-Output")).to_contain_text("failed", timeout=2 * START)
+    output = it.cell(len(code)).locator(".tpu-Run")
+    expect(output).to_contain_text("failed", timeout=2 * START)
+    _picture(output, "lab-failed-light")
     return it.record()
+
+
+def healthy(server: Server, page: Any) -> None:
+    """The quickstart's run: nothing needs action."""
+    it = Notebook(server, page, copied(server, QUICKSTART))
+    _quiet(it)
+    _until(it, 12)
+    expect(it.cell(12).locator(".tpu-State")).to_contain_text("done", timeout=2 * START)
+    it.show_panel()
+    page.evaluate("window.jupyterapp.shell.currentWidget.content.scrollToItem(12, 'center')")
+    page.wait_for_timeout(1000)
+    page.screenshot(path=PICTURES / "lab-healthy-light.png")
+    page.set_viewport_size({"width": 600, "height": 900})
+    it.command("apputils:change-theme", theme="JupyterLab Dark")
+    expect(page.locator("body")).to_have_attribute("data-jp-theme-light", "false")
+    page.wait_for_timeout(1000)
+    page.screenshot(path=PICTURES / "lab-600-dark.png")
+
+
+def ranks(server: Server, page: Any) -> None:
+    """A rehearsal of eight ranks."""
+    cells = LOAD, SHORT.replace("%%tpu_train", "%%tpu_train -n 8 --run-name eight").replace("steps=6", "steps=60")
+    write_notebook(server.folder / "ranks" / "it.ipynb", *cells)
+    it = Notebook(server, page, "ranks/it.ipynb")
+    _quiet(it)
+    it.await_kernel()
+    it.run_all()
+    output = it.cell(1).locator(".tpu-Run")
+    expect(output.locator(".tpu-State")).to_contain_text("done", timeout=4 * START)
+    it.unfold("ranks", output)
+    _picture(output, "lab-ranks-light")
+
+
+def compared(server: Server, page: Any) -> None:
+    """Two runs of the tutorial about recompiles."""
+    it = Notebook(server, page, copied(server, TUTORIAL, "compared"))
+    _quiet(it)
+    _until(it, 18)
+    expect(it.cell(18).locator(".tpu-State")).to_contain_text("done", timeout=3 * START)
+    it.show_panel()
+    _wider(it, 480)
+    boxes = it.section("runs").get_by_role("checkbox")
+    expect(boxes).to_have_count(2, timeout=START)
+    for box in boxes.all():
+        box.check()
+    it.panel.get_by_role("button", name="Compare selected").click()
+    section = it.section("compared")
+    expect(section.locator("canvas")).to_be_visible()
+    section.scroll_into_view_if_needed()
+    page.wait_for_timeout(500)
+    page.screenshot(path=PICTURES / "lab-compare-light.png")
 
 
 def panel(page: Any, name: str, view: RunView) -> None:
     """The panel of a run as a page that needs no extension."""
     _state, theme, width = PANELS[name]
     page.set_viewport_size({"width": width, "height": 800})
-    page.set_content(f'<body style="margin:8px;font:13px sans-serif;{THEMES[theme]}">{to_html(view)}</body>')
+    page.set_content(f'<body style="margin:8px;font:13px sans-serif;{THEMES[theme]}">{to_html(page_of(view))}</body>')
     page.screenshot(path=PICTURES / f"{name}.png", full_page=True)
 
 
@@ -132,6 +192,26 @@ def _quiet(it: Notebook, dark: bool = False) -> None:
     expect(it.page.locator("#jupyterlab-splash")).to_have_count(0)
 
 
+def _wider(it: Notebook, width: int) -> None:
+    """The panel as wide as this."""
+    box = it.panel.bounding_box()
+    assert box
+    mouse = it.page.mouse
+    mouse.move(box["x"] - 2, 400)
+    mouse.down()
+    mouse.move(box["x"] - 2 - (width - box["width"]), 400, steps=5)
+    mouse.up()
+
+
+def _picture(output: Any, name: str) -> None:
+    """Of one run alone, once its charts are drawn."""
+    output.page.set_viewport_size({"width": 1400, "height": 1600})  # all of it is in sight
+    output.scroll_into_view_if_needed()
+    expect(output.locator("canvas").first).to_be_visible()
+    output.page.wait_for_timeout(500)
+    output.screenshot(path=PICTURES / f"{name}.png")
+
+
 def _until(it: Notebook, last: int) -> None:
     """Run the cells up to this one."""
     it.await_kernel()
@@ -156,7 +236,8 @@ def main() -> None:
                 return made
 
             views = {"running": on_a_page(live), "done": on_a_page(done), "failed": on_a_page(failed)}
-            on_a_page(saved)
+            for other in (healthy, ranks, compared, saved):
+                on_a_page(other)
             for tutorial in sorted({row[0] for row in OUTPUTS.values()}):
                 on_a_page(outputs, tutorial)
             page = browser.new_page()

@@ -3,6 +3,7 @@ another notebook's."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import psutil
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.cells import ENDLESS, GO, LOAD, SHORT, SYNC, WAITING, line_of
+from tests.browser.cells import ENDLESS, GO, LASTING, LOAD, SHORT, SYNC, WAITING, line_of
 from tests.browser.jupyter import SOON, START, Notebook, Server, opened_page, serious, write_notebook
 
 pytestmark = [pytest.mark.browser, pytest.mark.process]
@@ -23,7 +24,12 @@ def shared(server: Server, browser: Any) -> Iterator[Notebook]:
     """One page and one kernel for most tests here; none of them leaves a run that goes on."""
     path = "shared/it.ipynb"
     write_notebook(
-        server.folder / path, LOAD, ENDLESS, WAITING, SHORT.replace("%%tpu_train", "%%tpu_train --run-name one")
+        server.folder / path,
+        LOAD,
+        ENDLESS,
+        WAITING,
+        SHORT.replace("%%tpu_train", "%%tpu_train --run-name one"),
+        LASTING,
     )
     with opened_page(browser) as page:
         opened = Notebook(server, page, path)
@@ -36,7 +42,11 @@ def shared(server: Server, browser: Any) -> Iterator[Notebook]:
 
 @pytest.fixture
 def it(shared: Notebook) -> Iterator[Notebook]:
+    (shared.server.folder / shared.path).with_name(GO).unlink(missing_ok=True)
     yield shared
+    earlier = shared.panel.get_by_role("button", name="Back to the")
+    if earlier.is_visible():
+        earlier.click()
     if stop_of(shared).is_visible():
         stops(shared)
 
@@ -50,14 +60,15 @@ def trains(notebook: Notebook) -> None:
     notebook.await_kernel()
     notebook.run_cell(1)
     expect(stop_of(notebook)).to_be_visible(timeout=START)
-    expect(notebook.status).to_contain_text("steps/s", timeout=START)
+    expect(notebook.status).to_contain_text("Steps", timeout=START)
+    notebook.unfold("compiles")
     expect(notebook.rows.nth(1)).to_be_visible(timeout=START)
 
 
 def goes_on(notebook: Notebook) -> None:
     """The panel has a run that can be stopped, and tells of more steps than a moment ago."""
     expect(stop_of(notebook)).to_be_visible(timeout=START)
-    steps = notebook.panel.locator(".tpu-Figure", has_text="step").first.locator(".tpu-Figure-value")
+    steps = notebook.figure("Steps")
     expect(steps).not_to_have_text(steps.inner_text(), timeout=SOON)
 
 
@@ -73,19 +84,20 @@ def test_a_live_run_is_seen_and_after_a_reload_and_in_a_second_tab_which_stops_i
     expect(recompiled).to_be_visible()
     recompiled.hover()
     tip = it.page.get_by_role("tooltip")
-    expect(tip).to_contain_text("python-number")
+    expect(tip).to_contain_text("a Python number changes")
     assert it.record().live
 
     it.page.reload()  # the same run is seen in its middle, and then in a second tab, too
     it.await_it()
-    expect(it.status).to_contain_text("steps/s", timeout=START)
+    expect(it.status).to_contain_text("Steps", timeout=START)
     if not it.panel.is_visible():
         it.show_panel()
+    it.unfold("compiles")
     expect(it.rows.nth(1)).to_be_visible(timeout=START)
     goes_on(it)
 
     other = Notebook(it.server, it.page.context.new_page(), it.path)
-    expect(other.status).to_contain_text("steps/s", timeout=START)
+    expect(other.status).to_contain_text("Steps", timeout=START)
     other.show_panel()
     goes_on(other)
     goes_on(it)
@@ -106,15 +118,17 @@ def test_a_live_run_is_seen_and_after_a_reload_and_in_a_second_tab_which_stops_i
 def test_the_status_bar_is_amber_from_the_first_recompile(it: Notebook) -> None:
     it.await_kernel()
     it.run_cell(2)
-    expect(it.status.get_by_text("1 compile", exact=True)).to_be_visible(timeout=START)  # of the narrow batch
-    expect(it.status.get_by_text("0 recompiles", exact=True)).to_be_visible()
-    amber = it.status.locator(".tpu-Status-amber")
-    expect(amber.filter(has_text="recompile")).to_have_count(0)
-    plain = it.status.get_by_text("0 recompiles", exact=True).evaluate(COLOUR)
+    expect(it.figure("Compiles")).to_have_text("1", timeout=START)  # of the narrow batch
+    expect(it.figure("Recompiles")).to_have_text("0")
+    expect(it.status.locator(".tpu-mod-warning")).to_have_count(0)
+    plain = it.status.get_by_text("Steps").evaluate(COLOUR)
     (it.server.folder / it.path).with_name(GO).touch()
-    recompiled = amber.filter(has_text="! 1 recompile")
+    recompiled = it.status.locator(".tpu-mod-warning").filter(has_text="! Recompiles 1")
     expect(recompiled).to_be_visible(timeout=SOON)
     assert recompiled.evaluate(COLOUR) != plain
+    expect(it.figure("Recompiles")).to_have_text("! 1")
+    box = it.status.bounding_box()
+    assert box and box["width"] <= 300
     assert not serious(it.page, ".tpu-StatusItem")
     it.in_palette("Stop TPU Run").click()
     expect(it.state).to_contain_text("interrupted", timeout=START)
@@ -134,7 +148,7 @@ def test_badges_of_an_edited_cell_stay_away_while_its_run_recompiles_again(noteb
     it.cell(1).locator(".cm-content").press("Control+End")
     it.page.keyboard.type("  # looked at")
     expect(badges).to_have_count(0)
-    recompiles = it.panel.locator(".tpu-Figure", has_text="Recompiles").locator(".tpu-Figure-value")
+    recompiles = it.figure("Recompiles")
     for _ in range(3):
         expect(recompiles).not_to_have_text(recompiles.inner_text(), timeout=SOON)
     expect(badges).to_have_count(0)
@@ -175,7 +189,7 @@ def test_a_restart_ends_a_live_run_and_the_kernel_is_found_again_with_its_runs(i
     expect(it.status).to_have_count(0)
     it.panel.get_by_role("button", name="Load tpu_magics").click()
     expect(it.status).to_contain_text("XLA:CPU rehearsal", timeout=START)
-    expect(it.status).not_to_contain_text("steps/s")
+    expect(it.status).not_to_contain_text("Steps")
     earlier = it.section("runs").locator(f'li[data-run="{lost}"]')
     it.await_kernel()
     expect(earlier).to_contain_text("endless", timeout=SOON)
@@ -183,8 +197,83 @@ def test_a_restart_ends_a_live_run_and_the_kernel_is_found_again_with_its_runs(i
     it.run_cell(3)
     expect(it.status).to_contain_text("done", timeout=START)
     expect(it.panel.get_by_role("heading", level=2)).to_have_text("one")
-    earlier.locator("button").click()
+    earlier.get_by_role("button").click()
     expect(it.panel.locator(f'article[data-run="{lost}"]')).to_be_visible()
+
+
+# -- one run, one moment, one look -----------------------------------------------------------------------------------
+
+# What is told of a run in the cell, in the panel and in the status bar, all read in one moment.
+SEEN = """() => {
+  const text = (node, where) => [...node.querySelectorAll(where)].map(each => each.textContent);
+  const told = node => node && {
+    title: text(node, '.tpu-Title-line > :not(button)'),
+    detail: text(node, '.tpu-Title > p'),
+    progress: text(node, '.tpu-Progress'),
+    figures: text(node, '.tpu-Figure'),
+    captions: text(node, '.tpu-Chart-title, .tpu-Chart .tpu-Hidden'),
+    problems: text(node, '.tpu-Problem'),
+    sections: text(node, '.tpu-Section:not([data-section=findings]):not([data-section=runs]) h3'),
+    footer: text(node, '.tpu-Footer'),
+  };
+  const panel = document.querySelector('.tpu-Panel .tpu-Run');
+  const cell = document.querySelector(`.tpu-Output [data-run="${panel.dataset.run}"]`);
+  return {cell: told(cell), panel: told(panel), status: text(document, '.tpu-Status-word')};
+}"""
+
+
+def test_what_is_on_the_screen_twice_is_equal_at_every_moment(it: Notebook) -> None:
+    trains(it)
+    expect(it.cell(1).locator(".tpu-Run")).to_be_visible(timeout=START)
+    chance = random.Random(20)
+    moments = set()
+    for _ in range(20):
+        it.page.wait_for_timeout(chance.uniform(50, 900))
+        seen = it.page.evaluate(SEEN)
+        assert seen["cell"] == seen["panel"]
+        [steps] = [word for word in seen["status"] if word.startswith("Steps")]
+        assert steps.replace(" ", "") in seen["panel"]["figures"][0], "the status bar is of another moment"
+        moments.add(steps)
+    assert len(moments) > 5, "nothing went on"
+
+
+def test_stop_says_at_once_that_it_was_pressed_everywhere(it: Notebook) -> None:
+    trains(it)
+    stop = it.cell(1).get_by_role("button", name="Stop", exact=True)
+    expect(stop).to_be_visible(timeout=START)
+    where = f'[data-run="{it.record().id}"] .tpu-State, .tpu-Status'
+    texts = "[...document.querySelectorAll(where)].map(one => one.textContent)"
+    click = f"async (node, where) => {{ node.click(); await new Promise(requestAnimationFrame); return {texts}; }}"
+    said = stop.evaluate(click, where)
+    assert len(said) == 3 and all("stopping…" in one for one in said), said
+    expect(it.state).to_contain_text("interrupted", timeout=START)
+
+
+# Tags and classes of a run, but for what says its state.
+SKELETON = """node => {
+  const state = '.tpu-State, .tpu-mod-stop, .tpu-Progress, .tpu-Progress *, .tpu-Title > p, .uplot *';
+  const classes = one => [...one.classList].filter(name => !name.startsWith('tpu-mod-')).join(' ');
+  return [...node.querySelectorAll('*')].filter(one => !one.matches(state)).map(one =>
+    `${one.tagName} ${classes(one)} ${one.dataset.section ?? ''}`);
+}"""
+
+
+def test_a_run_looks_the_same_when_it_is_over(it: Notebook) -> None:
+    it.await_kernel()
+    it.run_cell(4)
+    output = it.cell(4).locator(".tpu-Run")
+    expect(it.figure("Compiles", output)).to_have_text("2", timeout=START)
+    expect(output.locator(".tpu-Chart")).to_be_visible(timeout=START)
+    it.unfold("compiles", output)
+    output.locator("tbody .tpu-Unfold").first.click()
+    output.evaluate("node => { node.kept = true; }")
+    live = output.evaluate(SKELETON)
+    (it.server.folder / it.path).with_name(GO).touch()
+    expect(output.locator(".tpu-State")).to_have_text("✓ done", timeout=START)
+    it.await_kernel()
+    expect(stop_of(it)).to_have_count(0)
+    assert output.evaluate("node => node.kept"), "it was drawn anew"
+    assert output.evaluate(SKELETON) == live
 
 
 def test_what_is_started_listens_on_this_machine_only(it: Notebook) -> None:

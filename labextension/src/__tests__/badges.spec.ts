@@ -5,14 +5,14 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { BadgeBoard } from '../board';
 import { badgesOf } from '../badges';
 import { mark } from '../marks';
-import { Badge, siteReasons } from '../reasons';
-import { record } from './records';
+import { Badge } from '../problems';
+import { problem } from './sample';
 
 const trans = nullTranslator.load('tpu_magics');
 const DOC = 'if x > 1:\n    torch_xla.sync()\ny = x';
 const told = (text = 'An input has another shape.', run = 'run-1'): Badge => ({
   line: 2,
-  reasons: siteReasons(record([[2, { text }]], [], run), null, trans).map(one => one.reason)
+  problems: [{ key: `${run} x`, problem: problem({ text }) }]
 });
 
 describe('the badges of an editor', () => {
@@ -48,10 +48,11 @@ describe('the badges of an editor', () => {
     board.show(text, [told()]);
     await Promise.resolve();
     const [button] = buttons(view);
-    expect(button.textContent).toContain('recompiled 2×');
+    expect(button.textContent).toContain('recompiled 3x');
     expect(button.querySelector('svg')).not.toBeNull();
+    expect(button.dataset.tone).toBe('warning');
     expect(button.getAttribute('aria-label')).toBe(
-      'recompiled 2×. Line 2. Recompiled 2 times: input-shape'
+      'recompiled 3x. Line 2. Recompiles: the shape of an input changes'
     );
     button.click();
     expect(picked).toHaveLength(1);
@@ -127,7 +128,7 @@ describe('the badges of an editor', () => {
     const tip = document.getElementById(button.getAttribute('aria-describedby') ?? '');
     expect(tip?.getAttribute('role')).toBe('tooltip');
     expect(tip?.textContent).toContain('<img src=x onerror="alert(1)"> and code');
-    expect(tip?.textContent).toContain('Fix: Pad the batches to a multiple of 64.');
+    expect(tip?.textContent).toContain('Fix: Pad to a multiple of 64.');
     expect(tip?.querySelector('img')).toBeNull();
     document.dispatchEvent(new KeyboardEvent('keydown', { key: 'Escape' }));
     expect(document.querySelector('[role=tooltip]')).toBeNull();

@@ -1,5 +1,6 @@
 import { EditorState } from '@codemirror/state';
 import { EditorView } from '@codemirror/view';
+import { ICodeCellModel } from '@jupyterlab/cells';
 import { NotebookModel, NotebookPanel } from '@jupyterlab/notebook';
 import { nullTranslator } from '@jupyterlab/translation';
 import { Signal } from '@lumino/signaling';
@@ -9,10 +10,17 @@ import { badgesOf } from '../badges';
 import { KernelRuns } from '../model';
 import { ITpuSessions } from '../session';
 import { TpuSettings } from '../settings';
-import { FakeChannel, messages } from './sample';
-import { checked, finding, record, site } from './records';
+import { MIME_TYPE, Page, Problem } from '../types';
+import { done, FakeChannel, messages, page, problem, rule, site as sampleSite } from './sample';
 
 const trans = nullTranslator.load('tpu_magics');
+/** Line 2 of the cell `a`. */
+const site = (more = {}) => sampleSite({ path: 'In [3]', line: 2, cell_id: 'a', ...more });
+const record = (
+  more: Partial<Page> = {},
+  problems: Problem[] = [problem({ site: site() })]
+): Page => page({ problems, sections: [], ...more });
+const checked = (...found: Problem[]) => messages.findings(null, found);
 const SOURCE = 'if x > 1:\n    torch_xla.sync()';
 /** Signals, and what is put off until they are through. */
 const settled = (): Promise<void> => new Promise(resolve => setTimeout(resolve, 0));
@@ -36,7 +44,7 @@ describe('the badges of a notebook', () => {
   };
   const lines = (view: EditorView): number[] => badgesOf(view.state).map(badge => badge.line);
   const told = (runs: KernelRuns, seq: number, id = 'run-1'): void => {
-    runs.receive(messages.run(seq, record([[1, {}]], [], id)));
+    runs.receive(messages.run(seq, record({ id })));
   };
 
   beforeEach(async () => {
@@ -80,14 +88,15 @@ describe('the badges of a notebook', () => {
     const cell = open(1);
     told(kernels[0]!, 1);
     await settled();
-    kernels[0]!.receive(messages.run(2, record([[3, {}]])));
+    const again = problem({ site: site(), badge: 'recompiled 4x', count: '4 times' });
+    kernels[0]!.receive(messages.update(1, { problems: [again] }));
     await settled();
-    expect(badgesOf(cell.state)[0].reasons[0].count).toBe(3);
+    expect(badgesOf(cell.state)[0].problems[0].problem.badge).toBe('recompiled 4x');
   });
 
   it('come with a check', async () => {
     const cell = open(1);
-    kernels[0]!.receive(checked([finding(), finding({ site: site({ cell_id: 'm' }) })]));
+    kernels[0]!.receive(checked(rule({ site: site() }), rule({ site: site({ cell_id: 'm' }) })));
     await settled();
     expect(lines(cell)).toEqual([2]);
   });
@@ -147,12 +156,56 @@ describe('the badges of a notebook', () => {
     expect([lines(open(1)), lines(open(2))]).toEqual([[], [2]]);
   });
 
+  it('are those of the run that the output shows, in a saved notebook as well', async () => {
+    kernels[0] = null;
+    const [cell, other] = [1, 2].map(open);
+    const outputs = (model.cells.get(1) as ICodeCellModel).outputs;
+    const show = (shown: unknown): number =>
+      outputs.add({
+        output_type: 'display_data',
+        data: { [MIME_TYPE]: shown },
+        metadata: {}
+      } as never);
+    show(done({ id: '2026-1', problems: [problem({ site: site() })], sections: [] }));
+    await settled();
+    expect([lines(cell), lines(other)]).toEqual([[2], []]);
+    // Another cell has trained since; its run says something of this cell, too.
+    kernels[0] = new KernelRuns('one', new FakeChannel());
+    currentChanged.emit(kernels[0]);
+    await settled();
+    const later = [problem({ site: site({ cell_id: 'b' }) }), problem({ key: 'y', site: site() })];
+    kernels[0].receive(messages.run(1, record({ id: '2026-2' }, later)));
+    await settled();
+    expect([lines(cell), lines(other)]).toEqual([[2], [2]]);
+    expect(badgesOf(cell.state)[0].problems.map(one => one.key)).toEqual([
+      `2026-1\n${problem().key}`
+    ]);
+    outputs.clear();
+    await settled();
+    expect(badgesOf(cell.state)[0].problems.map(one => one.key)).toEqual(['2026-2\ny']);
+  });
+
+  it('take no harm from an output that cannot be read', async () => {
+    const outputs = (model.cells.get(1) as ICodeCellModel).outputs;
+    for (const odd of ['text', { v: 7 }, { v: 1 }, [], null]) {
+      outputs.add({
+        output_type: 'display_data',
+        data: { [MIME_TYPE]: odd },
+        metadata: {}
+      } as never);
+    }
+    const cell = open(1);
+    told(kernels[0]!, 1);
+    await settled();
+    expect(lines(cell)).toEqual([2]);
+  });
+
   it('are let alone by updates that tell of nothing new', async () => {
     const cell = open(1);
     told(kernels[0]!, 1);
     await settled();
     const before = badgesOf(cell.state);
-    kernels[0]!.receive(messages.update(1, { view: { steps: 5 } }));
+    kernels[0]!.receive(messages.update(1, { elapsed: '5 s' }));
     await settled();
     expect(badgesOf(cell.state)).toBe(before);
   });

@@ -1,6 +1,11 @@
 import { describe, expect, it } from 'vitest';
 import { CellText, cellFinder, isStill, lineOf, numberOf } from '../cells';
-import { site } from './records';
+import { Site } from '../types';
+import * as sample from './sample';
+
+/** Line 2 of the cell `a`. */
+const site = (more: Partial<Site> = {}): Site =>
+  sample.site({ path: 'In [3]', line: 2, cell_id: 'a', ...more });
 
 const cells: CellText[] = [
   { id: 'a', number: 3, source: 'x = 1\ntorch_xla.sync()' },

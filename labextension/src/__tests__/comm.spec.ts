@@ -4,7 +4,7 @@ import { beforeEach, expect, it } from 'vitest';
 import { KernelComm } from '../comm';
 import { KernelRuns } from '../model';
 import { connection, FakeKernel, settled } from './kernel';
-import { messages, record } from './sample';
+import { done, messages, page } from './sample';
 
 let kernel: FakeKernel;
 let comm: KernelComm;
@@ -63,7 +63,7 @@ it('notices that the kernel takes tpu_magics out', () => {
 
 it('notices a restart once, and finds the new comm', () => {
   kernel.opens('a').isDisposed = true;
-  kernel.says('comm_msg', { comm_id: 'a', data: messages.run(1, record()) });
+  kernel.says('comm_msg', { comm_id: 'a', data: messages.run(1, page()) });
   let told = 0;
   runs.changed.connect(() => (told += 1));
   kernel.turns('restarting');
@@ -78,14 +78,14 @@ it('notices a restart once, and finds the new comm', () => {
 
 it('takes the last words of a kernel that goes', () => {
   kernel.opens('a');
-  kernel.says('comm_msg', { comm_id: 'a', data: messages.run(1, record()) });
+  kernel.says('comm_msg', { comm_id: 'a', data: messages.run(1, page()) });
   kernel.turns('restarting');
-  const ended = record({ live: false, state: 'interrupted' });
+  const ended = done({ state: 'interrupted' });
   kernel.says('comm_msg', { comm_id: 'a', data: messages.here('run-1', 2) });
   kernel.says('comm_msg', { comm_id: 'a', data: messages.run(2, ended) });
   expect(runs.connection).toBe('restarted');
   expect(runs.lost).toBe(false);
-  expect(runs.latest?.view.state).toBe('interrupted');
+  expect(runs.latest?.state).toBe('interrupted');
   kernel.session = 'second';
   kernel.says('status', { execution_state: 'idle' });
   kernel.opens('b');
@@ -94,7 +94,7 @@ it('takes the last words of a kernel that goes', () => {
 
 it('notices that another page has restarted the kernel', () => {
   kernel.opens('a');
-  kernel.says('comm_msg', { comm_id: 'a', data: messages.run(1, record()) });
+  kernel.says('comm_msg', { comm_id: 'a', data: messages.run(1, page()) });
   kernel.session = 'server';
   kernel.says('status', { execution_state: 'restarting' });
   expect(runs.connection).toBe('connected');
@@ -123,18 +123,18 @@ it('takes no other connection where JupyterLab keeps comms on this one', () => {
 
 it('lives on where a server says that it left outputs out', () => {
   kernel.opens('a');
-  kernel.says('comm_msg', { comm_id: 'a', data: messages.run(1, record()) });
+  kernel.says('comm_msg', { comm_id: 'a', data: messages.run(1, page()) });
   kernel.says('stream', { name: 'stderr', text: 'IOPub data rate exceeded.' }, 'server');
-  kernel.says('comm_msg', { comm_id: 'a', data: messages.update(1, { view: { steps: 500 } }) });
-  kernel.says('comm_msg', { comm_id: 'a', data: messages.update(2, { view: { steps: 600 } }) });
+  kernel.says('comm_msg', { comm_id: 'a', data: messages.update(1, { elapsed: '5 s' }) });
+  kernel.says('comm_msg', { comm_id: 'a', data: messages.update(2, { elapsed: '6 s' }) });
   expect(runs.connection).toBe('connected');
-  expect(runs.latest?.view.steps).toBe(600);
+  expect(runs.latest?.elapsed).toBe('6 s');
   expect(comm.open).toBe(true);
 });
 
 it('takes a kernel back that was not replaced after all', () => {
   kernel.opens('a');
-  kernel.says('comm_msg', { comm_id: 'a', data: messages.run(1, record()) });
+  kernel.says('comm_msg', { comm_id: 'a', data: messages.run(1, page()) });
   kernel.says('status', { execution_state: 'busy' }, 'somebody');
   expect(runs.connection).toBe('restarted');
   expect(runs.lost).toBe(true);

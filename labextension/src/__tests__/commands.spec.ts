@@ -5,7 +5,7 @@ import { Signal } from '@lumino/signaling';
 import { beforeEach, describe, expect, it, vi } from 'vitest';
 import { addCommands, Ids } from '../commands';
 import { KernelRuns } from '../model';
-import { FakeChannel, messages, record } from './sample';
+import { done, FakeChannel, messages, page } from './sample';
 
 const ALL = Object.values(Ids);
 
@@ -74,10 +74,10 @@ describe('the commands', () => {
     expect(commands.isEnabled(Ids.stop)).toBe(false);
     changed.length = 0;
     sessions.current.receive(messages.hello({ run: 'run-1', live: true }));
-    sessions.current.receive(messages.run(1, record({ live: true })));
+    sessions.current.receive(messages.run(1, page()));
     expect(changed).toEqual([Ids.stop]);
     expect(commands.isEnabled(Ids.stop)).toBe(true);
-    sessions.current.receive(messages.run(2, record({ live: false })));
+    sessions.current.receive(messages.run(2, done()));
     expect(changed).toEqual([Ids.stop, Ids.stop]);
     expect(commands.isEnabled(Ids.stop)).toBe(false);
   });

@@ -2,7 +2,7 @@
 
 import { beforeEach, describe, expect, it, vi } from 'vitest';
 import { KernelRuns } from '../model';
-import { entry, FakeChannel, messages, record } from './sample';
+import { done, FakeChannel, item, messages, page } from './sample';
 
 let channel: FakeChannel;
 let runs: KernelRuns;
@@ -24,13 +24,13 @@ function training(seq = 5): void {
   runs.connected();
   runs.receive(messages.hello({ run: 'run-1', live: true }));
   const { request } = channel.last('open');
-  runs.receive(messages.run(seq, record(), request));
+  runs.receive(messages.run(seq, page(), request));
 }
 
 describe('the start', () => {
   it('knows nothing of a kernel', () => {
     expect(runs.connection).toBe('absent');
-    expect(runs.record).toBeNull();
+    expect(runs.page).toBeNull();
     expect(runs.live).toBe(false);
     expect(runs.findings).toEqual([]);
   });
@@ -41,7 +41,7 @@ describe('the start', () => {
     expect(runs.connection).toBe('connected');
     expect(runs.host?.title).toBe('XLA:CPU rehearsal');
     expect(runs.live).toBe(true);
-    expect(runs.record).toBe(runs.latest);
+    expect(runs.page).toBe(runs.latest);
   });
 
   it('asks for no run where there is none', () => {
@@ -51,8 +51,8 @@ describe('the start', () => {
   });
 
   it('takes a run that the kernel starts', () => {
-    runs.receive(messages.run(1, record()));
-    expect(runs.latest?.view.name).toBe('text-classifier');
+    runs.receive(messages.run(1, page()));
+    expect(runs.latest?.name).toBe('text-classifier');
     expect(told).toBe(1);
   });
 
@@ -64,47 +64,53 @@ describe('the start', () => {
 });
 
 describe('updates', () => {
-  it('merge what changed, and leave the rest the same object', () => {
+  it('put in what changed, and leave the rest the same object', () => {
     training(5);
     const before = runs.latest;
-    runs.receive(
-      messages.update(5, { view: { steps: 500 }, said: { state: '● late' }, log: [entry(2)] })
-    );
-    expect(runs.latest?.view.steps).toBe(500);
-    expect(runs.latest?.said.state).toBe('● late');
-    expect(runs.latest?.view.compile_log.map(each => each.key)).toEqual([
+    const patch = {
+      o: {
+        elapsed: { '=': '2 min 00 s' },
+        sections: { l: [2, 0, [], { 0: { o: { items: { l: [0, 0, [item(2)]] } } } }] }
+      }
+    };
+    runs.receive(messages.update(5, {}, { patch }));
+    expect(runs.latest?.elapsed).toBe('2 min 00 s');
+    expect(runs.latest?.sections[0].items.map(each => each.key)).toEqual([
       '0-0-2',
       '0-0-1',
       '0-0-0'
     ]);
-    expect(runs.latest?.view.values).toBe(before?.view.values);
-    expect(runs.latest?.view.compile_log[1]).toBe(before?.view.compile_log[0]);
-    expect(before?.view.steps).toBe(440);
+    expect(runs.latest?.charts).toBe(before?.charts);
+    expect(runs.latest?.sections[0].items[1]).toBe(before?.sections[0].items[0]);
+    expect(before?.elapsed).toBe('1 min 00 s');
   });
 
-  it('keep at most a thousand compiles', () => {
+  it.each([
+    [{ o: { missing: { '=': 1 } } }],
+    [{ o: { elapsed: { '=': 7 } } }],
+    [{ l: [0, 0, []] }],
+    [{ '=': 'nothing' }],
+    ['no patch']
+  ])('that make no page of it ask for the whole run: %j', patch => {
     training(5);
-    const log = Array.from({ length: 1_500 }, (_, at) => entry(1_502 - at));
-    runs.receive(messages.update(5, { log }));
-    expect(runs.latest?.view.compile_log).toHaveLength(1_000);
-  });
-
-  it('replace the log where it comes whole', () => {
-    training(5);
-    runs.receive(messages.update(5, { view: { compile_log: [entry(9)] } }));
-    expect(runs.latest?.view.compile_log.map(each => each.key)).toEqual(['0-0-9']);
+    const before = runs.latest;
+    runs.receive(messages.update(5, {}, { patch }));
+    expect(runs.latest).toBe(before);
+    expect(channel.count('open')).toBe(2);
+    runs.receive(messages.run(7, page({ elapsed: '3 s' }), channel.last('open').request));
+    expect(runs.latest?.elapsed).toBe('3 s');
   });
 
   it('ask again where one was missed, once', () => {
     training(5);
     const before = runs.latest;
-    runs.receive(messages.update(7, { view: { steps: 1 } }));
-    runs.receive(messages.update(8, { view: { steps: 2 } }));
+    runs.receive(messages.update(7, { elapsed: '1 s' }));
+    runs.receive(messages.update(8, { elapsed: '2 s' }));
     expect(runs.latest).toBe(before);
     expect(channel.count('open')).toBe(2);
-    runs.receive(messages.run(9, record({ steps: 3 }), channel.last('open').request));
-    runs.receive(messages.update(9, { view: { steps: 4 } }));
-    expect(runs.latest?.view.steps).toBe(4);
+    runs.receive(messages.run(9, page({ elapsed: '3 s' }), channel.last('open').request));
+    runs.receive(messages.update(9, { elapsed: '4 s' }));
+    expect(runs.latest?.elapsed).toBe('4 s');
   });
 
   it('ask once more where the answer got lost', () => {
@@ -126,14 +132,14 @@ describe('updates', () => {
 
   it('of the past change nothing', () => {
     training(5);
-    runs.receive(messages.update(3, { view: { steps: 1 } }));
-    expect(runs.latest?.view.steps).toBe(440);
+    runs.receive(messages.update(3, { elapsed: '1 s' }));
+    expect(runs.latest?.elapsed).toBe('1 min 00 s');
     expect(channel.count('open')).toBe(1);
   });
 
   it('of another run ask for that run', () => {
     training(5);
-    runs.receive(messages.update(1, { run: 'run-2' }));
+    runs.receive(messages.update(1, {}, { run: 'run-2' }));
     expect(channel.last('open').query).toEqual({ type: 'open', run: 'run-2' });
   });
 
@@ -150,20 +156,20 @@ describe('an earlier run', () => {
   it('is shown while the live one goes on', () => {
     training(5);
     runs.open('run-0');
-    const earlier = record({ id: 'run-0', live: false, state: 'done' });
+    const earlier = done({ id: 'run-0' });
     runs.receive(messages.run(0, earlier, channel.last('open').request));
-    expect(runs.record).toEqual(earlier);
-    runs.receive(messages.update(5, { view: { steps: 500 } }));
-    expect(runs.record).toEqual(earlier);
-    expect(runs.latest?.view.steps).toBe(500);
+    expect(runs.page).toEqual(earlier);
+    runs.receive(messages.update(5, { elapsed: '500 s' }));
+    expect(runs.page).toEqual(earlier);
+    expect(runs.latest?.elapsed).toBe('500 s');
     runs.showLatest();
-    expect(runs.record).toBe(runs.latest);
+    expect(runs.page).toBe(runs.latest);
   });
 
   it('that another front end asked for is not shown here', () => {
     training(5);
-    runs.receive(messages.run(0, record({ id: 'run-0', live: false }), 'somebody else'));
-    expect(runs.record?.view.id).toBe('run-1');
+    runs.receive(messages.run(0, done({ id: 'run-0' }), 'somebody else'));
+    expect(runs.page?.id).toBe('run-1');
   });
 
   it('leaves the place to its own newest run', () => {
@@ -176,12 +182,10 @@ describe('an earlier run', () => {
   it('does not hide that a new run began', () => {
     training(5);
     runs.open('run-0');
-    runs.receive(
-      messages.run(0, record({ id: 'run-0', live: false }), channel.last('open').request)
-    );
-    runs.receive(messages.run(1, record({ id: 'run-2' })));
-    expect(runs.record?.view.id).toBe('run-0');
-    expect(runs.latest?.view.id).toBe('run-2');
+    runs.receive(messages.run(0, done({ id: 'run-0' }), channel.last('open').request));
+    runs.receive(messages.run(1, page({ id: 'run-2' })));
+    expect(runs.page?.id).toBe('run-0');
+    expect(runs.latest?.id).toBe('run-2');
     expect(runs.live).toBe(true);
   });
 });
@@ -194,7 +198,7 @@ describe('answers', () => {
     runs.receive(messages.compared('somebody else'));
     expect(runs.compared).toBeNull();
     runs.receive(messages.compared(request));
-    expect(runs.compared?.table.title).toBe('Two runs');
+    expect(runs.compared?.comparison.title).toBe('Two runs');
     runs.closeCompared();
     expect(runs.compared).toBeNull();
   });
@@ -236,11 +240,31 @@ describe('stop', () => {
     training(5);
     runs.stop();
     expect(channel.last('stop').query).toEqual({ type: 'stop', run: 'run-1' });
-    runs.receive(messages.stopping('run-1'));
+    expect(runs.stopping).toBe('run-1'); // from the click on
+    runs.receive(messages.stopping('run-1', channel.last('stop').request));
+    expect(runs.waitsFor('stop')).toBe(false);
     expect(runs.stopping).toBe('run-1');
-    runs.receive(messages.run(8, record({ live: false, state: 'stopped' })));
+    runs.receive(messages.run(8, done({ state: 'stopped' })));
     expect(runs.stopping).toBe('');
     expect(runs.live).toBe(false);
+  });
+
+  it('may be asked for again where it failed, or where nothing comes of it', () => {
+    vi.useFakeTimers();
+    training(5);
+    runs.stop();
+    runs.receive(messages.problem(channel.last('stop').request));
+    expect(runs.stopping).toBe('');
+    runs.stop();
+    vi.advanceTimersByTime(30_000);
+    expect(runs.stopping).toBe('');
+    vi.useRealTimers();
+  });
+
+  it('that another page asks for is seen here', () => {
+    training(5);
+    runs.receive(messages.stopping('run-1'));
+    expect(runs.stopping).toBe('run-1');
   });
 
   it('interrupts a kernel that cannot answer', () => {
@@ -254,7 +278,7 @@ describe('stop', () => {
 
   it('never interrupts another cell than the run’s own', () => {
     runs.receive(messages.hello({ run: 'run-1', live: true, answers: false }));
-    runs.receive(messages.run(1, record({ plan: { background: true } })));
+    runs.receive(messages.run(1, page({ background: true })));
     channel.busy = true;
     runs.stop();
     expect(channel.interrupted).toBe(0);
@@ -274,11 +298,11 @@ describe('a restart', () => {
     expect(runs.connection).toBe('restarted');
     expect(runs.live).toBe(false);
     expect(runs.lost).toBe(true);
-    expect(runs.record?.view.id).toBe('run-1');
+    expect(runs.page?.id).toBe('run-1');
     runs.connected();
     runs.receive(messages.hello());
     expect(runs.live).toBe(false);
-    runs.receive(messages.run(1, record({ id: 'run-2' })));
+    runs.receive(messages.run(1, page({ id: 'run-2' })));
     expect(runs.lost).toBe(false);
     expect(runs.live).toBe(true);
   });
@@ -290,7 +314,7 @@ describe('a restart', () => {
 
   it('of the kernel after the run’s end loses nothing', () => {
     training(5);
-    runs.receive(messages.run(9, record({ live: false, state: 'done' })));
+    runs.receive(messages.run(9, done()));
     runs.restarted();
     expect(runs.lost).toBe(false);
   });
@@ -301,7 +325,7 @@ describe('what does not fit', () => {
     training(5);
     const before = runs.latest;
     const warned = vi.spyOn(console, 'warn').mockImplementation(() => undefined);
-    expect(runs.receive({ ...messages.update(5), log: null })).toBe(true);
+    expect(runs.receive({ ...messages.update(5), seq: null })).toBe(true);
     expect(warned).toHaveBeenCalledOnce();
     expect(runs.latest).toBe(before);
     expect(runs.receive({ other: true })).toBe(false);
@@ -334,7 +358,7 @@ describe('the rate', () => {
 
 it('is silent after it was disposed', () => {
   runs.dispose();
-  runs.receive(messages.run(1, record()));
+  runs.receive(messages.run(1, page()));
   expect(told).toBe(0);
   expect(runs.isDisposed).toBe(true);
 });

@@ -1,184 +1,141 @@
-// Records and messages for tests.
+// Pages and messages for tests.
 
 import * as T from '../types';
 import { IChannel } from '../model';
 
-export const SITE: T.Site = {
+/** A part of a line; the rest of it is usual. */
+export const site = (more: Partial<T.Site> = {}): T.Site => ({
   id: 0,
   path: 'In [12]',
   line: 14,
   function: 'training_function',
   code: 'torch_xla.sync()',
-  cell_id: 'abc'
-};
+  cell_id: 'abc',
+  ...more
+});
 
-export function compile(nth: number, more: Partial<T.Compile> = {}): T.Compile {
-  return {
-    t: 1795239243,
-    rank: 0,
-    seconds: 1.21,
-    graph: `graph${nth}`,
-    site: SITE,
-    nth,
-    recompile: nth > 0,
-    inputs: [{ name: 'input_ids', shape: [32, 128 + nth], dtype: 'int64' }],
-    nearest: nth > 0 ? nth - 1 : null,
-    difference:
-      nth > 0 ? [`input_ids now int64[32,${128 + nth}], before int64[32,${127 + nth}]`] : [],
-    cause: nth > 0 ? 'input-shape' : '',
-    text: nth > 0 ? 'The input input_ids has a new shape.' : '',
-    fix: nth > 0 ? 'Pad the batches to a multiple of `64`.' : '',
-    memory: null,
-    host_collective: false,
-    trigger: 'sync',
-    step: 4 * nth,
-    pieces: 1,
-    by_rank: false,
-    ...more
-  };
-}
+export const SITE = site();
 
-export function entry(nth: number): T.CompileEntry {
-  return { key: `0-0-${nth}`, rank: 0, compile: compile(nth) };
-}
+export const problem = (more: Partial<T.Problem> = {}): T.Problem => ({
+  key: 'recompile input-shape 14',
+  kind: 'recompile',
+  tone: 'warning',
+  title: 'Recompiles: the shape of an input changes',
+  text: 'The shape of `input_ids` changed.',
+  fix: 'Pad to a multiple of 64.',
+  count: '3 times, 4.1 s',
+  times: 3,
+  badge: 'recompiled 3x',
+  site: SITE,
+  differences: ['input_ids now int64[32,129], before int64[32,128]'],
+  ...more
+});
 
-export function series(more: Partial<T.ValueSeries> = {}): T.ValueSeries {
-  return {
-    name: 'loss',
-    last: 0.5,
-    step: 2,
-    n: 3,
-    first: 2,
-    low: 0.4,
-    high: 2,
-    not_finite_at: null,
-    points: [
-      { step: 0, value: 2, low: 2, high: 2 },
-      { step: 1, value: 1, low: 0.8, high: 1.2 },
-      { step: 2, value: 0.5, low: 0.4, high: 0.6 }
-    ],
-    ...more
-  };
-}
-
-export function view(more: Partial<T.RunView> = {}): T.RunView {
-  return {
-    id: 'run-1',
-    name: 'text-classifier',
-    path: '/runs/run-1',
-    state: 'training',
-    detail: '',
-    live: true,
-    created: 1795239243,
-    elapsed: 60,
-    device: 'XLA:CPU',
-    lead: 0,
-    ranks: [],
-    steps: 440,
-    max_steps: null,
-    steps_per_second: 8.58,
-    rates: [8, 9, 10],
-    step_seconds: 0.108,
-    compiled_steps: 2,
-    warming_up: '',
-    compiles: 2,
-    compiles_missing: '',
-    recompiles: 1,
-    at_least: false,
-    pieces: 0,
-    compiling: 3,
-    compiling_share: 0.1,
-    executing: 4,
-    waiting: 0.5,
-    compile_log: [entry(1), entry(0)],
-    causes: [{ count: 1, seconds: 1.21, newest: compile(1) }],
-    asked: 'bf16',
-    precision: {
-      t: 0,
-      rank: 0,
-      asked: 'bf16',
-      source: '--precision',
-      ops: 24,
-      share: 1,
-      parameters: { bf16: 39 },
-      graph: '',
-      agrees: true,
-      text: '',
-      notes: []
-    },
-    batch: null,
-    memory_total: null,
-    memory_curve: [1e8, 2e8],
-    transfers: [],
-    reads: [],
-    fallbacks: [],
-    cache: null,
-    values: [series()],
-    divergences: [],
-    notices: [],
-    findings: [],
-    failure: null,
-    models: [],
-    plan: { background: false },
-    rehearsed: false,
-    spmd: false,
-    mesh: null,
-    collectives: null,
-    collectives_share: null,
-    n_collectives: 0,
-    metrics: null,
-    ...more
-  };
-}
-
-export function said(more: Partial<T.RunTexts> = {}): T.RunTexts {
-  return {
-    state: '● training',
-    tone: '',
-    notes: '1 rank on XLA:CPU',
-    figures: [{ label: 'Recompiles', value: '1', beside: '', amber: true }],
-    facts: [
-      {
-        label: 'Precision',
-        lines: ['asked bf16', 'true: 100 %'],
-        state: 'ok',
-        mark: 'as asked',
-        code: ''
-      }
-    ],
-    compiles: '2 compiles, 1 recompile: input-shape 1.',
-    causes: { 'input-shape': 'input-shape' },
-    ranks: { columns: ['rank', 'state'], rows: [['0', 'training']], notes: ['Host memory now.'] },
-    notices: [{ word: '! warning', text: 'Take care.', state: 'warning' }],
-    failure: null,
-    likeness: null,
-    footer: 'Run run-1.',
-    ...more
-  };
-}
-
-export function record(
-  more: Partial<T.RunView> = {},
-  words: Partial<T.RunTexts> = {}
-): T.RunRecord {
-  return { v: 1, view: view(more), said: said(words) };
-}
-
-export function finding(more: Partial<T.RuleFinding> = {}): T.RuleFinding {
-  return {
-    t: 0,
-    rank: 0,
-    code: 'TPU101',
-    group: 'values',
-    site: SITE,
-    column: 5,
-    message: 'The condition `loss > 1` reads a value.',
-    why: 'The host waits.',
+/** A rule that is broken, as a check and a run tell of it. */
+export const rule = (more: Partial<T.Problem> = {}): T.Problem =>
+  problem({
+    key: 'rule TPU101 14',
+    kind: 'rule',
+    title: 'TPU101 value read',
+    text: 'The condition `loss > 1` reads a value. The host waits.',
     fix: 'Use `torch.where`.',
-    advice: false,
+    count: '',
+    times: 0,
+    badge: 'TPU101 value read',
+    differences: [],
     ...more
-  };
-}
+  });
+
+export const chart = (more: Partial<T.Chart> = {}): T.Chart => ({
+  key: 'value loss',
+  title: 'loss',
+  caption: '2 → 0.5',
+  points: [
+    [0, 2, 2, 2],
+    [1, 1, 0.8, 1.2],
+    [2, 0.5, 0.4, 0.6]
+  ],
+  axis: 'number',
+  x: 'step',
+  marked: true,
+  warning: '',
+  ...more
+});
+
+export const fact = (more: Partial<T.Fact> = {}): T.Fact => ({
+  label: 'Inputs',
+  lines: ['input_ids int64[32,129]'],
+  tone: '',
+  mark: '',
+  code: '',
+  ...more
+});
+
+export const item = (nth: number, more: Partial<T.Item> = {}): T.Item => ({
+  key: `0-0-${nth}`,
+  cells: [`#${nth}`, 'In [12], line 14', '1.21 s', 'an input'],
+  facts: [fact()],
+  tone: nth > 0 ? 'warning' : '',
+  site: SITE,
+  ...more
+});
+
+export const section = (more: Partial<T.Section> = {}): T.Section => ({
+  key: 'compiles',
+  title: 'Compiles',
+  summary: '2 compiles, 1 recompile',
+  facts: [],
+  charts: [],
+  columns: ['compile', 'line', 'took', 'cause'],
+  rows: [],
+  items: [item(1), item(0)],
+  problems: [],
+  notes: [],
+  ...more
+});
+
+export const page = (more: Partial<T.Page> = {}): T.Page => ({
+  v: T.RECORD_VERSION,
+  id: 'run-1',
+  name: 'text-classifier',
+  live: true,
+  background: false,
+  state: 'training',
+  symbol: '●',
+  tone: 'live',
+  where: '1 rank on XLA:CPU',
+  detail: '',
+  elapsed: '1 min 00 s',
+  progress: { done: 440, total: 1000, text: '440 of 1,000 steps · about 12 s left' },
+  failure: null,
+  charts: [chart()],
+  compiled_at: [1],
+  figures: [
+    { label: 'Steps', value: '440', note: '', hint: '', tone: '' },
+    { label: 'Step time', value: '41 ms', note: 'median', hint: 'Without compiles.', tone: '' },
+    { label: 'Compiles', value: '2', note: '', hint: '', tone: '' },
+    { label: 'Recompiles', value: '1', note: '', hint: '', tone: 'warning' }
+  ],
+  problems: [problem()],
+  sections: [
+    section(),
+    section({
+      key: 'ranks',
+      title: 'Ranks',
+      summary: '1 rank',
+      items: [],
+      columns: ['rank', 'state'],
+      rows: [{ cells: ['0', 'training'], tone: '', site: null }],
+      notes: ['Host memory now.']
+    })
+  ],
+  footer: 'Run run-1.',
+  ...more
+});
+
+/** The same run when it is over. */
+export const done = (more: Partial<T.Page> = {}): T.Page =>
+  page({ live: false, state: 'done', symbol: '✓', tone: 'ok', progress: null, ...more });
 
 const ENVELOPE = { protocol: T.PROTOCOL, v: T.VERSION } as const;
 
@@ -200,22 +157,27 @@ export const messages = {
     ...more
   }),
   here: (run: string, seq: number): T.HeartbeatMessage => ({ ...ENVELOPE, type: 'here', run, seq }),
-  run: (seq: number, whole: T.RunRecord, request: string | null = null): T.RunMessage => ({
+  run: (seq: number, record: T.Page, request: string | null = null): T.RunMessage => ({
     ...ENVELOPE,
     type: 'run',
     seq,
-    record: whole,
+    record,
     request
   }),
-  update: (after: number, more: Partial<T.UpdateMessage> = {}): T.UpdateMessage => ({
+  /** These fields are others now. */
+  update: (
+    after: number,
+    fields: Partial<T.Page> = {},
+    more: Partial<T.UpdateMessage> = {}
+  ): T.UpdateMessage => ({
     ...ENVELOPE,
     type: 'update',
     run: 'run-1',
     seq: after + 1,
     after,
-    view: {},
-    said: {},
-    log: [],
+    patch: {
+      o: Object.fromEntries(Object.entries(fields).map(([name, value]) => [name, { '=': value }]))
+    },
     ...more
   }),
   runs: (request: string | null = null): T.RunsMessage => ({
@@ -232,7 +194,9 @@ export const messages = {
         workers: 1,
         steps: 440,
         compiles: 8,
-        recompiles: 6
+        recompiles: 6,
+        value: 'loss 0.125',
+        curve: [2, 1, 'nan', 0.125]
       }
     ]
   }),
@@ -241,20 +205,30 @@ export const messages = {
     type: 'compared',
     request,
     runs: ['run-0', 'run-1'],
-    table: { title: 'Two runs', columns: null, rows: [{ cells: ['a', 'b'], state: '' }], notes: [] }
+    comparison: {
+      title: 'Two runs',
+      runs: ['earlier', 'later'],
+      different: [{ label: 'Steps', cells: ['440', '220'] }],
+      equal: [{ label: 'Device', cells: ['XLA:CPU', 'XLA:CPU'] }],
+      charts: [chart(), chart({ points: [] })],
+      notes: ['Numbers within 0.1 % are equal.']
+    }
   }),
-  findings: (request: string | null = null): T.FindingsMessage => ({
+  findings: (
+    request: string | null = null,
+    findings: T.Problem[] = [rule()]
+  ): T.FindingsMessage => ({
     ...ENVELOPE,
     type: 'findings',
     request,
-    findings: [finding()],
+    findings,
     checked: '5 cells'
   }),
-  stopping: (run: string): T.StoppingMessage => ({
+  stopping: (run: string, request: string | null = null): T.StoppingMessage => ({
     ...ENVELOPE,
     type: 'stopping',
     run,
-    request: null
+    request
   }),
   problem: (request: string | null): T.ProblemMessage => ({
     ...ENVELOPE,

@@ -4,7 +4,7 @@ import { nullTranslator } from '@jupyterlab/translation';
 import { beforeEach, expect, it } from 'vitest';
 import { KernelRuns } from '../model';
 import { statusWords } from '../status';
-import { FakeChannel, messages, record, view } from './sample';
+import { done, FakeChannel, messages, page } from './sample';
 
 const trans = nullTranslator.load('tpu_magics');
 let runs: KernelRuns;
@@ -14,10 +14,10 @@ beforeEach(() => {
 });
 
 const words = (): string[] => statusWords(runs, trans).map(word => word.text);
-const amber = (): string[] =>
+const coloured = (): string[] =>
   statusWords(runs, trans)
-    .filter(word => word.amber)
-    .map(word => word.text);
+    .filter(word => word.tone !== '')
+    .map(word => `${word.tone}: ${word.text}`);
 
 it('is not there where nothing is loaded', () => {
   expect(words()).toEqual([]);
@@ -30,54 +30,42 @@ it('tells the host', () => {
   expect(words()).toEqual(['TPU: run %tpu_init']);
 });
 
-it('tells how the training goes', () => {
+it('tells how the training goes, and what needs action', () => {
   runs.receive(messages.hello({ run: 'run-1', live: true }));
-  runs.receive(messages.run(1, record()));
-  expect(words()).toEqual([
-    'XLA:CPU rehearsal',
-    '● training',
-    '8.58 steps/s',
-    '2 compiles',
-    '! 1 recompile',
-    'bf16 100 %'
-  ]);
-  expect(amber()).toEqual(['! 1 recompile']);
+  runs.receive(messages.run(1, page()));
+  expect(words()).toEqual(['● training', '44 %', '! Recompiles 1']);
+  expect(coloured()).toEqual(['warning: ! Recompiles 1']);
+  runs.receive(messages.update(1, { progress: null, figures: page().figures.slice(0, 2) }));
+  expect(words()).toEqual(['● training', 'Steps 440']);
+  expect(coloured()).toEqual([]);
 });
 
-it('is not amber before the first recompile', () => {
-  runs.receive(messages.run(1, record({ recompiles: 0, at_least: true })));
-  expect(words()).toContain('0+ recompiles');
-  expect(amber()).toEqual([]);
-});
-
-it('says what is not available', () => {
-  const missing = { steps_per_second: null, compiles: null, recompiles: null, precision: null };
-  runs.receive(messages.run(1, record(missing)));
-  expect(words().slice(2)).toEqual([
-    'no step rate yet',
-    'compiles n/a',
-    'recompiles n/a',
-    'bf16 n/a yet'
-  ]);
-});
-
-it('tells a precision that is not the one asked for', () => {
-  const found = view().precision;
-  runs.receive(
-    messages.run(1, record({ precision: found && { ...found, share: 0, agrees: false } }))
-  );
-  expect(amber()).toContain('! bf16 0 %');
+it('says at once that it stops', () => {
+  runs.receive(messages.run(1, page()));
+  runs.stop();
+  expect(words()[0]).toBe('● stopping…');
 });
 
 it('keeps the state of a run that has ended, and of one that was lost', () => {
   runs.receive(messages.hello({ run: 'run-1' }));
-  runs.receive(messages.run(1, record({ live: false }, { state: '✓ done' })));
-  expect(words()).toEqual(['XLA:CPU rehearsal', '✓ done']);
+  runs.receive(messages.run(1, done()));
+  expect(words()).toEqual(['✓ done', '! Recompiles 1']);
+  runs.receive(
+    messages.run(2, done({ state: 'failed', symbol: '✗', tone: 'broken', figures: [] }))
+  );
+  expect(coloured()).toEqual(['broken: ✗ failed']);
   runs.restarted();
   expect(words()).toEqual([]);
+  runs.receive(messages.hello());
+  expect(words()).toEqual(['XLA:CPU rehearsal']);
 });
 
 it('tells of another version', () => {
   runs.receive({ ...messages.here('run-1', 1), v: 2 });
-  expect(words()).toEqual(['! tpu_magics: other version']);
+  expect(words()).toEqual(['tpu_magics: other version']);
+});
+
+it('has few words, whatever comes', () => {
+  runs.receive(messages.run(1, done({ progress: { done: 1, total: 0, text: '' }, figures: [] })));
+  expect(words()).toEqual(['✓ done']);
 });

@@ -10,7 +10,7 @@ import { afterEach, beforeEach, expect, it } from 'vitest';
 import { KernelRuns } from '../model';
 import { TpuPanel } from '../panel/widget';
 import { ITpuSessions } from '../session';
-import { compile, FakeChannel, messages, record } from './sample';
+import { done, FakeChannel, messages, page } from './sample';
 
 (globalThis as Record<string, unknown>).IS_REACT_ACT_ENVIRONMENT = true;
 
@@ -46,10 +46,10 @@ beforeEach(async () => {
 afterEach(() => drawn(() => panel.dispose()));
 
 it('draws no update while it is hidden, and the newest when it is shown', async () => {
-  await take(messages.run(1, record()));
+  await take(messages.run(1, page()));
   expect(text()).toContain('● training');
   await drawn(() => panel.hide());
-  await take(messages.update(1, { said: { state: '● late' } }));
+  await take(messages.update(1, { state: 'late' }));
   expect(text()).toContain('● training');
   await drawn(() => panel.show());
   expect(text()).toContain('● late');
@@ -71,14 +71,14 @@ it('reads the list of runs when it is first seen', async () => {
 
 it('reads it again after the end of a run, and not while one goes on', async () => {
   await take(messages.hello({ run: 'run-1', live: true }));
-  await take(messages.run(1, record()));
+  await take(messages.run(1, page()));
   expect(channel.count('runs')).toBe(0);
-  await take(messages.run(2, record({ live: false })));
+  await take(messages.run(2, done()));
   expect(channel.count('runs')).toBe(1);
   await take(messages.runs(channel.last('runs').request));
-  await take(messages.run(3, record({ id: 'run-2' })));
+  await take(messages.run(3, page({ id: 'run-2' })));
   await drawn(() => panel.hide());
-  await take(messages.run(4, record({ id: 'run-2', live: false })));
+  await take(messages.run(4, done({ id: 'run-2' })));
   expect(channel.count('runs')).toBe(1);
   await drawn(() => panel.show());
   expect(channel.count('runs')).toBe(2);
@@ -89,28 +89,4 @@ it('says of a kernel of another version that, and not that nothing is loaded', a
   expect(text()).toContain('(kernel 2, extension 1)');
   expect(text()).not.toContain('is not loaded');
   expect(text()).not.toContain('%load_ext');
-});
-
-it('takes no word of a record for a name of its own', async () => {
-  const graph = compile(1, { cause: 'constructor', trigger: 'toString', recompile: true });
-  const [line] = messages.runs().runs;
-  await take(
-    messages.hello(),
-    messages.run(
-      1,
-      record({ live: false, compile_log: [{ key: 'a', rank: 0, compile: graph }] }, { causes: {} })
-    ),
-    { ...messages.runs(), runs: [{ ...line, status: 'valueOf' }] }
-  );
-  await drawn(() => panel.node.querySelector<HTMLElement>('tr[data-key]')?.click());
-  expect(panel.node.querySelector('.tpu-Cause')?.textContent).toBe('constructor');
-  expect(panel.node.querySelector('.tpu-Unfolded')?.textContent).toContain('toString');
-  expect(panel.node.querySelector('li[data-run] .tpu-Chip')?.className).toContain('tpu-mod-plain');
-});
-
-it('says that a cause or a time is not known in words that can be translated', async () => {
-  const graph = compile(1, { cause: '', text: '', seconds: null, recompile: true });
-  await take(messages.run(1, record({ compile_log: [{ key: 'a', rank: 0, compile: graph }] })));
-  expect(panel.node.querySelector('.tpu-Cause')?.textContent).toBe('unknown');
-  expect(panel.node.querySelector('td.tpu-Number')?.textContent).toBe('n/a');
 });

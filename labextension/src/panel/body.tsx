@@ -2,12 +2,15 @@
 
 import * as React from 'react';
 import { KernelRuns } from '../model';
+import { Page } from '../types';
 import { otherVersion } from '../validate';
+import { Compared } from './compared';
 import { NoKernel, NoNotebook, NoRun, NotLoaded } from './empty';
 import { Findings } from './findings';
+import { useRuns } from './follow';
 import { useTrans } from './pieces';
 import { Run } from './run';
-import { Compared, Runs } from './runs';
+import { Runs } from './runs';
 import { useListOfRuns } from './runslist';
 
 /** What the panel can set off outside of itself; null: not here. */
@@ -16,21 +19,9 @@ export interface Actions {
   check: (() => void) | null;
   train: (() => void) | null;
   stop: () => void;
-}
-
-/** Draws again with each change of `runs`; where nobody sees it, once when it comes into sight. */
-export function useRuns(runs: KernelRuns | null, visible = true): void {
-  const [, again] = React.useReducer((count: number) => count + 1, 0);
-  React.useEffect(() => {
-    if (!visible) {
-      return;
-    }
-    runs?.changed.connect(again);
-    again();
-    return () => {
-      runs?.changed.disconnect(again);
-    };
-  }, [runs, visible]);
+  /** Whether the notebook in front shows a run; and show it there. */
+  isShown: (run: string) => boolean;
+  showHere: ((page: Page) => void) | null;
 }
 
 export function Body(props: {
@@ -56,13 +47,13 @@ export function Body(props: {
       {runs.connection !== 'connected' && runs.mismatch === '' && (
         <NotLoaded restarted={runs.connection === 'restarted'} onLoad={actions.loadExtension} />
       )}
-      {runs.record !== null ? (
+      {runs.page !== null ? (
         <Shown runs={runs} actions={actions} />
       ) : (
         runs.connection === 'connected' && <Waiting runs={runs} actions={actions} />
       )}
       {runs.compared !== null && (
-        <Compared table={runs.compared.table} onClose={() => runs.closeCompared()} />
+        <Compared comparison={runs.compared.comparison} onClose={() => runs.closeCompared()} />
       )}
       {runs.connection === 'connected' && <ListOfRuns runs={runs} />}
     </>
@@ -71,7 +62,7 @@ export function Body(props: {
 
 function HostLine(props: { runs: KernelRuns; notebook: string }): JSX.Element {
   const trans = useTrans();
-  const top = useTop(props.runs.opened?.view.id ?? '');
+  const top = useTop(props.runs.opened?.id ?? '');
   const { hello } = props.runs;
   const unknown = hello === null ? '' : trans.__('Run %tpu_init to detect the hardware');
   return (
@@ -139,50 +130,56 @@ function OpenedBar({ runs }: { runs: KernelRuns }): JSX.Element {
 }
 
 function Shown({ runs, actions }: { runs: KernelRuns; actions: Actions }): JSX.Element {
-  const trans = useTrans();
-  const record = runs.record;
-  if (record === null) {
+  const { page, latest } = runs;
+  if (page === null) {
     return <></>;
   }
-  const newest = record === runs.latest;
-  const stop = newest && runs.live && (
-    <button
-      type="button"
-      className="tpu-Button tpu-mod-stop"
-      disabled={runs.stopping !== ''}
-      title={trans.__('Stop this run; its records are kept')}
-      onClick={actions.stop}
-    >
-      {runs.stopping ? trans.__('Stopping…') : trans.__('Stop')}
-    </button>
-  );
+  const newest = page === latest;
   return (
     <Run
-      key={record.view.id}
-      record={record}
+      key={page.id}
+      page={page}
       lost={newest && runs.lost}
       stopping={newest && runs.stopping !== ''}
-      buttons={stop}
-      findings={<Checked runs={runs} actions={actions} />}
-    />
+      onStop={newest && runs.live ? actions.stop : null}
+    >
+      {newest && runs.live && <ShowHere page={page} actions={actions} />}
+      <Checked runs={runs} actions={actions} />
+    </Run>
   );
 }
 
-/** Of a check, or else of the rules that looked before the run. */
-function Checked({ runs, actions }: { runs: KernelRuns; actions: Actions }): JSX.Element {
+/** Milliseconds until the output of a run that begins is there. */
+const BEGUN = 5_000;
+
+/** A page that was loaded again in the middle of a cell has lost the cell's output. */
+function ShowHere({ page, actions }: { page: Page; actions: Actions }): JSX.Element | null {
   const trans = useTrans();
-  const before = runs.record?.view.findings ?? [];
-  const known = runs.checked !== null && runs.opened === null;
+  const [waited, setWaited] = React.useState(false);
+  React.useEffect(() => {
+    const timer = setTimeout(() => setWaited(true), BEGUN);
+    return () => clearTimeout(timer);
+  }, []);
+  if (!waited || actions.showHere === null || actions.isShown(page.id)) {
+    return null;
+  }
+  const show = actions.showHere;
+  return (
+    <div className="tpu-Bar">
+      <span>{trans.__('No cell of this notebook shows this run.')}</span>
+      <button type="button" className="tpu-Button" onClick={() => show(page)}>
+        {trans.__('Show the panel here')}
+      </button>
+    </div>
+  );
+}
+
+/** The newest check. */
+function Checked({ runs, actions }: { runs: KernelRuns; actions: Actions }): JSX.Element {
   return (
     <Findings
-      findings={known ? runs.findings : before}
-      checked={
-        known
-          ? (runs.checked?.checked ?? '')
-          : before.length > 0
-            ? trans.__('the code, found before the run')
-            : null
-      }
+      findings={runs.findings}
+      checked={runs.checked?.checked ?? null}
       onCheck={runs.connection === 'connected' ? actions.check : null}
       checking={runs.waitsFor('check')}
       call={runs.askedFor}
@@ -190,7 +187,7 @@ function Checked({ runs, actions }: { runs: KernelRuns; actions: Actions }): JSX
   );
 }
 
-/** Connected, and no record is here. */
+/** Connected, and no run is here. */
 function Waiting({ runs, actions }: { runs: KernelRuns; actions: Actions }): JSX.Element {
   const trans = useTrans();
   if (runs.hello?.live || runs.waitsFor('open')) {
@@ -222,7 +219,7 @@ function ListOfRuns({ runs }: { runs: KernelRuns }): JSX.Element {
   return (
     <Runs
       runs={runs.runs}
-      shown={runs.record?.view.id ?? ''}
+      shown={runs.page?.id ?? ''}
       waiting={runs.waitsFor('runs')}
       onOpen={open}
       onRefresh={refresh}

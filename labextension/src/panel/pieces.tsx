@@ -3,16 +3,20 @@
 // Whatever comes from a record is only ever text.
 
 import { TranslationBundle } from '@jupyterlab/translation';
+import { checkIcon, copyIcon } from '@jupyterlab/ui-components';
 import * as React from 'react';
-import { fullPlace, place } from '../format';
-import { Reached, Site, Tone } from '../types';
+import { fullPlace, grouped, place } from '../format';
+import { Reach } from '../reveal';
+import { Site, Tone } from '../types';
 
 /** What every piece may need. `onSite` shows a line in the notebook; null: there is no notebook to show it in. */
 export interface Surroundings {
   trans: TranslationBundle;
-  onSite: ((site: Site) => Reached) | null;
+  onSite: ((site: Site) => Reach) | null;
   /** Which sections were folded, or unfolded, by hand. */
   folds: Map<string, boolean>;
+  /** Of the run that is drawn. */
+  name?: string;
 }
 
 export const Around = React.createContext<Surroundings | null>(null);
@@ -29,47 +33,117 @@ export function useTrans(): TranslationBundle {
   return useAround().trans;
 }
 
-const TONES: readonly Tone[] = ['ok', 'warning', 'broken'];
-const SYMBOLS: { [tone in Tone]: string } = { '': '', ok: '✓', warning: '!', broken: '✗' };
+const SYMBOLS: { [tone in Tone]: string } = {
+  '': '',
+  live: '●',
+  ok: '✓',
+  info: 'i',
+  warning: '!',
+  broken: '✗'
+};
 
-export function toneOf(state: string): Tone {
-  return TONES.find(tone => tone === state) ?? '';
-}
+export const toneClass = (tone: Tone): string => `tpu-mod-${tone || 'plain'}`;
 
-/** A word on a tint; `symbol` false where the word has one already. */
-export function Chip(props: { tone: Tone; children: string; symbol?: boolean }): JSX.Element {
-  const symbol = props.symbol === false ? '' : SYMBOLS[props.tone];
+/** A word on a tint, with its symbol. */
+export function Chip(props: { tone: Tone; children: string }): JSX.Element {
   return (
-    <span className={`tpu-Chip tpu-mod-${props.tone || 'plain'}`}>
-      {symbol ? `${symbol} ${props.children}` : props.children}
+    <span className={`tpu-Chip ${toneClass(props.tone)}`}>
+      {`${SYMBOLS[props.tone]} ${props.children}`.trim()}
     </span>
   );
 }
+
+/** The symbol alone, where the words stand beside it. */
+export function Mark({ tone }: { tone: Tone }): JSX.Element {
+  return (
+    <span className={`tpu-Mark ${toneClass(tone)}`} aria-hidden="true">
+      {SYMBOLS[tone] || '·'}
+    </span>
+  );
+}
+
+// -- code ------------------------------------------------------------------------------------------------------------
 
 export function Code(props: { children: string }): JSX.Element {
   return <code className="tpu-Code">{props.children}</code>;
 }
 
-/** Text in which what stands between backticks is code. */
+/** Text in which what stands between backticks is code. A command has a button that copies it. */
 export function Worded(props: { children: string }): JSX.Element {
   const parts = props.children.split('`');
   if (parts.length % 2 === 0) {
     return <>{props.children}</>;
   }
-  return <>{parts.map((part, at) => (at % 2 ? <Code key={at}>{part}</Code> : part))}</>;
+  return (
+    <>
+      {parts.map((part, at) =>
+        at % 2 === 0 ? (
+          part
+        ) : (
+          <React.Fragment key={at}>
+            <Code>{part}</Code>
+            {COMMAND.test(part) && <Copy text={part} />}
+          </React.Fragment>
+        )
+      )}
+    </>
+  );
 }
 
-/** A line of the notebook; a click shows it. */
-export function Place(props: { site: Site }): JSX.Element {
+const COMMAND = /^(?:%|!|(?:pip|python3?|uv|jupyter) )\S/;
+
+/** Lines as they stand, with a button that copies them. */
+export function CodeBlock(props: { lines: readonly string[]; label: string }): JSX.Element {
+  const text = props.lines.join('\n');
+  return (
+    <div className="tpu-CodeBlock">
+      <pre tabIndex={props.lines.length > 8 ? 0 : undefined} aria-label={props.label}>
+        {text}
+      </pre>
+      <Copy text={text} />
+    </div>
+  );
+}
+
+/** Milliseconds that it says so. */
+const COPIED = 1500;
+
+function Copy(props: { text: string }): JSX.Element {
+  const trans = useTrans();
+  const [done, setDone] = React.useState(false);
+  const copy = (): void => {
+    void navigator.clipboard?.writeText(props.text).then(() => {
+      setDone(true);
+      setTimeout(() => setDone(false), COPIED);
+    });
+  };
+  const Icon = done ? checkIcon : copyIcon;
+  return (
+    <button
+      type="button"
+      className="tpu-Copy"
+      title={done ? trans.__('Copied') : trans.__('Copy')}
+      aria-label={done ? trans.__('Copied') : trans.__('Copy %1', props.text.slice(0, 60))}
+      onClick={copy}
+    >
+      <Icon.react tag="span" />
+    </button>
+  );
+}
+
+// -- places ----------------------------------------------------------------------------------------------------------
+
+/** A line of the notebook; a click shows it. `words`: in place of its name. */
+export function Place(props: { site: Site; words?: string }): JSX.Element {
   const { trans, onSite } = useAround();
-  const [reached, setReached] = React.useState<Reached>('line');
-  const words = place(props.site, trans);
+  const [reach, setReach] = React.useState<Reach>('line');
+  const words = props.words || place(props.site, trans);
   if (onSite === null || !props.site.path) {
     return <span title={fullPlace(props.site, trans)}>{words}</span>;
   }
-  const show = (event: React.MouseEvent) => {
+  const show = (event: React.MouseEvent): void => {
     event.stopPropagation();
-    setReached(onSite(props.site));
+    setReach(onSite(props.site));
   };
   return (
     <>
@@ -81,10 +155,10 @@ export function Place(props: { site: Site }): JSX.Element {
       >
         {words}
       </button>
-      {reached !== 'line' && (
+      {reach !== 'line' && (
         <span className="tpu-Small" role="status">
           {' '}
-          {reached === 'cell'
+          {reach === 'cell'
             ? trans.__('(its cell was edited: the line is not there any more)')
             : trans.__('(this line is not in the open notebook)')}
         </span>
@@ -93,13 +167,17 @@ export function Place(props: { site: Site }): JSX.Element {
   );
 }
 
-/** A part of the panel under a heading that folds. */
-export function Section(props: {
+// -- parts that fold, and long lists ---------------------------------------------------------------------------------
+
+/** A part of the panel under a heading that folds; `summary`: the most of it in one line. */
+export function Fold(props: {
   name: string;
   title: string;
+  summary?: React.ReactNode;
+  /** Buttons beside the heading. */
   aside?: React.ReactNode;
   closed?: boolean;
-  /** Another object than before brings the section into sight. */
+  /** Another object than before brings the part into sight. */
   call?: object | null;
   children: React.ReactNode;
 }): JSX.Element {
@@ -115,7 +193,7 @@ export function Section(props: {
     }
     before.current = props.call;
   }, [props.call]);
-  const toggle = () => {
+  const toggle = (): void => {
     folds.set(props.name, !open);
     setOpen(!open);
   };
@@ -125,10 +203,11 @@ export function Section(props: {
         <h3>
           <button type="button" aria-expanded={open} aria-controls={`${id}-body`} onClick={toggle}>
             <span className="tpu-Caret" aria-hidden="true" />
-            {props.title}
+            <span className="tpu-Section-title">{props.title}</span>
+            {props.summary && <span className="tpu-Section-summary">{props.summary}</span>}
           </button>
         </h3>
-        <span className="tpu-Section-aside">{props.aside}</span>
+        {props.aside}
       </div>
       <div id={`${id}-body`} className="tpu-Section-body" hidden={!open}>
         {open && props.children}
@@ -136,6 +215,64 @@ export function Section(props: {
     </section>
   );
 }
+
+/** The first of a long list, and a button for more. */
+export function useFirst<T>(all: readonly T[], atOnce: number): [readonly T[], JSX.Element | null] {
+  const trans = useTrans();
+  const [most, setMost] = React.useState(atOnce);
+  const left = all.length - most;
+  if (left <= 0) {
+    return [all, null];
+  }
+  const more = (
+    <button type="button" className="tpu-Button tpu-More" onClick={() => setMost(most + atOnce)}>
+      {trans.__('Show %1 more (of %2)', Math.min(atOnce, left), grouped(left))}
+    </button>
+  );
+  return [all.slice(0, most), more];
+}
+
+/** One stop for the Tab key: arrow keys go to the other buttons of the row. */
+export function TabStop(props: {
+  as: 'li' | 'tr';
+  className?: string;
+  data?: { [name: `data-${string}`]: string };
+  children: React.ReactNode;
+}): JSX.Element {
+  const row = React.useRef<HTMLElement | null>(null);
+  const stops = (): HTMLElement[] => [...(row.current?.querySelectorAll<HTMLElement>(STOPS) ?? [])];
+  React.useLayoutEffect(() => {
+    const all = stops();
+    const current = all.find(one => one.tabIndex === 0 && one.dataset.stop !== undefined) ?? all[0];
+    all.forEach(one => {
+      one.dataset.stop = '';
+      one.tabIndex = one === current ? 0 : -1;
+    });
+  });
+  const onKey = (event: React.KeyboardEvent): void => {
+    const by = event.key === 'ArrowRight' ? 1 : event.key === 'ArrowLeft' ? -1 : 0;
+    const all = stops();
+    const next = all[all.indexOf(document.activeElement as HTMLElement) + by];
+    if (by !== 0 && all.includes(document.activeElement as HTMLElement) && next) {
+      all.forEach(one => (one.tabIndex = one === next ? 0 : -1));
+      next.focus();
+      event.preventDefault();
+      event.stopPropagation();
+    }
+  };
+  const given = { className: props.className, onKeyDown: onKey, ...props.data };
+  return props.as === 'li' ? (
+    <li ref={node => void (row.current = node)} {...given}>
+      {props.children}
+    </li>
+  ) : (
+    <tr ref={node => void (row.current = node)} {...given}>
+      {props.children}
+    </tr>
+  );
+}
+
+const STOPS = 'button, input';
 
 /** Wide things scroll by themselves; with the keyboard too. */
 export function Scroll(props: { label: string; children: React.ReactNode }): JSX.Element {
@@ -146,7 +283,14 @@ export function Scroll(props: { label: string; children: React.ReactNode }): JSX
   );
 }
 
-export function Notes(props: { lines: string[] }): JSX.Element | null {
-  const lines = props.lines.filter(line => line !== '');
-  return lines.length === 0 ? null : <p className="tpu-Small">{lines.join(' ')}</p>;
+export function Notes(props: { lines: readonly string[] }): JSX.Element | null {
+  return props.lines.length === 0 ? null : (
+    <div className="tpu-Notes">
+      {props.lines.map((line, at) => (
+        <p key={at}>
+          <Worded>{line}</Worded>
+        </p>
+      ))}
+    </div>
+  );
 }

@@ -2,9 +2,8 @@
 
 import * as React from 'react';
 import { clock, grouped, moment, toNumber } from '../format';
-import { ComparedTable, RunLine, Tone } from '../types';
-import { Chip, Notes, Section, toneOf, useTrans } from './pieces';
-import { Table } from './table';
+import { Num, RunLine, Tone } from '../types';
+import { Chip, Fold, TabStop, useFirst, useTrans } from './pieces';
 
 const AT_ONCE = 20;
 const TONES = new Map<string, Tone>([
@@ -16,7 +15,7 @@ const TONES = new Map<string, Tone>([
 ]);
 
 export interface RunsProps {
-  runs: RunLine[] | null;
+  runs: readonly RunLine[] | null;
   shown: string;
   waiting: boolean;
   onOpen: (id: string) => void;
@@ -27,17 +26,13 @@ export interface RunsProps {
 export const Runs = React.memo(function Runs(props: RunsProps): JSX.Element {
   const trans = useTrans();
   const [chosen, setChosen] = React.useState<string[]>([]);
-  const [most, setMost] = React.useState(AT_ONCE);
-  const runs = props.runs ?? [];
-  const picked = chosen.filter(id => runs.some(run => run.id === id));
-  const pick = (id: string) =>
+  const all = props.runs ?? [];
+  const [runs, more] = useFirst(all, AT_ONCE);
+  const picked = chosen.filter(id => all.some(run => run.id === id));
+  const pick = (id: string): void =>
     setChosen(picked.includes(id) ? picked.filter(one => one !== id) : [...picked.slice(-1), id]);
   return (
-    <Section
-      name="runs"
-      title={trans.__('Runs')}
-      aside={<span className="tpu-Small">{runs.length > 0 ? grouped(runs.length) : ''}</span>}
-    >
+    <Fold name="runs" title={trans.__('Runs')} summary={all.length > 0 ? grouped(all.length) : ''}>
       <div className="tpu-Buttons">
         <button
           type="button"
@@ -57,7 +52,7 @@ export const Runs = React.memo(function Runs(props: RunsProps): JSX.Element {
           {props.waiting ? trans.__('Loading…') : trans.__('Refresh')}
         </button>
       </div>
-      {runs.length === 0 ? (
+      {all.length === 0 ? (
         <p className="tpu-Small">
           {props.runs === null
             ? trans.__('The list is not loaded yet.')
@@ -65,7 +60,7 @@ export const Runs = React.memo(function Runs(props: RunsProps): JSX.Element {
         </p>
       ) : (
         <ul className="tpu-Runs">
-          {runs.slice(0, most).map(run => (
+          {runs.map(run => (
             <Line
               key={run.id}
               run={run}
@@ -77,16 +72,8 @@ export const Runs = React.memo(function Runs(props: RunsProps): JSX.Element {
           ))}
         </ul>
       )}
-      {runs.length > most && (
-        <button type="button" className="tpu-Button" onClick={() => setMost(most + AT_ONCE)}>
-          {trans.__(
-            'Show %1 more (of %2)',
-            Math.min(AT_ONCE, runs.length - most),
-            grouped(runs.length)
-          )}
-        </button>
-      )}
-    </Section>
+      {more}
+    </Fold>
   );
 });
 
@@ -104,6 +91,7 @@ function Line(props: {
     moment(run.created),
     Number.isFinite(took) ? clock(took) : '',
     run.workers !== null && run.workers > 1 ? trans.__('%1 workers', run.workers) : '',
+    run.value,
     run.steps === null ? '' : trans._n('%2 step', '%2 steps', run.steps, grouped(run.steps)),
     run.compiles === null
       ? ''
@@ -113,14 +101,8 @@ function Line(props: {
       : trans._n('%2 recompile', '%2 recompiles', run.recompiles, grouped(run.recompiles))
   ];
   return (
-    <li className={props.shown ? 'tpu-mod-shown' : ''} data-run={run.id}>
-      <input
-        type="checkbox"
-        checked={props.picked}
-        aria-label={trans.__('Select %1 to compare', run.name)}
-        onChange={() => props.onPick(run.id)}
-      />
-      <div>
+    <TabStop as="li" className={props.shown ? 'tpu-mod-shown' : ''} data={{ 'data-run': run.id }}>
+      <div className="tpu-Runs-line">
         <button
           type="button"
           className="tpu-Link"
@@ -134,33 +116,32 @@ function Line(props: {
         {props.shown && <span className="tpu-Small"> {trans.__('shown above')}</span>}
         <div className="tpu-Small">{parts.filter(part => part !== '').join(' · ')}</div>
       </div>
-    </li>
+      <Spark values={run.curve} />
+      <input
+        type="checkbox"
+        checked={props.picked}
+        aria-label={trans.__('Select %1 to compare', run.name)}
+        onChange={() => props.onPick(run.id)}
+      />
+    </TabStop>
   );
 }
 
-export const Compared = React.memo(function Compared(props: {
-  table: ComparedTable;
-  onClose: () => void;
-}): JSX.Element {
-  const trans = useTrans();
-  const { columns, rows, notes, title } = props.table;
+const WIDE = 64;
+const HIGH = 20;
+
+/** The loss of a run, small; its numbers stand in the run itself. */
+const Spark = React.memo(function Spark(props: { values: readonly Num[] }): JSX.Element {
+  const numbers = props.values.map(toNumber).filter(Number.isFinite);
+  const low = Math.min(...numbers);
+  const span = Math.max(...numbers) - low || 1;
+  const path = numbers.map((value, at) => {
+    const x = (at / Math.max(1, numbers.length - 1)) * (WIDE - 2) + 1;
+    return `${at ? 'L' : 'M'}${x.toFixed(1)} ${(HIGH - 2 - ((value - low) / span) * (HIGH - 4)).toFixed(1)}`;
+  });
   return (
-    <Section
-      name="compared"
-      title={title || trans.__('Two runs')}
-      aside={
-        <button type="button" className="tpu-Button" onClick={props.onClose}>
-          {trans.__('Close')}
-        </button>
-      }
-    >
-      <Table
-        label={title}
-        columns={columns}
-        rows={rows.map(row => row.cells)}
-        marks={rows.map(row => (row.state ? `tpu-mod-${toneOf(row.state)}` : ''))}
-      />
-      <Notes lines={notes} />
-    </Section>
+    <svg className="tpu-Spark" viewBox={`0 0 ${WIDE} ${HIGH}`} aria-hidden="true">
+      {numbers.length > 1 && <path d={path.join('')} />}
+    </svg>
   );
 });

@@ -9,7 +9,7 @@ export function useListOfRuns(runs: KernelRuns | null, visible: boolean): void {
   const [asked] = React.useState(() => new WeakMap<KernelRuns, string>());
   const ready = visible && runs !== null && runs.connection === 'connected';
   const idle = ready && !runs.deaf && !goesOn(runs);
-  const newest = runs?.latest?.view.id ?? '';
+  const newest = runs?.latest?.id ?? '';
   React.useEffect(() => {
     if (runs !== null && idle && asked.get(runs) !== newest) {
       runs.refreshRuns(true);

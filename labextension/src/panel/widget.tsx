@@ -4,8 +4,9 @@ import { ITranslator } from '@jupyterlab/translation';
 import { ReactWidget, UseSignal } from '@jupyterlab/ui-components';
 import { Message } from '@lumino/messaging';
 import * as React from 'react';
+import { Reach } from '../reveal';
 import { ITpuSessions } from '../session';
-import { Reached, Site } from '../types';
+import { Page, Site } from '../types';
 import { Actions, Body } from './body';
 import { Around, Surroundings } from './pieces';
 
@@ -13,12 +14,14 @@ export interface TpuPanelOptions {
   sessions: ITpuSessions;
   translator: ITranslator;
   /** Show a line in the notebook in front. */
-  onSite: (site: Site) => Reached;
+  onSite: (site: Site) => Reach;
   onLoadExtension?: () => void;
   onCheck?: () => void;
   onTrain?: () => void;
   /** In place of `KernelRuns.stop`. */
   onStop?: () => void;
+  isShown?: (run: string) => boolean;
+  onShowHere?: (page: Page) => void;
 }
 
 export class TpuPanel extends ReactWidget {
@@ -36,7 +39,9 @@ export class TpuPanel extends ReactWidget {
       loadExtension: options.onLoadExtension ?? null,
       check: options.onCheck ?? null,
       train: options.onTrain ?? null,
-      stop: options.onStop ?? (() => this._sessions.current?.stop())
+      stop: options.onStop ?? (() => this._sessions.current?.stop()),
+      isShown: options.isShown ?? (() => true),
+      showHere: options.onShowHere ?? null
     };
   }
 
