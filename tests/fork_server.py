@@ -49,7 +49,9 @@ def become(request: dict[str, Any]) -> dict[str, Any]:
     for number, path in enumerate((os.devnull, request["output"], request["errors"])):
         os.dup2(os.open(path, os.O_RDWR | os.O_APPEND), number)
     file = request["file"]
-    sys.argv[:], sys.path[0] = [file or "-c", *request["words"]], os.path.dirname(file)
+    sys.argv[:] = [file or "-c", *request["words"]]
+    # PYTHONPATH is the program's own: the server's may be another, and its folder is the entry that is replaced here.
+    sys.path[:1] = [os.path.dirname(file), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     main = type(sys)("__main__")
     if file:
         main.__file__ = file

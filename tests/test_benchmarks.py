@@ -25,6 +25,7 @@ from tests.benchmarks import (
     bench_launch,
     bench_load,
     bench_memory,
+    bench_observer,
     bench_preflight,
     bench_runs,
     bench_tensorflow,
@@ -207,6 +208,18 @@ def test_tensorflow_compares_the_same_steps_and_the_same_texts() -> None:
 
 @pytest.mark.process
 @pytest.mark.long
+def test_observer_compares_the_same_steps_and_names_what_comes_besides() -> None:
+    rows = bench_observer.measure(rounds=20)
+    steps, besides, [records] = rows[:2], rows[2:4], rows[4:]
+    for row, most in zip(steps, bench_observer.TARGETS.values(), strict=True):
+        assert row["on"] > 0 and row["more, %"] == pytest.approx(100 * (row["on"] / row["off"] - 1))
+        assert f"at most {most} %" in row["target"]
+    assert [row["what"] for row in besides] == list(bench_observer.BESIDES) and besides[1]["on"] > 0
+    assert records["target"] == "at most 1 MB: met" and len(bench_observer.notes(rows)) == 3
+
+
+@pytest.mark.process
+@pytest.mark.long
 def test_preflight_compiles_the_same_graph_in_both_ways() -> None:
     pytest.importorskip("libtpu", reason="the TPU's compiler needs libtpu (extra preflight)")
     config = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
@@ -383,7 +396,7 @@ def test_labextension_is_judged_by_the_medians() -> None:
     }
     notes = bench_labextension.notes([bench_labextension.row(what, each) for what, each in fake_times.items()])
     assert notes[-3:] == [
-        "Target for bundle, gzipped: under 150 kB: met (40 kB).",
+        "Target for bundle, gzipped: under 100 kB: met (40 kB).",
         "Target for JupyterLab's start, added: under 50 ms: MISSED (the median, 60 ms; 2 of 3 took longer).",
         "Target for a live update: under 16 ms: met (the median, 11.5 ms; 1 of 2 took longer).",
     ]

@@ -8,7 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
+from jupyter_client import KernelManager
+from jupyter_client.kernelspec import KernelSpecManager
+from nbclient import NotebookClient
 
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).resolve().parent.parent
@@ -134,3 +138,30 @@ def test_an_install_that_fails_is_done_again_and_one_that_is_up_to_date_is_left_
     changed = make(tree, "install", python(tree))
     assert "installing tpu_magics with extras torch,preflight,pods,dev" in changed.stdout
     assert "making .venv" not in changed.stdout
+
+
+# -- make lab -----------------------------------------------------------------------------------------------------
+
+WHERE = "import importlib.util as u; print([bool(u.find_spec(name)) for name in ('tensorflow', 'keras', 'tpu_magics')])"
+
+
+def test_make_lab_has_a_kernel_with_tensorflow_and_copies_all_notebooks_once(tree: Path) -> None:
+    for name in ("bin", "lib", "pyvenv.cfg", "tensorflow"):  # an environment of its own, with the packages of .venv
+        (tree / ".venv").mkdir(exist_ok=True)
+        (tree / ".venv" / name).symlink_to(Path(sys.prefix) / name)
+    (tree / "notebooks").symlink_to(ROOT / "notebooks")
+    (tree / ".demo/lab").mkdir(parents=True)
+    (tree / ".demo/lab/01_quickstart.ipynb").write_text("mine")
+    done = make(tree, "lab-folder")
+    assert done.returncode == 0, done.stderr
+    copied = {path.relative_to(tree / ".demo/lab") for path in (tree / ".demo/lab").rglob("*.ipynb")}
+    assert copied == {path.relative_to(ROOT / "notebooks") for path in (ROOT / "notebooks").rglob("[0-9]*.ipynb")}
+    assert (tree / ".demo/lab/01_quickstart.ipynb").read_text() == "mine"
+    specs = KernelSpecManager(kernel_dirs=[str(tree / ".venv/share/jupyter/kernels")])
+    chosen = nbformat.read(tree / ".demo/lab/06_tensorflow.ipynb", as_version=4).metadata.kernelspec
+    assert specs.get_kernel_spec(chosen.name).display_name == chosen.display_name
+    executed = NotebookClient(
+        nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(WHERE)]),
+        km=KernelManager(kernel_name=chosen.name, kernel_spec_manager=specs),
+    ).execute()
+    assert executed.cells[0].outputs[0].text == "[True, True, True]\n"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tpu_magics.magics.preflight import preflight
     from tpu_magics.magics.runs_commands import show_run
     from tpu_magics.magics.train import train
+    from tpu_magics.panel.tensorboard import to_tensorboard
     from tpu_magics.runs.meter import log
     from tpu_magics.runs.reader import find_run, list_runs
 
@@ -35,6 +36,7 @@ _WHERE = {
     "doctor": ("tpu_magics.magics.doctor", "doctor"),
     "pod": ("tpu_magics.magics.pod", "pod"),
     "preflight": ("tpu_magics.magics.preflight", "preflight"),
+    "to_tensorboard": ("tpu_magics.panel.tensorboard", "to_tensorboard"),
     "TrainResult": ("tpu_magics.launch.results", "TrainResult"),
     "TpuMagicsError": ("tpu_magics.errors", "TpuMagicsError"),
     "TrainingFailed": ("tpu_magics.errors", "TrainingFailed"),
@@ -55,6 +57,7 @@ __all__ = [
     "pod",
     "preflight",
     "show_run",
+    "to_tensorboard",
     "train",
 ]
 

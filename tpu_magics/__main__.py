@@ -91,12 +91,18 @@ def _doctor(found: argparse.Namespace) -> int:
 
 
 def _runs(found: argparse.Namespace) -> None:
-    from tpu_magics.panel.runs import compare_table, runs_table
+    from tpu_magics.magics.runs_csv import write_csv
+    from tpu_magics.panel.compared import compare, compared_text
+    from tpu_magics.panel.runs import more_runs, runs_table
     from tpu_magics.panel.table import to_text
     from tpu_magics.runs.reader import find_run, newest_runs
 
     chosen = [find_run(name, found.runs) for name in found.names]
-    print(to_text(compare_table(chosen) if chosen else runs_table(*newest_runs(found.newest, found.runs))))
+    shown, there = (chosen, len(chosen)) if chosen else newest_runs(found.newest, found.runs)
+    if found.csv is not None:
+        write_csv(shown, found.csv, more_runs(len(shown), there))
+    else:
+        print(to_text(compared_text(compare(chosen)) if chosen else runs_table(shown, there)))
 
 
 def _summary(found: argparse.Namespace) -> None:

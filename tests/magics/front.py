@@ -6,6 +6,8 @@ import itertools
 import json
 from typing import Any
 
+from tests.panel.patches import patched
+
 from .kernel import Kernel
 
 OURS = "tpu_magics"
@@ -76,16 +78,14 @@ class Front:
 
 
 def put_together(messages: list[dict[str, Any]], run: str) -> tuple[dict[str, Any], int]:
-    """The record of a run after these messages, as labextension/src/merge.ts makes it; fails where one is missing."""
+    """The record of a run after these messages, as the extension makes it; fails where one is missing."""
     record: dict[str, Any] = {}
     seq = -1
     for data in messages:
-        if data["type"] == "run" and data["record"]["view"]["id"] == run:
+        if data["type"] == "run" and data["record"]["id"] == run:
             record, seq = data["record"], data["seq"]
         elif data["type"] == "update" and data["run"] == run:
             assert data["after"] == seq, "an update was missed"
-            view = {**record["view"], **data["view"]}
-            view["compile_log"] = [*data["log"], *view["compile_log"]]
-            record, seq = {"v": 1, "view": view, "said": {**record["said"], **data["said"]}}, data["seq"]
+            record, seq = patched(record, data["patch"]), data["seq"]
     json.dumps(record, allow_nan=False)
     return record, seq

@@ -14,6 +14,8 @@ from tests.panel.recorded import CREATED, Recorded
 from tpu_magics.launch.notebook import SafeObserver
 from tpu_magics.magics import front_ends, lab
 from tpu_magics.magics.front_ends import FrontEnds
+from tpu_magics.panel.feed import A_MINUTE, TokenBucket
+from tpu_magics.panel.json_values import plain, size_of
 from tpu_magics.panel.model import SharedView
 from tpu_magics.runs.events import Steps
 
@@ -85,7 +87,7 @@ def test_a_run_is_told_from_its_beginning_to_its_end(tmp_path: Path, desk: FakeD
     run.update(status="done", seconds=60.0)
     followed.settle()
     assert desk.types == ["hello", "run", "update", "update", "run"]
-    assert desk.all[-1].record["view"]["state"] == "done" and not followed.live
+    assert desk.all[-1].record["state"] == "done" and not followed.live
     followed.look()
     followed.settle()
     assert desk.types[5:] == ["run"], "it looks at a run that has ended"
@@ -113,22 +115,44 @@ def test_updates_take_a_small_part_of_the_time(tmp_path: Path, desk: FakeDesk, m
     while time.monotonic() - began < 2.0:
         total += 1
         step(run, total)
-        at = time.monotonic()
+        at = time.thread_time()
         followed.look()
-        spent += time.monotonic() - at
+        spent += time.thread_time() - at
         time.sleep(0.005)
     assert spent / (time.monotonic() - began) < 0.3 and desk.types.count("run") == 1
 
 
 def test_whole_runs_come_where_nobody_can_ask(tmp_path: Path, desk: FakeDesk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front_ends, "WHOLE_EVERY", 0.2)
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(front_ends, "A_MINUTE", 10**9)
     run = recorded.running(tmp_path)
     followed, _reading = follow(run, answers=False)
-    for total in range(441, 447):
+    followed._bucket = TokenBucket(clock=lambda: clock[0])
+    for total in range(441, 471):
         step(run, total)
+        clock[0] += 1.0
         followed.look()
-        time.sleep(0.06)
-    assert desk.types[:3] == ["hello", "run", "update"] and 2 <= desk.types.count("run") <= 4
+    told = [one for one in desk.types if one in ("run", "update")]
+    assert told == ["run", *["update"] * 9] * 3
+
+
+def test_updates_wait_where_a_minute_has_had_its_bytes(
+    tmp_path: Path, desk: FakeDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    run = recorded.running(tmp_path)
+    followed, _reading = follow(run)
+    followed._bucket, followed._feed._clock = TokenBucket(clock=lambda: clock[0]), lambda: clock[0]
+    for nth in range(7, 127):  # each with a new compile, which takes kilobytes
+        run.write(recorded.recompile(CREATED + nth, nth, nth))
+        step(run, 441 + nth)
+        clock[0] += 0.5
+        followed.look()
+    sizes = [size_of(plain(one)) for one in desk.all if getattr(one, "type", "") == "update"]
+    assert len(sizes) > 20 and sum(sizes) <= A_MINUTE
+    assert desk.types.count("here") > 20
 
 
 def test_what_fails_is_not_told_and_stops_nothing(tmp_path: Path, desk: FakeDesk) -> None:

@@ -94,7 +94,7 @@ def test_run_all_in_a_page_that_is_just_being_loaded(notebook: Kernel) -> None:
     notebook.wait_until(lambda: front.told("hello")[-1]["live"], 5)
     hello = front.told("hello")[-1]
     assert hello["host"]["rehearsal"]
-    assert front.ask("open", run=hello["run"], within=3)["record"]["view"]["live"]
+    assert front.ask("open", run=hello["run"], within=3)["record"]["live"]
     stopped(front, cell, live(front))
 
 
@@ -106,21 +106,22 @@ def test_updates_while_a_rehearsal_trains_are_the_whole_run(notebook: Kernel) ->
     front.greets()
     front.say("rate", seconds=0.1)
     cell = notebook.run("%tpu_train train model 1000 -n 2").good()
-    notebook.wait_until(lambda: bool(front.told("run")) and not front.told("run")[-1]["record"]["view"]["live"])
+    notebook.wait_until(lambda: bool(front.told("run")) and not front.told("run")[-1]["record"]["live"])
     runs, updates = front.told("run"), front.told("update")
-    run = runs[0]["record"]["view"]["id"]
+    run = runs[0]["record"]["id"]
     assert [hello["run"] for hello in front.told("hello") if hello["live"]] == [run]
-    assert runs[0]["record"]["view"]["live"] and updates
+    assert runs[0]["record"]["live"] and updates
     assert all(one["request"] is None for one in runs)
     put_together(front.told("run", "update"), run)
     last = runs[-1]["record"]
-    assert last["view"]["state"] == "done" and len(last["view"]["ranks"]) == 2 and last["view"]["rehearsed"]
-    assert last["said"]["likeness"]["short"] and last["view"]["compiles"] == len(last["view"]["compile_log"]) >= 1
-    compiled = last["view"]["compile_log"][0]["compile"]
-    assert compiled["site"]["path"].startswith("In [") and compiled["inputs"] is not None
+    parts = {one["key"]: one for one in last["sections"]}
+    assert last["state"] == "done" and len(parts["ranks"]["rows"]) == 2 and parts["rehearsal"]["summary"]
+    assert last["figures"][2]["value"] == str(len(parts["compiles"]["items"])) != "0"
+    compiled = parts["compiles"]["items"][0]
+    assert compiled["site"]["path"].startswith("In [") and compiled["facts"]
     assert notebook.value(TRAINED) and front.ask("open", run=run)["record"] == last
     assert set(cell.panel[-1].content["data"]) == {"text/plain", "text/html", RECORD}
-    assert cell.panel[-1].content["data"][RECORD]["view"]["id"] == run
+    assert cell.panel[-1].content["data"][RECORD]["id"] == run
 
 
 def test_a_busy_kernel_answers_and_is_stopped(notebook: Kernel) -> None:
@@ -130,15 +131,15 @@ def test_a_busy_kernel_answers_and_is_stopped(notebook: Kernel) -> None:
     run = live(front)
     assert front.told("hello")[-1]["answers"] is True, "it waits for a run, and looks for messages meanwhile"
     opened = front.ask("open", run="current", within=3)
-    assert opened["record"]["view"]["id"] == run and opened["record"]["view"]["live"]
-    assert opened["record"]["view"]["plan"]["background"] is False
+    assert opened["record"]["id"] == run and opened["record"]["live"]
+    assert opened["record"]["background"] is False
     notebook.wait_until(lambda: front.told("update")[-1]["seq"] > opened["seq"] + 1)
     put_together([opened, *(one for one in front.told("update") if one["after"] >= opened["seq"])], run)
     assert front.ask("runs", within=3)["runs"][0]["id"] == run
     assert front.ask("check", within=10, cells=[])["findings"] == []
     stopped(front, cell, run)
-    notebook.wait_until(lambda: front.told("run")[-1]["record"]["view"]["state"] == "interrupted")
-    assert front.told("run")[-1]["record"]["said"]["failure"]["facts"]
+    notebook.wait_until(lambda: front.told("run")[-1]["record"]["state"] == "interrupted")
+    assert front.told("run")[-1]["record"]["failure"]["what"]
     assert front.ask("stop", run=run)["what"].endswith("has ended already.")
     assert front.told("hello")[-1]["answers"] == has_subshells(notebook)
 
@@ -161,8 +162,8 @@ def test_a_page_that_was_reloaded_learns_the_comm_from_here(notebook: Kernel) ->
     assert "state" not in seen[0]["data"] and seen[0]["data"]["seq"] >= 1
     reloaded = Front(notebook, seen[0]["comm_id"])
     record = reloaded.ask("open", run=seen[0]["data"]["run"], within=3)["record"]
-    assert record["view"]["live"]
-    stopped(reloaded, cell, record["view"]["id"])
+    assert record["live"]
+    stopped(reloaded, cell, record["id"])
 
 
 def test_a_page_may_open_a_comm_while_the_kernel_is_busy(notebook: Kernel) -> None:
@@ -201,7 +202,7 @@ def test_a_page_without_the_extension_closes_the_comm_for_nobody(notebook: Kerne
     assert front.greets()["type"] == "hello"
     cell = notebook.run("%tpu_train train model 3").good()
     front.closes()
-    assert front.ask("open", run="current")["record"]["view"]["state"] == "done"
+    assert front.ask("open", run="current")["record"]["state"] == "done"
     assert "comm" not in cell.printed.lower()
 
 
@@ -231,7 +232,7 @@ def test_plain_and_captured_runs_are_followed_too(notebook: Kernel) -> None:
     captured = "%%capture caught\n%%tpu_train model --run-name captured\ndef f(model):\n    return train(model)\n"
     assert not notebook.run(captured).good().panel
     notebook.run("1").good()
-    ended = [one["record"]["view"] for one in front.told("run") if not one["record"]["view"]["live"]]
+    ended = [one["record"] for one in front.told("run") if not one["record"]["live"]]
     assert [view["name"] for view in ended] == ["plain", "captured"]
 
 
@@ -240,16 +241,16 @@ def test_a_run_in_the_background(notebook: Kernel) -> None:
     front.greets()
     notebook.run(FOREVER.format(options="--background")).good()
     run = live(front)
-    assert front.ask("open", run="current")["record"]["view"]["plan"]["background"] is True
+    assert front.ask("open", run="current")["record"]["background"] is True
     notebook.run("%unload_ext tpu_magics").good()
     notebook.run(LOAD).good()
     again = Front(notebook)
     assert again.comm != front.comm and again.greets() | {"host": 0} == {**again.told("hello")[0], "host": 0}
     assert again.told("hello")[0]["run"] == run and again.told("hello")[0]["live"]
-    assert again.ask("open", run=run)["record"]["view"]["live"] and live(again) == run
+    assert again.ask("open", run=run)["record"]["live"] and live(again) == run
     assert again.ask("stop", run=run)["type"] == "stopping"
     notebook.wait_until(lambda: notebook.descendants() == [], WITHIN)
     # The thread that watched it ends a moment after the last worker; the cell after that brings the run home.
     notebook.wait_until(lambda: notebook.run("print(_tpu.status)").printed.endswith("interrupted\n"), 20)
-    notebook.wait_until(lambda: again.told("run")[-1]["record"]["view"]["state"] == "interrupted")
+    notebook.wait_until(lambda: again.told("run")[-1]["record"]["state"] == "interrupted")
     assert len(comms(notebook)) == 2

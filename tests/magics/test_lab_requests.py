@@ -11,8 +11,10 @@ import pytest
 
 from tests.panel import recorded
 from tpu_magics.magics import front_ends, lab
+from tpu_magics.magics.lab_requests import MOST_CODE, check_notebook
 from tpu_magics.panel.messages import ProblemMessage
 from tpu_magics.panel.model import SharedView
+from tpu_magics.panel.requests import CheckedCell
 
 from .conftest import Kernels, loaded_anew
 from .front import OURS, Front, comms
@@ -61,31 +63,29 @@ def test_earlier_runs_are_listed_opened_and_compared(notebook: Kernel) -> None:
     notebook.run("%%tpu_train --plain --run-name second\nraise ValueError('no')")
     [second, first] = front.ask("runs")["runs"]
     assert (first["name"], first["status"], first["steps"]) == ("first", "done", 3)
-    assert first["compiles"] >= 1 and first["recompiles"] == 0
+    assert first["compiles"] >= 1 and first["recompiles"] == 0 and first["curve"] == []
     assert (second["name"], second["status"], first["workers"]) == ("second", "failed", 1)
     assert 0 < first["seconds"] < 60 and first["created"] <= second["created"]
     opened = front.ask("open", run=first["id"])
-    assert opened["seq"] == 0 and opened["record"]["view"]["state"] == "done"
+    assert opened["seq"] == 0 and opened["record"]["state"] == "done"
     for name in ("current", "last"):
-        assert front.ask("open", run=name)["record"]["view"]["name"] == "second"
+        assert front.ask("open", run=name)["record"]["name"] == "second"
     compared = front.ask("compare", runs=[first["id"], second["id"]])
     assert compared["runs"] == [first["id"], second["id"]]
-    table = compared["table"]
-    assert table["columns"] == ["", "first", "second", ""] and table["rows"][0]["cells"][:3] == [
-        "status",
-        "done",
-        "failed",
-    ]
-    assert set(table) == {"title", "columns", "rows", "notes"} and table["rows"][0]["cells"][3] == "≠"
+    told = compared["comparison"]
+    assert told["runs"] == ["first", "second"]
+    assert told["different"][0] == {"label": "status", "cells": ["done", "failed"]}
+    assert "ranks" in [row["label"] for row in told["equal"]] and len(told["charts"]) == 2
+    assert set(told) == {"title", "runs", "different", "equal", "charts", "notes"}
 
 
 def test_an_open_kernel_finds_its_run_from_another_folder(notebook: Kernel, tmp_path: Path) -> None:
     train(notebook, "here")
     front = Front(notebook)
-    run = front.ask("open", run="current")["record"]["view"]["id"]
+    run = front.ask("open", run="current")["record"]["id"]
     (tmp_path / "elsewhere").mkdir()
     notebook.run(f"import os; os.chdir({str(tmp_path / 'elsewhere')!r})").good()
-    assert front.ask("open", run=run)["record"]["view"]["id"] == run
+    assert front.ask("open", run=run)["record"]["id"] == run
     assert front.ask("runs")["runs"] == []
 
 
@@ -95,9 +95,13 @@ def test_an_open_kernel_finds_its_run_from_another_folder(notebook: Kernel, tmp_
         ({"type": "nonsense"}, "`type` is 'nonsense'"),
         ({"type": None}, "`type` is None"),
         ({"type": ["open"]}, "`type` is ['open']"),
-        ({"type": "open"}, "`run` is None; it should be a text."),
+        ({"type": "open"}, "`run` is None; it should be a text of at most 200 characters."),
         ({"type": "open", "run": "nowhere"}, "There is no run yet."),
         ({"type": "open", "run": "../../etc"}, "There is no run yet."),
+        ({"type": "open", "run": "x" * 100_000}, "it should be a text of at most 200 characters"),
+        ({"type": "compare", "runs": ["x" * 100_000, "y"]}, "the ids of two runs"),
+        ({"type": "check", "cells": [{"id": "x" * 1_000, "source": ""}]}, "a text of at most 200 characters"),
+        ({"type": "x" * 100_000}, "`type` is 'xxx"),
         ({"type": "stop", "run": "nowhere"}, "This kernel cannot stop the run 'nowhere'."),
         ({"type": "compare", "runs": ["a"]}, "`runs` is ['a']"),
         ({"type": "compare", "runs": [1, 2]}, "the ids of two runs"),
@@ -120,6 +124,7 @@ def test_what_cannot_be_done_is_told(notebook: Kernel, fields: dict[str, Any], t
     problem = front.told()[-1]
     assert problem["type"] == "problem" and set(problem) >= {"what", "why", "todo", "request"}
     assert told in f"{problem['what']} {problem['why']}"
+    assert "x" * 200 not in str(problem), "an answer repeats little of what was asked"
     assert problem["request"] == (None if fields.get("request") == 5 else "mine")
 
 
@@ -144,12 +149,21 @@ def test_a_notebook_is_checked_and_findings_name_their_cells(notebook: Kernel) -
     ]
     answer = front.ask("check", cells=cells)
     assert answer["checked"] == "4 cells of the notebook" and answer["type"] == "findings"
-    found = {(one["site"]["cell_id"], one["site"]["path"], one["code"]): one for one in answer["findings"]}
+    found = {(one["site"]["cell_id"], one["site"]["path"], one["title"][:6]): one for one in answer["findings"]}
     one = found["two", "cell 2", "TPU101"]
-    assert (one["site"]["line"], one["site"]["code"], one["advice"]) == (6, "if loss > 1:", False)
-    assert one["message"] and one["why"] and one["fix"] and one["column"] >= 1
+    assert (one["site"]["line"], one["site"]["code"], one["tone"]) == (6, "if loss > 1:", "warning")
+    assert one["kind"] == "rule" and one["text"] and one["fix"] and one["badge"].startswith("TPU101 ")
     assert ("three", "In [7]", "TPU101") in found
     assert len({one["site"]["id"] for one in answer["findings"]}) == len(answer["findings"])
+
+
+def test_a_check_is_limited_to_what_takes_a_second() -> None:
+    line = "x = [one + 1 for one in range(10)]\n"
+    cells = [CheckedCell(f"c{at}", at, line * 100) for at in range(500)]
+    found, checked = check_notebook(cells)
+    many = MOST_CODE // len(line * 100)
+    assert found == [] and checked == f"the first {many} of 500 cells; %tpu_check checks all"
+    assert check_notebook(cells[:many])[1] == f"{many} cells of the notebook"
 
 
 def test_what_the_magic_finds_is_told_too(notebook: Kernel) -> None:
@@ -159,7 +173,7 @@ def test_what_the_magic_finds_is_told_too(notebook: Kernel) -> None:
     notebook.wait_until(lambda: bool(front.told("findings")))
     [answer] = front.told("findings")
     assert answer["request"] is None and answer["checked"] == "this cell (it was not run)"
-    [found] = [one for one in answer["findings"] if one["code"] == "TPU101"]
+    [found] = [one for one in answer["findings"] if one["title"].startswith("TPU101 ")]
     assert found["site"]["line"] == 7 and found["site"]["path"].startswith("In [")
 
 
@@ -223,7 +237,7 @@ get_ipython().kernel.session.send = _fails
     cell = notebook.run("%tpu_train train model 3 --plain").good()
     notebook.run("get_ipython().kernel.session.send = _kept").good()
     assert cell.printed.startswith("status: done") and "cut" not in cell.printed
-    assert front.ask("open", run="current")["record"]["view"]["state"] == "done"
+    assert front.ask("open", run="current")["record"]["state"] == "done"
 
 
 def test_without_a_kernel_there_is_no_comm(tmp_path: Path) -> None:

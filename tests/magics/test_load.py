@@ -65,6 +65,7 @@ def test_loading_is_quick_and_imports_no_framework(tmp_path: Path) -> None:
 def test_loading_in_a_kernel_opens_a_comm_and_imports_little_for_it(module_kernel: Kernel) -> None:
     """What is said to the JupyterLab extension later is imported later."""
     later = ("panel.run_json", "panel.feed", "panel.messages", "runs.events", "launch.session", "magics.front_ends")
+    later += ("magics.completion",)
     assert module_kernel.value(f"[n for n in {later!r} if f'tpu_magics.{{n}}' in loaded]") == []
     assert module_kernel.value("__import__('tpu_magics.magics.lab').magics.lab.current is not None")
     front = Front(module_kernel)

@@ -21,7 +21,9 @@ pytestmark = pytest.mark.process
 
 WITHIN = 5.0  # seconds in which a stopped cell has to end
 WIDGET = "application/vnd.jupyter.widget-view+json"
-PAGE = {"text/html", "text/plain", "application/vnd.tpu-magics.run+json"}
+RECORD = "application/vnd.tpu-magics.run+json"
+PAGE = {"text/html", "text/plain", RECORD}
+LIVE = {WIDGET, "text/plain", RECORD}
 WIDGETS_LEFT = """
 import ipywidgets.widgets.widget as _module
 _found = getattr(_module, "_instances", None)
@@ -166,7 +168,7 @@ def test_nonsense_on_the_shell_channel_does_no_harm(notebook: Kernel) -> None:
 
 
 def test_a_kernel_that_is_built_otherwise_has_no_mailbox() -> None:
-    """Then the button is disabled and says why (tests/panel/test_widget.py)."""
+    """Then the button is disabled and says why (tests/panel/test_live.py)."""
     assert open_mailbox(object()) is None
     assert open_mailbox(SimpleNamespace(shell_channel_thread=None, shell_stream=None, session=None)) is None
     assert open_mailbox(SimpleNamespace(shell_channel_thread=object())) is None
@@ -180,7 +182,7 @@ def test_the_widgets_give_way_to_a_page(notebook: Kernel) -> None:
     live, page = cell.panel
     assert (live.kind, page.kind) == ("display_data", "update_display_data")
     assert live.display_id == page.display_id and live.display_id.startswith(PANEL)
-    assert set(live.content["data"]) == {WIDGET, "text/plain"} and set(page.content["data"]) == PAGE
+    assert set(live.content["data"]) == LIVE and set(page.content["data"]) == PAGE
     opened = {each.content["comm_id"] for each in cell.comms if each.kind == "comm_open"}
     closed = {each.content["comm_id"] for each in cell.comms if each.kind == "comm_close"}
     assert live.content["data"][WIDGET]["model_id"] in opened and opened == closed
@@ -228,13 +230,13 @@ def clears(model):
 def test_a_panel_that_fails_leaves_the_run_alone(notebook: Kernel) -> None:
     notebook.run(
         """
-from tpu_magics.panel import widget
-kept = widget.sections
-def fails(view):
+from tpu_magics.panel import live
+kept = live.page
+def fails(view, *sizes):
     if view.state != "starting":
         raise ValueError("no such part")
-    return kept(view)
-widget.sections = fails
+    return kept(view, *sizes)
+live.page = fails
 """
     ).good()
     cell = notebook.run("%%tpu_train model\ndef f(model):\n    loss = train(model)\n    time.sleep(1)\n").good()
@@ -245,14 +247,14 @@ widget.sections = fails
     assert cell.printed.count("no such part") == 1
     assert "f: done; updated in the notebook: model" in cell.printed and notebook.value(TRAINED)
     assert "This panel has stopped: ValueError: no such part" in cell.panel[-1].text
-    notebook.run("widget.sections = lambda view: 1 / 0").good()
+    notebook.run("live.page = lambda *args: 1 / 0").good()
     cell = notebook.run("%tpu_train train model").good()
     assert (
         "tpu_magics: The panel could not be opened, the run continues: ZeroDivisionError: division by zero\n"
         in cell.printed
     )
     assert not cell.panel and "train: done" in cell.printed
-    notebook.run("widget.sections = kept").good()
+    notebook.run("live.page = kept").good()
     assert "train: ✓ done" in notebook.run("%tpu_train train model").good().panel[-1].text
 
 
@@ -273,7 +275,7 @@ def shown_in(kernel: Kernel, display_id: str) -> dict[str, Any]:
 def test_a_click_stops_a_run_in_the_background(notebook: Kernel) -> None:
     cell = notebook.run(FOREVER.format(options="--background")).good()
     [live] = cell.panel
-    assert set(live.content["data"]) == {WIDGET, "text/plain"}
+    assert set(live.content["data"]) == LIVE
     notebook.wait_until(lambda: updates(notebook, cell) > 3)
     click(notebook, button_of(cell))
     notebook.wait_until(lambda: set(shown_in(notebook, live.display_id)) == PAGE, WITHIN)
@@ -302,8 +304,10 @@ def test_the_page_comes_without_any_cell_and_tells_when_all_is_home(notebook: Ke
 def test_the_panel_attaches_to_the_run_that_goes_on(notebook: Kernel) -> None:
     cell = notebook.run(FOREVER.format(options="--background")).good()
     again = notebook.run("%tpu_panel").good()
-    assert again.panel[0].content == cell.panel[0].content
-    assert not [each for each in again.comms if each.kind == "comm_open"], "it has made widgets of its own"
+    first, other = (one.panel[0].content for one in (cell, again))
+    assert first["data"][WIDGET] == other["data"][WIDGET] and first["transient"] == other["transient"]
+    opened = [_state(each)["_model_name"] for each in again.comms if each.kind == "comm_open"]
+    assert "VBoxModel" not in opened, "it has made widgets of its own"
     notebook.run("%tpu_stop").good()
     assert set(shown_in(notebook, cell.panel[0].display_id)) == PAGE
 
@@ -328,7 +332,9 @@ def test_old_runs_are_shown_as_they_were(notebook: Kernel) -> None:
         cell = notebook.run(f"%tpu_panel {words}").good()
         [data] = cell.displays
         assert set(data) == PAGE and data["text/plain"].startswith(told) and not cell.comms
-    assert "What happened" in notebook.run("%tpu_panel second").displays[0]["text/html"]
+    assert "ValueError: no" in notebook.run("%tpu_panel second").displays[0]["text/html"]
+    everything = notebook.run("%tpu_panel first --all").good()
+    assert everything.printed.startswith("first: ✓ done") and "\nPrecision: " in everything.printed
     assert (
         notebook.run("import tpu_magics; tpu_magics.show_run('first')")
         .good()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 from pathlib import Path
 
 import pytest
+
+from tpu_magics.magics.runs_csv import COLUMNS
 
 from .kernel import Kernel
 from .samples import MODEL, TRAIN
@@ -39,7 +42,7 @@ def table(kernel: Kernel, line: str) -> dict[str, str]:
 def test_the_table_of_all_runs(notebook: Kernel) -> None:
     shown = table(notebook, "%tpu_runs")
     rows = shown["text/plain"].splitlines()
-    assert rows[1].split() == ["when", "name", "status", "steps", "seconds", "ranks", "last", "value"]
+    assert rows[1].split() == ["when", "name", "status", "steps", "seconds", "ranks", "last", "value", "curve"]
     broken, well = (row.split() for row in rows[-2:])
     assert broken[2:4] == ["broken", "failed"] and well[2:5] == ["well", "done", "3"]
     assert "<b>note</b>" not in shown["text/html"], "what the person wrote is shown as html"
@@ -52,6 +55,22 @@ def test_one_run_and_two_side_by_side(notebook: Kernel) -> None:
     assert "NameError: name 'boom' is not defined" in last and "what to do" in last
     both = table(notebook, "%tpu_runs well broken")["text/plain"]
     assert [word in both for word in ("well", "broken", "done", "failed")] == [True] * 4
+
+
+def test_runs_are_written_as_a_table_of_commas(notebook: Kernel, tmp_path: Path) -> None:
+    told = notebook.run("%tpu_runs --csv mine.csv").good()
+    assert told.printed == "tpu_magics: 2 runs written to mine.csv.\n" and not told.displays
+    broken, well = list(csv.DictReader((tmp_path / "mine.csv").read_text().splitlines()))
+    assert list(well) == [*COLUMNS, "last_loss", "last_note"]
+    assert (well["name"], well["status"], well["steps"], well["ranks"]) == ("well", "done", "3", "1")
+    assert well["last_note"] == "a <b>note</b>" and float(well["last_loss"]) and int(well["compiles"]) >= 1
+    assert (broken["status"], broken["last_loss"]) == ("failed", "") and broken["created"].endswith("+00:00")
+    printed = notebook.run("%tpu_runs -n 1 --csv -").good().printed
+    assert len(printed.splitlines()) == 2 and printed.startswith("id,name,status,created")
+    one = notebook.run("%tpu_runs -n 1 --csv mine.csv").good().printed
+    assert one == "tpu_magics: 1 run written to mine.csv. The newest 1 of 2 runs. --all shows all, -n N the newest N.\n"
+    refused = notebook.run(f"%tpu_runs --csv {tmp_path}")
+    assert refused.error_type == "TpuMagicsError" and "It is a folder." in refused.said
 
 
 def test_plain_has_no_times_or_ids(notebook: Kernel) -> None:

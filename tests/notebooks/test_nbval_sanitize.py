@@ -16,7 +16,8 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 from nbval.plugin import IPyNbCell, get_sanitize_patterns
 
 import tpu_magics
-from tpu_magics.panel.runs import compare_table, plain_summary, runs_table, summary_table
+from tpu_magics.panel.compared import compare, compared_html, compared_text
+from tpu_magics.panel.runs import plain_summary, runs_table, summary_table
 from tpu_magics.panel.table import to_html, to_text
 from tpu_magics.runs.events import End, Memory, Start, Steps, Value
 from tpu_magics.runs.folder import RunFolder
@@ -70,8 +71,8 @@ TABLES: dict[str, Callable[[Run], str]] = {
     "table of runs, html": lambda run: to_html(runs_table([run])),
     "table of one run": lambda run: to_text(summary_table(run)),
     "table of one run, html": lambda run: to_html(summary_table(run)),
-    "two runs side by side": lambda run: to_text(compare_table([run, run])),
-    "two runs side by side, html": lambda run: to_html(compare_table([run, run])),
+    "two runs side by side": lambda run: to_text(compared_text(compare([run, run]))),
+    "two runs side by side, html": lambda run: compared_html(compare([run, run])),
 }
 
 

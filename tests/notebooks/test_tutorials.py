@@ -11,6 +11,8 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+from tests._notebooks import uses_tensorflow
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 TUTORIALS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
@@ -29,7 +31,7 @@ def test_a_notebook_is_saved_clean(path: Path) -> None:
     notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)
     nbformat.validate(notebook)
     assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5)
-    assert notebook.metadata.kernelspec.name == "python3"
+    assert notebook.metadata.kernelspec.name == ("tpu-magics-tensorflow" if uses_tensorflow(path) else "python3")
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     for cell in code:
         compared = "# NBVAL_CHECK_OUTPUT" in cell.source

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-VOID = {"br", "path", "circle", "rect"}
+VOID = {"br", "wbr", "path", "circle", "rect"}
 
 
 class Parsed(HTMLParser):

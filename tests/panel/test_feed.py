@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,18 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.panel import recorded
+from tests.panel.patches import patched
 from tests.panel.recorded import CREATED, Recorded, first_compile, recompile
-from tpu_magics.panel.feed import HEARTBEAT_EVERY, PATIENCE, PATIENT, Feed
+from tpu_magics.panel.feed import A_MINUTE, BURST, HEARTBEAT_EVERY, LONGEST, Feed, TokenBucket
 from tpu_magics.panel.json_values import plain, size_of
 from tpu_magics.panel.messages import RunMessage, UpdateMessage
 from tpu_magics.panel.model import RunModel
-from tpu_magics.panel.model_view import RunView
 from tpu_magics.panel.run_json import COMM, record
 from tpu_magics.runs.events import Value
 
 
 class FrontEnd:
-    """What labextension/src/merge.ts does with what it is sent, after it went through JSON."""
+    """What labextension/src/patch.ts does with what it is sent, after it went through JSON."""
 
     def __init__(self) -> None:
         self.record: Any = None
@@ -37,14 +38,15 @@ class FrontEnd:
         told = json.loads(json.dumps(plain(message), allow_nan=False))
         if isinstance(message, RunMessage):
             self.record, self.seq = told["record"], told["seq"]
-            return
-        if told["after"] != self.seq:
+        elif told["after"] != self.seq:
             self.missed += 1
-            return
-        view = {**self.record["view"], **told["view"]}
-        view["compile_log"] = [*told["log"], *view["compile_log"]][:1_000]
-        self.record = {"v": 1, "view": view, "said": {**self.record["said"], **told["said"]}}
-        self.seq = told["seq"]
+        else:
+            self.record, self.seq = patched(self.record, told["patch"]), told["seq"]
+
+    @property
+    def compiles(self) -> list[Any]:
+        """The rows of compiles that it has."""
+        return next(one["items"] for one in self.record["sections"] if one["key"] == "compiles")
 
 
 class Clock:
@@ -77,7 +79,7 @@ def test_updates_put_together_are_the_whole_run_at_each_step(kind: str, cuts: li
     with TemporaryDirectory() as first, TemporaryDirectory() as second:
         run, lines = growing(recorded.RUNS[kind](Path(first)), Path(second))
         clock, now = Clock(), [CREATED + 1.0]
-        model, feed, front = RunModel(run.files, clock=lambda: now[0]), Feed(run.files.id, clock, 0.0), FrontEnd()
+        model, feed, front = RunModel(run.files, clock=lambda: now[0]), Feed(run.files.id, clock), FrontEnd()
         for cut in [*cuts, len(lines)]:
             write(lines[:cut])
             lines = lines[cut:]
@@ -106,32 +108,31 @@ def test_only_what_changed_is_sent(tmp_path: Path) -> None:
     feed.update(view)
     later = feed.update(run.view(CREATED + 61))
     assert isinstance(later, UpdateMessage)
-    assert (later.after, later.seq, later.view) == (1, 2, {"elapsed": 61.0}) and set(later.said) == {"figures"}
-    assert not later.log
+    assert (later.after, later.seq, later.patch) == (1, 2, {"o": {"elapsed": {"=": "1 min 01 s"}}})
     run.write(recompile(CREATED + 61, 7, 99))
     newest = feed.update(run.view(CREATED + 61))
     assert isinstance(newest, UpdateMessage)
-    [entry] = newest.log
-    assert entry["compile"]["nth"] == 7 and "compile_log" not in newest.view and newest.view["recompiles"] == 7
-    assert size_of(plain(newest)) < 8_000
+    [(_at, compiles)] = [
+        (at, one) for at, one in newest.patch["o"]["sections"]["l"][3].items() if "items" in one.get("o", {})
+    ]
+    start, removed, [item] = compiles["o"]["items"]["l"]
+    assert (start, removed, item["cells"][0]) == (0, 0, "#7"), "the other rows are not sent again"
+    assert size_of(newest.patch) < 5_000
 
 
-def test_compiles_that_change_their_order_are_sent_whole(tmp_path: Path) -> None:
-    """A compile of another rank goes between those of the lead."""
+def test_a_compile_of_another_rank_goes_between_those_of_the_lead(tmp_path: Path) -> None:
     run, front = recorded.failed(tmp_path), FrontEnd()
     feed = Feed(run.files.id)
     front.take(feed.update(run.view()))
     run.write(first_compile(CREATED + 4, 1, site=recorded.EVAL))
-    message = feed.update(run.view())
-    assert isinstance(message, UpdateMessage) and "compile_log" in message.view and not message.log
-    front.take(message)
-    assert front.record == record(run.view())
+    front.take(feed.update(run.view()))
+    assert front.record == record(run.view()) and "rank 1" in front.compiles[1]["cells"][1]
 
 
 def test_an_attempt_that_is_begun_anew(tmp_path: Path) -> None:
     """A device was busy: what the first attempt wrote is gone."""
     run, front = recorded.running(tmp_path), FrontEnd()
-    model, feed = RunModel(run.files, clock=lambda: CREATED + 60), Feed(run.files.id, patience=0.0)
+    model, feed = RunModel(run.files, clock=lambda: CREATED + 60), Feed(run.files.id)
     for events in ([], [first_compile(CREATED + 40)]):
         if events:
             for path in run.files.path.glob("rank-*"):
@@ -140,77 +141,38 @@ def test_an_attempt_that_is_begun_anew(tmp_path: Path) -> None:
         model.refresh()
         front.take(feed.update(model.view()))
         assert front.record == record(model.view())
-    assert len(front.record["view"]["compile_log"]) == 1
+    assert len(front.compiles) == 1
 
 
-@pytest.mark.long
-def test_ten_thousand_compiles_one_after_the_other(tmp_path: Path) -> None:
-    run, front = recorded.long_run(tmp_path, compiles=1), FrontEnd()
-    model, feed = RunModel(run.files, clock=lambda: CREATED + 60), Feed(run.files.id)
-    sent = []
-    for first in range(1, 10_001, 500):
-        run.write_many(recompile(CREATED + 2 + nth, nth) for nth in range(first, first + 500))
+def test_many_compiles_stay_within_the_limit(tmp_path: Path) -> None:
+    """Each with hundreds of inputs; the newest are there, and the number of the others."""
+    run, front = Recorded(tmp_path), FrontEnd()
+    run.write(*recorded.began(CREATED))
+    model, feed, sent = RunModel(run.files, clock=lambda: CREATED + 60), Feed(run.files.id), []
+    for first in range(0, 400, 20):
+        inputs = recorded.inputs(128) * 100
+        run.write_many(recompile(CREATED + nth, nth, inputs=inputs) for nth in range(first, first + 20))
         model.refresh()
         message = feed.update(model.view())
         sent.append(size_of(plain(message)))
         front.take(message)
-    newest = [entry["compile"]["nth"] for entry in front.record["view"]["compile_log"]]
-    assert newest[:900] == list(range(10_000, 9_100, -1)) and len(newest) <= 1_000
-    assert front.record["view"]["compiles"] == 10_001 and max(sent) <= COMM.total
-    whole = feed.whole("me")
-    assert whole is not None and size_of(whole.record) <= COMM.total
-
-
-def test_compiles_with_many_inputs_stay_within_the_limit(tmp_path: Path) -> None:
-    run, front = Recorded(tmp_path), FrontEnd()
-    run.write(*recorded.began(CREATED))
-    model, feed = RunModel(run.files, clock=lambda: CREATED + 60), Feed(run.files.id)
-    for first in range(0, 80, 4):
-        inputs = recorded.inputs(128) * 100
-        run.write_many(recompile(CREATED + nth, nth, inputs=inputs) for nth in range(first, first + 4))
-        model.refresh()
-        front.take(feed.update(model.view()))
-    assert [entry["compile"]["nth"] for entry in front.record["view"]["compile_log"]] == list(range(79, -1, -1))
-    whole = feed.whole("me")
-    assert whole is not None and 0 < size_of(whole.record) <= COMM.total
-    known = whole.record["view"]["compile_log"]
-    assert front.record["view"]["compile_log"][: len(known)] == known
+    numbers = [item["cells"][0] for item in front.compiles]
+    assert numbers == [f"#{nth}" for nth in range(399, 399 - len(numbers), -1)] and 50 < len(numbers) <= COMM.compiles
+    assert front.record == record(model.view()) and size_of(front.record) <= COMM.total
+    assert max(sent[1:]) < 100_000
+    left = f"{400 - len(numbers)} older compiles are in the run folder only."
+    assert left in next(one["notes"] for one in front.record["sections"] if one["key"] == "compiles")
 
 
 def test_a_loss_that_is_not_a_number_is_sent_once(tmp_path: Path) -> None:
     run, front = recorded.running(tmp_path), FrontEnd()
     run.write(Value(CREATED + 55, 0, name="loss", value="nan", step=441, low="nan", high="nan"))
-    model, feed = RunModel(run.files, clock=lambda: CREATED + 60), Feed(run.files.id, patience=0.0)
+    model, feed = RunModel(run.files, clock=lambda: CREATED + 60), Feed(run.files.id)
     model.refresh()
     front.take(feed.update(model.view()))
-    [loss] = [one for one in front.record["view"]["values"] if one["name"] == "loss"]
-    assert loss["last"] == "nan" and loss["not_finite_at"] == 441 and loss["points"][-1]["value"] == "nan"
+    loss = front.record["charts"][0]
+    assert loss["points"][-1][1:] == ["nan", "nan", "nan"] and loss["warning"].endswith("441")
     assert feed.update(model.view()) is None
-
-
-# -- what may wait ---------------------------------------------------------------------------------------------------
-
-
-def moved(view: RunView, step: int, **fields: Any) -> RunView:
-    """The same run with one more value logged."""
-    first, *others = view.values
-    return dataclasses.replace(view, values=(dataclasses.replace(first, step=step), *others), **fields)
-
-
-def test_curves_wait_while_the_run_goes_on_and_come_at_its_end(tmp_path: Path) -> None:
-    clock, front = Clock(), FrontEnd()
-    view = recorded.running(tmp_path).view()
-    feed = Feed(view.id, clock)
-    front.take(feed.update(view))
-    assert feed.update(moved(view, 1_000)) is None, "curves were sent at once"
-    later = feed.update(moved(view, 1_001, steps=1_001))
-    assert isinstance(later, UpdateMessage) and not PATIENT & set(later.view)
-    clock.now += PATIENCE + 0.1
-    after = feed.update(moved(view, 1_002, steps=1_001))
-    assert isinstance(after, UpdateMessage) and set(after.view) == {"values"}
-    ended = moved(view, 1_003, live=False, state="done")
-    last = feed.update(ended)
-    assert isinstance(last, UpdateMessage) and "values" in last.view
 
 
 def test_one_that_asks_gets_what_the_others_know(tmp_path: Path) -> None:
@@ -218,10 +180,10 @@ def test_one_that_asks_gets_what_the_others_know(tmp_path: Path) -> None:
     view = recorded.running(tmp_path).view()
     feed, early, late = Feed(view.id, Clock()), FrontEnd(), FrontEnd()
     early.take(feed.update(view))
-    early.take(feed.update(moved(view, 1_000, steps=1_000)))
+    early.take(feed.update(dataclasses.replace(view, steps=1_000)))
     late.take(feed.whole("late"))
     assert late.record == early.record
-    message = feed.update(moved(view, 1_001, steps=1_001))
+    message = feed.update(dataclasses.replace(view, steps=1_001))
     early.take(message)
     late.take(message)
     assert late.record == early.record and (early.missed, late.missed) == (0, 0)
@@ -238,3 +200,30 @@ def test_here_comes_every_two_seconds(tmp_path: Path) -> None:
         told.append(feed.heartbeat())
     seqs = [one.seq for one in told if one is not None]
     assert seqs == [1] * len(seqs) and len(seqs) == pytest.approx(10 / HEARTBEAT_EVERY, abs=1)
+
+
+# -- how much may be sent --------------------------------------------------------------------------------------------
+
+
+def spent(size: int, seconds: float = 60.0) -> list[float]:
+    """When updates of this size are sent."""
+    clock = Clock()
+    bucket, sent = TokenBucket(clock=clock), []
+    for _ in range(round(seconds / 0.5)):
+        clock.now += 0.5
+        if bucket.open:
+            bucket.take(size)
+            sent.append(clock.now)
+    return sent
+
+
+@pytest.mark.parametrize("size", [100, 1_400, 3_000, 9_000])
+def test_a_minute_has_its_bytes_and_no_more(size: int) -> None:
+    assert len(spent(size)) * size <= A_MINUTE
+    assert len(spent(size)) == 120 or len(spent(size)) * size > A_MINUTE - 3 * BURST
+
+
+def test_what_is_large_is_sent_all_the_same() -> None:
+    """What waits is not less later: the interval does not grow."""
+    sent = spent(500_000, 120)
+    assert max(after - before for before, after in pairwise(sent)) <= LONGEST + 0.5

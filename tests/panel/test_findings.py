@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from tests.panel.parsed import Parsed
-from tests.panel.recorded import CREATED, Recorded, began
 from tpu_magics.check.finding import Finding
 from tpu_magics.panel.findings import MOST, codes, finding_view, findings_html, findings_text, folded, headline
-from tpu_magics.panel.page import to_html, to_text
-from tpu_magics.runs.events import RuleFinding, Site
 
 ONE = Finding(
     "TPU101", "values", "In [3]", None, 4, 8, 4, 18, "The branch depends on the value of `<b>`.", "Why & how.",
@@ -50,17 +45,3 @@ def test_words_count_rules_and_advice() -> None:
     found = [finding_view(ONE), finding_view(ONE), finding_view(ADVICE)]
     assert headline(found) == "2 broken rules and 1 advice" and codes(found) == "TPU101 (2), TPU702"
     assert folded([]) == "" and "<details" in folded(found) and " open" not in folded(found)
-
-
-def test_findings_of_a_run_stand_in_its_panel(tmp_path: Path) -> None:
-    recorded_run = Recorded(tmp_path)
-    recorded_run.write(*began(CREATED + 1))
-    site = Site(0, "In [3]", 4, "", "if x.sum() > 0:")
-    recorded_run.supervise(
-        RuleFinding(CREATED, 0, "TPU101", "values", site, 8, "The branch depends on x.", "Why.", "Fix.")
-    )
-    view = recorded_run.view()
-    assert [one.code for one in view.findings] == ["TPU101"]
-    assert "found before the run: TPU101" in to_html(view)
-    text = to_text(view)
-    assert "Rules: 1 broken rule" in text and "The branch depends on x." in text and "%tpu_check" in text

@@ -60,7 +60,7 @@ def test_where_we_are(tmp_path, build, place, tpu, training):
     found = cells(table_of(getattr(fake_hosts, build)(tmp_path)))
     assert (found["Environment"], found["TPU"], found["Device"]) == (place, tpu, training)
     assert found["Set in the notebook"] == f"PJRT_DEVICE={training[:3]}: it was not set; cells train on this device."
-    assert "Problem" not in found and "Warning" not in found
+    assert "HostProblem" not in found and "Warning" not in found
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,13 @@ def test_versions_that_do_not_fit_and_the_command(tmp_path):
     table = table_of(fake)
     found = cells(table)
     assert found["Framework"].endswith("See the problems below.")
-    assert found["Problem"].split("\n") == [
+    assert found["HostProblem"].split("\n") == [
         "torch 2.8.0 and torch_xla 2.9.0 are not compatible.",
         "Why: Each torch_xla is built for one version of torch. With another one its import fails, often with "
         '"undefined symbol" in _XLAC.',
         'Fix: %pip install "torch==2.9.0", then restart the kernel',
     ]
-    assert states(table)["Framework"] == states(table)["Problem"] == "broken"
+    assert states(table)["Framework"] == states(table)["HostProblem"] == "broken"
 
 
 def test_nothing_installed_is_said(tmp_path):
@@ -111,7 +111,7 @@ def test_nothing_installed_is_said(tmp_path):
     fake.versions["python"] = "3.12.0"
     found = cells(table_of(fake))
     assert found["Framework"] == "none installed\nSee the problems below."
-    assert "torch and torch_xla are not installed." in found["Problem"]
+    assert "torch and torch_xla are not installed." in found["HostProblem"]
 
 
 def test_memory(tmp_path):
@@ -152,7 +152,7 @@ def test_the_holder_with_pid_and_command(tmp_path):
     table = table_of(fake)
     assert cells(table)["TPU in use by"] == "process 999999: python3 train.py"
     assert states(table)["TPU in use by"] == "broken"
-    assert "Fix: !kill 999999, then run %tpu_init again" in cells(table)["Problem"]
+    assert "Fix: !kill 999999, then run %tpu_init again" in cells(table)["HostProblem"]
 
 
 def test_whose_the_holder_is(tmp_path):
@@ -190,7 +190,9 @@ def test_a_pjrt_device_that_is_kept(tmp_path):
     table = table_of(fake)
     found = cells(table)
     assert "Set in the notebook" not in found
-    assert found["Problem"].startswith("PJRT_DEVICE=TPU is wrong for this host, which has no TPU. It was not changed.")
+    assert found["HostProblem"].startswith(
+        "PJRT_DEVICE=TPU is wrong for this host, which has no TPU. It was not changed."
+    )
     assert states(table)["Device"] == "broken"
 
 
@@ -278,7 +280,7 @@ def test_where_tensorflow_trains(tmp_path, build, versions, placed, rows):
     assert found["Device"] == f"{device}: in this notebook's process (TensorFlow does not survive a fork)"
     assert [found[label] for label in ("Strategy", "Replicas", "Topology")] == others
     assert "Set in the notebook" not in found and "Changed in the workers" not in found
-    assert "Problem" not in found and "Warning" not in found
+    assert "HostProblem" not in found and "Warning" not in found
 
 
 def test_versions_of_tensorflow(tmp_path):
@@ -291,11 +293,13 @@ def test_versions_of_tensorflow(tmp_path):
 
 def test_a_tensorflow_that_cannot_use_the_tpu(tmp_path):
     table = tensorflow_table(fake_hosts.kaggle_v5e_8(tmp_path), **CPU)
-    assert cells(table)["Problem"].startswith("TensorFlow does not find a TPU on this host.")
-    assert states(table)["Framework"] == states(table)["Problem"] == "broken"
+    assert cells(table)["HostProblem"].startswith("TensorFlow does not find a TPU on this host.")
+    assert states(table)["Framework"] == states(table)["HostProblem"] == "broken"
 
 
-@pytest.mark.parametrize(("refuses", "label", "state"), [(True, "Problem", "broken"), (False, "Warning", "warning")])
+@pytest.mark.parametrize(
+    ("refuses", "label", "state"), [(True, "HostProblem", "broken"), (False, "Warning", "warning")]
+)
 def test_what_will_not_work_there_is_told_as_problems_of_the_host_are(tmp_path, refuses, label, state):
     problem = TrainingProblem("It is a node.", "It ended.", "Use a TPU VM.", refuses=refuses)
     table = tensorflow_table(fake_hosts.plain(tmp_path), Placement(TPU_REMOTE, None, 8, "", (), (problem,)), **CPU)

@@ -20,7 +20,7 @@ from tpu_magics.panel.preflight import to_html, to_text
 from tpu_magics.panel.preflight_fit import HIGH, WIDE, Mark, PlotLine, plot
 from tpu_magics.panel.preflight_progress import TerminalLine, progress_html, progress_text
 from tpu_magics.panel.preflight_topics import Topic, topics
-from tpu_magics.preflight.compilation import Progress
+from tpu_magics.preflight.compilation import CompileProgress
 from tpu_magics.preflight.compile_result import Buffer, HbmUsage, Multiplications, PaddedDimension, TilePadding
 from tpu_magics.preflight.fit import FitPoint, FitResult
 from tpu_magics.preflight.report import Preflight, TargetResult
@@ -505,9 +505,9 @@ def test_every_mark_lies_in_the_drawing(marks: list[tuple[int, float, bool]], li
 # -- progress --------------------------------------------------------------------------------------------------------
 
 
-def now(**facts: Any) -> Progress:
+def now(**facts: Any) -> CompileProgress:
     known = {"state": "compiling", "elapsed": 12.3, "expected": 30.0, "resident": int(2.1 * GIB), "count": 2}
-    return Progress(**{"target": "v5litepod-8", "graph": 0, **known, **facts})
+    return CompileProgress(**{"target": "v5litepod-8", "graph": 0, **known, **facts})
 
 
 FIRST, HELD = "v5litepod-8, graph 1 of 2", ", compiler memory 2.1 GiB"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.backends.lowered import LoweredGraph
-from tpu_magics.preflight.compilation import Progress, compile_graphs
+from tpu_magics.preflight.compilation import CompileProgress, compile_graphs
 from tpu_magics.preflight.compile_result import CompileResult
 from tpu_magics.preflight.store import Store
 from tpu_magics.preflight.targets import Target, parse
@@ -202,7 +202,7 @@ def hlo(text: str) -> bytes:
 def compile_some(
     graphs: Sequence[LoweredGraph],
     target: Target | str = "v5e-4",
-    on_progress: Callable[[Progress], None] = lambda _: None,
+    on_progress: Callable[[CompileProgress], None] = lambda _: None,
     store: Store | None = None,
     **more: Any,
 ) -> list[CompileResult]:

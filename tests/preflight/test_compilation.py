@@ -12,7 +12,7 @@ from tests.preflight import stablehlo_programs as programs
 from tests.preflight.stablehlo_programs import ROW, compile_some, graph
 from tpu_magics.backends.lowered import SourceLine
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.preflight.compilation import Progress
+from tpu_magics.preflight.compilation import CompileProgress
 from tpu_magics.preflight.compile_process import torch_xla_flags
 from tpu_magics.preflight.compile_result import CompileResult
 from tpu_magics.preflight.compiler import refusals
@@ -55,7 +55,7 @@ GRAPHS = {
 @dataclass(frozen=True)
 class Answers:
     compiled: Mapping[str, CompileResult]
-    told: list[Progress]
+    told: list[CompileProgress]
 
     def __getitem__(self, name: str) -> CompileResult:
         return self.compiled[name]
@@ -64,7 +64,7 @@ class Answers:
 @pytest.fixture(scope="module")
 def answers(packages: tuple[str, ...]) -> Answers:
     """All of GRAPHS for v5e-4, by one process."""
-    told: list[Progress] = []
+    told: list[CompileProgress] = []
     found = compile_some(list(GRAPHS.values()), on_progress=told.append, packages=packages)
     return Answers(dict(zip(GRAPHS, found, strict=True)), told)
 

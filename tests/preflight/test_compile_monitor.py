@@ -11,7 +11,7 @@ import pytest
 from tests.preflight import stablehlo_programs as programs
 from tests.preflight.stablehlo_programs import compile_some, graph
 from tpu_magics.preflight import compilation, compile_process, compiler
-from tpu_magics.preflight.compilation import CompileMonitor, Progress
+from tpu_magics.preflight.compilation import CompileMonitor, CompileProgress
 from tpu_magics.preflight.compile_result import CompileResult, to_json
 from tpu_magics.preflight.targets import parse
 
@@ -131,7 +131,7 @@ def test_the_rest_is_compiled_by_another_process(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(compile_process, "start", start)
     monkeypatch.setattr(compile_process, "compiler_versions", lambda _: {"libtpu": "0.0.52"})
-    told: list[Progress] = []
+    told: list[CompileProgress] = []
     found = compile_some(list(GRAPHS.values()), on_progress=told.append, memory_limit=2 * GIB)
     assert [one.status for one in found] == ["fits", "fits"]
     assert asked == [[0, 1], [1]]

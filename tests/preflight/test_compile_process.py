@@ -24,7 +24,7 @@ from tests.preflight import stablehlo_programs as programs
 from tests.preflight.stablehlo_programs import compile_some, graph
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.preflight import compilation, compile_process
-from tpu_magics.preflight.compilation import Progress, default_limit
+from tpu_magics.preflight.compilation import CompileProgress, default_limit
 from tpu_magics.preflight.compile_process import environment
 from tpu_magics.preflight.targets import parse
 
@@ -50,11 +50,11 @@ class Looked(Exception):
     """What was wanted of a compile that runs is known."""
 
 
-def at_compiling(act: Callable[[], object]) -> Callable[[Progress], None]:
+def at_compiling(act: Callable[[], object]) -> Callable[[CompileProgress], None]:
     """`tell` that does something once, when the first compile has begun."""
     done: list[bool] = []
 
-    def tell(progress: Progress) -> None:
+    def tell(progress: CompileProgress) -> None:
         if progress.state == "compiling" and not done:
             done.append(True)
             act()
@@ -215,7 +215,7 @@ def test_without_descriptors_nothing_is_left(
 # -- how it ends ------------------------------------------------------------------------------------------------------
 
 
-def broken(_: Progress) -> None:
+def broken(_: CompileProgress) -> None:
     raise ZeroDivisionError
 
 
@@ -224,7 +224,7 @@ def broken(_: Progress) -> None:
     [(at_compiling(lambda: os.kill(os.getpid(), signal.SIGINT)), KeyboardInterrupt), (broken, ZeroDivisionError)],
 )
 def test_an_interrupt_or_an_error_in_tell_leaves_nothing(
-    tpu_compiler: tuple[str, ...], temporary: Path, tell: Callable[[Progress], None], kind: type[BaseException]
+    tpu_compiler: tuple[str, ...], temporary: Path, tell: Callable[[CompileProgress], None], kind: type[BaseException]
 ) -> None:
     with leaving_nothing(), pytest.raises(kind):
         compile_some([SLOW], on_progress=tell, packages=tpu_compiler)

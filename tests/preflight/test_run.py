@@ -22,7 +22,7 @@ from tpu_magics.backends.lowered import LoweredGraph, TraceResult
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.panel.preflight import to_text
-from tpu_magics.preflight.compilation import Progress
+from tpu_magics.preflight.compilation import CompileProgress
 from tpu_magics.preflight.fit import FitResult, Size
 from tpu_magics.preflight.pipeline import TrainingCall
 from tpu_magics.preflight.report import Preflight
@@ -69,10 +69,10 @@ class Heard:
     """What a preflight told on its way."""
 
     lines: list[str] = field(default_factory=list)
-    done: list[Progress] = field(default_factory=list)
-    kept: list[Progress] = field(default_factory=list)
+    done: list[CompileProgress] = field(default_factory=list)
+    kept: list[CompileProgress] = field(default_factory=list)
 
-    def progress(self, now: Progress) -> None:
+    def progress(self, now: CompileProgress) -> None:
         self.done += [now] * (now.state == "done")
         self.kept += [now] * (now.state == "kept")
 
@@ -273,7 +273,7 @@ def test_a_search_that_is_interrupted_gives_what_it_found(come: Callable[[], obj
     """The signal comes while the second size is compiled."""
     heard, before = Heard(), children()
 
-    def progress(now: Progress) -> None:
+    def progress(now: CompileProgress) -> None:
         heard.progress(now)
         if now.state == "compiling" and any("(12 fits)" in line for line in heard.lines):
             come()
@@ -297,7 +297,7 @@ def test_a_search_that_is_interrupted_gives_what_it_found(come: Callable[[], obj
 
 
 def test_an_interrupt_before_the_search_is_a_plain_one() -> None:
-    def progress(_now: Progress) -> None:
+    def progress(_now: CompileProgress) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt) as caught:

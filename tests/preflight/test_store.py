@@ -17,7 +17,7 @@ from tests.preflight.stablehlo_programs import compile_some, graph
 from tpu_magics.backends.lowered import SourceLine
 from tpu_magics.preflight import compilation, compile_process
 from tpu_magics.preflight import store as store_module
-from tpu_magics.preflight.compilation import Progress
+from tpu_magics.preflight.compilation import CompileProgress
 from tpu_magics.preflight.compile_result import (
     Buffer,
     CompileResult,
@@ -74,7 +74,7 @@ def test_the_second_time_takes_no_process_and_no_second(
         raise AssertionError("a process was started")
 
     monkeypatch.setattr(compile_process, "start", no_process)
-    told: list[Progress] = []
+    told: list[CompileProgress] = []
     began = time.monotonic()
     second = compile_some(graphs, store=store, on_progress=told.append, packages=packages)
     assert time.monotonic() - began < 1
@@ -107,7 +107,7 @@ def test_what_failed_is_tried_again(
 @pytest.mark.process
 def test_a_compile_tells_how_long_the_next_may_take(tpu_compiler: tuple[str, ...], store: Store) -> None:
     first = compile_some([GRAPH], store=store, packages=tpu_compiler)[0]
-    told: list[Progress] = []
+    told: list[CompileProgress] = []
     compile_some([replace(GRAPH, donors=())], store=store, on_progress=told.append, packages=tpu_compiler)
     assert {one.expected for one in told} == {first.seconds}
 

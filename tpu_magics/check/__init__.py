@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from tpu_magics.check.cells import CodeCell
     from tpu_magics.check.rule import Rule
 
-__all__ = ["Edit", "Finding", "check_cells", "check_function", "check_paths", "check_text", "check_with_config"]
+__all__ = [
+    "Edit",
+    "Finding",
+    "check_cells",
+    "check_function",
+    "check_paths",
+    "check_text",
+    "check_with_config",
+    "rule_name",
+]
 
 
 def check_cells(cells: Sequence[CodeCell], rules: Sequence[Rule] | None = None) -> list[Finding]:
@@ -29,6 +38,13 @@ def check_cells(cells: Sequence[CodeCell], rules: Sequence[Rule] | None = None) 
 
         rules = RULES
     return check_program(cells, rules)
+
+
+def rule_name(code: str) -> str:
+    """The name of a rule, e.g. "branch-on-value"; "" where there is no such rule."""
+    from tpu_magics.check.rules import RULES
+
+    return next((rule.name for rule in RULES if rule.code == code), "")
 
 
 def check_with_config(

@@ -36,7 +36,7 @@ from tpu_magics.host.environments import (
     worker_changes,
 )
 from tpu_magics.host.memory import HostMemory, cpu_count, free_disk, host_memory
-from tpu_magics.host.problem import BROKEN, ENVIRONMENT, IN_USE, TPU, VERSIONS, WARNING, Problem
+from tpu_magics.host.problem import BROKEN, ENVIRONMENT, IN_USE, TPU, VERSIONS, WARNING, HostProblem
 from tpu_magics.host.versions import Versions, has_other_libtpu, installed, judge
 
 __all__ = [
@@ -53,8 +53,8 @@ __all__ = [
     "Generation",
     "Host",
     "HostMemory",
+    "HostProblem",
     "LockFile",
-    "Problem",
     "VariableChange",
     "free_disk",
     "inspect_host",
@@ -90,7 +90,7 @@ class Host:
     cpus: int | None
     versions: Versions
     variable_changes: tuple[VariableChange, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[HostProblem, ...]
     notes: tuple[str, ...]
     framework: str = "torch"
 
@@ -158,11 +158,11 @@ def inspect_host(
     )
 
 
-def _judge_promise(environment: Environment, chips: tuple[Chip, ...]) -> list[Problem]:
+def _judge_promise(environment: Environment, chips: tuple[Chip, ...]) -> list[HostProblem]:
     if chips or not environment.promise:
         return []
     return [
-        Problem(
+        HostProblem(
             about=TPU,
             what=f"{environment.name} reports a TPU on this host ({environment.promise}), but /sys shows no TPU chip.",
             why="Without a chip, cells train on the CPU.",

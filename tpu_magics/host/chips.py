@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpu_magics.host.memory import names, read
-from tpu_magics.host.problem import TPU, Problem, plural
+from tpu_magics.host.problem import TPU, HostProblem, plural
 
 GOOGLE = "0x1ae0"
 V2_OR_V3 = "0x0027"
@@ -142,25 +142,25 @@ def _numbered(candidates: list[str], prefix: str) -> list[str]:
     return sorted(numbered, key=lambda name: int(name[len(prefix) :]))
 
 
-def judge_chips(chips: tuple[Chip, ...], files: tuple[DeviceFile, ...]) -> list[Problem]:
+def judge_chips(chips: tuple[Chip, ...], files: tuple[DeviceFile, ...]) -> list[HostProblem]:
     """Problems of the chips and their device files."""
     return [*judge_chip_kinds(chips), *judge_files(chips, files)] if chips else []
 
 
-def judge_chip_kinds(chips: tuple[Chip, ...]) -> list[Problem]:
+def judge_chip_kinds(chips: tuple[Chip, ...]) -> list[HostProblem]:
     """The problem of chips whose generation is unknown."""
     return [problem for problem in (_unknown(chips),) if problem is not None]
 
 
-def judge_files(chips: tuple[Chip, ...], files: tuple[DeviceFile, ...]) -> list[Problem]:
+def judge_files(chips: tuple[Chip, ...], files: tuple[DeviceFile, ...]) -> list[HostProblem]:
     """Problems of the device files of these chips."""
     return [problem for problem in (_no_files(chips, files), _closed(files)) if problem is not None]
 
 
-def _unknown(chips: tuple[Chip, ...]) -> Problem | None:
+def _unknown(chips: tuple[Chip, ...]) -> HostProblem | None:
     if all(chip.generation for chip in chips):
         return None
-    return Problem(
+    return HostProblem(
         about=TPU,
         what=f"The TPU is of an {generation_name(tuple(c for c in chips if c.generation is None))}.",
         why="This version does not know its PCI id, so its memory, cores and replicas are unknown; "
@@ -171,10 +171,10 @@ def _unknown(chips: tuple[Chip, ...]) -> Problem | None:
     )
 
 
-def _no_files(chips: tuple[Chip, ...], files: tuple[DeviceFile, ...]) -> Problem | None:
+def _no_files(chips: tuple[Chip, ...], files: tuple[DeviceFile, ...]) -> HostProblem | None:
     if files:
         return None
-    return Problem(
+    return HostProblem(
         about=TPU,
         what="The TPU has no device file: there is neither /dev/accelN nor /dev/vfio/N.",
         why=f"/sys shows {plural(len(chips), 'chip')}, but no driver has created device files, "
@@ -183,11 +183,11 @@ def _no_files(chips: tuple[Chip, ...], files: tuple[DeviceFile, ...]) -> Problem
     )
 
 
-def _closed(files: tuple[DeviceFile, ...]) -> Problem | None:
+def _closed(files: tuple[DeviceFile, ...]) -> HostProblem | None:
     closed = [file.path for file in files if not file.usable]
     if not closed:
         return None
-    return Problem(
+    return HostProblem(
         about=TPU,
         what=f"This account has no permission to open {', '.join(closed)}.",
         why="libtpu reads and writes the device files. Without permission it stops with "

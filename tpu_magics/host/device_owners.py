@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpu_magics.host.memory import names, read
-from tpu_magics.host.problem import IN_USE, Problem
+from tpu_magics.host.problem import IN_USE, HostProblem
 
 LOCK = "tmp/libtpu_lockfile"
 COMMAND_LIMIT = 200
@@ -173,7 +173,7 @@ def _account(uid: int) -> str:
         return f"uid {uid}"
 
 
-def judge_owners(found: DeviceOwners, in_workers: bool = True) -> list[Problem]:
+def judge_owners(found: DeviceOwners, in_workers: bool = True) -> list[HostProblem]:
     """Problems: the TPU is in use, or a stale lock file that this account cannot use.
 
     `in_workers`: cells train in their own processes, so this one must not use the TPU.
@@ -181,21 +181,21 @@ def judge_owners(found: DeviceOwners, in_workers: bool = True) -> list[Problem]:
     return [*judge_in_use(found, in_workers), *judge_lock(found.lock)]
 
 
-def judge_in_use(found: DeviceOwners, in_workers: bool = True) -> list[Problem]:
+def judge_in_use(found: DeviceOwners, in_workers: bool = True) -> list[HostProblem]:
     """A problem for each process that must not use the TPU (see `judge_owners`)."""
     return [_in_use(one) for one in found.owners if not one.child and (in_workers or not one.own)]
 
 
-def _in_use(owner: DeviceOwner) -> Problem:
+def _in_use(owner: DeviceOwner) -> HostProblem:
     if owner.own:
-        return Problem(
+        return HostProblem(
             about=IN_USE,
             what=f"This notebook's own kernel (process {owner.pid}) uses the TPU.",
             why="Only one process at a time can use a chip, and the workers need it.",
             then="restart the kernel, and use the XLA device in %%tpu_train cells only",
         )
     devices = ", ".join(Path(device).name for device in owner.devices)
-    return Problem(
+    return HostProblem(
         about=IN_USE,
         what=f"The TPU is in use by process {owner.pid}{f' ({devices})' if devices else ''}"
         f"{f' of {owner.account}' if owner.account else ''}: {owner.command}",
@@ -205,12 +205,12 @@ def _in_use(owner: DeviceOwner) -> Problem:
     )
 
 
-def judge_lock(lock: LockFile) -> list[Problem]:
+def judge_lock(lock: LockFile) -> list[HostProblem]:
     """The problem of a stale lock file that this account cannot use."""
     if lock.state != "stale" or lock.ours:
         return []
     return [
-        Problem(
+        HostProblem(
             about=IN_USE,
             what=f"{lock.path} belongs to {lock.owner}, and no process was found that uses the TPU.",
             why="libtpu opens it for writing. With a file of another account it can stop with "

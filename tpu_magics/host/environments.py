@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tpu_magics.host.problem import ENVIRONMENT, Problem, plural
+from tpu_magics.host.problem import ENVIRONMENT, HostProblem, plural
 
 if TYPE_CHECKING:
     from tpu_magics.host import Host
@@ -170,7 +170,7 @@ def choose_device(pjrt_device: str, chips: int) -> str:
     return "TPU" if chips and _family(pjrt_device) != "CPU" else "CPU"
 
 
-def judge_pjrt(pjrt_device: str, chips: int, torch: bool = True) -> list[Problem]:
+def judge_pjrt(pjrt_device: str, chips: int, torch: bool = True) -> list[HostProblem]:
     """The problem of a PJRT_DEVICE that is wrong for this host. TensorFlow does not read it, but CPU on a TPU host
     means a rehearsal with TensorFlow (not `torch`) too."""
     fitting = "TPU" if chips else "CPU"
@@ -182,7 +182,7 @@ def judge_pjrt(pjrt_device: str, chips: int, torch: bool = True) -> list[Problem
     has = f"{plural(chips, 'TPU chip')}" if chips else "no TPU"
     effect = "Cells train on the CPU and do not use the TPU." if rehearsal else "The XLA runtime would fail to start."
     return [
-        Problem(
+        HostProblem(
             about=ENVIRONMENT,
             what=f"{PJRT}={pjrt_device} is wrong for this host, which has {has}. It was not changed.",
             why=f"It was set in this notebook or before the notebook started. {effect}",

@@ -19,7 +19,7 @@ def plural(count: int, noun: str) -> str:
 
 
 @dataclass(frozen=True)
-class Problem:
+class HostProblem:
     """One problem.
 
     `about`: "versions", "tpu", "in use" or "environment"; `what`: what is wrong; `why`: why that matters, with the

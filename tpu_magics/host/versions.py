@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from tpu_magics.host.problem import VERSIONS, Problem
+from tpu_magics.host.problem import VERSIONS, HostProblem
 
 Versions = Mapping[str, str | None]
 
@@ -56,7 +56,7 @@ def has_other_libtpu(environ: Mapping[str, str]) -> bool:
 
 def judge(
     versions: Versions, tpu: bool = False, other_libtpu: bool = False, framework: str = "torch", environment: str = ""
-) -> list[Problem]:
+) -> list[HostProblem]:
     """Problems of the versions.
 
     Args:
@@ -71,29 +71,29 @@ def judge(
 
 def judge_framework(
     versions: Versions, tpu: bool = False, framework: str = "torch", environment: str = ""
-) -> list[Problem]:
+) -> list[HostProblem]:
     """The part of `judge` that is about the frameworks, without libtpu."""
     return _judged(
         [one for one in _CHECKS[framework] if one is not _no_libtpu], _Facts(versions, tpu, False, environment)
     )
 
 
-def judge_libtpu(versions: Versions, tpu: bool = False, other_libtpu: bool = False) -> list[Problem]:
+def judge_libtpu(versions: Versions, tpu: bool = False, other_libtpu: bool = False) -> list[HostProblem]:
     """The part of `judge` that is about libtpu."""
     return _judged((_no_libtpu,), _Facts(versions, tpu, other_libtpu))
 
 
-def judge_ipython(versions: Versions) -> list[Problem]:
+def judge_ipython(versions: Versions) -> list[HostProblem]:
     """The part of `judge` that is about IPython."""
     return _judged((_old_ipython,), _Facts(versions, False, False))
 
 
-def judge_ipywidgets(versions: Versions) -> list[Problem]:
+def judge_ipywidgets(versions: Versions) -> list[HostProblem]:
     """The part of `judge` that is about ipywidgets."""
     return _judged((_old_ipywidgets, _no_ipywidgets), _Facts(versions, False, False))
 
 
-def _judged(checks: Iterable[Callable[[_Facts], Problem | None]], facts: _Facts) -> list[Problem]:
+def _judged(checks: Iterable[Callable[[_Facts], HostProblem | None]], facts: _Facts) -> list[HostProblem]:
     return [problem for problem in (check(facts) for check in checks) if problem is not None]
 
 
@@ -105,11 +105,11 @@ class _Facts:
     environment: str = ""
 
 
-def _no_framework(facts: _Facts) -> Problem | None:
+def _no_framework(facts: _Facts) -> HostProblem | None:
     missing = [name for name in ("torch", "torch_xla") if not facts.versions.get(name)]
     if not missing:
         return None
-    return Problem(
+    return HostProblem(
         about=VERSIONS,
         what=f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed.",
         why="Cells train with torch on XLA devices, on a TPU and in a rehearsal on the CPU.",
@@ -124,13 +124,13 @@ def _install(torch: str | None, tpu: bool) -> str:
     return f'%pip install "torch=={pair}" "torch_xla{"[tpu]" if tpu else ""}=={pair}" "accelerate>=1.10"'
 
 
-def _different_pair(facts: _Facts) -> Problem | None:
+def _different_pair(facts: _Facts) -> HostProblem | None:
     torch, xla = release(facts.versions.get("torch")), release(facts.versions.get("torch_xla"))
     # torch_xla 2.9.0 needs exactly torch 2.9.0; for the others the first two numbers decide.
     needed = 3 if xla == (2, 9, 0) else 2
     if not torch or not xla or torch[:needed] == xla[:needed]:
         return None
-    return Problem(
+    return HostProblem(
         about=VERSIONS,
         what=f"torch {facts.versions['torch']} and torch_xla {facts.versions['torch_xla']} are not compatible.",
         why="Each torch_xla is built for one version of torch. With another one its import fails, often with "
@@ -140,11 +140,11 @@ def _different_pair(facts: _Facts) -> Problem | None:
     )
 
 
-def _no_libtpu(facts: _Facts) -> Problem | None:
+def _no_libtpu(facts: _Facts) -> HostProblem | None:
     if not facts.tpu or facts.other_libtpu or facts.versions.get("libtpu") or not facts.versions.get("torch_xla"):
         return None
     xla = ".".join(map(str, release(facts.versions["torch_xla"])))
-    return Problem(
+    return HostProblem(
         about=VERSIONS,
         what="libtpu is not installed.",
         why="This host has a TPU, and torch_xla needs libtpu to use it.",
@@ -153,11 +153,11 @@ def _no_libtpu(facts: _Facts) -> Problem | None:
     )
 
 
-def _plain_tensorflow(facts: _Facts) -> Problem | None:
+def _plain_tensorflow(facts: _Facts) -> HostProblem | None:
     if not facts.versions.get("tensorflow") or not facts.versions.get("torch_xla"):
         return None
     same = ".".join(map(str, release(facts.versions["tensorflow"])))
-    return Problem(
+    return HostProblem(
         about=VERSIONS,
         what=f"tensorflow {facts.versions['tensorflow']} is installed together with torch_xla.",
         why="They conflict in one process (torch_xla warns about it at import); tensorflow-cpu does not.",
@@ -182,11 +182,11 @@ _ELSEWHERE = (
 )
 
 
-def _no_tpu_for_tensorflow(facts: _Facts) -> Problem | None:
+def _no_tpu_for_tensorflow(facts: _Facts) -> HostProblem | None:
     """Before any other problem, because installing a package does not help on these hosts."""
     if not facts.tpu or facts.environment not in _HOSTED or facts.versions.get("tensorflow-tpu"):
         return None
-    return Problem(
+    return HostProblem(
         about=VERSIONS,
         what="TensorFlow does not find a TPU on this host.",
         why=_HOSTED[facts.environment],
@@ -194,11 +194,11 @@ def _no_tpu_for_tensorflow(facts: _Facts) -> Problem | None:
     )
 
 
-def _no_tensorflow(facts: _Facts) -> Problem | None:
+def _no_tensorflow(facts: _Facts) -> HostProblem | None:
     if any(facts.versions.get(name) for name in TENSORFLOWS) or _no_tpu_for_tensorflow(facts):
         return None
     extra = "tf-tpu" if facts.tpu else "tf"
-    return Problem(
+    return HostProblem(
         about=VERSIONS,
         what="TensorFlow is not installed.",
         why=f"Cells train with TensorFlow here{', on a TPU with tensorflow-tpu' if facts.tpu else ''}.",
@@ -207,11 +207,11 @@ def _no_tensorflow(facts: _Facts) -> Problem | None:
     )
 
 
-def _tensorflow_without_tpu(facts: _Facts) -> Problem | None:
+def _tensorflow_without_tpu(facts: _Facts) -> HostProblem | None:
     plain = _plain(facts)
     if not facts.tpu or not plain or facts.versions.get("tensorflow-tpu") or _no_tpu_for_tensorflow(facts):
         return None
-    return Problem(
+    return HostProblem(
         about=VERSIONS,
         what=f"{' and '.join(f'{name} {facts.versions[name]}' for name in plain)} cannot use this host's TPU.",
         # tensorflow/tensorflow#96203; the versions: the package index.
@@ -222,11 +222,11 @@ def _tensorflow_without_tpu(facts: _Facts) -> Problem | None:
     )
 
 
-def _two_tensorflows(facts: _Facts) -> Problem | None:
+def _two_tensorflows(facts: _Facts) -> HostProblem | None:
     plain = _plain(facts)
     if not facts.tpu or not plain or not facts.versions.get("tensorflow-tpu"):
         return None
-    return Problem(
+    return HostProblem(
         about=VERSIONS,
         what=f"{' and '.join(plain)} and tensorflow-tpu are both installed.",
         why="They own the same files, so Python imports the one that was installed last. That may not be the one with "
@@ -242,27 +242,27 @@ def _plain(facts: _Facts) -> list[str]:
     return [name for name in TENSORFLOWS[:2] if facts.versions.get(name)]
 
 
-def _old_tensorflow(facts: _Facts) -> Problem | None:
+def _old_tensorflow(facts: _Facts) -> HostProblem | None:
     name = next((name for name in TENSORFLOWS if facts.versions.get(name)), "tensorflow")
     return _too_old(facts.versions, name, (2, 16), "TensorFlow comes with Keras 3 since 2.16.", "broken")
 
 
-def _old_keras(facts: _Facts) -> Problem | None:
+def _old_keras(facts: _Facts) -> HostProblem | None:
     return _too_old(facts.versions, "keras", (3, 0), "Models of Keras 2 are not supported.", "broken")
 
 
-def _old_ipython(facts: _Facts) -> Problem | None:
+def _old_ipython(facts: _Facts) -> HostProblem | None:
     return _too_old(facts.versions, "ipython", (7, 34), "The magics need IPython 7.34 or newer.", "broken")
 
 
-def _old_ipywidgets(facts: _Facts) -> Problem | None:
+def _old_ipywidgets(facts: _Facts) -> HostProblem | None:
     return _too_old(facts.versions, "ipywidgets", (7, 7), "The live panel needs ipywidgets 7.7 or newer.", "warning")
 
 
-def _no_ipywidgets(facts: _Facts) -> Problem | None:
+def _no_ipywidgets(facts: _Facts) -> HostProblem | None:
     if facts.versions.get("ipywidgets"):
         return None
-    return Problem(
+    return HostProblem(
         about=VERSIONS,
         what="ipywidgets is not installed.",
         why="The live panel needs its widgets.",
@@ -272,12 +272,12 @@ def _no_ipywidgets(facts: _Facts) -> Problem | None:
     )
 
 
-def _too_old(versions: Versions, name: str, floor: tuple[int, int], why: str, state: str) -> Problem | None:
+def _too_old(versions: Versions, name: str, floor: tuple[int, int], why: str, state: str) -> HostProblem | None:
     have = release(versions.get(name))
     if not have or have >= floor:
         return None
     least = f"{floor[0]}.{floor[1]}"
-    return Problem(
+    return HostProblem(
         about=VERSIONS,
         what=f"{name} {versions[name]} is older than {least}.",
         why=why,
@@ -293,11 +293,11 @@ def release(version: str | None) -> tuple[int, ...]:
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
-_CHECKS: Mapping[str, tuple[Callable[[_Facts], Problem | None], ...]] = {
+_CHECKS: Mapping[str, tuple[Callable[[_Facts], HostProblem | None], ...]] = {
     "torch": (_no_framework, _different_pair, _no_libtpu, _plain_tensorflow),
     "tensorflow": (
         *(_no_tpu_for_tensorflow, _no_tensorflow, _tensorflow_without_tpu, _two_tensorflows),
         *(_old_tensorflow, _old_keras),
     ),
 }
-_NOTEBOOK: tuple[Callable[[_Facts], Problem | None], ...] = (_old_ipython, _old_ipywidgets, _no_ipywidgets)
+_NOTEBOOK: tuple[Callable[[_Facts], HostProblem | None], ...] = (_old_ipython, _old_ipywidgets, _no_ipywidgets)

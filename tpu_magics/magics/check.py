@@ -141,8 +141,9 @@ def _tell_lab(findings: Sequence[Finding], checked: str, ids: Mapping[str, str])
     if lab.current is None:
         return
     from tpu_magics.launch.rule_check import rule_finding
+    from tpu_magics.panel.words_problems import problem_of
 
-    told = [rule_finding(at, one, ids.get(one.path, "")) for at, one in enumerate(findings[:MOST_TOLD])]
+    told = [problem_of(rule_finding(at, one, ids.get(one.path, ""))) for at, one in enumerate(findings[:MOST_TOLD])]
     message = FindingsMessage(tuple(told), checked, None)
     lab.current.tell(message)
     lab.current.kept = None if lab.current.heard else message

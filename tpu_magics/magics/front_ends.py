@@ -13,11 +13,12 @@ from typing import Any
 
 from tpu_magics.launch.notebook import FREE, WAITS, NullObserver, RunObserver, SafeObserver, describe_error
 from tpu_magics.magics import lab
-from tpu_magics.panel.feed import Feed
-from tpu_magics.panel.messages import RunMessage
+from tpu_magics.panel.feed import A_MINUTE, Feed, TokenBucket
+from tpu_magics.panel.json_values import size_of
+from tpu_magics.panel.live import LivePanel, Publish
+from tpu_magics.panel.messages import RunMessage, UpdateMessage
 from tpu_magics.panel.model import SHARED, SharedView
 from tpu_magics.panel.protocol import TARGET
-from tpu_magics.panel.widget import LivePanel, Publish
 from tpu_magics.runs.files import LIVE, RunFiles, read_info
 from tpu_magics.runs.summary import run_status
 
@@ -38,7 +39,7 @@ class FrontEnds:
     def look(self) -> None:
         self._look_into_mailbox()
         if self.panel is not None:
-            self.panel.left_to_others = SHARE if lab.current is not None and lab.current.heard else 0.0
+            self.panel.elsewhere = lab.current is not None and lab.current.heard
         self._guarded.look()
         self._run.look()
 
@@ -78,8 +79,8 @@ def with_panel(kernel: Any, files: RunFiles, stop: Stop, main: str, say: Say, pu
     """A live panel, and the extension. `main`: what the main thread does meanwhile."""
     mailbox = _mailbox(kernel, main)
     reading = SharedView(files, SHARED)
-    panel = LivePanel(files, stop, publish, None, "" if main == FREE or mailbox else NO_STOP, reading)
-    return FrontEnds(panel, _followed(kernel, files, stop, mailbox, reading), mailbox, say)
+    panel = LivePanel(files, stop, publish, "" if main == FREE or mailbox else NO_STOP, reading)
+    return FrontEnds(panel, _followed(kernel, files, panel.stop, mailbox, reading), mailbox, say)
 
 
 def without_panel(kernel: Any, files: RunFiles, stop: Stop, main: str, say: Say) -> FrontEnds:
@@ -102,8 +103,9 @@ def _mailbox(kernel: Any, main: str) -> Mailbox | None:
 # -- the JupyterLab extension ---------------------------------------------------------------------------------------
 
 
-SHARE = 0.02  # of the watching thread's time that updates may take; a live panel has so much less
-WHOLE_EVERY = 10.0  # seconds between whole runs where a busy kernel cannot answer a request for one
+SHARE = 0.05  # of a core that updates may take
+WHOLE_EVERY = 10.0  # seconds between whole runs where a busy kernel cannot answer a request for one, at least
+ENVELOPE = 500  # bytes of a message around its patch, about
 
 
 class LabRun:
@@ -122,26 +124,28 @@ class LabRun:
         self.files, self.stop, self.reading = files, stop, reading
         self.answers, self.hears = answers, hears
         self.live = True
-        self._feed = Feed(files.id)
+        self._feed, self._bucket = Feed(files.id), TokenBucket()
         self._lock = threading.RLock()
         self._next = self._next_whole = 0.0
 
     def look(self) -> None:
         """Send the changes, if a front end is active and it is time."""
         desk = lab.current
-        began = time.monotonic()
+        began, spent = time.monotonic(), time.thread_time()
         if desk is None or began < self._next or not desk.heard:
             return
         with contextlib.suppress(Exception), self._lock:
             if self.live:
                 self._tell(desk, began)
-        self._next = began + max(desk.every, (time.monotonic() - began) / SHARE)
+        self._next = began + max(desk.every, (time.thread_time() - spent) / SHARE)
 
     def _tell(self, desk: lab.Lab, now: float) -> None:
-        message = self._feed.update(self.reading.view())
-        if not self.answers and now >= self._next_whole:
-            message = self._feed.whole(None)
-            self._next_whole = now + WHOLE_EVERY
+        message = self._feed.update(self.reading.view()) if self._bucket.open else None
+        if isinstance(message, UpdateMessage):
+            self._bucket.take(size_of(message.patch) + ENVELOPE)
+        if not self.answers and now >= self._next_whole and (whole := self._feed.whole(None)) is not None:
+            message = whole
+            self._next_whole = now + max(WHOLE_EVERY, size_of(whole.record) / (A_MINUTE / 60))
         desk.tell(*(one for one in (message, self._feed.heartbeat()) if one is not None))
 
     def whole(self, request: str | None) -> RunMessage | None:

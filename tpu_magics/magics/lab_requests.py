@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.panel.formats import count, short
 from tpu_magics.panel.messages import (
     ComparedMessage,
-    ComparedRow,
-    ComparedTable,
     FindingsMessage,
     ProblemMessage,
     RunMessage,
@@ -17,6 +17,7 @@ from tpu_magics.panel.messages import (
     StoppingMessage,
 )
 from tpu_magics.panel.requests import (
+    LONGEST,
     CheckedCell,
     CheckRequest,
     CompareRequest,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 MOST_RUNS = 200
 MOST_FINDINGS = 500
+MOST_CODE = 200_000  # characters that are checked: about a second
 
 
 def answers(wire: FrontEndComm, data: Mapping[str, Any]) -> Sequence[Any]:
@@ -46,7 +48,7 @@ def answers(wire: FrontEndComm, data: Mapping[str, Any]) -> Sequence[Any]:
     except TpuMagicsError as error:
         return [ProblemMessage(error.what, error.why, error.todo, request)]
     except Exception as fault:
-        what = f"The request failed in the kernel: {type(fault).__name__}: {fault}"[:1_000]
+        what = f"The request failed in the kernel: {type(fault).__name__}: {short(fault, LONGEST)}"
         why = "This is a bug in tpu_magics, not in your code. Nothing was changed."
         return [ProblemMessage(what, why, "Please report it.", request)]
 
@@ -90,14 +92,11 @@ def _runs(_wire: FrontEndComm, _query: RunsRequest, request: str | None) -> Sequ
 
 
 def _compare(_wire: FrontEndComm, query: CompareRequest, request: str | None) -> Sequence[Any]:
-    from tpu_magics.panel.runs import compare_table
+    from tpu_magics.panel.compared import compare
     from tpu_magics.runs.reader import find_run
 
     runs = [find_run(name) for name in query.runs]
-    table = compare_table(runs)
-    rows = tuple(ComparedRow(row.cells, row.state) for row in table.rows)
-    told = ComparedTable(table.title, table.columns, rows, table.notes)
-    return [ComparedMessage(tuple(run.id for run in runs), told, request)]
+    return [ComparedMessage(tuple(run.id for run in runs), compare(runs), request)]
 
 
 def _stop(wire: FrontEndComm, query: StopRequest, request: str | None) -> Sequence[Any]:
@@ -115,23 +114,30 @@ def _stop(wire: FrontEndComm, query: StopRequest, request: str | None) -> Sequen
 
 
 def _check(_wire: FrontEndComm, query: CheckRequest, request: str | None) -> Sequence[Any]:
+    from tpu_magics.panel.words_problems import problem_of
+
     findings, checked = check_notebook(query.cells)
-    return [FindingsMessage(tuple(findings[:MOST_FINDINGS]), checked, request)]
+    return [FindingsMessage(tuple(map(problem_of, findings[:MOST_FINDINGS])), checked, request)]
 
 
-def check_notebook(cells: Sequence[CheckedCell]) -> tuple[list[RuleFinding], str]:
-    """The findings of a notebook's code cells, and what was checked, in words."""
+def check_notebook(given: Sequence[CheckedCell]) -> tuple[list[RuleFinding], str]:
+    """The findings of a notebook's code cells, and what was checked, in words: of a very long notebook the first
+    cells."""
     from tpu_magics.check import check_with_config
     from tpu_magics.check.cells import cell_of
     from tpu_magics.launch.rule_check import rule_finding
 
+    ends = accumulate(len(cell.source) for cell in given)
+    cells = [cell for cell, end in zip(given, ends, strict=True) if end <= MOST_CODE]
     paths = [_path(cell, at) for at, cell in enumerate(cells, start=1)]
     read = [cell_of(cell.source, path, at) for at, (cell, path) in enumerate(zip(cells, paths, strict=True), start=1)]
     found = check_with_config(read)
     ids = [cells[one.cell - 1].id if one.cell else "" for one in found]
     told = [rule_finding(at, one, cell_id) for at, (one, cell_id) in enumerate(zip(found, ids, strict=True))]
-    with_code = sum(bool(cell.source.strip()) for cell in cells)
-    return told, f"{with_code} cell{'s' * (with_code != 1)} of the notebook"
+    with_code, in_all = (sum(bool(cell.source.strip()) for cell in some) for some in (cells, given))
+    if len(cells) < len(given):
+        return told, f"the first {with_code:,} of {in_all:,} cells; %tpu_check checks all"
+    return told, f"{count(with_code, 'cell')} of the notebook"
 
 
 def _path(cell: CheckedCell, at: int) -> str:

@@ -21,7 +21,7 @@ from tpu_magics.runs.files import RunFiles
 
 if TYPE_CHECKING:
     from tpu_magics.magics.shell import UnrecordedCells
-    from tpu_magics.panel.widget import LivePanel
+    from tpu_magics.panel.live import LivePanel
 
 
 LINES_KEPT = 200  # lines of a background run's output that its one display shows

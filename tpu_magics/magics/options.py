@@ -3,105 +3,32 @@
 from __future__ import annotations
 
 import argparse
-import difflib
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from tpu_magics.backends.base import STEPS
-from tpu_magics.errors import TpuMagicsError
-
-
-class MagicParser(argparse.ArgumentParser):
-    """An argument parser that raises TpuMagicsError, offers the nearest option, and never leaves the process."""
-
-    def __init__(self, prog: str, description: str, epilog: str = "") -> None:
-        super().__init__(
-            prog=prog,
-            description=description,
-            epilog=epilog,
-            add_help=False,
-            allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        self.add_argument("-h", "--help", action="store_true", help="show this help")
-
-    def error(self, message: str) -> NoReturn:
-        raise TpuMagicsError(
-            f"{self.prog}: {message}.",
-            "",
-            f"See {self.prog} -h for its options.",
-        )
-
-    def read(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parse the words of a line; unknown options get the nearest known one offered."""
-        found, left = self.parse_known_intermixed_args(list(words))
-        if left:
-            self._refuse(left[0])
-        return found
-
-    def _refuse(self, word: str) -> NoReturn:
-        known = [option for action in self._actions for option in action.option_strings]
-        if not word.startswith("-"):
-            raise TpuMagicsError(
-                f"{self.prog} does not take {word!r} here.",
-                "It takes no more ARGs than its help says. An expression with spaces counts as several words.",
-                f"See {self.prog} -h, or assign the expression to a name and use that.",
-            )
-        option = word.split("=")[0]
-        near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]}?" if near else "."
-        raise TpuMagicsError(
-            f"{self.prog} has no option {option}{hint}",
-            f"Its options are {', '.join(sorted(known, key=str.lower))}.",
-            f'See {self.prog} -h. Write an ARG that begins with a minus in parentheses: "({word})".',
-        )
-
-    def doc(self) -> str:
-        """The help as a docstring."""
-        return self.format_help()
-
-
-def count(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-
-
-def positive(text: str) -> int:
-    found = count(text)
-    if found < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return found
-
-
-def counts(text: str) -> tuple[int, ...]:
-    return tuple(count(part) for part in text.split(",") if part.strip())
-
-
-def seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
-
-
-def add_precision(parser: argparse.ArgumentParser) -> None:
-    """--precision, for training and for a preflight."""
-    parser.add_argument(
-        "--precision",
-        choices=("fp32", "bf16", "bf16-downcast"),
-        help="bf16: float and double become bfloat16 (TensorFlow: Keras' mixed_bfloat16); bf16-downcast: float becomes "
-        "bfloat16, double float32",
-    )
-
-
-# -- the magics -------------------------------------------------------------------------------------------------------
-
+from tpu_magics.magics.parser import (
+    Definition,
+    Expression,
+    Function,
+    MagicParser,
+    RuleCodes,
+    RunName,
+    Script,
+    Size,
+    Targets,
+    add_precision,
+    count,
+    counts,
+    positive,
+    seconds,
+)
 
 __all__ = [
+    "PARSERS",
     "MagicParser",
     "check_parser",
+    "doc",
     "doctor_parser",
     "init_parser",
     "logs_parser",
@@ -171,6 +98,7 @@ def init_parser() -> MagicParser:
     )
     parser.add_argument(
         "--target",
+        type=Targets,
         default="",
         metavar="T",
         help="with --hosts, the TPU slice to request from the cluster (v5litepod-16, ...; default: what it has)",
@@ -196,8 +124,9 @@ _TRAIN_TEXTS = {
 def train_parser(prog: str) -> MagicParser:
     """%%tpu_train and %tpu_train"""
     parser = MagicParser(prog, *_TRAIN_TEXTS[prog])
-    metavar = "ARG" if prog == "%%tpu_train" else "FUNCTION ARG"
-    parser.add_argument("args", nargs="*", metavar=metavar, help="expressions, evaluated in the notebook; key=expr too")
+    kind, metavar = (Expression, "ARG") if prog == "%%tpu_train" else (Script, "FUNCTION ARG")
+    text = "expressions, evaluated in the notebook; key=expr too"
+    parser.add_argument("args", nargs="*", type=kind, metavar=metavar, help=text)
     add_shared(parser)
     parser.add_argument(
         "--spmd",
@@ -217,6 +146,7 @@ def train_parser(prog: str) -> MagicParser:
     _add_limits(parser)
     parser.add_argument(
         "--preflight",
+        type=Targets,
         metavar="T",
         help="compile for this TPU first (v5e-8, ...), and do not start if the program does not fit",
     )
@@ -239,6 +169,11 @@ def train_parser(prog: str) -> MagicParser:
         help="after a failure, an interrupt or the time limit, keep the weights of the last step, not the old ones",
     )
     parser.add_argument("--run-name", metavar="NAME", help="name of the run (default: the function's)")
+    parser.add_argument(
+        "--tensorboard",
+        metavar="DIR",
+        help="write logged values, step times and compiles to DIR for TensorBoard while the run goes on",
+    )
     parser.add_argument(
         "--plain",
         action="store_true",
@@ -279,6 +214,7 @@ def check_parser(prog: str) -> MagicParser:
         parser.add_argument(
             "names",
             nargs="*",
+            type=Definition,
             metavar="NAME",
             help="functions or classes, and what they call (default: all cells so far)",
         )
@@ -291,15 +227,23 @@ def check_parser(prog: str) -> MagicParser:
     what = "replace this cell by the fixed one" if cell else "show the fixed cells, to be pasted"
     changes.add_argument("--fix", action="store_true", help=what)
     changes.add_argument("--diff", action="store_true", help="show what --fix would change")
-    parser.add_argument("--select", metavar="CODES", help="only these rules or groups, separated by commas")
-    parser.add_argument("--ignore", metavar="CODES", help="without these rules or groups")
+    parser.add_argument(
+        "--select", type=RuleCodes, metavar="CODES", help="only these rules or groups, separated by commas"
+    )
+    parser.add_argument("--ignore", type=RuleCodes, metavar="CODES", help="without these rules or groups")
     return parser
 
 
 def runs_parser() -> MagicParser:
     """%tpu_runs"""
-    parser = MagicParser("%tpu_runs", "List the newest runs of this folder, or compare some.")
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="names or ids; `last` is this notebook's newest")
+    parser = MagicParser(
+        "%tpu_runs",
+        "List the newest runs of this folder, or compare some.",
+        "Examples:\n  %tpu_runs\n  %tpu_runs first second\n  %tpu_runs --all --csv runs.csv\n",
+    )
+    parser.add_argument(
+        "runs", nargs="*", type=RunName, metavar="RUN", help="names or ids; `last` is this notebook's newest"
+    )
     add_listed(parser)
     parser.add_argument("--plain", action="store_true", help="without times, ids and sizes")
     return parser
@@ -312,6 +256,15 @@ def add_listed(parser: argparse.ArgumentParser) -> None:
         "-n", "--newest", type=positive, default=20, metavar="N", help="list the newest N (default: 20)"
     )
     listed.add_argument("--all", action="store_const", const=None, dest="newest", help="list all")
+    parser.add_argument(
+        "--csv", metavar="FILE", help='write them to FILE as a table instead, one row for each run ("-": print it)'
+    )
+
+
+def _add_run(parser: MagicParser, default: str | None = "last", text: str = "the newest") -> None:
+    parser.add_argument(
+        "run", nargs="?", type=RunName, default=default, metavar="RUN", help=f"name or id (default: {text})"
+    )
 
 
 def panel_parser() -> MagicParser:
@@ -319,14 +272,15 @@ def panel_parser() -> MagicParser:
     parser = MagicParser(
         "%tpu_panel", "Show a run: its steps, compiles and their causes, precision, memory. Live while it runs."
     )
-    parser.add_argument("run", nargs="?", default="last", metavar="RUN", help="name or id (default: the newest)")
+    _add_run(parser)
+    parser.add_argument("--all", action="store_true", dest="everything", help="print everything as text")
     return parser
 
 
 def logs_parser() -> MagicParser:
     """%tpu_logs"""
     parser = MagicParser("%tpu_logs", "Show the output of a rank.")
-    parser.add_argument("run", nargs="?", default="last", metavar="RUN", help="name or id (default: the newest)")
+    _add_run(parser)
     parser.add_argument("-r", "--rank", type=count, default=0, metavar="RANK", help="the rank (default: 0)")
     return parser
 
@@ -334,7 +288,7 @@ def logs_parser() -> MagicParser:
 def stop_parser() -> MagicParser:
     """%tpu_stop"""
     parser = MagicParser("%tpu_stop", "Stop the run in the background. The notebook's models stay unchanged.")
-    parser.add_argument("run", nargs="?", metavar="RUN", help="name or id (default: the active run)")
+    _add_run(parser, None, "the active run")
     return parser
 
 
@@ -347,9 +301,15 @@ def pod_parser() -> MagicParser:
         "Examples:\n  %tpu_pod\n  %tpu_pod training_function model\n  %tpu_pod --target v5litepod-16\n",
     )
     parser.add_argument(
-        "args", nargs="*", metavar="FUNCTION ARG", help="the training, as %%tpu_train FUNCTION ARG takes it"
+        "args",
+        nargs="*",
+        type=Script,
+        metavar="FUNCTION ARG",
+        help="the training, as %%tpu_train FUNCTION ARG takes it",
     )
-    parser.add_argument("--target", default="", metavar="T", help="plan for this TPU slice, whether it exists or not")
+    parser.add_argument(
+        "--target", type=Targets, default="", metavar="T", help="plan for this TPU slice, whether it exists or not"
+    )
     return parser
 
 
@@ -365,6 +325,7 @@ def pad_parser() -> MagicParser:
     parser.add_argument(
         "lengths",
         nargs="?",
+        type=Expression,
         metavar="LENGTHS",
         help="an expression: lengths, lists of token ids, an array, a tokenised dataset or its column, a DataLoader",
     )
@@ -386,7 +347,10 @@ def pad_parser() -> MagicParser:
         "-n", "--processes", type=count, metavar="N", help="ranks that step together (default: those of %%tpu_init)"
     )
     parser.add_argument(
-        "--run", metavar="RUN", help="take measured seconds from the runs of this name (default: the newest run's)"
+        "--run",
+        type=RunName,
+        metavar="RUN",
+        help="take measured seconds from the runs of this name (default: the newest run's)",
     )
     parser.add_argument("--compile-seconds", type=seconds, metavar="S", help="of one compile, instead of measured ones")
     parser.add_argument(
@@ -429,7 +393,11 @@ def preflight_parser() -> MagicParser:
         "  %tpu_preflight training_function model batch=32 --target v5e-8,v6e-8 --fit batch\n",
     )
     parser.add_argument(
-        "args", nargs="*", metavar="FUNCTION ARG", help="expressions, evaluated in the notebook; key=expr too"
+        "args",
+        nargs="*",
+        type=Function,
+        metavar="FUNCTION ARG",
+        help="expressions, evaluated in the notebook; key=expr too",
     )
     add_preflight(parser)
     parser.add_argument(
@@ -442,9 +410,10 @@ def preflight_parser() -> MagicParser:
 def add_preflight(parser: argparse.ArgumentParser, required: bool = False) -> None:
     """What %tpu_preflight and `python -m tpu_magics preflight` have in common."""
     text = "TPUs: v5e-8 (Google: v5litepod-8), v6e-1, v4-8, v5p-8, ..."
-    parser.add_argument("--target", required=required, metavar="T,T", help=text)
+    parser.add_argument("--target", type=Targets, required=required, metavar="T,T", help=text)
     parser.add_argument(
         "--fit",
+        type=Size,
         metavar="NAME",
         help="search the largest value that fits of an argument or of a name in the notebook: exact below 4,096, to "
         "1 %% above; the figures are then for the largest multiple of 8",
@@ -459,3 +428,28 @@ def add_preflight(parser: argparse.ArgumentParser, required: bool = False) -> No
     parser.add_argument("--spmd", action="store_true", help="one process drives all devices of the target as a mesh")
     parser.add_argument("--anew", action="store_true", help="compile again, and cache nothing")
     parser.add_argument("--force", action="store_true", help="trace even if there is not enough host memory (estimate)")
+
+
+PARSERS: Mapping[str, Callable[[], MagicParser]] = {
+    "%tpu_init": init_parser,
+    "%%tpu_train": partial(train_parser, "%%tpu_train"),
+    "%tpu_train": partial(train_parser, "%tpu_train"),
+    "%%tpu_check": partial(check_parser, "%%tpu_check"),
+    "%tpu_check": partial(check_parser, "%tpu_check"),
+    "%tpu_runs": runs_parser,
+    "%tpu_panel": panel_parser,
+    "%tpu_logs": logs_parser,
+    "%tpu_stop": stop_parser,
+    "%tpu_preflight": preflight_parser,
+    "%tpu_pad": pad_parser,
+    "%tpu_doctor": doctor_parser,
+    "%tpu_pod": pod_parser,
+}
+
+
+def doc(name: str) -> str:
+    """The help of a magic as its docstring. Where there is a cell magic of the same name, the line magic's begins with
+    what that one is: asked for help on a line that begins with %%, front ends show the line magic's."""
+    cell = PARSERS[f"%{name}"]() if f"%{name}" in PARSERS else None
+    first = f"{cell.format_usage()}\n{cell.description}\n\n{cell.epilog}\n" if cell else ""
+    return first + PARSERS[name]().format_help()

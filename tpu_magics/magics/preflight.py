@@ -18,7 +18,7 @@ from tpu_magics.magics import call_spec
 from tpu_magics.panel.preflight import to_html, to_text
 from tpu_magics.panel.preflight_progress import TerminalLine, progress_html, progress_text
 from tpu_magics.preflight import compile_process, report
-from tpu_magics.preflight.compilation import Progress
+from tpu_magics.preflight.compilation import CompileProgress
 from tpu_magics.preflight.run import Callbacks, PreflightCheck, SearchInterrupted, preflight_check
 from tpu_magics.preflight.run import preflight as find
 from tpu_magics.preflight.targets import parse_all
@@ -202,7 +202,7 @@ def shown(found: report.Preflight) -> PreflightResult:
 
 @contextmanager
 def telling(plain: bool) -> Iterator[Callbacks]:
-    """Progress in one line of the notebook or terminal, which the result replaces; no progress with `plain`."""
+    """CompileProgress in one line of the notebook or terminal, which the result replaces; no progress with `plain`."""
     if plain:
         yield Callbacks(found=lambda found: _print(found, no_times=True))
     elif _has_front_end():
@@ -251,7 +251,7 @@ class Output:
         if self.handle is not None and not self.settled:
             self._put({"text/plain": DONE if kind is None else WITHOUT})
 
-    def progress(self, now: Progress) -> None:
+    def progress(self, now: CompileProgress) -> None:
         self._put({"text/plain": progress_text(now), "text/html": progress_html(now)})
 
     def line(self, text: str) -> None:
@@ -271,6 +271,6 @@ class Output:
 
 
 def _line(text: str) -> str:
-    from tpu_magics.panel.sections_words import say
+    from tpu_magics.panel.html_parts import say
 
     return f'<div class="tpu-magics-preflight" style="color:inherit">◐ {say(text)}</div>'

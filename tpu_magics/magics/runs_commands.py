@@ -7,27 +7,28 @@ from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.magics.display import show, show_table
-from tpu_magics.panel.runs import compare_table, more_runs, plain_summary, runs_table, summary_table
-from tpu_magics.panel.table import Table
+from tpu_magics.panel.compared import compare, compared_html, compared_text
+from tpu_magics.panel.runs import more_runs, plain_summary, runs_table, summary_table
+from tpu_magics.panel.table import to_text
 from tpu_magics.runs.files import RunFiles, refused_record
-from tpu_magics.runs.reader import Run, find_run, newest_runs
+from tpu_magics.runs.reader import Run, find_run, newest_runs, no_such_rank
 
 
-def runs(names: Sequence[str], plain: bool = False, newest: int | None = None) -> None:
-    """The newest runs (None: all), one, or several side by side."""
+def runs(names: Sequence[str], plain: bool = False, newest: int | None = None, csv: str | None = None) -> None:
+    """The newest runs (None: all), one, or several side by side. `csv`: write them to this file instead."""
     found = [named_run(name) for name in names]
-    if plain:
-        shown, there = (found, len(found)) if found else newest_runs(newest)
-        texts = (*map(plain_summary, shown), *more_runs(len(shown), there))
-        print("\n\n".join(texts), flush=True)
-        return
-    show_table(_table(found, newest))
+    shown, there = (found, len(found)) if found else newest_runs(newest)
+    if csv is not None:
+        from tpu_magics.magics.runs_csv import write_csv
 
-
-def _table(found: Sequence[Run], newest: int | None) -> Table:
-    if not found:
-        return runs_table(*newest_runs(newest))
-    return summary_table(found[0]) if len(found) == 1 else compare_table(found)
+        write_csv(shown, csv, more_runs(len(shown), there))
+    elif plain:
+        print("\n\n".join((*map(plain_summary, shown), *more_runs(len(shown), there))), flush=True)
+    elif len(found) > 1:
+        compared = compare(found)
+        show({"text/plain": to_text(compared_text(compared)), "text/html": compared_html(compared)})
+    else:
+        show_table(summary_table(found[0]) if found else runs_table(shown, there))
 
 
 def named_run(name: str) -> Run:
@@ -43,11 +44,7 @@ def logs(name: str, rank: int) -> None:
     """Print what a rank printed."""
     run = named_run(name)
     if rank not in run.ranks:
-        raise TpuMagicsError(
-            f"The run {run.name!r} has no rank {rank}.",
-            f"Its ranks are {', '.join(map(str, run.ranks)) or 'none'}.",
-            "Choose one of them with -r.",
-        )
+        raise no_such_rank(run.name, rank, run.ranks)
     print(run.log(rank) or refused_record(run.log_path(rank)) or f"(rank {rank} printed nothing)", flush=True)
 
 
@@ -80,17 +77,20 @@ def stop(name: str | None) -> None:
 # -- %tpu_panel -----------------------------------------------------------------------------------------------------
 
 
-def show_run(run: str = "last") -> None:
+def show_run(run: str = "last", everything: bool = False) -> None:
     """Show a run: live if it runs in the background of this notebook, else from its records.
 
     Args:
         run: a run's name or id, the beginning or end of an id, or "last".
+        everything: print all that is known of it as text.
 
     Raises:
         TpuMagicsError: there is no such run.
     """
     found = named_run(run)
-    if not _attached(found):
+    if everything:
+        print(text(found), end="", flush=True)
+    elif not _attached(found):
         show(bundle(found))
 
 
@@ -110,6 +110,15 @@ def _attached(run: RunFiles) -> bool:
         return False
     going.set_observer(observer)
     return True
+
+
+def text(run: RunFiles) -> str:
+    """All that is known of the run, from its records as they are now."""
+    from tpu_magics.panel.model import SharedView
+    from tpu_magics.panel.text import to_text
+    from tpu_magics.panel.words import page
+
+    return to_text(page(SharedView(run).anew()), everything=True)
 
 
 def bundle(run: RunFiles) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.magics import lab, options
 
 EVENTS = ("pre_run_cell", "post_run_cell")
+RESULT = ("tpu_magics.launch.results", "TrainResult")
 
 
 class UnrecordedCells:
@@ -31,6 +32,8 @@ def load(shell: Any) -> None:
     listener = Listener(shell)
     for event in EVENTS:
         shell.events.register(event, getattr(listener, event))
+    shell.Completer.magic_arg_matchers.append(listener.completions)
+    shell.display_formatter.formatters["text/html"].for_type_by_name(*RESULT, result_html)
     lab.load(shell)
 
 
@@ -44,6 +47,9 @@ def unload(shell: Any) -> None:
     for event in EVENTS:
         for callback in [one for one in shell.events.callbacks[event] if _is_ours(one)]:
             shell.events.unregister(event, callback)
+    matchers = shell.Completer.magic_arg_matchers
+    matchers[:] = [one for one in matchers if not _is_ours(one)]
+    shell.display_formatter.formatters["text/html"].pop(".".join(RESULT), None)
     transformers = shell.input_transformers_cleanup
     transformers[:] = [
         one for one in transformers if getattr(one, "__qualname__", "") != cell_below_comments.__qualname__
@@ -69,8 +75,21 @@ def cell_below_comments(lines: list[str]) -> list[str]:
     return kept if len(kept) > 1 else [kept[0].rstrip("\n") + "\n", "\n"]
 
 
+def context_matcher(function: Any) -> Any:
+    """Marks what IPython 8.6 and newer calls with a context. Its own decorator of this name is not in IPython 7."""
+    function.matcher_api_version = 2
+    return function
+
+
+def result_html(result: Any) -> str:
+    """A TrainResult in a notebook; its repr is its text."""
+    from tpu_magics.panel import result as shown
+
+    return shown.result_html(result.run)
+
+
 class Listener:
-    """Records the cells, and loads the results of a background run before the next cell."""
+    """Records the cells, loads the results of a background run before the next cell, and completes at Tab."""
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
@@ -114,6 +133,19 @@ class Listener:
 
         number = getattr(result, "execution_count", None) or self.shell.execution_count
         session.current.fork_blockers.record(session.current.backend, f"In [{number}]")
+
+    @context_matcher
+    def completions(self, given: Any) -> Any:
+        """Called by IPython's completer at each Tab, among the matchers of magics' arguments: alone of all kinds of
+        matchers they keep jedi's words out in IPython 7, too. An error of ours would be shown in the person's cell."""
+        try:
+            if "%tpu_" in self.shell.Completer.line_buffer:
+                from tpu_magics.magics.completion import matches
+
+                return matches(self.shell, given)
+        except Exception:
+            pass
+        return [] if isinstance(given, str) else {"completions": []}
 
 
 def _notebook(shell: Any) -> Any:
@@ -207,7 +239,9 @@ class TpuMagics(Magics):
 
         parser = options.runs_parser()
         found = parser.read(split_words(line))
-        print(parser.format_help()) if found.help else runs_commands.runs(found.runs, found.plain, found.newest)
+        print(parser.format_help()) if found.help else runs_commands.runs(
+            found.runs, found.plain, found.newest, found.csv
+        )
 
     @line_magic
     def tpu_panel(self, line: str) -> None:
@@ -220,7 +254,7 @@ class TpuMagics(Magics):
             print(parser.format_help())
             return
         _notebook(self.shell)
-        runs_commands.show_run(found.run)
+        runs_commands.show_run(found.run, found.everything)
 
     @line_magic
     def tpu_logs(self, line: str) -> None:
@@ -294,16 +328,6 @@ class TpuMagics(Magics):
         pod.run(_notebook(self.shell), found)
 
 
-TpuMagics.tpu_init.__doc__ = options.init_parser().doc()
-TpuMagics.tpu_train.__doc__ = options.train_parser("%%tpu_train").doc()
-TpuMagics.tpu_train_line.__doc__ = options.train_parser("%tpu_train").doc()
-TpuMagics.tpu_check.__doc__ = options.check_parser("%%tpu_check").doc()
-TpuMagics.tpu_check_line.__doc__ = options.check_parser("%tpu_check").doc()
-TpuMagics.tpu_runs.__doc__ = options.runs_parser().doc()
-TpuMagics.tpu_panel.__doc__ = options.panel_parser().doc()
-TpuMagics.tpu_logs.__doc__ = options.logs_parser().doc()
-TpuMagics.tpu_stop.__doc__ = options.stop_parser().doc()
-TpuMagics.tpu_preflight.__doc__ = options.preflight_parser().doc()
-TpuMagics.tpu_pad.__doc__ = options.pad_parser().doc()
-TpuMagics.tpu_doctor.__doc__ = options.doctor_parser().doc()
-TpuMagics.tpu_pod.__doc__ = options.pod_parser().doc()
+for _name in options.PARSERS:
+    _kind = "cell" if _name.startswith("%%") else "line"
+    getattr(TpuMagics, TpuMagics.magics[_kind][_name.lstrip("%")]).__doc__ = options.doc(_name)

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.launch import train as launcher
+from tpu_magics.launch.notebook import RunObserver
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.results import TrainResult
 from tpu_magics.magics.options import MagicParser
 from tpu_magics.panel.findings import codes, headline, recorded_finding
-from tpu_magics.panel.runs import plain_summary
-from tpu_magics.panel.sections_rehearsal import rehearsal
-from tpu_magics.panel.sections_words import count
+from tpu_magics.panel.formats import count
+from tpu_magics.panel.runs import plain_summary, rehearsal
 from tpu_magics.runs.events import RuleFinding
+from tpu_magics.runs.files import RunFiles
 
 if TYPE_CHECKING:
     from tpu_magics.magics.notebook import ShellNotebook
@@ -42,8 +45,9 @@ def run(notebook: ShellNotebook, found: argparse.Namespace, args: Sequence[str],
         )
     before = session.current.last
     gate = preflight_first(found.preflight, found.plain, notebook.namespace)
+    observe = for_tensorboard(found.tensorboard, None if found.plain else notebook.say)
     try:
-        result = _train(notebook, replace(_options(found), gate=gate), args, line, cell, found.output)
+        result = _train(notebook, replace(_options(found), gate=gate, observe=observe), args, line, cell, found.output)
     finally:
         if session.current.last is not before:
             notebook.namespace[found.output] = session.current.last
@@ -62,14 +66,37 @@ def preflight_first(
     return before_training(target, plain, namespace)
 
 
+def for_tensorboard(
+    folder: str | Path | None, say: Callable[[str], None] | None = None
+) -> Callable[[RunFiles], RunObserver] | None:
+    """The observer of --tensorboard, which `say`s where it writes. Raises TpuMagicsError where it cannot."""
+    if folder is None:
+        return None
+    from tpu_magics.panel.tensorboard import check_folder, event_files
+
+    place = check_folder(folder)
+
+    def observe(run: RunFiles) -> RunObserver:
+        if say is not None:
+            say(f"TensorBoard shows this run with: tensorboard --logdir {shlex.quote(str(folder))}")
+        return event_files(run, place)
+
+    return observe
+
+
 def train(
-    function: Callable[..., Any], *args: Any, preflight: str | Sequence[str] | None = None, **options: Any
+    function: Callable[..., Any],
+    *args: Any,
+    preflight: str | Sequence[str] | None = None,
+    tensorboard: str | Path | None = None,
+    **options: Any,
 ) -> TrainResult:
     """preflight: the name of a TPU ("v5e-8"), or several: compile for it first, and do not start if the program does
-    not fit."""
+            not fit.
+    tensorboard: a folder: write logged values, step times and compiles there for TensorBoard while the run goes on."""
     _refuse_unknown(options)
     gate = preflight_first(preflight, bool(options.get("plain")))
-    return launcher.train(function, *args, gate=gate, **options)
+    return launcher.train(function, *args, gate=gate, observe=for_tensorboard(tensorboard), **options)
 
 
 def _refuse_unknown(options: Mapping[str, Any]) -> None:
@@ -83,16 +110,24 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
 
 
 def _public() -> inspect.Signature:
-    """The launcher's options by their names, with `preflight` for the gate that is made of it."""
+    """The launcher's options by their names, with the texts that `gate` and `observe` are made of in their place."""
     given = inspect.signature(launcher.train)
-    kept = [one for one in given.parameters.values() if one.name != "gate"]
-    own = inspect.signature(train).parameters["preflight"]
-    return given.replace(parameters=[*kept, own])
+    kept = [one for one in given.parameters.values() if one.name not in ("gate", "observe")]
+    own = inspect.signature(train).parameters
+    return given.replace(parameters=[*kept, own["preflight"], own["tensorboard"]])
 
 
-_GATE = "gate: called before anything forks; an exception stops the run."
+def _public_doc() -> str:
+    """The launcher's docstring with these two options."""
+    found = launcher.train.__doc__ or ""
+    gate = "gate: called before anything forks; an exception stops the run."
+    observe = "observe: makes one more observer of the run, besides the panel."
+    preflight, tensorboard = (train.__doc__ or "").split("\n    tensorboard", 1)
+    return found.replace(gate, preflight).replace(observe, f"tensorboard{tensorboard}")
+
+
+train.__doc__ = _public_doc()
 train.__signature__ = _public()  # type: ignore[attr-defined]
-train.__doc__ = (launcher.train.__doc__ or "").replace(_GATE, train.__doc__ or "")
 
 
 def _options(found: argparse.Namespace) -> Options:

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from tpu_magics.check import rule_name
 from tpu_magics.check.finding import Finding
 from tpu_magics.check.formats import CheckReport, text
-from tpu_magics.panel.sections_words import AMBER, GREY, chip, code, count, paragraph, say, short, small, title
+from tpu_magics.panel.formats import count, rule_title, short
+from tpu_magics.panel.html_parts import AMBER, GREY, chip, code, paragraph, say, small, title
 from tpu_magics.runs.events import RuleFinding
 
 MOST = 100  # findings shown in a notebook
@@ -23,9 +25,11 @@ _LINE = "margin:.15em 0;overflow-wrap:anywhere"
 
 @dataclass(frozen=True)
 class FindingView:
-    """A finding as it is shown. `start` and `end`: its columns in `source`, from 0."""
+    """A finding as it is shown. `rule`: its code and name in words; `start` and `end`: its columns in `source`, from
+    0."""
 
     code: str
+    rule: str
     group: str
     where: str
     source: str
@@ -42,15 +46,16 @@ def finding_view(one: Finding) -> FindingView:
     """A finding of a check."""
     end = one.end_column - 1 if one.end_line == one.line else len(one.source)
     return FindingView(
-        one.code, one.group, _where(one.path, one.cell, one.line), one.source, one.column - 1, end, one.message,
-        one.why, one.fix, one.advice, bool(one.edits),
+        one.code, rule_title(one.code, rule_name(one.code)), one.group, _where(one.path, one.cell, one.line),
+        one.source, one.column - 1, end, one.message, one.why, one.fix, one.advice, bool(one.edits),
     )  # fmt: skip
 
 
 def recorded_finding(one: RuleFinding) -> FindingView:
     """A finding in the records of a run; what it is about on its line is not recorded."""
     where = _where(one.site.path, None, one.site.line)
-    return FindingView(one.code, one.group, where, one.site.code, 0, 0, one.message, one.why, one.fix, one.advice)
+    rule = rule_title(one.code, one.name)
+    return FindingView(one.code, rule, one.group, where, one.site.code, 0, 0, one.message, one.why, one.fix, one.advice)
 
 
 def _where(path: str, cell: int | None, line: int) -> str:
@@ -105,7 +110,7 @@ def blocks(found: Iterable[FindingView]) -> str:
 
 def _block(one: FindingView) -> str:
     colour = GREY if one.advice else AMBER
-    word = f"advice {one.code}" if one.advice else f"! {one.code}"
+    word = f"advice {one.rule}" if one.advice else f"! {one.rule}"
     head = f'<p style="{_LINE}">{chip(word, colour)} <b>{say(one.where)}</b> {_worded(one.message)}</p>'
     return f'<div style="{_BLOCK}">{head}{_shown(one, colour)}{"".join(_reasons(one))}</div>'
 

@@ -14,7 +14,7 @@ from tpu_magics.host import (
     VERSIONS,
     WARNING,
     Host,
-    Problem,
+    HostProblem,
     VariableChange,
     notebook_environment,
 )
@@ -178,7 +178,9 @@ _PLACING: Mapping[str, Callable[[Placement], str]] = {
 
 def _placing_problem(problem: Placing) -> Row:
     lines = [problem.what, f"Why: {problem.why}", f"Fix: {problem.todo}"]
-    return Row(("Problem" if problem.refuses else "Warning", "\n".join(lines)), BROKEN if problem.refuses else WARNING)
+    return Row(
+        ("HostProblem" if problem.refuses else "Warning", "\n".join(lines)), BROKEN if problem.refuses else WARNING
+    )
 
 
 # -- shared rows --------------------------------------------------------------------------------------------------
@@ -231,7 +233,7 @@ def _repair(repair: VariableChange) -> str:
     return f"{change} (it is {repair.before!r} here): {repair.reason}."
 
 
-def _problem(problem: Problem) -> Row:
+def _problem(problem: HostProblem) -> Row:
     lines = [problem.what, f"Why: {problem.why}", f"Fix: {problem.todo}" if problem.todo else ""]
-    title = "Problem" if problem.state == BROKEN else "Warning"
+    title = "HostProblem" if problem.state == BROKEN else "Warning"
     return Row((title, "\n".join(line for line in lines if line)), problem.state)

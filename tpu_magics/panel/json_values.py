@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -48,18 +48,6 @@ def names(cls: type[Any]) -> tuple[str, ...]:
 def size_of(value: Any) -> int:
     """Bytes of a value that is JSON already."""
     return len(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace"))
-
-
-def fitting(items: Iterable[Any], room: int) -> list[Any]:
-    """As many of the first items as fit, as JSON."""
-    found: list[Any] = []
-    for item in items:
-        made = plain(item)
-        room -= size_of(made) + 1
-        if room < 0:
-            break
-        found.append(made)
-    return found
 
 
 def shortened(value: Mapping[str, Any], most: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The messages from the kernel to its front ends over the comm `tpu_magics`.
 
-labextension/src/types.ts mirrors the names and fields.
+`scripts/typescript.py` makes labextension/src/types.ts of them.
 """
 
 from __future__ import annotations
@@ -9,25 +9,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from tpu_magics.panel.page import Chart, Problem
 from tpu_magics.panel.protocol import HelloMessage, KernelHost
 
 __all__ = [
     "ComparedMessage",
     "ComparedRow",
-    "ComparedTable",
-    "FailureText",
+    "Comparison",
     "FindingsMessage",
     "HeartbeatMessage",
     "HelloMessage",
     "KernelHost",
-    "NoticeText",
     "ProblemMessage",
-    "RankTable",
-    "RehearsalNote",
     "RunLine",
     "RunMessage",
-    "RunRecord",
-    "RunTexts",
     "RunsMessage",
     "StoppingMessage",
     "UpdateMessage",
@@ -37,68 +32,9 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class RunRecord:
-    """A whole run, over the comm and in a saved notebook. `view`: RunView as JSON."""
-
-    v: int
-    view: Mapping[str, Any]
-    said: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class RunTexts:
-    """The texts of a run (sections*.py), as JSON. `tone`: "", "ok", "warning" or "broken"; `causes`: the
-    names of the causes, by code; `failure` and `likeness`: None where there is nothing to say."""
-
-    state: str
-    tone: str
-    notes: str
-    figures: Any
-    facts: Any
-    compiles: str
-    causes: Mapping[str, str]
-    ranks: Any
-    notices: Any
-    failure: Any
-    likeness: Any
-    footer: str
-
-
-@dataclass(frozen=True)
-class NoticeText:
-    word: str
-    text: str
-    state: str
-
-
-@dataclass(frozen=True)
-class FailureText:
-    """`facts`: Fact; `lines`: shown as they are."""
-
-    facts: Any
-    lines: Any
-
-
-@dataclass(frozen=True)
-class RehearsalNote:
-    """What a rehearsal has in common with a TPU. `short`: in one line; `facts`: Fact."""
-
-    short: str
-    facts: Any
-
-
-@dataclass(frozen=True)
-class RankTable:
-    """The ranks as a table of texts."""
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class RunLine:
-    """A run in a list. Counts are those of rank 0; None: not known."""
+    """A run in a list. Counts are those of rank 0; None: not known. `value`: the last loss, else what was logged last,
+    with its name ("loss 0.125"); `curve`: at most 30 numbers of it, evenly over the steps."""
 
     id: str
     name: str
@@ -109,23 +45,29 @@ class RunLine:
     steps: int | None
     compiles: int | None
     recompiles: int | None
+    value: str = ""
+    curve: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """`state`: as in panel/table.py."""
+    """What is compared, and a cell for each run."""
 
+    label: str
     cells: tuple[str, ...]
-    state: str
 
 
 @dataclass(frozen=True)
-class ComparedTable:
-    """Runs side by side."""
+class Comparison:
+    """Runs side by side. `runs`: what each is called here; `different` and `equal`: rows, to be shown in this order,
+    the equal ones folded; `charts`: the loss of each run, in the order of `runs`, to be drawn over each other (a run
+    that logged none has no points)."""
 
     title: str
-    columns: tuple[str, ...] | None
-    rows: tuple[ComparedRow, ...]
+    runs: tuple[str, ...]
+    different: tuple[ComparedRow, ...]
+    equal: tuple[ComparedRow, ...]
+    charts: tuple[Chart, ...]
     notes: tuple[str, ...]
 
 
@@ -143,7 +85,7 @@ class HeartbeatMessage:
 
 @dataclass(frozen=True)
 class RunMessage:
-    """A whole run, as it was after the update `seq`. `record`: see run_json.py."""
+    """A whole run, as it was after the update `seq`. `record`: its Page (page.py) as JSON."""
 
     type: ClassVar[str] = "run"
     seq: int
@@ -153,16 +95,13 @@ class RunMessage:
 
 @dataclass(frozen=True)
 class UpdateMessage:
-    """What has changed since the update `after`: fields of the view and of its texts. `log`: new compiles,
-    newest first, which go before those that are known."""
+    """What has changed since the update `after`. `patch`: of the record (patch.py)."""
 
     type: ClassVar[str] = "update"
     run: str
     seq: int
     after: int
-    view: Mapping[str, Any]
-    said: Mapping[str, Any]
-    log: tuple[Any, ...]
+    patch: Any
 
 
 @dataclass(frozen=True)
@@ -176,18 +115,20 @@ class RunsMessage:
 
 @dataclass(frozen=True)
 class ComparedMessage:
+    """`runs`: their ids."""
+
     type: ClassVar[str] = "compared"
     runs: tuple[str, ...]
-    table: ComparedTable
+    comparison: Comparison
     request: str | None
 
 
 @dataclass(frozen=True)
 class FindingsMessage:
-    """The findings of a check. `findings`: RuleFinding; `checked`: what was checked, in words."""
+    """The findings of a check. `checked`: what was checked, in words."""
 
     type: ClassVar[str] = "findings"
-    findings: tuple[Any, ...]
+    findings: tuple[Problem, ...]
     checked: str
     request: str | None
 

@@ -45,7 +45,7 @@ from tpu_magics.panel.model_view import (
 )
 from tpu_magics.runs.events import Divergence, Event, RuleFinding, Warned
 from tpu_magics.runs.files import LIVE, RunFiles, read_info
-from tpu_magics.runs.reader import Tail
+from tpu_magics.runs.reader import MOST_READ, Tail, share_of_bytes
 from tpu_magics.runs.summary import run_created, run_name, run_status, run_workers
 
 __all__ = ["RunModel", "RunView"]
@@ -85,7 +85,7 @@ class RunModel:
             self._forget()
         changed = self._read_info()
         for path, mark in found.items():
-            changed = self._read_records(path, mark) or changed
+            changed = self._read_records(path, mark, len(found)) or changed
         return changed
 
     def _record_files(self) -> dict[Path, tuple[int, int]]:
@@ -94,7 +94,7 @@ class RunModel:
             named = [path for path in self.files.path.iterdir() if _RECORDS.fullmatch(path.name)]
         except OSError:
             return {}
-        ordered = sorted(named, key=lambda path: (len(path.name), path.name))
+        ordered = sorted(named, key=lambda path: (len(path.name), path.name))[:MOST_RANKS]
         marks = {path: _mark(path) for path in (*ordered, self.files.supervisor_path)}
         return {path: (mark[0], mark[1]) for path, mark in marks.items() if mark is not None}
 
@@ -117,11 +117,14 @@ class RunModel:
         status, self._status = self._status, run_status(self._info)  # "lost" comes without a change of any file
         return status != self._status
 
-    def _read_records(self, path: Path, mark: tuple[int, int]) -> bool:
+    def _read_records(self, path: Path, mark: tuple[int, int], files: int) -> bool:
+        """The first of the `files` is the one that is shown; of many others only so much is read."""
         if self._read_up_to.get(path) == mark:
             return False
         self._read_up_to[path] = mark
-        events = self._tails.setdefault(path, Tail(path)).read()
+        if path not in self._tails:
+            self._tails[path] = Tail(path, share_of_bytes(files) if self._tails else MOST_READ)
+        events = self._tails[path].read()
         for event in events:
             self._take(event)
         return bool(events)
@@ -169,7 +172,7 @@ class RunModel:
             steps=lead.steps,
             max_steps=as_count(plan.get("steps")),
             steps_per_second=lead.rate(recent=live),
-            rates=tuple(each.n / each.seconds for each in lead.rates.points if each.seconds > 0),
+            step_times=tuple((one.until, one.each) for one in lead.step_times.points),
             step_seconds=lead.step_seconds,
             compiled_steps=lead.compiled_steps,
             warming_up=warming_up(lead) if live and state in (COMPILING, TRAINING) else "",
@@ -202,6 +205,7 @@ class RunModel:
             spmd=as_count(plan.get("spmd")) is not None,
             mesh=lead.mesh,
             metrics=lead.metrics,
+            total_steps=lead.total_steps,
         )
 
     def _lead(self) -> RankRecords:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from tpu_magics.panel.model_series import Curve, Downsampled, Rates, merge_rates
+from tpu_magics.panel.model_series import Curve, Downsampled, StepTimes, median_step, merge_times
 from tpu_magics.panel.model_view import COLLECTING, COMPILING, STARTING, TRAINING, CauseCount, CompileEntry
 from tpu_magics.runs.events import (
     Batch,
@@ -28,6 +28,7 @@ from tpu_magics.runs.events import (
     Start,
     Steps,
     Times,
+    Total,
     Transfer,
     Value,
 )
@@ -54,10 +55,11 @@ class RankRecords:
         self.end: End | None = None
         # steps
         self.total: int | None = None
+        self.whole: Total | None = None
         self.counted = self.compiled_steps = 0
         self.seconds = self.compiled_seconds = 0.0
-        self.rates: Downsampled[Rates] = Downsampled(merge_rates)
-        self.recent: deque[Rates] = deque(maxlen=64)
+        self.step_times: Downsampled[StepTimes] = Downsampled(merge_times)
+        self.recent: deque[tuple[int, float]] = deque(maxlen=64)  # steps and their seconds, compiles included
         self.only_compiled = False  # whether all steps of the newest record compiled
         self.compiled_since = False  # whether a compile came after the newest record of steps
         # compiles
@@ -103,6 +105,13 @@ class RankRecords:
         return 0 if self.total is None and self.start is not None else self.total
 
     @property
+    def total_steps(self) -> int | None:
+        """Steps of the whole training; None: not known, or more were done. The start can take one more step, for what
+        was pending before it."""
+        whole, done = self.whole.steps if self.whole is not None else 0, self.steps or 0
+        return max(whole, done) if 0 < whole >= done - 1 else None
+
+    @property
     def state(self) -> str:
         """The state of the rank while the run is active, from its records."""
         if self.phase == "collecting" or self.end is not None:
@@ -116,17 +125,16 @@ class RankRecords:
         if not recent:
             return self.counted / self.seconds if self.seconds > 0 else None
         n, seconds = 0, 0.0
-        for rates in reversed(self.recent):
-            n, seconds = n + rates.n, seconds + rates.seconds
+        for steps, took in reversed(self.recent):
+            n, seconds = n + steps, seconds + took
             if seconds >= RECENT:
                 break
         return n / seconds if seconds > 0 else None
 
     @property
     def step_seconds(self) -> float | None:
-        """Seconds of a step that compiled nothing; None where there was none."""
-        clean = self.counted - self.compiled_steps
-        return max(0.0, self.seconds - self.compiled_seconds) / clean if clean > 0 else None
+        """Median seconds of a step that compiled nothing; None where there was none."""
+        return median_step(self.step_times.points)
 
     @property
     def all_compiles(self) -> int | None:
@@ -226,8 +234,11 @@ def _take_steps(self: RankRecords, event: Steps) -> None:
     self.compiled_seconds += min(seconds, event.compiled_seconds) if _good(event.compiled_seconds) else 0.0
     self.only_compiled = 0 < n <= event.compiled
     self.compiled_since = False
-    self.rates.add(Rates(n, seconds))
-    self.recent.append(Rates(n, seconds))
+    self.recent.append((n, seconds))
+    clean = n - max(0, min(n, event.compiled))
+    took = seconds - event.compiled_seconds if _good(event.compiled_seconds) else 0.0
+    if clean > 0 and took > 0:
+        self.step_times.add(StepTimes(clean, took, self.total))
 
 
 def _take_compile(self: RankRecords, event: Compile) -> None:
@@ -304,6 +315,7 @@ _TAKERS: dict[type[Event], Callable[[RankRecords, Any], None]] = {
     Value: _take_value,
     Cache: _setter("cache"),
     Times: _setter("times"),
+    Total: _setter("whole"),
     Batch: _setter("batch"),
     Mesh: _setter("mesh"),
     Metrics: _setter("metrics"),

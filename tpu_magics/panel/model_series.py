@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -43,16 +43,33 @@ class Downsampled(Generic[P]):
         self._each *= 2
 
 
-@dataclass
-class Rates:
-    """Steps and the seconds that they took."""
+@dataclass(frozen=True)
+class StepTimes:
+    """Steps that compiled nothing and the seconds that they took, up to the step `until`."""
 
     n: int
     seconds: float
+    until: int
+
+    @property
+    def each(self) -> float:
+        """Seconds of one of them."""
+        return self.seconds / self.n
 
 
-def merge_rates(left: Rates, right: Rates) -> Rates:
-    return Rates(left.n + right.n, left.seconds + right.seconds)
+def merge_times(left: StepTimes, right: StepTimes) -> StepTimes:
+    return StepTimes(left.n + right.n, left.seconds + right.seconds, right.until)
+
+
+def median_step(times: Iterable[StepTimes]) -> float | None:
+    """Seconds of a step: half of the steps took no more. None where there is none."""
+    ordered = sorted(times, key=lambda one: one.each)
+    half, seen = sum(one.n for one in ordered) / 2, 0
+    for one in ordered:
+        seen += one.n
+        if seen >= half:
+            return one.each
+    return None
 
 
 def merge_points(left: Point, right: Point) -> Point:

@@ -125,16 +125,16 @@ class RunView:
 
     `state`: one of LIVE_STATES or ENDED_STATES; `detail`: what else is known of it; `live`: the run goes on. `device`:
     "XLA:CPU", "TPU", or "" where nothing tells. `steps_per_second`: over the last seconds while it is live, over the
-    whole training afterwards, compiles included; `rates`: the same over time. `step_seconds`: of the steps that
-    compiled nothing; `compiled_steps`: how many did. `warming_up`: in words, or "". `compiles`: None where
-    `compiles_missing` tells the reason; `expected`: how many of the recompiles need no action, `causes`: of the others;
-    `at_least`: recompiles may have gone unseen. `pieces`: in how many pieces
-    collectives on the host cut the graphs that they cut, together. `compiling`, `executing`, `waiting`: seconds;
-    `compiling_share`: of the time since the function was entered, 0 to 1. `compile_log`: newest first, the newest
-    thousand. `memory_total`: bytes of the machine; `memory_curve`: proportional (else resident) bytes of rank `lead`
-    over time. `rehearsed`: workers on XLA:CPU act as ranks; `spmd`: one worker drives several devices, `mesh`: which
-    (None: no record of it); `collectives`, `n_collectives`: of rank `lead`, as in `RankView`; `metrics`: its newest
-    report of the runtime's.
+    whole training afterwards, compiles included. `step_seconds`: the median of the steps that compiled nothing,
+    `step_times`: the same over time, each with the step that it reaches to; `compiled_steps`: how many did.
+    `warming_up`: in words, or "". `compiles`: None where `compiles_missing` tells the reason; `expected`: how many of
+    the recompiles need no action, `causes`: of the others; `at_least`: recompiles may have gone unseen. `pieces`: in
+    how many pieces collectives on the host cut the graphs that they cut, together. `compiling`, `executing`, `waiting`:
+    seconds; `compiling_share`: of the time since the function was entered, 0 to 1. `compile_log`: newest first, the
+    newest thousand. `memory_total`: bytes of the machine; `memory_curve`: proportional (else resident) bytes of rank
+    `lead` over time. `rehearsed`: workers on XLA:CPU act as ranks; `spmd`: one worker drives several devices, `mesh`:
+    which (None: no record of it); `collectives`, `n_collectives`: of rank `lead`, as in `RankView`; `metrics`: its
+    newest report of the runtime's. `total_steps`: how many steps the whole training has, as far as its program tells.
     """
 
     id: str
@@ -151,7 +151,7 @@ class RunView:
     steps: int | None
     max_steps: int | None
     steps_per_second: float | None
-    rates: tuple[float, ...]
+    step_times: tuple[tuple[int, float], ...]
     step_seconds: float | None
     compiled_steps: int
     warming_up: str
@@ -190,3 +190,4 @@ class RunView:
     collectives_share: float | None = None
     n_collectives: int = 0
     metrics: Metrics | None = None
+    total_steps: int | None = None

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from tpu_magics.padding.report import PaddingReport
 from tpu_magics.padding.strategies import PaddingStrategy
 from tpu_magics.panel import table as plain
-from tpu_magics.panel.drawing import Box, Field, svg, word
-from tpu_magics.panel.sections_words import BLUE, GREY, NOT_AVAILABLE, percent, say, seconds, short
+from tpu_magics.panel.drawing import LETTER, Box, Field, PlotFrame, decades, path, svg, word
+from tpu_magics.panel.formats import NOT_AVAILABLE, percent, seconds, short
+from tpu_magics.panel.html_parts import BLUE, GREY, say
 from tpu_magics.panel.table import Row, Table
 
 CHOICE = "✓"
@@ -134,10 +135,10 @@ def _scatter(report: PaddingReport) -> str:
 
 
 WIDE, HIGH = 440, 290
-LEFT, RIGHT, TOP, BOTTOM = 46, 14, 32, 44  # around the field of a drawing
+FRAME = PlotFrame(WIDE, HIGH, left=46, right=14, top=32, bottom=44)
+INSET = 14  # of dots and bars
 BINS = 56
 SKEWED = 8  # times the median: where the longest is more, lengths are drawn by their logarithm
-_LETTER = 6.4  # its width
 
 
 @dataclass(frozen=True)
@@ -158,8 +159,9 @@ def scatter(dots: Sequence[Dot], across: str, up: str) -> str:
     most = max(max(dot.across for dot in dots), 2)
     top = _ceiling(max(dot.up for dot in dots))
     merged = list(_merged(dots))
-    places = [(_log_x(dot.across, most), _y(dot.up, top)) for dot in merged]
-    parts = [*_levels(top), *_counts(most), _caption(up, LEFT, 16), _caption(across, WIDE - RIGHT, HIGH - 8, "end")]
+    places = [(_log_x(dot.across, most), FRAME.y(dot.up / top)) for dot in merged]
+    levels = (FRAME.level(quarter / 4, f"{100 * top * quarter / 4:g} %") for quarter in range(5))
+    parts = [*levels, *_counts(most), *FRAME.captions(across, up)]
     parts += [_dot(dot, *place) for dot, place in zip(merged, places, strict=True)]
     parts += _names(merged, places)
     return svg(parts, f"{up} against {across}", WIDE, HIGH)
@@ -189,32 +191,21 @@ def _joined(names: Sequence[str]) -> str:
 
 def _log_x(number: float, most: float, least: float = 1) -> float:
     span = math.log(most / least) or 1.0
-    return LEFT + 14 + (WIDE - LEFT - RIGHT - 28) * math.log(max(number, least) / least) / span
+    return _x(math.log(max(number, least) / least) / span)
 
 
-def _y(share: float, top: float) -> float:
-    return HIGH - BOTTOM - (HIGH - TOP - BOTTOM) * share / top
-
-
-def _levels(top: float) -> Iterator[str]:
-    for quarter in range(5):
-        share = top * quarter / 4
-        y = _y(share, top)
-        yield _across(y, 0.15 if quarter else 0.5)
-        yield word(f"{100 * share:g} %", LEFT - 6, y + 4, "end")
+def _x(share: float) -> float:
+    return FRAME.left + INSET + (FRAME.across - 2 * INSET) * share
 
 
 def _counts(most: int) -> Iterator[str]:
     """Ticks at 1, 2, 5, 10, 20, ..., as far as they go."""
-    ticks = [step * 10**power for power in range(len(str(most))) for step in (1, 2, 5) if step * 10**power <= most]
     last = -math.inf
-    for tick in ticks:
-        x = _log_x(tick, most)
-        if x - last < _LETTER * (len(f"{tick:,}") + 1):
-            continue
-        last = x
-        yield f'<path d="M{x:.1f} {HIGH - BOTTOM}v4" stroke="currentColor" stroke-opacity="0.5"/>'
-        yield word(f"{tick:,}", x, HIGH - BOTTOM + 17, "middle")
+    for tick in decades(1, most):
+        x, text = _log_x(tick, most), f"{tick:,.0f}"
+        if x - last >= LETTER * (len(text) + 1):
+            last = x
+            yield FRAME.tick(x, text)
 
 
 def _dot(dot: Dot, x: float, y: float) -> str:
@@ -228,13 +219,14 @@ def _dot(dot: Dot, x: float, y: float) -> str:
 
 def _names(dots: Sequence[Dot], places: Sequence[tuple[float, float]]) -> Iterator[str]:
     """Each name beside its dot, the chosen one's first, with a thin line where it does not stand right beside it."""
-    field = Field(LEFT, WIDE, 2, HIGH - BOTTOM, [Box(LEFT, 5, 90), *(Box(x - 5, y - 7, 10) for x, y in places)])
+    left = FRAME.left
+    field = Field(left, WIDE, 2, FRAME.ground, [Box(left, 5, 90), *(Box(x - 5, y - 7, 10) for x, y in places)])
     for at in sorted(range(len(dots)), key=lambda at: dots[at].state != "chosen"):
         chosen = dots[at].state == "chosen"
         box, leader = field.put(dots[at].name, *places[at], bold=chosen)
         if leader is not None:
             (x, y), (to_x, to_y) = places[at], leader
-            yield f'<path d="M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}" stroke="currentColor" stroke-opacity="0.4"/>'
+            yield path(f"M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}", 0.4)
         yield word(dots[at].name, box.x, box.y + 11, "start", ' font-weight="600"' if chosen else "")
 
 
@@ -249,18 +241,18 @@ def histogram(counts: Mapping[int, int], bounds: Sequence[int], across: str, up:
     def place(length: float) -> float:
         if log:
             return _log_x(length, most, least) if most > least else WIDE / 2
-        return LEFT + 14 + (WIDE - LEFT - RIGHT - 28) * length / most
+        return _x(length / most)
 
     bins: dict[int, int] = {}
-    width = (WIDE - LEFT - RIGHT) / BINS
+    width = FRAME.across / BINS
     for length, samples in counts.items():
-        at = min(BINS - 1, int((place(length) - LEFT) / width))
+        at = min(BINS - 1, int((place(length) - FRAME.left) / width))
         bins[at] = bins.get(at, 0) + samples
     high = max(bins.values())
-    parts = [_bar(LEFT + at * width, width, samples / high) for at, samples in bins.items()]
-    parts += [_across(HIGH - BOTTOM, 0.5), *_lines(bounds, place), *_ends(counts, bounds, place)]
-    scale = f"{across}, logarithmic" if log else across
-    parts += [_caption(up, LEFT, 16), _caption(scale, WIDE - RIGHT, HIGH - 8, "end")]
+    parts = [_bar(FRAME.left + at * width, width, samples / high) for at, samples in bins.items()]
+    ends = (FRAME.tick(place(length), f"{length:,}", mark=False) for length in sorted({least, most}))
+    parts += [FRAME.level(0), *_lines(bounds, place), *ends]
+    parts += FRAME.captions(f"{across}, logarithmic" if log else across, up)
     return svg(parts, f"{up} against {across}", WIDE, HIGH)
 
 
@@ -274,9 +266,9 @@ def _median(counts: Mapping[int, int]) -> int:
 
 
 def _bar(x: float, width: float, share: float) -> str:
-    high = max(1.0, (HIGH - TOP - BOTTOM - 20) * share)
+    high = max(1.0, (FRAME.up - 20) * share)
     return (
-        f'<rect x="{x:.1f}" y="{HIGH - BOTTOM - high:.1f}" width="{width - 1:.1f}" height="{high:.1f}" '
+        f'<rect x="{x:.1f}" y="{FRAME.ground - high:.1f}" width="{width - 1:.1f}" height="{high:.1f}" '
         f'fill="{GREY}" fill-opacity="0.7"/>'
     )
 
@@ -285,24 +277,8 @@ def _lines(bounds: Sequence[int], place: Callable[[float], float]) -> Iterator[s
     last = -math.inf
     for bound in bounds:
         x = place(bound)
-        line = f'd="M{x:.1f} {TOP + 16}V{HIGH - BOTTOM}" stroke-width="1.5" stroke-dasharray="4 3"'
+        line = f'd="M{x:.1f} {FRAME.top + 16}V{FRAME.ground}" stroke-width="1.5" stroke-dasharray="4 3"'
         yield f'<path {line} stroke="{BLUE}"/>'
-        if x - last > len(f"{bound:,}") * _LETTER + 4:
-            yield word(f"{bound:,}", x, TOP + 11, "middle")
+        if x - last > len(f"{bound:,}") * LETTER + 4:
+            yield word(f"{bound:,}", x, FRAME.top + 11, "middle")
             last = x
-
-
-def _ends(counts: Mapping[int, int], bounds: Sequence[int], place: Callable[[float], float]) -> Iterator[str]:
-    for length in sorted({min(counts), max(*counts, *bounds)}):
-        yield word(f"{length:,}", place(length), HIGH - BOTTOM + 17, "middle")
-
-
-# -- words ---------------------------------------------------------------------------------------------------------
-
-
-def _across(y: float, opacity: float) -> str:
-    return f'<path d="M{LEFT} {y:.1f}H{WIDE - RIGHT}" stroke="currentColor" stroke-opacity="{opacity}"/>'
-
-
-def _caption(text: str, x: float, y: float, anchor: str = "start") -> str:
-    return word(text, x, y, anchor, ' opacity="0.8"')

@@ -1,195 +1,178 @@
-"""A run as one piece of HTML and as plain text, for a saved notebook.
+"""The page of a run: what every front end shows, in this order, from one reading of the run.
 
-GitHub removes scripts, styles, classes and drawings, nbviewer scripts and style sheets. So the page uses tables,
-`<details>` and bold words that are readable without styles, and repeats curves as text.
+`words.py` makes it; `html.py`, `text.py`, `live.py` and the JupyterLab extension render it and add no words. Sizes are
+limited there: no renderer has to cut. The extension's types are generated from these classes, and a page is also what a
+saved notebook holds under `MIME_TYPE`.
 """
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
 
-from tpu_magics.panel import table as plain
-from tpu_magics.panel.findings import headline, recorded_finding
-from tpu_magics.panel.model_view import RunView
-from tpu_magics.panel.sections import compile_rows, sections
-from tpu_magics.panel.sections_compiles import (
-    CAUSE_COLUMNS,
-    cause_cells,
-    compile_seconds,
-    compiles_summary,
-    read_cells,
-    runtime_facts,
-    short_difference,
-)
-from tpu_magics.panel.sections_header import (
-    cause_name,
-    facts,
-    failure_facts,
-    failure_lines,
-    figures,
-    state_text,
-    title_notes,
-)
-from tpu_magics.panel.sections_parts import (
-    VALUE_COLUMNS,
-    chart_caption,
-    charted,
-    notice_text,
-    notice_word,
-    notices_left,
-    notices_title,
-    other_values,
-    rank_cells,
-    rank_columns,
-    rank_notes,
-    shape_of,
-    shown_notices,
-    shown_ranks,
-    value_cells,
-)
-from tpu_magics.panel.sections_rehearsal import likeness, likeness_facts, straggler_note
-from tpu_magics.panel.sections_words import Fact, label, place, say, short
-from tpu_magics.panel.table import Row, Table, printable
-from tpu_magics.runs.events import Read, Transfer
+from tpu_magics.panel.table import SYMBOLS
+from tpu_magics.runs.events import Site
 
-ROWS, TEXT_ROWS, OPEN_ROWS = 50, 20, 8
-RULES_SHOWN = 12
-ROWS_SIZE = 150_000  # characters of all rows: they stay in the notebook for good
-_OUTER = "color:inherit;max-width:70em;line-height:1.45;overflow-wrap:break-word"
+Tone = Literal["", "live", "ok", "info", "warning", "broken"]
+"""One colour and meaning everywhere. "": neutral; "live": the run goes on; "ok": it is as wanted; "info": advice;
+"warning": it costs time or precision; "broken": it failed. A word always says the same as the colour."""
+
+Kind = Literal["recompile", "rule", "read", "host", "precision", "memory", "rank", "message"]
+"""What a problem is about: a recompile and its cause, a rule, a read that splits a step, an operation on the host,
+..."""
+
+Axis = Literal["number", "seconds", "bytes", "rate"]
+"""What a chart's values are: how its axis and its tooltips are written. "rate": steps per second."""
 
 
-# -- HTML ------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Progress:
+    """`done` of `total` steps; `text`: e.g. "640 of 1,000 steps · about 12 s left"."""
+
+    done: int
+    total: int
+    text: str
 
 
-def to_html(view: RunView) -> str:
-    """The whole panel as one `<div>`."""
-    parts = sections(view)
-    parts["compiles"] += _rows(view)
-    return f'<div class="tpu-magics-run" style="{_OUTER}">{"".join(parts.values())}{_footer(view)}</div>'
+@dataclass(frozen=True)
+class Figure:
+    """A number at the top. `value`: "n/a" where it is not available, and `hint` says why; `note`: in small letters
+    below it, e.g. "2 expected"."""
+
+    label: str
+    value: str
+    note: str = ""
+    hint: str = ""
+    tone: Tone = ""
 
 
-def _rows(view: RunView) -> str:
-    rows = list(_as_many_as_fit(html for _key, html in compile_rows(view, ROWS)))
-    if not rows:
-        return ""
-    every = max(len(view.compile_log), view.compiles or 0)
-    shown = f"{len(rows)}" if len(rows) == every else f"the newest {len(rows)} of {every:,}"
-    unfolded = " open" if len(rows) <= OPEN_ROWS else ""
-    summary = f'<summary style="cursor:pointer">{say(f"Each compile, newest first ({shown})")}</summary>'
-    body = f'<div style="margin:.3em 0 0 .6em">{"".join(rows)}</div>'
-    return f'<details{unfolded} style="margin:.4em 0">{summary}{body}</details>'
+@dataclass(frozen=True)
+class Chart:
+    """A curve. `points`: [x, value, lowest, highest] each, lowest and highest over the x since the point before;
+    numbers that are not finite are the texts "nan", "inf" and "-inf". `x`: "step", or "" for samples over time. `key`:
+    stays the same during the run. `marked`: the compiles belong on it (`Page.compiled_at`). `warning`: e.g. "nan at
+    step 12"."""
+
+    key: str
+    title: str
+    caption: str
+    points: tuple[tuple[int, float, float, float], ...]
+    axis: Axis = "number"
+    x: str = "step"
+    marked: bool = False
+    warning: str = ""
 
 
-def _as_many_as_fit(rows: Iterable[str]) -> Iterator[str]:
-    """At least the first."""
-    room = ROWS_SIZE
-    for html in rows:
-        if room <= 0:
-            return
-        room -= len(html)
-        yield html
+@dataclass(frozen=True)
+class Fact:
+    """A line of a table of facts: its label, lines of text, a line of code. `mark`: the word of its tone. Text between
+    backticks is code."""
+
+    label: str
+    lines: tuple[str, ...]
+    tone: Tone = ""
+    mark: str = ""
+    code: str = ""
+
+    @property
+    def marked(self) -> str:
+        """E.g. "! differs"; "" where it has no tone."""
+        return f"{SYMBOLS[self.tone]} {self.mark}".strip() if self.tone else ""
 
 
-def footer_text(view: RunView) -> str:
-    """Which run it is, and whose counts are shown."""
-    return f"Run {short(view.id, 200)}. Counts, times and curves are those of rank {view.lead}."
+@dataclass(frozen=True)
+class Problem:
+    """Something to change, or to know (tone "info"). `key`: the same as long as the problem is; `title`: e.g.
+    "Recompiles: the input's shape changes"; `count`: e.g. "3 times, 4.1 s"; `times`: the same as a number, 0 where it
+    is not counted; `badge`: the few words at its line, e.g. "recompiled 3x"; `site`: its line, None where it has none;
+    `text`: what happens and why; `fix`: what to do; `differences`: lines to show as code."""
+
+    key: str
+    kind: Kind
+    tone: Tone
+    title: str
+    text: str
+    fix: str = ""
+    count: str = ""
+    times: int = 0
+    badge: str = ""
+    site: Site | None = None
+    differences: tuple[str, ...] = ()
 
 
-def _footer(view: RunView) -> str:
-    style = "font-size:.85em;opacity:.85;margin:.8em 0 0 0;overflow-wrap:anywhere"
-    return f'<p style="{style}">{say(footer_text(view))}</p>'
+@dataclass(frozen=True)
+class FailureText:
+    """Why the run ended: what happened, why, what to do, and lines of code or output as they stand. `tone`: "" for a
+    run that its user stopped."""
+
+    tone: Tone
+    what: str
+    why: str
+    todo: str
+    lines: tuple[str, ...] = ()
 
 
-# -- plain text ------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class SectionRow:
+    """A row of a table. `site`: what its second cell names, to be shown in the notebook."""
+
+    cells: tuple[str, ...]
+    tone: Tone = ""
+    site: Site | None = None
 
 
-def to_text(view: RunView) -> str:
-    """The same in aligned plain text, at most 100 columns wide."""
-    head, *others = (plain.to_text(each) for each in _tables(view))
-    return "\n\n".join([head, *_failure(view), *others]) + "\n"
+@dataclass(frozen=True)
+class Item:
+    """A row of a list that unfolds to facts. `key`: the same as long as the run exists; `site`: as in SectionRow."""
+
+    key: str
+    cells: tuple[str, ...]
+    facts: tuple[Fact, ...]
+    tone: Tone = ""
+    site: Site | None = None
 
 
-def _tables(view: RunView) -> Iterator[Table]:
-    title = f"{short(view.name, 100)}: {state_text(view)}"
-    yield Table(title, None, tuple(_head(view)), tuple(filter(None, [title_notes(view)])))
-    if view.notices:
-        rows = (Row((notice_word(each), notice_text(each, view))) for each in shown_notices(view))
-        yield Table(notices_title(view), None, tuple(rows), tuple(filter(None, [notices_left(view)])))
-    yield from _rules(view)
-    yield from _compiles(view)
-    yield from _reads(view)
-    yield from _values(view)
-    rows = (Row(rank_cells(view, rank)) for rank in shown_ranks(view))
-    notes = (*(f"! {slow}" for slow in [straggler_note(view)] if slow), *rank_notes(view))
-    yield Table("Ranks", rank_columns(view) if view.ranks else None, tuple(rows), notes)
-    if (like := likeness(view)) is not None:
-        yield Table("Rehearsal on CPU", None, tuple(map(_row, likeness_facts(view))), (like.short,))
+@dataclass(frozen=True)
+class Section:
+    """A part below the problems, folded: `summary` is one line that says the most of it. Shown in this order: facts,
+    charts, table, items, problems, notes. `columns`: the headings of `rows` or of `items`; `problems`: notes and
+    advice, which need no action."""
+
+    key: str
+    title: str
+    summary: str
+    facts: tuple[Fact, ...] = ()
+    charts: tuple[Chart, ...] = ()
+    columns: tuple[str, ...] = ()
+    rows: tuple[SectionRow, ...] = ()
+    items: tuple[Item, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
-def _rules(view: RunView) -> Iterator[Table]:
-    """What the rules said of the code before the run, the first of them."""
-    found = [recorded_finding(one) for one in view.findings]
-    if not found:
-        return
-    rows = tuple(Row((one.code, one.where, one.message)) for one in found[:RULES_SHOWN])
-    left = f"{len(found) - RULES_SHOWN:,} more. " if len(found) > RULES_SHOWN else ""
-    yield Table(f"Rules: {headline(found)}", None, rows, (f"{left}%tpu_check shows them with reasons and fixes.",))
+@dataclass(frozen=True)
+class Page:
+    """`v`: RECORD_VERSION. `id`: of the run; `live`: it goes on; `state`: e.g. "training", `symbol`: before it;
+    `where`: device, ranks, hosts; `detail`: why it is in this state; `elapsed`: e.g. "1 min 05 s". `charts`: the loss
+    first, then other logged values; `compiled_at`: the steps after which something was compiled, but for the first
+    compile."""
 
-
-def _failure(view: RunView) -> Iterator[str]:
-    """What happened, and the lines that belong to it with their blanks, which a table would take away."""
-    if view.failure is None:
-        return
-    text = plain.to_text(Table("Failure", None, tuple(map(_row, failure_facts(view.failure, view.state)))))
-    lines = [part for line in failure_lines(view.failure) for part in printable(line).splitlines()]
-    yield "\n".join([text, *(part for line in lines for part in textwrap.wrap(line, plain.WIDTH) or [""])])
-
-
-def _head(view: RunView) -> Iterator[Row]:
-    for figure in figures(view):
-        mark = "! " if figure.amber else ""
-        yield Row((figure.label, f"{mark}{figure.value}{f' ({figure.beside})' if figure.beside else ''}"))
-    yield from map(_row, facts(view))
-
-
-def _row(fact: Fact) -> Row:
-    mark = f"{fact.marked}: " if fact.state else ""
-    lines = [*fact.lines, *([fact.code] if fact.code else [])]
-    return Row((fact.label, mark + "\n".join(lines)))
-
-
-def _compiles(view: RunView) -> Iterator[Table]:
-    causes = tuple(Row(cause_cells(each)) for each in view.causes[:TEXT_ROWS])
-    yield Table("Compiles", CAUSE_COLUMNS if causes else None, causes, (compiles_summary(view),))
-    shown = view.compile_log[:TEXT_ROWS]
-    if not shown:
-        return
-    rows = (
-        (label(one), place(one.site), compile_seconds(one), cause_name(one), short_difference(one))
-        for one in (entry.compile for entry in shown)
-    )
-    left = max(len(view.compile_log), view.compiles or 0) - len(shown)
-    notes = (f"{left:,} older ones are not shown.",) if left else ()
-    columns = ("compile", "line", "took", "cause", "difference")
-    yield Table("Each compile, newest first", columns, tuple(map(Row, rows)), notes)
-
-
-def _reads(view: RunView) -> Iterator[Table]:
-    found: list[Transfer | Read] = [*view.transfers, *view.reads]
-    shown = found[:TEXT_ROWS]
-    if shown:
-        rows = tuple(Row(read_cells(one)) for one in shown)
-        yield Table("Device-to-host reads", ("reads", "line", "code", "", "fix"), rows)
-    runtime = tuple(map(_row, runtime_facts(view)))
-    if runtime:
-        yield Table("Runtime", None, runtime)
-
-
-def _values(view: RunView) -> Iterator[Table]:
-    curves = tuple(Row((short(each.name, 40), shape_of(each, 24), chart_caption(each))) for each in charted(view))
-    if curves:
-        yield Table("Curves", None, curves)
-    others = tuple(Row(value_cells(each)) for each in other_values(view))
-    if others:
-        yield Table("Values", VALUE_COLUMNS, others)
+    v: int
+    id: str
+    name: str
+    live: bool
+    background: bool
+    state: str
+    symbol: str
+    tone: Tone
+    where: str
+    detail: str
+    elapsed: str
+    progress: Progress | None
+    failure: FailureText | None
+    charts: tuple[Chart, ...]
+    compiled_at: tuple[int, ...]
+    figures: tuple[Figure, ...]
+    problems: tuple[Problem, ...]
+    sections: tuple[Section, ...]
+    footer: str

@@ -8,7 +8,7 @@ from tpu_magics.host.problem import plural
 from tpu_magics.launch.pods.dry_run import DryRun
 from tpu_magics.launch.pods.host_versions import versions_text
 from tpu_magics.launch.pods.pod import Pod, PodHost, cpus_text
-from tpu_magics.panel.sections_words import size as memory  # in GiB, as it is told of this host
+from tpu_magics.panel.formats import size as memory  # in GiB, as it is told of this host
 from tpu_magics.panel.table import Row, Table
 
 NOT_AVAILABLE = "n/a"

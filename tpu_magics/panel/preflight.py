@@ -12,29 +12,27 @@ from dataclasses import dataclass, replace
 
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel import table as plain
-from tpu_magics.panel.preflight_figures import PreflightFigure, figures
-from tpu_magics.panel.preflight_fit import fit_html, fit_text, sizes_text
-from tpu_magics.panel.preflight_problems import problems
-from tpu_magics.panel.preflight_topics import Topic, kinds, topics
-from tpu_magics.panel.sections_words import (
+from tpu_magics.panel.formats import NOT_AVAILABLE, short, size
+from tpu_magics.panel.html_parts import (
     AMBER,
     BLUE,
     GREEN,
     GREY,
-    NOT_AVAILABLE,
     RED,
     SMALL,
     VIOLET,
-    Fact,
     chip,
     facts_table,
     say,
-    short,
-    size,
     small,
     table,
     title,
 )
+from tpu_magics.panel.page import Fact
+from tpu_magics.panel.preflight_figures import PreflightFigure, figures
+from tpu_magics.panel.preflight_fit import fit_html, fit_text, sizes_text
+from tpu_magics.panel.preflight_problems import problems
+from tpu_magics.panel.preflight_topics import Topic, kinds, topics
 from tpu_magics.panel.table import WIDTH, Row, Table
 from tpu_magics.preflight.report import Preflight, TargetResult
 from tpu_magics.preflight.verdict import Reason, TpuVerdict

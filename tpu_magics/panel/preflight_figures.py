@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tpu_magics.panel import preflight_words as words
+from tpu_magics.panel.formats import NOT_AVAILABLE, count, percent, seconds, size
 from tpu_magics.panel.preflight_words import HASTY, NOTHING, at_least, at_most, most, no_cost, sync, why_none
-from tpu_magics.panel.sections_words import NOT_AVAILABLE, count, percent, seconds, size
 from tpu_magics.preflight.report import TargetResult
 from tpu_magics.preflight.roofline import COMPUTE, MEMORY
 

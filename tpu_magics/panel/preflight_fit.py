@@ -8,20 +8,9 @@ from dataclasses import dataclass
 
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel import table as plain
-from tpu_magics.panel.drawing import Box, Field, svg, word
-from tpu_magics.panel.sections_words import (
-    AMBER,
-    BLUE,
-    GREEN,
-    NOT_AVAILABLE,
-    RED,
-    VIOLET,
-    count,
-    not_available,
-    short,
-    small,
-    title,
-)
+from tpu_magics.panel.drawing import LETTER, Box, Field, PlotFrame, svg, word
+from tpu_magics.panel.formats import NOT_AVAILABLE, count, not_available, short
+from tpu_magics.panel.html_parts import AMBER, BLUE, GREEN, RED, VIOLET, small, title
 from tpu_magics.panel.table import Row, Table
 from tpu_magics.preflight.compile_result import HbmUsage
 from tpu_magics.preflight.fit import NICE as TILE
@@ -183,11 +172,10 @@ def _line(one: FitResult) -> PlotLine:
 
 
 WIDE, HIGH = 560, 310
-LEFT, RIGHT, TOP, BOTTOM = 46, 16, 34, 44  # around the field of a drawing
+FRAME = PlotFrame(WIDE, HIGH, left=46, right=16, top=34, bottom=44)
 COLOURS = (BLUE, VIOLET, GREEN, AMBER)
 ABOVE = 1.5  # times the highest limit: the top of the axis; what needs more is drawn at the top
 BEYOND = 1.6  # times the largest that fits anywhere: the end of the axis; what lies further is left out
-_LETTER = 6.4  # its width
 
 
 @dataclass(frozen=True)
@@ -215,10 +203,10 @@ class _Scale:
     top: float
 
     def x(self, size: float) -> float:
-        return LEFT + (WIDE - LEFT - RIGHT) * size / self.most
+        return FRAME.left + FRAME.across * size / self.most
 
     def y(self, gib: float) -> float:
-        return HIGH - BOTTOM - (HIGH - TOP - BOTTOM) * min(gib, self.top) / self.top
+        return FRAME.y(min(gib, self.top) / self.top)
 
 
 def plot(lines: Sequence[PlotLine], across: str, up: str) -> str:
@@ -228,14 +216,15 @@ def plot(lines: Sequence[PlotLine], across: str, up: str) -> str:
         return ""
     scale = _scale(shown)
     drawn = [_within(line, scale) for line in shown]
-    parts = [*_levels(scale), *_sizes(scale)]
+    parts = [FRAME.level(gib / scale.top, f"{gib:g}") for gib in _ticks(scale.top, 6)]
+    sizes = ((size, f"{size:,.0f}" if size == int(size) else f"{size:g}") for size in _ticks(scale.most, 10))
+    parts += [FRAME.tick(scale.x(size), text) for size, text in sizes]
     for index, line in enumerate(drawn):
         colour = COLOURS[index % len(COLOURS)]
         parts += [_limit(line, scale, colour), _path(line, scale, colour)]
         order = sorted(line.marks, key=lambda mark: mark.fits)
         parts += [_dot(mark, scale, colour, round_=index % 2 == 0) for mark in order]
-    parts += [*_names(drawn, scale), word(up, LEFT, 14, "start", ' opacity="0.8"')]
-    parts.append(word(across, WIDE - RIGHT, HIGH - 6, "end", ' opacity="0.8"'))
+    parts += [*_names(drawn, scale), *FRAME.captions(across, up)]
     return svg(parts, f"{up} against {across}", WIDE, HIGH)
 
 
@@ -254,21 +243,6 @@ def _within(line: PlotLine, scale: _Scale) -> PlotLine:
 # -- axes ------------------------------------------------------------------------------------------------------------
 
 
-def _levels(scale: _Scale) -> Iterator[str]:
-    for gib in _ticks(scale.top, 6):
-        y = scale.y(gib)
-        opacity = 0.12 if gib else 0.5
-        yield f'<path d="M{LEFT} {y:.1f}H{WIDE - RIGHT}" stroke="currentColor" stroke-opacity="{opacity}"/>'
-        yield word(f"{gib:g}", LEFT - 6, y + 4, "end")
-
-
-def _sizes(scale: _Scale) -> Iterator[str]:
-    for size in _ticks(scale.most, 10):
-        x = scale.x(size)
-        yield f'<path d="M{x:.1f} {HIGH - BOTTOM}v4" stroke="currentColor" stroke-opacity="0.5"/>'
-        yield word(f"{size:,.0f}" if size == int(size) else f"{size:g}", x, HIGH - BOTTOM + 17, "middle")
-
-
 def _ticks(top: float, about: int) -> list[float]:
     """0 and nice steps up to the top; batches and GiB go in powers of two."""
     step = 2.0 ** math.ceil(math.log2(top / about))
@@ -276,8 +250,8 @@ def _ticks(top: float, about: int) -> list[float]:
 
 
 def _limit(line: PlotLine, scale: _Scale, colour: str) -> str:
-    y = scale.y(line.limit)
-    return f'<path d="M{LEFT} {y:.1f}H{WIDE - RIGHT}" stroke="{colour}" stroke-width="1.5" stroke-dasharray="6 4"/>'
+    across = f"M{FRAME.left} {scale.y(line.limit):.1f}H{WIDE - FRAME.right}"
+    return f'<path d="{across}" stroke="{colour}" stroke-width="1.5" stroke-dasharray="6 4"/>'
 
 
 # -- tries -----------------------------------------------------------------------------------------------------------
@@ -306,11 +280,11 @@ def _dot(mark: Mark, scale: _Scale, colour: str, round_: bool) -> str:
 def _names(lines: Sequence[PlotLine], scale: _Scale) -> Iterator[str]:
     """Limits by their targets, the chosen sizes, and what is above the drawing."""
     dots = [Box(scale.x(mark.size) - 6, scale.y(mark.needed) - 7, 12) for line in lines for mark in line.marks]
-    field = Field(LEFT, WIDE, 2, HIGH - BOTTOM, dots)
+    field = Field(FRAME.left, WIDE, 2, FRAME.ground, dots)
     for line in lines:
         text, y = f"{line.name}: {line.limit:.4g} GiB", scale.y(line.limit)
-        field.taken.append(Box(LEFT, y - 17, len(text) * _LETTER, 18))
-        yield word(text, LEFT + 4, y - 5, "start")
+        field.taken.append(Box(FRAME.left, y - 17, len(text) * LETTER, 18))
+        yield word(text, FRAME.left + 4, y - 5, "start")
     for line in lines:
         for mark in sorted(line.marks, key=lambda mark: not mark.chosen):
             above = mark.needed > scale.top

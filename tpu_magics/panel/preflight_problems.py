@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from tpu_magics.backends.lowered import HostRead, TraceResult
 from tpu_magics.panel import preflight_words as words
-from tpu_magics.panel.sections_words import Fact, count, cut, short, size
+from tpu_magics.panel.formats import count, cut, short, size
+from tpu_magics.panel.page import Fact
 from tpu_magics.preflight.report import Preflight, TargetResult, retained_gradients
 from tpu_magics.preflight.roofline import SETTLES
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 from typing import TextIO
 
-from tpu_magics.panel.sections_words import BLUE, clock, say, short, size
+from tpu_magics.panel.formats import clock, short, size
+from tpu_magics.panel.html_parts import BLUE, say
 from tpu_magics.panel.table import printable
-from tpu_magics.preflight.compilation import Progress
+from tpu_magics.preflight.compilation import CompileProgress
 
 _STATES = {
     "kept": "cached from an earlier compile",
@@ -20,13 +21,13 @@ _TRACK = "rgba(128,128,128,.22)"
 _BAR = "display:inline-block;width:8em;height:.55em;border-radius:.3em;overflow:hidden;vertical-align:middle"
 
 
-def progress_text(now: Progress) -> str:
+def progress_text(now: CompileProgress) -> str:
     """E.g. "v5litepod-8, graph 1 of 2: compiling, 12 s, about 18 s left, compiler memory 2.1 GiB"."""
     which = f", graph {now.graph + 1} of {now.count}" if now.count > 1 else ""
     return f"{printable(now.target)}{which}: {', '.join(_parts(now))}"
 
 
-def _parts(now: Progress) -> list[str]:
+def _parts(now: CompileProgress) -> list[str]:
     words = _STATES.get(now.state, now.state)
     if now.state == "done":
         return [f"{words} in {clock(now.elapsed)}"]
@@ -37,7 +38,7 @@ def _parts(now: Progress) -> list[str]:
     return [words, clock(now.elapsed), *rest, *held]
 
 
-def _rest(now: Progress) -> str:
+def _rest(now: CompileProgress) -> str:
     if now.expected is None:
         return "remaining time unknown"
     if now.elapsed > now.expected:
@@ -45,7 +46,7 @@ def _rest(now: Progress) -> str:
     return f"about {clock(now.expected - now.elapsed)} left"
 
 
-def progress_html(now: Progress) -> str:
+def progress_html(now: CompileProgress) -> str:
     """The same with a bar, where the expected time is known. For a display that is updated."""
     text = progress_text(now)
     share = _share(now)
@@ -56,7 +57,7 @@ def progress_html(now: Progress) -> str:
     return f'<div class="tpu-magics-preflight" style="color:inherit">{whole} {say(text)}</div>'
 
 
-def _share(now: Progress) -> float | None:
+def _share(now: CompileProgress) -> float | None:
     if now.state in ("done", "kept"):
         return 1.0
     if now.state != "compiling" or not now.expected:
@@ -71,7 +72,7 @@ class TerminalLine:
         self._stream, self._live = stream, stream.isatty()
         self._told: tuple[str, int, str] | None = None
 
-    def show(self, now: Progress) -> None:
+    def show(self, now: CompileProgress) -> None:
         key = (now.target, now.graph, now.state)
         if self._live:
             width = shutil.get_terminal_size().columns

@@ -8,17 +8,8 @@ from functools import partial
 
 from tpu_magics.backends.lowered import HostRead
 from tpu_magics.panel import preflight_words as words
+from tpu_magics.panel.formats import NOT_AVAILABLE, count, cut, not_available, percent, seconds, short, size
 from tpu_magics.panel.preflight_figures import compile_time, step
-from tpu_magics.panel.sections_words import (
-    NOT_AVAILABLE,
-    count,
-    cut,
-    not_available,
-    percent,
-    seconds,
-    short,
-    size,
-)
 from tpu_magics.panel.table import Row, Table
 from tpu_magics.preflight.compile_result import Buffer, CompileResult, PaddedDimension
 from tpu_magics.preflight.report import Preflight, TargetResult

@@ -3,19 +3,8 @@
 from __future__ import annotations
 
 from tpu_magics.backends.lowered import SourceLine
-from tpu_magics.panel.sections_words import (
-    AMBER,
-    GREEN,
-    RED,
-    clock,
-    count,
-    not_available,
-    percent,
-    rate,
-    seconds,
-    short,
-    size,
-)
+from tpu_magics.panel.formats import clock, count, not_available, percent, rate, seconds, short, size
+from tpu_magics.panel.html_parts import AMBER, GREEN, RED
 from tpu_magics.preflight.compile_result import CompileResult, HbmUsage
 from tpu_magics.preflight.report import TargetResult
 from tpu_magics.preflight.roofline import Roofline

@@ -10,7 +10,8 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.panel.protocol import VERSION
 
 FASTEST, SLOWEST = 0.1, 10.0  # seconds between updates that a front end may ask for
-MOST_CELLS, MOST_SOURCE = 5_000, 20_000_000  # cells of a notebook, and the characters of all of them
+MOST_CELLS, MOST_SOURCE = 5_000, 2_000_000  # cells of a notebook, and the characters of all of them
+LONGEST = 200  # characters of a name or an id: answers repeat them
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ FrontEndRequest = HelloRequest | OpenRequest | RunsRequest | CompareRequest | St
 def request_id(data: Mapping[str, Any]) -> str | None:
     """The request's id, where there is one."""
     found = data.get("request")
-    return found[:200] if isinstance(found, str) else None
+    return found[:LONGEST] if isinstance(found, str) else None
 
 
 def read_request(data: Mapping[str, Any]) -> FrontEndRequest:
@@ -114,8 +115,8 @@ def _shown(found: object) -> str:
 
 def _text(data: Mapping[str, Any], name: str) -> str:
     found = data.get(name)
-    if not isinstance(found, str) or not found:
-        raise _bad(name, found, "a text")
+    if not isinstance(found, str) or not 0 < len(found) <= LONGEST:
+        raise _bad(name, found, f"a text of at most {LONGEST} characters")
     return found
 
 
@@ -129,9 +130,13 @@ def _stop(data: Mapping[str, Any]) -> StopRequest:
 
 def _compare(data: Mapping[str, Any]) -> CompareRequest:
     found = data.get("runs")
-    if not isinstance(found, (list, tuple)) or len(found) != 2 or not all(isinstance(one, str) for one in found):
+    if not isinstance(found, (list, tuple)) or len(found) != 2 or not all(map(_short, found)):
         raise _bad("runs", found, "the ids of two runs")
     return CompareRequest((found[0], found[1]))
+
+
+def _short(found: object) -> bool:
+    return isinstance(found, str) and len(found) <= LONGEST
 
 
 def _rate(data: Mapping[str, Any]) -> RateRequest:
@@ -154,9 +159,10 @@ def _check(data: Mapping[str, Any]) -> CheckRequest:
 def _cell(found: Any) -> CheckedCell:
     if not isinstance(found, Mapping):
         raise _bad("cells", found, "a list of objects")
-    for name in ("id", "source"):
-        if not isinstance(found.get(name), str):
-            raise _bad(f"cells.{name}", found.get(name), "a text")
+    if not _short(found.get("id")):
+        raise _bad("cells.id", found.get("id"), f"a text of at most {LONGEST} characters")
+    if not isinstance(found.get("source"), str):
+        raise _bad("cells.source", found.get("source"), "a text")
     number = found.get("number")
     if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
         raise _bad("cells.number", number, "a whole number, or null")

@@ -22,7 +22,7 @@ from tpu_magics.preflight.compile_result import CompileResult, from_json
 from tpu_magics.preflight.store import Store, key
 from tpu_magics.preflight.targets import Target
 
-__all__ = ["CompileMonitor", "Progress", "compile_graphs", "default_limit"]
+__all__ = ["CompileMonitor", "CompileProgress", "compile_graphs", "default_limit"]
 
 
 GIB = 2**30
@@ -152,7 +152,7 @@ RESERVE = 0.05  # of the host's memory, and at least 1 GiB of it: reserved for t
 
 
 @dataclass(frozen=True)
-class Progress:
+class CompileProgress:
     """The progress of the compiles for a TPU.
 
     `target`: its name; `graph`: number of the graph, from 0, of `count`; `state`: "kept" (cached from an earlier
@@ -170,7 +170,7 @@ class Progress:
     resident: int | None = None
 
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[CompileProgress], None]
 
 
 def compile_graphs(
@@ -281,7 +281,7 @@ class _Work:
 
     def progress(self, number: int, state: str, elapsed: float, resident: int | None) -> None:
         count, expected = len(self.graphs), self._expected[number]
-        self.on_progress(Progress(self.target.name, number, count, state, elapsed, expected, resident))
+        self.on_progress(CompileProgress(self.target.name, number, count, state, elapsed, expected, resident))
 
     def done(self, number: int, compiled: CompileResult) -> None:
         self.results[number] = compiled

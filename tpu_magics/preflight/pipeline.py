@@ -19,13 +19,13 @@ from tpu_magics.launch.plan import Options
 from tpu_magics.launch.request import Request, function_request
 from tpu_magics.launch.strategies import tracing
 from tpu_magics.launch.strategies.tracing import TracingOptions
-from tpu_magics.preflight.compilation import Progress, compile_graphs
+from tpu_magics.preflight.compilation import CompileProgress, compile_graphs
 from tpu_magics.preflight.compile_process import torch_xla_flags
 from tpu_magics.preflight.compile_result import CompileResult, LoweredGraph, SourceLine, TraceResult, from_json
 from tpu_magics.preflight.report import TargetResult
 from tpu_magics.preflight.store import Store
 from tpu_magics.preflight.targets import Target
-from tpu_magics.runs.events import EXPECTED_CAUSES, Compile, Warned
+from tpu_magics.runs.events import Compile, Warned
 from tpu_magics.runs.reader import Run
 
 if TYPE_CHECKING:
@@ -150,14 +150,14 @@ def _graph(folder: Path, data: Mapping[str, Any]) -> LoweredGraph:
 # -- the pipeline -----------------------------------------------------------------------------------------------------
 
 # Causes that a loop that is too short has as well.
-_UNSPECIFIC = frozenset({"new-line", "unknown", "new-code", *EXPECTED_CAUSES})
+_UNSPECIFIC = frozenset({"new-line", "unknown", "new-code", "new-part", "optimizer-state"})
 
 
 @dataclass(frozen=True)
 class Callbacks:
     """Called with the progress of each compile at least once a second, a `line` for each trace, and the result."""
 
-    progress: Callable[[Progress], None] = lambda _now: None
+    progress: Callable[[CompileProgress], None] = lambda _now: None
     line: Callable[[str], None] = lambda _line: None
     found: Callable[[Preflight], None] = lambda _found: None
 

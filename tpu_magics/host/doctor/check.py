@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tpu_magics.host.device_owners import find_owners
-from tpu_magics.host.problem import BROKEN, WARNING, Problem
+from tpu_magics.host.problem import BROKEN, WARNING, HostProblem
 
 __all__ = ["BROKEN", "NOT_AVAILABLE", "OK", "STATES", "WARNING", "Check", "from_problem", "from_problems"]
 
@@ -122,12 +122,12 @@ class Check:
         return ", then ".join(part for part in (self.command, self.then) if part)
 
 
-def from_problem(group: str, name: str, problem: Problem, fix: Fix | None = None) -> Check:
+def from_problem(group: str, name: str, problem: HostProblem, fix: Fix | None = None) -> Check:
     """The check of this problem."""
     return Check(group, name, problem.state, problem.what, problem.why, problem.command, problem.then, fix)
 
 
-def from_problems(group: str, name: str, problems: Sequence[Problem], fine: str) -> Iterator[Check]:
+def from_problems(group: str, name: str, problems: Sequence[HostProblem], fine: str) -> Iterator[Check]:
     """A check for each problem, or one with the text `fine`."""
     if not problems:
         yield Check(group, name, OK, fine)

@@ -1,0 +1,90 @@
+"""The curves of a run: what was logged, the time of a step, memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from tpu_magics.panel.formats import number, seconds, short, size
+from tpu_magics.panel.model_view import Point, RunView, ValueSeries
+from tpu_magics.panel.page import Chart
+from tpu_magics.runs import summary
+
+CHARTS, POINTS = 12, 200
+MARKS = 200  # compiles that are marked on charts
+
+
+def loss_name(view: RunView) -> str:
+    """The name of the loss, "" where none was logged."""
+    return summary.loss_name(series.name for series in view.values)
+
+
+def charted(view: RunView) -> list[ValueSeries]:
+    """The names that get a curve: the loss first."""
+    curves = [series for series in view.values if len(series.points) > 1]
+    return sorted(curves, key=lambda series: series.name != loss_name(view))[:CHARTS]
+
+
+def charts(view: RunView, points: int = POINTS) -> tuple[Chart, ...]:
+    """A chart for each value that was logged more than once."""
+    return tuple(value_chart(series, points) for series in charted(view))
+
+
+def value_chart(series: ValueSeries, points: int) -> Chart:
+    """The curve of what was logged under one name."""
+    key = f"value {short(series.name, 60)}"
+    kept = tuple(map(_point, fewer(series.points, points)))
+    return Chart(key, short(series.name, 60), caption(series), kept, marked=True, warning=not_finite(series))
+
+
+def fewer(points: Sequence[Point], most: int) -> Iterator[Point]:
+    """At most so many points; each stands for its neighbours, with their range."""
+    each = -(-len(points) // max(most, 1))
+    for at in range(0, len(points), max(each, 1)):
+        part = points[at : at + each]
+        low = [one.low for one in part if math.isfinite(one.low)]
+        high = [one.high for one in part if math.isfinite(one.high)]
+        yield Point(part[-1].step, part[-1].value, min(low, default=math.nan), max(high, default=math.nan))
+
+
+def _point(point: Point) -> tuple[int, float, float, float]:
+    """Six digits, which is more than a drawing shows."""
+    value, low, high = (float(f"{one:.6g}") for one in (point.value, point.low, point.high))
+    return point.step, value, low, high
+
+
+def caption(series: ValueSeries) -> str:
+    """E.g. "2.316 → 0.125"."""
+    first = "" if series.first is None else f"{number(series.first)} → "
+    return f"{first}{number(series.last)}"
+
+
+def not_finite(series: ValueSeries) -> str:
+    """That a value was no finite number, or ""."""
+    return "" if series.not_finite_at is None else f"not a finite number at step {series.not_finite_at:,}"
+
+
+def compiled_at(view: RunView) -> tuple[int, ...]:
+    """Steps of rank `lead` after which a graph was compiled."""
+    steps = {entry.compile.step for entry in view.compile_log if entry.rank == view.lead and entry.compile.step > 0}
+    return tuple(sorted(steps)[-MARKS:])
+
+
+def step_time_chart(view: RunView, points: int = POINTS) -> tuple[Chart, ...]:
+    """The time of a step that compiled nothing; none where there are too few."""
+    times = [Point(step, each, each, each) for step, each in view.step_times]
+    if len(times) < 2:
+        return ()
+    kept = tuple(map(_point, fewer(times, points)))
+    newest = f"{seconds(times[-1].value)}, steps that compiled nothing"
+    return (Chart("step time", "Step time", newest, kept, axis="seconds"),)
+
+
+def memory_chart(view: RunView, points: int = POINTS) -> tuple[Chart, ...]:
+    """The host memory of rank `lead` over time."""
+    samples = [Point(at, used, used, used) for at, used in enumerate(view.memory_curve)]
+    if len(samples) < 2:
+        return ()
+    kept = tuple(map(_point, fewer(samples, points)))
+    title = f"Host memory of rank {view.lead}" if len(view.ranks) > 1 else "Host memory"
+    return (Chart("memory", title, size(samples[-1].value), kept, axis="bytes", x=""),)
