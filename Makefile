@@ -13,7 +13,7 @@ export JUPYTER_PREFER_ENV_PATH := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab check quick quick-panel quick-launch quick-others room test test-long test-hosts lint extension byte-code format bench clean install
+.PHONY: help demo lab lab-folder check quick quick-panel quick-launch quick-others room test test-long test-hosts lint extension byte-code format bench clean install
 
 help:  ## show this list
 	@echo "tpu_magics: make demo, make test and their relatives. Needs python3 >= 3.10 and make."
@@ -33,13 +33,19 @@ demo: install  ## train a small model in notebooks/01_quickstart.ipynb and show 
 	@echo "==> the executed notebook: .demo/01_quickstart.ipynb (to open it: $(PY) -m jupyter lab .demo/01_quickstart.ipynb)"
 
 lab: install  ## JupyterLab with the extension, opened at the quickstart
+	@$(MAKE) GOAL=$(GOAL) --no-print-directory lab-folder
 	@$(PY) scripts/bundle.py
-	@mkdir -p .demo/lab
-	@for each in $(notdir $(wildcard notebooks/*.ipynb)); do \
-	    [ -e ".demo/lab/$$each" ] || cp "notebooks/$$each" .demo/lab/; \
-	done
 	@echo "==> JupyterLab; the notebooks are copies, in .demo/lab"
 	@cd .demo/lab && "$(CURDIR)/$(PY)" -m jupyterlab $(LAB_ARGS) 01_quickstart.ipynb
+
+# TensorFlow is in a folder of its own (scripts/install.py), and so the kernel of .venv does not have it.
+lab-folder:
+	@$(PY) -m ipykernel install --sys-prefix --name tpu-magics-tensorflow --display-name "Python 3 (TensorFlow)" \
+	    --env PYTHONPATH "$(CURDIR)/.venv/tensorflow" >/dev/null
+	@mkdir -p .demo/lab/guides
+	@cd notebooks && for each in *.ipynb guides/*.ipynb; do \
+	    [ -e "$(CURDIR)/.demo/lab/$$each" ] || cp "$$each" "$(CURDIR)/.demo/lab/$$each"; \
+	done
 
 check: room install  ## what a change breaks, within a minute: lint, types, quick tests; ROOM=panel for those of one room
 	@echo "==> lint, types, the tests that need no other process, and a few that do"
