@@ -522,6 +522,7 @@ def test_the_table_of_ranks(tmp_path: Path) -> None:
     eight = recorded.on_tpu(tmp_path).view()
     assert ranks(eight)[0]["HBM"] == "13.0 GiB of 16.0 GiB"
     assert "8 ranks: all training" in told(eight, "ranks")
+    assert {row["recompiles"] for row in ranks(recorded.rehearsed(tmp_path).view())} == {"0"}, "one is expected"
 
 
 HOSTS = [

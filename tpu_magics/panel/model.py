@@ -267,6 +267,7 @@ class RunModel:
             collectives_share=records.collectives_share,
             busy_share=records.busy_share,
             host=host_name(self._info, rank, worker),
+            expected=records.expected,
         )
 
     def _compile_log(self, lead: RankRecords, live: bool) -> tuple[CompileEntry, ...]:

@@ -77,7 +77,7 @@ class RankView:
     Bytes: `rss`, `pss` newest, `peak_rss`, `peak_pss` highest. `values`: the last of each name. `collectives`: seconds
     in collectives that the host carried, `collectives_share`: their part of the time since the function was entered, 0
     to 1; `busy_share`: the part of that time in neither these nor compiling, for which the others may have to wait.
-    `host`: the name of its host, "" where the run has one only."""
+    `host`: the name of its host, "" where the run has one only; `expected`: recompiles of it that need no action."""
 
     rank: int
     state: str
@@ -97,6 +97,7 @@ class RankView:
     collectives_share: float | None = None
     busy_share: float | None = None
     host: str = ""
+    expected: int = 0
 
 
 @dataclass(frozen=True)

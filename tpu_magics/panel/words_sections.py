@@ -378,6 +378,11 @@ def _rank_loss(view: RunView, rank: RankView) -> str:
     return number(rank.values[name]) if name in rank.values else "not logged"
 
 
+def _rank_recompiles(_view: RunView, rank: RankView) -> str:
+    """Those that need action."""
+    return _count(None if rank.recompiles is None else max(0, rank.recompiles - rank.expected))
+
+
 def _rank_hbm(_view: RunView, rank: RankView) -> str:
     total = f" of {size(rank.hbm_total)}" if rank.hbm_total else ""
     return NOT_AVAILABLE if rank.hbm_used is None else f"{size(rank.hbm_used)}{total}"
@@ -414,7 +419,7 @@ _COLUMNS: tuple[tuple[str, Callable[[RunView, RankView], str], Callable[[RunView
     ("in collectives", waited, lambda view, _r: view.rehearsed),
     ("loss", _rank_loss, lambda view, _r: loss_name(view)),
     ("compiles", lambda _v, rank: _count(rank.compiles), lambda _v, rank: rank.compiles is not None),
-    ("recompiles", lambda _v, rank: _count(rank.recompiles), lambda _v, rank: rank.recompiles is not None),
+    ("recompiles", _rank_recompiles, lambda _v, rank: rank.recompiles is not None),
     (
         "RSS",
         lambda view, rank: _bytes(rank.rss, rank.peak_rss, view.live),
