@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".hosts"
 LISTS = ROOT / "tests" / "hosts"
 TOOLS, OVERRIDES = LISTS / "tests.txt", LISTS / "overrides.txt"
-SUITES = ("magics", "launch", "host", "preflight", "hosts", "panel/test_widget.py")
+SUITES = ("magics", "launch", "host", "preflight", "hosts", "panel/test_live.py")
 NOT_THERE = ("tests/launch/pods",)  # many hosts on Ray: neither Colab nor Kaggle is one of several
 # For each host: much of a test is waiting for processes that begin or end.
 WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not long", "--durations=20")
