@@ -14,7 +14,7 @@ from tests.launch.launching import wait_until
 from tpu_magics.magics.front_ends import open_mailbox
 
 from .conftest import Kernels, as_new
-from .kernel import EITHER, PANEL, Cell, Kernel
+from .kernel import EITHER, LOAD, PANEL, Cell, Kernel
 from .samples import FOREVER, MODEL, TRAIN, TRAINED
 
 pytestmark = pytest.mark.process
@@ -228,6 +228,8 @@ def clears(model):
 
 
 def test_a_panel_that_fails_leaves_the_run_alone(notebook: Kernel) -> None:
+    notebook.run("%unload_ext tpu_magics").good()
+    notebook.run(LOAD).good()  # no front end shows the run: its widgets are updated at each look
     notebook.run(
         """
 from tpu_magics.panel import live

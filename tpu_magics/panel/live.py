@@ -183,9 +183,9 @@ class Piece(NamedTuple):
 def pieces(shown: Page) -> dict[str, Piece]:
     """The parts of a page by name, in their order."""
     chart, others = html.first_chart(shown, LARGE), shown.charts[1:]
-    head = html.title(shown) + html.progress(shown.progress) + chart + html.figures(shown.figures)
-    found = {"head": Piece("", f'<div class="{_HEAD}">{head}</div>')}
-    found["problems"] = Piece("", html.failure(shown.failure) + html.problems(shown.problems))
+    top = html.title(shown) + html.progress(shown.progress) + html.failure(shown.failure)
+    found = {"head": Piece("", f'<div class="{_HEAD}">{top}{chart}{html.figures(shown.figures)}</div>')}
+    found["problems"] = Piece("", html.problems(shown.problems))
     if others:
         inside = html.multiples(others, shown.compiled_at, SMALL)
         found["charts"] = _folded(html.chart_names(others), html.captions(others), inside)
