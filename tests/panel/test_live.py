@@ -298,7 +298,7 @@ def test_a_minute_of_short_steps_stays_within_its_bytes(
             size += sum(len(text.encode()) + live.ENVELOPE for _owner, text in sent)
             sent.clear()
     assert size <= live.UPDATES
-    assert len(heads) >= 24 and max(b - a for a, b in itertools.pairwise(heads)) <= feed.LONGEST
+    assert len(heads) >= 20 and max(b - a for a, b in itertools.pairwise(heads)) <= feed.LONGEST
 
 
 def test_a_live_page_is_small(tmp_path: Path) -> None:

@@ -119,10 +119,10 @@ def _public() -> inspect.Signature:
 
 def _public_doc() -> str:
     """The launcher's docstring with these two options."""
-    found = launcher.train.__doc__ or ""
+    found = inspect.cleandoc(launcher.train.__doc__ or "")  # Python 3.13 has done that
     gate = "gate: called before anything forks; an exception stops the run."
     observe = "observe: makes one more observer of the run, besides the panel."
-    preflight, tensorboard = (train.__doc__ or "").split("\n    tensorboard", 1)
+    preflight, tensorboard = inspect.cleandoc(train.__doc__ or "").split("\ntensorboard", 1)
     return found.replace(gate, preflight).replace(observe, f"tensorboard{tensorboard}")
 
 
