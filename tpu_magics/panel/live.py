@@ -151,6 +151,7 @@ class LivePanel:
 
 # -- the widgets ----------------------------------------------------------------------------------------------------
 
+BEHIND = 1_500  # the orders of the first parts, which are always there, are 1,000 apart
 CLASS = "tpu-magics-live"  # of the box that all widgets stand in
 _STOP, _HEAD, _TOGGLE = "tpu-magics-stop", "tpu-magics-head", "tpu-magics-toggle"
 _ROOT = f".{CLASS}.{CLASS}.{CLASS}"  # three times: it weighs more than a front end's own rules
@@ -173,7 +174,7 @@ _BASE = (
 
 class Piece(NamedTuple):
     """A part of the page. `toggle`: unfolds it, "" for one that is never folded; `line`: what is seen of it at any
-    time; `rest`: what is seen where it is unfolded."""
+    time; `rest`: what is seen where it is unfolded, of one that is never folded what stands behind the next part."""
 
     toggle: str
     line: str
@@ -183,8 +184,10 @@ class Piece(NamedTuple):
 def pieces(shown: Page) -> dict[str, Piece]:
     """The parts of a page by name, in their order."""
     chart, others = html.first_chart(shown, LARGE), shown.charts[1:]
-    top = html.title(shown) + html.progress(shown.progress) + html.failure(shown.failure)
-    found = {"head": Piece("", f'<div class="{_HEAD}">{top}{chart}{html.figures(shown.figures)}</div>')}
+    top = f'<div class="{_HEAD}">{html.title(shown)}{html.progress(shown.progress)}</div>'
+    # One widget has all that changes with each step; a failure, which stands between its halves, is sent once.
+    found = {"head": Piece("", top, chart + html.figures(shown.figures))}
+    found["failure"] = Piece("", html.failure(shown.failure))
     found["problems"] = Piece("", html.problems(shown.problems))
     if others:
         inside = html.multiples(others, shown.compiled_at, SMALL)
@@ -236,7 +239,7 @@ class Widgets:
         }
         if not self._bucket.open or not (changed or new.keys() - self._parts.keys()):
             return
-        folded = {name for name, piece in changed.items() if piece[:2] == self._parts[name].piece[:2]}
+        folded = {name for name, piece in changed.items() if piece.toggle and piece[:2] == self._parts[name].piece[:2]}
         for name in changed.keys() - folded:
             self._send(self._parts[name], changed[name])
         self._add(new)
@@ -325,7 +328,8 @@ def _toggle(piece: Piece, order: int) -> str:
 def _content(piece: Piece, order: int) -> str:
     if piece.toggle:
         return f'<span style="order:{order}">{piece.line}</span><div style="order:{order}">{piece.rest}</div>'
-    return f'<div style="order:{order}">{piece.line}</div>' if piece.line else ""
+    behind = f'<div style="order:{order + BEHIND}">{piece.rest}</div>' if piece.rest else ""
+    return f'<div style="order:{order}">{piece.line}</div>{behind}' if piece.line else ""
 
 
 def _stop_button(no_stop: str, clicked: Callable[[Any], None]) -> Any:
