@@ -10,9 +10,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from tpu_magics.panel.model_series import Curve, Downsampled, StepTimes, median_step, merge_times
+from tpu_magics.panel.model_series import Curve, Downsampled, StepTimes, merge_times
 from tpu_magics.panel.model_view import COLLECTING, COMPILING, STARTING, TRAINING, CauseCount, CompileEntry
 from tpu_magics.runs.events import (
+    MOST_NAMES,
     Batch,
     Cache,
     Compile,
@@ -32,10 +33,10 @@ from tpu_magics.runs.events import (
     Transfer,
     Value,
 )
+from tpu_magics.runs.summary import median_step
 
 LEAD_LOG, OTHER_LOG = 1_000, 100  # compiles that are kept with all they say
 MOST_SITES = 500
-MOST_NAMES = 64  # as many as a rank records (runs/meter.py)
 RECENT = 10.0  # seconds over which "now" is measured
 WARM = 5  # so many steps after a compile the next ones are still unlike the later ones
 
@@ -134,7 +135,7 @@ class RankRecords:
     @property
     def step_seconds(self) -> float | None:
         """Median seconds of a step that compiled nothing; None where there was none."""
-        return median_step(self.step_times.points)
+        return median_step((one.each, one.n) for one in self.step_times.points)
 
     @property
     def all_compiles(self) -> int | None:
@@ -235,9 +236,8 @@ def _take_steps(self: RankRecords, event: Steps) -> None:
     self.only_compiled = 0 < n <= event.compiled
     self.compiled_since = False
     self.recent.append((n, seconds))
-    clean = n - max(0, min(n, event.compiled))
-    took = seconds - event.compiled_seconds if _good(event.compiled_seconds) else 0.0
-    if clean > 0 and took > 0:
+    clean, took = event.clean
+    if took > 0:
         self.step_times.add(StepTimes(clean, took, self.total))
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from tpu_magics.panel.model_view import Point, ValueSeries
-from tpu_magics.runs.events import Value
+from tpu_magics.runs.events import Value, as_number
 
 LIMIT = 200  # points of a curve
 
@@ -61,17 +61,6 @@ def merge_times(left: StepTimes, right: StepTimes) -> StepTimes:
     return StepTimes(left.n + right.n, left.seconds + right.seconds, right.until)
 
 
-def median_step(times: Iterable[StepTimes]) -> float | None:
-    """Seconds of a step: half of the steps took no more. None where there is none."""
-    ordered = sorted(times, key=lambda one: one.each)
-    half, seen = sum(one.n for one in ordered) / 2, 0
-    for one in ordered:
-        seen += one.n
-        if seen >= half:
-            return one.each
-    return None
-
-
 def merge_points(left: Point, right: Point) -> Point:
     """The later value with the range of both."""
     return Point(right.step, right.value, _least(left.low, right.low), _most(left.high, right.high))
@@ -118,13 +107,6 @@ class Curve:
             not_finite_at=self.not_finite_at,
             points=tuple(self.kept.points),
         )
-
-
-def as_number(value: object) -> float | None:
-    """The number that a record's value is, "nan" and "inf" included; None for a text."""
-    if isinstance(value, str):
-        return float(value) if value in ("nan", "inf", "-inf") else None
-    return float(value) if isinstance(value, (int, float)) else None
 
 
 def _range(event: Value, value: float) -> tuple[float, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -12,10 +11,9 @@ from pathlib import Path
 
 from tpu_magics.backends.summary_writer import SummaryWriter, open_writer, require_writer
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.panel.model_series import as_number
 from tpu_magics.panel.runs import summary_table
 from tpu_magics.panel.table import printable
-from tpu_magics.runs.events import Compile, Event, Steps, Value
+from tpu_magics.runs.events import MOST_NAMES, Compile, Event, Steps, Value, as_number
 from tpu_magics.runs.files import LIVE, RunFiles, read_info
 from tpu_magics.runs.reader import Run, Tail, find_run, share_of_bytes
 from tpu_magics.runs.summary import run_status
@@ -23,7 +21,6 @@ from tpu_magics.runs.summary import run_status
 EVERY = 1.0  # seconds between looks at a run that goes on
 AT_ONCE = 200  # events that one look writes, each takes a tenth of a millisecond
 MOST_RANKS = 64  # that are compared with rank 0
-MOST_NAMES = 64  # of logged values of a rank
 OWN = "tpu_magics"  # before the tags that are not the person's
 EVENT_FILES = "events.out.tfevents.*"
 _MARKS = "\\`*_{}[]()#+-.!|~"  # that Markdown reads as more than themselves
@@ -117,8 +114,8 @@ class EventFiles:
             writer.add_scalar(event.name or "value", number, event.step, event.t)
 
     def _steps(self, event: Steps) -> None:
-        clean, seconds = event.n - event.compiled, max(0.0, event.seconds - event.compiled_seconds)
-        if clean > 0 and math.isfinite(seconds):
+        clean, seconds = event.clean
+        if clean:
             self._writer(0).add_scalar(f"{OWN}/step_seconds", seconds / clean, event.total, event.t)
 
     def _compile(self, event: Compile) -> None:

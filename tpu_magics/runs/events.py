@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeVar
 
 VERSION = 1
 LONGEST_TEXT = 64 * 1024  # characters of a text from outside that are kept
+MOST_NAMES = 64  # of logged values of a rank
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,13 @@ class Steps(Event):
     seconds: float = 0.0
     compiled: int = 0
     compiled_seconds: float = 0.0
+
+    @property
+    def clean(self) -> tuple[int, float]:
+        """How many of its steps compiled nothing, and their seconds together."""
+        n = max(0, self.n) - max(0, min(self.n, self.compiled))
+        seconds = max(0.0, self.seconds - self.compiled_seconds)
+        return (n, seconds) if n and math.isfinite(seconds) else (0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -511,6 +519,13 @@ def _bounded(digits: str) -> int | LargeNumber:
 def number_text(value: float) -> float | str:
     """The number as JSON can hold it: itself, or "nan", "inf" or "-inf"."""
     return value if math.isfinite(value) else str(float(value))
+
+
+def as_number(value: object) -> float | None:
+    """The number that a record's value is, "nan" and "inf" included; None for a text."""
+    if isinstance(value, str):
+        return float(value) if value in ("nan", "inf", "-inf") else None
+    return float(value) if isinstance(value, (int, float)) else None
 
 
 def only(events: Iterable[Event], cls: type[E]) -> list[E]:

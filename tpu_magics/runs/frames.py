@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.runs.events import Compile, Event, Steps, Value, only
+from tpu_magics.runs.events import MOST_NAMES, Compile, Event, Steps, Value, as_number, only
 
-MOST_NAMES = 64  # of logged values: as many as a rank records (meter.py)
 _STEPS = ("rank", "step", "time", "n", "seconds", "step_seconds", "compiled")
 _COMPILES = (
     *("rank", "step", "time", "seconds", "recompile", "expected", "cause", "path", "line", "function", "code"),
@@ -77,8 +76,8 @@ def _without_rank(frame: Any, one_rank: bool) -> Any:
 
 
 def _steps_row(event: Steps) -> tuple[Any, ...]:
-    clean = event.n - event.compiled
-    one = max(0.0, event.seconds - event.compiled_seconds) / clean if clean > 0 else math.nan
+    clean, seconds = event.clean
+    one = seconds / clean if clean else math.nan
     return event.rank, event.total, event.t, event.n, event.seconds, one, int(event.compiled)
 
 
@@ -115,4 +114,5 @@ def _values_frame(pandas: Any, logged: Sequence[Value], one_rank: bool) -> Any:
 
 def _number(value: float | int | str) -> float | int | str:
     """As it was before JSON, which has no nan and no inf."""
-    return float(value) if value in ("nan", "inf", "-inf") else value
+    found = as_number(value) if isinstance(value, str) else None
+    return value if found is None else found

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tpu_magics.runs.events import Memory, Steps, Value, Warned, number_text
+from tpu_magics.runs.events import MOST_NAMES, Memory, Steps, Value, Warned, as_number, number_text
 from tpu_magics.runs.writer import EventWriter
 
 _recorder: Callable[[Mapping[str, Any]], None] | None = None
@@ -73,7 +73,7 @@ class Series:
         self.count += 1
         self.n += 1
         self.t, self.value, self.step = t, value, step
-        number = _number(value)
+        number = as_number(value)
         if number is not None:
             self.nan = self.nan or math.isnan(number)
             self.low, self.high = _wider(self.low, self.high, number)
@@ -117,19 +117,12 @@ def safe_text(value: object) -> str:
         return f"<{type(value).__name__} without a text>"
 
 
-def _number(value: Number) -> float | None:
-    if not isinstance(value, str):
-        return value
-    return float(value) if value in ("nan", "inf", "-inf") else None
-
-
 def _wider(low: float, high: float, number: float) -> tuple[float, float]:
     return (low, high) if math.isnan(number) else (min(low, number), max(high, number))
 
 
 Clock = Callable[[], float]
 
-MAX_NAMES = 64
 _FIRST = 1_000  # so many values of a name are recorded one by one
 _FIRST_BYTES = 470_000  # ... as long as all of them together take no more
 _LATER_BYTES = 207_000  # what the records of values take from there on until step _HORIZON
@@ -277,7 +270,7 @@ class ValueMeter:
 
     def _find(self, name: str, t: float) -> Series | None:
         if name not in self._series:
-            if len(self._series) >= MAX_NAMES:
+            if len(self._series) >= MOST_NAMES:
                 self._warn(t, name)
                 return None
             self._series[name] = Series()
@@ -286,7 +279,7 @@ class ValueMeter:
     def _warn(self, t: float, name: str) -> None:
         if not self._warned:
             self._warned = True
-            text = f"Only the first {MAX_NAMES} names of logged values are recorded; {name!r} and later ones are not."
+            text = f"Only the first {MOST_NAMES} names of logged values are recorded; {name!r} and later ones are not."
             self._writer.write(Warned(t, self._writer.rank, code="too-many-values", text=text))
 
     def _write_if_due(self, name: str, series: Series) -> None:

@@ -7,11 +7,10 @@ from bisect import bisect_left
 from collections import defaultdict
 from pathlib import Path
 
-from tpu_magics.runs.events import VERSION, Compile, End, Event, Steps, Value, from_line
+from tpu_magics.runs.events import MOST_NAMES, VERSION, Compile, End, Event, Steps, Value, as_number, from_line
 from tpu_magics.runs.reader import Tail
 
 MOST_SCANNED = 4_000_000  # bytes: four times what a rank records in 100,000 steps; of more, those at both ends
-MOST_NAMES = 64  # of logged values: as many as a rank records (meter.py)
 
 
 def _begin(kind: type[Event]) -> bytes:
@@ -49,7 +48,9 @@ class RecordScan:
         """At most so many of the numbers that were logged under a name, evenly over the steps."""
         lines = next((each for each in self._values.values() if _name(each[-1]) == name), [])
         found = map(from_line, _spread(lines, most))
-        return tuple(_number(value.value) for value in found if isinstance(value, Value) and _is_number(value.value))
+        numbers = (as_number(value.value) for value in found if isinstance(value, Value))
+        # Four digits, which is more than a small drawing shows.
+        return tuple(float(f"{number:.4g}") for number in numbers if number is not None)
 
 
 def _counts(end: Event | None, steps: Event | None, compiles: list[bytes]) -> tuple[int | None, int | None, int | None]:
@@ -81,12 +82,3 @@ def _spread(lines: list[bytes], most: int) -> list[bytes]:
 def _step(line: bytes) -> int:
     digits = line.rpartition(b'"step":')[2].partition(b",")[0].rstrip(b"} \r")
     return int(digits) if digits.isdigit() and len(digits) < 20 else 0
-
-
-def _is_number(value: float | int | str) -> bool:
-    return not isinstance(value, str) or value in ("nan", "inf", "-inf")
-
-
-def _number(value: float | int | str) -> float:
-    """Four digits, which is more than a small drawing shows."""
-    return float(f"{float(value):.4g}")

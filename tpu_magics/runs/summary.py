@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tpu_magics.runs.events import Compile, End, Event, Memory, Start, Steps, Value, Warned, only
+from tpu_magics.runs.events import MOST_NAMES, Compile, End, Event, Memory, Start, Steps, Value, Warned, only
 from tpu_magics.runs.files import LIVE
 from tpu_magics.runs.owner import same_process
 
 ID_PATTERN = re.compile(r"(\d{8}T\d{6}Z)-(.+)", re.DOTALL)
 _LARGEST = 1e18
 _LONGEST = 200  # characters of a name or a status: ours are shorter
-_MOST_NAMES, _MOST_WARNINGS = 64, 100
+_MOST_WARNINGS = 100
 
 
 @dataclass(frozen=True)
@@ -171,13 +171,18 @@ def _rate(counted: list[Steps]) -> float | None:
 
 def _step_seconds(counted: list[Steps]) -> float | None:
     """The median over the records, each by its number of steps without a compile."""
-    clean = [(event.n - event.compiled, event.seconds - event.compiled_seconds) for event in counted]
-    times = sorted((max(0.0, seconds) / n, n) for n, seconds in clean if n > 0)
-    half = sum(n for _time, n in times) / 2
-    for time_of_one, n in times:
+    return median_step((seconds / n, n) for n, seconds in (event.clean for event in counted) if n)
+
+
+def median_step(times: Iterable[tuple[float, int]]) -> float | None:
+    """Seconds of a step: half of the steps took no more. `times`: seconds of one, and of how many. None where there is
+    none."""
+    ordered = sorted(times)
+    half = sum(n for _seconds, n in ordered) / 2
+    for seconds, n in ordered:
         half -= n
         if half <= 0:
-            return time_of_one
+            return seconds
     return None
 
 
@@ -185,7 +190,7 @@ def _values(logged: list[Value]) -> dict[str, float | int | str]:
     """The last value of each of the first names."""
     kept: dict[str, float | int | str] = {}
     for event in logged:
-        if event.name in kept or len(kept) < _MOST_NAMES:
+        if event.name in kept or len(kept) < MOST_NAMES:
             kept[event.name] = event.value
     return kept
 
