@@ -69,7 +69,7 @@ def done(server: Server, page: Any) -> RunView:
     it = Notebook(server, page, copied(server, TUTORIAL, "ended"))
     _quiet(it, dark=True)
     _until(it, TRAINS)
-    expect(it.cell(TRAINS).locator(".tpu-Output")).to_be_visible(timeout=2 * START)
+    expect(it.cell(TRAINS).locator(".tpu-State")).to_contain_text("done", timeout=4 * START)
     it.show_panel()
     _wider(it, 480)
     it.unfold("compiles")
@@ -87,6 +87,7 @@ def failed(server: Server, page: Any) -> RunView:
     code = [cell.source for cell in cells if cell.cell_type == "code"]
     write_notebook(server.folder / "limited" / "it.ipynb", *code[:-1], code[-1].partition("\n")[2], LIMIT)
     it = Notebook(server, page, "limited/it.ipynb")
+    _quiet(it)
     it.await_kernel()
     it.run_all()
     output = it.cell(len(code)).locator(".tpu-Run")

@@ -44,8 +44,8 @@ def test_a_failed_run_says_the_reason_before_all_else(tmp_path: Path) -> None:
     lines = to_text(page(recorded.failed(tmp_path).view())).splitlines()
     assert lines[1:4] == [
         "Rank 1 failed: ValueError: Expected input batch_size (32) to match target batch_size (31).",
-        "The last batch of rank 1 has 31 rows, and its labels 32.",
-        "To fix: Use drop_last=True in the DataLoader, or labels of the same rows.",
+        "Why: The last batch of rank 1 has 31 rows, and its labels 32.",
+        "What to do: Use drop_last=True in the DataLoader, or labels of the same rows.",
     ]
     assert "        outputs = model(**batch)" in lines, "its blanks are kept"
 

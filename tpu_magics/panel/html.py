@@ -160,9 +160,9 @@ def failure(found: FailureText | None) -> str:
         return ""
     colour = f"color:{ink(found.tone)};font-weight:600"
     what = f'<div role="heading" aria-level="4" style="{colour}">{flow(found.what)}</div>'
-    why = f'<div style="margin:.3em 0">{prose(found.why)}</div>' if found.why else ""
-    todo = f'<div style="margin:.3em 0"><b>To fix:</b> {prose(found.todo)}</div>' if found.todo else ""
-    return _beside(found.tone, f"{what}{why}{todo}{lines(found.lines)}")
+    reasons = (("Why", found.why), ("What to do", found.todo))
+    told = "".join(f'<div style="margin:.3em 0"><b>{head}:</b> {prose(text)}</div>' for head, text in reasons if text)
+    return _beside(found.tone, f"{what}{told}{lines(found.lines)}")
 
 
 def problems(found: Iterable[Problem]) -> str:

@@ -58,8 +58,8 @@ def _head(page: Page) -> Iterator[str]:
 def _failure(failure: FailureText) -> Iterator[str]:
     """The reason, the advice, and the lines nearest to the fault."""
     yield from _wrapped(failure.what, most=3)
-    yield from _wrapped(failure.why, most=3)
-    yield from _wrapped(f"To fix: {failure.todo}" if failure.todo else "", most=3)
+    yield from _wrapped(f"Why: {failure.why}" if failure.why else "", most=3)
+    yield from _wrapped(f"What to do: {failure.todo}" if failure.todo else "", most=3)
     lines = [part for line in failure.lines for part in printable(line).splitlines()]
     yield from (f"    {short_line(line)}" for line in lines[-FAILURE_LINES:])
 

@@ -64,7 +64,8 @@ def _left(more: int) -> Iterator[Problem]:
 def _divergences(view: RunView) -> Iterator[Problem]:
     for notice in view.notices:
         if notice.state == "broken":
-            yield replace(_message(notice, view), kind="rank", title="Ranks compiled different graphs")
+            fix = "Look for shapes, branches or random numbers that depend on the rank."
+            yield replace(_message(notice, view), kind="rank", title="Ranks compiled different graphs", fix=fix)
 
 
 def _recompiles(view: RunView) -> Iterator[Problem]:
@@ -135,7 +136,8 @@ def _precision(view: RunView) -> Iterator[Problem]:
     found = view.precision
     if found is not None and not found.agrees:
         text = short(found.text or "The graph's precision differs from the requested one.", 300)
-        yield Problem("precision", "precision", "warning", "Precision is not as requested", text)
+        fix = "Look for code that chooses another type for the model or its inputs; %tpu_check knows the usual ones."
+        yield Problem("precision", "precision", "warning", "Precision is not as requested", text, fix)
 
 
 def _memories(view: RunView) -> Iterator[Problem]:
