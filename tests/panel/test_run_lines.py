@@ -87,8 +87,9 @@ def test_counts_are_those_of_the_end_else_those_that_were_recorded(tmp_path: Pat
     run = recorded.Recorded(tmp_path, "a", **recorded.myself())
     run.write(Steps(recorded.CREATED, 0, total=7, n=7), Compile(recorded.CREATED, 0))
     run.write(Compile(recorded.CREATED, 0, recompile=True, text='{"recompile":true}'), Compile(recorded.CREATED, 0))
+    run.write(recorded.optimizer_state(recorded.CREATED, 1))
     line = run_line(Run(run.files.path))
-    assert (line.steps, line.compiles, line.recompiles) == (7, 3, 1)
+    assert (line.steps, line.compiles, line.recompiles) == (7, 4, 1), "the optimizer's state is expected"
     run.write(End(recorded.CREATED, 0, steps=9, compiles=5, recompiles=None))
     line = run_line(Run(run.files.path))
     assert (line.steps, line.compiles, line.recompiles) == (9, 5, None)

@@ -33,8 +33,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class RunLine:
-    """A run in a list. Counts are those of rank 0; None: not known. `value`: the last loss, else what was logged last,
-    with its name ("loss 0.125"); `curve`: at most 30 numbers of it, evenly over the steps."""
+    """A run in a list. Counts are those of rank 0, recompiles without the expected ones; None: not known. `value`: the
+    last loss, else what was logged last, with its name ("loss 0.125"); `curve`: at most 30 numbers of it, evenly over
+    the steps."""
 
     id: str
     name: str

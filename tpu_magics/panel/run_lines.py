@@ -60,7 +60,7 @@ def _read(run: Run) -> RunLine:
         workers=len(run_workers(info)) or None,
         steps=records.steps,
         compiles=records.compiles,
-        recompiles=records.recompiles,
+        recompiles=None if records.recompiles is None else max(0, records.recompiles - records.expected),
         value=f"{short(shown, 40)} {number(values[shown])}" if shown else "",
         curve=records.curve(shown, CURVE),
     )

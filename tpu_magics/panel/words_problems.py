@@ -8,27 +8,22 @@ from dataclasses import replace
 from tpu_magics.panel.formats import count, cut, percent, place, rule_title, seconds, several, short, size
 from tpu_magics.panel.model_view import CUT_SHORT, CauseCount, Notice, RankView, RunView
 from tpu_magics.panel.page import Problem, Tone
-from tpu_magics.runs.events import Compile, RuleFinding, Site, Transfer
+from tpu_magics.runs.events import CAUSES, Compile, RuleFinding, Site, Transfer
 
 MOST = 50
 DIFFERENCES = 6
 HIGH, FULL = 0.85, 0.95  # shares of a memory from which on it is a warning, and nearly gone
 APART = 0.1  # of the training time: a rank that is so much busier than the next one is a straggler
 
-# What a recompile of each cause is called, and the static rules that find it before the run.
-CAUSES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "input-shape": ("the shape of an input changes", ("TPU301", "TPU409")),
-    "last-batch": ("the last batch is smaller", ("TPU302", "TPU306", "TPU606")),
-    "input-dtype": ("the type of an input changes", ()),
-    "data-shape": ("a shape depends on the data", ("TPU201", "TPU202", "TPU203", "TPU204", "TPU205")),
-    "data-branch": ("Python takes another branch", ("TPU101", "TPU104")),
-    "python-number": ("a Python number changes", ("TPU303",)),
-    "mode-switch": ("one line runs in training and evaluation mode", ()),
-    "optimizer-state": ("the optimizer creates its state", ()),
-    "early-read": ("a value is read in the middle of a step", ("TPU102", "TPU103")),
-    "live-tensors": ("other tensors are kept alive", ("TPU304", "TPU206")),
-    "new-part": ("another part of the training", ()),
-    "new-code": ("other code runs", ()),
+# The static rules that find a cause of recompiles before the run.
+RULES = {
+    "input-shape": ("TPU301", "TPU409"),
+    "last-batch": ("TPU302", "TPU306", "TPU606"),
+    "data-shape": ("TPU201", "TPU202", "TPU203", "TPU204", "TPU205"),
+    "data-branch": ("TPU101", "TPU104"),
+    "python-number": ("TPU303",),
+    "early-read": ("TPU102", "TPU103"),
+    "live-tensors": ("TPU304", "TPU206"),
 }
 
 
@@ -36,7 +31,7 @@ def cause_name(graph: Compile) -> str:
     """Why it was compiled, in a few words."""
     if not graph.recompile:
         return "first compile"
-    return CAUSES[graph.cause][0] if graph.cause in CAUSES else "unknown cause"
+    return CAUSES.get(graph.cause, CAUSES["unknown"])
 
 
 def problems(view: RunView) -> tuple[Problem, ...]:
@@ -263,7 +258,7 @@ def _explained(one: Problem, cause: str, view: RunView) -> Problem:
 
 def _rule_of(cause: str, site: Site | None, findings: Sequence[RuleFinding]) -> RuleFinding | None:
     """The rule on the same line; else the only one of that cause in the same cell or file."""
-    codes = CAUSES.get(cause, ("", ()))[1]
+    codes = RULES.get(cause, ())
     near = [] if site is None else [one for one in findings if one.site.path == site.path and one.code in codes]
     same = [one for one in near if site is not None and one.site.line == site.line]
     return same[0] if same else near[0] if len(near) == 1 else None

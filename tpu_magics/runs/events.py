@@ -182,21 +182,21 @@ class Compile(Event):
         return self.recompile and self.cause in EXPECTED_CAUSES
 
 
-CAUSES = (
-    "input-shape",
-    "last-batch",
-    "input-dtype",
-    "data-shape",
-    "data-branch",
-    "python-number",
-    "mode-switch",
-    "optimizer-state",
-    "early-read",
-    "live-tensors",
-    "new-part",
-    "new-code",
-    "unknown",
-)
+CAUSES = {
+    "input-shape": "the shape of an input changes",
+    "last-batch": "the last batch is smaller",
+    "input-dtype": "the type of an input changes",
+    "data-shape": "a shape depends on the data",
+    "data-branch": "Python takes another branch",
+    "python-number": "a Python number changes",
+    "mode-switch": "one line runs in training and evaluation mode",
+    "optimizer-state": "the optimizer creates its state",
+    "early-read": "a value is read in the middle of a step",
+    "live-tensors": "other tensors are kept alive",
+    "new-part": "another part of the training",
+    "new-code": "other code runs",
+    "unknown": "unknown cause",
+}
 # Of them, those that correct programs have: one graph for each part of a training, one after the first step, one for
 # evaluation.
 EXPECTED_CAUSES = ("new-part", "optimizer-state", "mode-switch")

@@ -7,7 +7,18 @@ from bisect import bisect_left
 from collections import defaultdict
 from pathlib import Path
 
-from tpu_magics.runs.events import MOST_NAMES, VERSION, Compile, End, Event, Steps, Value, as_number, from_line
+from tpu_magics.runs.events import (
+    EXPECTED_CAUSES,
+    MOST_NAMES,
+    VERSION,
+    Compile,
+    End,
+    Event,
+    Steps,
+    Value,
+    as_number,
+    from_line,
+)
 from tpu_magics.runs.reader import Tail
 
 MOST_SCANNED = 4_000_000  # bytes: four times what a rank records in 100,000 steps; of more, those at both ends
@@ -19,10 +30,13 @@ def _begin(kind: type[Event]) -> bytes:
 
 
 _VALUE, _STEPS, _COMPILE, _END = map(_begin, (Value, Steps, Compile, End))
+_RECOMPILE = b'"recompile":true'  # in a text of a record the quotes are escaped
+_EXPECTED = tuple(b'"cause":"%s"' % cause.encode() for cause in EXPECTED_CAUSES)
 
 
 class RecordScan:
-    """What the records of a rank say in short. `steps`, `compiles`, `recompiles`: None where they do not say it."""
+    """What the records of a rank say in short. `steps`, `compiles`, `recompiles`: None where they do not say it.
+    `expected`: how many of the recompiles every correct program has."""
 
     def __init__(self, path: Path) -> None:
         self._values: dict[bytes, list[bytes]] = defaultdict(list)
@@ -38,6 +52,7 @@ class RecordScan:
             elif line.startswith(_END):
                 end = line
         self.steps, self.compiles, self.recompiles = _counts(from_line(end), from_line(steps), compiles)
+        self.expected = sum(_RECOMPILE in line and any(cause in line for cause in _EXPECTED) for line in compiles)
 
     def last_values(self) -> dict[str, float | int | str]:
         """The last value of each of the first names."""
@@ -57,7 +72,7 @@ def _counts(end: Event | None, steps: Event | None, compiles: list[bytes]) -> tu
     """Steps, compiles and recompiles, as the rank counted them at its end, else as they were recorded so far."""
     if isinstance(end, End):
         return end.steps, end.compiles, end.recompiles
-    recompiles = sum(b'"recompile":true' in line for line in compiles)
+    recompiles = sum(_RECOMPILE in line for line in compiles)
     return steps.total if isinstance(steps, Steps) else None, len(compiles) or None, recompiles if compiles else None
 
 

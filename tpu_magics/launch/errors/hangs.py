@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from tpu_magics.launch import frames
 from tpu_magics.launch.errors import base
 from tpu_magics.launch.errors.base import Explanation
-from tpu_magics.runs.events import STOPPED, Compile, Frame, only
+from tpu_magics.runs.events import CAUSES, STOPPED, Compile, Frame, only
 from tpu_magics.runs.reader import Run
 
 if TYPE_CHECKING:
@@ -330,8 +330,8 @@ def too_many_recompiles(failure: Failure, outcome: WorkerOutcome) -> Explanation
         return None
     compiles = only(Run(failure.run).events("compile", outcome.rank), Compile) if failure.run else []
     recompiles = [event for event in compiles if event.recompile]
-    causes = Counter(event.cause for event in recompiles)
-    most = ", ".join(f"{cause} {count} times" if count > 1 else cause for cause, count in causes.most_common())
+    causes = Counter(map(_named, recompiles))
+    most = ", ".join(f"{cause} ({count} times)" if count > 1 else cause for cause, count in causes.most_common())
     unexpected = [event for event in recompiles if not event.expected] or recompiles
     fixes = dict.fromkeys(event.fix for event in unexpected if event.fix)
     return Explanation(
@@ -350,7 +350,11 @@ def _table(recompiles: list[Compile]) -> list[str]:
 
 def _row(event: Compile) -> str:
     difference = f": {event.difference[0]}" if event.difference else ""
-    return f"  #{event.nth} {event.site.path}, line {event.site.line}: {event.cause}{difference}"
+    return f"  #{event.nth} {event.site.path}, line {event.site.line}: {_named(event)}{difference}"
+
+
+def _named(event: Compile) -> str:
+    return CAUSES.get(event.cause, CAUSES["unknown"])
 
 
 RECOMPILES = (too_many_recompiles,)
