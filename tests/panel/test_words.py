@@ -35,6 +35,7 @@ from tpu_magics.panel.words_problems import straggler
 from tpu_magics.runs.events import (
     Batch,
     Cache,
+    Divergence,
     End,
     Event,
     Fallback,
@@ -347,6 +348,25 @@ def test_the_worst_comes_first_and_notes_are_no_problems(tmp_path: Path) -> None
     assert page(view).problems[-1].text == "Accelerator sets nothing on XLA:CPU; --precision does. (rank 0)"
     assert "XLA_USE_BF16 is deprecated" in told(view, "notes")
     assert page(recorded.starting(tmp_path).view()).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "title", "rest"),
+    [
+        ("Compiles are not recorded. Training continues.", "Compiles are not recorded", "Training continues."),
+        ("No disk.", "", "No disk."),
+        ("Use 1.5 or e.g. less than 2. x stays", "", "Use 1.5 or e.g. less than 2. x stays"),
+        (f"{'A long sentence ' * 9}. Another.", "", f"{'A long sentence ' * 9}. Another."),
+    ],
+)
+def test_the_first_sentence_of_a_message_is_its_title(tmp_path: Path, text: str, title: str, rest: str) -> None:
+    [one] = page(started(tmp_path, warnings=[text]).view()).problems
+    assert (one.title, one.text) == (title, rest)
+
+
+def test_graphs_that_differ_are_told_whole(tmp_path: Path) -> None:
+    found = problem(started(tmp_path, Divergence(CREATED + 2, 0, (1,), 2, {"0": "a", "1": "b"})).view(), "rank")
+    assert found.text.startswith("Ranks compiled different graphs at compile #2") and "would hang" in found.text
 
 
 def ram(rss: int, pss: int | None = None, rank: int = 0, t: float = 1) -> Memory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ MOST = 50
 DIFFERENCES = 6
 HIGH, FULL = 0.85, 0.95  # shares of a memory from which on it is a warning, and nearly gone
 APART = 0.1  # of the training time: a rank that is so much busier than the next one is a straggler
+_FIRST_SENTENCE = re.compile(r"(.{10,100}?)\. +(?=[A-Z`])")
 
 # The static rules that find a cause of recompiles before the run.
 RULES = {
@@ -60,7 +62,8 @@ def _divergences(view: RunView) -> Iterator[Problem]:
     for notice in view.notices:
         if notice.state == "broken":
             fix = "Look for shapes, branches or random numbers that depend on the rank."
-            yield replace(_message(notice, view), kind="rank", title="Ranks compiled different graphs", fix=fix)
+            title, text = "Ranks compiled different graphs", cut(notice.text, 600)
+            yield replace(_message(notice, view), kind="rank", title=title, text=text, fix=fix)
 
 
 def _recompiles(view: RunView) -> Iterator[Problem]:
@@ -227,7 +230,14 @@ def _message(notice: Notice, view: RunView) -> Problem:
     some = 0 < len(ranks) < len(view.ranks)
     whose = f" (rank{'s' if len(ranks) > 1 else ''} {several(ranks, 16)})" if some else ""
     tone: Tone = "broken" if notice.state == "broken" else "warning" if notice.state else "info"
-    return Problem(f"message {short(notice.text, 80)}", "message", tone, "", cut(notice.text, 600) + whose)
+    title, text = _sentences(cut(notice.text, 600))
+    return Problem(f"message {short(notice.text, 80)}", "message", tone, title, text + whose)
+
+
+def _sentences(text: str) -> tuple[str, str]:
+    """The first sentence, and the others; of a single one, or where the first is long, "" and the whole."""
+    first = _FIRST_SENTENCE.match(text)
+    return (first[1], text[first.end() :]) if first else ("", text)
 
 
 _MAKERS: tuple[Callable[[RunView], Iterable[Problem]], ...] = (
