@@ -85,7 +85,7 @@ def test_bare_of_styles_it_still_says_everything(tmp_path: Path, name: str) -> N
 def test_bare_of_styles_the_head_reads_well(tmp_path: Path) -> None:
     text = Parsed(bare(html_of(recorded.running(tmp_path).view()))).text
     assert text.startswith("text-classifier ● training · 1 rank on XLA:CPU · 1 min 00 s loss 2.3 → 0.03")
-    assert "Steps 440 Step time 111 ms median Compiles 8 22 % of the time Recompiles 5 and 1 expected" in text
+    assert "Steps 440 Step time 111 ms median Compiles 8 22 % of the time Recompiles ! 5 and 1 expected" in text
 
 
 def test_a_failure_is_marked_once(tmp_path: Path) -> None:

@@ -145,7 +145,8 @@ def _figure(one: Figure) -> str:
     number = "font-size:1.45em;font-weight:600;line-height:1.35;font-variant-numeric:tabular-nums;white-space:nowrap"
     colour = f";color:{ink(one.tone)}" if one.tone else ""
     hint = f' title="{say(one.hint)}"' if one.hint else ""
-    value = f'<span style="{number}{colour}">{say(one.value)}</span>'
+    mark = "! " if one.tone == "warning" else ""
+    value = f'<span style="{number}{colour}">{mark}{say(one.value)}</span>'
     note = f'<br><span style="{_SMALL}">{flow(one.note)}</span>' if one.note else ""
     label = f'<span style="{_SMALL}">{say(one.label)}</span>'
     return f'<td role="listitem" style="{cell}"{hint}>{label}<br>{value}{note}</td>'
