@@ -1,8 +1,9 @@
-"""What the JupyterLab extension costs: its size, JupyterLab's start, opening the panel, and updating it.
+"""What the JupyterLab extension costs: its size, JupyterLab's start, opening the panel, updating it, and how long a
+step takes to the screen.
 
 Measured in a real JupyterLab of an installed wheel, in Chromium, with the browser's clocks: the start with and without
-the extension in turns, and a run of 100,000 steps and 1,000 compiles, made of real records, whose messages are those
-that the kernel sends.
+the extension in turns; a run of 100,000 steps and 1,000 compiles, made of real records, whose messages are those that
+the kernel sends; and a cell that trains.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from tpu_magics.runs.events import Event, Steps, Value
 TITLE = "The JupyterLab extension"
 STEPS, COMPILES = 100_000, 1_000
 SIZE, START, OPENING, UPDATE = "bundle, gzipped", "JupyterLab's start, added", "the panel opens", "a live update"
-TARGETS = {SIZE: 100.0, START: 50.0, OPENING: 300.0, UPDATE: 16.0}
-UNITS = {SIZE: "kB", START: "ms", OPENING: "ms", UPDATE: "ms"}
+CELL, PANEL = "from a step to the cell's output", "from a step to the side panel"
+TARGETS = {SIZE: 100.0, START: 50.0, OPENING: 300.0, UPDATE: 16.0, CELL: 1000.0, PANEL: 1000.0}
+UNITS = dict.fromkeys(TARGETS, "ms") | {SIZE: "kB"}
 
 # JupyterLab announces itself on the window, if told to, before it has started.
 ON_RESTORED = """
@@ -62,11 +64,43 @@ def tell(number):
 ASKED = """code => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.requestExecute(
     { code, silent: true, store_history: false }
 ).done.then(() => null)"""
+# Its steps are further apart than updates, and at any time between two of them.
+TRAINS = """
+%%tpu_train --run-name seen
+def train(steps={steps}):
+    import json, pathlib, random, time
+    import torch
+    import torch_xla
+    weights = torch.ones(8, device=torch_xla.device())
+    done = []
+    for step in range(steps):
+        time.sleep(random.uniform(0.8, 1.8))
+        weights = weights * 0.5
+        torch_xla.sync()
+        done.append(1000 * time.time())
+    pathlib.Path("steps.json").write_text(json.dumps(done))
+"""
+# When each number of steps was on the screen first, in the cell's output and in the side panel.
+WATCH = """() => {
+    window.seen = { '.tpu-Output': {}, '.tpu-Panel': {} };
+    const look = () => {
+        for (const [where, seen] of Object.entries(window.seen)) {
+            for (const figure of document.querySelectorAll(`${where} .tpu-Figure`)) {
+                const steps = figure.querySelector('.tpu-Figure-value').textContent;
+                if (figure.querySelector('dt').textContent === 'Steps' && !(steps in seen)) {
+                    seen[steps] = null;
+                    requestAnimationFrame(() => setTimeout(() => { seen[steps] = Date.now(); }));
+                }
+            }
+        }
+    };
+    new MutationObserver(look).observe(document.body, { subtree: true, childList: true, characterData: true });
+}"""
 # Two frames: what an update sets off has been drawn.
 DRAWN = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 20))))"
 
 
-def in_browser(starts: int, openings: int, updates: int, steps: int, compiles: int) -> dict[str, Any]:
+def in_browser(starts: int, openings: int, updates: int, steps: int, compiles: int, seen: int) -> dict[str, Any]:
     """In a fresh process: kB of the bundle, and milliseconds of each kind."""
     from tests.browser.installed import build, install
     from tests.browser.jupyter import chromium, running_server
@@ -79,7 +113,8 @@ def in_browser(starts: int, openings: int, updates: int, steps: int, compiles: i
         with chromium() as browser, running_server(ours) as server, running_server(bare) as other:
             added = [_start(browser, server) - _start(browser, other) for _ in range(starts)]
             opened, updated = _panel(browser, server, openings, updates, steps, compiles)
-    return {SIZE: [size / 1000], START: added, OPENING: opened, UPDATE: updated}
+            in_cell, in_panel = _seen(browser, server, seen)
+    return {SIZE: [size / 1000], START: added, OPENING: opened, UPDATE: updated, CELL: in_cell, PANEL: in_panel}
 
 
 def _start(browser: Any, server: Any) -> float:
@@ -116,6 +151,30 @@ def _panel(
     metrics = page.context.new_cdp_session(page)
     metrics.send("Performance.enable", {"timeDomain": "threadTicks"})
     return opened, [_update(page, metrics, number) for number in range(1, len(messages))]
+
+
+def _seen(browser: Any, server: Any, steps: int) -> tuple[list[float], list[float]]:
+    """Milliseconds from the end of a step in the worker until its number is on the screen; the first two compile, and
+    are left out."""
+    from tests.browser.cells import LOAD
+    from tests.browser.jupyter import Notebook, write_notebook
+
+    folder = server.folder / "seen"
+    write_notebook(folder / "it.ipynb", LOAD, TRAINS.replace("{steps}", str(steps)).strip())
+    page = browser.new_page(viewport={"width": 1500, "height": 900})
+    notebook = Notebook(server, page, "seen/it.ipynb")
+    notebook.await_kernel()
+    notebook.run_cell(0)
+    notebook.status.wait_for(timeout=60_000)
+    notebook.show_panel()
+    page.evaluate(WATCH)
+    notebook.run_cell(1)
+    notebook.state.filter(has_text="done").wait_for(timeout=60_000 + 2_000 * steps)
+    done, seen = json.loads((folder / "steps.json").read_text()), page.evaluate("Object.values(window.seen)")
+    page.close()
+    numbers = range(3, steps)
+    cell, panel = ([each[str(one)] - done[one - 1] for one in numbers if each.get(str(one))] for each in seen)
+    return cell, panel
 
 
 def _update(page: Any, metrics: Any, number: int) -> float:
@@ -167,10 +226,15 @@ def _ten_steps(at: int, steps: int, compiles: int) -> Iterator[Event]:
 
 
 def measure(
-    starts: int = 15, openings: int = 11, updates: int = 50, steps: int = STEPS, compiles: int = COMPILES
+    starts: int = 15,
+    openings: int = 11,
+    updates: int = 50,
+    steps: int = STEPS,
+    compiles: int = COMPILES,
+    seen: int = 40,
 ) -> list[dict[str, Any]]:
-    """Four rows."""
-    arguments = (starts, openings, updates, steps, compiles)
+    """A row for each of TARGETS."""
+    arguments = (starts, openings, updates, steps, compiles, seen)
     found: dict[str, list[float]] = fresh.call(__name__, "in_browser", *arguments, timeout=1200)
     return [row(what, values) for what, values in found.items()]
 
@@ -195,6 +259,7 @@ def notes(rows: list[dict[str, Any]]) -> list[str]:
         "The start: from the navigation until JupyterLab is restored, in turns with and without the extension, without "
         "a cache.",
         "An update: the processor time of the page's main thread, for script, style, layout and painting.",
+        "From a step to the screen: from the end of the step in the worker until its number has been painted.",
     ]
     for each in rows:
         what, value, over = each["what"], each["median"], each["over the target"]

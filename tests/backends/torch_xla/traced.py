@@ -81,6 +81,7 @@ def same(function: Function, *args: Any, reads: int = 0, **kwargs: Any) -> Trace
     found = traced(function, *args, **kwargs)
     kwargs.pop("steps", None)
     real = compiled(trained(function, *args, **kwargs))
-    assert set(taken(found)) <= set(real), "a graph was traced that training does not compile"
+    missing = set(taken(found)) - set(real)
+    assert not missing, f"graphs (with what they donate) that training does not compile: {missing}; it compiles {real}"
     assert len(set(real) - set(taken(found))) == reads
     return found
