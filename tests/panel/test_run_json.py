@@ -96,13 +96,13 @@ def stuffed(root: Path) -> RunView:
     return run.view()
 
 
-@pytest.mark.parametrize("total", [1_000_000, 100_000, 30_000, 3_000])
-def test_no_record_is_larger_than_it_may_be(tmp_path: Path, total: int) -> None:
+def test_no_record_is_larger_than_it_may_be(tmp_path: Path) -> None:
     view = stuffed(tmp_path)
-    for kept in (view, dataclasses.replace(view, ranks=view.ranks * 500, reads=view.reads * 100)):
-        found = strict(record(kept, RecordSize(total, 200, 200)))
-        assert size_of(found) <= total and set(found) == {field.name for field in dataclasses.fields(Page)}
-        assert found["id"] and found["v"] == RECORD_VERSION and found["figures"]
+    for total in (1_000_000, 100_000, 30_000, 3_000):
+        for kept in (view, dataclasses.replace(view, ranks=view.ranks * 500, reads=view.reads * 100)):
+            found = strict(record(kept, RecordSize(total, 200, 200)))
+            assert size_of(found) <= total and set(found) == {field.name for field in dataclasses.fields(Page)}
+            assert found["id"] and found["v"] == RECORD_VERSION and found["figures"]
 
 
 def test_an_update_of_a_large_run_takes_milliseconds(tmp_path: Path) -> None:
