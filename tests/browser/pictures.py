@@ -15,7 +15,6 @@ from typing import Any
 import nbformat
 from playwright.sync_api import expect
 
-from tests.browser.cells import LOAD, SHORT
 from tests.browser.installed import ROOT, build, install
 from tests.browser.jupyter import START, Notebook, Server, chromium, copied, running_server, write_notebook
 from tests.panel import recorded
@@ -114,14 +113,11 @@ def healthy(server: Server, page: Any) -> None:
 
 
 def ranks(server: Server, page: Any) -> None:
-    """A rehearsal of eight ranks."""
-    cells = LOAD, SHORT.replace("%%tpu_train", "%%tpu_train -n 8 --run-name eight").replace("steps=6", "steps=60")
-    write_notebook(server.folder / "ranks" / "it.ipynb", *cells)
-    it = Notebook(server, page, "ranks/it.ipynb")
+    """The tutorial's rehearsal of eight ranks."""
+    it = Notebook(server, page, copied(server, "04_eight_ranks.ipynb"))
     _quiet(it)
-    it.await_kernel()
-    it.run_all()
-    output = it.cell(1).locator(".tpu-Run")
+    _until(it, 6)
+    output = it.cell(6).locator(".tpu-Run")
     expect(output.locator(".tpu-State")).to_contain_text("done", timeout=4 * START)
     it.unfold("ranks", output)
     _picture(output, "lab-ranks-light")

@@ -15,7 +15,7 @@ from tpu_magics.panel.messages import ComparedRow, Comparison
 from tpu_magics.panel.model_info import as_object
 from tpu_magics.panel.model_series import Curve
 from tpu_magics.panel.page import Chart
-from tpu_magics.panel.runs import FACTS, failure_text, when
+from tpu_magics.panel.runs import FACTS, failure_text, recompile_causes, when
 from tpu_magics.panel.table import Row, Table
 from tpu_magics.panel.words_charts import POINTS, value_chart
 from tpu_magics.runs.events import Value, only
@@ -60,8 +60,8 @@ def compare(runs: Sequence[Run]) -> Comparison:
         different=tuple(row for row, differs in zip(rows, different, strict=True) if differs),
         equal=tuple(row for row, differs in zip(rows, different, strict=True) if not differs),
         charts=tuple(
-            _chart(at, heading, name or loss_name(summary.values), values)
-            for at, (heading, summary, values) in enumerate(zip(headings, summaries, logged, strict=True))
+            _chart(at, name or loss_name(summary.values), values)
+            for at, (summary, values) in enumerate(zip(summaries, logged, strict=True))
         ),
         notes=(_NOTE,),
     )
@@ -88,6 +88,7 @@ def _lines(summaries: Sequence[RunSummary], infos: Sequence[Mapping[str, object]
     for name in sorted(names, key=lambda name: name != loss_name(names)):
         yield _values_line(name, [summary.values.get(name) for summary in summaries])
     yield from facts
+    yield from (_Line(label, counts) for label, counts in recompile_causes(*summaries))
     yield from _settings(infos)
     yield _Line("updated in the notebook", [_models(summary) for summary in summaries])
     if any(summary.failure for summary in summaries):
@@ -142,15 +143,15 @@ def _charted_name(summaries: Sequence[RunSummary]) -> str:
     return loss_name(name for name in first.values if all(name in other.values for other in others))
 
 
-def _chart(at: int, heading: str, name: str, logged: Sequence[Value]) -> Chart:
-    """The curve of one run, under the run's name."""
+def _chart(at: int, name: str, logged: Sequence[Value]) -> Chart:
+    """What one run logged under a name."""
     curve = Curve(POINTS)
     for value in logged:
         if value.name == name:
             curve.add(value)
     chart = value_chart(curve.series(), POINTS)
-    caption = f"{short(name, _MAX_TEXT)} {chart.caption}" if name and curve.n else _NOT_LOGGED
-    return replace(chart, key=f"run {at}", title=heading, caption=caption, marked=False)
+    caption = chart.caption if name and curve.n else _NOT_LOGGED
+    return replace(chart, key=f"run {at}", title=short(name, _MAX_TEXT) or "loss", caption=caption, marked=False)
 
 
 # -- shown --------------------------------------------------------------------------------------------------------
@@ -171,14 +172,17 @@ def compared_html(found: Comparison) -> str:
     folded = f"<details><summary>{equal}</summary>{_table(found.runs, found.equal)}</details>" if found.equal else ""
     different = _table(found.runs, found.different) if found.different else ""
     notes = "".join(f'<p style="{SMALL};margin:.4em 0">{flow(note)}</p>' for note in found.notes)
-    return f'<div style="{_OUTER}">{title(found.title)}{_curves(found.charts)}{different}{folded}{notes}</div>'
+    return f'<div style="{_OUTER}">{title(found.title)}{_curves(found)}{different}{folded}{notes}</div>'
 
 
-def _curves(charts: Sequence[Chart]) -> str:
+def _curves(found: Comparison) -> str:
     """The losses over each other, and which colour is whose."""
+    charts = [
+        replace(chart, title=run, caption=f"{chart.title} {chart.caption}")
+        for run, chart in zip(found.runs, found.charts, strict=True)
+    ]
     drawing = overlaid(charts)
-    named = zip(charts, cycle(CURVES), strict=False)
-    texts = ((colour, flow(f"{chart.title}: {chart.caption}")) for chart, colour in named)
+    texts = ((colour, flow(f"{chart.title}: {chart.caption}")) for chart, colour in zip(charts, cycle(CURVES)))
     keys = "".join(f'<div><b style="color:{colour}">━</b> {text}</div>' for colour, text in texts)
     return f"{drawing}{keys}" if drawing else ""
 

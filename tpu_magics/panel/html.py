@@ -127,7 +127,8 @@ def figure(chart: Chart, compiled_at: Sequence[int] = (), size: ChartSize = LARG
     """A chart with its title, its numbers, and what is wrong with them."""
     warning = f' <b style="color:{ink("warning")}">{say(chart.warning)}</b>' if chart.warning else ""
     caption = f' <span style="{_SMALL};font-variant-numeric:tabular-nums">{flow(chart.caption)}</span>'
-    head = f"<b>{flow(chart.title)}</b>{caption if chart.caption else ''}{warning}"
+    marks = f' <span style="{_SMALL}">╷ compiled</span>' if chart.marked and compiled_at else ""
+    head = f"<b>{flow(chart.title)}</b>{caption if chart.caption else ''}{warning}{marks}"
     return f'<div style="margin:.7em 0 .3em 0">{head}</div>{line_chart(chart, compiled_at, size)}'
 
 
