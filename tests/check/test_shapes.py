@@ -29,42 +29,91 @@ def the_fix(text: str) -> str:
     return said[1]
 
 
-# -- the multiply-and-divide form gives what the mask gave -------------------------------------------------------------
+# -- a formula without a mask gives what the mask gave ----------------------------------------------------------------
+
+SEEDS = range(8)
 
 
-def tensors() -> dict[str, Any]:
+def tensors(seed: int = 3) -> dict[str, Any]:
+    """Tensors of one random shape of one to three dimensions, `out` with a score for each of five classes."""
     torch = pytest.importorskip("torch")
-    torch.manual_seed(3)
-    labels = torch.randint(0, 5, (24,))
-    labels[::3] = -100
-    other = torch.where(labels == -100, -1, labels)
-    names: dict[str, Any] = {"torch": torch, "nn": torch.nn, "F": torch.nn.functional, "values": None}
-    names |= {"out": torch.randn(24, 5), "labels": labels, "other": other, "keep": labels >= 0, "x": torch.randn(24)}
-    return names | {"preds": torch.randint(0, 5, (24,)), "y": torch.randn(24), "criterion": torch.nn.CrossEntropyLoss()}
+    torch.manual_seed(seed)
+    shape = [5, 4, 3][: 1 + seed % 3]
+    labels = torch.randint(0, 5, shape)
+    labels[0] = -100
+    labels.view(-1)[-1] = 2
+    names = {"torch": torch, "nn": torch.nn, "F": torch.nn.functional, "PAD": 2}
+    names |= {"out": torch.randn(*shape, 5), "labels": labels, "other": torch.where(labels == -100, -1, labels)}
+    names |= {"x": torch.randn(shape), "y": torch.randn(shape), "preds": torch.randint(0, 5, shape)}
+    gaps = torch.where(torch.rand(shape) < 0.3, torch.nan, torch.randn(shape))
+    return names | {"gaps": gaps, "weights": torch.rand(5), "keep": labels >= 0}
 
 
-@pytest.mark.parametrize(
-    ("parameters", "before"),
-    [
-        ("out, labels, keep: torch.BoolTensor", "F.cross_entropy(out[keep], labels[keep])"),
-        ("out, labels", "F.cross_entropy(out[labels != -100], labels[labels != -100])"),
-        ("out, other", "F.cross_entropy(out[other != -1], other[other != -1])"),
-        ("out, labels, keep: torch.BoolTensor", 'F.cross_entropy(out[keep], labels[keep], reduction="sum")'),
-        ("out, labels, keep: torch.BoolTensor", "F.cross_entropy(out[keep], target=labels[keep], label_smoothing=0.1)"),
-        ("x, y, keep: torch.BoolTensor", "F.mse_loss(x[keep], y[keep])"),
-        ("x: torch.Tensor, keep: torch.BoolTensor", "x[keep].sum()"),
-        ("x: torch.Tensor, keep: torch.BoolTensor", "x[~keep].mean()"),
-        ("x: torch.Tensor, keep: torch.BoolTensor", "x[keep].max()"),
-        ("x: torch.Tensor, keep: torch.BoolTensor", "x[keep].min()"),
-        ("x: torch.Tensor, keep: torch.BoolTensor", "x[keep].numel()"),
-        ("x, keep: torch.BoolTensor", "torch.masked_select(x, keep).mean()"),
-        ("preds: torch.Tensor, labels, keep: torch.BoolTensor", "(preds[keep] == labels[keep]).float().mean()"),
-    ],
-)
-def test_the_form_without_a_mask_gives_the_same(parameters: str, before: str) -> None:
-    names = tensors()
-    after = the_fix(f"def f({parameters}):\n    return {before}")
-    assert torch_equal(eval(before, names), eval(after, names)), after
+# The lines before it, and the expression whose value the formula has.
+EQUAL = [
+    ("", "F.cross_entropy(out[labels != -100], labels[labels != -100])"),
+    ("", "F.cross_entropy(out[labels >= 0], labels[labels >= 0], weight=weights, label_smoothing=0.1)"),
+    ("", "F.cross_entropy(out[labels >= 0], labels[labels >= 0], weights)"),
+    ("", "F.cross_entropy(out[other != -1], target=other[other != -1])"),
+    ("", "F.cross_entropy(out[other != -1], other[other != -1], ignore_index=-1)"),
+    ("keep = (labels != -100) & (labels != PAD)", 'F.cross_entropy(out[keep], labels[keep], reduction="sum")'),
+    ("keep = labels.ge(0)", "F.nll_loss(out[keep], labels[keep])"),
+    ("keep = labels >= 0\nkept = out[keep]\nwanted = labels[keep]", "F.cross_entropy(kept, wanted)"),
+    ("criterion = nn.CrossEntropyLoss()", "criterion(out[labels >= 0], labels[labels >= 0])"),
+    (
+        "criterion = nn.CrossEntropyLoss(weight=weights, ignore_index=-1)",
+        "criterion(out[other >= 0], other[other >= 0])",
+    ),
+    ("", "F.mse_loss(x[x > 0], y[x > 0])"),
+    ("keep = y.abs() < 1", "F.l1_loss(x[keep], y[keep])"),
+    ("keep = ~torch.isnan(gaps)", "F.mse_loss(x[keep], gaps[keep])"),
+    ("keep = y > 0", 'F.smooth_l1_loss(x[keep], y[keep], reduction="sum", beta=0.5)'),
+    ("keep = y > 0", "F.huber_loss(x[keep], y[keep], delta=0.5)"),
+    ("p = x.sigmoid()\nt = y.sigmoid()\nkeep = t > 0.4", "F.binary_cross_entropy(p[keep], t[keep])"),
+    ("t = y.sigmoid()\nkeep = t > 0.4", "F.binary_cross_entropy_with_logits(x[keep], t[keep])"),
+    ("", "x[x > 0].sum()"),
+    ("keep = ~torch.isnan(gaps)", "gaps[keep].mean()"),
+    ("z = x.float()", "z[(z > 0) | (z < -1)].max()"),
+    ("z = gaps.float()", "z[~z.isnan()].min()"),
+    ("", "x[x > 0].numel()"),
+    ("", "torch.masked_select(x, x > 0).mean()"),
+    ('loss = F.cross_entropy(out.flatten(0, -2), labels.flatten(), reduction="none").view_as(x)', "x[x < 0].sum()"),
+    ("", "(preds[labels != -100] == labels[labels != -100]).float().mean()"),
+    ("", "(preds[labels != -100] == labels[labels != -100]).sum()"),
+    ("", "(preds[labels == PAD] == labels[labels == PAD]).all()"),
+    ("", "torch.any(preds[labels == PAD] == labels[labels == PAD])"),
+]
+NAMES = "out, labels: torch.Tensor, other: torch.Tensor, x: torch.Tensor, y: torch.Tensor, preds, gaps, weights"
+
+
+def checked(lines: str, value: str, names: str = NAMES) -> list[Any]:
+    body = textwrap.indent(f"{lines}\nreturn {value}", "    ")
+    return found(f"PAD = 2\n\n\ndef f({names}):\n{body}")
+
+
+def formula_of(lines: str, value: str) -> str:
+    finding = checked(lines, value)[0]
+    said = re.search(r"`(.+)`\.$", finding.fix)
+    assert said is not None, finding.fix
+    return said[1]
+
+
+@pytest.mark.parametrize(("lines", "value"), EQUAL)
+def test_a_formula_gives_the_same_value_and_gradient(lines: str, value: str) -> None:
+    torch = pytest.importorskip("torch")
+    formula = formula_of(lines, value)
+    for seed in SEEDS:
+        results = []
+        for code in (value, formula):
+            names = tensors(seed)
+            inputs = [names[name].requires_grad_() for name in ("out", "x")]
+            exec(lines, names)
+            result = torch.as_tensor(eval(code, names)).float()
+            if result.requires_grad:
+                result.backward()
+            results += [[result.detach(), *(torch.zeros(()) if one.grad is None else one.grad for one in inputs)]]
+        for one, other in zip(*results, strict=True):
+            assert torch.allclose(one, other, atol=1e-5, equal_nan=True), (seed, formula)
 
 
 def torch_equal(one: Any, other: Any) -> bool:
@@ -72,39 +121,55 @@ def torch_equal(one: Any, other: Any) -> bool:
     return bool(torch.allclose(torch.as_tensor(one).float(), torch.as_tensor(other).float(), atol=1e-6))
 
 
-def test_a_loss_module_is_made_without_its_mean() -> None:
-    names = tensors()
-    code = the_fix(
-        """
-        criterion = nn.CrossEntropyLoss()
+# Nothing shows that the mask has the shape of what it selects from, or the value would be another one.
+NOT_KNOWN = [
+    ("", "x[keep].mean()"),
+    ("", "x[keep[..., None]].sum()"),
+    ("", "x[labels == PAD].mean()"),
+    ("", "F.mse_loss(x[keep], y[keep])"),
+    ("keep = labels == PAD", "F.mse_loss(x[keep], y[keep])"),
+    ("", "x[x > 0].mean(0)"),
+    ("", "x[x > y].mean()"),
+    ("keep = x > 0\nx = x.mean(0)", "x[keep].mean()"),
+    ("", "x[x > 0].max()"),  # an integer tensor would become a float
+    ("", "F.cross_entropy(out[keep], labels[keep])"),
+    ("", 'F.cross_entropy(out[labels >= 0], labels[labels >= 0], reduction="none")'),
+    ("", "F.cross_entropy(out[labels >= 0].view(-1, 5), labels[labels >= 0])"),
+    ("", "F.mse_loss(x[x > 0], y[y > 0])"),
+    ("", "F.mse_loss(x[x > 0], y[x > 0], weight=weights)"),
+    ("", "F.kl_div(x[x > 0], y[x > 0])"),
+    ("", "criterion(out[labels >= 0], labels[labels >= 0])"),
+    ("", "(preds[keep] == labels[keep]).float().mean()"),
+    ("", "(preds[labels >= 0] == labels[labels >= 0]).float().mean(0)"),
+    ("", "x[:, x[0] > 0].sum()"),
+]
 
-        def f(out, labels, keep: torch.BoolTensor):
-            return criterion(out[keep], labels[keep])
-        """
-    )
-    before = names["criterion"](names["out"][names["keep"]], names["labels"][names["keep"]])
-    names["criterion"] = names["nn"].CrossEntropyLoss(reduction="none")
-    assert torch_equal(before, eval(code, names)), code
+
+@pytest.mark.parametrize(("lines", "value"), NOT_KNOWN)
+def test_no_formula_is_printed_that_may_give_another_value(lines: str, value: str) -> None:
+    findings = checked(lines, value, f"{NAMES}, keep: torch.BoolTensor, criterion")
+    assert findings and all(one.code == "TPU201" for one in findings)
+    for one in findings:
+        assert not re.search(r"`[^`]*\([^`]*`", one.fix), one.fix
+
+
+def test_where_nothing_is_averaged_nothing_is_divided() -> None:
+    for value in ("x[x > 0]", "x[keep]", "x[keep].sum()", 'F.mse_loss(x[keep], y[keep], reduction="sum")'):
+        [finding] = checked("", value, "x: torch.Tensor, y: torch.Tensor, keep: torch.BoolTensor")
+        assert not re.search(" / |divide|average|mean", finding.fix), finding.fix
+
+
+def test_a_row_mask_would_have_given_another_loss() -> None:
+    """What is avoided: the rows are averaged as if each had one element."""
+    torch = pytest.importorskip("torch")
+    z, y = torch.ones(4, 3), torch.tensor([0, 1, 1, 0])
+    assert z[y == 1].mean() == 1 and (z * (y == 1)[:, None]).sum() / (y == 1).sum() == 3
 
 
 def test_selected_tensors_with_names_of_their_own_come_together_in_the_loss() -> None:
-    names = tensors()
-    findings = found(
-        """
-        def f(out: torch.Tensor, labels: torch.Tensor):
-            mask = labels != -100
-            kept = out[mask]
-            wanted = labels[mask]
-            return F.cross_entropy(kept.view(-1, 5), wanted)
-        """
-    )
-    assert [one.line for one in findings] == [9, 10]
+    findings = checked("keep = labels >= 0\nkept = out[keep]\nwanted = labels[keep]", "F.cross_entropy(kept, wanted)")
+    assert [one.line for one in findings] == [12, 13]
     assert len({one.fix for one in findings}) == 1
-    said = re.search(r"`(.+?)`", findings[0].fix)
-    assert said is not None
-    names["mask"] = names["keep"]
-    before = names["F"].cross_entropy(names["out"][names["keep"]], names["labels"][names["keep"]])
-    assert torch_equal(before, eval(said[1], names)), said[1]
 
 
 @pytest.mark.parametrize(
@@ -269,6 +334,7 @@ import torch.nn.functional as F
 import torch_xla.debug.metrics as met
 
 device = torch_xla.device()
+others = (torch.randn(16, 5).to(device), torch.randn(16).to(device), 2)
 
 def compiles(step):
     counts = []
@@ -279,7 +345,7 @@ def compiles(step):
         labels = labels.to(device)
         torch_xla.sync()
         met.clear_all()
-        kept = step(x, labels)
+        kept = step(x, labels, *others) if step.__code__.co_argcount > 2 else step(x, labels)
         torch_xla.sync()
         counts.append(met.counter_value("UncachedCompile") or 0)
     return counts
@@ -290,7 +356,7 @@ def assigned(x, labels):
 
 found = {
     "TPU201": compiles(lambda x, labels: x[labels >= 0].exp()),
-    "TPU201 fixed": compiles(lambda x, labels: (x.exp() * (labels >= 0)).sum() / (labels >= 0).sum()),
+    **{f"{one} fixed": compiles(eval(f"lambda x, labels, out, y, PAD: {one}")) for one in FORMULAS},
     "TPU202": compiles(assigned),
     "TPU202 fixed": compiles(lambda x, labels: x.masked_fill_(labels >= 0, 0.0)),
     "TPU203": compiles(lambda x, labels: torch.nonzero(labels >= 0) * 2),
@@ -302,11 +368,18 @@ print("FOUND", json.dumps(found))
 """
 
 
+TENSORS_OF_OTHERS = r"\b(other|gaps|preds|weights)\b"  # which the measured program does not have
+
+
 @pytest.mark.process
 def test_torch_xla_compiles_for_each_size_and_the_cures_once() -> None:
     """The reasons that the rules give, as measured on XLA:CPU."""
     pytest.importorskip("torch_xla")
-    counts = measurements(MEASURED)
+    formulas = [
+        formula_of("", value) for lines, value in EQUAL if not lines and not re.search(TENSORS_OF_OTHERS, value)
+    ]
+    assert len(formulas) == 5
+    counts = measurements(f"FORMULAS = {formulas!r}\n{MEASURED}")
     for name, each in counts.items():
         later = each[1:]
         assert all(later) != name.endswith("fixed"), counts

@@ -1,52 +1,154 @@
-"""Fix messages for boolean masks: the same computation without a mask, in the user's own names."""
+"""Fix messages for boolean masks: the same computation without a selection, in the user's own names.
+
+A formula is printed only where it is known to give the same value: where the mask and what it selects from have one
+shape. Elsewhere the message says in words what to do.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.inference.stubs import is_torch_loss
-from tpu_magics.check.inference.values import NOTHING
+from tpu_magics.check.inference.values import NOTHING, NUMBER
 from tpu_magics.check.rules import _shapes
 from tpu_magics.check.syntax import nodes_of
 
 if TYPE_CHECKING:
     from tpu_magics.check.rule_context import RuleContext
 
-_IGNORE_INDEX = ("cross_entropy", "nll_loss")
-_DEFAULT_IGNORED = -100
-_EACH = 'reduction="none"'
-_AS_NUMBERS = "`mask = tf.cast({mask}, tf.float32)`, then `tf.reduce_sum({each} * mask) / tf.reduce_sum(mask)`."
-_ZEROED = "use the mask to zero the rest:"
+_FUNCTIONAL = "torch.nn.functional."
+_CLASSES = ("cross_entropy", "nll_loss")  # losses of classes, which ignore a label
+_CLASS_MODULES = {"torch.nn.CrossEntropyLoss": "cross_entropy", "torch.nn.NLLLoss": "nll_loss"}
+_IGNORED = "-100"  # the label that they ignore unless told otherwise
+# Losses of each element, and arguments that leave them so. Those of zeros and zeros are zero, but for the last.
+_ELEMENTWISE = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy")
+_LOGITS = "binary_cross_entropy_with_logits"
+_KEEPING = ("reduction", "beta", "delta")
+_GIVEN = ("input", "target")
+
+_KEEP = "Keep the whole of {x} and its mask: let the code behind it leave out the other elements, with `torch.where`."
+_KEEP_TF = "Keep the whole of {x} and its mask: let the code behind it leave out the other elements, with `tf.where`."
+_LIKE = "give the mask as many dimensions as {x}"
+_IN_WORDS = {
+    "sum": f"Set the elements outside the mask to 0 with `torch.where` before the sum; first {_LIKE}.",
+    "mean": (
+        "Set the elements outside the mask to 0 with `torch.where`, and divide their sum by the number of elements "
+        f"that are inside, along the same dimension; first {_LIKE}."
+    ),
+    "max": "Set the elements outside the mask to a number below all others with `torch.where`, and take the maximum.",
+    "min": "Set the elements outside the mask to a number above all others with `torch.where`, and take the minimum.",
+    "numel": "Count the elements of the mask: its sum, times the elements that each of them selects.",
+}
+_COMPARE = (
+    "Compare all elements, and count those that are equal and inside the mask; for a share, divide by the number of "
+    "elements inside it."
+)
+_LABELS = (
+    "Keep all rows, and set the labels outside the mask to the label that the loss ignores (-100, or its "
+    "`ignore_index`): the loss is that of the others, and no shape depends on the mask."
+)
+_LOSS = (
+    'Compute the loss of every element (`reduction="none"`), set it to 0 outside the mask with `torch.where`, and '
+    "{then}; first give the mask as many dimensions as the loss."
+)
+_DIVIDE = "divide its sum by the number of elements inside the mask"
+_LOSS_TF = (
+    "Compute the loss of every element, set it to 0 outside the mask with `tf.where`, and divide its sum by the number "
+    "of elements inside; first give the mask as many dimensions as the loss."
+)
 
 
 def without_mask(node: ast.expr, base: ast.expr, mask: ast.expr, ctx: RuleContext) -> str:
     """The fix message for `x[mask]` (or the like) in its context."""
     outer = ctx.parent(node)
-    tf = _shapes.is_tf(ctx, ctx.value(base), ctx.value(mask))
-    if isinstance(outer, ast.Attribute) and not tf and (message := _reduced(base, outer, mask, ctx)):
+    if _shapes.is_tf(ctx, ctx.value(base), ctx.value(mask)):
+        lost = isinstance(outer, ast.Call) and node is not outer.func and _is_loss(outer, ctx)
+        return _LOSS_TF if lost else _KEEP_TF.format(x=_shapes.short(ctx, base, "the tensor"))
+    if isinstance(outer, ast.Attribute) and (message := _reduced(base, outer, mask, ctx)):
         return message
-    if isinstance(outer, ast.Compare) and not tf:
+    if isinstance(outer, ast.Compare):
         return _compared(outer, mask, ctx)
     if isinstance(outer, ast.keyword):
         outer = ctx.parent(outer)
-    if isinstance(outer, ast.Call) and node is not outer.func and (message := _loss(outer, mask, ctx, {}, tf)):
+    if isinstance(outer, ast.Call) and node is not outer.func and (message := _loss(outer, mask, ctx, {})):
         return message
-    return _later_loss(node, mask, ctx, tf) or _general(base, mask, ctx, tf)
+    return _later_loss(node, mask, ctx) or _KEEP.format(x=_shapes.short(ctx, base, "the tensor"))
 
 
-def _general(base: ast.expr, mask: ast.expr, ctx: RuleContext, tf: bool) -> str:
-    form = _form("values", mask, ctx, tf)
-    return f"Compute over all of {_shapes.short(ctx, base, 'the tensor')} and {_ZEROED} {form}"
+# -- shapes that are known to be equal --------------------------------------------------------------------------------
+
+_NUMBER_NAME = re.compile(r"(_id|_idx|_index|_token)$|^[A-Z][A-Z_0-9]+$")
+_DEEPEST = 6  # names followed from one to the next
+_POINTWISE = frozenset(
+    ("abs", "neg", "exp", "log", "log1p", "sqrt", "rsqrt", "square", "sign", "sigmoid", "tanh", "relu", "isnan",
+     "isinf", "isfinite", "bool", "float", "double", "half", "int", "long", "detach", "clone", "contiguous",
+     "logical_not", "logical_and", "logical_or", "logical_xor", "eq", "ne", "lt", "le", "gt", "ge", "zeros_like",
+     "ones_like")
+)  # fmt: skip
 
 
-def _form(each: str, mask: ast.expr, ctx: RuleContext, tf: bool, divided: bool = True) -> str:
-    """Multiply by the mask, and divide by its sum."""
-    if tf:
-        return _AS_NUMBERS.format(mask=_shapes.short(ctx, mask, "mask"), each=each)
-    weight = _shapes.atom(ctx, mask)
-    return f"`({each} * {weight}).sum(){f' / {weight}.sum()' if divided else ''}`."
+def same_shape(one: ast.expr, other: ast.expr, ctx: RuleContext) -> bool:
+    """Whether two tensors are known to have one shape: both are computed element by element from the same tensor."""
+    shape = _shape(one, ctx, _DEEPEST)
+    return bool(shape) and shape == _shape(other, ctx, _DEEPEST)
+
+
+def _shape(node: ast.expr, ctx: RuleContext, deeper: int) -> str:
+    """The tensor, as it is written, whose shape this has; "" if it is not known."""
+    if isinstance(node, ast.Name):
+        return _shape_of_name(node, ctx, deeper)
+    if isinstance(node, ast.Attribute) or (isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)):
+        text = ctx.source(node)
+        return "" if text in _assigned(ctx) else text
+    if isinstance(node, ast.Compare):
+        return _common([node.left, *node.comparators], ctx, deeper)
+    if isinstance(node, ast.BinOp):
+        return "" if isinstance(node.op, ast.MatMult) else _common([node.left, node.right], ctx, deeper)
+    if isinstance(node, ast.UnaryOp):
+        return _shape(node.operand, ctx, deeper)
+    return _shape_of_call(node, ctx, deeper) if isinstance(node, ast.Call) else ""
+
+
+def _shape_of_name(node: ast.Name, ctx: RuleContext, deeper: int) -> str:
+    given = _shapes.definitions(ctx).get(node.id, [])
+    parameters = ctx.function.parameters if ctx.function is not None else ()
+    if len(given) + any(one.arg == node.id for one in parameters) > 1 or deeper == 0:
+        return ""  # it may have had another shape before
+    value, is_item = given[0] if given else (node, True)
+    return node.id if is_item else _shape(value, ctx, deeper - 1) or node.id
+
+
+def _shape_of_call(node: ast.Call, ctx: RuleContext, deeper: int) -> str:
+    name = ctx.name(node)
+    if name.removeprefix(_FUNCTIONAL) in _CLASSES and ctx.constant(ctx.argument(node, "reduction")) == "none":
+        target = ctx.argument(node, "target", 1)
+        return "" if target is None else _shape(target, ctx, deeper)
+    if name.startswith("torch.") and name.rpartition(".")[2] in _POINTWISE:
+        return _common(node.args, ctx, deeper)
+    if isinstance(node.func, ast.Attribute) and node.func.attr in _POINTWISE:
+        return _common([node.func.value, *node.args], ctx, deeper)
+    return ""
+
+
+def _common(nodes: Sequence[ast.expr], ctx: RuleContext, deeper: int) -> str:
+    """The one shape of all that are no plain numbers."""
+    shapes = {_shape(one, ctx, deeper) for one in nodes if not _is_number(one, ctx)}
+    return shapes.pop() if len(shapes) == 1 else ""
+
+
+def _is_number(node: ast.expr, ctx: RuleContext) -> bool:
+    """Also one whose name says so: `tokenizer.pad_token_id`, `IGNORED`."""
+    known = ctx.value(node).kind == NUMBER or ctx.constant(node) is not NOTHING
+    return known or bool(_NUMBER_NAME.search(_shapes.last_part(node)))
+
+
+def _assigned(ctx: RuleContext) -> frozenset[str]:
+    """Attributes and items that this body assigns, as they are written."""
+    targets = (target for one in _assignments(ctx) for target in one.targets)
+    return frozenset(ctx.source(one) for one in targets if isinstance(one, (ast.Attribute, ast.Subscript)))
 
 
 # -- x[mask].sum() ----------------------------------------------------------------------------------------------------
@@ -54,76 +156,149 @@ def _form(each: str, mask: ast.expr, ctx: RuleContext, tf: bool, divided: bool =
 
 def _reduced(base: ast.expr, outer: ast.Attribute, mask: ast.expr, ctx: RuleContext) -> str:
     """The fix for a reduction of the selected elements; "" for anything else."""
-    kept, weight = _shapes.atom(ctx, base, ""), _shapes.atom(ctx, mask)
-    wholes = {
-        "sum": f"({kept} * {weight}).sum()",
-        "mean": f"({kept} * {weight}).sum() / {weight}.sum()",
-        "max": f'torch.where({weight}, {kept}, float("-inf")).max()',
-        "min": f'torch.where({weight}, {kept}, float("inf")).min()',
-        "numel": f"{weight}.sum()",
-    }
-    if not kept or not isinstance(ctx.parent(outer), ast.Call) or outer.attr not in wholes:
+    call = ctx.parent(outer)
+    if not isinstance(call, ast.Call) or outer.attr not in _IN_WORDS:
         return ""
-    return f"Use the mask to zero the other elements: `{wholes[outer.attr]}`."
+    x, keep = _atom(base, ctx), _atom(mask, ctx)
+    floats = ctx.value(base).dtype == "float"
+    wholes = {
+        "sum": f"torch.where({keep}, {x}, 0).sum()",
+        "mean": f"torch.where({keep}, {x}, 0).sum() / {keep}.sum()",
+        "max": f'torch.where({keep}, {x}, float("-inf")).max()' if floats else "",
+        "min": f'torch.where({keep}, {x}, float("inf")).min()' if floats else "",
+        "numel": f"{keep}.sum()",
+    }
+    known = not call.args and not call.keywords and same_shape(base, mask, ctx)
+    if known and (whole := wholes[outer.attr]) and len(whole) <= 120:
+        return f"Compute it from all elements: `{whole}`."
+    return _IN_WORDS[outer.attr].format(x=_shapes.short(ctx, base, "the tensor"))
+
+
+# -- preds[mask] == labels[mask] --------------------------------------------------------------------------------------
 
 
 def _compared(outer: ast.Compare, mask: ast.expr, ctx: RuleContext) -> str:
-    """`preds[mask] == labels[mask]`: compare all, and count where the mask is true."""
-    bare = _bare(ctx.source(outer), outer, ctx, {})
-    weight = _shapes.atom(ctx, mask)
-    mean = f" / {weight}.sum()" if _is_averaged(outer, ctx) else ""
-    return f"Compare all elements and use the mask to drop the rest: `(({bare}) & {weight}).sum(){mean}`."
+    """Compare all, and count where the mask is true."""
+    reduction = _reduction(outer, ctx)
+    keep = _atom(mask, ctx)
+    bases = list(_bases((outer.left, *outer.comparators), mask, ctx, {}))
+    if not any(same_shape(one, mask, ctx) for one in bases if one is not None):
+        return _COMPARE
+    text = _bare(outer, ctx)
+    wholes = {
+        "sum": f"(({text}) & {keep}).sum()",
+        "mean": f"(({text}) & {keep}).sum() / {keep}.sum()",
+        "any": f"(({text}) & {keep}).any()",
+        "all": f"(({text}) | ~{keep}).all()",
+    }
+    known = reduction in wholes and "\n" not in text and len(text) <= 80
+    return f"Compare all elements: `{wholes[reduction]}`." if known else _COMPARE
 
 
-def _is_averaged(outer: ast.Compare, ctx: RuleContext) -> bool:
-    """Whether it is averaged: `(preds[mask] == labels[mask]).float().mean()`."""
-    node: ast.AST | None = outer
-    while node is not None:
-        node = ctx.parent(node)
-        if isinstance(node, ast.Attribute) and node.attr == "mean":
-            return True
-        if not isinstance(node, (ast.Attribute, ast.Call)):
-            return ctx.name(node) == "torch.mean" if node is not None else False
-    return False
+def _reduction(node: ast.AST, ctx: RuleContext) -> str:
+    """`mean` of `(preds == labels).float().mean()`; "" where it has arguments, or there is none."""
+    outer = ctx.parent(node)
+    call = None if outer is None else ctx.parent(outer)
+    if isinstance(outer, ast.Call) and ctx.name(outer) in ("torch.mean", "torch.sum", "torch.any", "torch.all"):
+        return ctx.name(outer).rpartition(".")[2] if len(outer.args) == 1 and not outer.keywords else ""
+    if not isinstance(outer, ast.Attribute) or not isinstance(call, ast.Call) or call.args or call.keywords:
+        return ""
+    return _reduction(call, ctx) if outer.attr in ("float", "double", "int", "long") else outer.attr
 
 
 # -- a loss of selected elements --------------------------------------------------------------------------------------
 
 
-def _loss(call: ast.Call, mask: ast.expr, ctx: RuleContext, names: dict[str, str], tf: bool) -> str:
+@dataclass(frozen=True)
+class _Loss:
+    """`name`: of the function of torch.nn.functional, "" for others; `settings`: the call that has its `reduction` and
+    `ignore_index`."""
+
+    name: str
+    settings: ast.Call | None
+
+    def setting(self, key: str, ctx: RuleContext) -> ast.expr | None:
+        return None if self.settings is None else ctx.argument(self.settings, key)
+
+
+def _loss(call: ast.Call, mask: ast.expr, ctx: RuleContext, names: dict[str, ast.expr]) -> str:
     """For `loss(out[mask], labels[mask])`; `names` stand for selected elements: each with what it selects from."""
-    name, function = ctx.name(call), ctx.source(call.func)
-    last = name.rpartition(".")[2]
-    of_torch = is_torch_loss(name)
-    if not of_torch and not _is_loss(call, ctx):
+    name = ctx.name(call)
+    if not name.startswith(_FUNCTIONAL) and not _is_loss(call, ctx):
         return ""
-    arguments = _arguments(call, ctx, names)
-    if name.startswith("tensorflow.nn."):  # one loss per element
-        return f"Compute the loss of all elements and {_ZEROED} {_form(_call(function, arguments), mask, ctx, True)}"
-    if not of_torch:
-        form = _form(_call(function, arguments), mask, ctx, tf)
-        return f"Create {function} with {_EACH} and {_ZEROED} {form}"
-    if last in _IGNORE_INDEX and not any(one.arg == "ignore_index" for one in call.keywords):
-        arguments += _ignored(mask, ctx)
-    each = _call(function, [*arguments, _EACH])
-    divided = ctx.constant(ctx.argument(call, "reduction")) != "sum"
-    weighted = divided and any(one.arg == "weight" for one in call.keywords)
-    more = (
-        " (With `weight`, torch divides by the sum of the weights of the chosen elements instead.)" if weighted else ""
-    )
-    return f"Compute the loss of all elements and {_ZEROED} {_form(each, mask, ctx, False, divided)}{more}"
+    found = _loss_of(call, ctx)
+    given = found.setting("reduction", ctx)
+    reduction = None if given is None else ctx.constant(given)
+    formula = _formula(call, found, mask, ctx, names) if reduction in (None, "mean", "sum") else ""
+    if formula and "\n" not in formula and len(formula) <= 200:
+        return f"Compute the loss of all elements, and leave out those outside the mask: `{formula}`."
+    then = "add it up" if reduction == "sum" else _DIVIDE
+    return _LABELS if found.name in _CLASSES else _LOSS.format(then=then)
 
 
-def _call(function: str, arguments: list[str]) -> str:
-    return f"{function}({', '.join(arguments)})"
+def _formula(call: ast.Call, found: _Loss, mask: ast.expr, ctx: RuleContext, names: dict[str, ast.expr]) -> str:
+    """The loss of all elements; "" where it is not known to be the same."""
+    given = [ctx.argument(call, "input", 0), ctx.argument(call, "target", 1)]
+    bases = [one for one in _bases([one for one in given if one is not None], mask, ctx, names) if one is not None]
+    if len(bases) < 2:
+        return ""
+    if found.name in _CLASSES:
+        return _of_classes(call, found, bases, mask, ctx)
+    plain = len(call.args) <= 2 and all(one.arg in (*_KEEPING, *_GIVEN) for one in call.keywords)
+    return _of_elements(call, found, bases, mask, ctx) if plain else ""
 
 
-def _arguments(call: ast.Call, ctx: RuleContext, names: dict[str, str]) -> list[str]:
-    """The code of a call's arguments, without the mask."""
-    given = [("", one) for one in call.args]
-    given += [(f"{one.arg}=", one.value) for one in call.keywords if one.arg not in ("reduction", None)]
-    result = [name + _bare(ctx.source(one), one, ctx, names) for name, one in given]
-    return ["..."] if any("\n" in one for one in result) or sum(map(len, result)) > 120 else result
+def _loss_of(call: ast.Call, ctx: RuleContext) -> _Loss:
+    name = ctx.name(call)
+    if name.startswith(_FUNCTIONAL):
+        return _Loss(name.removeprefix(_FUNCTIONAL), call)
+    made = ctx.value(call.func)
+    return _Loss(_CLASS_MODULES.get(made.name, ""), made.creator if isinstance(made.creator, ast.Call) else None)
+
+
+def _of_classes(call: ast.Call, found: _Loss, bases: Sequence[ast.expr], mask: ast.expr, ctx: RuleContext) -> str:
+    """The labels outside the mask are set to the one that is ignored, which is what a selection of rows does."""
+    out, labels = bases
+    if not same_shape(labels, mask, ctx):
+        return ""
+    given = found.setting("ignore_index", ctx)
+    ignored = _IGNORED if given is None else ctx.source(given)
+    kept = f"torch.where({ctx.source(mask)}, {ctx.source(labels)}, {ignored}).flatten()"
+    more = [ctx.source(one) for one in call.args[2:]]
+    more += [f"{one.arg}={ctx.source(one.value)}" for one in call.keywords if one.arg not in _GIVEN]
+    return f"{ctx.source(call.func)}({', '.join([f'{_atom(out, ctx)}.flatten(0, -2)', kept, *more])})"
+
+
+def _of_elements(call: ast.Call, found: _Loss, bases: Sequence[ast.expr], mask: ast.expr, ctx: RuleContext) -> str:
+    """The elements outside the mask are 0 in both, and so is their loss: nothing that is not finite comes in."""
+    if found.name not in (*_ELEMENTWISE, _LOGITS) or not any(same_shape(one, mask, ctx) for one in bases):
+        return ""
+    function, keep = ctx.source(call.func), _atom(mask, ctx)
+    more = [f"{one.arg}={ctx.source(one.value)}" for one in call.keywords if one.arg not in ("reduction", *_GIVEN)]
+    divided = "" if ctx.constant(found.setting("reduction", ctx)) == "sum" else f" / {keep}.sum()"
+    if found.name == _LOGITS:
+        each = f"{function}({', '.join([*map(ctx.source, bases), *more, 'reduction=' + repr('none')])})"
+        return f"torch.where({keep}, {each}, 0).sum(){divided}"
+    zeroed = [f"torch.where({keep}, {ctx.source(one)}, 0)" for one in bases]
+    return f"{function}({', '.join([*zeroed, *more, 'reduction=' + repr('sum')])}){divided}"
+
+
+def _bases(
+    nodes: Sequence[ast.expr], mask: ast.expr, ctx: RuleContext, names: dict[str, ast.expr]
+) -> Iterator[ast.expr | None]:
+    """What each of them selects from by this mask; None for one that is no such selection."""
+    for node in nodes:
+        selected = _shapes.selection(node, ctx)
+        if isinstance(node, ast.Name):
+            yield names.get(node.id)
+        elif selected is not None and ctx.source(selected[1]) == ctx.source(mask) and not _has_more_indices(node):
+            yield selected[0]
+        else:
+            yield None
+
+
+def _has_more_indices(node: ast.expr) -> bool:
+    return isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple)
 
 
 def _is_loss(call: ast.Call, ctx: RuleContext) -> bool:
@@ -135,17 +310,7 @@ def _is_loss(call: ast.Call, ctx: RuleContext) -> bool:
     return name.endswith("Loss") or "loss" in called.lower() or called == "criterion"
 
 
-def _ignored(mask: ast.expr, ctx: RuleContext) -> list[str]:
-    """`labels != -1` drops labels that cross_entropy raises an error for unless it ignores them."""
-    compared = _definition(mask, ctx)
-    if isinstance(compared, ast.Compare) and len(compared.ops) == 1 and isinstance(compared.ops[0], ast.NotEq):
-        number = ctx.constant(compared.comparators[0])
-        if number is not NOTHING and isinstance(number, int) and number != _DEFAULT_IGNORED:
-            return [f"ignore_index={ctx.source(compared.comparators[0])}"]
-    return []
-
-
-def _later_loss(node: ast.expr, mask: ast.expr, ctx: RuleContext, tf: bool) -> str:
+def _later_loss(node: ast.expr, mask: ast.expr, ctx: RuleContext) -> str:
     """For `kept = out[mask]`: the loss call in the same function that is given `kept`."""
     outer = ctx.parent(node)
     if not (isinstance(outer, ast.Assign) and isinstance(outer.targets[0], ast.Name)):
@@ -153,31 +318,18 @@ def _later_loss(node: ast.expr, mask: ast.expr, ctx: RuleContext, tf: bool) -> s
     wanted, names = outer.targets[0].id, dict(_selections(mask, ctx))
     for call in _calls_after(outer, ctx):
         given = {one.id for one in nodes_of(call) if isinstance(one, ast.Name)}
-        if wanted in given and (message := _loss(call, mask, ctx, names, tf)):
+        if wanted in given and (message := _loss(call, mask, ctx, names)):
             return message
     return ""
 
 
-def _selections(mask: ast.expr, ctx: RuleContext) -> Iterator[tuple[str, str]]:
+def _selections(mask: ast.expr, ctx: RuleContext) -> Iterator[tuple[str, ast.expr]]:
     """The names in this body for selections by the same mask, with the selected tensors."""
-    wanted = ctx.source(mask)
     for one in _assignments(ctx):
-        target, selected = one.targets[0], _shapes.selection(one.value, ctx)
-        if isinstance(target, ast.Name) and selected is not None and ctx.source(selected[1]) == wanted:
-            yield target.id, ctx.source(selected[0])
-
-
-def _definition(mask: ast.expr, ctx: RuleContext) -> ast.expr:
-    """The expression behind a mask's name, where it is assigned once in this body."""
-    if isinstance(mask, ast.Name):
-        result = [
-            one.value
-            for one in _assignments(ctx)
-            if isinstance(one.targets[0], ast.Name) and one.targets[0].id == mask.id
-        ]
-        if len(result) == 1:
-            return result[0]
-    return mask
+        [base] = _bases([one.value], mask, ctx, {})
+        target = one.targets[0]
+        if isinstance(target, ast.Name) and base is not None and len(_shapes.definitions(ctx)[target.id]) == 1:
+            yield target.id, base
 
 
 def _assignments(ctx: RuleContext) -> Iterator[ast.Assign]:
@@ -194,21 +346,17 @@ def _body(ctx: RuleContext) -> Iterator[ast.AST]:
     return iter(()) if top is None else nodes_of(top)
 
 
-def _bare(text: str, node: ast.AST, ctx: RuleContext, names: dict[str, str]) -> str:
-    """The code of an expression with `x` for each `x[mask]` in it, and what it selects from for each of `names`."""
-    if isinstance(node, ast.Name):
-        return names.get(node.id, text)
+def _bare(node: ast.expr, ctx: RuleContext) -> str:
+    """The code of an expression with `x` for each `x[mask]` in it."""
+    text = ctx.source(node)
     for child in nodes_of(node):
         if (selected := _shapes.selection(child, ctx)) is not None:
             text = text.replace(ctx.source(child), ctx.source(selected[0]))
-    root = _root(node)
-    if isinstance(root, ast.Name) and root.id in names:
-        text = names[root.id] + text[len(root.id) :]
     return text
 
 
-def _root(node: ast.AST) -> ast.AST:
-    """`kept` of `kept.view(-1, 2)`."""
-    while isinstance(node, (ast.Call, ast.Attribute, ast.Subscript)):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return node
+def _atom(node: ast.expr, ctx: RuleContext) -> str:
+    """The code of an expression on one line, in brackets where an operator would need them."""
+    text = " ".join(ctx.source(node).split())
+    plain = isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant))
+    return text if plain else f"({text})"

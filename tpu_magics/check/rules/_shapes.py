@@ -248,7 +248,7 @@ def _is_computed(node: ast.expr, ctx: RuleContext, deeper: int) -> bool:
     if isinstance(node, ast.Name):
         return any(
             _is_item_of_data(given, ctx, deeper - 1) if item else _is_computed(given, ctx, deeper - 1)
-            for given, item in _definitions(ctx).get(node.id, ())
+            for given, item in definitions(ctx).get(node.id, ())
         )
     return False
 
@@ -280,7 +280,7 @@ def _is_item_of_data(node: ast.expr, ctx: RuleContext, deeper: int) -> bool:
     return value.kind in (TENSOR, BATCH) or _is_computed(node, ctx, deeper)
 
 
-def _definitions(ctx: RuleContext) -> dict[str, list[Definition]]:
+def definitions(ctx: RuleContext) -> dict[str, list[Definition]]:
     """The definitions of each name of this function, cached."""
     function = ctx.function
     key = ("definitions", id(function) if function is not None else ctx.cell_index)

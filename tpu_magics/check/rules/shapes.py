@@ -35,7 +35,7 @@ class BooleanMaskIndex(Rule):
         loss = F.cross_entropy(out[keep], labels[keep])
     Use instead
         keep = labels >= 0
-        loss = (F.cross_entropy(out, labels, reduction="none") * keep).sum() / keep.sum()
+        loss = F.cross_entropy(out, torch.where(keep, labels, -100))  # -100 is ignored
     Limitations
         A mask with an unusual name of unknown origin (`x[chosen]`) and a mask that is returned by a function in another
         file are not found. Masks of NumPy arrays and of CPU tensors are fine.
@@ -273,7 +273,7 @@ class DynamicShapeOp(Rule):
         kept = torch.masked_select(loss, mask)
     Use instead
         weight = (scores > 0.5).float()
-        kept = loss * mask          # and divide by mask.sum() for a mean
+        kept = torch.where(mask, loss, 0)
     Limitations
         Operations inside library functions, and tensors that are returned by functions in other files, are not checked.
     """
