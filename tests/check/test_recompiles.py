@@ -106,6 +106,7 @@ DATA = {
     "masked_fill": "x.masked_fill(x > 0, 0.3 * step)", "alpha": "x.add(x, alpha=0.3 * step)",
     "randint's bounds": "torch.randint(0, step, (4, 4), device=device)",
     "the fix of an index": "x[torch.tensor([step], device=device)]",
+    "the fix of a window": "x[torch.arange(2, device=device) + torch.tensor([step], device=device)]",
     "the fix of a slice": "x * (torch.arange(16, device=device) < torch.tensor([step], device=device))",
     "the fix of a power": "x.abs() ** torch.tensor(float(step), device=device)",
     "the fix of topk": "x.topk(8).values * (torch.arange(8, device=device) < torch.tensor([step], device=device))",

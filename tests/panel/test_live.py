@@ -193,7 +193,8 @@ def test_only_what_changed_is_sent(tmp_path: Path, shown: Shown, monkeypatch: py
     later = run.write(Value(CREATED + 49, 0, name="phase", value="another", step=439)).view()
     monkeypatch.setattr(panel._reading, "view", lambda: later)
     panel.look()
-    assert [owner for owner, _html in sent] == [parts(panel)["section values"]] and "another" in sent[0][1]
+    assert [owner for owner, _html in sent] == [parts(panel)["head"], parts(panel)["section values"]]
+    assert all("another" in text for _owner, text in sent), "the line of the section, and its inside"
 
 
 def test_all_that_is_seen_at_a_moment_is_of_one_page(tmp_path: Path, shown: Shown) -> None:
@@ -203,9 +204,10 @@ def test_all_that_is_seen_at_a_moment_is_of_one_page(tmp_path: Path, shown: Show
     for nth in range(7, 12):
         run.write(recompile(CREATED + 40 + nth, nth, 200 + nth))
         panel.look()
-        [compiles] = re.findall(r"Compiles</span><br><span[^>]*>(\d+)<", parts(panel)["head"].value)
-        assert f"{compiles} compiles" in parts(panel)["section compiles"].value
-        [recompiles] = re.findall(r"Recompiles</span><br><span[^>]*>(?:! )?(\d+)<", parts(panel)["head"].value)
+        head = parts(panel)["head"].value
+        [compiles] = re.findall(r"Compiles</span><br><span[^>]*>(\d+)<", head)
+        assert f">{compiles} compiles" in head, "the line of the section"
+        [recompiles] = re.findall(r"Recompiles</span><br><span[^>]*>(?:! )?(\d+)<", head)
         assert f"{recompiles} times" in parts(panel)["problems"].value
 
 
@@ -236,15 +238,15 @@ def test_a_part_that_comes_later_stands_in_its_place_and_moves_no_other(tmp_path
     made = live.pieces(page(new.view(), live.COMPILES, live.POINTS))
     assert list(made) == [name for name in parts(panel) if name in made]
     orders = [part.order for part in panel._widgets._parts.values()]
-    seen = [part.order for part in panel._widgets._parts.values() if part.piece.line]
-    assert len(set(orders)) == len(orders) and len(seen) > 3
-    assert all(f"order:{order}" in text_of(panel) for order in seen)
+    lines = [part.order + 1 for part in panel._widgets._parts.values() if part.piece.toggle]
+    assert len(set(orders)) == len(orders) and len(lines) > 3
+    assert re.findall(r'<span style="order:(\d+)">', parts(panel)["head"].value) == list(map(str, sorted(lines)))
 
 
 def test_a_part_that_goes_is_empty(tmp_path: Path, shown: Shown) -> None:
     run = recorded.compiling(tmp_path)
     panel = shown.panel(run)
-    assert "tpu_magics.log" in re.sub("<wbr>", "", parts(panel)["section values"].value)
+    assert "tpu_magics.log" in re.sub("<wbr>", "", parts(panel)["head"].value)
     run.write(*recorded.losses(CREATED + 5, 20))
     panel.look()
     assert parts(panel)["section values"].value == "" == toggles(panel)["section values"].value

@@ -151,6 +151,7 @@ class LivePanel:
 
 # -- the widgets ----------------------------------------------------------------------------------------------------
 
+HEAD = "head"  # the part that is always there, and first
 BEHIND = 1_500  # the orders of the first parts, which are always there, are 1,000 apart
 CLASS = "tpu-magics-live"  # of the box that all widgets stand in
 _STOP, _HEAD, _TOGGLE = "tpu-magics-stop", "tpu-magics-head", "tpu-magics-toggle"
@@ -186,7 +187,7 @@ def pieces(shown: Page) -> dict[str, Piece]:
     chart, others = html.first_chart(shown, LARGE), shown.charts[1:]
     top = f'<div class="{_HEAD}">{html.title(shown)}{html.progress(shown.progress)}</div>'
     # One widget has all that changes with each step; a failure, which stands between its halves, is sent once.
-    found = {"head": Piece("", top, chart + html.figures(shown.figures))}
+    found = {HEAD: Piece("", top, chart + html.figures(shown.figures))}
     found["failure"] = Piece("", html.failure(shown.failure))
     found["problems"] = Piece("", html.problems(shown.problems))
     if others:
@@ -202,15 +203,18 @@ def _folded(name: str, line: str, inside: str) -> Piece:
 
 
 class Part:
-    """A piece in its widgets. `at`: when it was sent; `order`: its place among the others."""
+    """A piece in its widgets. `order`: its place among the others; `at`: when its content was sent."""
 
-    def __init__(self, piece: Piece, toggle: Any, content: Any, order: int) -> None:
-        self.piece, self.toggle, self.content, self.order = piece, toggle, content, order
+    def __init__(self, piece: Piece, order: int) -> None:
+        self.piece, self.order = piece, order
+        self.toggle: Any = None
+        self.content: Any = None
         self.at = time.monotonic()
 
 
 class Widgets:
-    """The tree: a box of the style sheet, the stop button, and a widget for each part, or two for one that folds."""
+    """The tree: a box of the style sheet, the stop button, and a widget for each part, or two for one that folds. The
+    lines of those that fold are in the head's widget: one message has all that changes with each step."""
 
     def __init__(self, shown: Page, no_stop: str, clicked: Callable[[Any], None]) -> None:
         from ipywidgets import HTML, Layout, VBox
@@ -232,59 +236,79 @@ class Widgets:
         """Send what has changed; nothing, where too much was sent lately."""
         new = pieces(shown)
         gone = dict.fromkeys(self._parts.keys() - new.keys(), Piece("", ""))
-        changed = {
-            name: piece
-            for name, piece in {**new, **gone}.items()
-            if name in self._parts and piece != self._parts[name].piece
-        }
+        changed = [
+            name for name, piece in {**new, **gone}.items() if name in self._parts and piece != self._parts[name].piece
+        ]
         if not self._bucket.open or not (changed or new.keys() - self._parts.keys()):
             return
-        folded = {name for name, piece in changed.items() if piece.toggle and piece[:2] == self._parts[name].piece[:2]}
-        for name in changed.keys() - folded:
-            self._send(self._parts[name], changed[name])
         self._add(new)
-        for name in folded:
-            if self._bucket.left > BURST / 2 or time.monotonic() - self._parts[name].at >= FOLDED_EVERY:
-                self._send(self._parts[name], changed[name])
+        self._send(self._parts[HEAD].content, self._head(new))
+        self._parts[HEAD].piece = new[HEAD]
+        for name in changed:
+            if name != HEAD:
+                self._change(self._parts[name], {**new, **gone}[name])
 
-    def _send(self, part: Part, piece: Piece) -> None:
+    def _change(self, part: Part, piece: Piece) -> None:
+        """The inside of what folds may wait."""
+        folded = bool(piece.toggle) and piece.toggle == part.piece.toggle
         if piece.toggle != part.piece.toggle:
-            part.toggle.value = self._lean(_toggle(piece, part.order))
-        part.content.value = self._lean(_content(piece, part.order))
-        part.piece, part.at = piece, time.monotonic()
+            self._send(part.toggle, _toggle(piece, part.order))
+        if folded and self._bucket.left <= BURST / 2 and time.monotonic() - part.at < FOLDED_EVERY:
+            piece = piece._replace(rest=part.piece.rest)
+        else:
+            self._send(part.content, _content(piece, part.order))
+            part.at = time.monotonic()
+        part.piece = piece
+
+    def _send(self, widget: Any, text: str) -> None:
+        lean = self._lean(text)
+        if widget.value != lean:
+            self._bucket.take(len(lean.encode("utf-8", "replace")) + ENVELOPE)
+            widget.value = lean
+
+    def _head(self, new: Mapping[str, Piece]) -> str:
+        """The head, and the line of each part that folds, in its place."""
+        lines = ((self._parts[name].order, piece.line) for name, piece in new.items() if piece.toggle)
+        spans = (f'<span style="order:{order + 1}">{line}</span>' for order, line in lines)
+        return _content(new[HEAD], self._parts[HEAD].order) + "".join(spans)
 
     def _lean(self, text: str) -> str:
-        """The html as it is sent, which counts; the styles that it uses are sent before it."""
+        """The html as it is sent; the styles that it uses are sent before it."""
         lean = self._sheet.lean(text)
         if self._style.value != self._sheet.html:
             self._style.value = self._sheet.html
             self._bucket.take(len(self._sheet.html) + ENVELOPE)
-        self._bucket.take(len(lean.encode("utf-8", "replace")) + ENVELOPE)
         return lean
 
     def _add(self, new: Mapping[str, Piece]) -> None:
         """Widgets for parts that were not there before. They are the last children, because a front end draws all that
         are behind a new one anew; their `order` puts them in their place."""
-        made: list[Any] = []
         before, names = 0, list(new)
         for at, (name, piece) in enumerate(new.items()):
             if name not in self._parts:
                 later = (self._parts[each].order for each in names[at:] if each in self._parts)
-                made += self._made(name, piece, (before + next(later, before + 2_000)) // 2)
+                self._parts[name] = Part(piece, (before + next(later, before + 2_000)) // 2)
             before = self._parts[name].order
+        made = [
+            one for name, part in self._parts.items() if part.content is None for one in self._made(name, part, new)
+        ]
         if made:
             self._root.children = (*self._root.children, *made)
 
-    def _made(self, name: str, piece: Piece, order: int) -> list[Any]:
-        from ipywidgets import HTML
-
-        shared = {"style": self._style.style, "layout": self._style.layout}
-        content = HTML(self._lean(_content(piece, order)), **shared)
-        toggle = HTML(self._lean(_toggle(piece, order)), **shared) if piece.toggle else None
-        self._parts[name] = Part(piece, toggle, content, order)
-        made = [each for each in (toggle, content) if each is not None]
+    def _made(self, name: str, part: Part, new: Mapping[str, Piece]) -> list[Any]:
+        text = self._head(new) if name == HEAD else _content(part.piece, part.order)
+        part.content = self._html(text)
+        part.toggle = self._html(_toggle(part.piece, part.order)) if part.piece.toggle else None
+        made = [each for each in (part.toggle, part.content) if each is not None]
         self._all += made
         return made
+
+    def _html(self, text: str) -> Any:
+        from ipywidgets import HTML
+
+        lean = self._lean(text)
+        self._bucket.take(len(lean.encode("utf-8", "replace")) + ENVELOPE)
+        return HTML(lean, style=self._style.style, layout=self._style.layout)
 
     def show_stopping(self) -> None:
         """The run is being stopped."""
@@ -327,7 +351,7 @@ def _toggle(piece: Piece, order: int) -> str:
 
 def _content(piece: Piece, order: int) -> str:
     if piece.toggle:
-        return f'<span style="order:{order}">{piece.line}</span><div style="order:{order}">{piece.rest}</div>'
+        return f'<div style="order:{order + 2}">{piece.rest}</div>'
     behind = f'<div style="order:{order + BEHIND}">{piece.rest}</div>' if piece.rest else ""
     return f'<div style="order:{order}">{piece.line}</div>{behind}' if piece.line else ""
 

@@ -282,7 +282,11 @@ def _parameter_changes(scope: StepScope, name: str, far: int) -> bool:
 
 
 FIXED_OPERATORS = (ast.Pow, ast.LShift, ast.RShift)
-FIX_INDEX = "Index with a tensor: `torch.tensor([{number}], device=device)`."
+FIX_INDEX = "Index with a tensor, `torch.tensor([{number}], device=device)`, and `squeeze` the dimension of one."
+_FIX_CHUNK = (
+    "Make all chunks of one size (pad the last one), and index with positions that are data: "
+    "`torch.arange({size}, device=device) + torch.tensor([{start}], device=device)`."
+)
 FIX_SLICE = "Keep all elements and mask: `torch.arange(size, device=device) < torch.tensor([{number}], device=device)`."
 FIX_TENSOR = "Pass the number as data: `torch.tensor(float({number}), device=device)`."
 _FIX_SHAPE = "Pad to one fixed length, or to one of a few."
@@ -418,6 +422,28 @@ def indices(node: ast.expr) -> Iterator[tuple[ast.expr, bool]]:
             yield from ((bound, True) for bound in (one.lower, one.upper, one.step) if bound is not None)
         elif not isinstance(one, (ast.List, ast.Constant)):
             yield one, False
+
+
+def chunk_fix(index: ast.expr, bound: ast.expr, ctx: RuleContext) -> str:
+    """The fix for a bound of `x[start : start + n]`, of which a mask would keep too much; "" for a slice with one
+    bound."""
+    slices = [one for one in (index.elts if isinstance(index, ast.Tuple) else [index]) if isinstance(one, ast.Slice)]
+    found = next((one for one in slices if bound in (one.lower, one.upper) and one.lower and one.upper), None)
+    if found is None or found.lower is None:
+        return ""
+    return _FIX_CHUNK.format(size=_size_of(found, ctx), start=ctx.source(found.lower))
+
+
+def _size_of(chunk: ast.Slice, ctx: RuleContext) -> str:
+    """`n` of `x[start : start + n]` and of `x[i * n : (i + 1) * n]`; "size" where it is not seen."""
+    start, end = chunk.lower, chunk.upper
+    if isinstance(end, ast.BinOp) and isinstance(end.op, ast.Add) and start is not None:
+        parts = [one for one in (end.left, end.right) if ast.dump(one) != ast.dump(start)]
+        return ctx.source(parts[0]) if len(parts) == 1 else "size"
+    if isinstance(start, ast.BinOp) and isinstance(end, ast.BinOp) and isinstance(end.op, ast.Mult):
+        same = {ast.dump(one): one for one in (start.left, start.right)}
+        return next((ctx.source(one) for one in (end.left, end.right) if ast.dump(one) in same), "size")
+    return "size"
 
 
 def is_tensor(base: AbstractValue, index: ast.expr) -> bool:

@@ -34,6 +34,7 @@ _SENTENCES: dict[type, dict[str, str]] = {
         _TF: "Check it on the host, before the call of the compiled function.",
     },
 }
+_ITERATE = "Run a fixed number of iterations and keep finished rows with `torch.where`."
 # `xp` is torch or tf, `needed` the tensor.
 _BOTH = {
     "and": "Combine the tensors with `{xp}.logical_and(a, b)`.",
@@ -66,6 +67,8 @@ def fix_message(node: ast.AST, needed: ast.expr, ctx: RuleContext, tf: bool) -> 
     if rewritten:
         indicator = ", or multiply by an indicator (`tf.cast(condition, tf.float32)`)" if tf else ""
         return f"Write `{rewritten}`{indicator}."
+    if not tf and _tensor_values.in_module(ctx) and (message := _in_module(node)):
+        return message
     if isinstance(node, ast.If) and isinstance(node.body[-1], (ast.Raise, ast.Break, ast.Continue, ast.Return)):
         return _LEAVE[xp]
     sentences = _SENTENCES.get(type(node))
@@ -77,6 +80,17 @@ def fix_message(node: ast.AST, needed: ast.expr, ctx: RuleContext, tf: bool) -> 
             xp=xp, needed=_tensor_values.full_source(needed, ctx) or "t", **_WORDS[xp]
         )
     return _CHOOSE[xp]
+
+
+def _in_module(node: ast.AST) -> str:
+    """In a model, where there is no step to count."""
+    if isinstance(node, ast.If) and isinstance(node.body[-1], (ast.Break, ast.Continue)):
+        return _ITERATE
+    if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Return):
+        return "Compute both results and choose with `torch.where`, or decide outside of the model."
+    if isinstance(node, ast.Assert) or (isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise)):
+        return "Check it on the host, before the batch reaches the model."
+    return _ITERATE if isinstance(node, ast.While) else ""
 
 
 def _word(node: ast.AST) -> str:

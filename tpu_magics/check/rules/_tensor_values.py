@@ -83,6 +83,19 @@ def is_compiled_tf(ctx: RuleContext) -> bool:
     return ctx.program.uses("tensorflow") and ctx.compiled_tf
 
 
+_WITH_STEPS = ("training_step", "train_step", "compute_loss")
+
+
+def in_module(ctx: RuleContext) -> bool:
+    """Whether code here is a part of a model, which knows no steps: a method such as `forward`."""
+    function = ctx.function
+    while function is not None and function.outer is not None and function.cls is None:
+        function = function.outer
+    if function is None or function.cls is None or not function.cls.is_module:
+        return False
+    return function.name.rpartition(".")[2] not in _WITH_STEPS and not any(loop.is_step for loop in ctx.loops)
+
+
 def runs_each_step(ctx: RuleContext) -> bool:
     """Whether code here runs in each step, not only every N steps."""
     return ctx.in_step and not ctx.every_n
@@ -378,6 +391,8 @@ def _shown_name(node: ast.expr, ctx: RuleContext) -> str:
 
 def fix_message(name: str, ctx: RuleContext) -> str:
     """The fix for a value that is shown in each step."""
+    if in_module(ctx):
+        return f"Return {name}, and show it outside of the model, or remove this line."
     if ctx.program.uses("torch_xla") or not ctx.program.uses("tensorflow"):
         return f"Show {name} every N steps (`if step % 100 == 0:`), or after the step with `xm.add_step_closure`."
     return f"Show {name} every N steps (`if step % 100 == 0:`), or after the loop."

@@ -32,6 +32,7 @@ from tpu_magics.check.rules._changing_numbers import (
     FIXED_OPERATORS,
     acts_on_device,
     changes,
+    chunk_fix,
     indices,
     is_tensor,
     is_tensor_on_device,
@@ -521,8 +522,8 @@ def _number_in_index(node: ast.Subscript, ctx: RuleContext) -> Iterator[Finding]
             message = (
                 f"{_source.shortened(ctx.source(node))} depends on {number}, a Python number that changes every step."
             )
-            fix = FIX_SLICE if sliced else FIX_INDEX
-            yield ctx.finding(node, message, fix.format(number=number))
+            fix = (FIX_SLICE if sliced else FIX_INDEX).format(number=number)
+            yield ctx.finding(node, message, chunk_fix(node.slice, bound, ctx) or fix)
             return
 
 

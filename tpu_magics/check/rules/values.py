@@ -256,6 +256,8 @@ def _read_fix(node: ast.Call, tensor: ast.expr, ctx: RuleContext) -> str:
         if _tensor_values.is_sink(parent, ctx):
             return _tensor_values.fix_message(name or "it", ctx)
     kept = name or "it"
+    if _tensor_values.in_module(ctx):
+        return f"Compute with {kept} as a tensor, or return it and read it outside of the model."
     return f"Keep {kept} on the device and read it once after the loop, every N steps, or with `xm.add_step_closure`."
 
 
