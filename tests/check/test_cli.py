@@ -237,6 +237,35 @@ def test_fix_writes_and_tells_what_is_left(capsys: pytest.CaptureFixture[str]) -
     assert [Path(name).stat().st_mtime_ns for name in ("a.py", "b.ipynb", "c.py")] == times
 
 
+PADS = """import torch
+import torch_xla
+from transformers import AutoTokenizer
+
+
+def tokenize(batch):
+    return tokenizer(batch["text"], padding=True)
+
+
+def train(model, loader):
+    for batch in loader:
+        model(**batch).loss.backward()
+        torch_xla.sync()
+
+
+tokenizer = AutoTokenizer.from_pretrained("x")
+"""
+
+
+def test_a_fix_that_may_change_results_needs_its_option(capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path("pads.py")
+    path.write_text(PADS, encoding="utf-8")
+    assert cli.main(["--fix", "pads.py"]) == 1 and path.read_text(encoding="utf-8") == PADS
+    said = capsys.readouterr().out
+    assert "`--fix --unsafe-fixes` can fix 1 more, which may change results." in said and "`--fix` can" not in said
+    assert cli.main(["--fix", "--unsafe-fixes", "pads.py"]) == 0
+    assert "pad_to_multiple_of=64" in path.read_text(encoding="utf-8")
+
+
 def test_fix_leaves_what_is_not_chosen() -> None:
     write("a.py", BAD + "grey(1)\n")
     assert check("--fix", "--ignore", "values") == 1

@@ -353,3 +353,33 @@ def test_a_loop_inside_the_step_is_unrolled_and_no_fault() -> None:
 def test_code_that_trains_nothing_may_have_any_loader() -> None:
     text = "from torch.utils.data import DataLoader\n\nloader = DataLoader(rows, batch_size=7, shuffle=True)\n"
     assert not check_text(text, "data.py", RULES)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "positions"),
+    [
+        ("data[start : start + 4]", "torch.arange(4, device=device) + torch.tensor([start], device=device)"),
+        ("data[:, start : size + start]", "torch.arange(size, device=device) + torch.tensor([start], device=device)"),
+        ("data[n * 4 : (n + 1) * 4]", "torch.arange(4, device=device) + torch.tensor([n * 4], device=device)"),
+        ("data[start : end(start)]", "torch.arange(size, device=device) + torch.tensor([start], device=device)"),
+    ],
+)
+def test_the_fix_of_a_chunk_keeps_its_values(chunk: str, positions: str) -> None:
+    """A mask over all elements would give another result."""
+    torch = pytest.importorskip("torch")
+    [finding, *_] = found(
+        f"""
+        def train(model, loader, size, end):
+            data, start = torch.randn(40, 40).to("xla"), 0
+            for n, batch in enumerate(loader):
+                model({chunk}, batch).mean().backward()
+                start += 4
+                torch_xla.sync()
+        """
+    )
+    assert finding.code == "TPU303" and f"`{positions}`" in finding.fix and "mask" not in finding.fix
+    names = {"torch": torch, "device": "cpu", "data": torch.randn(40, 40), "start": 8, "n": 2, "size": 4}
+    names["end"] = lambda start: start + 4
+    index = eval(positions, names)
+    gathered = names["data"][:, index] if ":, " in chunk else names["data"][index]
+    assert torch.equal(gathered, eval(chunk, names))

@@ -345,3 +345,30 @@ def test_the_recompile_cases_are_found_to_read_where_they_do(path: Path) -> None
     reads = [number for number, line in enumerate(lines, 1) if re.search(r"# read\b", line)]
     found = [one.line for one in check_cells(read_file(path), RULES)]
     assert (found != reads) if path.stem in NOT_SEEN else (found == reads)
+
+
+def test_in_a_model_nothing_is_said_of_steps() -> None:
+    """A forward counts no steps: neither "every N steps" nor "after the loop" can be written there."""
+    model = textwrap.dedent(
+        """
+        class Net(torch.nn.Module):
+            def forward(self, x, lengths):
+                if x.isnan().any():
+                    raise ValueError("NaN")
+                if x.sum() > 0:
+                    return x * 2
+                while x.max() > 1:
+                    x = x / 2
+                print(x.mean())
+                assert x.min() > 0
+                return self.crop(x, lengths)
+
+            def crop(self, x, lengths):
+                return x[:, : lengths.max().item()]
+        """
+    )
+    findings = GROUP.found(TORCH + model)
+    assert [one.code for one in findings] == ["TPU101", "TPU101", "TPU101", "TPU103", "TPU101", "TPU102"]
+    assert not [one.fix for one in findings if re.search("step|loop", one.fix)]
+    method = model.replace("def forward(self, x, lengths)", "def training_step(self, x, lengths)")
+    assert "every N steps" in GROUP.found(TORCH + method)[0].fix

@@ -71,7 +71,7 @@ def test_all_cells_so_far_are_checked_and_nothing_is_run(notebook: Kernel) -> No
     [bundle] = cell.displays
     for shown in (bundle["text/plain"], bundle["text/html"]):
         assert all(code in shown for code in ("TPU101", "TPU102", "TPU201")), shown
-    assert "logits[keep]" in bundle["text/plain"] and "reduction=" in bundle["text/plain"]
+    assert "logits[keep]" in bundle["text/plain"] and "torch.where(keep, " in bundle["text/plain"]
     assert "<script" not in bundle["text/html"]
 
 

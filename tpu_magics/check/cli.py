@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--select", action="append", metavar="RULES", help=f"only these rules: {choice}")
     parser.add_argument("--ignore", action="append", metavar="RULES", help="without these rules")
     parser.add_argument("--fix", action="store_true", help="apply automatic fixes, and show the remaining findings")
+    parser.add_argument("--unsafe-fixes", action="store_true", help="with --fix: also fixes that may change results")
     parser.add_argument("--diff", action="store_true", help="show the changes of --fix as a diff, without writing")
     parser.add_argument("--explain", metavar="RULE", help="explain a rule, by its code or name")
     parser.add_argument("--list-rules", action="store_true", help="list all rules, one per line")
@@ -146,7 +147,8 @@ class _Check:
             cells: Sequence[CodeCell] = cells_of(data, path, self._note)
             result = check_cells_of_file(cells, config)
             if self.options.fix or self.options.diff:
-                fixed = fixes.fix(cells, lambda now: check_cells_of_file(now, config), result)
+                unsafe = self.options.unsafe_fixes
+                fixed = fixes.fix(cells, lambda now: check_cells_of_file(now, config), result, unsafe)
                 result = self._apply_fixes(path, data, fixed, result, config)
             self.findings += result
         except Exception as error:  # our own bug: report it, and check the other files

@@ -29,7 +29,8 @@ class Finding:
     `path` is the file, or `In [n]` for a cell of a running notebook; `cell` counts the code cells of a notebook file
     from 1 (None: not a notebook file). `line` and `column` count from 1, in the cell as the user sees it. `message`
     says what, `why` in one sentence why it is bad, `fix` what to write instead; `edits` are an automatic fix (all or
-    none are applied). `advice` findings are shown but do not make a check fail.
+    none are applied), an `unsafe` one where it may change results. `advice` findings are shown but do not make a check
+    fail.
     """
 
     code: str
@@ -46,6 +47,7 @@ class Finding:
     source: str = ""  # the line of code
     advice: bool = False
     edits: tuple[Edit, ...] = field(default=(), compare=False)
+    unsafe: bool = False
 
     @property
     def place(self) -> str:
@@ -60,7 +62,7 @@ class Finding:
         """All fields but the edits, for JSON; `fixable` says whether there are edits."""
         record = asdict(self)
         del record["edits"]
-        return {**record, "fixable": bool(self.edits)}
+        return {**record, "fixable": bool(self.edits), "unsafe": self.unsafe}
 
 
 def in_order(findings: Sequence[Finding]) -> list[Finding]:

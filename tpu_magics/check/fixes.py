@@ -38,9 +38,11 @@ class FixResult:
         return {index: new.text for index, (old, new) in pairs if old.text != new.text}
 
 
-def fix(cells: Sequence[CodeCell], check: Check, findings: Sequence[Finding] | None = None) -> FixResult:
+def fix(
+    cells: Sequence[CodeCell], check: Check, findings: Sequence[Finding] | None = None, unsafe: bool = False
+) -> FixResult:
     """Apply the edits of all findings, check again, and so on. `check` returns the findings that may be fixed;
-    `findings` are those of a first check, if there was one."""
+    `findings` are those of a first check, if there was one. `unsafe`: also edits that may change results."""
     now, count = list(cells), 0
     for _ in range(ROUNDS):
         result = check(now) if findings is None else findings
@@ -48,7 +50,9 @@ def fix(cells: Sequence[CodeCell], check: Check, findings: Sequence[Finding] | N
         done = 0
         for index, cell in enumerate(now):
             fixable = [
-                one for one in in_order(result) if one.edits and (one.path, one.cell) == (cell.path, cell.number)
+                one
+                for one in in_order(result)
+                if one.edits and (unsafe or not one.unsafe) and (one.path, one.cell) == (cell.path, cell.number)
             ]
             now[index], done_here = _fix_cell(cell, fixable)
             done += done_here

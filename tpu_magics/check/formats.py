@@ -53,8 +53,10 @@ def summary(report: CheckReport) -> str:
     if not report.findings:
         return f"{done}No findings in {checked}." if report.files else f"{done}No Python files or notebooks found."
     files = len({finding.path for finding in report.findings})
-    fixable = sum(bool(finding.edits) for finding in report.findings)
+    unsafe = sum(finding.unsafe for finding in report.findings)
+    fixable = sum(bool(finding.edits) for finding in report.findings) - unsafe
     rest = f" `--fix` can fix {fixable}." if fixable else ""
+    rest += f" `--fix --unsafe-fixes` can fix {unsafe} more, which may change results." if unsafe else ""
     return f"{done}{_counted(report.findings)} in {files} of {checked}.{rest}"
 
 

@@ -51,6 +51,7 @@ class Rule:
     group: ClassVar[str]
     why: ClassVar[str]
     nodes: ClassVar[tuple[type[ast.AST], ...]] = ()
+    unsafe_fix: ClassVar[bool] = False  # its automatic fix may change results
 
     def check(self, node: Any, ctx: RuleContext) -> Iterable[Finding]:  # noqa: ARG002
         return ()

@@ -242,6 +242,7 @@ class RuleContext:
             source=self._line(line),
             advice=advice,
             edits=tuple(edits),
+            unsafe=rule.unsafe_fix and bool(edits),
         )
 
 

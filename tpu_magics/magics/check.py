@@ -156,7 +156,7 @@ def _fixed_cells(cells: Sequence[CodeCell], found: argparse.Namespace, wanted: S
     def again(cells: Sequence[CodeCell]) -> list[Finding]:
         return [one for one in _findings(cells, found) if (one.path, one.cell, one.code) in keys]
 
-    return fixes.fix(cells, again, wanted)
+    return fixes.fix(cells, again, wanted, found.unsafe_fixes)
 
 
 def _show_changes(cells: Sequence[CodeCell], found: argparse.Namespace, findings: Sequence[Finding]) -> None:
@@ -165,7 +165,13 @@ def _show_changes(cells: Sequence[CodeCell], found: argparse.Namespace, findings
         text = fixes.diff(fixed)
     else:
         text = "\n\n".join(f"# {cells[index].path}, fixed:\n{source}" for index, source in fixed.changes.items())
-    print(text or "No automatic fix available.", flush=True)
+    print(text or _no_fix(findings), flush=True)
+
+
+def _no_fix(findings: Sequence[Finding]) -> str:
+    unsafe = any(one.unsafe for one in findings)
+    more = " for --fix alone; with --unsafe-fixes there is one that may change results" if unsafe else ""
+    return f"No automatic fix available{more}."
 
 
 def _replace(
@@ -175,7 +181,8 @@ def _replace(
     fixed = _fixed_cells(cells, found, findings)
     text = fixed.changes.get(len(cells) - 1)
     if text is None:
-        _show(notebook, findings, "this cell (it was not run; no automatic fix available)")
+        none = _no_fix(findings)
+        _show(notebook, findings, f"this cell (it was not run; {none[0].lower()}{none[1:-1]})")
         return
     lines = text.split("\n")
     at = next((number for number, line in enumerate(lines) if line.lstrip().startswith("%%tpu_check")), None)

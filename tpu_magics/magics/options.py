@@ -227,6 +227,7 @@ def check_parser(prog: str) -> MagicParser:
     what = "replace this cell by the fixed one" if cell else "show the fixed cells, to be pasted"
     changes.add_argument("--fix", action="store_true", help=what)
     changes.add_argument("--diff", action="store_true", help="show what --fix would change")
+    parser.add_argument("--unsafe-fixes", action="store_true", help="with --fix: also fixes that may change results")
     parser.add_argument(
         "--select", type=RuleCodes, metavar="CODES", help="only these rules or groups, separated by commas"
     )

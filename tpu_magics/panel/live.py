@@ -37,7 +37,7 @@ from tpu_magics.runs.files import RunFiles
 
 UPDATE_EVERY = 0.5  # seconds between updates, at least
 ELSEWHERE_EVERY = 5.0  # the same while the extension shows the run
-FOLDED_EVERY = 10.0  # seconds that the inside of a section may wait while bytes are short
+FOLDED_EVERY = 20.0  # seconds that the inside of a section may wait while bytes are short
 SHARE = 0.05  # of a core that updates may take
 COMPILES, POINTS = 8, 40  # of a live page: each update sends all of them
 UPDATES = 145_000  # bytes of updates in a minute; with those that open the widgets it is A_MINUTE

@@ -91,6 +91,7 @@ class PadToLongest(Rule):
     name = "pad-to-longest"
     group = "recompiles"
     why = "Each new length is a new input shape, and XLA compiles the training step again for it."
+    unsafe_fix = True  # code that does not mask the padding computes with more of it
     nodes = (ast.Call,)
 
     def check(self, node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
