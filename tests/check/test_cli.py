@@ -167,8 +167,14 @@ def test_a_notebook_of_another_kernel_is_noted(capsys: pytest.CaptureFixture[str
 def test_rules_are_chosen_by_options_tables_and_comments(capsys: pytest.CaptureFixture[str]) -> None:
     write("a.py", BAD + "red(3)  # noqa: TPU901\ngrey(4)\n")
     write("old/b.py", BAD)
-    assert [one["code"] for one in found(capsys, "a.py")] == ["TPU901", "TPU902", "TPU911"]
-    assert [one["code"] for one in found(capsys, "--select", "values,TPU91", "a.py")] == ["TPU901", "TPU911"]
+    assert [one["code"] for one in found(capsys, "a.py")] == ["TPU901", "TPU902"]
+    assert [one["code"] for one in found(capsys, "--advice", "a.py")] == ["TPU901", "TPU902", "TPU911"]
+    assert [one["code"] for one in found(capsys, "--advice", "--select", "values,TPU91", "a.py")] == [
+        "TPU901",
+        "TPU911",
+    ]
+    check("a.py")
+    assert capsys.readouterr().out.endswith(" 1 advice not shown (`--advice`).\n")
     assert [one["code"] for one in found(capsys, "--ignore", "values", "--ignore", "TPU911", "a.py")] == ["TPU902"]
     write("pyproject.toml", "[tool.tpu_magics]\nselect = ['call-of-blue']\nexclude = ['old']\n")
     assert [(one["path"], one["code"]) for one in found(capsys)] == [("a.py", "TPU902")]

@@ -312,15 +312,12 @@ def test_a_rule_that_may_not_be_the_cause_stays_a_problem_of_its_own(
     assert [one.kind for one in page(view).problems] == ["recompile", *("rule" for _ in others)]
 
 
-def test_a_rule_has_words_and_advice_is_a_note(tmp_path: Path) -> None:
+def test_a_rule_has_words_and_advice_is_not_shown(tmp_path: Path) -> None:
     view = started(tmp_path, finding(), finding(9, "TPU409", advice=True, name="eval-batch-size")).view()
     [found] = page(view).problems
     assert (found.title, found.badge, found.tone) == ("TPU301 pad to longest", "TPU301 pad to longest", "warning")
     assert found.text == "It pads to the longest. Each is new."
-    notes = section(view, "notes")
-    assert notes is not None and [(one.title, one.tone) for one in notes.problems] == [
-        ("TPU409 eval batch size", "info")
-    ]
+    assert "TPU409" not in json.dumps(plain(page(view)))
 
 
 def test_a_read_that_splits_the_step(tmp_path: Path) -> None:

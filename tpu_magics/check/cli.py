@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fix", action="store_true", help="apply automatic fixes, and show the remaining findings")
     parser.add_argument("--unsafe-fixes", action="store_true", help="with --fix: also fixes that may change results")
     parser.add_argument("--diff", action="store_true", help="show the changes of --fix as a diff, without writing")
+    parser.add_argument("--advice", action="store_true", help="show advice too, which never makes the check fail")
     parser.add_argument("--explain", metavar="RULE", help="explain a rule, by its code or name")
     parser.add_argument("--list-rules", action="store_true", help="list all rules, one per line")
     parser.add_argument("--exit-zero", action="store_true", help="exit with 0 even if there are findings")
@@ -189,9 +190,11 @@ class _Check:
         from tpu_magics import __version__
 
         lines = cache(_file_lines)
+        shown = [one for one in in_order(self.findings) if self.options.advice or not one.advice]
         report = formats.CheckReport(
-            in_order(self.findings), self.count, self.fixed, self.configs.rules.all, __version__,
+            shown, self.count, self.fixed, self.configs.rules.all, __version__,
             lambda finding: _line(lines(finding.path), finding),
+            len(in_order(self.findings)) - len(shown),
         )  # fmt: skip
         stream = "stderr" if self.options.fix and _reads_stdin(self.options) else "stdout"
         if self.options.format == "text":

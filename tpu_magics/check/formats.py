@@ -23,7 +23,7 @@ _RED, _YELLOW, _CYAN, _BOLD, _PLAIN = "\033[31m", "\033[33m", "\033[36m", "\033[
 @dataclass(frozen=True)
 class CheckReport:
     """What a check found in `files` files. `file_lines` gives the line of the file on which a finding in a notebook
-    stands, `fixed` how many findings were fixed before."""
+    stands, `fixed` how many findings were fixed before, `advice` how many more are advice that was not asked for."""
 
     findings: Sequence[Finding]
     files: int
@@ -31,6 +31,7 @@ class CheckReport:
     rules: Sequence[Rule] = ()
     version: str = ""
     file_lines: Callable[[Finding], int] = field(default=lambda finding: finding.line)
+    advice: int = 0
 
 
 # -- text -----------------------------------------------------------------------------------------------------------
@@ -50,14 +51,17 @@ def summary(report: CheckReport) -> str:
     """The last line: how many, and what `--fix` can do."""
     checked = _plural(report.files, "file")
     done = f"{_plural(report.fixed, 'finding')} fixed. " if report.fixed else ""
+    hidden = f" {report.advice} advice not shown (`--advice`)." if report.advice else ""
     if not report.findings:
-        return f"{done}No findings in {checked}." if report.files else f"{done}No Python files or notebooks found."
+        return (
+            f"{done}No findings in {checked}.{hidden}" if report.files else f"{done}No Python files or notebooks found."
+        )
     files = len({finding.path for finding in report.findings})
     unsafe = sum(finding.unsafe for finding in report.findings)
     fixable = sum(bool(finding.edits) for finding in report.findings) - unsafe
     rest = f" `--fix` can fix {fixable}." if fixable else ""
     rest += f" `--fix --unsafe-fixes` can fix {unsafe} more, which may change results." if unsafe else ""
-    return f"{done}{_counted(report.findings)} in {files} of {checked}.{rest}"
+    return f"{done}{_counted(report.findings)} in {files} of {checked}.{rest}{hidden}"
 
 
 def _counted(findings: Iterable[Finding]) -> str:

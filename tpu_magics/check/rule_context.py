@@ -349,7 +349,7 @@ def _looks_host(function: Function, known_so_far: set[int]) -> bool:
         return True
     if function.outer is not None and id(function.outer) in known_so_far:
         return True
-    if function.name.startswith("test_") and _is_tested(function):
+    if function.name.startswith("test_") and is_test(function.ctx):
         return True
     if function.cls is not None:
         return _is_host_method(function, known_so_far)
@@ -360,9 +360,8 @@ def _looks_host(function: Function, known_so_far: set[int]) -> bool:
     return _is_called_on_host(function, known_so_far)
 
 
-def _is_tested(function: Function) -> bool:
+def is_test(ctx: RuleContext) -> bool:
     """Whether this is a test of pytest or unittest, unlike `test_step` of a training program."""
-    ctx = function.ctx
     return bool(_TEST_FILE.search(ctx.cell.path)) or ctx.program.uses("pytest") or ctx.program.uses("unittest")
 
 

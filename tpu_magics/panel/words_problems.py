@@ -44,9 +44,8 @@ def problems(view: RunView) -> tuple[Problem, ...]:
 
 
 def notes(view: RunView) -> tuple[Problem, ...]:
-    """What is good to know and needs no action: the advice of rules, and notes."""
-    advice = [problem_of(one) for one in view.findings if one.advice]
-    found = [*advice, *(_message(one, view) for one in view.notices if not one.state)]
+    """What is good to know and needs no action. The advice of rules is in %tpu_check."""
+    found = [_message(one, view) for one in view.notices if not one.state]
     return (*found[:MOST], *_left(len(found) - MOST))
 
 

@@ -97,3 +97,25 @@ class Classifier(PreTrainedModel):
         if loss is not None and not loss > 0:  # TPU101: the value of loss
             loss = loss + 1e-6
         return SequenceClassifierOutput(loss=loss, logits=logits, attentions=outputs.attentions if output_attentions else None)  # ok: TPU101
+
+
+class Rates(nn.Module):
+    """The rates of stochastic depth are Python numbers, made on the host when the model is built."""
+
+    def __init__(self, depth, rate):
+        super().__init__()
+        rates = [one.item() for one in torch.linspace(0, rate, depth)]
+        more = torch.linspace(0, rate, depth).tolist()
+        self.blocks = nn.ModuleList([Rated(rates[i], more[i]) for i in range(depth)])
+
+
+class Rated(nn.Module):
+    def __init__(self, drop, rate):
+        super().__init__()
+        self.drop = nn.Dropout(drop) if drop > 0.0 else nn.Identity()  # ok: TPU101
+        self.rate = rate
+
+    def forward(self, x):
+        if self.rate > 0:  # ok: TPU101
+            x = self.drop(x)
+        return x

@@ -128,3 +128,11 @@ def evaluate(model, loader, device):
     references = torch.cat(references)
     mask = references != -100
     return (predictions[mask] == references[mask]).float().mean()  # ok: TPU201
+
+
+class Positions(nn.Module):
+    def forward(self, x):
+        steps = torch.arange(10)
+        late = steps[steps > 3]  # ok: TPU201
+        rows = torch.arange(10, device=x.device)
+        return x[:, late], rows[rows > x.shape[1]]  # TPU201: rows

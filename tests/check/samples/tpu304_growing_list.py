@@ -122,3 +122,33 @@ class Layers(torch.nn.Module):
         for state in states:
             parts = torch.cat([parts, state], dim=-1)  # ok: TPU304
         return torch.stack(states).sum() + parts.sum()
+
+
+def rebound_in_each_step(model, optimizer, loader, noisy):
+    for step, batch in enumerate(loader):
+        with torch.autocast("xla", dtype=torch.bfloat16):
+            x, y = batch["x"].to(device), batch["y"].to(device)
+            if noisy:
+                x = torch.cat([x, torch.randn_like(x)])  # ok: TPU304
+                y = torch.cat([y, y])  # ok: TPU304
+            if step % 2:
+                tokens = batch["a"].to(device)
+            else:
+                tokens = batch["b"].to(device)
+            if noisy:
+                tokens = torch.cat([tokens, tokens], dim=1)  # ok: TPU304
+            loss = model(x, tokens).sub(y).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        torch_xla.sync()
+
+
+def decoded_in_each_step(model, optimizer, loader):
+    for batch in loader:
+        ids = batch["ids"].to(device)
+        for _ in range(4):  # the same shapes in each step
+            ids = torch.cat([ids, model(ids).argmax(-1)], dim=1)  # ok: TPU304
+        loss = model(ids).mean()
+        loss.backward()
+        optimizer.step()
+        torch_xla.sync()

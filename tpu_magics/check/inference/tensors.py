@@ -113,6 +113,8 @@ def tensor_method(
     walk: Evaluator, node: ast.Call, value: AbstractValue, method: str, arguments: Arguments
 ) -> AbstractValue:
     lib, where = value.lib, value.where
+    if not where and _builds_a_module(walk):
+        where = "host"
     if method in stubs.TENSOR_NUMBERS or (method.startswith(("is_", "_is_")) and method not in stubs.TENSOR_READS):
         return A_SHAPE
     if method.startswith("get_"):
@@ -147,6 +149,12 @@ def tensor_method(
     if method in stubs.TENSOR_MANY:
         return AbstractValue(OUTPUT, lib=lib, where=where)
     return AbstractValue(TENSOR, lib=lib, where=where, dtype=_method_dtype(walk, node, value, method))
+
+
+def _builds_a_module(walk: Evaluator) -> bool:
+    """Whether this is an `__init__`: its tensors are on the host, such as the rates of `linspace(...).tolist()`."""
+    function = walk.ctx.function
+    return function is not None and function.cls is not None and function.name.rpartition(".")[2] == "__init__"
 
 
 _KEEPS = frozenset([

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from tpu_magics.check.inference.values import BATCH, LIST, OUTPUT, TENSOR, UNKNOWN
@@ -220,7 +220,10 @@ def grown_tensor(node: ast.Assign, ctx: RuleContext) -> str:
     written, parts = ctx.source(target), value.args[0]
     if not isinstance(parts, (ast.List, ast.Tuple)) or written not in [ctx.source(one) for one in parts.elts]:
         return ""
-    if not ctx.on_device or ctx.every_n or not ctx.loops or _is_reassigned(written, node, ctx.loops[-1]):
+    if not ctx.on_device or ctx.every_n or not ctx.loops:
+        return ""
+    # In a step a bounded loop makes the same shapes each time.
+    if any(_is_reassigned(written, node, loop) for loop in ctx.loops if loop.is_step or loop is ctx.loops[-1]):
         return ""
     if not (_in_decoding_loop(written, ctx) or _grows_in_step(ctx)):
         return ""
@@ -234,11 +237,51 @@ def _grows_in_step(ctx: RuleContext) -> bool:
 
 def _is_reassigned(written: str, node: ast.Assign, loop: Loop) -> bool:
     """Whether each iteration of the loop starts with a new tensor of that name."""
-    return _is_target(loop.node, written) or any(
-        isinstance(one, ast.Assign)
-        and one is not node
-        and any(ast.unparse(target) == written for target in one.targets)
-        for one in loop.node.body
+    if _is_target(loop.node, written) or any(_assigns(one, written) for one in loop.node.body if one is not node):
+        return True
+    return _rebinds_before(loop.node.body, written, node)
+
+
+def _rebinds_before(block: Sequence[ast.stmt], written: str, node: ast.Assign) -> bool:
+    """Whether what surely runs before the node makes another tensor of that name, not one that is made of the old."""
+    for one in block:
+        if one is node:
+            return False
+        inside = next(
+            (each for each in _blocks(one) if any(node is part for line in each for part in nodes_of(line))), []
+        )
+        if inside:
+            return _rebinds_before(inside, written, node)
+        if _rebinds(one, written):
+            return True
+    return False
+
+
+def _blocks(node: ast.stmt) -> Iterator[Sequence[ast.stmt]]:
+    yield from (getattr(node, name, []) for name in ("body", "orelse", "finalbody"))
+    yield from (handler.body for handler in getattr(node, "handlers", ()))
+
+
+def _rebinds(node: ast.stmt, written: str) -> bool:
+    if isinstance(node, ast.If):
+        return all(any(_rebinds(one, written) for one in each) for each in (node.body, node.orelse))
+    if isinstance(node, (ast.With, ast.AsyncWith, ast.Try)):
+        return any(_rebinds(one, written) for one in node.body)
+    return _assigns(node, written) and not _is_made_of(node, written)
+
+
+def _assigns(node: ast.stmt, written: str) -> bool:
+    if not isinstance(node, (ast.Assign, ast.AnnAssign)):
+        return False
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    parts = [part for target in targets for part in (target.elts if isinstance(target, ast.Tuple) else [target])]
+    return any(ast.unparse(part) == written for part in parts)
+
+
+def _is_made_of(node: ast.stmt, written: str) -> bool:
+    value = getattr(node, "value", None)
+    return value is not None and any(
+        isinstance(one, ast.expr) and ast.unparse(one) == written for one in nodes_of(value)
     )
 
 

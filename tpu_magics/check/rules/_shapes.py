@@ -29,6 +29,9 @@ _MASK_NAME = re.compile(r"(^|_)masks?$|^(is_)?(keep|kept|valid|invalid)$", re.IG
 # Names of masks for unknown values: `keep = nms(...)` are positions.
 _SURE_NAME = re.compile(r"(^|_)mask$", re.IGNORECASE)
 _SELECTIONS = ("torch.masked_select", "torch.Tensor.masked_select", "tensorflow.boolean_mask")
+_MADE_ON_HOST = frozenset(
+    f"torch.{name}" for name in ("arange", "linspace", "zeros", "ones", "rand", "randn", "randint", "randperm", "full")
+)
 _RESHAPING = frozenset(("squeeze", "unsqueeze", "view", "reshape", "flatten", "contiguous", "expand_as", "detach", "t"))
 _COMPARED = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _BITS = (ast.BitAnd, ast.BitOr, ast.BitXor)
@@ -85,6 +88,10 @@ def is_mask(node: ast.expr, ctx: RuleContext, of_tensor: bool) -> bool:
     value = ctx.value(node)
     if value.where == "host" or value.kind not in (*_ON_DEVICE, UNKNOWN):
         return False
+    if isinstance(node, ast.Compare) and any(
+        _is_made_on_host(ctx.value(one)) for one in (node.left, *node.comparators)
+    ):
+        return _compares_data(node, ctx)
     if value.dtype and value.kind == TENSOR:
         return value.dtype == "bool"
     if value.kind == UNKNOWN and not of_tensor:
@@ -122,8 +129,17 @@ def _inverted(ctx: RuleContext) -> frozenset[str]:
 
 
 def _compares_data(node: ast.Compare, ctx: RuleContext) -> bool:
-    """`x[i == 0]` with a Python number is not a mask: one side must be a tensor."""
-    return any(ctx.value(one).kind in _ON_DEVICE for one in (node.left, *node.comparators))
+    """`x[i == 0]` with a Python number is not a mask: one side must be a tensor, not one that is made on the host."""
+    values = [ctx.value(one) for one in (node.left, *node.comparators)]
+    return any(one.kind in _ON_DEVICE and not _is_made_on_host(one) for one in values)
+
+
+def _is_made_on_host(value: AbstractValue) -> bool:
+    """`torch.arange(n)` without a device, which nothing has moved."""
+    made = value.creator
+    if value.where or not isinstance(made, ast.Call) or value.name not in _MADE_ON_HOST:
+        return False
+    return not any(one.arg in ("device", "out", None) for one in made.keywords)
 
 
 def selection(node: ast.AST, ctx: RuleContext) -> tuple[ast.expr, ast.expr] | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_magics.check.inference.values import BATCH, MODEL, NOTHING, OUTPUT, TENSOR, UNKNOWN
 from tpu_magics.check.rule import Rule
-from tpu_magics.check.rule_context import RuleContext
+from tpu_magics.check.rule_context import RuleContext, is_test
 from tpu_magics.check.rules import _device
 from tpu_magics.check.rules._launches import END, NOTEBOOK, OURS, LaunchSite, launches
 from tpu_magics.check.syntax import nodes_of
@@ -471,7 +471,7 @@ class Half(Rule):
 
     def check(self, node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
         result = _half_method(node, ctx) or _half_function(node, ctx)
-        if result is not None and not _is_for_other_device(node, ctx) and not _keeps_dtype(node, ctx):
+        if result is not None and not (_is_for_other_device(node, ctx) or _keeps_dtype(node, ctx) or is_test(ctx)):
             message, fix = result
             yield ctx.finding(node, message, fix)
 

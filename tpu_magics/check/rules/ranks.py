@@ -604,8 +604,8 @@ class EvalBatchSize(Rule):
         Reports an evaluation batch size that differs from the training batch size, if both are known: of DataLoaders,
         of `TrainingArguments`, of Keras' `fit`, `evaluate` and `predict`, and of tf.data pipelines for a TPU.
     Why this is bad
-        Another shape is another compile, of a graph with its own memory: the first evaluation is slow, and a larger
-        batch may not fit next to the training's.
+        It is advice: evaluation compiles a graph of its own with any batch size. A larger batch needs memory that the
+        training has not shown to be there.
     Example
         train_loader = DataLoader(train_set, batch_size=32, shuffle=True)
         eval_loader = DataLoader(eval_set, batch_size=64)
@@ -621,8 +621,8 @@ class EvalBatchSize(Rule):
     name = "eval-batch-size"
     group = "launch"
     why = (
-        "Another batch size is another compile and needs its own memory: the first evaluation is as slow as the first"
-        " step."
+        "Evaluation compiles a graph of its own with any batch size, but a larger batch needs memory that the training "
+        "has not shown to be there."
     )
 
     def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
@@ -637,7 +637,8 @@ class EvalBatchSize(Rule):
 def _batch_size_finding(size: Size, training: int) -> Finding:
     call, node, result = size
     what = f"Evaluation has a batch size of {result}, training has {training}."
-    return call.ctx.finding(node, what, f"Use the training batch size for evaluation ({training}).")
+    fix = f"No change is needed where it fits; with the training batch size ({training}) it needs no more memory."
+    return call.ctx.finding(node, what, fix, advice=True)
 
 
 def _known_size(call: CallSite, name: str, position: int | None = None) -> tuple[ast.expr, int] | None:
