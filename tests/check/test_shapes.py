@@ -295,6 +295,13 @@ def test_one_mask_on_one_line_is_one_finding() -> None:
     assert lines == [8]
 
 
+@pytest.mark.parametrize(("magic", "codes"), [("%%tpu_check", ["TPU201"]), ("%%tpu_train", ["TPU201"]), ("", [])])
+def test_a_snippet_that_one_asks_about_is_judged_by_its_names(magic: str, codes: list[str]) -> None:
+    """Nothing else says what they are: in a file they may as well be arrays of NumPy."""
+    text = f"{magic}\nmasked = outputs[labels >= 0]\nfirst = frame[frame.year > 2000]\n"
+    assert [one.code for one in check_cells([cell_of(text, "In [1]")], RULES)] == codes
+
+
 def test_positions_of_an_unknown_function_are_no_mask() -> None:
     assert not found("def f(boxes: torch.Tensor, scores):\n    keep = nms(boxes, scores, 0.5)\n    return boxes[keep]")
 

@@ -110,3 +110,17 @@ def skip_bad(model, optimizer, loader, device):
         loss.backward()
         optimizer.step()
         torch_xla.sync()
+
+
+def scheduled(model, optimizer, loader):
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+    for epoch in range(3):
+        for x, y in loader:
+            loss = nn.functional.mse_loss(model(x.to(device)), y.to(device))
+            loss.backward()
+            optimizer.step()
+            plateau.step(loss)  # TPU102: plateau.step(loss) reads the value of loss
+            cosine.step()  # ok: TPU102
+            torch_xla.sync()
+        plateau.step(loss)  # ok: TPU102

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.parallel_loader as pl
+import torchvision
 from torch import masked_select, nonzero
 
 frame = pd.read_csv("train.csv")
@@ -97,3 +98,12 @@ class Words(torch.utils.data.Dataset):
     def __getitem__(self, index):
         row = torch.as_tensor(self.ids[index])
         return {"input_ids": row, "places": torch.nonzero(row), "kinds": row.unique()}  # ok: TPU203
+
+
+def detected(model, loader):
+    for images in loader:
+        boxes, scores = model(images.to(device))
+        keep = torchvision.ops.nms(boxes, scores, 0.5)  # TPU203: torchvision.ops.nms(boxes, scores, 0.5)
+        both = torchvision.ops.boxes.batched_nms(boxes, scores, keep, 0.5)  # TPU203: batched_nms
+        torch_xla.sync()
+    return keep, both

@@ -458,7 +458,7 @@ def is_tensor(base: AbstractValue, index: ast.expr) -> bool:
 
 def acts_on_device(node: ast.Call, ctx: RuleContext, use: FixedArguments) -> bool:
     if use.new_tensor:
-        return ctx.value(node).where == "device" or _is_moved(node, ctx)
+        return ctx.value(node).where == "device" or is_moved(node, ctx)
     if ctx.name(node):
         return bool(node.args) and is_tensor_on_device(ctx.value(node.args[0]), ctx)
     return isinstance(node.func, ast.Attribute) and is_tensor_on_device(ctx.value(node.func.value), ctx)
@@ -473,7 +473,7 @@ def is_tensor_on_device(value: AbstractValue, ctx: RuleContext) -> bool:
     return value.where == "device" or (not value.where and in_module)
 
 
-def _is_moved(node: ast.Call, ctx: RuleContext) -> bool:
+def is_moved(node: ast.expr, ctx: RuleContext) -> bool:
     """`torch.randn(4, n).to(device)`, also later in its chain: `torch.randn(4, n).abs().to(device)`."""
     inner: ast.AST = node
     for outer in ctx.parents(node):

@@ -28,6 +28,19 @@ WHY_TF = (
 _MASK_NAME = re.compile(r"(^|_)masks?$|^(is_)?(keep|kept|valid|invalid)$", re.IGNORECASE)
 # Names of masks for unknown values: `keep = nms(...)` are positions.
 _SURE_NAME = re.compile(r"(^|_)mask$", re.IGNORECASE)
+_ASKED = ("tpu_check", "tpu_train")
+_TENSOR_NAMES = (
+    "labels",
+    "targets",
+    "logits",
+    "outputs",
+    "preds",
+    "predictions",
+    "input_ids",
+    "scores",
+    "loss",
+    "losses",
+)
 _SELECTIONS = ("torch.masked_select", "torch.Tensor.masked_select", "tensorflow.boolean_mask")
 _MADE_ON_HOST = frozenset(
     f"torch.{name}" for name in ("arange", "linspace", "zeros", "ones", "rand", "randn", "randint", "randperm", "full")
@@ -95,8 +108,17 @@ def is_mask(node: ast.expr, ctx: RuleContext, of_tensor: bool) -> bool:
     if value.dtype and value.kind == TENSOR:
         return value.dtype == "bool"
     if value.kind == UNKNOWN and not of_tensor:
-        return False
+        return _is_asked_about(node, ctx)
     return _has_form_of_mask(node, ctx, of_tensor)
+
+
+def _is_asked_about(node: ast.expr, ctx: RuleContext) -> bool:
+    """`labels >= 0` in a cell that is to be checked or trained, where nothing says what `labels` is but its name."""
+    if ctx.cell.magic not in _ASKED or not isinstance(node, ast.Compare):
+        return False
+    return any(
+        ctx.value(one).kind == UNKNOWN and last_part(one) in _TENSOR_NAMES for one in (node.left, *node.comparators)
+    )
 
 
 def _has_form_of_mask(node: ast.expr, ctx: RuleContext, of_tensor: bool) -> bool:

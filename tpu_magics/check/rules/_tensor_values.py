@@ -18,6 +18,7 @@ from tpu_magics.check.inference.values import (
     NUMBER,
     OPTIMIZER,
     OUTPUT,
+    SCHEDULER,
     TENSOR,
     TOKENIZER,
     TRAINER,
@@ -258,6 +259,12 @@ def read_tensor(node: ast.AST, ctx: RuleContext) -> ast.expr | None:
     return None if tensor is None or is_made_on_cpu(tensor, ctx) else tensor
 
 
+def is_plateau_step(node: ast.Call, ctx: RuleContext) -> bool:
+    """`scheduler.step(loss)` of ReduceLROnPlateau, which reads the loss as a number."""
+    receiver, method = ctx.method(node)
+    return method == "step" and receiver.kind == SCHEDULER and receiver.name.endswith("ReduceLROnPlateau")
+
+
 _PASSING = frozenset("builtins." + one for one in ("int", "float", "bool", "max", "min", "abs", "round", "sum"))
 
 
@@ -288,6 +295,8 @@ def _given(node: ast.Call, ctx: RuleContext) -> Iterator[ast.expr]:
     func = node.func
     if isinstance(func, ast.Attribute) and _reads_its_receiver(node, func, ctx):
         yield func.value
+    if is_plateau_step(node, ctx):
+        yield from (one for one in node.args[:1] if is_computed(ctx.value(one), ctx))
     name = ctx.name(node)
     if not name or not node.args:
         return

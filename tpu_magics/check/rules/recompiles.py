@@ -34,6 +34,7 @@ from tpu_magics.check.rules._changing_numbers import (
     changes,
     chunk_fix,
     indices,
+    is_moved,
     is_tensor,
     is_tensor_on_device,
     use_of,
@@ -513,6 +514,11 @@ def _number_in_traced_call(node: ast.Call, ctx: RuleContext) -> Iterator[Finding
 
 def _number_in_index(node: ast.Subscript, ctx: RuleContext) -> Iterator[Finding]:
     base = ctx.value(node.value)
+    if (grown := _growing_bound(node, base, ctx)) is not None:
+        number, what = ctx.source(grown), _source.shortened(ctx.source(node))
+        message = f"The size of {what}, which is moved to the device, depends on {number}, which changes every step."
+        yield ctx.finding(node, message, _FIX_MOVED)
+        return
     if not is_tensor(base, node.slice) or not ctx.in_step or ctx.every_n or not ctx.on_device:
         return
     if not is_tensor_on_device(base, ctx):
@@ -526,6 +532,17 @@ def _number_in_index(node: ast.Subscript, ctx: RuleContext) -> Iterator[Finding]
             fix = (FIX_SLICE if sliced else FIX_INDEX).format(number=number)
             yield ctx.finding(node, message, chunk_fix(node.slice, bound, ctx) or fix)
             return
+
+
+def _growing_bound(node: ast.Subscript, base: AbstractValue, ctx: RuleContext) -> ast.expr | None:
+    """`n` of `data[: n].to(device)`, in each step: another size of what the device gets."""
+    if base.kind != TENSOR or base.where == "device" or not ctx.in_step or ctx.every_n or not is_moved(node, ctx):
+        return None
+    items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    slices = [one for one in items if isinstance(one, ast.Slice)]
+    open_ones = [one for one in slices if one.step is None and (one.lower is None) != (one.upper is None)]
+    bounds = [one.lower or one.upper for one in open_ones]
+    return next((one for one in bounds if one is not None and changes(ctx, one)), None)
 
 
 def _number_in_power(node: ast.BinOp | ast.AugAssign, ctx: RuleContext) -> Iterator[Finding]:
@@ -542,6 +559,7 @@ def _number_in_power(node: ast.BinOp | ast.AugAssign, ctx: RuleContext) -> Itera
             return
 
 
+_FIX_MOVED = "Move all of it before the loop and mask the other elements, or pad to one of a few sizes."
 _WHY_GRAPH = (
     "Each entry stays on the device together with its autograd graph, and anything that is computed from the growing "
     "list is a new graph to compile."

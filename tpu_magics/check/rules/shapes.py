@@ -249,10 +249,15 @@ _TF = {
     "sequence_mask": "Pass the length: `tf.sequence_mask({x}, maxlen=LENGTH)`.",
     "image.non_max_suppression": "Use `tf.image.non_max_suppression_padded(..., pad_to_max_output_size=True)`.",
 }
+_BOXES = (
+    "Keep a fixed number of boxes: take the best by `scores.topk(k)`, and mask those that are suppressed; or select "
+    "them on the host, after the step."
+)
+_TORCHVISION = ("nms", "batched_nms", "remove_small_boxes")  # of torchvision.ops
 # Arguments that fix the size, with their positions as functions and as methods.
 _SIZES = {"bincount": ("minlength", 2, 1), "sequence_mask": ("maxlen", 1, 1)}
 _PARTS = re.compile(r"^(torch|tensorflow)\.(Tensor\.|math\.|compat\.v1\.)?")
-_ANY = frozenset((*_TORCH, *(one.rpartition(".")[2] for one in _TF)))
+_ANY = frozenset((*_TORCHVISION, *_TORCH, *(one.rpartition(".")[2] for one in _TF)))
 _ON_HOST = (ARRAY, NUMBER, LIST)
 
 
@@ -261,9 +266,10 @@ class DynamicShapeOp(Rule):
 
     What it does
         Reports `nonzero`, `argwhere`, `unique`, `unique_consecutive`, `masked_select`, `where` with one argument and
-        `bincount` without `minlength`, as functions and as methods of tensors; in TensorFlow code that XLA compiles
-        `tf.where` with one argument, `tf.boolean_mask`, `tf.unique`, `tf.unique_with_counts`, `tf.dynamic_partition`,
-        `tf.sparse.from_dense`, `tf.sequence_mask` without `maxlen`, and `tf.image.non_max_suppression`.
+        `bincount` without `minlength`, as functions and as methods of tensors, and `torchvision.ops.nms`; in
+        TensorFlow code that XLA compiles `tf.where` with one argument, `tf.boolean_mask`, `tf.unique`,
+        `tf.unique_with_counts`, `tf.dynamic_partition`, `tf.sparse.from_dense`, `tf.sequence_mask` without `maxlen`,
+        and `tf.image.non_max_suppression`.
     Why this is bad
         XLA needs every shape when it compiles. torch_xla splits the graph, runs the operation on the host, and compiles
         the code that uses the result again for each new size. In TensorFlow a TPU does not support some of these
@@ -298,8 +304,17 @@ class DynamicShapeOp(Rule):
         elif name.startswith("torch."):
             given = node.args[0] if node.args else ctx.argument(node, "input") or ctx.argument(node, "condition")
             yield from _check_torch(node, _PARTS.sub("", name), given, False, ctx)
+        elif name.startswith("torchvision.ops.") and last in _TORCHVISION and node.args:
+            yield from _check_boxes(node, ctx)
         elif isinstance(func, ast.Attribute) and last != "where" and _shapes.is_array(ctx.value(func.value)):
             yield from _check_torch(node, last, func.value, True, ctx)
+
+
+def _check_boxes(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
+    boxes = ctx.value(node.args[0])
+    if boxes.where not in _shapes.ON_CPU and _shapes.runs_on_xla(ctx, boxes):
+        what, whose = _shapes.short(ctx, node, "the result"), _shapes.short(ctx, node.args[0], "the boxes")
+        yield ctx.finding(node, f"The number of boxes that {what} keeps depends on the values of {whose}.", _BOXES)
 
 
 def _check_torch(

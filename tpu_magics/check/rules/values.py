@@ -150,8 +150,8 @@ class ValueRead(Rule):
 
     What it does
         Reports `.item()`, `.tolist()`, `.numpy()`, `.cpu()`, `.to("cpu")`, `float(t)`, `int(t)`, `complex(t)`,
-        `np.array(t)` and other NumPy and `math` functions of a tensor, `torch.tensor([t])` and `xm.mesh_reduce`, if
-        they run in each step of a training or evaluation loop.
+        `np.array(t)` and other NumPy and `math` functions of a tensor, `torch.tensor([t])`, `xm.mesh_reduce`, and
+        `scheduler.step(loss)` of ReduceLROnPlateau, if they run in each step of a training or evaluation loop.
     Why this is bad
         The value exists only after XLA has compiled and run everything before it. The read splits the step into two
         graphs, and the host waits for the device instead of preparing the next step.
@@ -245,6 +245,8 @@ def _on_one_line(one: ast.AST, other: ast.AST) -> bool:
 
 
 def _read_fix(node: ast.Call, tensor: ast.expr, ctx: RuleContext) -> str:
+    if _tensor_values.is_plateau_step(node, ctx):
+        return "Step it once per epoch, after the loop, with the mean loss: add it up on the device, and read it once."
     if ctx.value(tensor).lib == "tf":
         return "Update a metric (`tf.keras.metrics.Mean`) in the step, and read its `result()` after the loop."
     name = _tensor_values.full_source(tensor, ctx)
