@@ -149,3 +149,39 @@ def curriculum(model, optimizer, texts: torch.Tensor, steps):
         loss.backward()
         optimizer.step()
         torch_xla.sync()
+
+
+class Dropped(nn.Module):
+    def __init__(self, layers, rate):
+        super().__init__()
+        self.layers, self.rate = layers, rate
+
+    def forward(self, x):
+        for layer in self.layers:
+            if self.training and random.random() < self.rate:  # TPU303: What is computed here depends on random.random()
+                continue
+            x = layer(x)
+        return x
+
+
+def forced(model, decoder, optimizer, loader):
+    for step, (x, y) in enumerate(loader):
+        x, y = x.to(device), y.to(device)
+        teacher = random.random() < 0.5
+        given = y if teacher else model(x)  # TPU303: depends on teacher, a random number
+        for _ in range(random.randint(1, 4)):  # TPU303: The number of iterations is drawn at random
+            given = decoder(given)
+        if random.random() < 0.01:  # ok: TPU303
+            print("step", step)
+        if step > 100:  # ok: TPU303
+            given = given * 2
+        loss = given.mean()
+        loss.backward()
+        optimizer.step()
+        torch_xla.sync()
+
+
+class Flipped(torch.utils.data.Dataset):
+    def __getitem__(self, index):
+        x = torch.randn(3, 8, 8)
+        return x.flip(-1) if random.random() < 0.5 else x  # ok: TPU303

@@ -18,6 +18,7 @@ from tpu_magics.check.inference.values import (
     UNKNOWN,
     AbstractValue,
 )
+from tpu_magics.check.rules._shapes import definitions
 from tpu_magics.check.rules._source import SCOPES, own_statements
 from tpu_magics.check.syntax import last_name, nodes_of
 
@@ -258,6 +259,26 @@ def _call_changes(scope: StepScope, node: ast.Call, far: int) -> bool:
         return any(_changes(scope, one, far) for one in node.args)
     receiver, method = ctx.method(node)
     return method == "get_last_lr" and receiver.kind == "scheduler"
+
+
+def random_draw(node: ast.expr, ctx: RuleContext) -> ast.expr | None:
+    """The part of a condition that Python or NumPy draws at random, also by a name of the same function."""
+    for one in nodes_of(node):
+        if isinstance(one, ast.Call) and _draws(one, ctx):
+            return one
+        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load):
+            given = definitions(ctx).get(one.id, [])
+            if given and all(
+                not item and any(isinstance(part, ast.Call) and _draws(part, ctx) for part in nodes_of(value))
+                for value, item in given
+            ):
+                return one
+    return None
+
+
+def _draws(node: ast.Call, ctx: RuleContext) -> bool:
+    name = ctx.name(node)
+    return name.startswith(("random.", "numpy.random.")) and name.rpartition(".")[2] in _DRAWS
 
 
 def _parameter_changes(scope: StepScope, name: str, far: int) -> bool:

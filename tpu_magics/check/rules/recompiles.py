@@ -37,6 +37,7 @@ from tpu_magics.check.rules._changing_numbers import (
     is_moved,
     is_tensor,
     is_tensor_on_device,
+    random_draw,
     use_of,
 )
 from tpu_magics.check.rules._growing_lists import (
@@ -50,6 +51,7 @@ from tpu_magics.check.rules._growing_lists import (
 from tpu_magics.check.rules._padding import PADS, is_collate, is_longest_row, pads_to_longest
 from tpu_magics.check.rules._recompiles import rows, whole
 from tpu_magics.check.rules._source import origin, own_nodes
+from tpu_magics.check.rules._truthiness import decides_tensor_work
 from tpu_magics.check.syntax import nodes_of
 
 if TYPE_CHECKING:
@@ -438,6 +440,9 @@ def _surroundings(ctx: RuleContext, far: int) -> Iterator[RuleContext]:
             yield from _surroundings(call.ctx, far - 1)
 
 
+_WHY_BRANCH = "Each outcome is another graph that XLA compiles, and several of them in a step multiply."
+_FIX_BRANCH = "Draw it on the device and compute both sides: `torch.where(torch.rand((), device=device) < p, a, b)`."
+_FIX_ITERATIONS = "Run a fixed number of iterations, and keep the rows that are done with `torch.where`."
 _WHY_TRACED = "A tf.function is traced and compiled again for each new Python number."
 
 
@@ -447,8 +452,9 @@ class ChangingNumber(Rule):
     What it does
         Reports a Python number that changes from step to step (the counter of the step loop, a number that is counted
         up in the loop or drawn at random) where it is used as a shape, an index or a slice bound, or as a fixed
-        argument of an operation: the `k` of topk, the exponent of a power, the shift of roll, the diagonal of tril; and
-        where it is passed to a compiled `tf.function`.
+        argument of an operation: the `k` of topk, the exponent of a power, the shift of roll, the diagonal of tril;
+        where it is passed to a compiled `tf.function`; and where one drawn at random decides what is computed (a layer
+        that is dropped, teacher forcing, the iterations of a loop).
     Why this is bad
         Such a number is written into the graph, so each new number is another graph and another compile. Measured with
         torch_xla 2.9: one compile for each number in shapes, in indices and slices of a tensor, and in topk, kthvalue,
@@ -472,15 +478,40 @@ class ChangingNumber(Rule):
     name = "changing-number"
     group = "recompiles"
     why = "The number is written into the graph, so each new number is another graph that XLA compiles."
-    nodes = (ast.Call, ast.Subscript, ast.BinOp, ast.AugAssign)
+    nodes = (ast.Call, ast.Subscript, ast.BinOp, ast.AugAssign, ast.If, ast.IfExp, ast.For)
 
     def check(self, node: ast.AST, ctx: RuleContext) -> Iterator[Finding]:
         if isinstance(node, ast.Call):
             yield from _number_in_call(node, ctx)
+        elif isinstance(node, (ast.If, ast.IfExp, ast.For)):
+            yield from _random_branch(node, ctx)
         elif isinstance(node, ast.Subscript):
             yield from _number_in_index(node, ctx)
         elif isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, FIXED_OPERATORS):
             yield from _number_in_power(node, ctx)
+
+
+def _random_branch(node: ast.If | ast.IfExp | ast.For, ctx: RuleContext) -> Iterator[Finding]:
+    if not ctx.in_step or ctx.every_n or not ctx.on_device:
+        return
+    drawn = random_draw(node.iter if isinstance(node, ast.For) else node.test, ctx)
+    if drawn is None or not _decides(node, ctx):
+        return
+    number = _source.shortened(ctx.source(drawn))
+    if isinstance(node, ast.For):
+        message, fix = f"The number of iterations is drawn at random: {number}.", _FIX_ITERATIONS
+    else:
+        message, fix = f"What is computed here depends on {number}, a random number of Python's.", _FIX_BRANCH
+    yield ctx.finding(node.iter if isinstance(node, ast.For) else node.test, message, fix, why=_WHY_BRANCH)
+
+
+def _decides(node: ast.If | ast.IfExp | ast.For, ctx: RuleContext) -> bool:
+    """Whether the graph is another one by it."""
+    if isinstance(node, ast.For):
+        return any(ctx.value(one).kind in (TENSOR, OUTPUT) for line in node.body for one in nodes_of(line))
+    if isinstance(node, ast.IfExp) and any(ctx.value(one).kind in (TENSOR, OUTPUT) for one in (node.body, node.orelse)):
+        return True
+    return decides_tensor_work(node, ctx)
 
 
 def _number_in_call(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
