@@ -171,7 +171,8 @@ def test_ten_thousand_compiles_in_a_run_folder_are_opened(server: Server, page: 
     it = opened(server, page, "long", {"long": lambda root: recorded.long_run(root, 100_000, 10_000)})
     open_run(it, it.section("runs").locator("li[data-run]").first)
     compiles = it.unfold("compiles")
-    expect(compiles).to_contain_text("10,000")
+    expect(compiles).to_contain_text("#9999")
+    expect(it.panel).to_contain_text("rank-0.jsonl was read in part")  # so its counts are those of what was read
     expect(compiles).to_contain_text("in the run folder only")
     assert it.rows.count() >= 50
 

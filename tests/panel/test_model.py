@@ -557,6 +557,16 @@ def test_a_long_run_is_thinned(tmp_path: Path) -> None:
     assert loss.n == 99_000 and loss.first == 3.0 and loss.high == pytest.approx(3.2)
 
 
+def test_what_was_not_read_of_a_long_record_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = started(tmp_path).write_many(recompile(CREATED + 2 + nth, nth) for nth in range(60))
+    assert run.view().compiles == 60 and run.view().notices == ()
+    monkeypatch.setattr("tpu_magics.panel.model.MOST_READ", 8_000)
+    view = run.view()
+    assert view.compiles is not None and view.compiles < 60
+    [notice] = view.notices
+    assert notice.text.startswith("rank-0.jsonl was read in part: 0.004 MB at each end of")
+
+
 def test_the_log_of_compiles_has_an_end(tmp_path: Path) -> None:
     run = started(tmp_path).write_many(recompile(CREATED + 2 + nth, nth) for nth in range(1_500))
     view = run.view()

@@ -45,7 +45,7 @@ from tpu_magics.panel.model_view import (
 )
 from tpu_magics.runs.events import Divergence, Event, RuleFinding, Warned
 from tpu_magics.runs.files import LIVE, RunFiles, read_info
-from tpu_magics.runs.reader import MOST_READ, Tail, share_of_bytes
+from tpu_magics.runs.reader import MOST_READ, Tail, partly_read, share_of_bytes
 from tpu_magics.runs.summary import run_created, run_name, run_status, run_workers
 
 __all__ = ["RunModel", "RunView"]
@@ -123,7 +123,10 @@ class RunModel:
             return False
         self._read_up_to[path] = mark
         if path not in self._tails:
-            self._tails[path] = Tail(path, share_of_bytes(files) if self._tails else MOST_READ)
+            most = share_of_bytes(files) if self._tails else MOST_READ
+            self._tails[path] = Tail(path, most)
+            if text := partly_read(path, most):
+                self._warned.setdefault(text, [])
         events = self._tails[path].read()
         for event in events:
             self._take(event)

@@ -153,7 +153,7 @@ class Run(RunFiles):
         paths, most = {each: self.events_path(each) for each in ranks}, share_of_bytes(len(ranks))
         found = {each: Tail(path, most).read() for each, path in paths.items()}
         events = {each: [event for event in read if event.rank == each] for each, read in found.items()}
-        notes = (refused_record(path) or _partly_read(path, most) for path in paths.values())
+        notes = (refused_record(path) or partly_read(path, most) for path in paths.values())
         return to_frames(events, isinstance(rank, int), tuple(filter(None, notes)))
 
     def _chosen(self, rank: int | Sequence[int] | None) -> list[int]:
@@ -172,7 +172,7 @@ class Run(RunFiles):
         recorded = self.recorded()
         paths = (*map(self.events_path, recorded[:MOST_FILES]), self.supervisor_path)
         most = share_of_bytes(len(paths))
-        told = (refused_info(self.info_path), *(refused_record(path) or _partly_read(path, most) for path in paths))
+        told = (refused_info(self.info_path), *(refused_record(path) or partly_read(path, most) for path in paths))
         more = len(recorded) - MOST_FILES
         return (*filter(None, told), *([f"The records of {more:,} more ranks were not read."] if more > 0 else []))
 
@@ -197,7 +197,7 @@ def share_of_bytes(files: int) -> int:
     return min(MOST_READ, MOST_READ_OF_ALL // max(files, 1))
 
 
-def _partly_read(path: Path, most: int) -> str:
+def partly_read(path: Path, most: int) -> str:
     """That a record file is longer than what is read of it, as a sentence; "" where it is not."""
     try:
         size = path.lstat().st_size
