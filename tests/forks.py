@@ -75,7 +75,7 @@ def kernel(modules: str, command: list[str], **options: Any) -> ForkedKernel:
         "cwd": options.get("cwd") or os.getcwd(),
         "environment": dict(options.get("env") or os.environ),
         "output": os.devnull,
-        "errors": os.devnull,
+        "errors": f"/proc/{os.getpid()}/fd/2",
         "wait": False,
     }
     return ForkedKernel(int(_ask(server(modules, ""), request)))

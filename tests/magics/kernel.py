@@ -7,12 +7,14 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
 import psutil
@@ -151,7 +153,7 @@ class Kernel:
 
     def __init__(self, folder: Path, **environment: str) -> None:
         self.folder = folder
-        self.manager = KernelManager(kernel_name="python3")
+        self.manager = KernelManager(kernel_name="python3", cache_ports=False, **ports_that_stay_free())
         self.environment = kernel_environment(environment)
         self.manager.start_kernel(cwd=str(folder), env=self.environment)
         self.client = self._connected()
@@ -285,6 +287,19 @@ class Kernel:
                 process.kill()
             except psutil.NoSuchProcess:
                 pass
+
+
+def ports_that_stay_free() -> dict[str, int]:
+    """A kernel's ports, below those that the system gives to whoever asks for any (from 32768 on Linux): when a killed
+    kernel is started again on them, no connection of another test has taken one."""
+    names = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
+    ports: list[int] = []
+    while len(ports) < len(names):
+        port = SystemRandom().randrange(10_000, 32_768)
+        with closing(socket.socket()) as trial:
+            if port not in ports and trial.connect_ex(("127.0.0.1", port)):
+                ports.append(port)
+    return dict(zip(names, ports, strict=True))
 
 
 def kernel_environment(more: dict[str, str]) -> dict[str, str]:
