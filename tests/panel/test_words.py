@@ -142,7 +142,7 @@ def test_a_page_is_bounded_whatever_the_records_hold(tmp_path: Path) -> None:
         compile_log=view.compile_log * 2_000,
         causes=view.causes * 500,
         reads=(dataclasses.replace(read, code=huge),) * 5_000,
-        memory_curve=(1e9,) * 100_000,
+        memory_curve=(1e9,) * 1_000_000,
         notices=view.notices * 10_000,
         models=(huge,) * 1_000,
     )

@@ -33,24 +33,30 @@ def charts(view: RunView, points: int = POINTS) -> tuple[Chart, ...]:
 def value_chart(series: ValueSeries, points: int) -> Chart:
     """The curve of what was logged under one name."""
     key = f"value {short(series.name, 60)}"
-    kept = tuple(map(_point, fewer(series.points, points)))
+    kept = _drawn(series.points, points)
     return Chart(key, short(series.name, 60), caption(series), kept, marked=True, warning=not_finite(series))
 
 
-def fewer(points: Sequence[Point], most: int) -> Iterator[Point]:
-    """At most so many points; each stands for its neighbours, with their range."""
-    each = -(-len(points) // max(most, 1))
-    for at in range(0, len(points), max(each, 1)):
-        part = points[at : at + each]
-        low = [one.low for one in part if math.isfinite(one.low)]
-        high = [one.high for one in part if math.isfinite(one.high)]
-        yield Point(part[-1].step, part[-1].value, min(low, default=math.nan), max(high, default=math.nan))
+def _drawn(points: Sequence[Point], most: int) -> tuple[tuple[int, float, float, float], ...]:
+    steps, values = [one.step for one in points], [one.value for one in points]
+    return tuple(fewer(steps, values, [one.low for one in points], [one.high for one in points], most))
 
 
-def _point(point: Point) -> tuple[int, float, float, float]:
+def fewer(
+    steps: Sequence[int], values: Sequence[float], lows: Sequence[float], highs: Sequence[float], most: int
+) -> Iterator[tuple[int, float, float, float]]:
+    """At most so many points, as a chart has them; each stands for its neighbours, with their range."""
+    each = max(-(-len(steps) // max(most, 1)), 1)
+    for at in range(0, len(steps), each):
+        part = slice(at, at + each)
+        low = min(filter(math.isfinite, lows[part]), default=math.nan)
+        high = max(filter(math.isfinite, highs[part]), default=math.nan)
+        yield steps[part][-1], _digits(values[part][-1]), _digits(low), _digits(high)
+
+
+def _digits(value: float) -> float:
     """Six digits, which is more than a drawing shows."""
-    value, low, high = (float(f"{one:.6g}") for one in (point.value, point.low, point.high))
-    return point.step, value, low, high
+    return float(f"{value:.6g}")
 
 
 def caption(series: ValueSeries) -> str:
@@ -72,19 +78,19 @@ def compiled_at(view: RunView) -> tuple[int, ...]:
 
 def step_time_chart(view: RunView, points: int = POINTS) -> tuple[Chart, ...]:
     """The time of a step that compiled nothing; none where there are too few."""
-    times = [Point(step, each, each, each) for step, each in view.step_times]
-    if len(times) < 2:
+    if len(view.step_times) < 2:
         return ()
-    kept = tuple(map(_point, fewer(times, points)))
-    newest = f"{seconds(times[-1].value)}, steps that compiled nothing"
+    steps, times = zip(*view.step_times, strict=True)
+    kept = tuple(fewer(steps, times, times, times, points))
+    newest = f"{seconds(times[-1])}, steps that compiled nothing"
     return (Chart("step time", "Step time", newest, kept, axis="seconds"),)
 
 
 def memory_chart(view: RunView, points: int = POINTS) -> tuple[Chart, ...]:
     """The host memory of rank `lead` over time."""
-    samples = [Point(at, used, used, used) for at, used in enumerate(view.memory_curve)]
-    if len(samples) < 2:
+    curve = view.memory_curve
+    if len(curve) < 2:
         return ()
-    kept = tuple(map(_point, fewer(samples, points)))
+    kept = tuple(fewer(range(len(curve)), curve, curve, curve, points))
     title = f"Host memory of rank {view.lead}" if len(view.ranks) > 1 else "Host memory"
-    return (Chart("memory", title, size(samples[-1].value), kept, axis="bytes", x=""),)
+    return (Chart("memory", title, size(curve[-1]), kept, axis="bytes", x=""),)
