@@ -77,7 +77,10 @@ EQUAL = [
     ("z = gaps.float()", "z[~z.isnan()].min()"),
     ("", "x[x > 0].numel()"),
     ("", "torch.masked_select(x, x > 0).mean()"),
-    ('loss = F.cross_entropy(out.flatten(0, -2), labels.flatten(), reduction="none").view_as(x)', "x[x < 0].sum()"),
+    (
+        'flat = labels.flatten()\nloss = F.cross_entropy(out.flatten(0, -2), flat, reduction="none")',
+        "loss[flat != -100].mean()",
+    ),
     ("", "(preds[labels != -100] == labels[labels != -100]).float().mean()"),
     ("", "(preds[labels != -100] == labels[labels != -100]).sum()"),
     ("", "(preds[labels == PAD] == labels[labels == PAD]).all()"),
@@ -141,6 +144,10 @@ NOT_KNOWN = [
     ("", "criterion(out[labels >= 0], labels[labels >= 0])"),
     ("", "(preds[keep] == labels[keep]).float().mean()"),
     ("", "(preds[labels >= 0] == labels[labels >= 0]).float().mean(0)"),
+    ("", "(preds[labels >= 0] == other[preds >= 0]).float().mean()"),
+    ("", "(labels[labels >= 0] == preds.flatten()).sum()"),
+    ("y.grad = x.mean(0)", "y.grad[y.grad > 0].mean()"),
+    ("FIRST = x[0]", "x[x > FIRST].mean()"),
     ("", "x[:, x[0] > 0].sum()"),
 ]
 

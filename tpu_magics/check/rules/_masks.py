@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.inference.values import NOTHING, NUMBER
+from tpu_magics.check.inference.values import NOTHING, NUMBER, UNKNOWN
 from tpu_magics.check.rules import _shapes
 from tpu_magics.check.syntax import nodes_of
 
@@ -101,8 +101,7 @@ def _shape(node: ast.expr, ctx: RuleContext, deeper: int) -> str:
     if isinstance(node, ast.Name):
         return _shape_of_name(node, ctx, deeper)
     if isinstance(node, ast.Attribute) or (isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)):
-        text = ctx.source(node)
-        return "" if text in _assigned(ctx) else text
+        return _shape_of_part(node, ctx, deeper)
     if isinstance(node, ast.Compare):
         return _common([node.left, *node.comparators], ctx, deeper)
     if isinstance(node, ast.BinOp):
@@ -112,11 +111,24 @@ def _shape(node: ast.expr, ctx: RuleContext, deeper: int) -> str:
     return _shape_of_call(node, ctx, deeper) if isinstance(node, ast.Call) else ""
 
 
+def _shape_of_part(node: ast.Attribute | ast.Subscript, ctx: RuleContext, deeper: int) -> str:
+    """`self.mask`, `batch["labels"]`: as long as neither it nor what it belongs to is assigned anew."""
+    text, owner = ctx.source(node), node.value
+    known = (isinstance(owner, ast.Name) and _is_bound_once(owner.id, ctx)) or bool(_shape(owner, ctx, deeper))
+    return text if known and text not in _assigned(ctx) else ""
+
+
+def _is_bound_once(name: str, ctx: RuleContext) -> bool:
+    """Otherwise it may have had another shape before."""
+    parameters = ctx.function.parameters if ctx.function is not None else ()
+    given = _shapes.definitions(ctx).get(name, [])
+    return len(given) + any(one.arg == name for one in parameters) <= 1
+
+
 def _shape_of_name(node: ast.Name, ctx: RuleContext, deeper: int) -> str:
     given = _shapes.definitions(ctx).get(node.id, [])
-    parameters = ctx.function.parameters if ctx.function is not None else ()
-    if len(given) + any(one.arg == node.id for one in parameters) > 1 or deeper == 0:
-        return ""  # it may have had another shape before
+    if deeper == 0 or not _is_bound_once(node.id, ctx):
+        return ""
     value, is_item = given[0] if given else (node, True)
     return node.id if is_item else _shape(value, ctx, deeper - 1) or node.id
 
@@ -141,14 +153,15 @@ def _common(nodes: Sequence[ast.expr], ctx: RuleContext, deeper: int) -> str:
 
 def _is_number(node: ast.expr, ctx: RuleContext) -> bool:
     """Also one whose name says so: `tokenizer.pad_token_id`, `IGNORED`."""
-    known = ctx.value(node).kind == NUMBER or ctx.constant(node) is not NOTHING
-    return known or bool(_NUMBER_NAME.search(_shapes.last_part(node)))
+    kind = ctx.value(node).kind
+    known = kind == NUMBER or ctx.constant(node) is not NOTHING
+    return known or (kind == UNKNOWN and bool(_NUMBER_NAME.search(_shapes.last_part(node))))
 
 
 def _assigned(ctx: RuleContext) -> frozenset[str]:
     """Attributes and items that this body assigns, as they are written."""
-    targets = (target for one in _assignments(ctx) for target in one.targets)
-    return frozenset(ctx.source(one) for one in targets if isinstance(one, (ast.Attribute, ast.Subscript)))
+    parts = (one for one in _body(ctx) if isinstance(one, (ast.Attribute, ast.Subscript)))
+    return frozenset(ctx.source(one) for one in parts if isinstance(one.ctx, ast.Store))
 
 
 # -- x[mask].sum() ----------------------------------------------------------------------------------------------------
@@ -181,8 +194,9 @@ def _compared(outer: ast.Compare, mask: ast.expr, ctx: RuleContext) -> str:
     """Compare all, and count where the mask is true."""
     reduction = _reduction(outer, ctx)
     keep = _atom(mask, ctx)
-    bases = list(_bases((outer.left, *outer.comparators), mask, ctx, {}))
-    if not any(same_shape(one, mask, ctx) for one in bases if one is not None):
+    sides = [one for one in (outer.left, *outer.comparators) if not _is_number(one, ctx)]
+    bases = [one for one in _bases(sides, mask, ctx, {}) if one is not None]
+    if len(bases) < len(sides) or not any(same_shape(one, mask, ctx) for one in bases):
         return _COMPARE
     text = _bare(outer, ctx)
     wholes = {
