@@ -80,15 +80,17 @@ def test_only_a_program_that_is_for_a_gpu_alone_is_left_alone(imports: str, devi
         ("not use_tpu", []),
         ("use_tpu", ["TPU502"]),
         ("not torch.cuda.is_available()", ["TPU502"]),
-        ("args.fp16", ["TPU502"]),
+        ("args.fp16", []),
+        ('precision == "16-mixed"', []),
+        ("args.scale", ["TPU502"]),
     ],
 )
-def test_a_condition_that_asks_for_a_gpu_is_heeded(test: str, expected: list[str]) -> None:
+def test_a_condition_that_asks_for_a_gpu_or_for_float16_is_heeded(test: str, expected: list[str]) -> None:
     text = f"""
         import torch
         import torch_xla
 
-        def scaler_of(device, use_tpu, args):
+        def scaler_of(device, use_tpu, args, precision):
             if {test}:
                 return torch.cuda.amp.GradScaler()
             return None

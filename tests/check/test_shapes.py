@@ -226,6 +226,29 @@ def test_repeating_by_counts_with_a_fixed_length() -> None:
     assert torch.equal(after[:7], torch.repeat_interleave(x, counts, dim=0)), code
 
 
+@pytest.mark.parametrize(
+    ("index", "more"),
+    [(":n", ""), ("n:", ""), ("-n:", ""), (":-n", ""), ("n : n + 2", ""), ("0:n", ""), ("n:-1", ""), (":, :n", "")],
+)
+def test_a_mask_keeps_what_the_slice_kept(index: str, more: str) -> None:
+    torch = pytest.importorskip("torch")
+    code = the_fix(
+        f"def f(x: torch.Tensor, lengths: torch.Tensor):\n    n = lengths.max().item()\n    return x[{index}]{more}"
+    )
+    for n in range(1, 5):
+        x = torch.arange(1, 10).repeat(9, 1) if "," in index else torch.arange(1, 10)
+        names = {"torch": torch, "n": n, "x": x, "size": 9, "device": "cpu"}
+        kept, mask = eval(f"x[{index}]", names), eval(code, names)
+        assert (
+            x.expand(mask.shape)[mask].tolist() == kept.tolist() if kept.dim() == 1 else (x * mask).sum() == kept.sum()
+        )
+
+
+def test_pieces_are_not_compared_with_a_list() -> None:
+    [finding] = found("def f(x: torch.Tensor, n: torch.Tensor):\n    return x.split(n.tolist())")
+    assert "arange" not in finding.fix
+
+
 # -- edits ------------------------------------------------------------------------------------------------------------
 
 ASSIGNED = TORCH + textwrap.dedent(

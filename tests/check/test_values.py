@@ -184,6 +184,23 @@ def test_code_that_is_not_provably_equal_is_reported_and_not_rewritten(name: str
     assert fixed_text(text) == text
 
 
+@pytest.mark.parametrize(
+    ("lines", "known"),
+    [
+        ("loss = loss * 0.5 if loss > 2 else loss", True),
+        ("loss = loss.clamp(max=2.0) if loss > 2 else loss", True),
+        ("x = torch.where(x > 0, x, 0.0) if (x > 0).any() else x", True),
+        ("x = x[:, 1:] if x[0, 0] == 2 else x", False),
+        ("x = x.mean(0) if x.sum() > 2 else x", False),
+        ("x = x[0] if x.sum() > 2 else x[1]", False),
+        ("x = x + loss if x.sum() > 2 else x", False),
+    ],
+)
+def test_where_is_printed_only_for_sides_of_one_shape(lines: str, known: bool) -> None:
+    [finding] = [one for one in check_text(step(lines), "x.py", RULES) if one.code == "TPU101"]
+    assert finding.fix.startswith("Write `" if known else "Compute both sides, in one shape"), finding.fix
+
+
 def test_the_fix_is_the_persons_own_code() -> None:
     findings = check_text(step("if loss > args.limit:\n    loss = loss * 0.5"), "x.py", RULES)
     assert [one.fix for one in findings] == ["Write `loss = torch.where(loss > args.limit, loss * 0.5, loss)`."]

@@ -275,8 +275,10 @@ _TEST_FILE = re.compile(r"(^|[/\\])(test_[^/\\]*|[^/\\]*_test|conftest)\.py$")
 _HOST_NAMES = re.compile(
     r"^(collate|_collate|\w*_collate(_fn)?$|preprocess|tokenize|compute_metrics|plot|show|visuali[sz]e|load_data|"
     r"make_data|prepare_data|get_data|(get|sample|make|next)_(random_)?batch(es)?$|build_vocab|set_seed|seed_everything|"
-    r"parse_args|transform(s)?$|augment$)"
+    r"parse_args|transform(s)?$|augment$|prepare_mask)"
 )
+# Methods that run once, before a pipeline.
+_PREPARES = re.compile(r"^_?(pre_?process|prepare)_(mask|image|text|audio|video)s?(_|$)")
 
 
 def on_device(ctx: RuleContext) -> bool:
@@ -349,7 +351,7 @@ def _looks_host(function: Function, known_so_far: set[int]) -> bool:
         return True
     if function.outer is not None and id(function.outer) in known_so_far:
         return True
-    if function.name.startswith("test_") and is_test(function.ctx):
+    if function.name.startswith("test_") and is_test_of(function.ctx.program):
         return True
     if function.cls is not None:
         return _is_host_method(function, known_so_far)
@@ -360,9 +362,10 @@ def _looks_host(function: Function, known_so_far: set[int]) -> bool:
     return _is_called_on_host(function, known_so_far)
 
 
-def is_test(ctx: RuleContext) -> bool:
-    """Whether this is a test of pytest or unittest, unlike `test_step` of a training program."""
-    return bool(_TEST_FILE.search(ctx.cell.path)) or ctx.program.uses("pytest") or ctx.program.uses("unittest")
+def is_test_of(program: CheckedProgram) -> bool:
+    """Whether this is a test of pytest, unittest or absl, unlike `test_step` of a training program."""
+    named = any(_TEST_FILE.search(cell.path) for cell in program.cells)
+    return named or any(program.uses(name) for name in ("pytest", "unittest", "absl.testing"))
 
 
 def _is_host_method(function: Function, known_so_far: set[int]) -> bool:
@@ -378,7 +381,9 @@ def _is_host_method(function: Function, known_so_far: set[int]) -> bool:
         return True
     if function.name == "__call__" and [one.arg for one in function.parameters][1:2] in _SAMPLES:
         return True
-    return not function.has_step and _is_called_on_host(function, known_so_far)
+    return not function.has_step and (
+        bool(_PREPARES.match(function.name)) or _is_called_on_host(function, known_so_far)
+    )
 
 
 def _is_called_on_host(function: Function, known_so_far: set[int]) -> bool:

@@ -117,3 +117,44 @@ def gathered(model, loader):
     for batch in loader:
         kept.append(batch.target.cpu())
     return torch.cat(kept).numpy()  # ok: TPU102
+
+
+class Images:
+    """What a pipeline does once, before it runs the model."""
+
+    def __init__(self, timesteps, ratio):
+        self.timesteps = torch.linspace(0, 999, timesteps)
+        self._set_limits(ratio)
+
+    def _set_limits(self, ratio):
+        self.most = min(self.timesteps[int(ratio * 10)], 999)  # ok: TPU101
+        self.least = self.timesteps.min().item()  # ok: TPU102
+
+    def preprocess_mask_image(self, mask: torch.Tensor):
+        mask[mask < 0.5] = 0  # ok: TPU202
+        return mask
+
+    def encode_prompt(self, prompt, tokenizer, encoder):
+        given = tokenizer(prompt, padding="max_length", return_tensors="pt").input_ids
+        untruncated = tokenizer(prompt, padding="longest", return_tensors="pt").input_ids  # ok: TPU301
+        if untruncated.shape[-1] >= given.shape[-1] and not torch.equal(given, untruncated):
+            print("cut off:", tokenizer.batch_decode(untruncated[:, 77:]))
+        return encoder(given.to(device))
+
+
+def converted(weights: dict[str, torch.Tensor], model):
+    weights = weights.get("model", weights)
+    result = {}
+    for key, value in weights.items():
+        if key.endswith("position_table"):  # ok: TPU101
+            value = value.flatten()
+        result[key] = value
+    return result
+
+
+def spectrum(x, length, window):
+    if window == "hann":
+        window = torch.hann_window(length, device=x.device)
+    if window.shape[-1] != length:  # ok: TPU101
+        raise ValueError(f"The window has not {length} elements.")
+    return torch.stft(x, length, window=window, return_complex=True)

@@ -73,3 +73,20 @@ def train(model, optimizer, loader):
 
 def label(index):
     return CLASSES[index]  # ok: TPU104
+
+
+class LastState(nn.Module):
+    def forward(self, hidden, lengths, index, scores):
+        rows = []
+        for i in range(hidden.shape[0]):
+            rows.append(hidden[i, lengths[i] - 1])  # TPU104: depends on the value of lengths[i] - 1
+            rows.append(hidden[i, index[i]])  # ok: TPU104
+        best = scores.argmax()
+        rows.append(hidden[best])  # TPU104: The item of hidden[best] depends on the value of best
+        rows.append(hidden[torch.argmax(scores)])  # TPU104: torch.argmax(scores)
+        rows.append(hidden[scores.argmax(dim=-1)].mean(0))  # ok: TPU104
+        rows.append(hidden[best[None]].squeeze(0))  # ok: TPU104
+        places = torch.arange(hidden.shape[0], device=hidden.device)
+        last = hidden[places, lengths - 1]  # ok: TPU104
+        first = hidden.gather(1, (lengths - 1)[:, None, None])  # ok: TPU104
+        return torch.stack(rows), last, first

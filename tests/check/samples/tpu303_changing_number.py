@@ -3,6 +3,7 @@
 import math
 import random
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 import torch_xla
@@ -185,3 +186,46 @@ class Flipped(torch.utils.data.Dataset):
     def __getitem__(self, index):
         x = torch.randn(3, 8, 8)
         return x.flip(-1) if random.random() < 0.5 else x  # ok: TPU303
+
+
+def crop_size():
+    return random.choice(SIZES)
+
+
+def random_box(height, width, share):
+    cut = int(width * share)
+    x, y = np.random.randint(width), np.random.randint(height)
+    left, right = np.clip(x - cut // 2, 0, width), np.clip(x + cut // 2, 0, width)
+    return left, y, right, height
+
+
+def fixed_box(height, width):
+    return 0, 0, width // 2, height // 2
+
+
+def is_dropped():
+    return random.random() < 0.1
+
+
+def mixed(model, optimizer, loader):
+    for images, labels in loader:
+        images, labels = images.to(device), labels.to(device)
+        left, top, right, bottom = random_box(32, 32, 0.5)
+        images[:, :, :, left:right] = images.flip(0)[:, :, :, left:right]  # TPU303: left
+        whole = images[:, :, :bottom]  # ok: TPU303
+        small = F.interpolate(images, size=crop_size())  # TPU303: crop_size()
+        a, b, c, d = fixed_box(32, 32)
+        corner = images[:, :, b:d, a:c]  # ok: TPU303
+        widths = [random.randint(8, 16) for _ in range(2)]
+        first = images[..., : widths[0]]  # TPU303: widths[0]
+        for width in widths:
+            first = first + images[..., :width].mean()  # TPU303: width
+        for width in (8, 16):
+            first = first + images[..., :width].mean()  # ok: TPU303
+        if is_dropped():  # TPU303: is_dropped(), a random number
+            whole = whole * 2
+        loss = model(whole).mean() + small.mean() + corner.mean() + first.mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch_xla.sync()

@@ -152,3 +152,22 @@ def decoded_in_each_step(model, optimizer, loader):
         loss.backward()
         optimizer.step()
         torch_xla.sync()
+
+
+class Up(torch.nn.Module):
+    def __init__(self, blocks, skips):
+        super().__init__()
+        self.blocks, self.skips, self.checkpointed = torch.nn.ModuleList(blocks), torch.nn.ModuleList(skips), False
+
+    def forward(self, x, earlier, with_skips):
+        for block, skip in zip(self.blocks, self.skips):
+            x = torch.cat([x, earlier[-1]], dim=1)  # ok: TPU304
+            if self.checkpointed:
+                x = torch.utils.checkpoint.checkpoint(block, x)
+            else:
+                x = block(x)
+            if with_skips:
+                earlier = torch.cat([earlier, skip(x)], dim=1)  # ok: TPU304
+            if with_skips:
+                earlier = block(earlier)
+        return x

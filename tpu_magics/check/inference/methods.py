@@ -318,8 +318,8 @@ METHODS: dict[str, _Method] = {
 
 def _encoded(walk: Evaluator, node: ast.Call, callee: AbstractValue, arguments: Arguments) -> AbstractValue:
     tensors = any(one.arg == "return_tensors" for one in node.keywords)
-    kind = BATCH if tensors else LIST
-    return AbstractValue(kind, lib="torch" if tensors else "", creator=node, creator_ctx=walk.ctx, name="tokenizer")
+    made = AbstractValue(BATCH, lib="torch", where="host") if tensors else AbstractValue(LIST)
+    return made.with_(creator=node, creator_ctx=walk.ctx, name="tokenizer")
 
 
 def _collated(walk: Evaluator, node: ast.Call, callee: AbstractValue, arguments: Arguments) -> AbstractValue:

@@ -172,9 +172,9 @@ def _in_trainer(function: Function) -> bool:
 
 
 def _in_callback(function: Function) -> bool:
-    """Whether this is a hook of a Keras callback: `on_batch_end(self, batch, logs)` is given the batch's number."""
+    """Whether this is a method of a Keras callback: `on_batch_end(self, batch, logs)` is given the batch's number."""
     bases = function.cls.all_bases() if function.cls is not None else ()
-    return function.name.startswith("on_") and any("keras" in base and base.endswith("Callback") for base in bases)
+    return any("keras" in base and base.endswith("Callback") for base in bases)
 
 
 def _plainly(name: str, default: ast.expr | None, evidence: dict[str, int]) -> bool:
@@ -272,7 +272,8 @@ _TAKE_ANYTHING = frozenset(
      "manual_seed", "zeros", "ones", "empty", "full", "rand", "randn", "randint", "randperm", "arange", "eye",
      "linspace", "logspace", "Size", "set_num_threads", "dtype", "finfo", "iinfo", "compile", "fill", "range",
      "xla_device", "function", "Variable", "TensorSpec", "print", "rendezvous", "master_print", "optimizer_step",
-     "save", "get_ordinal")
+     "save", "get_ordinal", "hann_window", "hamming_window", "blackman_window", "bartlett_window", "kaiser_window",
+     "tril_indices", "triu_indices")
 )  # fmt: skip
 _LIBRARIES = frozenset(
     ("torch", "torch.nn.functional", "torch.linalg", "tensorflow", "tensorflow.math", "tensorflow.nn",

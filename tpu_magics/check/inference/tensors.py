@@ -109,6 +109,9 @@ def dtype_of(value: AbstractValue) -> str:
     return "float" if last.startswith(("float", "bfloat", "half", "double")) else ""
 
 
+_OF_DICTS = ("items", "keys", "values")
+
+
 def tensor_method(
     walk: Evaluator, node: ast.Call, value: AbstractValue, method: str, arguments: Arguments
 ) -> AbstractValue:
@@ -119,6 +122,8 @@ def tensor_method(
         return A_SHAPE
     if method.startswith("get_"):
         return UNKNOWN_VALUE  # `cache.get_seq_length()`: not a tensor
+    if method in _OF_DICTS:
+        return AbstractValue(LIST, item=UNKNOWN_VALUE)  # what it is called on is one
     if method in stubs.TENSOR_READS:
         return AbstractValue(
             NUMBER,

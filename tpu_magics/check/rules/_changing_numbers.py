@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tpu_magics.check.inference.values import (
     ARRAY,
     BATCH,
+    FUNCTION,
     LIST,
     LOADER,
     NUMBER,
@@ -65,17 +66,25 @@ def _outside_of_loops(body: list[ast.stmt]) -> Iterator[ast.AST]:
 
 _FAR = 8
 _COUNTS = ("builtins.range", "builtins.enumerate", "tqdm.trange", "itertools.count")
-_RANDOM = ("random.", "numpy.random.", "time.")
+_CLOCKS = ("time.time", "time.perf_counter", "time.monotonic")
 _DRAWS = frozenset(
     ("randint", "random", "uniform", "choice", "randrange", "gauss", "triangular", "betavariate", "normalvariate",
-     "rand", "randn", "beta", "normal", "time", "perf_counter", "monotonic")
+     "rand", "randn", "beta", "normal")
 )  # fmt: skip
 _KINDS = (NUMBER, UNKNOWN)
 # Functions whose result depends only on their arguments.
 _NUMERIC = frozenset(
     ("int", "float", "round", "min", "max", "abs", "sum", "pow", "math.ceil", "math.floor", "math.sqrt", "math.exp",
-     "math.cos", "math.sin", "math.log", "math.pow", "divmod")
+     "math.cos", "math.sin", "math.log", "math.pow", "divmod", "numpy.clip", "numpy.sqrt", "numpy.ceil", "numpy.floor",
+     "numpy.round", "numpy.minimum", "numpy.maximum", "numpy.int64", "numpy.int32", "numpy.int_")
 )  # fmt: skip
+
+
+class Unpacked(NamedTuple):
+    """What a name gets from `a, b = value`."""
+
+    value: ast.expr
+    position: int
 
 
 class StepScope:
@@ -85,7 +94,7 @@ class StepScope:
         self.ctx = ctx
         self.loop = loop
         self.given = dict(_assignments(loop.node.body if loop is not None else _body(ctx.function)))
-        self.inner = {name for one in _inner_loops(ctx, loop) for name in _targets(one)}
+        self.inner = {name: one for one in _inner_loops(ctx, loop) for name in _targets(one)}
 
 
 def _body(function: Function | None) -> list[ast.stmt]:
@@ -122,14 +131,16 @@ def _targets(node: ast.AST) -> set[str]:
     return {one.id for one in nodes_of(target) if isinstance(one, ast.Name)} if target is not None else set()
 
 
-def _assignments(body: list[ast.stmt]) -> Iterator[tuple[str, list[ast.AST]]]:
-    result: dict[str, list[ast.AST]] = {}
+def _assignments(body: list[ast.stmt]) -> Iterator[tuple[str, list[ast.AST | Unpacked]]]:
+    result: dict[str, list[ast.AST | Unpacked]] = {}
     for node in own_statements(body):
         if isinstance(node, ast.AugAssign):
             result.setdefault(_dotted(node.target), []).append(node)
         elif isinstance(node, ast.Assign):
             for target in node.targets:
                 result.setdefault(_dotted(target), []).append(node.value)
+                for position, one in enumerate(target.elts if isinstance(target, ast.Tuple) else ()):
+                    result.setdefault(_dotted(one), []).append(Unpacked(node.value, position))
         elif isinstance(node, ast.AnnAssign) and node.value is not None:
             result.setdefault(_dotted(node.target), []).append(node.value)
     return iter(result.items())
@@ -156,7 +167,9 @@ def _changes(scope: StepScope, node: ast.AST, far: int) -> bool:
     if isinstance(node, ast.Attribute):
         return _attribute_changes(scope, node)
     if isinstance(node, ast.Subscript):
-        return _changes(scope, node.slice, far - 1) and scope.ctx.value(node.value).kind in (LIST, NUMBER, UNKNOWN)
+        if scope.ctx.value(node.value).kind not in (LIST, NUMBER, UNKNOWN):
+            return False
+        return _changes(scope, node.slice, far - 1) or _items_change(scope, node.value, far - 1)
     if isinstance(node, (ast.BinOp, ast.UnaryOp, ast.IfExp, ast.Compare)):
         return any(_changes(scope, one, far - 1) for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr))
     return False
@@ -165,7 +178,8 @@ def _changes(scope: StepScope, node: ast.AST, far: int) -> bool:
 def _name_changes(scope: StepScope, node: ast.Name, far: int) -> bool:
     name = node.id
     if name in scope.inner:
-        return False
+        loop = scope.inner[name]
+        return isinstance(loop, ast.For) and _items_change(scope, loop.iter, far)
     given = scope.given.get(name)
     if given is not None:
         return any(_given_changes(scope, name, one, far) for one in given)
@@ -174,13 +188,37 @@ def _name_changes(scope: StepScope, node: ast.Name, far: int) -> bool:
     return _parameter_changes(scope, name, far)
 
 
-def _given_changes(scope: StepScope, name: str, given: ast.AST, far: int) -> bool:
+def _items_change(scope: StepScope, node: ast.expr, far: int) -> bool:
+    """Whether it is a list, or a name for one, whose items are drawn anew in each step."""
+    if isinstance(node, ast.Name) and far:
+        return any(isinstance(one, ast.expr) and _items_change(scope, one, far - 1) for one in _given(scope, node.id))
+    if isinstance(node, (ast.ListComp, ast.GeneratorExp)):
+        return _changes(scope, node.elt, far)
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return any(_changes(scope, one, far) for one in node.elts)
+    return isinstance(node, ast.Call) and _call_changes(scope, node, far)
+
+
+def _given(scope: StepScope, name: str) -> list[ast.AST | Unpacked]:
+    return scope.given.get(name, [])
+
+
+def _given_changes(scope: StepScope, name: str, given: ast.AST | Unpacked, far: int) -> bool:
+    if isinstance(given, Unpacked):
+        return _item_changes(scope, given, far)
     if isinstance(given, ast.AugAssign):
         # Counted up but never reset in the step, so it changes from step to step.
         return len(scope.given[name]) == 1 and scope.loop is not None and scope.ctx.value(given.target).kind in _KINDS
     if any(_dotted(one) == name for one in nodes_of(given)):
         return False
     return _changes(scope, given, far)
+
+
+def _item_changes(scope: StepScope, given: Unpacked, far: int) -> bool:
+    value = given.value
+    if isinstance(value, (ast.Tuple, ast.List)):
+        return given.position < len(value.elts) and _changes(scope, value.elts[given.position], far)
+    return isinstance(value, ast.Call) and _call_changes(scope, value, far, given.position)
 
 
 def _goes_over_numbers(scope: StepScope, name: str) -> bool:
@@ -250,35 +288,80 @@ def _runs_in_step(method: Function) -> bool:
     return method.steps or any(call.ctx.in_step and not call.ctx.every_n for call in method.callers)
 
 
-def _call_changes(scope: StepScope, node: ast.Call, far: int) -> bool:
+def _call_changes(scope: StepScope, node: ast.Call, far: int, position: int | None = None) -> bool:
+    """`position`: of the item of its result."""
     ctx = scope.ctx
     name = ctx.name(node)
-    if name.startswith(_RANDOM):
-        return name.rpartition(".")[2] in _DRAWS and not any(one.arg == "size" for one in node.keywords)
+    if name in _CLOCKS or _draws(node, ctx):
+        return True
     if name.removeprefix("builtins.") in _NUMERIC:
         return any(_changes(scope, one, far) for one in node.args)
+    if (function := _own_function(node, ctx)) is not None:
+        return far > 0 and _returns_change(function, far, position)
     receiver, method = ctx.method(node)
     return method == "get_last_lr" and receiver.kind == "scheduler"
 
 
+def _own_function(node: ast.Call, ctx: RuleContext) -> Function | None:
+    """The function of this program that is called."""
+    value = ctx.value(node.func)
+    return value.ref if value.kind == FUNCTION and hasattr(value.ref, "calls") else None
+
+
+def _returns_change(function: Function, far: int, position: int | None) -> bool:
+    """Whether a function of this program returns a number that it draws at random."""
+    if not function.calls:
+        return False
+    inside = StepScope(function.calls[0].ctx, None)
+    for value in _returned(function):
+        parts = value.elts if isinstance(value, ast.Tuple) else [value]
+        if position is not None and isinstance(value, ast.Tuple):
+            parts = parts[position : position + 1]
+        if any(_changes(inside, one, far - 1) or _items_change(inside, one, far - 1) for one in parts):
+            return True
+    return False
+
+
+def _returned(function: Function) -> list[ast.expr]:
+    if isinstance(function.node, ast.Lambda):
+        return [function.node.body]
+    returns = (one for one in own_statements(function.node.body) if isinstance(one, ast.Return))
+    return [one.value for one in returns if one.value is not None]
+
+
 def random_draw(node: ast.expr, ctx: RuleContext) -> ast.expr | None:
-    """The part of a condition that Python or NumPy draws at random, also by a name of the same function."""
+    """The part of a condition that Python or NumPy draws at random, also by a name of the same function or in a
+    function of this program."""
     for one in nodes_of(node):
-        if isinstance(one, ast.Call) and _draws(one, ctx):
+        if isinstance(one, ast.Call) and _is_drawn(one, ctx):
             return one
         if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load):
             given = definitions(ctx).get(one.id, [])
             if given and all(
-                not item and any(isinstance(part, ast.Call) and _draws(part, ctx) for part in nodes_of(value))
+                not item and any(isinstance(part, ast.Call) and _is_drawn(part, ctx) for part in nodes_of(value))
                 for value, item in given
             ):
                 return one
     return None
 
 
+def _is_drawn(node: ast.Call, ctx: RuleContext) -> bool:
+    if _draws(node, ctx):
+        return True
+    function = _own_function(node, ctx)
+    if function is None or not function.calls:
+        return False
+    inside = function.calls[0].ctx
+    parts = (part for value in _returned(function) for part in nodes_of(value))
+    return any(isinstance(part, ast.Call) and _draws(part, inside) for part in parts)
+
+
 def _draws(node: ast.Call, ctx: RuleContext) -> bool:
-    name = ctx.name(node)
-    return name.startswith(("random.", "numpy.random.")) and name.rpartition(".")[2] in _DRAWS
+    """One random number; `size=` makes an array of them."""
+    owner, _, last = ctx.name(node).rpartition(".")
+    return (
+        owner in ("random", "numpy.random") and last in _DRAWS and not any(one.arg == "size" for one in node.keywords)
+    )
 
 
 def _parameter_changes(scope: StepScope, name: str, far: int) -> bool:

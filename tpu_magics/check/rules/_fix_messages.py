@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tpu_magics.check.finding import Edit
 from tpu_magics.check.inference.stubs import is_torch_loss
 from tpu_magics.check.inference.values import NUMBER, TENSOR
-from tpu_magics.check.rules import _tensor_values
+from tpu_magics.check.rules import _masks, _tensor_values
 
 if TYPE_CHECKING:
     from tpu_magics.check.rule_context import RuleContext
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 _TORCH = "torch"
 _TF = "tf"
 _CHOOSE = {
-    _TORCH: "Compute both sides and choose with `torch.where(condition, a, b)`.",
-    _TF: "Compute both sides and choose with `tf.where(condition, a, b)`, or use `tf.cond`.",
+    _TORCH: "Compute both sides, in one shape, and choose with `torch.where(condition, a, b)`.",
+    _TF: "Compute both sides, in one shape, and choose with `tf.where(condition, a, b)`, or use `tf.cond`.",
 }
 _LEAVE = {
     _TORCH: "Check this every N steps (`if step % 100 == 0:`), or after the step with `xm.add_step_closure`.",
@@ -64,7 +64,7 @@ def fix_message(node: ast.AST, needed: ast.expr, ctx: RuleContext, tf: bool) -> 
     """One imperative sentence, with the rewritten code where it is known."""
     xp = _TF if tf else _TORCH
     rewritten = choice(node, ctx)
-    if rewritten:
+    if rewritten and _has_one_shape(node, ctx):
         indicator = ", or multiply by an indicator (`tf.cast(condition, tf.float32)`)" if tf else ""
         return f"Write `{rewritten}`{indicator}."
     if not tf and _tensor_values.in_module(ctx) and (message := _in_module(node)):
@@ -80,6 +80,13 @@ def fix_message(node: ast.AST, needed: ast.expr, ctx: RuleContext, tf: bool) -> 
             xp=xp, needed=_tensor_values.full_source(needed, ctx) or "t", **_WORDS[xp]
         )
     return _CHOOSE[xp]
+
+
+def _has_one_shape(node: ast.AST, ctx: RuleContext) -> bool:
+    """Whether both sides of the branch are known to be alike: `where` gives what the branch gave."""
+    parts = _parts(node)
+    sides = [] if parts is None else [one for one in parts[1:] if ctx.value(one).kind != NUMBER]
+    return len(sides) < 2 or _masks.same_shape(sides[0], sides[1], ctx, _masks.HERE)
 
 
 def _in_module(node: ast.AST) -> str:

@@ -237,9 +237,24 @@ def _grows_in_step(ctx: RuleContext) -> bool:
 
 def _is_reassigned(written: str, node: ast.Assign, loop: Loop) -> bool:
     """Whether each iteration of the loop starts with a new tensor of that name."""
-    if _is_target(loop.node, written) or any(_assigns(one, written) for one in loop.node.body if one is not node):
+    tests = {ast.unparse(one.test) for one in nodes_of(loop.node) if isinstance(one, ast.If) and _holds(one, node)}
+    if _is_target(loop.node, written) or any(_surely_assigns(one, written, node, tests) for one in loop.node.body):
         return True
     return _rebinds_before(loop.node.body, written, node)
+
+
+def _surely_assigns(line: ast.stmt, written: str, node: ast.Assign, tests: set[str]) -> bool:
+    """Whether a statement, other than the node, assigns the name whenever the node runs, under the node's `tests`."""
+    if isinstance(line, ast.If):
+        blocks = [line.body] if ast.unparse(line.test) in tests else [line.body, line.orelse]
+        return all(any(_surely_assigns(one, written, node, tests) for one in each) for each in blocks)
+    if isinstance(line, (ast.With, ast.AsyncWith, ast.Try)):
+        return any(_surely_assigns(one, written, node, tests) for one in line.body)
+    return line is not node and _assigns(line, written)
+
+
+def _holds(line: ast.If, node: ast.AST) -> bool:
+    return any(part is node for one in line.body for part in nodes_of(one))
 
 
 def _rebinds_before(block: Sequence[ast.stmt], written: str, node: ast.Assign) -> bool:

@@ -82,18 +82,21 @@ def without_mask(node: ast.expr, base: ast.expr, mask: ast.expr, ctx: RuleContex
 
 _NUMBER_NAME = re.compile(r"(_id|_idx|_index|_token)$|^[A-Z][A-Z_0-9]+$")
 _DEEPEST = 6  # names followed from one to the next
+HERE = -1
+_NO_TENSORS = ("dtype", "device", "p", "training", "dim", "approximate")
 _POINTWISE = frozenset(
     ("abs", "neg", "exp", "log", "log1p", "sqrt", "rsqrt", "square", "sign", "sigmoid", "tanh", "relu", "isnan",
      "isinf", "isfinite", "bool", "float", "double", "half", "int", "long", "detach", "clone", "contiguous",
      "logical_not", "logical_and", "logical_or", "logical_xor", "eq", "ne", "lt", "le", "gt", "ge", "zeros_like",
-     "ones_like")
+     "ones_like", "clamp", "clip", "where", "maximum", "minimum", "dropout", "gelu", "silu", "softmax", "log_softmax")
 )  # fmt: skip
 
 
-def same_shape(one: ast.expr, other: ast.expr, ctx: RuleContext) -> bool:
-    """Whether two tensors are known to have one shape: both are computed element by element from the same tensor."""
-    shape = _shape(one, ctx, _DEEPEST)
-    return bool(shape) and shape == _shape(other, ctx, _DEEPEST)
+def same_shape(one: ast.expr, other: ast.expr, ctx: RuleContext, deepest: int = _DEEPEST) -> bool:
+    """Whether two tensors are known to have one shape: both are computed element by element from the same tensor.
+    With HERE both stand at one place, so that each name is one tensor."""
+    shape = _shape(one, ctx, deepest)
+    return bool(shape) and shape == _shape(other, ctx, deepest)
 
 
 def _shape(node: ast.expr, ctx: RuleContext, deeper: int) -> str:
@@ -114,6 +117,8 @@ def _shape(node: ast.expr, ctx: RuleContext, deeper: int) -> str:
 def _shape_of_part(node: ast.Attribute | ast.Subscript, ctx: RuleContext, deeper: int) -> str:
     """`self.mask`, `batch["labels"]`: as long as neither it nor what it belongs to is assigned anew."""
     text, owner = ctx.source(node), node.value
+    if deeper == HERE:
+        return text
     known = (isinstance(owner, ast.Name) and _is_bound_once(owner.id, ctx)) or bool(_shape(owner, ctx, deeper))
     return text if known and text not in _assigned(ctx) else ""
 
@@ -127,6 +132,8 @@ def _is_bound_once(name: str, ctx: RuleContext) -> bool:
 
 def _shape_of_name(node: ast.Name, ctx: RuleContext, deeper: int) -> str:
     given = _shapes.definitions(ctx).get(node.id, [])
+    if deeper == HERE:
+        return node.id
     if deeper == 0 or not _is_bound_once(node.id, ctx):
         return ""
     value, is_item = given[0] if given else (node, True)
@@ -138,11 +145,14 @@ def _shape_of_call(node: ast.Call, ctx: RuleContext, deeper: int) -> str:
     if name.removeprefix(_FUNCTIONAL) in _CLASSES and ctx.constant(ctx.argument(node, "reduction")) == "none":
         target = ctx.argument(node, "target", 1)
         return "" if target is None else _shape(target, ctx, deeper)
-    if name.startswith("torch.") and name.rpartition(".")[2] in _POINTWISE:
-        return _common(node.args, ctx, deeper)
-    if isinstance(node.func, ast.Attribute) and node.func.attr in _POINTWISE:
-        return _common([node.func.value, *node.args], ctx, deeper)
-    return ""
+    of_torch = name.startswith("torch.") and name.rpartition(".")[2] in _POINTWISE
+    of_tensor = isinstance(node.func, ast.Attribute) and node.func.attr in _POINTWISE and not name
+    if not of_torch and not of_tensor:
+        return ""
+    given = [*node.args, *(one.value for one in node.keywords if one.arg not in _NO_TENSORS)]
+    if of_tensor and isinstance(node.func, ast.Attribute):
+        given.append(node.func.value)
+    return _common(given, ctx, deeper)
 
 
 def _common(nodes: Sequence[ast.expr], ctx: RuleContext, deeper: int) -> str:

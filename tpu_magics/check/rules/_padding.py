@@ -136,6 +136,34 @@ _STRATEGIES = {
 }
 
 
+def is_only_looked_at(node: ast.Call, ctx: RuleContext) -> bool:
+    """Whether the tokenizer's result stays on the host: its shape is read, it is compared, or decoded to text again."""
+    for outer in ctx.parents(node):
+        if isinstance(outer, ast.Assign) and isinstance(outer.targets[0], ast.Name) and ctx.function is not None:
+            name = outer.targets[0].id
+            names = [one for one in nodes_of(ctx.function.node) if isinstance(one, ast.Name) and one.id == name]
+            used = [one for one in names if isinstance(one.ctx, ast.Load)]
+            return bool(used) and all(_looks(one, ctx) for one in used)
+        if not isinstance(outer, (ast.Attribute, ast.Subscript)):
+            return False
+    return False
+
+
+_LOOKS = frozenset(("equal", "len", "decode", "batch_decode", "print"))
+
+
+def _looks(use: ast.Name, ctx: RuleContext) -> bool:
+    for outer in ctx.parents(use):
+        if isinstance(outer, ast.Attribute) and outer.attr in ("shape", "input_ids", "size"):
+            if outer.attr != "input_ids":
+                return True
+        elif isinstance(outer, ast.Call):
+            return last_name(outer) in _LOOKS
+        elif not isinstance(outer, ast.Subscript):
+            return False
+    return False
+
+
 # -- padding before the collator --------------------------------------------------------------------------------------
 
 

@@ -119,7 +119,12 @@ def _may_be_in_step(function: Function) -> bool:
     return bool(memo[key])
 
 
+_ONCE = frozenset(("__init__", "__post_init__", "reset_parameters", "init_weights", "_init_weights"))
+
+
 def _has_step_callers(function: Function) -> bool:
+    if function.name in _ONCE:
+        return any(call.ctx.in_step for call in function.callers)
     return not function.callers or any(may_run_each_step(call.ctx) or call.ctx.top_level for call in function.callers)
 
 

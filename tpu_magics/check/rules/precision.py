@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_magics.check.inference.values import BATCH, MODEL, NOTHING, OUTPUT, TENSOR, UNKNOWN
 from tpu_magics.check.rule import Rule
-from tpu_magics.check.rule_context import RuleContext, is_test
+from tpu_magics.check.rule_context import RuleContext, is_test_of
 from tpu_magics.check.rules import _device
 from tpu_magics.check.rules._launches import END, NOTEBOOK, OURS, LaunchSite, launches
 from tpu_magics.check.syntax import nodes_of
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from tpu_magics.check.cells import CodeCell
     from tpu_magics.check.finding import Finding
     from tpu_magics.check.program import CallSite, CheckedProgram, Function
-    from tpu_magics.check.rule_context import RuleContext
 
 
 _FLOAT16 = frozenset(("torch.float16", "torch.half", "tensorflow.float16", "tensorflow.half"))
@@ -38,7 +37,24 @@ def is_float16(node: ast.expr | None, ctx: RuleContext, texts: bool = False) -> 
 def _is_for_other_device(node: ast.AST, ctx: RuleContext) -> bool:
     """As for other rules, but accelerate and the Trainer choose the device, whatever else the program moves."""
     whole = not ctx.program.xla and _device.is_gpu_program(ctx.program)
-    return whole or _device.is_in_other_device_branch(node, ctx)
+    return whole or _device.is_in_other_device_branch(node, ctx) or is_test_of(ctx.program) or _is_chosen(node, ctx)
+
+
+_PRECISIONS = re.compile(r"fp16|half|float16|16-|mixed|precision|upcast|dtype|(^|\W|_)amp(\W|_|$)", re.IGNORECASE)
+
+
+def _is_chosen(node: ast.AST, ctx: RuleContext) -> bool:
+    """Whether a setting that is not known here asks for float16: `if args.fp16:`, `elif precision == "16-mixed":`."""
+    for outer in ctx.parents(node):
+        if isinstance(outer, (ast.If, ast.IfExp)) and not any(part is node for part in nodes_of(outer.test)):
+            written = ast.unparse(outer.test)
+            if (
+                ctx.constant(outer.test) is NOTHING
+                and _PRECISIONS.search(written)
+                and not mentions_gpu(outer.test, ctx)
+            ):
+                return True
+    return False
 
 
 def mentions_gpu(node: ast.expr | None, ctx: RuleContext) -> bool:
@@ -309,8 +325,8 @@ class CudaAmp(Rule):
             loss = model(**batch).loss
     Limitations
         A precision from a configuration file or the command line, or one that is passed through two functions, is
-        unknown. Code under a condition for a GPU, and programs that move everything to "cuda" and do not use XLA, are
-        not reported.
+        unknown. Code under a condition for a GPU or under an option that asks for float16, tests, and programs that
+        move everything to "cuda" and do not use XLA, are not reported.
     """
 
     code = "TPU502"
@@ -471,15 +487,9 @@ class Half(Rule):
 
     def check(self, node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
         result = _half_method(node, ctx) or _half_function(node, ctx)
-        if result is not None and not (_is_for_other_device(node, ctx) or _keeps_dtype(node, ctx) or is_test(ctx)):
+        if result is not None and not _is_for_other_device(node, ctx):
             message, fix = result
             yield ctx.finding(node, message, fix)
-
-
-def _keeps_dtype(node: ast.Call, ctx: RuleContext) -> bool:
-    """`if x.dtype == torch.float16: y = y.half()`: code that keeps the dtype of its input."""
-    tests = [ast.unparse(one.test) for one in ctx.parents(node) if isinstance(one, (ast.If, ast.IfExp))]
-    return any("dtype" in test and ("float16" in test or "half" in test) for test in tests)
 
 
 def _half_method(node: ast.Call, ctx: RuleContext) -> tuple[str, str] | None:

@@ -24,6 +24,7 @@ from tpu_magics.check.inference.values import (
 )
 from tpu_magics.check.program import remembered
 from tpu_magics.check.rule import Rule
+from tpu_magics.check.rule_context import is_test_of
 from tpu_magics.check.rules import _padding, _recompiles, _source
 from tpu_magics.check.rules._changing_numbers import (
     FIX_INDEX,
@@ -120,7 +121,7 @@ class PadToLongest(Rule):
 def _tokenizer_padding(
     node: ast.Call, ctx: RuleContext, result: _padding.PaddingSetting, partial: bool
 ) -> Iterator[Finding]:
-    if not partial and not _recompiles.runs_per_batch(ctx):
+    if not partial and (not _recompiles.runs_per_batch(ctx) or _padding.is_only_looked_at(node, ctx)):
         return
     if _recompiles.is_off_tpu(ctx, node) or _is_padded_by_collator(ctx):
         return
@@ -324,7 +325,7 @@ class ShortLastBatch(Rule):
     why = "A last batch with fewer rows is another input shape, and XLA compiles the whole training step again."
 
     def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
-        if not (program.uses("torch") or program.xla):
+        if not (program.uses("torch") or program.xla) or is_test_of(program):
             return
         for call in program.calls(*LOADERS, BATCH_SAMPLER):
             if (result := _short_loader_batch(call)) is not None:
@@ -470,8 +471,8 @@ class ChangingNumber(Rule):
             rank = torch.arange(4, device=device)
             best = torch.topk(model(x), 4).values * (rank < torch.tensor([1 + step % 4], device=device))
     Limitations
-        Numbers that change once per epoch (one compile per epoch), numbers that are returned by functions, and lists
-        with a different length in each step are not found.
+        Numbers that change once per epoch (one compile per epoch), numbers that functions of other files return, and
+        lists with a different length in each step are not found.
     """
 
     code = "TPU303"
@@ -494,6 +495,8 @@ class ChangingNumber(Rule):
 def _random_branch(node: ast.If | ast.IfExp | ast.For, ctx: RuleContext) -> Iterator[Finding]:
     if not ctx.in_step or ctx.every_n or not ctx.on_device:
         return
+    if isinstance(node, ast.For) and not isinstance(node.iter, (ast.Call, ast.Subscript)):
+        return  # a list of random numbers has the same number of them
     drawn = random_draw(node.iter if isinstance(node, ast.For) else node.test, ctx)
     if drawn is None or not _decides(node, ctx):
         return
@@ -841,6 +844,8 @@ class TfRemainder(Rule):
 
     def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
         if not (program.uses("tensorflow") or program.uses("keras") or program.uses("datasets")):
+            return
+        if is_test_of(program):
             return
         for method in _BATCH_METHODS:
             for call in program.methods(method, TFDATA):

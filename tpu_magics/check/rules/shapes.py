@@ -377,6 +377,8 @@ def _has_size(node: ast.Call, last: str, ctx: RuleContext, of_method: bool) -> b
 Sizes = Callable[[ast.Call, "RuleContext"], list[ast.expr]]
 
 _MASK_FIX = "Use the full size and mask the elements beyond it: `torch.arange(size, device=device) < n`."
+_PIECES_FIX = "Give the pieces sizes that are Python numbers: pad each to one size, and mask what is beyond its own."
+_SPLITS = ("split", "tensor_split", "chunk")
 _PACK_FIX = (
     "Run the network on the padded batch and mask its outputs: "
     "`torch.arange(length, device=device) < lengths[:, None]`."
@@ -524,7 +526,10 @@ def _check_slices(node: ast.Subscript, ctx: RuleContext) -> Iterator[Finding]:
     tf = _shapes.is_tf(ctx, base, ctx.value(by))
     places = "tf.range(size)" if tf else "torch.arange(size, device=device)"
     kept = _shapes.short(ctx, node.value, "the tensor")
-    fix = f"Keep all of {kept} and mask the other elements: `{places} < {whose}`."
+    fix = f"Keep all of {kept} and mask the other elements"
+    if inside := _inside(node, places, ctx):
+        fix += f": `{inside}`"
+    fix += "."
     yield ctx.finding(
         node, f"The bounds of {what} depend on the value of {whose}.", fix, why=_shapes.WHY_TF if tf else None
     )
@@ -536,6 +541,27 @@ def _bound_of_data(node: ast.Subscript, ctx: RuleContext) -> ast.expr | None:
     slices = [one for one in items if isinstance(one, ast.Slice)]
     bounds = [bound for one in slices for bound in (one.lower, one.upper, one.step) if bound is not None]
     return next((_unsigned_bound(one) for one in bounds if is_of_data(one, ctx)), None)
+
+
+def _inside(node: ast.Subscript, places: str, ctx: RuleContext) -> str:
+    """Which positions the slice keeps, as a mask; "" for more than one slice with such bounds, and for steps."""
+    items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    slices = [one for one in items if isinstance(one, ast.Slice)]
+    moving = [one for one in slices if any(bound and is_of_data(bound, ctx) for bound in (one.lower, one.upper))]
+    if len(moving) != 1 or moving[0].step is not None:
+        return ""
+    parts = [
+        f"{places} {sign} {_position(bound, ctx)}"
+        for sign, bound in ((">=", moving[0].lower), ("<", moving[0].upper))
+        if bound is not None and ctx.constant(bound) != 0
+    ]
+    return parts[0] if len(parts) == 1 else " & ".join(f"({one})" for one in parts)
+
+
+def _position(bound: ast.expr, ctx: RuleContext) -> str:
+    """`size - n` of `x[-n:]`."""
+    text = _shapes.atom(ctx, _unsigned_bound(bound), "n")
+    return text if _unsigned_bound(bound) is bound else f"size - {text}"
 
 
 def _is_reported_outside(node: ast.Subscript, ctx: RuleContext) -> bool:
@@ -619,9 +645,8 @@ def _check_sizes(node: ast.Call, last: str, where: Sizes, ctx: RuleContext) -> I
     if by is None or (last == _BY_COUNT and _shapes.is_array(ctx.value(by))):
         return
     what, whose = _shapes.short(ctx, node, f"the result of {last}"), _shapes.short(ctx, by, "a value")
-    yield ctx.finding(
-        node, f"The shape of {what} depends on the value of {whose}.", _MASK_FIX.replace("< n`", f"< {whose}`")
-    )
+    fix = _PIECES_FIX if last in _SPLITS else _MASK_FIX.replace("< n`", f"< {whose}`")
+    yield ctx.finding(node, f"The shape of {what} depends on the value of {whose}.", fix)
 
 
 _REPEATS = ("torch.repeat_interleave", "torch.Tensor.repeat_interleave", "tensorflow.repeat")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tpu_magics.check.inference.values import CLASS, INSTANCE, MODEL, STRATEGY, TFDATA, UNKNOWN
 from tpu_magics.check.program import RESOLVERS
 from tpu_magics.check.rule import Rule
+from tpu_magics.check.rule_context import is_test_of
 from tpu_magics.check.rules import _device, _source, _tensorflow
 from tpu_magics.check.rules._tensorflow import IN, OUT
 
@@ -135,6 +136,8 @@ class JitCompileMissing(Rule):
     def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
         compiles = [call for call in program.methods("compile", MODEL) if call.receiver.lib == "tf"]
         if not compiles or program.looks_for_tpu or _is_distributed(program) or not _mentions_tpus(program):
+            return
+        if is_test_of(program):
             return
         if any(cell.magic == "tpu_train" for cell in program.cells):  # sets it, and removes it on a TPU
             return

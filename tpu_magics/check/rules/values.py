@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.inference.values import ARRAY, BATCH, LIST, MODEL, TENSOR, AbstractValue
+from tpu_magics.check.inference.values import ARRAY, BATCH, LIST, MODEL, NUMBER, TENSOR, AbstractValue
 from tpu_magics.check.rule import Rule
-from tpu_magics.check.rules import _fix_messages, _tensor_values, _truthiness
+from tpu_magics.check.rules import _fix_messages, _shapes, _tensor_values, _truthiness
 from tpu_magics.check.syntax import nodes_of
 
 if TYPE_CHECKING:
@@ -389,11 +390,12 @@ _SEQUENCES = ("torch.nn.ModuleList", "torch.nn.ParameterList", "builtins.range",
 
 
 class LoopOverValue(Rule):
-    """A loop or a list index that depends on a tensor's value.
+    """A loop or an index that depends on a tensor's value.
 
     What it does
         Reports `range(t)`, also of a number that was read from a tensor; a Python list, tuple, `nn.ModuleList` or NumPy
-        array that is indexed or sliced with a tensor; a list that is repeated by a tensor.
+        array that is indexed or sliced with a tensor; a tensor that is indexed with a tensor of no dimension
+        (`out[i, lengths[i] - 1]`), whose value torch reads; a list that is repeated by a tensor.
     Why this is bad
         Python needs the number, so XLA must run the graph so far and pass the value to Python. Each new number of
         iterations, and each item that is chosen, is another graph to compile.
@@ -405,9 +407,11 @@ class LoopOverValue(Rule):
         for i in range(x.shape[1]):  # a shape is known before anything runs
             hidden = torch.where((i < lengths)[:, None], cell(x[:, i], hidden), hidden)
         out = (torch.stack([expert(hidden) for expert in experts]) * one_hot_route).sum(0)
+        last = hidden[torch.arange(len(lengths), device=hidden.device), lengths - 1]  # an index for each row
     Limitations
-        Lists that are returned by functions in other files are not checked. A loop over a tensor's rows is unrolled and
-        reads no value.
+        A tensor is known to have no dimension where it is reduced as a whole (`x.argmax()`), or is an item of a tensor
+        that is named as lengths are or is made with one dimension. Lists that are returned by functions in other files
+        are not checked. A loop over a tensor's rows is unrolled and reads no value.
     """
 
     code = "TPU104"
@@ -434,7 +438,7 @@ class LoopOverValue(Rule):
                 _MESSAGES[type(node)].format(
                     _tensor_values.short_source(node, ctx), _tensor_values.short_source(needed, ctx)
                 ),
-                _loop_fix(node),
+                _loop_fix(node, needed, ctx),
             )
 
 
@@ -464,11 +468,54 @@ def _of_index(node: ast.Subscript, ctx: RuleContext) -> ast.expr | None:
     if not isinstance(node.ctx, ast.Load):
         return None
     inside = node.slice
+    if _tensor_values.is_readable(ctx.value(node.value), ctx):
+        return _single_index(inside, ctx)
     parts = [inside.lower, inside.upper, inside.step] if isinstance(inside, ast.Slice) else [inside]
     result = next((one for one in parts if one is not None and _tensor_values.is_computed(ctx.value(one), ctx)), None)
     if result is None or _is_random(result, ctx):
         return None
     return result if _is_sequence(ctx.value(node.value)) else None
+
+
+_WHOLE = frozenset(("argmax", "argmin", "max", "min", "sum", "count_nonzero"))  # of all elements, unless told otherwise
+_SAME = frozenset(("long", "int", "to", "clamp", "abs", "detach", "clone"))
+_LENGTHS = re.compile(r"(^|_)(lens?|lengths?|counts?|sizes|offsets|num_\w+)$", re.IGNORECASE)
+_VECTORS = frozenset(("torch.arange", "torch.randperm", "torch.bincount"))
+
+
+def _single_index(index: ast.expr, ctx: RuleContext) -> ast.expr | None:
+    """The tensor of no dimension among the indices of a tensor: torch reads its value to select."""
+    for one in index.elts if isinstance(index, ast.Tuple) else [index]:
+        value = ctx.value(one)
+        computed = _tensor_values.is_computed(value, ctx) and value.lib != "tf" and value.dtype != "bool"
+        if computed and _is_single(one, ctx) and not _is_random(one, ctx):
+            return one
+    return None
+
+
+def _is_single(node: ast.expr, ctx: RuleContext, deeper: int = 3) -> bool:
+    """Whether a tensor is known to have no dimension."""
+    if isinstance(node, ast.BinOp):
+        parts = [one for one in (node.left, node.right) if ctx.value(one).kind != NUMBER]
+        return bool(parts) and all(_is_single(one, ctx, deeper) for one in parts)
+    if isinstance(node, ast.Subscript):
+        return ctx.value(node.slice).kind == NUMBER and _is_vector(node.value, ctx)
+    if isinstance(node, ast.Name):
+        given = _shapes.definitions(ctx).get(node.id, [])
+        return deeper > 0 and len(given) == 1 and not given[0][1] and _is_single(given[0][0], ctx, deeper - 1)
+    if not isinstance(node, ast.Call):
+        return False
+    if ctx.name(node).startswith("torch."):
+        return ctx.name(node).rpartition(".")[2] in _WHOLE and len(node.args) == 1 and not node.keywords
+    if not isinstance(node.func, ast.Attribute):
+        return False
+    if node.func.attr in _SAME:
+        return _is_single(node.func.value, ctx, deeper)
+    return node.func.attr in _WHOLE and not node.args and not node.keywords
+
+
+def _is_vector(node: ast.expr, ctx: RuleContext) -> bool:
+    return ctx.value(node).name in _VECTORS or bool(_LENGTHS.search(_shapes.last_part(node)))
 
 
 def _is_random(index: ast.expr, ctx: RuleContext) -> bool:
@@ -496,7 +543,12 @@ def _of_repeat(node: ast.BinOp, ctx: RuleContext) -> ast.expr | None:
     return None
 
 
-def _loop_fix(node: ast.AST) -> str:
+def _loop_fix(node: ast.AST, needed: ast.expr, ctx: RuleContext) -> str:
+    if isinstance(node, ast.Subscript) and ctx.value(node.value).kind != LIST and ctx.value(node.value).kind != ARRAY:
+        return (
+            f"Keep a dimension, so that the device looks it up: `{_shapes.atom(ctx, needed, 'index')}[None]`, and "
+            "`squeeze` it from the result; or take all rows at once with a tensor of indices."
+        )
     if isinstance(node, ast.Call):
         return "Run a fixed number of iterations (a shape, a maximum) and keep finished rows with `torch.where`."
     if isinstance(node, ast.BinOp):
