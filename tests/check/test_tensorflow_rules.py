@@ -75,7 +75,11 @@ def test_what_is_only_advice() -> None:
     assert [(one.code, one.advice) for one in found(outside)] == [("TPU703", True)]
     remote = STRATEGY.replace("local", "my-node") + f"with strategy.scope():\n    m = {MODEL}\n"
     remote += 'm.save("m.keras")\nm.save("m")\n'
-    assert [(one.code, one.advice) for one in found(remote)] == [("TPU705", True), ("TPU705", False)]
+    assert [(one.code, one.advice) for one in found(remote)] == [
+        ("TPU705", True),
+        ("TPU705", False),
+        ("TPU708", False),
+    ]
 
 
 def test_no_advice_beside_a_strategy_or_without_training() -> None:

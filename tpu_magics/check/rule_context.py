@@ -268,7 +268,7 @@ _DATA = re.compile(
     r"(^|\.)(Sampler|BatchSampler|DataCollator\w*|\w*Dataset|Transform|\w*(Image|Video)Processor\w*|ProcessorMixin|"
     r"\w*FeatureExtract\w*|TorchvisionBackend|PilBackend)$"
 )
-_DATA_CLASS = re.compile(r"(Dataset|Sampler|DataModule)$|Collat(e|or)")
+_DATA_CLASS = re.compile(r"(Dataset|Sampler|DataModule|ImageProcessor|VideoProcessor|FeatureExtractor)$|Collat(e|or)")
 # Parameters of a transform or a collator.
 _SAMPLES = [[name] for name in ("img", "image", "pil_img", "sample", "examples", "features", "instances")]
 _TEST_FILE = re.compile(r"(^|[/\\])(test_[^/\\]*|[^/\\]*_test|conftest)\.py$")

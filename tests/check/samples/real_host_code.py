@@ -158,3 +158,14 @@ def spectrum(x, length, window):
     if window.shape[-1] != length:  # ok: TPU101
         raise ValueError(f"The window has not {length} elements.")
     return torch.stft(x, length, window=window, return_complex=True)
+
+
+def joined(batch: dict[str, torch.Tensor], pad):
+    result = {}
+    for key in batch:
+        if "labels" in key:
+            value = -100
+        elif key.endswith("_ids"):  # ok: TPU101
+            value = pad
+        result[key.replace("chosen", "joined")] = F.pad(batch[key], (0, 8), value=value)
+    return result

@@ -12,7 +12,7 @@ with strategy.scope():
     model = tf.keras.Sequential([tf.keras.layers.Dense(10)])
     model.compile(optimizer="adam", loss="mse")
 
-model.fit(x_train, y_train, batch_size=128, epochs=2, validation_batch_size=256)  # TPU409: Evaluation has a batch size of 256
+model.fit(x_train, y_train, batch_size=128, epochs=2, validation_batch_size=256)  # TPU409: Evaluation has a batch size of 256 # TPU306: a short last batch of 96 rows
 model.evaluate(x_test, y_test, batch_size=512)  # TPU409: Evaluation has a batch size of 512, training has 128.
 model.evaluate(x_test, y_test, batch_size=128)  # ok: TPU409
 model.predict(x_test, batch_size=64)  # TPU409: a batch size of 64

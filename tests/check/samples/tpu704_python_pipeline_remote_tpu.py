@@ -60,3 +60,21 @@ generated = [sample for sample in samples()]  # ok: TPU704
 tensors = train.with_format("numpy")[:1024]  # ok: TPU704
 with tf.device("/job:localhost"):
     here = Dataset.from_generator(samples, output_signature=spec)  # ok: TPU704
+
+
+class Rows(tf.keras.utils.Sequence):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return np.zeros((8, 4)), np.zeros(8)
+
+
+class Plain:
+    def __getitem__(self, index):
+        return np.zeros((8, 4))
+
+
+of_python = Rows()  # TPU704: Rows runs Python
+plain = Plain()  # ok: TPU704
+images = tf.keras.preprocessing.image.ImageDataGenerator(rescale=1 / 255)  # TPU704: ImageDataGenerator runs Python

@@ -58,8 +58,8 @@ def data(name, bucket):
 
 
 def checkpoints(path):
-    model.save("ckpt")  # TPU705: model.save gets "ckpt"
-    model.save_weights("./checkpoints/weights")  # TPU705: model.save_weights
+    model.save("ckpt")  # TPU705: model.save gets "ckpt" # TPU708: Keras 3 refuses
+    model.save_weights("./checkpoints/weights")  # TPU705: model.save_weights # TPU708: Keras 3 refuses
     model.load_weights(filepath="/tmp/weights")  # TPU705: "/tmp/weights"
     model.save_weights("model.weights.h5")  # TPU705: "model.weights.h5"
     model.load_weights("model.weights.h5")  # ok: TPU705
@@ -79,7 +79,7 @@ def checkpoints(path):
 
 
 callbacks = [
-    ModelCheckpoint("./checkpoints/{epoch:02d}", save_best_only=True),  # TPU705: ModelCheckpoint
+    ModelCheckpoint("./checkpoints/{epoch:02d}", save_best_only=True),  # TPU705: ModelCheckpoint # TPU708: Keras 3 refuses
     TensorBoard(log_dir="logs"),  # TPU705: TensorBoard
     tf.keras.callbacks.BackupAndRestore("backup"),  # TPU705: BackupAndRestore
     ModelCheckpoint(GCS + "/checkpoints/{epoch:02d}", save_best_only=True),  # ok: TPU705

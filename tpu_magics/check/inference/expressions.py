@@ -22,6 +22,7 @@ from tpu_magics.check.inference.values import (
     CONVENTIONS,
     DATASET,
     DEVICE,
+    DICT,
     FUNCTION,
     INSTANCE,
     LIST,
@@ -76,6 +77,8 @@ def element(value: AbstractValue) -> AbstractValue:
         return value if value.name != "keras.Input" else value.with_(name="")
     if kind == ARRAY:
         return AN_ARRAY
+    if value.name == DICT:
+        return A_NUMBER  # a key
     if value.item is not None:
         return value.item
     if value.items:

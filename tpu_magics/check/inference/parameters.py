@@ -16,6 +16,7 @@ from tpu_magics.check.inference.values import (
     CONVENTIONS,
     DATASET,
     DEVICE,
+    DICT,
     LIST,
     LOADER,
     MODEL,
@@ -200,7 +201,7 @@ def _read_annotation(text: str, depth: int) -> AbstractValue | None:
     for pattern in (_MANY, _MAPPING):
         if many := pattern.match(text):
             item = _read_annotation(many[1].split(",")[0].strip(), depth + 1)
-            return AbstractValue(LIST, item=item)
+            return AbstractValue(LIST, item=item, name=DICT if pattern is _MAPPING else "")
     for pattern, value in _ANNOTATED:
         if pattern.search(text):
             return value.with_(dtype="bool") if _BOOL_TENSOR.search(text) else value

@@ -27,11 +27,16 @@ if TYPE_CHECKING:
     Arguments = Sequence[AbstractValue]
 
 
+_OF_ARRAYS = ("torch.from_numpy", "torch.as_tensor", "torch.tensor")
+
+
 def create_tensor(
     walk: Evaluator, node: ast.Call, name: str, value: AbstractValue, arguments: Arguments
 ) -> AbstractValue:
     where = value.where or _where_given(walk, node) or _where_of_parts(name, arguments)
     dtype = _dtype_given(walk, node) or value.dtype
+    if not dtype and name in _OF_ARRAYS and node.args and isinstance(node.args[0], ast.Compare):
+        dtype = "bool"
     if not dtype and name in _CASTS:
         dtype = dtype_of(arguments[1]) if len(arguments) > 1 else "float" if _is_float(arguments) else ""
     if name in ("torch.max", "torch.min") and (
@@ -110,6 +115,8 @@ def dtype_of(value: AbstractValue) -> str:
 
 
 _OF_DICTS = ("items", "keys", "values")
+# `key.endswith("ids")`
+_OF_STRINGS = frozenset(dir(str)) - {"index", "split", "count"}
 
 
 def tensor_method(
@@ -122,6 +129,8 @@ def tensor_method(
         return A_SHAPE
     if method.startswith("get_"):
         return UNKNOWN_VALUE  # `cache.get_seq_length()`: not a tensor
+    if method in _OF_STRINGS and not method.startswith("_"):
+        return A_NUMBER
     if method in _OF_DICTS:
         return AbstractValue(LIST, item=UNKNOWN_VALUE)  # what it is called on is one
     if method in stubs.TENSOR_READS:

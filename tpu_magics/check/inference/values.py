@@ -91,6 +91,7 @@ SCHEDULER = "scheduler"
 LOADER = "loader"
 DATASET = "dataset"  # torch or Hugging Face
 TFDATA = "tf.data"
+DICT = "dict"  # the name of a LIST that has keys
 TOKENIZER = "tokenizer"
 COLLATOR = "collator"
 ACCELERATOR = "accelerator"

@@ -177,6 +177,8 @@ def _changes(scope: StepScope, node: ast.AST, far: int) -> bool:
 
 def _name_changes(scope: StepScope, node: ast.Name, far: int) -> bool:
     name = node.id
+    if (one := _comprehension(scope, node)) is not None:
+        return _items_change(scope, one.iter, far)
     if name in scope.inner:
         loop = scope.inner[name]
         return isinstance(loop, ast.For) and _items_change(scope, loop.iter, far)
@@ -186,6 +188,17 @@ def _name_changes(scope: StepScope, node: ast.Name, far: int) -> bool:
     if scope.loop is not None:
         return name in _targets(scope.loop.node) and _goes_over_numbers(scope, name)
     return _parameter_changes(scope, name, far)
+
+
+def _comprehension(scope: StepScope, node: ast.Name) -> ast.comprehension | None:
+    """The part of a comprehension around the name that binds it."""
+    for outer in scope.ctx.parents(node):
+        for one in getattr(outer, "generators", ()):
+            if node.id in _targets(one):
+                return one  # type: ignore[no-any-return]
+        if isinstance(outer, ast.stmt):
+            return None
+    return None
 
 
 def _items_change(scope: StepScope, node: ast.expr, far: int) -> bool:

@@ -250,7 +250,13 @@ def _surely_assigns(line: ast.stmt, written: str, node: ast.Assign, tests: set[s
         return all(any(_surely_assigns(one, written, node, tests) for one in each) for each in blocks)
     if isinstance(line, (ast.With, ast.AsyncWith, ast.Try)):
         return any(_surely_assigns(one, written, node, tests) for one in line.body)
-    return line is not node and _assigns(line, written)
+    return line is not node and _assigns(line, written) and not _is_selected(line, written)
+
+
+def _is_selected(line: ast.stmt, written: str) -> bool:
+    """`ids = ids[order]`, which is as long as it was."""
+    value = getattr(line, "value", None)
+    return isinstance(value, ast.Subscript) and ast.unparse(value.value) == written
 
 
 def _holds(line: ast.If, node: ast.AST) -> bool:

@@ -1,4 +1,4 @@
-"""Rules about the launch of workers (TPU401 to TPU404, and TPU410)."""
+"""Rules about the launch of workers, and about what no TPU runs (TPU401 to TPU404, TPU410 and TPU411)."""
 
 from __future__ import annotations
 
@@ -514,4 +514,47 @@ def _started_anew(launch: _launches.LaunchSite) -> Iterator[Finding]:
     yield call.ctx.finding(given if given is not None else call.node, message, fix, edits=edits)
 
 
-RULES = (ModelInFunction(), DeviceTooEarly(), DeviceTensorGlobal(), RefusedNprocs(), SpawnInNotebook())
+_EXTENSIONS = ("torch.utils.cpp_extension.load", "torch.utils.cpp_extension.load_inline")
+_LIBRARIES = ("torch.ops.load_library", "torch.classes.load_library", "tensorflow.load_op_library")
+_JITS = ("triton.jit", "triton.autotune")
+_KERNEL_FIX = "Write it with operations of the framework, which XLA fuses, or as a Pallas kernel."
+
+
+class CustomOp(Rule):
+    """A kernel that was not made for a TPU.
+
+    What it does
+        Reports Triton kernels (`@triton.jit`), extensions that `torch.utils.cpp_extension` builds, and libraries of
+        operations (`torch.ops.load_library`, `tf.load_op_library`) in a program for a TPU.
+    Why this is bad
+        XLA compiles operations that it knows, for a TPU. A kernel in CUDA, C++ or Triton is none of them: torch_xla
+        has no implementation of it, and TensorFlow has none that is registered for a TPU.
+    Example
+        kernels = torch.utils.cpp_extension.load("kernels", ["kernels.cu"])
+        out = kernels.swish(x.to("xla"))
+    Use instead
+        out = x * torch.sigmoid(x)
+    Limitations
+        Kernels inside libraries (flash-attn, bitsandbytes, xformers) are not found.
+    """
+
+    code = "TPU411"
+    name = "custom-op"
+    group = "launch"
+    why = "XLA compiles only operations that it knows: a TPU has no implementation of this kernel."
+
+    def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
+        if not (program.tpu_tf or any(map(program.uses, ("torch_xla", "tpu_magics"))) or program.has_our_magics):
+            return
+        for call in program.calls(*_EXTENSIONS, *_LIBRARIES):
+            if not _device.is_in_other_device_branch(call.node, call.ctx):
+                what = " ".join(call.ctx.source(call.node.func).split())
+                yield call.ctx.finding(call.node, f"{what} loads operations that a TPU does not have.", _KERNEL_FIX)
+        for function in program.functions:
+            if any(name in _JITS for name in function.decorators):
+                yield function.ctx.finding(
+                    function.node, f"{function.name} is a Triton kernel, which a TPU does not run.", _KERNEL_FIX
+                )
+
+
+RULES = (ModelInFunction(), DeviceTooEarly(), DeviceTensorGlobal(), RefusedNprocs(), SpawnInNotebook(), CustomOp())

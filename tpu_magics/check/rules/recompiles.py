@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tpu_magics.check.inference.values import (
     ACCELERATOR,
+    ARRAY,
     BATCH,
     DATASET,
     FUNCTION,
@@ -570,7 +571,10 @@ def _number_in_index(node: ast.Subscript, ctx: RuleContext) -> Iterator[Finding]
 
 def _growing_bound(node: ast.Subscript, base: AbstractValue, ctx: RuleContext) -> ast.expr | None:
     """`n` of `data[: n].to(device)`, in each step: another size of what the device gets."""
-    if base.kind != TENSOR or base.where == "device" or not ctx.in_step or ctx.every_n or not is_moved(node, ctx):
+    columns = isinstance(node.slice, ast.Tuple) and base.kind == UNKNOWN  # only tensors and arrays have them
+    if not (base.kind == TENSOR or columns) or base.where == "device":
+        return None
+    if not ctx.in_step or ctx.every_n or not is_moved(node, ctx):
         return None
     items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
     slices = [one for one in items if isinstance(one, ast.Slice)]
@@ -818,12 +822,13 @@ _LINKS = 20
 
 
 class TfRemainder(Rule):
-    """A tf.data training set with a short last batch.
+    """A training set of TensorFlow with a short last batch.
 
     What it does
-        Reports `.batch(n)`, `.padded_batch(n, ...)`, `.ragged_batch(n)`, `.bucket_by_sequence_length(...)` and a
-        dataset's `to_tf_dataset(...)` without `drop_remainder=True`, for training (shuffled, passed to `fit` or to a
-        loop of training steps, or named so), if the number of rows is unknown or not a multiple of `n`.
+        Reports, for a TPU and as advice, `fit(x, y, batch_size=n)` with arrays whose length is no multiple of `n`, and `.batch(n)`,
+        `.padded_batch(n, ...)`, `.ragged_batch(n)`, `.bucket_by_sequence_length(...)` and a dataset's
+        `to_tf_dataset(...)` without `drop_remainder=True`, for training (shuffled, passed to `fit` or to a loop of
+        training steps, or named so), if the number of rows is unknown or not a multiple of `n`.
     Why this is bad
         The last batch has fewer rows. That is another input shape, so XLA compiles the training step again. Without
         `drop_remainder=True` the batch dimension is also unknown when the graph is traced, which a TPU may not support.
@@ -857,6 +862,24 @@ class TfRemainder(Rule):
                 and call.ctx.constant(call.ctx.argument(call.node, "shuffle")) is True
             ):
                 yield _remainder_finding(call, None, None)
+        for call in program.methods("fit", MODEL) if program.tpu_tf else ():
+            yield from _short_array_batch(call)
+
+
+def _short_array_batch(call: CallSite) -> Iterator[Finding]:
+    ctx, x = call.ctx, call.ctx.argument(call.node, "x", 0)
+    given = ctx.argument(call.node, "batch_size", 2)
+    if x is None or given is None or call.receiver.lib != "tf" or ctx.value(x).kind not in (ARRAY, TENSOR, UNKNOWN):
+        return
+    number, length = whole(ctx, given), rows(ctx, x)
+    if number and length is not None and length % number == 0:
+        return
+    size = ctx.source(given)
+    many = f"of {length % number:.0f} rows " if number and length is not None else ""
+    message = f"{ctx.source(call.node.func)} trains on a short last batch {many}with batch_size={size}."
+    pair = ", ".join(ctx.source(one) for one in (x, ctx.argument(call.node, "y", 1)) if one is not None)
+    fix = f"Pass `tf.data.Dataset.from_tensor_slices(({pair})).shuffle(1000).batch({size}, drop_remainder=True)`."
+    yield ctx.finding(call.node, message, fix, advice=True)
 
 
 def _short_dataset_batch(call: CallSite) -> Finding | None:

@@ -377,6 +377,7 @@ def _has_size(node: ast.Call, last: str, ctx: RuleContext, of_method: bool) -> b
 Sizes = Callable[[ast.Call, "RuleContext"], list[ast.expr]]
 
 _MASK_FIX = "Use the full size and mask the elements beyond it: `torch.arange(size, device=device) < n`."
+_TF_MASK_FIX = "Use the full size and mask the elements beyond it: `tf.range(size) < n`."
 _PIECES_FIX = "Give the pieces sizes that are Python numbers: pad each to one size, and mask what is beyond its own."
 _SPLITS = ("split", "tensor_split", "chunk")
 _PACK_FIX = (
@@ -437,6 +438,17 @@ _SIZED_FUNCTIONS: dict[str, Sizes] = {
     "chunk": _size_argument("chunks", 1),
     "repeat_interleave": _size_argument("repeats", 1),
 }
+# The same of functions below `tensorflow.`.
+_TF_SIZED: dict[str, Sizes] = {
+    **dict.fromkeys(("zeros", "ones", "random.normal", "random.uniform"), _size_argument("shape", 0)),
+    "range": _all_sizes,
+    "fill": _size_argument("dims", 0),
+    "reshape": _size_argument("shape", 1),
+    "tile": _size_argument("multiples", 1),
+    "broadcast_to": _size_argument("shape", 1),
+    "linspace": _size_argument("num", 2),
+    "one_hot": _size_argument("depth", 1),
+}
 _SIZED_METHODS: dict[str, Sizes] = {
     **dict.fromkeys(
         (
@@ -465,7 +477,7 @@ _CREATIONS = frozenset(("zeros", "ones", "empty", "rand", "randn", "full", "aran
 _BY_COUNT = "repeat_interleave"
 _LASTS = frozenset(
     (
-        *(one.rpartition(".")[2] for one in _SIZED_FUNCTIONS),
+        *(one.rpartition(".")[2] for one in (*_SIZED_FUNCTIONS, *_TF_SIZED)),
         *_SIZED_METHODS,
         "one_hot",
         "pack_padded_sequence",
@@ -480,7 +492,8 @@ class SliceByValue(Rule):
     What it does
         Reports slices whose bounds are tensors or numbers read from tensors (`x[:, : lengths.max()]`, `x[:n]` after `n
         = count.item()`), such sizes passed to `torch.zeros`, `torch.arange`, `expand`, `repeat`, `narrow`, `split`,
-        `topk`, `F.pad` and the like, `F.one_hot` without `num_classes`, and `pack_padded_sequence`.
+        `topk`, `F.pad` and the like, `F.one_hot` without `num_classes`, and `pack_padded_sequence`; in TensorFlow code
+        that XLA compiles `tf.range`, `tf.zeros`, `tf.reshape` and the like.
     Why this is bad
         The shape then depends on values, but XLA needs every shape when it compiles. torch_xla reads the value back to
         the host in each step, which splits the graph, and compiles again for each new value.
@@ -601,10 +614,20 @@ def _check_call(node: ast.Call, last: str, ctx: RuleContext) -> Iterator[Finding
     name = ctx.name(node)
     if name.startswith("torch."):
         yield from _check_function(node, name, ctx)
+    elif name.startswith("tensorflow."):
+        where = _TF_SIZED.get(name.removeprefix("tensorflow."))
+        if where is not None and ctx.compiled_tf and not _is_iterated(node, ctx):
+            yield from _check_sizes(node, last, where, ctx)
     elif isinstance(node.func, ast.Attribute) and last in _SIZED_METHODS:
         receiver = ctx.value(node.func.value)
         if _shapes.is_array(receiver) and receiver.lib != "tf" and _shapes.runs_on_xla(ctx, receiver):
             yield from _check_sizes(node, last, _SIZED_METHODS[last], ctx)
+
+
+def _is_iterated(node: ast.Call, ctx: RuleContext) -> bool:
+    """`for i in tf.range(n)`, which becomes a loop of XLA and no tensor."""
+    outer = ctx.parent(node)
+    return isinstance(outer, ast.For) and outer.iter is node
 
 
 def _check_function(node: ast.Call, name: str, ctx: RuleContext) -> Iterator[Finding]:
@@ -645,8 +668,11 @@ def _check_sizes(node: ast.Call, last: str, where: Sizes, ctx: RuleContext) -> I
     if by is None or (last == _BY_COUNT and _shapes.is_array(ctx.value(by))):
         return
     what, whose = _shapes.short(ctx, node, f"the result of {last}"), _shapes.short(ctx, by, "a value")
-    fix = _PIECES_FIX if last in _SPLITS else _MASK_FIX.replace("< n`", f"< {whose}`")
-    yield ctx.finding(node, f"The shape of {what} depends on the value of {whose}.", fix)
+    tf = ctx.name(node).startswith("tensorflow.")
+    masked = (_TF_MASK_FIX if tf else _MASK_FIX).replace("< n`", f"< {whose}`")
+    fix = _PIECES_FIX if last in _SPLITS else masked
+    message = f"The shape of {what} depends on the value of {whose}."
+    yield ctx.finding(node, message, fix, why=_shapes.WHY_TF if tf else None)
 
 
 _REPEATS = ("torch.repeat_interleave", "torch.Tensor.repeat_interleave", "tensorflow.repeat")

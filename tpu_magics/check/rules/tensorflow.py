@@ -16,7 +16,7 @@ from tpu_magics.check.rules._tensorflow import IN, OUT
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Edit, Finding
-    from tpu_magics.check.program import CallSite, CheckedProgram
+    from tpu_magics.check.program import CallSite, CheckedProgram, Function
     from tpu_magics.check.rule_context import RuleContext
 
 
@@ -105,7 +105,8 @@ def _jit_findings(call: CallSite) -> Iterator[Finding]:
 
 
 _TPU = re.compile(r"(?<![a-z])(tpus?)(?![a-z0-9])", re.IGNORECASE)
-_BY_NAME = re.compile(r"TPU(ClusterResolver|Strategy|DistributionStrategy|Estimator)")  # also of TensorFlow 1
+# Also of TensorFlow 1, and of a strategy that other files make.
+_BY_NAME = re.compile(r"TPU(ClusterResolver|Strategy|DistributionStrategy|Estimator)|strategy_scope|get_\w*strategy\b")
 _FITS = ("fit", "train_on_batch", "fit_generator")
 
 
@@ -343,10 +344,17 @@ def _outermost_call(call: CallSite) -> CallSite:
         function = call.ctx.function
         if function is None or not function.callers or _tensorflow.knows_strategy(function):
             return call
-        if function.returns is None or isinstance(function.node, ast.Lambda):
+        if function.returns is None or isinstance(function.node, ast.Lambda) or not _returns(function, call):
             return call
         call = function.callers[0]
     return call
+
+
+def _returns(function: Function, call: CallSite) -> bool:
+    """Whether a function gives away what the call in it creates, alone or with others."""
+    assert function.returns is not None
+    given = [function.returns, *(function.returns.items or ())]
+    return any(one.creator is call.node or one.kind == MODEL for one in given)
 
 
 def _scope_message(call: CallSite, shown: CallSite) -> str:
@@ -371,15 +379,18 @@ _PYTHON_PIPELINES = (
     "tensorflow.py_function",
     "tensorflow.compat.v1.py_func",
     "tensorflow.experimental.numpy_function",
+    "keras.preprocessing.image.ImageDataGenerator",
 )
+_PYTHON_DATASETS = frozenset(("keras.utils.Sequence", "keras.utils.PyDataset", "keras.utils.data_utils.Sequence"))
 
 
 class PythonPipelineRemoteTpu(Rule):
     """Python code in the data pipeline of a remote TPU.
 
     What it does
-        Reports `to_tf_dataset`, `prepare_tf_dataset`, `Dataset.from_generator`, `tf.numpy_function` and
-        `tf.py_function` in a program whose TPU is another host (TPUClusterResolver with a name or an address).
+        Reports `to_tf_dataset`, `prepare_tf_dataset`, `Dataset.from_generator`, `tf.numpy_function`, `tf.py_function`,
+        `ImageDataGenerator` and objects of a `keras.utils.Sequence` or `PyDataset` in a program whose TPU is another
+        host (TPUClusterResolver with a name or an address).
     Why this is bad
         The pipeline runs on the TPU's host, which has neither this Python process nor its functions: it fails with "No
         registered 'PyFunc' OpKernel". On a TPU VM (`tpu="local"`) the pipeline runs on the same machine, and all of
@@ -408,6 +419,7 @@ class PythonPipelineRemoteTpu(Rule):
         calls = [
             *program.calls(*_PYTHON_PIPELINES),
             *(call for method in _PIPELINE_METHODS for call in program.methods(method)),
+            *(call for call in program.all_calls if _is_python_dataset(call)),
         ]
         for call in calls:
             if not _tensorflow.is_on_client(call):
@@ -415,6 +427,12 @@ class PythonPipelineRemoteTpu(Rule):
                 yield call.ctx.finding(
                     call.node, f"{callee} runs Python in the pipeline of a remote TPU.", _PIPELINE_FIX
                 )
+
+
+def _is_python_dataset(call: CallSite) -> bool:
+    """Whether this makes an object of a class whose batches Python makes."""
+    value = call.ctx.value(call.node.func)
+    return value.kind == CLASS and any(base in _PYTHON_DATASETS for base in value.ref.all_bases())
 
 
 _WHY_PYTHON = (
@@ -633,6 +651,123 @@ def _resolver_edits(call: CallSite) -> tuple[Edit, ...]:
     return (call.ctx.replace(given, '"local"'),) if isinstance(given, ast.Constant) else ()
 
 
+_HASHES = [f"keras.layers.{name}" for name in ("StringLookup", "IntegerLookup", "TextVectorization", "Hashing")]
+_INPUTS = ("keras.Input", "keras.layers.Input", "keras.layers.InputLayer")
+_MODEL_PARTS = ("keras.Sequential", "keras.models.Sequential")
+_STRINGS = ("tensorflow.string", "string")
+_LOOKUP_FIX = "Apply it to the data: `dataset.map(lambda x, y: (layer(x), y))`, and give the model the numbers."
+_RAGGED_FIX = "Pad the rows to one length (`x.to_tensor(shape=(None, LENGTH))`) in the dataset, and mask the padding."
+
+
+class HostOpInModel(Rule):
+    """Strings, lookups or ragged rows in a model that trains on a TPU.
+
+    What it does
+        Reports `StringLookup`, `IntegerLookup`, `TextVectorization` and `Hashing` layers that are part of a model, and
+        `keras.Input` with `dtype=tf.string` or `ragged=True`, in a program that trains on a TPU.
+    Why this is bad
+        A TPU has no strings, hash tables and ragged tensors: the model does not compile ("Detected unsupported
+        operations when trying to compile graph"). The same layers are right in the data pipeline, which runs on the
+        host.
+    Example
+        model = keras.Sequential([keras.layers.StringLookup(vocabulary=words), keras.layers.Embedding(1000, 64)])
+    Use instead
+        lookup = keras.layers.StringLookup(vocabulary=words)
+        data = data.map(lambda x, y: (lookup(x), y))
+        model = keras.Sequential([keras.layers.Embedding(1000, 64)])
+    Limitations
+        Layers that another file adds to the model are not found. `Normalization` and `Rescaling` run on a TPU.
+    """
+
+    code = "TPU707"
+    name = "host-op-in-model"
+    group = "tensorflow"
+    why = "A TPU has no strings, hash tables and ragged tensors, so XLA does not compile the model."
+
+    def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
+        if not program.tpu_tf:
+            return
+        for call in program.calls(*_HASHES):
+            if _is_in_model(call):
+                name = call.name.rpartition(".")[2]
+                yield call.ctx.finding(call.node, f"{name} is part of a model that trains on a TPU.", _LOOKUP_FIX)
+        for call in program.calls(*_INPUTS):
+            ctx, dtype = call.ctx, call.ctx.argument(call.node, "dtype")
+            if ctx.constant(ctx.argument(call.node, "ragged")) is True:
+                yield ctx.finding(call.node, "The model gets ragged rows on a TPU.", _RAGGED_FIX)
+            elif dtype is not None and (ctx.name(dtype) in _STRINGS or ctx.constant(dtype) in _STRINGS):
+                yield ctx.finding(call.node, "The model gets strings on a TPU.", _LOOKUP_FIX)
+
+
+def _is_in_model(call: CallSite) -> bool:
+    """Whether a layer is one of a Sequential, an attribute of a model's class, or called with an input of a model."""
+    ctx, node = call.ctx, call.node
+    if _is_part_of_module(call):
+        return True
+    for outer in ctx.parents(node):
+        if isinstance(outer, ast.Call) and (ctx.name(outer) in _MODEL_PARTS or ctx.method(outer)[1] == "add"):
+            return True
+        if isinstance(outer, ast.stmt):
+            break
+    uses = [one for one in ctx.program.all_calls if one.ctx.value(one.node.func).creator is node]
+    if isinstance(parent := ctx.parent(node), ast.Call) and parent.func is node:
+        uses += [one for one in ctx.program.all_calls if one.node is parent]
+    return any(one.ctx.value(given).name in _INPUTS for one in uses for given in one.node.args)
+
+
+_WEIGHTS, _MODEL_FILES = (".weights.h5",), (".keras", ".h5")
+
+
+class WeightsFileName(Rule):
+    """A file name that Keras 3 refuses.
+
+    What it does
+        Reports, in a program that trains on a TPU, `save_weights` to a name that does not end with `.weights.h5`,
+        `save` to one that ends with neither `.keras` nor `.h5`, and `ModelCheckpoint` with such a name.
+    Why this is bad
+        Keras 3 raises ValueError. `save_weights` and `save` usually come after the training, which is then lost.
+    Example
+        model.fit(data, epochs=20)
+        model.save_weights("model.h5")
+    Use instead
+        model.fit(data, epochs=20)
+        model.save_weights("model.weights.h5")
+    Limitations
+        Nothing is reported in a program with `tf_keras` or `TF_USE_LEGACY_KERAS`, which have Keras 2, and of a name
+        that is computed.
+    """
+
+    code = "TPU708"
+    name = "weights-file-name"
+    group = "tensorflow"
+    why = "Keras 3 raises ValueError for this file name, after the training when the result is saved."
+
+    def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
+        legacy = any("TF_USE_LEGACY_KERAS" in cell.text or "tf_keras" in cell.text for cell in program.cells)
+        if not program.tpu_tf or legacy:
+            return
+        for method, endings in (("save_weights", _WEIGHTS), ("save", _MODEL_FILES)):
+            for call in program.methods(method, MODEL):
+                if call.receiver.lib == "tf":
+                    yield from _refused_name(call, endings)
+        for call in program.calls("keras.callbacks.ModelCheckpoint"):
+            weights = call.ctx.argument(call.node, "save_weights_only", 4)
+            if weights is None or call.ctx.constant(weights) in (True, False):
+                yield from _refused_name(call, _WEIGHTS if call.ctx.constant(weights) is True else _MODEL_FILES)
+
+
+def _refused_name(call: CallSite, endings: tuple[str, ...]) -> Iterator[Finding]:
+    path = call.ctx.argument(call.node, "filepath", 0)
+    name = call.ctx.constant(path)
+    if path is None or not isinstance(name, str) or name.endswith(endings) or "://" in name:
+        return
+    if call.ctx.argument(call.node, "options") is not None:  # of Keras 2
+        return
+    stem = name.removesuffix(".h5").removesuffix(".keras").removesuffix(".tf")
+    message = f"{' '.join(call.ctx.source(call.node.func).split())} gets {name!r}, which Keras 3 refuses."
+    yield call.ctx.finding(call.node, message, f'Write "{stem}{endings[0]}".')
+
+
 RULES = (
     JitCompileOnTpu(),
     JitCompileMissing(),
@@ -640,4 +775,6 @@ RULES = (
     PythonPipelineRemoteTpu(),
     LocalPathRemoteTpu(),
     ResolverWithoutLocal(),
+    HostOpInModel(),
+    WeightsFileName(),
 )

@@ -663,6 +663,57 @@ def _dataset_length(ctx: RuleContext, node: ast.expr | None) -> float | None:
     return rows(value.creator_ctx or ctx, call) if isinstance(call, ast.Call) else None
 
 
+_ACCELERATOR = "accelerate.Accelerator"
+_IGNORED = ("deepspeed_plugin", "deepspeed_plugins", "fsdp_plugin", "megatron_lm_plugin", "parallelism_config")
+_OF_TRAINER = ("deepspeed", "parallelism_config")
+
+
+class NoXlaParallelism(Rule):
+    """A way to share out a model that accelerate does not use on a TPU.
+
+    What it does
+        Reports `deepspeed` and `parallelism_config` of TrainingArguments, and the plugins for DeepSpeed, FSDP and
+        Megatron and the `parallelism_config` of an `Accelerator`, in a program for a TPU.
+    Why this is bad
+        Where XLA is the backend, accelerate takes none of them up: its state stays `DistributedType.XLA`, so each
+        device has the whole model and its optimizer (read in accelerate 1.15, `AcceleratorState.__init__`). What needed
+        them to fit does not fit.
+    Example
+        args = TrainingArguments("out", deepspeed="zero2.json")
+    Use instead
+        args = TrainingArguments("out", fsdp="full_shard", fsdp_config={"xla": True, "xla_fsdp_v2": True})
+    Limitations
+        A configuration from `accelerate config` or the command line is not known.
+    """
+
+    code = "TPU607"
+    name = "no-xla-parallelism"
+    group = "trainer"
+    why = "On a TPU accelerate does not take it up: each device has the whole model and its optimizer."
+
+    def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
+        ours = any(map(program.uses, ("torch_xla", "tpu_magics"))) or program.has_our_magics
+        if not ours:  # a program with DeepSpeed is for GPUs, unless it says so
+            return
+        for arguments in _trainer.all_of(program):
+            for name in _OF_TRAINER:
+                given = arguments.argument(name)
+                if given is not None and given.constant not in (None, "") and not arguments.is_in_other_device_code:
+                    yield given.ctx.finding(given.node, f"{arguments.name} gets {name}.", _SHARDED_FIX)
+        for call in program.calls(_ACCELERATOR):
+            for name in _IGNORED:
+                given_here = call.ctx.argument(call.node, name)
+                if given_here is None or call.ctx.constant(given_here) is None:
+                    continue
+                if not _device.is_in_other_device_branch(call.node, call.ctx):
+                    yield call.ctx.finding(given_here, f"Accelerator gets {name}.", _SHARDED_FIX)
+
+
+_SHARDED_FIX = (
+    'Share it out by XLA: `fsdp="full_shard"` with `fsdp_config={"xla": True, "xla_fsdp_v2": True}` in the Trainer, or '
+    "`torch_xla.distributed.spmd`."
+)
+
 RULES = (
     TrainerOptimizer(),
     TrainerFp16(),
@@ -670,4 +721,5 @@ RULES = (
     FsdpKeys(),
     FsdpUnknownSetting(),
     TrainerDropLast(),
+    NoXlaParallelism(),
 )
