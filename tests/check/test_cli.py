@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -272,6 +271,11 @@ def test_a_fix_that_may_change_results_needs_its_option(capsys: pytest.CaptureFi
     assert "pad_to_multiple_of=64" in path.read_text(encoding="utf-8")
 
 
+def test_unsafe_fixes_alone_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check("--unsafe-fixes", ".") == 2
+    assert "--fix or --diff" in capsys.readouterr().err
+
+
 def test_fix_leaves_what_is_not_chosen() -> None:
     write("a.py", BAD + "grey(1)\n")
     assert check("--fix", "--ignore", "values") == 1
@@ -383,33 +387,143 @@ def test_checking_imports_nothing_but_the_standard_library() -> None:
 # -- pre-commit -----------------------------------------------------------------------------------------------------
 
 
-def hook() -> dict[str, str]:
-    """The fields of our one hook: the file is plain `key: value` lines, so that no YAML library is needed here."""
-    lines = (ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8").splitlines()
-    fields = [line.lstrip("- ").partition(": ") for line in lines if line and not line.startswith("#")]
-    return {key: text for key, _, text in fields}
+# -- as users of ruff expect --------------------------------------------------------------------------------------
+
+
+def test_statistics_count_each_rule(capsys: pytest.CaptureFixture[str]) -> None:
+    write("a.py", BAD + "red(3)\n")
+    assert check("--statistics") == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "2  TPU901  [*]  call-of-red",
+        "1  TPU902  [ ]  call-of-blue",
+        "3 findings in 1 of 1 file. `--fix` can fix 2.",
+    ]
+    check("--statistics", "--format", "json")
+    assert [(one["code"], one["count"], one["fixable"]) for one in json.loads(capsys.readouterr().out)] == [
+        ("TPU901", 2, 2),
+        ("TPU902", 1, 0),
+    ]
+    assert check("--statistics", "--format", "sarif") == 2
+
+
+def test_exclude_adds_to_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    write("pyproject.toml", "[tool.tpu_magics]\nexclude = ['old']\n")
+    for name in ("a.py", "old/b.py", "gen/c.py", "x/d_pb2.py"):
+        write(name, BAD)
+    assert {one["path"] for one in found(capsys, "--exclude", "gen,*_pb2.py")} == {"a.py"}
+    assert {one["path"] for one in found(capsys, "--exclude", "gen", "--exclude", "x/*")} == {"a.py"}
+
+
+def test_advice_is_shown_where_its_rule_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    write("a.py", "import torch\ngrey(1)\n")
+    for chosen in ([], ["--select", "launch"], ["--select", "all"]):
+        assert found(capsys, *chosen) == []
+    for chosen in (["--advice"], ["--select", "TPU911"], ["--select", "call-of-grey"]):
+        assert [one["code"] for one in found(capsys, *chosen)] == ["TPU911"]
+
+
+def test_a_baseline_leaves_out_what_was_there(capsys: pytest.CaptureFixture[str]) -> None:
+    write("a.py", BAD)
+    assert check("--write-baseline", "base.json") == 0
+    assert "2 findings listed in base.json." in capsys.readouterr().out
+    assert check("--baseline", "base.json") == 0
+    assert "2 more in the baseline." in capsys.readouterr().out
+    write("a.py", "# moved\n\n" + BAD.replace("red(1)", "  red(1)  ".strip()) + "red(1)\nblue(3)\n")
+    left = found(capsys, "--baseline", "base.json")
+    assert [(one["code"], one["line"]) for one in left] == [("TPU901", 6), ("TPU902", 7)], "one more of the same kind"
+    assert "a.py" in Path("base.json").read_text() and "red" not in Path("base.json").read_text()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"findings": 3}', '{"findings": {"a": "b"}}', "[" * 100_000])
+def test_what_is_no_baseline_is_an_error(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write("base.json", text)
+    write("a.py", BAD)
+    assert check("--baseline", "base.json") == 2
+    assert "base.json" in capsys.readouterr().err
+    assert check("--baseline", "nowhere.json") == 2
+
+
+def test_the_report_goes_to_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    write("a.py", BAD)
+    for kind in ("text", "json", "sarif", "github"):
+        assert check("--format", kind, "--output-file", "out.txt") == 1
+        assert capsys.readouterr().out == ""
+        assert "TPU901" in Path("out.txt").read_text()
+    assert check("--output-file", "nowhere/out.txt") == 2
+    assert "nowhere/out.txt was not written" in capsys.readouterr().err
+
+
+def test_noqa_is_added_to_what_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    write("a.py", 'import torch\nred(1)\nx = red(\n    """a\n    b""",\n    blue(2),\n)\nblue(3)  # noqa: E501, why\n')
+    path = write_notebook(Path("b.ipynb"), ["import torch\n", "red(1)\n", "%time blue(2)\n", "blue(3)"])
+    assert check("--add-noqa") == 0
+    assert "given a comment" in capsys.readouterr().out
+    assert Path("a.py").read_text().splitlines() == [
+        "import torch",
+        "red(1)  # noqa: TPU901",
+        "x = red(",
+        '    """a',
+        '    b""",',
+        "    blue(2),",
+        ")  # noqa: TPU901, TPU902",
+        "blue(3)  # noqa: E501, TPU902, why",
+    ]
+    assert '"red(1)  # noqa: TPU901\\n"' in path.read_text()
+    before = Path("a.py").read_bytes(), path.read_bytes()
+    assert check("--add-noqa") == 0 and (Path("a.py").read_bytes(), path.read_bytes()) == before
+    assert check("--add-noqa", "--fix") == 2
+
+
+UNUSED = """import torch
+x = 1  # noqa: TPU901
+red(1)  # noqa: TPU901
+blue(1)  # noqa: TPU901, TPU902, E501
+y = 2  # noqa: TPU902, E501
+z = 3  # noqa
+"""
+
+
+def test_noqa_that_suppresses_nothing_is_advice_and_can_be_removed(capsys: pytest.CaptureFixture[str]) -> None:
+    write("a.py", UNUSED)
+    assert check() == 0
+    assert "3 advice not shown" in capsys.readouterr().out
+    left = found(capsys, "--select", "unused-noqa")
+    assert [(one["line"], one["code"], one["advice"]) for one in left] == [(at, "TPU002", True) for at in (2, 4, 5)]
+    assert check("--fix") == 0
+    assert Path("a.py").read_text().splitlines() == [
+        "import torch",
+        "x = 1",
+        "red(1)  # noqa: TPU901",
+        "blue(1)  # noqa: TPU902, E501",
+        "y = 2  # noqa: E501",
+        "z = 3  # noqa",
+    ]
+    capsys.readouterr()
+    assert found(capsys, "--advice") == []
 
 
 @pytest.mark.process
-def test_the_hook_s_entry_runs_on_a_list_of_staged_files() -> None:
-    """As pre-commit does it: the entry, and the names of the staged files of these types."""
-    assert hook()["id"] == "tpu-magics-check"
-    assert hook()["language"] == "python"
-    assert hook()["types_or"] == "[python, jupyter]"
-    subprocess.run(["git", "init", "-q"], check=True)
-    write("src/a.py", REAL)
-    write("src/clean.py", "x = 1\n")
-    write_notebook(Path("b.ipynb"), REAL, "!ls")
-    write("unstaged.py", REAL)
-    write("notes.txt", REAL)
-    subprocess.run(["git", "add", "src", "b.ipynb", "notes.txt"], check=True)
-    listed = subprocess.run(["git", "diff", "--staged", "--name-only"], capture_output=True, text=True, check=True)
-    staged = [name for name in listed.stdout.split() if name.endswith((".py", ".ipynb"))]
-    program, *arguments = shlex.split(hook()["entry"])
-    installed = Path(sys.executable).parent / program
-    done = subprocess.run([str(installed), *arguments, *staged], capture_output=True, text=True)
-    assert done.returncode == 1, done.stderr
-    assert "src/a.py:8:12: TPU101" in done.stdout
-    assert "b.ipynb, cell 1, line 8: TPU101" in done.stdout
-    assert "of 3 files" in done.stdout
-    assert subprocess.run([str(installed), *arguments, "src/clean.py"], capture_output=True).returncode == 0
+def test_many_files_are_checked_by_several_processes_with_the_same_result() -> None:
+    for number in range(45):
+        write(f"{number % 7}/{number}.py", PADS if number % 3 else "print 1\n")
+    one, many = (shell("check", "--jobs", jobs, "--select", "TPU301,syntax", ".") for jobs in ("1", "3"))
+    assert one.returncode == many.returncode == 1
+    assert one.stdout == many.stdout and one.stdout.count("TPU301") >= 30
+    assert shell("check", "--jobs", "0").returncode == 2
+
+
+@pytest.mark.parametrize("kind", ["a line", "a list", "a notebook"])
+def test_data_in_the_form_of_code_is_not_checked(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ten megabytes in a line took minutes."""
+    if kind == "a notebook":
+        write_notebook(Path("big.ipynb"), "import torch\nx = '" + "a" * 3_000_000 + "'\n")
+    else:
+        write("big.py", f"import torch\nx = [{('1, ' if kind == 'a line' else '1,' + chr(10)) * 1_000_000}]\n")
+    write("a.py", BAD)
+    assert check(".") == 1
+    said = capsys.readouterr()
+    assert "not checked, because it has" in said.err and "files with more than 2 MB" in said.err
+    assert "TPU901" in said.out
+
+
+# -- as a hook ----------------------------------------------------------------------------------------------------

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 import tpu_magics.check.config as config_module
 from tests.check.own_rules import RULES, finding
+from tpu_magics.check import rules as real_rules
 from tpu_magics.check.config import CheckConfig, ConfigFinder, Rules, UsageError, files_of, read
 
 ALL = Rules(RULES)
@@ -192,6 +194,14 @@ def test_the_command_line_wins(tmp_path: Path) -> None:
         ("x/y", "a/x/y/b.py", False),
         ("x.y/z", "xxy/z", False),
         ("tests/*", "tests/deep/a.py", True),
+        ("a[bc].py", "ac.py", True),
+        ("/x/y", "x/y/a.py", True),
+        ("**", "x/a.py", True),
+        ("a/**/b/**/c", "a/b/x/y/c", True),
+        ("a/**/b/**/c", "a/x/c", False),
+        ("*a" * 30 + "b", "a" * 4000 + ".py", False),  # these would take for ever where stars are tried in all ways
+        ("**/" * 30 + "b", "a/" * 400 + "c.py", False),
+        ("x/" + "*a" * 30 + "b", "x/" + "a" * 4000, False),
     ],
 )
 def test_globs(tmp_path: Path, glob: str, path: str, fits: bool) -> None:
@@ -222,6 +232,45 @@ def test_folders_are_walked_in_order(tmp_path: Path) -> None:
         [str(tmp_path / "nowhere")],
     )
     assert walked(tmp_path, "build", ".venv/x.py", "old/x.py") == (["build/x.py", ".venv/x.py"], [])
+
+
+def test_a_link_to_a_folder_is_followed_where_it_is_named(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "x.py").write_text("")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "link").symlink_to(tmp_path / "out")
+    assert walked(tmp_path, "in") == ([], [])
+    assert walked(tmp_path, "in/link") == (["in/link/x.py"], [])
+
+
+def test_a_pipe_in_place_of_a_table_is_none(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pyproject.toml")
+    assert read(tmp_path / "pyproject.toml", ALL) is None
+
+
+@pytest.mark.parametrize(
+    ("data", "part"),
+    [
+        ("[tool.tpu_magics]\nselect = ['ä']\n".encode("latin-1"), "not in UTF-8"),
+        ("[tool.tpu_magics]\nselect = ['values']\n".encode("utf-16"), "not in UTF-8"),
+        (b"[tool.tpu_magics]\nselect = " + b"[" * 100_000, "not valid TOML"),
+    ],
+    ids=("latin-1", "utf-16", "deep"),
+)
+def test_a_table_that_cannot_be_read_is_an_error_that_names_the_file(tmp_path: Path, data: bytes, part: str) -> None:
+    path = tmp_path / "pyproject.toml"
+    path.write_bytes(data)
+    with pytest.raises(UsageError, match=part) as raised:
+        read(path, ALL)
+    assert str(path) in str(raised.value)
+    path.write_bytes(data.replace(b"tpu_magics", b"other").replace("tpu_magics".encode("utf-16-le"), b"o\0"))
+    assert read(path, ALL) is None
+
+
+def test_the_example_of_the_module_is_right(tmp_path: Path) -> None:
+    real = Rules(tuple(real_rules.RULES))
+    text = (config_module.__doc__ or "").partition("\n\n")[2]
+    assert read(table(tmp_path, text), real) is not None
 
 
 def test_links_make_no_loop_and_no_file_twice(tmp_path: Path) -> None:

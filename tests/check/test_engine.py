@@ -10,8 +10,9 @@ import pytest
 from tests.check.own_rules import finding
 from tpu_magics.check import check_cells
 from tpu_magics.check.cells import cell_of
-from tpu_magics.check.engine import Noqa, code_spans, walk, without_suppressed
+from tpu_magics.check.engine import code_spans, walk
 from tpu_magics.check.inference.values import NOTHING, AbstractValue, canonical
+from tpu_magics.check.noqa import Noqa, without_suppressed
 from tpu_magics.check.rule_context import RuleContext
 
 HEAD = """\
@@ -352,7 +353,7 @@ def test_cells_of_a_running_notebook_differ_by_their_paths() -> None:
 
 def test_comments_of_a_cell_with_magics() -> None:
     text = "!echo it's fine\nx = red(1)  # noqa\n"
-    assert Noqa(text).lines == {2: frozenset()}
+    assert {line: one.codes for line, one in Noqa(text).comments.items()} == {2: ()}
 
 
 def test_what_does_not_parse_can_be_silenced_too() -> None:

@@ -9,12 +9,13 @@ import pytest
 import tpu_magics.check.rule as rule_docs
 from tests.check.own_rules import BLUE, GREY, RED
 from tpu_magics.check.cells import cell_of
+from tpu_magics.check.noqa import UNUSED_NOQA
 from tpu_magics.check.rule import Rule
 from tpu_magics.check.rules import RULES
 from tpu_magics.check.syntax import SYNTAX
 
 ROOT = Path(__file__).parents[2]
-ALL = (SYNTAX, *RULES)
+ALL = (SYNTAX, UNUSED_NOQA, *RULES)
 EVERY = pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.code)
 
 

@@ -223,6 +223,7 @@ def _source(old: str, code: str, ascii_only: bool) -> str:
 Note = Callable[[str], None]
 
 _LINE_END = re.compile("\r\n?")
+MOST, MOST_NOTEBOOK = 2_000_000, 200_000_000  # bytes of code, and of a notebook with its outputs
 
 
 @dataclass(eq=False)
@@ -335,16 +336,27 @@ def cells_of(data: bytes, path: str, note: Note = lambda _: None) -> list[CodeCe
     """The same for a file's bytes."""
     try:
         if path.lower().endswith(".ipynb"):
-            result = read_notebook(data)
+            result = read_notebook(data) if len(data) <= MOST_NOTEBOOK else Notebook((), "")
+            if len(data) > MOST_NOTEBOOK or sum(map(len, result.sources)) > MOST:
+                return _too_large(path, len(data), note)
             if result.language:
                 note(f"{path}: not checked, because it is a notebook in {result.language}")
                 return []
             return [cell_of(text, path, number) for number, text in enumerate(result.sources, start=1)]
+        if len(data) > MOST:
+            return _too_large(path, len(data), note)
         return [cell_of(decode(data)[0], path)]
     except NotANotebook as error:
         return [_unreadable(path, PythonParseError(str(error), error.line), "This notebook")]
     except PythonParseError as error:
         return [_unreadable(path, error, "This file")]
+
+
+def _too_large(path: str, size: int, note: Note) -> list[CodeCell]:
+    """Data in the form of code: it would take minutes, and nobody wrote it."""
+    most = f"files with more than {MOST / 1e6:.0f} MB of code are not"
+    note(f"{path}: not checked, because it has {size / 1e6:.1f} MB; {most}")
+    return []
 
 
 def _unreadable(path: str, error: PythonParseError, what: str) -> CodeCell:

@@ -2,7 +2,7 @@
 
 [tool.tpu_magics]
 select = ["values", "shapes", "TPU3"]      # groups, codes, prefixes of codes, names of rules
-ignore = ["print-in-step"]
+ignore = ["printed-tensor"]
 exclude = ["legacy", "notebooks/old/*"]    # globs, relative to the folder of this file
 per-file-ignores = { "tests/*" = ["values"] }
 """
@@ -14,11 +14,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tpu_magics.check.finding import Finding
+from tpu_magics.check.noqa import UNUSED_NOQA
 from tpu_magics.check.rule import Rule
 from tpu_magics.check.syntax import SYNTAX
 from tpu_magics.errors import TpuMagicsError
@@ -41,7 +43,7 @@ class Rules:
 
     @cached_property
     def all(self) -> tuple[Rule, ...]:
-        return (SYNTAX, *self.rules)
+        return (SYNTAX, UNUSED_NOQA, *self.rules)
 
     def validate(self, words: Iterable[str], where: str) -> tuple[str, ...]:
         """The words unchanged; raises UsageError for a word that selects no rule."""
@@ -120,21 +122,30 @@ class CheckConfig:
 
 
 def _matches(glob: str, path: str) -> bool:
-    """Whether a glob matches a path or a folder above it. Without a slash it matches any name in the path."""
-    glob = glob.removeprefix("./")
-    parts = path.split("/")
-    if "/" not in glob.rstrip("/"):
-        pattern = _pattern(glob.rstrip("/"))
-        return any(pattern.fullmatch(part) for part in parts)
-    pattern = _pattern(glob.strip("/"))
-    return any(pattern.fullmatch("/".join(parts[:count])) for count in range(1, len(parts) + 1))
+    """Whether a glob matches a path or a folder above it. Without a slash it matches any name in the path.
+
+    `*`, `?` and `[ab]` stay inside one name, a name `**` stands for any number of folders. In linear time: whatever the
+    stars, no name is looked at twice for the same part of the glob.
+    """
+    names, parts = path.split("/"), glob.removeprefix("./").strip("/").split("/")
+    if "/" not in glob.removeprefix("./").rstrip("/"):
+        return any(fnmatchcase(name, parts[0]) for name in names)
+    reached = _past_stars({0}, parts)  # parts of the glob that may come next
+    for name in names:
+        stay = {at for at in reached if at < len(parts) and parts[at] == "**"}
+        go = {at + 1 for at in reached if at < len(parts) and fnmatchcase(name, parts[at])}
+        reached = _past_stars(stay | go, parts)
+        if len(parts) in reached:
+            return True
+    return False
 
 
-def _pattern(glob: str) -> re.Pattern[str]:
-    """`*` and `?` stay inside one name, `**` goes across folders."""
-    known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    parts = re.split(r"(\*\*/|\*\*|\*|\?)", glob)
-    return re.compile("".join(known.get(part, re.escape(part)) for part in parts), re.DOTALL)
+def _past_stars(reached: set[int], parts: Sequence[str]) -> set[int]:
+    for at in sorted(reached):
+        while at < len(parts) and parts[at] == "**":
+            at += 1
+            reached.add(at)
+    return reached
 
 
 # -- reading --------------------------------------------------------------------------------------------------------
@@ -147,11 +158,12 @@ class ConfigFinder:
     rules: Rules
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
     _known: dict[Path, CheckConfig] = field(default_factory=dict)
 
     def of(self, path: str | Path) -> CheckConfig:
-        """For a file or folder. On the command line `select` replaces `select` and `ignore` of the file, `ignore`
-        is added."""
+        """For a file or folder. On the command line `select` replaces `select` and `ignore` of the file, `ignore` and
+        `exclude` are added."""
         result = Path(path).absolute()
         return self._of_folder(result if result.is_dir() else result.parent)
 
@@ -169,14 +181,23 @@ class ConfigFinder:
     def _overridden(self, config: CheckConfig) -> CheckConfig:
         if self.select:
             config = replace(config, select=self.select, ignore=())
-        return replace(config, ignore=config.ignore + self.ignore)
+        return replace(config, ignore=config.ignore + self.ignore, exclude=config.exclude + self.exclude)
 
 
 def read(path: Path, rules: Rules) -> CheckConfig | None:
     """The configuration in a pyproject.toml; None if there is no file or no such table. Raises UsageError."""
     try:
-        text = path.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError):
+        if not path.is_file():  # none, or a pipe, which has no end
+            return None
+        data = path.read_bytes()
+        text = data.decode("utf-8-sig")
+    except OSError:
+        return None
+    except UnicodeDecodeError:
+        if b"[tool.tpu" in data.replace(b"\0", b""):
+            raise UsageError(
+                f"{path} is not in UTF-8, as TOML must be.", "", "Save it in UTF-8: [tool.tpu_magics] is in it."
+            ) from None
         return None
     table = _table(path, text) if "tpu_magics" in text or "tpu-magics" in text else None
     return None if table is None else _config(path, table, rules)
@@ -194,11 +215,12 @@ def _table(path: Path, text: str) -> Any:
         )
     try:
         result = parser.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         if not _TABLE.search(text):
             return None
+        what = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise UsageError(
-            f"{path} is not valid TOML: {error}.", "", "Fix the file: [tool.tpu_magics] is in it."
+            f"{path} is not valid TOML: {what}.", "", "Fix the file: [tool.tpu_magics] is in it."
         ) from None
     tool = result.get("tool")
     return next((tool[name] for name in TABLES if name in tool), None) if isinstance(tool, dict) else None
@@ -257,24 +279,22 @@ def files_of(paths: Sequence[str], configs: ConfigFinder, missing: list[str]) ->
         if not path.is_dir() and not path.is_file():
             missing.append(str(path))
             continue
-        for file in _walk(path, configs, frozenset()) if path.is_dir() else (path,):
+        for file in _walk(path, configs) if path.is_dir() else (path,):
             real = file.resolve()
             if real not in seen and not configs.of(file).excludes(file):
                 seen.add(real)
                 yield str(file)
 
 
-def _walk(folder: Path, configs: ConfigFinder, above: frozenset[Path]) -> Iterator[Path]:
-    """The Python files and notebooks below a folder, sorted by name. A link to a folder above is not followed."""
-    real = folder.resolve()
-    if real in above:
-        return
+def _walk(folder: Path, configs: ConfigFinder) -> Iterator[Path]:
+    """The Python files and notebooks below a folder, sorted by name. A link to a folder is not followed: it may lead
+    anywhere, and is checked where it is named itself."""
     for path in _entries(folder):
         if path.name.startswith("."):
             continue
         if path.is_dir():
-            if not _skipped(path) and not configs.of(path).excludes(path):
-                yield from _walk(path, configs, above | {real})
+            if not path.is_symlink() and not _skipped(path) and not configs.of(path).excludes(path):
+                yield from _walk(path, configs)
         elif path.name.lower().endswith(SUFFIXES) and path.is_file():
             yield path
 

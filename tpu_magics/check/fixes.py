@@ -62,6 +62,14 @@ def fix(
     return FixResult(cells, now, count)
 
 
+def with_texts(cells: Sequence[CodeCell], texts: Sequence[str]) -> FixResult:
+    """The cells with new texts; a cell that would no longer parse keeps its own."""
+    new = [cell_of(text, cell.path, cell.number) for cell, text in zip(cells, texts, strict=True)]
+    kept = [one if one.tree is not None else cell for cell, one in zip(cells, new, strict=True)]
+    changed = sum(one.text != cell.text for cell, one in zip(cells, kept, strict=True))
+    return FixResult(cells, kept, changed)
+
+
 def _fix_cell(cell: CodeCell, findings: Sequence[Finding]) -> tuple[CodeCell, int]:
     """The cell after the edits of as many findings as possible: without overlaps, and if the result parses."""
     chosen = _non_overlapping(findings)

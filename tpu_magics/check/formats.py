@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from tpu_magics.check.finding import Finding
-from tpu_magics.check.rule import Rule, as_markdown, as_text, rule_doc
+from tpu_magics.check.rule import Rule, as_markdown, as_text, rule_doc, rule_url
 
 WIDTH = 110  # columns of a shown line of code
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -23,7 +24,8 @@ _RED, _YELLOW, _CYAN, _BOLD, _PLAIN = "\033[31m", "\033[33m", "\033[36m", "\033[
 @dataclass(frozen=True)
 class CheckReport:
     """What a check found in `files` files. `file_lines` gives the line of the file on which a finding in a notebook
-    stands, `fixed` how many findings were fixed before, `advice` how many more are advice that was not asked for."""
+    stands, `fixed` how many findings were fixed before (or what `done` says), `advice` how many more are advice that
+    was not asked for, `known` how many the baseline lists."""
 
     findings: Sequence[Finding]
     files: int
@@ -32,6 +34,8 @@ class CheckReport:
     version: str = ""
     file_lines: Callable[[Finding], int] = field(default=lambda finding: finding.line)
     advice: int = 0
+    known: int = 0
+    done: str = "fixed"
 
 
 # -- text -----------------------------------------------------------------------------------------------------------
@@ -40,18 +44,20 @@ class CheckReport:
 def text(report: CheckReport, colour: bool = False) -> str:
     """For people: by file, each finding with its code, the reason and the fix."""
     parts = []
+    urls = {rule.code: rule_url(rule) for rule in report.rules}
     for path, result in groupby(report.findings, key=lambda finding: finding.path):
         mine = list(result)
         parts.append(_painted(f"{_printable(path)}: {_counted(mine)}", _BOLD, colour))
-        parts += [_block(finding, colour) for finding in mine]
+        parts += [_block(finding, colour, urls) for finding in mine]
     return "\n".join([*parts, summary(report), ""])
 
 
 def summary(report: CheckReport) -> str:
     """The last line: how many, and what `--fix` can do."""
     checked = _plural(report.files, "file")
-    done = f"{_plural(report.fixed, 'finding')} fixed. " if report.fixed else ""
+    done = f"{_plural(report.fixed, 'finding')} {report.done}. " if report.fixed else ""
     hidden = f" {report.advice} advice not shown (`--advice`)." if report.advice else ""
+    hidden += f" {report.known} more in the baseline." if report.known else ""
     if not report.findings:
         return (
             f"{done}No findings in {checked}.{hidden}" if report.files else f"{done}No Python files or notebooks found."
@@ -62,6 +68,21 @@ def summary(report: CheckReport) -> str:
     rest = f" `--fix` can fix {fixable}." if fixable else ""
     rest += f" `--fix --unsafe-fixes` can fix {unsafe} more, which may change results." if unsafe else ""
     return f"{done}{_counted(report.findings)} in {files} of {checked}.{rest}{hidden}"
+
+
+def statistics(report: CheckReport, as_json: bool = False) -> str:
+    """How often each rule was broken, most often first; `[*]` where `--fix` can fix them all."""
+    codes = Counter(finding.code for finding in report.findings)
+    fixable = Counter(finding.code for finding in report.findings if finding.edits and not finding.unsafe)
+    names = {rule.code: rule.name for rule in report.rules}
+    rows = [(count, code, names.get(code, ""), fixable[code]) for code, count in codes.most_common()]
+    if as_json:
+        keys = ("count", "code", "name", "fixable")
+        return json.dumps([dict(zip(keys, row, strict=True)) for row in rows], indent=2) + "\n"
+    wide = len(str(max(codes.values(), default=0)))
+    marks = {True: "[*]", False: "[ ]"}
+    lines = [f"{count:>{wide}}  {code}  {marks[fixes == count]}  {name}" for count, code, name, fixes in rows]
+    return "\n".join([*lines, summary(report), ""])
 
 
 def _counted(findings: Iterable[Finding]) -> str:
@@ -78,8 +99,10 @@ def _plural(count: int, word: str) -> str:
     return f"{count} {word}" + ("" if count == 1 else "s")
 
 
-def _block(finding: Finding, colour: bool) -> str:
+def _block(finding: Finding, colour: bool, urls: Mapping[str, str]) -> str:
     code = _painted(finding.code, _YELLOW if finding.advice else _RED, colour)
+    if colour and (url := urls.get(finding.code)):
+        code = f"\033]8;;{url}\033\\{code}\033]8;;\033\\"  # a link, in terminals that know them
     label = " (advice)" if finding.advice else ""
     lines = [f"{_printable(finding.place)}: {code}{label} {_printable(finding.message)}"]
     if finding.source.strip():
@@ -179,6 +202,7 @@ def _rule(rule: Rule) -> dict[str, Any]:
         "shortDescription": {"text": result.title},
         "fullDescription": {"text": result.section("What it does") or result.title},
         "help": {"text": as_text(rule), "markdown": as_markdown(rule)},
+        **({"helpUri": url} if (url := rule_url(rule)) else {}),
         "defaultConfiguration": {"level": "error"},
         "properties": {"tags": [result.group]},
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import inspect
 import textwrap
 from collections.abc import Iterable
@@ -19,7 +20,7 @@ SECTIONS = ("What it does", "Why this is bad", "Example", "Use instead", "Limita
 CODE = ("Example", "Use instead")
 
 GROUPS = {
-    "syntax": "Code that Python cannot parse.",
+    "syntax": "Code that Python cannot parse, and comments for this checker.",
     "values": "XLA's first rule: no branches on data, and no reads of values during a step.",
     "shapes": "XLA's second rule: no shapes that depend on data.",
     "recompiles": "XLA's third rule: few different shapes.",
@@ -89,11 +90,33 @@ def rule_doc(rule: Rule) -> RuleDoc:
     return RuleDoc(rule.code, rule.name, rule.group, lines[0].strip(), rule.why, texts)
 
 
+def rule_url(rule: Rule) -> str:
+    """Its part of the documentation on the web; "" as long as the package names none.
+
+    It is that of the package's metadata: its `Documentation`, or docs/rules.md in its `Repository`.
+    """
+    base = _documentation()
+    return f"{base}#{rule.code.lower()}-{rule.name}" if base else ""
+
+
+@cache
+def _documentation() -> str:
+    try:
+        named = importlib.metadata.metadata("tpu-magics").get_all("Project-URL") or []
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    urls = {name.strip().lower(): url.strip() for name, _, url in (one.partition(",") for one in named)}
+    if "documentation" in urls:
+        return f"{urls['documentation'].rstrip('/')}/rules.html"
+    return f"{urls['repository'].rstrip('/')}/blob/main/docs/rules.md" if "repository" in urls else ""
+
+
 def as_text(rule: Rule) -> str:
     """For a terminal."""
     result = rule_doc(rule)
     parts = [f"{result.code} {result.name} (group {result.group})", result.title]
     parts += [f"{name}\n{textwrap.indent(text, '    ')}" for name, text in result.sections.items()]
+    parts += [url] if (url := rule_url(rule)) else []
     return "\n\n".join(parts) + "\n"
 
 

@@ -30,3 +30,4 @@ several = Accelerator(deepspeed_plugins={"a": DeepSpeedPlugin()})  # TPU607: Acc
 fourth = TrainingArguments("out", optim="adamw_torch_xla", dataloader_drop_last=True, parallelism_config={})  # TPU607: parallelism_config
 plain = Accelerator()  # ok: TPU607
 stepped = Accelerator(gradient_accumulation_steps=4)  # ok: TPU607
+logged = Accelerator(log_with="tensorboard")  # ok: TPU607

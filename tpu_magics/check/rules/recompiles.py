@@ -825,8 +825,8 @@ class TfRemainder(Rule):
     """A training set of TensorFlow with a short last batch.
 
     What it does
-        Reports, for a TPU and as advice, `fit(x, y, batch_size=n)` with arrays whose length is no multiple of `n`, and `.batch(n)`,
-        `.padded_batch(n, ...)`, `.ragged_batch(n)`, `.bucket_by_sequence_length(...)` and a dataset's
+        Reports, for a TPU and as advice, `fit(x, y, batch_size=n)` with arrays whose length is no multiple of `n`, and
+        `.batch(n)`, `.padded_batch(n, ...)`, `.ragged_batch(n)`, `.bucket_by_sequence_length(...)` and a dataset's
         `to_tf_dataset(...)` without `drop_remainder=True`, for training (shuffled, passed to `fit` or to a loop of
         training steps, or named so), if the number of rows is unknown or not a multiple of `n`.
     Why this is bad
