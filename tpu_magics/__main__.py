@@ -45,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     check = commands.add_parser("check", help="check Python files and notebooks against the rules of XLA")
     add_check_arguments(check)
     check.set_defaults(run=run_check)
+    server = commands.add_parser("server", help="the checker for editors, by the Language Server Protocol")
+    server.set_defaults(run=_server)
     preflight = commands.add_parser("preflight", help="compile a training function for a TPU that is not attached")
     add_preflight_arguments(preflight)
     preflight.set_defaults(run=run_preflight)
@@ -74,6 +76,18 @@ def _encodable() -> None:
                 "✓…".encode(stream.encoding)
             except UnicodeEncodeError:
                 stream.reconfigure(errors="replace")
+
+
+def _server(_found: argparse.Namespace) -> None:
+    try:
+        from tpu_magics.check.server import main as serve
+    except ModuleNotFoundError as missing:
+        raise TpuMagicsError(
+            "The server for editors needs pygls, which is not installed.",
+            f"There is no module {missing.name}.",
+            'Run `pip install "tpu-magics[lsp]"`.',
+        ) from None
+    serve()
 
 
 def _host(_found: argparse.Namespace) -> None:
