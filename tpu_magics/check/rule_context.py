@@ -271,6 +271,7 @@ _DATA = re.compile(
 _DATA_CLASS = re.compile(r"(Dataset|Sampler|DataModule|ImageProcessor|VideoProcessor|FeatureExtractor)$|Collat(e|or)")
 # Parameters of a transform or a collator.
 _SAMPLES = [[name] for name in ("img", "image", "pil_img", "sample", "examples", "features", "instances")]
+_EXPORTS = re.compile(r"onnx[^/\\]*\.py$", re.IGNORECASE)
 _TEST_FILE = re.compile(r"(^|[/\\])(test_[^/\\]*|[^/\\]*_test|conftest)\.py$")
 _HOST_NAMES = re.compile(
     r"^(collate|_collate|\w*_collate(_fn)?$|preprocess|tokenize|compute_metrics|plot|show|visuali[sz]e|load_data|"
@@ -352,6 +353,8 @@ def _looks_host(function: Function, known_so_far: set[int]) -> bool:
     if function.outer is not None and id(function.outer) in known_so_far:
         return True
     if function.name.startswith("test_") and is_test_of(function.ctx.program):
+        return True
+    if "onnx" in function.name or _EXPORTS.search(function.ctx.cell.path):  # traced on the host
         return True
     if function.cls is not None:
         return _is_host_method(function, known_so_far)

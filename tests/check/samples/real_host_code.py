@@ -169,3 +169,26 @@ def joined(batch: dict[str, torch.Tensor], pad):
             value = pad
         result[key.replace("chosen", "joined")] = F.pad(batch[key], (0, 8), value=value)
     return result
+
+
+class Adapter(torch.nn.Module):
+    """What is done once to a module, and what is made on the CPU."""
+
+    def merge(self, safe_merge=False):
+        weight = self.weight + self.delta
+        if safe_merge and not torch.isfinite(weight).all():  # ok: TPU101
+            raise ValueError("not finite")
+        self.weight.data = weight
+
+    def to_onnx(self, x, lengths: torch.Tensor):
+        return x[:, : lengths.max()]  # ok: TPU204
+
+    def forward(self, x, kinds: list[int]):
+        kinds = torch.Tensor(kinds)
+        scale = torch.ones_like(kinds)
+        scale[(kinds > 0) & (torch.remainder(kinds, 4) == 1)] = 2.0  # ok: TPU202
+        return x * scale.to(x.device)
+
+    def tiles(self, images, processor):
+        found = processor(images=images, return_tensors="pt")["rows"]
+        return [one.sum().item() for one in found.split(2)]  # ok: TPU102

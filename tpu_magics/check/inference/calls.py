@@ -123,6 +123,8 @@ def _result(
         return AbstractValue(TENSOR, lib="torch", where="host")
     if receiver is UNKNOWN_ITEM:
         return _item_method(walk, node, method, arguments)
+    if callee.kind == UNKNOWN and any(one.arg == "return_tensors" for one in node.keywords):
+        return CALLED[TOKENIZER](walk, node, callee, arguments)  # only processors of transformers have it
     handler = CALLED.get(callee.kind)
     return handler(walk, node, callee, arguments) if handler is not None else UNKNOWN_VALUE
 

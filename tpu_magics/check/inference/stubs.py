@@ -81,6 +81,10 @@ _EXACT: dict[str, AbstractValue] = {
     **dict.fromkeys(("torch." + one for one in _BOOLS.split()), _TORCH_BOOL),
     **dict.fromkeys(("torch." + one for one in _INTS.split()), _TORCH_INT),
     **dict.fromkeys(("torch." + one for one in _MANY.split()), _TORCH_OUTPUT),
+    **dict.fromkeys(
+        ("torch.Tensor", "torch.FloatTensor", "torch.LongTensor", "torch.IntTensor"),
+        AbstractValue(TENSOR, lib="torch", where="host"),
+    ),
     "torch.all": _TORCH_BOOL,
     "torch.any": _TORCH_BOOL,
     **dict.fromkeys(

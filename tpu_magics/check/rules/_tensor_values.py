@@ -119,11 +119,15 @@ def _may_be_in_step(function: Function) -> bool:
     return bool(memo[key])
 
 
-_ONCE = frozenset(("__init__", "__post_init__", "reset_parameters", "init_weights", "_init_weights"))
+# Functions that run once by their names: what is made, merged, loaded or saved.
+_ONCE = re.compile(
+    r"^(__init__|__post_init__|_?(reset|init)_(parameters|weights)|(un)?merge(_\w+)?|(load|save|export|convert)_\w+|"
+    r"from_\w+|(de)?quantize)$"
+)
 
 
 def _has_step_callers(function: Function) -> bool:
-    if function.name in _ONCE:
+    if _ONCE.match(function.name):
         return any(call.ctx.in_step for call in function.callers)
     return not function.callers or any(may_run_each_step(call.ctx) or call.ctx.top_level for call in function.callers)
 

@@ -37,7 +37,10 @@ def is_float16(node: ast.expr | None, ctx: RuleContext, texts: bool = False) -> 
 def _is_for_other_device(node: ast.AST, ctx: RuleContext) -> bool:
     """As for other rules, but accelerate and the Trainer choose the device, whatever else the program moves."""
     whole = not ctx.program.xla and _device.is_gpu_program(ctx.program)
-    return whole or _device.is_in_other_device_branch(node, ctx) or is_test_of(ctx.program) or _is_chosen(node, ctx)
+    if whole or _device.is_in_other_device_branch(node, ctx) or is_test_of(ctx.program):
+        return True
+    tries = ctx.function is not None and re.search(r"_(available|supported)(_|$)", ctx.function.name)
+    return bool(tries) or _is_chosen(node, ctx)
 
 
 _PRECISIONS = re.compile(r"fp16|half|float16|16-|mixed|precision|upcast|dtype|(^|\W|_)amp(\W|_|$)", re.IGNORECASE)

@@ -190,12 +190,22 @@ def _is_of_images(given: ast.expr, ctx: RuleContext) -> bool:
 
 
 def _pad_sequence(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
-    if pads_to_longest(node, ctx) and _recompiles.runs_per_batch(ctx) and not _recompiles.is_off_tpu(ctx, node):
+    if not pads_to_longest(node, ctx) or _recompiles.is_off_tpu(ctx, node) or _is_of_processor(ctx):
+        return
+    if _recompiles.runs_per_batch(ctx):
         yield ctx.finding(
             node,
             f"{ctx.source(node.func)} pads each batch to its longest row.",
             "Pad to a fixed length, or round the length up to a multiple of 64.",
         )
+
+
+def _is_of_processor(ctx: RuleContext) -> bool:
+    """Whether this is a method of a processor of transformers beside the one that makes batches."""
+    function = ctx.function
+    if function is None or function.cls is None or function.name == "__call__":
+        return False
+    return any(base.endswith("ProcessorMixin") for base in function.cls.all_bases())
 
 
 def _longest_row_padding(node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
