@@ -554,20 +554,22 @@ _NEVER_ON_XLA = frozenset(
 
 
 def _if_exp(walk: Evaluator, node: ast.IfExp) -> AbstractValue:
-    walk.value(node.test)
-    body, orelse = walk.value(node.body), walk.value(node.orelse)
-    if walk.ctx.name(node.test) in _NEVER_ON_XLA:
-        return orelse
-    return body if _keeps_non_tensor(walk, node) else join(body, orelse)
-
-
-def _keeps_non_tensor(walk: Evaluator, node: ast.IfExp) -> bool:
     """`norm.item() if isinstance(norm, torch.Tensor) else norm`: the second `norm` is not a tensor."""
-    test = node.test
-    if not isinstance(test, ast.Call) or len(test.args) != 2 or walk.ctx.name(test) != "builtins.isinstance":
-        return False
-    of_tensors = walk.ctx.name(test.args[1]) in ("torch.Tensor", "tensorflow.Tensor")
-    return of_tensors and ast.dump(node.orelse) == ast.dump(test.args[0])
+    walk.value(node.test)
+    holds, fails = narrow(node.test, walk.ctx)
+    body, orelse = (_narrowed(walk, *side) for side in ((node.body, holds), (node.orelse, fails)))
+    return orelse if walk.ctx.name(node.test) in _NEVER_ON_XLA else join(body, orelse)
+
+
+def _narrowed(walk: Evaluator, node: ast.expr, no_tensors: list[str]) -> AbstractValue:
+    """The value of an expression in which these names are no tensors."""
+    before = {name: walk.env[name] for name in no_tensors if name in walk.env}
+    for name in before:
+        walk.bind(name, A_NUMBER)
+    value = walk.value(node)
+    for name, old in before.items():
+        walk.bind(name, old)
+    return value
 
 
 # -- containers ----------------------------------------------------------------------------------------------------

@@ -39,8 +39,12 @@ def _is_for_other_device(node: ast.AST, ctx: RuleContext) -> bool:
     whole = not ctx.program.xla and _device.is_gpu_program(ctx.program)
     if whole or _device.is_in_other_device_branch(node, ctx) or is_test_of(ctx.program):
         return True
-    tries = ctx.function is not None and re.search(r"_(available|supported)(_|$)", ctx.function.name)
-    return bool(tries) or _is_chosen(node, ctx)
+    function = ctx.function
+    if function is not None and re.search(r"_(available|supported)(_|$)", function.name):  # it tries what there is
+        return True
+    spec = function.node.args if function is not None and not ctx.program.xla else None
+    defaults = () if spec is None else (*spec.defaults, *spec.kw_defaults)
+    return any(ctx.constant(one) == "cuda" for one in defaults) or _is_chosen(node, ctx)
 
 
 _PRECISIONS = re.compile(r"fp16|half|float16|16-|mixed|precision|upcast|dtype|(^|\W|_)amp(\W|_|$)", re.IGNORECASE)
