@@ -72,6 +72,23 @@ def test_only_a_program_that_is_for_a_gpu_alone_is_left_alone(imports: str, devi
     assert codes(SCALED.format(imports=imports, device=device)) == expected
 
 
+def test_the_end_of_a_chain_of_other_devices_is_for_a_gpu() -> None:
+    text = """
+        import torch
+        import torch_xla
+
+        def scaler_of(kinds):
+            if is_npu_available():
+                return torch.amp.GradScaler("npu")
+            elif is_xpu_available():
+                return torch.amp.GradScaler("xpu")
+            else:
+                return torch.amp.GradScaler("cuda")
+        """
+    assert codes(text) == []
+    assert codes(text.replace("is_npu_available", "is_main").replace("is_xpu_available", "is_last")) == ["TPU502"]
+
+
 @pytest.mark.parametrize(
     ("test", "expected"),
     [

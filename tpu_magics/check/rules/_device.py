@@ -187,7 +187,7 @@ def is_reported(call: CallSite, reported: dict[int, tuple[Statement, RuleContext
 
 
 _TPU = re.compile(r"(?<![a-z])(tpus?|xla)(?![a-z])|(?<![a-z_])(strategy|resolver)(?![a-z_])", re.IGNORECASE)
-_OTHER = re.compile(r"(?<![a-z])(cuda|gpus?|cpus?|mps|rocm)(?![a-z])", re.IGNORECASE)
+_OTHER = re.compile(r"(?<![a-z])(cuda|gpus?|cpus?|mps|rocm|[xnh]pu|mlu|musa|sdaa)(?![a-z])", re.IGNORECASE)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _EQUAL = (ast.Eq, ast.Is, ast.In, ast.Gt, ast.GtE)
 _UNEQUAL = (ast.NotEq, ast.IsNot, ast.NotIn, ast.Lt, ast.LtE)
@@ -195,12 +195,16 @@ _UNEQUAL = (ast.NotEq, ast.IsNot, ast.NotIn, ast.Lt, ast.LtE)
 
 def is_in_other_device_branch(node: ast.AST, ctx: RuleContext) -> bool:
     """Whether a condition around this node selects another device than a TPU."""
-    inner = node
+    inner, others = node, 0
     for outer in ctx.parents(node):
         if isinstance(outer, _FUNCTIONS):
             return False
-        if isinstance(outer, (ast.If, ast.IfExp)) and inner is not outer.test and _is_other_branch(outer, inner):
-            return True
+        if isinstance(outer, (ast.If, ast.IfExp)) and inner is not outer.test:
+            if _is_other_branch(outer, inner):
+                return True
+            others += _sides(outer.test)[0] < 0
+            if others > 1:  # where it is neither an XPU nor an NPU, nor a TPU by any of these tests, it is a GPU
+                return True
         if isinstance(outer, ast.Try) and inner in outer.handlers and _looks_for_tpu(outer):
             return True
         inner = outer
@@ -279,7 +283,11 @@ def is_gpu_program(program: CheckedProgram) -> bool:
     """Whether the program puts things on a GPU and does not use XLA."""
     if program.tpu_tf or program.has_our_magics or any(map(program.uses, ("torch_xla", "tpu_magics"))):
         return False
-    if program.calls(*_FOR_GPUS) or any(call.receiver.kind != NUMBER for call in program.methods("cuda")):
+    if (
+        program.uses("transformer_engine")
+        or program.calls(*_FOR_GPUS)
+        or any(call.receiver.kind != NUMBER for call in program.methods("cuda"))
+    ):
         return True
     listed = program.calls(*_LISTED)
     if any(call.ctx.constant(call.ctx.argument(call.node, "device_type", 0)) == "GPU" for call in listed):

@@ -44,7 +44,10 @@ def _is_for_other_device(node: ast.AST, ctx: RuleContext) -> bool:
         return True
     spec = function.node.args if function is not None and not ctx.program.xla else None
     defaults = () if spec is None else (*spec.defaults, *spec.kw_defaults)
-    return any(ctx.constant(one) == "cuda" for one in defaults) or _is_chosen(node, ctx)
+    # A wrapper for GPUs, or integer weights for a GPU's kernel.
+    if any(ctx.constant(one) == "cuda" or ctx.name(one) in ("torch.int8", "torch.uint8") for one in defaults):
+        return True
+    return _is_chosen(node, ctx)
 
 
 _PRECISIONS = re.compile(r"fp16|half|float16|16-|mixed|precision|upcast|dtype|(^|\W|_)amp(\W|_|$)", re.IGNORECASE)
