@@ -1,14 +1,17 @@
-"""How many of the problems in problems.py are found: at least nine of ten, and which are not."""
+"""How many of the problems in problems.py are found: at least nine of ten, and which are not; and what was judged."""
 
 from __future__ import annotations
 
 import re
 import textwrap
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from tests.check import corpus
+from tests.check.own_rules import finding
 from tpu_magics.check import check_cells
 from tpu_magics.check.cells import cell_of
 
@@ -121,3 +124,24 @@ def test_at_least_nine_of_ten_problems_are_found() -> None:
 def test_a_place_by_itself_has_no_problem(place: str) -> None:
     """What is found is in the lines, not around them."""
     assert not found(Problem(frozenset(), place, "", "pass" if place != "notebook" else "x = 1"))
+
+
+def test_what_was_judged_is_enough_and_mostly_true() -> None:
+    """corpus.py, which is run by hand, says what was drawn of it; here is what it has to draw from."""
+    judged = corpus.judgements()
+    assert len({(one.path, one.code, one.hash) for one in judged}) == len(judged) >= corpus.SAMPLE
+    assert {one.verdict for one in judged} <= set(corpus.VERDICTS) and all(one.reason for one in judged)
+    assert corpus.precision(judged) > 0.85, "of all that were ever judged; those that were false are mostly gone"
+
+
+def test_the_sample_is_the_same_again_and_larger_rules_have_more() -> None:
+    found = [
+        finding(line, code=code, message=str(line))
+        for code, count in (("TPU1", 900), ("TPU2", 100), ("TPU3", 1))
+        for line in range(1, count + 1)
+    ]
+    drawn = corpus.sample(found)
+    assert drawn == corpus.sample(found[::-1]) and len(drawn) >= 190
+    counts = Counter(one.code for one in drawn)
+    assert counts["TPU1"] > 2 * counts["TPU2"] and counts["TPU3"] == 1
+    assert set(corpus.sample(found[:-1])) >= set(drawn[:-1]), "what goes makes nothing else go"

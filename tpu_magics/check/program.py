@@ -133,7 +133,10 @@ class CheckedProgram:
 
     def uses(self, root: str) -> bool:
         """Whether anything of this package (dotted) is imported."""
-        return any(name == root or name.startswith(root + ".") for name in self.imported)
+        key = ("uses", root, len(self.imported))  # more is imported as the walk goes on
+        if key not in self.memo:
+            self.memo[key] = any(name == root or name.startswith(root + ".") for name in self.imported)
+        return bool(self.memo[key])
 
     def calls(self, *names: str) -> list[CallSite]:
         """Calls of these canonical names, in order; a name that ends in "." stands for everything below it."""

@@ -23,6 +23,7 @@ from tpu_magics.check.inference.values import (
     AbstractValue,
 )
 from tpu_magics.check.program import remembered
+from tpu_magics.check.syntax import nodes_of
 
 if TYPE_CHECKING:
     from typing import Any
@@ -247,9 +248,12 @@ class RuleContext:
 
 
 def _parents(tree: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
-    for node in ast.walk(tree):
-        for child in ast.iter_child_nodes(node):
-            yield child, node
+    for node in nodes_of(tree):
+        for name in node._fields:
+            value = getattr(node, name, None)
+            for child in value if value.__class__ is list else (value,):
+                if isinstance(child, ast.AST):
+                    yield child, node
 
 
 # -- which code runs where --------------------------------------------------------------------------------------------

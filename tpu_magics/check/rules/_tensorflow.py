@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tpu_magics.check.inference.values import NOTHING, STRATEGY
 from tpu_magics.check.program import LOCAL_TPU, RESOLVERS, STRATEGIES, remembered
 from tpu_magics.check.rule_context import under_strategy
+from tpu_magics.check.syntax import nodes_of
 
 if TYPE_CHECKING:
     from tpu_magics.check.program import CallSite, CheckedProgram, Function
@@ -127,7 +128,7 @@ def _only_assigned(program: CheckedProgram) -> dict[str, ast.expr]:
     """The values of names that are assigned once in the whole program."""
     bound: Counter[str] = Counter()
     given: dict[str, ast.expr] = {}
-    for node in (one for cell in program.cells if cell.tree is not None for one in ast.walk(cell.tree)):
+    for node in (one for cell in program.cells if cell.tree is not None for one in nodes_of(cell.tree)):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             bound[node.id] += 1
         elif isinstance(node, ast.arg):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tpu_magics.check.inference.values import CLASS, LIST, MODEL, NOTHING, TRAINER
 from tpu_magics.check.program import remembered
 from tpu_magics.check.rules import _device
+from tpu_magics.check.syntax import nodes_of
 
 if TYPE_CHECKING:
     from tpu_magics.check.program import CallSite, CheckedProgram, Class
@@ -147,7 +148,7 @@ _SETTERS = {"set_optimizer": "optim", "set_dataloader": "dataloader_drop_last"}
 
 def _all_stored(program: CheckedProgram) -> Iterator[str]:
     for cell in program.cells:
-        for node in ast.walk(cell.tree) if cell.tree is not None else ():
+        for node in nodes_of(cell.tree) if cell.tree is not None else ():
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
                 yield node.attr
     yield from (name for method, name in _SETTERS.items() if program.methods(method))
@@ -408,7 +409,7 @@ def _changed(program: CheckedProgram) -> frozenset[str]:
 
 def _changed_names(program: CheckedProgram) -> Iterator[str]:
     for cell in program.cells:
-        for node in ast.walk(cell.tree) if cell.tree is not None else ():
+        for node in nodes_of(cell.tree) if cell.tree is not None else ():
             if (
                 isinstance(node, ast.Subscript)
                 and not isinstance(node.ctx, ast.Load)
