@@ -618,3 +618,62 @@ from torch.utils.cpp_extension import load
 kernels = load("kernels", ["kernels.cu"])
 # %% TPU411 strategy: an op of its own
 ops = tf.load_op_library("./ops.so")
+# %% TPU206 program: the loop is compiled where it is called
+import tensorflow as tf
+def squares():
+    found = tf.TensorArray(tf.int32, size=0, dynamic_size=True)
+    _, found = tf.while_loop(lambda i, _: i < 5, lambda i, one: (i + 1, one.write(i, i * i)), [tf.constant(0), found])
+    return found.stack()
+result = tf.function(squares, jit_compile=True)()
+# %% TPU403 notebook: a model on the notebook's device
+import torch, torch_xla
+from accelerate import notebook_launcher
+device = torch_xla.device()
+model = torch.nn.Linear(4, 4).to(device)
+weights = torch.tensor([1.0, 2.0], device=device)
+def train():
+    loss = (model(torch.ones(2, 4)) * weights).mean()
+notebook_launcher(train, num_processes=8)
+# %% TPU405 program: the step of torch_xla is commented out
+import torch, torch_xla.core.xla_model as xm
+device = xm.xla_device()
+for epoch in range(3):
+    for step, batch in enumerate(loader):
+        loss = model(batch["ids"].to(device), labels=batch["labels"].to(device)).loss
+        loss.backward()
+        # xm.optimizer_step(optimizer, barrier=True)
+        optimizer.step()
+        optimizer.zero_grad()
+# %% TPU407 program: a loader of torch_xla shares nothing out
+import torch, torch_xla.core.xla_model as xm
+import torch_xla.distributed.parallel_loader as pl
+import torch_xla.distributed.xla_multiprocessing as xmp
+def train(rank):
+    data = torch.utils.data.TensorDataset(torch.arange(12).reshape(-1, 1))
+    loader = torch.utils.data.DataLoader(data, batch_size=2, drop_last=True)
+    for [rows] in pl.MpDeviceLoader(loader, xm.xla_device()):
+        model(rows).mean().backward()
+        xm.optimizer_step(optimizer)
+xmp.spawn(train, args=())
+# %% TPU410 notebook: the default is to spawn
+import torch_xla.core.xla_model as xm
+import torch_xla.distributed.xla_multiprocessing as xmp
+def _mp_fn(rank, flags):
+    device = xm.xla_device()
+xmp.spawn(_mp_fn, args=({},))
+# %% TPU604 program: FSDP is set up and not asked for
+import torch_xla
+from transformers import TrainingArguments
+arguments = TrainingArguments("out", fsdp_config={"xla": True, "xla_fsdp_v2": True, "xla_fsdp_grad_ckpt": True})
+# %% TPU605 program: a setting of another FSDP
+import torch_xla
+from transformers import TrainingArguments
+config = {"xla": True, "xla_fsdp_settings": {"compute_dtype": "bfloat16", "mixed_precision": "bf16"}}
+arguments = TrainingArguments("out", fsdp="full_shard", fsdp_config=config)
+# %% TPU701 strategy: in the scope, with a loss of its own
+with strategy.scope():
+    classifier = keras.Sequential([keras.layers.Dense(2)])
+    classifier.compile(optimizer=keras.optimizers.Adam(5e-5), loss=keras.losses.SparseCategoricalCrossentropy(), jit_compile=True)
+# %% TPU704 remote: pictures of a generator
+pictures = keras.preprocessing.image.ImageDataGenerator(rescale=1.0 / 255, horizontal_flip=True)
+model.fit(pictures.flow_from_directory("train", target_size=(150, 150), batch_size=32), epochs=3)

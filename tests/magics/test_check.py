@@ -125,6 +125,14 @@ def test_a_cell_is_checked_with_what_others_define_and_not_run(notebook: Kernel)
     assert "TPU201" in shown and "line 3" in shown
 
 
+def test_fixes_that_are_not_there_are_said(notebook: Kernel) -> None:
+    assert notebook.run("%tpu_check other --diff").good().printed == "There is no automatic fix.\n"
+    refused = notebook.run("%tpu_check other --unsafe-fixes")
+    assert "Write --fix or --diff beside it." in refused.said
+    cell = notebook.run("%%tpu_check --fix\ndef more(x: torch.Tensor):\n    return x.sum().item()\n").good()
+    assert "it was not run; there is no automatic fix" in cell.shown
+
+
 def test_a_cell_that_is_mended_takes_its_own_place(notebook: Kernel) -> None:
     cell = notebook.run("%%tpu_check --fix\ndef more(x: torch.Tensor):\n    x[x > 0] = 0\n    return x\n").good()
     [payload] = [one for one in cell.payloads if one["source"] == "set_next_input"]

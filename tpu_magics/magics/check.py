@@ -32,6 +32,12 @@ MOST_TOLD = 500  # findings that the JupyterLab extension gets
 
 def run(notebook: ShellNotebook, found: argparse.Namespace, cell: str | None) -> None:
     """Check the cells or names, and show the findings."""
+    if found.unsafe_fixes and not (found.fix or found.diff):
+        raise TpuMagicsError(
+            "--unsafe-fixes changes nothing by itself.",
+            "It says which fixes --fix and --diff may make.",
+            "Write --fix or --diff beside it.",
+        )
     cells = notebook.checked_cells()
     if cell is not None:
         return _check_cell(notebook, found, cells)
@@ -165,13 +171,13 @@ def _show_changes(cells: Sequence[CodeCell], found: argparse.Namespace, findings
         text = fixes.diff(fixed)
     else:
         text = "\n\n".join(f"# {cells[index].path}, fixed:\n{source}" for index, source in fixed.changes.items())
-    print(text or _no_fix(findings), flush=True)
+    print(text or f"There is {_no_fix(findings)}.", flush=True)
 
 
 def _no_fix(findings: Sequence[Finding]) -> str:
-    unsafe = any(one.unsafe for one in findings)
-    more = " for --fix alone; with --unsafe-fixes there is one that may change results" if unsafe else ""
-    return f"No automatic fix available{more}."
+    if any(one.unsafe for one in findings):
+        return "no automatic fix, but one that may change results, with --unsafe-fixes"
+    return "no automatic fix"
 
 
 def _replace(
@@ -181,8 +187,7 @@ def _replace(
     fixed = _fixed_cells(cells, found, findings)
     text = fixed.changes.get(len(cells) - 1)
     if text is None:
-        none = _no_fix(findings)
-        _show(notebook, findings, f"this cell (it was not run; {none[0].lower()}{none[1:-1]})")
+        _show(notebook, findings, f"this cell (it was not run; there is {_no_fix(findings)})")
         return
     lines = text.split("\n")
     at = next((number for number, line in enumerate(lines) if line.lstrip().startswith("%%tpu_check")), None)

@@ -42,9 +42,8 @@ _TENSOR_NAMES = (
     "losses",
 )
 _SELECTIONS = ("torch.masked_select", "torch.Tensor.masked_select", "tensorflow.boolean_mask")
-_MADE_ON_HOST = frozenset(
-    f"torch.{name}" for name in ("arange", "linspace", "zeros", "ones", "rand", "randn", "randint", "randperm", "full")
-)
+# The same in each step, unlike random ones.
+_MADE_ON_HOST = frozenset(f"torch.{name}" for name in ("arange", "linspace", "zeros", "ones", "full", "eye"))
 _RESHAPING = frozenset(("squeeze", "unsqueeze", "view", "reshape", "flatten", "contiguous", "expand_as", "detach", "t"))
 _COMPARED = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _BITS = (ast.BitAnd, ast.BitOr, ast.BitXor)
