@@ -13,6 +13,7 @@ from tests.check.measurements import measurements
 from tpu_magics.check import check_cells, check_text
 from tpu_magics.check.cells import cell_of
 from tpu_magics.check.rules.shapes import RULES
+from tpu_magics.check.rules.values import RULES as OF_VALUES
 
 TORCH = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\nimport torch_xla\n\n\n"
 
@@ -244,6 +245,20 @@ def test_a_mask_keeps_what_the_slice_kept(index: str, more: str) -> None:
         )
 
 
+def test_an_index_that_keeps_a_dimension_and_counts_of_classes_give_the_same() -> None:
+    torch = pytest.importorskip("torch")
+    text = f"{TORCH}def f(x: torch.Tensor, lengths: torch.Tensor):\n    return x[0, lengths[1] - 1]\n"
+    [indexed] = check_text(text, "x.py", OF_VALUES)
+    index = re.search(r"`(.+?)`", indexed.fix)
+    counted = the_fix("def f(kinds: torch.Tensor):\n    return torch.bincount(kinds)")
+    for seed in SEEDS:
+        torch.manual_seed(seed)
+        x, lengths, kinds = torch.randn(3, 9), torch.randint(1, 9, (3,)), torch.randint(0, 5, (20,))
+        names = {"torch": torch, "F": torch.nn.functional, "x": x, "lengths": lengths, "kinds": kinds, "num_classes": 5}
+        assert index is not None and eval(f"x[0, {index[1]}].squeeze()", names) == x[0, lengths[1] - 1]
+        assert torch.equal(eval(counted, names), torch.bincount(kinds, minlength=5))
+
+
 def test_pieces_are_not_compared_with_a_list() -> None:
     [finding] = found("def f(x: torch.Tensor, n: torch.Tensor):\n    return x.split(n.tolist())")
     assert "arange" not in finding.fix
@@ -400,6 +415,10 @@ found = {
     "TPU204": compiles(lambda x, labels: x[: (labels >= 0).sum()] * 2),
     "TPU204 fixed": compiles(lambda x, labels: x * (torch.arange(16, device=device) < (labels >= 0).sum())),
     "TPU205": compiles(lambda x, labels: torch.repeat_interleave(x, (labels >= 0).long()) * 3),
+    "TPU104": compiles(lambda x, labels: x[(labels >= 0).sum()] * 2),
+    "TPU104 fixed": compiles(lambda x, labels: x[(labels >= 0).sum()[None]].squeeze(0) * 2),
+    "TPU203 of counts": compiles(lambda x, labels: torch.bincount((labels >= 0).long().cumsum(0)) * 2),
+    "TPU203 of counts fixed": compiles(lambda x, labels: F.one_hot((labels >= 0).long().cumsum(0), 17).sum(0) * 2),
 }
 print("FOUND", json.dumps(found))
 """
