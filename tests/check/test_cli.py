@@ -455,7 +455,7 @@ def test_the_report_goes_to_a_file(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_noqa_is_added_to_what_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     write("a.py", 'import torch\nred(1)\nx = red(\n    """a\n    b""",\n    blue(2),\n)\nblue(3)  # noqa: E501, why\n')
-    path = write_notebook(Path("b.ipynb"), ["import torch\n", "red(1)\n", "%time blue(2)\n", "blue(3)"])
+    path = write_notebook(Path("b.ipynb"), ["import torch\n", "red(1)\n", "blue(3)"])
     assert check("--add-noqa") == 0
     assert "given a comment" in capsys.readouterr().out
     assert Path("a.py").read_text().splitlines() == [
@@ -472,6 +472,14 @@ def test_noqa_is_added_to_what_is_found(capsys: pytest.CaptureFixture[str]) -> N
     before = Path("a.py").read_bytes(), path.read_bytes()
     assert check("--add-noqa") == 0 and (Path("a.py").read_bytes(), path.read_bytes()) == before
     assert check("--add-noqa", "--fix") == 2
+
+
+def test_a_magic_gets_no_comment_which_it_would_take_for_its_words() -> None:
+    path = write_notebook(
+        Path("a.ipynb"), ["%env XLA_USE_BF16=1\n", "import os, torch_xla\n", "os.putenv('XLA_USE_BF16', '1')"]
+    )
+    assert cli.main(["--add-noqa", "a.ipynb"]) == 1
+    assert '"%env XLA_USE_BF16=1\\n"' in path.read_text() and "'1')  # noqa: TPU501" in path.read_text()
 
 
 UNUSED = """import torch

@@ -137,7 +137,9 @@ def test_findings_their_fixes_and_their_rules(tmp_path: Path) -> None:
         assert "labels[labels == 0] = -100  # 🐱  # noqa: TPU202\n" in hushed
         everything = await client.actions(uri, types.Range(types.Position(0, 0), types.Position(0, 0)))
         assert applied(TEXT, uri, everything["Fix all of tpu_magics"]) == fixed
-        assert list(await client.actions(uri, masked.range, [FIX_ALL])) == ["Fix all of tpu_magics"]
+        for kind in (FIX_ALL, types.CodeActionKind.SourceFixAll, types.CodeActionKind.Source):
+            assert list(await client.actions(uri, masked.range, [kind])) == ["Fix all of tpu_magics"]
+        assert not await client.actions(uri, masked.range, [types.CodeActionKind.Refactor])
 
         place = types.HoverParams(types.TextDocumentIdentifier(uri), masked.range.start)
         hover = await client.text_document_hover_async(place)
@@ -173,12 +175,14 @@ def test_columns_are_counted_as_the_editor_counts(tmp_path: Path, encoding: str,
 
 
 def test_the_table_of_the_folder_counts(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text("[tool.tpu_magics]\nselect = ['shapes']\n")
+    (tmp_path / "pyproject.toml").write_text("[tool.tpu_magics]\nselect = ['shapes']\nexclude = ['old']\n")
     uri = (tmp_path / "train.py").as_uri()
 
     async def steps(client: Editor) -> None:
         client.open(uri, TEXT)
         await client.codes(uri, "TPU202")
+        client.open(excluded := (tmp_path / "old" / "train.py").as_uri(), TEXT)
+        await client.codes(excluded)
         (tmp_path / "pyproject.toml").write_text("[tool.tpu_magics]\nselect = ['nowhere']\n")
         client.change(uri, TEXT + "\n", 2)
         await client.codes(uri, "TPU202", "TPU102")
@@ -211,6 +215,13 @@ def test_the_cells_of_a_notebook_are_one_program(tmp_path: Path) -> None:
         event = types.NotebookDocumentChangeEvent(cells=types.NotebookDocumentCellChanges(text_content=[changed]))
         client.notebook_document_did_change(
             types.DidChangeNotebookDocumentParams(types.VersionedNotebookDocumentIdentifier(2, notebook), event)
+        )
+        await client.codes(cells[2])
+        gone = types.NotebookDocumentCellChangeStructure(types.NotebookCellArrayChange(2, 1, []), [], [])
+        client.published[cells[2]] = [types.Diagnostic(types.Range(types.Position(0, 0), types.Position(0, 1)), "old")]
+        event = types.NotebookDocumentChangeEvent(cells=types.NotebookDocumentCellChanges(structure=gone))
+        client.notebook_document_did_change(
+            types.DidChangeNotebookDocumentParams(types.VersionedNotebookDocumentIdentifier(3, notebook), event)
         )
         await client.codes(cells[2])
 

@@ -362,7 +362,7 @@ class _Check:
 def _baseline_key(finding: Finding) -> str:
     """The file, the rule and the line of code, wherever it moves."""
     line = hashlib.sha256(" ".join(finding.source.split()).encode("utf-8", "replace")).hexdigest()[:12]
-    return f"{Path(finding.path).as_posix()} {finding.code} {line}"
+    return f"{Path(os.path.relpath(finding.path)).as_posix()} {finding.code} {line}"
 
 
 def _read_baseline(path: Path | None) -> Counter[str]:

@@ -147,12 +147,16 @@ def _unused(cell: CodeCell, line: int, comment: NoqaComment, unused: Sequence[st
 
 
 def with_noqa(cell: CodeCell, findings: Iterable[Finding]) -> str:
-    """The text of a cell with a comment for each of its findings, at the end of the statement's line."""
+    """The text of a cell with a comment for each of its findings, at the end of the statement's line; a magic has none,
+    it would take it for its own words."""
     ends, lines = _logical_ends(cell.text), list(cell.lines)
+    magics = {one.line for one in cell.line_magics}
+    magics |= {number for number, line in enumerate(lines, 1) if cell.magic and line.startswith("%%")}
     codes: dict[int, list[str]] = {}
     for one in findings:
-        if (one.path, one.cell) == (cell.path, cell.number) and not one.advice:
-            known = codes.setdefault(ends.get(one.line, one.line), [])
+        line = ends.get(one.line, one.line)
+        if (one.path, one.cell) == (cell.path, cell.number) and not one.advice and line not in magics:
+            known = codes.setdefault(line, [])
             known += [one.code] if one.code not in known else []
     comments = Noqa(cell.text).comments
     for line, new in codes.items():

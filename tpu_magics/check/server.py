@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from lsprotocol import types
@@ -45,14 +46,23 @@ class Checked:
     findings: list[Finding]
     config: CheckConfig
 
+    @cached_property
+    def fixed(self) -> str | None:
+        """The text with all safe fixes; None where there are none."""
+        if not any(one.edits and not one.unsafe for one in self.findings):
+            return None
+        done = fixes.fix(self.cells, lambda cells: check_cells_of_file(cells, self.config))
+        return done.changes.get(list(self.cells).index(self.cell))
+
 
 class CheckServer(LanguageServer):
-    """`checked`: by the address of each document that is open."""
+    """`checked`: by the address of each document that is open; `cells`: the documents of each notebook."""
 
     def __init__(self) -> None:
         super().__init__("tpu-magics", __version__, notebook_document_sync=_NOTEBOOKS)
         self.rules = Rules(tuple(RULES))
         self.checked: dict[str, Checked] = {}
+        self.cells: dict[str, list[str]] = {}
 
     # -- checking -----------------------------------------------------------------------------------------------------
 
@@ -72,7 +82,10 @@ class CheckServer(LanguageServer):
     def check_notebook(self, uri: str) -> None:
         notebook = self.workspace.get_notebook_document(notebook_uri=uri)
         code = [one for one in notebook.cells if one.kind == types.NotebookCellKind.Code] if notebook else []
-        self.check([one.document for one in code], uri)
+        documents = [one.document for one in code]
+        self.closed([one for one in self.cells.get(uri, ()) if one not in documents])
+        self.cells[uri] = documents
+        self.check(documents, uri)
 
     def check(self, uris: Sequence[str], home: str = "") -> None:
         """Check the documents of one program, and publish what is found in each."""
@@ -82,7 +95,7 @@ class CheckServer(LanguageServer):
         interactive = bool(home) or name.endswith(".ipynb")
         cells = [cell_of(text, name, number if interactive else None) for number, text in enumerate(texts, 1)]
         config = self._config(path)
-        findings = check_cells_of_file(cells, config)
+        findings = [] if config.excludes(name) else check_cells_of_file(cells, config)
         for uri, cell in zip(uris, cells, strict=True):
             own = [one for one in findings if one.cell == cell.number]
             self.checked[uri] = Checked(cell, cells, own, config)
@@ -139,13 +152,11 @@ class CheckServer(LanguageServer):
             return
         wanted = params.context.only
         here = [one for one in checked.findings if _touches(self._diagnostic(uri, one).range, params.range)]
-        if wanted is None or types.CodeActionKind.QuickFix in wanted:
+        if _is_wanted(types.CodeActionKind.QuickFix.value, wanted):
             for finding in here:
                 yield from self._quick_fixes(uri, checked, finding)
-        if wanted is None or FIX_ALL in wanted or types.CodeActionKind.SourceFixAll in wanted:
-            text = self._all_fixed(checked)
-            if text is not None:
-                yield types.CodeAction("Fix all of tpu_magics", FIX_ALL, edit=self.whole(uri, text))
+        if _is_wanted(FIX_ALL, wanted) and checked.fixed is not None:
+            yield types.CodeAction("Fix all of tpu_magics", FIX_ALL, edit=self.whole(uri, checked.fixed))
 
     def _quick_fixes(self, uri: str, checked: Checked, finding: Finding) -> Iterator[types.CodeAction]:
         diagnostics, kind = [self._diagnostic(uri, finding)], types.CodeActionKind.QuickFix
@@ -153,17 +164,10 @@ class CheckServer(LanguageServer):
             title = f"{finding.code}: fix it" + (" (may change results)" if finding.unsafe else "")
             edit = self.edit(uri, finding.edits)
             yield types.CodeAction(title, kind, diagnostics, is_preferred=not finding.unsafe, edit=edit)
-        if not finding.advice:
-            text = with_noqa(checked.cell, [finding])
-            yield types.CodeAction(
-                f"{finding.code}: suppress it here (# noqa)", kind, diagnostics, edit=self.whole(uri, text)
-            )
-
-    def _all_fixed(self, checked: Checked) -> str | None:
-        """The text of a document with all safe fixes; None if there is none."""
-        at = list(checked.cells).index(checked.cell)
-        fixed = fixes.fix(checked.cells, lambda cells: check_cells_of_file(cells, checked.config))
-        return fixed.changes.get(at)
+        text = with_noqa(checked.cell, [finding])
+        if text != checked.cell.text:
+            title = f"{finding.code}: suppress it here (# noqa)"
+            yield types.CodeAction(title, kind, diagnostics, edit=self.whole(uri, text))
 
     def hover(self, params: types.HoverParams) -> types.Hover | None:
         uri, place = params.text_document.uri, params.position
@@ -172,6 +176,12 @@ class CheckServer(LanguageServer):
             if _touches(at, types.Range(place, place)) and (rule := self.rules.find(finding.code)) is not None:
                 return types.Hover(types.MarkupContent(types.MarkupKind.Markdown, as_markdown(rule)), at)
         return None
+
+
+def _is_wanted(kind: str, wanted: Sequence[types.CodeActionKind | str] | None) -> bool:
+    """Whether an editor asks for actions of this kind: for all, or for a kind that it is one of."""
+    asked = [one.value if isinstance(one, types.CodeActionKind) else one for one in wanted or ()]
+    return wanted is None or any(kind == one or kind.startswith(f"{one}.") for one in asked)
 
 
 def _touches(one: types.Range, other: types.Range) -> bool:
@@ -206,6 +216,7 @@ def server() -> CheckServer:
     @feature(types.NOTEBOOK_DOCUMENT_DID_CLOSE)
     def notebook_closed(params: types.DidCloseNotebookDocumentParams) -> None:
         result.closed([one.uri for one in params.cell_text_documents])
+        result.cells.pop(params.notebook_document.uri, None)
 
     @feature(
         types.TEXT_DOCUMENT_CODE_ACTION,
