@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.panel.parsed import Parsed
 from tpu_magics.check.finding import Finding
 from tpu_magics.panel.findings import MOST, codes, finding_view, findings_html, findings_text, folded, headline
@@ -28,6 +30,14 @@ def test_text_and_html_say_the_same() -> None:
     assert plain.startswith("1 broken rule and 1 advice in 3 cells.")
     for part in (ONE.message, ONE.why, ONE.fix, "In [3], line 4", "a.ipynb, cell 2, line 1"):
         assert part in plain
+
+
+def test_each_rule_can_be_read_below_once() -> None:
+    found = [replace(ONE, code=code, message=str(number)) for number, code in enumerate(("TPU201", "TPU001", "TPU201"))]
+    html = findings_html(found, "2 cells")
+    assert html.count("About TPU201 boolean mask index") == html.count("About TPU001 does not parse") == 1
+    assert "loss = F.cross_entropy(out, torch.where(keep, labels, -100))" in html and "Use instead" in html
+    assert "<details" not in findings_html([replace(ONE, code="TPU999")], "2 cells"), "a rule of another version"
 
 
 def test_nothing_found_is_said() -> None:

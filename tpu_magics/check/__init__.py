@@ -26,6 +26,7 @@ __all__ = [
     "check_text",
     "check_with_config",
     "rule_name",
+    "rule_text",
 ]
 
 
@@ -42,9 +43,23 @@ def check_cells(cells: Sequence[CodeCell], rules: Sequence[Rule] | None = None) 
 
 def rule_name(code: str) -> str:
     """The name of a rule, e.g. "branch-on-value"; "" where there is no such rule."""
+    found = _rule(code)
+    return "" if found is None else found.name
+
+
+def rule_text(code: str) -> str:
+    """The documentation of a rule as plain text, with its address on the web where there is one; "" for no rule."""
+    from tpu_magics.check.rule import as_text
+
+    found = _rule(code)
+    return "" if found is None else as_text(found)
+
+
+def _rule(code: str) -> Rule | None:
+    from tpu_magics.check.config import Rules
     from tpu_magics.check.rules import RULES
 
-    return next((rule.name for rule in RULES if rule.code == code), "")
+    return next((rule for rule in Rules(tuple(RULES)).all if rule.code == code), None)
 
 
 def check_with_config(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from tpu_magics.check import rule_name
+from tpu_magics.check import rule_name, rule_text
 from tpu_magics.check.finding import Finding
 from tpu_magics.check.formats import CheckReport, text
 from tpu_magics.panel.formats import count, rule_title, short
@@ -100,12 +100,23 @@ def findings_html(findings: Sequence[Finding], looked_at: str) -> str:
     if not shown:
         return f'<div class="tpu-magics-check">{chip("✓ ok", "#1a7f37")} {say(head)}</div>'
     more = small(f"{len(shown) - MOST:,} more are not shown.") if len(shown) > MOST else ""
-    body = f"{title(head)}{blocks(shown[:MOST])}{more}"
+    body = f"{title(head)}{blocks(shown[:MOST])}{more}{rules(shown[:MOST])}"
     return f'<div class="tpu-magics-check" style="color:inherit;max-width:70em">{body}</div>'
 
 
 def blocks(found: Iterable[FindingView]) -> str:
     return "".join(_block(one) for one in found)
+
+
+def rules(found: Iterable[FindingView]) -> str:
+    """What each rule says, with an example and what to write instead: folded, and read without a network."""
+    titles = {one.code: one.rule for one in found}
+    return "".join(
+        f'<details style="{_LINE}"><summary style="cursor:pointer">About {say(title)}</summary>'
+        f'<div style="{_CODE.format(colour=GREY)}">{_worded(text)}</div></details>'
+        for code, title in titles.items()
+        if (text := rule_text(code))
+    )
 
 
 def _block(one: FindingView) -> str:

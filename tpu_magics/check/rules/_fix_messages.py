@@ -34,6 +34,7 @@ _SENTENCES: dict[type, dict[str, str]] = {
         _TF: "Check it on the host, before the call of the compiled function.",
     },
 }
+_SKIP = "Compute this iteration all the same, and keep the values of before with `torch.where(condition, before, after)`."
 _ITERATE = "Run a fixed number of iterations and keep finished rows with `torch.where`."
 # `xp` is torch or tf, `needed` the tensor.
 _BOTH = {
@@ -91,7 +92,9 @@ def _has_one_shape(node: ast.AST, ctx: RuleContext) -> bool:
 
 def _in_module(node: ast.AST) -> str:
     """In a model, where there is no step to count."""
-    if isinstance(node, ast.If) and isinstance(node.body[-1], (ast.Break, ast.Continue)):
+    if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Continue):
+        return _SKIP
+    if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Break):
         return _ITERATE
     if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Return):
         return "Compute both results and choose with `torch.where`, or decide outside of the model."
