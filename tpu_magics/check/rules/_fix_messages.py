@@ -34,7 +34,7 @@ _SENTENCES: dict[type, dict[str, str]] = {
         _TF: "Check it on the host, before the call of the compiled function.",
     },
 }
-_SKIP = "Compute this iteration all the same, and keep the values of before with `torch.where(condition, before, after)`."
+_SKIP = "Compute this iteration all the same, and keep what was there with `torch.where(condition, before, after)`."
 _ITERATE = "Run a fixed number of iterations and keep finished rows with `torch.where`."
 # `xp` is torch or tf, `needed` the tensor.
 _BOTH = {
