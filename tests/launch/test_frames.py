@@ -9,6 +9,8 @@ import os
 import signal
 import sysconfig
 import threading
+from collections import namedtuple
+from dataclasses import make_dataclass
 from pathlib import Path
 
 import pytest
@@ -86,6 +88,13 @@ def test_library_code_is_known_by_its_package(path: str, package: str) -> None:
 def test_all_else_is_the_users(path: str) -> None:
     assert not origin.is_library(path)
     assert origin.package_of(path) == ""
+
+
+def test_methods_that_python_generates_are_not_the_users() -> None:
+    for method in (make_dataclass("Data", ["x"]).__init__, namedtuple("Row", ["x"]).__new__):
+        assert origin.is_library(method.__code__.co_filename, method.__code__.co_name)
+    assert not origin.is_library("<string>", "<module>")
+    assert not origin.is_library("<string>", "train")
 
 
 # -- exceptions ---------------------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def _text_of(exc: BaseException, longest: int = LONGEST_TEXT) -> str:
 
 def _frame(path: str, line: int | None, function: str, cell_names: Mapping[str, str], code: str = "") -> Frame:
     text = code or (linecache.getline(path, line) if line else "")
-    library = path not in cell_names and is_library(path)
+    library = path not in cell_names and is_library(path, function)
     return Frame(cell_names.get(path, path), line or 0, function, text.strip()[:_CODE_LENGTH], library)
 
 

@@ -252,7 +252,7 @@ def _outer_library_call(frame: FrameType | None) -> FrameType | None:
     call: FrameType | None = None
     outermost: FrameType | None = None
     while frame is not None and not under(frame.f_code.co_filename, _LAUNCH):
-        if is_library(frame.f_code.co_filename):
+        if is_library(frame.f_code.co_filename, frame.f_code.co_name):
             outermost = frame
         else:
             call = outermost

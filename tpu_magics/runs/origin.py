@@ -25,9 +25,11 @@ _TYPED = ("<ipython-input", "<stdin", "<string", "<cell")
 _APART = ("tensorflow", "keras")
 
 
-def is_library(path: str) -> bool:
-    """Whether code at `path` is not the user's: installed packages, the standard library, ourselves, generated code."""
-    return _is_installed(path) or bool(_apart(path)) or AUTOGRAPHS in path
+def is_library(path: str, function: str = "") -> bool:
+    """Whether code at `path` is not the user's: installed packages, the standard library, ourselves, generated code
+    (also the methods of data classes and named tuples, which only the name of their `function` tells from `exec`)."""
+    generated = path == "<string>" and (function == "<lambda>" or function.startswith("__"))
+    return generated or _is_installed(path) or bool(_apart(path)) or AUTOGRAPHS in path
 
 
 @lru_cache(maxsize=4096)

@@ -52,14 +52,14 @@ class Sites:
         self._files: dict[int, str] = {}
         self.is_user_code = lru_cache(maxsize=4096)(self._is_user_code)
 
-    def _is_user_code(self, path: str) -> bool:
+    def _is_user_code(self, path: str, function: str = "") -> bool:
         if path in self.cell_names:
             return True
-        return not is_library(path) and not any(under(path, folder) for folder in self.libraries)
+        return not is_library(path, function) and not any(under(path, folder) for folder in self.libraries)
 
     def user_frame(self, frame: FrameType | None) -> FrameType | None:
         """The innermost frame of the user's code."""
-        while frame is not None and not self.is_user_code(frame.f_code.co_filename):
+        while frame is not None and not self.is_user_code(frame.f_code.co_filename, frame.f_code.co_name):
             frame = frame.f_back
         return frame
 
@@ -72,7 +72,7 @@ class Sites:
 
     def of_stack(self, stack: Iterable[StackLine]) -> Site | None:
         """The site of a stack, innermost line first; None if no line of it is the user's."""
-        line = next((line for line in stack if self.is_user_code(line[1])), None)
+        line = next((line for line in stack if self.is_user_code(line[1], line[0])), None)
         return self._site(*line) if line else None
 
     def of_line(self, path: str, line: int) -> Site:
@@ -82,7 +82,7 @@ class Sites:
     def through(self, stack: Iterable[StackLine]) -> tuple[tuple[str, str], ...]:
         """The library functions between the triggering call and the user's line, with their files. Ours are left out:
         which of them are there depends on the hook."""
-        inside = takewhile(lambda line: not self.is_user_code(line[1]), stack)
+        inside = takewhile(lambda line: not self.is_user_code(line[1], line[0]), stack)
         return tuple((path, function) for function, path, _line in inside if not under(path, OWN))
 
     def stack(self, frame: FrameType | None) -> tuple[StackLine, ...]:

@@ -333,7 +333,7 @@ def in_dataloader(failure: Failure, outcome: WorkerOutcome) -> Explanation | Non
 def _raised_at(text: str, failure: Failure) -> str:
     """The innermost line of user code in a traceback that is text."""
     frames = re.findall(r'^\s*File "(.+)", line (\d+), in (\S+)\n\s*(.*)$', text, re.MULTILINE)
-    own = [row for row in frames if row[0] in failure.cell_names or not origin.is_library(row[0])]
+    own = [row for row in frames if row[0] in failure.cell_names or not origin.is_library(row[0], row[2])]
     if not own:
         return "It was raised while loading the data."
     path, line, function, code = own[-1]

@@ -100,7 +100,7 @@ def find_part(
     graph: hlo.Graph | None,
 ) -> TrainingPart:
     """The part that a graph belongs to. `stack`: of the call that ran it, innermost first; `frame`: the running one."""
-    inside = list(takewhile(lambda line: not sites.is_user_code(line[1]), stack))
+    inside = list(takewhile(lambda line: not sites.is_user_code(line[1], line[0]), stack))
     inside = [line for line in inside if not under(line[1], OWN)]
     named = [line for line in inside if package_of(line[1]) not in _BENEATH]
     if not named:
@@ -129,7 +129,7 @@ def _forward(frame: FrameType, sites: Sites) -> str:
 
     found = ""
     for one in outwards(frame):
-        if sites.is_user_code(one.f_code.co_filename):
+        if sites.is_user_code(one.f_code.co_filename, one.f_code.co_name):
             break
         module = locals_of(one).get("self") if one.f_code.co_name == "forward" else None
         if isinstance(module, torch.nn.Module):

@@ -74,7 +74,7 @@ def take(frame: FrameType | None, sites: Sites) -> FrameSnapshot:
     inside = True
     looked = 0
     for one in outwards(frame):
-        own = sites.is_user_code(one.f_code.co_filename)
+        own = sites.is_user_code(one.f_code.co_filename, one.f_code.co_name)
         if looked >= _FRAMES or (not own and not inside):
             continue
         inside = inside and one is not users

@@ -65,7 +65,7 @@ class SourceLineFinder:
         if self.sites is None:
             return None
         is_user_code = self.sites.is_user_code
-        between = takewhile(lambda one: not is_user_code(one.f_code.co_filename), outwards(frame))
+        between = takewhile(lambda one: not is_user_code(one.f_code.co_filename, one.f_code.co_name), outwards(frame))
         found = next((one for one in between if _is_library(one.f_code.co_filename)), None)
         return None if found is None else _of(found)
 
