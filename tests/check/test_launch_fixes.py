@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests import forks
@@ -77,10 +79,10 @@ def test_a_barrier_is_fixed_and_the_weights_are_equal(tmp_path: Path) -> None:
         text = TRAINING.replace("LOADER", loader).replace("STEP", step)
         assert fixed_text(text) == text.replace(step, after)
         texts += [text, fixed_text(text)]
-    weights = run(*texts, folder=tmp_path)
-    assert len(weights) == 6
-    assert weights[0].startswith("[[")
-    assert len(set(weights)) == 1
+    weights = [np.array(json.loads(printed)) for printed in run(*texts, folder=tmp_path)]
+    assert [one.shape for one in weights] == [(2, 4)] * 6
+    for other in weights[1:]:  # without a barrier, one graph can hold several steps, which XLA may round differently
+        np.testing.assert_allclose(other, weights[0], atol=1e-6)
 
 
 LAUNCHED = TORCH_XLA + textwrap.dedent(
