@@ -52,13 +52,22 @@ def run(
         return output.read_text()
 
 
+def alive(pid: int) -> bool:
+    """Whether a process is there. A zombie is, as long as threads of it end: until then its ports are taken."""
+    try:
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1
+    except psutil.NoSuchProcess:
+        return False
+
+
 class ForkedKernel(psutil.Process):
     """An ipykernel in a fork, with those methods of a Popen that jupyter_client needs."""
 
     stdin = stdout = stderr = None
 
     def poll(self) -> int | None:
-        return None if self.is_running() and self.status() != psutil.STATUS_ZOMBIE else 0
+        return None if self.is_running() and alive(self.pid) else 0
 
     def wait(self, timeout: float | None = None) -> int:
         while self.poll() is None:

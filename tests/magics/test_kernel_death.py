@@ -9,7 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from .kernel import LOAD, Kernel, alive
+from tests.forks import alive
+
+from .kernel import LOAD, Kernel
 from .samples import LOADING, MODEL, TRAIN
 
 pytestmark = pytest.mark.process
