@@ -52,13 +52,13 @@ def run(
         return output.read_text()
 
 
-def alive(pid: int) -> bool:
-    """Whether a process is there. A zombie is, as long as threads of it end: until then its ports are taken."""
+def ended(pid: int) -> bool:
+    """Whether nothing of a process is left. A zombie holds its ports until its last thread has ended."""
     try:
         process = psutil.Process(pid)
-        return process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1
+        return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() == 1
     except psutil.NoSuchProcess:
-        return False
+        return True
 
 
 class ForkedKernel(psutil.Process):
@@ -67,7 +67,7 @@ class ForkedKernel(psutil.Process):
     stdin = stdout = stderr = None
 
     def poll(self) -> int | None:
-        return None if self.is_running() and alive(self.pid) else 0
+        return 0 if ended(self.pid) or not self.is_running() else None
 
     def wait(self, timeout: float | None = None) -> int:
         while self.poll() is None:

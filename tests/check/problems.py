@@ -405,6 +405,8 @@ for batch in torch.utils.data.DataLoader(rows, collate_fn=collate_fn, drop_last=
 # %% TPU306 strategy: batch
 data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(1000).batch(64)
 model.fit(data)
+# %% TPU306 strategy: arrays in fit, without a batch size
+model.fit(np.zeros((1000, 8)), np.zeros(1000))
 # %% TPU306 strategy: arrays in fit
 x, y = np.zeros((1000, 8)), np.zeros(1000)
 model.fit(x, y, batch_size=64)
@@ -599,6 +601,14 @@ inputs = keras.Input((None,), ragged=True)
 model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
 # %% TPU707 strategy: strings in the model
 model = keras.Sequential([keras.layers.StringLookup(vocabulary=["a"]), keras.layers.Embedding(10, 4)])
+# %% TPU707 strategy: strings in call
+class Words(keras.Model):
+    def call(self, inputs):
+        return self.head(tf.strings.length(tf.strings.split(inputs["text"])))
+# %% TPU707 strategy: a named layer of a Sequential
+vectorize = keras.layers.TextVectorization(max_tokens=1000)
+model = keras.Sequential([vectorize, keras.layers.Embedding(1000, 4)])
+model.fit(texts, labels)
 # %% TPU707 strategy: texts in the model
 inputs = keras.Input((1,), dtype=tf.string)
 model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.TextVectorization()(inputs)))

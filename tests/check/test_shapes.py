@@ -227,14 +227,11 @@ def test_repeating_by_counts_with_a_fixed_length() -> None:
     assert torch.equal(after[:7], torch.repeat_interleave(x, counts, dim=0)), code
 
 
-@pytest.mark.parametrize(
-    ("index", "more"),
-    [(":n", ""), ("n:", ""), ("-n:", ""), (":-n", ""), ("n : n + 2", ""), ("0:n", ""), ("n:-1", ""), (":, :n", "")],
-)
-def test_a_mask_keeps_what_the_slice_kept(index: str, more: str) -> None:
+@pytest.mark.parametrize("index", [":n", "n:", "-n:", ":-n", "n : n + 2", "0:n", "n:-1", ":, :n"])
+def test_a_mask_keeps_what_the_slice_kept(index: str) -> None:
     torch = pytest.importorskip("torch")
     code = the_fix(
-        f"def f(x: torch.Tensor, lengths: torch.Tensor):\n    n = lengths.max().item()\n    return x[{index}]{more}"
+        f"def f(x: torch.Tensor, lengths: torch.Tensor):\n    n = lengths.max().item()\n    return x[{index}]"
     )
     for n in range(1, 5):
         x = torch.arange(1, 10).repeat(9, 1) if "," in index else torch.arange(1, 10)

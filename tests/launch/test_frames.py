@@ -92,7 +92,8 @@ def test_all_else_is_the_users(path: str) -> None:
 
 def test_methods_that_python_generates_are_not_the_users() -> None:
     for method in (make_dataclass("Data", ["x"]).__init__, namedtuple("Row", ["x"]).__new__):
-        assert origin.is_library(method.__code__.co_filename, method.__code__.co_name)
+        where = method.__code__.co_filename, method.__code__.co_name
+        assert origin.is_library(*where) and origin.package_of(*where) == "Python"
     assert not origin.is_library("<string>", "<module>")
     assert not origin.is_library("<string>", "train")
 

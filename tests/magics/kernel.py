@@ -320,6 +320,14 @@ def running_kernel(folder: Path, **environment: str) -> Iterator[Kernel]:
         kernel.close()
 
 
+def alive(pid: int) -> bool:
+    """Whether a process is there and not a zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def python(code: str, folder: Path, *options: str, timeout: float = 120, **environment: str) -> str:
     """What a Python process prints, stdout and stderr as one text; fails the test where it fails."""
     import subprocess

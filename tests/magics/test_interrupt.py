@@ -6,9 +6,7 @@ import time
 
 import pytest
 
-from tests.forks import alive
-
-from .kernel import SLEEPING, Kernel
+from .kernel import SLEEPING, Kernel, alive
 from .samples import LOADING, MODEL, TRAIN, TRAINED
 
 pytestmark = pytest.mark.process
@@ -83,7 +81,7 @@ def test_processes_that_a_worker_has_started_go_with_it(notebook: Kernel) -> Non
     pids = [process.pid for process in notebook.descendants()]
     assert len(pids) == 3, "a worker and its two loaders"
     assert notebook.stop(cell) < WITHIN
-    notebook.wait_until(lambda: not any(alive(pid) for pid in pids), 5)
+    assert not any(alive(pid) for pid in pids)
 
 
 def test_an_interrupt_before_the_fork_is_the_usual_one(notebook: Kernel) -> None:

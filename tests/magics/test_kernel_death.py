@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.forks import alive
+from tests.forks import ended
 
 from .kernel import LOAD, Kernel
 from .samples import LOADING, MODEL, TRAIN
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.process
 def gone(pids: list[int], within: float = 15) -> list[int]:
     """Those of the processes that are still there after a while."""
     until = time.monotonic() + within
-    while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < until:
+    while (left := [pid for pid in pids if not ended(pid)]) and time.monotonic() < until:
         time.sleep(0.05)
     return left
 

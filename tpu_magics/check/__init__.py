@@ -56,10 +56,9 @@ def rule_text(code: str) -> str:
 
 
 def _rule(code: str) -> Rule | None:
-    from tpu_magics.check.config import Rules
-    from tpu_magics.check.rules import RULES
+    from tpu_magics.check.config import all_rules
 
-    return next((rule for rule in Rules(tuple(RULES)).all if rule.code == code), None)
+    return all_rules().find(code)
 
 
 def check_with_config(
@@ -75,11 +74,10 @@ def check_with_config(
     Raises:
         TpuMagicsError: a word matches no rule, or `[tool.tpu_magics]` is invalid.
     """
-    from tpu_magics.check.config import ConfigFinder, Rules
+    from tpu_magics.check.config import ConfigFinder, all_rules
     from tpu_magics.check.engine import check_cells_of_file
-    from tpu_magics.check.rules import RULES
 
-    rules = Rules(tuple(RULES))
+    rules = all_rules()
     chosen = ConfigFinder(rules, rules.validate(select, "--select"), rules.validate(ignore, "--ignore"))
     return check_cells_of_file(cells, chosen.of(Path.cwd()))
 
@@ -97,11 +95,10 @@ def check_paths(paths: Sequence[str | Path], select: Sequence[str] = (), ignore:
         OSError: a file cannot be read.
     """
     from tpu_magics.check.cells import read_file
-    from tpu_magics.check.config import ConfigFinder, Rules, files_of
+    from tpu_magics.check.config import ConfigFinder, all_rules, files_of
     from tpu_magics.check.engine import check_cells_of_file
-    from tpu_magics.check.rules import RULES
 
-    rules = Rules(RULES)
+    rules = all_rules()
     configs = ConfigFinder(rules, rules.validate(select, "select"), rules.validate(ignore, "ignore"))
     missing: list[str] = []
     files = list(files_of([str(path) for path in paths], configs, missing))

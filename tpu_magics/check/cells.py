@@ -337,14 +337,16 @@ def cells_of(data: bytes, path: str, note: Note = lambda _: None) -> list[CodeCe
     try:
         if path.lower().endswith(".ipynb"):
             result = read_notebook(data) if len(data) <= MOST_NOTEBOOK else Notebook((), "")
-            if len(data) > MOST_NOTEBOOK or sum(map(len, result.sources)) > MOST:
-                return _too_large(path, len(data), note)
+            if len(data) > MOST_NOTEBOOK:
+                return _too_large(path, len(data), f"notebooks with more than {MOST_NOTEBOOK / 1e6:.0f} MB", note)
+            if (size := sum(map(len, result.sources))) > MOST:
+                return _too_large(path, size, _MUCH_CODE, note)
             if result.language:
                 note(f"{path}: not checked, because it is a notebook in {result.language}")
                 return []
             return [cell_of(text, path, number) for number, text in enumerate(result.sources, start=1)]
         if len(data) > MOST:
-            return _too_large(path, len(data), note)
+            return _too_large(path, len(data), _MUCH_CODE, note)
         return [cell_of(decode(data)[0], path)]
     except NotANotebook as error:
         return [_unreadable(path, PythonParseError(str(error), error.line), "This notebook")]
@@ -352,10 +354,12 @@ def cells_of(data: bytes, path: str, note: Note = lambda _: None) -> list[CodeCe
         return [_unreadable(path, error, "This file")]
 
 
-def _too_large(path: str, size: int, note: Note) -> list[CodeCell]:
+_MUCH_CODE = f"files with more than {MOST / 1e6:.0f} MB of code"
+
+
+def _too_large(path: str, size: int, what: str, note: Note) -> list[CodeCell]:
     """Data in the form of code: it would take minutes, and nobody wrote it."""
-    most = f"files with more than {MOST / 1e6:.0f} MB of code are not"
-    note(f"{path}: not checked, because it has {size / 1e6:.1f} MB; {most}")
+    note(f"{path}: not checked, because it has {size / 1e6:.1f} MB; {what} are not")
     return []
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tpu_magics.check import fixes, formats
 from tpu_magics.check.cells import CodeCell, cells_of, notebook_lines
-from tpu_magics.check.config import CheckConfig, ConfigFinder, Rules, UsageError, files_of
+from tpu_magics.check.config import CheckConfig, ConfigFinder, Rules, UsageError, all_rules, files_of
 from tpu_magics.check.engine import check_cells_of_file
 from tpu_magics.check.finding import Finding, in_order
 from tpu_magics.check.noqa import with_noqa
@@ -70,18 +70,12 @@ def run(options: argparse.Namespace, rules: Sequence[Rule] | None = None) -> int
     """Run the command; returns the exit code: 0 no findings, 1 findings, 2 an error."""
     try:
         if rules is None:
-            return _run(options, _rules())
+            return _run(options, all_rules())
         options.jobs = 1  # these rules are known in this process alone
         return _run(options, Rules(tuple(rules)))
     except UsageError as error:
         print(error, file=sys.stderr)
         return WRONG
-
-
-def _rules() -> Rules:
-    from tpu_magics.check.rules import RULES
-
-    return Rules(tuple(RULES))
 
 
 def _run(options: argparse.Namespace, rules: Rules) -> int:
@@ -107,11 +101,15 @@ _CHANGING = ("fix", "diff", "add_noqa")
 
 def _refuse_combinations(options: argparse.Namespace) -> None:
     if options.unsafe_fixes and not (options.fix or options.diff):
-        raise UsageError("--unsafe-fixes changes nothing by itself.", "", "Write --fix or --diff beside it.")
+        raise UsageError(*fixes.UNSAFE_ALONE)
     asked = [f"--{name.replace('_', '-')}" for name in _CHANGING if getattr(options, name)]
     if options.add_noqa and (len(asked) > 1 or _reads_stdin(options)):
         beside = next((one for one in asked if one != "--add-noqa"), "standard input")
-        raise UsageError(f"--add-noqa cannot be combined with {beside}.")
+        raise UsageError(
+            f"--add-noqa cannot be combined with {beside}.",
+            "It writes comments into the files, for all that is found in them.",
+            "Run it by itself, and --fix before it.",
+        )
     if options.statistics and options.format in ("github", "sarif"):
         raise UsageError(f"--statistics has no format {options.format}.", "", "It is there as text and as json.")
 
@@ -232,7 +230,7 @@ _here: _File | None = None  # in a process that checks files for another
 
 def _begin(options: argparse.Namespace, select: Sequence[str], ignore: Sequence[str], exclude: Sequence[str]) -> None:
     global _here
-    _here = _File(options, ConfigFinder(_rules(), tuple(select), tuple(ignore), tuple(exclude)))
+    _here = _File(options, ConfigFinder(all_rules(), tuple(select), tuple(ignore), tuple(exclude)))
 
 
 def _of_file(path: str) -> _Result:

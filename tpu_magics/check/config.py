@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,13 @@ class Rules:
     def name(self, code: str) -> str:
         rule = self.find(code)
         return rule.name if rule else ""
+
+
+@cache
+def all_rules() -> Rules:
+    from tpu_magics.check.rules import RULES
+
+    return Rules(RULES)
 
 
 def _specificity(word: str, code: str, group: str, name: str) -> int:

@@ -15,6 +15,7 @@ from tpu_magics.check.inference.walker import Walker
 from tpu_magics.check.noqa import unused_noqa, without_suppressed
 from tpu_magics.check.program import CheckedProgram
 from tpu_magics.check.rule import Rule
+from tpu_magics.check.rule_context import is_test_of
 from tpu_magics.check.syntax import PythonParseError, gc_paused, nodes_of, syntax_finding
 
 if TYPE_CHECKING:
@@ -69,9 +70,11 @@ def _found(cells: Sequence[CodeCell], rules: Sequence[Rule]) -> Iterator[Finding
         for rule in interested[node.__class__]:
             program.rule = rule
             yield from rule.check(node, ctx)
+    of_tests = is_test_of(program)
     for rule in rules:
         program.rule = rule
-        yield from rule.check_program(program)
+        if rule.in_tests or not of_tests:
+            yield from rule.check_program(program)
 
 
 def walk(cells: Sequence[CodeCell], interests: frozenset[type] = frozenset()) -> CheckedProgram:

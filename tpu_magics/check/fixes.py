@@ -18,6 +18,12 @@ from tpu_magics.errors import TpuMagicsError
 
 ROUNDS = 10  # an edit can make room for another; with more rounds than this, edits undo each other
 
+UNSAFE_ALONE = (
+    "--unsafe-fixes changes nothing by itself.",
+    "It says which fixes --fix and --diff may make.",
+    "Write --fix or --diff beside it.",
+)
+
 Check = Callable[[Sequence[CodeCell]], Sequence[Finding]]
 
 _LINE_END = re.compile("\r\n|\r|\n")

@@ -171,6 +171,11 @@ class CheckedProgram:
         lines = (magic.name for cell in self.cells for magic in cell.line_magics)
         return any(name.startswith("tpu_") for name in (*lines, *(cell.magic for cell in self.cells)))
 
+    @cached_property
+    def for_tpu(self) -> bool:
+        """Whether the code says that it is for a TPU: unlike Trainer's or accelerate's, which run on a GPU as well."""
+        return self.tpu_tf or self.uses("torch_xla") or self.uses("tpu_magics") or self.has_our_magics
+
     @property
     def launched(self) -> list[Function]:
         return [one for one in self.functions if one.launched]

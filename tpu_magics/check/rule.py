@@ -53,6 +53,7 @@ class Rule:
     why: ClassVar[str]
     nodes: ClassVar[tuple[type[ast.AST], ...]] = ()
     unsafe_fix: ClassVar[bool] = False  # its automatic fix may change results
+    in_tests: ClassVar[bool] = True  # whether `check_program` gets the tests of pytest, unittest and absl, too
 
     def check(self, node: Any, ctx: RuleContext) -> Iterable[Finding]:  # noqa: ARG002
         return ()

@@ -20,12 +20,11 @@ from pygls.uris import to_fs_path
 from tpu_magics import __version__
 from tpu_magics.check import fixes
 from tpu_magics.check.cells import CodeCell, cell_of
-from tpu_magics.check.config import CheckConfig, ConfigFinder, Rules, UsageError
+from tpu_magics.check.config import CheckConfig, ConfigFinder, UsageError, all_rules
 from tpu_magics.check.engine import check_cells_of_file
 from tpu_magics.check.finding import Finding
 from tpu_magics.check.noqa import with_noqa
 from tpu_magics.check.rule import as_markdown, rule_url
-from tpu_magics.check.rules import RULES
 
 SOURCE = "tpu_magics"
 PAUSE = 0.2  # seconds without a change before a text is checked
@@ -60,7 +59,7 @@ class CheckServer(LanguageServer):
 
     def __init__(self) -> None:
         super().__init__("tpu-magics", __version__, notebook_document_sync=_NOTEBOOKS)
-        self.rules = Rules(tuple(RULES))
+        self.rules = all_rules()
         self.checked: dict[str, Checked] = {}
         self.cells: dict[str, list[str]] = {}
 
@@ -120,13 +119,16 @@ class CheckServer(LanguageServer):
         rule = self.rules.find(finding.code)
         url = "" if rule is None else rule_url(rule)
         return types.Diagnostic(
-            self.range(uri, (finding.line, finding.column - 1), (finding.end_line, finding.end_column - 1)),
+            self.place(uri, finding),
             " ".join(filter(None, (finding.message, finding.why, finding.fix))),
             types.DiagnosticSeverity.Information if finding.advice else types.DiagnosticSeverity.Warning,
             finding.code,
             types.CodeDescription(url) if url else None,
             SOURCE,
         )
+
+    def place(self, uri: str, finding: Finding) -> types.Range:
+        return self.range(uri, (finding.line, finding.column - 1), (finding.end_line, finding.end_column - 1))
 
     def range(self, uri: str, start: tuple[int, int], end: tuple[int, int]) -> types.Range:
         """Lines from 1 and columns in characters, as the client counts them."""
@@ -151,7 +153,7 @@ class CheckServer(LanguageServer):
         if (checked := self.checked.get(uri)) is None:
             return
         wanted = params.context.only
-        here = [one for one in checked.findings if _touches(self._diagnostic(uri, one).range, params.range)]
+        here = [one for one in checked.findings if _touches(self.place(uri, one), params.range)]
         if _is_wanted(types.CodeActionKind.QuickFix.value, wanted):
             for finding in here:
                 yield from self._quick_fixes(uri, checked, finding)
@@ -172,7 +174,7 @@ class CheckServer(LanguageServer):
     def hover(self, params: types.HoverParams) -> types.Hover | None:
         uri, place = params.text_document.uri, params.position
         for finding in self.checked[uri].findings if uri in self.checked else ():
-            at = self._diagnostic(uri, finding).range
+            at = self.place(uri, finding)
             if _touches(at, types.Range(place, place)) and (rule := self.rules.find(finding.code)) is not None:
                 return types.Hover(types.MarkupContent(types.MarkupKind.Markdown, as_markdown(rule)), at)
         return None

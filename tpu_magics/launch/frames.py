@@ -210,7 +210,7 @@ def _folded(run: Sequence[Frame]) -> list[str]:
 
 
 def _packages(run: Iterable[Frame]) -> list[str]:
-    return list(dict.fromkeys(name for name in (package_of(frame.path) for frame in run) if name))
+    return list(dict.fromkeys(name for name in (package_of(frame.path, frame.function) for frame in run) if name))
 
 
 def _repeated(lines: Iterable[str]) -> Iterable[str]:

@@ -33,11 +33,7 @@ MOST_TOLD = 500  # findings that the JupyterLab extension gets
 def run(notebook: ShellNotebook, found: argparse.Namespace, cell: str | None) -> None:
     """Check the cells or names, and show the findings."""
     if found.unsafe_fixes and not (found.fix or found.diff):
-        raise TpuMagicsError(
-            "--unsafe-fixes changes nothing by itself.",
-            "It says which fixes --fix and --diff may make.",
-            "Write --fix or --diff beside it.",
-        )
+        raise TpuMagicsError(*fixes.UNSAFE_ALONE)
     cells = notebook.checked_cells()
     if cell is not None:
         return _check_cell(notebook, found, cells)

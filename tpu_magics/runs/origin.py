@@ -39,9 +39,9 @@ def _is_installed(path: str) -> bool:
     return bool(_SITE.search(path)) or under(path, OWN) or any(under(path, folder) for folder in _STDLIB)
 
 
-def package_of(path: str) -> str:
+def package_of(path: str, function: str = "") -> str:
     """The name of the library that `path` belongs to, for display: "torch", "tpu_magics", "Python"; "" for none."""
-    if path == LEFT_OUT or not is_library(path):
+    if path == LEFT_OUT or not is_library(path, function):
         return ""
     found = _SITE.findall(path) or _apart(path) or (["tensorflow"] if AUTOGRAPHS in path else [])
     if found:

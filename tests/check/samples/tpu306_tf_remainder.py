@@ -67,3 +67,13 @@ distributed = strategy.experimental_distribute_dataset(tf.data.TFRecordDataset("
 iterator = iter(distributed)
 for _ in range(10):
     strategy.run(train_step, args=(next(iterator),))
+
+# Arrays: Keras makes the batches, and keeps the last one.
+x, y = np.zeros((1000, 8)), np.zeros((1000, 10))
+model.fit(x, y, batch_size=BATCH)  # TPU306: a short last batch of 40 rows with batch_size=BATCH
+model.fit(x, y)  # TPU306: a short last batch of 8 rows with batch_size=32, Keras' default
+model.fit(x[:960], y[:960])  # ok: TPU306
+model.fit(x, y, validation_split=0.2)  # ok: TPU306
+model.fit(x, y, batch_size=100, validation_split=0.25)  # TPU306: a short last batch of 50 rows
+model.fit(load_train("a.tfrecord"))  # ok: TPU306
+model.fit(pairs.repeat(), steps_per_epoch=5)  # ok: TPU306

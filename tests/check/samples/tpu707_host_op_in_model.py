@@ -11,7 +11,7 @@ strategy = tf.distribute.TPUStrategy(resolver)
 
 outside = layers.StringLookup(vocabulary=["cat", "dog"])  # ok: TPU707
 vectorize = layers.TextVectorization(max_tokens=1000)  # TPU707: TextVectorization is part of a model
-data = tf.data.Dataset.from_tensor_slices((["cat"], [1.0])).map(lambda x, y: (outside(x), y))
+data = tf.data.Dataset.from_tensor_slices((["cat"], [1.0])).map(lambda x, y: (outside(x), y)).map(prepare)
 
 
 class Words(keras.Model):
@@ -22,7 +22,16 @@ class Words(keras.Model):
         self.head = layers.Dense(1)
 
     def call(self, x):
-        return self.head(self.scale(self.lookup(x)))
+        texts = tf.strings.lower(x["text"])  # TPU707: tf.strings.lower runs in code that XLA compiles
+        return self.head(self.scale(self.lookup(tf.strings.split(texts)))) + lengths(x)  # TPU707: tf.strings.split runs
+
+
+def lengths(x):
+    return tf.strings.length(x["name"])  # TPU707: tf.strings.length runs in code that XLA compiles
+
+
+def prepare(x, y):
+    return tf.strings.to_number(x), y  # ok: TPU707
 
 
 with strategy.scope():
@@ -43,3 +52,32 @@ with strategy.scope():
     first.compile(optimizer="adam", loss="mse")
     second.compile(optimizer="adam", loss="mse")
 second.fit(data.batch(8, drop_remainder=True))
+
+split = layers.TextVectorization(max_tokens=1000)  # TPU707: TextVectorization is part of a model, in a program that
+split.adapt(["a cat"])
+with strategy.scope():
+    third = keras.Sequential([split, layers.Embedding(1000, 4)])
+    third.compile(optimizer="adam", loss="mse")
+third.fit(data)
+
+# Models that only predict: what the trained one is given, and what is saved.
+texts = keras.Input((1,), dtype="string")  # ok: TPU707
+whole = keras.Model(texts, second(layers.TextVectorization(10)(texts)))  # ok: TPU707
+whole.predict(tf.constant(["a cat"]))
+export = keras.Sequential([layers.TextVectorization(1000), second, layers.Activation("sigmoid")])  # ok: TPU707
+export.compile(loss="mse")
+export.evaluate(data)
+tf.saved_model.save(export, "out")
+
+
+class Served(keras.Model):
+    def __init__(self, model):
+        super().__init__()
+        self.lookup = layers.TextVectorization(max_tokens=1000)  # ok: TPU707
+        self.model = model
+
+    def call(self, texts):
+        return self.model(self.lookup(tf.strings.lower(texts)))  # ok: TPU707
+
+
+Served(second).predict(tf.constant(["a cat"]))

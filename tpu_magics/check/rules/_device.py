@@ -281,7 +281,7 @@ def is_for_other_device(node: ast.AST, ctx: RuleContext) -> bool:
 @remembered
 def is_gpu_program(program: CheckedProgram) -> bool:
     """Whether the program puts things on a GPU and does not use XLA."""
-    if program.tpu_tf or program.has_our_magics or any(map(program.uses, ("torch_xla", "tpu_magics"))):
+    if program.for_tpu:
         return False
     if (
         program.uses("transformer_engine")

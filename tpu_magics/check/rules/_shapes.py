@@ -106,8 +106,8 @@ def is_mask(node: ast.expr, ctx: RuleContext, of_tensor: bool) -> bool:
         return _compares_data(node, ctx)
     if value.dtype and value.kind == TENSOR:
         return value.dtype == "bool"
-    if value.kind == UNKNOWN and (not of_tensor or _is_asked_about(node, ctx)):
-        return _is_asked_about(node, ctx)
+    if value.kind == UNKNOWN and ((asked := _is_asked_about(node, ctx)) or not of_tensor):
+        return asked
     return _has_form_of_mask(node, ctx, of_tensor)
 
 

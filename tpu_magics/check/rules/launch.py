@@ -544,7 +544,7 @@ class CustomOp(Rule):
     why = "XLA compiles only operations that it knows: a TPU has no implementation of this kernel."
 
     def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
-        if not (program.tpu_tf or any(map(program.uses, ("torch_xla", "tpu_magics"))) or program.has_our_magics):
+        if not program.for_tpu:
             return
         for call in program.calls(*_EXTENSIONS, *_LIBRARIES):
             if not _device.is_in_other_device_branch(call.node, call.ctx):

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from tpu_magics.check.inference.values import ACCELERATOR, MODEL, NOTHING, NUMBER, TRAINER
 from tpu_magics.check.rule import Rule
-from tpu_magics.check.rule_context import is_test_of
 from tpu_magics.check.rules import _device, _launches, _ranks, _source
 from tpu_magics.check.rules._launches import constant
 from tpu_magics.check.syntax import nodes_of
@@ -621,14 +620,13 @@ class EvalBatchSize(Rule):
     code = "TPU409"
     name = "eval-batch-size"
     group = "launch"
+    in_tests = False
     why = (
         "Evaluation compiles a graph of its own with any batch size, but a larger batch needs memory that the training "
         "has not shown to be there."
     )
 
     def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
-        if is_test_of(program):
-            return
         if program.xla:
             yield from _unequal_loaders(list(_loader_sizes(program)))
             yield from _unequal_arguments(program)

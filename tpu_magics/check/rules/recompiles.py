@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,6 @@ from tpu_magics.check.inference.values import (
 )
 from tpu_magics.check.program import remembered
 from tpu_magics.check.rule import Rule
-from tpu_magics.check.rule_context import is_test_of
 from tpu_magics.check.rules import _padding, _recompiles, _source
 from tpu_magics.check.rules._changing_numbers import (
     FIX_INDEX,
@@ -333,10 +333,11 @@ class ShortLastBatch(Rule):
     code = "TPU302"
     name = "short-last-batch"
     group = "recompiles"
+    in_tests = False
     why = "A last batch with fewer rows is another input shape, and XLA compiles the whole training step again."
 
     def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
-        if not (program.uses("torch") or program.xla) or is_test_of(program):
+        if not (program.uses("torch") or program.xla):
             return
         for call in program.calls(*LOADERS, BATCH_SAMPLER):
             if (result := _short_loader_batch(call)) is not None:
@@ -835,10 +836,11 @@ class TfRemainder(Rule):
     """A training set of TensorFlow with a short last batch.
 
     What it does
-        Reports, for a TPU and as advice, `fit(x, y, batch_size=n)` with arrays whose length is no multiple of `n`, and
-        `.batch(n)`, `.padded_batch(n, ...)`, `.ragged_batch(n)`, `.bucket_by_sequence_length(...)` and a dataset's
-        `to_tf_dataset(...)` without `drop_remainder=True`, for training (shuffled, passed to `fit` or to a loop of
-        training steps, or named so), if the number of rows is unknown or not a multiple of `n`.
+        Reports, for a TPU and as advice, `fit(x, y, batch_size=n)` with arrays whose length is no multiple of `n` (32
+        without `batch_size`), and `.batch(n)`, `.padded_batch(n, ...)`, `.ragged_batch(n)`,
+        `.bucket_by_sequence_length(...)` and a dataset's `to_tf_dataset(...)` without `drop_remainder=True`, for
+        training (shuffled, passed to `fit` or to a loop of training steps, or named so), if the number of rows is
+        unknown or not a multiple of `n`.
     Why this is bad
         The last batch has fewer rows. That is another input shape, so XLA compiles the training step again. Without
         `drop_remainder=True` the batch dimension is also unknown when the graph is traced, which a TPU may not support.
@@ -855,12 +857,11 @@ class TfRemainder(Rule):
     code = "TPU306"
     name = "tf-remainder"
     group = "recompiles"
+    in_tests = False
     why = "A last batch with fewer rows is another input shape, and XLA compiles the training step again."
 
     def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
         if not (program.uses("tensorflow") or program.uses("keras") or program.uses("datasets")):
-            return
-        if is_test_of(program):
             return
         for method in _BATCH_METHODS:
             for call in program.methods(method, TFDATA):
@@ -876,20 +877,42 @@ class TfRemainder(Rule):
             yield from _short_array_batch(call)
 
 
+_KERAS_BATCH = 32  # rows; what `fit` takes for arrays without batch_size
+
+
 def _short_array_batch(call: CallSite) -> Iterator[Finding]:
-    ctx, x = call.ctx, call.ctx.argument(call.node, "x", 0)
-    given = ctx.argument(call.node, "batch_size", 2)
-    if x is None or given is None or call.receiver.lib != "tf" or ctx.value(x).kind not in (ARRAY, TENSOR, UNKNOWN):
+    ctx, node = call.ctx, call.node
+    x, given = ctx.argument(node, "x", 0), ctx.argument(node, "batch_size", 2)
+    if x is None or call.receiver.lib != "tf" or ctx.value(x).kind not in (ARRAY, TENSOR, UNKNOWN):
         return
-    number, length = whole(ctx, given), rows(ctx, x)
-    if number and length is not None and length % number == 0:
+    size = str(_KERAS_BATCH) if given is None else ctx.source(given)
+    number, length = _KERAS_BATCH if given is None else whole(ctx, given), rows(ctx, x)
+    if length == math.inf:
         return
-    size = ctx.source(given)
+    if (split := ctx.argument(node, "validation_split")) is not None:
+        part = ctx.constant(split)
+        length = math.floor(length * (1 - part)) if length is not None and isinstance(part, float) else None
+    if (number and length is not None and length % number == 0) or (given is None and not _is_known(call, length)):
+        return
     many = f"of {length % number:.0f} rows " if number and length is not None else ""
-    message = f"{ctx.source(call.node.func)} trains on a short last batch {many}with batch_size={size}."
-    pair = ", ".join(ctx.source(one) for one in (x, ctx.argument(call.node, "y", 1)) if one is not None)
-    fix = f"Pass `tf.data.Dataset.from_tensor_slices(({pair})).shuffle(1000).batch({size}, drop_remainder=True)`."
-    yield ctx.finding(call.node, message, fix, advice=True)
+    default = ", Keras' default" if given is None else ""
+    message = f"{ctx.source(node.func)} trains on a short last batch {many}with batch_size={size}{default}."
+    if split is not None:
+        fix = "Split the data before, and pass the first part as a dataset with `.batch(..., drop_remainder=True)`."
+    else:
+        places = (("x", 0), ("y", 1), ("sample_weight", None))
+        parts = (ctx.argument(node, *place) for place in places)
+        names = ", ".join(ctx.source(one) for one in parts if one is not None)
+        fix = f"Pass `tf.data.Dataset.from_tensor_slices(({names})).shuffle(1000).batch({size}, drop_remainder=True)`."
+    yield ctx.finding(node, message, fix, advice=True)
+
+
+def _is_known(call: CallSite, length: float | None) -> bool:
+    """Whether `fit(x, y)` without batch_size certainly gets arrays, and of how many rows."""
+    ctx, y = call.ctx, call.ctx.argument(call.node, "y", 1)
+    if y is None or length is None or ctx.has_unknown_arguments(call.node):  # a dataset has no y
+        return False
+    return ctx.argument(call.node, "steps_per_epoch") is None
 
 
 def _short_dataset_batch(call: CallSite) -> Finding | None:
@@ -905,7 +928,7 @@ def _short_dataset_batch(call: CallSite) -> Finding | None:
         return None
     number = whole(ctx, ctx.argument(node, "batch_size", size_at))
     length = rows(ctx, node.func.value)
-    if number == 1 or length == float("inf") or (number and length is not None and length % number == 0):
+    if number == 1 or length == math.inf or (number and length is not None and length % number == 0):
         return None
     return _remainder_finding(call, number, length) if _is_training_set(call) else None
 

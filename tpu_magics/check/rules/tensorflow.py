@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.inference.values import CLASS, INSTANCE, MODEL, STRATEGY, TFDATA, UNKNOWN
-from tpu_magics.check.program import RESOLVERS
+from tpu_magics.check.program import RESOLVERS, remembered
 from tpu_magics.check.rule import Rule
-from tpu_magics.check.rule_context import is_test_of
 from tpu_magics.check.rules import _device, _source, _tensorflow
 from tpu_magics.check.rules._tensorflow import IN, OUT
 
@@ -132,13 +131,12 @@ class JitCompileMissing(Rule):
     code = "TPU702"
     name = "jit-compile-missing"
     group = "tensorflow"
+    in_tests = False
     why = "Without jit_compile=True a CPU runs the model without XLA: the rehearsal does not show what fails on a TPU."
 
     def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
         compiles = [call for call in program.methods("compile", MODEL) if call.receiver.lib == "tf"]
         if not compiles or program.looks_for_tpu or _is_distributed(program) or not _mentions_tpus(program):
-            return
-        if is_test_of(program):
             return
         if any(cell.magic == "tpu_train" for cell in program.cells):  # sets it, and removes it on a TPU
             return
@@ -653,9 +651,9 @@ def _resolver_edits(call: CallSite) -> tuple[Edit, ...]:
 
 _HASHES = [f"keras.layers.{name}" for name in ("StringLookup", "IntegerLookup", "TextVectorization", "Hashing")]
 _INPUTS = ("keras.Input", "keras.layers.Input", "keras.layers.InputLayer")
-_MODEL_PARTS = ("keras.Sequential", "keras.models.Sequential")
 _STRINGS = ("tensorflow.string", "string")
 _LOOKUP_FIX = "Apply it to the data: `dataset.map(lambda x, y: (layer(x), y))`, and give the model the numbers."
+_STRINGS_FIX = "Do this in the data, which the host reads (`dataset.map`), and give the model the numbers."
 _RAGGED_FIX = "Pad the rows to one length (`x.to_tensor(shape=(None, LENGTH))`) in the dataset, and mask the padding."
 
 
@@ -663,8 +661,9 @@ class HostOpInModel(Rule):
     """Strings, lookups or ragged rows in a model that trains on a TPU.
 
     What it does
-        Reports `StringLookup`, `IntegerLookup`, `TextVectorization` and `Hashing` layers that are part of a model, and
-        `keras.Input` with `dtype=tf.string` or `ragged=True`, in a program that trains on a TPU.
+        Reports `StringLookup`, `IntegerLookup`, `TextVectorization` and `Hashing` layers that are part of a model,
+        `keras.Input` with `dtype=tf.string` or `ragged=True`, and `tf.strings` in a model's `call` or in a step, in a
+        program that trains on a TPU.
     Why this is bad
         A TPU has no strings, hash tables and ragged tensors: the model does not compile ("Detected unsupported
         operations when trying to compile graph"). The same layers are right in the data pipeline, which runs on the
@@ -676,7 +675,9 @@ class HostOpInModel(Rule):
         data = data.map(lambda x, y: (lookup(x), y))
         model = keras.Sequential([keras.layers.Embedding(1000, 64)])
     Limitations
-        Layers that another file adds to the model are not found. `Normalization` and `Rescaling` run on a TPU.
+        Layers that another file adds to the model are not found. Nothing is reported of a model that only predicts
+        (`predict`, `evaluate`, `save`), and with `tf.config.set_soft_device_placement(True)`, which lets the host run
+        what a TPU cannot. `Normalization` and `Rescaling` run on a TPU.
     """
 
     code = "TPU707"
@@ -685,34 +686,103 @@ class HostOpInModel(Rule):
     why = "A TPU has no strings, hash tables and ragged tensors, so XLA does not compile the model."
 
     def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
-        if not program.tpu_tf:
+        placed = program.calls("tensorflow.config.set_soft_device_placement")
+        if not program.tpu_tf or any(call.ctx.constant(call.ctx.argument(call.node, "enabled", 0)) for call in placed):
             return
         for call in program.calls(*_HASHES):
-            if _is_in_model(call):
+            if _is_in_trained_model(call):
                 name = call.name.rpartition(".")[2]
-                yield call.ctx.finding(call.node, f"{name} is part of a model that trains on a TPU.", _LOOKUP_FIX)
+                message = f"{name} is part of a model, in a program that trains on a TPU."
+                yield call.ctx.finding(call.node, message, _LOOKUP_FIX)
         for call in program.calls(*_INPUTS):
             ctx, dtype = call.ctx, call.ctx.argument(call.node, "dtype")
+            if _only_predict(_models_by_part(program).get(id(call.node), ()), program):
+                continue
             if ctx.constant(ctx.argument(call.node, "ragged")) is True:
                 yield ctx.finding(call.node, "The model gets ragged rows on a TPU.", _RAGGED_FIX)
             elif dtype is not None and (ctx.name(dtype) in _STRINGS or ctx.constant(dtype) in _STRINGS):
                 yield ctx.finding(call.node, "The model gets strings on a TPU.", _LOOKUP_FIX)
+        for call in program.calls("tensorflow.strings."):
+            if call.ctx.compiled_tf and not _only_predict(_instances(call), program):
+                what = " ".join(call.ctx.source(call.node.func).split())
+                yield call.ctx.finding(call.node, f"{what} runs in code that XLA compiles for a TPU.", _STRINGS_FIX)
 
 
-def _is_in_model(call: CallSite) -> bool:
-    """Whether a layer is one of a Sequential, an attribute of a model's class, or called with an input of a model."""
-    ctx, node = call.ctx, call.node
-    if _is_part_of_module(call):
-        return True
-    for outer in ctx.parents(node):
-        if isinstance(outer, ast.Call) and (ctx.name(outer) in _MODEL_PARTS or ctx.method(outer)[1] == "add"):
-            return True
-        if isinstance(outer, ast.stmt):
-            break
-    uses = [one for one in ctx.program.all_calls if one.ctx.value(one.node.func).creator is node]
-    if isinstance(parent := ctx.parent(node), ast.Call) and parent.func is node:
-        uses += [one for one in ctx.program.all_calls if one.node is parent]
-    return any(one.ctx.value(given).name in _INPUTS for one in uses for given in one.node.args)
+def _is_in_trained_model(layer: CallSite) -> bool:
+    """Whether a layer is made by a model's class, one of a Sequential, or called with an input of a model; not where
+    the model only predicts."""
+    models = _instances(layer) if _is_part_of_module(layer) else _models_by_part(layer.ctx.program).get(id(layer.node))
+    return models is not None and not _only_predict(models, layer.ctx.program)
+
+
+def _instances(call: CallSite) -> list[ast.AST]:
+    """The calls that make a model of the class in whose method this call stands."""
+    cls = call.ctx.function.cls if call.ctx.function is not None else None
+    return [one.node for one in call.ctx.program.all_calls if one.value.ref is cls and cls is not None]
+
+
+@remembered
+def _models_by_part(program: CheckedProgram) -> dict[int, list[ast.AST]]:
+    """The calls that make models, by the ids of the calls that make their layers and inputs."""
+    result: dict[int, list[ast.AST]] = {}
+    for call in program.calls(*_KERAS_MODELS):
+        for given in (*call.node.args, *(keyword.value for keyword in call.node.keywords)):
+            for part in _creators(given, call.ctx):
+                result.setdefault(id(part), []).append(call.node)
+    for call in program.methods("add", MODEL):
+        for part in (part for given in call.node.args for part in _creators(given, call.ctx)):
+            result.setdefault(id(part), []).extend([call.receiver.creator] if call.receiver.creator else [])
+    for call in program.all_calls:
+        inputs = [value.creator for value in map(call.ctx.value, call.node.args) if value.name in _INPUTS]
+        for layer in _creators(call.node.func, call.ctx) if inputs else ():
+            models = [model for one in inputs for model in result.get(id(one), ())]
+            result.setdefault(id(layer), []).extend(models)
+    return result
+
+
+def _creators(node: ast.expr, ctx: RuleContext) -> Iterator[ast.AST]:
+    """The calls that made a value, or the items of a list or dict of values."""
+    if isinstance(node, (ast.List, ast.Tuple)):
+        items = node.elts
+    elif isinstance(node, ast.Dict):
+        items = node.values
+    else:
+        items = [node]
+    for one in items:
+        made = one if isinstance(one, ast.Call) else ctx.value(one).creator
+        if made is not None:
+            yield made
+
+
+_PREDICTIONS = ("predict", "predict_on_batch", "evaluate", "save", "export", "save_weights")
+_NEUTRAL = ("compile", "build", "summary", "add", "adapt", "load_weights", "get_layer", "count_params", "get_config")
+
+_READERS = ("tensorflow.saved_model.save", "keras.models.save_model", "keras.saving.save_model",
+    "keras.utils.plot_model", "builtins.print")  # fmt: skip
+
+
+def _only_predict(models: Sequence[ast.AST], program: CheckedProgram) -> bool:
+    """Whether all of these models only predict (or are saved): none is trained, or goes where it may be."""
+    uses = _uses_of_models(program)
+    return bool(models) and all(uses.get(id(model)) == {"predicts"} for model in models)
+
+
+@remembered
+def _uses_of_models(program: CheckedProgram) -> dict[int, set[str]]:
+    """How models are used, by the ids of the calls that make them: "predicts", "trained"; also where it is not known."""
+    result: dict[int, set[str]] = {}
+    for call in program.all_calls:
+        if call.receiver.creator is not None and call.method not in _NEUTRAL:
+            how = "predicts" if call.method in _PREDICTIONS else "trained"
+            result.setdefault(id(call.receiver.creator), set()).add(how)
+        if call.ctx.function is not None and isinstance(
+            call.node.func, ast.Name
+        ):  # called in a step, or in another model
+            result.setdefault(id(call.ctx.value(call.node.func).creator), set()).add("trained")
+        for given in (*call.node.args, *(keyword.value for keyword in call.node.keywords)):
+            for part in _creators(given, call.ctx) if call.name not in _READERS else ():
+                result.setdefault(id(part), set()).add("trained")
+    return result
 
 
 _WEIGHTS, _MODEL_FILES = (".weights.h5",), (".keras", ".h5")

@@ -692,8 +692,7 @@ class NoXlaParallelism(Rule):
     why = "On a TPU accelerate does not take it up: each device has the whole model and its optimizer."
 
     def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
-        ours = any(map(program.uses, ("torch_xla", "tpu_magics"))) or program.has_our_magics
-        if not ours:  # a program with DeepSpeed is for GPUs, unless it says so
+        if not program.for_tpu:  # a program with DeepSpeed is for GPUs, unless it says so
             return
         for arguments in _trainer.all_of(program):
             for name in _OF_TRAINER:

@@ -102,7 +102,7 @@ def find_part(
     """The part that a graph belongs to. `stack`: of the call that ran it, innermost first; `frame`: the running one."""
     inside = list(takewhile(lambda line: not sites.is_user_code(line[1], line[0]), stack))
     inside = [line for line in inside if not under(line[1], OWN)]
-    named = [line for line in inside if package_of(line[1]) not in _BENEATH]
+    named = [line for line in inside if package_of(line[1], line[0]) not in _BENEATH]
     if not named:
         return TrainingPart()
     activity = _activity(inside)

@@ -224,7 +224,7 @@ class HostTraining:
 
 def find_host_training(frame: FrameType, sites: Sites) -> HostTraining:
     """The evidence of a backward pass that has just run on the host."""
-    stack = [one for one in outwards(frame) if package_of(one.f_code.co_filename) not in _SILENT]
+    stack = [one for one in outwards(frame) if package_of(one.f_code.co_filename, one.f_code.co_name) not in _SILENT]
     names = [name for one in stack[:_FRAMES] for name, model in _models(one) if _has_gradients(model)]
     files = [one.f_code.co_filename for one in stack]
     own = sorted(files, key=lambda path: not sites.is_user_code(path))
