@@ -769,7 +769,7 @@ def _only_predict(models: Sequence[ast.AST], program: CheckedProgram) -> bool:
 
 @remembered
 def _uses_of_models(program: CheckedProgram) -> dict[int, set[str]]:
-    """How models are used, by the ids of the calls that make them: "predicts", "trained"; also where it is not known."""
+    """How models are used ("predicts", "trained"), by the ids of the calls that make them; unknown uses may train."""
     result: dict[int, set[str]] = {}
     for call in program.all_calls:
         if call.receiver.creator is not None and call.method not in _NEUTRAL:
