@@ -626,6 +626,19 @@ def add(x_ptr, y_ptr, size: triton.language.constexpr):
 import torch_xla
 from torch.utils.cpp_extension import load
 kernels = load("kernels", ["kernels.cu"])
+# %% TPU412 program: the number of ranks, as until 2024
+import torch_xla.core.xla_model as xm
+def train(index):
+    scale = 1e-3 * xm.xrt_world_size()
+# %% TPU412 program: SPMD from where it was
+import torch_xla.experimental.xla_sharding as xs
+# %% TPU709 program: a step that nothing traces
+import tensorflow as tf
+strategy = tf.distribute.TPUStrategy(tf.distribute.cluster_resolver.TPUClusterResolver("local"))
+def step(batch):
+    return tf.reduce_sum(batch)
+for batch in data:
+    total = strategy.run(step, args=(batch,))
 # %% TPU411 strategy: an op of its own
 ops = tf.load_op_library("./ops.so")
 # %% TPU206 program: the loop is compiled where it is called

@@ -154,3 +154,10 @@ def test_a_fix_for_a_cell_says_where_the_weights_are() -> None:
     )
     assert one.code == "TPU408"
     assert "next cell" in one.fix
+
+
+def test_a_removed_name_is_advice_where_it_is_restored() -> None:
+    old = "import torch_xla.core.xla_model as xm\ndef train():\n    return xm.xrt_world_size()"
+    assert [one.advice for one in found(old)] == [False]
+    assert [one.advice for one in found("%tpu_init", old)] == [True]
+    assert [one.advice for one in found("%tpu_init", "import torch_xla.experimental.pjrt")] == [False]

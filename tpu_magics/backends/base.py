@@ -152,11 +152,12 @@ class Backend(Protocol):
     def device_holder(self) -> str:
         """What created that accelerator ("A Trainer", "An Accelerator"), for a sentence. Imports nothing."""
 
-    def defer_seeds(self) -> None:
-        """Keep calls that would start the runtime without need from doing so in this process (idempotent)."""
+    def prepare_notebook(self) -> None:
+        """Before cells use the framework: keep calls that would start the runtime without need from doing so, and
+        restore what old code calls and the framework has removed (idempotent)."""
 
     def deferral_problems(self) -> Sequence[str]:
-        """What `defer_seeds` could not do with the installed versions, in sentences."""
+        """What `prepare_notebook` could not do with the installed versions, in sentences."""
 
     # -- models ---------------------------------------------------------------------------------------------------
     def is_model(self, value: object) -> bool:

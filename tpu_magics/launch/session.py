@@ -194,7 +194,7 @@ def _initialise_workers(options: Options, cache: str | None = None, alone: bool 
     current.processes = options.processes
     current.spmd = options.spmd
     current.collective_timeout = options.collective_timeout
-    current.backend.defer_seeds()
+    current.backend.prepare_notebook()
     current.initialised = True
     return host
 

@@ -51,6 +51,16 @@ def test_the_environment_is_the_workers_own(monkeypatch: pytest.MonkeyPatch) -> 
         os.environ.update(before)
 
 
+def of_old_notebooks() -> list[int]:
+    import torch_xla.core.xla_model as xm
+
+    return [xm.xrt_world_size(), xm.get_ordinal(), xm.get_ordinal(defval=-1)]
+
+
+def test_names_that_torch_xla_has_removed_are_there() -> None:
+    assert run(of_old_notebooks, workers=2).values == [[2, 0, 0], [2, 1, 1]]
+
+
 def test_every_precision_of_the_options_is_known() -> None:
     on = {"XLA_USE_BF16": "1", "XLA_DOWNCAST_BF16": "1"}
     told = {name: tuple(sorted(precision_request.variables(name, on).items())) for name in plan.PRECISION_NAMES}

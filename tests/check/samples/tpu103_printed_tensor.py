@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.parallel_loader as pl
+import torch_xla.runtime as xr
 import wandb
 from torch.utils.tensorboard import SummaryWriter
 from tqdm.auto import tqdm
@@ -28,7 +29,7 @@ def train(model, optimizer, loader, args):
     model.to(device)
     writer = SummaryWriter(args.log_dir)
     run = wandb.init(project="demo")
-    progress = tqdm(pl.MpDeviceLoader(loader, device), desc=f"rank {xm.get_ordinal()}")  # ok: TPU103
+    progress = tqdm(pl.MpDeviceLoader(loader, device), desc=f"rank {xr.global_ordinal()}")  # ok: TPU103
     print(f"training {model.__class__.__name__} on {device}")  # ok: TPU103
     for step, (data, target) in enumerate(progress):
         optimizer.zero_grad()

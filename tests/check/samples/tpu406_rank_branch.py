@@ -76,7 +76,7 @@ def report(value):
 
 
 def through_functions(value, step):
-    if xm.get_ordinal() == 0:
+    if xm.get_ordinal() == 0:  # TPU412: `torch_xla.core.xla_model.get_ordinal` was removed
         report(value)  # TPU406: `report` contains the collective `xm.all_gather` and is called under
     if step % 10 == 0:
         report(value)  # ok: TPU406

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.parallel_loader as pl
 import torch_xla.distributed.xla_multiprocessing as xmp
+import torch_xla.runtime as xr
 from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader
@@ -38,7 +39,7 @@ class Trainer:
 
 def train_fn(index, flags):
     device = xm.xla_device()
-    sampler = DistributedSampler(flags["data"], num_replicas=xm.xrt_world_size(), rank=xm.get_ordinal(), shuffle=True)
+    sampler = DistributedSampler(flags["data"], num_replicas=xr.world_size(), rank=xr.global_ordinal(), shuffle=True)
     train_loader = DataLoader(flags["data"], batch_size=32, sampler=sampler, drop_last=True)  # ok: TPU407
     net = nn.Linear(3, 4).to(device).train()
     optimizer = torch.optim.Adam(net.parameters())

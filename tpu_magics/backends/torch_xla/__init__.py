@@ -71,7 +71,7 @@ class TorchXla:
         return found
 
     device_holder = _from("cpu_only", "device_holder")
-    defer_seeds = _from("randomness", "defer_seeds")
+    prepare_notebook = _from("library_fixes", "prepare_notebook")
     deferral_problems = _from("randomness", "deferral_problems")
 
     # -- models ---------------------------------------------------------------------------------------------------

@@ -1,19 +1,42 @@
-"""Fixes for torch, torch_xla and torchax, and for FSDP under transformers' Trainer and accelerate, in a worker."""
+"""Fixes for torch, torch_xla and torchax, and for FSDP under transformers' Trainer and accelerate: in a worker, but for
+`prepare_notebook`."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+from tpu_magics.backends.torch_xla import randomness
 from tpu_magics.backends.torch_xla.post_import import PostImport
+from tpu_magics.check.inference.stubs import REMOVED, XM
 
 # torch_xla 2.8 and 2.9: the module, and the function in it that works without either.
 _OPTIONAL = (("torch_xla.debug.profiler", "__enter__"), ("torch_xla.distributed.spmd.xla_sharding", "mark_sharding"))
 _IMPORTS = {"maybe_get_jax": "jax", "maybe_get_torchax": "torchax"}
+
+
+def prepare_notebook() -> None:
+    """What cells need before they use torch_xla in the notebook's process: it keeps what needs no device from starting
+    the XLA runtime, and restores what torch_xla 2.7 removed and most notebooks still call (idempotent)."""
+    randomness.defer_seeds()
+    PostImport().when_imported(XM.rstrip("."), _restore_names)
+
+
+def _restore_names(xla_model: Any) -> None:
+    for name, (_version, now) in REMOVED.items():
+        short = name.removeprefix(XM)
+        if short != name and not hasattr(xla_model, short):
+            setattr(xla_model, short, functools.partial(_call_by_name, *now.rsplit(".", 1)))
+
+
+def _call_by_name(module: str, function: str, defval: object = None) -> Any:  # noqa: ARG001 - until 2.6 for no runtime
+    """Looked up at each call: a rehearsal changes the functions of torch_xla.runtime."""
+    return getattr(importlib.import_module(module), function)()
 
 
 def fix_autocast() -> None:

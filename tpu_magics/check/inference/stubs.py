@@ -33,6 +33,15 @@ from tpu_magics.check.inference.values import (
 )
 
 XM = "torch_xla.core.xla_model."
+
+# What torch_xla has removed: the version that did, and the same thing today.
+REMOVED = {
+    XM + "xrt_world_size": ("2.7", "torch_xla.runtime.world_size"),
+    XM + "get_ordinal": ("2.7", "torch_xla.runtime.global_ordinal"),
+    "torch_xla.runtime.xla_device": ("2.8", "torch_xla.device"),
+    "torch_xla.experimental.pjrt": ("2.5", "torch_xla.runtime"),
+    "torch_xla.experimental.xla_sharding": ("2.5", "torch_xla.distributed.spmd"),
+}
 XR = "torch_xla.runtime."
 
 # -- what calls of a name give: exact names first, then the longest prefix ---------------------------------------------

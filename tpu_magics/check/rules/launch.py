@@ -1,4 +1,4 @@
-"""Rules about the launch of workers, and about what no TPU runs (TPU401 to TPU404, TPU410 and TPU411)."""
+"""Rules about the launch of workers, and about what no TPU runs (TPU401 to TPU404, TPU410 to TPU412)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from tpu_magics.check.inference.stubs import REMOVED, XM
 from tpu_magics.check.inference.values import MODEL, OPTIMIZER
 from tpu_magics.check.rule import Rule
 from tpu_magics.check.rules import _device, _hoist, _launches, _source
@@ -557,4 +558,61 @@ class CustomOp(Rule):
                 )
 
 
-RULES = (ModelInFunction(), DeviceTooEarly(), DeviceTensorGlobal(), RefusedNprocs(), SpawnInNotebook(), CustomOp())
+class RemovedName(Rule):
+    """A name that torch_xla has removed.
+
+    What it does
+        Reports `xm.xrt_world_size` and `xm.get_ordinal` (removed in torch_xla 2.7), `xr.xla_device` (2.8), and the
+        modules `torch_xla.experimental.pjrt` and `.xla_sharding` (2.5): calls of them, and their imports.
+    Why this is bad
+        `AttributeError: module 'torch_xla.core.xla_model' has no attribute 'xrt_world_size'`, once the workers run.
+        Notebooks that were written before 2025 call them.
+    Example
+        sampler = DistributedSampler(data, num_replicas=xm.xrt_world_size(), rank=xm.get_ordinal())
+    Use instead
+        sampler = DistributedSampler(data, num_replicas=xr.world_size(), rank=xr.global_ordinal())
+    Limitations
+        In a notebook with tpu_magics `%tpu_init` and `%%tpu_train` restore the two of `xla_model`, and this is advice.
+    """
+
+    code = "TPU412"
+    name = "removed-name"
+    group = "launch"
+    why = "The installed torch_xla raises AttributeError or ImportError for it."
+    nodes = (ast.Import, ast.ImportFrom)
+
+    def check(self, node: ast.Import | ast.ImportFrom, ctx: RuleContext) -> Iterator[Finding]:
+        module = f"{node.module}." if isinstance(node, ast.ImportFrom) and not node.level else ""
+        for one in node.names:
+            yield from _removed(f"{module}{one.name}", one, ctx)
+
+    def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
+        for call in program.calls(*REMOVED):
+            if isinstance(call.node.func, ast.Attribute):  # else its import is reported
+                yield from _removed(call.name, call.node, call.ctx)
+
+
+def _removed(name: str, node: ast.AST, ctx: RuleContext) -> Iterator[Finding]:
+    if name not in REMOVED or _device.is_in_other_device_branch(node, ctx):
+        return
+    version, now = REMOVED[name]
+    edits: tuple[Edit, ...] = ()
+    if isinstance(node, ast.Call):
+        now += "()"
+        imported = ctx.program.globals.get("torch_xla")
+        edits = (ctx.replace(node, now),) if imported is not None and imported.name == "torch_xla" else ()
+    restored = name.startswith(XM) and ctx.program.has_our_magics
+    why = "tpu_magics restores it in this notebook; elsewhere torch_xla raises AttributeError." if restored else None
+    message = f"`{name}` was removed in torch_xla {version}."
+    yield ctx.finding(node, message, f"Write `{now}`.", why, edits=edits, advice=restored)
+
+
+RULES = (
+    ModelInFunction(),
+    DeviceTooEarly(),
+    DeviceTensorGlobal(),
+    RefusedNprocs(),
+    SpawnInNotebook(),
+    CustomOp(),
+    RemovedName(),
+)

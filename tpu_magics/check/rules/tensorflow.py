@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.inference.values import CLASS, INSTANCE, MODEL, STRATEGY, TFDATA, UNKNOWN
-from tpu_magics.check.program import RESOLVERS, remembered
+from tpu_magics.check.program import RESOLVERS, Function, remembered
 from tpu_magics.check.rule import Rule
 from tpu_magics.check.rules import _device, _source, _tensorflow
 from tpu_magics.check.rules._tensorflow import IN, OUT
@@ -785,6 +785,68 @@ def _uses_of_models(program: CheckedProgram) -> dict[int, set[str]]:
     return result
 
 
+class EagerStrategyRun(Rule):
+    """`strategy.run` outside of a tf.function.
+
+    What it does
+        Reports, in a program for a TPU, `strategy.run(f)` where neither `f` nor a function around the call is a
+        `tf.function`.
+    Why this is bad
+        TPUStrategy raises NotImplementedError ("TPUStrategy.run(fn, ...) does not support pure eager execution") with
+        the first batch. The default strategy, which the program has without a TPU, accepts it.
+    Example
+        for batch in dataset:
+            loss = strategy.run(train_step, args=(batch,))
+    Use instead
+        @tf.function
+        def train_on(batch):
+            return strategy.run(train_step, args=(batch,))
+
+        for batch in dataset:
+            loss = train_on(batch)
+    Limitations
+        Steps from other files, and functions with other decorators, are not judged.
+    """
+
+    code = "TPU709"
+    name = "eager-strategy-run"
+    group = "tensorflow"
+    why = "TPUStrategy raises NotImplementedError: it runs only what a tf.function has traced."
+
+    def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
+        if not program.tpu_tf:
+            return
+        for call in (call for method in _RUNS for call in program.methods(method, STRATEGY)):
+            given = call.ctx.argument(call.node, "fn", 0)
+            step = call.ctx.value(given).ref if given is not None else None
+            if isinstance(step, Function) and not _may_be_traced(step) and _runs_eagerly(call, ()):
+                name = " ".join(call.ctx.source(call.node.func).split())
+                what = "a lambda" if isinstance(step.node, ast.Lambda) else step.name
+                message = f"{name} runs {what} without a tf.function."
+                fix = "Put `@tf.function` above the function that is run, or above the one that calls this."
+                yield call.ctx.finding(call.node, message, fix)
+
+
+def _runs_eagerly(call: CallSite, seen: tuple[Function, ...]) -> bool:
+    """Whether calls lead here from the top of the program, and none of them is in a tf.function."""
+    function = call.ctx.function
+    if function is None:
+        return True
+    if function in seen or _may_be_traced(function):
+        return False
+    return any(_runs_eagerly(one, (*seen, function)) for one in function.callers)
+
+
+def _may_be_traced(function: Function) -> bool:
+    return bool(function.decorators) or any(function is one for one in _given_to_tf_function(function.ctx.program))
+
+
+@remembered
+def _given_to_tf_function(program: CheckedProgram) -> list[Function]:
+    calls = program.calls(_FUNCTION)
+    return [ref for call in calls for one in call.node.args[:1] if (ref := call.ctx.value(one).ref) is not None]
+
+
 _WEIGHTS, _MODEL_FILES = (".weights.h5",), (".keras", ".h5")
 
 
@@ -847,4 +909,5 @@ RULES = (
     ResolverWithoutLocal(),
     HostOpInModel(),
     WeightsFileName(),
+    EagerStrategyRun(),
 )

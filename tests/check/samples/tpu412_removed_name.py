@@ -1,0 +1,39 @@
+"""Names that torch_xla has removed, and those that stand for them."""
+
+import torch
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.distributed.xla_multiprocessing as xmp
+import torch_xla.experimental.pjrt as pjrt  # TPU412: `torch_xla.experimental.pjrt` was removed in torch_xla 2.5
+import torch_xla.runtime as xr
+from torch.utils.data.distributed import DistributedSampler
+from torch_xla.core.xla_model import get_ordinal  # TPU412: `torch_xla.core.xla_model.get_ordinal` was removed
+from torch_xla.experimental import xla_sharding  # TPU412: `torch_xla.experimental.xla_sharding` was removed
+from torch_xla.experimental.scan import scan  # ok: TPU412
+
+from .parts import xrt_world_size  # ok: TPU412
+
+
+def train(index, data):
+    ranks = xm.xrt_world_size()  # TPU412: `torch_xla.core.xla_model.xrt_world_size` was removed in torch_xla 2.7
+    sampler = DistributedSampler(data, num_replicas=ranks, rank=get_ordinal())  # ok: TPU412
+    again = DistributedSampler(
+        data,
+        num_replicas=xr.world_size(),  # ok: TPU412
+        rank=xm.get_ordinal(defval=0),  # TPU412: `torch_xla.core.xla_model.get_ordinal` was removed in torch_xla 2.7
+    )
+    device = xr.xla_device()  # TPU412: `torch_xla.runtime.xla_device` was removed in torch_xla 2.8
+    local = xm.get_local_ordinal()  # ok: TPU412
+    if torch.cuda.is_available():
+        ranks = xm.xrt_world_size()  # ok: TPU412
+    xm.master_print(xm.xrt_world_size(), flush=True)  # TPU412: `torch_xla.core.xla_model.xrt_world_size` was removed
+    scale = 0.1 * xr.world_size()  # ok: TPU412
+    first = xr.global_ordinal() == 0 and xm.is_master_ordinal()  # ok: TPU412
+    return first, scale, sampler, again, device, local, torch_xla.device()  # ok: TPU412
+
+
+def per_rank(loader):
+    return len(loader) // xm.xrt_world_size()  # TPU412: `torch_xla.core.xla_model.xrt_world_size` was removed
+
+
+xmp.spawn(train, args=(xrt_world_size(), pjrt, xla_sharding, scan))  # ok: TPU412
