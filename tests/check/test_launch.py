@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.check.group_checks import TORCH_XLA
+from tpu_magics.backends.torch_xla.library_fixes import RESTORED
 from tpu_magics.check import Finding, check_cells, check_text
 from tpu_magics.check.cells import cell_of
+from tpu_magics.check.inference.stubs import REMOVED, XM
 from tpu_magics.check.rules import RULES
 
 LAUNCH = [rule for rule in RULES if rule.group == "launch"]
@@ -161,3 +163,5 @@ def test_a_removed_name_is_advice_where_it_is_restored() -> None:
     assert [one.advice for one in found(old)] == [False]
     assert [one.advice for one in found("%tpu_init", old)] == [True]
     assert [one.advice for one in found("%tpu_init", "import torch_xla.experimental.pjrt")] == [False]
+    of_model = {name.removeprefix(XM): now for name, (_, now) in REMOVED.items() if name.startswith(XM)}
+    assert of_model == {name: f"torch_xla.runtime.{now}" for name, now in RESTORED.items()}

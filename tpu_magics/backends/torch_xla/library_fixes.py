@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
@@ -13,7 +12,6 @@ from typing import Any
 
 from tpu_magics.backends.torch_xla import randomness
 from tpu_magics.backends.torch_xla.post_import import PostImport
-from tpu_magics.check.inference.stubs import REMOVED, XM
 
 # torch_xla 2.8 and 2.9: the module, and the function in it that works without either.
 _OPTIONAL = (("torch_xla.debug.profiler", "__enter__"), ("torch_xla.distributed.spmd.xla_sharding", "mark_sharding"))
@@ -24,19 +22,24 @@ def prepare_notebook() -> None:
     """What cells need before they use torch_xla in the notebook's process: it keeps what needs no device from starting
     the XLA runtime, and restores what torch_xla 2.7 removed and most notebooks still call (idempotent)."""
     randomness.defer_seeds()
-    PostImport().when_imported(XM.rstrip("."), _restore_names)
+    PostImport().when_imported(randomness.XLA_MODEL, _restore_names)
+
+
+# Functions of torch_xla.core.xla_model, and those of torch_xla.runtime that do the same. Rule TPU412 knows more.
+RESTORED = {"xrt_world_size": "world_size", "get_ordinal": "global_ordinal"}
 
 
 def _restore_names(xla_model: Any) -> None:
-    for name, (_version, now) in REMOVED.items():
-        short = name.removeprefix(XM)
-        if short != name and not hasattr(xla_model, short):
-            setattr(xla_model, short, functools.partial(_call_by_name, *now.rsplit(".", 1)))
+    for name, now in RESTORED.items():
+        if not hasattr(xla_model, name):
+            setattr(xla_model, name, functools.partial(_of_runtime, now))
 
 
-def _call_by_name(module: str, function: str, defval: object = None) -> Any:  # noqa: ARG001 - until 2.6 for no runtime
-    """Looked up at each call: a rehearsal changes the functions of torch_xla.runtime."""
-    return getattr(importlib.import_module(module), function)()
+def _of_runtime(name: str, defval: object = None) -> Any:  # noqa: ARG001 - the argument that it had
+    """Looked up at each call: a rehearsal changes these functions."""
+    import torch_xla.runtime
+
+    return getattr(torch_xla.runtime, name)()
 
 
 def fix_autocast() -> None:
