@@ -68,18 +68,20 @@ def test_files(room: str, *names: str) -> tuple[str, ...]:
 HOSTS = {
     # Its image has no TensorFlow. With one beside it, as a person installs it, cells train (magics/test_tensorflow.py);
     # what is left out is one program with dozens of runs, which Kaggle's TensorFlow passes, and what torch_xla alone
-    # decides: it is the one of .venv. Pages and rules depend on Python alone, and this is the newest; what the rules
-    # find in our own code is the same everywhere, and the packages of editors' and reports' protocols are not there.
+    # decides: it is the one of .venv. Pages and rules depend on Python alone, and this is the newest: the tests that
+    # render and parse the most.
     "colab": Host(
         "colab",
         "3.13",
         ("tensorflow",),
-        ("tests/panel", "tests/check"),
+        (
+            *test_files("panel", "html", "text", "words"),
+            *test_files("check", "cells", "fixes", "recall", "rule_docs", "samples"),
+        ),
         (
             *test_files("launch/strategies", "in_process"),
             *test_files("launch", "rehearsal", "rehearsal_killed", "spmd", "traps"),
             *test_files("preflight", "run", "precheck"),
-            *test_files("check", "own_code", "launch_fixes", "sarif_schema", "server"),
         ),
     ),
     # Its Python lies between those of .venv and of Colab: what only reads programs or watches processes is left out,

@@ -15,7 +15,14 @@ from tests import forks, overlay
 from tests.xla_flags import QUICK
 
 # A Ray cluster and a host that is lost (in short: tests/launch/pods); guides whose forms are in tests/programs/cells.
-LONG = ("08_many_hosts", "01_accelerate_guide", "02_simple_nlp", "03_simple_cv", "04_transformers_tpu")
+LONG = (
+    "08_many_hosts",
+    "01_accelerate_guide",
+    "02_simple_nlp",
+    "03_simple_cv",
+    "04_transformers_tpu",
+    "05_tensorflow_tpu",
+)
 # What the notebooks without TensorFlow import, in 8 CPU seconds: their kernels are forks of a process that has it.
 IMPORTED = "ipykernel.kernelapp torch_xla accelerate transformers.models.bert.modeling_bert sklearn.datasets"
 LAUNCHER = "jupyter_client.provisioning.local_provisioner.launch_kernel"

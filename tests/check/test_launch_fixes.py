@@ -103,6 +103,7 @@ LAUNCHED = TORCH_XLA + textwrap.dedent(
 )
 
 
+@pytest.mark.long
 def test_what_torch_xla_refuses_is_taken_out_and_files_hold_the_same(tmp_path: Path) -> None:
     pytest.importorskip("torch_xla")
     allowed = LAUNCHED.replace("nprocs=8", "nprocs=None")

@@ -96,7 +96,8 @@ seen = {name: os.environ.get(name) for name in NAMES}
 @pytest.mark.process
 @pytest.mark.parametrize(
     "name",
-    [name for name in TPU_MACHINES if is_here(name)] or ["kaggle", pytest.param("colab", marks=pytest.mark.long)],
+    [name for name in TPU_MACHINES if is_here(name)]
+    or [pytest.param(name, marks=pytest.mark.long) for name in TPU_MACHINES],
 )
 def test_a_kernel_with_the_hosts_variables_trains(name: str, tmp_path: Path) -> None:
     """Without its chips: the table says that they are missing, cells train on the CPU, and the workers get the

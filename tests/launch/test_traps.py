@@ -422,6 +422,7 @@ assert "psutil" not in sys.modules
 """
 
 
+@pytest.mark.long
 def test_trap_19_slow_imports_happen_once_and_in_the_notebook(tmp_path: Path) -> None:
     """The first import of torch_xla took 6 s in each child; psutil and ipywidgets take 90 ms of the extension's 100."""
     python(FRESH, tmp_path)

@@ -152,7 +152,7 @@ def test_on_a_machine_of_ones_own_it_does_nothing_and_prints_nothing(machine: Ma
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("host", MACHINES)
+@pytest.mark.parametrize("host", ["colab", pytest.param("kaggle", marks=pytest.mark.long)])
 def test_there_it_installs_what_is_missing_and_keeps_every_version(machine: Machine, host: str) -> None:
     """A newer tiny-there is in the index, and the package that is installed would be as glad of it."""
     if "tiny-missing" in machine.listed():

@@ -119,6 +119,7 @@ def test_flops_of_more_programs_are_those_of_the_shapes(dump: Dump, name: str) -
     assert dump.flops(f"{name}_v5e") == KNOWN_ON_V5E[name]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", OF_COLAB)
 def test_the_dumps_of_colabs_compiler_are_read_too(colab_dump: Dump, name: str) -> None:
     program, xla = f"{name}_v5e", colab_dump.xla[f"{name}_v5e"]

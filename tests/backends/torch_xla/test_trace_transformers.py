@@ -67,6 +67,7 @@ def test_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_mask_is_told(found)
 
 
+@pytest.mark.long
 def test_fsdp_v2_of_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = traced(fully_sharded, bert(), tmp_path / "output", devices=DEVICES)

@@ -65,7 +65,8 @@ def refused(hosts: str, processes: int | None = None) -> TpuMagicsError:
 # -- no cluster answers -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scheme", ["", pytest.param("ray://", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("scheme", ["", "ray://"])
 def test_a_port_that_never_answers_is_an_error_after_ten_seconds(scheme: str) -> None:
     """No process or thread of Ray is left."""
     before, threads = set(psutil.Process().children(recursive=True)), set(threading.enumerate())

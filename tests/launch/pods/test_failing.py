@@ -65,6 +65,7 @@ def waits(folder: str) -> None:
     time.sleep(300)  # sleeps
 
 
+@pytest.mark.long
 def test_an_interrupt_ends_the_run_everywhere(pod: session.Session, tmp_path: Any) -> None:
     with interrupt_when(lambda: len(list(tmp_path.glob("rank-*"))) == 4), pytest.raises(TrainingInterrupted) as caught:
         run(waits, str(tmp_path), timeout=300.0)

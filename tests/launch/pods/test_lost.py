@@ -18,9 +18,9 @@ from tests.launch.pods.test_training import weights
 from tests.launch.pods.trained import net
 from tpu_magics.launch import session
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
-SEED = 20261122
+SEED, TIMES = 20261122, 5
 NAMED_WITHIN = 30.0  # seconds
 
 
@@ -72,14 +72,13 @@ def left_is_said(nodes: Nodes, victim: str) -> None:
     assert time.monotonic() - started < 10
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(5, marks=pytest.mark.long)])
 def test_a_lost_host_is_named_and_the_next_cell_trains(
-    times: int, nodes: Nodes, fresh_session: session.Session, tmp_path: Path
+    nodes: Nodes, fresh_session: session.Session, tmp_path: Path
 ) -> None:
     """The next run on these hosts is refused at once: one of them is known to have left."""
     chance = random.Random(SEED)
     took = []
-    for number in range(times):
+    for number in range(TIMES):
         with nodes.added(f"gamma-{number}") as victim:
             fresh_session.pod = nodes.pod("alpha", victim)
             step = chance.randrange(30)
@@ -89,12 +88,11 @@ def test_a_lost_host_is_named_and_the_next_cell_trains(
             assert seconds < NAMED_WITHIN and not clusters.wait_gone()
             took.append(seconds)
             left_is_said(nodes, victim)
-    print(f"named after {min(took):.1f} to {max(took):.1f} s, median {sorted(took)[times // 2]:.1f} s")
+    print(f"named after {min(took):.1f} to {max(took):.1f} s, median {sorted(took)[TIMES // 2]:.1f} s")
     fresh_session.pod = nodes.pod()
     assert len(run(trained.the_world, timeout=300.0).values) == 4
 
 
-@pytest.mark.long
 def test_a_host_that_falls_silent_is_lost(nodes: Nodes, fresh_session: session.Session, tmp_path: Path) -> None:
     """Its processes run but do not answer, as after a network failure."""
     fresh_session.pod = nodes.pod()

@@ -328,7 +328,9 @@ def logs(what: str) -> dict[str, Any]:
     return {"losses": torch.stack(losses), "weight": model.weight.detach()}
 
 
-@pytest.mark.parametrize("read_every", [0.0, 0.25, 1000.0])
+@pytest.mark.parametrize(
+    "read_every", [pytest.param(0.0, marks=pytest.mark.long), 0.25, pytest.param(1000.0, marks=pytest.mark.long)]
+)
 def test_logging_tensors_changes_nothing(read_every: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measurements, "READ_EVERY", read_every)
     without, logged = run(logs, "nothing"), run(logs, "tensor")
