@@ -630,6 +630,9 @@ kernels = load("kernels", ["kernels.cu"])
 import torch_xla.core.xla_model as xm
 def train(index):
     scale = 1e-3 * xm.xrt_world_size()
+# %% TPU412 program: the optimizer of old guides
+import torch_xla.core.xla_model as xm
+from transformers import AdamW, get_linear_schedule_with_warmup
 # %% TPU412 program: SPMD from where it was
 import torch_xla.experimental.xla_sharding as xs
 # %% TPU709 program: a step that nothing traces

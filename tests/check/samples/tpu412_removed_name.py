@@ -6,10 +6,13 @@ import torch_xla.core.xla_model as xm
 import torch_xla.distributed.xla_multiprocessing as xmp
 import torch_xla.experimental.pjrt as pjrt  # TPU412: `torch_xla.experimental.pjrt` was removed in torch_xla 2.5
 import torch_xla.runtime as xr
+import transformers
 from torch.utils.data.distributed import DistributedSampler
 from torch_xla.core.xla_model import get_ordinal  # TPU412: `torch_xla.core.xla_model.get_ordinal` was removed
 from torch_xla.experimental import xla_sharding  # TPU412: `torch_xla.experimental.xla_sharding` was removed
 from torch_xla.experimental.scan import scan  # ok: TPU412
+from transformers import AdamW, BertModel  # TPU412: `transformers.AdamW` was removed in transformers 4.50
+from transformers.file_utils import is_torch_tpu_available  # TPU412: `transformers.file_utils.is_torch_tpu_available`
 
 from .parts import xrt_world_size  # ok: TPU412
 
@@ -32,8 +35,12 @@ def train(index, data):
     return first, scale, sampler, again, device, local, torch_xla.device()  # ok: TPU412
 
 
+def fine_tune(model):
+    return transformers.AdamW(model.parameters(), lr=2e-5)  # TPU412: `transformers.AdamW` was removed in transformers
+
+
 def per_rank(loader):
     return len(loader) // xm.xrt_world_size()  # TPU412: `torch_xla.core.xla_model.xrt_world_size` was removed
 
 
-xmp.spawn(train, args=(xrt_world_size(), pjrt, xla_sharding, scan))  # ok: TPU412
+xmp.spawn(train, args=(xrt_world_size(), pjrt, xla_sharding, scan, AdamW, BertModel, is_torch_tpu_available))  # ok: TPU412

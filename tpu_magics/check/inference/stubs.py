@@ -34,13 +34,17 @@ from tpu_magics.check.inference.values import (
 
 XM = "torch_xla.core.xla_model."
 
-# What torch_xla has removed: the version that did, and the same thing today.
+# What torch_xla and transformers have removed: the first version without it, and the same thing today.
 REMOVED = {
     XM + "xrt_world_size": ("2.7", "torch_xla.runtime.world_size"),
     XM + "get_ordinal": ("2.7", "torch_xla.runtime.global_ordinal"),
     "torch_xla.runtime.xla_device": ("2.8", "torch_xla.device"),
     "torch_xla.experimental.pjrt": ("2.5", "torch_xla.runtime"),
     "torch_xla.experimental.xla_sharding": ("2.5", "torch_xla.distributed.spmd"),
+    "transformers.AdamW": ("4.50", "torch.optim.AdamW"),
+    "transformers.optimization.AdamW": ("4.50", "torch.optim.AdamW"),
+    "transformers.is_torch_tpu_available": ("4.51", "transformers.utils.is_torch_xla_available"),
+    "transformers.file_utils.is_torch_tpu_available": ("4.51", "transformers.utils.is_torch_xla_available"),
 }
 XR = "torch_xla.runtime."
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.inference.stubs import REMOVED, XM
-from tpu_magics.check.inference.values import MODEL, OPTIMIZER
+from tpu_magics.check.inference.values import MODEL, OPTIMIZER, canonical
 from tpu_magics.check.rule import Rule
 from tpu_magics.check.rules import _device, _hoist, _launches, _source
 from tpu_magics.check.syntax import nodes_of
@@ -559,11 +559,12 @@ class CustomOp(Rule):
 
 
 class RemovedName(Rule):
-    """A name that torch_xla has removed.
+    """A name that torch_xla or transformers has removed.
 
     What it does
-        Reports `xm.xrt_world_size` and `xm.get_ordinal` (removed in torch_xla 2.7), `xr.xla_device` (2.8), and the
-        modules `torch_xla.experimental.pjrt` and `.xla_sharding` (2.5): calls of them, and their imports.
+        Reports `xm.xrt_world_size` and `xm.get_ordinal` (removed in torch_xla 2.7), `xr.xla_device` (2.8), the modules
+        `torch_xla.experimental.pjrt` and `.xla_sharding` (2.5), and of transformers `AdamW` (4.50) and
+        `is_torch_tpu_available` (4.51): calls of them, and their imports.
     Why this is bad
         `AttributeError: module 'torch_xla.core.xla_model' has no attribute 'xrt_world_size'`, once the workers run.
         Notebooks that were written before 2025 call them.
@@ -578,7 +579,7 @@ class RemovedName(Rule):
     code = "TPU412"
     name = "removed-name"
     group = "launch"
-    why = "The installed torch_xla raises AttributeError or ImportError for it."
+    why = "The versions of today raise AttributeError or ImportError for it."
     nodes = (ast.Import, ast.ImportFrom)
 
     def check(self, node: ast.Import | ast.ImportFrom, ctx: RuleContext) -> Iterator[Finding]:
@@ -593,17 +594,18 @@ class RemovedName(Rule):
 
 
 def _removed(name: str, node: ast.AST, ctx: RuleContext) -> Iterator[Finding]:
-    if name not in REMOVED or _device.is_in_other_device_branch(node, ctx):
+    name = canonical(name)
+    if name not in REMOVED or not ctx.program.xla or _device.is_in_other_device_branch(node, ctx):
         return
     version, now = REMOVED[name]
     edits: tuple[Edit, ...] = ()
-    if isinstance(node, ast.Call):
+    if isinstance(node, ast.Call) and name.startswith("torch_xla."):  # these take no arguments today
         now += "()"
         imported = ctx.program.globals.get("torch_xla")
         edits = (ctx.replace(node, now),) if imported is not None and imported.name == "torch_xla" else ()
     restored = name.startswith(XM) and ctx.program.has_our_magics
     why = "tpu_magics restores it in this notebook; elsewhere torch_xla raises AttributeError." if restored else None
-    message = f"`{name}` was removed in torch_xla {version}."
+    message = f"`{name}` was removed in {name.partition('.')[0]} {version}."
     yield ctx.finding(node, message, f"Write `{now}`.", why, edits=edits, advice=restored)
 
 
