@@ -22,7 +22,7 @@ def train(index, data):
     sampler = DistributedSampler(data, num_replicas=ranks, rank=get_ordinal())  # ok: TPU412
     again = DistributedSampler(
         data,
-        num_replicas=xr.world_size(),  # ok: TPU412
+        num_replicas=ranks,
         rank=xm.get_ordinal(defval=0),  # TPU412: `torch_xla.core.xla_model.get_ordinal` was removed in torch_xla 2.7
     )
     device = xr.xla_device()  # TPU412: `torch_xla.runtime.xla_device` was removed in torch_xla 2.8
@@ -30,9 +30,13 @@ def train(index, data):
     if torch.cuda.is_available():
         ranks = xm.xrt_world_size()  # ok: TPU412
     xm.master_print(xm.xrt_world_size(), flush=True)  # TPU412: `torch_xla.core.xla_model.xrt_world_size` was removed
-    scale = 0.1 * xr.world_size()  # ok: TPU412
-    first = xr.global_ordinal() == 0 and xm.is_master_ordinal()  # ok: TPU412
-    return first, scale, sampler, again, device, local, torch_xla.device()  # ok: TPU412
+    return sampler, again, device, local
+
+
+def of_today(newer):
+    if newer:
+        return xr.world_size(), xr.global_ordinal(), torch_xla.device()  # ok: TPU412
+    return xm.xrt_world_size(), xm.get_ordinal(), xr.xla_device()  # ok: TPU412
 
 
 def fine_tune(model):
