@@ -21,7 +21,6 @@ from tpu_magics.backends.observe.sites import locals_of
 Now = tuple[Any, Any, Any]  # TrainingArguments, TrainerState, TrainerControl
 SOURCE = "Trainer.max_steps"
 _ROUNDING = 2  # steps at the start, for what was pending before
-_OF_A_SAVE = 2  # steps of a save that follows an evaluation, until one has been measured
 _progress: list[TrainingProgress] = []
 _training: list[TrainerSteps] = []
 
@@ -98,14 +97,7 @@ class TrainerSteps:
 
 def _begin(progress: TrainingProgress, frame: FrameType, now: Now) -> None:
     args, state, _ = now
-    # Where each save follows an evaluation, it has steps of its own.
-    after = args.eval_strategy == args.save_strategy and (
-        args.eval_strategy == "epoch" or state.eval_steps == state.save_steps
-    )
-    costs = {
-        "evaluation": evaluation_batches(locals_of(frame).get("self"), args),
-        "save": _OF_A_SAVE if after else 0,
-    }
+    costs = {"evaluation": evaluation_batches(locals_of(frame).get("self"), args), "save": 0}
     _training[:] = [TrainerSteps((progress.steps.total, state.global_step), costs)]
     _correct(progress, frame, now)
 

@@ -303,6 +303,24 @@ def test_syncs_without_work_are_no_steps() -> None:
     assert (result.steps, result.compiles) == (0, 0)
 
 
+def exchanges() -> None:
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+
+    weight = torch.ones(4, device=torch_xla.device())
+    for _ in range(3):
+        weight = weight * 0.5
+        xm.mesh_reduce("sum", weight.sum().item(), sum)
+        torch_xla.sync()
+    xm.rendezvous("saved")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_ranks_exchange_is_no_step(ranks: int) -> None:
+    """A rendezvous ends the step of the training; the two graphs of its own are none."""
+    assert run(exchanges, processes=ranks).steps == 3
+
+
 # -- logged values ----------------------------------------------------------------------------------------------------
 
 

@@ -141,7 +141,7 @@ def with_trainer() -> list[int]:
 def test_a_trainer_and_one_that_goes_on() -> None:
     result = run(with_trainer, timeout=200.0)
     assert result.value == [16, 32]
-    # updates, three batches of each evaluation, two steps of each save; and one step at the first start
-    first, second = 16 + 2 * (3 + 2), 32 + 4 * (3 + 2) + 1
+    # updates, and three batches of each evaluation; and one step at the first start
+    first, second = 16 + 2 * 3, 32 + 4 * 3 + 1
     assert [steps for steps, _ in totals(result)] == [first, first + 1, second, second + 1]
     assert result.steps == second + 1 and {source for _, source in totals(result)} == {"Trainer.max_steps"}

@@ -133,6 +133,20 @@ def _syncs(observer: TorchObserver) -> Callable[[], None]:
     return _all([_replace(extension, "_xla_step_marker", marker), *undo])
 
 
+def _exchanges(observer: TorchObserver) -> Callable[[], None]:
+    from torch_xla.core import xla_model
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def xla_rendezvous(*args: Any, **kwargs: Any) -> Any:
+            with observer.exchange():
+                return original(*args, **kwargs)
+
+        return xla_rendezvous
+
+    return _replace(xla_model, "xla_rendezvous", make)
+
+
 def _xla_loaders(observer: TorchObserver) -> Callable[[], None]:
     from torch_xla.distributed import parallel_loader
 
@@ -348,5 +362,5 @@ def _run_tracker() -> Any:
     return RunTracker
 
 
-_HOOKS = (_syncs, _passes, _xla_loaders, _training, _host_loaders, _gathers, _tracker)
+_HOOKS = (_syncs, _exchanges, _passes, _xla_loaders, _training, _host_loaders, _gathers, _tracker)
 _TENSOR_HOOKS = (_reads, _moves)

@@ -59,6 +59,7 @@ class TorchObserver(Observer[TorchCompileEvidence]):
         self.executed_before = self.executed
         self.loading = False
         self.counted_in_batch = False
+        self.syncs_of_exchange: int | None = None
         self.parts: set[tuple[int, tuple[object, ...]]] = set()
         self.had_state = False
         self.host_training: snapshot.HostTraining | None = None
@@ -94,7 +95,9 @@ class TorchObserver(Observer[TorchCompileEvidence]):
         if self.closed or threading.get_ident() != self.thread:
             return
         ran = self._after_sync(frame) if not self.stopped else self._executed()
-        if not ran:
+        if (own := self.syncs_of_exchange) is not None:
+            self.syncs_of_exchange = own + 1
+        if not ran or own:
             return
         self.reading = True  # reading logged values is our own read
         try:
@@ -107,6 +110,16 @@ class TorchObserver(Observer[TorchCompileEvidence]):
         if self.compiled_in_step:
             self._sample_mesh()
         self.count_steps()
+
+    @contextmanager
+    def exchange(self) -> Iterator[None]:
+        """The ranks exchange values (xm.rendezvous, xm.mesh_reduce, accelerate's wait_for_everyone). The first sync in
+        it ends what the training began; the others run graphs of its own, which are no steps."""
+        outer, self.syncs_of_exchange = self.syncs_of_exchange, 0
+        try:
+            yield
+        finally:
+            self.syncs_of_exchange = outer
 
     @guarded
     def _after_sync(self, frame: FrameType) -> bool:
