@@ -70,6 +70,15 @@ export.evaluate(data)
 tf.saved_model.save(export, "out")
 
 
+# Trained in a loop of one's own, and then used to predict.
+looped = keras.Sequential([layers.StringLookup(vocabulary=["cat"]), layers.Embedding(10, 4)])  # TPU707: StringLookup is part
+for x, y in data:
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(looped(x) - y)
+    optimizer.apply_gradients(zip(tape.gradient(loss, looped.weights), looped.weights))
+looped.predict(data)
+
+
 class Served(keras.Model):
     def __init__(self, model):
         super().__init__()

@@ -47,6 +47,7 @@ def require_all_hosts(result: TrainResult) -> None:
     """In the ranks' answers, and in the run folder."""
     worlds = [told for _, told in result.values]
     for rank, told in enumerate(worlds):
+        assert told["removed names"] == (rank, 4)
         assert told["rank"] == rank and told["size"] == (4, 4, 4) and told["master"] == (rank == 0, rank % 2 == 0)
         assert told["local"] == (rank % 2, rank % 2, str(rank % 2))
     assert len(worlds) == 4 and len({told["parent"] for told in worlds}) == 2

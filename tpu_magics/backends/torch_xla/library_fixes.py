@@ -22,11 +22,12 @@ def prepare_notebook() -> None:
     """What cells need before they use torch_xla in the notebook's process: it keeps what needs no device from starting
     the XLA runtime, and restores what torch_xla 2.7 removed and most notebooks still call (idempotent)."""
     randomness.defer_seeds()
-    PostImport().when_imported(randomness.XLA_MODEL, _restore_names)
+    _restoring.when_imported(randomness.XLA_MODEL, _restore_names)
 
 
 # Functions of torch_xla.core.xla_model, and those of torch_xla.runtime that do the same. Rule TPU412 knows more.
 RESTORED = {"xrt_world_size": "world_size", "get_ordinal": "global_ordinal"}
+_restoring = PostImport()
 
 
 def _restore_names(xla_model: Any) -> None:

@@ -355,11 +355,10 @@ def process_state() -> ProcessState:
 
 
 def set_process_state(state: ProcessState) -> None:
-    """In another process's main thread, from which workers are then forked."""
+    """In another process's main thread, from which workers are then forked; after `defer_seeds`."""
     import numpy.random  # noqa: F401 - its state may be among those that are set
     import torch
 
-    defer_seeds()
     adopt_seed(state.seed)
     torch.set_default_dtype(getattr(torch, state.dtype))
     torch.set_grad_enabled(state.gradients)

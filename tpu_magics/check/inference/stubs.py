@@ -42,7 +42,6 @@ REMOVED = {
     "torch_xla.experimental.pjrt": ("2.5", "torch_xla.runtime"),
     "torch_xla.experimental.xla_sharding": ("2.5", "torch_xla.distributed.spmd"),
     "transformers.AdamW": ("4.50", "torch.optim.AdamW"),
-    "transformers.optimization.AdamW": ("4.50", "torch.optim.AdamW"),
     "transformers.is_torch_tpu_available": ("4.51", "transformers.utils.is_torch_xla_available"),
     "transformers.file_utils.is_torch_tpu_available": ("4.51", "transformers.utils.is_torch_xla_available"),
 }

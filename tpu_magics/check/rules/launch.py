@@ -580,7 +580,7 @@ class RemovedName(Rule):
     code = "TPU412"
     name = "removed-name"
     group = "launch"
-    why = "The versions of today raise AttributeError or ImportError for it."
+    why = "Current versions raise AttributeError or ImportError for it."
     nodes = (ast.Import, ast.ImportFrom)
 
     def check(self, node: ast.Import | ast.ImportFrom, ctx: RuleContext) -> Iterator[Finding]:

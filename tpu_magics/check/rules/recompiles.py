@@ -891,7 +891,7 @@ def _short_array_batch(call: CallSite) -> Iterator[Finding]:
         return
     if (split := ctx.argument(node, "validation_split")) is not None:
         part = ctx.constant(split)
-        length = math.floor(length * (1 - part)) if length is not None and isinstance(part, float) else None
+        length = math.floor(length * (1 - part)) if length is not None and isinstance(part, (int, float)) else None
     if (number and length is not None and length % number == 0) or (given is None and not _is_known(call, length)):
         return
     many = f"of {length % number:.0f} rows " if number and length is not None else ""

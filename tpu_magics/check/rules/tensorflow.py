@@ -756,7 +756,6 @@ def _creators(node: ast.expr, ctx: RuleContext) -> Iterator[ast.AST]:
 
 _PREDICTIONS = ("predict", "predict_on_batch", "evaluate", "save", "export", "save_weights")
 _NEUTRAL = ("compile", "build", "summary", "add", "adapt", "load_weights", "get_layer", "count_params", "get_config")
-
 _READERS = ("tensorflow.saved_model.save", "keras.models.save_model", "keras.saving.save_model",
     "keras.utils.plot_model", "builtins.print")  # fmt: skip
 
@@ -775,10 +774,10 @@ def _uses_of_models(program: CheckedProgram) -> dict[int, set[str]]:
         if call.receiver.creator is not None and call.method not in _NEUTRAL:
             how = "predicts" if call.method in _PREDICTIONS else "trained"
             result.setdefault(id(call.receiver.creator), set()).add(how)
-        if call.ctx.function is not None and isinstance(
-            call.node.func, ast.Name
-        ):  # called in a step, or in another model
-            result.setdefault(id(call.ctx.value(call.node.func).creator), set()).add("trained")
+        called = call.ctx.value(call.node.func).creator if isinstance(call.node.func, ast.Name) else None
+        in_step = call.ctx.function is not None or call.ctx.loops or call.ctx.withs
+        if called is not None and in_step:  # or in another model, which may be trained
+            result.setdefault(id(called), set()).add("trained")
         for given in (*call.node.args, *(keyword.value for keyword in call.node.keywords)):
             for part in _creators(given, call.ctx) if call.name not in _READERS else ():
                 result.setdefault(id(part), set()).add("trained")

@@ -151,6 +151,7 @@ def prepare_process(payload: Payload, main: dict[str, Any]) -> None:
     """Restore the state of the notebook's process, before workers are forked. `main`: in place of its dict."""
     main.update(payload.names)
     payload.backend.prepare()
+    payload.backend.prepare_notebook()
     payload.backend.set_process_state(payload.state)
 
 

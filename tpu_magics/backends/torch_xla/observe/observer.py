@@ -59,7 +59,7 @@ class TorchObserver(Observer[TorchCompileEvidence]):
         self.executed_before = self.executed
         self.loading = False
         self.counted_in_batch = False
-        self.syncs_of_exchange: int | None = None
+        self.syncs_of_exchange: int | None = None  # None: the ranks exchange nothing now
         self.parts: set[tuple[int, tuple[object, ...]]] = set()
         self.had_state = False
         self.host_training: snapshot.HostTraining | None = None
@@ -115,11 +115,14 @@ class TorchObserver(Observer[TorchCompileEvidence]):
     def exchange(self) -> Iterator[None]:
         """The ranks exchange values (xm.rendezvous, xm.mesh_reduce, accelerate's wait_for_everyone). The first sync in
         it ends what the training began; the others run graphs of its own, which are no steps."""
-        outer, self.syncs_of_exchange = self.syncs_of_exchange, 0
+        if threading.get_ident() != self.thread:
+            yield
+            return
+        self.syncs_of_exchange = 0
         try:
             yield
         finally:
-            self.syncs_of_exchange = outer
+            self.syncs_of_exchange = None
 
     @guarded
     def _after_sync(self, frame: FrameType) -> bool:
