@@ -39,6 +39,37 @@ def of_today(newer):
     return xm.xrt_world_size(), xm.get_ordinal(), xr.xla_device()  # ok: TPU412
 
 
+def using_pjrt(newer):
+    if newer:
+        from torch_xla import runtime
+
+        return runtime.device_type() is not None
+    from torch_xla.experimental import pjrt as old  # ok: TPU412
+
+    return old.using_pjrt()
+
+
+try:
+    import torch_xla.distributed.spmd as xs
+except ImportError:
+    import torch_xla.experimental.xla_sharding as xs  # ok: TPU412
+
+
+def of_any_version():
+    ranks = xm.xrt_world_size() if hasattr(xm, "xrt_world_size") else 1  # ok: TPU412
+    try:
+        return ranks, xm.get_ordinal()  # ok: TPU412
+    except (RuntimeError, AttributeError):
+        return ranks, 0
+
+
+def of_one_version():
+    try:
+        return xm.get_ordinal()  # TPU412: `torch_xla.core.xla_model.get_ordinal` was removed in torch_xla 2.7
+    except RuntimeError:
+        return 0
+
+
 def fine_tune(model):
     return transformers.AdamW(model.parameters(), lr=2e-5)  # TPU412: `transformers.AdamW` was removed in transformers
 
@@ -47,4 +78,4 @@ def per_rank(loader):
     return len(loader) // xm.xrt_world_size()  # TPU412: `torch_xla.core.xla_model.xrt_world_size` was removed
 
 
-xmp.spawn(train, args=(xrt_world_size(), pjrt, xla_sharding, scan, AdamW, BertModel, is_torch_tpu_available))  # ok: TPU412
+xmp.spawn(train, args=(xrt_world_size(), pjrt, xla_sharding, scan, AdamW, BertModel, is_torch_tpu_available, xs))  # ok: TPU412

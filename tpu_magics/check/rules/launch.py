@@ -573,7 +573,8 @@ class RemovedName(Rule):
     Use instead
         sampler = DistributedSampler(data, num_replicas=xr.world_size(), rank=xr.global_ordinal())
     Limitations
-        A function that calls both, the old name and what stands for it, is taken to ask for the version.
+        Code that asks which version is installed is left out: a function with both, the old name and what stands for
+        it, and names behind `hasattr` or in a `try` with `except ImportError` or `AttributeError`.
         In a notebook with tpu_magics `%tpu_init` and `%%tpu_train` restore the two of `xla_model`, and this is advice.
     """
 
@@ -594,13 +595,32 @@ class RemovedName(Rule):
                 yield from _removed(call.name, call.node, call.ctx)
 
 
+_MISSING = {"ImportError", "ModuleNotFoundError", "AttributeError"}
+
+
+def _asks_for_version(node: ast.AST, now: str, ctx: RuleContext) -> bool:
+    today = ctx.program.calls(now, now + ".") if ctx.function is not None else ()
+    if any(one.ctx.function is ctx.function for one in today):
+        return True
+    for outer in ctx.parents(node):
+        if isinstance(outer, ast.Try):
+            caught = (one for handler in outer.handlers if handler.type is not None for one in nodes_of(handler.type))
+            if any(isinstance(one, ast.Name) and one.id in _MISSING for one in caught):
+                return True
+        if isinstance(outer, (ast.If, ast.IfExp)):
+            calls = (one for one in nodes_of(outer.test) if isinstance(one, ast.Call))
+            if any(ctx.name(one) == "builtins.hasattr" for one in calls):
+                return True
+    return False
+
+
 def _removed(name: str, node: ast.AST, ctx: RuleContext) -> Iterator[Finding]:
     name = canonical(name)
     if name not in REMOVED or not ctx.program.xla or _device.is_in_other_device_branch(node, ctx):
         return
     version, now = REMOVED[name]
-    if ctx.function is not None and any(one.ctx.function is ctx.function for one in ctx.program.calls(now)):
-        return  # it asks which version is installed
+    if _asks_for_version(node, now, ctx):
+        return
     edits: tuple[Edit, ...] = ()
     if isinstance(node, ast.Call) and name.startswith("torch_xla."):  # these take no arguments today
         now += "()"
