@@ -65,7 +65,8 @@ def train(
         force: run even if the estimate says that memory or disk is not enough.
         run_name: name of the run folder (default: the function's).
         plain: show a summary without times, ids and sizes.
-        max_recompiles: stop the run at the first recompile above this number and show the table of causes.
+        max_recompiles: stop the run at the first recompile above this number (expected ones are not counted), with the
+            table of causes.
         spmd: one worker that drives this number of devices as a mesh (True: all, or the session's number; False: no
             SPMD, whatever the session has).
         collective_timeout: seconds that a rank of a rehearsal waits for the others in a collective (default: 60).

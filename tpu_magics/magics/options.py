@@ -195,7 +195,7 @@ def _add_limits(parser: MagicParser) -> None:
         "--max-recompiles",
         type=count,
         metavar="N",
-        help="stop the run at recompile N+1, with the table of causes",
+        help="stop the run at recompile N+1 (expected ones are not counted), with the table of causes",
     )
 
 

@@ -68,7 +68,11 @@ class SmallObserver(Observer[CompileEvidence]):
 
 def explain(new: CompileEvidence, old: CompileEvidence) -> CompileCause:
     pair = CompileComparison(new, old)
-    return first_cause((lambda one: input_change(one, FIXES), unknown), pair)
+    return first_cause((evaluation, lambda one: input_change(one, FIXES), unknown), pair)
+
+
+def evaluation(pair: CompileComparison[CompileEvidence]) -> CompileCause | None:
+    return CompileCause("new-part", "", "") if pair.new.part_text == "evaluation" else None
 
 
 def distance(new: CompileEvidence, old: CompileEvidence) -> tuple[int, ...]:
@@ -158,6 +162,17 @@ def test_a_compile_is_compared_with_the_nearest_earlier_one(writer: EventWriter)
         "a part",
     )
     assert (one.compiles, one.recompiles) == (3, 2)
+
+
+def test_the_limit_does_not_count_what_every_training_has(writer: EventWriter) -> None:
+    one = observer(writer, max_recompiles=0)
+    one.record_compile(compiled(8), None)
+    one.record_compile(compiled(4, 1, part_text="evaluation"), None)
+    one.check_recompile_limit()
+    assert one.recompiles == 1
+    one.record_compile(compiled(2, 2), None)
+    with pytest.raises(RecompileLimit, match="recompile 1; --max-recompiles allows 0"):
+        one.check_recompile_limit()
 
 
 def test_causes_of_an_input() -> None:

@@ -84,6 +84,7 @@ class History(Generic[C]):
         self.explain = explain
         self.total = 0
         self.recompiles = 0
+        self.expected = 0  # of the recompiles
         self.counts: defaultdict[int, int] = defaultdict(int)
         self.kept: defaultdict[int, deque[C]] = defaultdict(lambda: deque(maxlen=KEPT))
 
@@ -99,6 +100,7 @@ class History(Generic[C]):
         self.writer.record(events.Compile, **self._fields(new, nearest, cause or CompileCause("", "", "")))
         self.total += 1
         self.recompiles += new.nth > 0
+        self.expected += new.nth > 0 and cause is not None and cause.cause in events.EXPECTED_CAUSES
         self.counts[new.site.id] += 1
         earlier.append(new)
 

@@ -132,10 +132,11 @@ class Observer(Generic[C]):
             self.precision.graph_compiled(compile_.report.graph, compile_.report.name)
 
     def check_recompile_limit(self) -> None:
-        """Raises RecompileLimit."""
+        """Raises RecompileLimit. Recompiles that every correct program has are not counted."""
         limit = self.config.max_recompiles
-        if limit is not None and self.history.recompiles > limit:
-            raise RecompileLimit(self.history.recompiles, limit)
+        counted = self.history.recompiles - self.history.expected
+        if limit is not None and counted > limit:
+            raise RecompileLimit(counted, limit)
 
     # -- values, the end --------------------------------------------------------------------------------------------
     def log(self, values: Mapping[str, Any]) -> None:

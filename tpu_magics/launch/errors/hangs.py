@@ -329,11 +329,10 @@ def too_many_recompiles(failure: Failure, outcome: WorkerOutcome) -> Explanation
     if limit is None or base.error_type(outcome) != "RecompileLimit":
         return None
     compiles = only(Run(failure.run).events("compile", outcome.rank), Compile) if failure.run else []
-    recompiles = [event for event in compiles if event.recompile]
+    recompiles = [event for event in compiles if event.recompile and not event.expected]
     causes = Counter(map(_named, recompiles))
     most = ", ".join(f"{cause} ({count} times)" if count > 1 else cause for cause, count in causes.most_common())
-    unexpected = [event for event in recompiles if not event.expected] or recompiles
-    fixes = dict.fromkeys(event.fix for event in unexpected if event.fix)
+    fixes = dict.fromkeys(event.fix for event in recompiles if event.fix)
     return Explanation(
         f"The run was stopped at recompile {len(recompiles) or int(limit[1]) + 1}: --max-recompiles allows {limit[1]}.",
         f"Causes: {most}." if most else "The causes were not recorded.",

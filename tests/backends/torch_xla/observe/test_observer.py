@@ -22,7 +22,7 @@ from tpu_magics.backends.torch_xla.observe.observer import TorchObserver
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaDumps
 from tpu_magics.backends.torch_xla.precision import TorchPrecisionWatch
 from tpu_magics.runs import meter
-from tpu_magics.runs.events import Event, Value, only
+from tpu_magics.runs.events import Compile, Event, Value, only
 from tpu_magics.runs.writer import EventWriter
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
@@ -317,8 +317,12 @@ def exchanges() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_what_ranks_exchange_is_no_step(ranks: int) -> None:
-    """A rendezvous ends the step of the training; the two graphs of its own are none."""
-    assert run(exchanges, processes=ranks).steps == 3
+    """A rendezvous ends the step of the training; the two graphs of its own are none, and no problem."""
+    result = run(exchanges, processes=ranks)
+    assert result.steps == 3
+    compiles = only(result.run.events(), Compile)
+    own = [one.expected for one in compiles if one.rank == 0 and "between the ranks" in one.part]
+    assert own == [True, True]
 
 
 # -- logged values ----------------------------------------------------------------------------------------------------

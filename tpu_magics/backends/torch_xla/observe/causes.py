@@ -14,7 +14,13 @@ from tpu_magics.backends.observe.compiles import (
     mode_switch,
     unknown,
 )
-from tpu_magics.backends.torch_xla.observe.evidence import NO_ACTION, TorchComparison, TorchCompileEvidence, short_path
+from tpu_magics.backends.torch_xla.observe.evidence import (
+    EXCHANGE,
+    NO_ACTION,
+    TorchComparison,
+    TorchCompileEvidence,
+    short_path,
+)
 from tpu_magics.backends.torch_xla.observe.number_causes import python_number
 from tpu_magics.runs.events import Site
 
@@ -24,6 +30,15 @@ from tpu_magics.runs.events import Site
 Functions = Sequence[tuple[str, str]]  # with their files
 # Files whose functions wrap others.
 _DECORATORS = ("/typing_extensions.py", "/functools.py", "/contextlib.py", "/_contextlib.py")
+
+
+def exchange_of_ranks(pair: TorchComparison) -> CompileCause | None:
+    """A graph that torch_xla runs by itself, e.g. in xm.mesh_reduce."""
+    if pair.new.part.activity != EXCHANGE.activity:
+        return None
+    return pair.part_cause(
+        "This line exchanges values between the ranks. torch_xla runs small graphs of its own for it"
+    )
 
 
 def collective_alone(pair: TorchComparison) -> CompileCause | None:
@@ -360,6 +375,7 @@ def _unknown(pair: TorchComparison) -> CompileCause:
 
 
 RULES: tuple[Callable[[TorchComparison], CompileCause | None], ...] = (
+    exchange_of_ranks,
     collective_alone,
     _optimizer_state,
     results_joined,

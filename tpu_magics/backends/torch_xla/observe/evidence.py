@@ -86,6 +86,10 @@ class TrainingPart:
         return f"{short_path(path)} line {number}{shown}"
 
 
+# The graphs that torch_xla runs to exchange values between the ranks: see TorchObserver.exchange.
+EXCHANGE = TrainingPart("exchange of values between the ranks", key=("exchange",), activity="exchange")
+
+
 def short_path(path: str) -> str:
     """The last folder and the file."""
     return "/".join(path.replace("\\", "/").split("/")[-2:])
