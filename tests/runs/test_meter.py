@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import threading
+import time
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
+from tests.launch.launching import wait_until
 from tests.runs.builders import in_child, in_threads
 from tpu_magics.runs.events import Memory, Steps, Value, Warned, only
 from tpu_magics.runs.meter import MemoryMeter, StepMeter, ValueMeter, plain_value
@@ -126,6 +128,25 @@ def test_a_record_tells_when_its_last_step_was_done(writer: EventWriter, clock: 
     clock.now += 100
     meter.flush()
     assert Tail(writer.path).read() == [Steps(round(START + 0.25, 3), 0, total=1, n=1, seconds=0.25)]
+
+
+def test_steps_are_written_while_the_training_waits(
+    writer: EventWriter, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last ones before it evaluates, or waits for data; as seldom as while it steps."""
+    monkeypatch.setattr("tpu_magics.runs.meter._LOOK_EVERY", 0.01)
+    written = Tail(writer.path)
+    with (meter := StepMeter(writer, clock)).written_while_waiting():
+        clock.now += 0.25
+        meter.step()
+        time.sleep(0.05)
+        assert written.read() == [], "half a second has not passed"
+        clock.now += 0.5
+        assert wait_until(lambda: writer.path.exists() and writer.path.stat().st_size)
+        assert written.read() == [Steps(round(START + 0.25, 3), 0, total=1, n=1, seconds=0.25)]
+        clock.now += 100
+    meter.flush()
+    assert written.read() == []
 
 
 def test_no_step_gives_no_record(writer: EventWriter, clock: FakeClock) -> None:

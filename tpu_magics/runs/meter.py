@@ -150,6 +150,9 @@ class _Pace:
         return seconds
 
 
+_LOOK_EVERY = 0.5  # seconds between looks whether steps wait to be written
+
+
 class StepMeter:
     """Counts steps from any thread. Make it when the training begins: the first record's time counts from there."""
 
@@ -179,6 +182,25 @@ class StepMeter:
             if self._pace.due(now):
                 self._write()
             return self.total
+
+    @contextmanager
+    def written_while_waiting(self) -> Iterator[None]:
+        """Within it, a thread writes what is due while no step comes: a training that waits for its data, evaluates or
+        saves has done the steps before."""
+        ended = threading.Event()
+        thread = threading.Thread(target=self._write_while_waiting, args=(ended,), name="tpu_magics-steps", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _write_while_waiting(self, ended: threading.Event) -> None:
+        while not ended.wait(_LOOK_EVERY):
+            with self._lock:
+                if self._pace.due(self._clock()):
+                    self._write()
 
     def flush(self) -> None:
         """Write what is still held back."""

@@ -147,7 +147,7 @@ class Observer(Generic[C]):
     def active(self) -> Iterator[None]:
         """Within it, `tpu_magics.log` comes here; at its end the observer is closed."""
         try:
-            with meter.recorded_by(self.log):
+            with meter.recorded_by(self.log), self.steps.written_while_waiting():
                 yield
         finally:
             self.closed = True
