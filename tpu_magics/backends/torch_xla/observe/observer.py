@@ -273,9 +273,9 @@ class TorchObserver(Observer[TorchCompileEvidence]):
             values.numbers = {n: v for n, v in values.numbers.items() if not n.endswith("['lr']")} | self.events.rates
         facts = self.events.facts(torch.is_grad_enabled(), self.sites.decides)
         known = report.graph is not None and not facts.data_ops  # the result of such an operation is not an input
-        part = evidence.EXCHANGE
-        if not self.syncs_of_exchange:
-            part = evidence.find_part(stack, frame, self.sites, facts, values, report.graph)
+        part = evidence.find_part(stack, frame, self.sites, facts, values, report.graph)
+        if self.syncs_of_exchange and part.place is None:
+            part = evidence.EXCHANGE
         part = replace(part, first=(site.id, part.key) not in self.parts)
         self.parts.add((site.id, part.key))
         return TorchCompileEvidence(
