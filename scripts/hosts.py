@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".hosts"
 LISTS = ROOT / "tests" / "hosts"
 TOOLS, OVERRIDES = LISTS / "tests.txt", LISTS / "overrides.txt"
-SUITES = ("magics", "launch", "host", "preflight", "hosts", "panel/test_live.py")
+SUITES = ("launch", "host", "preflight", "hosts")
 NOT_THERE = ("tests/launch/pods",)  # many hosts on Ray: neither Colab nor Kaggle is one of several
 # For each host: much of a test is waiting for processes that begin or end.
 WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not long", "--durations=20")
@@ -62,20 +62,23 @@ class Host:
 
 
 def test_files(room: str, *names: str) -> tuple[str, ...]:
-    return tuple(f"tests/{room}/test_{name}.py" for name in names)
+    """Of a room; a name may have a folder of it before it."""
+    paths = (Path("tests", room, name) for name in names)
+    return tuple(str(path.with_name(f"test_{path.name}.py")) for path in paths)
 
 
 HOSTS = {
-    # Its image has no TensorFlow. With one beside it, as a person installs it, cells train (magics/test_tensorflow.py);
-    # what is left out is one program with dozens of runs, which Kaggle's TensorFlow passes, and what torch_xla alone
-    # decides: it is the one of .venv. Pages and rules depend on Python alone, and this is the newest: the tests that
-    # render and parse the most.
+    # Its front end is the oldest (IPython 7.34), its Python the newest: the magics, and what renders and parses most.
+    # Its image has no TensorFlow; with one beside it, as a person installs it, cells train (magics/test_tensorflow.py).
+    # Left out: one program with dozens of runs, which Kaggle's TensorFlow passes, what torch_xla alone decides (it is
+    # the one of .venv), and the ways to a preflight beside the compiler itself.
     "colab": Host(
         "colab",
         "3.13",
         ("tensorflow",),
         (
-            *test_files("panel", "html", "text", "words"),
+            "tests/magics",
+            *test_files("panel", "html", "live", "text", "words"),
             *test_files("check", "cells", "fixes", "recall", "rule_docs", "samples"),
         ),
         (
@@ -84,14 +87,18 @@ HOSTS = {
             *test_files("preflight", "run", "precheck"),
         ),
     ),
-    # Its Python lies between those of .venv and of Colab: what only reads programs or watches processes is left out,
-    # and the ways to a preflight beside the one that preflight/test_run.py takes.
-    # test_trace_reads: torch_xla's kernels are replaced in another way with this torch.
+    # torch, torch_xla and libtpu are older than in .venv, and TensorFlow is among its packages: what they decide, with
+    # the observer's hooks in torch_xla. Its front end is the one of .venv, its Python lies between those of .venv and
+    # of Colab: left out is what only reads programs or watches processes, and the ways to a preflight beside the one
+    # that preflight/test_run.py takes.
     "kaggle": Host(
         "kaggle",
         "3.12",
-        ("ipykernel6", "preflight-colab"),
-        test_files("backends/torch_xla", "trace_reads"),
+        (),
+        (
+            *test_files("magics", "forms", "init", "preflight", "tensorflow", "trainer"),
+            *test_files("backends/torch_xla", "trace_reads", "observe/observer"),
+        ),
         (
             *test_files("launch", "endings", "hoist", "hoist_declined", "process", "streams", "supervisor"),
             *test_files("preflight", "command", "compile_process", "precheck"),
