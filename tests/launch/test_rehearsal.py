@@ -21,6 +21,7 @@ from tpu_magics.launch.plan import Options, Plan
 from tpu_magics.runs.events import Start, only
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
+LONG = pytest.mark.long
 
 
 # -- the world --------------------------------------------------------------------------------------------------------
@@ -37,7 +38,7 @@ def the_world() -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("ranks", [2, 8])
+@pytest.mark.parametrize("ranks", [2, pytest.param(8, marks=LONG)])
 def test_each_worker_is_a_rank_of_the_world(ranks: int) -> None:
     result = run(the_world, processes=ranks)
     for rank, told in enumerate(result.values):
@@ -81,7 +82,7 @@ def trains(model: Any, reduce: bool) -> None:
         torch_xla.sync()
 
 
-@pytest.mark.parametrize("reduce", [True, False])
+@pytest.mark.parametrize("reduce", [pytest.param(True, marks=LONG), False])
 def test_ranks_that_trained_alone_are_named(reduce: bool) -> None:
     notebook = fake_notebook()
     result = run(trains, torch.nn.Linear(4, 2), reduce, processes=3)
@@ -325,7 +326,7 @@ def test_collectives_that_come_to_nothing_are_explained(function: Any, ranks: in
 
 @pytest.mark.parametrize(
     ("function", "args", "values"),
-    [(reduce_late, (1, 1.0), [None, None]), (a_barrier_of_some, (), [0, 1, 2])],
+    [(reduce_late, (1, 1.0), [None, None]), pytest.param(a_barrier_of_some, (), [0, 1, 2], marks=LONG)],
     ids=["a rank that comes in time", "a barrier of its own group"],
 )
 def test_whoever_comes_is_waited_for(function: Any, args: tuple[Any, ...], values: list[Any]) -> None:
@@ -334,7 +335,11 @@ def test_whoever_comes_is_waited_for(function: Any, args: tuple[Any, ...], value
 
 @pytest.mark.parametrize(
     ("function", "compiles", "recompiles"),
-    [(reads_without_a_sync, None, 0), (reads_what_it_sent, 1, None), (compiles_a_forward, None, None)],
+    [
+        (reads_without_a_sync, None, 0),
+        pytest.param(reads_what_it_sent, 1, None, marks=LONG),
+        pytest.param(compiles_a_forward, None, None, marks=LONG),
+    ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_several_ranks_compile_what_one_does(function: Any, compiles: int | None, recompiles: int | None) -> None:

@@ -81,7 +81,9 @@ def by_hand(model: Any, data: list[Any], sharding: str) -> dict[str, Any]:
     return {"losses": losses, "world": (xr.global_ordinal(), xr.world_size()), "spmd": xr.is_spmd(), "counter": counter}
 
 
-@pytest.mark.parametrize("sharding", ["marked", "loader", "loader minibatch"])
+@pytest.mark.parametrize(
+    "sharding", [*(pytest.param(one, marks=pytest.mark.long) for one in ("marked", "loader")), "loader minibatch"]
+)
 def test_eight_devices_train_as_one_does(sharding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "1")  # the partitioner's warnings stay out of the output all the same
     alone, together = net(), net()

@@ -464,10 +464,11 @@ class Locked:
         self.thread.join()
 
 
-def test_trap_21_another_thread_prints_while_workers_fork() -> None:
+@pytest.mark.parametrize("times", [2, pytest.param(8, marks=pytest.mark.long)])
+def test_trap_21_another_thread_prints_while_workers_fork(times: int) -> None:
     """A lock that another thread holds at the fork is never released in the child."""
     with Locked():
-        for _ in range(8):
+        for _ in range(times):
             assert run(print, "in the worker", workers=2).status == "done"
 
 

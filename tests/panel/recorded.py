@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -435,3 +436,19 @@ RUNS: dict[str, Callable[[Path], Recorded]] = {
     "rehearsed": rehearsed,
     "meshed": meshed,
 }
+
+
+def calls(function: Callable[[], object]) -> int:
+    """How many calls of functions it makes: work that can be compared, however busy the machine is."""
+    count = 0
+
+    def on_event(_frame: object, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(on_event)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count

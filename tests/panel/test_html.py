@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -174,10 +173,9 @@ def test_a_huge_run_is_rendered_at_once(tmp_path: Path) -> None:
     values = tuple(dataclasses.replace(one, points=points * 5_000) for one in view.values[:1])
     huge = dataclasses.replace(view, ranks=ranks, values=values, compile_log=view.compile_log * 2_000)
     assert sum(len(one.points) for one in huge.values) > 500_000
-    html_of(view)
-    began = time.process_time()
+    usual, work = recorded.calls(lambda: html_of(view)), recorded.calls(lambda: html_of(huge))
+    assert work < 100 * usual, (work, usual)
     html = html_of(huge)
-    assert time.process_time() - began < 5, "0.5 s on a free machine: make bench"
     assert len(html) < 200_000 and html.count("<tr") < 1_000
 
 

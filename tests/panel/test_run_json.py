@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -105,12 +104,11 @@ def test_no_record_is_larger_than_it_may_be(tmp_path: Path) -> None:
             assert found["id"] and found["v"] == RECORD_VERSION and found["figures"]
 
 
-def test_an_update_of_a_large_run_takes_milliseconds(tmp_path: Path) -> None:
+def test_an_update_of_a_large_run_does_a_part_of_the_work(tmp_path: Path) -> None:
+    """10 ms on a free machine: make bench."""
     view = recorded.long_run(tmp_path).view()
-    record(view)
-    began = time.process_time()
-    record(dataclasses.replace(view, steps=7))
-    assert time.process_time() - began < 0.2, "10 ms on a free machine: make bench"
+    whole = recorded.calls(lambda: record(view))
+    assert recorded.calls(lambda: record(dataclasses.replace(view, steps=7))) < whole / 3
 
 
 # -- the bundle ------------------------------------------------------------------------------------------------------

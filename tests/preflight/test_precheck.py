@@ -82,6 +82,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_made() -> None:
     assert list_runs() == [] and session.current.active_run is None and session.current.last is None
 
 
+@pytest.mark.long
 def test_it_is_asked_anew_for_each_training() -> None:
     heard = Heard()
     asked = preflight_check("v5e-1", heard.telling)
@@ -100,7 +101,7 @@ def test_what_cannot_be_asked_is_told_at_once() -> None:
     [
         pytest.param({}, {}, False, marks=pytest.mark.long),
         pytest.param({"spmd": 0}, {}, True, marks=pytest.mark.long),
-        ({}, {"spmd": 8}, True),
+        pytest.param({}, {"spmd": 8}, True, marks=pytest.mark.long),
         ({"spmd": NO_SPMD}, {"spmd": 8}, False),
     ],
 )

@@ -570,6 +570,7 @@ def compiled(size: int, target: Target) -> FitPoint:
     return FitPoint(size, found.status, memory.needed, memory.available, found.seconds, found.error, graph.hash)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu, the compiler, is not installed")
 @pytest.mark.process
 def test_the_search_finds_what_real_compiles_prove() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,7 +62,7 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.mark.process
-def test_the_second_time_takes_no_process_and_no_second(
+def test_the_second_time_takes_no_process(
     packages: tuple[str, ...], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graphs = [GRAPH, graph(programs.CUSTOM_CALL), graph(programs.elementwise(2**23))]
@@ -75,9 +74,7 @@ def test_the_second_time_takes_no_process_and_no_second(
 
     monkeypatch.setattr(compile_process, "start", no_process)
     told: list[CompileProgress] = []
-    began = time.monotonic()
     second = compile_some(graphs, store=store, on_progress=told.append, packages=packages)
-    assert time.monotonic() - began < 1
     assert second == [replace(one, kept=True) for one in first]
     assert [one.state for one in told] == ["kept"] * 3
 

@@ -73,7 +73,7 @@ def test_dropout_and_adamw() -> None:
     assert "loss = functional.cross_entropy(model(x), y)" in {place.code for place in last.places.values()}
 
 
-@pytest.mark.parametrize("precision", ["bf16", "bf16-downcast"])
+@pytest.mark.parametrize("precision", [pytest.param("bf16", marks=pytest.mark.long), "bf16-downcast"])
 def test_precision_of_the_options(precision: str) -> None:
     last = steady(same(plain, mlp(), precision=precision))
     assert "bf16[16,8] 0.weight" in last.parameters
@@ -203,7 +203,7 @@ def with_large_batches(model: Any, loader: bool) -> None:
             torch_xla.sync()
 
 
-@pytest.mark.parametrize("loader", [False, True])
+@pytest.mark.parametrize("loader", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_large_batch_takes_no_memory_on_the_device(loader: bool) -> None:
     found = same(with_large_batches, mlp(), loader)
     assert found.batch == ROWS and any(one.startswith(f"f32[{ROWS},8]") for one in steady(found).parameters)
@@ -240,7 +240,7 @@ def test_accelerates_own_precision() -> None:
     same(accelerated, mlp(), precision_of_it="bf16", reads=1)
 
 
-@pytest.mark.parametrize("steps", [2, 4])
+@pytest.mark.parametrize("steps", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_accumulated_gradients(steps: int) -> None:
     found = same(accelerated, mlp(), steps, reads=1)
     assert found.syncs == 3 * steps

@@ -23,6 +23,7 @@ from tpu_magics.runs import events, files  # noqa: E402
 from tpu_magics.runs.events import Batch, Cache, Compile, Fallback, Precision, Read, Times, Transfer, Warned, only  # noqa: E402
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
+LONG = pytest.mark.long
 
 
 def lengths(*, read: bool = True, steps: int = 12) -> list[float]:
@@ -138,7 +139,7 @@ def test_torch_compile_does_not_trace_through_the_hooks(monkeypatch: pytest.Monk
 # -- it fails by itself -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("broken", ["take", "blocks", "sample"])
+@pytest.mark.parametrize("broken", ["take", *(pytest.param(one, marks=LONG) for one in ("blocks", "sample"))])
 def test_training_goes_on_when_observing_fails(
     broken: str, usual: TrainResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +159,7 @@ def test_training_goes_on_when_observing_fails(
 # -- the limit --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limit", [0, 2])
+@pytest.mark.parametrize("limit", [pytest.param(0, marks=LONG), 2])
 def test_the_run_stops_at_one_recompile_too_many(limit: int) -> None:
     error = failed(lengths, max_recompiles=limit)
     text = said(error)
@@ -221,7 +222,7 @@ def trains_with_batches(accumulate: int) -> None:
     sgd(torch.nn.Linear(4, 1), batches(8), batches_each=accumulate)
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=LONG), 3])
 def test_the_effective_batch_is_measured(accumulate: int) -> None:
     batch = only(run(trains_with_batches, accumulate, workers=2).run.events(rank=0), Batch)[-1]
     assert (batch.per_device, batch.accumulation) == (8, accumulate)
@@ -245,7 +246,10 @@ def test_an_evaluation_with_another_batch_size_is_named() -> None:
     assert "batches of 32 (training: 8)" in second.text and "training batch size" in second.fix
 
 
-@pytest.mark.parametrize(("precision", "share"), [("fp32", 0.0), ("bf16", 1.0), ("bf16-downcast", 1.0)])
+@pytest.mark.parametrize(
+    ("precision", "share"),
+    [pytest.param("fp32", 0.0, marks=LONG), ("bf16", 1.0), pytest.param("bf16-downcast", 1.0, marks=LONG)],
+)
 def test_precision_asked_and_true(precision: str, share: float) -> None:
     told_last = only(run(evaluates, precision=precision).run.events(), Precision)[-1]
     assert (told_last.asked, told_last.share, told_last.agrees) == (precision, share, True)
@@ -314,7 +318,7 @@ def test_without_a_folder_to_write_into_training_goes_on(monkeypatch: pytest.Mon
 
 def test_the_cache_says_why_it_is_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(session.current, "cache", str(tmp_path))
-    (cache,) = only(run(lengths).run.events(), Cache)
+    (cache,) = only(run(counts_fallbacks).run.events(), Cache)
     assert (cache.hits, cache.path) == (0, str(tmp_path)) and "off on XLA:CPU" in cache.text
 
 

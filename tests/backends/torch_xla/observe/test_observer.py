@@ -102,11 +102,12 @@ def varying_length() -> None:
     ("case", "compiles", "steps"),
     [
         (early_read, 2, 5),
-        (growing_list, 6, 6),
-        (last_batch, 2, 9),
         (nothing_recompiles, 1, 10),
-        (python_number, 4, 6),
         (varying_length, 5, 8),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in ((growing_list, 6, 6), (last_batch, 2, 9), (python_number, 4, 6))
+        ),
     ],
 )
 def test_compiles_are_those_of_the_runtime(case: Callable[[], None], compiles: int, steps: int) -> None:
@@ -237,11 +238,26 @@ def trains_in_a_way(way: Callable[[Callable[[Any, Any], None]], None]) -> None:
     way(step)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_one_step_for_each_batch_and_the_limit_holds(way: Callable[..., None]) -> None:
-    result = run(trains_in_a_way, way)
-    assert result.steps == 5
-    assert [event.total for event in result.run.events("steps")][-1] == 5
+def trains_in_all_ways() -> None:
+    for number, way in enumerate(WAYS):
+        trains_in_a_way(way)
+        tpu_magics.log(way=number)
+
+
+def test_one_step_for_each_batch() -> None:
+    result = run(trains_in_all_ways)
+    after = [event.step for event in only(result.run.events(), Value) if event.name == "way"]
+    assert after == [5 * (number + 1) for number in range(len(WAYS))]
+    assert [event.total for event in result.run.events("steps")][-1] == result.steps == after[-1]
+
+
+SAME_HOOK = (with_mark_step, with_barrier, with_loader_and_sync, with_item)
+
+
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[pytest.mark.long] if way in SAME_HOOK else []) for way in WAYS]
+)
+def test_the_limit_holds(way: Callable[..., None]) -> None:
     limited = run(trains_in_a_way, way, steps=2)
     assert (limited.status, limited.steps) == ("stopped", 2)
 
