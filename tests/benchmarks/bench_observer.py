@@ -159,10 +159,10 @@ def measure(rounds: int = 2000) -> list[dict[str, Any]]:
 def notes(_rows: list[dict[str, Any]]) -> list[str]:
     """What stands below the table."""
     return [
-        "Blocks of steps with and without hooks alternate in one process, in random order; medians over 2,000 steps of "
-        "each kind (1,000 of the slow ones).",
-        f"The first {timing.LEFT_OUT} steps of each block are left out; what they take more is in the row of "
-        "installing the hooks. Steps with a sample of the runtime's statistics are among the others; no median shows "
-        "them.",
+        f"Blocks of {timing.BLOCK} steps with and without hooks alternate in one process, in random order; medians "
+        "over 2,000 steps of each kind (1,000 of the slow ones).",
+        f"The first {timing.LEFT_OUT} steps of each block are left out, because Python optimizes its calls anew after "
+        "hooks have been installed; what they take more is in the row of installing the hooks. Steps with a sample of "
+        "the runtime's statistics are among the others; no median shows them.",
         "Records: steps of 10 ms on a clock that is set forward, three values logged in each step.",
     ]
