@@ -1,6 +1,6 @@
 """What observing costs: the time of a step with and without the observer's hooks, and the size of the records.
 
-Blocks of steps with and without hooks alternate in one process, in an order that changes; medians are compared. A step
+Steps with and without hooks alternate in one process, in an order that changes; medians are compared. A step
 moves a batch to the device, goes forward and backward, steps Adam, waits, and reads the loss, as people do.
 """
 
@@ -10,7 +10,6 @@ import itertools
 import random
 import tempfile
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -57,8 +56,8 @@ def training(width: int, depth: int, samples: int) -> Callable[[], None]:
 
 
 def loop(width: int, depth: int, samples: int, rounds: int) -> dict[str, list[float]]:
-    """In a fresh process: seconds of each step, on and off; of installing the hooks, with what the steps that are left
-    out after it take more than the others; of each sample of the runtime's statistics."""
+    """In a fresh process: seconds of each step, on and off; of installing the hooks; of each sample of the runtime's
+    statistics."""
     import os
 
     os.environ["PJRT_DEVICE"] = "CPU"
@@ -80,18 +79,20 @@ def loop(width: int, depth: int, samples: int, rounds: int) -> dict[str, list[fl
     observer = TorchObserver(writer, ObserverConfig(), XlaDumps(None), TorchPrecisionWatch("", lambda *_a, **_k: None))
     installing: list[float] = []
 
-    def block(on: bool) -> list[float]:
+    def one(on: bool) -> list[float]:
+        """A step just after the hooks have been installed; without them they are taken off again before it. So Python
+        has to look up the tensors' methods anew in both."""
+        hooked = hooks.installed(observer)
+        installing.append(timing.seconds(hooked.__enter__))
+        if not on:
+            hooked.__exit__(None, None, None)
         observer.executed, observer.compiled = counters.graphs_executed(), counters.compiles()
-        hooked = hooks.installed(observer) if on else nullcontext()
-        entering = timing.seconds(hooked.__enter__)
-        taken = [timing.seconds(step) for _ in range(timing.BLOCK)]
-        hooked.__exit__(None, None, None)
-        first, counted = taken[: timing.LEFT_OUT], taken[timing.LEFT_OUT :]
+        taken = timing.seconds(step)
         if on:
-            installing.append(entering + sum(first) - len(first) * median(counted))
-        return counted
+            hooked.__exit__(None, None, None)
+        return [taken]
 
-    seconds = timing.on_and_off(block, rounds)
+    seconds = timing.on_and_off(one, rounds, 1)
     if observer.stopped or observer.total_steps < rounds:
         raise RuntimeError(f"the observer did not observe: {observer.stopped or observer.total_steps}")
     sampling = [timing.seconds(observer.sampler.sample) for _ in range(20)]
@@ -159,10 +160,9 @@ def measure(rounds: int = 2000) -> list[dict[str, Any]]:
 def notes(_rows: list[dict[str, Any]]) -> list[str]:
     """What stands below the table."""
     return [
-        f"Blocks of {timing.BLOCK} steps with and without hooks alternate in one process, in random order; medians "
-        "over 2,000 steps of each kind (1,000 of the slow ones).",
-        f"The first {timing.LEFT_OUT} steps of each block are left out, because Python optimizes its calls anew after "
-        "hooks have been installed; what they take more is in the row of installing the hooks. Steps with a sample of "
-        "the runtime's statistics are among the others; no median shows them.",
+        "Steps with and without hooks alternate in one process, in random order; medians over 2,000 steps of each kind "
+        "(1,000 of the slow ones). Steps with a sample of the runtime's statistics are among them; no median shows it.",
+        "Before each step hooks are installed, and taken off again where it is one without: so Python looks up the "
+        "methods of a tensor anew in both.",
         "Records: steps of 10 ms on a clock that is set forward, three values logged in each step.",
     ]

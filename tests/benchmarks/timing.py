@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
-# Steps in a row, of which the first are left out: new hooks make Python forget what it has learned of each call, and it
-# learns that again in some fifty steps.
-BLOCK, LEFT_OUT = 110, 60
+BLOCK, LEFT_OUT = 12, 2  # steps in a row, of which the first are left out: new hooks empty Python's own caches
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -58,11 +55,14 @@ def train(function: Callable[..., Any], args: tuple[Any, ...], workers: int, **o
     return train.start(train.function_request(function, args), Options(**options), workers=workers)
 
 
-def on_and_off(block: Callable[[bool], list[float]], rounds: int) -> Mapping[str, list[float]]:
-    """Seconds of at least `rounds` steps of each kind. The order of the blocks changes; the first two are left out."""
+def on_and_off(
+    block: Callable[[bool], list[float]], rounds: int, counted: int = BLOCK - LEFT_OUT
+) -> Mapping[str, list[float]]:
+    """Seconds of at least `rounds` steps of each kind, from blocks that give `counted` each. The order of the blocks
+    changes; the first two are left out."""
     block(True), block(False)
     taken: dict[str, list[float]] = {"on": [], "off": []}
-    for _ in range(math.ceil(rounds / (BLOCK - LEFT_OUT))):
+    for _ in range(rounds // counted):
         for name in random.sample(["on", "off"], 2):
             taken[name] += block(name == "on")
     return taken

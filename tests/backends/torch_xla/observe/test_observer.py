@@ -563,3 +563,19 @@ def test_the_hooks_of_a_step_do_nothing_when_nothing_ran(
     assert ran == ["before backward", "after backward"] and watcher.ran()
     sync()
     assert not watcher.ran()
+
+
+def test_a_backward_pass_is_looked_at_in_the_first_steps_and_where_a_library_cut_one(
+    watched: tuple[TorchObserver, Callable[[], None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watcher, _ = watched
+    ran: list[str] = []
+    monkeypatch.setattr(watcher, "on_run", lambda _frame, _trigger, when="": ran.append(when))
+    watcher.value = lambda _name: 5
+    with hooks.installed(watcher):
+        watcher.steps.total = 1000
+        torch.ones((), requires_grad=True).backward()
+        assert ran == []
+        watcher.split_at[""] = []
+        torch.ones((), requires_grad=True).backward()
+    assert ran == ["before backward", "after backward"]
