@@ -64,7 +64,7 @@ test:  ## lint, types, the extension, the notebooks and the tests
 	@echo "==> the tests, and the notebooks with nbval"
 	@$(PY) $(PYTEST) $(NOTEBOOKS) -m "not long" --durations=20 tests $(PYTEST_ARGS)
 
-test-long: install  ## the tests that make test leaves out: full sizes, many ranks, killed hosts, random examples (25 minutes)
+test-long: install  ## the tests that make test leaves out: full sizes, many ranks, killed hosts, random examples (26 minutes)
 	@$(PY) scripts/bundle.py
 	@$(PY) $(PYTEST) $(NOTEBOOKS) -m "long or hypothesis" --hypothesis-profile=long --durations=20 tests $(PYTEST_ARGS)
 
