@@ -149,6 +149,17 @@ def test_steps_are_written_while_the_training_waits(
     assert written.read() == []
 
 
+def test_without_a_thread_the_steps_are_counted(writer: EventWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fails)
+    with (meter := StepMeter(writer)).written_while_waiting():
+        meter.step()
+    meter.flush()
+    assert [event.total for event in only(Tail(writer.path).read(), Steps)] == [1]
+
+
 def test_no_step_gives_no_record(writer: EventWriter, clock: FakeClock) -> None:
     meter = StepMeter(writer, clock)
     clock.now += 100

@@ -28,14 +28,14 @@ class WorkerSpec:
     `index`: number of the worker on this host, from 0; `count`: workers on this host; `device`: "CPU" or "TPU";
     `precision`: "", "fp32", "bf16" or "bf16-downcast"; `environment`: variables to set (or, if None, to unset) in the
     worker only; `max_steps`: stop cleanly after this many steps, `max_recompiles`: fail at the first recompile above it
-    (None: no limit); `replicas`: devices of one worker; `scratch`: a folder for temporary files of this worker;
-    `cache`: the folder of the persistent compile cache ("": none). `meeting`: the folder in which the ranks of a
-    rehearsal find each other (None: no rehearsal); `first`: the rank of this host's first worker, `world`: ranks of all
-    hosts (0: those of this one), `store`: where rank 0 listens for the other hosts of a rehearsal, `address`: where
-    they reach this one ("": this is the only host); `collective_timeout`: seconds that a rank of a rehearsal waits for
-    the others in a collective; `spmd`: devices of one SPMD worker (None: not SPMD; 0: all devices of the host).
-    `tracing`: nothing runs, the graphs are written (None: a run). `keep_partial`: after a failure, the changes so far
-    are returned; `strict`: training only on the host is an error.
+    (None: no limit; expected ones are not counted); `replicas`: devices of one worker; `scratch`: a folder for
+    temporary files of this worker; `cache`: the folder of the persistent compile cache ("": none). `meeting`: the
+    folder in which the ranks of a rehearsal find each other (None: no rehearsal); `first`: the rank of this host's
+    first worker, `world`: ranks of all hosts (0: those of this one), `store`: where rank 0 listens for the other hosts
+    of a rehearsal, `address`: where they reach this one ("": this is the only host); `collective_timeout`: seconds that
+    a rank of a rehearsal waits for the others in a collective; `spmd`: devices of one SPMD worker (None: not SPMD; 0:
+    all devices of the host). `tracing`: nothing runs, the graphs are written (None: a run). `keep_partial`: after a
+    failure, the changes so far are returned; `strict`: training only on the host is an error.
     """
 
     index: int

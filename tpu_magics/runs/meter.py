@@ -13,7 +13,7 @@ import numbers
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -189,12 +189,14 @@ class StepMeter:
         saves has done the steps before."""
         ended = threading.Event()
         thread = threading.Thread(target=self._write_while_waiting, args=(ended,), name="tpu_magics-steps", daemon=True)
-        thread.start()
+        with suppress(RuntimeError):  # no more threads (a limit): the next step writes those before it
+            thread.start()
         try:
             yield
         finally:
             ended.set()
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
 
     def _write_while_waiting(self, ended: threading.Event) -> None:
         while not ended.wait(_LOOK_EVERY):

@@ -124,6 +124,12 @@ def evaluated_after() -> None:
     model.evaluate(pipeline(20, 10), verbose=0)
 
 
+def fitted_twice() -> None:
+    model, (x, y) = made(), arrays()
+    for size in (16, 8):
+        model.fit(x[:32], y[:32], batch_size=size, verbose=0)
+
+
 def flagged() -> None:
     model = made()
 
@@ -463,7 +469,8 @@ def all_watched() -> dict[str, Any]:
         except Exception:
             found[program.__name__] = {"error": traceback.format_exc()}
     found["two steps"] = watched(keras_last_batch, max_steps=2)
-    found["no recompiles"] = watched(lengths, max_recompiles=0)
+    found["no recompiles"] = watched(evaluated, max_recompiles=0)
+    found["one too many"] = watched(fitted_twice, max_recompiles=0)
     found["broken"] = broken()
     found["asked"] = watched(full_batches, precision="bf16")
     found["twice"] = twice()

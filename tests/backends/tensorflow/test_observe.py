@@ -267,10 +267,16 @@ def test_a_limit_of_steps_comes_out_of_fit(found: dict[str, Any]) -> None:
     assert run["raised"] == "StepLimit" and run["numbers"][0] == 2
 
 
-def test_a_limit_of_recompiles_comes_out_of_the_call_after_its_record(found: dict[str, Any]) -> None:
-    run = found["no recompiles"]
+def test_a_limit_of_recompiles_comes_out_of_fit_after_its_record(found: dict[str, Any]) -> None:
+    run = found["one too many"]
     assert run["raised"] == "RecompileLimit" and run["numbers"][2] == 1
     assert [one["cause"] for one in of(run, "compile")] == ["", "input-shape"]
+
+
+def test_a_limit_of_recompiles_lets_an_evaluation_compile(found: dict[str, Any]) -> None:
+    run = found["no recompiles"]
+    assert run["raised"] == "" and run["numbers"][2] == 1
+    assert [one["cause"] for one in of(run, "compile")] == ["", "mode-switch"]
 
 
 # -- values, precision, the batch -------------------------------------------------------------------------------------

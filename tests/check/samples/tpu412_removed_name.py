@@ -63,6 +63,12 @@ def of_any_version():
         return ranks, 0
 
 
+def of_another_object(model):
+    if hasattr(model, "generate"):
+        return xm.get_ordinal()  # TPU412: `torch_xla.core.xla_model.get_ordinal` was removed in torch_xla 2.7
+    return 0
+
+
 def of_one_version():
     try:
         return xm.get_ordinal()  # TPU412: `torch_xla.core.xla_model.get_ordinal` was removed in torch_xla 2.7

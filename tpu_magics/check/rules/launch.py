@@ -574,7 +574,7 @@ class RemovedName(Rule):
         sampler = DistributedSampler(data, num_replicas=xr.world_size(), rank=xr.global_ordinal())
     Limitations
         Code that asks which version is installed is left out: a function with both, the old name and what stands for
-        it, and names behind `hasattr` or in a `try` with `except ImportError` or `AttributeError`.
+        it, and names behind a `hasattr` of them or in a `try` with `except ImportError` or `AttributeError`.
         In a notebook with tpu_magics `%tpu_init` and `%%tpu_train` restore the two of `xla_model`, and this is advice.
     """
 
@@ -598,7 +598,9 @@ class RemovedName(Rule):
 _MISSING = {"ImportError", "ModuleNotFoundError", "AttributeError"}
 
 
-def _asks_for_version(node: ast.AST, now: str, ctx: RuleContext) -> bool:
+def _asks_for_version(node: ast.AST, name: str, now: str, ctx: RuleContext) -> bool:
+    """Whether the code around a use of `name` expects that it may be missing; `now`: what stands for it today."""
+    words = {*name.split("."), *now.split(".")}
     today = ctx.program.calls(now, now + ".") if ctx.function is not None else ()
     if any(one.ctx.function is ctx.function for one in today):
         return True
@@ -608,8 +610,9 @@ def _asks_for_version(node: ast.AST, now: str, ctx: RuleContext) -> bool:
             if any(isinstance(one, ast.Name) and one.id in _MISSING for one in caught):
                 return True
         if isinstance(outer, (ast.If, ast.IfExp)):
-            calls = (one for one in nodes_of(outer.test) if isinstance(one, ast.Call))
-            if any(ctx.name(one) == "builtins.hasattr" for one in calls):
+            calls = (one for one in nodes_of(outer.test) if isinstance(one, ast.Call) and len(one.args) == 2)
+            asked = (one.args[1] for one in calls if ctx.name(one) == "builtins.hasattr")
+            if any(isinstance(one, ast.Constant) and one.value in words for one in asked):
                 return True
     return False
 
@@ -619,7 +622,7 @@ def _removed(name: str, node: ast.AST, ctx: RuleContext) -> Iterator[Finding]:
     if name not in REMOVED or not ctx.program.xla or _device.is_in_other_device_branch(node, ctx):
         return
     version, now = REMOVED[name]
-    if _asks_for_version(node, now, ctx):
+    if _asks_for_version(node, name, now, ctx):
         return
     edits: tuple[Edit, ...] = ()
     if isinstance(node, ast.Call) and name.startswith("torch_xla."):  # these take no arguments today

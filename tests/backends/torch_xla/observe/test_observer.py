@@ -341,6 +341,23 @@ def test_what_ranks_exchange_is_no_step(ranks: int) -> None:
     assert own == [True, True]
 
 
+def exchanges_more_each_time() -> None:
+    import torch_xla.core.xla_model as xm
+
+    for step in range(3):
+        xm.mesh_reduce("losses", [0.5] * 100 * (step + 1), list)
+
+
+def test_an_exchange_that_grows_is_a_problem() -> None:
+    compiles = only(run(exchanges_more_each_time, processes=2).run.events(rank=0), Compile)
+    assert [(one.cause, one.expected) for one in compiles[1:]] == [
+        ("new-part", True),
+        ("input-shape", False),
+        ("input-shape", False),
+    ]
+    assert "another size" in compiles[-1].text and "the same size each time" in compiles[-1].fix
+
+
 # -- logged values ----------------------------------------------------------------------------------------------------
 
 
@@ -563,19 +580,3 @@ def test_the_hooks_of_a_step_do_nothing_when_nothing_ran(
     assert ran == ["before backward", "after backward"] and watcher.ran()
     sync()
     assert not watcher.ran()
-
-
-def test_a_backward_pass_is_looked_at_in_the_first_steps_and_where_a_library_cut_one(
-    watched: tuple[TorchObserver, Callable[[], None]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watcher, _ = watched
-    ran: list[str] = []
-    monkeypatch.setattr(watcher, "on_run", lambda _frame, _trigger, when="": ran.append(when))
-    watcher.value = lambda _name: 5
-    with hooks.installed(watcher):
-        watcher.steps.total = 1000
-        torch.ones((), requires_grad=True).backward()
-        assert ran == []
-        watcher.split_at[""] = []
-        torch.ones((), requires_grad=True).backward()
-    assert ran == ["before backward", "after backward"]

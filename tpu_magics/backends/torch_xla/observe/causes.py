@@ -33,9 +33,15 @@ _DECORATORS = ("/typing_extensions.py", "/functools.py", "/contextlib.py", "/_co
 
 
 def exchange_of_ranks(pair: TorchComparison) -> CompileCause | None:
-    """A graph that torch_xla runs by itself, e.g. in xm.mesh_reduce."""
+    """Graphs that torch_xla runs by itself, e.g. in xm.mesh_reduce: one for each size of what is exchanged."""
     if pair.new.part.activity != EXCHANGE.activity:
         return None
+    if not pair.other_ops:
+        return pair.cause(
+            "input-shape",
+            "The ranks exchange values in this line, and these have another size than before. Each size is a compile.",
+            "Exchange values of the same size each time (numbers, not a list that grows), or exchange them less often.",
+        )
     return pair.part_cause(
         "This line exchanges values between the ranks. torch_xla runs small graphs of its own for it"
     )

@@ -247,11 +247,10 @@ def _training(observer: TorchObserver) -> Callable[[], None]:
         @functools.wraps(original)
         def noted(*args: Any, **kwargs: Any) -> Any:
             observer.before_backward()
-            closely = observer.looks_closely()
-            if closely and observer.ran():
+            if observer.ran():
                 observer.on_run(sys._getframe(1), "library", "before backward")
             result = original(*args, **kwargs)
-            if closely and observer.ran():
+            if observer.ran():
                 observer.on_run(sys._getframe(1), "library", "after backward")
             if not observer.backward_on_device:
                 observer.after_backward(sys._getframe(1), args[0] if args else kwargs.get("tensors"))

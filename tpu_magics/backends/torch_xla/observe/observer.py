@@ -25,7 +25,6 @@ from tpu_magics.runs import events
 from tpu_magics.runs.writer import EventWriter
 
 _DROP_EVERY = 256  # steps
-_CLOSELY = 20  # steps
 _EAGER = (
     "torch_xla's eager mode is on: every operation is compiled and run separately. These compiles are counted, but not "
     "explained. For training, turn eager mode off (torch_xla.experimental.eager_mode(False)), or wrap the step in "
@@ -177,11 +176,6 @@ class TorchObserver(Observer[TorchCompileEvidence]):
     def ran(self) -> bool:
         """Whether a graph ran that is not recorded. Hooks ask this before they do more: mostly nothing ran."""
         return (self.value("UncachedCompile") or 0) + (self.value("CachedCompile") or 0) != self.executed
-
-    def looks_closely(self) -> bool:
-        """Whether to ask around a backward pass, too (30 us): in the first steps, and where a library has ever run a
-        graph in the middle of a step. Others are found at the sync."""
-        return self.steps.total < _CLOSELY or bool(self.split_at)
 
     @guarded
     def on_run(self, frame: FrameType, trigger: str, when: str = "") -> None:
