@@ -133,20 +133,20 @@ class _Pace:
     """When the next record is due: at most once per `shortest` seconds and per `share` of the time since the start."""
 
     def __init__(self, start: float, shortest: float, share: float) -> None:
-        self._start = self._last = start
-        self._due = start + shortest
+        self._start = self.last = start
+        self.next = start + shortest
         self._shortest = shortest
         self._share = share
 
     def due(self, now: float) -> bool:
         """A clock that was set back counts as due, or a run would go silent for as long."""
-        return now >= self._due or now < self._last
+        return not self.last <= now < self.next
 
     def done(self, now: float) -> float:
         """A record is written at `now`. Returns the seconds since the last one."""
-        seconds = max(0.0, now - self._last)
-        self._last = now
-        self._due = now + max(self._shortest, (now - self._start) * self._share)
+        seconds = max(0.0, now - self.last)
+        self.last = now
+        self.next = now + max(self._shortest, (now - self._start) * self._share)
         return seconds
 
 
@@ -179,7 +179,7 @@ class StepMeter:
                 self._compiled += 1
                 self._compiled_seconds += max(0.0, now - self._last_step)
             self._last_step = now
-            if self._pace.due(now):
+            if not self._pace.last <= now < self._pace.next:  # as `due`, without a call in each step
                 self._write()
             return self.total
 

@@ -25,7 +25,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def guarded(method: F) -> F:
-    """For methods of an `Observer`: errors stop the monitoring; StepLimit and RecompileLimit pass through."""
+    """For methods of an `Observer`: errors stop the monitoring; StepLimit and RecompileLimit pass through. Methods that
+    come with every step do so themselves: one more call costs microseconds there."""
 
     @functools.wraps(method)
     def call(self: Observer[Any], *args: Any, **kwargs: Any) -> Any:
@@ -33,10 +34,8 @@ def guarded(method: F) -> F:
             return None
         try:
             return method(self, *args, **kwargs)
-        except (StepLimit, RecompileLimit):
-            raise
         except Exception as error:
-            self.stop(error)
+            self.failed(error)
             return None
 
     return cast(F, call)
@@ -99,6 +98,12 @@ class Observer(Generic[C]):
         """Record a warning."""
         self.writer.record(events.Warned, code=code, text=text)
 
+    def failed(self, error: Exception) -> None:
+        """A hook raised an error: a limit ends the training, anything else only the monitoring."""
+        if isinstance(error, (StepLimit, RecompileLimit)):
+            raise error
+        self.stop(error)
+
     def stop(self, error: Exception) -> None:
         """Monitoring failed: record that once, and let the training continue."""
         self.stopped = f"{type(error).__name__}: {error}"
@@ -108,9 +113,9 @@ class Observer(Generic[C]):
     def count_steps(self, count: int = 1) -> None:
         """Count finished steps. Raises StepLimit or StopRequested."""
         compiled, self.compiled_in_step = self.compiled_in_step, False
-        for _ in range(count):
-            self.steps.step(compiled=compiled)
-            compiled = False
+        self.steps.step(compiled=compiled)
+        for _ in range(count - 1):
+            self.steps.step()
         if time.monotonic() >= self.sampler.due:
             self.sample()
         limit = self.config.max_steps

@@ -49,6 +49,7 @@ class Sites:
         self.cell_names = cell_names
         self.cell_ids = cell_ids
         self._known: dict[tuple[str, int], Site] = {}
+        self._direct: dict[tuple[str, int], Site] = {}  # lines of the user's that call a hook themselves
         self._files: dict[int, str] = {}
         self.is_user_code = lru_cache(maxsize=4096)(self._is_user_code)
 
@@ -65,10 +66,16 @@ class Sites:
 
     def of_frame(self, frame: FrameType | None) -> Site:
         """The site of a running stack; the outermost line if none is the user's."""
+        line = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+        if line in self._direct:
+            return self._direct[line]
         found = self.user_frame(frame) or next(iter(list(outwards(frame))[-1:]), None)
         if found is None:
             return self._site("", "", 0)
-        return self._site(found.f_code.co_name, found.f_code.co_filename, found.f_lineno)
+        site = self._site(found.f_code.co_name, found.f_code.co_filename, found.f_lineno)
+        if found is frame:
+            self._direct[line] = site
+        return site
 
     def of_stack(self, stack: Iterable[StackLine]) -> Site | None:
         """The site of a stack, innermost line first; None if no line of it is the user's."""

@@ -522,6 +522,7 @@ def watched(tmp_path: Path) -> Iterator[tuple[TorchObserver, Callable[[], None]]
     precision = TorchPrecisionWatch("", lambda *_args, **_fields: None)
     watcher, executed = TorchObserver(writer, ObserverConfig(), XlaDumps(None), precision), [0]
     watcher.value = lambda name: executed[0] if name == "CachedCompile" else 0
+    watcher.cached = watcher.compiled = 0
 
     def sync() -> None:
         executed[0] += 1

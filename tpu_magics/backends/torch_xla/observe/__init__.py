@@ -55,7 +55,7 @@ def observing(writer: EventWriter, config: ObserverConfig) -> Iterator[TorchObse
     observer = TorchObserver(writer, config, files, precision)
     if tracer is not None:
         tracer.observer, observer.value = observer, tracer.value
-        observer.executed = observer.compiled = 0
+        observer.cached = observer.compiled = 0
     precision.install()
     if config.rehearsed and not files.debugging:
         files.notes.append(

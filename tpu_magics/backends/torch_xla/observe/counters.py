@@ -48,13 +48,11 @@ def graphs_executed() -> int:
     return counter("UncachedCompile") + counter("CachedCompile")
 
 
-def native_eager() -> Callable[[], bool]:
-    """The function of torch_xla that says whether it runs each operation separately (torch_xla.experimental.eager_mode,
-    2.9.0); for what is called in every step."""
+def eager() -> bool:
+    """Whether torch_xla runs each operation separately (torch_xla.experimental.eager_mode, 2.9.0)."""
     import torch_xla
 
-    eager: Callable[[], bool] = torch_xla._XLAC._get_use_eager_mode
-    return eager
+    return bool(torch_xla._XLAC._get_use_eager_mode())
 
 
 def tensor_id(tensor: Any) -> int:

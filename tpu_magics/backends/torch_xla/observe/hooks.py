@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.torch_xla.observe import xla_dumps
+from tpu_magics.backends.torch_xla.observe import counters, xla_dumps
 from tpu_magics.backends.torch_xla.post_import import PostImport
 from tpu_magics.backends.torch_xla.rehearse import graph
 
@@ -93,12 +93,14 @@ def _all(undo: list[Callable[[], None]]) -> Callable[[], None]:
 def _syncs(observer: TorchObserver) -> Callable[[], None]:
     import torch_xla
 
+    settled = xla_dumps.settled
+
     def marker(original: Any) -> Any:
         @functools.wraps(original)
         def step_marker(*args: Any, **kwargs: Any) -> Any:
             if observer.ran():  # triggered by something else, e.g. a shape that depends on values
                 observer.on_run(sys._getframe(1), "library")
-            result = xla_dumps.run(original, *args, **kwargs)
+            result = original(*args, **kwargs) if settled else xla_dumps.run(original, *args, **kwargs)
             observer.after_sync(sys._getframe(1))
             return result
 
@@ -121,7 +123,9 @@ def _syncs(observer: TorchObserver) -> Callable[[], None]:
         @functools.wraps(original)
         def set_eager(*args: Any, **kwargs: Any) -> Any:
             observer.on_run(sys._getframe(1), "library")  # what ran so far ran in the previous mode
-            return original(*args, **kwargs)
+            result = original(*args, **kwargs)
+            observer.eager = counters.eager()
+            return result
 
         return set_eager
 
@@ -187,6 +191,8 @@ def _passes(observer: TorchObserver) -> Callable[[], None]:
 def _reads(observer: TorchObserver) -> Callable[[], None]:
     import torch
 
+    settled = xla_dumps.settled
+
     def make(original: Any) -> Any:
         @functools.wraps(original)
         def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -195,7 +201,9 @@ def _reads(observer: TorchObserver) -> Callable[[], None]:
             observer.reading = True
             started = time.perf_counter()
             try:
-                value = xla_dumps.run(original, tensor, *args, **kwargs)
+                value = (
+                    original(tensor, *args, **kwargs) if settled else xla_dumps.run(original, tensor, *args, **kwargs)
+                )
             finally:
                 observer.reading = False
             observer.on_read(sys._getframe(1), tensor, value, time.perf_counter() - started)
@@ -246,7 +254,8 @@ def _training(observer: TorchObserver) -> Callable[[], None]:
     def backward(original: Any) -> Any:
         @functools.wraps(original)
         def noted(*args: Any, **kwargs: Any) -> Any:
-            observer.before_backward()
+            observer.events.backward = True
+            observer.batches.backwards += 1
             if observer.ran():
                 observer.on_run(sys._getframe(1), "library", "before backward")
             result = original(*args, **kwargs)

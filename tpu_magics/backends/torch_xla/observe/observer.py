@@ -53,10 +53,9 @@ class TorchObserver(Observer[TorchCompileEvidence]):
         self.reading = False
         self.moving = 0
         self.value = counters.native()
-        self.eager = counters.native_eager()
-        self.executed = counters.graphs_executed()
-        self.compiled = counters.compiles()
-        self.executed_before = self.executed
+        self.eager = counters.eager()
+        self.cached, self.compiled = self.value("CachedCompile"), self.value("UncachedCompile")  # None: none yet
+        self.executed_before = counters.graphs_executed()
         self.loading = False
         self.counted_in_batch = False
         self.syncs_of_exchange: int | None = None  # None: the ranks exchange nothing now
@@ -94,16 +93,17 @@ class TorchObserver(Observer[TorchCompileEvidence]):
         """Count a step if anything ran since the last one, but at most one for each batch of an XLA loader."""
         if self.closed or threading.get_ident() != self.thread:
             return
-        ran = self._after_sync(frame) if not self.stopped else self._executed()
+        ran = self._after_sync(frame) if not self.stopped else self._ran_unobserved()
         if (own := self.syncs_of_exchange) is not None:
             self.syncs_of_exchange = own + 1
         if not ran or own:
             return
-        self.reading = True  # reading logged values is our own read
-        try:
-            self.values.step_done()
-        finally:
-            self.reading = False
+        if self.values.pending or self.values.ready:
+            self.reading = True  # reading logged values is our own read
+            try:
+                self.values.step_done()
+            finally:
+                self.reading = False
         if self.loading and self.counted_in_batch:
             return
         self.counted_in_batch = True
@@ -124,22 +124,28 @@ class TorchObserver(Observer[TorchCompileEvidence]):
         finally:
             self.syncs_of_exchange = None
 
-    @guarded
     def _after_sync(self, frame: FrameType) -> bool:
-        ran = self._record_run(frame, "sync")
-        if ran and self.events.backward and (batch := self.batches.new_fields()) is not None:
-            self.writer.record(events.Batch, **batch, ranks=self.config.ranks)
-        self.events.forget()
-        self.ran_eagerly = False
-        if self.pieces is not None:
-            self.newest_tensor = counters.newest_tensor()
-            self.uploads.clear()
+        try:
+            ran = self._record_run(frame, "sync")
+            if ran and self.batches.unrecorded and self.events.backward:
+                self._record_batch()
+            self.events.forget()
+            self.ran_eagerly = False
+            if self.pieces is not None:
+                self.newest_tensor = counters.newest_tensor()
+                self.uploads.clear()
+        except Exception as error:
+            self.failed(error)
+            return False
         return ran
 
-    def _executed(self) -> bool:
-        executed = (self.value("UncachedCompile") or 0) + (self.value("CachedCompile") or 0)
-        ran = executed != self.executed
-        self.executed = executed
+    def _record_batch(self) -> None:
+        batch = self.batches.new_fields()
+        if batch is not None:
+            self.writer.record(events.Batch, **batch, ranks=self.config.ranks)
+
+    def _ran_unobserved(self) -> bool:
+        ran = bool(self._counted()[0])
         if ran and self.config.rehearsed and not self.steps.total % _DROP_EVERY:
             self.files.drop()
         return ran
@@ -175,7 +181,7 @@ class TorchObserver(Observer[TorchCompileEvidence]):
     # -- what runs --------------------------------------------------------------------------------------------------
     def ran(self) -> bool:
         """Whether a graph ran that is not recorded. Hooks ask this before they do more: mostly nothing ran."""
-        return (self.value("UncachedCompile") or 0) + (self.value("CachedCompile") or 0) != self.executed
+        return self.value("CachedCompile") != self.cached or self.value("UncachedCompile") != self.compiled
 
     @guarded
     def on_run(self, frame: FrameType, trigger: str, when: str = "") -> None:
@@ -201,16 +207,16 @@ class TorchObserver(Observer[TorchCompileEvidence]):
 
     def _counted(self) -> tuple[int, int]:
         """How many graphs ran since the last call, and how many of them were compiled."""
-        now = self.value("UncachedCompile") or 0
-        executed = now + (self.value("CachedCompile") or 0)
-        count, self.executed = executed - self.executed, executed
-        compiled, self.compiled = now - self.compiled, now
-        return count, compiled
+        cached, compiled = self.value("CachedCompile"), self.value("UncachedCompile")
+        new = (compiled or 0) - (self.compiled or 0)
+        count = new + (cached or 0) - (self.cached or 0)
+        self.cached, self.compiled = cached, compiled
+        return count, new
 
     def _reports(self, count: int, compiled: int, trigger: str) -> list[XlaCompileReport]:
         """What was compiled, in terms of the user's program."""
         if self.pieces is None:
-            return self.files.read(compiled) if compiled else []
+            return self.files.read(compiled)
         if trigger == "sync":
             return self.pieces.end_step(count, compiled)
         return self.pieces.run(count, compiled, grows=self.events.backward)
@@ -218,14 +224,14 @@ class TorchObserver(Observer[TorchCompileEvidence]):
     def _record_run(self, frame: FrameType, trigger: str, when: str = "") -> bool:
         """Record what ran, and what was compiled, since the last call. Returns whether anything ran."""
         count, compiled = self._counted()
-        if self.eager():
+        if self.eager:
             return self._record_eager_run(count, compiled) and trigger == "sync"
         if not count and not (trigger == "sync" and self.pieces is not None and self.pieces.current):
             return False
         if trigger != "sync" or compiled:
             self.events.count_data_ops()
         self.compiled_in_step = self.compiled_in_step or bool(compiled)
-        reports = self._reports(count, compiled, trigger)
+        reports = self._reports(count, compiled, trigger) if compiled or self.pieces is not None else []
         if reports:
             sites = self._record_compiles(reports, frame, trigger)
             if trigger == "library":
@@ -295,35 +301,41 @@ class TorchObserver(Observer[TorchCompileEvidence]):
         )
 
     # -- what a step does -------------------------------------------------------------------------------------------
-    @guarded
     def on_read(self, frame: FrameType, tensor: Any, value: Any, seconds: float) -> None:
         """The host read a tensor."""
-        cut = self.ran() and self._record_run(frame, "read")
-        site = self.sites.of_frame(frame)
-        cut = cut or self._read_after_cut(frame, tensor, site)
-        if cut:
-            self.events.cuts[site.id] = site
-        self.events.on_read(value)
-        self.reads.add(site, seconds, cut)
+        try:
+            cut = self.ran() and self._record_run(frame, "read")
+            site = self.sites.of_frame(frame)
+            if self.pieces is not None:
+                cut = cut or self._read_after_cut(self.pieces, frame, tensor, site)
+            if cut:
+                self.events.cuts[site.id] = site
+            self.events.on_read(value)
+            self.reads.add(site, seconds, cut)
+        except Exception as error:
+            self.failed(error)
 
-    def _read_after_cut(self, frame: FrameType, tensor: Any, site: events.Site) -> bool:
+    def _read_after_cut(self, pieces: GraphPieces, frame: FrameType, tensor: Any, site: events.Site) -> bool:
         """Whether the tensor was made in this step, and a collective has already run the graph that leads to it."""
-        if self.pieces is None or not self.pieces.current or counters.tensor_id(tensor) <= self.newest_tensor:
+        if not pieces.current or counters.tensor_id(tensor) <= self.newest_tensor:
             return False
         if counters.tensor_id(tensor) in self.uploads:
             return False  # it came from the host in this step: no graph leads to it
-        reports = self.pieces.read(counters.tensor_id(tensor), site.id, grows=self.events.backward)
+        reports = pieces.read(counters.tensor_id(tensor), site.id, grows=self.events.backward)
         if reports:
             self._record_compiles(reports, frame, "read")
         return True
 
-    @guarded
     def on_upload(self, tensor: Any) -> None:
         """A tensor was moved to the device."""
-        if not self.moving:
+        if self.moving:
+            return
+        try:
             self.events.on_upload(tensor)
             if self.pieces is not None:
                 self.uploads.add(counters.tensor_id(tensor))
+        except Exception as error:
+            self.failed(error)
 
     @contextmanager
     def moving_module(self) -> Iterator[None]:
@@ -333,10 +345,6 @@ class TorchObserver(Observer[TorchCompileEvidence]):
             yield
         finally:
             self.moving -= 1
-
-    def before_backward(self) -> None:
-        self.events.backward = True
-        self.batches.backwards += 1
 
     def after_backward(self, frame: FrameType, tensors: Any) -> None:
         """Until a backward pass was on the device."""
@@ -348,29 +356,38 @@ class TorchObserver(Observer[TorchCompileEvidence]):
     def _find_host_training(self, frame: FrameType) -> None:
         self.host_training = snapshot.find_host_training(frame, self.sites)
 
-    @guarded
     def before_optimizer_step(self, optimizer: Any, *_: Any) -> None:
-        self.events.before_optimizer_step(optimizer)
-        self.had_state = any(optimizer.state.values())
+        try:
+            self.events.before_optimizer_step(optimizer)
+            self.had_state = any(optimizer.state.values())
+        except Exception as error:
+            self.failed(error)
 
-    @guarded
     def after_optimizer_step(self, optimizer: Any, *_: Any) -> None:
-        if threading.get_ident() == self.thread:
+        if not self.mine():
+            return
+        try:
             self.events.after_optimizer_step(self.had_state, self.had_state or any(optimizer.state.values()))
             self.batches.on_optimizer_step()
+        except Exception as error:
+            self.failed(error)
 
     @guarded
     def on_autocast(self, context: Any) -> None:
         if getattr(context, "_enabled", False):
             self.events.autocast.add(str(getattr(context, "fast_dtype", "")).removeprefix("torch."))
 
-    @guarded
     def on_host_batch(self, iterator: Any, batch: Any) -> None:
         """A DataLoader's iterator returned a batch."""
-        own = threading.get_ident() == self.thread and not self.loading
-        self.batches.on_host_batch(iterator, batch, own)
-        if own and self.progress.learning:
-            self.progress.on_batch(iterator)
+        if self.stopped or self.closed:
+            return
+        try:
+            own = threading.get_ident() == self.thread and not self.loading
+            self.batches.on_host_batch(iterator, batch, own)
+            if own and self.progress.learning:
+                self.progress.on_batch(iterator)
+        except Exception as error:
+            self.failed(error)
 
     # -- the end ----------------------------------------------------------------------------------------------------
     @guarded

@@ -164,7 +164,8 @@ _DEEP = 4
 class BatchSizes:
     """`last`: of the batch that a loader returned last; `training`: of the first step with a backward pass; `short`:
     (full, last) of loaders whose last batch is short and has been returned; `backwards`: backward passes since the last
-    step of an optimizer; `accumulation`: how many of them make one step."""
+    step of an optimizer; `accumulation`: how many of them make one step; `unrecorded`: it may have changed since the
+    last record."""
 
     def __init__(self) -> None:
         self.last: int | None = None
@@ -172,7 +173,7 @@ class BatchSizes:
         self.short: set[tuple[int, int]] = set()
         self.backwards = 0
         self.accumulation: int | None = None
-        self.recorded: tuple[int, int | None] | None = None
+        self.unrecorded = True
         self.loaders: dict[int, tuple[int, int | None]] = {}  # (full size, number of batches)
 
     def on_batch(self, batch: Any) -> None:
@@ -196,17 +197,17 @@ class BatchSizes:
 
     def on_optimizer_step(self) -> None:
         """The backward passes so far belong to this step."""
-        self.accumulation, self.backwards = (self.backwards or self.accumulation), 0
+        before, self.accumulation, self.backwards = self.accumulation, self.backwards or self.accumulation, 0
+        self.unrecorded = self.unrecorded or self.accumulation != before
 
     def new_fields(self) -> dict[str, int | None] | None:
-        """After a step with a backward pass: the fields of events.Batch, if they are new."""
+        """After a step with a backward pass: the fields of events.Batch; None if they are not known yet."""
         if self.last is None:
             return None
         self.training = self.last if self.training is None else self.training
-        batch = (self.training, self.accumulation)
-        if self.accumulation is None or batch == self.recorded:
+        if self.accumulation is None:
             return None
-        self.recorded = batch
+        self.unrecorded = False
         return {"per_device": self.training, "accumulation": self.accumulation}
 
 

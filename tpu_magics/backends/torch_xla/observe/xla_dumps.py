@@ -227,7 +227,7 @@ def _number(text: str | None) -> int | None:
 
 def run(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call something that may compile. The rank is read once, at the first compile: until then it is set to 0."""
-    if _settled or _compiled_or_first():
+    if settled or _compiled_or_first():
         return original(*args, **kwargs)
     rank = os.environ[_RANK]
     os.environ[_RANK] = "0"
@@ -237,13 +237,13 @@ def run(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         os.environ[_RANK] = rank
 
 
-_settled: list[bool] = []  # not empty after the first compile
+settled: list[bool] = []  # not empty after the first compile: `run` is not needed any more
 
 
 def _compiled_or_first() -> bool:
     compiled = bool(counters.compiles())
     if compiled:
-        _settled.append(True)
+        settled.append(True)
     return compiled or os.environ.get(_RANK) in (None, "0")
 
 
