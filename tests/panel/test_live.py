@@ -3,6 +3,7 @@ left. Runs are written as their workers would write them."""
 
 from __future__ import annotations
 
+import html as html_module
 import itertools
 import re
 import time
@@ -19,6 +20,7 @@ from tests.panel.parsed import Parsed
 from tests.panel.recorded import CREATED, Recorded, recompile
 from tpu_magics.panel import feed, html, live
 from tpu_magics.panel.live import WIDGET_VIEW, LivePanel
+from tpu_magics.panel.live_texts import LiveTexts
 from tpu_magics.panel.page import Page
 from tpu_magics.panel.protocol import MIME_TYPE
 from tpu_magics.panel.run_json import SAVED, record, to_bundle
@@ -103,6 +105,23 @@ def button(panel: LivePanel) -> Any:
 
 def text_of(panel: LivePanel) -> str:
     return "".join(one.value for one in parts(panel).values())
+
+
+def seen(panel: LivePanel) -> str:
+    """The html that all parts show, with the texts that were sent since it was sent whole."""
+    return resolved(text_of(panel), panel._widgets._values.value)
+
+
+def resolved(shown: str, style: str) -> str:
+    """What html with variables shows beside a `<style>`."""
+    values = dict(re.findall(r'(--t[\w-]+):("[^"]*"|[^;}]*)', style))
+
+    def value(found: re.Match[str]) -> str:
+        text = values.get(found[1], found[2]).strip('"')
+        return html_module.escape(re.sub(r"\\([0-9a-f]+) ", lambda code: chr(int(code[1], 16)), text))
+
+    text = re.sub(r"<span class=tpu-magics-text style='--t:var\(([^,]*),(\"[^\"]*\")\)'></span>", value, shown)
+    return re.sub(r"var\((--t[\w-]+),(\d+%)\)", value, text)
 
 
 def sent_by(panel: LivePanel) -> list[tuple[Any, str]]:
@@ -204,7 +223,7 @@ def test_all_that_is_seen_at_a_moment_is_of_one_page(tmp_path: Path, shown: Show
     for nth in range(7, 12):
         run.write(recompile(CREATED + 40 + nth, nth, 200 + nth))
         panel.look()
-        head = parts(panel)["head"].value
+        head = seen(panel)
         [compiles] = re.findall(r"Compiles</span><br><span[^>]*>(\d+)<", head)
         assert f">{compiles} compiles" in head, "the line of the section"
         [recompiles] = re.findall(r"Recompiles</span><br><span[^>]*>(?:! )?(\d+)<", head)
@@ -291,21 +310,47 @@ def test_a_minute_of_short_steps_stays_within_its_bytes(
     panel = shown.panel(run)
     panel._widgets._bucket = feed.TokenBucket(live.UPDATES, lambda: clock[0])
     sent = sent_by(panel)
-    heads, size = [], 0
-    for second in range(60):
-        for half in (0.0, 0.5):
-            clock[0] += 0.5
-            t = CREATED + 20 + second + half
-            step = 30 + int(200 * (second + half))
-            run.write(*(Steps(t, rank, total=step, n=100, seconds=0.5) for rank in (0, 1)))
-            run.write(Value(t, 0, "loss", 1 / step, step, 100, 1 / step, 2 / step), Memory(t, 0, rss=10**9 + step))
-            panel.look()
-            if sent and sent[-1][0] is not None:
-                heads += [clock[0]] if any(owner is parts(panel)["head"] for owner, _html in sent) else []
-            size += sum(len(text.encode()) + live.ENVELOPE for _owner, text in sent)
-            sent.clear()
-    assert size <= live.UPDATES
-    assert len(heads) >= 24 and max(b - a for a, b in itertools.pairwise(heads)) <= feed.LONGEST
+    late, heads, sizes = [], [0], []
+    for half_second in range(1, 301):
+        clock[0] += 0.5
+        t, step = CREATED + 20 + half_second / 2, 30 + 100 * half_second
+        run.write(*(Steps(t, rank, total=step, n=100, seconds=0.5) for rank in (0, 1)))
+        run.write(Value(t, 0, "loss", 1 / step, step, 100, 1 / step, 2 / step), Memory(t, 0, rss=10**9 + step))
+        panel.look()
+        late += [] if f">{step:,}<" in seen(panel) else [half_second]
+        heads += [half_second] if any(owner is parts(panel)["head"] for owner, _html in sent) else []
+        sizes.append(sum(len(text.encode()) + live.ENVELOPE for _owner, text in sent))
+        sent.clear()
+    assert sum(sizes[:120]) <= live.UPDATES
+    assert all(sum(sizes[at : at + 120]) <= feed.A_MINUTE for at in range(180))
+    assert len([at for at in late if at <= 120]) <= 30 and len([at for at in late if at > 120]) <= 9, late
+    gaps = [(after, after - before) for before, after in itertools.pairwise(heads)]
+    assert max(gap for _at, gap in gaps) <= 30 and max(gap for at, gap in gaps if at > 140) <= 10, "the chart"
+
+
+def test_a_text_that_changes_is_sent_alone_and_stays_a_text(tmp_path: Path, shown: Shown) -> None:
+    """Whatever it holds, it ends no string, no rule and no tag."""
+    texts = LiveTexts()
+    frame = '<div title="{}"><svg><svg></svg>{}</svg><b>1 {}</b><i style="width:{}%"></i></div>'
+
+    def sent(*values: str) -> str:
+        return frame.format(*map(html_module.escape, values))
+
+    texts.whole(sent("1", "1", "1", "1"))
+    assert texts.changes(sent("1", "1", "2", "2")) is None, "nobody knew that it changes"
+    whole = texts.whole(sent("1", "1", "2", "2"))
+    assert Parsed(whole).text == "1" and resolved(whole, "") == sent("1", "1", "2", "2")
+    for evil in [*EVIL, '";}*{color:red}', "ends with \\", "\n", "var(--t)", "1 %\u2028"]:
+        style = texts.changes(sent("other", "other", evil, "3"))
+        assert style is not None and resolved(whole, style) == sent("1", "1", evil, "3")
+        assert style.count("<") == 2 and style.count("{") == style.count("}") == 1 and style.count('"') == 2
+        new = texts.whole(sent("1", "1", evil, "3"))
+        assert resolved(new, style) == sent("1", "1", evil, "3"), "variables of the page before say nothing"
+        assert [name for name, _value in Parsed(new).attributes] == [
+            *("title", "class", "style", "style"),
+        ]
+        whole = new
+    assert texts.changes(sent("1", "1", "2", "2").replace("<b>", "<b><b>")) is None
 
 
 def test_a_live_page_is_small(tmp_path: Path) -> None:

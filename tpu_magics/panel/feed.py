@@ -26,9 +26,14 @@ class TokenBucket:
     all updates in a minute."""
 
     def __init__(self, minute: int = A_MINUTE, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rate, self._clock = (minute - 2 * BURST) / 60, clock
+        self._clock = clock
         self._left = float(BURST)
         self._at = self._sent = clock()
+        self.allow(minute)
+
+    def allow(self, minute: int) -> None:
+        """So many bytes in a minute, from now on."""
+        self._rate = (minute - 2 * BURST) / 60
 
     @property
     def left(self) -> float:

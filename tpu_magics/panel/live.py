@@ -1,7 +1,7 @@
 """The live panel where no extension shows the run (Colab, Kaggle): ipywidgets while it goes on, static HTML afterwards.
 
-It uses core widgets of ipywidgets 7.7 and 8. All that is seen at one moment is of one page: an update sends it whole,
-or waits.
+It uses core widgets of ipywidgets 7.7 and 8. All numbers that are seen at one moment are of one page: an update sends
+it whole, or the texts that changed (live_texts.py), or waits. Drawings may be some seconds old.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from tpu_magics.panel import html
 from tpu_magics.panel.charts import ChartSize
-from tpu_magics.panel.feed import BURST, TokenBucket
+from tpu_magics.panel.feed import A_MINUTE, BURST, TokenBucket
+from tpu_magics.panel.live_texts import CLASS, RULE, LiveTexts
 from tpu_magics.panel.model import SharedView
 from tpu_magics.panel.page import (
     Chart,
@@ -40,7 +41,7 @@ ELSEWHERE_EVERY = 5.0  # the same while the extension shows the run
 FOLDED_EVERY = 20.0  # seconds that the inside of a section may wait while bytes are short
 SHARE = 0.05  # of a core that updates may take
 COMPILES, POINTS = 8, 40  # of a live page: each update sends all of them
-UPDATES = 145_000  # bytes of updates in a minute; with those that open the widgets it is A_MINUTE
+UPDATES = 145_000  # bytes of updates in the first minute; with those that open the widgets it is A_MINUTE
 ENVELOPE = 700  # bytes of a message around its html, about
 LARGE, SMALL = ChartSize(170, POINTS, 4, 5), ChartSize(80, POINTS, 2, 3)
 
@@ -153,7 +154,6 @@ class LivePanel:
 
 HEAD = "head"  # the part that is always there, and first
 BEHIND = 1_500  # the orders of the first parts, which are always there, are 1,000 apart
-CLASS = "tpu-magics-live"  # of the box that all widgets stand in
 _STOP, _HEAD, _TOGGLE = "tpu-magics-stop", "tpu-magics-head", "tpu-magics-toggle"
 _ROOT = f".{CLASS}.{CLASS}.{CLASS}"  # three times: it weighs more than a front end's own rules
 _TEXT = "line-height:1.5;font-size:inherit"  # front ends have lines of a button's height, and smaller letters
@@ -161,7 +161,7 @@ _TEXT = "line-height:1.5;font-size:inherit"  # front ends have lines of a button
 # before it is open; that widget never changes, and so it stays open.
 _BASE = (
     f"{_ROOT}{{flex-flow:row wrap;position:relative;max-width:64em;overflow-wrap:break-word;line-height:1.5;"
-    "font-size:var(--jp-content-font-size1,14px)}"
+    f"font-size:var(--jp-content-font-size1,14px)}}{RULE}"
     f"{_ROOT}>.widget-html,{_ROOT}>.widget-html>.widget-html-content{{display:contents;{_TEXT}}}"
     f"{_ROOT}>.widget-html:first-child{{display:none}}"  # the one that holds this
     f"{_ROOT}>.{_STOP}{{position:absolute;right:0;top:2px}}"
@@ -221,47 +221,67 @@ class Widgets:
 
         self._sheet = StyleSheet(_BASE, html.to_html(shown) + _styled())
         self._bucket = TokenBucket(UPDATES)
+        self._texts = LiveTexts()
         self._style = HTML(self._sheet.html, layout=Layout(width="auto", margin="0"))
+        self._values = HTML("", style=self._style.style, layout=self._style.layout)  # the texts that changed
         self._stop = _stop_button(no_stop, clicked)
-        self._root = VBox([self._style, self._stop], layout=Layout(width="100%", overflow="hidden"))
+        self._root = VBox([self._style, self._stop, self._values], layout=Layout(width="100%", overflow="hidden"))
         self._root.add_class(CLASS)
         self.root_id, self.stop_id = str(self._root.model_id), str(self._stop.model_id)
         self._all = [self._root, self._root.layout, self._stop, self._stop.layout, self._stop.style]
-        self._all += [self._style, self._style.style, self._style.layout]
+        self._all += [self._style, self._style.style, self._style.layout, self._values]
         self._parts: dict[str, Part] = {}
         self._add(pieces(shown))
         self._bucket = TokenBucket(UPDATES)  # what was sent so far is no update
+        self._first_minute = time.monotonic() + 60
 
     def update(self, shown: Page) -> None:
         """Send what has changed; nothing, where too much was sent lately."""
+        if time.monotonic() >= self._first_minute:
+            self._bucket.allow(A_MINUTE)
         new = pieces(shown)
-        gone = dict.fromkeys(self._parts.keys() - new.keys(), Piece("", ""))
-        changed = [
-            name for name, piece in {**new, **gone}.items() if name in self._parts and piece != self._parts[name].piece
-        ]
-        if not self._bucket.open or not (changed or new.keys() - self._parts.keys()):
+        now = {**new, **dict.fromkeys(self._parts.keys() - new.keys(), Piece("", ""))}
+        changed = [name for name, part in self._parts.items() if now[name] != part.piece]
+        added = new.keys() - self._parts.keys()
+        if not self._bucket.open or not (changed or added):
+            return
+        folded = [name for name in changed if now[name].toggle and now[name].toggle == self._parts[name].piece.toggle]
+        waits = not added and {*changed} <= {HEAD, *folded}
+        if waits and self._bucket.left <= BURST / 2 and self._send_texts(new):
             return
         self._add(new)
-        self._send(self._parts[HEAD].content, self._head(new))
+        self._send(self._parts[HEAD].content, self._head(new), self._texts.whole)
         self._parts[HEAD].piece = new[HEAD]
         for name in changed:
-            if name != HEAD:
-                self._change(self._parts[name], {**new, **gone}[name])
+            if name not in (HEAD, *folded):
+                self._change(self._parts[name], now[name])
+        self._change_folded({name: now[name] for name in folded})
+
+    def _send_texts(self, new: Mapping[str, Piece]) -> bool:
+        """Send the head's texts alone. False: it has to be sent whole."""
+        values = self._texts.changes(self._lean(self._head(new)))
+        if values is not None:
+            self._send(self._values, values)
+        return values is not None
+
+    def _change_folded(self, changed: Mapping[str, Piece]) -> None:
+        """What is inside may wait; where bytes are short, one is sent at a time."""
+        short = False
+        for name, piece in sorted(changed.items(), key=lambda one: self._parts[one[0]].at):
+            part = self._parts[name]
+            if self._bucket.left > BURST / 2 or not (short or time.monotonic() - part.at < FOLDED_EVERY):
+                self._change(part, piece)
+                short = self._bucket.left <= BURST / 2
+            part.piece = piece._replace(rest=part.piece.rest)
 
     def _change(self, part: Part, piece: Piece) -> None:
-        """The inside of what folds may wait."""
-        folded = bool(piece.toggle) and piece.toggle == part.piece.toggle
         if piece.toggle != part.piece.toggle:
             self._send(part.toggle, _toggle(piece, part.order))
-        if folded and self._bucket.left <= BURST / 2 and time.monotonic() - part.at < FOLDED_EVERY:
-            piece = piece._replace(rest=part.piece.rest)
-        else:
-            self._send(part.content, _content(piece, part.order))
-            part.at = time.monotonic()
-        part.piece = piece
+        self._send(part.content, _content(piece, part.order))
+        part.piece, part.at = piece, time.monotonic()
 
-    def _send(self, widget: Any, text: str) -> None:
-        lean = self._lean(text)
+    def _send(self, widget: Any, text: str, put: Callable[[str], str] = str) -> None:
+        lean = put(self._lean(text))
         if widget.value != lean:
             self._bucket.take(len(lean.encode("utf-8", "replace")) + ENVELOPE)
             widget.value = lean
@@ -297,16 +317,16 @@ class Widgets:
 
     def _made(self, name: str, part: Part, new: Mapping[str, Piece]) -> list[Any]:
         text = self._head(new) if name == HEAD else _content(part.piece, part.order)
-        part.content = self._html(text)
+        part.content = self._html(text, self._texts.whole if name == HEAD else str)
         part.toggle = self._html(_toggle(part.piece, part.order)) if part.piece.toggle else None
         made = [each for each in (part.toggle, part.content) if each is not None]
         self._all += made
         return made
 
-    def _html(self, text: str) -> Any:
+    def _html(self, text: str, put: Callable[[str], str] = str) -> Any:
         from ipywidgets import HTML
 
-        lean = self._lean(text)
+        lean = put(self._lean(text))
         self._bucket.take(len(lean.encode("utf-8", "replace")) + ENVELOPE)
         return HTML(lean, style=self._style.style, layout=self._style.layout)
 
