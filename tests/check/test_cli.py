@@ -180,6 +180,19 @@ def test_rules_are_chosen_by_options_tables_and_comments(capsys: pytest.CaptureF
     assert [one["code"] for one in found(capsys, "--select", "values")] == ["TPU901"]
 
 
+def test_a_rule_that_is_opt_in_is_used_where_it_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    write("a.py", "import torch\nimport torch_xla\n\nmodel.to(torch_xla.device())\ntorch_xla.sync()\n")
+    assert [cli.main(words) for words in (["a.py"], ["--select", "all", "a.py"], ["--select", "TPU1", "a.py"])] == [
+        0
+    ] * 3
+    assert cli.main(["--migrate", "--statistics", "a.py"]) == 1
+    assert "\n3  TPU801 " in capsys.readouterr().out
+    assert cli.main(["--migrate", "--fix", "a.py"]) == 1
+    assert 'model.to(torch.device("tpu"))' in Path("a.py").read_text()
+    write("pyproject.toml", "[tool.tpu_magics]\nselect = ['migrate']\n")
+    assert cli.main(["a.py"]) == 1
+
+
 def test_json_has_the_fields_of_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
     write("a.py", BAD)
     for record in found(capsys):

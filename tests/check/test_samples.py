@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,17 +12,25 @@ import pytest
 from tests.check import expectations
 from tpu_magics.check import check_cells, rules
 from tpu_magics.check.fixes import fix
+from tpu_magics.check.inference.stubs import REMOVED
 from tpu_magics.check.rule import Rule
 from tpu_magics.check.rules import RULES
+from tpu_magics.check.rules.migrate import COUNTERPARTS
 
 ENOUGH = 8  # lines that must be found, and lines that must not, for each rule
+
+
+def rules_of(path: Path) -> list[Rule]:
+    """A sample of a rule that is opt-in is for this rule alone."""
+    opt_in = [rule for rule in RULES if rule.opt_in and path.name.startswith(rule.code.lower())]
+    return opt_in or [rule for rule in RULES if not rule.opt_in]
 
 
 @pytest.mark.parametrize("path", expectations.files(), ids=lambda path: path.name)
 def test_a_sample_has_its_expected_findings_and_no_others(path: Path) -> None:
     cells = expectations.cells_of(path)
     said = list(expectations.expected(cells))
-    findings = check_cells(cells)
+    findings = check_cells(cells, rules_of(path))
     found = {(one.cell, one.line, one.code): one for one in findings}
     wanted = {(one.cell, one.line, one.code) for one in said}
     missed = [f"{key}: not found" for key in sorted(wanted - set(found), key=str)]
@@ -37,10 +47,11 @@ def test_a_sample_has_its_expected_findings_and_no_others(path: Path) -> None:
 
 @pytest.mark.parametrize("path", expectations.files(), ids=lambda path: path.name)
 def test_a_sample_that_was_fixed_parses_and_has_nothing_left_to_fix(path: Path) -> None:
-    fixed = fix(expectations.cells_of(path), check_cells, unsafe=True).cells
+    check = partial(check_cells, rules=rules_of(path))
+    fixed = fix(expectations.cells_of(path), check, unsafe=True).cells
     assert all(cell.tree is not None for cell in fixed)
-    assert not fix(fixed, check_cells, unsafe=True).changes
-    assert not [one for one in check_cells(fixed) if one.edits]
+    assert not fix(fixed, check, unsafe=True).changes
+    assert not [one for one in check(fixed) if one.edits]
 
 
 def test_each_rule_has_lines_that_must_be_found_and_lines_that_must_not() -> None:
@@ -53,6 +64,15 @@ def test_each_rule_has_lines_that_must_be_found_and_lines_that_must_not() -> Non
     codes = [rule.code for rule in RULES]
     assert [code for code in codes if found[code] < ENOUGH] == [], "too few lines that must be found"
     assert [code for code in codes if silent[code] < ENOUGH] == [], "too few lines that must not be found"
+
+
+def test_names_that_have_a_counterpart_are_torch_xla_s() -> None:
+    """But for those that torch_xla has removed: old notebooks have them."""
+    pytest.importorskip("torch_xla")
+    for name in COUNTERPARTS.keys() - REMOVED.keys():
+        module, _, attribute = name.rpartition(".")
+        found = importlib.import_module(module)
+        assert not attribute or hasattr(found, attribute), name
 
 
 def test_every_rule_is_listed() -> None:
@@ -69,4 +89,5 @@ def test_every_rule_is_listed() -> None:
 
 GROUPS = {
     "1": "values", "2": "shapes", "3": "recompiles", "4": "launch", "5": "precision", "6": "trainer", "7": "tensorflow",
+    "8": "migrate",
 }  # fmt: skip

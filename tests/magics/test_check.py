@@ -115,6 +115,8 @@ def test_rules_are_chosen_and_silenced(notebook: Kernel) -> None:
     assert "TPU102" in shown and "TPU201" not in shown
     notebook.run(STEP.replace("if x.sum() > 0:", "if x.sum() > 0:  # noqa: TPU101")).good()
     assert "TPU101" not in text(notebook, "%tpu_check")
+    shown = text(notebook, "%%tpu_check --migrate\nimport torch_xla\ntorch_xla.sync()\nprint(other(model).item())\n")
+    assert "TPU801" in shown and 'backend="tpu"' in shown and "TPU102" not in shown
 
 
 def test_a_cell_is_checked_with_what_others_define_and_not_run(notebook: Kernel) -> None:

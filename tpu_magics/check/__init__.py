@@ -31,13 +31,14 @@ __all__ = [
 
 
 def check_cells(cells: Sequence[CodeCell], rules: Sequence[Rule] | None = None) -> list[Finding]:
-    """The findings of cells that share their names (a notebook's, or one file), in order."""
+    """The findings of cells that share their names (a notebook's, or one file), in order. `rules`: default all, but for
+    those that are opt-in."""
     from tpu_magics.check.engine import check_program
 
     if rules is None:
         from tpu_magics.check.rules import RULES
 
-        rules = RULES
+        rules = [rule for rule in RULES if not rule.opt_in]
     return check_program(cells, rules)
 
 

@@ -36,6 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     choice = "codes (TPU101), prefixes (TPU1), groups (values) or names (branch-on-value), separated by commas"
     parser.add_argument("--select", action="append", metavar="RULES", help=f"only these rules: {choice}")
     parser.add_argument("--ignore", action="append", metavar="RULES", help="without these rules")
+    parser.add_argument(
+        "--migrate",
+        action="append_const",
+        const="migrate",
+        dest="select",
+        help="what of torch_xla has which counterpart in TorchTPU",
+    )
     parser.add_argument("--exclude", action="append", metavar="GLOBS", help="without these files and folders, too")
     parser.add_argument("--fix", action="store_true", help="apply automatic fixes, and show the remaining findings")
     parser.add_argument(

@@ -109,6 +109,16 @@ class CheckConfig:
         selected = self._max_specificity(self.select, finding) if self.select else 1
         return selected > ignored or (selected > 0 and not ignored)
 
+    @property
+    def used(self) -> tuple[Rule, ...]:
+        """The rules that may find something here: one that is opt-in has to be selected."""
+        named = [word for word in self.select if word.lower() != "all"]
+        return tuple(
+            rule
+            for rule in self.rules.rules
+            if not rule.opt_in or any(_specificity(word, rule.code, rule.group, rule.name) for word in named)
+        )
+
     def excludes(self, path: str | Path) -> bool:
         """Whether a file or folder is left out by `exclude`."""
         return bool(self.exclude) and any(_matches(glob, self._relative(path)) for glob in self.exclude)

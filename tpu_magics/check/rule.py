@@ -28,6 +28,7 @@ GROUPS = {
     "precision": "Number formats on a TPU.",
     "trainer": "Arguments of the transformers Trainer.",
     "tensorflow": "What TensorFlow needs on a TPU.",
+    "migrate": "From torch_xla to TorchTPU: only with `--migrate`, or where it is selected.",
 }
 
 _HEAD = """\
@@ -53,6 +54,7 @@ class Rule:
     why: ClassVar[str]
     nodes: ClassVar[tuple[type[ast.AST], ...]] = ()
     unsafe_fix: ClassVar[bool] = False  # its automatic fix may change results
+    opt_in: ClassVar[bool] = False  # whether it is used only where it is selected by its group, code or name
     in_tests: ClassVar[bool] = True  # whether `check_program` gets the tests of pytest, unittest and absl, too
 
     def check(self, node: Any, ctx: RuleContext) -> Iterable[Finding]:  # noqa: ARG002

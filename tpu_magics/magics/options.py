@@ -232,6 +232,13 @@ def check_parser(prog: str) -> MagicParser:
         "--select", type=RuleCodes, metavar="CODES", help="only these rules or groups, separated by commas"
     )
     parser.add_argument("--ignore", type=RuleCodes, metavar="CODES", help="without these rules or groups")
+    parser.add_argument(
+        "--migrate",
+        action="store_const",
+        const="migrate",
+        dest="select",
+        help="what of torch_xla has which counterpart in TorchTPU",
+    )
     return parser
 
 
