@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -64,6 +65,11 @@ def test_each_rule_has_lines_that_must_be_found_and_lines_that_must_not() -> Non
     codes = [rule.code for rule in RULES]
     assert [code for code in codes if found[code] < ENOUGH] == [], "too few lines that must be found"
     assert [code for code in codes if silent[code] < ENOUGH] == [], "too few lines that must not be found"
+
+
+def test_no_fix_for_torch_tpu_names_a_function_of_torch_xla() -> None:
+    findings = check_cells(expectations.cells_of(expectations.FOLDER / "real_torch_tpu.py"))
+    assert findings and not [one.fix for one in findings if re.search(r"\bxm\.|\bxr\.|torch_xla", one.fix)]
 
 
 def test_names_that_have_a_counterpart_are_torch_xla_s() -> None:

@@ -191,6 +191,15 @@ class CheckedProgram:
         )
 
     @cached_property
+    def torch_tpu(self) -> bool:
+        """Whether this is torch code for TorchTPU, which has none of torch_xla's functions."""
+        if any(self.uses(root) for root in ("torch_xla", "tensorflow", "tpu_magics")):
+            return False
+        return self.uses("torch_tpu") or (
+            self.uses("torch") and any(re.search(r"""["']tpu(:\d+)?["']""", cell.text) for cell in self.cells)
+        )
+
+    @cached_property
     def tpu_tf(self) -> bool:
         """Whether TensorFlow runs on a TPU: the code finds a TPU, or the notebook trains with our magics."""
         return self.looks_for_tpu or self._has_tensorflow_in_magics()

@@ -21,7 +21,7 @@ _CHOOSE = {
     _TF: "Compute both sides, in one shape, and choose with `tf.where(condition, a, b)`, or use `tf.cond`.",
 }
 _LEAVE = {
-    _TORCH: "Check this every N steps (`if step % 100 == 0:`), or after the step with `xm.add_step_closure`.",
+    _TORCH: "Check this every N steps (`if step % 100 == 0:`), or after the {later}.",
     _TF: "Check this outside the compiled function, on the host, every N steps.",
 }
 _SENTENCES: dict[type, dict[str, str]] = {
@@ -30,7 +30,7 @@ _SENTENCES: dict[type, dict[str, str]] = {
         _TF: "Run a fixed number of iterations and keep finished rows with `tf.where`, or use `tf.while_loop`.",
     },
     ast.Assert: {
-        _TORCH: "Check it once before the loop, every N steps, or after the step with `xm.add_step_closure`.",
+        _TORCH: "Check it once before the loop, every N steps, or after the {later}.",
         _TF: "Check it on the host, before the call of the compiled function.",
     },
 }
@@ -71,10 +71,10 @@ def fix_message(node: ast.AST, needed: ast.expr, ctx: RuleContext, tf: bool) -> 
     if not tf and _tensor_values.in_module(ctx) and (message := _in_module(node)):
         return message
     if isinstance(node, ast.If) and isinstance(node.body[-1], (ast.Raise, ast.Break, ast.Continue, ast.Return)):
-        return _LEAVE[xp]
+        return _LEAVE[xp].format(later=_tensor_values.later(ctx))
     sentences = _SENTENCES.get(type(node))
     if sentences is not None:
-        return sentences[xp]
+        return sentences[xp].format(later=_tensor_values.later(ctx))
     word = _word(node)
     if word:
         return _BOTH.get(word, _COMPARE).format(

@@ -407,10 +407,15 @@ def _shown_name(node: ast.expr, ctx: RuleContext) -> str:
     return last_name(node)
 
 
+def later(ctx: RuleContext) -> str:
+    """After what a value can be read that every step has."""
+    return "loop" if ctx.program.torch_tpu else "step with `xm.add_step_closure`"
+
+
 def fix_message(name: str, ctx: RuleContext) -> str:
     """The fix for a value that is shown in each step."""
     if in_module(ctx):
         return f"Return {name}, and show it outside of the model, or remove this line."
     if ctx.program.uses("torch_xla") or not ctx.program.uses("tensorflow"):
-        return f"Show {name} every N steps (`if step % 100 == 0:`), or after the step with `xm.add_step_closure`."
+        return f"Show {name} every N steps (`if step % 100 == 0:`), or after the {later(ctx)}."
     return f"Show {name} every N steps (`if step % 100 == 0:`), or after the loop."

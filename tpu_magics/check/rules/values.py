@@ -261,7 +261,8 @@ def _read_fix(node: ast.Call, tensor: ast.expr, ctx: RuleContext) -> str:
     kept = name or "it"
     if _tensor_values.in_module(ctx):
         return f"Compute with {kept} as a tensor, or return it and read it outside of the model."
-    return f"Keep {kept} on the device and read it once after the loop, every N steps, or with `xm.add_step_closure`."
+    how = "" if ctx.program.torch_tpu else ", or with `xm.add_step_closure`"
+    return f"Keep {kept} on the device and read it once after the loop, or every N steps{how}."
 
 
 class PrintedTensor(Rule):
