@@ -43,8 +43,8 @@ _STEP = Counterpart(
 _WAIT = _call("torch.accelerator.synchronize()")
 _DATA = Counterpart('Iterate over the DataLoader itself, and move each batch: `batch.to("tpu")`.')
 _LAUNCH = Counterpart(
-    "Start the processes by torchrun, or by torch.multiprocessing, and call `torch.distributed.init_process_group("
-    '"tpu")` in each: it needs exactly one device for each process.'
+    "Call `torch.tpu.distributed.set_tpu_launch_env()` once, start the processes by torchrun or torch.multiprocessing, "
+    'and call `torch.distributed.init_process_group("tpu")` in each: it needs exactly one device for each process.'
 )
 _METRICS = Counterpart(
     'There is none. `TORCH_LOGS="recompiles"` tells what torch.compile compiles again, and torch.profiler the times.'
