@@ -1,7 +1,8 @@
 """What of torch_xla has which counterpart in TorchTPU (TPU801). Only with `--migrate`: torch_xla code is not wrong.
 
-The names on TorchTPU's side were called with torch_tpu 0.2.0 and torch 2.15, on XLA:CPU in place of a TPU; those of
-torch.distributed with several processes were not.
+With torch_tpu 0.2.0 and torch 2.15, on XLA:CPU in place of a TPU, these were called: devices, moves, seeds, waiting,
+memory, torch.compile, autocast, checkpointing, saving and loading, torch.profiler. Attention and Pallas need a TPU, and
+collectives, FSDP and DTensor several processes: there only the names were looked up.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ COUNTERPARTS: dict[str, Counterpart] = {
     XM + "wait_device_ops": _WAIT,
     "torch_xla.manual_seed": Counterpart("Write `torch.manual_seed`.", callee="torch.manual_seed"),
     XM + "set_rng_state": Counterpart("Write `torch.manual_seed`.", callee="torch.manual_seed"),
-    XM + "get_rng_state": Counterpart("Use `torch.tpu.get_rng_state()`."),
+    XM + "get_rng_state": Counterpart("Use `torch.accelerator.random.get_rng_state()`."),
     XM + "optimizer_step": Counterpart(
         "Write `optimizer.step()`. With several processes wrap the model in DistributedDataParallel: it averages the "
         "gradients, which optimizer_step did."
@@ -171,7 +172,7 @@ class TorchXlaName(Rule):
         optimizer.step()
     Limitations
         What `--fix` leaves has to be written before the program runs again. What a library does with torch_xla, e.g.
-        accelerate, is not seen. Collectives of several processes were not tried with TorchTPU.
+        accelerate, is not seen. Collectives, FSDP, DTensor, attention and Pallas were not run with TorchTPU.
     """
 
     code = "TPU801"
