@@ -45,8 +45,10 @@ def check_program(cells: Sequence[CodeCell], rules: Sequence[Rule]) -> list[Find
 
 def check_cells_of_file(cells: Sequence[CodeCell], config: CheckConfig) -> list[Finding]:
     """The findings of one file that comments and the configuration do not suppress."""
-    result = [*check_program(cells, config.used), *(cell.problem for cell in cells if cell.problem)]
-    kept = [*without_suppressed(result, cells), *unused_noqa(result, cells)]
+    used = config.used
+    unasked = {rule.code for rule in config.rules.rules} - {rule.code for rule in used}
+    result = [*check_program(cells, used), *(cell.problem for cell in cells if cell.problem)]
+    kept = [*without_suppressed(result, cells), *unused_noqa(result, cells, unasked)]
     return in_order([finding for finding in kept if config.wants(finding)])
 
 

@@ -4,7 +4,7 @@ nothing, and new ones."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -116,8 +116,11 @@ def _is_suppressed(finding: Finding, comments: Mapping[tuple[str, int | None], N
 # -- comments that suppress nothing, and new ones ---------------------------------------------------------------------
 
 
-def unused_noqa(findings: Sequence[Finding], cells: Iterable[CodeCell]) -> Iterator[Finding]:
-    """TPU002 for each comment with a code of ours that suppresses none of these findings."""
+def unused_noqa(
+    findings: Sequence[Finding], cells: Iterable[CodeCell], unasked: Collection[str] = ()
+) -> Iterator[Finding]:
+    """TPU002 for each comment with a code of ours that suppresses none of these findings. `unasked`: codes of rules
+    that were not used."""
     cells = [cell for cell in cells if _HINT.search(cell.text)]
     comments = _noqas(cells)
     if any(one.skip_file for one in comments.values()):
@@ -126,7 +129,8 @@ def unused_noqa(findings: Sequence[Finding], cells: Iterable[CodeCell]) -> Itera
         _is_suppressed(finding, comments)
     for cell in cells:
         for line, comment in comments[cell.path, cell.number].comments.items():
-            unused = [code for code in comment.codes if _OURS.fullmatch(code) and code not in comment.used]
+            known = {*comment.used, *unasked}
+            unused = [code for code in comment.codes if _OURS.fullmatch(code) and code not in known]
             if unused:
                 yield _unused(cell, line, comment, unused)
 

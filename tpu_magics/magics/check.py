@@ -198,7 +198,7 @@ def _ready(notebook: ShellNotebook, found: argparse.Namespace, cells: Sequence[C
     """The checklist; with a NAME, for the code that its training uses."""
     if found.select or found.ignore:
         raise TpuMagicsError(
-            "--ready cannot be combined with --select or --ignore.",
+            "--ready cannot be combined with --select, --migrate or --ignore.",
             "The checklist needs all rules.",
             "Leave them out; `# noqa: CODE` silences a finding at its line.",
         )

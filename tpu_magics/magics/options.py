@@ -228,11 +228,12 @@ def check_parser(prog: str) -> MagicParser:
     changes.add_argument("--fix", action="store_true", help=what)
     changes.add_argument("--diff", action="store_true", help="show what --fix would change")
     parser.add_argument("--unsafe-fixes", action="store_true", help="with --fix: also fixes that may change results")
-    parser.add_argument(
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument(
         "--select", type=RuleCodes, metavar="CODES", help="only these rules or groups, separated by commas"
     )
     parser.add_argument("--ignore", type=RuleCodes, metavar="CODES", help="without these rules or groups")
-    parser.add_argument(
+    chosen.add_argument(
         "--migrate",
         action="store_const",
         const="migrate",

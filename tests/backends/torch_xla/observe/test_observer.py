@@ -554,6 +554,18 @@ def test_a_loaders_batch_is_one_step_at_most(watched: tuple[TorchObserver, Calla
     assert watcher.total_steps == 3
 
 
+def test_monitoring_stops_once_whatever_hook_fails_first(watched: tuple[TorchObserver, Callable[[], None]]) -> None:
+    watcher, sync = watched
+    optimizer: Any = object()
+    for _ in range(3):
+        watcher.before_optimizer_step(optimizer)
+        watcher.after_optimizer_step(optimizer)
+        watcher.on_host_batch(None, None)
+        sync()
+    assert "AttributeError" in watcher.stopped and watcher.total_steps == 3, "steps are still counted"
+    assert watcher.writer.path.read_text().count("observing-stopped") == 1
+
+
 def test_hooks_leave_nothing_behind(watched: tuple[TorchObserver, Callable[[], None]]) -> None:
     import torch_xla
 

@@ -357,6 +357,8 @@ class TorchObserver(Observer[TorchCompileEvidence]):
         self.host_training = snapshot.find_host_training(frame, self.sites)
 
     def before_optimizer_step(self, optimizer: Any, *_: Any) -> None:
+        if self.stopped or self.closed:
+            return
         try:
             self.events.before_optimizer_step(optimizer)
             self.had_state = any(optimizer.state.values())
