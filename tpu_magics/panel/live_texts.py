@@ -1,4 +1,4 @@
-"""Texts of a live page that change all the time: they are sent as CSS variables, an eighth of the bytes of the page.
+"""Texts of a live page that change all the time: they are sent as CSS variables, in a sixth of the page's bytes.
 
 A page is sent whole, with `<span style='--t:var(--name,"1,234")'>` in place of each text that changed before; from then
 on `<style>.tpu-magics-live{--name:"1,240"}</style>` changes all of them at once. What differs in more than such texts
