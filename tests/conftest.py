@@ -132,7 +132,7 @@ def fresh_session(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sessi
     yield fresh
     if fresh.active_run is not None:
         fresh.active_run.stop()
-    randomness = sys.modules.get("tpu_magics.backends.torch_xla.randomness")
+    randomness = sys.modules.get("tpu_magics.backends.torch.randomness")
     if randomness is not None:
         randomness.undo_deferred_seeds()
 

@@ -96,13 +96,13 @@ def _load(folder: Path) -> None:
 
 
 def _collect(model: Any, folder: Path) -> None:
-    from tpu_magics.backends.torch_xla.weights import collect_weights
+    from tpu_magics.backends.torch.weights import collect_weights
 
     collect_weights({"model": model}, folder)
 
 
 def _bring_home(model: Any, folder: Path) -> None:
-    from tpu_magics.backends.torch_xla.weights import check_weights, load_weights
+    from tpu_magics.backends.torch.weights import check_weights, load_weights
 
     load_weights(check_weights({"model": model}, folder))
 
@@ -157,7 +157,7 @@ class _DeviceWorker:
     def _serve(self, asked: int, answer: int) -> None:
         import torch_xla
 
-        from tpu_magics.backends.torch_xla.tensor_transfer import settle
+        from tpu_magics.backends.torch.tensor_transfer import settle
 
         self._model.to(torch_xla.device())
         saves = {_BARE: _save, _OURS: _collect}

@@ -22,7 +22,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tpu_magics.backends.torch_xla import TorchXla, modules, randomness
+from tpu_magics.backends.torch import modules, randomness
+from tpu_magics.backends.torch_xla import TorchXla
 from tpu_magics.launch.hoist import HoistPlan, plan_hoists, replace_calls
 
 NUMBERS = itertools.count(1)

@@ -16,7 +16,7 @@ import torch_xla
 import torch_xla.runtime as xr
 
 from tests.launch.launching import FakeNotebook, digest, failed, fake_notebook, run, said
-from tpu_magics.backends.torch_xla.state import TorchState
+from tpu_magics.backends.torch.state import TorchState
 from tpu_magics.launch import session
 from tpu_magics.launch.state import changes
 from tpu_magics.launch.state.snapshot import take_snapshot

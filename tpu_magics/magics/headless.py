@@ -19,7 +19,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from tpu_magics.backends.torch_xla.post_import import PostImport
+from tpu_magics.backends.torch.post_import import PostImport
 from tpu_magics.check.cells import CodeCell, NotANotebook, cell_of, read_notebook
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session, train

@@ -20,6 +20,8 @@ import pytest
 import torch
 from torch import nn
 
+from tests.backends.torch.forked_scenarios import in_worker
+from tpu_magics.backends.torch.weights import check_weights, collect_weights, load_weights
 from tpu_magics.backends.torch_xla.fsdp_shards import (
     Shard,
     ShardPart,
@@ -29,10 +31,7 @@ from tpu_magics.backends.torch_xla.fsdp_shards import (
     unflatten,
     watch_wrappers,
 )
-from tpu_magics.backends.torch_xla.weights import check_weights, collect_weights, load_weights
 from tpu_magics.errors import TpuMagicsError
-
-from .forked_scenarios import in_worker
 
 
 class Net(nn.Module):
@@ -140,7 +139,7 @@ def one_rank(wrap: Any, options: Any) -> None:
         train()
         gc.collect()
         collect_shards({"model": model}, folder, 0)
-        collect_weights({"model": model}, folder)
+        collect_weights({"model": model}, folder, full_weights)
 
     in_worker(work)
     before = copy.deepcopy(model.state_dict())
@@ -177,7 +176,7 @@ def several_ranks(options: Any, count: int = 3) -> None:
                 parameter.add_(rank + 1)
         collect_shards({"model": model}, folder, rank)
         if rank == 0:
-            collect_weights({"model": model}, folder)
+            collect_weights({"model": model}, folder, full_weights)
 
     for rank in (2, 1, 0):
         in_worker(functools.partial(work, rank))
@@ -219,11 +218,11 @@ def scenario_a_missing_shard_is_named() -> None:
         assert wrapper is not None
         collect_shards({"model": model}, folder, 0)
         with pytest.raises(TpuMagicsError, match="`model` is sharded, and the shards of rank 1 are missing"):
-            collect_weights({"model": model}, folder)
+            collect_weights({"model": model}, folder, full_weights)
         assert list(folder.iterdir()) == []
         torch.save({"model/first.weight": torch.ones(128)}, folder / "result-shards-1.pt")
         with pytest.raises(TpuMagicsError, match=r"lacks model/embedding\.weight \(6 of 7 are missing\)"):
-            collect_weights({"model": model}, folder)
+            collect_weights({"model": model}, folder, full_weights)
 
     in_worker(work)
 
@@ -272,7 +271,7 @@ def scenario_spmd_tensors_are_gathered() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         model(torch.randn(8, 8).to(torch_xla.device())).square().mean().backward()
         optimizer.step()
-        collect_weights({"model": model}, folder)
+        collect_weights({"model": model}, folder, full_weights)
         torch.save({name: value.cpu() for name, value in model.state_dict().items()}, folder / "expected.pt")
 
     in_worker(work)
@@ -302,7 +301,7 @@ def scenario_fsdp_v2_has_the_notebooks_names() -> None:
         optimizer = torch.optim.SGD(wrapper.parameters(), lr=0.5)
         wrapper(torch.randn(8, 8).to(torch_xla.device())).square().mean().backward()
         optimizer.step()
-        collect_weights({"model": model}, folder)
+        collect_weights({"model": model}, folder, full_weights)
 
     in_worker(work)
     load_weights(check_weights({"model": model}, folder))
@@ -315,8 +314,8 @@ def scenario_a_sharded_tensor_that_is_not_a_parameter() -> None:
         import torch_xla
         import torch_xla.distributed.spmd as xs
 
-        from tpu_magics.backends.torch_xla.pickling import dumps
-        from tpu_magics.backends.torch_xla.tensor_transfer import to_cpu
+        from tpu_magics.backends.torch.pickling import dumps
+        from tpu_magics.backends.torch.tensor_transfer import to_cpu
 
         values = torch.arange(32.0).view(8, 4)
         sharded = xs.mark_sharding(values.to(torch_xla.device()), mesh, ("fsdp", "model"))

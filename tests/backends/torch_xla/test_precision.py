@@ -12,8 +12,9 @@ import pytest
 
 from tests import forks
 from tpu_magics.backends import hlo
-from tpu_magics.backends.torch_xla import precision, precision_request
-from tpu_magics.backends.torch_xla.precision_request import PrecisionRequest, variables
+from tpu_magics.backends.torch import precision_request
+from tpu_magics.backends.torch.precision_request import PrecisionRequest, variables
+from tpu_magics.backends.torch_xla import precision
 from tpu_magics.runs import events
 from tpu_magics.runs.events import Precision, Warned
 

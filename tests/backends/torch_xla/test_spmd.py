@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("torch_xla")
 
 from tpu_magics.backends.base import WorkerSpec  # noqa: E402
+from tpu_magics.backends.torch.modules import structure  # noqa: E402
 from tpu_magics.backends.torch_xla import library_fixes, spmd, worker  # noqa: E402
-from tpu_magics.backends.torch_xla.modules import structure  # noqa: E402
 from tpu_magics.errors import TpuMagicsError  # noqa: E402
 
 

@@ -17,7 +17,9 @@ pytest.importorskip("torch_xla")
 accelerate = pytest.importorskip("accelerate")
 
 from tests.launch.test_diagnosis import HBM_ALLOCATE, HBM_E1000, HBM_PIECES, HBM_RESERVE, HBM_USED  # noqa: E402
-from tpu_magics.backends.torch_xla import library_fixes, trainer  # noqa: E402
+from tpu_magics.backends.torch import trainer  # noqa: E402
+from tpu_magics.backends.torch_xla import library_fixes  # noqa: E402
+from tpu_magics.backends.torch_xla import trainer as reports  # noqa: E402
 from tpu_magics.runs.events import Metrics, only  # noqa: E402
 from tpu_magics.runs.reader import Run  # noqa: E402
 from tpu_magics.runs.writer import EventWriter  # noqa: E402
@@ -114,7 +116,7 @@ def fake_trainer_module(printed: list[Any], master: bool = True) -> Any:
 def reporting(printed: list[Any], master: bool = True) -> Any:
     """Such a module, that has printed a report."""
     module = fake_trainer_module(printed, master)
-    trainer._keep_reports(module)
+    reports._keep_reports(module)
     module.xm.master_print(module.met.metrics_report())
     return module
 
@@ -148,24 +150,24 @@ def test_without_a_run_it_is_printed() -> None:
 
 
 def test_many_and_long_reports_keep_bounds(writer: EventWriter) -> None:
-    for number in range(trainer.REPORTS_KEPT + 5):
-        trainer.keep_report(f"{number} " + "x" * (2 * trainer.REPORT_BYTES if number % 7 == 0 else 10))
+    for number in range(reports.REPORTS_KEPT + 5):
+        reports.keep_report(f"{number} " + "x" * (2 * reports.REPORT_BYTES if number % 7 == 0 else 10))
     found = sorted(writer.path.parent.glob("rank-0-metrics-*.txt"))
-    assert len(found) == trainer.REPORTS_KEPT
-    assert max(path.stat().st_size for path in found) == trainer.REPORT_BYTES
-    assert [one.number for one in records(writer)] == list(range(trainer.REPORTS_KEPT + 5))
-    assert (writer.path.parent / records(writer)[-1].file).read_text().startswith(str(trainer.REPORTS_KEPT + 4))
+    assert len(found) == reports.REPORTS_KEPT
+    assert max(path.stat().st_size for path in found) == reports.REPORT_BYTES
+    assert [one.number for one in records(writer)] == list(range(reports.REPORTS_KEPT + 5))
+    assert (writer.path.parent / records(writer)[-1].file).read_text().startswith(str(reports.REPORTS_KEPT + 4))
 
 
 def test_a_folder_that_cannot_be_written_ends_no_training(writer: EventWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer.keep_report("Metric: CompileTime")  # opens the records
+    reports.keep_report("Metric: CompileTime")  # opens the records
 
     def fake_full_disk(*_args: Any) -> int:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr("os.open", fake_full_disk)
-        trainer.keep_report("Metric: CompileTime")
+        reports.keep_report("Metric: CompileTime")
     assert [one.file for one in records(writer)] == ["rank-0-metrics-0.txt", ""]
 
 

@@ -18,7 +18,8 @@ import torch
 from tests import forks
 from tests.launch.launching import digest, failed, in_forked_notebook, run
 from tpu_magics.backends.base import WorkerSpec
-from tpu_magics.backends.torch_xla import precision_request, worker
+from tpu_magics.backends.torch import precision_request
+from tpu_magics.backends.torch_xla import worker
 from tpu_magics.launch import plan, train
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]

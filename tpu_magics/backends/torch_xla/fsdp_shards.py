@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from tpu_magics.backends.torch_xla import optimizers
-from tpu_magics.backends.torch_xla.modules import named_modules, plain_name
-from tpu_magics.backends.torch_xla.post_import import PostImport
-from tpu_magics.backends.torch_xla.tensor_transfer import settle, tensor_bytes, to_cpu
+from tpu_magics.backends.torch import optimizers
+from tpu_magics.backends.torch.modules import named_modules, plain_name
+from tpu_magics.backends.torch.post_import import PostImport
+from tpu_magics.backends.torch.tensor_transfer import settle, tensor_bytes, to_cpu
 from tpu_magics.errors import TpuMagicsError
 
 _FSDP = "torch_xla.distributed.fsdp.xla_fully_sharded_data_parallel"

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from tpu_magics.backends.torch_xla import randomness
-from tpu_magics.backends.torch_xla.post_import import PostImport
+from tpu_magics.backends.torch import randomness
+from tpu_magics.backends.torch.post_import import PostImport
 
 # torch_xla 2.8 and 2.9: the module, and the function in it that works without either.
 _OPTIONAL = (("torch_xla.debug.profiler", "__enter__"), ("torch_xla.distributed.spmd.xla_sharding", "mark_sharding"))

@@ -18,9 +18,9 @@ from typing import Any, Concatenate, ParamSpec
 
 from tpu_magics.backends import hlo
 from tpu_magics.backends.observe.measurements import Facts, PrecisionWatch, precision_facts
-from tpu_magics.backends.torch_xla import precision_request
-from tpu_magics.backends.torch_xla.post_import import PostImport
-from tpu_magics.backends.torch_xla.precision_request import PrecisionRequest, variables
+from tpu_magics.backends.torch import precision_request
+from tpu_magics.backends.torch.post_import import PostImport
+from tpu_magics.backends.torch.precision_request import PrecisionRequest, variables
 from tpu_magics.runs import events
 
 __all__ = ["PrecisionRequest", "TorchPrecisionWatch", "judge", "variables"]

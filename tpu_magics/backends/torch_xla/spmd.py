@@ -125,7 +125,7 @@ def parameters_on_device() -> Iterator[Any]:
     """
     import torch
 
-    from tpu_magics.backends.torch_xla import tensor_transfer
+    from tpu_magics.backends.torch import tensor_transfer
 
     for thing in (*gc.get_objects(), *tensor_transfer.moved_tensors()):
         # type() first: isinstance() may run code of other objects, e.g. of proxies.

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.backends.base import WorkerSpec
-from tpu_magics.backends.torch_xla import observe, rebuild, spmd
-from tpu_magics.backends.torch_xla.precision_request import variables
+from tpu_magics.backends.torch import rebuild
+from tpu_magics.backends.torch.precision_request import variables
+from tpu_magics.backends.torch_xla import observe, spmd
 from tpu_magics.errors import TpuMagicsError
 
 # Read in torch 2.9.0: torch/csrc/autograd/engine.h
@@ -98,7 +99,7 @@ def _on_each_device(
     import torch_xla
     from torch_xla._internal import pjrt
 
-    from tpu_magics.backends.torch_xla import randomness
+    from tpu_magics.backends.torch import randomness
 
     use_up_autograds_start()
     first = _FirstDevice(spec, on_ready)
@@ -157,7 +158,8 @@ class _FirstDevice:
         import torch_xla
         import torch_xla.runtime as xr
 
-        from tpu_magics.backends.torch_xla import fsdp_shards, library_fixes, optimizers, tied_weights, trainer
+        from tpu_magics.backends.torch import optimizers, tied_weights
+        from tpu_magics.backends.torch_xla import fsdp_shards, library_fixes, trainer
 
         tied_weights.keep_ties()
         fsdp_shards.watch_wrappers()

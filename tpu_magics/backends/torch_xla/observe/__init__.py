@@ -43,7 +43,8 @@ def arrange(folder: Path | None, rank: int | None = None) -> None:
 @contextmanager
 def observing(writer: EventWriter, config: ObserverConfig) -> Iterator[TorchObserver]:
     """Observe this process until the block ends. Only for workers: it changes torch_xla's and accelerate's modules."""
-    from tpu_magics.backends.torch_xla import trace, trainer, trainer_progress
+    from tpu_magics.backends.torch import trainer, trainer_progress
+    from tpu_magics.backends.torch_xla import trace
     from tpu_magics.backends.torch_xla.observe import hooks
     from tpu_magics.backends.torch_xla.observe.observer import TorchObserver
     from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaDumps

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from tpu_magics.backends.torch.post_import import PostImport
 from tpu_magics.backends.torch_xla.observe import counters, xla_dumps
-from tpu_magics.backends.torch_xla.post_import import PostImport
 from tpu_magics.backends.torch_xla.rehearse import graph
 
 if TYPE_CHECKING:

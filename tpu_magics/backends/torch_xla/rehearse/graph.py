@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.torch_xla.post_import import PostImport
+from tpu_magics.backends.torch.post_import import PostImport
 
 if TYPE_CHECKING:
     from torch import Tensor

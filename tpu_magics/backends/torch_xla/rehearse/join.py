@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tpu_magics.backends.base import CollectiveBroken, WorkerSpec
-from tpu_magics.backends.torch_xla.post_import import PostImport
+from tpu_magics.backends.torch.post_import import PostImport
 from tpu_magics.backends.torch_xla.rehearse import collectives, graph
 from tpu_magics.backends.torch_xla.rehearse.group import LOOPBACK, Group
 

@@ -20,7 +20,7 @@ from tpu_magics.backends.hlo.proto import number_ops
 from tpu_magics.backends.hlo.text import parse_module
 from tpu_magics.backends.lowered import LoweredGraph, SourceLine
 from tpu_magics.backends.observe.sites import locals_of, outwards
-from tpu_magics.backends.torch_xla import optimizers
+from tpu_magics.backends.torch import optimizers
 from tpu_magics.backends.torch_xla.observe import snapshot
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaCompileReport, XlaDumps
 from tpu_magics.backends.torch_xla.trace.host_reads import SourceLineFinder

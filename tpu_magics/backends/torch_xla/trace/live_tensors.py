@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tpu_magics.backends.torch_xla import tensor_transfer
+from tpu_magics.backends.torch import tensor_transfer
 
 
 def tensors() -> list[Any]:

@@ -166,6 +166,6 @@ class TraceStepEvents:
 
 def _optimizers() -> list[Any]:
     """The optimizers of this process, and those inside accelerate's wrappers, which have no step of their own."""
-    from tpu_magics.backends.torch_xla import optimizers
+    from tpu_magics.backends.torch import optimizers
 
     return [getattr(one, "optimizer", one) for one in optimizers.living()]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.base import StepLimit, TraceSpec
 from tpu_magics.backends.lowered import TRACED, HostRead, LoweredGraph, UnsupportedOp
-from tpu_magics.backends.torch_xla import optimizers
+from tpu_magics.backends.torch import optimizers
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaDumps
 from tpu_magics.backends.torch_xla.trace import fake_world, live_tensors
 from tpu_magics.backends.torch_xla.trace.captured_graphs import CapturedDumps, CapturedGraphs, ParameterNames

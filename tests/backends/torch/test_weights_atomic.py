@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from tpu_magics.backends.torch_xla import weights_files, weights_load
-from tpu_magics.backends.torch_xla.weights import check_weights, load_weights
-from tpu_magics.backends.torch_xla.weights_load import Exchange
+from tpu_magics.backends.torch import weights_files, weights_load
+from tpu_magics.backends.torch.weights import check_weights, load_weights
+from tpu_magics.backends.torch.weights_load import Exchange
 from tpu_magics.errors import TpuMagicsError
 
 from .weights_samples import arrived, bring_home, content, describe, holding

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tpu_magics.backends.torch_xla.weights import StagedWeights, check_weights, collect_weights, load_weights
+from tpu_magics.backends.torch.weights import StagedWeights, check_weights, collect_weights, load_weights
 
 DTYPES = [
     *("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"),

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from tpu_magics.backends.torch_xla import randomness
-from tpu_magics.backends.torch_xla.modules import named_modules, slots
-from tpu_magics.backends.torch_xla.tensor_transfer import has_own_memory, on_device, settle, to_cpu
+from tpu_magics.backends.torch import randomness, runtime
+from tpu_magics.backends.torch.modules import named_modules, slots
+from tpu_magics.backends.torch.tensor_transfer import has_own_memory, on_device, settle, to_cpu
 
 Label = tuple[str, Any]
 Undo = Callable[[], None]
@@ -371,9 +371,9 @@ class TorchState:
         return bool(checksum(_bytes_of(now)) == mark[1])
 
     def random_changes(self, before: Any) -> Any:
-        """The states of the generators that were used or seeded since `before`, and XLA's seed; None if none."""
+        """The states of the generators that were used or seeded since `before`, and the device's seed; None if none."""
         found = randomness.drawn(before, randomness.random_state())
-        seed = randomness.running_seed()
+        seed = runtime.running_seed()
         return None if found is None and seed is None else (found[1] if found is not None else None, seed)
 
     # -- the notebook again ----------------------------------------------------------------------------------------

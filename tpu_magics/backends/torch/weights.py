@@ -1,6 +1,6 @@
 """Trained weights from a worker to the notebook, in three steps; and their checksum.
 
-worker, every rank:  collect_shards(models, folder, rank)   runs pending operations (fsdp_shards.py)
+worker, every rank:  collect_shards(models, folder, rank)   runs pending operations (torch_xla/fsdp_shards.py)
 worker, rank 0:      collect_weights(models, folder)        complete or not at all
 notebook:            staged = check_weights(models, folder) changes nothing
                      load_weights(staged)                   all or nothing
@@ -9,33 +9,37 @@ notebook:            staged = check_weights(models, folder) changes nothing
 from __future__ import annotations
 
 import zlib
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tpu_magics.backends.torch_xla import weights_files
-from tpu_magics.backends.torch_xla.fsdp_shards import full_weights
-from tpu_magics.backends.torch_xla.modules import slots
-from tpu_magics.backends.torch_xla.tensor_transfer import settle, unwrap
-from tpu_magics.backends.torch_xla.weights_check import StagedWeights, check_weights, layout_of, state_of
-from tpu_magics.backends.torch_xla.weights_files import ManifestEntry
-from tpu_magics.backends.torch_xla.weights_load import load_weights
+from tpu_magics.backends.torch import weights_files
+from tpu_magics.backends.torch.modules import slots
+from tpu_magics.backends.torch.tensor_transfer import settle, unwrap
+from tpu_magics.backends.torch.weights_check import StagedWeights, check_weights, layout_of, state_of
+from tpu_magics.backends.torch.weights_files import ManifestEntry
+from tpu_magics.backends.torch.weights_load import load_weights
 
 __all__ = ["StagedWeights", "check_weights", "collect_weights", "load_weights"]
 
+Joined = Callable[[str, Any, Path], Mapping[str, Any]]
 
-def collect_weights(models: Mapping[str, Any], folder: Path) -> None:
+
+def collect_weights(models: Mapping[str, Any], folder: Path, joined: Joined = lambda *_: {}) -> None:
     """In the worker, rank 0, after training: write all parameters and buffers of `models` into `folder`.
 
     Call it on the thread that the training function ran on, when nothing observes the runtime any more, and after every
     rank has returned from `collect_shards`.
+
+    Args:
+        joined: (name, model, folder) -> the parameters that were sharded over the ranks, whole, by name.
 
     Raises:
         TpuMagicsError: the disk is full, or shards of another rank are missing. Nothing is left in the folder then.
     """
     settle()
     found = _TensorCollector(tuple(models))
-    entries = {name: found.entries(name, model, full_weights(name, model, folder)) for name, model in models.items()}
+    entries = {name: found.entries(name, model, joined(name, model, folder)) for name, model in models.items()}
     weights_files.write_weights(folder, entries, found.tensors)
 
 
@@ -90,11 +94,8 @@ def _identity(tensor: Any) -> Hashable:
 
 
 def digests(models: Mapping[str, Any]) -> dict[str, str]:
-    """The checksum of each model that is not sharded over the ranks. One tensor at a time is fetched."""
-    from tpu_magics.backends.torch_xla import fsdp_shards
-
-    whole = {name: model for name, model in models.items() if not fsdp_shards.spread({name: model})}
-    return {name: found for name, model in whole.items() if (found := _digest(model))}
+    """The checksum of each model. One tensor at a time is fetched."""
+    return {name: found for name, model in models.items() if (found := _digest(model))}
 
 
 def _digest(model: Any) -> str:

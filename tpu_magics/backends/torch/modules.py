@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tpu_magics.backends.torch.runtime import DEVICE_TYPES
+
 # classmethods of models that return a model
 BUILDERS = frozenset({"from_pretrained", "from_config", "_from_config", "load_from_checkpoint"})
 # classmethods of configs that return a config
@@ -41,8 +43,8 @@ ACTIVATIONS = "torch.nn.modules.activation"
 ACTIVATIONS_WITH_WEIGHTS = frozenset({"PReLU", "MultiheadAttention"})
 # Modules around a model: they add no weights of their own.
 WRAPPERS = ("torch.nn.parallel", "torch.distributed", "torch_xla.distributed")
-# Packages whose calls may start the XLA runtime.
-DEVICE_PACKAGES = ("torch_xla", "accelerate", "torch.cuda")
+# Packages whose calls may start the accelerator's runtime.
+DEVICE_PACKAGES = ("torch_xla", "torch_tpu", "torch.tpu", "accelerate", "torch.cuda")
 
 
 def is_model(value: object) -> bool:
@@ -84,12 +86,12 @@ def touches_device(value: object) -> bool:
     A string is taken as the name of a module or a device.
     """
     if isinstance(value, str):
-        return value == "xla" or value.startswith("xla:") or _in_packages(value, DEVICE_PACKAGES)
+        return value.partition(":")[0] in DEVICE_TYPES or _in_packages(value, DEVICE_PACKAGES)
     if isinstance(value, types.ModuleType):
         return _in_packages(value.__name__, DEVICE_PACKAGES)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.device):
-        return bool(value.type == "xla")
+        return value.type in DEVICE_TYPES
     kind = value if callable(value) else type(value)
     return _in_packages(str(getattr(kind, "__module__", "")), DEVICE_PACKAGES)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tpu_magics.backends.torch_xla.tied_weights import broken_ties, keep_ties, record_ties, same_bits
+from tpu_magics.backends.torch.tied_weights import broken_ties, keep_ties, record_ties, same_bits
 
 from .forked_scenarios import in_worker
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tpu_magics.backends.torch_xla.tensor_transfer import on_device, settle, to_cpu
+from tpu_magics.backends.torch.tensor_transfer import on_device, settle, to_cpu
 from tpu_magics.errors import TpuMagicsError
 
 _PROTOCOL = 5

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from tpu_magics.backends.torch_xla.pickling import dumps
+from tpu_magics.backends.torch.pickling import dumps
 from tpu_magics.errors import TpuMagicsError
 
 from .forked_scenarios import in_worker

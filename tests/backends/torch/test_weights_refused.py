@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from tests import forks
-from tpu_magics.backends.torch_xla import weights_files
-from tpu_magics.backends.torch_xla.weights import check_weights, collect_weights
+from tpu_magics.backends.torch import weights_files
+from tpu_magics.backends.torch.weights import check_weights, collect_weights
 from tpu_magics.errors import TpuMagicsError
 
 from .weights_samples import bring_home, content, holding
@@ -171,7 +171,7 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 import torch
-from tpu_magics.backends.torch_xla.weights import collect_weights
+from tpu_magics.backends.torch.weights import collect_weights
 from tpu_magics.errors import TpuMagicsError
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))

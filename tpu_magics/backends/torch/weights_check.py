@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from tpu_magics.backends.torch_xla import weights_files
-from tpu_magics.backends.torch_xla.modules import Slot, slots
-from tpu_magics.backends.torch_xla.tensor_transfer import has_own_memory
-from tpu_magics.backends.torch_xla.tied_weights import record_ties, same_bits, unequal
-from tpu_magics.backends.torch_xla.weights_files import ManifestEntry
+from tpu_magics.backends.torch import weights_files
+from tpu_magics.backends.torch.modules import Slot, slots
+from tpu_magics.backends.torch.tensor_transfer import has_own_memory
+from tpu_magics.backends.torch.tied_weights import record_ties, same_bits, unequal
+from tpu_magics.backends.torch.weights_files import ManifestEntry
 from tpu_magics.errors import TpuMagicsError
 
 _SHOWN = 5  # differences that an error names

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from tpu_magics.backends.torch_xla import cpu_only, precision_request
+from tpu_magics.backends.torch import cpu_only, precision_request
 from tpu_magics.errors import TpuMagicsError
 
 STATES = ("PartialState", "AcceleratorState", "GradientState")

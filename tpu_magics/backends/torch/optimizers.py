@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from tpu_magics.backends.torch_xla import tensor_transfer, trainer
-from tpu_magics.backends.torch_xla.tensor_transfer import on_device
+from tpu_magics.backends.torch import tensor_transfer, trainer
+from tpu_magics.backends.torch.runtime import DEVICE_TYPES, on_device
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs import events
 
@@ -61,7 +61,7 @@ def after_move(successors: Mapping[Any, Any]) -> None:
 
 # -- fused ones --------------------------------------------------------------------------------------------------------
 def arrange() -> None:
-    """Run fused optimizers without fusion if their parameters are on an XLA device. Only for workers."""
+    """Run fused optimizers without fusion if their parameters are on the device. Only for workers."""
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     register_optimizer_step_pre_hook(lambda optimizer, _args, _kwargs: _step_plainly(optimizer))
@@ -130,7 +130,7 @@ def _placed(value: Any, device: Any) -> Any:
 
 def _crosses(value: Any, device: Any) -> bool:
     """Whether it moves from the host to the device, or back."""
-    return on_device(value) is not bool(device.type == "xla")
+    return on_device(value) is not (device.type in DEVICE_TYPES)
 
 
 def _moved(value: Any, device: Any) -> Any:

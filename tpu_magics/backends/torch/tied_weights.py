@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
-from tpu_magics.backends.torch_xla import optimizers, tensor_transfer
-from tpu_magics.backends.torch_xla.modules import Slot, slots
-from tpu_magics.backends.torch_xla.tensor_transfer import settle, to_cpu
+from tpu_magics.backends.torch import optimizers, tensor_transfer
+from tpu_magics.backends.torch.modules import Slot, slots
+from tpu_magics.backends.torch.tensor_transfer import settle, to_cpu
 
 Name: TypeAlias = tuple[str, str]  # (model, name in it)
 Ties: TypeAlias = tuple[tuple[Name, ...], ...]

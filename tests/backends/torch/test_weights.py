@@ -13,8 +13,8 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from tpu_magics.backends.torch_xla import weights_files
-from tpu_magics.backends.torch_xla.weights import check_weights, collect_weights, load_weights
+from tpu_magics.backends.torch import weights_files
+from tpu_magics.backends.torch.weights import check_weights, collect_weights, load_weights
 from tpu_magics.errors import TpuMagicsError
 
 from .forked_scenarios import in_worker
@@ -355,7 +355,7 @@ def train_on_device(model: nn.Module) -> None:
     """Two steps; what follows the second is left pending, as at the end of a loop without a last sync."""
     import torch_xla
 
-    from tpu_magics.backends.torch_xla.tied_weights import keep_ties
+    from tpu_magics.backends.torch.tied_weights import keep_ties
 
     keep_ties()
     device = torch_xla.device()
@@ -445,7 +445,7 @@ def scenario_a_worker_that_never_used_the_device() -> None:
 
 
 def scenario_a_batch_larger_than_one_transfer() -> None:
-    from tpu_magics.backends.torch_xla import tensor_transfer
+    from tpu_magics.backends.torch import tensor_transfer
 
     folder = Path(tempfile.mkdtemp())
     tensor_transfer.BATCH_BYTES = 1000
@@ -484,7 +484,7 @@ def scenario_neither_side_needs_memory_for_a_second_model() -> None:
     def work() -> None:
         import torch_xla
 
-        from tpu_magics.backends.torch_xla.tensor_transfer import settle
+        from tpu_magics.backends.torch.tensor_transfer import settle
 
         with torch.no_grad():
             for parameter in model.to(torch_xla.device()).parameters():

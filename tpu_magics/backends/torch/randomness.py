@@ -13,14 +13,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tpu_magics.backends.torch_xla.cpu_only import (
+from tpu_magics.backends.torch import runtime
+from tpu_magics.backends.torch.cpu_only import (
     choose_cpu,
     hide_xla,
     patch_training_arguments,
     remember_accelerators,
     set_up_before_trainer,
 )
-from tpu_magics.backends.torch_xla.post_import import PostImport
+from tpu_magics.backends.torch.post_import import PostImport
 
 # Functions that seed, as (module, name): torch 2.9.0, torch_xla 2.9.0, accelerate 1.15.0, transformers 5.23.0.
 DEVICE_SEEDS = (
@@ -251,7 +252,7 @@ def defer_seeds() -> None:
     _quiet.append(state)
 
     def in_notebook() -> bool:
-        return os.getpid() == state.pid and not _runtime_up()
+        return os.getpid() == state.pid and not runtime.running()
 
     hook = PostImport()
     state.undo.append(hook.remove)
@@ -284,16 +285,11 @@ def adopt_seed(seed: int | None) -> None:
         _quiet[0].seed = seed
 
 
-def running_seed() -> int | None:
-    """In a worker: the current state of XLA's random numbers on this device; None if its runtime is not running."""
-    return int(sys.modules[XLA_MODEL].get_rng_state()) if _runtime_up() else None
-
-
 def replay_seed() -> None:
-    """In a worker, on each device's thread: set the XLA seed that the notebook set before the fork."""
-    seed = recorded_seed()
-    if seed is not None:
-        sys.modules[XLA_MODEL].set_rng_state(seed)
+    """In a worker, on each device's thread: set the device's seed that the notebook set before the fork."""
+    seed, device = recorded_seed(), runtime.current()
+    if seed is not None and device is not None:
+        device.set_seed(seed)
 
 
 def _defer_xla_seed(xm: Any, state: _SeedGuard, in_notebook: Callable[[], bool]) -> None:
@@ -325,12 +321,6 @@ def _keep(state: _SeedGuard, outcome: Callable[[], None] | str) -> None:
         state.problems.append(outcome)
     else:
         state.undo.append(outcome)
-
-
-def _runtime_up() -> bool:
-    """Whether the XLA runtime is running in this process (private, torch_xla 2.9.0)."""
-    extension = getattr(sys.modules.get("torch_xla"), "_XLAC", None)
-    return extension is not None and bool(extension._xla_runtime_is_initialized())
 
 
 # -- for a process that is not a fork ---------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from tpu_magics.backends.torch_xla import modules
+from tpu_magics.backends.torch import modules
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -89,7 +89,7 @@ def test_a_model_is_an_instance():
 def test_nothing_is_imported_to_look():
     code = """
 import sys
-from tpu_magics.backends.torch_xla import modules as m
+from tpu_magics.backends.torch import modules as m
 class Net: pass
 found = [m.is_model(Net()), m.builds_model(Net), m.builds_weightless(Net),
          m.shares_memory(None, Net()), m.tensor_content(Net())]

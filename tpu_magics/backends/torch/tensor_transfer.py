@@ -9,6 +9,10 @@ from typing import Any
 import torch
 from torch.utils.weak import TensorWeakRef
 
+from tpu_magics.backends.torch.runtime import fetch, on_device, settle
+
+__all__ = ["on_device", "one_by_one", "settle", "to_cpu"]
+
 # -- to the host ------------------------------------------------------------------------------------------------------
 
 
@@ -20,27 +24,6 @@ from torch.utils.weak import TensorWeakRef
 BATCH_BYTES = 16 * 2**20
 
 
-def settle() -> None:
-    """Run pending operations on this rank's device and wait for them. Does nothing if the runtime was never used.
-
-    Every rank must do this before rank 0 fetches: a pending step may contain a collective, which waits for all ranks.
-    Call it on the thread that the rank's function ran on (torch_xla's default device belongs to the thread).
-    """
-    import torch_xla
-
-    if not torch_xla._XLAC._xla_runtime_is_initialized():  # torch_xla 2.9.0: torch_xla/runtime.py checks the same
-        return
-    import torch_xla.core.xla_model as xm
-
-    torch_xla.sync(wait=True)
-    xm.wait_device_ops()
-
-
-def on_device(tensor: Any) -> bool:
-    """Whether the values of `tensor` are on an XLA device."""
-    return bool(tensor.device.type == "xla")
-
-
 def to_cpu(tensors: Sequence[Any]) -> list[Any]:
     """The tensors on the CPU, detached, in order. Those on the CPU keep their memory; shards are gathered."""
     return list(one_by_one(tensors))
@@ -49,7 +32,7 @@ def to_cpu(tensors: Sequence[Any]) -> list[Any]:
 def one_by_one(tensors: Sequence[Any]) -> Iterator[Any]:
     """Like `to_cpu`, but fetches at most one batch ahead."""
     for batch in _batches([unwrap(tensor) for tensor in tensors]):
-        yield from _fetch(batch)
+        yield from fetch(batch)
 
 
 def unwrap(tensor: Any) -> Any:
@@ -71,15 +54,6 @@ def tensor_bytes(tensor: Any) -> int:
     """Bytes of the values of `tensor`; of a sparse one, those of its nonzero values."""
     count = tensor._nnz() if str(tensor.layout).startswith("torch.sparse") else tensor.numel()
     return int(count) * int(tensor.element_size())
-
-
-def _fetch(batch: list[Any]) -> list[Any]:
-    if not on_device(batch[0]):
-        return [tensor.cpu() for tensor in batch]
-    # torch_xla 2.9.0: the call behind xm.save and torch_xla's own distributed checkpoints.
-    import torch_xla
-
-    return list(torch_xla._XLAC._xla_get_cpu_tensors(batch))
 
 
 def _batches(tensors: Sequence[Any]) -> Iterator[list[Any]]:

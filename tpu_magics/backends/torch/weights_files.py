@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tpu_magics.backends.torch_xla.tensor_transfer import has_own_memory, one_by_one, tensor_bytes, to_cpu
+from tpu_magics.backends.torch.tensor_transfer import has_own_memory, one_by_one, tensor_bytes, to_cpu
 from tpu_magics.errors import TpuMagicsError
 
 MANIFEST = "result-weights.json"

@@ -24,7 +24,9 @@ SECONDS = 120
 
 def outcomes(file: str) -> dict[str, str]:
     """Run the scenarios of a test file; {name: "" or what went wrong}."""
-    program = f"from tests.backends.torch_xla import forked_scenarios, {Path(file).stem} as scenarios\n"
+    room = Path(file).parent.name
+    program = "from tests.backends.torch import forked_scenarios\n"
+    program += f"from tests.backends.{room} import {Path(file).stem} as scenarios\n"
     program += "forked_scenarios.run_scenarios(vars(scenarios))"
     environment = {**os.environ, "PJRT_DEVICE": "CPU"}
     told = forks.run("torch_xla", program, cwd=forks.ROOT, environment=environment)

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tpu_magics.backends.torch_xla import randomness
-from tpu_magics.backends.torch_xla.cpu_only import patch_training_arguments
-from tpu_magics.backends.torch_xla.post_import import PostImport
+from tpu_magics.backends.torch import randomness, runtime
+from tpu_magics.backends.torch.cpu_only import patch_training_arguments
+from tpu_magics.backends.torch.post_import import PostImport
 
 from .forked_scenarios import in_worker
 
@@ -147,7 +147,7 @@ def test_seeding_calls_leave_the_accelerator_alone():
     torch.backends.cudnn.benchmark = False
     random.seed(11), np.random.seed(11), torch.manual_seed(11)
     assert stream() == first
-    assert not randomness._runtime_up()
+    assert not runtime.running()
 
 
 def test_an_error_inside_puts_the_original_back():
@@ -227,7 +227,7 @@ def test_versions_without_what_is_changed_are_told():
 def test_nothing_is_imported_to_be_quiet():
     code = """
 import sys
-from tpu_magics.backends.torch_xla import randomness
+from tpu_magics.backends.torch import randomness, runtime
 randomness.defer_seeds()
 randomness.defer_seeds()
 print(sorted({"torch", "numpy", "transformers", "accelerate", "torch_xla"} & set(sys.modules)))
@@ -240,7 +240,7 @@ print(len([one for one in sys.meta_path if type(one).__name__ == "PostImport"]))
 
 
 def runtime_up() -> bool:
-    return randomness._runtime_up()
+    return runtime.running()
 
 
 def scenario_set_seed_is_recorded_and_replayed():

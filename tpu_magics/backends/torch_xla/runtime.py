@@ -1,0 +1,42 @@
+"""torch_xla's runtime (backends/torch/runtime.py documents each function). Importing this module does not start it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+device_type = "xla"
+random = "xla"
+
+
+def running() -> bool:
+    # torch_xla 2.9: torch_xla/_internal/pjrt.py checks the same before it spawns.
+    extension = getattr(sys.modules.get("torch_xla"), "_XLAC", None)
+    return extension is not None and bool(extension._xla_runtime_is_initialized())
+
+
+def settle() -> None:
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+
+    torch_xla.sync(wait=True)
+    xm.wait_device_ops()
+
+
+def fetch(batch: list[Any]) -> list[Any]:
+    # torch_xla 2.9.0: the call behind xm.save and torch_xla's own distributed checkpoints.
+    import torch_xla
+
+    return list(torch_xla._XLAC._xla_get_cpu_tensors(batch))
+
+
+def get_seed() -> int:
+    import torch_xla.core.xla_model as xm
+
+    return int(xm.get_rng_state())
+
+
+def set_seed(seed: int) -> None:
+    import torch_xla.core.xla_model as xm
+
+    xm.set_rng_state(seed)
