@@ -1,0 +1,1 @@
+"""TorchTPU. So far: XLA's CPU plugin in the place of a TPU (plugin.py), for rehearsals. Imports no framework."""
