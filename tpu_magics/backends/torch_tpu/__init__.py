@@ -1,1 +1,2 @@
-"""TorchTPU. So far: XLA's CPU plugin in the place of a TPU (plugin.py), for rehearsals. Imports no framework."""
+"""TorchTPU. So far: its runtime for the shared room (runtime.py), and XLA's CPU plugin in the place of a TPU, for
+rehearsals (plugin.py). Imports no framework."""
