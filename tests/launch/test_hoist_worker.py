@@ -266,7 +266,7 @@ def test_with_and_without_hoisting_in_a_real_step(notebook):
     plan = notebook.plan_of("""
         def train():
             import torch_xla
-            from tpu_magics.backends.torch_xla import worker
+            from tpu_magics.backends.torch import worker
             worker.use_up_autograds_start()  # another test may have done a backward here; before the runtime is up
             from accelerate.utils import set_seed
             set_seed(42)

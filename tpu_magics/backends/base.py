@@ -140,6 +140,9 @@ class Backend(Protocol):
     def prepare(self) -> None:
         """Import what the workers need, before the fork. Raises TpuMagicsError if it cannot be imported."""
 
+    def refuse(self, precision: str, spmd: int | None) -> None:
+        """Raise TpuMagicsError for a precision or a number of SPMD devices (WorkerSpec) that it does not support."""
+
     def rehearsal_problem(self) -> str:
         """Why the installed packages cannot rehearse several ranks on XLA:CPU; "" if they can."""
 

@@ -19,6 +19,7 @@ PACKAGES = (
     "ipywidgets",
     "torch",
     "torch_xla",
+    "torch_tpu",
     "accelerate",
     "transformers",
     "libtpu",
@@ -107,7 +108,7 @@ class _Facts:
 
 def _no_framework(facts: _Facts) -> HostProblem | None:
     missing = [name for name in ("torch", "torch_xla") if not facts.versions.get(name)]
-    if not missing:
+    if not missing or (facts.versions.get("torch") and facts.versions.get("torch_tpu")):
         return None
     return HostProblem(
         about=VERSIONS,
@@ -137,6 +138,27 @@ def _different_pair(facts: _Facts) -> HostProblem | None:
         '"undefined symbol" in _XLAC.',
         command=f'%pip install "torch=={xla[0]}.{xla[1]}.0"',
         then=RESTART,
+    )
+
+
+# torch_tpu 0.2.0's own builds (_loader.py, *_2_11_0.so to *_2_15_0.so).
+_TORCH_TPU = (range(11, 16), "torch 2.11 to 2.15")
+
+
+def _torch_tpu_pair(facts: _Facts) -> HostProblem | None:
+    """torch_xla 2.9 needs torch 2.9, which TorchTPU does not support."""
+    torch = release(facts.versions.get("torch"))
+    if not facts.versions.get("torch_tpu") or not torch or (torch[0] == 2 and torch[1] in _TORCH_TPU[0]):
+        return None
+    beside = bool(facts.versions.get("torch_xla"))
+    return HostProblem(
+        about=VERSIONS,
+        what=f"torch {facts.versions['torch']} and torch_tpu {facts.versions['torch_tpu']} are not compatible.",
+        why=f"torch_tpu 0.2 is built for {_TORCH_TPU[1]}."
+        + (" torch_xla 2.9 needs torch 2.9: both frameworks cannot be in one environment." if beside else ""),
+        command="%pip uninstall -y torch_tpu" if beside else '%pip install "torch==2.15.0"',
+        then=f"{RESTART}, or use TorchTPU in an environment of its own" if beside else RESTART,
+        state="warning" if beside else "broken",
     )
 
 
@@ -294,7 +316,7 @@ def release(version: str | None) -> tuple[int, ...]:
 
 
 _CHECKS: Mapping[str, tuple[Callable[[_Facts], HostProblem | None], ...]] = {
-    "torch": (_no_framework, _different_pair, _no_libtpu, _plain_tensorflow),
+    "torch": (_no_framework, _different_pair, _torch_tpu_pair, _no_libtpu, _plain_tensorflow),
     "tensorflow": (
         *(_no_tpu_for_tensorflow, _no_tensorflow, _tensorflow_without_tpu, _two_tensorflows),
         *(_old_tensorflow, _old_keras),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import re
 import sys
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
@@ -20,6 +22,7 @@ CHOICES = (AUTO, TORCH, TENSORFLOW)
 _PACKAGES: Mapping[str, str] = {
     "torch": TORCH,
     "torch_xla": TORCH,
+    "torch_tpu": TORCH,
     "accelerate": TORCH,
     "tensorflow": TENSORFLOW,
     "keras": TENSORFLOW,
@@ -28,7 +31,7 @@ _PACKAGES: Mapping[str, str] = {
 
 def imported() -> set[str]:
     """The frameworks that this process has imported."""
-    names = {TORCH} if "torch" in sys.modules or "torch_xla" in sys.modules else set()
+    names = {TORCH} if {"torch", "torch_xla", "torch_tpu"} & sys.modules.keys() else set()
     return names | ({TENSORFLOW} if "tensorflow" in sys.modules else set())
 
 
@@ -51,7 +54,37 @@ def choose_framework(requested: str, models: Collection[str] = (), packages: Col
             return candidates.pop()
     if imported():
         raise _unclear_error(bool(models))
-    return TORCH if _installed("torch_xla") or not _installed("tensorflow") else TENSORFLOW
+    torch = any(map(_installed, TORCH_PACKAGES)) or not _installed("tensorflow")
+    return TORCH if torch else TENSORFLOW
+
+
+TORCH_XLA, TORCH_TPU = TORCH_PACKAGES = ("torch_xla", "torch_tpu")
+_NAMES_XLA = re.compile(r"\b(?:torch_xla|xm|xr|xmp)\b")
+_NAMES_TPU = re.compile(r"""\btorch_tpu\b|\btorch\.tpu\b|["']tpu(?::\d+)?["']""")
+
+
+@dataclass(frozen=True)
+class TorchChoice:
+    """Which of PyTorch's frameworks trains, and why, in words."""
+
+    package: str
+    reason: str
+
+
+def choose_torch(cells: Iterable[str] = ()) -> TorchChoice:
+    """torch_xla or TorchTPU: the one that is installed; of two, the one that this process has imported, or that the
+    code names. `cells`: the notebook's code, the newest last."""
+    there = [name for name in TORCH_PACKAGES if name in sys.modules or _installed(name)]
+    if len(there) != 2:
+        return TorchChoice(there[0], "it is installed") if there else TorchChoice(TORCH_XLA, "neither is installed")
+    if TORCH_XLA in sys.modules:  # torch imports torch_tpu by itself, so that says nothing
+        return TorchChoice(TORCH_XLA, "both are installed, and this notebook has imported torch_xla")
+    for text in reversed(list(cells)):
+        named = [bool(_NAMES_XLA.search(text)), bool(_NAMES_TPU.search(text))]
+        if any(named) and not all(named):
+            package = TORCH_XLA if named[0] else TORCH_TPU
+            return TorchChoice(package, f"both are installed, and the notebook's code uses {package}")
+    return TorchChoice(TORCH_XLA, "both are installed, and no code of this notebook shows which one it uses")
 
 
 def _unclear_error(mixed: bool) -> TpuMagicsError:

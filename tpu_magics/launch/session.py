@@ -13,7 +13,17 @@ from tpu_magics.backends.base import Backend, LocalBackend, Placement
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host, inspect_host, notebook_environment
 from tpu_magics.launch import preconditions, tee
-from tpu_magics.launch.framework import AUTO, CHOICES, TENSORFLOW, TORCH, choose_framework, packages_of_tree
+from tpu_magics.launch.framework import (
+    AUTO,
+    CHOICES,
+    TENSORFLOW,
+    TORCH,
+    TORCH_TPU,
+    TorchChoice,
+    choose_framework,
+    choose_torch,
+    packages_of_tree,
+)
 from tpu_magics.launch.notebook import NotebookInterface, PlainProgram
 from tpu_magics.launch.plan import Options, cache_folder, check_choice, count_workers
 from tpu_magics.launch.preconditions import ForkBlockers, forbid_torch_xla
@@ -48,6 +58,7 @@ class Session:
     initialised: bool = False
     menu_shown: bool = False
     unseen_reported: set[str] = field(default_factory=set)
+    _torch: TorchChoice | None = None
     _backend: Backend | None = None
     _local: LocalBackend | None = None
 
@@ -55,10 +66,15 @@ class Session:
     def backend(self) -> Backend:
         """The backend of forked workers; created at first use, does not import the framework yet."""
         if self._backend is None:
-            from tpu_magics.backends.torch_xla import TorchXla
-
-            self._backend = TorchXla()
+            self._backend = _make_backend(self.torch.package)
         return self._backend
+
+    @property
+    def torch(self) -> TorchChoice:
+        """Which framework of PyTorch trains; decided at first use, by what is installed and the notebook's code."""
+        if self._torch is None:
+            self._torch = choose_torch(map(str, self.notebook.namespace.get("In", ())))
+        return self._torch
 
     @property
     def local(self) -> LocalBackend:
@@ -132,6 +148,16 @@ class Session:
                 "It was started with --background.",
                 f"Wait for it with _tpu.wait(), or stop it with %tpu_stop {name}",
             )
+
+
+def _make_backend(package: str) -> Backend:
+    if package == TORCH_TPU:
+        from tpu_magics.backends.torch_tpu import TorchTpu
+
+        return TorchTpu()
+    from tpu_magics.backends.torch_xla import TorchXla
+
+    return TorchXla()
 
 
 current = Session()

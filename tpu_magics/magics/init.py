@@ -6,7 +6,7 @@ import sys
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host
-from tpu_magics.launch import session
+from tpu_magics.launch import session, tee
 from tpu_magics.launch.preconditions import require_alone
 from tpu_magics.magics.display import show_table
 from tpu_magics.magics.lab import say_hello
@@ -29,7 +29,8 @@ def initialise(
     """Set up the session and show the table; then import the framework, so that the first run starts faster."""
     current = session.current
     host = init(precision, processes, cache, spmd, collective_timeout, framework, tpu, hosts, target)
-    show_table(host_table(host, processes, spmd, current.placed, current.pod))
+    chosen = current.torch if host.framework == "torch" else None
+    show_table(host_table(host, processes, spmd, current.placed, current.pod, chosen))
     if current.pod is not None:
         show_table(pod_table(current.pod))
     say_hello()
@@ -37,12 +38,14 @@ def initialise(
         return host
     if cache:
         print(f"tpu_magics: {session.cache_text(host)}", flush=True)
-    if host.versions.get("torch_xla"):
-        if "torch_xla" not in sys.modules and "tensorflow" not in sys.modules:
-            print("tpu_magics: importing torch_xla now, so that the first run starts faster ...", flush=True)
+    package = current.torch.package
+    if host.versions.get(package):
+        if package not in sys.modules and "tensorflow" not in sys.modules:
+            print(f"tpu_magics: importing {package} now, so that the first run starts faster ...", flush=True)
         try:
             require_alone()
-            current.backend.prepare()
+            with tee.filtered():
+                current.backend.prepare()
         except TpuMagicsError as error:
             print(f"tpu_magics: {error}", flush=True)
         for problem in current.backend.deferral_problems():

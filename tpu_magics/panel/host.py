@@ -20,6 +20,7 @@ from tpu_magics.host import (
 )
 from tpu_magics.host.device_owners import DeviceOwner
 from tpu_magics.host.problem import plural
+from tpu_magics.launch.framework import TORCH_TPU, TorchChoice
 from tpu_magics.launch.pods.pod import Pod
 from tpu_magics.panel import protocol
 from tpu_magics.panel.table import Row, Table
@@ -28,6 +29,7 @@ NOTEBOOK = ("python", "ipython", "ipykernel", "ipywidgets")
 FRAMEWORK = (
     "torch",
     "torch_xla",
+    "torch_tpu",
     "libtpu",
     "accelerate",
     "transformers",
@@ -50,6 +52,7 @@ def host_table(
     spmd: int | None = None,
     placed: Placement | None = None,
     pod: Pod | None = None,
+    chosen: TorchChoice | None = None,
 ) -> Table:
     """One table of two columns, problems last, each with its fix.
 
@@ -59,12 +62,19 @@ def host_table(
         spmd: `--spmd` of the cells to come.
         placed: where a framework of this process trains.
         pod: the hosts of the cells to come, where they are several.
+        chosen: the framework of PyTorch that trains.
     """
-    return Table("tpu_magics: this host", None, tuple(_rows(host, processes, spmd, placed, pod)), host.notes)
+    rows = tuple(_rows(host, processes, spmd, placed, pod, chosen))
+    return Table("tpu_magics: this host", None, rows, host.notes)
 
 
 def _rows(
-    host: Host, processes: int | None, spmd: int | None, placed: Placement | None, pod: Pod | None = None
+    host: Host,
+    processes: int | None,
+    spmd: int | None,
+    placed: Placement | None,
+    pod: Pod | None = None,
+    chosen: TorchChoice | None = None,
 ) -> Iterator[Row]:
     yield Row(("Environment", host.environment.name))
     yield Row(("TPU", _tpu(host)), _state(host, TPU) if host.chips or host.environment.promise else "")
@@ -75,7 +85,7 @@ def _rows(
     else:
         yield from _placing(host, placed)
     yield Row(("Notebook", _versions(host, NOTEBOOK)))
-    yield Row(("Framework", _framework(host)), _state(host, VERSIONS))
+    yield Row(("Framework", _framework(host, chosen)), _state(host, VERSIONS))
     yield Row(("Host memory", _memory(host)))
     yield Row(("TPU in use by", _holders(host)), _state(host, IN_USE) if host.chips else "")
     for name, value in notebook_environment(host).items():
@@ -195,10 +205,11 @@ def _versions(host: Host, names: tuple[str, ...]) -> str:
     return ", ".join(found) or "none installed"
 
 
-def _framework(host: Host) -> str:
+def _framework(host: Host, chosen: TorchChoice | None) -> str:
     fits = _state(host, VERSIONS) == "ok"
     names = FRAMEWORK if host.framework == "torch" else TENSORFLOW
-    return f"{_versions(host, names)}\n{'Versions are compatible.' if fits else 'See the problems below.'}"
+    trains = f"Cells train with {chosen.package}: {chosen.reason}.\n" if chosen and host.versions.get(TORCH_TPU) else ""
+    return f"{_versions(host, names)}\n{trains}{'Versions are compatible.' if fits else 'See the problems below.'}"
 
 
 def _memory(host: Host) -> str:

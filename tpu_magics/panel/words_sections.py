@@ -44,6 +44,8 @@ TRIGGERS = {
     "read": "a device-to-host read",
     "finish": "the end of the function",
     "library": "a library's own sync",
+    "call": "a call of a function that torch.compile compiles",
+    "backward": "the first backward pass of a compiled function",
 }
 
 

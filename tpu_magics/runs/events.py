@@ -194,6 +194,7 @@ CAUSES = {
     "early-read": "a value is read in the middle of a step",
     "live-tensors": "other tensors are kept alive",
     "new-part": "another part of the training",
+    "graph-break": "torch.compile splits the function",
     "new-code": "other code runs",
     "unknown": "unknown cause",
 }

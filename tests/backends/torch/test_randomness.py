@@ -216,10 +216,10 @@ def test_versions_without_what_is_changed_are_told():
         "start the XLA runtime in the notebook. Create it inside the training function."
     )
     state = randomness._SeedGuard(pid=os.getpid())
-    randomness._defer_xla_seed(types.SimpleNamespace(), state, lambda: True)
+    randomness._defer_seeding(types.ModuleType(randomness.XLA_MODEL), state, lambda: True)
     assert state.problems == [
-        "This version of torch_xla has no torch_xla.core.xla_model.set_rng_state, so accelerate's `set_seed` may start "
-        "the XLA runtime in the notebook. Set the seed inside the training function."
+        "This version of torch_xla has no torch_xla.core.xla_model.set_rng_state, so setting a seed may start the "
+        "accelerator's runtime in the notebook. Set the seed inside the training function."
     ]
 
 

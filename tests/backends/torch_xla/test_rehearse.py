@@ -24,7 +24,8 @@ from tests import forks
 from tests.backends.torch_xla import rehearsed, rehearsed_distributed, rehearsed_xm
 from tests.backends.torch_xla.rehearsed import Case, differences, launched
 from tests.launch.launching import failed, said
-from tpu_magics.backends.torch_xla.rehearse import collectives, group
+from tpu_magics.backends.torch.rehearsal import group
+from tpu_magics.backends.torch_xla.rehearse import collectives
 
 CASES = [*rehearsed_xm.cases(), *rehearsed_distributed.cases()]
 

@@ -19,6 +19,7 @@ from tests import forks
 from tests.launch.launching import digest, failed, in_forked_notebook, run
 from tpu_magics.backends.base import WorkerSpec
 from tpu_magics.backends.torch import precision_request
+from tpu_magics.backends.torch import worker as torch_worker
 from tpu_magics.backends.torch_xla import worker
 from tpu_magics.launch import plan, train
 
@@ -209,9 +210,9 @@ def test_autograd_starts_with_and_without_a_backward_before(without: int, after:
 def test_without_the_symbols_the_error_is_clear(monkeypatch: pytest.MonkeyPatch) -> None:
     from tpu_magics.errors import TpuMagicsError
 
-    monkeypatch.setattr(worker, "_START_DEVICE_THREADS", "_ZN5torch8autograd6Engine7missingEv")
+    monkeypatch.setattr(torch_worker, "_START_DEVICE_THREADS", "_ZN5torch8autograd6Engine7missingEv")
     with pytest.raises(TpuMagicsError, match="threads cannot be started") as caught:
-        worker.start_autograd_threads()
+        torch_worker.start_autograd_threads()
     assert "missing" in caught.value.why and "pytorch/xla#4174" in caught.value.why
 
 

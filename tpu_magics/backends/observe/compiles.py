@@ -101,8 +101,12 @@ class History(Generic[C]):
         self.total += 1
         self.recompiles += new.nth > 0
         self.expected += new.nth > 0 and cause is not None and cause.cause in events.EXPECTED_CAUSES
+        self.remember(new)
+
+    def remember(self, new: C) -> None:
+        """Compare later compiles with it. On its own: of a program that an earlier process had compiled."""
         self.counts[new.site.id] += 1
-        earlier.append(new)
+        self.kept[new.site.id].append(new)
 
     def _fields(self, new: C, nearest: C | None, cause: CompileCause) -> dict[str, Any]:
         full, report = self.total < FULL_RECORDS, new.report

@@ -39,6 +39,10 @@ class TorchBackend:
             found.append("cuda")
         return found
 
+    def refuse(self, precision: str, spmd: int | None) -> None:
+        """All of it is supported."""
+
+    rehearsal_problem = method_of("torch.rehearsal", "problem")
     device_holder = method_of("torch.cpu_only", "device_holder")
     deferral_problems = method_of("torch.randomness", "deferral_problems")
 

@@ -43,6 +43,9 @@ SEEDS = (
     ("pytorch_lightning", "seed_everything"),
 )
 XLA_MODEL = "torch_xla.core.xla_model"
+# Functions through which everything else seeds the device: (module, name), torch_xla 2.9.0 and torch_tpu 0.2.0.
+_TPU_SEEDS = "torch_tpu._internal.device._device_ops_backend"
+DEFERRED = ((XLA_MODEL, "set_rng_state"), (_TPU_SEEDS, "manual_seed"), (_TPU_SEEDS, "manual_seed_all"))
 
 # Patches that keep accelerate and transformers from starting the runtime in the notebook: module -> patch.
 Change = Callable[[Any, Callable[[], bool]], "Callable[[], None] | str"]
@@ -194,16 +197,17 @@ def _is_one_of(function: object, known: tuple[tuple[str, str], ...]) -> bool:
 @contextmanager
 def seeds_without_runtime() -> Iterator[None]:
     """Within it, seeding calls seed Python, NumPy and torch, but not the accelerator; flags they set are restored."""
-    xm, torch = sys.modules.get(XLA_MODEL), sys.modules.get("torch")
-    found = getattr(xm, "set_rng_state", None)
+    torch = sys.modules.get("torch")
+    there = [(sys.modules[module], name) for module, name in DEFERRED if module in sys.modules]
+    found = [(module, name, getattr(module, name)) for module, name in there if hasattr(module, name)]
     restore = _deterministic_flags(torch) if torch is not None else lambda: None
-    if found is not None:
-        setattr(xm, "set_rng_state", _seed_nothing)  # noqa: B010
+    for module, name, _ in found:
+        setattr(module, name, _seed_nothing)
     try:
         yield
     finally:
-        if found is not None:
-            setattr(xm, "set_rng_state", found)  # noqa: B010
+        for module, name, original in found:
+            setattr(module, name, original)
         restore()
 
 
@@ -256,7 +260,8 @@ def defer_seeds() -> None:
 
     hook = PostImport()
     state.undo.append(hook.remove)
-    hook.when_imported(XLA_MODEL, lambda module: _defer_xla_seed(module, state, in_notebook))
+    for module in dict(DEFERRED):
+        hook.when_imported(module, lambda module: _defer_seeding(module, state, in_notebook))
     for name, change in QUIETED:
         hook.when_imported(name, _changing(change, state, in_notebook))
 
@@ -292,24 +297,31 @@ def replay_seed() -> None:
         device.set_seed(seed)
 
 
-def _defer_xla_seed(xm: Any, state: _SeedGuard, in_notebook: Callable[[], bool]) -> None:
-    original = getattr(xm, "set_rng_state", None)
+def _defer_seeding(module: Any, state: _SeedGuard, in_notebook: Callable[[], bool]) -> None:
+    """Of a module of DEFERRED: all functions with which it seeds."""
+    for owner, name in DEFERRED:
+        if owner == module.__name__:
+            _defer(module, name, state, in_notebook)
+
+
+def _defer(module: Any, name: str, state: _SeedGuard, in_notebook: Callable[[], bool]) -> None:
+    original = getattr(module, name, None)
     if original is None:
         state.problems.append(
-            "This version of torch_xla has no torch_xla.core.xla_model.set_rng_state, so accelerate's `set_seed` may "
-            "start the XLA runtime in the notebook. Set the seed inside the training function."
+            f"This version of {module.__name__.partition('.')[0]} has no {module.__name__}.{name}, so setting a seed "
+            "may start the accelerator's runtime in the notebook. Set the seed inside the training function."
         )
         return
 
-    def set_rng_state(seed: int, device: str | None = None) -> None:
-        if device is None and in_notebook():
+    def seeding(seed: int, *device: Any, **kwargs: Any) -> None:
+        if not any((*device, *kwargs.values())) and in_notebook():
             state.seed = int(seed)
         else:
-            original(seed, device)
+            original(seed, *device, **kwargs)
 
-    setattr(set_rng_state, "__wrapped__", original)  # noqa: B010
-    xm.set_rng_state = set_rng_state
-    state.undo.append(lambda: setattr(xm, "set_rng_state", original))
+    seeding.__wrapped__ = original  # type: ignore[attr-defined]
+    setattr(module, name, seeding)
+    state.undo.append(lambda: setattr(module, name, original))
 
 
 def _changing(change: Change, state: _SeedGuard, in_notebook: Callable[[], bool]) -> Callable[[Any], None]:

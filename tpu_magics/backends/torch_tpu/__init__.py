@@ -1,2 +1,27 @@
-"""TorchTPU. So far: its runtime for the shared room (runtime.py), and XLA's CPU plugin in the place of a TPU, for
-rehearsals (plugin.py). Imports no framework."""
+"""The TorchTPU backend; base.py documents each method. Importing this module imports no framework."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from tpu_magics.backends.torch import TorchBackend, import_shared, method_of
+
+
+class TorchTpu(TorchBackend):
+    """The backend of TorchTPU (Backend in base.py)."""
+
+    name = "torch_tpu"
+
+    def prepare(self) -> None:
+        from tpu_magics.backends.torch_tpu import device
+
+        device.register()
+        for name in ("observe", "process_group", "worker", "xla_cpu"):
+            import_module(f"{__name__}.{name}")
+        import_shared()
+
+    prepare_notebook = method_of("torch_tpu.device", "prepare_notebook")
+    refuse = method_of("torch_tpu.worker", "refuse")
+    run_worker = method_of("torch_tpu.worker", "run_worker")
+    observing = method_of("torch_tpu.observe", "observing")
+    finish = method_of("torch_tpu.observe", "finish")

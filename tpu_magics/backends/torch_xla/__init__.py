@@ -28,7 +28,6 @@ class TorchXla(TorchBackend):
             import_module(f"{__name__}.{name}")
         import_shared()
 
-    rehearsal_problem = method_of("torch_xla.rehearse", "problem")
     prepare_notebook = method_of("torch_xla.library_fixes", "prepare_notebook")
 
     # -- results --------------------------------------------------------------------------------------------------

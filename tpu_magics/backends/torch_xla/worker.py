@@ -1,28 +1,24 @@
-"""Turns a forked process into a torch_xla rank: starts the runtime and calls the user's function on each device.
-
-Everything runs in new threads: GNU OpenMP's thread pool does not survive a fork, and a new thread gets a new pool.
-"""
+"""Turns a forked process into a torch_xla rank: starts the runtime and calls the user's function on each device."""
 
 from __future__ import annotations
 
-import contextvars
-import ctypes
 import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from tpu_magics.backends.base import WorkerSpec
 from tpu_magics.backends.torch import rebuild
 from tpu_magics.backends.torch.precision_request import variables
+from tpu_magics.backends.torch.worker import (
+    in_new_thread,
+    set_variables,
+    start_autograd_threads,
+    thread_modes,
+    use_up_autograds_start,
+)
 from tpu_magics.backends.torch_xla import observe, spmd
-from tpu_magics.errors import TpuMagicsError
-
-# Read in torch 2.9.0: torch/csrc/autograd/engine.h
-_DEFAULT_ENGINE = "_ZN5torch8autograd6Engine18get_default_engineEv"
-_START_DEVICE_THREADS = "_ZN5torch8autograd6Engine20start_device_threadsEv"
 
 
 def apply_environment(spec: WorkerSpec) -> None:
@@ -38,11 +34,7 @@ def apply_environment(spec: WorkerSpec) -> None:
     }
     found = {**os.environ, **{name: value or "" for name, value in changes.items()}}
     changes.update(variables(spec.precision, found))
-    for name, value in changes.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    set_variables(changes)
 
 
 def run_worker(
@@ -61,23 +53,9 @@ def run_worker(
     spmd.refuse_leftover(spec)
     if spec.spmd is not None:
         spmd.arrange(spec)
-    outcome: dict[str, Any] = {}
-    enter = _thread_modes()
+    enter = thread_modes()
     rebuild.remember_state()
-
-    def body() -> None:
-        try:
-            outcome["values"] = _on_each_device(spec, on_ready, function, enter)
-        except BaseException as error:
-            outcome["error"] = error
-
-    thread = threading.Thread(target=body, name="tpu_magics-rank")
-    thread.start()
-    thread.join()
-    if "error" in outcome:
-        raise outcome["error"]
-    values: Mapping[int, Any] = outcome["values"]
-    return values
+    return in_new_thread(lambda: _on_each_device(spec, on_ready, function, enter))
 
 
 def _use_cache(spec: WorkerSpec) -> None:
@@ -209,64 +187,3 @@ def _start_one_chip(_local_rank: int, _local_world_size: int) -> None:
     from torch_xla._internal import pjrt
 
     pjrt.initialize_singleprocess()
-
-
-def _thread_modes() -> Callable[..., Any]:
-    """A function that calls another function with the modes of the notebook's main thread (torch's grad mode and
-    default device, context variables)."""
-    import torch
-
-    grad = torch.is_grad_enabled()
-    device = torch.get_default_device()
-    context = contextvars.copy_context()
-
-    def enter(function: Callable[..., Any], *args: Any) -> Any:
-        torch.set_grad_enabled(grad)
-        if device.type != "cpu":
-            torch.set_default_device(device)
-        return context.copy().run(function, *args)
-
-    return enter
-
-
-def use_up_autograds_start() -> None:
-    """A small backward on the CPU, before the runtime starts.
-
-    Autograd starts its device threads once, at a process's first backward, for the devices known then (none, here). So
-    the state is the same whether the notebook ran a backward or not: the threads are not started, and will not start by
-    themselves. Starting them twice would not work either: autograd then waits until exactly one thread for each device
-    has come up, which may never happen with two of them.
-    """
-    import torch
-
-    # After torch.set_num_threads() in the notebook, the first thread that calls this recreates a forked process's
-    # pool; two at once abort ("Invalid thread pool!", torch 2.9.0), and autograd's threads call it as they start.
-    torch.get_num_threads()
-    torch.ones(1, requires_grad=True).sum().backward()
-
-
-def start_autograd_threads() -> None:
-    """Start autograd's device threads for the devices known now (pytorch/xla#4174), after `use_up_autograds_start`.
-
-    Without it, every XLA backward fails in a worker whose notebook ran a backward on the CPU.
-
-    Raises:
-        TpuMagicsError: torch does not have the internal functions that this needs (torch 2.8 and 2.9 have them).
-    """
-    import torch
-
-    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-    try:
-        engine = getattr(library, _DEFAULT_ENGINE)
-        start = getattr(library, _START_DEVICE_THREADS)
-    except AttributeError as missing:
-        raise TpuMagicsError(
-            "Autograd's device threads cannot be started in this worker.",
-            f"torch {torch.__version__} has no {missing}. Without it, a backward() on the CPU in the notebook breaks "
-            "every backward() on an XLA device (pytorch/xla#4174).",
-            "Use torch 2.9.0 with torch_xla 2.9.0: pip install 'tpu-magics[torch]'",
-        ) from missing
-    engine.restype = ctypes.c_void_p
-    start.argtypes = [ctypes.c_void_p]
-    start.restype = None
-    start(engine())

@@ -2,7 +2,7 @@
 limit and --max-recompiles.
 
 On a TPU ranks in different collectives hang silently; in a rehearsal each rank records which one it enters
-(rehearse/group.py).
+(torch/rehearsal/group.py).
 """
 
 from __future__ import annotations

@@ -10,10 +10,11 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from tpu_magics.backends.torch.hooks import READS, accelerate_tracker, all_of, host_loaders, replace
 from tpu_magics.backends.torch.post_import import PostImport
 from tpu_magics.backends.torch_xla.observe import counters, xla_dumps
 from tpu_magics.backends.torch_xla.rehearse import graph
@@ -21,19 +22,13 @@ from tpu_magics.backends.torch_xla.rehearse import graph
 if TYPE_CHECKING:
     from tpu_magics.backends.torch_xla.observe.observer import TorchObserver
 
-# Methods of a tensor that read it on the host.
-READS = (
-    *("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__", "__array__"),
-    *("__repr__", "__format__"),
-)
-
 
 @contextmanager
 def installed(observer: TorchObserver) -> Iterator[None]:
     """Install the hooks until the block ends. Only for workers."""
     undo = [install(observer) for install in _HOOKS]
     tensors = [_once(install(observer)) for install in _TENSOR_HOOKS]
-    undo += [*tensors, _before_dynamo(_all(tensors))]
+    undo += [*tensors, _before_dynamo(all_of(tensors))]
     try:
         yield
     finally:
@@ -61,30 +56,7 @@ def _before_dynamo(take_off: Callable[[], None]) -> Callable[[], None]:
         undo.append(lambda: handler.remove_start_callback(start))
 
     waiting.when_imported("torch._dynamo.callback", imported)
-    return _all(undo)
-
-
-def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], None]:
-    """Replace an attribute by `make(attribute)`. Returns how to undo that."""
-    original = getattr(owner, name)
-    own = name in vars(owner)
-    setattr(owner, name, make(original))
-
-    def undo() -> None:
-        if own:
-            setattr(owner, name, original)
-        else:
-            delattr(owner, name)
-
-    return undo
-
-
-def _all(undo: list[Callable[[], None]]) -> Callable[[], None]:
-    def undo_all() -> None:
-        for one in reversed(undo):
-            one()
-
-    return undo_all
+    return all_of(undo)
 
 
 # -- steps ----------------------------------------------------------------------------------------------------------
@@ -131,10 +103,10 @@ def _syncs(observer: TorchObserver) -> Callable[[], None]:
 
     extension = torch_xla._XLAC
     parts = ("_xla_sync_multi", "_xla_sync_live_tensors", "_xla_warm_up_cache", "_run_cached_graph")
-    undo = [_replace(extension, name, part) for name in parts if hasattr(extension, name)]
-    undo.append(_replace(extension, "_set_use_eager_mode", switch))
+    undo = [replace(extension, name, part) for name in parts if hasattr(extension, name)]
+    undo.append(replace(extension, "_set_use_eager_mode", switch))
     undo.append(graph.listen(observer.on_collective_run, observer.on_collective_result))
-    return _all([_replace(extension, "_xla_step_marker", marker), *undo])
+    return all_of([replace(extension, "_xla_step_marker", marker), *undo])
 
 
 def _exchanges(observer: TorchObserver) -> Callable[[], None]:
@@ -148,7 +120,7 @@ def _exchanges(observer: TorchObserver) -> Callable[[], None]:
 
         return xla_rendezvous
 
-    return _replace(xla_model, "xla_rendezvous", make)
+    return replace(xla_model, "xla_rendezvous", make)
 
 
 def _xla_loaders(observer: TorchObserver) -> Callable[[], None]:
@@ -167,7 +139,7 @@ def _xla_loaders(observer: TorchObserver) -> Callable[[], None]:
 
         return next_batch
 
-    return _replace(parallel_loader.PerDeviceLoader, "next", make)
+    return replace(parallel_loader.PerDeviceLoader, "next", make)
 
 
 def _passes(observer: TorchObserver) -> Callable[[], None]:
@@ -182,7 +154,7 @@ def _passes(observer: TorchObserver) -> Callable[[], None]:
 
         return iterate
 
-    return _all([_replace(one, "__iter__", make) for one in (DataLoader, MpDeviceLoader, PerDeviceLoader)])
+    return all_of([replace(one, "__iter__", make) for one in (DataLoader, MpDeviceLoader, PerDeviceLoader)])
 
 
 # -- what a step does -----------------------------------------------------------------------------------------------
@@ -211,7 +183,7 @@ def _reads(observer: TorchObserver) -> Callable[[], None]:
 
         return read
 
-    return _all([_replace(torch.Tensor, name, make) for name in READS])
+    return all_of([replace(torch.Tensor, name, make) for name in READS])
 
 
 def _moves(observer: TorchObserver) -> Callable[[], None]:
@@ -243,7 +215,7 @@ def _moves(observer: TorchObserver) -> Callable[[], None]:
 
         return apply
 
-    return _all([_replace(torch.Tensor, "to", make), _replace(torch.nn.Module, "_apply", module_make)])
+    return all_of([replace(torch.Tensor, "to", make), replace(torch.nn.Module, "_apply", module_make)])
 
 
 def _training(observer: TorchObserver) -> Callable[[], None]:
@@ -277,28 +249,13 @@ def _training(observer: TorchObserver) -> Callable[[], None]:
 
     before = register_optimizer_step_pre_hook(observer.before_optimizer_step)
     after = register_optimizer_step_post_hook(observer.after_optimizer_step)
-    return _all(
+    return all_of(
         [
             *(before.remove, after.remove),
-            _replace(torch.autograd, "backward", backward),
-            _replace(torch.amp.autocast_mode.autocast, "__enter__", enter),
+            replace(torch.autograd, "backward", backward),
+            replace(torch.amp.autocast_mode.autocast, "__enter__", enter),
         ]
     )
-
-
-def _host_loaders(observer: TorchObserver) -> Callable[[], None]:
-    from torch.utils.data import dataloader
-
-    def make(original: Any) -> Any:
-        @functools.wraps(original)
-        def next_batch(iterator: Any) -> Any:
-            batch = original(iterator)
-            observer.on_host_batch(iterator, batch)
-            return batch
-
-        return next_batch
-
-    return _replace(dataloader._BaseDataLoaderIter, "__next__", make)
 
 
 def _gathers(observer: TorchObserver) -> Callable[[], None]:
@@ -313,63 +270,8 @@ def _gathers(observer: TorchObserver) -> Callable[[], None]:
 
         return gather
 
-    return _replace(xla_model, "_all_gather_using_all_reduce", make)
+    return replace(xla_model, "_all_gather_using_all_reduce", make)
 
 
-def _tracker(observer: TorchObserver) -> Callable[[], None]:
-    """Send `accelerator.log(...)` to the run's records through an accelerate tracker (1.15)."""
-    waiting = PostImport()
-    undo = [waiting.remove]
-    waiting.when_imported("accelerate.accelerator", lambda module: undo.append(_track(module.Accelerator, observer)))
-    return _all(undo)
-
-
-def _track(accelerator: Any, observer: TorchObserver) -> Callable[[], None]:
-    RunTracker = _run_tracker()
-
-    def start(original: Any) -> Any:
-        @functools.wraps(original)
-        def with_tracker(self: Any, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
-            self.trackers = [*getattr(self, "trackers", []), RunTracker(observer.log)]
-
-        return with_tracker
-
-    def init_trackers(original: Any) -> Any:
-        @functools.wraps(original)
-        def keep_tracker(self: Any, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
-            if not any(isinstance(tracker, RunTracker) for tracker in self.trackers):
-                self.trackers.append(RunTracker(observer.log))
-
-        return keep_tracker
-
-    return _all([_replace(accelerator, "__init__", start), _replace(accelerator, "init_trackers", init_trackers)])
-
-
-def _run_tracker() -> Any:
-    """An accelerate tracker that passes the values of `accelerator.log(...)` to the run's records."""
-    from accelerate.tracking import GeneralTracker
-
-    class RunTracker(GeneralTracker):
-        name = "tpu_magics"
-        requires_logging_directory = False
-
-        def __init__(self, record: Callable[[Mapping[str, Any]], None]) -> None:
-            super().__init__()
-            self._record = record
-
-        @property
-        def tracker(self) -> None:
-            """accelerate reads the wrapped tracker; there is none."""
-            return None
-
-        def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:  # noqa: ARG002
-            """Called by accelerate on the main process."""
-            self._record(values)
-
-    return RunTracker
-
-
-_HOOKS = (_syncs, _exchanges, _passes, _xla_loaders, _training, _host_loaders, _gathers, _tracker)
+_HOOKS = (_syncs, _exchanges, _passes, _xla_loaders, _training, host_loaders, _gathers, accelerate_tracker)
 _TENSOR_HOOKS = (_reads, _moves)

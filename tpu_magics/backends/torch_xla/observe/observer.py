@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
@@ -11,14 +11,14 @@ from typing import Any
 
 from tpu_magics.backends.base import ObserverConfig
 from tpu_magics.backends.observe.compiles import History, evaluation_batch
-from tpu_magics.backends.observe.measurements import LoggedValues
 from tpu_magics.backends.observe.observer import Observer, guarded
 from tpu_magics.backends.observe.sites import outwards
+from tpu_magics.backends.torch.batches import BatchSizes
+from tpu_magics.backends.torch.hooks import ReadCounter, TorchLoggedValues
 from tpu_magics.backends.torch_xla.observe import counters, evidence, loaders, snapshot, step_events
 from tpu_magics.backends.torch_xla.observe.causes import explain
 from tpu_magics.backends.torch_xla.observe.evidence import TorchCompileEvidence, distance
-from tpu_magics.backends.torch_xla.observe.runtime_stats import ReadCounter, RuntimeStats
-from tpu_magics.backends.torch_xla.observe.step_events import BatchSizes
+from tpu_magics.backends.torch_xla.observe.runtime_stats import RuntimeStats
 from tpu_magics.backends.torch_xla.observe.xla_dumps import GraphPieces, XlaCompileReport, XlaDumps
 from tpu_magics.backends.torch_xla.precision import TorchPrecisionWatch
 from tpu_magics.runs import events
@@ -416,23 +416,3 @@ def _trigger(frame: FrameType, trigger: str) -> str:
     if trigger == "sync" and any(one.f_code.co_filename.endswith("parallel_loader.py") for one in outwards(frame)):
         return "loader"
     return trigger
-
-
-class TorchLoggedValues(LoggedValues):
-    """The logged values of one rank. `on_type`: called with the dtype of each logged tensor."""
-
-    def __init__(self, writer: EventWriter, on_type: Callable[[str], None]) -> None:
-        super().__init__(writer)
-        self.on_type = on_type
-
-    def waits(self, value: Any) -> bool:
-        """Whether it is on a device."""
-        device = getattr(value, "device", None)
-        found = device is not None and getattr(device, "type", "cpu") not in ("cpu", "meta")
-        if found:
-            self.on_type(str(value.dtype).removeprefix("torch."))
-        return found
-
-    def fetch(self, value: Any) -> Any:
-        """The value in host memory. After the sync, reading it splits no graph."""
-        return value.detach().cpu()

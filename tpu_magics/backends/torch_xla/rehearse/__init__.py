@@ -4,16 +4,3 @@ torch_xla's Python code stays as it is. Only the functions of its C++ module tha
 are replaced, because XLA:CPU has no collectives across processes. So everything built on them (xm.*,
 torch.distributed's "xla" backend, accelerate, FSDP) runs its own code, as on a TPU. torch_xla 2.9.0.
 """
-
-from __future__ import annotations
-
-
-def problem() -> str:
-    """Why ranks cannot be rehearsed with this PyTorch; "" if they can."""
-    import torch.distributed as dist
-
-    if not dist.is_available():
-        return "This build of PyTorch has no torch.distributed, which a rehearsal needs for collectives."
-    if not dist.is_gloo_available():
-        return "This build of PyTorch has no gloo, which a rehearsal needs for collectives."
-    return ""

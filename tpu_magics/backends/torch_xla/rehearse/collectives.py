@@ -13,8 +13,8 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tpu_magics.backends.torch.rehearsal.group import Group, check_kind, gloo_dtype, gloo_kind, scaled
 from tpu_magics.backends.torch_xla.rehearse import graph
-from tpu_magics.backends.torch_xla.rehearse.group import Group, check_kind, gloo_dtype, gloo_kind, scaled
 
 if TYPE_CHECKING:
     from torch import Tensor

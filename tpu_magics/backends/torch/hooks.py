@@ -1,0 +1,201 @@
+"""What the observers of torch_xla and TorchTPU share: wrapping functions of torch and accelerate, logged values, and
+device-to-host reads by source line."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tpu_magics.backends.observe.measurements import LoggedValues
+from tpu_magics.backends.torch.post_import import PostImport
+from tpu_magics.runs import events
+from tpu_magics.runs.writer import EventWriter
+
+if TYPE_CHECKING:
+    from tpu_magics.backends.observe.observer import Observer
+
+# Methods of a tensor that read it on the host.
+READS = (
+    *("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__", "__array__"),
+    *("__repr__", "__format__"),
+)
+
+_SITES = 100  # of each kind that are recorded
+_READ_TEXT = "The host reads a value in the middle of a step (device-to-host read). This splits the step's graph."
+_OP_TEXT = (
+    "This line splits the step's graph: an operation needs a shape that depends on values, or an operation that XLA "
+    "does not support runs on the host."
+)
+_READ_FIX = (
+    "Read it after the step's sync, or every N steps. To log values, use tpu_magics.log(): it reads after the sync."
+)
+_OP_FIX = "Keep the full shape (multiply by the mask, divide by its sum), or use an operation that XLA supports."
+
+
+def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], None]:
+    """Replace an attribute by `make(attribute)`. Returns how to undo that."""
+    original = getattr(owner, name)
+    own = name in vars(owner)
+    setattr(owner, name, make(original))
+
+    def undo() -> None:
+        if own:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)
+
+    return undo
+
+
+def all_of(undo: list[Callable[[], None]]) -> Callable[[], None]:
+    def undo_all() -> None:
+        for one in reversed(undo):
+            one()
+
+    return undo_all
+
+
+# -- loaders, and accelerate.log --------------------------------------------------------------------------------------
+def host_loaders(observer: Any) -> Callable[[], None]:
+    from torch.utils.data import dataloader
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def next_batch(iterator: Any) -> Any:
+            batch = original(iterator)
+            observer.on_host_batch(iterator, batch)
+            return batch
+
+        return next_batch
+
+    return replace(dataloader._BaseDataLoaderIter, "__next__", make)
+
+
+def accelerate_tracker(observer: Observer[Any]) -> Callable[[], None]:
+    """Send `accelerator.log(...)` to the run's records through an accelerate tracker (1.15)."""
+    waiting = PostImport()
+    undo = [waiting.remove]
+    waiting.when_imported("accelerate.accelerator", lambda module: undo.append(_track(module.Accelerator, observer)))
+    return all_of(undo)
+
+
+def _track(accelerator: Any, observer: Observer[Any]) -> Callable[[], None]:
+    RunTracker = _run_tracker()
+
+    def start(original: Any) -> Any:
+        @functools.wraps(original)
+        def with_tracker(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            self.trackers = [*getattr(self, "trackers", []), RunTracker(observer.log)]
+
+        return with_tracker
+
+    def init_trackers(original: Any) -> Any:
+        @functools.wraps(original)
+        def keep_tracker(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            if not any(isinstance(tracker, RunTracker) for tracker in self.trackers):
+                self.trackers.append(RunTracker(observer.log))
+
+        return keep_tracker
+
+    return all_of([replace(accelerator, "__init__", start), replace(accelerator, "init_trackers", init_trackers)])
+
+
+def _run_tracker() -> Any:
+    """An accelerate tracker that passes the values of `accelerator.log(...)` to the run's records."""
+    from accelerate.tracking import GeneralTracker
+
+    class RunTracker(GeneralTracker):
+        name = "tpu_magics"
+        requires_logging_directory = False
+
+        def __init__(self, record: Callable[[Mapping[str, Any]], None]) -> None:
+            super().__init__()
+            self._record = record
+
+        @property
+        def tracker(self) -> None:
+            """accelerate reads the wrapped tracker; there is none."""
+            return None
+
+        def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:  # noqa: ARG002
+            """Called by accelerate on the main process."""
+            self._record(values)
+
+    return RunTracker
+
+
+# -- logged values ----------------------------------------------------------------------------------------------------
+class TorchLoggedValues(LoggedValues):
+    """The logged values of one rank. `on_type`: called with the dtype of each logged tensor."""
+
+    def __init__(self, writer: EventWriter, on_type: Callable[[str], None]) -> None:
+        super().__init__(writer)
+        self.on_type = on_type
+
+    def waits(self, value: Any) -> bool:
+        """Whether it is on a device."""
+        device = getattr(value, "device", None)
+        found = device is not None and getattr(device, "type", "cpu") not in ("cpu", "meta")
+        if found:
+            self.on_type(str(value.dtype).removeprefix("torch."))
+        return found
+
+    def fetch(self, value: Any) -> Any:
+        """The value in host memory. After the sync, reading it splits no graph."""
+        return value.detach().cpu()
+
+
+# -- device-to-host reads ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Count:
+    site: events.Site
+    count: int = 0
+    seconds: float = 0.0
+    written: int = 0
+    by_op: bool = False
+
+
+class ReadCounter:
+    """The reads of one rank by source line: how often, how long the host waited, and whether they split a graph."""
+
+    def __init__(self, writer: EventWriter) -> None:
+        self.writer = writer
+        self.cutting: dict[int, _Count] = {}
+        self.waiting: dict[int, _Count] = {}
+        self.seconds = 0.0
+
+    def add(self, site: events.Site, seconds: float, cut: bool, by_op: bool = False, count: int = 1) -> None:
+        """A read at `site`; `by_op`: not by the user's code, but by an operation that needs the value."""
+        self.seconds += seconds
+        kind = self.cutting if cut else self.waiting
+        one = kind.get(site.id)
+        if one is None:
+            if len(kind) >= _SITES:
+                return
+            one = kind[site.id] = _Count(site, by_op=by_op)
+        one.count += count
+        one.seconds += seconds
+        if one.count >= 2 * one.written:  # each record replaces the one before: a dozen for a thousand reads
+            self._write(one, cut)
+
+    def flush(self) -> None:
+        """Write the current counts."""
+        for kind, cut in ((self.cutting, True), (self.waiting, False)):
+            for one in kind.values():
+                if one.count != one.written:
+                    self._write(one, cut)
+
+    def _write(self, one: _Count, cut: bool) -> None:
+        one.written = one.count
+        fields = {"site": one.site, "count": one.count, "seconds": round(one.seconds, 4), "code": one.site.code}
+        if cut:
+            text, fix = (_OP_TEXT, _OP_FIX) if one.by_op else (_READ_TEXT, _READ_FIX)
+            self.writer.record(events.Transfer, **fields, text=text, fix=fix)
+        else:
+            self.writer.record(events.Read, **fields)

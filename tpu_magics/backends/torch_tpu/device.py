@@ -1,0 +1,142 @@
+"""The device "tpu" in the notebook's process: registered, but without its runtime, so that workers can be forked.
+
+torch_tpu 0.2.0 (_loader.py, _internal/device/_device_module.py, _internal/utils/hardware.py). Its runtime starts with
+the first tensor on the device, and also with what only asks: autograd's start (the first backward on the CPU) asks how
+many devices there are, and torch.manual_seed seeds all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+from tpu_magics.backends.torch import randomness
+from tpu_magics.backends.torch.post_import import PostImport
+from tpu_magics.backends.torch.worker import hidden_device
+from tpu_magics.backends.torch_tpu import plugin
+from tpu_magics.errors import TpuMagicsError
+
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+VERSIONS = "torch_tpu 0.2.0 with torch 2.15.0"
+INSTALL = "%pip install 'tpu-magics[torch-tpu]'"
+# What we use of torch_tpu that is not public: module -> names.
+PRIVATE = {
+    "torch_tpu._loader": ("_init_device",),
+    "torch_tpu._internal.utils.hardware": ("get_tpu_device_count", "get_tpu_topology"),
+    "torch_tpu._internal.device._device_ops_backend": (
+        *("_is_initialized", "get_rng_state", "set_rng_state", "manual_seed_all"),
+        *("_get_cache_requests", "_get_cache_hits", "_get_cache_misses", "_get_cache_stats"),
+    ),
+}
+_registered: list[int] = []  # the process
+_autograd: list[int] = []  # the process in which it was started
+_waiting: list[PostImport] = []
+
+
+def rehearsed() -> bool:
+    """Whether cells train on the CPU here: %tpu_init sets the variable by what the host has."""
+    return os.environ.get("PJRT_DEVICE", "").upper().startswith("CPU")
+
+
+def register() -> None:
+    """Import torch_tpu and register "tpu" with torch, without starting the runtime (idempotent). On a host without a
+    TPU, XLA's CPU plugin takes libtpu's place.
+
+    Raises:
+        TpuMagicsError: torch_tpu or the plugin is missing, or does not fit.
+    """
+    if _registered:
+        return
+    if rehearsed():
+        plugin.take_place()
+    with quiet(), _without_autoload():
+        loader = _imported()
+        if rehearsed():
+            _show_one_device()
+        _start_autograd()
+        loader._init_device("tpu")
+    _registered.append(os.getpid())
+
+
+def prepare_notebook() -> None:
+    """What cells need before they use TorchTPU in the notebook's process (idempotent)."""
+    randomness.defer_seeds()
+    if not _waiting:
+        _waiting.append(PostImport())
+        _waiting[0].when_imported("torch_tpu", lambda _module: _start_autograd())
+
+
+def _start_autograd() -> None:
+    """Start autograd where it does not see the device. With torch_tpu imported, the first backward() on the CPU would
+    start TorchTPU's runtime, and a fork could not use it; without a TPU, it hangs (libtpu 0.0.52)."""
+    if not _autograd:
+        _autograd.append(os.getpid())
+        with hidden_device():
+            import torch
+
+            torch.ones(1, requires_grad=True).sum().backward()
+
+
+@contextlib.contextmanager
+def _without_autoload() -> Iterator[None]:
+    """Within it, `import torch` does not import torch_tpu before the plugin is there."""
+    before = os.environ.get(AUTOLOAD)
+    os.environ[AUTOLOAD] = "0"
+    try:
+        yield
+    finally:
+        os.environ.pop(AUTOLOAD, None)
+        os.environ.update({AUTOLOAD: before} if before is not None else {})
+
+
+def _imported() -> Any:
+    """torch_tpu's loader."""
+    try:
+        for module, names in PRIVATE.items():
+            missing = [name for name in names if not hasattr(import_module(module), name)]
+            if missing:
+                raise _unfit(f"{module} has no {missing[0]}")
+    except ImportError as error:
+        raise _cannot_import(error) from error
+    return sys.modules["torch_tpu._loader"]
+
+
+def _show_one_device() -> None:
+    """As torch.tpu.is_available() and torch.manual_seed count devices: by PCI, where the plugin is not seen."""
+    sys.modules["torch_tpu._internal.utils.hardware"].get_tpu_device_count = _one  # type: ignore[attr-defined]
+
+
+def _one() -> int:
+    return 1
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress what torch_tpu prints and warns of when it starts ("Successfully renamed PrivateUse1 backend", ...)."""
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.filterwarnings("ignore", message=".*TcMalloc.*|.*tcmalloc.*")
+        yield
+
+
+def _cannot_import(error: ImportError) -> TpuMagicsError:
+    if isinstance(error, ModuleNotFoundError) and error.name in ("torch", "torch_tpu"):
+        return TpuMagicsError(
+            f"{error.name} is not installed.",
+            "Training needs TorchTPU.",
+            f"Install it: {INSTALL} (Python 3.12 or later)",
+        )
+    return _unfit(str(error))
+
+
+def _unfit(why: str) -> TpuMagicsError:
+    return TpuMagicsError(
+        "This torch_tpu cannot be used.",
+        f"{why}. These versions were tested: {VERSIONS}.",
+        "Install them, then restart the kernel: %pip install torch_tpu==0.2.0 torch==2.15.0",
+    )

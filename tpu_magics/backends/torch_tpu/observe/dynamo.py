@@ -1,0 +1,181 @@
+"""What torch.compile(backend="tpu") compiles, as Dynamo and torch_tpu tell it (torch 2.15.0, torch_tpu 0.2.0).
+
+Dynamo calls back when a frame's compile starts and ends, with the frame's number and how often it was compiled ("0/1"),
+and again when the backward pass of it is compiled, in autograd's thread, at the first backward(). torch_tpu's backend
+is called in between with the graph, and gives StableHLO to a callback. Why a frame was compiled again is in Dynamo's
+metrics, which it writes after the end: a compile is handed on at the next hook.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from tpu_magics.backends.observe.sites import StackLine, outwards
+from tpu_magics.backends.torch.hooks import all_of, replace
+from tpu_magics.runs.events import Input
+
+RESUMED = "torch_dynamo_resume_in_"
+_SOURCE_END = len("L['")
+
+
+@dataclass
+class FrameCompile:
+    """A compile of a frame. `number`: Dynamo's ("0/1"); `stack`: what ran, innermost first; `misses`: of torch_tpu's
+    cache before; `debug`: torch_tpu's texts, None if its backend was not called (nothing was compiled); `compiled`:
+    whether XLA compiled it, and not an earlier process whose programs torch keeps on the disk; `guard`: the guard that
+    failed; `function`: what was compiled."""
+
+    number: str
+    backward: bool
+    stack: tuple[StackLine, ...]
+    started: float
+    misses: int
+    debug: Any = None
+    inputs: tuple[Input, ...] = ()
+    seconds: float = 0.0
+    compiled: bool = False
+    guard: str = ""
+    function: str = ""
+
+    @property
+    def stablehlo(self) -> str:
+        """The text of the graph that was compiled; "" if it is not known."""
+        kind = "backward" if self.backward else "forward"
+        texts: Sequence[str] = getattr(self.debug, f"stablehlo_{kind}_text", ())
+        return texts[-1] if texts else ""
+
+
+@dataclass(frozen=True)
+class GraphBreak:
+    """A place where torch.compile splits a function. `reason`, `hint`: Dynamo's, a sentence each."""
+
+    path: str
+    line: int
+    reason: str
+    hint: str
+
+
+@dataclass
+class DynamoCompiles:
+    """The compiles of this process since the last `take`. `misses`: reads torch_tpu's counter of compiles; `on_break`:
+    called for each graph break; `thread`: of the user's code."""
+
+    misses: Callable[[], int]
+    on_break: Callable[[GraphBreak], None]
+    thread: int = field(default_factory=threading.get_ident)
+    compiling: list[FrameCompile] = field(default_factory=list)
+    ended: list[FrameCompile] = field(default_factory=list)
+    counted: int = 0  # of the misses, those of torch.compile
+    _debug: dict[str, Any] = field(default_factory=dict)
+
+    def install(self) -> Callable[[], None]:
+        """Listen; returns how to stop."""
+        handler = import_module("torch._dynamo.callback").callback_handler
+        handler.register_start_callback(self._start)
+        handler.register_end_callback(self._end)
+        backend = import_module("torch_tpu._internal.compile._backend").TpuBackend
+        translator = import_module("torch._dynamo.symbolic_convert").InstructionTranslatorBase
+        return all_of(
+            [
+                lambda: handler.remove_start_callback(self._start),
+                lambda: handler.remove_end_callback(self._end),
+                replace(backend, "__call__", self._backend),
+                replace(translator, "log_graph_break", self._breaks),
+            ]
+        )
+
+    def take(self) -> list[FrameCompile]:
+        """What was compiled and is described by now."""
+        if not self.ended:
+            return []
+        known = {str(one.compile_id): one for one in import_module("torch._dynamo.utils")._compilation_metrics}
+        done = [one for one in self.ended if one.backward or one.number in known]
+        self.ended = [one for one in self.ended if one not in done]
+        for one in done:
+            metrics = known.get(one.number)
+            one.guard = str(getattr(metrics, "recompile_reason", None) or "")
+            one.function = str(getattr(metrics, "co_name", None) or "")
+        return done
+
+    # -- what Dynamo calls ----------------------------------------------------------------------------------------
+    def _start(self, args: Any) -> None:
+        backward = args.callback_trigger.name == "LAZY_BACKWARD"
+        frame = sys._getframe(1) if threading.get_ident() == self.thread else sys._current_frames().get(self.thread)
+        stack = tuple((one.f_code.co_name, one.f_code.co_filename, one.f_lineno) for one in outwards(frame))
+        debug = self._debug.get(args.compile_id) if backward else None
+        self.compiling.append(FrameCompile(args.compile_id, backward, stack, time.perf_counter(), self.misses(), debug))
+
+    def _end(self, args: Any) -> None:
+        if not self.compiling or self.compiling[-1].number != args.compile_id:
+            return
+        one = self.compiling.pop()
+        one.seconds = time.perf_counter() - one.started
+        new = self.misses() - one.misses
+        self.counted += new
+        one.compiled = new > 0
+        if one.backward or one.debug is not None:
+            self.ended.append(one)
+
+    def _backend(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def call(backend: Any, graph: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+            if not self.compiling:
+                return original(backend, graph, example_inputs, **kwargs)
+            one = self.compiling[-1]
+            options = dict(kwargs.get("options") or {})
+            theirs = options.get("debug_callback")
+
+            def keep(debug: Any) -> None:
+                one.debug = self._debug[one.number] = debug
+                if theirs is not None:
+                    theirs(debug)
+
+            one.inputs = _inputs(graph, example_inputs)
+            return original(
+                backend, graph, example_inputs, **{**kwargs, "options": {**options, "debug_callback": keep}}
+            )
+
+        return call
+
+    def _breaks(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def log_graph_break(
+            translator: Any, code_options: Any, reason: str, exc: Any, *args: Any, **kwargs: Any
+        ) -> Any:
+            stack = list(getattr(exc, "real_stack", None) or ())
+            if stack:
+                self.on_break(GraphBreak(stack[-1].filename, int(stack[-1].lineno or 0), *_explained(reason)))
+            return original(translator, code_options, reason, exc, *args, **kwargs)
+
+        return log_graph_break
+
+
+def _explained(reason: str) -> tuple[str, str]:
+    """The first line, and the first hint."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    hints = [line.removeprefix("Hint: ") for line in lines if line.startswith("Hint: ")]
+    return (lines[0] if lines else ""), (hints[0] if hints else "")
+
+
+def _inputs(graph: Any, example_inputs: Sequence[Any]) -> tuple[Input, ...]:
+    """What the function was called with, by the names that the user sees; parameters and buffers are left out."""
+    import torch
+
+    found = []
+    nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    for node, value in zip(nodes, example_inputs, strict=False):
+        source = str(getattr(getattr(node, "_dynamo_source", None), "name", "") or node.name)
+        if not isinstance(value, torch.Tensor) or isinstance(value, torch.nn.Parameter) or "._modules" in source:
+            continue
+        if "._parameters" in source or "._buffers" in source or not source.startswith("L['"):
+            continue
+        name = source[_SOURCE_END:].replace("']", "", 1)
+        found.append(Input(name, tuple(int(size) for size in value.shape), str(value.dtype).removeprefix("torch.")))
+    return tuple(found)

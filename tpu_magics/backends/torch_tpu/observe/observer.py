@@ -1,0 +1,264 @@
+"""TorchTPU's part of the observer. The hooks call it.
+
+A step is a step of an optimizer; where several take turns (a GAN), a round of them is one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from tpu_magics.backends import hlo
+from tpu_magics.backends.base import ObserverConfig
+from tpu_magics.backends.hlo.stablehlo import parse_stablehlo
+from tpu_magics.backends.observe.compiles import CompileCause, CompileReport, History
+from tpu_magics.backends.observe.measurements import Facts, PeriodicSampler, PrecisionWatch, precision_facts
+from tpu_magics.backends.observe.observer import Observer, guarded
+from tpu_magics.backends.torch.batches import BatchSizes
+from tpu_magics.backends.torch.hooks import ReadCounter, TorchLoggedValues
+from tpu_magics.backends.torch.precision_request import MIXED_VARIABLE, NAMES, OPTION
+from tpu_magics.backends.torch_tpu.observe.causes import TpuCompile, distance, explain
+from tpu_magics.backends.torch_tpu.observe.dynamo import DynamoCompiles, FrameCompile, GraphBreak
+from tpu_magics.runs import events
+from tpu_magics.runs.events import Site
+from tpu_magics.runs.writer import EventWriter
+
+_BACKEND = "torch_tpu._internal.device._device_ops_backend"
+_BREAKS = 20  # that are recorded
+_FIRST_STEPS = 2  # in which operations are new; the runtime counts a compile some time after the call
+_EAGER_ENOUGH = 8  # operations compiled one by one after them that are worth a message
+_COMPILE_IT = "To compile the step as one program: step = torch.compile(step)."
+
+
+class TpuObserver(Observer[TpuCompile]):
+    """Steps, compiles, reads and values of one rank."""
+
+    def __init__(self, writer: EventWriter, config: ObserverConfig) -> None:
+        precision = TpuPrecisionWatch(config.precision, writer.record)
+        values = TorchLoggedValues(writer, lambda _type: None)
+        super().__init__(writer, config, History(writer, distance, explain), values, precision)
+        self.cache: Any = sys.modules[_BACKEND]
+        self.misses: Callable[[], int] = self.cache._get_cache_misses
+        self.dynamo = DynamoCompiles(self.misses, self.on_break)
+        self.reads = ReadCounter(writer)
+        self.sampler = TpuStats(writer, config, self)
+        self.batches = BatchSizes()
+        self.reading = False
+        self.round: set[int] = set()  # optimizers that have stepped since the last step was counted
+        self.sites_of: dict[str, Site] = {}  # number of a frame -> where it was compiled first
+        self.causes: dict[str, CompileCause] = {}  # of forward passes, for their backward passes
+        self.breaks: dict[tuple[str, int], GraphBreak] = {}
+        self.before = self.misses()  # this observer
+        self.seen = self.before  # until the last step
+        self.requests = self.cache._get_cache_requests()
+        self.in_first_steps = 0  # operations compiled one by one in them
+        self.on_device = False
+        self.seconds = 0.0
+
+    def trained_on_host(self) -> str:
+        """See WorkerWatcher."""
+        ran = self.on_device or self.cache._get_cache_requests() > self.requests
+        if ran or not self.steps.total:
+            return ""
+        return (
+            'No step ran on the device "tpu": the model stayed on the CPU and was trained there. Move the model and '
+            'the batches to it: model.to("tpu").'
+        )
+
+    def mine(self) -> bool:
+        """Whether this is the observed thread, and monitoring is on."""
+        return not (self.closed or self.stopped) and threading.get_ident() == self.thread
+
+    # -- steps ----------------------------------------------------------------------------------------------------
+    def after_optimizer_step(self, optimizer: Any) -> None:
+        """Count a step when an optimizer steps again. Raises StepLimit, RecompileLimit or StopRequested."""
+        if self.closed or threading.get_ident() != self.thread:
+            return
+        if self.round and id(optimizer) not in self.round:
+            self.round.add(id(optimizer))
+            return
+        self.round = {id(optimizer)}
+        if not self.stopped:
+            self._step_done(optimizer)
+        if self.values.pending or self.values.ready:
+            self.reading = True  # reading logged values is our own read
+            try:
+                self.values.step_done()
+            finally:
+                self.reading = False
+        self.count_steps()
+
+    @guarded
+    def _step_done(self, optimizer: Any) -> None:
+        misses = self.misses()
+        if misses != self.seen:
+            self.seen = misses
+            self.compiled_in_step = True
+            self.record_compiles()
+        if self.steps.total < _FIRST_STEPS:
+            self.in_first_steps = misses - self.before - self.dynamo.counted
+            self.on_device = self.on_device or _on_device(optimizer)
+        self.batches.on_optimizer_step()
+        if self.batches.unrecorded and (batch := self.batches.new_fields()) is not None:
+            self.writer.record(events.Batch, **batch, ranks=self.config.ranks)
+
+    # -- compiles -------------------------------------------------------------------------------------------------
+    def record_compiles(self) -> None:
+        """Record what torch.compile compiled. Raises RecompileLimit."""
+        done = self.dynamo.take()
+        for one in done:
+            self._record(one)
+        if done:
+            self.check_recompile_limit()
+
+    def _record(self, one: FrameCompile) -> None:
+        kind = f"{one.number.partition('/')[0]}{' backward' if one.backward else ''}"
+        site = self.sites_of.setdefault(kind, self.sites.of_stack(one.stack) or self.sites.of_frame(None))
+        text = one.stablehlo
+        graph = parse_stablehlo(text) if text else None
+        name = hlo.fingerprint(graph)[:32] if graph is not None else ""
+        self.seconds += one.seconds
+        new = TpuCompile(
+            site,
+            self.history.nth(site),
+            self.steps.total,
+            CompileReport(name, None, one.seconds, graph),
+            "backward" if one.backward else "call",
+            self.sites.through(one.stack),
+            inputs=one.inputs,
+            short=frozenset(self.batches.short),
+            guard=one.guard,
+            function=one.function,
+            backward=one.backward,
+        )
+        if one.compiled:
+            self.record_compile(new, self._first(site))
+        else:
+            self.history.remember(new)
+
+    def _first(self, site: Site) -> CompileCause | None:
+        """The note for a first compile: the rest of a function behind a graph break."""
+        found = next((one for key, one in self.breaks.items() if self.sites.of_line(*key) == site), None)
+        if found is None:
+            return None
+        return CompileCause("graph-break", f"torch.compile splits the function here: {found.reason}.", found.hint)
+
+    @guarded
+    def on_break(self, found: GraphBreak) -> None:
+        """A graph break; those inside of libraries (an optimizer has one of its own) are not the user's."""
+        key = (found.path, found.line)
+        if key in self.breaks or len(self.breaks) >= _BREAKS or not self.sites.is_user_code(found.path):
+            return
+        self.breaks[key] = found
+        site = self.sites.of_line(*key)
+        hint = f" {found.hint}" if found.hint else ""
+        text = f"Graph break: torch.compile splits the function at line {site.line} of {site.path}: {found.reason}."
+        self.warn("graph-break", f"{text}{hint}")
+
+    # -- reads, batches -------------------------------------------------------------------------------------------
+    def reads_of(self, tensor: Any) -> bool:
+        """Whether reading `tensor` waits for the device, in the user's thread."""
+        return tensor.device.type == "tpu" and self.mine()
+
+    @guarded
+    def on_read(self, frame: FrameType, seconds: float) -> None:
+        """The host read a tensor."""
+        self.reads.add(self.sites.of_frame(frame), seconds, cut=False)
+
+    def on_loader(self, frame: FrameType, loader: Any) -> None:
+        """A pass over a DataLoader begins."""
+        if self.mine():
+            self.progress.on_loader(frame, loader, _batches, False)
+
+    @guarded
+    def on_host_batch(self, iterator: Any, batch: Any) -> None:
+        """A DataLoader's iterator returned a batch."""
+        own = threading.get_ident() == self.thread
+        self.batches.on_host_batch(iterator, batch, own)
+        if own and self.progress.learning:
+            self.progress.on_batch(iterator)
+
+    # -- the end --------------------------------------------------------------------------------------------------
+    @guarded
+    def ended(self) -> None:
+        """The user's function has ended: what follows is our own."""
+        for one in self.dynamo.take():
+            self._record(one)
+        self.reads.flush()
+        self.sampler.sample()
+        self._tell_eager()
+
+    def _tell_eager(self) -> None:
+        """Operations outside of torch.compile that were compiled one by one."""
+        compiled = self.misses() - self.before - self.dynamo.counted
+        cached = max(0, self.cache._get_cache_requests() - self.requests - (self.misses() - self.before))
+        if compiled <= 0:
+            return
+        later = compiled - self.in_first_steps
+        text = f"Eager: {compiled:,} operations were compiled one by one, {cached:,} came from the cache."
+        if self.steps.total > _FIRST_STEPS and later >= _EAGER_ENOUGH:
+            text += f" {later:,} were new after step {_FIRST_STEPS}: shapes, dtypes or Python numbers change."
+        self.warn("eager", f"{text} {_COMPILE_IT}")
+
+    def close(self, read: bool = True) -> None:
+        """Write the rest. `read`: also the tensors logged last."""
+        self.reading = True
+        super().close(read)
+
+
+def _on_device(optimizer: Any) -> bool:
+    """Whether the parameters of an optimizer are on "tpu"."""
+    return any(one.device.type == "tpu" for group in optimizer.param_groups for one in group["params"][:1])
+
+
+def _batches(loader: Any) -> int | None:
+    """The batches of one pass; None if unknown."""
+    from torch.utils.data import DataLoader, IterableDataset
+
+    if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
+        return len(loader)
+    return len(loader) if type(loader) in (list, tuple) else None
+
+
+class TpuStats(PeriodicSampler):
+    """The statistics of one rank: seconds of compiling, and HBM where the device has its own memory."""
+
+    def __init__(self, writer: EventWriter, config: ObserverConfig, observer: TpuObserver) -> None:
+        super().__init__(writer)
+        self.config = config
+        self.observer = observer
+
+    def sample(self) -> None:
+        """Record what changed. What the device executes is not reported."""
+        times = {"compiling": round(self.observer.seconds, 3), "waiting": round(self.observer.reads.seconds, 3)}
+        self.record_if_new("times", events.Times, **times, executing=None, collectives=None, n_collectives=0)
+        if self.config.device == "TPU":
+            import torch
+
+            free, total = torch.accelerator.get_memory_info()
+            if total:
+                self.record_if_new("hbm", events.Memory, hbm_used=total - free, hbm_total=total)
+
+
+class TpuPrecisionWatch(PrecisionWatch):
+    """The requested precision and that of the compiled graphs, of one rank."""
+
+    def facts(self, graph: hlo.Graph, digest: str) -> Facts:
+        """The fields of the record for a graph."""
+        asked, source = self._request()
+        total, bf16 = hlo.multiplications(graph)
+        agrees = not total or {"bf16": bf16 == total, "fp32": bf16 == 0}.get(asked, True)
+        reason = " Autocast leaves some operations in float32, or the program chooses another dtype itself."
+        return precision_facts((asked, source), graph, digest, agrees, reason, ())
+
+    def _request(self) -> tuple[str, str]:
+        state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
+        shared = state._shared_state if state is not None else {}
+        mixed = str(shared.get("_mixed_precision") or os.environ.get(MIXED_VARIABLE) or "no")
+        if mixed != "no":
+            return NAMES.get(mixed, mixed), f'Accelerator(mixed_precision="{mixed}")'
+        return (self.option, OPTION) if self.option else ("", "")

@@ -1,0 +1,93 @@
+"""Turns a forked process into a rank on TorchTPU: starts the runtime on one device and calls the user's function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from tpu_magics.backends.base import WorkerSpec
+from tpu_magics.backends.torch import optimizers, randomness, rebuild, tied_weights, trainer
+from tpu_magics.backends.torch.worker import in_new_thread, set_variables, start_autograd_threads, thread_modes
+from tpu_magics.backends.torch_tpu import device, process_group, xla_cpu
+from tpu_magics.errors import TpuMagicsError
+
+DEVICE = "tpu:0"
+
+
+def refuse(precision: str, spmd: int | None) -> None:
+    """Raise TpuMagicsError for options of torch_xla that TorchTPU has no counterpart of."""
+    if spmd is not None:
+        raise TpuMagicsError(
+            "--spmd is not supported with TorchTPU.",
+            "It makes torch_xla drive several devices from one process. TorchTPU has one process for each device, and "
+            "shards with torch.distributed's DTensor.",
+            "Omit --spmd.",
+        )
+    if precision == "bf16-downcast":
+        raise TpuMagicsError(
+            "--precision bf16-downcast is not supported with TorchTPU.",
+            "It is a setting of torch_xla for double and float.",
+            "Use --precision bf16: the function runs under torch.autocast, with float32 weights.",
+        )
+
+
+def _variables(spec: WorkerSpec) -> dict[str, str | None]:
+    """What torchrun sets; accelerate trains on the device that ACCELERATE_TORCH_DEVICE names (1.15 does not know
+    "tpu")."""
+    return {
+        "ACCELERATE_TORCH_DEVICE": "tpu",
+        "FORK_LAUNCHED": "1",  # what accelerate's PrepareForLaunch sets
+        **spec.environment,
+    }
+
+
+def run_worker(
+    spec: WorkerSpec,
+    on_ready: Callable[[int, int, str], None],
+    function: Callable[[int, int], Any],
+) -> Mapping[int, Any]:
+    """Start the runtime and call `function(rank, 0)`, in a new thread.
+
+    `on_ready(rank, world_size, device)` is called once before it. Returns {rank: value}; an exception is raised here.
+    """
+    set_variables(_variables(spec))
+    enter = thread_modes()
+    rebuild.remember_state()
+    return in_new_thread(lambda: _run(spec, on_ready, function, enter))
+
+
+def _run(
+    spec: WorkerSpec,
+    on_ready: Callable[[int, int, str], None],
+    function: Callable[[int, int], Any],
+    enter: Callable[..., Any],
+) -> Mapping[int, Any]:
+    import torch
+
+    torch.get_num_threads()  # recreates the pool of a forked process, before autograd's threads call it
+    rank = spec.number
+    if spec.ranks > 1 and spec.meeting is None:
+        process_group.name_ranks(spec)
+    with device.quiet():
+        start_autograd_threads()  # asks for the devices, and so starts the runtime
+    if spec.meeting is not None:
+        process_group.name_ranks(spec)
+        process_group.rehearse(spec)
+    if spec.device == "CPU":
+        xla_cpu.arrange()
+    tied_weights.keep_ties()
+    optimizers.arrange()
+    trainer.arrange()
+    rebuild.adopt_state()
+    on_ready(rank, spec.ranks, DEVICE)
+    randomness.replay_seed()
+    with _precision(spec.precision):
+        return {rank: enter(function, rank, 0)}
+
+
+def _precision(precision: str) -> AbstractContextManager[Any]:
+    """What `--precision` means: bf16 is autocast, which leaves the weights in float32."""
+    import torch
+
+    return torch.autocast("tpu", torch.bfloat16) if precision == "bf16" else nullcontext()

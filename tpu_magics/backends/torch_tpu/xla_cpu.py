@@ -1,0 +1,51 @@
+"""What XLA's CPU plugin lacks of what torch_tpu 0.2.0 makes for a TPU, replaced in a worker of a rehearsal.
+
+- Attention becomes a kernel for TPUs (`tpu_custom_call`), which the plugin does not have: the math form is used.
+- cumsum and cumprod become the HLO operation `scan`, which it does not have either: they are made of others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_kept: list[Any] = []  # a library's registrations end with it
+
+
+def arrange() -> None:
+    """Replace both in this process (idempotent)."""
+    import torch
+
+    for switch in ("flash", "mem_efficient", "cudnn"):
+        getattr(torch.backends.cuda, f"enable_{switch}_sdp")(False)
+    if _kept:
+        return
+    library = torch.library.Library("aten", "IMPL")
+    for name, function in (("cumsum", _cumsum), ("cumprod", _cumprod)):
+        library.impl(name, function, "PrivateUse1", allow_override=True)
+    _kept.append(library)
+
+
+def _cumsum(values: Any, dim: int, *, dtype: Any = None) -> Any:
+    return _cumulated(values, dim, dtype, 0, "sum")
+
+
+def _cumprod(values: Any, dim: int, *, dtype: Any = None) -> Any:
+    return _cumulated(values, dim, dtype, 1, "prod")
+
+
+def _cumulated(values: Any, dim: int, dtype: Any, neutral: int, how: str) -> Any:
+    """Each element together with those before it, in n doublings: shift by 1, 2, 4, ... and combine."""
+    import torch
+
+    whole = not values.dtype.is_floating_point and not values.dtype.is_complex
+    result = values.to(dtype or (torch.int64 if whole else values.dtype))
+    if not values.dim():
+        return result.clone()
+    length, shift = values.shape[dim], 1
+    while shift < length:
+        before = result.narrow(dim, 0, length - shift)
+        ahead = torch.full_like(result.narrow(dim, 0, shift), neutral)
+        shifted = torch.cat([ahead, before], dim)
+        result = result + shifted if how == "sum" else result * shifted
+        shift *= 2
+    return result if result is not values else result.clone()
