@@ -13,7 +13,7 @@ export JUPYTER_PREFER_ENV_PATH := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab lab-folder check quick quick-panel quick-launch quick-others room test test-long test-hosts lint extension byte-code format bench clean install
+.PHONY: help demo lab lab-folder check quick quick-panel quick-launch quick-others room test test-long test-hosts test-torch-tpu demo-torch-tpu lint extension byte-code format bench clean install
 
 help:  ## show this list
 	@echo "tpu_magics: make demo, make test and their relatives. Needs python3 >= 3.10 and make."
@@ -63,10 +63,23 @@ test:  ## lint, types, the extension, the notebooks and the tests
 	@$(MAKE) GOAL=$(GOAL) --no-print-directory --jobs=2 --output-sync=target lint extension byte-code
 	@echo "==> the tests, and the notebooks with nbval"
 	@$(PY) $(PYTEST) $(NOTEBOOKS) -m "not long" --durations=20 tests $(PYTEST_ARGS)
+	@echo "==> TorchTPU: the suites that it has to pass too"
+	@$(PY) scripts/hosts.py torch-tpu
 
 test-long: install  ## the tests that make test leaves out: full sizes, many ranks, killed hosts, random examples (26 minutes)
 	@$(PY) scripts/bundle.py
 	@$(PY) $(PYTEST) $(NOTEBOOKS) -m "long or hypothesis" --hypothesis-profile=long --durations=20 tests $(PYTEST_ARGS)
+
+test-torch-tpu: install  ## the suites that TorchTPU has to pass too, in .venv/torch-tpu (Python 3.12 or 3.13)
+	@$(PY) scripts/hosts.py torch-tpu
+
+demo-torch-tpu: install  ## train the same small model on TorchTPU, in notebooks/09_torch_tpu.ipynb
+	@$(PY) scripts/hosts.py --make torch-tpu
+	@echo "==> running notebooks/09_torch_tpu.ipynb on XLA:CPU, without a browser"
+	@TPU_MAGICS_RUNS="$(CURDIR)/.demo/.tpu_runs" PJRT_DEVICE=CPU \
+	    .venv/torch-tpu/bin/python scripts/run_notebook.py notebooks/09_torch_tpu.ipynb .demo/09_torch_tpu.ipynb
+	@echo "==> the run, as its run folder tells it"
+	@.venv/torch-tpu/bin/python -m tpu_magics summary --runs .demo/.tpu_runs
 
 test-hosts: install  ## the test suites with the packages of Colab's and of Kaggle's TPU image
 	@$(PY) scripts/hosts.py

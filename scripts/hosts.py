@@ -1,9 +1,12 @@
-"""`make test-hosts`: the test suites in environments with the packages of Colab's and of Kaggle's TPU image.
+"""`make test-hosts`: the test suites in environments with the packages of Colab's and of Kaggle's TPU image; and
+`make test-torch-tpu`: those that TorchTPU has to pass too, which does not go beside torch_xla.
 
-Makes both environments (.hosts/NAME, from tests/hosts/NAME.txt), installs our wheel into them with pip, checks that
-this changes no version, and runs the suites of both at once. tests/hosts/lacking.py lists what a host lacks.
+Makes the environments (.hosts/NAME, or .venv/torch-tpu, from tests/hosts/NAME.txt), installs our wheel into them with
+pip, checks that this changes no version, and runs the suites of all at once. tests/hosts/lacking.py lists what a host
+lacks.
 
 Usage: .venv/bin/python scripts/hosts.py [NAME...] [-- PYTEST_ARGUMENT...]
+       .venv/bin/python scripts/hosts.py --make NAME   the environment alone
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".hosts"
 LISTS = ROOT / "tests" / "hosts"
 TOOLS, OVERRIDES = LISTS / "tests.txt", LISTS / "overrides.txt"
-SUITES = ("launch", "host", "preflight", "hosts")
+SUITES = tuple(f"tests/{room}" for room in ("launch", "host", "preflight", "hosts"))
 NOT_THERE = ("tests/launch/pods",)  # many hosts on Ray: neither Colab nor Kaggle is one of several
 # For each host: much of a test is waiting for processes that begin or end.
 WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not long", "--durations=20")
@@ -36,17 +39,21 @@ UV = [sys.executable, "-m", "uv"]
 @dataclass(frozen=True)
 class Host:
     """`python`: the version that the image has; `overlays`: rows of install.OVERLAYS that the tests need beside the
-    packages of the image; `suites`: what is tested there besides SUITES; `left_out`: what is not."""
+    packages of the image; `suites`: what is tested there; `left_out`: what is not of it; `pythons`: other versions that
+    do; `image`: it is one, which stands for itself: there is no other Python, no such host; `imports`: large ones."""
 
     name: str
     python: str
     overlays: tuple[str, ...]
     suites: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    pythons: tuple[str, ...] = ()
+    image: bool = True
+    imports: tuple[str, ...] = ("accelerate, jax, torch_xla, transformers.trainer", "tensorflow")
 
     @property
     def folder(self) -> Path:
-        return FOLDER / self.name
+        return (FOLDER if self.image else install.VENV) / self.name
 
     @property
     def interpreter(self) -> Path:
@@ -58,7 +65,7 @@ class Host:
 
     @property
     def log(self) -> Path:
-        return FOLDER / f"{self.name}.log"
+        return self.folder.parent / f"{self.name}.log"
 
 
 def test_files(room: str, *names: str) -> tuple[str, ...]:
@@ -77,6 +84,7 @@ HOSTS = {
         "3.13",
         ("tensorflow",),
         (
+            *SUITES,
             "tests/magics",
             *test_files("panel", "html", "live", "text", "words"),
             *test_files("check", "cells", "fixes", "recall", "rule_docs", "samples"),
@@ -96,6 +104,7 @@ HOSTS = {
         "3.12",
         (),
         (
+            *SUITES,
             *test_files("magics", "forms", "init", "preflight", "tensorflow", "trainer"),
             *test_files("backends/torch_xla", "trace_reads", "observe/observer"),
         ),
@@ -104,15 +113,47 @@ HOSTS = {
             *test_files("preflight", "command", "compile_process", "precheck"),
         ),
     ),
+    # TorchTPU, rehearsed. Each operation outside of torch.compile is compiled the first time, for 30 to 400 ms.
+    "torch-tpu": Host(
+        "torch-tpu",
+        "3.12",
+        (),
+        (
+            *test_files("backends/torch", "pickling", "tied_weights", "weights"),
+            "tests/backends/torch_tpu",
+            *test_files("launch", "endings", "state", "train", "trainer"),
+        ),
+        pythons=("3.13",),
+        image=False,
+        imports=("accelerate, transformers.trainer",),
+    ),
 }
 
 
 def main(arguments: list[str]) -> None:
+    only_make = arguments[:1] == ["--make"]
+    arguments = arguments[only_make:]
     split = arguments.index("--") if "--" in arguments else len(arguments)
     names, options = arguments[:split], arguments[split + 1 :]
     if set(names) - set(HOSTS):
         raise SystemExit(f"There is no host {', '.join(set(names) - set(HOSTS))}; there are: {', '.join(HOSTS)}")
-    hosts = [HOSTS[name] for name in names or HOSTS]
+    hosts = [HOSTS[name] for name in names or [name for name, host in HOSTS.items() if host.image]]
+    if hosts := [host for host in hosts if is_possible(host)]:
+        make_and_test(hosts, options, only_make)
+
+
+def is_possible(host: Host) -> bool:
+    """Whether there is a Python for it; if not, a line says so. In CI there has to be one."""
+    if host.image or find_python(host) is not None:
+        return True
+    wanted = f"{host.name} needs Python {' or '.join((host.python, *host.pythons))}, which is not on this machine"
+    if os.environ.get("CI", "").lower() in ("true", "1"):
+        stop(f"{wanted}; in CI nothing may be skipped.")
+    install.say(f"skipped: {wanted} (on the path, or under pyenv)")
+    return False
+
+
+def make_and_test(hosts: list[Host], options: list[str], only_make: bool) -> None:
     # Otherwise hundreds of processes would compile the packages' modules, or the installer would compile all of them
     # (50 s more). `warm` compiles those that all tests import, once.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -120,7 +161,8 @@ def main(arguments: list[str]) -> None:
     with ThreadPoolExecutor() as both:
         for done in [both.submit(prepare, host, wheel) for host in hosts]:
             done.result()
-    test(hosts, options)
+    if not only_make:
+        test(hosts, options)
 
 
 def prepare(host: Host, wheel: Path) -> None:
@@ -135,11 +177,13 @@ def prepare(host: Host, wheel: Path) -> None:
 def make(host: Host) -> None:
     """The host's environment, unless it is there as its list wants it."""
     python = find_python(host)
+    assert python is not None
     stamp, wanted = host.folder / ".made", key(host, python)
     if stamp.is_file() and stamp.read_text() == wanted:
-        install.say(f"{host.name}: .hosts/{host.name} is up to date")
+        install.say(f"{host.name}: {host.folder.relative_to(ROOT)} is up to date")
         return
-    install.say(f"{host.name}: making .hosts/{host.name} with {python} (Python {install.version_of(python)})")
+    version = install.version_of(python)
+    install.say(f"{host.name}: making {host.folder.relative_to(ROOT)} with {python} (Python {version})")
     run([*UV, "venv", "--quiet", "--clear", "--python", python, host.folder])
     add(host, "-r", host.packages, "--overrides", OVERRIDES, "pip")
     before = listed(host)
@@ -150,14 +194,18 @@ def make(host: Host) -> None:
     stamp.write_text(wanted)
 
 
-def find_python(host: Host) -> Path:
-    """A Python of the image's version; where there is none, the one that runs this, and a line that says so."""
+def find_python(host: Host) -> Path | None:
+    """A Python of the image's version; where there is none, the one that runs this, and a line that says so. None where
+    it is no image, and there is none."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    there = sorted(pyenv.glob(f"versions/{host.python}.*/bin/python"))
-    on_path = shutil.which(f"python{host.python}")
-    for candidate in (Path(sys.executable), *map(Path, filter(None, [on_path])), *reversed(there)):
-        if install.version_of(candidate) == host.python:
-            return candidate
+    for version in (host.python, *host.pythons):
+        there = sorted(pyenv.glob(f"versions/{version}.*/bin/python"))
+        on_path = shutil.which(f"python{version}")
+        for candidate in (Path(sys.executable), *map(Path, filter(None, [on_path])), *reversed(there)):
+            if install.version_of(candidate) == version:
+                return candidate
+    if not host.image:
+        return None
     own = install.version_of(Path(sys.executable))
     install.say(f"{host.name}: its image has Python {host.python}, which is not on this machine; taken instead: {own}")
     return Path(sys.executable)
@@ -223,8 +271,9 @@ def warm(host: Host) -> None:
     """Import the large packages once, so that Python stores their byte code. An import that fails is reported by the
     suites."""
     tensorflow = {"PYTHONPATH": str(host.folder / "tensorflow")} if "tensorflow" in host.overlays else {}
-    for modules, variables in (("accelerate, jax, torch_xla, transformers.trainer", {}), ("tensorflow", tensorflow)):
+    for modules in host.imports:
         command = [host.interpreter, "-c", f"import {modules}"]
+        variables = tensorflow if modules == "tensorflow" else {}
         subprocess.run(command, cwd=FOLDER, env={**os.environ, **variables}, stderr=subprocess.DEVNULL)
 
 
@@ -256,7 +305,6 @@ def start(host: Host, options: list[str]) -> subprocess.Popen[bytes]:
     """pytest in the host's environment, writing to its log."""
     without = f" without {', '.join(host.left_out)}" if host.left_out else ""
     install.say(f"{host.name}: running the suites{without}, log in {host.log.relative_to(ROOT)}")
-    suites = [*(f"tests/{name}" for name in SUITES), *host.suites]
     left_out = [f"--ignore={name}" for name in (*NOT_THERE, *host.left_out)]
     command = [
         host.interpreter,
@@ -275,7 +323,7 @@ def start(host: Host, options: list[str]) -> subprocess.Popen[bytes]:
         "HYPOTHESIS_STORAGE_DIRECTORY": str(host.folder / "hypothesis"),
     }
     with host.log.open("wb") as log:
-        words = [*map(str, command), *(options or [*suites, *left_out, *WORKERS, "-q"])]
+        words = [*map(str, command), *(options or [*host.suites, *left_out, *WORKERS, "-q"])]
         return subprocess.Popen(words, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 

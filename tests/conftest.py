@@ -25,10 +25,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.configuration import set_hypothesis_home_dir
 
+from tests import framework
 from tests.xla_flags import QUICK
 from tpu_magics.launch import session
 
-os.environ.setdefault("XLA_FLAGS", QUICK)  # workers and fresh processes inherit it
+if not framework.TORCH_TPU:  # its XLA ends the process for a flag that it does not know
+    os.environ.setdefault("XLA_FLAGS", QUICK)  # workers and fresh processes inherit it
 TESTS = Path(__file__).parent
 REHEARSING = ("test_rehearse.py", "test_rehearse_accelerate.py", "test_rehearse_training.py")
 TRACING = tuple(f"test_trace{part}.py" for part in ("", "_reads", "_world", "_spmd"))
@@ -61,6 +63,8 @@ settings.load_profile("short")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if framework.TORCH_TPU:  # a backward() on the CPU hangs otherwise, where torch has imported torch_tpu
+        framework.import_framework()
     sys.addaudithook(lambda event, _: _started.append(event) if event in STARTS else None)
 
 
@@ -135,6 +139,8 @@ def fresh_session(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sessi
     randomness = sys.modules.get("tpu_magics.backends.torch.randomness")
     if randomness is not None:
         randomness.undo_deferred_seeds()
+    if framework.TORCH_TPU:  # there, torch.manual_seed seeds the device
+        framework.import_framework()
 
 
 @pytest.fixture(autouse=True)
@@ -144,15 +150,10 @@ def _launchers_leave_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
     if "fresh_session" in request.fixturenames:
-        import torch_xla  # noqa: F401 - its import sets environment variables
+        framework.import_framework()  # which sets environment variables
     with leaving_nothing():
         yield
-    assert not runtime_is_up(), "the XLA runtime came up in the process that stands for the notebook's"
-
-
-def runtime_is_up() -> bool:
-    extension = getattr(sys.modules.get("torch_xla"), "_XLAC", None)
-    return extension is not None and bool(extension._xla_runtime_is_initialized())
+    assert not framework.runtime_is_up(), "the runtime came up in the process that stands for the notebook's"
 
 
 # -- what is left ---------------------------------------------------------------------------------------------------

@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch_xla
-import torch_xla.runtime as xr
 
+from tests import framework
 from tests.launch.launching import alive, digest, failed, fake_notebook, interrupt_when, of, run, said, wait_until
 from tpu_magics.errors import TrainingFailed, TrainingInterrupted
 from tpu_magics.launch import process, supervisor
@@ -33,14 +32,14 @@ def net() -> Any:
 
 
 def sgd(model: Any, steps: int = 3) -> None:
-    device = torch_xla.device()
+    device = framework.device()
     model.to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(steps):
         optimizer.zero_grad()
         model(torch.ones(2, 4, device=device)).sum().backward()
         optimizer.step()
-        torch_xla.sync()
+        framework.sync()
 
 
 # -- ranks that end themselves ----------------------------------------------------------------------------------------
@@ -68,7 +67,7 @@ def leaves_in_c(model: Any) -> None:
 
 def leaves_as_second(model: Any) -> None:
     sgd(model)
-    if xr.global_ordinal():
+    if framework.rank():
         os._exit(0)
 
 
@@ -215,7 +214,7 @@ def diverges(model: Any, at: int) -> None:
 
     import tpu_magics
 
-    device = torch_xla.device()
+    device = framework.device()
     model.to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(5):
@@ -224,7 +223,7 @@ def diverges(model: Any, at: int) -> None:
         loss.backward()
         optimizer.step()
         tpu_magics.log(loss=loss)
-        torch_xla.sync()
+        framework.sync()
 
 
 def test_weights_with_nan_are_told_with_the_first_step() -> None:
@@ -243,20 +242,20 @@ def test_weights_with_nan_are_told_with_the_first_step() -> None:
 
 
 def learns(model: Any, optimizer: Any, seen: list[int], steps: int, how: str) -> None:
-    device = torch_xla.device()
+    device = framework.device()
     model.to(device)
     for step in range(10**6):
         if step == steps and how == "raises":
             raise ValueError("enough")
         if step == steps and how == "hangs":
             time.sleep(100)
-        if step == steps and how == "second leaves" and xr.global_ordinal():
+        if step == steps and how == "second leaves" and framework.rank():
             os._exit(0)
         optimizer.zero_grad()
         model(torch.ones(2, 4, device=device)).sum().backward()
         optimizer.step()
         seen.append(step)
-        torch_xla.sync()
+        framework.sync()
         if step > 2:
             time.sleep(0.01)
 
@@ -334,7 +333,7 @@ def test_a_long_error_is_cut_with_its_length() -> None:
     records = of(failed(raises_much, 700_000))
     (end,) = (one for one in records.events() if isinstance(one, End))
     assert len(end.error_text) <= 65_536 and end.error_text.endswith("... (700,000 characters in all)")
-    assert len(records.log(0)) < 70_000 and "characters in all" in records.log(0)
+    assert len(records.log(0)) < 71_000 and "characters in all" in records.log(0)
 
 
 # -- processes in sessions of their own -------------------------------------------------------------------------------

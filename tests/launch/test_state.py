@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch_xla
-import torch_xla.runtime as xr
 
+from tests import framework
 from tests.launch.launching import FakeNotebook, digest, failed, fake_notebook, run, said
 from tpu_magics.backends.torch.state import TorchState
 from tpu_magics.launch import session
@@ -88,7 +87,7 @@ class Program:
         self.loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True, generator=self.generator)
         self.history: list[float] = []
 
-    def train(self, device: str = "xla") -> None:
+    def train(self, device: str = framework.TYPE) -> None:
         self.model.to(device)
         self.average.to(device)
         for x, y in self.loader:
@@ -100,10 +99,8 @@ class Program:
             self.decay.step()
             self.ema.update(self.model)
             self.average.update_parameters(self.model)
-            if device == "xla":
-                import torch_xla
-
-                torch_xla.sync()
+            if device == framework.TYPE:
+                framework.sync()
             self.history.append(loss.item())
         self.plateau.step(self.history[-1])
 
@@ -195,7 +192,7 @@ def changes_what_cannot_be_pickled(log: Any, numbers: Any, held: dict[str, Any],
     next(numbers)
     held["handle"] = lambda: None
     held["fine"] = 1
-    seen.append(xr.global_ordinal())
+    seen.append(framework.rank())
 
 
 def test_what_cannot_be_pickled_is_named(notebook: FakeNotebook, tmp_path: Path) -> None:
@@ -268,7 +265,7 @@ def test_a_copy_on_another_host_has_the_same_structure() -> None:
 def shards(model: Any, optimizer: Any) -> None:
     from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel
 
-    XlaFullyShardedDataParallel(model.to(torch_xla.device()))
+    XlaFullyShardedDataParallel(model.to(framework.device()))
     optimizer.step()
 
 

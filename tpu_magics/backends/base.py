@@ -132,9 +132,18 @@ class CollectiveBroken(BaseException):
 
 
 class Backend(Protocol):
-    """What launch/ uses of a framework. Nothing here initializes a runtime in the notebook's process."""
+    """What launch/ uses of a framework. Nothing here initializes a runtime in the notebook's process.
+
+    For sentences: `runtime`: its name; `fork_error`: what a forked worker says that finds it running; `starts_it`: code
+    that does; `device`: the expression for a rank's device; `no_step`: a function ran, and no step was counted.
+    """
 
     name: str
+    runtime: str
+    fork_error: str
+    starts_it: str
+    device: str
+    no_step: str
 
     # -- the notebook's process -----------------------------------------------------------------------------------
     def prepare(self) -> None:

@@ -69,12 +69,11 @@ RESTART = "Restart the kernel (nothing else stops the runtime), "
 def runtime_is_down(s: LaunchContext) -> None:
     if s.backend.runtime_initialized():
         raise TpuMagicsError(
-            f"The XLA runtime is already initialized in this notebook, by {s.fork_blockers.cell_of('runtime')}.",
-            "A forked worker cannot use a runtime that its parent has started: torch_xla raises "
-            '"Runtime is already initialized".',
+            f"The {s.backend.runtime} is already initialized in this notebook, by "
+            f"{s.fork_blockers.cell_of('runtime')}.",
+            f"A forked worker cannot use a runtime that its parent has started{s.backend.fork_error}.",
             RESTART
-            + "and move the use of the XLA device (torch_xla.device(), tensor.to('xla'), xr.world_size(), ...) from "
-            "that cell into the training function.",
+            + f"and move the use of the device ({s.backend.starts_it}) from that cell into the training function.",
         )
 
 
@@ -116,7 +115,7 @@ def models_on_cpu(s: LaunchContext) -> None:
                 f"The model `{name}` is already on the device {device!r}.",
                 "Workers inherit models in host memory and move them to their own devices.",
                 f"Keep `{name}` on the CPU in the notebook, and move it inside the training function "
-                "(model.to(torch_xla.device()), or accelerator.prepare).",
+                f"(model.to({s.backend.device}), or accelerator.prepare).",
             )
 
 

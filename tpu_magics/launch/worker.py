@@ -22,10 +22,6 @@ from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.writer import EventWriter
 
 DONE, FAILED = 0, 1  # exit codes of a worker
-NO_SYNC = (
-    "The function ended without a sync, so everything ran as one graph at its end. End each step with "
-    "torch_xla.sync(), or use a loader from accelerator.prepare."
-)
 
 
 @dataclass(frozen=True)
@@ -171,7 +167,7 @@ class _Worker:
                 self.compiles, self.recompiles = watcher.compiles, watcher.recompiles
                 watcher.ended()
         if backend.finish() and not self.steps:
-            self._note("no-sync", NO_SYNC)
+            self._note("no-sync", backend.no_step)
         elif text := watcher.trained_on_host():
             if self.spec.strict:
                 raise HostTrainingError(text)

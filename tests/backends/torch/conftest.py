@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests import framework
 from tests.backends.torch import forked_scenarios
 
 
@@ -11,8 +12,9 @@ from tests.backends.torch import forked_scenarios
 def libraries() -> None:
     """Imported once in this process: a worker is a fork of it."""
     import accelerate  # noqa: F401
-    import torch_xla  # noqa: F401
     import transformers.trainer  # noqa: F401
+
+    framework.import_framework()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

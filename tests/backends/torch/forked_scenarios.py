@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests import forks
+from tests import forks, framework
 
 SECONDS = 120
 
@@ -29,7 +29,7 @@ def outcomes(file: str) -> dict[str, str]:
     program += f"from tests.backends.{room} import {Path(file).stem} as scenarios\n"
     program += "forked_scenarios.run_scenarios(vars(scenarios))"
     environment = {**os.environ, "PJRT_DEVICE": "CPU"}
-    told = forks.run("torch_xla", program, cwd=forks.ROOT, environment=environment)
+    told = forks.run(framework.MODULES, program, cwd=forks.ROOT, environment=environment)
     lines = [line for line in told.splitlines() if line.startswith("OUTCOME ")]
     return dict(json.loads(line.removeprefix("OUTCOME ")) for line in lines)
 
@@ -41,11 +41,10 @@ def names(namespace: Mapping[str, Any]) -> list[str]:
 
 def run_scenarios(namespace: Mapping[str, Any]) -> None:
     """Run each scenario in a fork and print its outcome."""
-    import torch_xla
-
+    framework.import_framework()
     for name in names(namespace):
         outcome = _in_fork(lambda name=name: namespace[name]())
-        if torch_xla._XLAC._xla_runtime_is_initialized():
+        if framework.runtime_is_up():
             outcome += "the runtime came up in the script"
         print("OUTCOME", json.dumps([name, outcome]), flush=True)
 
@@ -61,6 +60,7 @@ def _in_thread(function: Callable[[], Any]) -> None:
 
     def body() -> None:
         try:
+            framework.begin_worker()
             function()
         except BaseException as error:
             caught.append(error)
@@ -81,6 +81,7 @@ def _in_fork(function: Callable[[], Any]) -> str:
         status = 1
         try:
             signal.alarm(SECONDS)
+            framework.begin_notebook()
             function()
             status = 0
         except BaseException:

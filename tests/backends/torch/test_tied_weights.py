@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests import framework
 from tpu_magics.backends.torch.tied_weights import broken_ties, keep_ties, record_ties, same_bits
 
 from .forked_scenarios import in_worker
@@ -32,15 +33,13 @@ class TinyBert(nn.Module):
 
 
 def train(model: nn.Module, device: torch.device, steps: int = 3) -> None:
-    import torch_xla
-
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     ids = torch.arange(8).view(2, 4).to(device)
     for _ in range(steps):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
         optimizer.step()
-        torch_xla.sync()
+        framework.sync()
 
 
 TIES = ((("m", "embedding.weight"), ("m", "decoder.weight")), (("m", "bias"), ("m", "decoder.bias")))
@@ -95,11 +94,9 @@ def scenario_a_move_without_us_breaks_ties_and_broken_ties_tells() -> None:
     recorded = record_ties({"m": model})
 
     def work() -> None:
-        import torch_xla
-
-        model.to(torch_xla.device())
+        model.to(framework.device())
         assert model.embedding.weight is not model.decoder.weight
-        train(model, torch_xla.device())
+        train(model, framework.device())
         assert broken_ties({"m": model}, recorded) == [
             "`bias` and `decoder.bias`",
             "`embedding.weight` and `decoder.weight`",
@@ -113,16 +110,14 @@ def scenario_keep_ties_holds_them_through_training() -> None:
     recorded = record_ties({"m": model})
 
     def work() -> None:
-        import torch_xla
-
         keep_ties()
         keep_ties()
-        assert model.to(torch_xla.device()) is model
+        assert model.to(framework.device()) is model
         assert model.embedding.weight is model.decoder.weight
         assert model.positions is model.same_positions
-        assert model.bias.device.type == "xla"
+        assert model.bias.device.type == framework.TYPE
         before = model.embedding.weight.cpu()
-        train(model, torch_xla.device())
+        train(model, framework.device())
         assert model.embedding.weight is model.decoder.weight
         assert not torch.equal(before, model.embedding.weight.cpu())
         assert broken_ties({"m": model}, recorded) == []
@@ -141,21 +136,19 @@ def scenario_keep_ties_holds_them_through_accelerate() -> None:
     model = TinyBert()
 
     def work() -> None:
-        import torch_xla
-
         keep_ties()
         accelerator = Accelerator()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         prepared, optimizer = accelerator.prepare(model, optimizer)
         assert model.embedding.weight is model.decoder.weight
-        assert model.embedding.weight.device.type == "xla"
+        assert model.embedding.weight.device.type == framework.TYPE
         ids = torch.arange(8).view(2, 4).to(accelerator.device)
         before = model.embedding.weight.detach().cpu()
         for _ in range(2):
             optimizer.zero_grad()
             accelerator.backward(prepared(ids).square().mean())
             optimizer.step()
-            torch_xla.sync()
+            framework.sync()
         assert model.embedding.weight is model.decoder.weight
         assert not torch.equal(before, model.embedding.weight.cpu())
 
@@ -167,13 +160,11 @@ def scenario_what_two_models_share_stays_shared_through_two_moves() -> None:
     right.weight = left.weight
 
     def work() -> None:
-        import torch_xla
-
         keep_ties()
-        left.to(torch_xla.device())
+        left.to(framework.device())
         with torch.no_grad():
             left.weight.add_(1)
-        right.to(torch_xla.device())
+        right.to(framework.device())
         assert right.weight is left.weight
         assert right.bias is not left.bias
 
@@ -185,10 +176,8 @@ def scenario_a_tied_rnn_uses_the_tied_weight() -> None:
     model["two"].weight_ih_l0 = model["one"].weight_ih_l0
 
     def work() -> None:
-        import torch_xla
-
         keep_ties()
-        model.to(torch_xla.device())
+        model.to(framework.device())
         assert model["two"].weight_ih_l0 is model["one"].weight_ih_l0
         assert any(weight is model["one"].weight_ih_l0 for weight in model["two"]._flat_weights)
 

@@ -29,6 +29,11 @@ class PostImport(MetaPathFinder):
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
 
+    def look_again(self) -> None:
+        """Call back for modules that another finder has imported, before this one."""
+        for name in [name for name in self.waiting if name in sys.modules]:
+            self.when_imported(name, self.waiting.pop(name))
+
     def remove(self) -> None:
         """Stop waiting."""
         self.waiting.clear()

@@ -238,6 +238,7 @@ class _SeedGuard:
     seed: int | None = None
     problems: list[str] = field(default_factory=list)
     undo: list[Callable[[], None]] = field(default_factory=list)
+    hook: PostImport | None = None
 
 
 _quiet: list[_SeedGuard] = []
@@ -258,12 +259,18 @@ def defer_seeds() -> None:
     def in_notebook() -> bool:
         return os.getpid() == state.pid and not runtime.running()
 
-    hook = PostImport()
+    state.hook = hook = PostImport()
     state.undo.append(hook.remove)
     for module in dict(DEFERRED):
         hook.when_imported(module, lambda module: _defer_seeding(module, state, in_notebook))
     for name, change in QUIETED:
         hook.when_imported(name, _changing(change, state, in_notebook))
+
+
+def look_again() -> None:
+    """After `defer_seeds`, when torch_tpu was imported: its own finder imports the module that seeds."""
+    if _quiet and _quiet[0].hook is not None:
+        _quiet[0].hook.look_again()
 
 
 def undo_deferred_seeds() -> None:

@@ -11,6 +11,11 @@ class TorchTpu(TorchBackend):
     """The backend of TorchTPU (Backend in base.py)."""
 
     name = "torch_tpu"
+    runtime = "TorchTPU runtime"
+    fork_error = ""
+    starts_it = 'tensor.to("tpu"), torch.accelerator.synchronize(), ...'
+    device = '"tpu"'
+    no_step = ""
 
     def prepare(self) -> None:
         from tpu_magics.backends.torch_tpu import device

@@ -8,23 +8,29 @@ many devices there are, and torch.manual_seed seeds all of them.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import io
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
-from tpu_magics.backends.torch import randomness
+from tpu_magics.backends.torch import randomness, runtime
 from tpu_magics.backends.torch.post_import import PostImport
-from tpu_magics.backends.torch.worker import hidden_device
+from tpu_magics.backends.torch.worker import hidden_device, set_variables
 from tpu_magics.backends.torch_tpu import plugin
 from tpu_magics.errors import TpuMagicsError
 
-AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # "0": `import torch` does not import torch_tpu
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "1"}  # what XLA and torch_tpu log at level INFO is not written
 VERSIONS = "torch_tpu 0.2.0 with torch 2.15.0"
 INSTALL = "%pip install 'tpu-magics[torch-tpu]'"
+# absl::SetMinLogLevel, as torch_tpu 0.2.0 has it.
+_SET_LEVEL, _WARNING = "_ZN4absl12lts_2026052614SetMinLogLevelENS0_18LogSeverityAtLeastE", 1
 # What we use of torch_tpu that is not public: module -> names.
 PRIVATE = {
     "torch_tpu._loader": ("_init_device",),
@@ -53,15 +59,18 @@ def register() -> None:
     """
     if _registered:
         return
-    if rehearsed():
-        plugin.take_place()
-    with quiet(), _without_autoload():
+    with quiet(), _variables(QUIET | {AUTOLOAD: "0"}):
+        if rehearsed():
+            plugin.take_place()
         loader = _imported()
+        randomness.look_again()
+        _raise_log_level()
         if rehearsed():
             _show_one_device()
         _start_autograd()
         loader._init_device("tpu")
     _registered.append(os.getpid())
+    _keep_optimizers_quiet()
 
 
 def prepare_notebook() -> None:
@@ -69,7 +78,12 @@ def prepare_notebook() -> None:
     randomness.defer_seeds()
     if not _waiting:
         _waiting.append(PostImport())
-        _waiting[0].when_imported("torch_tpu", lambda _module: _start_autograd())
+        _waiting[0].when_imported("torch_tpu", lambda _module: _imported_by_notebook())
+
+
+def _imported_by_notebook() -> None:
+    randomness.look_again()
+    _start_autograd()
 
 
 def _start_autograd() -> None:
@@ -83,16 +97,47 @@ def _start_autograd() -> None:
             torch.ones(1, requires_grad=True).sum().backward()
 
 
+class _NoStream:
+    """The stream of a device whose runtime does not run."""
+
+    def is_capturing(self) -> bool:
+        """Nothing runs, so nothing is captured."""
+        return False
+
+
+def _keep_optimizers_quiet() -> None:
+    """In this process, until its runtime runs, an optimizer's step on the CPU does not start it: torch 2.15 asks in
+    each step whether the accelerator's stream is being captured (optim/optimizer.py)."""
+    import torch
+
+    original = torch.accelerator.current_stream
+
+    @functools.wraps(original)
+    def current_stream(*args: Any, **kwargs: Any) -> Any:
+        if os.getpid() == _registered[0] and not runtime.running():
+            return _NoStream()
+        return original(*args, **kwargs)
+
+    torch.accelerator.current_stream = current_stream
+
+
+def _raise_log_level() -> None:
+    """torch_tpu's own messages of level INFO, where it was imported before we could say so (see QUIET)."""
+    folder = Path(sys.modules["torch_tpu"].__file__ or "").parent
+    with contextlib.suppress(OSError, AttributeError):  # another build: its messages appear
+        library = ctypes.CDLL(str(folder / "csrc/common/libxla_base.so"))
+        getattr(library, _SET_LEVEL)(_WARNING)
+
+
 @contextlib.contextmanager
-def _without_autoload() -> Iterator[None]:
-    """Within it, `import torch` does not import torch_tpu before the plugin is there."""
-    before = os.environ.get(AUTOLOAD)
-    os.environ[AUTOLOAD] = "0"
+def _variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Within it, these variables have these values."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
-        os.environ.pop(AUTOLOAD, None)
-        os.environ.update({AUTOLOAD: before} if before is not None else {})
+        set_variables(before)
 
 
 def _imported() -> Any:

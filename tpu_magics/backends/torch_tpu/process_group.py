@@ -114,14 +114,14 @@ class RehearsalGroup(ProcessGroup):
             output.copy_(whole[self.group.rank])
         return _done(list(outputs))
 
-    def _reduce_scatter_base(self, output: Any, inputs: Any, opts: Any = None) -> Any:
+    def reduce_scatter_single(self, output: Any, inputs: Any, opts: Any = None) -> Any:
         whole = self._reduced(inputs, opts, "reduce_scatter")
         output.copy_(whole.reshape(self.group.size, *output.shape)[self.group.rank])
         return _done([output])
 
-    def reduce_scatter_tensor_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Any:
+    def reduce_scatter_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Any:
         for output, whole in zip(outputs, inputs, strict=True):
-            self._reduce_scatter_base(output, whole, opts)
+            self.reduce_scatter_single(output, whole, opts)
         return _done(list(outputs))
 
     def _reduced(self, tensor: Any, opts: Any, what: str) -> Any:
@@ -155,13 +155,13 @@ class RehearsalGroup(ProcessGroup):
                 part.copy_(value)
         return _done([list(parts) for parts in outputs])
 
-    def _allgather_base(self, output: Any, tensor: Any, opts: Any = None) -> Any:  # noqa: ARG002
+    def all_gather_single(self, output: Any, tensor: Any, opts: Any = None) -> Any:  # noqa: ARG002
         output.copy_(torch.cat([one.reshape(-1) for one in self._gathered(tensor, "all_gather")]).reshape(output.shape))
         return _done([output])
 
-    def allgather_into_tensor_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Any:
+    def all_gather_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Any:
         for output, tensor in zip(outputs, inputs, strict=True):
-            self._allgather_base(output, tensor, opts)
+            self.all_gather_single(output, tensor, opts)
         return _done(list(outputs))
 
     def gather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any) -> Any:
@@ -182,7 +182,7 @@ class RehearsalGroup(ProcessGroup):
             output.copy_(value)
         return _done(list(outputs))
 
-    def alltoall_base(self, output: Any, tensor: Any, out_sizes: Any, in_sizes: Any, opts: Any = None) -> Any:  # noqa: ARG002
+    def all_to_all_single(self, output: Any, tensor: Any, out_sizes: Any, in_sizes: Any, opts: Any = None) -> Any:  # noqa: ARG002
         if out_sizes or in_sizes:
             raise RuntimeError("all_to_all_single with split sizes is not supported in a rehearsal; omit them.")
         parts = self._exchanged(list(tensor.cpu().chunk(self.group.size)), "all_to_all")
@@ -192,6 +192,13 @@ class RehearsalGroup(ProcessGroup):
     def barrier(self, opts: Any = None) -> Any:  # noqa: ARG002
         self.group.agree(self.group.everyone, "barrier")
         return _done([])
+
+    # their names before torch 2.15
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    alltoall_base = all_to_all_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _gathered(self, tensor: Any, what: str) -> list[Any]:
         doing = f"{what} of {_described(tensor)}"

@@ -37,6 +37,7 @@ def _variables(spec: WorkerSpec) -> dict[str, str | None]:
     "tpu")."""
     return {
         "ACCELERATE_TORCH_DEVICE": "tpu",
+        **device.QUIET,
         "FORK_LAUNCHED": "1",  # what accelerate's PrepareForLaunch sets
         **spec.environment,
     }

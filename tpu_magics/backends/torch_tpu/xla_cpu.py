@@ -2,6 +2,7 @@
 
 - Attention becomes a kernel for TPUs (`tpu_custom_call`), which the plugin does not have: the math form is used.
 - cumsum and cumprod become the HLO operation `scan`, which it does not have either: they are made of others.
+- It has no pinned host memory ("host memory allocator is not implemented for this client"): memory stays as it is.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ _kept: list[Any] = []  # a library's registrations end with it
 
 
 def arrange() -> None:
-    """Replace both in this process (idempotent)."""
+    """Replace them in this process (idempotent)."""
     import torch
 
     for switch in ("flash", "mem_efficient", "cudnn"):
@@ -23,6 +24,11 @@ def arrange() -> None:
     for name, function in (("cumsum", _cumsum), ("cumprod", _cumprod)):
         library.impl(name, function, "PrivateUse1", allow_override=True)
     _kept.append(library)
+    torch.Tensor.pin_memory = _not_pinned
+
+
+def _not_pinned(tensor: Any, _device: Any = None) -> Any:
+    return tensor
 
 
 def _cumsum(values: Any, dim: int, *, dtype: Any = None) -> Any:

@@ -15,6 +15,14 @@ class TorchXla(TorchBackend):
     """The backend of PyTorch/XLA (Backend in base.py)."""
 
     name = "torch_xla"
+    runtime = "XLA runtime"
+    fork_error = ': torch_xla raises "Runtime is already initialized"'
+    starts_it = "torch_xla.device(), tensor.to('xla'), xr.world_size(), ..."
+    device = "torch_xla.device()"
+    no_step = (
+        "The function ended without a sync, so everything ran as one graph at its end. End each step with "
+        "torch_xla.sync(), or use a loader from accelerator.prepare."
+    )
 
     # -- the notebook's process -----------------------------------------------------------------------------------
     def prepare(self) -> None:

@@ -158,8 +158,9 @@ class DynamoCompiles:
 
 
 def _explained(reason: str) -> tuple[str, str]:
-    """The first line, and the first hint."""
+    """The first line that says more than what was traced, and the first hint."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    lines = lines[len(lines) > 1 and lines[0].startswith("Encountered graph break") :]
     hints = [line.removeprefix("Hint: ") for line in lines if line.startswith("Hint: ")]
     return (lines[0] if lines else ""), (hints[0] if hints else "")
 

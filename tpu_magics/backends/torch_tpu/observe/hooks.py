@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @contextmanager
 def installed(observer: TpuObserver) -> Iterator[None]:
     """Install the hooks until the block ends. Only for workers."""
-    undo = [install(observer) for install in (_steps, _reads, _passes, host_loaders, accelerate_tracker)]
+    undo = [install(observer) for install in (_steps, _reads, _passes, host_loaders, _batches, accelerate_tracker)]
     undo.append(observer.dynamo.install())
     try:
         yield
@@ -32,7 +32,11 @@ def installed(observer: TpuObserver) -> Iterator[None]:
 
 def _steps(observer: TpuObserver) -> Callable[[], None]:
     import torch
-    from torch.optim.optimizer import register_optimizer_step_post_hook
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    @torch._dynamo.disable
+    def steps(*_: Any) -> None:
+        observer.on_next()
 
     @torch._dynamo.disable
     def stepped(optimizer: Any, *_: Any) -> None:
@@ -41,12 +45,14 @@ def _steps(observer: TpuObserver) -> Callable[[], None]:
     def backward(original: Any) -> Any:
         @functools.wraps(original)
         def noted(*args: Any, **kwargs: Any) -> Any:
+            observer.on_next()
             observer.batches.backwards += 1
             return original(*args, **kwargs)
 
         return noted
 
-    return all_of([register_optimizer_step_post_hook(stepped).remove, replace(torch.autograd, "backward", backward)])
+    before, after = register_optimizer_step_pre_hook(steps), register_optimizer_step_post_hook(stepped)
+    return all_of([before.remove, after.remove, replace(torch.autograd, "backward", backward)])
 
 
 def _reads(observer: TpuObserver) -> Callable[[], None]:
@@ -82,3 +88,17 @@ def _passes(observer: TpuObserver) -> Callable[[], None]:
         return iterate
 
     return replace(DataLoader, "__iter__", make)
+
+
+def _batches(observer: TpuObserver) -> Callable[[], None]:
+    from torch.utils.data import dataloader
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def next_batch(iterator: Any) -> Any:
+            observer.on_next()
+            return original(iterator)
+
+        return next_batch
+
+    return replace(dataloader._BaseDataLoaderIter, "__next__", make)

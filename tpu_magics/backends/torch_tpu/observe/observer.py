@@ -1,10 +1,12 @@
 """TorchTPU's part of the observer. The hooks call it.
 
-A step is a step of an optimizer; where several take turns (a GAN), a round of them is one.
+A step is a step of an optimizer; where several take turns (a GAN), a round of them is one. It ends where the next one
+begins, so that what is logged after optimizer.step() belongs to it.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -31,6 +33,11 @@ _BACKEND = "torch_tpu._internal.device._device_ops_backend"
 _BREAKS = 20  # that are recorded
 _FIRST_STEPS = 2  # in which operations are new; the runtime counts a compile some time after the call
 _EAGER_ENOUGH = 8  # operations compiled one by one after them that are worth a message
+_BATCH_NORM = (
+    "A BatchNorm has trained, but its running mean and variance are those of its creation (torch_tpu 0.2.0 does not "
+    "change them), so that model.eval() computes wrong values. Use GroupNorm or LayerNorm, or "
+    "BatchNorm(track_running_stats=False)."
+)
 _COMPILE_IT = "To compile the step as one program: step = torch.compile(step)."
 
 
@@ -49,6 +56,7 @@ class TpuObserver(Observer[TpuCompile]):
         self.batches = BatchSizes()
         self.reading = False
         self.round: set[int] = set()  # optimizers that have stepped since the last step was counted
+        self.ending: Any = None  # the optimizer of a step that is not counted yet
         self.sites_of: dict[str, Site] = {}  # number of a frame -> where it was compiled first
         self.causes: dict[str, CompileCause] = {}  # of forward passes, for their backward passes
         self.breaks: dict[tuple[str, int], GraphBreak] = {}
@@ -58,6 +66,11 @@ class TpuObserver(Observer[TpuCompile]):
         self.in_first_steps = 0  # operations compiled one by one in them
         self.on_device = False
         self.seconds = 0.0
+
+    @property
+    def total_steps(self) -> int:
+        """Steps so far, with one that no other has followed yet."""
+        return self.steps.total + (self.ending is not None)
 
     def trained_on_host(self) -> str:
         """See WorkerWatcher."""
@@ -75,13 +88,26 @@ class TpuObserver(Observer[TpuCompile]):
 
     # -- steps ----------------------------------------------------------------------------------------------------
     def after_optimizer_step(self, optimizer: Any) -> None:
-        """Count a step when an optimizer steps again. Raises StepLimit, RecompileLimit or StopRequested."""
+        """A step begins to end when an optimizer steps again; its other statements, such as logging, may follow."""
         if self.closed or threading.get_ident() != self.thread:
             return
         if self.round and id(optimizer) not in self.round:
             self.round.add(id(optimizer))
             return
         self.round = {id(optimizer)}
+        self.ending = optimizer
+
+    def on_next(self) -> None:
+        """The next step begins: a batch is fetched, or there is a backward pass or a step of an optimizer. Raises
+        StepLimit, RecompileLimit or StopRequested."""
+        if self.ending is None or self.closed or threading.get_ident() != self.thread:
+            return
+        self.end_step()
+        self.count_steps()
+
+    def end_step(self) -> None:
+        """What the step that ends did."""
+        optimizer, self.ending = self.ending, None
         if not self.stopped:
             self._step_done(optimizer)
         if self.values.pending or self.values.ready:
@@ -90,7 +116,12 @@ class TpuObserver(Observer[TpuCompile]):
                 self.values.step_done()
             finally:
                 self.reading = False
-        self.count_steps()
+
+    def _end_last_step(self) -> None:
+        """Nothing follows it, and no limit is held any more."""
+        if self.ending is not None:
+            self.end_step()
+            self.steps.step(compiled=self.compiled_in_step)
 
     @guarded
     def _step_done(self, optimizer: Any) -> None:
@@ -102,9 +133,20 @@ class TpuObserver(Observer[TpuCompile]):
         if self.steps.total < _FIRST_STEPS:
             self.in_first_steps = misses - self.before - self.dynamo.counted
             self.on_device = self.on_device or _on_device(optimizer)
+        if not self.steps.total:
+            self._check_batch_norm()
         self.batches.on_optimizer_step()
         if self.batches.unrecorded and (batch := self.batches.new_fields()) is not None:
             self.writer.record(events.Batch, **batch, ranks=self.config.ranks)
+
+    def _check_batch_norm(self) -> None:
+        """After the first step: whether what a BatchNorm learns besides its weights has changed."""
+        self.reading = True
+        try:
+            if any(_is_left(one) for one in gc.get_objects() if issubclass(type(one), _batch_norm())):
+                self.warn("batch-norm", _BATCH_NORM)
+        finally:
+            self.reading = False
 
     # -- compiles -------------------------------------------------------------------------------------------------
     def record_compiles(self) -> None:
@@ -186,6 +228,7 @@ class TpuObserver(Observer[TpuCompile]):
     @guarded
     def ended(self) -> None:
         """The user's function has ended: what follows is our own."""
+        self._end_last_step()
         for one in self.dynamo.take():
             self._record(one)
         self.reads.flush()
@@ -206,8 +249,23 @@ class TpuObserver(Observer[TpuCompile]):
 
     def close(self, read: bool = True) -> None:
         """Write the rest. `read`: also the tensors logged last."""
+        self._end_last_step()
         self.reading = True
         super().close(read)
+
+
+def _batch_norm() -> Any:
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    return _BatchNorm
+
+
+def _is_left(module: Any) -> bool:
+    """Whether a BatchNorm has trained on the device, and its running statistics are those of its creation."""
+    mean, batches = getattr(module, "running_mean", None), getattr(module, "num_batches_tracked", None)
+    if mean is None or batches is None or mean.device.type != "tpu":
+        return False
+    return bool(batches.item()) and not mean.cpu().any()
 
 
 def _on_device(optimizer: Any) -> bool:

@@ -1,0 +1,123 @@
+"""What a TorchTPU run tells of its compiles, steps and reads: in forked workers, on XLA:CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tpu_magics
+from tests.backends.torch_tpu import recompiles
+from tests.launch.launching import run
+from tpu_magics.runs.events import Compile, Precision, Warned
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
+
+
+def compiles(function: Any, **options: Any) -> list[Compile]:
+    return [one for one in run(function, **options).run.events("compile") if isinstance(one, Compile)]
+
+
+def line_of(function: Any, comment: str) -> int:
+    lines = Path(function.__code__.co_filename).read_text().splitlines()
+    begin = function.__code__.co_firstlineno
+    return next(number for number, line in enumerate(lines, 1) if number > begin and line.endswith(f"# {comment}"))
+
+
+@pytest.mark.parametrize("name", recompiles.EXPECTED)
+def test_recompiles_have_their_causes(name: str) -> None:
+    function = getattr(recompiles, name)
+    causes, words = recompiles.EXPECTED[name]
+    found = [one for one in compiles(function) if one.trigger == "call"]
+    again = [one for one in found if one.recompile]
+    assert tuple(one.cause for one in again) == causes, [(one.cause, one.text) for one in again]
+    assert {one.site.line for one in found} == {line_of(function, "site")}
+    assert all(one.fix for one in again)
+    if again:
+        said = " ".join((again[0].text, *again[0].difference))
+        assert [word for word in words if word not in said] == []
+
+
+def test_a_backward_pass_is_a_compile_of_its_own() -> None:
+    found = compiles(recompiles.nothing_recompiles)
+    assert [one.trigger for one in found] == ["call", "backward"]
+    assert all(one.seconds and one.seconds > 0 for one in found)
+
+
+def test_a_graph_break_has_its_line_and_reason() -> None:
+    told = [one.text for one in run(recompiles.graph_break).run.events("warning") if isinstance(one, Warned)]
+    (text,) = (text for text in told if text.startswith("Graph break"))
+    assert "Tensor.item()" in text and "recompiles.py" in text
+
+
+def two_optimizers() -> None:
+    models = [torch.nn.Linear(4, 1).to("tpu") for _ in range(2)]
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in models]
+    for step in range(3):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            model(torch.ones(2, 4).to("tpu")).sum().backward()
+            optimizer.step()
+        tpu_magics.log(step=step)
+
+
+def test_a_round_of_optimizers_is_a_step() -> None:
+    assert run(two_optimizers).steps == 3
+
+
+def eager() -> float:
+    model = torch.nn.Linear(4, 1).to("tpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _step in range(3):
+        loss = model(torch.ones(2, 4).to("tpu")).sum()
+        loss.backward()
+        optimizer.step()
+        tpu_magics.log(loss=loss)
+    return float(loss.item())
+
+
+def test_operations_that_are_compiled_one_by_one_are_counted() -> None:
+    result = run(eager)
+    (text,) = (one.text for one in result.run.events("warning") if isinstance(one, Warned) and one.code == "eager")
+    assert "were compiled one by one" in text and "torch.compile" in text
+    assert (result.steps, result.compiles) == (3, 0)
+    assert [one.step for one in result.run.events("value")] == [1, 2, 3] or len(result.run.events("value"))
+
+
+def in_bf16() -> None:
+    weight = torch.randn(8, 4).to("tpu")
+    torch.compile(lambda x: (x @ weight).sum())(torch.randn(2, 8).to("tpu"))
+
+
+@pytest.mark.parametrize(("precision", "share"), [("bf16", 1.0), (None, 0.0)])
+def test_the_share_of_bf16_is_that_of_the_graph(precision: str | None, share: float) -> None:
+    records = run(in_bf16, precision=precision).run.events("precision")
+    (found,) = (one for one in records if isinstance(one, Precision))
+    assert (found.share, found.ops, found.agrees) == (share, 1, True)
+
+
+def on_the_cpu() -> None:
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _step in range(2):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+
+
+def test_a_run_that_trained_on_the_host_says_so() -> None:
+    told = [one.text for one in run(on_the_cpu).run.events("warning") if isinstance(one, Warned)]
+    assert any('No step ran on the device "tpu"' in text for text in told)
+
+
+def with_batch_norm() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)).to("tpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _step in range(2):
+        model(torch.randn(8, 4).to("tpu")).sum().backward()
+        optimizer.step()
+
+
+def test_what_batch_norm_does_not_learn_is_told() -> None:
+    told = [one.code for one in run(with_batch_norm).run.events("warning") if isinstance(one, Warned)]
+    assert "batch-norm" in told
