@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from tests import forks, overlay
+from tests import forks, framework, overlay
 from tests.xla_flags import QUICK
 
 # A Ray cluster and a host that is lost (in short: tests/launch/pods); guides whose forms are in tests/programs/cells.
@@ -32,7 +32,16 @@ def uses_tensorflow(notebook: Path) -> bool:
     return "tensorflow" in notebook.stem
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """A notebook of TorchTPU runs where TorchTPU is, and the others where torch_xla is."""
+    if collection_path.suffix != ".ipynb":
+        return None
+    return True if ("torch_tpu" in collection_path.stem) != framework.TORCH_TPU else None
+
+
 def environment(notebook: Path) -> dict[str, str]:
+    if framework.TORCH_TPU:
+        return {}
     tensorflow = {"PYTHONPATH": overlay.python_path()} if uses_tensorflow(notebook) else {}
     return {"XLA_FLAGS": QUICK, **tensorflow}
 
@@ -55,6 +64,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     with ExitStack() as patches:
         patches.enter_context(mock.patch.dict(os.environ, environment(item.path)))
-        if not uses_tensorflow(item.path):
+        if not uses_tensorflow(item.path) and not framework.TORCH_TPU:
             patches.enter_context(mock.patch(LAUNCHER, partial(forks.kernel, IMPORTED)))
         return (yield)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
 from tests.launch.launching import FakeNotebook, fake_notebook, run
+from tpu_magics.launch import framework as frameworks
 from tpu_magics.launch import session
 from tpu_magics.launch.notebook import PlainProgram
 
@@ -58,9 +60,56 @@ def test_the_notebook_is_a_plain_program_by_default(capsys: pytest.CaptureFixtur
 def test_the_session_imports_no_framework() -> None:
     code = """
 import sys
+from tpu_magics.launch import framework as frameworks
 from tpu_magics.launch import session
 session.current.fork_blockers.record(session.current.backend, "In [1]")  # what the extension does after every cell
 assert session.current.fork_blockers.cells == {}
 assert not {"torch", "torch_xla", "accelerate", "jax", "tensorflow", "psutil", "ipywidgets"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2], timeout=60)
+
+
+# -- torch_xla or TorchTPU --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("there", "imported", "cells", "chosen", "reason"),
+    [
+        ({"torch_xla"}, set(), (), "torch_xla", "it is installed"),
+        ({"torch_tpu"}, set(), (), "torch_tpu", "it is installed"),
+        ({"torch_tpu"}, {"torch_tpu"}, ("import torch_xla",), "torch_tpu", "it is installed"),
+        (set(), set(), (), "torch_xla", "neither is installed"),
+        ({"torch_xla", "torch_tpu"}, {"torch_xla"}, ('model.to("tpu")',), "torch_xla", "has imported torch_xla"),
+        ({"torch_xla", "torch_tpu"}, {"torch_tpu"}, ('model.to("tpu")',), "torch_tpu", "code uses torch_tpu"),
+        (
+            {"torch_xla", "torch_tpu"},
+            set(),
+            ("model.to('tpu:0')", "xm.mark_step()"),
+            "torch_xla",
+            "code uses torch_xla",
+        ),
+        ({"torch_xla", "torch_tpu"}, set(), ("import torch",), "torch_xla", "no code of this notebook shows"),
+    ],
+)
+def test_what_is_installed_or_used_decides(
+    there: set[str],
+    imported: set[str],
+    cells: tuple[str, ...],
+    chosen: str,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(frameworks, "_installed", lambda package: package in there)
+    for name in frameworks.TORCH_PACKAGES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name in imported:
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    found = frameworks.choose_torch(cells)
+    assert found.package == chosen and reason in found.reason
+
+
+def test_the_session_has_the_backend_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = session.Session(notebook=FakeNotebook())
+    fresh.notebook.namespace["In"] = ["", 'model.to("tpu")']
+    monkeypatch.setattr(session, "choose_torch", lambda cells: frameworks.TorchChoice("torch_tpu", list(cells)[-1]))
+    assert (fresh.backend.name, fresh.torch.reason) == ("torch_tpu", 'model.to("tpu")')

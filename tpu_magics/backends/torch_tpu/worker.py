@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -66,6 +67,8 @@ def _run(
 ) -> Mapping[int, Any]:
     import torch
 
+    # torch_tpu's own access, where the host reads a tensor that has a gradient function
+    warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf.*torch_tpu")
     torch.get_num_threads()  # recreates the pool of a forked process, before autograd's threads call it
     rank = spec.number
     if spec.ranks > 1 and spec.meeting is None:

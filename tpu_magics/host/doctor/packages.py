@@ -117,7 +117,7 @@ def _changed(facts: HostFacts) -> Check:
 # -- framework versions -----------------------------------------------------------------------------------------------
 
 FRAMEWORKS = "Framework versions"
-_TORCH = ("torch", "torch_xla")
+_TORCH = ("torch", "torch_xla", "torch_tpu")
 _OLDEST_ACCELERATE = (1, 10)
 
 

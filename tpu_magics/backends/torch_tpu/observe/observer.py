@@ -72,6 +72,18 @@ class TpuObserver(Observer[TpuCompile]):
         """Steps so far, with one that no other has followed yet."""
         return self.steps.total + (self.ending is not None)
 
+    @property
+    def compiles(self) -> int | None:
+        """Compiles so far, with those that no step has followed; None if unknown."""
+        self._record_ended()
+        return super().compiles
+
+    @property
+    def recompiles(self) -> int | None:
+        """Recompiles so far; None if unknown."""
+        self._record_ended()
+        return super().recompiles
+
     def trained_on_host(self) -> str:
         """See WorkerWatcher."""
         ran = self.on_device or self.cache._get_cache_requests() > self.requests
@@ -151,11 +163,16 @@ class TpuObserver(Observer[TpuCompile]):
     # -- compiles -------------------------------------------------------------------------------------------------
     def record_compiles(self) -> None:
         """Record what torch.compile compiled. Raises RecompileLimit."""
+        if self._record_ended():
+            self.check_recompile_limit()
+
+    @guarded
+    def _record_ended(self) -> bool:
+        """Record what was compiled and is described by now. Returns whether there was anything."""
         done = self.dynamo.take()
         for one in done:
             self._record(one)
-        if done:
-            self.check_recompile_limit()
+        return bool(done)
 
     def _record(self, one: FrameCompile) -> None:
         kind = f"{one.number.partition('/')[0]}{' backward' if one.backward else ''}"
@@ -229,8 +246,7 @@ class TpuObserver(Observer[TpuCompile]):
     def ended(self) -> None:
         """The user's function has ended: what follows is our own."""
         self._end_last_step()
-        for one in self.dynamo.take():
-            self._record(one)
+        self._record_ended()
         self.reads.flush()
         self.sampler.sample()
         self._tell_eager()
