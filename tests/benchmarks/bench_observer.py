@@ -65,10 +65,11 @@ class Switch:
 
         from torch.optim import optimizer
 
+        from tpu_magics.backends.torch import hooks as shared
         from tpu_magics.backends.torch_xla.observe import hooks
 
         self.hooks: list[tuple[Any, str, Any, Callable[[], None]]] = []  # owner, name, hook, how to take it off
-        replace = hooks._replace
+        replace = shared.replace
 
         def noted(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], None]:
             undo = replace(owner, name, make)
@@ -76,7 +77,7 @@ class Switch:
             return undo
 
         self.installed = hooks.installed(observer)
-        with patch.object(hooks, "_replace", noted):
+        with patch.object(hooks, "replace", noted), patch.object(shared, "replace", noted):
             self.installed.__enter__()
         both: list[dict[int, Any]] = [optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks]
         self.of_optimizers = [(now, dict(now)) for now in both]

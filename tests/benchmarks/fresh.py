@@ -41,16 +41,17 @@ def scratch_folder(prefix: str = "bench-") -> Iterator[Path]:
 
 
 class Fresh:
-    """A running call of `module.function(*args)`; arguments and result travel as JSON. Use it in a `with` block."""
+    """A running call of `module.function(*args)`; arguments and result travel as JSON. Use it in a `with` block.
+    `python`: the interpreter, this one by default."""
 
-    def __init__(self, module: str, function: str, *args: Any) -> None:
+    def __init__(self, module: str, function: str, *args: Any, python: str | Path = sys.executable) -> None:
         self._scratch = scratch_folder(f"{function}-")
         self.folder = self._scratch.__enter__()
         self._result = self.folder / "result.json"
         self._log = self.folder / "output.txt"
         self.name = f"{module}.{function}"
         command = [
-            sys.executable,
+            python,
             "-m",
             "tests.benchmarks.fresh",
             module,
