@@ -199,6 +199,17 @@ wrong_device RuntimeError: Expected all tensors to be on the same device, but fo
 wrong_device TypeError: can't convert xla:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host
     memory first.
   | NumPy | .cpu().numpy()
+wrong_device RuntimeError: linear(): expected tensor to be on tpu, got cpu
+  | on the TPU device | `device = 'tpu'` | expected tensor to be on tpu
+wrong_device RuntimeError: Expected all tensors to be on the same device, but found at least two devices, tpu:0 and
+    cpu!
+  | `device = 'tpu'`
+wrong_device torch._dynamo.exc.TorchRuntimeError: Tensor device mismatch
+      Explanation: Expected all tensors to be on the same device, but found at least two devices, cpu and tpu:0!
+  | `device = 'tpu'`
+wrong_device TypeError: can't convert tpu:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host
+    memory first.
+  | tpu:0 | .cpu().numpy()
 shared_memory RuntimeError: unable to write to file </torch_12_3>: No space left on device (28)
   | /dev/shm | num_workers=0
 shared_memory RuntimeError: DataLoader worker (pid 77) is killed by signal: Bus error. It is possible that

@@ -149,8 +149,12 @@ class Backend(Protocol):
     def prepare(self) -> None:
         """Import what the workers need, before the fork. Raises TpuMagicsError if it cannot be imported."""
 
-    def refuse(self, precision: str, spmd: int | None) -> None:
-        """Raise TpuMagicsError for a precision or a number of SPMD devices (WorkerSpec) that it does not support."""
+    def refuse(self, precision: str = "", spmd: int | None = None, cache: str = "", hosts: str = "") -> None:
+        """Raise TpuMagicsError for what it does not support: a precision, a number of SPMD devices, the folder of a
+        compile cache (WorkerSpec); a cluster of hosts."""
+
+    def refuse_trace(self) -> None:
+        """Raise TpuMagicsError if it cannot trace a function for a preflight."""
 
     def rehearsal_problem(self) -> str:
         """Why the installed packages cannot rehearse several ranks on XLA:CPU; "" if they can."""

@@ -193,7 +193,7 @@ class CheckedProgram:
     @cached_property
     def torch_tpu(self) -> bool:
         """Whether this is torch code for TorchTPU, which has none of torch_xla's functions."""
-        if any(self.uses(root) for root in ("torch_xla", "tensorflow", "tpu_magics")):
+        if any(self.uses(root) for root in ("torch_xla", "tensorflow")):
             return False
         return self.uses("torch_tpu") or (
             self.uses("torch") and any(re.search(r"""["']tpu(:\d+)?["']""", cell.text) for cell in self.cells)

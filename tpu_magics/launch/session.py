@@ -200,6 +200,7 @@ def initialise(
         host_selection.leave_pod(current)
         return _initialise_local(framework, tpu, precision or "")
     preconditions.refuse_tpu(tpu)
+    current.backend.refuse(options.precision or "", options.spmd, cache or "", hosts)
     current.pod = host_selection.join_pod(current, hosts, wanted, options)  # releases what the session had before
     host = _initialise_workers(options, cache, alone=current.pod is None)
     current.framework, current.placed = framework, None

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 
 import pytest
 import torch
 
-from tests import framework
+import tpu_magics
+from tests import forks, framework
 from tests.launch.launching import refused, run
 from tpu_magics.backends.torch_tpu import device
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch import session
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
@@ -92,6 +95,31 @@ def test_pinned_memory_is_left_out() -> None:
 def test_options_of_torch_xla_are_refused(options: dict[str, object], words: str) -> None:
     error = refused(trains, **options)
     assert "is not supported with TorchTPU" in error.what and words in error.why + error.todo
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"cache": "programs"}, "--cache"), ({"hosts": "ray"}, "--hosts"), ({"precision": "bf16-downcast"}, "bf16-down")],
+)
+def test_tpu_init_refuses_what_is_of_torch_xla(options: dict[str, str], words: str) -> None:
+    with pytest.raises(TpuMagicsError, match="is not supported with TorchTPU") as caught:
+        session.initialise(**options)
+    assert words in caught.value.what
+
+
+def test_a_preflight_is_refused_before_anything_runs(runs: Path) -> None:
+    with pytest.raises(TpuMagicsError, match="preflight of a TorchTPU program") as caught:
+        tpu_magics.preflight(trains, target="v5e-8")
+    assert "Rehearse the cell" in caught.value.todo and not list(runs.glob("*"))
+
+
+def test_a_wrong_variable_does_not_look_for_a_tpu_that_is_not_there() -> None:
+    """PJRT_DEVICE=TPU on a machine without one: libtpu would wait for it."""
+    program = (
+        "import os\nos.environ['PJRT_DEVICE'] = 'TPU'\n"
+        "from tpu_magics.backends.torch_tpu import device, plugin\ndevice.register()\nprint(plugin.taken())"
+    )
+    assert "libpjrt_cpu.so" in forks.run("os", program)
 
 
 def test_every_private_name_is_there() -> None:

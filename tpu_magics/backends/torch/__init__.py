@@ -39,8 +39,11 @@ class TorchBackend:
             found.append("cuda")
         return found
 
-    def refuse(self, precision: str, spmd: int | None) -> None:
+    def refuse(self, precision: str = "", spmd: int | None = None, cache: str = "", hosts: str = "") -> None:
         """All of it is supported."""
+
+    def refuse_trace(self) -> None:
+        """It is supported."""
 
     rehearsal_problem = method_of("torch.rehearsal", "problem")
     device_holder = method_of("torch.cpu_only", "device_holder")

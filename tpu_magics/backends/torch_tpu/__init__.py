@@ -26,7 +26,8 @@ class TorchTpu(TorchBackend):
         import_shared()
 
     prepare_notebook = method_of("torch_tpu.device", "prepare_notebook")
-    refuse = method_of("torch_tpu.worker", "refuse")
+    refuse = method_of("torch_tpu.options", "refuse")
+    refuse_trace = method_of("torch_tpu.options", "refuse_trace")
     run_worker = method_of("torch_tpu.worker", "run_worker")
     observing = method_of("torch_tpu.observe", "observing")
     finish = method_of("torch_tpu.observe", "finish")

@@ -31,14 +31,18 @@ VERSIONS = "torch_tpu 0.2.0 with torch 2.15.0"
 INSTALL = "%pip install 'tpu-magics[torch-tpu]'"
 # absl::SetMinLogLevel, as torch_tpu 0.2.0 has it.
 _SET_LEVEL, _WARNING = "_ZN4absl12lts_2026052614SetMinLogLevelENS0_18LogSeverityAtLeastE", 1
-# What we use of torch_tpu that is not public: module -> names.
+# What we use of torch_tpu, and of torch for it, that is not public: module -> names.
 PRIVATE = {
     "torch_tpu._loader": ("_init_device",),
     "torch_tpu._internal.utils.hardware": ("get_tpu_device_count", "get_tpu_topology"),
     "torch_tpu._internal.device._device_ops_backend": (
         *("_is_initialized", "get_rng_state", "set_rng_state", "manual_seed_all"),
-        *("_get_cache_requests", "_get_cache_hits", "_get_cache_misses", "_get_cache_stats"),
+        *("_get_cache_requests", "_get_cache_misses"),
     ),
+    "torch_tpu._internal.compile._backend": ("TpuBackend",),
+    "torch._dynamo.callback": ("callback_handler",),
+    "torch._dynamo.symbolic_convert": ("InstructionTranslatorBase",),
+    "torch._dynamo.utils": ("_compilation_metrics",),
 }
 _registered: list[int] = []  # the process
 _autograd: list[int] = []  # the process in which it was started
@@ -60,13 +64,16 @@ def register() -> None:
     if _registered:
         return
     with quiet(), _variables(QUIET | {AUTOLOAD: "0"}):
-        if rehearsed():
+        rehearsal = rehearsed()
+        if rehearsal:
             plugin.take_place()
         loader = _imported()
         randomness.look_again()
         _raise_log_level()
-        if rehearsed():
-            _show_one_device()
+        if not rehearsal and not _hardware().get_tpu_device_count():  # the variable is wrong for this host
+            plugin.take_place()
+        if plugin.taken() is not None:
+            _hardware().get_tpu_device_count = _one
         _start_autograd()
         loader._init_device("tpu")
     _registered.append(os.getpid())
@@ -152,9 +159,9 @@ def _imported() -> Any:
     return sys.modules["torch_tpu._loader"]
 
 
-def _show_one_device() -> None:
-    """As torch.tpu.is_available() and torch.manual_seed count devices: by PCI, where the plugin is not seen."""
-    sys.modules["torch_tpu._internal.utils.hardware"].get_tpu_device_count = _one  # type: ignore[attr-defined]
+def _hardware() -> Any:
+    """torch_tpu's module that counts chips, by PCI: so it does not see the plugin, and says what is available."""
+    return sys.modules["torch_tpu._internal.utils.hardware"]
 
 
 def _one() -> int:

@@ -11,26 +11,8 @@ from tpu_magics.backends.base import WorkerSpec
 from tpu_magics.backends.torch import optimizers, randomness, rebuild, tied_weights, trainer
 from tpu_magics.backends.torch.worker import in_new_thread, set_variables, start_autograd_threads, thread_modes
 from tpu_magics.backends.torch_tpu import device, process_group, xla_cpu
-from tpu_magics.errors import TpuMagicsError
 
 DEVICE = "tpu:0"
-
-
-def refuse(precision: str, spmd: int | None) -> None:
-    """Raise TpuMagicsError for options of torch_xla that TorchTPU has no counterpart of."""
-    if spmd is not None:
-        raise TpuMagicsError(
-            "--spmd is not supported with TorchTPU.",
-            "It makes torch_xla drive several devices from one process. TorchTPU has one process for each device, and "
-            "shards with torch.distributed's DTensor.",
-            "Omit --spmd.",
-        )
-    if precision == "bf16-downcast":
-        raise TpuMagicsError(
-            "--precision bf16-downcast is not supported with TorchTPU.",
-            "It is a setting of torch_xla for double and float.",
-            "Use --precision bf16: the function runs under torch.autocast, with float32 weights.",
-        )
 
 
 def _variables(spec: WorkerSpec) -> dict[str, str | None]:

@@ -1048,4 +1048,87 @@ def _given_to_steps(call: CallSite) -> Iterator[tuple[RuleContext, ast.expr]]:
         yield call.ctx, one
 
 
-RULES = (PadToLongest(), ShortLastBatch(), ChangingNumber(), GrowingList(), NoAttentionMask(), TfRemainder())
+class GraphBreak(Rule):
+    """A call that `torch.compile` cannot trace.
+
+    What it does
+        In code for TorchTPU, reports calls inside of a function that `torch.compile` compiles, as a decorator or by
+        name, that it cannot trace: `print`, loggers, warnings, clocks, `tpu_magics.log`, `breakpoint`; and `item()` and
+        `tolist()` outside of a step's loop (in one it is TPU102's).
+    Why this is bad
+        `torch.compile` splits the function there: what is before and what is behind become programs of their own, each
+        with a compile, and the host runs the call between them in each step. Seen with torch_tpu 0.2 and torch 2.15.
+    Example
+        @torch.compile
+        def step(x, y):
+            loss = criterion(model(x), y)
+            print("loss", loss)
+            return loss
+    Use instead
+        @torch.compile
+        def step(x, y):
+            return criterion(model(x), y)
+
+        loss = step(x, y)
+        tpu_magics.log(loss=loss)
+    Limitations
+        Calls in functions that the compiled one calls, and methods of a module that is compiled, are not found here.
+        The panel of a run lists every graph break with its line and reason.
+    """
+
+    code = "TPU307"
+    name = "graph-break"
+    group = "recompiles"
+    why = "torch.compile splits the function here, into programs that are compiled and run apart."
+    nodes = (ast.Call,)
+
+    def check(self, node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
+        if not ctx.program.torch_tpu:
+            return
+        name, method = ctx.name(node.func), node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        cannot = name in _NOT_TRACED or name.startswith("logging.") or _is_logger(node)
+        reads = method in _VALUE_READS and not node.args and not ctx.in_step
+        if (cannot or reads) and _inside_compiled(node, ctx):
+            what = _source.shortened(ctx.source(node.func))
+            yield ctx.finding(node, f"`{what}` inside of a function that torch.compile compiles.", _GRAPH_BREAK_FIX)
+
+
+_NOT_TRACED = frozenset(
+    {
+        *("builtins.print", "builtins.input", "builtins.breakpoint", "warnings.warn", "tpu_magics.log"),
+        *("time.time", "time.perf_counter", "time.monotonic", "time.sleep"),
+    }
+)
+_VALUE_READS = frozenset({"item", "tolist"})
+_LOG_METHODS = frozenset({"debug", "info", "warning", "error", "exception", "critical", "log"})
+_GRAPH_BREAK_FIX = "Do it outside: return what it needs, and call it where the compiled function is called."
+
+
+def _is_logger(node: ast.Call) -> bool:
+    """`logger.info(...)` of a logger that has a name like one."""
+    func = node.func
+    if not isinstance(func, ast.Attribute) or func.attr not in _LOG_METHODS or not isinstance(func.value, ast.Name):
+        return False
+    return func.value.id.lower() in ("log", "logger", "_log", "_logger", "logging")
+
+
+def _inside_compiled(node: ast.AST, ctx: RuleContext) -> bool:
+    """Whether the innermost function around a node is one that torch.compile compiles."""
+    around = next(
+        (one for one in ctx.parents(node) if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))), None
+    )
+    if around is None:
+        return False
+    given = [call.node.args[0] for call in ctx.program.calls("torch.compile") if call.node.args]
+    if isinstance(around, ast.Lambda):
+        return any(one is around for one in given)
+    decorators = (one.func if isinstance(one, ast.Call) else one for one in around.decorator_list)
+    if any(ctx.name(one) == "torch.compile" for one in decorators):
+        return True
+    return any(isinstance(one, ast.Name) and one.id == around.name for one in given)
+
+
+RULES = (
+    *(PadToLongest(), ShortLastBatch(), ChangingNumber(), GrowingList(), NoAttentionMask(), TfRemainder()),
+    GraphBreak(),
+)

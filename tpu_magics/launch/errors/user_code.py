@@ -184,7 +184,7 @@ _INPUT_TYPES = ("NoInput", "StdinNotImplementedError", "BdbQuit")  # NoInput: se
 _DEVICE = re.compile(
     r"Expected XLA tensor\. Got: (?P<expected>\S+)"
     r"|is not an XLA tensor|the indexed tensor must be an XLA tensor|Input tensor is not an XLA tensor"
-    r"|can't convert (?P<numpy>xla:\d+) device type tensor to numpy"
+    r"|can't convert (?P<numpy>(?:xla|tpu):\d+) device type tensor to numpy|expected tensor to be on tpu, got cpu"
     r"|is on (?:device )?cpu\b.{0,200}\bxla|found at least two devices, (?P<two>\S+ and \S+?)[!,.]",
     re.IGNORECASE | re.DOTALL,
 )
@@ -283,7 +283,7 @@ def half_precision(_failure: Failure, outcome: WorkerOutcome) -> Explanation | N
 def wrong_device(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     """A tensor on the CPU is used with one on the XLA device."""
     match = _DEVICE.search(base.error_text(outcome))
-    if not match or (match["two"] and "xla" not in match["two"]):
+    if not match or (match["two"] and not re.search("xla|tpu", match["two"])):
         return None
     line = base.at(failure, outcome)
     if match["numpy"]:
@@ -293,11 +293,12 @@ def wrong_device(failure: Failure, outcome: WorkerOutcome) -> Explanation | None
             "Copy it to the host first (this waits for the device): `tensor.detach().cpu().numpy()`.",
         )
     said = base.one_line(base.error_text(outcome)).rstrip(".!")
+    tpu = "'tpu'" if re.search(r"\btpu\b", match[0]) else ""  # TorchTPU's name of the device
     kind = f" (a {match['expected']} is a tensor on the CPU)" if match["expected"] else ""
     return Explanation(
-        f"Rank {outcome.rank} mixed a tensor on the CPU with one on the XLA device{line}.",
+        f"Rank {outcome.rank} mixed a tensor on the CPU with one on the {'TPU' if tpu else 'XLA'} device{line}.",
         f"All tensors of an operation must be on the same device. PyTorch reported: {said}{kind}.",
-        "Move the inputs and the model to the same device before that line: `device = torch_xla.device()`, "
+        f"Move the inputs and the model to the same device before that line: `device = {tpu or 'torch_xla.device()'}`, "
         "`model = model.to(device)`, `x = x.to(device)`. With Accelerate, pass model, optimizer and loaders through "
         "`accelerator.prepare(...)`, and create new tensors with `device=accelerator.device`.",
     )

@@ -108,6 +108,7 @@ class TracingStrategy(ForkedStrategy):
         self.graphs = root / "graphs"
 
     def plan(self, options: Options) -> tuple[Host, Plan]:
+        session.current.backend.refuse_trace()
         host = at_home(session.known_host())
         return host, plan.make_plan(host, options, session.current.precision, 1)
 
