@@ -84,3 +84,12 @@ def _length(iterator: Any) -> int | None:
         return len(iterator._index_sampler)
     except (TypeError, AttributeError):
         return None
+
+
+def length_on_host(loader: Any) -> int | None:
+    """The number of batches of one pass over a DataLoader, a list or a tuple; None if unknown."""
+    from torch.utils.data import DataLoader, IterableDataset
+
+    if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
+        return len(loader)  # of an IterableDataset it may be wrong, and asking for it makes torch warn
+    return len(loader) if type(loader) in (list, tuple) else None

@@ -21,7 +21,7 @@ from tpu_magics.backends.observe.sites import StackLine, outwards
 from tpu_magics.backends.torch.hooks import all_of, replace
 from tpu_magics.runs.events import Input
 
-RESUMED = "torch_dynamo_resume_in_"
+KEPT = 64  # compiles whose texts are kept until their backward pass is compiled
 _SOURCE_END = len("L['")
 
 
@@ -53,7 +53,7 @@ class FrameCompile:
 
 
 @dataclass(frozen=True)
-class GraphBreak:
+class GraphBreakSite:
     """A place where torch.compile splits a function. `reason`, `hint`: Dynamo's, a sentence each."""
 
     path: str
@@ -68,7 +68,7 @@ class DynamoCompiles:
     called for each graph break; `thread`: of the user's code."""
 
     misses: Callable[[], int]
-    on_break: Callable[[GraphBreak], None]
+    on_break: Callable[[GraphBreakSite], None]
     thread: int = field(default_factory=threading.get_ident)
     compiling: list[FrameCompile] = field(default_factory=list)
     ended: list[FrameCompile] = field(default_factory=list)
@@ -113,9 +113,11 @@ class DynamoCompiles:
         self.compiling.append(FrameCompile(args.compile_id, backward, stack, time.perf_counter(), self.misses(), debug))
 
     def _end(self, args: Any) -> None:
-        if not self.compiling or self.compiling[-1].number != args.compile_id:
+        if all(one.number != args.compile_id for one in self.compiling):
             return
         one = self.compiling.pop()
+        while one.number != args.compile_id:  # one whose end was not told
+            one = self.compiling.pop()
         one.seconds = time.perf_counter() - one.started
         new = self.misses() - one.misses
         self.counted += new
@@ -134,6 +136,8 @@ class DynamoCompiles:
 
             def keep(debug: Any) -> None:
                 one.debug = self._debug[one.number] = debug
+                if len(self._debug) > KEPT:
+                    self._debug.pop(next(iter(self._debug)))
                 if theirs is not None:
                     theirs(debug)
 
@@ -151,7 +155,7 @@ class DynamoCompiles:
         ) -> Any:
             stack = list(getattr(exc, "real_stack", None) or ())
             if stack:
-                self.on_break(GraphBreak(stack[-1].filename, int(stack[-1].lineno or 0), *_explained(reason)))
+                self.on_break(GraphBreakSite(stack[-1].filename, int(stack[-1].lineno or 0), *_explained(reason)))
             return original(translator, code_options, reason, exc, *args, **kwargs)
 
         return log_graph_break

@@ -20,11 +20,11 @@ from tpu_magics.backends.hlo.stablehlo import parse_stablehlo
 from tpu_magics.backends.observe.compiles import CompileCause, CompileReport, History
 from tpu_magics.backends.observe.measurements import Facts, PeriodicSampler, PrecisionWatch, precision_facts
 from tpu_magics.backends.observe.observer import Observer, guarded
-from tpu_magics.backends.torch.batches import BatchSizes
+from tpu_magics.backends.torch.batches import BatchSizes, length_on_host
 from tpu_magics.backends.torch.hooks import ReadCounter, TorchLoggedValues
 from tpu_magics.backends.torch.precision_request import MIXED_VARIABLE, NAMES, OPTION
 from tpu_magics.backends.torch_tpu.observe.causes import TpuCompile, distance, explain
-from tpu_magics.backends.torch_tpu.observe.dynamo import DynamoCompiles, FrameCompile, GraphBreak
+from tpu_magics.backends.torch_tpu.observe.dynamo import DynamoCompiles, FrameCompile, GraphBreakSite
 from tpu_magics.runs import events
 from tpu_magics.runs.events import Site
 from tpu_magics.runs.writer import EventWriter
@@ -59,7 +59,7 @@ class TpuObserver(Observer[TpuCompile]):
         self.ending: Any = None  # the optimizer of a step that is not counted yet
         self.sites_of: dict[str, Site] = {}  # number of a frame -> where it was compiled first
         self.causes: dict[str, CompileCause] = {}  # of forward passes, for their backward passes
-        self.breaks: dict[tuple[str, int], GraphBreak] = {}
+        self.breaks: dict[tuple[str, int], GraphBreakSite] = {}
         self.before = self.misses()  # this observer
         self.seen = self.before  # until the last step
         self.requests = self.cache._get_cache_requests()
@@ -207,7 +207,7 @@ class TpuObserver(Observer[TpuCompile]):
         return CompileCause("graph-break", f"torch.compile splits the function here: {found.reason}.", found.hint)
 
     @guarded
-    def on_break(self, found: GraphBreak) -> None:
+    def on_break(self, found: GraphBreakSite) -> None:
         """A graph break; those inside of libraries (an optimizer has one of its own) are not the user's."""
         key = (found.path, found.line)
         if key in self.breaks or len(self.breaks) >= _BREAKS or not self.sites.is_user_code(found.path):
@@ -231,7 +231,7 @@ class TpuObserver(Observer[TpuCompile]):
     def on_loader(self, frame: FrameType, loader: Any) -> None:
         """A pass over a DataLoader begins."""
         if self.mine():
-            self.progress.on_loader(frame, loader, _batches, False)
+            self.progress.on_loader(frame, loader, length_on_host, False)
 
     @guarded
     def on_host_batch(self, iterator: Any, batch: Any) -> None:
@@ -287,15 +287,6 @@ def _is_left(module: Any) -> bool:
 def _on_device(optimizer: Any) -> bool:
     """Whether the parameters of an optimizer are on "tpu"."""
     return any(one.device.type == "tpu" for group in optimizer.param_groups for one in group["params"][:1])
-
-
-def _batches(loader: Any) -> int | None:
-    """The batches of one pass; None if unknown."""
-    from torch.utils.data import DataLoader, IterableDataset
-
-    if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
-        return len(loader)
-    return len(loader) if type(loader) in (list, tuple) else None
 
 
 class TpuStats(PeriodicSampler):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tpu_magics.backends.torch.batches import length_on_host
+
 
 def is_xla_loader(loader: Any) -> bool:
     """Whether its iterator syncs at each batch."""
@@ -14,7 +16,6 @@ def is_xla_loader(loader: Any) -> bool:
 
 def length(loader: Any) -> int | None:
     """The batches of one pass; None if unknown. torch_xla 2.9 (parallel_loader.py)."""
-    from torch.utils.data import DataLoader, IterableDataset
     from torch_xla.distributed.parallel_loader import MpDeviceLoader, PerDeviceLoader
 
     if isinstance(loader, MpDeviceLoader):
@@ -22,6 +23,4 @@ def length(loader: Any) -> int | None:
     if isinstance(loader, PerDeviceLoader):
         batches = length(loader._loader._cpu_loader)
         return None if batches is None else batches // len(loader._loader._devices)
-    if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
-        return len(loader)  # of an IterableDataset it may be wrong, and asking for it makes torch warn
-    return len(loader) if type(loader) in (list, tuple) else None
+    return length_on_host(loader)
