@@ -17,9 +17,9 @@ from tpu_magics.launch.cell import parse_arguments
 from tpu_magics.magics import call_spec
 from tpu_magics.panel.preflight import to_html, to_text
 from tpu_magics.panel.preflight_progress import TerminalLine, progress_html, progress_text
-from tpu_magics.preflight import compile_process, report
+from tpu_magics.preflight import report
 from tpu_magics.preflight.compilation import CompileProgress
-from tpu_magics.preflight.run import Callbacks, PreflightCheck, SearchInterrupted, preflight_check
+from tpu_magics.preflight.run import Callbacks, PreflightCheck, SearchInterrupted, preflight_check, require_compiler
 from tpu_magics.preflight.run import preflight as find
 from tpu_magics.preflight.targets import parse_all
 
@@ -119,7 +119,7 @@ def run(notebook: ShellNotebook, found: argparse.Namespace) -> None:
             f"-o {found.output} is not a name.", "It becomes a Python variable.", "Give -o an identifier."
         )
     parse_all(found.target)
-    compile_process.compiler_versions()
+    require_compiler()
     positional, named = parse_arguments(found.args)
     _refuse_call(positional)
     values, keywords = call_spec.evaluate_call(positional, named, notebook.namespace)

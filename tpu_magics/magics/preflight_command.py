@@ -112,12 +112,13 @@ def _check_early(found: argparse.Namespace) -> None:
     """Errors of the options, before the cells run for minutes."""
     from tpu_magics.launch.cell import parse_arguments
     from tpu_magics.launch.plan import ALL_DEVICES, Options
-    from tpu_magics.preflight import compile_process, targets
+    from tpu_magics.preflight import targets
+    from tpu_magics.preflight.run import require_compiler
 
     targets.parse_all(found.target)
     Options(processes=found.processes, steps=found.steps, spmd=ALL_DEVICES if found.spmd else None).check()
     parse_arguments(found.args or ())
-    compile_process.compiler_versions()
+    require_compiler()
 
 
 def _preflight(call: PreflightCall, found: argparse.Namespace) -> Preflight:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -211,7 +212,7 @@ def preflight(
     options = Options(processes, precision, steps=steps, force=force, spmd=ALL_DEVICES if spmd else None)
     options.check()
     _require_ranks(targets, processes)
-    compile_process.compiler_versions(packages)
+    require_compiler(packages)
     store = Store(default_folder()) if kept else None
     settings = _Settings(options, _is_spmd(spmd, processes), store, packages, callbacks or Callbacks())
     call = TrainingCall(function, args, dict(kwargs or {}))
@@ -264,6 +265,14 @@ def _known(found: Preflight, target: str) -> str:
     one = next(each for each in found.fit if each.target == target)
     fits = "no size is known to fit" if one.largest is None else f"{one.largest:,} fits"
     return f"{fits}, {one.beyond:,} does not" if one.beyond is not None else fits
+
+
+def require_compiler(packages: Sequence[str] = ()) -> None:
+    """Raise TpuMagicsError where the framework of PyTorch is not traced, or the compiler is missing. `packages`: as in
+    `compiler_versions`."""
+    if "tensorflow" not in sys.modules:
+        session.current.backend.refuse_trace()
+    compile_process.compiler_versions(packages)
 
 
 # -- checks of the request ------------------------------------------------------------------------------------------
@@ -330,7 +339,7 @@ def preflight_check(
     Raises TpuMagicsError at once where a target is unknown or the compiler is missing.
     """
     targets = parse_all(target)
-    compile_process.compiler_versions()
+    require_compiler()
 
     def ask(request: Request, options: Options) -> None:
         def lower(world: int, devices: int | None) -> TraceResult:

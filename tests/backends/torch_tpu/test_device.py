@@ -113,6 +113,16 @@ def test_a_preflight_is_refused_before_anything_runs(runs: Path) -> None:
     assert "Rehearse the cell" in caught.value.todo and not list(runs.glob("*"))
 
 
+def test_after_load_ext_the_cpu_can_train_in_the_notebook() -> None:
+    """Without it, and without a TPU, this backward() waits for libtpu for good."""
+    program = (
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "shell = InteractiveShell.instance()\nshell.run_line_magic('load_ext', 'tpu_magics')\n"
+        "import torch\nx = torch.ones(2, requires_grad=True)\nx.sum().backward()\nprint(x.grad.tolist())"
+    )
+    assert forks.run("IPython", program).strip().endswith("[1.0, 1.0]")
+
+
 def test_a_wrong_variable_does_not_look_for_a_tpu_that_is_not_there() -> None:
     """PJRT_DEVICE=TPU on a machine without one: libtpu would wait for it."""
     program = (
