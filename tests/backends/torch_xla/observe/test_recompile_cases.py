@@ -45,7 +45,8 @@ def name_of(program: Program) -> str:
 def test_every_cause_has_two_programs_of_ours_and_four_recompile_nothing() -> None:
     ours = [program for program in PROGRAMS if program.path.parent == OWN]
     causes = Counter(cause for program in ours for cause in {entry.causes[0] for entry in program.recompiles})
-    assert {cause: causes[cause] for cause in CAUSES if cause != "unknown" and causes[cause] < 2} == {}
+    others = ("unknown", "graph-break")  # the last is TorchTPU's
+    assert {cause: causes[cause] for cause in CAUSES if cause not in others and causes[cause] < 2} == {}
     assert set(causes) <= set(CAUSES)
     assert sum(not program.recompiles for program in ours) >= 4
     few = {cause for program in ours if program.name in FEW for entry in program.recompiles for cause in entry.causes}
