@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tpu_magics.launch import process
-from tpu_magics.launch.tee import LogFilter
 from tpu_magics.runs import events
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.reader import Tail
@@ -260,7 +259,6 @@ class Relay:
     def __post_init__(self) -> None:
         self._tail = Tail(self.files.events_path(0))
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._filter = LogFilter()
 
     def pump(self) -> None:
         """Show new output. The log's size is read first, so that displays before its last byte are on the disk."""
@@ -280,8 +278,6 @@ class Relay:
             self._show_text_until(size)
         elif self._end is not None and self._offset < self._end:
             self._show_text_until(self._end)  # from another host it arrives in pieces
-        if self._ended and (rest := self._filter.flush()):
-            self.screen.text(rest)
 
     def _log_size(self) -> int:
         try:
@@ -295,8 +291,7 @@ class Relay:
                 log.seek(self._offset)
                 while data := log.read(RELAY_CHUNK if end is None else max(0, min(RELAY_CHUNK, end - self._offset))):
                     self._offset += len(data)
-                    if text := self._filter.feed(self._decoder.decode(data)):
-                        self.screen.text(text)
+                    self.screen.text(self._decoder.decode(data))
         except FileNotFoundError:
             pass
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.host import Host
-from tpu_magics.launch import object_graph, plan, preconditions, process, results, session, supervisor, tee, worker
+from tpu_magics.launch import object_graph, plan, preconditions, process, results, session, supervisor, worker
 from tpu_magics.launch.errors import base, diagnosis
 from tpu_magics.launch.errors import failure as failures
 from tpu_magics.launch.notebook import RunObserver
@@ -56,8 +56,7 @@ class ForkedStrategy(Strategy):
         current = session.current
         preconditions.require_alone()
         current.backend.refuse(planned.precision, planned.spmd)
-        with tee.filtered():
-            current.backend.prepare()
+        current.backend.prepare()
         if planned.rehearsed:
             preconditions.require_rehearsal(current.backend, planned.ranks)
         if self.says_tpu_menu:
