@@ -113,3 +113,16 @@ def test_the_session_has_the_backend_that_was_chosen(monkeypatch: pytest.MonkeyP
     fresh.notebook.namespace["In"] = ["", 'model.to("tpu")']
     monkeypatch.setattr(session, "choose_torch", lambda cells: frameworks.TorchChoice("torch_tpu", list(cells)[-1]))
     assert (fresh.backend.name, fresh.torch.reason) == ("torch_tpu", 'model.to("tpu")')
+
+
+def test_what_no_cell_has_shown_yet_is_decided_by_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frameworks, "_installed", lambda package: package in frameworks.TORCH_PACKAGES)
+    for name in frameworks.TORCH_PACKAGES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    fresh = session.Session(notebook=FakeNotebook())
+    cells = fresh.notebook.namespace["In"] = ["", "%load_ext tpu_magics"]
+    assert fresh.backend.name == "torch_xla"
+    cells.append('model.to("tpu")')
+    assert fresh.backend.name == "torch_tpu"
+    cells.append("import torch_xla")
+    assert fresh.backend.name == "torch_tpu"  # once shown, it stays

@@ -65,10 +65,11 @@ _NAMES_TPU = re.compile(r"""\btorch_tpu\b|\btorch\.tpu\b|["']tpu(?::\d+)?["']"""
 
 @dataclass(frozen=True)
 class TorchChoice:
-    """Which of PyTorch's frameworks trains, and why, in words."""
+    """Which of PyTorch's frameworks trains, and why, in words. `certain`: later code does not change it."""
 
     package: str
     reason: str
+    certain: bool = True
 
 
 def choose_torch(cells: Iterable[str] = ()) -> TorchChoice:
@@ -84,7 +85,8 @@ def choose_torch(cells: Iterable[str] = ()) -> TorchChoice:
         if any(named) and not all(named):
             package = TORCH_XLA if named[0] else TORCH_TPU
             return TorchChoice(package, f"both are installed, and the notebook's code uses {package}")
-    return TorchChoice(TORCH_XLA, "both are installed, and no code of this notebook shows which one it uses")
+    reason = "both are installed, and no code of this notebook shows which one it uses"
+    return TorchChoice(TORCH_XLA, reason, certain=False)
 
 
 def _unclear_error(mixed: bool) -> TpuMagicsError:

@@ -65,14 +65,14 @@ class Session:
     @property
     def backend(self) -> Backend:
         """The backend of forked workers; created at first use, does not import the framework yet."""
-        if self._backend is None:
+        if self._backend is None or self._backend.name != self.torch.package:
             self._backend = _make_backend(self.torch.package)
         return self._backend
 
     @property
     def torch(self) -> TorchChoice:
-        """Which framework of PyTorch trains; decided at first use, by what is installed and the notebook's code."""
-        if self._torch is None:
+        """Which framework of PyTorch trains: by what is installed, and the notebook's code as soon as it shows one."""
+        if self._torch is None or not self._torch.certain:
             self._torch = choose_torch(map(str, self.notebook.namespace.get("In", ())))
         return self._torch
 
