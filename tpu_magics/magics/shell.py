@@ -23,13 +23,14 @@ class UnrecordedCells:
 
 def load(shell: Any) -> None:
     """Register the magics and the shell's events (idempotent). Imports no framework."""
-    from tpu_magics.launch import session
     from tpu_magics.launch.framework import TORCH_TPU, choose_torch
     from tpu_magics.launch.preconditions import forbid_torch_xla
 
     unload(shell)
     forbid_torch_xla()
     if choose_torch().package == TORCH_TPU:  # else the next backward() on the CPU may start its runtime, or hang
+        from tpu_magics.launch import session
+
         session.current.backend.prepare_notebook()
     shell.register_magics(TpuMagics)
     shell.input_transformers_cleanup.append(cell_below_comments)
