@@ -10,6 +10,7 @@ import torch
 
 import tpu_magics
 from tests import forks, framework
+from tests.backends.torch import forked_scenarios
 from tests.launch.launching import refused, run
 from tpu_magics.backends.torch_tpu import device
 from tpu_magics.errors import TpuMagicsError
@@ -84,7 +85,7 @@ def test_what_xla_cpu_lacks_is_replaced() -> None:
 
 def pinned() -> int:
     loader = torch.utils.data.DataLoader(list(range(4)), batch_size=2, pin_memory=True)
-    return sum(int(batch.sum()) for batch in loader)
+    return sum(int(batch.pin_memory(device="tpu").sum()) for batch in loader)
 
 
 def test_pinned_memory_is_left_out() -> None:
@@ -111,6 +112,17 @@ def test_a_preflight_is_refused_before_anything_runs(runs: Path) -> None:
     with pytest.raises(TpuMagicsError, match="preflight of a TorchTPU program") as caught:
         tpu_magics.preflight(trains, target="v5e-8")
     assert "Rehearse the cell" in caught.value.todo and not list(runs.glob("*"))
+
+
+def uses_the_device_and_trains() -> None:
+    torch.ones(1, device="tpu")
+    error = refused(trains)
+    assert "The TorchTPU runtime is already initialized in this notebook" in error.what
+    assert "Restart the kernel" in error.todo and 'tensor.to("tpu")' in error.todo
+
+
+def test_a_notebook_that_has_used_the_device_is_told() -> None:
+    assert forked_scenarios._in_fork(uses_the_device_and_trains) == ""
 
 
 def test_after_load_ext_the_cpu_can_train_in_the_notebook() -> None:

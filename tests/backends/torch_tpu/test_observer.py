@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 import tpu_magics
 from tests.backends.torch_tpu import recompiles
-from tests.launch.launching import run
+from tests.launch.launching import failed, of, run
 from tpu_magics.runs.events import Compile, Precision, Warned
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
@@ -121,3 +122,64 @@ def with_batch_norm() -> None:
 def test_what_batch_norm_does_not_learn_is_told() -> None:
     told = [one.code for one in run(with_batch_norm).run.events("warning") if isinstance(one, Warned)]
     assert "batch-norm" in told
+
+
+def compiles_and_raises() -> None:
+    torch.compile(lambda x: (x * 3).sum())(torch.ones(5).to("tpu"))
+    raise ValueError("enough")
+
+
+def test_a_run_that_fails_has_its_compiles() -> None:
+    records = of(failed(compiles_and_raises))
+    assert [one.trigger for one in records.events("compile") if isinstance(one, Compile)] == ["call"]
+
+
+def resets() -> None:
+    for size in (3, 4):
+        function = torch.compile(lambda x: (x * 2).sum(), dynamic=False)
+        function(torch.ones(size).to("tpu"))  # first
+        torch.compiler.reset()
+    torch.compile(lambda x: (x + 2).sum(), dynamic=False)(torch.ones(7).to("tpu"))  # another
+
+
+def test_a_reset_of_torch_compile_does_not_end_the_listening() -> None:
+    found = compiles(resets)
+    assert [(one.site.line, one.recompile) for one in found] == [
+        (line_of(resets, "first"), False),
+        (line_of(resets, "first"), True),
+        (line_of(resets, "another"), False),
+    ]
+
+
+def many() -> None:
+    for number in range(70):  # functions; Dynamo describes the newest 64
+        torch.compile(eval(f"lambda x: (x * {number + 2}).sum()"))(torch.ones(3).to("tpu"))
+
+
+def test_every_compile_is_recorded_however_many_there_are() -> None:
+    assert len(compiles(many)) == 70
+
+
+def too_often() -> None:
+    for size in range(1, 12):
+        torch.compile(lambda x: (x * 2).sum(), dynamic=False)(torch.ones(size).to("tpu"))
+
+
+def test_a_function_that_is_not_compiled_any_more_is_told() -> None:
+    result = run(too_often)
+    (text,) = (one.text for one in result.run.events("warning") if isinstance(one, Warned) and one.code == "given-up")
+    assert "`<lambda>` (line " in text and "tensor 'x' size mismatch at index 0. expected 8, actual 9" in text
+    assert result.compiles == 8
+
+
+def breaks_the_observer() -> float:
+    dynamo = importlib.import_module("tpu_magics.backends.torch_tpu.observe.dynamo")
+    dynamo._inputs = None  # what it calls while torch.compile waits
+    return float(torch.compile(lambda x: (x * 2).sum())(torch.ones(4).to("tpu")).item())
+
+
+def test_an_error_of_the_observer_ends_the_monitoring_and_not_the_training() -> None:
+    result = run(breaks_the_observer)
+    assert result.value == 8.0 and result.compiles is None
+    told = [one.text for one in result.run.events("warning") if isinstance(one, Warned)]
+    assert any(text.startswith("Monitoring stopped (TypeError") for text in told)

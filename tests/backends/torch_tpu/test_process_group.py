@@ -53,6 +53,20 @@ def test_collectives_give_what_they_are_defined_to() -> None:
     assert first["bf16"] == ("torch.bfloat16", [2.0])
 
 
+def passed_on() -> list[float]:
+    dist.init_process_group("tpu")
+    value = torch.tensor([1.5, 2.5], dtype=torch.bfloat16, device="tpu")
+    if dist.get_rank() == 0:
+        dist.send(value * 2, dst=1)
+    else:
+        dist.recv(value, src=0)
+    return [float(one) for one in value.tolist()]
+
+
+def test_a_tensor_is_sent_to_one_rank() -> None:
+    assert run(passed_on, processes=2).values == [[1.5, 2.5], [3.0, 5.0]]
+
+
 def parallel(model: Any) -> list[float]:
     dist.init_process_group("tpu")
     rank = dist.get_rank()

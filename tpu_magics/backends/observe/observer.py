@@ -94,6 +94,10 @@ class Observer(Generic[C]):
         return None if self.uncounted else self.history.recompiles
 
     # -- what adapters call -----------------------------------------------------------------------------------------
+    def mine(self) -> bool:
+        """Whether this is the observed thread, and monitoring is on."""
+        return not (self.closed or self.stopped) and threading.get_ident() == self.thread
+
     def warn(self, code: str, text: str) -> None:
         """Record a warning."""
         self.writer.record(events.Warned, code=code, text=text)

@@ -4,7 +4,8 @@ device-to-host reads by source line."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -58,12 +59,29 @@ def all_of(undo: list[Callable[[], None]]) -> Callable[[], None]:
 
 
 # -- loaders, and accelerate.log --------------------------------------------------------------------------------------
-def host_loaders(observer: Any) -> Callable[[], None]:
+def passes(observer: Any, loaders: Iterable[Any]) -> Callable[[], None]:
+    """Tell the observer of each pass over a loader of these classes that begins."""
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def iterate(loader: Any) -> Any:
+            observer.on_loader(sys._getframe(1), loader)
+            return original(loader)
+
+        return iterate
+
+    return all_of([replace(one, "__iter__", make) for one in loaders])
+
+
+def host_loaders(observer: Any, before: Callable[[], object] | None = None) -> Callable[[], None]:
+    """Tell the observer of each batch of a DataLoader. `before`: called before it is fetched."""
     from torch.utils.data import dataloader
 
     def make(original: Any) -> Any:
         @functools.wraps(original)
         def next_batch(iterator: Any) -> Any:
+            if before is not None:
+                before()
             batch = original(iterator)
             observer.on_host_batch(iterator, batch)
             return batch

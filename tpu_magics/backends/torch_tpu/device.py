@@ -26,7 +26,7 @@ from tpu_magics.backends.torch_tpu import plugin
 from tpu_magics.errors import TpuMagicsError
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # "0": `import torch` does not import torch_tpu
-QUIET = {"TF_CPP_MIN_LOG_LEVEL": "1"}  # what XLA and torch_tpu log at level INFO is not written
+LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"  # "1": what XLA and torch_tpu log at level INFO is not written
 VERSIONS = "torch_tpu 0.2.0 with torch 2.15.0"
 INSTALL = "%pip install 'tpu-magics[torch-tpu]'"
 # absl::SetMinLogLevel, as torch_tpu 0.2.0 has it.
@@ -36,7 +36,7 @@ PRIVATE = {
     "torch_tpu._loader": ("_init_device",),
     "torch_tpu._internal.utils.hardware": ("get_tpu_device_count", "get_tpu_topology"),
     "torch_tpu._internal.device._device_ops_backend": (
-        *("_is_initialized", "get_rng_state", "set_rng_state", "manual_seed_all"),
+        *("_is_initialized", "get_rng_state", "set_rng_state", "manual_seed", "manual_seed_all"),
         *("_get_cache_requests", "_get_cache_misses"),
     ),
     "torch_tpu._internal.compile._backend": ("TpuBackend",),
@@ -63,7 +63,7 @@ def register() -> None:
     """
     if _registered:
         return
-    with quiet(), _variables(QUIET | {AUTOLOAD: "0"}):
+    with quiet(), _variables({LOG_LEVEL: os.environ.get(LOG_LEVEL, "1"), AUTOLOAD: "0"}):
         rehearsal = rehearsed()
         if rehearsal:
             plugin.take_place()
@@ -129,7 +129,7 @@ def _keep_optimizers_quiet() -> None:
 
 
 def _raise_log_level() -> None:
-    """torch_tpu's own messages of level INFO, where it was imported before we could say so (see QUIET)."""
+    """torch_tpu's own messages of level INFO, where it was imported before we could say so (LOG_LEVEL)."""
     folder = Path(sys.modules["torch_tpu"].__file__ or "").parent
     with contextlib.suppress(OSError, AttributeError):  # another build: its messages appear
         library = ctypes.CDLL(str(folder / "csrc/common/libxla_base.so"))

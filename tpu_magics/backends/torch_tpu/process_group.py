@@ -189,6 +189,18 @@ class RehearsalGroup(ProcessGroup):
         output.copy_(torch.cat(parts).reshape(output.shape))
         return _done([output])
 
+    def send(self, tensors: Sequence[Any], dst: int, tag: int) -> Any:
+        for tensor in tensors:
+            self.group.send(tensor.cpu(), dst, tag, f"send of {_described(tensor)} to rank {dst}")
+        return _done(list(tensors))
+
+    def recv(self, tensors: Sequence[Any], src: int, tag: int) -> Any:
+        for tensor in tensors:
+            host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            self.group.receive(host, src, tag, f"recv of {_described(tensor)} from rank {src}")
+            tensor.copy_(host)
+        return _done(list(tensors))
+
     def barrier(self, opts: Any = None) -> Any:  # noqa: ARG002
         self.group.agree(self.group.everyone, "barrier")
         return _done([])

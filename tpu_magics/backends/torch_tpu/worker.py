@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -16,11 +17,11 @@ DEVICE = "tpu:0"
 
 
 def _variables(spec: WorkerSpec) -> dict[str, str | None]:
-    """What torchrun sets; accelerate trains on the device that ACCELERATE_TORCH_DEVICE names (1.15 does not know
-    "tpu")."""
+    """accelerate trains on the device that ACCELERATE_TORCH_DEVICE names (1.15 does not know "tpu"). What the notebook
+    has set stays."""
+    defaults = {"ACCELERATE_TORCH_DEVICE": "tpu", device.LOG_LEVEL: "1"}
     return {
-        "ACCELERATE_TORCH_DEVICE": "tpu",
-        **device.QUIET,
+        **{name: os.environ.get(name, value) for name, value in defaults.items()},
         "FORK_LAUNCHED": "1",  # what accelerate's PrepareForLaunch sets
         **spec.environment,
     }

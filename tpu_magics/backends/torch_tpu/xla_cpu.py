@@ -27,7 +27,7 @@ def arrange() -> None:
     torch.Tensor.pin_memory = _not_pinned
 
 
-def _not_pinned(tensor: Any, _device: Any = None) -> Any:
+def _not_pinned(tensor: Any, *_args: Any, **_device: Any) -> Any:
     return tensor
 
 

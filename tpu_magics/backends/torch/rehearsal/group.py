@@ -110,6 +110,14 @@ class Group:
             for chunk, part in zip(chunks, parts, strict=True)
         ]
 
+    def send(self, tensor: Tensor, rank: int, tag: int, doing: str) -> None:
+        """Send to one rank, which receives with the same tag."""
+        self._wait(self.everyone, lambda group: group.send([_bytes(tensor)], rank, tag), doing)
+
+    def receive(self, tensor: Tensor, rank: int, tag: int, doing: str) -> None:
+        """Receive into a contiguous tensor."""
+        self._wait(self.everyone, lambda group: group.recv([_bytes(tensor)], rank, tag), doing)
+
     # -- how ------------------------------------------------------------------------------------------------------
     def _gather(self, members: Sequence[int], flat: Tensor, doing: str) -> list[Tensor]:
         import torch

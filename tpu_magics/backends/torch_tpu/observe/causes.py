@@ -25,8 +25,8 @@ _FIXES = InputFixes(
     last_batch="Use drop_last=True in the DataLoader. To keep all samples, pad the last batch and give padded rows "
     "weight 0.",
     dtype="Convert it once, in the dataset, so that every batch has the same dtype.",
-    shape="Pad to a multiple (pad_to_multiple_of=64), or mark the dimension: torch._dynamo.mark_dynamic(tensor, 1, "
-    "min=..., max=...) compiles for a few sizes instead of each.",
+    shape="Pad to a multiple (pad_to_multiple_of=64). TorchTPU's own way, torch._dynamo.mark_dynamic(tensor, 1, "
+    "min=..., max=...), does not compile on XLA:CPU, and was not tried on a TPU.",
 )
 _MODES = "Expected once per mode. Use the training batch size in the other modes."
 _NUMBER = (
@@ -115,11 +115,9 @@ def _number(pair: Pair) -> CompileCause | None:
     found = _NUMBERS.match(text)
     if found is None:
         return None
-    return pair.cause(
-        "python-number",
-        f"`{found['name']}` is a Python number and part of the graph. It was {found['value']} before.",
-        _NUMBER,
-    )
+    kind = "value" if found["value"] in ("True", "False") else "number"
+    text = f"`{found['name']}` is a Python {kind} and part of the graph. It was {found['value']} before."
+    return pair.cause("python-number", text, _NUMBER)
 
 
 def _code(pair: Pair) -> CompileCause | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.torch.hooks import READS, accelerate_tracker, all_of, host_loaders, replace
+from tpu_magics.backends.torch.hooks import READS, accelerate_tracker, all_of, host_loaders, passes, replace
 
 if TYPE_CHECKING:
     from tpu_magics.backends.torch_tpu.observe.observer import TpuObserver
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @contextmanager
 def installed(observer: TpuObserver) -> Iterator[None]:
     """Install the hooks until the block ends. Only for workers."""
-    undo = [install(observer) for install in (_steps, _reads, _passes, host_loaders, _batches, accelerate_tracker)]
+    undo = [install(observer) for install in (_steps, _reads, _loaders, accelerate_tracker)]
     undo.append(observer.dynamo.install())
     try:
         yield
@@ -76,29 +76,7 @@ def _reads(observer: TpuObserver) -> Callable[[], None]:
     return all_of([replace(torch.Tensor, name, make) for name in READS])
 
 
-def _passes(observer: TpuObserver) -> Callable[[], None]:
+def _loaders(observer: TpuObserver) -> Callable[[], None]:
     from torch.utils.data import DataLoader
 
-    def make(original: Any) -> Any:
-        @functools.wraps(original)
-        def iterate(loader: Any) -> Any:
-            observer.on_loader(sys._getframe(1), loader)
-            return original(loader)
-
-        return iterate
-
-    return replace(DataLoader, "__iter__", make)
-
-
-def _batches(observer: TpuObserver) -> Callable[[], None]:
-    from torch.utils.data import dataloader
-
-    def make(original: Any) -> Any:
-        @functools.wraps(original)
-        def next_batch(iterator: Any) -> Any:
-            observer.on_next()
-            return original(iterator)
-
-        return next_batch
-
-    return replace(dataloader._BaseDataLoaderIter, "__next__", make)
+    return all_of([passes(observer, [DataLoader]), host_loaders(observer, observer.on_next)])

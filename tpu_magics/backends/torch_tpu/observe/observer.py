@@ -23,7 +23,7 @@ from tpu_magics.backends.observe.observer import Observer, guarded
 from tpu_magics.backends.torch.batches import BatchSizes, length_on_host
 from tpu_magics.backends.torch.hooks import ReadCounter, TorchLoggedValues
 from tpu_magics.backends.torch.precision_request import MIXED_VARIABLE, NAMES, OPTION
-from tpu_magics.backends.torch_tpu.observe.causes import TpuCompile, distance, explain
+from tpu_magics.backends.torch_tpu.observe.causes import TpuCompile, distance, explain, guard_text
 from tpu_magics.backends.torch_tpu.observe.dynamo import DynamoCompiles, FrameCompile, GraphBreakSite
 from tpu_magics.runs import events
 from tpu_magics.runs.events import Site
@@ -50,15 +50,14 @@ class TpuObserver(Observer[TpuCompile]):
         super().__init__(writer, config, History(writer, distance, explain), values, precision)
         self.cache: Any = sys.modules[_BACKEND]
         self.misses: Callable[[], int] = self.cache._get_cache_misses
-        self.dynamo = DynamoCompiles(self.misses, self.on_break)
+        self.dynamo = DynamoCompiles(self.misses, self.on_break, self.stop)
         self.reads = ReadCounter(writer)
         self.sampler = TpuStats(writer, config, self)
         self.batches = BatchSizes()
         self.reading = False
         self.round: set[int] = set()  # optimizers that have stepped since the last step was counted
         self.ending: Any = None  # the optimizer of a step that is not counted yet
-        self.sites_of: dict[str, Site] = {}  # number of a frame -> where it was compiled first
-        self.causes: dict[str, CompileCause] = {}  # of forward passes, for their backward passes
+        self.sites_of: dict[tuple[int, str, bool], Site] = {}  # a frame -> where it was compiled first
         self.breaks: dict[tuple[str, int], GraphBreakSite] = {}
         self.before = self.misses()  # this observer
         self.seen = self.before  # until the last step
@@ -94,10 +93,6 @@ class TpuObserver(Observer[TpuCompile]):
             'the batches to it: model.to("tpu").'
         )
 
-    def mine(self) -> bool:
-        """Whether this is the observed thread, and monitoring is on."""
-        return not (self.closed or self.stopped) and threading.get_ident() == self.thread
-
     # -- steps ----------------------------------------------------------------------------------------------------
     def after_optimizer_step(self, optimizer: Any) -> None:
         """A step begins to end when an optimizer steps again; its other statements, such as logging, may follow."""
@@ -129,11 +124,14 @@ class TpuObserver(Observer[TpuCompile]):
             finally:
                 self.reading = False
 
-    def _end_last_step(self) -> None:
-        """Nothing follows it, and no limit is held any more."""
-        if self.ending is not None:
+    def _end_last_step(self, read: bool = True) -> None:
+        """Nothing follows it, and no limit is held any more. `read`: the device may be read."""
+        if self.ending is None:
+            return
+        if read:
             self.end_step()
-            self.steps.step(compiled=self.compiled_in_step)
+        self.ending = None
+        self.steps.step(compiled=self.compiled_in_step)
 
     @guarded
     def _step_done(self, optimizer: Any) -> None:
@@ -167,16 +165,15 @@ class TpuObserver(Observer[TpuCompile]):
             self.check_recompile_limit()
 
     @guarded
-    def _record_ended(self) -> bool:
-        """Record what was compiled and is described by now. Returns whether there was anything."""
-        done = self.dynamo.take()
+    def _record_ended(self, last: bool = False) -> bool:
+        """Record what was compiled and is described by now; `last`: all of it. Returns whether there was anything."""
+        done = self.dynamo.take(last)
         for one in done:
             self._record(one)
         return bool(done)
 
     def _record(self, one: FrameCompile) -> None:
-        kind = f"{one.number.partition('/')[0]}{' backward' if one.backward else ''}"
-        site = self.sites_of.setdefault(kind, self.sites.of_stack(one.stack) or self.sites.of_frame(None))
+        site = self.sites_of.setdefault(one.place, self.sites.of_stack(one.stack) or self.sites.of_frame(None))
         text = one.stablehlo
         graph = parse_stablehlo(text) if text else None
         name = hlo.fingerprint(graph)[:32] if graph is not None else ""
@@ -246,10 +243,22 @@ class TpuObserver(Observer[TpuCompile]):
     def ended(self) -> None:
         """The user's function has ended: what follows is our own."""
         self._end_last_step()
-        self._record_ended()
+        self._record_ended(last=True)
         self.reads.flush()
         self.sampler.sample()
+        self._tell_given_up()
         self._tell_eager()
+
+    def _tell_given_up(self) -> None:
+        """Functions that torch.compile has given up."""
+        for name, path, line, guard in dict.fromkeys(self.dynamo.given_up()):
+            site = self.sites.of_line(path, line)
+            self.warn(
+                "given-up",
+                f"torch.compile does not compile `{name}` (line {site.line} of {site.path}) any more, after too many "
+                f"recompiles: its other calls run operation by operation. The last guard that failed: "
+                f"{guard_text(guard)}.",
+            )
 
     def _tell_eager(self) -> None:
         """Operations outside of torch.compile that were compiled one by one."""
@@ -265,7 +274,8 @@ class TpuObserver(Observer[TpuCompile]):
 
     def close(self, read: bool = True) -> None:
         """Write the rest. `read`: also the tensors logged last."""
-        self._end_last_step()
+        self._record_ended(last=True)
+        self._end_last_step(read)
         self.reading = True
         super().close(read)
 

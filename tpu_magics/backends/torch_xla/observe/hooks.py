@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.torch.hooks import READS, accelerate_tracker, all_of, host_loaders, replace
+from tpu_magics.backends.torch.hooks import READS, accelerate_tracker, all_of, host_loaders, passes, replace
 from tpu_magics.backends.torch.post_import import PostImport
 from tpu_magics.backends.torch_xla.observe import counters, xla_dumps
 from tpu_magics.backends.torch_xla.rehearse import graph
@@ -146,15 +146,7 @@ def _passes(observer: TorchObserver) -> Callable[[], None]:
     from torch.utils.data import DataLoader
     from torch_xla.distributed.parallel_loader import MpDeviceLoader, PerDeviceLoader
 
-    def make(original: Any) -> Any:
-        @functools.wraps(original)
-        def iterate(loader: Any) -> Any:
-            observer.on_loader(sys._getframe(1), loader)
-            return original(loader)
-
-        return iterate
-
-    return all_of([replace(one, "__iter__", make) for one in (DataLoader, MpDeviceLoader, PerDeviceLoader)])
+    return passes(observer, (DataLoader, MpDeviceLoader, PerDeviceLoader))
 
 
 # -- what a step does -----------------------------------------------------------------------------------------------

@@ -84,10 +84,6 @@ class TorchObserver(Observer[TorchCompileEvidence]):
             return ""
         return self.host_training.text(self.sites, self.config.cell_names)
 
-    def mine(self) -> bool:
-        """Whether this is the observed thread, and monitoring is on."""
-        return not (self.closed or self.stopped) and threading.get_ident() == self.thread
-
     # -- steps ------------------------------------------------------------------------------------------------------
     def after_sync(self, frame: FrameType) -> None:
         """Count a step if anything ran since the last one, but at most one for each batch of an XLA loader."""
