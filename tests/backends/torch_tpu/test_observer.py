@@ -42,9 +42,37 @@ def test_recompiles_have_their_causes(name: str) -> None:
 
 
 def test_a_backward_pass_is_a_compile_of_its_own() -> None:
+    """Also where both are on one line: neither is a recompile."""
     found = compiles(recompiles.nothing_recompiles)
-    assert [one.trigger for one in found] == ["call", "backward"]
+    assert [(one.trigger, one.nth, one.site.line) for one in found] == [
+        (kind, 0, line_of(recompiles.nothing_recompiles, "site")) for kind in ("call", "backward")
+    ]
     assert all(one.seconds and one.seconds > 0 for one in found)
+
+
+def short_batches() -> None:
+    model = torch.nn.Linear(8, 2).to("tpu")
+    compiled = torch.compile(model)
+    data = torch.utils.data.TensorDataset(torch.randn(20, 8))
+    for (x,) in torch.utils.data.DataLoader(data, batch_size=16):
+        compiled(x.to("tpu")).sum().backward()
+
+
+def test_the_backward_pass_of_a_recompile_has_its_cause() -> None:
+    again = [one for one in compiles(short_batches) if one.recompile]
+    assert [(one.trigger, one.cause) for one in again] == [("call", "last-batch"), ("backward", "last-batch")]
+    assert "input 0 now float32[4,8], before float32[16,8]" in again[0].text
+    assert "expected 16, actual 4" in again[1].text
+
+
+def two_functions() -> None:
+    one, other = torch.compile(lambda x: x + 1), torch.compile(lambda x: x * 2)
+    for _step in range(2):
+        one(other(torch.ones(2, 4).to("tpu")))
+
+
+def test_two_functions_of_one_line_are_no_recompile() -> None:
+    assert [one.nth for one in compiles(two_functions)] == [0, 0]
 
 
 def test_a_graph_break_has_its_line_and_reason() -> None:
@@ -111,17 +139,22 @@ def test_a_run_that_trained_on_the_host_says_so() -> None:
     assert any('No step ran on the device "tpu"' in text for text in told)
 
 
-def with_batch_norm() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)).to("tpu")
+def batch_norm() -> Any:
+    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+
+
+def with_batch_norm(model: Any = None) -> None:
+    model = (model or batch_norm()).to("tpu")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _step in range(2):
         model(torch.randn(8, 4).to("tpu")).sum().backward()
         optimizer.step()
 
 
-def test_what_batch_norm_does_not_learn_is_told() -> None:
-    told = [one.code for one in run(with_batch_norm).run.events("warning") if isinstance(one, Warned)]
-    assert "batch-norm" in told
+@pytest.mark.parametrize("arguments", [(), (batch_norm(),)], ids=["built in the worker", "of the notebook"])
+def test_what_batch_norm_does_not_learn_is_told(arguments: tuple[Any, ...]) -> None:
+    records = run(with_batch_norm, *arguments).run.events("warning")
+    assert "batch-norm" in [one.code for one in records if isinstance(one, Warned)]
 
 
 def compiles_and_raises() -> None:

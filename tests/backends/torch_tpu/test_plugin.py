@@ -26,7 +26,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (plugin.OWN_PLUGIN, plugin.LIBRARY_PATH, "TPU_SKIP_MDS_QUERY"):
         monkeypatch.setenv(name, "")  # restored afterwards, whatever a test sets
         monkeypatch.delenv(name)
-    monkeypatch.setattr(plugin, "_taken", [])
+    monkeypatch.setattr(plugin, "_replacement", [])
 
 
 # -- which file -------------------------------------------------------------------------------------------------------
@@ -46,10 +46,10 @@ def test_without_a_plugin_it_is_said_what_to_install(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(metadata, "distribution", missing)
     with pytest.raises(TpuMagicsError, match="XLA's plugin for the CPU is not installed") as caught:
-        plugin.take_place()
+        plugin.replace_libtpu()
     assert plugin.INSTALL in caught.value.todo
     assert plugin.OWN_PLUGIN in caught.value.todo
-    assert plugin.taken() is None
+    assert plugin.replacement() is None
 
 
 def test_the_tested_file_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -67,16 +67,16 @@ def test_a_file_with_another_content_is_not_loaded(
 ) -> None:
     library = package(monkeypatch, tmp_path, version)
     with pytest.raises(TpuMagicsError, match=f"{version} is not the one that was tested, and is not loaded") as caught:
-        plugin.take_place()
+        plugin.replace_libtpu()
     assert f"{plugin.PACKAGE.name}=={plugin.PACKAGE.version}" in caught.value.todo
     assert f"%env {plugin.OWN_PLUGIN}={library}" in caught.value.todo
-    assert plugin.taken() is None
+    assert plugin.replacement() is None
 
 
 def test_an_own_build_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(plugin.OWN_PLUGIN, str(tmp_path / "gone.so"))
     with pytest.raises(TpuMagicsError, match=r"gone\.so names no file"):
-        plugin.take_place()
+        plugin.replace_libtpu()
 
 
 def test_an_own_build_that_is_no_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_an_own_build_that_is_no_library(monkeypatch: pytest.MonkeyPatch, tmp_pa
     own.write_text("not a library")
     monkeypatch.setenv(plugin.OWN_PLUGIN, str(own))
     with pytest.raises(TpuMagicsError, match=r"own\.so cannot take the place of a TPU") as caught:
-        plugin.take_place()
+        plugin.replace_libtpu()
     assert "cannot be loaded" in caught.value.why
     assert f"unset {plugin.OWN_PLUGIN}" in caught.value.todo
 
@@ -162,7 +162,7 @@ def own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[FakePlugin
 def test_the_client_has_one_device_and_no_option_of_libtpu(own: Callable[[FakePlugin], Path]) -> None:
     fake = FakePlugin()
     path = own(fake)
-    assert plugin.take_place() == plugin.take_place() == plugin.taken() == path  # twice is once
+    assert plugin.replace_libtpu() == plugin.replace_libtpu() == plugin.replacement() == path  # twice is once
     theirs = (plugin._NamedValue * 2)()  # what torch_tpu passes
     asked = plugin._Create(ctypes.sizeof(plugin._Create), None, ctypes.addressof(theirs), 2)
     assert fake.call(120, asked) == 0
@@ -172,7 +172,7 @@ def test_the_client_has_one_device_and_no_option_of_libtpu(own: Callable[[FakePl
 def test_each_output_is_on_the_device(own: Callable[[FakePlugin], Path]) -> None:
     fake = FakePlugin()
     own(fake)
-    plugin.take_place()
+    plugin.replace_libtpu()
     asked = plugin._MemoryKinds(ctypes.sizeof(plugin._MemoryKinds), None, 0x600D, 0, None, None)
     assert fake.call(416, asked) == 0
     kinds = (ctypes.c_char_p * OUTPUTS).from_address(asked.kinds)
@@ -183,7 +183,7 @@ def test_each_output_is_on_the_device(own: Callable[[FakePlugin], Path]) -> None
 def test_an_error_of_the_plugin_is_passed_on(own: Callable[[FakePlugin], Path]) -> None:
     fake = FakePlugin()
     own(fake)
-    plugin.take_place()
+    plugin.replace_libtpu()
     asked = plugin._MemoryKinds(ctypes.sizeof(plugin._MemoryKinds), None, 0xBAD, 0, None, None)
     assert fake.call(416, asked) == 0xE
 
@@ -194,10 +194,10 @@ def test_another_version_of_the_interface_is_refused(own: Callable[[FakePlugin],
     own(fake)
     before = fake.memory.raw
     with pytest.raises(TpuMagicsError, match="cannot take the place of a TPU") as caught:
-        plugin.take_place()
+        plugin.replace_libtpu()
     assert f"version {major}.{minor} of the PJRT interface" in caught.value.why
     assert fake.memory.raw == before
-    assert plugin.taken() is None
+    assert plugin.replacement() is None
 
 
 def test_where_torch_tpu_has_loaded_libtpu_its_table_is_overwritten(
@@ -216,5 +216,5 @@ def test_where_torch_tpu_has_loaded_libtpu_its_table_is_overwritten(
     monkeypatch.setattr(ctypes, "CDLL", load)
     monkeypatch.setitem(sys.modules, "torch_tpu", types.ModuleType("torch_tpu"))
     monkeypatch.setenv(plugin.LIBRARY_PATH, str(libtpu))
-    assert plugin.take_place() == path
+    assert plugin.replace_libtpu() == path
     assert theirs.memory.raw == fake.memory.raw

@@ -4,7 +4,7 @@ recompile that every framework has."""
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -48,6 +48,11 @@ class CompileEvidence:
     by_rank: bool = False
     part_text: str = ""
 
+    @property
+    def key(self) -> Hashable:
+        """Of what it is a recompile if there was one before: its site."""
+        return self.site.id
+
 
 @dataclass(frozen=True)
 class CompileCause:
@@ -85,16 +90,16 @@ class History(Generic[C]):
         self.total = 0
         self.recompiles = 0
         self.expected = 0  # of the recompiles
-        self.counts: defaultdict[int, int] = defaultdict(int)
-        self.kept: defaultdict[int, deque[C]] = defaultdict(lambda: deque(maxlen=KEPT))
+        self.counts: defaultdict[Hashable, int] = defaultdict(int)
+        self.kept: defaultdict[Hashable, deque[C]] = defaultdict(lambda: deque(maxlen=KEPT))
 
-    def nth(self, site: events.Site) -> int:
-        """The number of the next compile at this site."""
-        return self.counts[site.id]
+    def nth(self, site: events.Site, key: Hashable = None) -> int:
+        """The number of the next compile at this site, or of this key."""
+        return self.counts[site.id if key is None else key]
 
     def add(self, new: C, first: CompileCause | None = None) -> None:
         """Add a compile and write its record. `first`: a note for a first compile."""
-        earlier = self.kept[new.site.id]
+        earlier = self.kept[new.key]
         nearest = min(earlier, key=lambda old: self.distance(new, old)) if earlier else None
         cause = self.explain(new, nearest) if nearest is not None else first
         self.writer.record(events.Compile, **self._fields(new, nearest, cause or CompileCause("", "", "")))
@@ -105,8 +110,8 @@ class History(Generic[C]):
 
     def remember(self, new: C) -> None:
         """Compare later compiles with it. On its own: of a program that an earlier process had compiled."""
-        self.counts[new.site.id] += 1
-        self.kept[new.site.id].append(new)
+        self.counts[new.key] += 1
+        self.kept[new.key].append(new)
 
     def _fields(self, new: C, nearest: C | None, cause: CompileCause) -> dict[str, Any]:
         full, report = self.total < FULL_RECORDS, new.report

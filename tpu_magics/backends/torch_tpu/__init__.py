@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 from tpu_magics.backends.torch import TorchBackend, import_shared, method_of
 
@@ -29,5 +31,13 @@ class TorchTpu(TorchBackend):
     refuse = method_of("torch_tpu.options", "refuse")
     refuse_trace = method_of("torch_tpu.options", "refuse_trace")
     run_worker = method_of("torch_tpu.worker", "run_worker")
+
+    def rebuild(self, items: Sequence[tuple[str, Any]], replicas: int) -> None:
+        from tpu_magics.backends.torch import rebuild
+        from tpu_magics.backends.torch_tpu.observe import batch_norm
+
+        rebuild.rebuild(items, replicas)
+        batch_norm.remember(items)
+
     observing = method_of("torch_tpu.observe", "observing")
     finish = method_of("torch_tpu.observe", "finish")

@@ -66,13 +66,13 @@ def register() -> None:
     with quiet(), _variables({LOG_LEVEL: os.environ.get(LOG_LEVEL, "1"), AUTOLOAD: "0"}):
         rehearsal = rehearsed()
         if rehearsal:
-            plugin.take_place()
+            plugin.replace_libtpu()
         loader = _imported()
         randomness.look_again()
         _raise_log_level()
         if not rehearsal and not _hardware().get_tpu_device_count():  # the variable is wrong for this host
-            plugin.take_place()
-        if plugin.taken() is not None:
+            plugin.replace_libtpu()
+        if plugin.replacement() is not None:
             _hardware().get_tpu_device_count = _one
         _start_autograd()
         loader._init_device("tpu")

@@ -7,9 +7,9 @@ functions, whose entries in the plugin's table (a static struct in memory) are r
   PJRT_Client_Create: premapped_buffer_size"). Instead, the number of devices is passed: one, as for a worker on a TPU.
 - PJRT_Executable_OutputMemoryKinds, which the plugin does not implement: each output lies on the device.
 
-Call `take_place` before the first tensor is on "tpu"; forked processes inherit it. `import torch_tpu` loads the plugin
-that TPU_LIBRARY_PATH names at that moment, or else libtpu. If that has happened (torch imports torch_tpu by itself),
-libtpu's own table gets the plugin's entries.
+Call `replace_libtpu` before the first tensor is on "tpu"; forked processes inherit it. `import torch_tpu` loads the
+plugin that TPU_LIBRARY_PATH names at that moment, or else libtpu. If that has happened (torch imports torch_tpu by
+itself), libtpu's own table gets the plugin's entries.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _NamedValue(ctypes.Structure):
 _INT64 = 1  # PJRT_NamedValue_Type
 
 _kept: list[Any] = []  # what the table points to must live as long as the process
-_taken: list[Path] = []
+_replacement: list[Path] = []
 
 
 def find() -> Path:
@@ -126,26 +126,26 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def taken() -> Path | None:
+def replacement() -> Path | None:
     """The plugin that has taken libtpu's place in this process; None if none has."""
-    return _taken[0] if _taken else None
+    return _replacement[0] if _replacement else None
 
 
-def take_place() -> Path:
+def replace_libtpu() -> Path:
     """Put XLA's CPU plugin in libtpu's place in this process (idempotent). Returns its path.
 
     Raises:
         TpuMagicsError: there is no plugin, or it is none that can take the place.
     """
-    if not _taken:
+    if not _replacement:
         path = find()
         table = _adapted(path)
         loaded = os.environ.get(LIBRARY_PATH)
         if "torch_tpu" in sys.modules and loaded:
             _overwrite(Path(loaded), table)
-        _taken.append(path)
-    os.environ.update({LIBRARY_PATH: str(_taken[0]), "TPU_SKIP_MDS_QUERY": "1"})
-    return _taken[0]
+        _replacement.append(path)
+    os.environ.update({LIBRARY_PATH: str(_replacement[0]), "TPU_SKIP_MDS_QUERY": "1"})
+    return _replacement[0]
 
 
 def _overwrite(loaded: Path, table: int) -> None:

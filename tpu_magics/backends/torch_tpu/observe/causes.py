@@ -7,7 +7,7 @@ mismatch at index 0. expected 4, actual 5", "0/1: k == 1   # line of the code  #
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from tpu_magics.backends.observe.compiles import (
@@ -49,11 +49,17 @@ _IDENTITY = re.compile(r"___check_(?:obj_id|type_id)|__code__|\bis\b|type mismat
 @dataclass(frozen=True)
 class TpuCompile(CompileEvidence):
     """One compile by torch.compile. `guard`: the guard that failed, as Dynamo words it ("" for a first compile);
-    `function`: what was compiled; `backward`: of its backward pass."""
+    `function`: what was compiled; `backward`: of its backward pass; `series`: the compiles that it is one of: one line
+    can call several functions, and their backward passes."""
 
     guard: str = ""
     function: str = ""
     backward: bool = False
+    series: Hashable = None
+
+    @property
+    def key(self) -> Hashable:
+        return self.series
 
 
 def explain(new: TpuCompile, old: TpuCompile) -> CompileCause:
@@ -124,7 +130,7 @@ def _code(pair: Pair) -> CompileCause | None:
     text = guard_text(pair.new.guard)
     if not _IDENTITY.search(text) and pair.new.function == pair.old.function:
         return None
-    return pair.cause("new-code", f"Another object or function is used: {text or pair.new.function}.", _OTHER)
+    return pair.cause("new-code", f"Another object or function is used: {text or f'`{pair.new.function}`'}.", _OTHER)
 
 
 def _guard(pair: Pair) -> CompileCause | None:

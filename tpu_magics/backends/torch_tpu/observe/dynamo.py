@@ -9,6 +9,7 @@ metrics, which it writes after the end: a compile is handed on at the next hook.
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import threading
 import time
@@ -23,6 +24,8 @@ from tpu_magics.runs.events import Input
 
 KEPT = 64  # compiles whose texts are kept until their backward pass is compiled
 _SOURCE_END = len("L['")
+# How Dynamo names what a compiled module is called with.
+_POSITION, _KEYWORD = re.compile(r"^args\[(\d+)\]"), re.compile(r"^kwargs\['(\w+)'\]")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -156,7 +159,9 @@ class DynamoCompiles:
         """Add what Dynamo's metrics say; they keep the newest 64."""
         if not self._ended:
             return
-        known = {str(one.compile_id): one for one in _metrics() if all(one is not old for old in self._old)}
+        # A backward pass has metrics of its own, without a name, under the same number.
+        fresh = [one for one in _metrics() if one.co_name and all(one is not old for old in self._old)]
+        known = {str(one.compile_id): one for one in fresh}
         for one in self._ended:
             metrics = known.get(one.number)
             one.guard = str(getattr(metrics, "recompile_reason", None) or "")
@@ -271,7 +276,7 @@ def _inputs(graph: Any, example_inputs: Sequence[Any]) -> tuple[Input, ...]:
             continue
         if "._parameters" in source or "._buffers" in source or not source.startswith("L['"):
             continue
-        name = source[_SOURCE_END:].replace("']", "", 1)
+        name = _KEYWORD.sub(r"\1", _POSITION.sub(r"input \1", source[_SOURCE_END:].replace("']", "", 1)))
         found.append(Input(name, tuple(map(_size, value.shape)), str(value.dtype).removeprefix("torch.")))
     return tuple(found)
 

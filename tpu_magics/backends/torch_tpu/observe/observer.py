@@ -6,7 +6,6 @@ begins, so that what is logged after optimizer.step() belongs to it.
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import threading
@@ -23,6 +22,7 @@ from tpu_magics.backends.observe.observer import Observer, guarded
 from tpu_magics.backends.torch.batches import BatchSizes, length_on_host
 from tpu_magics.backends.torch.hooks import ReadCounter, TorchLoggedValues
 from tpu_magics.backends.torch.precision_request import MIXED_VARIABLE, NAMES, OPTION
+from tpu_magics.backends.torch_tpu.observe import batch_norm
 from tpu_magics.backends.torch_tpu.observe.causes import TpuCompile, distance, explain, guard_text
 from tpu_magics.backends.torch_tpu.observe.dynamo import DynamoCompiles, FrameCompile, GraphBreakSite
 from tpu_magics.runs import events
@@ -31,13 +31,6 @@ from tpu_magics.runs.writer import EventWriter
 
 _BACKEND = "torch_tpu._internal.device._device_ops_backend"
 _BREAKS = 20  # that are recorded
-_FIRST_STEPS = 2  # in which operations are new; the runtime counts a compile some time after the call
-_EAGER_ENOUGH = 8  # operations compiled one by one after them that are worth a message
-_BATCH_NORM = (
-    "A BatchNorm has trained, but its running mean and variance are those of its creation (torch_tpu 0.2.0 does not "
-    "change them), so that model.eval() computes wrong values. Use GroupNorm or LayerNorm, or "
-    "BatchNorm(track_running_stats=False)."
-)
 _COMPILE_IT = "To compile the step as one program: step = torch.compile(step)."
 
 
@@ -62,7 +55,6 @@ class TpuObserver(Observer[TpuCompile]):
         self.before = self.misses()  # this observer
         self.seen = self.before  # until the last step
         self.requests = self.cache._get_cache_requests()
-        self.in_first_steps = 0  # operations compiled one by one in them
         self.on_device = False
         self.seconds = 0.0
 
@@ -140,10 +132,8 @@ class TpuObserver(Observer[TpuCompile]):
             self.seen = misses
             self.compiled_in_step = True
             self.record_compiles()
-        if self.steps.total < _FIRST_STEPS:
-            self.in_first_steps = misses - self.before - self.dynamo.counted
-            self.on_device = self.on_device or _on_device(optimizer)
         if not self.steps.total:
+            self.on_device = _on_device(optimizer)
             self._check_batch_norm()
         self.batches.on_optimizer_step()
         if self.batches.unrecorded and (batch := self.batches.new_fields()) is not None:
@@ -153,8 +143,8 @@ class TpuObserver(Observer[TpuCompile]):
         """After the first step: whether what a BatchNorm learns besides its weights has changed."""
         self.reading = True
         try:
-            if any(_is_left(one) for one in gc.get_objects() if issubclass(type(one), _batch_norm())):
-                self.warn("batch-norm", _BATCH_NORM)
+            if batch_norm.not_updated():
+                self.warn("batch-norm", batch_norm.NOT_UPDATED)
         finally:
             self.reading = False
 
@@ -178,9 +168,10 @@ class TpuObserver(Observer[TpuCompile]):
         graph = parse_stablehlo(text) if text else None
         name = hlo.fingerprint(graph)[:32] if graph is not None else ""
         self.seconds += one.seconds
+        series = (site.id, one.number.partition("/")[0], one.backward)
         new = TpuCompile(
             site,
-            self.history.nth(site),
+            self.history.nth(site, series),
             self.steps.total,
             CompileReport(name, None, one.seconds, graph),
             "backward" if one.backward else "call",
@@ -190,6 +181,7 @@ class TpuObserver(Observer[TpuCompile]):
             guard=one.guard,
             function=one.function,
             backward=one.backward,
+            series=series,
         )
         if one.compiled:
             self.record_compile(new, self._first(site))
@@ -261,15 +253,15 @@ class TpuObserver(Observer[TpuCompile]):
             )
 
     def _tell_eager(self) -> None:
-        """Operations outside of torch.compile that were compiled one by one."""
+        """Operations outside of torch.compile that were compiled one by one. They are counted when they run."""
+        import torch
+
+        torch.accelerator.synchronize()
         compiled = self.misses() - self.before - self.dynamo.counted
         cached = max(0, self.cache._get_cache_requests() - self.requests - (self.misses() - self.before))
         if compiled <= 0:
             return
-        later = compiled - self.in_first_steps
         text = f"Eager: {compiled:,} operations were compiled one by one, {cached:,} came from the cache."
-        if self.steps.total > _FIRST_STEPS and later >= _EAGER_ENOUGH:
-            text += f" {later:,} were new after step {_FIRST_STEPS}: shapes, dtypes or Python numbers change."
         self.warn("eager", f"{text} {_COMPILE_IT}")
 
     def close(self, read: bool = True) -> None:
@@ -278,20 +270,6 @@ class TpuObserver(Observer[TpuCompile]):
         self._end_last_step(read)
         self.reading = True
         super().close(read)
-
-
-def _batch_norm() -> Any:
-    from torch.nn.modules.batchnorm import _BatchNorm
-
-    return _BatchNorm
-
-
-def _is_left(module: Any) -> bool:
-    """Whether a BatchNorm has trained on the device, and its running statistics are those of its creation."""
-    mean, batches = getattr(module, "running_mean", None), getattr(module, "num_batches_tracked", None)
-    if mean is None or batches is None or mean.device.type != "tpu":
-        return False
-    return bool(batches.item()) and not mean.cpu().any()
 
 
 def _on_device(optimizer: Any) -> bool:
