@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from tpu_magics.backends.lowered import TRACED, HostRead, LoweredGraph, SourceLine
-from tpu_magics.backends.torch_xla.trace.tracer import write_trace
+from tpu_magics.backends.lowered import TRACED, HostRead, LoweredGraph, SourceLine, write_trace
 from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.request import Request, function_request

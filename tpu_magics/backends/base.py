@@ -153,9 +153,6 @@ class Backend(Protocol):
         """Raise TpuMagicsError for what it does not support: a precision, a number of SPMD devices, the folder of a
         compile cache (WorkerSpec); a cluster of hosts."""
 
-    def refuse_trace(self) -> None:
-        """Raise TpuMagicsError if it cannot trace a function for a preflight."""
-
     def rehearsal_problem(self) -> str:
         """Why the installed packages cannot rehearse several ranks on XLA:CPU; "" if they can."""
 

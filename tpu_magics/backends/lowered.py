@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass
+from pathlib import Path
+from typing import Any
 
 TRACED = "traced.json"  # in the folder of traced graphs; each graph's module has its own file
+READS = "reads.txt"  # beside it
+EAGER = "eager"  # LoweredGraph.form of operations that run one by one
 
 
 @dataclass(frozen=True)
@@ -47,16 +52,28 @@ class UnsupportedOp:
 
 
 @dataclass(frozen=True)
+class Operations:
+    """The operations of a step that run one by one, outside of any program. `moved`: bytes that they read and write;
+    `flops`: of their matrix multiplications and convolutions, by the element type ("bf16", "f32")."""
+
+    count: int
+    moved: int
+    flops: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class LoweredGraph:
     """One graph of a training function, as the framework lowers it.
 
-    `module`: StableHLO (bytecode or text) for `form` "stablehlo", a serialized HloModuleProto for "hlo"; `hash`: the
-    framework's own; `donors`: numbers of the parameters whose memory outputs may reuse; `replicas`: copies of the
-    program that run together, with collectives between them in the graph; `partitions`: devices that one program is
-    sharded over (SPMD). `site`: the line of its sync; `nth`: the number of its sync, from 0; `steady`: all later steps
+    `module`: StableHLO (bytecode or text) for `form` "stablehlo", a serialized HloModuleProto for "hlo", nothing for
+    "eager", which is no program, but the `operations` beside the programs; `hash`: the framework's own; `donors`:
+    numbers of the parameters whose memory outputs may reuse; `replicas`: copies of the program that run together, with
+    collectives between them in the graph; `partitions`: devices that one program is sharded over (SPMD). `site`: the
+    line of its sync; `nth`: the number of its sync, from 0; `steady`: all later steps
     run this graph; `parameters`: "f32[768,768] encoder.weight", in the graph's order. `places`: number -> the user's
     line; the op name of an instruction ends with "#" and its number, so that the module does not change when a line
-    moves.
+    moves. `beside`: bytes of HBM that other tensors take while it runs; of operations, with their own. `name`: what it
+    is of a step that has several ("forward", "backward"); otherwise it is a whole step.
     """
 
     module: bytes = field(repr=False)
@@ -70,16 +87,26 @@ class LoweredGraph:
     steady: bool = True
     parameters: tuple[str, ...] = field(default=(), repr=False)
     places: Mapping[int, SourceLine] = field(default_factory=dict, repr=False)
+    beside: int = 0
+    operations: Operations | None = None
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        """For the screen: its name, or "sync 1", by the sync of the function that ran it first."""
+        return self.name or f"sync {self.nth + 1}"
 
 
 @dataclass(frozen=True)
 class TraceResult:
     """The result of tracing a function. `graphs`: the distinct ones in the order of their syncs, the last is steady;
-    `syncs`: how many there were; `sequence`: for each sync the index of its graph in `graphs` (empty: unknown);
+    `syncs`: how many there were; `sequence`: for each sync the index of its graph in `graphs`, or of those of a step
+    that has several (empty: unknown);
     `settled`: two consecutive ones were equal; `batch`: rows of the largest input, if known; `rows`: the same for each
     of `graphs`; `changes`: (cause, sentence) of each graph from the third on; `ended`: the function ended before two
     were equal; `ranks_known`: whether `replicas` of the graphs is how many train together (False: each is the program
-    of one replica, and their number is unknown)."""
+    of one replica, and their number is unknown); `problem`: why there are no graphs: what, why and what to do, as in
+    TpuMagicsError, with NAME for the function's name."""
 
     graphs: tuple[LoweredGraph, ...]
     syncs: int
@@ -95,3 +122,47 @@ class TraceResult:
     sequence: tuple[int, ...] = ()
     rows: tuple[int | None, ...] = ()
     ended: bool = False
+    problem: tuple[str, ...] = ()
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def write_trace(
+    folder: Path,
+    graphs: Sequence[tuple[LoweredGraph, bool]],
+    reads: Sequence[HostRead],
+    refused: Sequence[UnsupportedOp],
+    **more: Any,
+) -> None:
+    """Write all of it; `graphs`: with whether each is steady; `more`: other fields of TraceResult."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    records = []
+    for nth, (graph, steady) in enumerate(graphs):
+        file = f"graph-{nth}.pb"
+        (folder / file).write_bytes(graph.module)
+        fields = {name: value for name, value in vars(graph).items() if name not in ("module", "places")}
+        nested = {
+            name: asdict(value) for name, value in fields.items() if is_dataclass(value) and not isinstance(value, type)
+        }
+        # Thousands of instructions come from a few lines, so each line is written once.
+        lines = {place: nth for nth, place in enumerate(dict.fromkeys(graph.places.values()))}
+        places = {"lines": [asdict(one) for one in lines], "of": {n: lines[one] for n, one in graph.places.items()}}
+        records.append({**fields, **nested, "file": file, "steady": steady, "places": places})
+    found = {"graphs": records, "reads": [asdict(one) for one in reads], "refused": [asdict(one) for one in refused]}
+    temporary = folder / f"{TRACED}.tmp"
+    temporary.write_text(json.dumps({**found, **more}))
+    temporary.replace(folder / TRACED)
+
+
+def write_reads(folder: Path, reads: Sequence[HostRead]) -> None:
+    """The reads so far, one per line: if the function fails, they may be the cause."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    (folder / READS).write_text("\n".join(dict.fromkeys(map(_line, reads))))
+
+
+def _line(read: HostRead) -> str:
+    if read.place is None:
+        return read.what
+    inside = f" (inside {read.inside})" if read.inside is not None else ""
+    return f"{read.place}: {read.place.code}{inside}"

@@ -58,9 +58,11 @@ def step(result: TargetResult) -> PreflightFigure:
         steps = f"{at_most(found, most(found.steps_per_second))} steps/s"
         return PreflightFigure(label, at_least(found, seconds(found.seconds)), (steps, *slow))
     several = f"for {cost.syncs} syncs of {len(set(result.turn))} alternating graphs"
+    if result.graph.name:
+        several = f"for the {cost.syncs} graphs of a step"
     if cost.seconds is None:
         return PreflightFigure(label, NOT_AVAILABLE, (several, "one of them has no estimate"))
-    last = f"the last one {at_least(found, seconds(found.seconds))}"
+    last = f"{result.graph.name or 'the last one'} {at_least(found, seconds(found.seconds))}"
     whole = f"{'≥' if cost.least else '≈'} {seconds(cost.seconds)}"
     return PreflightFigure(label, whole, (several, last, *slow))
 

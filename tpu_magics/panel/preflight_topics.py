@@ -110,7 +110,8 @@ def _every(one: TargetResult) -> str:
         return not_available(one.no_rate)
     if one.rate.every is None or one.rate.batch is None:
         return not_available(words.ONE_REPLICA)
-    return f"{_samples(one, one.rate.every)} ({'batch' if len(one.turn) == 1 else 'in a cycle'} {one.rate.batch:,})"
+    what = "batch" if len(one.turn) == 1 or one.graph.name else "in a cycle"
+    return f"{_samples(one, one.rate.every)} ({what} {one.rate.batch:,})"
 
 
 def _samples(one: TargetResult, value: float) -> str:
@@ -122,7 +123,7 @@ def _turn(one: TargetResult) -> str:
     """Of the graphs that take turns, all together."""
     if len(one.turn) < 2:
         return words.NOTHING
-    return step(one).value + f" ({one.cost.syncs} syncs)"
+    return step(one).value + f" ({one.cost.syncs} {'graphs' if one.graph.name else 'syncs'})"
 
 
 _ROWS: dict[str, Callable[[TargetResult], str]] = {
@@ -235,6 +236,8 @@ def _order(result: TargetResult) -> str:
     many = count(len(traced.graphs), "graph")
     if not places:
         return f"{many} in {count(traced.syncs, 'sync')}"
+    if any(traced.graphs[place].name for place in places):
+        return f"{many}: each later step runs {count(len(places), 'graph')}"
     syncs = [str(traced.graphs[place].nth + 1) for place in places]
     if len(syncs) == 1:
         return f"{many}: later steps run that of sync {syncs[0]}"
@@ -252,7 +255,7 @@ def _repeated(result: TargetResult) -> list[int]:
 
 def _each_graph(result: TargetResult) -> Iterator[tuple[str, ...]]:
     for place, (graph, one) in enumerate(zip(result.traced.graphs, result.compiled, strict=True)):
-        name = f"sync {graph.nth + 1}{_later(result, place)}"
+        name = f"{graph.label}{_later(result, place)}"
         memory = words.used(one.memory) if one.memory else NOT_AVAILABLE
         known = result.roofline_of(one)
         total = NOT_AVAILABLE if known.flops is None else words.flops(known.flops)
@@ -264,7 +267,7 @@ def _later(result: TargetResult, place: int) -> str:
     """How often the graph comes in a full turn of later steps."""
     if place not in _repeated(result):
         return ""
-    several = len(result.turn) > 1
+    several = len(result.turn) > 1 and not result.traced.graphs[place].name
     return f"\n{result.turn.count(place)} of {len(result.turn)} later syncs" if several else "\nlater steps"
 
 
@@ -287,6 +290,7 @@ _KINDS = {
     "outputs": "outputs",
     "aliased": "outputs that reuse the memory of arguments",
     "code": "code",
+    "beside": "tensors outside of the program (optimizer, gradients, activations)",
 }
 
 
@@ -301,6 +305,7 @@ def kinds(one: CompileResult) -> dict[str, int]:
         "temporaries": memory.temporaries,
         "outputs": outputs,
         "code": memory.code,
+        "beside": memory.beside,
     }
     return {name: value for name, value in found.items() if value is not None and value > 0}
 

@@ -69,8 +69,8 @@ def headroom(memory: HbmUsage) -> str:
 
 
 def sync(result: TargetResult, one: CompileResult) -> str:
-    """Which of the graphs that is: "sync 1", by the sync of the function that ran it first."""
-    return f"sync {result.traced.graphs[result.compiled.index(one)].nth + 1}"
+    """Which of the graphs that is."""
+    return result.traced.graphs[result.compiled.index(one)].label
 
 
 def why_none(one: CompileResult) -> str:

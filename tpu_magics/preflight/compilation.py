@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tpu_magics.backends.lowered import LoweredGraph, SourceLine
+from tpu_magics.backends.lowered import LoweredGraph, Operations, SourceLine
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host.memory import host_memory
 from tpu_magics.launch.process import interrupts_held
 from tpu_magics.preflight import compile_process
 from tpu_magics.preflight import compiler as events
 from tpu_magics.preflight.compile_process import CompileProcess, flags_left_out
-from tpu_magics.preflight.compile_result import CompileResult, from_json
+from tpu_magics.preflight.compile_result import CompileResult, HbmUsage, Multiplications, from_json
 from tpu_magics.preflight.store import Store, key
 from tpu_magics.preflight.targets import Target
 
@@ -205,7 +205,8 @@ def compile_graphs(
         limit = _enough(default_limit() if memory_limit is None else memory_limit)
         while work.missing():
             work.run_process(limit)
-    return [_with_locations(work.results[number], graph.places) for number, graph in enumerate(graphs)]
+    found = (_with_beside(work.results[number], graph) for number, graph in enumerate(graphs))
+    return [_with_locations(one, graph.places) for one, graph in zip(found, graphs, strict=True)]
 
 
 def default_limit() -> int | None:
@@ -250,7 +251,11 @@ class _Work:
         return {number: graph for number, graph in enumerate(self.graphs) if number not in self.results}
 
     def take_cached(self) -> None:
+        """Results that need no compile."""
         for number, graph in enumerate(self.graphs):
+            if graph.operations is not None:
+                self.results[number] = _of_operations(graph, graph.operations, self.target)
+                continue
             found = self.store.get(self._keys[number]) if self.store else None
             if found is not None:
                 self.results[number] = replace(found, graph=graph.hash, target=self.target.name)
@@ -289,6 +294,36 @@ class _Work:
             self.store.put(self._keys[number], compiled)
             if compiled.status == "fits" and compiled.seconds is not None:
                 self.store.timed(self.target, len(self.graphs[number].module), compiled.seconds)
+
+
+# -- what is there besides a program ----------------------------------------------------------------------------------
+
+
+def _of_operations(graph: LoweredGraph, found: Operations, target: Target) -> CompileResult:
+    """Of operations that run one by one: what is known without a compiler."""
+    available = target.chip.available
+    return CompileResult(
+        target.name,
+        graph.hash,
+        "fits",
+        memory=HbmUsage(0, available),
+        flops=sum(found.flops.values()),
+        bytes_accessed=found.moved,
+        hbm_bytes=found.moved,
+        multiplications=Multiplications(found.flops, dict.fromkeys(found.flops, 1)),
+        notes=("operations outside of torch.compile are not compiled",),
+    )
+
+
+def _with_beside(compiled: CompileResult, graph: LoweredGraph) -> CompileResult:
+    """With the memory of the other tensors, which the compiler does not know."""
+    memory = compiled.memory
+    if memory is None or not graph.beside:
+        return compiled
+    needed = memory.needed + graph.beside
+    fits = compiled.status != "fits" or memory.available is None or needed <= memory.available
+    status = compiled.status if fits else "too-large"
+    return replace(compiled, status=status, memory=replace(memory, needed=needed, beside=graph.beside))
 
 
 # -- source lines -----------------------------------------------------------------------------------------------------

@@ -38,7 +38,8 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class HbmUsage:
     """HBM of one device as the compiler lays it out. `needed` = arguments + outputs - aliased + temporaries + code, or
-    what the compiler's refusal says; `available`: what the compiler allows a program on this TPU."""
+    what the compiler's refusal says, + `beside`: the bytes of other tensors there, as LoweredGraph has them;
+    `available`: what the compiler allows a program on this TPU."""
 
     needed: int
     available: int | None
@@ -47,6 +48,7 @@ class HbmUsage:
     aliased: int | None = None
     temporaries: int | None = None
     code: int | None = None
+    beside: int = 0
 
 
 @dataclass(frozen=True)

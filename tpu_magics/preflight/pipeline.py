@@ -79,6 +79,8 @@ def _failed(name: str, error: TrainingFailed) -> TpuMagicsError:
 def _require_sync(name: str, found: TraceResult, world: int) -> None:
     if found.syncs:
         return
+    if found.problem:
+        raise TpuMagicsError(*(one.replace("NAME", name) for one in found.problem))
     pending = "Everything it did is one graph at its end" if found.graphs else "It did nothing on the XLA device"
     ranks = (
         f" It was traced as one of {world} ranks, and each gets 1/{world} of the data: with too little data, a "
@@ -164,8 +166,8 @@ class Callbacks:
 
 @dataclass(frozen=True)
 class PreflightPipeline:
-    """Traces a function and compiles its graphs. `lower`: (ranks, devices of an SPMD worker) -> Traced; `torch_xla`:
-    whether torch_xla makes the graphs."""
+    """Traces a function and compiles its graphs. `lower`: (ranks, devices of an SPMD worker) -> Traced; `framework`:
+    the one that makes the graphs, "torch_xla", "torch_tpu" or "tensorflow"."""
 
     name: str
     lower: Callable[[int, int | None], TraceResult]
@@ -174,13 +176,13 @@ class PreflightPipeline:
     store: Store | None
     packages: Sequence[str]
     callbacks: Callbacks
-    torch_xla: bool = True
+    framework: str
     traces: dict[tuple[int, int | None], TraceResult] = field(default_factory=dict)
 
     def traced(self, target: Target) -> TraceResult:
         """The trace for that target; targets with the same number of ranks share one."""
         key: tuple[int, int | None] = (self.processes or target.ranks, None)
-        if not self.torch_xla:
+        if self.framework == "tensorflow":
             key = (1, None)  # TensorFlow's program is that of one replica
         elif self.spmd:
             key = (1, target.devices)
@@ -196,7 +198,7 @@ class PreflightPipeline:
 
     def compiled(self, graphs: Sequence[LoweredGraph], target: Target) -> list[CompileResult]:
         """What the compiler says of these graphs."""
-        flags = torch_xla_flags(target) if self.torch_xla else ()
+        flags = torch_xla_flags(target) if self.framework == "torch_xla" else ()
         return compile_graphs(
             graphs, target, store=self.store, on_progress=self.callbacks.progress, packages=self.packages, flags=flags
         )
@@ -213,6 +215,11 @@ class TrainingCall:
     @property
     def name(self) -> str:
         return str(getattr(self.function, "__name__", "") or type(self.function).__name__).strip("<>") or "function"
+
+    @property
+    def framework(self) -> str:
+        """As in PreflightPipeline."""
+        return "tensorflow" if self.is_tensorflows else session.current.backend.name
 
     @property
     def is_tensorflows(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -231,9 +230,16 @@ class _Settings:
     callbacks: Callbacks
 
     def pipeline(self, call: TrainingCall) -> PreflightPipeline:
-        lower, own = call.lowering(self.options), not call.is_tensorflows
+        lower = call.lowering(self.options)
         return PreflightPipeline(
-            call.name, lower, self.spmd, self.options.processes, self.store, self.packages, self.callbacks, own
+            call.name,
+            lower,
+            self.spmd,
+            self.options.processes,
+            self.store,
+            self.packages,
+            self.callbacks,
+            call.framework,
         )
 
 
@@ -248,7 +254,7 @@ def _searched(call: TrainingCall, targets: Sequence[Target], settings: _Settings
     size = Size.of(name, call.function, call.args, call.kwargs, session.current.notebook.namespace)
     first = pipeline.traced(targets[0])
     require_steps(f"{size.name} = {size.now}", first, settings.options.steps or STEPS)
-    if not pipeline.torch_xla:
+    if pipeline.framework == "tensorflow":
         require_change(size, call, first, lambda other: settings.pipeline(other).traced(targets[0]))
     start = _with_note(Preflight(call.name, tuple(pipeline.result(one) for one in targets)))
     probe = SearchProbe(size, call, start, settings.pipeline)
@@ -268,10 +274,7 @@ def _known(found: Preflight, target: str) -> str:
 
 
 def require_compiler(packages: Sequence[str] = ()) -> None:
-    """Raise TpuMagicsError where the framework of PyTorch is not traced, or the compiler is missing. `packages`: as in
-    `compiler_versions`."""
-    if "tensorflow" not in sys.modules:
-        session.current.backend.refuse_trace()
+    """Raise TpuMagicsError where the compiler is missing. `packages`: as in `compiler_versions`."""
     compile_process.compiler_versions(packages)
 
 
@@ -348,9 +351,10 @@ def preflight_check(
             return trace_request(request, replace(options, background=False), TracingOptions(world, devices))
 
         with callbacks() as calls, interruptible():
-            alone, own = 1 if options.processes == 1 else None, request.program is None
+            alone = 1 if options.processes == 1 else None
+            framework = session.current.backend.name if request.program is None else "tensorflow"
             pipeline = PreflightPipeline(
-                request.name, lower, trains_spmd(options), alone, Store(default_folder()), (), calls, own
+                request.name, lower, trains_spmd(options), alone, Store(default_folder()), (), calls, framework
             )
             found = Preflight(request.name, tuple(pipeline.result(one) for one in targets))
             note(request.name, found.results)

@@ -317,9 +317,13 @@ def graphs(case: Case) -> Iterator[Reason]:
 
 def _settled(case: Case) -> str:
     turns = turn(case.traced)
+    if case.traced.graphs[-1].operations is not None:
+        return "Successive steps run the same operations: each compiles once"
     different = len(set(turns))
     if different == 1:
         return "Successive steps have one graph: it compiles once for all of them"
+    if different and any(graph.name for graph in case.traced.graphs):
+        return f"Successive steps have the same {different} graphs: each compiles once"
     if different:
         return f"{different} graphs take turns, over {len(turns)} syncs: each compiles once"
     return "The graphs of later steps repeat: each compiles once"

@@ -42,9 +42,6 @@ class TorchBackend:
     def refuse(self, precision: str = "", spmd: int | None = None, cache: str = "", hosts: str = "") -> None:
         """All of it is supported."""
 
-    def refuse_trace(self) -> None:
-        """It is supported."""
-
     rehearsal_problem = method_of("torch.rehearsal", "problem")
     device_holder = method_of("torch.cpu_only", "device_holder")
     deferral_problems = method_of("torch.randomness", "deferral_problems")

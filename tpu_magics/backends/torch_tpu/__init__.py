@@ -23,13 +23,12 @@ class TorchTpu(TorchBackend):
         from tpu_magics.backends.torch_tpu import device
 
         device.register()
-        for name in ("observe", "process_group", "worker", "xla_cpu"):
+        for name in ("observe", "process_group", "trace", "worker", "xla_cpu"):
             import_module(f"{__name__}.{name}")
         import_shared()
 
     prepare_notebook = method_of("torch_tpu.device", "prepare_notebook")
     refuse = method_of("torch_tpu.options", "refuse")
-    refuse_trace = method_of("torch_tpu.options", "refuse_trace")
     run_worker = method_of("torch_tpu.worker", "run_worker")
 
     def rebuild(self, items: Sequence[tuple[str, Any]], replicas: int) -> None:

@@ -27,11 +27,6 @@ _REFUSED = {
         "Runs on many hosts are launched and tested with torch_xla only.",
         "Omit --hosts, or train with torch_xla: pip install 'tpu-magics[torch,pods]' in an environment of its own.",
     ),
-    "trace": (
-        "A preflight of a TorchTPU program is not supported yet.",
-        "The preflight traces torch_xla's graphs, and TensorFlow's.",
-        "Rehearse the cell instead: without a TPU, %%tpu_train compiles and runs it on XLA:CPU.",
-    ),
 }
 
 
@@ -45,8 +40,3 @@ def refuse(precision: str = "", spmd: int | None = None, cache: str = "", hosts:
     }
     for what in (name for name, given in asked.items() if given):
         raise TpuMagicsError(*_REFUSED[what])
-
-
-def refuse_trace() -> None:
-    """Raise TpuMagicsError: nothing traces these programs yet."""
-    raise TpuMagicsError(*_REFUSED["trace"])

@@ -33,21 +33,36 @@ def name_ranks(spec: WorkerSpec) -> None:
     number = {"RANK": spec.number, "WORLD_SIZE": spec.ranks, "LOCAL_RANK": spec.index, "LOCAL_WORLD_SIZE": spec.count}
     os.environ.update({name: str(value) for name, value in number.items()})
     _patch_accelerate()
-    if spec.meeting is None:
+    if spec.meeting is None and spec.tracing is None:
         _name_chips(spec)
 
 
 def rehearse(spec: WorkerSpec) -> None:
     """Carry the collectives of this rank through gloo, until the process ends."""
     return_freed_memory()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # else accelerate warns that it sets it
-    store = meeting_store(spec, spec.number)
-
-    def find(_url: str, **_kwargs: Any) -> Iterator[tuple[Any, int, int]]:
-        yield store, spec.number, spec.ranks
 
     def make(prefix: Any, number: int, size: int, _timeout: Any) -> RehearsalGroup:
         return RehearsalGroup(Group(prefix, number, size, spec.collective_timeout, spec.address or LOOPBACK))
+
+    _install(meeting_store(spec, spec.number), spec, make)
+
+
+def pretend(spec: WorkerSpec) -> None:
+    """This is the first of several ranks that do not exist: its collectives return what it passes, until the process
+    ends."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    def make(_prefix: Any, number: int, size: int, _timeout: Any) -> RehearsalGroup:
+        return RehearsalGroup(_FakeGroup(None, number, size, spec.collective_timeout))
+
+    _install(FakeStore(), spec, make)
+
+
+def _install(store: Any, spec: WorkerSpec, make: Callable[..., RehearsalGroup]) -> None:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # else accelerate warns that it sets it
+
+    def find(_url: str, **_kwargs: Any) -> Iterator[tuple[Any, int, int]]:
+        yield store, spec.number, spec.ranks
 
     # by its name: torch.distributed has a function of the same one
     import_module("torch.distributed.rendezvous")._rendezvous_handlers["env"] = find
@@ -79,6 +94,31 @@ def _know_tpu(module: Any) -> None:
         return original(state, cpu, *args, **kwargs) if cpu else ("tpu", module.DistributedType.MULTI_CPU)
 
     module.PartialState._prepare_backend = prepare_backend
+
+
+class _FakeGroup(Group):
+    """All ranks do and have the same as this one."""
+
+    def meet(self) -> None:
+        pass
+
+    def agree(self, members: Sequence[int], doing: str) -> None:
+        pass
+
+    def reduce(self, members: Sequence[int], flat: Any, kind: str, doing: str) -> None:
+        pass
+
+    def gather(self, members: Sequence[int], tensor: Any, doing: str) -> list[Any]:  # noqa: ARG002
+        return [tensor] * self.size
+
+    def exchange(self, members: Sequence[int], parts: Sequence[Any], doing: str) -> list[Any]:  # noqa: ARG002
+        return [parts[self.rank]] * self.size
+
+    def send(self, tensor: Any, target: int, tag: int, doing: str) -> None:
+        pass
+
+    def receive(self, tensor: Any, source: int, tag: int, doing: str) -> None:
+        pass
 
 
 class RehearsalGroup(ProcessGroup):

@@ -6,12 +6,13 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from tpu_magics.backends.base import WorkerSpec
 from tpu_magics.backends.torch import optimizers, randomness, rebuild, tied_weights, trainer
 from tpu_magics.backends.torch.worker import in_new_thread, set_variables, start_autograd_threads, thread_modes
-from tpu_magics.backends.torch_tpu import device, process_group, xla_cpu
+from tpu_magics.backends.torch_tpu import device, plugin, process_group, xla_cpu
 
 DEVICE = "tpu:0"
 
@@ -56,11 +57,17 @@ def _run(
     rank = spec.number
     if spec.ranks > 1 and spec.meeting is None:
         process_group.name_ranks(spec)
+    if spec.tracing is not None:
+        plugin.replace_libtpu()  # also on a host with a TPU
     with device.quiet():
         start_autograd_threads()  # asks for the devices, and so starts the runtime
     if spec.meeting is not None:
         process_group.name_ranks(spec)
         process_group.rehearse(spec)
+    if spec.tracing is not None and spec.tracing.world > 1:
+        many = replace(spec, count=spec.tracing.world)
+        process_group.name_ranks(many)
+        process_group.pretend(many)
     if spec.device == "CPU":
         xla_cpu.arrange()
     tied_weights.keep_ties()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tpu_magics.backends.base import STEPS, TraceSpec, WorkerSpec
+from tpu_magics.backends.lowered import READS
 from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.host import Host
 from tpu_magics.host.memory import host_memory
@@ -26,7 +27,6 @@ from tpu_magics.runs.reader import Run
 
 _DATA = re.compile(r"^VmData:\s+(\d+) kB", re.MULTILINE)
 LEFT = 0.05  # share of the free host memory that is left for other processes
-READS = "reads.txt"  # in the folder of the graphs; a backend writes it while it traces
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,6 @@ class TracingStrategy(ForkedStrategy):
         self.graphs = root / "graphs"
 
     def plan(self, options: Options) -> tuple[Host, Plan]:
-        session.current.backend.refuse_trace()
         host = at_home(session.known_host())
         return host, plan.make_plan(host, options, session.current.precision, 1)
 

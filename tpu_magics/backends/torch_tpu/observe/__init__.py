@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from tpu_magics.backends.torch import trainer, trainer_progress
 from tpu_magics.backends.torch_tpu.observe.hooks import installed
 from tpu_magics.backends.torch_tpu.observe.observer import TpuObserver
+from tpu_magics.backends.torch_tpu.trace import Tracer
 
 if TYPE_CHECKING:
     from tpu_magics.backends.base import ObserverConfig
@@ -20,11 +21,17 @@ if TYPE_CHECKING:
 
 __all__ = ["finish", "observing"]
 
+_tracers: list[Tracer] = []  # at most one
+
 
 @contextmanager
 def observing(writer: EventWriter, config: ObserverConfig) -> Iterator[TpuObserver]:
     """Observe this process until the block ends. Only for workers: it changes torch's and torch_tpu's modules."""
     observer = TpuObserver(writer, config)
+    if config.tracing is not None:
+        observer.tracer = Tracer(config.tracing, observer)
+        observer.tracer.install()
+        _tracers[:] = [observer.tracer]
     following = trainer_progress.followed(observer.progress)
     with installed(observer), trainer.recording(writer), following, observer.active():
         yield observer
@@ -34,5 +41,7 @@ def finish() -> bool:
     """Wait for the device. Nothing is pending that has not been started: operations are not collected for a sync."""
     import torch
 
+    if _tracers:
+        return _tracers[0].finish()
     torch.accelerator.synchronize()
     return False

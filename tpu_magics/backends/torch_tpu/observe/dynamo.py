@@ -111,6 +111,8 @@ class DynamoCompiles:
 
     def install(self) -> Callable[[], None]:
         """Listen; returns how to stop."""
+        # Else torch.compile, in whose functions libraries call a hook or a process group, would compile those, too.
+        import_module("torch._dynamo.trace_rules").add("tpu_magics")
         handler = import_module("torch._dynamo.callback").callback_handler
         backend = import_module("torch_tpu._internal.compile._backend").TpuBackend
         translator = import_module("torch._dynamo.symbolic_convert").InstructionTranslatorBase

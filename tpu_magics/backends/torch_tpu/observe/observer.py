@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends import hlo
 from tpu_magics.backends.base import ObserverConfig
@@ -22,12 +22,16 @@ from tpu_magics.backends.observe.observer import Observer, guarded
 from tpu_magics.backends.torch.batches import BatchSizes, length_on_host
 from tpu_magics.backends.torch.hooks import ReadCounter, TorchLoggedValues
 from tpu_magics.backends.torch.precision_request import MIXED_VARIABLE, NAMES, OPTION
+from tpu_magics.backends.torch_tpu import process_group
 from tpu_magics.backends.torch_tpu.observe import batch_norm
 from tpu_magics.backends.torch_tpu.observe.causes import TpuCompile, distance, explain, guard_text
 from tpu_magics.backends.torch_tpu.observe.dynamo import DynamoCompiles, FrameCompile, GraphBreakSite
 from tpu_magics.runs import events
 from tpu_magics.runs.events import Site
 from tpu_magics.runs.writer import EventWriter
+
+if TYPE_CHECKING:
+    from tpu_magics.backends.torch_tpu.trace import Tracer
 
 _BACKEND = "torch_tpu._internal.device._device_ops_backend"
 _BREAKS = 20  # that are recorded
@@ -57,6 +61,7 @@ class TpuObserver(Observer[TpuCompile]):
         self.requests = self.cache._get_cache_requests()
         self.on_device = False
         self.seconds = 0.0
+        self.tracer: Tracer | None = None  # of a preflight
 
     @property
     def total_steps(self) -> int:
@@ -78,7 +83,7 @@ class TpuObserver(Observer[TpuCompile]):
     def trained_on_host(self) -> str:
         """See WorkerWatcher."""
         ran = self.on_device or self.cache._get_cache_requests() > self.requests
-        if ran or not self.steps.total:
+        if ran or not self.steps.total or self.tracer is not None:
             return ""
         return (
             'No step ran on the device "tpu": the model stayed on the CPU and was trained there. Move the model and '
@@ -132,7 +137,7 @@ class TpuObserver(Observer[TpuCompile]):
             self.seen = misses
             self.compiled_in_step = True
             self.record_compiles()
-        if not self.steps.total:
+        if not self.steps.total and self.tracer is None:
             self.on_device = _on_device(optimizer)
             self._check_batch_norm()
         self.batches.on_optimizer_step()
@@ -214,8 +219,12 @@ class TpuObserver(Observer[TpuCompile]):
 
     @guarded
     def on_read(self, frame: FrameType, seconds: float) -> None:
-        """The host read a tensor."""
+        """The host read a tensor. What a rehearsal's collectives read is not the user's."""
+        if frame.f_code.co_filename == process_group.__file__:
+            return
         self.reads.add(self.sites.of_frame(frame), seconds, cut=False)
+        if self.tracer is not None:
+            self.tracer.on_read(frame)
 
     def on_loader(self, frame: FrameType, loader: Any) -> None:
         """A pass over a DataLoader begins."""

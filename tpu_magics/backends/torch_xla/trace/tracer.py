@@ -8,25 +8,22 @@ with `_set_use_eager_mode` each operation is a graph.
 from __future__ import annotations
 
 import functools
-import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.base import StepLimit, TraceSpec
-from tpu_magics.backends.lowered import TRACED, HostRead, LoweredGraph, UnsupportedOp
+from tpu_magics.backends.lowered import write_reads, write_trace
 from tpu_magics.backends.torch import optimizers
+from tpu_magics.backends.torch.steady_state import SteadyStateDetector, TraceStepEvents
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaDumps
 from tpu_magics.backends.torch_xla.trace import fake_world, live_tensors
 from tpu_magics.backends.torch_xla.trace.captured_graphs import CapturedDumps, CapturedGraphs, ParameterNames
 from tpu_magics.backends.torch_xla.trace.host_reads import HostReadLog, ReadKernels, SourceLineFinder
 from tpu_magics.backends.torch_xla.trace.live_tensors import inner, number
 from tpu_magics.backends.torch_xla.trace.placeholders import Uploads
-from tpu_magics.backends.torch_xla.trace.steady_state import SteadyStateDetector, TraceStepEvents
 from tpu_magics.errors import TpuMagicsError
 
 if TYPE_CHECKING:
@@ -249,47 +246,3 @@ def _on_device(found: Iterable[Any]) -> Iterator[Any]:
     import torch
 
     return (one for one in found if issubclass(type(one), torch.Tensor) and one.is_xla)
-
-
-# -- files ------------------------------------------------------------------------------------------------------------
-
-
-READS = "reads.txt"
-
-
-def write_trace(
-    folder: Path,
-    graphs: Sequence[tuple[LoweredGraph, bool]],
-    reads: Sequence[HostRead],
-    refused: Sequence[UnsupportedOp],
-    **more: Any,
-) -> None:
-    """Write all of it; `graphs`: with whether each is steady; `more`: other fields of TraceResult."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    records = []
-    for nth, (graph, steady) in enumerate(graphs):
-        file = f"graph-{nth}.pb"
-        (folder / file).write_bytes(graph.module)
-        fields = {name: value for name, value in vars(graph).items() if name not in ("module", "places", "site")}
-        site = None if graph.site is None else asdict(graph.site)
-        # Thousands of instructions come from a few lines, so each line is written once.
-        lines = {place: nth for nth, place in enumerate(dict.fromkeys(graph.places.values()))}
-        places = {"lines": [asdict(one) for one in lines], "of": {n: lines[one] for n, one in graph.places.items()}}
-        records.append({**fields, "file": file, "steady": steady, "site": site, "places": places})
-    found = {"graphs": records, "reads": [asdict(one) for one in reads], "refused": [asdict(one) for one in refused]}
-    temporary = folder / f"{TRACED}.tmp"
-    temporary.write_text(json.dumps({**found, **more}))
-    temporary.replace(folder / TRACED)
-
-
-def write_reads(folder: Path, reads: Sequence[HostRead]) -> None:
-    """The reads so far, one per line: if the function fails, they may be the cause."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    (folder / READS).write_text("\n".join(dict.fromkeys(map(_line, reads))))
-
-
-def _line(read: HostRead) -> str:
-    if read.place is None:
-        return read.what
-    inside = f" (inside {read.inside})" if read.inside is not None else ""
-    return f"{read.place}: {read.place.code}{inside}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from tpu_magics.backends.torch_xla.trace.steady_state import FORWARD, WAITS, SteadyStateDetector, Sync
+from tpu_magics.backends.torch.steady_state import FORWARD, WAITS, SteadyStateDetector, Sync
 
 ONE, OTHER = frozenset({1}), frozenset({2})
 

@@ -144,6 +144,11 @@ class TraceStepEvents:
             setattr(torch.autograd, name, self._noted(getattr(torch.autograd, name)))
         register_optimizer_step_post_hook(lambda optimizer, _args, _kwargs: self._steps(optimizer))
 
+    @property
+    def has_backward(self) -> bool:
+        """Whether there was a backward pass since the last sync."""
+        return self._backward
+
     def _noted(self, original: Any) -> Any:
         @functools.wraps(original)
         def goes_backward(*args: Any, **kwargs: Any) -> Any:
