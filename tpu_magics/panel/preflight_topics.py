@@ -225,7 +225,8 @@ def _part(wasted: int, result: TargetResult) -> float:
 def graphs(found: Preflight) -> Iterator[Topic]:
     if all(len(one.compiled) < 2 for one in found.results):
         return
-    columns, rows = by_target(found, ("graph", "sync at", "result", "HBM", "FLOPs", "least time"), _each_graph)
+    where = "line" if any(one.graph.name for one in found.results) else "sync at"
+    columns, rows = by_target(found, ("graph", where, "result", "HBM", "FLOPs", "least time"), _each_graph)
     lead = max(found.results, key=lambda one: len(one.traced.graphs))
     yield Topic("Graphs", _order(lead), Table("", columns, rows))
 

@@ -80,7 +80,8 @@ def why_none(one: CompileResult) -> str:
         "failed": "no result from the compiler",
         "too-large": "no program was compiled",
     }
-    return reasons.get(one.status, next(iter(one.notes), "not reported by the compiler"))
+    unknown = "not compiled" if one.seconds is None else "not reported by the compiler"
+    return reasons.get(one.status, next(iter(one.notes), unknown))
 
 
 # -- cost ------------------------------------------------------------------------------------------------------------

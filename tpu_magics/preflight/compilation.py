@@ -311,7 +311,6 @@ def _of_operations(graph: LoweredGraph, found: Operations, target: Target) -> Co
         bytes_accessed=found.moved,
         hbm_bytes=found.moved,
         multiplications=Multiplications(found.flops, dict.fromkeys(found.flops, 1)),
-        notes=("operations outside of torch.compile are not compiled",),
     )
 
 

@@ -143,6 +143,21 @@ def batch_norm() -> Any:
     return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
 
 
+def eager_in_a_loop() -> None:
+    weights = torch.ones(4, requires_grad=True, device="tpu")
+    optimizer = torch.optim.SGD([weights], lr=0.1)
+    for step in range(2):
+        loss = (weights * step).cosh().sum()  # eager
+        loss.backward()  # backward
+        optimizer.step()
+
+
+def test_operations_have_their_line_and_shape() -> None:
+    (text,) = (one.text for one in run(eager_in_a_loop).run.events("warning") if getattr(one, "code", "") == "eager")
+    assert f"line {line_of(eager_in_a_loop, 'eager')} of {__file__}: 3 (mul float32[4], cosh float32[4], sum" in text
+    assert f"line {line_of(eager_in_a_loop, 'backward')} of {__file__}" in text
+
+
 def with_batch_norm(model: Any = None) -> None:
     model = (model or batch_norm()).to("tpu")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

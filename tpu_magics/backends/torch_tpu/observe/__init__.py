@@ -32,6 +32,8 @@ def observing(writer: EventWriter, config: ObserverConfig) -> Iterator[TpuObserv
         observer.tracer = Tracer(config.tracing, observer)
         observer.tracer.install()
         _tracers[:] = [observer.tracer]
+    else:
+        observer.eager.begin()
     following = trainer_progress.followed(observer.progress)
     with installed(observer), trainer.recording(writer), following, observer.active():
         yield observer

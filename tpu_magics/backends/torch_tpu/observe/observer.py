@@ -23,9 +23,10 @@ from tpu_magics.backends.torch.batches import BatchSizes, length_on_host
 from tpu_magics.backends.torch.hooks import ReadCounter, TorchLoggedValues
 from tpu_magics.backends.torch.precision_request import MIXED_VARIABLE, NAMES, OPTION
 from tpu_magics.backends.torch_tpu import process_group
-from tpu_magics.backends.torch_tpu.observe import batch_norm
+from tpu_magics.backends.torch_tpu.observe import batch_norm, eager_compiles
 from tpu_magics.backends.torch_tpu.observe.causes import TpuCompile, distance, explain, guard_text
 from tpu_magics.backends.torch_tpu.observe.dynamo import DynamoCompiles, FrameCompile, GraphBreakSite
+from tpu_magics.backends.torch_tpu.observe.eager_compiles import EagerCompiles
 from tpu_magics.runs import events
 from tpu_magics.runs.events import Site
 from tpu_magics.runs.writer import EventWriter
@@ -62,6 +63,11 @@ class TpuObserver(Observer[TpuCompile]):
         self.on_device = False
         self.seconds = 0.0
         self.tracer: Tracer | None = None  # of a preflight
+        self.eager = EagerCompiles(self.eager_misses, self.sites.of_frame, self.stop)
+
+    def eager_misses(self) -> int:
+        """Operations that were compiled one by one, by this process so far."""
+        return self.misses() - self.dynamo.counted
 
     @property
     def total_steps(self) -> int:
@@ -132,6 +138,8 @@ class TpuObserver(Observer[TpuCompile]):
 
     @guarded
     def _step_done(self, optimizer: Any) -> None:
+        if self.steps.total == eager_compiles.STEPS:
+            self.eager.end()
         misses = self.misses()
         if misses != self.seen:
             self.seen = misses
@@ -243,6 +251,7 @@ class TpuObserver(Observer[TpuCompile]):
     @guarded
     def ended(self) -> None:
         """The user's function has ended: what follows is our own."""
+        self.eager.end()
         self._end_last_step()
         self._record_ended(last=True)
         self.reads.flush()
@@ -266,12 +275,14 @@ class TpuObserver(Observer[TpuCompile]):
         import torch
 
         torch.accelerator.synchronize()
-        compiled = self.misses() - self.before - self.dynamo.counted
+        compiled = self.eager_misses() - self.before
         cached = max(0, self.cache._get_cache_requests() - self.requests - (self.misses() - self.before))
         if compiled <= 0:
             return
         text = f"Eager: {compiled:,} operations were compiled one by one, {cached:,} came from the cache."
-        self.warn("eager", f"{text} {_COMPILE_IT}")
+        named = self.eager.text()
+        where = f" Most of them, in the first {eager_compiles.STEPS} steps: {named}." if named else ""
+        self.warn("eager", f"{text}{where} {_COMPILE_IT}")
 
     def close(self, read: bool = True) -> None:
         """Write the rest. `read`: also the tensors logged last."""

@@ -1,0 +1,96 @@
+"""Which operations outside of torch.compile were compiled, in the first steps of a run, and where.
+
+torch_tpu 0.2.0 only counts: its counter is read after each operation that is new, once the device has run it. Shapes
+and dtypes make a new one; Python numbers do not.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from tpu_magics.backends.torch_tpu.eager import EagerOperations, tensors
+from tpu_magics.runs.events import Site
+
+STEPS = 3  # in which they are named
+_LINES, _NAMES = 3, 3  # of a message
+
+
+class EagerCompiles:
+    """Those of this process. `count`: reads how many there were; `site_of`: the user's line of a stack; `on_error`: an
+    error in here, which ends the naming."""
+
+    def __init__(
+        self,
+        count: Callable[[], int],
+        site_of: Callable[[FrameType | None], Site],
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        self.count = count
+        self.site_of = site_of
+        self.on_error = on_error
+        self.thread = threading.get_ident()
+        self.paused = False
+        self.by_line: dict[tuple[str, int], Counter[str]] = {}
+        self._known: set[Any] = set()
+        self._before = 0
+        self._mode: EagerOperations | None = None
+
+    def begin(self) -> None:
+        """Listen, in the thread that calls this."""
+        self._before = self.count()
+        self._mode = EagerOperations(self._heard)
+        self._mode.__enter__()
+
+    def end(self) -> None:
+        """Stop; later, while the user's own mode is the innermost one."""
+        if self._mode is not None and _get_current_dispatch_mode() is self._mode:
+            self._mode.__exit__(None, None, None)
+            self._mode = None
+
+    def text(self) -> str:
+        """The lines with most of them, and the operations: "line 3 of In [2]: 9 (add float32[4,8], ...)"."""
+        order = sorted(self.by_line.items(), key=lambda item: -item[1].total())
+        return "; ".join(_described(*where, found) for where, found in order[:_LINES])
+
+    def _heard(self, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        if self.paused or self._mode is None:
+            return
+        try:
+            self._name(operation, list(tensors([args, kwargs])), result)
+        except Exception as error:
+            self.paused = True
+            self.on_error(error)
+
+    def _name(self, operation: Any, given: Sequence[Any], result: Any) -> None:
+        shaped = given or list(tensors(result))
+        key = (operation, tuple((one.shape, one.dtype) for one in shaped))
+        if not shaped or key in self._known:
+            return
+        self._known.add(key)
+        torch.accelerator.synchronize()
+        now = self.count()
+        new, self._before = now - self._before, now
+        if new <= 0:
+            return
+        frame = sys._getframe(3) if threading.get_ident() == self.thread else sys._current_frames().get(self.thread)
+        site = self.site_of(frame)
+        name = operation.name().partition("::")[2].partition(".")[0]
+        more = f" and {len(shaped) - 1} more" if len(shaped) > 1 else ""
+        self.by_line.setdefault((site.path, site.line), Counter())[f"{name} {_type(shaped[0])}{more}"] += new
+
+
+def _described(path: str, line: int, found: Counter[str]) -> str:
+    names = [name for name, _ in found.most_common(_NAMES)] + (["..."] if len(found) > _NAMES else [])
+    return f"line {line} of {path}: {found.total():,} ({', '.join(names)})"
+
+
+def _type(tensor: Any) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}[{','.join(map(str, tensor.shape))}]"
