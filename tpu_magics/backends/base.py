@@ -136,6 +136,7 @@ class Backend(Protocol):
 
     For sentences: `runtime`: its name; `fork_error`: what a forked worker says that finds it running; `starts_it`: code
     that does; `device`: the expression for a rank's device; `no_step`: a function ran, and no step was counted.
+    `spawns`: where no fork can start its runtime, new processes are tried.
     """
 
     name: str
@@ -144,6 +145,7 @@ class Backend(Protocol):
     starts_it: str
     device: str
     no_step: str
+    spawns: bool
 
     # -- the notebook's process -----------------------------------------------------------------------------------
     def prepare(self) -> None:

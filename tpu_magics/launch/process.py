@@ -27,6 +27,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 from tpu_magics.errors import TpuMagicsError
 
@@ -93,16 +94,19 @@ def fork_worker(main: Callable[[], int], stack_file: Path) -> int:
         # thread.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = _fork()
-    if pid:
-        try:
-            os.setpgid(pid, pid)
-        except OSError:
-            pass  # the child did it first, or has ended
-        return pid
+    if pid == 0:
+        random.setstate(numbers)  # Python reseeds after a fork; NumPy and torch do not
+        end_as_worker(main, parent, stack_file)
+    with suppress(OSError):  # the child did it first, or has ended
+        os.setpgid(pid, pid)
+    return pid
+
+
+def end_as_worker(main: Callable[[], int], parent: int, stack_file: Path) -> NoReturn:
+    """Make this process a worker that runs `main`, and end it with its exit code."""
     code = CRASHED
     try:
         become_worker(parent, stack_file)
-        random.setstate(numbers)  # Python reseeds after a fork; NumPy and torch do not
         code = main()
     except BaseException:
         # An exception that passed this point would run the kernel's loop a second time.

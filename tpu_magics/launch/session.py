@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 class Session:
     """One for each process. `notebook`: where output goes; `active_run`: the run whose results are not loaded yet;
     `last`: the newest run's result; `framework` and `tpu`: as given to %tpu_init; `placed`: where a framework trains
-    that runs in this process (None: not connected yet); `pod`: the hosts of runs (None: this host)."""
+    that runs in this process (None: not connected yet); `pod`: the hosts of runs (None: this host); `spawns`: workers
+    are new processes, because forks could not use the device."""
 
     notebook: NotebookInterface = field(default_factory=PlainProgram)
     precision: str = ""
@@ -51,6 +52,7 @@ class Session:
     tpu: str = ""
     placed: Placement | None = None
     pod: Pod | None = None
+    spawns: bool = False
     host: Host | None = None
     fork_blockers: ForkBlockers = field(default_factory=ForkBlockers)
     active_run: TrainingRun | None = None

@@ -129,7 +129,7 @@ def _shared(results: Sequence[TargetResult]) -> str:
 # -- the row of a target, as HTML -----------------------------------------------------------------------------------
 
 
-COLOURS = {"arguments": BLUE, "temporaries": VIOLET, "outputs": GREEN, "code": GREY}
+COLOURS = {"arguments": BLUE, "temporaries": VIOLET, "outputs": GREEN, "code": GREY, "other tensors": AMBER}
 _TRACK = "rgba(128,128,128,.22)"
 _EXACT, _SEEN = 0.02, 0.03  # kinds add up to what is needed; a part that can be seen
 _BAR = "position:relative;display:flex;height:.6em;border-radius:.3em;overflow:hidden;margin:.2em 0"

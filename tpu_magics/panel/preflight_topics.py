@@ -291,7 +291,7 @@ _KINDS = {
     "outputs": "outputs",
     "aliased": "outputs that reuse the memory of arguments",
     "code": "code",
-    "beside": "tensors outside of the program (optimizer, gradients, activations)",
+    "beside": "other tensors (optimizer, gradients, activations)",
 }
 
 
@@ -306,7 +306,7 @@ def kinds(one: CompileResult) -> dict[str, int]:
         "temporaries": memory.temporaries,
         "outputs": outputs,
         "code": memory.code,
-        "beside": memory.beside,
+        "other tensors": memory.beside,
     }
     return {name: value for name, value in found.items() if value is not None and value > 0}
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 
 import pytest
 import torch
 
-import tpu_magics
 from tests import forks, framework
 from tests.backends.torch import forked_scenarios
 from tests.launch.launching import refused, run
@@ -106,12 +104,6 @@ def test_tpu_init_refuses_what_is_of_torch_xla(options: dict[str, str], words: s
     with pytest.raises(TpuMagicsError, match="is not supported with TorchTPU") as caught:
         session.initialise(**options)
     assert words in caught.value.what
-
-
-def test_a_preflight_is_refused_before_anything_runs(runs: Path) -> None:
-    with pytest.raises(TpuMagicsError, match="preflight of a TorchTPU program") as caught:
-        tpu_magics.preflight(trains, target="v5e-8")
-    assert "Rehearse the cell" in caught.value.todo and not list(runs.glob("*"))
 
 
 def uses_the_device_and_trains() -> None:

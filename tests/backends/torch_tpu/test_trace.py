@@ -18,6 +18,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.request import function_request
 from tpu_magics.launch.strategies.tracing import TracingOptions
+from tpu_magics.panel.preflight import to_html, to_text
 from tpu_magics.preflight.pipeline import trace_request
 from tpu_magics.runs import events
 
@@ -178,7 +179,9 @@ def test_what_runs_on_the_host_has_no_step() -> None:
 
 
 def test_the_tpus_compiler_takes_it() -> None:
-    [found] = tpu_magics.preflight(compiled_model, target="v5e-1", kept=False, precision="bf16").results
+    shown = tpu_magics.preflight(compiled_model, target="v5e-1", kept=False, precision="bf16")
+    [found] = shown.results
+    assert all("other tensors" in text for text in (to_html(shown), to_text(shown)))
     assert found.status == "fits" and found.bf16_share == 1 and found.rate is not None and found.rate.batch == 16
     forward = found.compiled[found.traced.graphs.index(of(found.traced, "forward"))]
     assert forward.flops is not None and forward.flops >= 4 * 16 * WIDE * WIDE

@@ -18,6 +18,7 @@ class TorchTpu(TorchBackend):
     starts_it = 'tensor.to("tpu"), torch.accelerator.synchronize(), ...'
     device = '"tpu"'
     no_step = ""
+    spawns = True  # a fork with libtpu's own plugin was not seen yet
 
     def prepare(self) -> None:
         from tpu_magics.backends.torch_tpu import device

@@ -113,7 +113,7 @@ class _Step:
     input: tuple[int, int] | None = None  # elements and rows of the largest one
 
 
-class Tracer:
+class ProgramTracer:
     """The tracer of one worker; created in the thread that runs the user's function."""
 
     def __init__(self, tracing: TraceSpec, observer: TpuObserver) -> None:

@@ -23,6 +23,7 @@ class TorchXla(TorchBackend):
         "The function ended without a sync, so everything ran as one graph at its end. End each step with "
         "torch_xla.sync(), or use a loader from accelerator.prepare."
     )
+    spawns = False
 
     # -- the notebook's process -----------------------------------------------------------------------------------
     def prepare(self) -> None:

@@ -15,6 +15,7 @@ from tpu_magics.launch import supervisor
 from tpu_magics.runs import events
 from tpu_magics.runs.files import RunFiles, open_record
 from tpu_magics.runs.folder import RunFolder
+from tpu_magics.runs.reader import Run
 
 if TYPE_CHECKING:
     from tpu_magics.launch.run import TrainingRun
@@ -155,6 +156,13 @@ def device_was_busy(watch: supervisor.Supervisor) -> bool:
 
 def _was_busy(one: supervisor.WorkerProcess) -> bool:
     return one.end is not None and one.end.steps == 0 and BUSY in one.end.error_text and "/dev/" in one.end.error_text
+
+
+def fork_was_refused(watch: supervisor.Supervisor) -> bool:
+    """Whether no worker got as far as its rank: the device's runtime did not start in a fork."""
+    failed = [one for one in watch.workers if not one.good and not one.stopped_by_us]
+    begun = Run(watch.files.path).events("start")
+    return bool(failed) and watch.reason == "worker" and not any(True for _ in begun)
 
 
 def oom_kills() -> int | None:

@@ -38,7 +38,9 @@ def main(folder: Path) -> int:
     state = HostState(memory_total=host_memory(Path("/")).total or 0)
     try:
         with _temporary_folder(folder):
-            prepared = _prepare(task, folder)
+            prepared = prepare(folder, task.plan.device, task.arrays, task.shell)
+            for path in (folder / BUNDLE, *folder.glob("array-*.bin")):
+                path.unlink()  # the mapping stays
     except Exception as error:
         state.phase, state.refused = REFUSED, _error_fields(error)
         state.write(folder)
@@ -71,17 +73,16 @@ def _error_fields(error: Exception) -> dict[str, str]:
 # -- the state of the notebook's process ------------------------------------------------------------------------------
 
 
-def _prepare(task: HostTask, folder: Path) -> worker.WorkerTask:
-    os.environ["PJRT_DEVICE"] = task.plan.device
-    arrays = [bundle.map_file(folder / f"array-{number}.bin") for number in range(task.arrays)]
-    space = _new_main(task.shell)
+def prepare(folder: Path, device: str, count: int, shell: bool) -> worker.WorkerTask:
+    """Unpack the bundle in a folder, with its `count` files of large arrays, and become like the notebook's process.
+    `shell`: it has an IPython shell."""
+    os.environ["PJRT_DEVICE"] = device
+    arrays = [bundle.map_file(folder / f"array-{number}.bin") for number in range(count)]
+    space = _new_main(shell)
     unpacked = bundle.unpack((folder / BUNDLE).read_bytes(), arrays, space)
-    (folder / BUNDLE).unlink()
     os.environ.update(unpacked.environment)
     payload.prepare_process(unpacked, space)
     work = payload.rebuild_work(unpacked, space, folder)
-    for path in folder.glob("array-*.bin"):
-        path.unlink()  # the mapping stays
     snapshot = take_snapshot(work.roots(), unpacked.backend.object_state(), work.models)
     snapshot.on_another_host = snapshot.structure() != unpacked.structure or unpacked.structure == -1
     return worker.WorkerTask(unpacked.backend, work, RunFiles(folder), unpacked.cell_names, unpacked.cell_ids, snapshot)

@@ -16,14 +16,18 @@ import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.base import Backend
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import hoist
+from tpu_magics.launch import hoist, session
 from tpu_magics.launch.pods.bundle import Bundle, BundlePickler, pack
 from tpu_magics.launch.work import CellWork, FunctionWork, ScriptWork, Work, statements_work
 from tpu_magics.runs.origin import is_library
+
+if TYPE_CHECKING:
+    from tpu_magics.launch.run import TrainingRun
+    from tpu_magics.launch.state.snapshot import StateSnapshot
 
 # Variables that change the computation. The others describe the notebook's own machine.
 _VARIABLE_PREFIXES = (
@@ -201,6 +205,21 @@ def _script_work(work: ScriptWork, text: bytes, folder: Path) -> ScriptWork:
 
 
 # -- packing ----------------------------------------------------------------------------------------------------------
+
+
+def pack_run(run: TrainingRun, snapshot: StateSnapshot) -> Bundle:
+    """The bundle of a run that is to begin. Raises TpuMagicsError that names what cannot be pickled."""
+    gathered = gather(
+        run.work,
+        session.current.backend,
+        hoistable=run.request.hoistable,
+        arguments=run.request.arguments,
+        source=run.request.source,
+        cell_names=run.cell_names,
+        cell_ids=run.cell_ids,
+    )
+    gathered = replace(gathered, structure=snapshot.structure())
+    return pack_payload(gathered, session.current.notebook.namespace, cell_sources(run.cell_names))
 
 
 _DEPTH = 12

@@ -10,7 +10,7 @@ from typing import Any
 
 from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.host import Host
-from tpu_magics.launch import object_graph, plan, preconditions, process, results, session, supervisor, worker
+from tpu_magics.launch import object_graph, plan, preconditions, process, results, session, spawned, supervisor, worker
 from tpu_magics.launch.errors import base, diagnosis
 from tpu_magics.launch.errors import failure as failures
 from tpu_magics.launch.notebook import RunObserver
@@ -39,6 +39,7 @@ class ForkedStrategy(Strategy):
         self.snapshot: StateSnapshot | None = None
         self._thread: threading.Thread | None = None
         self._thread_ended = threading.Event()
+        self._packed: int | None = None  # None: workers are forked
 
     # -- before the run -------------------------------------------------------------------------------------------
     def check_options(self, request: Request, options: Options) -> None:  # noqa: ARG002
@@ -96,6 +97,7 @@ class ForkedStrategy(Strategy):
         with process.interrupts_held():
             try:
                 scratch = make_scratch(run.folder)
+                self._packed = spawned.write(run, self.snapshot, scratch) if session.current.spawns else None
                 for index in range(workers):
                     pid = self.fork_worker(run, task, index, scratch)
                     children.append(supervisor.WorkerProcess(index, pid, index))
@@ -126,8 +128,10 @@ class ForkedStrategy(Strategy):
         return snapshot
 
     def fork_worker(self, run: TrainingRun, task: worker.WorkerTask, index: int, scratch: Path) -> int:
-        """Fork worker `index`; returns its pid."""
+        """Fork worker `index`, or start it as a new process; returns its pid."""
         spec = run.plan.spec(index, scratch)
+        if self._packed is not None:
+            return spawned.start(run, spec, self._packed, scratch)
         return process.fork_worker(lambda: worker.main(task, spec), run.folder.stacks_path(index))
 
     def screen(self, run: TrainingRun) -> Screen:
@@ -146,10 +150,31 @@ class ForkedStrategy(Strategy):
                 "The TPU is still busy (the process that used it may have just ended): trying again."
             )
             time.sleep(BUSY_PAUSE)
-            for path in run.folder.path.glob("rank-*"):  # they would be read as those of the next attempt
-                path.unlink(missing_ok=True)
-            self.start_workers(run)
-            self._watch().run()
+            self._start_again(run)
+        if self._may_spawn(run) and failures.fork_was_refused(self._watch()):
+            self._spawn(run)
+
+    def _may_spawn(self, run: TrainingRun) -> bool:
+        current = session.current
+        return run.plan.device == "TPU" and current.backend.spawns and not current.spawns
+
+    def _start_again(self, run: TrainingRun) -> None:
+        for path in run.folder.path.glob("rank-*"):  # they would be read as those of the next attempt
+            path.unlink(missing_ok=True)
+        self.start_workers(run)
+        self._watch().run()
+
+    def _spawn(self, run: TrainingRun) -> None:
+        """Again, in new processes, and so in later runs if that works."""
+        session.current.notebook.say(
+            "No forked worker could start the TPU's runtime: trying again with new processes, to which the function "
+            "and its objects are sent."
+        )
+        session.current.spawns = True
+        try:
+            self._start_again(run)
+        finally:
+            session.current.spawns = not failures.fork_was_refused(self._watch())
 
     def _watch(self) -> supervisor.Supervisor:
         assert self.watch is not None

@@ -14,9 +14,9 @@ from tpu_magics.launch import plan, process, session, streams, supervisor
 from tpu_magics.launch.errors import diagnosis
 from tpu_magics.launch.errors import failure as failures
 from tpu_magics.launch.plan import Options, Plan
-from tpu_magics.launch.pods import cluster, host_selection, host_start, payload
+from tpu_magics.launch.pods import cluster, host_selection, host_start
 from tpu_magics.launch.pods.bundle import Bundle
-from tpu_magics.launch.pods.payload import pack_payload
+from tpu_magics.launch.pods.payload import pack_run
 from tpu_magics.launch.pods.pod import HostTask, Pod
 from tpu_magics.launch.pods.remote_supervisor import Link, RemoteSupervisor, make_links
 from tpu_magics.launch.run import TrainingRun
@@ -47,19 +47,8 @@ class RayStrategy(ForkedStrategy):
     def attach(self, run: TrainingRun) -> None:
         """Pack the bundle. Raises TpuMagicsError that names what cannot be pickled."""
         super().attach(run)
-        gathered = payload.gather(
-            run.work,
-            session.current.backend,
-            hoistable=run.request.hoistable,
-            arguments=run.request.arguments,
-            source=run.request.source,
-            cell_names=run.cell_names,
-            cell_ids=run.cell_ids,
-        )
         self.snapshot = self.take_snapshot(run)
-        gathered = replace(gathered, structure=self.snapshot.structure())
-        namespace = session.current.notebook.namespace
-        self.bundle = pack_payload(gathered, namespace, payload.cell_sources(run.cell_names))
+        self.bundle = pack_run(run, self.snapshot)
 
     # -- the run --------------------------------------------------------------------------------------------------
     def start_workers(self, run: TrainingRun) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tpu_magics.backends.torch import trainer, trainer_progress
 from tpu_magics.backends.torch_tpu.observe.hooks import installed
 from tpu_magics.backends.torch_tpu.observe.observer import TpuObserver
-from tpu_magics.backends.torch_tpu.trace import Tracer
+from tpu_magics.backends.torch_tpu.trace import ProgramTracer
 
 if TYPE_CHECKING:
     from tpu_magics.backends.base import ObserverConfig
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["finish", "observing"]
 
-_tracers: list[Tracer] = []  # at most one
+_tracers: list[ProgramTracer] = []  # at most one
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def observing(writer: EventWriter, config: ObserverConfig) -> Iterator[TpuObserv
     """Observe this process until the block ends. Only for workers: it changes torch's and torch_tpu's modules."""
     observer = TpuObserver(writer, config)
     if config.tracing is not None:
-        observer.tracer = Tracer(config.tracing, observer)
+        observer.tracer = ProgramTracer(config.tracing, observer)
         observer.tracer.install()
         _tracers[:] = [observer.tracer]
     else:

@@ -32,7 +32,7 @@ from tpu_magics.runs.events import Site
 from tpu_magics.runs.writer import EventWriter
 
 if TYPE_CHECKING:
-    from tpu_magics.backends.torch_tpu.trace import Tracer
+    from tpu_magics.backends.torch_tpu.trace import ProgramTracer
 
 _BACKEND = "torch_tpu._internal.device._device_ops_backend"
 _BREAKS = 20  # that are recorded
@@ -62,7 +62,7 @@ class TpuObserver(Observer[TpuCompile]):
         self.requests = self.cache._get_cache_requests()
         self.on_device = False
         self.seconds = 0.0
-        self.tracer: Tracer | None = None  # of a preflight
+        self.tracer: ProgramTracer | None = None  # of a preflight
         self.eager = EagerCompiles(self.eager_misses, self.sites.of_frame, self.stop)
 
     def eager_misses(self) -> int:

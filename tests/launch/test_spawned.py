@@ -1,0 +1,102 @@
+"""Workers in new processes, where forks cannot start the device's runtime: the same results, and chosen by itself."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests import framework
+from tests.launch.launching import error_of, run
+from tpu_magics.launch import process, session
+from tpu_magics.launch.strategies.forked import ForkedStrategy
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
+
+
+@pytest.fixture
+def spawning(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cloudpickle")
+    monkeypatch.setattr(session.current, "spawns", True)
+
+
+def trains(model: Any, optimizer: Any, steps: list[int]) -> tuple[int, float]:
+    device = framework.device()
+    model.to(device)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, 600).to(device)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        framework.sync()
+        steps.append(step)
+    return os.getppid(), float(loss.item())
+
+
+def large() -> tuple[Any, Any]:
+    torch.manual_seed(1)
+    model = nn.Linear(600, 600)  # more than is packed into the pickle
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def test_the_results_are_those_of_forks(spawning: None) -> None:
+    results = []
+    for spawns in (True, False):
+        session.current.spawns = spawns
+        (model, optimizer), steps = large(), []
+        found = run(trains, model, optimizer, steps)
+        momentum = [one["momentum_buffer"] for one in optimizer.state.values()]
+        results.append((found.value[1], *map(torch.clone, (*model.parameters(), *momentum)), steps))
+        assert found.value[0] == os.getpid()  # it ends with this process
+    for spawned, forked in zip(*results, strict=True):
+        if isinstance(spawned, torch.Tensor):
+            torch.testing.assert_close(spawned, forked)
+        else:
+            assert spawned == pytest.approx(forked)
+
+
+def fails() -> None:
+    raise ValueError("seen")
+
+
+def test_an_error_has_its_rank_and_line(spawning: None) -> None:
+    error = error_of(run, fails)
+    assert "ValueError: seen" in error.what and 'raise ValueError("seen")' in "\n".join(error.lines())
+
+
+def ranks() -> int:
+    return framework.rank()
+
+
+def test_ranks_of_a_rehearsal(spawning: None) -> None:
+    assert run(ranks, processes=2).values == [0, 1]
+
+
+def test_what_cannot_be_sent_is_named(spawning: None) -> None:
+    lock = threading.Lock()
+
+    def locks() -> bool:
+        return lock.locked()
+
+    assert "`lock` cannot be sent" in error_of(run, locks).what
+
+
+def refuses_forks(*_args: Any, **_kwargs: Any) -> int:
+    """A runtime that ends its process when it starts in a fork."""
+    pid = os.fork()
+    if not pid:
+        os._exit(process.CRASHED)
+    return pid
+
+
+def test_it_is_chosen_where_no_fork_can_start_the_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cloudpickle")
+    with monkeypatch.context() as patched:
+        patched.setattr(process, "fork_worker", refuses_forks)
+        patched.setattr(ForkedStrategy, "_may_spawn", lambda *_: True)  # as on a TPU, with TorchTPU
+        assert run(ranks).value == 0 and session.current.spawns
+    assert run(os.getpid).value != os.getpid() and session.current.spawns
