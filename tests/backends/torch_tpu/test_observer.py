@@ -143,19 +143,35 @@ def batch_norm() -> Any:
     return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
 
 
-def eager_in_a_loop() -> None:
+def eager_in_a_loop() -> float:
     weights = torch.ones(4, requires_grad=True, device="tpu")
     optimizer = torch.optim.SGD([weights], lr=0.1)
     for step in range(2):
         loss = (weights * step).cosh().sum()  # eager
         loss.backward()  # backward
         optimizer.step()
+    return float(weights.sum().item())
 
 
 def test_operations_have_their_line_and_shape() -> None:
     (text,) = (one.text for one in run(eager_in_a_loop).run.events("warning") if getattr(one, "code", "") == "eager")
     assert f"line {line_of(eager_in_a_loop, 'eager')} of {__file__}: 3 (mul float32[4], cosh float32[4], sum" in text
     assert f"line {line_of(eager_in_a_loop, 'backward')} of {__file__}" in text
+
+
+def deferred() -> float:
+    with torch.tpu.set_eager_mode(torch.tpu.EagerMode.DEFER_AND_FUSE):
+        return eager_in_a_loop()
+
+
+def test_operations_that_are_fused_are_counted_as_programs() -> None:
+    counted = {}
+    for function in (eager_in_a_loop, deferred):
+        records = run(function).run.events("warning")
+        (text,) = (one.text for one in records if isinstance(one, Warned) and one.code == "eager")
+        counted[function] = int(text.split()[1])
+    assert "groups of operations (DEFER_AND_FUSE) were compiled" in text and "line" not in text
+    assert 0 < counted[deferred] < counted[eager_in_a_loop]
 
 
 def with_batch_norm(model: Any = None) -> None:

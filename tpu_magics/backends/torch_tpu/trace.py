@@ -95,10 +95,10 @@ class LiveTensors:
         self._most = sum(size for _, size in self._known.values())
         return self._most
 
-    def watch(self, more: int) -> None:
-        """Keep the peak, with `more` bytes that are there for a moment."""
-        if self._most + more > self.peak:
-            self.peak = max(self.peak, self.now() + more)
+    def watch(self) -> None:
+        """Keep the peak."""
+        if self._most > self.peak:
+            self.peak = max(self.peak, self.now())
 
 
 @dataclass
@@ -288,9 +288,7 @@ class ProgramTracer:
             return
         for one in made:
             self.live.add(one)
-        taken = {id(one) for one in given}
-        in_place = sum(one.nbytes for one in made if id(one) in taken)
-        self.live.watch(in_place)
+        self.live.watch()  # an operation in place gets the memory of its tensor (torch_tpu's default)
         if not given:  # from the host, or random
             for one in (one for one in made if one.dim() and not self.moving):
                 storage = one.untyped_storage()

@@ -38,6 +38,7 @@ class EagerCompiles:
         self.on_error = on_error
         self.thread = threading.get_ident()
         self.paused = False
+        self.fused = False  # operations wait for others, to be one program
         self.by_line: dict[tuple[str, int], Counter[str]] = {}
         self._known: set[Any] = set()
         self._before = 0
@@ -73,6 +74,9 @@ class EagerCompiles:
         shaped = given or list(tensors(result))
         key = (operation, tuple((one.shape, one.dtype) for one in shaped))
         if not shaped or key in self._known:
+            return
+        if torch.tpu.eager_mode == torch.tpu.EagerMode.DEFER_AND_FUSE:  # which to wait for would end
+            self.fused = True
             return
         self._known.add(key)
         torch.accelerator.synchronize()

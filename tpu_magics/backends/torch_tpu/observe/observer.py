@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _BACKEND = "torch_tpu._internal.device._device_ops_backend"
 _BREAKS = 20  # that are recorded
+_ONE_BY_ONE = "operations were compiled one by one"
 _COMPILE_IT = "To compile the step as one program: step = torch.compile(step)."
 
 
@@ -279,7 +280,8 @@ class TpuObserver(Observer[TpuCompile]):
         cached = max(0, self.cache._get_cache_requests() - self.requests - (self.misses() - self.before))
         if compiled <= 0:
             return
-        text = f"Eager: {compiled:,} operations were compiled one by one, {cached:,} came from the cache."
+        what = "groups of operations (DEFER_AND_FUSE) were compiled" if self.eager.fused else _ONE_BY_ONE
+        text = f"Eager: {compiled:,} {what}, {cached:,} came from the cache."
         named = self.eager.text()
         where = f" Most of them, in the first {eager_compiles.STEPS} steps: {named}." if named else ""
         self.warn("eager", f"{text}{where} {_COMPILE_IT}")
