@@ -383,3 +383,24 @@ def test_the_fix_of_a_chunk_keeps_its_values(chunk: str, positions: str) -> None
     index = eval(positions, names)
     gathered = names["data"][:, index] if ":, " in chunk else names["data"][index]
     assert torch.equal(gathered, eval(chunk, names))
+
+
+# -- TorchTPU ----------------------------------------------------------------------------------------------------------
+
+TORCH_TPU = """
+import torch
+import torch_tpu
+from torch.utils.data import DataLoader
+step = torch.compile(torch.nn.Linear(8, 2).to("tpu"))
+for x in DataLoader(torch.randn(100, 8), batch_size=16):
+    x = x.to("tpu"){marked}
+    step(x).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("marked", "codes"), [("", ["TPU302"]), ("\n    torch._dynamo.mark_dynamic(x, 0, min=1, max=16)", [])]
+)
+def test_a_dimension_that_torch_compile_knows_to_change_is_no_new_shape(marked: str, codes: list[str]) -> None:
+    findings = check_text(TORCH_TPU.format(marked=marked), "train.py")
+    assert [one.code for one in findings] == codes

@@ -174,7 +174,8 @@ class CheckedProgram:
     @cached_property
     def for_tpu(self) -> bool:
         """Whether the code says that it is for a TPU: unlike Trainer's or accelerate's, which run on a GPU as well."""
-        return self.tpu_tf or self.uses("torch_xla") or self.uses("tpu_magics") or self.has_our_magics
+        named = self.uses("torch_xla") or self.uses("tpu_magics") or self.torch_tpu
+        return self.tpu_tf or named or self.has_our_magics
 
     @property
     def launched(self) -> list[Function]:

@@ -77,7 +77,12 @@ def _returns_on_tpu(ctx: RuleContext, node: ast.stmt) -> bool:
 
 def trains(program: CheckedProgram) -> bool:
     """Whether this program trains with torch; code that only prepares data is not checked."""
-    return program.xla or any(one.has_step for one in program.functions)
+    return program.xla or program.torch_tpu or any(one.has_step for one in program.functions)
+
+
+def is_dynamic(program: CheckedProgram) -> bool:
+    """Whether it tells torch.compile which dimensions change (TorchTPU): then their sizes are no new shapes."""
+    return program.torch_tpu and bool(program.calls("torch._dynamo.mark_dynamic", "torch._dynamo.maybe_mark_dynamic"))
 
 
 def loader_of(value: AbstractValue) -> AbstractValue:

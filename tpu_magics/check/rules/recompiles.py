@@ -89,7 +89,8 @@ class PadToLongest(Rule):
             return tokenizer(batch["text"], padding=True, truncation=True, pad_to_multiple_of=64)
     Limitations
         Datasets that were padded in another program, and arguments from the command line, are unknown. One call for all
-        texts at once gives one shape and is fine; so is a collator after a tokenizer that pads to max_length.
+        texts at once gives one shape and is fine; so is a collator after a tokenizer that pads to max_length. TorchTPU
+        code with `mark_dynamic` is left out: torch.compile knows there which dimensions change.
     """
 
     code = "TPU301"
@@ -101,6 +102,8 @@ class PadToLongest(Rule):
 
     def check(self, node: ast.Call, ctx: RuleContext) -> Iterator[Finding]:
         name = ctx.name(node)
+        if _recompiles.is_dynamic(ctx.program):
+            return
         if name in _padding.COLLATORS:
             yield from _collator_padding(node, ctx, name)
         elif name in _TRAINERS:
@@ -327,7 +330,7 @@ class ShortLastBatch(Rule):
     Limitations
         A DataLoader for training is not found if neither its name, its arguments nor a loop with a backward pass shows
         it. The length of a dataset that is read from files is unknown and reported to be safe. There is no automatic
-        fix, because dropping rows changes the training data.
+        fix, because dropping rows changes the training data. TorchTPU code with `mark_dynamic` is left out.
     """
 
     code = "TPU302"
@@ -337,7 +340,7 @@ class ShortLastBatch(Rule):
     why = "A last batch with fewer rows is another input shape, and XLA compiles the whole training step again."
 
     def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
-        if not (program.uses("torch") or program.xla):
+        if not (program.uses("torch") or program.xla) or _recompiles.is_dynamic(program):
             return
         for call in program.calls(*LOADERS, BATCH_SAMPLER):
             if (result := _short_loader_batch(call)) is not None:
