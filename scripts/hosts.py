@@ -121,7 +121,7 @@ HOSTS = {
         (
             *test_files("backends/torch", "pickling", "tied_weights", "weights"),
             "tests/backends/torch_tpu",
-            *test_files("launch", "endings", "spawned", "state", "train", "trainer"),
+            *test_files("launch", "endings", "spawned", "state", "train", "trainer", "traps"),
             *("-p", "tests._notebooks", "--nbval-lax", "--nbval-current-env", "notebooks/09_torch_tpu.ipynb"),
         ),
         pythons=("3.13",),

@@ -75,6 +75,13 @@ def rank() -> int:
     return int(importlib.import_module("torch_xla.runtime").global_ordinal())
 
 
+def seed() -> int:
+    """Of this worker's device."""
+    if TORCH_TPU:
+        return int(importlib.import_module("torch.accelerator.random").initial_seed())
+    return int(importlib.import_module("torch_xla.core.xla_model").get_rng_state())
+
+
 def world_size() -> int:
     """The number of ranks."""
     if TORCH_TPU:

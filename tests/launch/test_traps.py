@@ -20,10 +20,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch_xla
-import torch_xla.core.xla_model as xm
 
 import tpu_magics
+from tests import framework
 from tests.launch.launching import (
     digest,
     failed,
@@ -49,7 +48,7 @@ def net() -> Any:
 
 def steps(model: Any, count: int = 3) -> float:
     """A plain training loop; on the device in a worker, on the CPU in the notebook."""
-    device = torch_xla.device() if os.environ.get("FORK_LAUNCHED") else torch.device("cpu")
+    device = framework.device() if os.environ.get("FORK_LAUNCHED") else torch.device("cpu")
     model.to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     inputs = torch.arange(16 * 64.0).reshape(16, 64).to(device) / 1024
@@ -58,8 +57,8 @@ def steps(model: Any, count: int = 3) -> float:
         loss = model(inputs).pow(2).mean()
         loss.backward()
         optimizer.step()
-        if device.type == "xla":
-            torch_xla.sync()
+        if device.type != "cpu":
+            framework.sync()
     return float(loss.item())
 
 
@@ -98,7 +97,7 @@ def cells_that_seed() -> None:
     expected = numbers()
     accelerate.utils.set_seed(1234)
     result = run(seeds_inside, workers=2)
-    assert result.values == [{"xla": 1234, "numbers": expected}] * 2, (result.values, expected)
+    assert result.values == [{"device": 1234, "numbers": expected}] * 2, (result.values, expected)
     behind = numbers()
     accelerate.utils.set_seed(1234)
     assert (numbers(), numbers()) == (expected, behind)  # the notebook goes on where the workers were
@@ -113,14 +112,14 @@ def numbers() -> list[float]:
 
 
 def seeds_inside() -> dict[str, Any]:
-    return {"xla": xm.get_rng_state(), "numbers": numbers()}
+    return {"device": framework.seed(), "numbers": numbers()}
 
 
 def test_trap_02_seeding_starts_no_runtime(tmp_path: Path) -> None:
     """accelerate's set_seed and transformers' TrainingArguments initialise the XLA runtime; after %tpu_init they do
     not, and the workers are seeded all the same. Values that come home start it as little."""
     assert "seeded" in in_forked_notebook(cells_that_seed, tmp_path / "out")
-    assert run(lambda: torch.ones(2, device="xla")).value.device.type == "cpu"
+    assert run(lambda: torch.ones(2, device=framework.TYPE)).value.device.type == "cpu"
     assert not session.current.backend.runtime_initialized()
 
 
@@ -189,16 +188,16 @@ class Tied(torch.nn.Module):
 
 
 def trains_tied(model: Any, breaks: bool) -> list[bool]:
-    model.to("xla")
+    model.to(framework.TYPE)
     tied = [model.inner.weight is model.outer.weight]
     if breaks:
         model.outer.weight = torch.nn.Parameter(model.outer.weight.detach().clone())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for _ in range(3):
         optimizer.zero_grad()
-        model(torch.eye(8, device="xla")).pow(2).sum().backward()
+        model(torch.eye(8, device=framework.TYPE)).pow(2).sum().backward()
         optimizer.step()
-        torch_xla.sync()
+        framework.sync()
     return tied
 
 
@@ -217,9 +216,9 @@ def test_trap_06_tied_weights_stay_tied() -> None:
 
 def steps_with_both(model: Any, optimizer: Any) -> bool:
     held = list(model.parameters())
-    model.to("xla")
+    model.to(framework.TYPE)
     before = [one.detach().cpu() for one in held]
-    model(torch.ones(4, 4, device="xla")).pow(2).mean().backward()
+    model(torch.ones(4, 4, device=framework.TYPE)).pow(2).mean().backward()
     optimizer.step()
     return all(one is new for one, new in zip(held, model.parameters(), strict=True)) and not all(
         torch.equal(old, one.detach().cpu()) for old, one in zip(before, held, strict=True)
@@ -320,16 +319,16 @@ class Awkward(torch.nn.Module):
 
 
 def trains_parts(model: Any, counted: Any) -> None:
-    counted.to("xla")
+    counted.to(framework.TYPE)
     optimizer = torch.optim.SGD(counted.parameters(), lr=0.1)
     for _ in range(3):
         optimizer.zero_grad()
-        out = torch.ones(4, 4, device="xla")
+        out = torch.ones(4, 4, device=framework.TYPE)
         for layer in counted:
             out = layer(out)
         out.sum().backward()
         optimizer.step()
-        torch_xla.sync()
+        framework.sync()
     with torch.no_grad():
         model.conv.weight.mul_(2)
         model.part.add_(1)
@@ -350,7 +349,7 @@ def test_trap_14_going_home_compiles_nothing_more() -> None:
 
 
 def product() -> float:
-    x = torch.full((2, 2), 1.001, device=torch_xla.device())
+    x = torch.full((2, 2), 1.001, device=framework.device())
     return float((x @ x)[0, 0].item())
 
 
@@ -405,16 +404,15 @@ def test_trap_18_a_background_run_has_a_display_of_its_own() -> None:
 FRESH = """
 import sys, threading, time
 from tpu_magics.launch import session, train
-slow = {"torch", "torch_xla", "psutil", "ipywidgets", "accelerate", "transformers", "tensorflow", "jax"}
+slow = {"torch", "torch_xla", "torch_tpu", "psutil", "ipywidgets", "accelerate", "transformers", "tensorflow", "jax"}
 slow &= set(sys.modules)
 assert not slow, slow
 session.current.backend.prepare()
-assert "torch_xla.core.xla_model" in sys.modules and not session.current.backend.runtime_initialized()
+assert "NAME" in sys.modules and not session.current.backend.runtime_initialized()
 assert threading.active_count() == 1
 from tpu_magics.launch.plan import Options
 def trains():
-    import torch_xla
-    return "torch_xla" in sys.modules
+    return "NAME" in sys.modules
 result = train.start(train.function_request(trains), Options(hoist="off", timeout=60.0))
 start, = result.run.events("start")
 assert result.value and start.t - result.run.created < 5, start.t - result.run.created
@@ -425,12 +423,12 @@ assert "psutil" not in sys.modules
 @pytest.mark.long
 def test_trap_19_slow_imports_happen_once_and_in_the_notebook(tmp_path: Path) -> None:
     """The first import of torch_xla took 6 s in each child; psutil and ipywidgets take 90 ms of the extension's 100."""
-    python(FRESH, tmp_path)
+    python(FRESH.replace("NAME", framework.NAME), tmp_path)
 
 
 def compiles_something() -> None:
-    kept = torch.ones(3, device="xla") * 2
-    torch_xla.sync()
+    kept = torch.ones(3, device=framework.TYPE) * 2
+    framework.sync()
     del kept
 
 
@@ -484,11 +482,11 @@ def test_trap_22_and_the_rest() -> None:
         run(int, workers=1, steps=0)
 
     def logs(what: bool) -> None:
-        x = torch.ones(4, device="xla")
+        x = torch.ones(4, device=framework.TYPE)
         for _ in range(4):
             x = x * 2
             if what:
                 tpu_magics.log(total=x.sum())
-            torch_xla.sync()
+            framework.sync()
 
     assert run(logs, True).compiles == run(logs, False).compiles
