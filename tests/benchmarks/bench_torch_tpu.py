@@ -19,7 +19,7 @@ from tests.benchmarks.report import met
 TITLE = "TorchTPU: launch, memory, observer (rehearsed)"
 PYTHON = fresh.ROOT / ".venv" / "torch-tpu" / "bin" / "python"
 WORKERS, MODEL = 8, 400  # MB
-PROCESSES = 3  # of which each has its memory elsewhere
+PROCESSES = 5  # of which each has its memory elsewhere
 WIDTH, DEPTH, SAMPLES = 384, 4, 64  # for steps of about 5 ms on two cores
 SLOWER, MOST_MODELS, MOST_SHARE = 0.5, 2.0, 2.0  # s over the fork by hand; models; percent of a step
 
@@ -51,8 +51,9 @@ def launches(rounds: int) -> dict[str, list[float]]:
     timing.notebook_session()
     path = str(Path("first_line").absolute())
     ways = {
-        "tpu_magics.train": lambda: timing.train(note_time, (path,), 1),
+        "tpu_magics.train": lambda: train(False, note_time, (path,), 1),
         "os.fork by hand": lambda: in_fork(note_time, path),
+        "tpu_magics.train, in a new process": lambda: train(True, note_time, (path,), 1),
     }
     taken: dict[str, list[float]] = {way: [] for way in ways}
     for _round in range(rounds):
@@ -63,6 +64,14 @@ def launches(rounds: int) -> dict[str, list[float]]:
     return taken
 
 
+def train(spawns: bool, function: Callable[..., Any], args: tuple[Any, ...], workers: int) -> None:
+    """Train in forks, or in new processes."""
+    from tpu_magics.launch import session
+
+    session.current.spawns = spawns
+    timing.train(function, args, workers)
+
+
 def hold(model: Any, folder: str) -> None:
     """Tell that this worker is inside its function with the model, and wait."""
     assert sum(parameter.nbytes for parameter in model.parameters()) >= MODEL * 0.99e6
@@ -71,8 +80,9 @@ def hold(model: Any, folder: str) -> None:
         time.sleep(0.05)
 
 
-def memory(workers: int, megabytes: int) -> int:
-    """Bytes (Pss, without files) of the notebook's process and its workers, less what it had before the model."""
+def memory(workers: int, megabytes: int, spawns: bool) -> int:
+    """Bytes (Pss, without files) of the notebook's process and its workers, less what it had before the model. In new
+    processes the model is in a file that all of them map."""
     import psutil
     import torch
 
@@ -90,7 +100,7 @@ def memory(workers: int, megabytes: int) -> int:
 
     watcher = threading.Thread(target=measure)
     watcher.start()
-    timing.train(hold, (model, folder), workers)
+    train(spawns, hold, (model, folder), workers)
     watcher.join()
     return int(found[0])
 
@@ -163,8 +173,9 @@ def measure(
         {"what": f"{way}: s to the first line", "value": median(times[1:]), "first": times[0]}
         for way, times in launched.items()
     ]
-    extra = _call("memory", workers, megabytes)
-    rows.append({"what": f"{workers} workers with a model of {megabytes} MB: MB in all", "value": extra / 1e6})
+    what = f"{workers} workers with a model of {megabytes} MB: MB in all"
+    for spawns, where in ((False, ""), (True, ", in new processes, without the file of the model")):
+        rows.append({"what": f"{what}{where}", "value": _call("memory", workers, megabytes, spawns) / 1e6})
     taken = [_call("observed", counted) for _process in range(PROCESSES)]
     pairs = [(median(one["on"]), median(one["off"])) for one in taken]
     rows.append({"what": "a step without the observer, ms", "value": median(off for _, off in pairs) * 1e3})
@@ -180,7 +191,7 @@ def _call(function: str, *args: Any) -> Any:
 
 def notes(rows: list[dict[str, Any]]) -> list[str]:
     """The targets, and whether they are met."""
-    ours, by_hand, extra, _step, share = (row["value"] for row in rows)
+    ours, by_hand, _spawned, extra, _spawned_extra, _step, share = (row["value"] for row in rows)
     folders = (PYTHON.parent.parent / "lib").glob("python*/site-packages/torch*-*.dist-info")
     versions = sorted(one.name.removesuffix(".dist-info").replace("-", " ") for one in folders)
     return [

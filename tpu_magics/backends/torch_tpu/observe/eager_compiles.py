@@ -20,6 +20,7 @@ from tpu_magics.backends.torch_tpu.eager import EagerOperations, tensors
 from tpu_magics.runs.events import Site
 
 STEPS = 3  # in which they are named
+_BATCHES = 64  # after which they are not any more, whether there were steps or not
 _LINES, _NAMES = 3, 3  # of a message
 
 
@@ -42,6 +43,7 @@ class EagerCompiles:
         self.by_line: dict[tuple[str, int], Counter[str]] = {}
         self._known: set[Any] = set()
         self._before = 0
+        self._batches = 0
         self._mode: EagerOperations | None = None
 
     def begin(self) -> None:
@@ -55,6 +57,12 @@ class EagerCompiles:
         if self._mode is not None and _get_current_dispatch_mode() is self._mode:
             self._mode.__exit__(None, None, None)
             self._mode = None
+
+    def on_batch(self) -> None:
+        """A batch is fetched: a function without an optimizer has no steps."""
+        self._batches += 1
+        if self._batches == _BATCHES:
+            self.end()
 
     def text(self) -> str:
         """The lines with most of them, and the operations: "line 3 of In [2]: 9 (add float32[4,8], ...)"."""

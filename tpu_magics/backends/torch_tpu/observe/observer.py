@@ -139,7 +139,7 @@ class TpuObserver(Observer[TpuCompile]):
 
     @guarded
     def _step_done(self, optimizer: Any) -> None:
-        if self.steps.total == eager_compiles.STEPS:
+        if self.steps.total >= eager_compiles.STEPS:
             self.eager.end()
         misses = self.misses()
         if misses != self.seen:
@@ -245,6 +245,8 @@ class TpuObserver(Observer[TpuCompile]):
         """A DataLoader's iterator returned a batch."""
         own = threading.get_ident() == self.thread
         self.batches.on_host_batch(iterator, batch, own)
+        if own:
+            self.eager.on_batch()
         if own and self.progress.learning:
             self.progress.on_batch(iterator)
 
