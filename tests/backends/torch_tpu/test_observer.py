@@ -159,6 +159,17 @@ def test_operations_have_their_line_and_shape() -> None:
     assert f"line {line_of(eager_in_a_loop, 'backward')} of {__file__}" in text
 
 
+def higher_order() -> bool:
+    from torch._higher_order_ops.out_dtype import out_dtype
+
+    whole = torch.ones(4, 4, dtype=torch.int8)
+    return bool((out_dtype(torch.ops.aten.mm.default, torch.int32, whole, whole) == 4).all())
+
+
+def test_operators_of_a_higher_order_work_in_the_first_steps() -> None:
+    assert run(higher_order).value is True
+
+
 def deferred() -> float:
     with torch.tpu.set_eager_mode(torch.tpu.EagerMode.DEFER_AND_FUSE):
         return eager_in_a_loop()

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 import tpu_magics
-from tests.launch.launching import run
+from tests.launch.launching import run, said
 from tpu_magics.backends.lowered import LoweredGraph, TraceResult
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.plan import Options
@@ -176,6 +176,20 @@ def test_what_runs_on_the_host_has_no_step() -> None:
         traced(on_the_host)
     assert error.value.what == "on_the_host runs nothing on the TPU, so there is nothing to compile."
     assert 'model.to("tpu")' in error.value.todo
+
+
+def has_dynamic_dimensions() -> None:
+    step = torch.compile(nn.Linear(8, 8).to("tpu"))
+    for rows in range(8, 12):
+        x = torch.randn(rows, 8).to("tpu")
+        torch._dynamo.mark_dynamic(x, 0, min=8, max=16)
+        step(x).sum().backward()
+
+
+def test_dynamic_dimensions_are_refused() -> None:
+    with pytest.raises(TpuMagicsError) as error:
+        traced(has_dynamic_dimensions)
+    assert "A step with dynamic dimensions cannot be traced" in said(error.value)
 
 
 def test_the_tpus_compiler_takes_it() -> None:

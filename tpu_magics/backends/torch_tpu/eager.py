@@ -16,6 +16,8 @@ class EagerOperations(TorchDispatchMode):
     """Within it, `listener(operation, args, kwargs, result)` is called after each operation of this thread, and of
     autograd's threads for it. torch.compile works as without it, and its programs' own operations are not heard."""
 
+    supports_higher_order_operators = True  # they come here as well; without it torch refuses them
+
     def __init__(self, listener: Listener) -> None:
         super().__init__()
         self.listener = listener
@@ -29,7 +31,8 @@ class EagerOperations(TorchDispatchMode):
         self, operation: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = operation(*args, **(kwargs or {}))
-        if not operation.is_view and operation.namespace not in _WITHOUT_KERNEL:
+        has_kernel = isinstance(operation, torch._ops.OpOverload) and not operation.is_view
+        if has_kernel and operation.namespace not in _WITHOUT_KERNEL:
             self.listener(operation, args, kwargs or {}, result)
         return result
 

@@ -7,10 +7,10 @@ on XLA:CPU. A step ends with a step of an optimizer. Names as in torch_tpu 0.2.0
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import re
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +29,7 @@ from tpu_magics.backends.lowered import EAGER, HostRead, LoweredGraph, Operation
 from tpu_magics.backends.torch.hooks import replace as replaced
 from tpu_magics.backends.torch.steady_state import SteadyStateDetector, TraceStepEvents
 from tpu_magics.backends.torch_tpu.eager import EagerOperations, tensors
+from tpu_magics.errors import TpuMagicsError
 
 if TYPE_CHECKING:
     from tpu_magics.backends.torch_tpu.observe.observer import TpuObserver
@@ -120,7 +121,6 @@ class ProgramTracer:
         self.tracing = tracing
         self.observer = observer
         self.started = time.monotonic()
-        self.thread = threading.get_ident()
         self.programs: dict[str, Program] = {}
         self.operations: list[_Step] = []  # of each step so far
         self.events = TraceStepEvents()
@@ -147,6 +147,8 @@ class ProgramTracer:
         compiler = import_module("torch_tpu._internal.compile.compiler")
         replaced(compiler.StaticCompiler, "_compile", self._compiling)
         replaced(compiler.tpu_torch_compile, "traverse_and_compile", _build)
+        dynamic = import_module("torch_tpu._internal.compile.dynamic.dynamic_compiler")
+        replaced(dynamic.DynamicCompiler, "__call__", _refuse_dynamic)
         interpreter = import_module("torch_tpu._internal.export.export").EagerLikeFxInterpreter
         replaced(interpreter, "_set_func_code_to_node_source_locations", _named_lines)
         replaced(torch.nn.Module, "_apply", self._moving)
@@ -300,7 +302,8 @@ class ProgramTracer:
         self.step.input = max(self.step.input or (0, 0), self._largest_input(given) or (0, 0))
         count = _flop_counts().get(operation._overloadpacket)
         if count is not None:
-            self.step.flops[_dtype(given)] += int(count(*args, **kwargs, out_val=result))
+            with contextlib.suppress(Exception):  # torch's formulas do not know all forms of a call
+                self.step.flops[_dtype(given)] += int(count(*args, **kwargs, out_val=result))
 
     def _largest_input(self, found: Sequence[Any]) -> tuple[int, int] | None:
         """Elements and rows of the largest of these tensors that is an input of the step."""
@@ -393,6 +396,19 @@ def _build(_original: Any) -> Any:
         return SimpleNamespace(executable=None, module=module)
 
     return build
+
+
+def _refuse_dynamic(_original: Any) -> Any:
+    """It makes programs that need an executable of this machine."""
+
+    def refuse(*_args: Any, **_kwargs: Any) -> Any:
+        raise TpuMagicsError(
+            "A step with dynamic dimensions cannot be traced.",
+            "For them, torch_tpu makes several programs, by sizes that are known only when they run.",
+            "Leave out mark_dynamic for the preflight, with the largest size that there will be.",
+        )
+
+    return refuse
 
 
 def _named_lines(_original: Any) -> Any:
