@@ -6,6 +6,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from importlib.machinery import ModuleSpec
 from typing import Any
 
@@ -53,7 +54,8 @@ def require_rehearsal(backend: Backend, ranks: int) -> None:
         raise TpuMagicsError(
             f"{ranks} ranks cannot be rehearsed on this machine.",
             problem,
-            "Install PyTorch's own build for Linux (pip install torch==2.9.0), or train with -n 1.",
+            f"Install PyTorch's own build for Linux (pip install torch=={metadata.version('torch').partition('+')[0]}), or "
+            "train with -n 1.",
         )
 
 
