@@ -51,11 +51,11 @@ def require_rehearsal(backend: Backend, ranks: int) -> None:
     """Raise TpuMagicsError if several ranks cannot be rehearsed."""
     problem = backend.rehearsal_problem()
     if problem:
+        version = metadata.version("torch").partition("+")[0]
         raise TpuMagicsError(
             f"{ranks} ranks cannot be rehearsed on this machine.",
             problem,
-            f"Install PyTorch's own build for Linux (pip install torch=={metadata.version('torch').partition('+')[0]}), or "
-            "train with -n 1.",
+            f"Install PyTorch's own build for Linux (pip install torch=={version}), or train with -n 1.",
         )
 
 
