@@ -1,0 +1,1 @@
+"""Checkpoints of runs: what a broken run needs to go on."""
