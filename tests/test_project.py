@@ -31,6 +31,7 @@ RANKS = {
     "host": 2,
     "check": 2,
     "padding": 2,
+    "checkpoints": 2,
     "backends": 2,
     "launch": 3,
     "preflight": 4,
