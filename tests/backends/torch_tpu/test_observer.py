@@ -157,6 +157,18 @@ def test_operations_have_their_line_and_shape() -> None:
     (text,) = (one.text for one in run(eager_in_a_loop).run.events("warning") if getattr(one, "code", "") == "eager")
     assert f"line {line_of(eager_in_a_loop, 'eager')} of {__file__}: 3 (mul float32[4], cosh float32[4], sum" in text
     assert f"line {line_of(eager_in_a_loop, 'backward')} of {__file__}" in text
+    assert "UserWarning" not in run(eager_in_a_loop).run.log(0)
+
+
+def eager_in_two_shapes() -> float:
+    one, other = (torch.ones(size, device="tpu").exp().sum() for size in (4, 8))  # two
+    return float((one + other).item())
+
+
+def test_an_operation_in_two_shapes_is_named_once() -> None:
+    records = run(eager_in_two_shapes).run.events("warning")
+    (text,) = (one.text for one in records if isinstance(one, Warned) and one.code == "eager")
+    assert "exp float32[4] and 1 other shape" in text
 
 
 def higher_order() -> bool:

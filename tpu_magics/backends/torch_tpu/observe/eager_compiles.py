@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from types import FrameType
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from tpu_magics.backends.torch_tpu.eager import EagerOperations, tensors
 from tpu_magics.runs.events import Site
 
+_execution: Any = import_module("torch_tpu._internal.execution_mode.execution_mode_impl")  # torch.tpu's own warns
 STEPS = 3  # in which they are named
 _BATCHES = 64  # after which they are not any more, whether there were steps or not
 _LINES, _NAMES = 3, 3  # of a message
@@ -40,7 +41,7 @@ class EagerCompiles:
         self.thread = threading.get_ident()
         self.paused = False
         self.fused = False  # operations wait for others, to be one program
-        self.by_line: dict[tuple[str, int], Counter[str]] = {}
+        self.by_line: dict[tuple[str, int], dict[str, list[str]]] = {}  # where -> operation -> its tensors, in order
         self._known: set[Any] = set()
         self._before = 0
         self._batches = 0
@@ -65,8 +66,9 @@ class EagerCompiles:
             self.end()
 
     def text(self) -> str:
-        """The lines with most of them, and the operations: "line 3 of In [2]: 9 (add float32[4,8], ...)"."""
-        order = sorted(self.by_line.items(), key=lambda item: -item[1].total())
+        """The lines with most of them, and the operations: "line 3 of In [2]: 9 (add float32[4,8] and 2 other shapes,
+        ...)"."""
+        order = sorted(self.by_line.items(), key=lambda item: -_total(item[1]))
         return "; ".join(_described(*where, found) for where, found in order[:_LINES])
 
     def _heard(self, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
@@ -83,7 +85,7 @@ class EagerCompiles:
         key = (operation, tuple((one.shape, one.dtype) for one in shaped))
         if not shaped or key in self._known:
             return
-        if torch.tpu.eager_mode == torch.tpu.EagerMode.DEFER_AND_FUSE:  # which to wait for would end
+        if _execution._get_eager_mode() == _execution._EagerMode.DEFER_AND_FUSE:  # which to wait for would end
             self.fused = True
             return
         self._known.add(key)
@@ -95,13 +97,23 @@ class EagerCompiles:
         frame = sys._getframe(3) if threading.get_ident() == self.thread else sys._current_frames().get(self.thread)
         site = self.site_of(frame)
         name = operation.name().partition("::")[2].partition(".")[0]
-        more = f" and {len(shaped) - 1} more" if len(shaped) > 1 else ""
-        self.by_line.setdefault((site.path, site.line), Counter())[f"{name} {_type(shaped[0])}{more}"] += new
+        more = f" + {len(shaped) - 1} tensors" if len(shaped) > 1 else ""
+        found = self.by_line.setdefault((site.path, site.line), {}).setdefault(name, [])
+        found += [f"{_type(shaped[0])}{more}"] * new
 
 
-def _described(path: str, line: int, found: Counter[str]) -> str:
-    names = [name for name, _ in found.most_common(_NAMES)] + (["..."] if len(found) > _NAMES else [])
-    return f"line {line} of {path}: {found.total():,} ({', '.join(names)})"
+def _described(path: str, line: int, found: Mapping[str, Sequence[str]]) -> str:
+    names = [f"{name} {types[0]}{_others(len(types) - 1)}" for name, types in list(found.items())[:_NAMES]]
+    names += ["..."] if len(found) > _NAMES else []
+    return f"line {line} of {path}: {_total(found):,} ({', '.join(names)})"
+
+
+def _others(count: int) -> str:
+    return f" and {count} other {'shape' if count == 1 else 'shapes'}" if count else ""
+
+
+def _total(found: Mapping[str, Sequence[str]]) -> int:
+    return sum(map(len, found.values()))
 
 
 def _type(tensor: Any) -> str:
