@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from tpu_magics.backends.torch_tpu.eager import EagerOperations, tensors
 from tpu_magics.runs.events import Site
 
-_execution: Any = import_module("torch_tpu._internal.execution_mode.execution_mode_impl")  # torch.tpu's own warns
+_EXECUTION = "torch_tpu._internal.execution_mode.execution_mode_impl"  # torch.tpu's own functions warn
 STEPS = 3  # in which they are named
 _BATCHES = 64  # after which they are not any more, whether there were steps or not
 _LINES, _NAMES = 3, 3  # of a message
@@ -85,7 +85,8 @@ class EagerCompiles:
         key = (operation, tuple((one.shape, one.dtype) for one in shaped))
         if not shaped or key in self._known:
             return
-        if _execution._get_eager_mode() == _execution._EagerMode.DEFER_AND_FUSE:  # which to wait for would end
+        mode: Any = import_module(_EXECUTION)
+        if mode._get_eager_mode() == mode._EagerMode.DEFER_AND_FUSE:  # which to wait for would end
             self.fused = True
             return
         self._known.add(key)
