@@ -109,6 +109,13 @@ def test_a_changed_manifest_is_noticed() -> None:
             CheckpointManifest.from_bytes(wrong)
 
 
+@pytest.mark.parametrize("name", ["../weights", "/etc/passwd", "rank-0/../../weights", ""])
+def test_a_manifest_cannot_name_files_elsewhere(name: str) -> None:
+    """Whoever can write to a bucket can write a manifest with a right checksum."""
+    with pytest.raises(store.Damaged, match="outside"):
+        CheckpointManifest.from_bytes(CheckpointManifest(1, 1.0, {name: store.SavedFile("", 0)}).to_bytes())
+
+
 # -- broken saves ------------------------------------------------------------------------------------------------------
 
 

@@ -69,11 +69,11 @@ class LoweredGraph:
     "eager", which is no program, but the `operations` beside the programs; `hash`: the framework's own; `donors`:
     numbers of the parameters whose memory outputs may reuse; `replicas`: copies of the program that run together, with
     collectives between them in the graph; `partitions`: devices that one program is sharded over (SPMD). `site`: the
-    line of its sync; `nth`: the number of its sync, from 0; `steady`: all later steps
-    run this graph; `parameters`: "f32[768,768] encoder.weight", in the graph's order. `places`: number -> the user's
-    line; the op name of an instruction ends with "#" and its number, so that the module does not change when a line
-    moves. `beside`: bytes of HBM that other tensors take while it runs; of operations, with their own. `name`: what it
-    is of a step that has several ("forward", "backward"); otherwise it is a whole step.
+    line of its sync; `nth`: the number of its sync, from 0; `steady`: all later steps run this graph; `parameters`:
+    "f32[768,768] encoder.weight", in the graph's order. `places`: number -> the user's line; the op name of an
+    instruction ends with "#" and its number, so that the module does not change when a line moves. `beside`: bytes of
+    HBM that other tensors take while it runs; of operations, with their own. `name`: what it is of a step that has
+    several ("forward", "backward"); otherwise it is a whole step.
     """
 
     module: bytes = field(repr=False)
@@ -101,12 +101,11 @@ class LoweredGraph:
 class TraceResult:
     """The result of tracing a function. `graphs`: the distinct ones in the order of their syncs, the last is steady;
     `syncs`: how many there were; `sequence`: for each sync the index of its graph in `graphs`, or of those of a step
-    that has several (empty: unknown);
-    `settled`: two consecutive ones were equal; `batch`: rows of the largest input, if known; `rows`: the same for each
-    of `graphs`; `changes`: (cause, sentence) of each graph from the third on; `ended`: the function ended before two
-    were equal; `ranks_known`: whether `replicas` of the graphs is how many train together (False: each is the program
-    of one replica, and their number is unknown); `problem`: why there are no graphs: what, why and what to do, as in
-    TpuMagicsError, with NAME for the function's name."""
+    that has several (empty: unknown); `settled`: two consecutive ones were equal; `batch`: rows of the largest input,
+    if known; `rows`: the same for each of `graphs`; `changes`: (cause, sentence) of each graph from the third on;
+    `ended`: the function ended before two were equal; `ranks_known`: whether `replicas` of the graphs is how many train
+    together (False: each is the program of one replica, and their number is unknown); `problem`: why there are no
+    graphs: what, why and what to do, as in TpuMagicsError, with NAME for the function's name."""
 
     graphs: tuple[LoweredGraph, ...]
     syncs: int

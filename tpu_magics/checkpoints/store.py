@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Protocol
 
 from tpu_magics.errors import TpuMagicsError
@@ -64,6 +64,8 @@ class CheckpointManifest:
                 raise Damaged(f"the checksum of {MANIFEST} is wrong")
             fields = json.loads(body)
             files = {name: SavedFile(**one) for name, one in fields.pop("files").items()}
+            if not all(map(_is_inside, files)):
+                raise Damaged(f"{MANIFEST} has names of files outside of it")
             return cls(files=files, **fields)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise Damaged(f"{MANIFEST} cannot be read ({type(error).__name__})") from error
@@ -175,6 +177,12 @@ def _saved(path: Path) -> SavedFile:
 def _is_name(name: str) -> bool:
     prefix, _, stamp = name.rpartition("-")
     return prefix.startswith(_PREFIX) and prefix[len(_PREFIX) :].isdecimal() and _is_hexadecimal(stamp)
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a file's name stays below the folder that it is joined to."""
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 
 
 def _is_hexadecimal(text: str) -> bool:

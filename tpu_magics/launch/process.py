@@ -94,9 +94,13 @@ def fork_worker(main: Callable[[], int], stack_file: Path) -> int:
         # thread.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = _fork()
-    if pid == 0:
+
+    def seeded() -> int:
         random.setstate(numbers)  # Python reseeds after a fork; NumPy and torch do not
-        end_as_worker(main, parent, stack_file)
+        return main()
+
+    if pid == 0:
+        end_as_worker(seeded, parent, stack_file)
     with suppress(OSError):  # the child did it first, or has ended
         os.setpgid(pid, pid)
     return pid

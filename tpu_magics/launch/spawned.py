@@ -50,7 +50,7 @@ def write(run: TrainingRun, snapshot: StateSnapshot, folder: Path) -> int:
             f"Without a fork, each worker is a new process, to which the function is sent: {error}.",
             'Install it: %pip install "cloudpickle>=3"',
         ) from error
-    bundle = payload.pack_run(run, snapshot)
+    bundle = payload.pack_run(run, snapshot, payload.PROCESSES)
     (folder / BUNDLE).write_bytes(bundle.data)
     for number, array in enumerate(bundle.arrays):
         (folder / f"array-{number}.bin").write_bytes(memoryview(array))

@@ -36,6 +36,7 @@ __all__ = ["Callbacks", "PreflightPipeline", "TrainingCall", "trace_request"]
 
 _FIRST = ("new-line", "A step ends here for the first time.")
 _UNKNOWN = ("unknown", "The reason why this graph differs is unknown.")
+_NO_HOST_MEMORY = re.compile(r"out of host memory|allocate .*host memory")
 _LOGS = re.compile(r"(?<=[.!?]) [^.!?]*%tpu_logs.*$")  # a trace leaves no run folder
 
 
@@ -63,7 +64,7 @@ def trace(request: Request, options: Options, asked: tracing.TracingOptions) -> 
 
 
 def _failed(name: str, error: TrainingFailed) -> TpuMagicsError:
-    if "host memory" not in error.what:
+    if not _NO_HOST_MEMORY.search(error.what):
         what = f"{name} failed during tracing: {error.what}"
         return TpuMagicsError(what, error.why, _LOGS.sub("", error.todo), error.details)
     return HostTooSmall(

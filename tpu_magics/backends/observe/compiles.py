@@ -93,9 +93,9 @@ class History(Generic[C]):
         self.counts: defaultdict[Hashable, int] = defaultdict(int)
         self.kept: defaultdict[Hashable, deque[C]] = defaultdict(lambda: deque(maxlen=KEPT))
 
-    def nth(self, site: events.Site, key: Hashable = None) -> int:
-        """The number of the next compile at this site, or of this key."""
-        return self.counts[site.id if key is None else key]
+    def nth(self, key: Hashable) -> int:
+        """The number of the next compile of this key (CompileEvidence.key)."""
+        return self.counts[key]
 
     def add(self, new: C, first: CompileCause | None = None) -> None:
         """Add a compile and write its record. `first`: a note for a first compile."""

@@ -40,8 +40,14 @@ PRIVATE = {
         *("_get_cache_requests", "_get_cache_misses"),
     ),
     "torch_tpu._internal.compile._backend": ("TpuBackend",),
+    "torch_tpu._internal.compile.compiler": ("StaticCompiler",),
+    "torch_tpu._internal.compile.dynamic.dynamic_compiler": ("DynamicCompiler",),
+    "torch_tpu._internal.compile.tpu_torch_compile": ("build_mlir", "traverse_and_compile"),
+    "torch_tpu._internal.execution_mode.execution_mode_impl": ("_get_eager_mode", "_EagerMode"),
+    "torch_tpu._internal.export.export": ("EagerLikeFxInterpreter",),
     "torch._dynamo.callback": ("callback_handler",),
     "torch._dynamo.symbolic_convert": ("InstructionTranslatorBase",),
+    "torch._dynamo.trace_rules": ("add",),
     "torch._dynamo.utils": ("_compilation_metrics",),
 }
 _registered: list[int] = []  # the process
@@ -70,14 +76,18 @@ def register() -> None:
         loader = _imported()
         randomness.look_again()
         _raise_log_level()
-        if not rehearsal and not _hardware().get_tpu_device_count():  # the variable is wrong for this host
-            plugin.replace_libtpu()
-        if plugin.replacement() is not None:
-            _hardware().get_tpu_device_count = _one
+        if rehearsal or not _hardware().get_tpu_device_count():  # the variable is wrong for this host
+            use_cpu()
         _start_autograd()
         loader._init_device("tpu")
     _registered.append(os.getpid())
     _keep_optimizers_quiet()
+
+
+def use_cpu() -> None:
+    """Make "tpu" XLA:CPU in this process, before the runtime starts; also on a host with a TPU."""
+    plugin.replace_libtpu()
+    _hardware().get_tpu_device_count = _one
 
 
 def prepare_notebook() -> None:

@@ -24,7 +24,7 @@ class EagerOperations(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Asked by torch (2.15.0): otherwise torch.compile would compile nothing within it."""
+        """Asked by torch (2.15.0): otherwise torch.compile would compile nothing within it (see can_listen)."""
         return True
 
     def __torch_dispatch__(
@@ -35,6 +35,11 @@ class EagerOperations(TorchDispatchMode):
         if has_kernel and operation.namespace not in _WITHOUT_KERNEL:
             self.listener(operation, args, kwargs or {}, result)
         return result
+
+
+def can_listen() -> bool:
+    """Whether this torch compiles within such a mode."""
+    return hasattr(TorchDispatchMode, "ignore_compile_internals")
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -28,7 +28,8 @@ from tpu_magics.backends.hlo.stablehlo import parse_stablehlo
 from tpu_magics.backends.lowered import EAGER, HostRead, LoweredGraph, Operations, SourceLine, write_trace
 from tpu_magics.backends.torch.hooks import replace as replaced
 from tpu_magics.backends.torch.steady_state import SteadyStateDetector, TraceStepEvents
-from tpu_magics.backends.torch_tpu.eager import EagerOperations, tensors
+from tpu_magics.backends.torch_tpu.device import VERSIONS
+from tpu_magics.backends.torch_tpu.eager import EagerOperations, can_listen, tensors
 from tpu_magics.errors import TpuMagicsError
 
 if TYPE_CHECKING:
@@ -138,10 +139,16 @@ class ProgramTracer:
         self.mode = EagerOperations(self.on_operation)
 
     def install(self) -> None:
-        """From now on no program of torch.compile runs, until the process ends."""
+        """From now on no program of torch.compile runs, until the process ends. Raises TpuMagicsError."""
         import torch._functorch.config as functorch
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
+        if not can_listen():
+            raise TpuMagicsError(
+                f"A preflight of TorchTPU does not work with torch {torch.__version__}.",
+                "This version compiles nothing while its operations are followed.",
+                f"Use versions that were tested: {VERSIONS}.",
+            )
         functorch.enable_autograd_cache = False  # of compiled programs, on the disk
         import_module("torch._dynamo.backends.registry").lookup_backend("tpu")._enable_serialization = False
         compiler = import_module("torch_tpu._internal.compile.compiler")

@@ -12,7 +12,7 @@ from typing import Any
 from tpu_magics.backends.base import WorkerSpec
 from tpu_magics.backends.torch import optimizers, randomness, rebuild, tied_weights, trainer
 from tpu_magics.backends.torch.worker import in_new_thread, set_variables, start_autograd_threads, thread_modes
-from tpu_magics.backends.torch_tpu import device, plugin, process_group, xla_cpu
+from tpu_magics.backends.torch_tpu import device, process_group, xla_cpu
 
 DEVICE = "tpu:0"
 
@@ -58,7 +58,7 @@ def _run(
     if spec.ranks > 1 and spec.meeting is None:
         process_group.name_ranks(spec)
     if spec.tracing is not None:
-        plugin.replace_libtpu()  # also on a host with a TPU
+        device.use_cpu()
     with device.quiet():
         start_autograd_threads()  # asks for the devices, and so starts the runtime
     if spec.meeting is not None:

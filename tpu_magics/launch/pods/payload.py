@@ -207,7 +207,27 @@ def _script_work(work: ScriptWork, text: bytes, folder: Path) -> ScriptWork:
 # -- packing ----------------------------------------------------------------------------------------------------------
 
 
-def pack_run(run: TrainingRun, snapshot: StateSnapshot) -> Bundle:
+@dataclass(frozen=True)
+class Receiver:
+    """Who gets a bundle, for sentences: `name`, and `why` its content is pickled."""
+
+    name: str
+    why: str
+
+
+HOSTS = Receiver(
+    "the hosts",
+    "For several hosts the function and all objects that it uses are pickled. On one host workers inherit them and "
+    "nothing is pickled.",
+)
+PROCESSES = Receiver(
+    "the workers",
+    "The runtime of this TPU does not start in a fork, so the workers are new processes, for which the function and "
+    "all objects that it uses are pickled.",
+)
+
+
+def pack_run(run: TrainingRun, snapshot: StateSnapshot, receiver: Receiver) -> Bundle:
     """The bundle of a run that is to begin. Raises TpuMagicsError that names what cannot be pickled."""
     gathered = gather(
         run.work,
@@ -219,22 +239,26 @@ def pack_run(run: TrainingRun, snapshot: StateSnapshot) -> Bundle:
         cell_ids=run.cell_ids,
     )
     gathered = replace(gathered, structure=snapshot.structure())
-    return pack_payload(gathered, session.current.notebook.namespace, cell_sources(run.cell_names))
+    return pack_payload(gathered, session.current.notebook.namespace, cell_sources(run.cell_names), receiver)
 
 
 _DEPTH = 12
 _WIDTH = 1000  # parts of one object that are searched
 
 
-def pack_payload(payload: Payload, namespace: dict[str, Any], texts: Mapping[str, list[str]]) -> Bundle:
+def pack_payload(
+    payload: Payload, namespace: dict[str, Any], texts: Mapping[str, list[str]], receiver: Receiver = HOSTS
+) -> Bundle:
     """The bundle of a run. Raises TpuMagicsError that names what cannot be pickled."""
     try:
         return pack(payload, namespace, texts)
     except Exception as error:
-        raise explain_pickling_error(payload, namespace, error) from None
+        raise explain_pickling_error(payload, namespace, error, receiver) from None
 
 
-def explain_pickling_error(payload: Payload, namespace: dict[str, Any], error: Exception) -> TpuMagicsError:
+def explain_pickling_error(
+    payload: Payload, namespace: dict[str, Any], error: Exception, receiver: Receiver = HOSTS
+) -> TpuMagicsError:
     """The error that names the part; `error`: the one that pickling the whole payload raised."""
     culprit = _find(_roots(payload), namespace, set(), ())
     path, value, reason = culprit if culprit is not None else (("the training function",), None, error)
@@ -242,9 +266,8 @@ def explain_pickling_error(payload: Payload, namespace: dict[str, Any], error: E
     via = f", found in {' -> '.join(f'`{one}`' for one in path[:-1])}" if len(path) > 1 else ""
     kind = "" if value is None else f"It is of type {type(value).__module__}.{type(value).__qualname__}{via}. "
     return TpuMagicsError(
-        f"`{name}` cannot be sent to the hosts.",
-        f"{kind}{type(reason).__name__}: {' '.join(str(reason).split())[:300]}. For several hosts the function and all "
-        "objects that it uses are pickled. On one host workers inherit them and nothing is pickled.",
+        f"`{name}` cannot be sent to {receiver.name}.",
+        f"{kind}{type(reason).__name__}: {' '.join(str(reason).split())[:300]}. {receiver.why}",
         f"Create `{name}` inside the training function (for example open files, connections, locks and generators), or "
         "pass the function the data that it is created from.",
     )

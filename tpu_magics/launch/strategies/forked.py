@@ -39,7 +39,7 @@ class ForkedStrategy(Strategy):
         self.snapshot: StateSnapshot | None = None
         self._thread: threading.Thread | None = None
         self._thread_ended = threading.Event()
-        self._packed: int | None = None  # None: workers are forked
+        self._packed: int | None = None  # files with large arrays, where workers are new processes
 
     # -- before the run -------------------------------------------------------------------------------------------
     def check_options(self, request: Request, options: Options) -> None:  # noqa: ARG002
@@ -97,7 +97,7 @@ class ForkedStrategy(Strategy):
         with process.interrupts_held():
             try:
                 scratch = make_scratch(run.folder)
-                self._packed = spawned.write(run, self.snapshot, scratch) if session.current.spawns else None
+                self._packed = None
                 for index in range(workers):
                     pid = self.fork_worker(run, task, index, scratch)
                     children.append(supervisor.WorkerProcess(index, pid, index))
@@ -130,7 +130,10 @@ class ForkedStrategy(Strategy):
     def fork_worker(self, run: TrainingRun, task: worker.WorkerTask, index: int, scratch: Path) -> int:
         """Fork worker `index`, or start it as a new process; returns its pid."""
         spec = run.plan.spec(index, scratch)
-        if self._packed is not None:
+        if session.current.spawns:
+            if self._packed is None:
+                assert self.snapshot is not None
+                self._packed = spawned.write(run, self.snapshot, scratch)
             return spawned.start(run, spec, self._packed, scratch)
         return process.fork_worker(lambda: worker.main(task, spec), run.folder.stacks_path(index))
 
@@ -186,6 +189,8 @@ class ForkedStrategy(Strategy):
         def supervise() -> None:
             try:
                 watch.run()
+                if self._may_spawn(run) and failures.fork_was_refused(watch):  # a thread cannot start workers
+                    session.current.spawns = True
             finally:
                 try:
                     run.observer.settle()

@@ -16,7 +16,7 @@ from tpu_magics.launch.errors import failure as failures
 from tpu_magics.launch.plan import Options, Plan
 from tpu_magics.launch.pods import cluster, host_selection, host_start
 from tpu_magics.launch.pods.bundle import Bundle
-from tpu_magics.launch.pods.payload import pack_run
+from tpu_magics.launch.pods.payload import HOSTS, pack_run
 from tpu_magics.launch.pods.pod import HostTask, Pod
 from tpu_magics.launch.pods.remote_supervisor import Link, RemoteSupervisor, make_links
 from tpu_magics.launch.run import TrainingRun
@@ -48,7 +48,7 @@ class RayStrategy(ForkedStrategy):
         """Pack the bundle. Raises TpuMagicsError that names what cannot be pickled."""
         super().attach(run)
         self.snapshot = self.take_snapshot(run)
-        self.bundle = pack_run(run, self.snapshot)
+        self.bundle = pack_run(run, self.snapshot, HOSTS)
 
     # -- the run --------------------------------------------------------------------------------------------------
     def start_workers(self, run: TrainingRun) -> None:

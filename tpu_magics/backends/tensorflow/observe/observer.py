@@ -152,7 +152,7 @@ class TensorFlowObserver(Observer[FunctionCompile]):
         self.record_compile(
             FunctionCompile(
                 site,
-                self.history.nth(site),
+                self.history.nth(site.id),
                 self.steps.total,
                 report,
                 inputs=known.inputs,

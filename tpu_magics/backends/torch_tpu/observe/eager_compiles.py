@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from tpu_magics.backends.torch_tpu.eager import EagerOperations, tensors
+from tpu_magics.backends.torch_tpu.eager import EagerOperations, can_listen, tensors
 from tpu_magics.runs.events import Site
 
 _EXECUTION = "torch_tpu._internal.execution_mode.execution_mode_impl"  # torch.tpu's own functions warn
@@ -50,8 +50,9 @@ class EagerCompiles:
     def begin(self) -> None:
         """Listen, in the thread that calls this."""
         self._before = self.count()
-        self._mode = EagerOperations(self._heard)
-        self._mode.__enter__()
+        if can_listen():
+            self._mode = EagerOperations(self._heard)
+            self._mode.__enter__()
 
     def end(self) -> None:
         """Stop; later, while the user's own mode is the innermost one."""

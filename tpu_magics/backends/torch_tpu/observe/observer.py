@@ -185,7 +185,7 @@ class TpuObserver(Observer[TpuCompile]):
         series = (site.id, one.number.partition("/")[0], one.backward)
         new = TpuCompile(
             site,
-            self.history.nth(site, series),
+            self.history.nth(series),
             self.steps.total,
             CompileReport(name, None, one.seconds, graph),
             "backward" if one.backward else "call",

@@ -282,7 +282,7 @@ class TorchObserver(Observer[TorchCompileEvidence]):
         self.parts.add((site.id, part.key))
         return TorchCompileEvidence(
             site,
-            self.history.nth(site),
+            self.history.nth(site.id),
             self.steps.total,
             report,
             _trigger(frame, trigger),
