@@ -210,6 +210,13 @@ wrong_device torch._dynamo.exc.TorchRuntimeError: Tensor device mismatch
 wrong_device TypeError: can't convert tpu:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host
     memory first.
   | tpu:0 | .cpu().numpy()
+in_torch_compile torch._dynamo.exc.TorchRuntimeError: RuntimeError when making fake tensor call Explanation: Dynamo
+    failed to run FX node with fake tensors: call_function <built-in function linear>(*(FakeTensor(..., size=(2, 9)),),
+    **{}): got RuntimeError('a and b must have same reduction dim, but got [2, 9] X [8, 4].')
+  | raised RuntimeError while torch.compile compiled a function: a and b must have same reduction dim, but got [2, 9]
+in_torch_compile torch._dynamo.exc.BackendCompilerFailed: backend='tpu' raised: NotImplementedError: TPU backend does
+    not support torch.compile(..., dynamic=True, ...).
+  | raised NotImplementedError while torch.compile compiled a function: TPU backend does not support torch.compile(
 shared_memory RuntimeError: unable to write to file </torch_12_3>: No space left on device (28)
   | /dev/shm | num_workers=0
 shared_memory RuntimeError: DataLoader worker (pid 77) is killed by signal: Bus error. It is possible that

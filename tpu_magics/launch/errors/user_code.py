@@ -331,6 +331,30 @@ def in_dataloader(failure: Failure, outcome: WorkerOutcome) -> Explanation | Non
     )
 
 
+# As in torch 2.15.0, _dynamo/exc.py: the error that torch.compile met stands within its own.
+_COMPILER_TYPES = frozenset({"TorchRuntimeError", "BackendCompilerFailed"})
+_MET = re.compile(
+    r"""^backend=.* raised:\s+(?P<kind>\w+): (?P<said>.+)"""
+    r"""|\bgot (?P<traced>\w+)\((?P<mark>["'])(?P<text>.*)(?P=mark)\)$""",
+    re.MULTILINE,
+)
+
+
+def in_torch_compile(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
+    """An exception in code that torch.compile was compiling."""
+    text = base.error_text(outcome)
+    match = _MET.search(text) if base.error_type(outcome) in _COMPILER_TYPES else None
+    if not match:
+        return None
+    kind, said = match["kind"] or match["traced"], match["said"] or match["text"]
+    return Explanation(
+        f"Rank {outcome.rank} raised {kind} while torch.compile compiled a function: {base.one_line(said)}",
+        _reason(failure, outcome),
+        f"Fix it and run the cell again. {base.UNCHANGED}",
+        _rest(text),
+    )
+
+
 def _raised_at(text: str, failure: Failure) -> str:
     """The innermost line of user code in a traceback that is text."""
     frames = re.findall(r'^\s*File "(.+)", line (\d+), in (\S+)\n\s*(.*)$', text, re.MULTILINE)
@@ -382,5 +406,6 @@ EXPLAINERS = (
     half_precision,
     wrong_device,
     in_dataloader,
+    in_torch_compile,
 )
 LAST = (exception,)
