@@ -84,7 +84,8 @@ def make_sdist(folder: Path) -> Path:
 def make_wheel(sdist: Path, folder: Path) -> Path:
     """Made of the sdist alone, where no Node.js can be found."""
     with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # from Python 3.11.4 on
+        archive.extractall(folder)
     [tree] = (path for path in folder.iterdir() if path.is_dir())
     without_node = {name: value for name, value in os.environ.items() if name not in ("PATH", "PYTHONPATH")}
     empty = folder / "bin"

@@ -206,8 +206,8 @@ class DiskPlace:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             probe = folder / f"{_UNFINISHED}probe-{os.getpid()}"
-            probe.write_bytes(b"")
-            probe.unlink()
+            probe.mkdir()
+            probe.rmdir()
             found = folder.stat()
         except OSError as error:
             raise TpuMagicsError(
