@@ -152,13 +152,21 @@ def test_a_kill_at_any_moment_leaves_a_whole_one(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_a_full_disk_raises_and_leaves_what_was(tmp_path: Path) -> None:
-    """RLIMIT_FSIZE stands for the disk: a write above it fails."""
+    """RLIMIT_FSIZE stands for the disk, which is another one than that of the files: a write above it fails."""
+    rename = Path.rename
+
+    def across(path: Path, target: Path) -> Path:
+        if path.parent.name == "large":
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        return rename(path, target)
+
     place = DiskPlace(tmp_path / "run")
     kept = CheckpointStore(place)
     kept.save(1, files(tmp_path / "new", 1), {})
     large = files(tmp_path / "large", 2, 100_000)
     pid = os.fork()
     if not pid:
+        Path.rename = across  # type: ignore[method-assign, assignment]
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
         try:
             kept.save(2, large, {})

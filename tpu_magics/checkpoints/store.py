@@ -8,6 +8,7 @@ without one is no checkpoint. The second part of the name is the time of the sav
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -80,7 +81,8 @@ class CheckpointPlace(Protocol):
         """Of its checkpoints, in any order. Raises OSError."""
 
     def put(self, name: str, files: Mapping[str, Path], manifest: bytes) -> None:
-        """Write a checkpoint, which is there when this returns. Raises OSError, and then nothing of it is."""
+        """Write a checkpoint, which is there when this returns. The files may be moved. Raises OSError, and then
+        nothing of it is."""
 
     def open(self, name: str, file: str) -> BinaryIO:
         """A file of a checkpoint, to read. Raises OSError."""
@@ -131,7 +133,7 @@ class CheckpointStore:
         self.place = place
 
     def save(self, step: int, files: Mapping[str, Path], about: Mapping[str, Any]) -> SavedCheckpoint:
-        """Write a checkpoint of these files. Raises OSError; older checkpoints stay as they are."""
+        """Write a checkpoint of these files, which may be moved. Raises OSError; older checkpoints stay as they are."""
         now = time.time()
         manifest = CheckpointManifest(step, now, {name: _saved(path) for name, path in files.items()}, about)
         name = f"{_PREFIX}{step:09d}-{time.time_ns():x}"
@@ -232,9 +234,7 @@ class DiskPlace:
             unfinished.mkdir(mode=0o700)
             for file, path in files.items():
                 (unfinished / file).parent.mkdir(parents=True, exist_ok=True)
-                with path.open("rb") as source, (unfinished / file).open("xb") as copy:
-                    shutil.copyfileobj(source, copy, _CHUNK)
-                    _flush(copy)
+                _move(path, unfinished / file)
             with (unfinished / MANIFEST).open("xb") as copy:
                 copy.write(manifest)
                 _flush(copy)
@@ -257,6 +257,21 @@ class DiskPlace:
     def remove_unfinished(self) -> None:
         for one in self.folder.glob(f"{_UNFINISHED}*"):
             shutil.rmtree(one, ignore_errors=True)
+
+
+def _move(path: Path, target: Path) -> None:
+    """A file to this place, and to the disk."""
+    try:
+        path.rename(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        with path.open("rb") as source, target.open("xb") as copy:  # another file system
+            shutil.copyfileobj(source, copy, _CHUNK)
+            _flush(copy)
+        return
+    with target.open("rb") as moved:
+        os.fsync(moved.fileno())
 
 
 def _flush(file: BinaryIO) -> None:
@@ -334,5 +349,5 @@ def open_place(where: str) -> CheckpointPlace:
         raise TpuMagicsError(
             f"Checkpoints cannot be written to {where}.",
             f"{type(error).__name__}: {error}",
-            'For gs:// addresses: %pip install "gcsfs", and restart the kernel.',
+            'For gs:// addresses: %pip install "tpu-magics[gcs]", and restart the kernel.',
         ) from error
