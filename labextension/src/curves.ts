@@ -13,12 +13,13 @@ export interface Curve {
 }
 
 /** What a chart shows. `x`: what its points are counted in; "": samples over time. `marks`: steps after which something
- * was compiled. */
+ * was compiled, `saves`: at which a checkpoint was saved. */
 export interface Drawing {
   curves: readonly Curve[];
   axis: Axis;
   x: string;
   marks: readonly number[];
+  saves: readonly number[];
 }
 
 type Column = (number | null)[];
@@ -104,7 +105,7 @@ export function pointText(
   at: number,
   trans: TranslationBundle
 ): string {
-  const { axis, curves, marks } = drawing;
+  const { axis, curves, marks, saves } = drawing;
   const x = columns[0][at] ?? 0;
   const words = (value: number | null): string => (value === null ? '–' : axisText(axis, value));
   const named = curves.flatMap(({ title }, curve) => {
@@ -119,7 +120,8 @@ export function pointText(
   const range =
     low !== null && high !== null && low < high ? ` (${words(low)} – ${words(high)})` : '';
   const compiled = marks.includes(x) ? `, ${trans.__('compiled after it')}` : '';
-  return `${whereText(drawing, x, trans)}: ${named.join(', ')}${range}${compiled}`;
+  const saved = saves.includes(x) ? `, ${trans.__('checkpoint')}` : '';
+  return `${whereText(drawing, x, trans)}: ${named.join(', ')}${range}${compiled}${saved}`;
 }
 
 function whereText({ x: unit }: Drawing, x: number, trans: TranslationBundle): string {

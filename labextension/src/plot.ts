@@ -224,7 +224,8 @@ export class Plot {
     return rangeOf(this._drawing?.axis ?? 'number', seen);
   }
 
-  /** Ticks where something was compiled, lines where these are few, and arrows to what is above the chart. */
+  /** Ticks where something was compiled, lines where these are few, ticks of another colour where a checkpoint was
+   * saved, and arrows to what is above the chart. */
   private _mark(plot: uPlot): void {
     const { ctx, bbox } = plot;
     const scale = window.devicePixelRatio || 1;
@@ -239,6 +240,17 @@ export class Plot {
       ctx.beginPath();
       ctx.moveTo(x, bbox.top + bbox.height);
       ctx.lineTo(x, seen.length > LINES ? bbox.top + bbox.height - TICK * scale : bbox.top);
+      ctx.stroke();
+    }
+    ctx.setLineDash([]);
+    ctx.strokeStyle = this._colour('--tpu-chart-3');
+    ctx.lineWidth = 2 * scale;
+    const saves = (this._drawing?.saves ?? []).filter(step => step >= min && step <= max);
+    for (const step of saves) {
+      const x = Math.round(plot.valToPos(step, 'x', true)) + 0.5;
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top + bbox.height);
+      ctx.lineTo(x, bbox.top + bbox.height - TICK * scale);
       ctx.stroke();
     }
     ctx.fillStyle = this._colour('--tpu-chart-1');

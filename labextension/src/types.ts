@@ -49,6 +49,7 @@ export interface Chart {
   x: string;
   marked: boolean;
   warning: string;
+  saved: number[];
 }
 
 export interface Figure {
@@ -336,7 +337,8 @@ export const FORMS = {
     axis: 'Axis',
     x: 'string',
     marked: 'boolean',
-    warning: 'string'
+    warning: 'string',
+    saved: 'number[]'
   },
   Figure: { label: 'string', value: 'string', note: 'string', hint: 'string', tone: 'Tone' },
   Site: {

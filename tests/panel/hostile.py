@@ -20,6 +20,7 @@ from tpu_magics.runs.events import (
     Precision,
     Read,
     RuleFinding,
+    Saved,
     Site,
     Value,
     Warned,
@@ -49,6 +50,7 @@ PLACES: dict[str, Callable[[str], Event]] = {
     "value name": lambda word: Value(CREATED + 2, 0, word, 1.0, 1),
     "value text": lambda word: Value(CREATED + 2, 0, "stage", word, 1),
     "warning": lambda word: Warned(CREATED + 2, 0, "x", word),
+    "checkpoint": lambda word: Saved(CREATED + 2, 0, step=1, synced=1, name=word),
     "divergence": lambda word: Divergence(CREATED + 2, 0, (1,), 1, {}, word),
     "compile": lambda word: recompile(
         CREATED + 2,

@@ -13,6 +13,7 @@ from hypothesis import strategies as some
 
 from tests.panel.parsed import Parsed
 from tpu_magics.panel.charts import LARGE, SMALL, ChartSize, line_chart, sparkline
+from tpu_magics.panel.html_parts import GREEN
 from tpu_magics.panel.page import Axis, Chart
 
 NAN, INF = math.nan, math.inf
@@ -124,6 +125,13 @@ def test_the_range_is_behind_the_curve() -> None:
     points = tuple((step, 1.0, 0.5, 2.0) for step in range(10))
     [_grid, band, line] = paths(line_chart(chart([], points=points)))
     assert len(band) == 2 * len(line) and min(y for _x, y in band) < line[0][1] < max(y for _x, y in band)
+
+
+def test_saves_are_marked_in_their_own_colour() -> None:
+    drawn = line_chart(chart([1.0 - at / 101 for at in range(101)], saved=(20, 40, 900)))
+    [_grid, _line, marks] = paths(drawn)
+    assert sorted({x for x, _y in marks}) == [200, 400]
+    assert drawn.count(GREEN) == 1
 
 
 def test_what_is_not_finite_is_a_gap_with_a_mark() -> None:

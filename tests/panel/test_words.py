@@ -42,7 +42,9 @@ from tpu_magics.runs.events import (
     Memory,
     Mesh,
     Metrics,
+    Resumed,
     RuleFinding,
+    Saved,
     Site,
     Steps,
     Times,
@@ -364,6 +366,44 @@ def test_the_first_sentence_of_a_message_is_its_title(tmp_path: Path, text: str,
 def test_graphs_that_differ_are_told_whole(tmp_path: Path) -> None:
     found = problem(started(tmp_path, Divergence(CREATED + 2, 0, (1,), 2, {"0": "a", "1": "b"})).view(), "rank")
     assert found.text.startswith("Ranks compiled different graphs at compile #2") and "would hang" in found.text
+
+
+PLACE = {"checkpoints": {"place": "gs://bucket/run1/train", "seconds": 300.0, "steps": None, "keep": 2}}
+
+
+def saved(t: float, step: int, **fields: Any) -> Saved:
+    cost = {"copied": 0.5, "written": 2.0, "size": 12 * 2**20, "name": f"step-{step:09d}-17f"}
+    return Saved(t, 0, **{"step": step, "synced": step, **cost, **fields})
+
+
+def test_without_a_place_for_checkpoints_nothing_is_said_of_them(tmp_path: Path) -> None:
+    assert section(started(tmp_path).view(), "checkpoints") is None
+
+
+def test_checkpoints_tell_their_age_and_their_price(tmp_path: Path) -> None:
+    run = started(tmp_path, saved(CREATED + 10, 100), saved(CREATED + 20, 200), plan=PLACE)
+    found = section(run.view(CREATED + 50), "checkpoints")
+    assert found is not None
+    assert found.summary == "2 saved, the newest at step 200, 30 s ago"
+    facts = {one.label: one.lines[0] for one in found.facts}
+    assert facts == {
+        "Place": "gs://bucket/run1/train",
+        "Saved": "every 5 min 00 s; the newest 2 are kept",
+        "Newest": "step 200: 12 MiB, copied in 500 ms, written in 2 s",
+        "Waited for": "1 s in all, 2 % of the run",
+    }
+
+
+def test_a_run_tells_what_it_went_on_from_and_when_the_session_ends(tmp_path: Path) -> None:
+    resumed = Resumed(CREATED + 1, 0, step=1200, synced=1200, saved=CREATED - 100, name="step-000001200-17f")
+    host = {"session_limit": 9 * 3600.0, "session_since": CREATED - 2 * 3600}
+    run = started(tmp_path, resumed, plan=PLACE, host=host)
+    found = section(run.view(CREATED + 60), "checkpoints")
+    assert found is not None
+    assert found.summary == "none saved yet"
+    facts = {one.label: one.lines[0] for one in found.facts}
+    assert facts["Resumed"] == "from step 1,200, step-000001200-17f"
+    assert facts["Session"] == "2 h 01 min of 9 h 00 min, after which this host ends it"
 
 
 def ram(rss: int, pss: int | None = None, rank: int = 0, t: float = 1) -> Memory:

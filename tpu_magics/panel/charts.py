@@ -96,7 +96,7 @@ def line_chart(chart: Chart, compiled_at: Sequence[int] = (), size: ChartSize = 
         return ""
     scale = _scale(points, chart.axis, size.levels)
     field = _ChartField(float(chart.points[0][0]), points[-1].x, scale, 2 * size.high)
-    return _with_axes(field, _curve(field, points, chart.marked, compiled_at), [chart], size)
+    return _with_axes(field, _curve(field, points, chart, compiled_at), [chart], size)
 
 
 def overlaid(charts: Sequence[Chart], size: ChartSize = LARGE) -> str:
@@ -237,7 +237,7 @@ class _ChartField:
         return round((1 - self.scale.share(value)) * self.high)
 
 
-def _curve(field: _ChartField, points: Sequence[_ChartPoint], marked: bool, compiled_at: Sequence[int]) -> str:
+def _curve(field: _ChartField, points: Sequence[_ChartPoint], chart: Chart, compiled_at: Sequence[int]) -> str:
     """What is stretched: lines of the grid, the range, the curve, marks."""
     parts = [_grid(field)]
     if area := _band(field, points):
@@ -247,9 +247,9 @@ def _curve(field: _ChartField, points: Sequence[_ChartPoint], marked: bool, comp
     parts.append(_marks(field, broken, f"0v{field.high}", RED, 1))
     above = (point.x for point in points if point.high > field.scale.high)
     parts.append(_marks(field, above, "0v9", "currentColor", 3))
-    if marked:
-        inside = (step for step in compiled_at if field.first <= step <= field.last)
-        parts.append(_marks(field, inside, f"{field.high}v-{MARK}", "currentColor", 2))
+    for steps, colour in ((compiled_at if chart.marked else (), "currentColor"), (chart.saved, GREEN)):
+        inside = (step for step in steps if field.first <= step <= field.last)
+        parts.append(_marks(field, inside, f"{field.high}v-{MARK}", colour, 2))
     return _stretched(field, parts)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from tpu_magics.panel.by_identity import by_identity
 from tpu_magics.panel.charts import LARGE, SMALL, ChartSize, line_chart
 from tpu_magics.panel.formats import place
-from tpu_magics.panel.html_parts import TONES, say
+from tpu_magics.panel.html_parts import GREEN, TONES, say
 from tpu_magics.panel.page import Chart, Fact, FailureText, Figure, Item, Page, Problem, Progress, Section, SectionRow
 from tpu_magics.panel.table import LONG_WORD, SYMBOLS
 from tpu_magics.runs.events import Site
@@ -128,6 +128,7 @@ def figure(chart: Chart, compiled_at: Sequence[int] = (), size: ChartSize = LARG
     warning = f' <b style="color:{ink("warning")}">{say(chart.warning)}</b>' if chart.warning else ""
     caption = f' <span style="{_SMALL};font-variant-numeric:tabular-nums">{flow(chart.caption)}</span>'
     marks = f' <span style="{_SMALL}">╷ compiled</span>' if chart.marked and compiled_at else ""
+    marks += f' <span style="{_SMALL};color:{GREEN}">╷ saved</span>' if chart.saved else ""
     head = f"<b>{flow(chart.title)}</b>{caption if chart.caption else ''}{warning}{marks}"
     return f'<div style="margin:.7em 0 .3em 0">{head}</div>{line_chart(chart, compiled_at, size)}'
 

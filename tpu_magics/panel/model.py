@@ -209,6 +209,12 @@ class RunModel:
             mesh=lead.mesh,
             metrics=lead.metrics,
             total_steps=lead.total_steps,
+            saves=tuple(lead.saves),
+            saved=lead.saved,
+            saving=lead.saving,
+            saved_ago=max(0.0, self._clock() - lead.saves[-1].t) if lead.saves and live else None,
+            resumed=lead.resumed,
+            session=_session(host, self._clock()) if live else None,
         )
 
     def _lead(self) -> RankRecords:
@@ -319,6 +325,12 @@ def _mark(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _session(host: Mapping[str, Any], now: float) -> tuple[float, float] | None:
+    """How long the host's session has lasted, and may last, in seconds; None where it has no known limit."""
+    limit, since = as_seconds(host.get("session_limit")), as_seconds(host.get("session_since"))
+    return None if limit is None or since is None else (max(0.0, now - since), limit)
 
 
 def _times(lead: RankRecords) -> dict[str, Any]:

@@ -26,6 +26,8 @@ from tpu_magics.runs.events import (
     Phase,
     Precision,
     Read,
+    Resumed,
+    Saved,
     Start,
     Steps,
     Times,
@@ -37,6 +39,7 @@ from tpu_magics.runs.summary import median_step
 
 LEAD_LOG, OTHER_LOG = 1_000, 100  # compiles that are kept with all they say
 MOST_SITES = 500
+MOST_SAVES = 200
 RECENT = 10.0  # seconds over which "now" is measured
 WARM = 5  # so many steps after a compile the next ones are still unlike the later ones
 
@@ -80,6 +83,10 @@ class RankRecords:
         self.batch: Batch | None = None
         self.mesh: Mesh | None = None
         self.metrics: Metrics | None = None
+        self.saves: deque[Saved] = deque(maxlen=MOST_SAVES)
+        self.saved = 0
+        self.saving = 0.0  # seconds that the training waited for
+        self.resumed: Resumed | None = None
         self.rss: int | None = None
         self.pss: int | None = None
         self.peak_rss: int | None = None
@@ -297,6 +304,12 @@ def _take_value(self: RankRecords, event: Value) -> None:
         self.curves[event.name].add(event)
 
 
+def _take_saved(self: RankRecords, event: Saved) -> None:
+    self.saves.append(event)
+    self.saved += 1
+    self.saving += event.copied if _good(event.copied) else 0.0
+
+
 def _setter(name: str) -> Callable[[RankRecords, Any], None]:
     """For the kinds whose newest record replaces the older ones."""
     return lambda self, event: setattr(self, name, event)
@@ -319,5 +332,7 @@ _TAKERS: dict[type[Event], Callable[[RankRecords, Any], None]] = {
     Batch: _setter("batch"),
     Mesh: _setter("mesh"),
     Metrics: _setter("metrics"),
+    Saved: _take_saved,
+    Resumed: _setter("resumed"),
     End: _setter("end"),
 }

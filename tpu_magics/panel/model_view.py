@@ -16,7 +16,9 @@ from tpu_magics.runs.events import (
     Metrics,
     Precision,
     Read,
+    Resumed,
     RuleFinding,
+    Saved,
     Transfer,
 )
 
@@ -136,6 +138,9 @@ class RunView:
     `lead` over time. `rehearsed`: workers on XLA:CPU act as ranks; `spmd`: one worker drives several devices, `mesh`:
     which (None: no record of it); `collectives`, `n_collectives`: of rank `lead`, as in `RankView`; `metrics`: its
     newest report of the runtime's. `total_steps`: how many steps the whole training has, as far as its program tells.
+    `saves`: the newest checkpoints of `saved`, for which the training waited `saving` seconds, `saved_ago`: seconds
+    since the newest; `resumed`: what the run went on from. `session`: seconds that the host's session has lasted, and
+    may last (None: not known).
     """
 
     id: str
@@ -192,3 +197,9 @@ class RunView:
     n_collectives: int = 0
     metrics: Metrics | None = None
     total_steps: int | None = None
+    saves: tuple[Saved, ...] = ()
+    saved: int = 0
+    saving: float = 0.0
+    saved_ago: float | None = None
+    resumed: Resumed | None = None
+    session: tuple[float, float] | None = None

@@ -51,7 +51,7 @@ class Chart:
     """A curve. `points`: [x, value, lowest, highest] each, lowest and highest over the x since the point before;
     numbers that are not finite are the texts "nan", "inf" and "-inf". `x`: "step", or "" for samples over time. `key`:
     stays the same during the run. `marked`: the compiles belong on it (`Page.compiled_at`). `warning`: e.g. "nan at
-    step 12"."""
+    step 12". `saved`: steps at which a checkpoint was saved."""
 
     key: str
     title: str
@@ -61,6 +61,7 @@ class Chart:
     x: str = "step"
     marked: bool = False
     warning: str = ""
+    saved: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

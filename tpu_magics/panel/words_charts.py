@@ -27,14 +27,16 @@ def charted(view: RunView) -> list[ValueSeries]:
 
 def charts(view: RunView, points: int = POINTS) -> tuple[Chart, ...]:
     """A chart for each value that was logged more than once."""
-    return tuple(value_chart(series, points) for series in charted(view))
+    saved = tuple(one.synced for one in view.saves)
+    return tuple(value_chart(series, points, saved) for series in charted(view))
 
 
-def value_chart(series: ValueSeries, points: int) -> Chart:
-    """The curve of what was logged under one name."""
+def value_chart(series: ValueSeries, points: int, saved: tuple[int, ...] = ()) -> Chart:
+    """The curve of what was logged under one name. `saved`: steps at which a checkpoint was saved."""
     key = f"value {short(series.name, 60)}"
     kept = _drawn(series.points, points)
-    return Chart(key, short(series.name, 60), caption(series), kept, marked=True, warning=not_finite(series))
+    title, warning = short(series.name, 60), not_finite(series)
+    return Chart(key, title, caption(series), kept, marked=True, warning=warning, saved=saved)
 
 
 def _drawn(points: Sequence[Point], most: int) -> tuple[tuple[int, float, float, float], ...]:

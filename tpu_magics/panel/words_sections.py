@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from tpu_magics.panel.by_identity import by_identity
 from tpu_magics.panel.formats import (
     NOT_AVAILABLE,
+    clock,
     count,
     full_place,
     label,
@@ -55,6 +56,7 @@ def sections(view: RunView, compiles: int, points: int) -> tuple[Section, ...]:
         _notes(view),
         _compiles(view, compiles),
         _values(view),
+        _checkpoints(view),
         _time(view, points),
         _memory(view, points),
         _precision(view),
@@ -69,6 +71,48 @@ def sections(view: RunView, compiles: int, points: int) -> tuple[Section, ...]:
 def _notes(view: RunView) -> Section | None:
     found = notes(view)
     return Section("notes", "Notes", count(len(found), "note"), problems=found) if found else None
+
+
+# -- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def _checkpoints(view: RunView) -> Section | None:
+    """Where they are, what they cost, what the run went on from; none without a place for them."""
+    plan = view.plan.get("checkpoints")
+    if not isinstance(plan, Mapping):
+        return None
+    facts = [Fact("Place", (short(plan.get("place"), 300),)), Fact("Saved", (_every(plan),))]
+    if view.resumed is not None:
+        facts.append(Fact("Resumed", (f"from step {view.resumed.step:,}, {short(view.resumed.name, 80)}",)))
+    if view.saves:
+        newest = view.saves[-1]
+        cost = f"{size(newest.size)}, copied in {seconds(newest.copied)}, written in {seconds(newest.written)}"
+        facts.append(Fact("Newest", (f"step {newest.step:,}: {cost}",)))
+        facts.append(Fact("Waited for", (_share_of_saving(view),)))
+    if view.session is not None:
+        lasted, limit = view.session
+        facts.append(Fact("Session", (f"{clock(lasted)} of {clock(limit)}, after which this host ends it",)))
+    return Section("checkpoints", "Checkpoints", _checkpoints_summary(view), facts=tuple(facts))
+
+
+def _checkpoints_summary(view: RunView) -> str:
+    """E.g. "3 saved, the newest at step 1,200, 40 s ago"."""
+    if not view.saves:
+        return "none saved yet" if view.live else "none saved"
+    ago = f", {clock(view.saved_ago)} ago" if view.saved_ago is not None else ""
+    return f"{view.saved:,} saved, the newest at step {view.saves[-1].step:,}{ago}"
+
+
+def _every(plan: Mapping[str, object]) -> str:
+    steps, time_, keep = plan.get("steps"), plan.get("seconds"), plan.get("keep")
+    every = count(steps, "step") if isinstance(steps, int) else clock(time_) if isinstance(time_, (int, float)) else ""
+    kept = f"; the newest {keep} are kept" if isinstance(keep, int) else ""
+    return f"every {every}{kept}"
+
+
+def _share_of_saving(view: RunView) -> str:
+    whole = f", {percent(view.saving / view.elapsed)} of the run" if view.elapsed else ""
+    return f"{seconds(view.saving)} in all{whole}"
 
 
 # -- compiles --------------------------------------------------------------------------------------------------------

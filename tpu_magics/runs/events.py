@@ -317,6 +317,35 @@ class Batch(Event):
 
 
 @dataclass(frozen=True)
+class Saved(Event):
+    """A checkpoint is whole. `step`: optimizer steps before it; `synced`: steps as `Steps` counts them; `copied`:
+    seconds that the training waited for it; `written`: seconds that it took meanwhile; `size`: bytes; `name`: of the
+    checkpoint."""
+
+    kind: ClassVar[str] = "saved"
+    step: int = 0
+    synced: int = 0
+    copied: float = 0.0
+    written: float = 0.0
+    size: int = 0
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Resumed(Event):
+    """The run goes on from a checkpoint. `step`: optimizer steps before it; `synced`: steps of that run as `Steps`
+    counts them; `saved`: when it was saved, in unix seconds; `name`: of the checkpoint; `ranks`: that
+    it was saved by."""
+
+    kind: ClassVar[str] = "resumed"
+    step: int = 0
+    synced: int = 0
+    saved: float = 0.0
+    name: str = ""
+    ranks: int = 1
+
+
+@dataclass(frozen=True)
 class Divergence(Event):
     """Ranks that compiled another graph than rank 0 as their compile number `nth`. `graphs`: rank -> hash ("" where it
     compiled none). On a TPU such a run hangs."""
@@ -436,6 +465,7 @@ KINDS: dict[str, type[Event]] = {
     for cls in (
         *(Start, Phase, Steps, Total, Value, Memory, Display, Warned, End),
         *(Compile, Transfer, Read, Fallback, Cache, Times, Precision, Batch, Divergence, Digest, Mesh, Metrics),
+        *(Saved, Resumed),
         RuleFinding,
     )
 }

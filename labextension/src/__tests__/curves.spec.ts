@@ -94,7 +94,8 @@ describe('words', () => {
     curves,
     axis: 'seconds' as const,
     x,
-    marks
+    marks,
+    saves: [1201]
   });
 
   it('of the point that is pointed at', () => {
@@ -103,7 +104,7 @@ describe('words', () => {
     expect(pointText(one, columns, 0, trans)).toBe(
       'step 1,200: 20 ms (10 ms – 30 ms), compiled after it'
     );
-    expect(pointText(one, columns, 1, trans)).toBe('step 1,201: –');
+    expect(pointText(one, columns, 1, trans)).toBe('step 1,201: –, checkpoint');
   });
 
   it('of several curves name each that has a value there', () => {

@@ -59,6 +59,7 @@ export const chart = (more: Partial<T.Chart> = {}): T.Chart => ({
   x: 'step',
   marked: true,
   warning: '',
+  saved: [],
   ...more
 });
 

@@ -20,10 +20,10 @@ export const Chart = React.memo(function Chart(props: {
 }): JSX.Element {
   const { chart } = props;
   const marks = chart.marked ? props.marks : NO_MARKS;
-  const { points, axis, x, title } = chart;
+  const { points, axis, x, title, saved: saves } = chart;
   const drawing = React.useMemo(
-    () => ({ curves: [{ title, points }], axis, x, marks }),
-    [title, points, axis, x, marks]
+    () => ({ curves: [{ title, points }], axis, x, marks, saves }),
+    [title, points, axis, x, marks, saves]
   );
   return (
     <Figure
@@ -45,7 +45,10 @@ export function Curves(props: {
   x: string;
 }): JSX.Element {
   const { title, curves, axis, x } = props;
-  const drawing = React.useMemo(() => ({ curves, axis, x, marks: NO_MARKS }), [curves, axis, x]);
+  const drawing = React.useMemo(
+    () => ({ curves, axis, x, marks: NO_MARKS, saves: NO_MARKS }),
+    [curves, axis, x]
+  );
   return <Figure title={title} caption="" warning="" drawing={drawing} />;
 }
 
