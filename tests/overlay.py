@@ -82,4 +82,9 @@ def run(program: Path, *words: str | Path, cwd: Path | None = None, **environmen
 
 def report(program: Path, *words: str | Path, cwd: Path | None = None, **environment: str) -> Any:
     """What a program reports: the JSON in its last line."""
-    return json.loads(run(program, *words, cwd=cwd, **environment).splitlines()[-1])
+    return last_json(run(program, *words, cwd=cwd, **environment))
+
+
+def last_json(printed: str) -> Any:
+    """The JSON in the last line of what a program printed."""
+    return json.loads(printed.splitlines()[-1])

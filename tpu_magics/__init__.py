@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
     from tpu_magics.launch.results import TrainResult
+    from tpu_magics.launch.resume.loops import resumable
     from tpu_magics.magics.doctor import doctor
     from tpu_magics.magics.init import init
     from tpu_magics.magics.pad import pad
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _WHERE = {
     "train": ("tpu_magics.magics.train", "train"),
     "init": ("tpu_magics.magics.init", "init"),
+    "resumable": ("tpu_magics.launch.resume.loops", "resumable"),
     "log": ("tpu_magics.runs.meter", "log"),
     "find_run": ("tpu_magics.runs.reader", "find_run"),
     "list_runs": ("tpu_magics.runs.reader", "list_runs"),
@@ -56,6 +58,7 @@ __all__ = [
     "pad",
     "pod",
     "preflight",
+    "resumable",
     "show_run",
     "to_tensorboard",
     "train",

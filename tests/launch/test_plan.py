@@ -149,6 +149,7 @@ def test_the_plan_is_recorded() -> None:
         "timeout": 33.0,
         "max_recompiles": None,
         "cache": "",
+        "checkpoints": None,
         "rehearsed": False,
         "spmd": None,
         "collective_timeout": None,

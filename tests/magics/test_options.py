@@ -18,7 +18,7 @@ pytestmark = pytest.mark.process
         ("%tpu_check", ["--ready"]),
         ("%%tpu_check", ["--fix"]),
         ("%tpu_doctor", ["--fix"]),
-        ("%tpu_init", ["-n", "--processes", "--precision", "bf16-downcast", "--framework", "--tpu"]),
+        ("%tpu_init", ["-n", "--processes", "--precision", "bf16-downcast", "--framework", "--tpu", "--checkpoints"]),
         ("%tpu_pad", ["LENGTHS"]),
         ("%tpu_panel", ["RUN"]),
         ("%tpu_pod", ["--target"]),
@@ -35,10 +35,13 @@ pytestmark = pytest.mark.process
                 "%tpu_train train.py --epochs 2",
             ],
         ),
-        ("%%tpu_train", ["ARG", "--steps", "--hoist", "-o", "--run-name", "--plain", "--force", "%%tpu_train model"]),
+        (
+            "%%tpu_train",
+            ["ARG", "--steps", "--hoist", "-o", "--run-name", "--resume", "--save-every T", "--plain", "--force"],
+        ),
         ("%tpu_runs", ["RUN", "--plain", "--csv FILE", "%tpu_runs --all --csv runs.csv"]),
         ("%tpu_logs", ["-r", "--rank", "RUN"]),
-        ("%tpu_stop", ["RUN"]),
+        ("%tpu_stop", ["RUN", "--save"]),
     ],
 )
 def test_help_and_docstring_come_from_one_place(kernel: Kernel, magic: str, told: list[str]) -> None:

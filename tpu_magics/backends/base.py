@@ -4,7 +4,7 @@ the notebook's process (tensorflow). Imports no framework."""
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +35,8 @@ class WorkerSpec:
     of a rehearsal, `address`: where they reach this one ("": this is the only host); `collective_timeout`: seconds that
     a rank of a rehearsal waits for the others in a collective; `spmd`: devices of one SPMD worker (None: not SPMD; 0:
     all devices of the host). `tracing`: nothing runs, the graphs are written (None: a run). `keep_partial`: after a
-    failure, the changes so far are returned; `strict`: training only on the host is an error.
+    failure, the changes so far are returned; `strict`: training only on the host is an error; `checkpoints`: how the
+    state is saved meanwhile (None: it is not).
     """
 
     index: int
@@ -58,6 +59,7 @@ class WorkerSpec:
     tracing: TraceSpec | None = None
     keep_partial: bool = False
     strict: bool = False
+    checkpoints: CheckpointPlan | None = None
 
     @property
     def number(self) -> int:
@@ -79,6 +81,26 @@ class TraceSpec:
     world: int = 1
     devices: int = 1
     steps: int = STEPS
+
+
+@dataclass(frozen=True)
+class CheckpointPlan:
+    """How a run saves its state. `place`: a folder or an address (checkpoints/store.py); `seconds`, `steps`: between
+    saves, the one that is not None; `keep`: how many checkpoints are kept; `resume`: the folder with the files to go on
+    from (None: from the beginning); `force`: also if the training was changed; `about`: what the manifest says of the
+    run."""
+
+    place: str
+    seconds: float | None = 300.0
+    steps: int | None = None
+    keep: int = 2
+    resume: Path | None = None
+    force: bool = False
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def record(self) -> dict[str, Any]:
+        """For run.json."""
+        return {"place": self.place, "seconds": self.seconds, "steps": self.steps, "keep": self.keep}
 
 
 class StepLimit(BaseException):
@@ -107,7 +129,8 @@ class ObserverConfig:
     """How a rank is observed. `device`: "CPU" or "TPU"; `ranks`: world size; `precision`, `cache`: as in WorkerSpec;
     `cell_names`: file names of cells -> "In [n]"; `cell_ids`: "In [n]" -> the front end's id of that cell; `rehearsed`:
     collectives run on the host and split the graphs; `spmd`: one worker drives several devices; `tracing`: as in
-    WorkerSpec; `stop_requested`: whether the run must end with this step."""
+    WorkerSpec; `steps_before`: of the run that this one goes on from; `stop_requested`: whether the run must end with
+    this step."""
 
     device: str = "CPU"
     ranks: int = 1
@@ -120,6 +143,7 @@ class ObserverConfig:
     rehearsed: bool = False
     spmd: bool = False
     tracing: TraceSpec | None = None
+    steps_before: int = 0
     stop_requested: Callable[[], bool] = bool
 
 
@@ -268,6 +292,17 @@ class Backend(Protocol):
         """The framework's part in comparing the notebook's objects with a worker's: a StateAdapter of
         launch/state/snapshot.py."""
 
+    def checkpoint_store(self) -> Any:
+        """In a worker: how tensors get into checkpoints and back; a StateStore of launch/resume/objects.py."""
+
+    def follow_library_loops(self, loops: Any, folder: Path) -> None:
+        """In a worker: let `loops` (launch/resume/loops.py) know of the loops of libraries. `folder`: for files that
+        they read."""
+
+    def random_states(self, objects: Iterable[Any]) -> Any:
+        """In a worker: the random generators of this rank and those among `objects`; LoopRandomStates of
+        launch/resume/loops.py."""
+
     def follow_optimizers(self, items: Sequence[tuple[str, Any]]) -> None:
         """In every worker, before the function: the optimizers among `items` follow their parameters to a device."""
 
@@ -309,6 +344,12 @@ class Watcher(Protocol):
     @property
     def recompiles(self) -> int | None:
         """Recompiles so far; None if unknown."""
+
+    def go_on_from(self, steps: int) -> None:
+        """A checkpoint was loaded, of a run that had done so many steps."""
+
+    def write_all(self) -> None:
+        """Between two steps: write the steps and logged values so far."""
 
     def ended(self) -> None:
         """The user's function has ended: write the counts."""
@@ -424,6 +465,18 @@ class LocalBackend(Protocol):
 
     def cancelling(self) -> AbstractContextManager[Callable[[], None]]:
         """Within it, running operations can be cancelled: the yielded function does that, from any thread."""
+
+    def checkpoint_store(self) -> Any:
+        """As of a Backend."""
+
+    def object_state(self) -> Any:
+        """How the program's objects are compared: a StateAdapter of launch/state/snapshot.py."""
+
+    def random_states(self, objects: Iterable[Any]) -> Any:
+        """As of a Backend."""
+
+    def following_libraries(self, loops: Any) -> AbstractContextManager[None]:
+        """Within it, `loops` (launch/resume/loops.py) knows of the loops of libraries."""
 
     def explained(self, error: BaseException, cells: Mapping[str, str]) -> TpuMagicsError | None:
         """The explanation of a framework's error: the user's line, the rule, the rewrite; None if unknown. `cells`:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 Environ = Mapping[str, str]
+HOUR = 3600.0
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Environment:
     `key`: "kaggle", "colab", "gke", "tpu-vm" or "plain"; `name`: for display; `menu`: where the user selects the
     accelerator ("" where there is no such menu); `promise`: the variable that says that this host has a TPU ("" where
     none does; only /sys can prove it); `restart`: how to get a fresh host; `hosts`: the names of all hosts of the
-    slice.
+    slice; `limit`: seconds after which the service ends a session, however busy (None: it does not, or it is unknown).
     """
 
     key: str
@@ -32,6 +33,17 @@ class Environment:
     promise: str = ""
     restart: str = ""
     hosts: tuple[str, ...] = ()
+    limit: float | None = None
+
+
+def session_since() -> float | None:
+    """When this host's session began, in unix seconds: the start of its first process. None where that is unknown."""
+    import psutil
+
+    try:
+        return float(psutil.Process(1).create_time())
+    except psutil.Error:
+        return None
 
 
 @dataclass(frozen=True)
@@ -84,6 +96,7 @@ def _kaggle(signs: _Signs) -> Environment | None:
         promise="ISTPUVM=1" if environ.get("ISTPUVM") == "1" else "",
         restart="stop the session and start it again",
         hosts=_hosts(environ),
+        limit=9 * HOUR if environ.get("ISTPUVM") == "1" else 12 * HOUR,  # kaggle.com/docs/notebooks, docs/tpu
     )
 
 
@@ -99,6 +112,7 @@ def _colab(signs: _Signs) -> Environment | None:
         promise="COLAB_TPU_1VM=1" if environ.get("COLAB_TPU_1VM") == "1" else "",
         restart="Runtime > Disconnect and delete runtime, and connect again",
         hosts=_hosts(environ),
+        limit=12 * HOUR,  # research.google.com/colaboratory/faq.html; up to 24 hours with Pro+
     )
 
 

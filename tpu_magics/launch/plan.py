@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.base import COLLECTIVE_TIMEOUT, WorkerSpec
+from tpu_magics.backends.base import COLLECTIVE_TIMEOUT, CheckpointPlan, WorkerSpec
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host, free_disk
 from tpu_magics.host.memory import host_memory
@@ -33,7 +33,7 @@ PRECISION_NAMES = ("fp32", "bf16", "bf16-downcast")
 class Options:
     """Options of a run; None: the session's default. `gate`: called with the request before anything forks; an
     exception stops the run. `observe`: makes one more observer of the run, besides the panel. `jit`: only for
-    TensorFlow (launch/strategies/in_process.py)."""
+    TensorFlow (launch/strategies/in_process.py). `resume`, `save_every`, `keep`: launch/resume/notebook.py."""
 
     processes: int | None = None
     precision: str | None = None
@@ -53,6 +53,9 @@ class Options:
     jit: str = "auto"
     keep_partial: bool = False
     observe: Callable[[RunFiles], RunObserver] | None = None
+    resume: bool = False
+    save_every: str | int | None = None
+    keep: int | None = None
 
     def check(self) -> None:
         """Raise TpuMagicsError for invalid values."""
@@ -113,6 +116,7 @@ class Plan:
     collective_timeout: float = COLLECTIVE_TIMEOUT
     keep_partial: bool = False
     strict: bool = False
+    checkpoints: CheckpointPlan | None = None
 
     @classmethod
     def from_options(
@@ -154,6 +158,7 @@ class Plan:
             spmd=self.spmd,
             keep_partial=self.keep_partial,
             strict=self.strict,
+            checkpoints=self.checkpoints,
         )
 
     @property
@@ -171,6 +176,7 @@ class Plan:
             "timeout": self.timeout,
             "max_recompiles": self.max_recompiles,
             "cache": self.cache,
+            "checkpoints": self.checkpoints.record() if self.checkpoints is not None else None,
             "rehearsed": self.rehearsed,
             "spmd": self.spmd,
             "collective_timeout": self.collective_timeout if self.rehearsed else None,

@@ -7,10 +7,11 @@ import ast
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tpu_magics.backends.base import CheckpointPlan
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host
 from tpu_magics.launch import hoist, process, results, session
@@ -18,10 +19,14 @@ from tpu_magics.launch.errors import failure as failures
 from tpu_magics.launch.notebook import FREE, TRAINS, WAITS, NullObserver, ObserverGroup, RunObserver, open_observer
 from tpu_magics.launch.plan import Options, Plan
 from tpu_magics.launch.request import LONGEST_READ, Request
+from tpu_magics.launch.resume import saving
+from tpu_magics.launch.resume.ending import EndWatch
+from tpu_magics.launch.resume.notebook import checkpoint_plan, with_checkpoint
 from tpu_magics.launch.state.changes import unchanged_text
 from tpu_magics.launch.work import Work
 from tpu_magics.runs.folder import RunFolder
 from tpu_magics.runs.reader import Run
+from tpu_magics.runs.temporary_folders import scratch_of
 
 
 class Strategy(ABC):
@@ -127,6 +132,8 @@ class TrainingRun:
         notebook = session.current.notebook
         wait = self.finish if self.options.background else None
         self.result = results.TrainResult(Run(self.folder.path), self.models, wait)
+        say = notebook.say
+        self.ending = EndWatch(self.host, self.save, self.request_stop, lambda: self.ended, say)
         self.cell_names, self.cell_ids = dict(notebook.cell_names()), dict(notebook.cell_ids())
 
     @property
@@ -143,6 +150,8 @@ class TrainingRun:
         """Start, supervise and finish the run; in the background, only start it."""
         __tracebackhide__ = True
         session.current.active_run = self
+        if self.plan.checkpoints is not None:
+            self.ending.start(self.options.background)
         with self.strategy.context():
             try:
                 self.strategy.start(self)
@@ -154,6 +163,10 @@ class TrainingRun:
                 if shown is not error:
                     raise shown from None
                 raise error  # with the traceback that the strategy left
+
+    def save(self) -> None:
+        """Save a checkpoint at the next item of the training loops; return at once."""
+        saving.ask(scratch_of(self.folder), saving.NOW)
 
     def finish(self) -> None:
         """Load the results, once, or raise the error of a failed run. Waits for a background run; an interrupt ends the
@@ -174,10 +187,12 @@ class TrainingRun:
                 self.result.settle(loaded)
             except BaseException as error:
                 self._close_failed(error)
+                self.ending.stop()
                 raise
             finally:
                 self.observer.settle()
             show_results(loaded)
+            self.ending.stop()
 
     def _abort(self, error: BaseException) -> BaseException:
         """Clean up after an error or an interrupt outside of `_finish`."""
@@ -194,6 +209,7 @@ class TrainingRun:
                     self._close_failed(shown)
                 finally:
                     self.observer.settle()
+                    self.ending.stop()
         return shown
 
     def _set_finished(self) -> None:
@@ -201,6 +217,8 @@ class TrainingRun:
         session.current.active_run = None
 
     def _close_failed(self, error: BaseException) -> None:
+        if self.plan.checkpoints is not None:
+            with_checkpoint(error, self.folder)
         self.result.failure = error
         self.strategy.close_failed(self, error)
 
@@ -268,6 +286,9 @@ def prepare(request: Request, options: Options, strategy: Strategy) -> TrainingR
     folder = strategy.create_folder(options.run_name or request.folder_name)
     try:
         strategy.require_disk(folder.path, request, size, options.force)
+        planned = replace(
+            planned, checkpoints=_plan_checkpoints(request, options, planned, folder, strategy.in_process)
+        )
         work = request.make(models, hoists)
         run = TrainingRun(request, options, planned, host, folder, work, models, size, hoists, strategy)
         strategy.attach(run)
@@ -277,6 +298,40 @@ def prepare(request: Request, options: Options, strategy: Strategy) -> TrainingR
     if folder.warning:
         session.current.notebook.say(folder.warning)
     return run
+
+
+def _plan_checkpoints(
+    request: Request, options: Options, planned: Plan, folder: RunFolder, in_process: bool
+) -> CheckpointPlan | None:
+    current = session.current
+    several = "several hosts" if current.pod is not None else "a TPU v2 or v3" if planned.replicas > 1 else ""
+    if several:
+        _refuse_checkpoints(options, several)
+        return None
+    name = "".join(char for char in options.run_name or request.folder_name if char not in "/\0")
+    about = {
+        "name": name,
+        "path": str(folder.path),
+        "framework": current.local.name if in_process else current.backend.name,
+        "device": planned.device,
+        "ranks": planned.ranks,
+    }
+    more = options.save_every, options.keep, options.resume, options.force
+    return checkpoint_plan(current.checkpoints, name, *more, folder.path, about, current.notebook.say)
+
+
+def _refuse_checkpoints(options: Options, where: str) -> None:
+    """Refuse what asks for checkpoints where there are none; say so of a session that has a place for them."""
+    if options.resume or options.save_every is not None:
+        raise TpuMagicsError(
+            f"Checkpoints are not saved on {where}.",
+            "The ranks there do not share a folder, or a process."
+            if session.current.pod is not None
+            else "Each process drives two devices there, in two threads.",
+            "Remove --resume and --save-every, and save in the training function.",
+        )
+    if session.current.checkpoints:
+        session.current.notebook.say(f"No checkpoints are saved on {where}.")
 
 
 def free_name(name: str, taken: Mapping[str, Any]) -> str:

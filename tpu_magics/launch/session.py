@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.base import Backend, LocalBackend, Placement
+from tpu_magics.checkpoints.store import open_place
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host, inspect_host, notebook_environment
 from tpu_magics.launch import preconditions, tee
@@ -40,7 +41,7 @@ class Session:
     """One for each process. `notebook`: where output goes; `active_run`: the run whose results are not loaded yet;
     `last`: the newest run's result; `framework` and `tpu`: as given to %tpu_init; `placed`: where a framework trains
     that runs in this process (None: not connected yet); `pod`: the hosts of runs (None: this host); `spawns`: workers
-    are new processes, because forks could not use the device."""
+    are new processes, because forks could not use the device; `checkpoints`: where those of runs are ("": nowhere)."""
 
     notebook: NotebookInterface = field(default_factory=PlainProgram)
     precision: str = ""
@@ -53,6 +54,7 @@ class Session:
     placed: Placement | None = None
     pod: Pod | None = None
     spawns: bool = False
+    checkpoints: str = ""
     host: Host | None = None
     fork_blockers: ForkBlockers = field(default_factory=ForkBlockers)
     active_run: TrainingRun | None = None
@@ -175,6 +177,7 @@ def initialise(
     tpu: str = "",
     hosts: str = "",
     wanted: Slice | None = None,
+    checkpoints: str | None = None,
 ) -> Host:
     """Set up the session, as `%tpu_init` does: inspect the host, set the defaults and this process's PJRT_DEVICE.
 
@@ -188,12 +191,15 @@ def initialise(
         tpu: the name or grpc address of a remote TPU.
         hosts: the Ray cluster to train on ("ray", "ray://HOST:PORT", "HOST:PORT"; "" and "off": this host).
         wanted: the TPU slice to request from the cluster.
+        checkpoints: where those of runs are kept, a folder or an address, or "off"; None keeps what the session has.
     """
     from tpu_magics.launch.pods import host_selection
 
     options = Options(precision=precision, processes=processes, spmd=spmd, collective_timeout=collective_timeout)
     options.check()
     check_choice("--framework", framework, CHOICES)
+    if checkpoints is not None:
+        current.checkpoints = "" if checkpoints == "off" else open_place(checkpoints).name
     new = Session(framework=framework)
     if new.is_local():
         preconditions.refuse_forked_options(options)

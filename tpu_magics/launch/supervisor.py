@@ -18,12 +18,13 @@ from pathlib import Path
 from tpu_magics.host.memory import host_memory
 from tpu_magics.launch import process
 from tpu_magics.launch.notebook import NullObserver, RunObserver
+from tpu_magics.launch.resume import saving
 from tpu_magics.launch.streams import Relay
 from tpu_magics.runs.events import Compile, Digest, Divergence, End, Event, Phase, Start, Warned
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.meter import MemoryMeter
 from tpu_magics.runs.reader import Tail
-from tpu_magics.runs.temporary_folders import remove_scratch
+from tpu_magics.runs.temporary_folders import remove_scratch, scratch_of
 from tpu_magics.runs.writer import EventWriter
 
 TICK = 0.03  # seconds between checks
@@ -32,6 +33,7 @@ GATHER = 1.0  # seconds to wait for other failures of the same cause
 GRACE = 1.5  # seconds between TERM and KILL
 STACKS = 2.0  # seconds that workers have to write their stacks
 KEEPS = 8.0  # seconds that rank 0 has to finish its step, with --keep-partial
+SAVES = 25.0  # seconds that all ranks have to finish their step and save a checkpoint
 WRITES = 600.0  # seconds that it has to write its results
 
 
@@ -66,7 +68,8 @@ class WorkerProcess:
 class Supervisor:
     """Watches a run. `reason`: why it ended: "done", "worker", "timeout" or "interrupt"; `ranks`: those that may write
     here (default: those of `workers`); `whole`: `workers` are all workers of the run, so that they can be compared;
-    `keep`: with --keep-partial, rank 0 may write its weights before it is stopped."""
+    `keep`: with --keep-partial, rank 0 may write its weights before it is stopped; `saves`: the ranks may save a
+    checkpoint before."""
 
     files: RunFiles
     workers: list[WorkerProcess]
@@ -76,6 +79,7 @@ class Supervisor:
     ranks: Sequence[int] = ()
     whole: bool = True
     keep: bool = False
+    saves: bool = False
     started: float = field(default_factory=time.time)
     reason: str = "done"
     memory_low: int = 0
@@ -239,7 +243,8 @@ class Supervisor:
         for worker in alive:
             worker.stopped_by_us = True
         if stacks:
-            self._let_keep(alive)
+            self._let_save(alive)
+            self._let_keep(self._alive())
             self._ask_for_stacks(self._alive())
         self._signal(self._alive(), signal.SIGTERM)
         self._wait(alive, GRACE)
@@ -265,6 +270,12 @@ class Supervisor:
         path = self.files.stacks_path(worker.index)
         return path.stat().st_size if path.exists() else 0
 
+    def _let_save(self, alive: Sequence[WorkerProcess]) -> None:
+        """Let all ranks save a checkpoint at their next item; another interrupt ends the wait."""
+        if self.saves and self._first_failure is None:
+            saving.ask(scratch_of(self.files), saving.STOP)
+            self._wait_watching(alive, SAVES)
+
     def _let_keep(self, alive: Sequence[WorkerProcess]) -> None:
         """Let rank 0 finish its step and write its weights; another interrupt ends the wait. Its stack is in its last
         record: faulthandler reads stacks of running threads and may crash."""
@@ -273,9 +284,13 @@ class Supervisor:
             return
         self._ask_for_stacks([worker for worker in alive if worker is not lead])
         self._signal([lead], process.STOP_SIGNAL, only_leader=True)
+        self._wait_watching([lead], KEEPS)
+
+    def _wait_watching(self, workers: Sequence[WorkerProcess], seconds: float) -> None:
+        """Until these have ended, for so long at most, and longer while results are written."""
         began, interrupts = time.monotonic(), len(self._interrupts)
-        while lead.alive and len(self._interrupts) == interrupts:
-            if time.monotonic() - began > (WRITES if self._collecting else KEEPS):
+        while any(worker.alive for worker in workers) and len(self._interrupts) == interrupts:
+            if time.monotonic() - began > (WRITES if self._collecting else seconds):
                 break
             self._read_events()
             self.relay.pump()

@@ -49,6 +49,9 @@ def train(
     jit: str = "auto",
     keep_partial: bool = False,
     observe: Callable[[RunFiles], RunObserver] | None = None,
+    resume: bool = False,
+    save_every: str | int | None = None,
+    keep: int | None = None,
 ) -> results.TrainResult:
     """Train `function(*args, **kwargs)` on every rank, as `%%tpu_train` does.
 
@@ -76,6 +79,9 @@ def train(
             "keep" does not change the models' jit_compile.
         keep_partial: after a failure, an interrupt or the time limit, keep the weights and state of rank 0's last step.
         observe: makes one more observer of the run, besides the panel.
+        resume: go on from the newest checkpoint of this function in the session's place for checkpoints.
+        save_every: how often a checkpoint is saved there: "5m", "90s", or a number of steps (default: "5m").
+        keep: how many checkpoints are kept (default: 2).
 
     A TensorFlow function trains in this process, inside `strategy.scope()`.
 
@@ -87,6 +93,7 @@ def train(
     options = Options(processes, precision, hoist, background, steps, timeout, force, run_name, plain, max_recompiles)
     options = replace(options, spmd=plan.spmd_option(spmd), collective_timeout=collective_timeout)
     options = replace(options, strict=strict, gate=gate, jit=jit, keep_partial=keep_partial, observe=observe)
+    options = replace(options, resume=resume, save_every=save_every, keep=keep)
     return start(function_request(function, args, kwargs), options)
 
 

@@ -12,7 +12,7 @@ import functools
 import pickle
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
@@ -21,6 +21,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import cell, hoist, object_graph
+from tpu_magics.launch.hoist.functions import function_source
+from tpu_magics.launch.resume import rewrite
+from tpu_magics.launch.resume.rewrite import TrainingCode
 from tpu_magics.launch.state.snapshot import global_names
 from tpu_magics.runs.events import cut_text
 
@@ -57,6 +60,10 @@ class Work(Protocol):
 
     def install(self, note: Note, replicas: int) -> None:
         """Once in each worker, before its `replicas` threads run; `note(code, text)` records a warning."""
+
+    def resumable(self, functions: Sequence[types.FunctionType]) -> TrainingCode:
+        """In a worker with one device, before the run: its training loops, which are iterated by launch/resume/ from
+        now on. `functions`: the user's that it reaches."""
 
     def run(self, ordinal: int, replica: int) -> Any:
         """Run on one device, in its thread."""
@@ -129,6 +136,15 @@ class FunctionWork:
         kwargs = {name: copies.argument(arg) for name, arg in self.kwargs.items()}
         return functools.partial(_call, copies.function(self.function), args, kwargs)
 
+    def resumable(self, functions: Sequence[types.FunctionType]) -> TrainingCode:
+        hoists = self.hoists
+        changed = {}
+        if hoists is not None and hoists.code is not None and hoists.hoisted:
+            source = function_source(hoists.function)
+            if source is not None:
+                changed[id(hoists.function)] = hoist.replace_calls(source.tree, hoists)
+        return rewrite.change_functions(functions, changed)
+
     def run(self, ordinal: int, replica: int) -> Any:
         return self.calls[replica](*((ordinal,) if self.index_first else ()))
 
@@ -150,7 +166,7 @@ def _copies(models: Mapping[str, Any], hoists: HoistPlan | None) -> Copies:
 class CellWork:
     """The statements of a cell, run with the notebook's names. `code`: compiled statements; `last`: the final
     expression, to be displayed; `namespace`: the notebook's, inherited by the fork; `before`: its values before the
-    run."""
+    run; `tree`: of `code`; `resumed`: what runs in its place where the run can be resumed."""
 
     code: types.CodeType
     last: types.CodeType | None
@@ -159,6 +175,8 @@ class CellWork:
     hoists: HoistPlan | None = None
     before: Mapping[str, Any] = field(default_factory=dict)
     spaces: list[dict[str, Any]] = field(default_factory=list)
+    tree: ast.Module | None = None
+    resumed: list[types.CodeType] = field(default_factory=list)
 
     def roots(self) -> list[tuple[str, Any]]:
         read = [name for code in (self.code, self.last) if code is not None for name in global_names(code)[0]]
@@ -169,9 +187,17 @@ class CellWork:
         self.spaces.append(self.namespace)
         self.spaces.extend(_copies(self.models, self.hoists).space(self.namespace) for _ in range(1, replicas))
 
+    def resumable(self, functions: Sequence[types.FunctionType]) -> TrainingCode:
+        filename = self.code.co_filename
+        tree = self.tree if self.tree is not None else ast.Module([], [])
+        changed, own = rewrite.changed_statements(tree, filename, functions)
+        self.resumed.append(cell.compile_tree(changed, filename, "exec"))
+        others = rewrite.change_functions(functions, {})
+        return TrainingCode({**others.sites, **own.sites}, others.left, others.originals)
+
     def run(self, ordinal: int, replica: int) -> Any:
         space = self.spaces[replica]
-        exec(self.code, space)
+        exec(self.resumed[-1] if self.resumed else self.code, space)
         if self.last is not None:
             value = eval(self.last, space)
             if value is not None and ordinal == 0:
@@ -226,7 +252,7 @@ def statements_work(
     tree, expression = cell.split_last(rest if hoists is None else hoist.replace_calls(rest, hoists))
     code = cell.compile_tree(tree, filename, "exec")
     shown = None if expression is None else cell.compile_tree(expression, filename, "eval")
-    return CellWork(code, shown, namespace, models, hoists, before)
+    return CellWork(code, shown, namespace, models, hoists, before, tree=tree)
 
 
 def _display(value: Any) -> None:
@@ -255,6 +281,9 @@ class ScriptWork:
 
     def install(self, note: Note, replicas: int) -> None:
         """A script builds its own models."""
+
+    def resumable(self, functions: Sequence[types.FunctionType]) -> TrainingCode:
+        return rewrite.change_functions(functions, {})
 
     def run(self, ordinal: int, replica: int) -> Any:  # noqa: ARG002
         import runpy

@@ -11,11 +11,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tpu_magics.backends.base import Backend, HostTrainingError, ObserverConfig, StepLimit, StopRequested, WorkerSpec
+from tpu_magics.backends.base import (
+    Backend,
+    HostTrainingError,
+    ObserverConfig,
+    StepLimit,
+    StopRequested,
+    WorkerSpec,
+    WorkerWatcher,
+)
 from tpu_magics.launch import frames, process, streams
 from tpu_magics.launch.results import NO_STEP, NOT_KEPT, SHARDED, mark_partial_written, partial_warning
+from tpu_magics.launch.resume.training import RunRecords, TrainingCheckpoints, records_before
 from tpu_magics.launch.state.changes import ChangeCollector, ResultPickler
 from tpu_magics.launch.state.snapshot import StateSnapshot
+from tpu_magics.launch.state.type_rules import is_user_function
 from tpu_magics.launch.work import Work
 from tpu_magics.runs import events
 from tpu_magics.runs.files import RunFiles
@@ -59,6 +69,8 @@ class _Worker:
         self.hoisted: dict[str, Any] = {}
         self.keep_partial = spec.keep_partial and spec.tracing is None
         self.stop_requested = False
+        self.checkpoints: TrainingCheckpoints | None = None
+        self.before: list[events.Event] = []
 
     def run(self) -> int:
         streams.redirect_descriptors(self.task.files.log_path(self.rank))
@@ -70,6 +82,8 @@ class _Worker:
         process.keep_reserve()
         if self.keep_partial:
             signal.signal(process.STOP_SIGNAL, self._request_stop)
+        if self.spec.checkpoints is not None:
+            signal.signal(signal.SIGTERM, self._request_save)
         try:
             self.task.backend.run_worker(self.spec, self._ready, self._train)
         except StopRequested as stopped:
@@ -91,6 +105,7 @@ class _Worker:
 
     # -- on the rank's thread -----------------------------------------------------------------------------------
     def _ready(self, ordinal: int, world_size: int, device: str) -> None:
+        self.before = records_before(self.spec.checkpoints, ordinal)
         process.lasting_threads.add(threading.get_ident())
         if ordinal != self.rank:
             self._use_rank(ordinal)
@@ -101,6 +116,8 @@ class _Worker:
         self.task.work.install(self._note, self.spec.replicas)
         self._write(events.Start, pid=os.getpid(), device=device, world_size=world_size)
         self._phase("training")
+        for event in self.before:
+            self.writer.write(event)
 
     def _structures(self) -> dict[str, Any]:
         hoists = self.task.work.hoists
@@ -129,6 +146,13 @@ class _Worker:
     def _request_stop(self, *_signal: Any) -> None:
         self.stop_requested = True
 
+    def _request_save(self, *_signal: Any) -> None:
+        if self.checkpoints is None:  # not begun, or ended
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
+        else:
+            self.checkpoints.clock.want()
+
     def _keep_partial(self) -> None:
         """Rank 0 did not finish: write its weights as if it had."""
         try:
@@ -153,7 +177,10 @@ class _Worker:
             try:
                 if self.task.snapshot is not None:
                     backend.rebuild(self.task.snapshot.items(), self.spec.replicas)
-                value = self.task.work.run(ordinal, 0)
+                    self._arrange_checkpoints(self.task.snapshot, watcher)
+                with self.checkpoints.running() if self.checkpoints is not None else contextlib.nullcontext():
+                    value = self.task.work.run(ordinal, 0)
+                self.checkpoints = None
                 if ordinal == 0:
                     streams.flush_figures()
             except StepLimit:
@@ -177,6 +204,25 @@ class _Worker:
         watcher.close()
         return value
 
+    def _arrange_checkpoints(self, snapshot: StateSnapshot, watcher: WorkerWatcher) -> None:
+        spec, plan = self.spec, self.spec.checkpoints
+        if plan is None or spec.tracing is not None or spec.scratch is None:
+            return
+        work = self.task.work
+        functions = [one for _, one in snapshot.items() if is_user_function(one)]
+        self.checkpoints = TrainingCheckpoints(
+            plan,
+            work.resumable(functions),
+            functions,
+            self.task.backend,
+            work.roots(),
+            (self.rank, self.ranks),
+            spec.scratch.parent,
+            RunRecords(self.writer, watcher),
+            self._note,
+        )
+        self.task.backend.follow_library_loops(self.checkpoints.loops, spec.scratch.parent / f"library-{self.rank}")
+
     def _recover(self) -> None:
         """Restore what the end of the worker needs and the function may have used up or closed."""
         process.release_descriptors()
@@ -188,7 +234,14 @@ class _Worker:
         bounds = {"cache": spec.cache, "max_steps": spec.max_steps, "max_recompiles": spec.max_recompiles}
         cells = {"cell_names": task.cell_names, "cell_ids": task.cell_ids}
         kind = {"rehearsed": spec.meeting is not None, "spmd": spec.spmd is not None, "tracing": spec.tracing}
-        options: dict[str, Any] = {**bounds, **cells, **kind, "stop_requested": lambda: self.stop_requested}
+        before = sum(one.synced for one in events.only(self.before, events.Resumed))
+        options: dict[str, Any] = {
+            **bounds,
+            **cells,
+            **kind,
+            "steps_before": before,
+            "stop_requested": lambda: self.stop_requested,
+        }
         return ObserverConfig(spec.device, self.ranks, spec.precision, **options)
 
     def _write_results(self, ordinal: int, replica: int, value: Any) -> None:

@@ -25,15 +25,18 @@ def initialise(
     tpu: str = "",
     hosts: str = "",
     target: str = "",
+    checkpoints: str | None = None,
 ) -> Host:
     """Set up the session and show the table; then import the framework, so that the first run starts faster."""
     current = session.current
-    host = init(precision, processes, cache, spmd, collective_timeout, framework, tpu, hosts, target)
+    host = init(precision, processes, cache, spmd, collective_timeout, framework, tpu, hosts, target, checkpoints)
     chosen = current.torch if host.framework == "torch" else None
     show_table(host_table(host, processes, spmd, current.placed, current.pod, chosen))
     if current.pod is not None:
         show_table(pod_table(current.pod))
     say_hello()
+    if current.checkpoints:
+        print(f"tpu_magics: runs save checkpoints in {current.checkpoints}; --resume goes on from them.", flush=True)
     if current.placed is not None:
         return host
     if cache:
@@ -63,6 +66,7 @@ def init(
     tpu: str = "",
     hosts: str = "",
     target: str = "",
+    checkpoints: str | None = None,
 ) -> Host:
     """What `%tpu_init` does, without its table: look at the host, set the session's defaults.
 
@@ -77,9 +81,13 @@ def init(
         hosts: the Ray cluster whose hosts train: "ray" (that of this machine), "ray://HOST:PORT", "HOST:PORT"; "" and
             "off" mean this host.
         target: with `hosts`, the TPU slice to request from the cluster ("v5litepod-16").
+        checkpoints: where those of the runs to come are kept: a folder, an address ("gs://bucket/run1"), or "off"; None
+            leaves it as it is.
 
     Raises:
         TpuMagicsError: a setting is not possible here.
     """
     wanted = wanted_slice(target, hosts)
-    return session.initialise(precision, processes, cache, spmd, collective_timeout, framework, tpu, hosts, wanted)
+    return session.initialise(
+        precision, processes, cache, spmd, collective_timeout, framework, tpu, hosts, wanted, checkpoints
+    )

@@ -90,6 +90,12 @@ def init_parser() -> MagicParser:
         help='cache compiled programs in DIR for later runs (on a TPU; "off" disables it)',
     )
     parser.add_argument(
+        "--checkpoints",
+        metavar="PLACE",
+        help="save checkpoints of all runs in PLACE, a folder or an address such as gs://bucket/run1, so that "
+        '%%%%tpu_train --resume can go on after a disconnect ("off": none)',
+    )
+    parser.add_argument(
         "--hosts",
         default="",
         metavar="ADDRESS",
@@ -168,6 +174,17 @@ def train_parser(prog: str) -> MagicParser:
         action="store_true",
         help="after a failure, an interrupt or the time limit, keep the weights of the last step, not the old ones",
     )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the newest checkpoint of this training in the place of %%tpu_init --checkpoints",
+    )
+    parser.add_argument(
+        "--save-every",
+        metavar="T",
+        help="save a checkpoint there every T: a time (90s, 5m, 1h) or a number of steps (default: 5m)",
+    )
+    parser.add_argument("--keep", type=count, metavar="K", help="how many checkpoints are kept (default: 2)")
     parser.add_argument("--run-name", metavar="NAME", help="name of the run (default: the function's)")
     parser.add_argument(
         "--tensorboard",
@@ -296,8 +313,13 @@ def logs_parser() -> MagicParser:
 
 def stop_parser() -> MagicParser:
     """%tpu_stop"""
-    parser = MagicParser("%tpu_stop", "Stop the run in the background. The notebook's models stay unchanged.")
+    parser = MagicParser(
+        "%tpu_stop",
+        "Stop the run in the background. The notebook's models stay unchanged. With a place for checkpoints\n"
+        "(%tpu_init --checkpoints) it is saved first.",
+    )
     _add_run(parser, None, "the active run")
+    parser.add_argument("--save", action="store_true", help="do not stop a run that cannot be saved first")
     return parser
 
 

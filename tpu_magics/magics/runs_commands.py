@@ -10,6 +10,7 @@ from tpu_magics.magics.display import show, show_table
 from tpu_magics.panel.compared import compare, compared_html, compared_text
 from tpu_magics.panel.runs import more_runs, plain_summary, runs_table, summary_table
 from tpu_magics.panel.table import to_text
+from tpu_magics.runs.events import Saved
 from tpu_magics.runs.files import RunFiles, refused_record
 from tpu_magics.runs.reader import Run, find_run, newest_runs, no_such_rank
 
@@ -48,8 +49,8 @@ def logs(name: str, rank: int) -> None:
     print(run.log(rank) or refused_record(run.log_path(rank)) or f"(rank {rank} printed nothing)", flush=True)
 
 
-def stop(name: str | None) -> None:
-    """Stop the run in the background."""
+def stop(name: str | None, save: bool = False) -> None:
+    """Stop the run in the background. `save`: only if it can be saved first."""
     from tpu_magics.launch import session
 
     going = session.current.active_run
@@ -65,11 +66,20 @@ def stop(name: str | None) -> None:
             f"The active run is {going.folder.name!r}.",
             f"Stop it with %tpu_stop {going.folder.name}",
         )
+    if save and going.plan.checkpoints is None:
+        raise TpuMagicsError(
+            f"The run {going.folder.name!r} cannot be saved.",
+            "It has no place for checkpoints.",
+            "Stop it without --save, or choose a place before the next run: %tpu_init --checkpoints FOLDER",
+        )
     going.stop()
     try:
         going.finish()
     except KeyboardInterrupt:  # that is how a stopped run ends
-        print(f"tpu_magics: {going.folder.name!r} was stopped; the notebook's models are unchanged.", flush=True)
+        saved = [one.step for one in going.result.run.events("saved", 0) if isinstance(one, Saved)]
+        kept = f"; it was saved at step {saved[-1]:,}, and goes on from there with --resume" if saved else ""
+        what = "was stopped; the notebook's models are unchanged"
+        print(f"tpu_magics: {going.folder.name!r} {what}{kept}.", flush=True)
     else:
         print(f"tpu_magics: {going.folder.name!r} had ended already; its results are in the notebook.", flush=True)
 

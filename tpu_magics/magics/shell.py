@@ -189,6 +189,7 @@ class TpuMagics(Magics):
             found.tpu,
             found.hosts,
             found.target,
+            found.checkpoints,
         )
 
     @no_var_expand
@@ -277,7 +278,7 @@ class TpuMagics(Magics):
 
         parser = options.stop_parser()
         found = parser.read(split_words(line))
-        print(parser.format_help()) if found.help else runs_commands.stop(found.run)
+        print(parser.format_help()) if found.help else runs_commands.stop(found.run, found.save)
 
     @no_var_expand
     @line_magic

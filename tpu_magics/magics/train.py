@@ -147,6 +147,9 @@ def _options(found: argparse.Namespace) -> Options:
         strict=found.strict,
         jit=found.jit,
         keep_partial=found.keep_partial,
+        resume=found.resume,
+        save_every=found.save_every,
+        keep=found.keep,
     )
 
 

@@ -154,10 +154,11 @@ _LOOK_EVERY = 0.5  # seconds between looks whether steps wait to be written
 
 
 class StepMeter:
-    """Counts steps from any thread. Make it when the training begins: the first record's time counts from there."""
+    """Counts steps from any thread. Make it when the training begins: the first record's time counts from there.
+    `total`: steps of the run that this one goes on from."""
 
-    def __init__(self, writer: EventWriter, clock: Clock = time.time) -> None:
-        self.total = 0
+    def __init__(self, writer: EventWriter, clock: Clock = time.time, total: int = 0) -> None:
+        self.total = total
         self._writer = writer
         self._clock = clock
         self._pace = _Pace(clock(), 0.5, 1 / 500)
@@ -182,6 +183,11 @@ class StepMeter:
             if not self._pace.last <= now < self._pace.next:  # as `due`, without a call in each step
                 self._write()
             return self.total
+
+    def go_on_from(self, total: int) -> None:
+        """The run goes on after so many steps; those that it has done before do not count."""
+        with self._lock:
+            self.total, self._pending = total, 0
 
     @contextmanager
     def written_while_waiting(self) -> Iterator[None]:

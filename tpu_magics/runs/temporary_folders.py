@@ -64,6 +64,11 @@ def make_scratch(files: RunFiles) -> Path:
     return path
 
 
+def scratch_of(files: RunFiles) -> Path:
+    """The scratch folder that `make_scratch` has made."""
+    return files.spare_scratch_path if files.spare_scratch_path.exists() else files.scratch_path
+
+
 def remove_scratch(files: RunFiles) -> None:
     """Remove the scratch folder of a run."""
     for path in (files.scratch_path, files.spare_scratch_path):

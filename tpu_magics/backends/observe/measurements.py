@@ -58,13 +58,19 @@ class LoggedValues:
         self.ready = []
         self.last_read = time.monotonic()
 
+    def write_all(self) -> None:
+        """After a step: write all values so far."""
+        self.ready += self.pending
+        self.pending = []
+        self.read()
+        self.meter.flush()
+
     def close(self, read: bool) -> None:
         """Write the rest; `read`: also the tensors logged last, only after a last step."""
         if read:
-            self.ready += self.pending
-            self.pending = []
-            self.read()
-        self.meter.flush()
+            self.write_all()
+        else:
+            self.meter.flush()
 
 
 def plain(value: Any) -> Any:

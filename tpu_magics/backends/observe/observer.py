@@ -65,8 +65,9 @@ class Observer(Generic[C]):
         self.values = values
         self.precision = precision
         self.sites = Sites(config.cell_names, config.cell_ids, libraries)
-        self.steps = StepMeter(writer)
+        self.steps = StepMeter(writer, total=config.steps_before)
         self.progress = TrainingProgress(writer, self.steps, self.sites, config.max_steps)
+        self.progress.stopped = config.steps_before > 0  # what the run before knew of the total is in the records
         self.thread = threading.get_ident()
         self.compiled_in_step = False
         self.closed = False
@@ -151,6 +152,16 @@ class Observer(Generic[C]):
     def log(self, values: Mapping[str, Any]) -> None:
         """Record numbers at once; keep tensors on the device until after the step."""
         self.values.log(values, self.steps.total)
+
+    def go_on_from(self, steps: int) -> None:
+        """A checkpoint was loaded, of a run that had done so many steps."""
+        self.steps.go_on_from(steps)
+
+    def write_all(self) -> None:
+        """Write what is held back, between two steps: also the tensors that were logged."""
+        if not self.closed:
+            self.values.write_all()
+            self.steps.flush()
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -105,6 +105,18 @@ class TensorFlow:
 
     def cancelling(self) -> AbstractContextManager[Callable[[], None]]:
         return self._part("runtime").cancelling()  # type: ignore[no-any-return]
+
+    def checkpoint_store(self) -> Any:
+        return self._part("resume").TensorFlowStore()
+
+    def object_state(self) -> Any:
+        return self._part("resume").TensorFlowObjects()
+
+    def random_states(self, objects: Iterable[Any]) -> Any:
+        return self._part("resume").TensorFlowRandomStates(objects)
+
+    def following_libraries(self, loops: Any) -> AbstractContextManager[None]:
+        return self._part("resume").following_fits(loops)  # type: ignore[no-any-return]
 
     def explained(self, error: BaseException, cells: Mapping[str, str]) -> TpuMagicsError | None:
         jit_enabled = self._part("jit").has_enabled_jit(self._changed())

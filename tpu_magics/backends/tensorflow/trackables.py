@@ -68,15 +68,20 @@ def _is_model(value: Any) -> bool:
 
 
 def _is_trackable(value: Any) -> bool:
-    return isinstance(value, (*_VARIABLES, Function)) or _has_state(value)
+    return isinstance(value, (*_VARIABLES, Function)) or has_state(value)
 
 
-def _has_state(value: Any) -> bool:
+def has_state(value: Any) -> bool:
     """Whether a run can change attributes of `value` that belong to training."""
-    if isinstance(value, (*_LEAVES, *_VARIABLES, Function, type)) or type(value).__module__.startswith(_MACHINERY):
+    return is_state_type(type(value))
+
+
+def is_state_type(kind: type) -> bool:
+    """Whether `has_state` of its instances."""
+    if issubclass(kind, (*_LEAVES, *_VARIABLES, Function, type)) or kind.__module__.startswith(_MACHINERY):
         return False
-    return isinstance(value, Trackable) or any(
-        kind.__name__ in _KERAS and kind.__module__.startswith("keras.") for kind in type(value).__mro__
+    return issubclass(kind, Trackable) or any(
+        base.__name__ in _KERAS and base.__module__.startswith("keras.") for base in kind.__mro__
     )
 
 
@@ -147,7 +152,7 @@ _KINDS: tuple[_Kind, ...] = (
     (lambda value: isinstance(value, _VARIABLES), lambda found: found.variables, _nothing),
     (lambda value: isinstance(value, Function), lambda found: found.functions, _nothing),
     (_is_container, lambda found: found.containers, _inside_container),
-    (_has_state, lambda found: found.objects, _inside_object),
+    (has_state, lambda found: found.objects, _inside_object),
 )
 
 

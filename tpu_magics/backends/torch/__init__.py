@@ -77,6 +77,9 @@ class TorchBackend:
     digests = method_of("torch.weights", "digests")
     dumps = method_of("torch.pickling", "dumps")
     follow_optimizers = method_of("torch.optimizers", "follow")
+    checkpoint_store = method_of("torch.checkpoints", "TorchStore")
+    follow_library_loops = method_of("torch.trainer_loops", "arrange")
+    random_states = method_of("torch.checkpoints", "TorchRandomStates")
 
     def object_state(self) -> Any:
         from tpu_magics.backends.torch.state import TorchState
@@ -97,7 +100,17 @@ class TorchBackend:
     rebuild = method_of("torch.rebuild", "rebuild")
 
 
-SHARED_MODULES = ("pickling", "randomness", "rebuild", "state", "tied_weights", "trainer", "weights")
+SHARED_MODULES = (
+    "checkpoints",
+    "pickling",
+    "randomness",
+    "rebuild",
+    "state",
+    "tied_weights",
+    "trainer",
+    "trainer_loops",
+    "weights",
+)
 
 
 def import_shared() -> None:

@@ -23,6 +23,7 @@ from tpu_magics.runs import events
 _followed: list[tuple[str, Any]] = []
 _stepping: dict[int, list[dict[str, Any]]] = {}  # by optimizer: the groups that run without fusion in this step
 _noted: set[str] = set()
+_steps = [0]  # of all optimizers
 
 
 def optimizers_in(items: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
@@ -59,13 +60,18 @@ def after_move(successors: Mapping[Any, Any]) -> None:
         _place_state(optimizer)
 
 
+def steps_done() -> int:
+    """Steps of all optimizers of this process so far."""
+    return _steps[0]
+
+
 # -- fused ones --------------------------------------------------------------------------------------------------------
 def arrange() -> None:
-    """Run fused optimizers without fusion if their parameters are on the device. Only for workers."""
+    """Run fused optimizers without fusion if their parameters are on the device, and count steps. Only for workers."""
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     register_optimizer_step_pre_hook(lambda optimizer, _args, _kwargs: _step_plainly(optimizer))
-    register_optimizer_step_post_hook(lambda optimizer, _args, _kwargs: _fuse_again(optimizer))
+    register_optimizer_step_post_hook(lambda optimizer, _args, _kwargs: _after_step(optimizer))
 
 
 def _step_plainly(optimizer: Any) -> None:
@@ -76,6 +82,11 @@ def _step_plainly(optimizer: Any) -> None:
             _stepping.setdefault(id(optimizer), []).append(group)
             _count_on_cpu(optimizer, group)
             _note_plain_steps(type(optimizer).__name__)
+
+
+def _after_step(optimizer: Any) -> None:
+    _steps[0] += 1
+    _fuse_again(optimizer)
 
 
 def _fuse_again(optimizer: Any) -> None:

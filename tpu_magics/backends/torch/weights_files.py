@@ -99,7 +99,7 @@ def _write(folder: Path, models: Mapping[str, Mapping[str, ManifestEntry]], tens
         sums.update(write(_temporary(folder, PLAIN), plain, _looked_at(values, not_finite)))
         written.append(PLAIN)
     if odd:
-        _save(dict(zip(odd, to_cpu(list(odd.values())), strict=True)), _temporary(folder, ODD))
+        save(dict(zip(odd, to_cpu(list(odd.values())), strict=True)), _temporary(folder, ODD))
         sums[ODD] = _whole_sum(_temporary(folder, ODD))
         written.append(ODD)
     files = {name: _temporary(folder, name).stat().st_size for name in written}
@@ -130,7 +130,7 @@ def not_finite(tensor: Any) -> str:
     return next((name for name, count in counts.items() if count), "")
 
 
-def _save(tensors: Mapping[str, Any], path: Path) -> None:
+def save(tensors: Mapping[str, Any], path: Path) -> None:
     try:
         torch.save(tensors, path)
     except RuntimeError as error:  # torch 2.9.0 raises no OSError for a full disk

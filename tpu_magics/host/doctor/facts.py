@@ -22,9 +22,10 @@ from tpu_magics.host.versions import PACKAGES, Versions, version_of
 
 METADATA_SERVER = ("169.254.169.254", 80)  # the same in all of Google's cloud; link-local: it leaves no network
 METADATA_SECONDS = 1.5  # for everything: connecting, asking, reading
-_PATH = "/computeMetadata/v1/instance/attributes/tpu-env"
+_TPU_ENV = "attributes/tpu-env"
 _REQUEST = (
-    f"GET {_PATH} HTTP/1.0\r\nHost: metadata.google.internal\r\nMetadata-Flavor: Google\r\nConnection: close\r\n\r\n"
+    "GET /computeMetadata/v1/instance/{} HTTP/1.0\r\nHost: metadata.google.internal\r\n"
+    "Metadata-Flavor: Google\r\nConnection: close\r\n\r\n"
 )
 _LONGEST_ANSWER = 65_536  # bytes; a tpu-env has about one thousand
 
@@ -45,11 +46,13 @@ class Answer:
         return found[1] if found and self.status == 200 else ""
 
 
-def ask_metadata_server(address: tuple[str, int] = METADATA_SERVER, seconds: float = METADATA_SECONDS) -> Answer:
-    """Request `tpu-env` once. Never raises, and never takes much longer than `seconds`."""
+def ask_metadata_server(
+    address: tuple[str, int] = METADATA_SERVER, seconds: float = METADATA_SECONDS, path: str = _TPU_ENV
+) -> Answer:
+    """Request an entry of this instance once. Never raises, and never takes much longer than `seconds`."""
     began = time.monotonic()
     try:
-        reply = _exchange(address, began + seconds)
+        reply = _exchange(address, _REQUEST.format(path), began + seconds)
     except OSError as error:
         slow = isinstance(error, TimeoutError)
         return Answer(0, "no answer" if slow else error.strerror or str(error), time.monotonic() - began)
@@ -60,9 +63,9 @@ def ask_metadata_server(address: tuple[str, int] = METADATA_SERVER, seconds: flo
     return Answer(int(found[1]), body.decode("utf-8", "replace"), time.monotonic() - began)
 
 
-def _exchange(address: tuple[str, int], until: float) -> bytes:
+def _exchange(address: tuple[str, int], request: str, until: float) -> bytes:
     with socket.create_connection(address, timeout=_left(until)) as connection:
-        connection.sendall(_REQUEST.encode())
+        connection.sendall(request.encode())
         reply = b""
         while len(reply) < _LONGEST_ANSWER:
             connection.settimeout(_left(until))  # one limit for all parts: a server may send a byte now and then

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.host import Host
+from tpu_magics.host.environments import session_since
 from tpu_magics.host.memory import host_memory
 from tpu_magics.launch import supervisor
 from tpu_magics.runs import events
@@ -182,6 +183,8 @@ def host_record(host: Host) -> dict[str, Any]:
         "tpu": host.tpu,
         "chips": len(host.chips),
         "memory": host.memory.total,
+        "session_limit": host.environment.limit,
+        "session_since": session_since() if host.environment.limit is not None else None,
     }
 
 

@@ -9,7 +9,7 @@ import sys
 import types
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
@@ -91,12 +91,16 @@ class StateSnapshot:
 
     def path(self, number: int, *labels: Label) -> str:
         """An object as Python code, such as `held['a'].b`."""
+        return self.full_path(number, *labels).rpartition("\0")[2].lstrip(".")
+
+    def full_path(self, number: int, *labels: Label) -> str:
+        """All labels from the root, names after a null character."""
         path = list(reversed(labels))
         while number >= 0:
             node = self.nodes[number]
             path.append(node.label)
             number = node.above
-        return "".join(map(_label_text, reversed(path))).rpartition("\0")[2].lstrip(".")
+        return "".join(map(_label_text, reversed(path)))
 
     def items(self) -> list[tuple[str, Any]]:
         """Every object with its path."""
@@ -129,10 +133,12 @@ def take_snapshot(
     roots: Iterable[tuple[str, Any]],
     adapter: StateAdapter,
     models: Mapping[str, Any],
+    more_parts: Callable[[Any], Iterable[tuple[str, Any]]] = lambda _value: (),
 ) -> StateSnapshot:
-    """Number and mark all objects below `roots`. `models`: their weights are returned separately."""
+    """Number and mark all objects below `roots`. `models`: their weights are returned separately; `more_parts`: parts
+    of an object that are followed besides those of the adapter."""
     type_rules.add({name: TypeRule(**fields) for name, fields in adapter.rules.items()})
-    walk = _Walk(adapter, models)
+    walk = _Walk(adapter, models, more_parts)
     for objects in (roots, models.items()):  # hoisted models are not below `roots`
         for name, value in objects:
             walk.add(value, -1, ("name", name))
@@ -146,9 +152,15 @@ def take_snapshot(
 
 
 class _Walk:
-    def __init__(self, adapter: StateAdapter, models: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        adapter: StateAdapter,
+        models: Mapping[str, Any],
+        more_parts: Callable[[Any], Iterable[tuple[str, Any]]],
+    ) -> None:
         self.snapshot = StateSnapshot()
         self.adapter = adapter
+        self.more_parts = more_parts
         self.weights = {id(value): key for key, value in adapter.named(models).items()}
         self.waiting: deque[int] = deque()
         self.spaces: dict[tuple[int, str], NamespaceEntry] = {}
@@ -256,6 +268,7 @@ class _Walk:
     def _with_class(self, kind: Kind, value: Any) -> Iterator[tuple[Label, Any]]:
         yield from kind.parts(value)
         yield from ((("attribute", name), part) for name, part in self.adapter.more_parts(value))
+        yield from ((("attribute", name), part) for name, part in self.more_parts(value))
         for base in type(value).__mro__ if type(value).__module__ != "builtins" else ():
             if not is_library_type(base):
                 yield ("name", base.__name__), base

@@ -19,6 +19,7 @@ from tpu_magics.launch.request import Request
 from tpu_magics.launch.run import Strategy, TrainingRun, show_results
 from tpu_magics.launch.state.snapshot import StateSnapshot, take_snapshot
 from tpu_magics.launch.streams import Relay, Screen
+from tpu_magics.runs import events
 from tpu_magics.runs.reader import Run
 from tpu_magics.runs.temporary_folders import make_scratch
 
@@ -109,6 +110,7 @@ class ForkedStrategy(Strategy):
                     run.plan.timeout,
                     run.observer,
                     keep=run.plan.keep_partial,
+                    saves=run.plan.checkpoints is not None,
                 )
                 if len(children) < workers:
                     watch.stop("worker")
@@ -232,6 +234,8 @@ class ForkedStrategy(Strategy):
         if watch.reason != "done" or not all(w.good for w in watch.workers):
             raise self._with_partial_results(run, watch, self.explain_failure(run, watch))
         run.folder.update(status="collecting", workers=watch.table())
+        if any(w.end is not None and w.end.status == events.STOPPED for w in watch.workers):
+            raise _ended_outside(run)
         limited = any(w.end is not None and w.end.status == "limit" for w in watch.workers)
         try:
             loaded = results.RunResults() if limited else self.load(run, run.plan.ranks)
@@ -293,6 +297,16 @@ class ForkedStrategy(Strategy):
         seconds = ended - (watch.started if watch else ended)
         workers = watch.table() if watch else []
         run.folder.update(status=status, ended=ended, seconds=seconds, workers=workers, **fields)
+
+
+def _ended_outside(run: TrainingRun) -> TrainingFailed:
+    """A worker got a SIGTERM that was not the launcher's, and has saved."""
+    return TrainingFailed(
+        "The run was ended from outside: a worker got a SIGTERM.",
+        f"It saved a checkpoint and stopped. {base.UNCHANGED}",
+        "Find out what sent the signal: a batch system, a limit of the container, another program.",
+        run=str(run.folder.path),
+    )
 
 
 def _with_session(options: Options, host: Host) -> Options:

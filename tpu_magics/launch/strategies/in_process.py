@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.base import (
@@ -22,21 +23,26 @@ from tpu_magics.backends.base import (
     Placement,
     SavedState,
     StepLimit,
+    StopRequested,
     TrainingProblem,
     Watcher,
 )
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host, free_disk
 from tpu_magics.launch import frames, preconditions, process, results, session, tee
+from tpu_magics.launch.hoist.functions import unwrap_function
 from tpu_magics.launch.notebook import RunObserver
 from tpu_magics.launch.plan import Options, Plan, mb
 from tpu_magics.launch.request import Request
+from tpu_magics.launch.resume.training import RunRecords, TrainingCheckpoints, records_before
 from tpu_magics.launch.run import Strategy, TrainingRun
+from tpu_magics.launch.state.type_rules import is_user_function
 from tpu_magics.launch.strategies import rollback
 from tpu_magics.launch.watchdog import TIMEOUT, Watchdog
 from tpu_magics.runs import events
 from tpu_magics.runs.folder import RunFolder
 from tpu_magics.runs.meter import MemoryMeter
+from tpu_magics.runs.temporary_folders import make_scratch, remove_scratch
 from tpu_magics.runs.writer import EventWriter
 
 if TYPE_CHECKING:
@@ -60,6 +66,7 @@ class InProcessStrategy(Strategy):
         self._value: Any = None
         self._limited = False  # --steps ended the run
         self._over = threading.Event()
+        self._save_and_stop: Callable[[], None] | None = None
 
     # -- before the run -------------------------------------------------------------------------------------------
     def check_options(self, request: Request, options: Options) -> None:
@@ -159,7 +166,12 @@ class InProcessStrategy(Strategy):
         __tracebackhide__ = True
         good = False
         try:
-            with _restored_argv(run.request.script), self.watchdog.interruptible(limited=True), self.backend.scope():
+            with (
+                _restored_argv(run.request.script),
+                self._resumable(run, watcher),
+                self.watchdog.interruptible(limited=True),
+                self.backend.scope(),
+            ):
                 run.work.install(self.records.note, 1)
                 value = run.work.run(0, 0)
             if self.watchdog.reason == TIMEOUT:
@@ -174,6 +186,41 @@ class InProcessStrategy(Strategy):
             for line in changed():
                 self.records.note("jit", line)
 
+    @contextmanager
+    def _resumable(self, run: TrainingRun, watcher: Watcher) -> Iterator[None]:
+        """Within it, the run saves its state, and goes on from a checkpoint."""
+        plan = run.plan.checkpoints
+        if plan is None:
+            yield
+            return
+        found = (*(one for _, one in run.request.items), unwrap_function(run.request.hoistable)[0])
+        functions = [one for one in found if isinstance(one, FunctionType) and is_user_function(one)]
+        code = run.work.resumable(functions)
+        scratch = make_scratch(run.folder)
+        for event in records_before(plan, 0):
+            self.records.writer.write(event)
+        try:
+            saving = TrainingCheckpoints(
+                plan,
+                code,
+                functions,
+                self.backend,
+                run.work.roots(),
+                (0, 1),
+                scratch,
+                RunRecords(self.records.writer, watcher),
+                self.records.note,
+            )
+            self._save_and_stop = saving.clock.want
+            with self.backend.following_libraries(saving.loops), saving.running():
+                yield
+        except StopRequested:
+            raise KeyboardInterrupt from None
+        finally:
+            self._save_and_stop = None
+            code.restore()
+            remove_scratch(run.folder)
+
     def wait(self, run: TrainingRun) -> None:
         """In another thread."""
         self._over.wait()
@@ -187,7 +234,7 @@ class InProcessStrategy(Strategy):
         self.watchdog.observer = observer
 
     def request_stop(self) -> None:
-        self.watchdog.stop()
+        (self._save_and_stop or self.watchdog.stop)()
 
     # -- the end --------------------------------------------------------------------------------------------------
     def collect(self, run: TrainingRun) -> results.RunResults:
@@ -236,7 +283,8 @@ class InProcessStrategy(Strategy):
 
 
 def _observer_config(run: TrainingRun) -> ObserverConfig:
-    limits = {"max_steps": run.plan.steps, "max_recompiles": run.plan.max_recompiles}
+    before = sum(one.synced for one in events.only(records_before(run.plan.checkpoints, 0), events.Resumed))
+    limits = {"max_steps": run.plan.steps, "max_recompiles": run.plan.max_recompiles, "steps_before": before}
     cells = {"cell_names": run.cell_names, "cell_ids": run.cell_ids}
     return ObserverConfig(run.plan.device, 1, run.plan.precision, **limits, **cells)  # type: ignore[arg-type]
 

@@ -1,0 +1,262 @@
+"""A run that was ended at any moment goes on, and ends as the run that was never broken: to the last bit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.launching import failed, run, said
+from tests.launch.resume import programs
+from tests.launch.resume.programs import FORMS, KILL, kill_at
+from tpu_magics.checkpoints.store import CheckpointStore, DiskPlace, open_place
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch import session
+from tpu_magics.launch.results import TrainResult
+from tpu_magics.runs.events import Value
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session"), pytest.mark.timeout(280)]
+
+WHO = ("self", "all", "kernel")
+
+
+@pytest.fixture(autouse=True)
+def _initialised(fresh_session: session.Session) -> None:
+    session.initialise()  # seeds do not start the runtime here
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """Where this session keeps checkpoints, from now on."""
+    session.current.checkpoints = str(tmp_path / "place")
+    yield tmp_path / "place"
+
+
+def outcome(form: str, tmp_path: Path, **options: Any) -> tuple[Any, str, TrainResult]:
+    """What a run returns, a checksum of the weights, and the run."""
+    model = programs.begin()
+    done = run(FORMS[form][0], model, *programs.arguments(form, tmp_path / "output"), **options)
+    content = b"".join(one.detach().numpy().tobytes() for one in model.state_dict().values())
+    return done.value, hashlib.sha256(content).hexdigest(), done
+
+
+def logged(done: TrainResult) -> list[tuple[str, int, Any]]:
+    """The logged values of rank 0."""
+    found = [one for one in done.run.events("value", 0) if isinstance(one, Value)]
+    timed = ("runtime", "second")  # a Trainer logs how fast it was
+    return [(one.name, one.step, one.value) for one in found if not any(part in one.name for part in timed)]
+
+
+def unbroken(form: str, tmp_path: Path, **options: Any) -> tuple[Any, str, TrainResult]:
+    place, session.current.checkpoints = session.current.checkpoints, ""
+    try:
+        return outcome(form, tmp_path, **options)
+    finally:
+        session.current.checkpoints = place
+
+
+def leg(form: str, tmp_path: Path, kill: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:
+    """A run that goes on from what there is, and is ended as `kill` says; what `outcome` gives if it is not."""
+    monkeypatch.setenv(KILL, kill)
+    every = options.pop("save_every", 3)
+    if kill.split()[1] != "kernel":
+        try:
+            return outcome(form, tmp_path, resume=True, save_every=every, **options)
+        except TpuMagicsError as error:
+            assert "was killed" in error.what or "SIG" in said(error) or "interrupted" in error.what, said(error)
+            return None
+    child = os.fork()  # stands for the kernel
+    if child == 0:
+        os.setpgid(0, 0)
+        code = 3
+        try:
+            session.initialise()
+            outcome(form, tmp_path, resume=True, save_every=every, **options)
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) in (-signal.SIGKILL, 0)
+    return None
+
+
+def readable(place: Path, name: str, folder: Path) -> int:
+    """The step of the newest checkpoint, none of which is damaged; 0 if there is none."""
+    told: list[str] = []
+    if not (place / name).exists():
+        return 0
+    folder.mkdir(exist_ok=True)
+    found = CheckpointStore(open_place(str(place / name))).newest(folder, told.append)
+    assert not told
+    return found[0].manifest.step if found is not None else 0
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_ends_as_the_unbroken_run(
+    form: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value, weights, whole = unbroken(form, tmp_path)
+    steps = FORMS[form][1]
+    assert leg(form, tmp_path, kill_at(steps * 2 // 3), monkeypatch) is None
+    monkeypatch.setenv(KILL, "")
+    found, same, done = outcome(form, tmp_path, resume=True)
+    assert (found, same) == (value, weights)
+    assert logged(done) == logged(whole)
+    assert done.steps == whole.steps
+    resumed = done.run.events("resumed", 0)
+    assert len(resumed) == 1
+    assert place.exists()
+
+
+def test_two_ranks_save_at_the_same_item(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    value, weights, _ = unbroken("accelerate", tmp_path, processes=2)
+    assert leg("accelerate", tmp_path, kill_at(17), monkeypatch, processes=2) is None
+    monkeypatch.setenv(KILL, "")
+    found, same, done = outcome("accelerate", tmp_path, resume=True, processes=2)
+    assert (found, same) == (value, weights)
+    newest = sorted((place / "accelerated").iterdir())[-1]
+    manifest = json.loads(json.loads((newest / "manifest.json").read_text())["manifest"])
+    sizes = {name: one["size"] for name, one in manifest["files"].items()}
+    assert {"rank-0.json", "rank-1.json"} <= set(sizes)
+    assert sizes["rank-1.safetensors"] < sizes["rank-0.safetensors"], "what is the same on all ranks is saved once"
+    assert done.run.events("resumed", 0)
+
+
+def chain(form: str, seed: int, tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:
+    """A run that is ended again and again, until it is done. Returns how often it was ended."""
+    numbers = random.Random(seed)
+    value, weights, _ = unbroken(form, tmp_path, **options)
+    name = FORMS[form][0].__name__
+    at, kills = 0, 0
+    while True:
+        at = min(at + numbers.randint(1, 6), FORMS[form][1] + 1)
+        done = leg(
+            form,
+            tmp_path,
+            kill_at(at, numbers.choice(WHO)),
+            monkeypatch,
+            save_every=numbers.choice((1, 2, 3)),
+            **options,
+        )
+        saved = readable(place, name, tmp_path / f"read-{kills}")
+        if done is not None:
+            assert (done[0], done[1]) == (value, weights)
+            return kills
+        kills += 1
+        at = max(at, saved)
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_a_run_that_is_killed_again_and_again(
+    seed: int, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert chain("plain", seed, tmp_path, place, monkeypatch) > 4
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("form", FORMS)
+def test_many_kills(form: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    most, kills, seed = (20 if form == "trainer" else 60), 0, 100
+    while kills < most:
+        kills += chain(form, seed, tmp_path, place, monkeypatch)
+        seed += 1
+        shutil.rmtree(place)
+    print(f"{form}: {kills} kills")
+
+
+def test_killed_in_the_middle_of_a_save(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the rename: the checkpoint before stays the newest."""
+    value, weights, _ = unbroken("plain", tmp_path)
+    original = DiskPlace.put
+    saves = [0]
+
+    def put(self: DiskPlace, name: str, files: Any, manifest: bytes) -> None:
+        saves[0] += 1
+        if saves[0] == 3:
+            (self.folder / f".unfinished-{name}").mkdir()
+            os.kill(os.getpid(), 9)
+        original(self, name, files, manifest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DiskPlace, "put", put)
+        error = failed(programs.plain, programs.begin(), save_every=4)
+    assert "step 8: --resume" in said(error)
+    assert readable(place, "plain", tmp_path / "read") == 8
+    found, same, _ = outcome("plain", tmp_path, resume=True)
+    assert (found, same) == (value, weights)
+    assert not list((place / "plain").glob(".unfinished*"))
+
+
+# -- what is told -----------------------------------------------------------------------------------------------------
+
+
+def test_a_full_place_does_not_end_the_training(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = DiskPlace.put
+    tries = [0]
+
+    def put(self: DiskPlace, name: str, files: Any, manifest: bytes) -> None:
+        tries[0] += 1
+        if tries[0] < 3:
+            raise OSError(28, "No space left on device")
+        original(self, name, files, manifest)
+
+    monkeypatch.setattr(DiskPlace, "put", put)
+    value, _, done = outcome("plain", tmp_path, save_every=4)
+    assert value is not None
+    told = [one.text for one in done.run.events("warning", 0) if one.code == "not-saved"]  # type: ignore[attr-defined]
+    assert len(told) == 2
+    assert "No space left on device" in told[0]
+    assert readable(place, "plain", tmp_path / "read") >= 12
+
+
+def test_a_changed_training_is_refused_with_a_table(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert leg("plain", tmp_path, kill_at(20), monkeypatch) is None
+    monkeypatch.setenv(KILL, "")
+    error = failed(programs.plain, programs.begin(), kwargs={"epochs": 4}, resume=True)
+    assert "was changed since its checkpoint" in error.what
+    assert "plain: epochs: 3 -> 4" in said(error)
+    assert "--force" in error.todo
+    done = run(programs.plain, programs.begin(), kwargs={"epochs": 4}, resume=True, force=True)
+    assert done.value[2] == 48
+    assert place.exists()
+
+
+def test_another_model_is_refused(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    assert leg("plain", tmp_path, kill_at(20), monkeypatch) is None
+    monkeypatch.setenv(KILL, "")
+    programs.begin()
+    error = failed(programs.plain, torch.nn.Linear(8, 1), resume=True)
+    assert "does not fit" in error.what
+    assert place.exists()
+
+
+def test_a_training_without_a_place_for_checkpoints() -> None:
+    with pytest.raises(TpuMagicsError) as caught:
+        run(programs.plain, programs.begin(), resume=True)
+    assert "%tpu_init --checkpoints" in caught.value.todo
+
+
+def test_a_place_that_cannot_be_written() -> None:
+    with pytest.raises(TpuMagicsError) as caught:
+        session.initialise(checkpoints="/proc/nothing")
+    assert "cannot be written" in caught.value.what
+
+
+@pytest.mark.parametrize("every", ["0", "5x", "-1", "m"])
+def test_a_time_between_saves_that_is_none(every: str, place: Path) -> None:
+    with pytest.raises(TpuMagicsError) as caught:
+        run(programs.plain, programs.begin(), save_every=every)
+    assert "--save-every" in caught.value.what
+    assert not (place / "plain").exists()

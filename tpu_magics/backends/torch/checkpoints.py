@@ -1,0 +1,267 @@
+"""Checkpoints of a training in progress: tensors as they lie on the device and in files, and the random states of a
+rank."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tpu_magics.backends.torch import optimizers, randomness, runtime, weights_files
+from tpu_magics.backends.torch.runtime import on_device
+from tpu_magics.backends.torch.tensor_transfer import settle, to_cpu
+
+_PLAIN, _ODD = ".safetensors", ".pt"
+_SHARDED = "XlaFullyShardedDataParallel"  # torch_xla 2.9.0: each rank has its part of the weights
+
+
+class TorchStore:
+    """The `StateStore` of launch/resume/objects.py."""
+
+    def __init__(self) -> None:
+        self._steps = optimizers.steps_done()
+
+    def stepped(self) -> bool:
+        """Whether an optimizer has stepped since the last call."""
+        before, self._steps = self._steps, optimizers.steps_done()
+        return self._steps != before
+
+    def replicated(self, values: Iterable[Any]) -> set[int]:
+        """The ids of the tensors among these objects that are the same on all ranks: the parameters of modules, and
+        what optimizers keep for them. Not those that are sharded."""
+        values = list(values)
+        if any(base.__name__ == _SHARDED for one in values for base in type(one).__mro__):
+            return set()
+        found: set[int] = set()
+        for one in values:
+            if isinstance(one, torch.nn.Module):
+                found.update(map(id, one._parameters.values()))
+            elif isinstance(one, torch.optim.Optimizer):
+                states = (state for state in one.state.values() if isinstance(state, dict))
+                found.update(id(value) for state in states for value in state.values())
+        return found
+
+    def is_tensor(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor)
+
+    def describe(self, tensor: Any) -> dict[str, Any]:
+        """`d`: on the device; `g`: it requires gradients; `p`: it is a Parameter; `s`: it is sharded over devices."""
+        leaf = bool(tensor.is_leaf and tensor.requires_grad)
+        there, parameter = on_device(tensor), isinstance(tensor, torch.nn.Parameter)
+        return {"d": there, "g": leaf, "p": parameter, "s": there and _is_sharded(tensor)}
+
+    def make(self, content: Any, described: Mapping[str, Any]) -> Any:
+        tensor = content.clone() if not described["d"] else content.to(_device())
+        if described["p"]:
+            return torch.nn.Parameter(tensor, described["g"])
+        return tensor.requires_grad_() if described["g"] else tensor
+
+    def put(self, tensor: Any, content: Any, described: Mapping[str, Any]) -> None:
+        with torch.no_grad():
+            alike = tensor.shape == content.shape and tensor.dtype == content.dtype
+            if alike and (not on_device(tensor) or described["s"]):  # a copy keeps how it is sharded
+                tensor.copy_(content)
+            else:
+                tensor.data = content.to(tensor.device) if on_device(tensor) else content.clone()
+        if tensor.is_leaf:
+            tensor.requires_grad_(described["g"])
+
+    def plain(self, value: Any) -> tuple[str, Any] | None:
+        if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc":
+            array = np.array(value)  # a copy: the original may be read-only, or change
+            kind = "array" if isinstance(value, np.ndarray) else "number"
+            bits = array.reshape(-1).view(np.uint8)
+            shaped = f"{array.dtype.str} {' '.join(map(str, array.shape))}".rstrip()
+            return f"{kind} {shaped}", torch.from_numpy(bits)
+        if isinstance(value, (torch.dtype, torch.device)):
+            return type(value).__name__, str(value).removeprefix("torch.")
+        if type(value) is torch.Size:
+            return "Size", list(value)
+        return None
+
+    def from_plain(self, name: str, value: Any) -> Any:
+        if name == "dtype":
+            return getattr(torch, value)
+        if name == "device":
+            return torch.device(value)
+        if name == "Size":
+            return torch.Size(value)
+        kind, dtype, *shape = name.split(" ")
+        array = value.numpy().view(np.dtype(dtype)).reshape([int(one) for one in shape])
+        return array if kind == "array" else array[()]
+
+    def tables(self, value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+        if isinstance(value, torch.nn.Module):
+            yield "_parameters", value._parameters
+            yield "_buffers", value._buffers
+
+    def gradients(self, values: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+        for key, value in values:
+            if isinstance(value, torch.Tensor) and value.is_leaf and value.grad is not None:
+                yield key, value.grad
+
+    def set_gradient(self, tensor: Any, gradient: Any) -> None:
+        tensor.grad = gradient
+
+    # -- files ------------------------------------------------------------------------------------------------------
+    def fetch(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """The tensors in host memory of their own. Waits for the device, whose random numbers stay as they are (each
+        sync of torch_xla advances them)."""
+        seed = runtime.running_seed()
+        settle()
+        copies = to_cpu(list(tensors.values()))
+        if seed is not None and (current := runtime.current()) is not None:
+            current.set_seed(seed)
+        return {
+            key: copy.clone() if not on_device(tensor) else copy
+            for (key, tensor), copy in zip(tensors.items(), copies, strict=True)
+        }
+
+    def write(self, path: Path, tensors: Mapping[str, Any]) -> list[Path]:
+        """Write what `fetch` returned, without an ending in `path`. Returns the files. Raises OSError."""
+        plain = {key: tensor for key, tensor in tensors.items() if weights_files.is_plain(tensor)}
+        odd = {key: tensor for key, tensor in tensors.items() if key not in plain}
+        written = [path.with_name(path.name + _PLAIN)]
+        order = weights_files.in_order(plain)
+        weights_files.write(written[0], plain, ((key, plain[key]) for key in order))
+        if odd:
+            written.append(path.with_name(path.name + _ODD))
+            weights_files.save(odd, written[1])
+        return written
+
+    def read(self, path: Path) -> dict[str, Any]:
+        """What `write` wrote there."""
+        from safetensors.torch import load_file
+
+        tensors: dict[str, Any] = load_file(path.with_name(path.name + _PLAIN))
+        odd = path.with_name(path.name + _ODD)
+        if odd.exists():
+            tensors.update(torch.load(odd, map_location="cpu", weights_only=True))
+        return tensors
+
+
+def _is_sharded(tensor: Any) -> bool:
+    """Over the devices of an SPMD worker (torch_xla 2.9.0)."""
+    module = sys.modules.get("torch_xla")
+    if module is None or tensor.device.type != "xla":
+        return False
+    inner = getattr(tensor, "global_tensor", tensor)
+    return "devices=" in str(module._XLAC._get_xla_sharding_spec(inner))
+
+
+def _device() -> torch.device:
+    """This rank's."""
+    current = runtime.current()
+    assert current is not None
+    return torch.empty(0, device=current.device_type).device
+
+
+# How the state of a generator is read and set.
+_GENERATORS: tuple[tuple[type, Any, Any], ...] = (
+    (torch.Generator, torch.Generator.get_state, torch.Generator.set_state),
+    (np.random.Generator, lambda one: one.bit_generator.state, lambda one, state: _set_bits(one, state)),
+    (np.random.RandomState, np.random.RandomState.get_state, np.random.RandomState.set_state),
+    (random.Random, random.Random.getstate, random.Random.setstate),
+)
+# Where a loader has the objects that draw its order (torch 2.9, torch_xla 2.9.0, accelerate 1.15.0).
+_PARTS = ("_loader", "base_dataloader", "dataset", "sampler", "batch_sampler", "generator", "synchronized_generator")
+
+
+class TorchRandomStates:
+    """The `LoopRandomStates` of launch/resume/loops.py. `objects`: those of the program, among which are generators,
+    and loaders, which have some and may count their passes."""
+
+    def __init__(self, objects: Iterable[Any] = ()) -> None:
+        self._generators: list[tuple[Any, Any, Any]] = []
+        self._counters: list[Any] = []
+        seen: set[int] = set()
+        for one in objects:
+            for part in _with_parts(one, seen):
+                known = next(((get, put) for kind, get, put in _GENERATORS if isinstance(part, kind)), None)
+                if known is not None:
+                    self._generators.append((part, *known))
+                elif _counts_passes(part):
+                    self._counters.append(part)
+
+    def read(self) -> dict[str, Any]:
+        numbers = randomness.random_state()
+        return {
+            "python": numbers.python,
+            "numpy": numbers.numpy,
+            "torch": numbers.torch,
+            "device": runtime.running_seed(),
+            "generators": [get(one) for one, get, _ in self._generators],
+            "passes": [int(one.iteration) for one in self._counters],
+        }
+
+    def write(self, states: Any) -> None:
+        self._write(states, set())
+
+    def write_unmoved(self, states: Any, before: Any) -> None:
+        now = self.read()
+        moved: set[str | int] = {name for name in ("python", "numpy", "torch") if not _same(now[name], before[name])}
+        moved |= {n for n, one in enumerate(now["generators"]) if not _same(one, before["generators"][n])}
+        self._write({**states, "passes": now["passes"]}, moved)
+
+    def _write(self, states: Any, but: set[Any]) -> None:
+        names = ("python", "numpy", "torch")
+        kept = {name: None if name in but else states[name] for name in names}
+        randomness.set_random_state(randomness.RandomState(**kept, modes=()))
+        if states["device"] is not None and (current := runtime.current()) is not None:
+            current.set_seed(states["device"])
+        for n, (one, _, put) in enumerate(self._generators):
+            if n not in but:
+                put(one, states["generators"][n])
+        for one, count in zip(self._counters, states["passes"], strict=True):
+            one.iteration = count
+
+
+def _with_parts(value: Any, seen: set[int]) -> Iterator[Any]:
+    """An object, and of a loader what draws its order."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    yield value
+    if isinstance(value, _loaders()):
+        yield from _parts(value, seen, 0)
+
+
+def _parts(value: Any, seen: set[int], depth: int) -> Iterator[Any]:
+    names = getattr(value, "__dict__", {})
+    found = [names[name] for name in _PARTS if name in names]
+    generators = tuple(kind for kind, *_ in _GENERATORS)
+    found += [one for one in names.values() if isinstance(one, generators)]
+    for one in found:
+        if id(one) not in seen and depth < 6:
+            seen.add(id(one))
+            yield one
+            yield from _parts(one, seen, depth + 1)
+
+
+def _loaders() -> tuple[type, ...]:
+    module = sys.modules.get("torch_xla.distributed.parallel_loader")
+    return (torch.utils.data.DataLoader, *([module.MpDeviceLoader] if module is not None else []))
+
+
+def _counts_passes(value: Any) -> bool:
+    """A loader of accelerate's (1.15.0), whose seeded sampler draws by the number of the pass."""
+    module = sys.modules.get("accelerate.data_loader")
+    return module is not None and isinstance(value, module.DataLoaderStateMixin) and "iteration" in vars(value)
+
+
+def _set_bits(generator: Any, state: Any) -> None:
+    generator.bit_generator.state = state
+
+
+def _same(left: Any, right: Any) -> bool:
+    if isinstance(left, Mapping):
+        return left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)
+    if isinstance(left, (tuple, list)):
+        return len(left) == len(right) and all(map(_same, left, right))
+    found = left == right
+    return bool(found.all()) if hasattr(found, "all") else bool(found)

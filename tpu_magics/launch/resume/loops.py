@@ -1,0 +1,347 @@
+"""Where a rank is in its training loops, and how it gets there again.
+
+A position is the loops that run, the outermost first, each with the number of items that it has taken. To go on from
+one, the function runs again up to its loops; each of them passes over its items without its body, with the random
+states that it began with, so that the same data come in the same order.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import takewhile
+from types import FrameType
+from typing import Any, Protocol, TypeVar
+
+from tpu_magics.backends.observe.sites import outwards
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch.resume import locals as local_names
+from tpu_magics.launch.resume.rewrite import LoopSite
+from tpu_magics.runs.origin import is_library
+
+# Loops over these take their items in threads of their own, ahead of the training (torch_xla 2.9.0).
+_AHEAD = frozenset({"MpDeviceLoader", "PerDeviceLoader", "ParallelLoader", "MpDeviceLoaderWrapper"})
+T = TypeVar("T")
+_DEPTH = 4  # references to follow in search of one
+
+
+class LoopRandomStates(Protocol):
+    """The random generators of a rank (backends/torch/checkpoints.py)."""
+
+    def read(self) -> Any:
+        """Their states, and the numbers of passes that loaders have counted."""
+
+    def write(self, states: Any) -> None:
+        """Set them."""
+
+    def write_unmoved(self, states: Any, before: Any) -> None:
+        """Set those that are as in `before`: nothing has drawn from them since."""
+
+
+@dataclass
+class LoopLevel:
+    """One loop of a position. `key`: its LoopSite's; `taken`: items so far, the one in work included; `states`: random
+    states when it began; `done`: training loops that ended before it, in the same pass of the loop around it. For a
+    loop around others: `at_item`: random states when its item was taken, `names`: local variables then. `more`: what
+    the loop of a library needs itself."""
+
+    key: str
+    taken: int
+    states: Any
+    done: list[str] = field(default_factory=list)
+    at_item: Any = None
+    names: Mapping[str, Any] = field(default_factory=dict)
+    more: Any = None
+
+
+class LoopListener(Protocol):
+    """What is called at a training's loops."""
+
+    def first_loop(self, frames: Sequence[FrameType], objects: Sequence[tuple[str, Any]]) -> LoopRandomStates:
+        """Before the first training loop begins, and before each of a library. `objects`: what that trains. Returns the
+        random states of the program."""
+
+    def between_items(self, loops: TrainingLoops, frames: Sequence[FrameType]) -> None:
+        """An item was taken, and its body is about to run."""
+
+    def arrived(self, loops: TrainingLoops, frames: Sequence[FrameType]) -> None:
+        """The position to go on from is reached."""
+
+
+@dataclass
+class _Running:
+    site: LoopSite
+    level: LoopLevel
+    wanted: LoopLevel | None = None
+    done: list[str] = field(default_factory=list)  # of the loops in it
+    skipped: bool = False
+    more: Callable[[], Any] | None = None
+    started: bool = False
+
+
+class TrainingLoops:
+    """The training loops of a rank. `sites`: by key; `resume`: the position to go on from."""
+
+    def __init__(
+        self,
+        sites: Mapping[str, LoopSite],
+        listener: LoopListener,
+        resume: Sequence[LoopLevel] = (),
+    ) -> None:
+        self.sites = sites
+        self.listener = listener
+        self.states: LoopRandomStates | None = None
+        self._wanted = list(resume)
+        self._running: list[_Running] = []
+        self._ended: list[str] = []  # outside of any other
+
+    def position(self) -> list[LoopLevel]:
+        """Where this rank is, in `LoopListener.between_items`."""
+        assert self.states is not None
+        last = self._running[-1]
+        if last.more is not None:
+            last.level.more = last.more()
+        if not last.site.outer:
+            last.level.at_item = self.states.read()
+        return [one.level for one in self._running]
+
+    @property
+    def resuming(self) -> bool:
+        """Whether the position to go on from is not reached yet."""
+        return bool(self._wanted)
+
+    # -- called by the user's code ----------------------------------------------------------------------------------
+    def begin(self, key: str, frame: FrameType | None = None) -> str:
+        """Before the iterable of a loop is made."""
+        frame = frame if frame is not None else sys._getframe(1)
+        return self._begin(self.sites[key], frame, ())
+
+    def _begin(self, site: LoopSite, frame: FrameType, objects: Sequence[tuple[str, Any]]) -> str:
+        key = site.key
+        if self.states is None or objects:
+            self.states = self.listener.first_loop(user_frames(frame), objects)
+        states = self.states
+        while self._running and not self._running[-1].started:  # its iterable raised
+            self._running.pop()
+        before = self._running[-1].done if self._running else self._ended
+        running = _Running(site, LoopLevel(key, 0, None, list(before)))
+        depth = len(self._running)
+        if depth < len(self._wanted):
+            wanted = self._wanted[depth]
+            if len(before) < len(wanted.done):
+                self._check(wanted.done[len(before)], site)
+                running.skipped = True
+            else:
+                self._check(wanted.key, site)
+                running.wanted = wanted
+                states.write(wanted.states)
+        running.level.states = states.read()
+        self._running.append(running)
+        return key
+
+    def _check(self, wanted: str, site: LoopSite) -> None:
+        if wanted != site.key:
+            raise TpuMagicsError(
+                "The checkpoint does not fit this code: other training loops run.",
+                f"The checkpoint was saved in `{wanted}`, and now `{site.head}` (line {site.line}) begins.",
+                "Undo the change of the loops, or train from the beginning, without --resume.",
+            )
+
+    def over(self, site: LoopSite, items: Iterable[Any]) -> Iterator[Any]:
+        """The items of a loop of our own, in a generator that the user's code iterates."""
+        self._begin(site, sys._getframe(1), ())
+        return self._items(items, lambda: sys._getframe(2))
+
+    def loop(self, _key: str, items: Iterable[Any]) -> Iterator[Any]:
+        """The items of a loop that was begun."""
+        return self._items(items, lambda: sys._getframe(2))
+
+    def _items(self, items: Iterable[Any], caller: Callable[[], FrameType]) -> Iterator[Any]:
+        """The items of a loop that was begun. `caller`: called when an item is taken, returns the frame of the loop."""
+        running = self._running[-1]
+        running.started = True
+        try:
+            if running.skipped:
+                return
+            iterator = iter(items)
+            self._skip(running, iterator)
+            while (item := next(iterator, _NO_MORE)) is not _NO_MORE:
+                running.level.taken += 1
+                running.done.clear()
+                self._item_taken(running, items, caller())
+                yield item
+                del item  # an item must not outlive its body: the device has no room for two
+        finally:
+            self._end(running)
+
+    def _end(self, running: _Running) -> None:
+        if running in self._running:
+            del self._running[self._running.index(running) :]
+            (self._running[-1].done if self._running else self._ended).append(running.level.key)
+
+    # -- called by the loop of a library (backends/torch/trainer_loops.py) -------------------------------------------
+    def begin_library(self, key: str, more: Callable[[], Any], *objects: tuple[str, Any]) -> None:
+        self._begin(LoopSite(key, "", 0, False, key), sys._getframe(1), objects)
+        self._running[-1].started = True
+        self._running[-1].more = more
+
+    def library_item(self, items: Any) -> None:
+        running = self._running[-1]
+        running.level.taken = running.wanted.taken if running.wanted is not None else running.level.taken + 1
+        self._item_taken(running, items, sys._getframe(1))
+
+    def end_library(self) -> None:
+        self._running.pop()
+
+    def passed_over(self, key: str) -> Any:
+        """Whether a call of a library had ended before the checkpoint: then what `more` returned when the run was
+        saved, else None."""
+        done = self._running[-1].done if self._running else self._ended
+        wanted = self._wanted[len(self._running)] if len(self._running) < len(self._wanted) else None
+        if wanted is None or wanted.done[len(done) : len(done) + 1] != [key]:
+            return None
+        done.append(key)
+        return wanted.more if wanted.more is not None else {}
+
+    @contextmanager
+    def library_call(self, key: str) -> Iterator[Any]:
+        done = self._running[-1].done if self._running else self._ended
+        depth = len(self._running)
+        wanted = self._wanted[depth] if depth < len(self._wanted) else None
+        if wanted is not None and key in wanted.done[len(done) :]:
+            raise TpuMagicsError(
+                f"The checkpoint was saved in a later {key}() of this function, and the first cannot be left out.",
+                "A library's training is gone on from, but not passed over.",
+                f"Call {key}() once in each cell, or train from the beginning, without --resume.",
+            )
+        yield wanted.more if wanted is not None and wanted.key == key else None
+        done.append(key)
+
+    # -- the items ----------------------------------------------------------------------------------------------------
+    def _skip(self, running: _Running, iterator: Iterator[Any]) -> None:
+        """All items before the one that was in work."""
+        for _ in range(running.wanted.taken - 1 if running.wanted is not None else 0):
+            try:
+                next(iterator)
+            except StopIteration:
+                raise TpuMagicsError(
+                    "The data are shorter than when the checkpoint was saved.",
+                    f"`{running.site.head}` (line {running.site.line}) ended after {running.level.taken:,} items; the "
+                    f"checkpoint was saved at item {running.wanted.taken:,}.",  # type: ignore[union-attr]
+                    "Use the same data, or train from the beginning, without --resume.",
+                ) from None
+            running.level.taken += 1
+
+    def _item_taken(self, running: _Running, items: Any, frame: FrameType) -> None:
+        assert self.states is not None
+        frames = user_frames(frame)
+        frame = frames[-1] if frames else frame
+        wanted, running.wanted = running.wanted, None
+        if wanted is not None:
+            if len(self._running) == len(self._wanted):
+                self._arrive(wanted, items, frames)
+                return
+            if wanted.at_item is not None:
+                self.states.write(wanted.at_item)
+            local_names.assign(frame, wanted.names)
+        if running.site.outer:
+            running.level.at_item = self.states.read()
+            running.level.names = _small(local_names.live(frame))
+        if not self.resuming:
+            self.listener.between_items(self, frames)
+
+    def _arrive(self, wanted: LoopLevel, items: Any, frames: Sequence[FrameType]) -> None:
+        """At the position to go on from. What takes its items ahead has drawn random numbers for later ones."""
+        assert self.states is not None
+        if takes_ahead(items):
+            self.states.write_unmoved(wanted.at_item, wanted.states)
+        else:
+            self.states.write(wanted.at_item)
+        self._wanted = []
+        running = self._running[-1]
+        if running.site.outer:
+            running.level.at_item, running.level.names = wanted.at_item, wanted.names
+        self.listener.arrived(self, frames)
+
+
+_NO_MORE: Any = object()
+_current: list[TrainingLoops] = []  # of this process
+
+
+@contextmanager
+def following(loops: TrainingLoops) -> Iterator[None]:
+    """Within it, `resumable` is iterated by these loops."""
+    _current.append(loops)
+    try:
+        yield
+    finally:
+        _current.remove(loops)
+
+
+def resumable(loader: Iterable[T], epochs: int = 1) -> Iterator[T]:
+    """The batches of `epochs` passes over a loader, for a loop that a run can be resumed in:
+    `for batch in tpu_magics.resumable(loader, epochs=3):`.
+
+    Plain `for` loops of a notebook's code are found without it; this is for code that cannot be read (a library's own,
+    a generated one), and for a `while` loop. Outside of a run with checkpoints it only iterates.
+
+    Args:
+        loader: anything that can be iterated `epochs` times, in an order that its random state decides.
+        epochs: number of passes.
+    """
+    if not _current:
+        for _ in range(epochs):
+            yield from loader
+        return
+    loops = _current[-1]
+    for _ in loops.over(LoopSite("resumable: epochs", "", 0, True, "for ... in resumable(...)"), range(epochs)):
+        yield from loops.over(LoopSite("resumable: batches", "", 0, False, "for ... in resumable(...)"), loader)
+
+
+def user_frames(frame: FrameType) -> list[FrameType]:
+    """The functions of the user's that run, the outermost first; not those that have started the run."""
+    inside = takewhile(lambda one: one.f_globals.get("__name__") != "tpu_magics.launch.work", outwards(frame))
+    found = [one for one in inside if not is_library(one.f_code.co_filename, one.f_code.co_name)]
+    return found[::-1]
+
+
+def takes_ahead(items: Any) -> bool:
+    """Whether something in `items` takes its items in a thread of its own."""
+    level, seen = [items], {id(items)}
+    for _ in range(_DEPTH):
+        if any(base.__name__ in _AHEAD for one in level for base in type(one).__mro__):
+            return True
+        inner = [part for one in level if not isinstance(one, _OPEN) for part in gc.get_referents(one)]
+        level = [part for part in inner if id(part) not in seen and not isinstance(part, _OPEN)][:1000]
+        seen.update(map(id, level))
+    return False
+
+
+_OPEN = (types.ModuleType, types.FunctionType, type, str, bytes, int, float)
+
+
+def _small(names: Mapping[str, Any]) -> dict[str, Any]:
+    """The plain ones, copied: they may change until a checkpoint is written."""
+    found = {}
+    for name, value in names.items():
+        copied = _copy(value, 0)
+        if copied is not _TOO_LARGE:
+            found[name] = copied
+    return found
+
+
+_TOO_LARGE = object()
+_MOST = 1000
+
+
+def _copy(value: Any, depth: int) -> Any:
+    if value is None or type(value) in (int, float, bool, str, bytes):
+        return value
+    if depth < 3 and type(value) in (tuple, frozenset) and len(value) <= _MOST:
+        parts = [_copy(one, depth + 1) for one in value]
+        return _TOO_LARGE if any(one is _TOO_LARGE for one in parts) else type(value)(parts)
+    return _TOO_LARGE

@@ -1,0 +1,155 @@
+"""The checkpoints of a run as the notebook's process knows them: where they are, and the one to go on from."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tpu_magics.backends.base import CheckpointPlan
+from tpu_magics.checkpoints.store import CheckpointStore, SavedCheckpoint, open_place
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.runs.events import Saved
+from tpu_magics.runs.folder import RunFolder
+from tpu_magics.runs.reader import Run
+
+KEEP = 2
+SECONDS = 300.0  # between saves
+FOLDER = "resume"  # in the run folder: the files to go on from
+_EVERY = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)|(\d+)")
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_every(text: str | int | None) -> tuple[float | None, int | None]:
+    """Seconds or steps between saves: "5m", "90s", "1h", "200". Raises TpuMagicsError."""
+    if text is None:
+        return SECONDS, None
+    found = _EVERY.fullmatch(str(text).strip())
+    if found is None or not any(float(part) for part in (found[1], found[3]) if part):
+        raise TpuMagicsError(
+            f"--save-every {text} is not valid.",
+            "It is a time with a unit (90s, 5m, 1h), or a number of steps.",
+            "Use for example --save-every 5m, or --save-every 200.",
+        )
+    return (float(found[1]) * _UNITS[found[2]], None) if found[1] else (None, int(found[3]))
+
+
+def checkpoint_plan(
+    place: str,
+    name: str,
+    every: str | int | None,
+    keep: int | None,
+    resume: bool,
+    force: bool,
+    folder: Path,
+    about: dict[str, Any],
+    say: Callable[[str], None],
+) -> CheckpointPlan | None:
+    """How a run saves, and with `resume` the files to go on from, copied into its folder. None if the session has no
+    place for checkpoints. `name`: of what is trained; `about`: of this run, for the manifest.
+
+    Raises TpuMagicsError: the place cannot be used, or the checkpoint does not belong to this run.
+    """
+    seconds, steps = parse_every(every)
+    if not place:
+        if resume or every is not None or keep is not None:
+            option = "--resume" if resume else "--save-every" if every is not None else "--keep"
+            raise TpuMagicsError(
+                f"{option} needs a place for checkpoints.",
+                "This session has none.",
+                "Choose one: %tpu_init --checkpoints FOLDER (Google Drive, /kaggle/working, gs://bucket/run1).",
+            )
+        return None
+    keep = KEEP if keep is None else keep
+    if keep < 1:
+        raise TpuMagicsError(
+            f"--keep {keep} is not valid.", "One checkpoint is kept at least.", "Use --keep 1 or more."
+        )
+    where = f"{place.rstrip('/')}/{name}"
+    plan = CheckpointPlan(where, seconds, steps, keep, None, force, about)
+    files = folder / FOLDER
+    try:
+        store = CheckpointStore(open_place(where))
+        files.mkdir(mode=0o700)
+        found = store.newest(files, say)
+        store.place.remove_unfinished()  # of a save that was broken
+    except OSError as error:
+        raise TpuMagicsError(
+            f"The checkpoints in {where} cannot be read.",
+            f"{type(error).__name__}: {error}",
+            "Check the address and your access to it.",
+        ) from error
+    if found is None or not resume:
+        shutil.rmtree(files, ignore_errors=True)
+        if found is not None:
+            say(
+                f"{where} has a checkpoint of step {found[0].manifest.step:,}, {_ago(found[0])}. This run starts from "
+                "the beginning; with --resume it would go on from there. That checkpoint is kept."
+            )
+        elif resume:
+            say(f"No checkpoint in {where} yet: training starts from the beginning.")
+        return plan
+    _check(found[0], about)
+    say(_sentence(found[0]))
+    before = found[0].manifest.about.get("ranks")
+    if before != about.get("ranks"):
+        ranks = f"It was saved by {before} ranks, and now there are {about.get('ranks')}"
+        say(f"{ranks}: the data are divided anew, so the result is not to the bit that of the unbroken run.")
+    return replace(plan, resume=files, about={**about, "resumed": _resumed(found[0])})
+
+
+def with_checkpoint(error: BaseException, folder: RunFolder) -> None:
+    """Let the error of a run that saved tell how to go on."""
+    saved = [one for one in Run(folder.path).events("saved", 0) if isinstance(one, Saved)]
+    if saved and isinstance(error, TpuMagicsError):
+        error.todo = f"{error.todo} The newest checkpoint is of step {saved[-1].step:,}: --resume goes on from there."
+
+
+def _resumed(found: SavedCheckpoint) -> dict[str, Any]:
+    """The fields of the event `Resumed`."""
+    manifest = found.manifest
+    synced = int(manifest.about.get("synced", 0))
+    ranks = int(manifest.about.get("ranks", 1))
+    return {"step": manifest.step, "synced": synced, "saved": manifest.saved, "name": found.name, "ranks": ranks}
+
+
+def _check(found: SavedCheckpoint, about: dict[str, Any]) -> None:
+    """Raise TpuMagicsError for a checkpoint that no version of this run can go on from."""
+    before = found.manifest.about
+    for key, what in (("framework", "the framework"), ("device", "the kind of device")):
+        if before.get(key) != about.get(key):
+            raise TpuMagicsError(
+                f"The checkpoint {found.name} was saved with another {what.removeprefix('the ')}.",
+                f"It was {before.get(key)}, and here it is {about.get(key)}.",
+                "Resume on a machine of the same kind, or train from the beginning, without --resume.",
+            )
+
+
+def _sentence(found: SavedCheckpoint) -> str:
+    lost = _lost(found)
+    return f"Resuming from step {found.manifest.step:,}, saved {_ago(found)}{f'; {lost}' if lost else ''}."
+
+
+def _lost(found: SavedCheckpoint) -> str:
+    """What the run did after the checkpoint, if its records are on this machine."""
+    path = Path(str(found.manifest.about.get("path", "")))
+    if not path.name or not (path / "run.json").exists():
+        return ""
+    steps = Run(path).summary().steps
+    synced = found.manifest.about.get("synced")
+    if steps is None or not isinstance(synced, int) or steps < synced:
+        return ""
+    return f"{steps - synced:,} steps after it are lost" if steps > synced else "nothing after it is lost"
+
+
+def _ago(found: SavedCheckpoint) -> str:
+    seconds = max(0.0, time.time() - found.manifest.saved)
+    for unit, name in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= unit:
+            count = int(seconds / unit)
+            return f"{count} {name}{'s' * (count != 1)} ago"
+    return f"{seconds:.0f} s ago"

@@ -1,0 +1,269 @@
+"""When a rank saves, how the ranks agree on it, and the thread that writes while the training goes on.
+
+All ranks save at the same item of their loops: when it is time, they wait for each other between two items. Each copies
+its state to host memory; a thread of its own writes it to the scratch folder, and that of rank 0 then puts the files of
+all ranks into the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tpu_magics.backends.base import CheckpointPlan
+from tpu_magics.checkpoints.store import CheckpointStore, open_place
+from tpu_magics.errors import TpuMagicsError
+
+FORMAT = 1
+STATE = "rank-{}.json"  # of a rank, without the ending its tensors
+RECORDS = "rank-{}.records.jsonl"
+PATIENCE = 60.0  # seconds that ranks wait for each other, and rank 0 for the files of the others
+MOST_UNSTEPPED = 64  # items without an optimizer's step after which a save comes in the middle of one
+NOW, STOP = "now", "stop"
+_POLL = 0.002  # seconds
+
+
+@dataclass
+class SaveJob:
+    """The state of a rank at one item, in host memory. `number`: of the save; `step`: optimizer steps before it,
+    `synced`: steps as the observer counts them; `copied`: seconds that the training waited; `records`: its
+    steps and logged values so far, as in its file of events."""
+
+    number: int
+    step: int
+    data: Mapping[str, Any]
+    tensors: Mapping[str, Any]
+    copied: float
+    synced: int
+    records: bytes
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(frozen=True)
+class SaveReport:
+    """A save that ended. `problem`: why there is no checkpoint, or ""; `copied`: seconds that the training waited;
+    `written`: seconds of the thread; `size`: bytes; `name`: of the checkpoint; `synced`: as in
+    SaveJob."""
+
+    step: int
+    problem: str = ""
+    copied: float = 0.0
+    written: float = 0.0
+    size: int = 0
+    name: str = ""
+    synced: int = 0
+
+
+class SaveClock:
+    """Decides at which items a rank saves. `folder`: of all ranks on this host, for their messages; `items`, `steps`:
+    taken and done so far; `number`: of the next save; `stops`: the run ends after it."""
+
+    def __init__(self, plan: CheckpointPlan, rank: int, ranks: int, folder: Path) -> None:
+        self.plan = plan
+        self.rank = rank
+        self.ranks = ranks
+        self.folder = folder
+        self.items = 0
+        self.steps = 0
+        self.number = 1
+        self.stops = False
+        self._wanted = False
+        self._asked = 0.0
+        self._is_due = False
+        self._target: int | None = None
+        self._saved = time.monotonic(), 0
+        self._unstepped = 0
+
+    def want(self) -> None:
+        """Save at once, and end the run: called by a signal's handler."""
+        self._wanted = True
+
+    def due(self, stepped: bool, busy: bool) -> bool:
+        """An item was taken: whether this rank saves now. `stepped`: an optimizer stepped since the item before;
+        `busy`: the save before is not written yet. Waits for the other ranks when it is time."""
+        self.items += 1
+        self.steps += stepped
+        self._is_due = self._is_due or (self._target is None and self._is_time(busy))
+        if self._is_due and self._is_between(stepped):
+            self._is_due = False
+            self._target = self.items if self.ranks == 1 else self._agreed()
+        if self._target is None or self.items < self._target:
+            return False
+        self._target = None
+        self._saved = time.monotonic(), self.steps
+        self._unstepped = 0
+        return True
+
+    def begin(self) -> None:
+        """The time between saves begins."""
+        self._saved = time.monotonic(), self.steps
+
+    def _is_time(self, busy: bool) -> bool:
+        if self._wanted or self._path(STOP).exists():
+            self.stops = True
+            return True
+        if (asked := _changed(self._path(NOW))) > self._asked:
+            self._asked = asked
+            return True
+        since, before = self._saved
+        if self.plan.steps is not None:
+            return self.steps - before >= self.plan.steps
+        return not (busy and self.ranks == 1) and time.monotonic() - since >= (self.plan.seconds or 0)
+
+    def _is_between(self, stepped: bool) -> bool:
+        """Not between a loss and its optimizer's step, unless there is no such step at all."""
+        self._unstepped = 0 if stepped else self._unstepped + 1
+        return stepped or self._unstepped >= MOST_UNSTEPPED
+
+    def _agreed(self) -> int | None:
+        """The item at which all ranks save: the furthest that one of them has reached. All of them wait here, between
+        two items, so that none waits for another inside of one. None: some rank does not come."""
+        if self._wanted:
+            _write_text(self._path(STOP), "")
+        _write_text(self._path(f"at-{self.number}-{self.rank}"), str(self.items))
+        until = time.monotonic() + PATIENCE
+        missing = set(range(self.ranks))
+        while missing := {rank for rank in missing if not self._path(f"at-{self.number}-{rank}").exists()}:
+            if time.monotonic() > until or any(self._path(f"ended-{rank}").exists() for rank in missing):
+                self.number += 1
+                self._saved = time.monotonic(), self.steps
+                return None
+            time.sleep(_POLL)
+        return max(int(self._path(f"at-{self.number}-{rank}").read_text()) for rank in range(self.ranks))
+
+    def end(self) -> None:
+        """This rank's loops have ended: no other waits for it."""
+        if self.ranks > 1:
+            _write_text(self._path(f"ended-{self.rank}"), "")
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"save-{name}"
+
+
+def ask(scratch: Path, how: str) -> None:
+    """In the notebook's process: the ranks of a run save at their next item. `how`: NOW, or STOP and end then."""
+    with contextlib.suppress(OSError):  # the run has ended
+        _write_text(scratch / f"save-{how}", "")
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _write_text(path: Path, text: str) -> None:
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+class SaveThread:
+    """Writes what a rank has copied. `store`: how tensors are written (backends/torch/checkpoints.py); `tell`: called
+    in the thread with each report, of rank 0 only."""
+
+    def __init__(self, clock: SaveClock, store: Any, tell: Callable[[SaveReport], None]) -> None:
+        self.clock = clock
+        self.store = store
+        self.tell = tell
+        self._jobs: queue.SimpleQueue[SaveJob | None] = queue.SimpleQueue()
+        self._current: SaveJob | None = None
+        self._thread: threading.Thread | None = None
+        self._place: CheckpointStore | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is not written yet."""
+        return self._current is not None and not self._current.done.is_set()
+
+    def add(self, job: SaveJob) -> None:
+        """Write it, after those before."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="tpu_magics-save", daemon=True)
+            self._thread.start()
+        self._current = job
+        self._jobs.put(job)
+
+    def finish(self, seconds: float | None = None) -> None:
+        """Wait until all is written, for so long at most."""
+        if self._current is not None:
+            self._current.done.wait(seconds)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            began = time.monotonic()
+            try:
+                report = self._write(job, began)
+            except Exception as error:  # the training goes on
+                report = SaveReport(job.step, _reason(error))
+                self._say_failed(job, report.problem)
+            job.tensors = {}
+            if self.clock.rank == 0:
+                self.tell(report)
+            job.done.set()
+
+    def _say_failed(self, job: SaveJob, problem: str) -> None:
+        try:
+            _write_text(self._failed(job), problem)
+        except OSError:
+            pass  # rank 0 waits in vain, and says so
+
+    def _write(self, job: SaveJob, began: float) -> SaveReport:
+        rank = self.clock.rank
+        folder = self.clock.folder / f"checkpoint-{job.number}"
+        folder.mkdir(exist_ok=True)
+        state = folder / STATE.format(rank)
+        try:
+            self.store.write(state.with_suffix(""), job.tensors)
+            (folder / RECORDS.format(rank)).write_bytes(job.records)
+            _write_text(state, json.dumps(job.data))
+            if rank:
+                return SaveReport(job.step)
+            self._wait_for_others(job, folder)
+            files = {path.name: path for path in sorted(folder.iterdir()) if path.suffix != ".tmp"}
+            size = sum(path.stat().st_size for path in files.values())
+            saved = self._opened().save(
+                job.step, files, {**self.clock.plan.about, "format": FORMAT, "synced": job.synced}
+            )
+            self._opened().keep(self.clock.plan.keep)
+        finally:
+            if not rank:
+                shutil.rmtree(folder, ignore_errors=True)
+        return SaveReport(job.step, "", job.copied, time.monotonic() - began, size, saved.name, job.synced)
+
+    def _wait_for_others(self, job: SaveJob, folder: Path) -> None:
+        failed = self._failed(job)
+        until = time.monotonic() + PATIENCE
+        waiting = set(range(self.clock.ranks))
+        while waiting := {rank for rank in waiting if not (folder / STATE.format(rank)).exists()}:
+            if failed.exists():
+                raise OSError(failed.read_text())
+            if time.monotonic() > until:
+                raise OSError(f"rank {min(waiting)} has not written its state in {PATIENCE:.0f} s")
+            time.sleep(_POLL)
+
+    def _failed(self, job: SaveJob) -> Path:
+        """Why a rank could not write its part."""
+        return self.clock.folder / f"failed-{job.number}"
+
+    def _opened(self) -> CheckpointStore:
+        if self._place is None:
+            self._place = CheckpointStore(open_place(self.clock.plan.place))
+        return self._place
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TpuMagicsError):
+        return error.what
+    text = getattr(error, "strerror", None) or str(error)
+    return text or type(error).__name__

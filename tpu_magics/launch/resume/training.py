@@ -1,0 +1,244 @@
+"""The checkpoints of one rank, from before its function to after it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, FunctionType
+from typing import Any
+
+from tpu_magics.backends.base import CheckpointPlan, StopRequested, Watcher
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch.resume import locals as local_names
+from tpu_magics.launch.resume.loops import LoopLevel, TrainingLoops, following
+from tpu_magics.launch.resume.objects import Misfit, TrackedObjects, read_more
+from tpu_magics.launch.resume.rewrite import LoopSite, TrainingCode, install
+from tpu_magics.launch.resume.saving import RECORDS, STATE, SaveClock, SaveJob, SaveReport, SaveThread
+from tpu_magics.launch.resume.setup_record import differences, refuse, setup_record
+from tpu_magics.runs.events import Event, Resumed, Saved, Steps, Total, Value, from_line
+from tpu_magics.runs.writer import EventWriter
+
+NO_LOOP = (
+    "No checkpoint was saved: no training loop was found. A `for` loop of the notebook's code is, and so are those of "
+    "a Trainer and Model.fit; in other code use: for batch in tpu_magics.resumable(loader, epochs=3)."
+)
+
+
+@dataclass(frozen=True)
+class ResumedState:
+    """What a rank goes on from. `own`: the file is this rank's, and not rank 0's in place of it."""
+
+    data: Mapping[str, Any]
+    tensors: Mapping[str, Any]
+    levels: Sequence[LoopLevel]
+    counts: Mapping[str, int]
+    setup: Mapping[str, Mapping[str, str]]
+    own: bool
+
+
+def records_before(plan: CheckpointPlan | None, rank: int) -> list[Event]:
+    """The steps and logged values of this rank in the run to go on from, and that it goes on."""
+    path = plan.resume / RECORDS.format(rank) if plan is not None and plan.resume is not None else None
+    if plan is None or path is None:
+        return []
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    found = [one for one in map(from_line, lines) if isinstance(one, (Steps, Value, Total))]
+    return [*found, Resumed(time.time(), rank, **plan.about["resumed"])]
+
+
+def read_state(folder: Path, rank: int, store: Any, ranks: tuple[int, int] = (1, 1)) -> ResumedState:
+    """The state of a rank, from a folder with the files of a checkpoint. What is the same on all ranks is in rank 0's
+    file only. `ranks`: of the run that saved it, and of this one. Raises Misfit, OSError."""
+    path = folder / STATE.format(rank)
+    own = path.exists()
+    path = path if own else folder / STATE.format(0)
+    data = json.loads(path.read_text())
+    tensors = store.read(folder / Path(STATE.format(0)).stem)
+    if own and rank:
+        tensors.update(store.read(path.with_suffix("")))
+    more = read_more(data, tensors, store)
+    levels = [LoopLevel(**level) for level in more["levels"]]
+    before, now = ranks
+    levels[-1].taken = max(1, levels[-1].taken * before // now)  # each rank has taken its part of the data
+    return ResumedState(data, tensors, levels, more["counts"], more["setup"], own)
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """The records of a rank, and who writes its steps and logged values there."""
+
+    writer: EventWriter
+    watcher: Watcher
+
+    def so_far(self) -> bytes:
+        """Its records of steps and logged values."""
+        self.watcher.write_all()
+        kinds = tuple(f'"kind":"{kind.kind}"'.encode() for kind in (Steps, Value, Total))
+        lines = self.writer.path.read_bytes().splitlines(keepends=True)
+        return b"".join(line for line in lines if any(kind in line[:40] for kind in kinds))
+
+
+class TrainingCheckpoints:
+    """Saves a rank, and lets it go on. `code`: its training loops; `functions`: the user's; `roots`: what its function
+    reaches; `place`: its rank, and the number of ranks; `scratch`: a folder of all ranks on this host; `note`: for
+    warnings (code, text)."""
+
+    def __init__(
+        self,
+        plan: CheckpointPlan,
+        code: TrainingCode,
+        functions: Sequence[FunctionType],
+        backend: Any,
+        roots: Sequence[tuple[str, Any]],
+        place: tuple[int, int],
+        scratch: Path,
+        records: RunRecords,
+        note: Callable[[str, str], None],
+    ) -> None:
+        self.plan = plan
+        self.backend = backend
+        self.store = backend.checkpoint_store()
+        self.functions = functions
+        self.roots = roots
+        self.setup: dict[str, dict[str, str]] = {}
+        self.records = records
+        self.note = note
+        rank, ranks = place
+        self.clock = SaveClock(plan, rank, ranks, scratch)
+        self.thread = SaveThread(self.clock, self.store, self._tell)
+        self.resumed: ResumedState | None = None
+        if plan.resume is not None:
+            self.resumed = read_state(plan.resume, rank, self.store, (plan.about["resumed"]["ranks"], ranks))
+        levels = self.resumed.levels if self.resumed is not None else ()
+        self.loops = TrainingLoops(code.sites, self, levels)
+        self.objects: TrackedObjects | None = None
+        self._told: set[str] = set()
+        install(self.loops.begin, self.loops.loop)
+        if not rank:
+            for site in code.sites.values():
+                self._note_inexact(site)
+        if self.resumed is not None:
+            self.clock.steps = self.resumed.counts["steps"]
+
+    def _note_inexact(self, site: LoopSite) -> None:
+        """Before the training: what will not go on where it was."""
+        if site.nexts:
+            names = ", ".join(f"`{name}`" for name in site.nexts)
+            self.note(
+                "inexact-resume",
+                f"next() is called on {names} in `{site.head}` (line {site.line}): after a --resume it begins at its "
+                "start again, so the data come in another order than in the unbroken run. Iterate over the loader "
+                "itself, or over tpu_magics.resumable(loader, epochs=...).",
+            )
+
+    # -- LoopListener ---------------------------------------------------------------------------------------------
+    def first_loop(self, frames: Sequence[FrameType], objects: Sequence[tuple[str, Any]]) -> Any:
+        whole = [one for _, one in objects]
+        if self.objects is not None and self.objects.has(whole):
+            return self.loops.states
+        if self.objects is None:
+            self.setup = setup_record(frames, self.functions)
+            self.clock.begin()
+            if self.resumed is not None and not self.plan.force:
+                refuse(differences(self.resumed.setup, self.setup))
+        names = [local_names.all_of(one) for one in frames]
+        local = [(f"{n}:{name}", value) for n, one in enumerate(names) for name, value in one.items()]
+        roots = [*objects, *local, *self.roots]
+        self.objects = TrackedObjects(roots, self.backend.object_state(), self.store, whole, self.objects)
+        return self.backend.random_states([node.value for node in self.objects.snapshot.nodes])
+
+    def between_items(self, loops: TrainingLoops, frames: Sequence[FrameType]) -> None:
+        stepped = self.store.stepped()
+        if self.clock.due(stepped, self.thread.busy):
+            self._save(loops, frames, stepped)
+            if self.clock.stops:
+                self.thread.finish()
+                raise StopRequested
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Around the function. After it, the save that is being written is waited for."""
+        with following(self.loops):
+            yield
+        self.clock.end()
+        self.thread.finish()
+        if self.resumed is not None:
+            raise _misfit("the loop in which it was saved does not run")
+        if self.objects is None:
+            self.note("no-loop", NO_LOOP)
+
+    def arrived(self, loops: TrainingLoops, frames: Sequence[FrameType]) -> None:  # noqa: ARG002
+        assert self.objects is not None
+        assert self.resumed is not None
+        resumed, self.resumed = self.resumed, None
+        try:
+            names = self.objects.apply(resumed.data, resumed.tensors)
+        except Misfit as problem:
+            raise _misfit(problem) from None
+        if len(names) != len(frames):
+            raise _misfit("other functions run")
+        for frame, values in zip(frames, names, strict=True):
+            local_names.assign(frame, self._without_new_settings(frame, values, resumed))
+        self.store.stepped()
+        self.records.watcher.go_on_from(resumed.counts["synced"])
+        self.clock.begin()
+
+    def _without_new_settings(
+        self, frame: FrameType, values: Mapping[str, Any], resumed: ResumedState
+    ) -> Mapping[str, Any]:
+        """Without those that the training never changed, and that are other ones now (--force)."""
+        before, now = resumed.setup["values"], self.setup["values"]
+        keys = {name: f"{frame.f_code.co_name}: {name}" for name in values}
+        new = {name for name, key in keys.items() if before.get(key) == repr(values[name]) != now.get(key)}
+        return {name: value for name, value in values.items() if name not in new}
+
+    # -- saving ---------------------------------------------------------------------------------------------------
+    def _save(self, loops: TrainingLoops, frames: Sequence[FrameType], stepped: bool) -> None:
+        assert self.objects is not None
+        began = time.monotonic()
+        counts = {"steps": self.clock.steps, "synced": self.records.watcher.total_steps}
+        levels = [vars(level) for level in loops.position()]
+        more = {"levels": levels, "counts": counts, "setup": self.setup}
+        names = [local_names.live(frame) for frame in frames]
+        document = self.objects.changes(names, more, gradients=not stepped)
+        tensors = document.tensors
+        if self.clock.rank:
+            shared = self.store.replicated([node.value for node in self.objects.snapshot.nodes])
+            tensors = {key: tensor for key, tensor in tensors.items() if id(tensor) not in shared}
+        copies = self.store.fetch(tensors)
+        self._tell_left(document.left)
+        self.clock.number += 1
+        records = self.records.so_far()
+        copied = time.monotonic() - began
+        number, step = self.clock.number - 1, self.clock.steps
+        job = SaveJob(number, step, document.data, copies, copied, counts["synced"], records)
+        self.thread.add(job)
+
+    def _tell(self, report: SaveReport) -> None:
+        """In the thread that writes."""
+        if report.problem:
+            what = f"No checkpoint at step {report.step:,}: {report.problem}."
+            self.note("not-saved", f"{what} The training goes on, and it is tried again.")
+        else:
+            fields = {name: value for name, value in vars(report).items() if name != "problem"}
+            self.records.writer.record(Saved, **fields)
+
+    def _tell_left(self, left: Mapping[str, str]) -> None:
+        new = {name: why for name, why in left.items() if name not in self._told}
+        if new and not self.clock.rank:
+            self._told.update(new)
+            names = "; ".join(f"`{name}`: {why}" for name, why in list(new.items())[:5])
+            more = f"; and {len(new) - 5} more" if len(new) > 5 else ""
+            self.note("not-in-checkpoint", f"Not in the checkpoints, so it begins anew after a resume: {names}{more}.")
+
+
+def _misfit(problem: object) -> TpuMagicsError:
+    return TpuMagicsError(
+        "The checkpoint does not fit what the code makes now.",
+        f"{problem}.",
+        "Undo the change of the model or the training function, or train from the beginning, without --resume.",
+    )
