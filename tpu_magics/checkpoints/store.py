@@ -140,13 +140,19 @@ class CheckpointStore:
         self.place.put(name, files, manifest.to_bytes())
         return SavedCheckpoint(self.place, name, manifest)
 
+    def look(self) -> SavedCheckpoint | None:
+        """The newest with a whole manifest; its files are not read. Raises OSError if the place cannot be read."""
+        for name in self._in_order():
+            with contextlib.suppress(FileNotFoundError, Damaged):
+                return self._opened(name)
+        return None
+
     def newest(self, folder: Path, tell: Callable[[str], None]) -> tuple[SavedCheckpoint, dict[str, Path]] | None:
         """The newest whole checkpoint and its files, which are copied into a folder; None if there is none. `tell`: is
         called with a sentence for each that is passed over. Raises OSError if the place cannot be read."""
         for name in self._in_order():
             try:
-                with self.place.open(name, MANIFEST) as file:
-                    found = SavedCheckpoint(self.place, name, CheckpointManifest.from_bytes(file.read()))
+                found = self._opened(name)
                 return found, found.fetch(folder)
             except FileNotFoundError:
                 continue  # its save was broken, or it is being removed
@@ -161,6 +167,10 @@ class CheckpointStore:
         for name in self._in_order()[number:]:
             self.place.remove(name)
         self.place.remove_unfinished()
+
+    def _opened(self, name: str) -> SavedCheckpoint:
+        with self.place.open(name, MANIFEST) as file:
+            return SavedCheckpoint(self.place, name, CheckpointManifest.from_bytes(file.read()))
 
     def _in_order(self) -> list[str]:
         """The newest first."""

@@ -272,8 +272,10 @@ class Supervisor:
 
     def _let_save(self, alive: Sequence[WorkerProcess]) -> None:
         """Let all ranks save a checkpoint at their next item; another interrupt ends the wait."""
-        if self.saves and self._first_failure is None:
-            saving.ask(scratch_of(self.files), saving.STOP)
+        scratch = scratch_of(self.files)
+        if self.saves and self._first_failure is None and saving.can_save(scratch):
+            self.relay.screen.text("tpu_magics: saving a checkpoint before the run stops (a second stop skips it).\n")
+            saving.ask(scratch, saving.STOP)
             self._wait_watching(alive, SAVES)
 
     def _let_keep(self, alive: Sequence[WorkerProcess]) -> None:

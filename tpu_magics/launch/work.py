@@ -193,7 +193,7 @@ class CellWork:
         changed, own = rewrite.changed_statements(tree, filename, functions)
         self.resumed.append(cell.compile_tree(changed, filename, "exec"))
         others = rewrite.change_functions(functions, {})
-        return TrainingCode({**others.sites, **own.sites}, others.left, others.originals)
+        return TrainingCode({**others.sites, **own.sites}, others.left, others.originals, own.statements)
 
     def run(self, ordinal: int, replica: int) -> Any:
         space = self.spaces[replica]

@@ -272,5 +272,5 @@ def test_an_exceptions_handler_reads_its_names() -> None:
 def test_differences_are_told_line_by_line() -> None:
     before = {"values": {"f: lr": "0.1", "n": "3"}, "code": {"f": "def f():\n    a = 1\n    return a"}}
     now = {"values": {"f: lr": "0.2", "m": "3"}, "code": {"f": "def f():\n    a = 2\n    return a"}}
-    assert differences(before, now) == ["f: lr: 0.1 -> 0.2", "f(): a = 1 -> a = 2"]
+    assert differences(before, now) == ["f: lr: 0.1 -> 0.2", "f: a = 1 -> a = 2"]
     assert differences(before, before) == []

@@ -239,6 +239,9 @@ def test_another_model_is_refused(place: Path, tmp_path: Path, monkeypatch: pyte
     programs.begin()
     error = failed(programs.plain, torch.nn.Linear(8, 1), resume=True)
     assert "does not fit" in error.what
+    assert "there is no model.0" in error.why
+    error = failed(programs.plain, torch.nn.Sequential(*programs.begin()[:3], torch.nn.Linear(16, 2)), resume=True)
+    assert "model.3.weight: it has the shape [2, 16] here, and had [1, 16] at the checkpoint" in error.why
     assert place.exists()
 
 

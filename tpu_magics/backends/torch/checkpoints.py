@@ -62,6 +62,9 @@ class TorchStore:
         return tensor.requires_grad_() if described["g"] else tensor
 
     def put(self, tensor: Any, content: Any, described: Mapping[str, Any]) -> None:
+        if isinstance(tensor, torch.nn.Parameter) and tensor.shape != content.shape:
+            here, saved = (list(one.shape) for one in (tensor, content))
+            raise ValueError(f"it has the shape {here} here, and had {saved} at the checkpoint")
         with torch.no_grad():
             alike = tensor.shape == content.shape and tensor.dtype == content.dtype
             if alike and (not on_device(tensor) or described["s"]):  # a copy keeps how it is sharded

@@ -74,24 +74,21 @@ def checkpoint_plan(
     files = folder / FOLDER
     try:
         store = CheckpointStore(open_place(where))
+        store.place.remove_unfinished()  # of a save that was broken
+        if not resume:
+            _tell_of(store.look(), where, say)
+            return plan
         files.mkdir(mode=0o700)
         found = store.newest(files, say)
-        store.place.remove_unfinished()  # of a save that was broken
     except OSError as error:
         raise TpuMagicsError(
             f"The checkpoints in {where} cannot be read.",
             f"{type(error).__name__}: {error}",
             "Check the address and your access to it.",
         ) from error
-    if found is None or not resume:
+    if found is None:
         shutil.rmtree(files, ignore_errors=True)
-        if found is not None:
-            say(
-                f"{where} has a checkpoint of step {found[0].manifest.step:,}, {_ago(found[0])}. This run starts from "
-                "the beginning; with --resume it would go on from there. That checkpoint is kept."
-            )
-        elif resume:
-            say(f"No checkpoint in {where} yet: training starts from the beginning.")
+        say(f"No checkpoint in {where} yet: training starts from the beginning.")
         return plan
     _check(found[0], about)
     say(_sentence(found[0]))
@@ -115,6 +112,16 @@ def _resumed(found: SavedCheckpoint) -> dict[str, Any]:
     synced = int(manifest.about.get("synced", 0))
     ranks = int(manifest.about.get("ranks", 1))
     return {"step": manifest.step, "synced": synced, "saved": manifest.saved, "name": found.name, "ranks": ranks}
+
+
+def _tell_of(found: SavedCheckpoint | None, where: str, say: Callable[[str], None]) -> None:
+    """What a run without --resume leaves alone."""
+    if found is not None:
+        there = f"{where} has a checkpoint of step {found.manifest.step:,}, {_ago(found)}"
+        say(
+            f"{there}. This run starts from the beginning; with --resume it would go on from there. That one is kept "
+            "until this run has saved twice."
+        )
 
 
 def _check(found: SavedCheckpoint, about: dict[str, Any]) -> None:

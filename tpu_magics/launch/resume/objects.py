@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -159,7 +160,7 @@ class _Writer:
                     changed[key] = found
         self._path = "local"
         local = [self._locals(names) for names in frames]
-        self._path, self.numbers = "more", {}  # it is read before the objects are known
+        self._path, self.numbers, self._names = "more", {}, {}  # it is read before the objects are known
         data: dict[str, Data] = {"objects": changed, "locals": local, "more": self._encoded(more, 0)}
         if gradients:
             named = ((key, node.value) for key, node in self.objects.by_key.items())
@@ -195,7 +196,7 @@ class _Writer:
         bad: set[Any] = set()
         for label, piece in node.kind.pieces(content):
             try:
-                self._try(piece)
+                self._try(piece, keep=False)
             except NotSaveable as problem:
                 bad.add(label[1])
                 self._leave(node, (label,), str(problem))
@@ -230,14 +231,19 @@ class _Writer:
                     self.left.setdefault(name, str(problem))
         return found
 
-    def _try(self, value: Any) -> Data:
-        """Raises NotSaveable, and then leaves no tensors behind."""
-        tensors, names = dict(self.tensors), dict(self._names)
+    def _try(self, value: Any, keep: bool = True) -> Data:
+        """Raises NotSaveable, and then leaves nothing behind, nor without `keep`."""
+        known = [(each, len(each)) for each in (self.tensors, self._names)]
         try:
-            return self._encoded(value, 0)
+            found = self._encoded(value, 0)
         except NotSaveable:
-            self.tensors, self._names = tensors, names
+            keep = False
             raise
+        finally:
+            for each, length in known:
+                while not keep and len(each) > length:
+                    each.popitem()  # the newest
+        return found
 
     def _encoded(self, value: Any, depth: int) -> Data:
         if type(value) in _PLAIN:
@@ -309,6 +315,11 @@ def read_more(data: Mapping[str, Data], tensors: Mapping[str, Any], store: State
     return _Reader({}, store, tensors).decoded(data["more"])
 
 
+def _path(key: str) -> str:
+    """An object's key as a person knows it."""
+    return re.sub(r"^\d+:", "", key.rpartition("\0")[2].rpartition(": ")[0]) or key
+
+
 class _Reader:
     def __init__(self, nodes: Mapping[str, SnapshotNode], store: StateStore, tensors: Mapping[str, Any]) -> None:
         self.nodes = nodes
@@ -319,12 +330,16 @@ class _Reader:
     def apply(self, data: Mapping[str, Data]) -> list[dict[str, Any]]:
         missing = [key for key in data["objects"] if key not in self.nodes]
         if missing:
-            raise Misfit(f"there is no {missing[0]}" + (f", and {len(missing) - 1} more" if missing[1:] else ""))
+            more = f", nor {len(missing) - 1} more" if missing[1:] else ""
+            raise Misfit(f"there is no {_path(missing[0])}{more}")
         decoded = {}
         for key, encoded in data["objects"].items():
             node = self.nodes[key]
             if self.store.is_tensor(node.value) and encoded.get("k") == "tensor":
-                self.store.put(node.value, self._content(encoded["v"]), encoded)
+                try:
+                    self.store.put(node.value, self._content(encoded["v"]), encoded)
+                except ValueError as problem:
+                    raise Misfit(f"{_path(key)}: {problem}") from problem
             else:
                 decoded[key] = self.decoded(encoded)
         for key, content in decoded.items():

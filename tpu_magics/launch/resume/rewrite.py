@@ -40,11 +40,12 @@ class LoopSite:
 @dataclass
 class TrainingCode:
     """The training loops that were found, by key; `left`: why the code of a function could not be changed, by name;
-    `originals`: the code of the changed functions."""
+    `originals`: the code of the changed functions; `statements`: of a cell, as text."""
 
     sites: dict[str, LoopSite] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
     originals: list[tuple[FunctionType, CodeType]] = field(default_factory=list)
+    statements: str = ""
 
     def restore(self) -> None:
         """In a process that goes on after the run: give all functions their own code again."""
@@ -106,7 +107,7 @@ def changed_statements(
     own = [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)]
     marker = _Marker("<cell>", filename, training_names([*sources, *own]))
     changed: ast.Module = marker.visit(copy.deepcopy(tree))
-    return ast.fix_missing_locations(changed), TrainingCode(marker.sites)
+    return ast.fix_missing_locations(changed), TrainingCode(marker.sites, statements=ast.unparse(tree))
 
 
 def _nexts(loop: ast.For) -> Iterator[str]:

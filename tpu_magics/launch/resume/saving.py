@@ -29,6 +29,7 @@ RECORDS = "rank-{}.records.jsonl"
 PATIENCE = 60.0  # seconds that ranks wait for each other, and rank 0 for the files of the others
 MOST_UNSTEPPED = 64  # items without an optimizer's step after which a save comes in the middle of one
 NOW, STOP = "now", "stop"
+_BEGUN = "begun"
 _POLL = 0.002  # seconds
 
 
@@ -106,6 +107,8 @@ class SaveClock:
     def begin(self) -> None:
         """The time between saves begins."""
         self._saved = time.monotonic(), self.steps
+        if self.rank == 0:
+            _write_text(self._path(_BEGUN), "")
 
     def _is_time(self, busy: bool) -> bool:
         if self._wanted or self._path(STOP).exists():
@@ -153,6 +156,11 @@ def ask(scratch: Path, how: str) -> None:
     """In the notebook's process: the ranks of a run save at their next item. `how`: NOW, or STOP and end then."""
     with contextlib.suppress(OSError):  # the run has ended
         _write_text(scratch / f"save-{how}", "")
+
+
+def can_save(scratch: Path) -> bool:
+    """In the notebook's process: whether the first training loop of a run has begun."""
+    return (scratch / f"save-{_BEGUN}").exists()
 
 
 def _changed(path: Path) -> float:

@@ -19,8 +19,10 @@ _PLAIN = (int, float, bool, str, type(None))
 SHOWN = 12
 
 
-def setup_record(frames: Sequence[FrameType], functions: Iterable[FunctionType]) -> dict[str, dict[str, str]]:
-    """`values`: by function and name; `code`: by function."""
+def setup_record(
+    frames: Sequence[FrameType], functions: Iterable[FunctionType], statements: str = ""
+) -> dict[str, dict[str, str]]:
+    """`values`: by function and name; `code`: by function; `statements`: of a cell."""
     functions = list({id(one): one for one in functions}.values())
     values = {}
     for frame in frames:
@@ -29,7 +31,8 @@ def setup_record(frames: Sequence[FrameType], functions: Iterable[FunctionType])
     for one in functions:
         read = set(names_in(one.__code__))
         values.update({key: text for key, text in _plain(one.__globals__) if key in read})
-    return {"values": values, "code": dict(_sources(functions))}
+    own = {"the cell": statements} if statements else {}
+    return {"values": values, "code": {**dict(_sources(functions)), **own}}
 
 
 def _plain(names: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -56,7 +59,7 @@ def differences(before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mappi
         if before["values"][name] != now["values"][name]:
             found.append(f"{name}: {before['values'][name]} -> {now['values'][name]}")
     for name in sorted(before["code"].keys() & now["code"].keys()):
-        found += [f"{name}(): {line}" for line in _lines(before["code"][name], now["code"][name])]
+        found += [f"{name}: {line}" for line in _lines(before["code"][name], now["code"][name])]
     return found
 
 
@@ -76,6 +79,7 @@ def refuse(found: Sequence[str]) -> None:
     raise TpuMagicsError(
         "The training was changed since its checkpoint: it would not go on as the unbroken run.",
         f"{len(found)} difference{'s' * (len(found) != 1)} (at the checkpoint -> now).",
-        "Undo them, or go on with what is here now: --resume --force. Without --resume it starts from the beginning.",
+        "Undo them, or go on with what is here now: --resume --force. Without --resume it starts from the beginning; a "
+        "training of its own gets a name of its own: --run-name NAME.",
         [*found[:SHOWN], *more],
     )

@@ -102,6 +102,7 @@ class TrainingCheckpoints:
         self.plan = plan
         self.backend = backend
         self.store = backend.checkpoint_store()
+        self.code = code
         self.functions = functions
         self.roots = roots
         self.setup: dict[str, dict[str, str]] = {}
@@ -141,7 +142,7 @@ class TrainingCheckpoints:
         if self.objects is not None and self.objects.has(whole):
             return self.loops.states
         if self.objects is None:
-            self.setup = setup_record(frames, self.functions)
+            self.setup = setup_record(frames, self.functions, self.code.statements)
             self.clock.begin()
             if self.resumed is not None and not self.plan.force:
                 refuse(differences(self.resumed.setup, self.setup))
