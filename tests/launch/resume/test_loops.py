@@ -121,7 +121,20 @@ def folds() -> Any:
     return found
 
 
-PROGRAMS = (nested, in_functions, two_phases, folds)
+def until() -> Any:
+    """A `while` loop around, whose body needs what the loop in it has found; the same function called in two places."""
+    first = one_epoch(2.0)
+    total, found = one_epoch(3.0), []
+    while total < 30:
+        scale = random.random()
+        for item in range(4):
+            total += backward()
+            found.append(item * scale)
+        total += sum(found) / len(found)
+    return total, found, first
+
+
+PROGRAMS = (nested, in_functions, two_phases, folds, until)
 NAMES = {one.__name__ for one in (*PROGRAMS, one_epoch)}
 FUNCTIONS = (*PROGRAMS, one_epoch, backward, step)
 
@@ -133,11 +146,14 @@ def rewritten() -> Iterator[rewrite.TrainingCode]:
     code.restore()
 
 
+as_work = eval("lambda function: function()", {"__name__": "tpu_magics.launch.work"})  # ends the person's frames
+
+
 def run(code: rewrite.TrainingCode, function: Callable[[], Any], listener: Listener, resume: Any = ()) -> Any:
     loops = TrainingLoops(code.sites, listener, resume)
     rewrite.install(loops.begin, loops.loop)
     random.seed(7)
-    return function()
+    return as_work(function)
 
 
 @pytest.mark.parametrize("function", PROGRAMS)

@@ -44,10 +44,11 @@ class LoopRandomStates(Protocol):
 
 @dataclass
 class LoopLevel:
-    """One loop of a position. `key`: its LoopSite's; `taken`: items so far, the one in work included; `states`: random
-    states when it began; `done`: training loops that ended before it, in the same pass of the loop around it. For a
-    loop around others: `at_item`: random states when its item was taken, `names`: local variables then. `more`: what
-    the loop of a library needs itself."""
+    """One loop of a position. `key`: its LoopSite's, and where its function was called; `taken`: items so far, the one
+    in work included; `states`: random states when it began; `done`: training loops that ended before it, in the same
+    pass of the loop around it. For a loop around others: `at_item`: random states when its item was taken, `names`:
+    local variables then. `more`: what the loop of a library needs itself.
+    """
 
     key: str
     taken: int
@@ -121,9 +122,10 @@ class TrainingLoops:
         return self._begin(self.sites[key], frame, ())
 
     def _begin(self, site: LoopSite, frame: FrameType, objects: Sequence[tuple[str, Any]]) -> str:
-        key = site.key
+        frames = user_frames(frame)
+        key = site.key + ("" if objects else "".join(f"@{one.f_lasti}" for one in frames[:-1]))
         if self.states is None or objects:
-            self.states = self.listener.first_loop(user_frames(frame), objects)
+            self.states = self.listener.first_loop(frames, objects)
         states = self.states
         while self._running and not self._running[-1].started:  # its iterable raised
             self._running.pop()
@@ -132,22 +134,26 @@ class TrainingLoops:
         depth = len(self._running)
         if depth < len(self._wanted):
             wanted = self._wanted[depth]
-            if len(before) < len(wanted.done):
-                self._check(wanted.done[len(before)], site)
+            missing = wanted.done[len(before) :]
+            if any(one != wanted.key for one in missing):
+                self._check(missing[0], key, site)
                 running.skipped = True
-            else:
-                self._check(wanted.key, site)
+            else:  # passes of the same loop that are missing are those of a `while` loop around it
+                self._check(wanted.key, key, site)
+                before[:] = wanted.done
+                running.level.done = list(before)
                 running.wanted = wanted
                 states.write(wanted.states)
         running.level.states = states.read()
         self._running.append(running)
         return key
 
-    def _check(self, wanted: str, site: LoopSite) -> None:
-        if wanted != site.key:
+    def _check(self, wanted: str, key: str, site: LoopSite) -> None:
+        if wanted != key:
+            loop = wanted.partition("@")[0]
             raise TpuMagicsError(
                 "The checkpoint does not fit this code: other training loops run.",
-                f"The checkpoint was saved in `{wanted}`, and now `{site.head}` (line {site.line}) begins.",
+                f"The checkpoint was saved in `{loop}`, and now `{site.head}` (line {site.line}) begins.",
                 "Undo the change of the loops, or train from the beginning, without --resume.",
             )
 
