@@ -37,7 +37,7 @@ pytestmark = pytest.mark.process
         ),
         (
             "%%tpu_train",
-            ["ARG", "--steps", "--hoist", "-o", "--run-name", "--resume", "--save-every T", "--plain", "--force"],
+            ["ARG", "--steps", "--hoist", "-o", "--run-name", "--resume", "--save-every T", "--retries N"],
         ),
         ("%tpu_runs", ["RUN", "--plain", "--csv FILE", "%tpu_runs --all --csv runs.csv"]),
         ("%tpu_logs", ["-r", "--rank", "RUN"]),

@@ -88,7 +88,8 @@ class CheckpointPlan:
     """How a run saves its state. `place`: a folder or an address (checkpoints/store.py); `seconds`, `steps`: between
     saves, the one that is not None; `keep`: how many checkpoints are kept; `resume`: the folder with the files to go on
     from (None: from the beginning); `force`: also if the training was changed; `about`: what the manifest says of the
-    run."""
+    run; `exchange`: on several hosts, the name of their board in the place ("": one host), and `resume` is not there
+    yet."""
 
     place: str
     seconds: float | None = 300.0
@@ -97,6 +98,7 @@ class CheckpointPlan:
     resume: Path | None = None
     force: bool = False
     about: Mapping[str, Any] = field(default_factory=dict)
+    exchange: str = ""
 
     def record(self) -> dict[str, Any]:
         """For run.json."""

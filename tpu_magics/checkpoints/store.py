@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, Protocol
 from tpu_magics.errors import TpuMagicsError
 
 MANIFEST = "manifest.json"
-_PREFIX, _UNFINISHED = "step-", ".unfinished-"
+_PREFIX, _UNFINISHED, _EXCHANGE = "step-", ".unfinished-", ".exchange-"
 _CHUNK = 4 << 20  # bytes
 
 
@@ -93,6 +93,84 @@ class CheckpointPlace(Protocol):
     def remove_unfinished(self) -> None:
         """Remove what broken saves have left."""
 
+    def board(self, name: str) -> Board:
+        """Where the hosts of a run leave notes and files for each other, below this place."""
+
+
+class Board(Protocol):
+    """Notes and files that the ranks of a run leave for each other. All methods raise OSError."""
+
+    def write(self, name: str, text: str) -> None:
+        """A note, which is there as a whole or not."""
+
+    def read(self, name: str) -> str | None:
+        """A note; None if there is none."""
+
+    def put(self, name: str, path: Path) -> None:
+        """A file for another host."""
+
+    def get(self, name: str, path: Path) -> None:
+        """A file from another host."""
+
+    def remove(self) -> None:
+        """All of it."""
+
+
+class FolderBoard:
+    """In a folder that all of them see."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, name: str, text: str) -> None:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = self.folder / f"{name}.{os.getpid()}.tmp"
+        temporary.write_text(text)
+        temporary.replace(self.folder / name)
+
+    def read(self, name: str) -> str | None:
+        try:
+            return (self.folder / name).read_text()
+        except FileNotFoundError:
+            return None
+
+    def put(self, name: str, path: Path) -> None:
+        shutil.copyfile(path, self.folder / name)
+
+    def get(self, name: str, path: Path) -> None:
+        shutil.copyfile(self.folder / name, path)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class RemoteBoard:
+    """In an object store. `system`: fsspec's."""
+
+    def __init__(self, system: Any, root: str) -> None:
+        self.system = system
+        self.root = root
+
+    def write(self, name: str, text: str) -> None:
+        self.system.pipe_file(f"{self.root}/{name}", text.encode())
+
+    def read(self, name: str) -> str | None:
+        self.system.invalidate_cache()
+        try:
+            return bytes(self.system.cat_file(f"{self.root}/{name}")).decode()
+        except FileNotFoundError:
+            return None
+
+    def put(self, name: str, path: Path) -> None:
+        self.system.put_file(str(path), f"{self.root}/{name}")
+
+    def get(self, name: str, path: Path) -> None:
+        self.system.get_file(f"{self.root}/{name}", str(path))
+
+    def remove(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self.system.rm(self.root, recursive=True)
+
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
@@ -144,7 +222,7 @@ class CheckpointStore:
         """The newest with a whole manifest; its files are not read. Raises OSError if the place cannot be read."""
         for name in self._in_order():
             with contextlib.suppress(FileNotFoundError, Damaged):
-                return self._opened(name)
+                return self.opened(name)
         return None
 
     def newest(self, folder: Path, tell: Callable[[str], None]) -> tuple[SavedCheckpoint, dict[str, Path]] | None:
@@ -152,7 +230,7 @@ class CheckpointStore:
         called with a sentence for each that is passed over. Raises OSError if the place cannot be read."""
         for name in self._in_order():
             try:
-                found = self._opened(name)
+                found = self.opened(name)
                 return found, found.fetch(folder)
             except FileNotFoundError:
                 continue  # its save was broken, or it is being removed
@@ -168,7 +246,8 @@ class CheckpointStore:
             self.place.remove(name)
         self.place.remove_unfinished()
 
-    def _opened(self, name: str) -> SavedCheckpoint:
+    def opened(self, name: str) -> SavedCheckpoint:
+        """One of them; its files are not read. Raises Damaged, OSError."""
         with self.place.open(name, MANIFEST) as file:
             return SavedCheckpoint(self.place, name, CheckpointManifest.from_bytes(file.read()))
 
@@ -256,6 +335,9 @@ class DiskPlace:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
 
+    def board(self, name: str) -> Board:
+        return FolderBoard(self.folder / f"{_EXCHANGE}{name}")
+
     def open(self, name: str, file: str) -> BinaryIO:
         return (self.folder / name / file).open("rb")
 
@@ -265,7 +347,7 @@ class DiskPlace:
         shutil.rmtree(gone, ignore_errors=True)
 
     def remove_unfinished(self) -> None:
-        for one in self.folder.glob(f"{_UNFINISHED}*"):
+        for one in (*self.folder.glob(f"{_UNFINISHED}*"), *self.folder.glob(f"{_EXCHANGE}*")):
             shutil.rmtree(one, ignore_errors=True)
 
 
@@ -324,6 +406,9 @@ class RemotePlace:
             with contextlib.suppress(Exception):
                 self.remove(name)
             raise
+
+    def board(self, name: str) -> Board:
+        return RemoteBoard(self.system, f"{self.root}/{_EXCHANGE}{name}")
 
     def open(self, name: str, file: str) -> BinaryIO:
         found: BinaryIO = self.system.open(self._path(name, file), "rb")

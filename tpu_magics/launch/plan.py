@@ -33,7 +33,8 @@ PRECISION_NAMES = ("fp32", "bf16", "bf16-downcast")
 class Options:
     """Options of a run; None: the session's default. `gate`: called with the request before anything forks; an
     exception stops the run. `observe`: makes one more observer of the run, besides the panel. `jit`: only for
-    TensorFlow (launch/strategies/in_process.py). `resume`, `save_every`, `keep`: launch/resume/notebook.py."""
+    TensorFlow (launch/strategies/in_process.py). `resume`, `save_every`, `keep`: launch/resume/notebook.py;
+    `retries`: how often a run that was killed starts again."""
 
     processes: int | None = None
     precision: str | None = None
@@ -56,6 +57,7 @@ class Options:
     resume: bool = False
     save_every: str | int | None = None
     keep: int | None = None
+    retries: int = 0
 
     def check(self) -> None:
         """Raise TpuMagicsError for invalid values."""
@@ -78,6 +80,12 @@ class Options:
                     f"It must be a number of seconds above 0 and below {LONGEST:,.0f}.",
                     f"Use {name} with a number of seconds, or omit it.",
                 )
+        if self.retries < 0 or (self.retries and self.background):
+            raise TpuMagicsError(
+                f"--retries {self.retries} is not valid{' with --background' if self.background else ''}.",
+                "It is how often a run that was killed starts again, in the cell that waits for it.",
+                "Use --retries 1 or more in a cell that waits, or omit it.",
+            )
         if self.spmd not in (None, NO_SPMD) and self.processes is not None:
             raise TpuMagicsError(
                 f"-n {self.processes} and --spmd cannot be combined.",

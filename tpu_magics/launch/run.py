@@ -304,9 +304,8 @@ def _plan_checkpoints(
     request: Request, options: Options, planned: Plan, folder: RunFolder, in_process: bool
 ) -> CheckpointPlan | None:
     current = session.current
-    several = "several hosts" if current.pod is not None else "a TPU v2 or v3" if planned.replicas > 1 else ""
-    if several:
-        _refuse_checkpoints(options, several)
+    if planned.replicas > 1:
+        _refuse_checkpoints(options)
         return None
     name = "".join(char for char in options.run_name or request.folder_name if char not in "/\0")
     about = {
@@ -317,17 +316,17 @@ def _plan_checkpoints(
         "ranks": planned.ranks,
     }
     more = options.save_every, options.keep, options.resume, options.force
-    return checkpoint_plan(current.checkpoints, name, *more, folder.path, about, current.notebook.say)
+    exchange = folder.path.name if current.pod is not None else ""
+    return checkpoint_plan(current.checkpoints, name, *more, folder.path, about, current.notebook.say, exchange)
 
 
-def _refuse_checkpoints(options: Options, where: str) -> None:
+def _refuse_checkpoints(options: Options) -> None:
     """Refuse what asks for checkpoints where there are none; say so of a session that has a place for them."""
+    where = "a TPU v2 or v3"
     if options.resume or options.save_every is not None:
         raise TpuMagicsError(
             f"Checkpoints are not saved on {where}.",
-            "The ranks there do not share a folder, or a process."
-            if session.current.pod is not None
-            else "Each process drives two devices there, in two threads.",
+            "Each process drives two devices there, in two threads.",
             "Remove --resume and --save-every, and save in the training function.",
         )
     if session.current.checkpoints:

@@ -41,7 +41,8 @@ class Session:
     """One for each process. `notebook`: where output goes; `active_run`: the run whose results are not loaded yet;
     `last`: the newest run's result; `framework` and `tpu`: as given to %tpu_init; `placed`: where a framework trains
     that runs in this process (None: not connected yet); `pod`: the hosts of runs (None: this host); `spawns`: workers
-    are new processes, because forks could not use the device; `checkpoints`: where those of runs are ("": nowhere)."""
+    are new processes, because forks could not use the device; `checkpoints`: where those of runs are ("": nowhere);
+    `slice`: the TPU slice that was requested for `pod`."""
 
     notebook: NotebookInterface = field(default_factory=PlainProgram)
     precision: str = ""
@@ -55,6 +56,7 @@ class Session:
     pod: Pod | None = None
     spawns: bool = False
     checkpoints: str = ""
+    slice: Slice | None = None
     host: Host | None = None
     fork_blockers: ForkBlockers = field(default_factory=ForkBlockers)
     active_run: TrainingRun | None = None
@@ -210,6 +212,7 @@ def initialise(
     preconditions.refuse_tpu(tpu)
     current.backend.refuse(options.precision or "", options.spmd, cache or "", hosts)
     current.pod = host_selection.join_pod(current, hosts, wanted, options)  # releases what the session had before
+    current.slice = wanted
     host = _initialise_workers(options, cache, alone=current.pod is None)
     current.framework, current.placed = framework, None
     return host

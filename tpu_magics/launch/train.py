@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.errors import TpuMagicsError
+from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
 from tpu_magics.launch import cell, hoist, object_graph, plan, process, results, rule_check, session
 from tpu_magics.launch.framework import TENSORFLOW, packages_of_code, packages_of_tree
 from tpu_magics.launch.notebook import RunObserver
@@ -21,8 +21,10 @@ from tpu_magics.launch.run import Strategy, prepare
 from tpu_magics.launch.strategies.forked import ForkedStrategy
 from tpu_magics.launch.strategies.in_process import InProcessStrategy
 from tpu_magics.launch.work import ScriptWork, Work, statements_work
+from tpu_magics.runs.events import End, only
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.folder import check_name
+from tpu_magics.runs.reader import Run
 
 if TYPE_CHECKING:
     from tpu_magics.launch.pods.pod import Pod
@@ -52,6 +54,7 @@ def train(
     resume: bool = False,
     save_every: str | int | None = None,
     keep: int | None = None,
+    retries: int = 0,
 ) -> results.TrainResult:
     """Train `function(*args, **kwargs)` on every rank, as `%%tpu_train` does.
 
@@ -82,6 +85,8 @@ def train(
         resume: go on from the newest checkpoint of this function in the session's place for checkpoints.
         save_every: how often a checkpoint is saved there: "5m", "90s", or a number of steps (default: "5m").
         keep: how many checkpoints are kept (default: 2).
+        retries: how often a run whose workers were killed, or whose host was lost, starts again from its newest
+            checkpoint, on the hosts that are left.
 
     A TensorFlow function trains in this process, inside `strategy.scope()`.
 
@@ -93,7 +98,7 @@ def train(
     options = Options(processes, precision, hoist, background, steps, timeout, force, run_name, plain, max_recompiles)
     options = replace(options, spmd=plan.spmd_option(spmd), collective_timeout=collective_timeout)
     options = replace(options, strict=strict, gate=gate, jit=jit, keep_partial=keep_partial, observe=observe)
-    options = replace(options, resume=resume, save_every=save_every, keep=keep)
+    options = replace(options, resume=resume, save_every=save_every, keep=keep, retries=retries)
     return start(function_request(function, args, kwargs), options)
 
 
@@ -109,6 +114,35 @@ def start(request: Request, options: Options, workers: int | None = None) -> res
     options.check()
     if options.run_name is not None:
         check_name(options.run_name)
+    while True:
+        try:
+            return _start(request, options, workers)
+        except TrainingFailed as error:
+            if not options.retries or not was_killed(error):
+                raise
+            options = replace(options, retries=options.retries - 1, resume=bool(session.current.checkpoints))
+            session.current.notebook.say(f"{error.what} Starting again ({options.retries} retries are left after it).")
+            _find_hosts_again(options)
+
+
+def was_killed(error: TrainingFailed) -> bool:
+    """Whether a run ended from outside: the rank that failed first raised nothing, and nobody stopped it."""
+    if isinstance(error, TrainingInterrupted) or error.rank is None or not error.run:
+        return False
+    return not any(one.error_type for one in only(Run(error.run).events("end", error.rank), End))
+
+
+def _find_hosts_again(options: Options) -> None:
+    """After a host was lost: those of the cluster that are left, or have come back."""
+    current = session.current
+    if current.pod is not None:
+        from tpu_magics.launch.pods import host_selection
+
+        current.pod = host_selection.find_pod(current.pod.address, current.slice, options.processes)
+
+
+def _start(request: Request, options: Options, workers: int | None) -> results.TrainResult:
+    __tracebackhide__ = True
     session.current.refuse_second()
     process.require_main_thread()
     strategy = choose_strategy(request, workers)

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tpu_magics.backends.base import (
@@ -22,6 +22,7 @@ from tpu_magics.backends.base import (
 )
 from tpu_magics.launch import frames, process, streams
 from tpu_magics.launch.results import NO_STEP, NOT_KEPT, SHARDED, mark_partial_written, partial_warning
+from tpu_magics.launch.resume.saving import files_of
 from tpu_magics.launch.resume.training import RunRecords, TrainingCheckpoints, records_before
 from tpu_magics.launch.state.changes import ChangeCollector, ResultPickler
 from tpu_magics.launch.state.snapshot import StateSnapshot
@@ -105,6 +106,8 @@ class _Worker:
 
     # -- on the rank's thread -----------------------------------------------------------------------------------
     def _ready(self, ordinal: int, world_size: int, device: str) -> None:
+        scratch = self.spec.scratch.parent if self.spec.scratch is not None else None
+        self.spec = replace(self.spec, checkpoints=files_of(self.spec.checkpoints, scratch))
         self.before = records_before(self.spec.checkpoints, ordinal)
         process.lasting_threads.add(threading.get_ident())
         if ordinal != self.rank:

@@ -184,6 +184,13 @@ def train_parser(prog: str) -> MagicParser:
         metavar="T",
         help="save a checkpoint there every T: a time (90s, 5m, 1h) or a number of steps (default: 5m)",
     )
+    parser.add_argument(
+        "--retries",
+        type=count,
+        default=0,
+        metavar="N",
+        help="start a run whose workers were killed, or whose host was lost, again from its newest checkpoint",
+    )
     parser.add_argument("--keep", type=count, metavar="K", help="how many checkpoints are kept (default: 2)")
     parser.add_argument("--run-name", metavar="NAME", help="name of the run (default: the function's)")
     parser.add_argument(

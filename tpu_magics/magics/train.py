@@ -150,6 +150,7 @@ def _options(found: argparse.Namespace) -> Options:
         resume=found.resume,
         save_every=found.save_every,
         keep=found.keep,
+        retries=found.retries,
     )
 
 

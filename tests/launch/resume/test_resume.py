@@ -129,6 +129,46 @@ def test_two_ranks_save_at_the_same_item(place: Path, tmp_path: Path, monkeypatc
     assert done.run.events("resumed", 0)
 
 
+def test_another_number_of_ranks_goes_on_and_says_what_that_means(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert leg("accelerate", tmp_path, kill_at(17), monkeypatch, processes=2) is None
+    monkeypatch.setenv(KILL, "")
+    capfd.readouterr()
+    value, _, _ = outcome("accelerate", tmp_path, resume=True)
+    assert "saved by 2 ranks, and now there are 1: the data are divided anew" in capfd.readouterr().out
+    assert len(value[0]) == 4
+    assert place.exists()
+
+
+def test_a_run_that_was_killed_starts_again_by_itself(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value, weights, _ = unbroken("plain", tmp_path)
+    died = tmp_path / "died"
+
+    def dies_twice(step: int) -> None:
+        times = len(died.read_text()) if died.exists() else 0
+        if (times, step) in ((0, 14), (1, 25)):
+            died.write_text("x" * (times + 1))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(programs, "may_die", dies_twice)
+    found, same, done = outcome("plain", tmp_path, save_every=3, retries=2)
+    assert (found, same) == (value, weights)
+    assert len(done.run.events("resumed", 0)) == 1
+    assert place.exists()
+
+
+def test_an_error_of_the_code_is_not_tried_again(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def fails(model: Any) -> None:
+        raise ValueError("a mistake")
+
+    assert "a mistake" in failed(fails, programs.begin(), retries=3).what
+    assert "Starting again" not in capfd.readouterr().out
+    assert not list(place.glob("*/step*"))
+
+
 def chain(form: str, seed: int, tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:
     """A run that is ended again and again, until it is done. Returns how often it was ended."""
     numbers = random.Random(seed)

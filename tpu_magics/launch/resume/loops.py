@@ -47,7 +47,7 @@ class LoopLevel:
     """One loop of a position. `key`: its LoopSite's, and where its function was called; `taken`: items so far, the one
     in work included; `states`: random states when it began; `done`: training loops that ended before it, in the same
     pass of the loop around it. For a loop around others: `at_item`: random states when its item was taken, `names`:
-    local variables then. `more`: what the loop of a library needs itself.
+    local variables then. `more`: what the loop of a library needs itself. `length`: of all items, if they tell.
     """
 
     key: str
@@ -57,6 +57,7 @@ class LoopLevel:
     at_item: Any = None
     names: Mapping[str, Any] = field(default_factory=dict)
     more: Any = None
+    length: int | None = None
 
 
 class LoopListener(Protocol):
@@ -85,17 +86,20 @@ class _Running:
 
 
 class TrainingLoops:
-    """The training loops of a rank. `sites`: by key; `resume`: the position to go on from."""
+    """The training loops of a rank. `sites`: by key; `resume`: the position to go on from; `ranks`: of the run that
+    was there, and of this one."""
 
     def __init__(
         self,
         sites: Mapping[str, LoopSite],
         listener: LoopListener,
         resume: Sequence[LoopLevel] = (),
+        ranks: tuple[int, int] = (1, 1),
     ) -> None:
         self.sites = sites
         self.listener = listener
         self.states: LoopRandomStates | None = None
+        self.ranks = ranks
         self._wanted = list(resume)
         self._running: list[_Running] = []
         self._ended: list[str] = []  # outside of any other
@@ -174,6 +178,8 @@ class TrainingLoops:
             if running.skipped:
                 return
             iterator = iter(items)
+            running.level.length = _length(items)
+            self._fit(running)
             self._skip(running, iterator)
             while (item := next(iterator, _NO_MORE)) is not _NO_MORE:
                 running.level.taken += 1
@@ -228,6 +234,16 @@ class TrainingLoops:
         done.append(key)
 
     # -- the items ----------------------------------------------------------------------------------------------------
+    def _fit(self, running: _Running) -> None:
+        """Where another number of ranks divides the data, each has another number of items."""
+        wanted, length = running.wanted, running.level.length
+        if wanted is None or wanted is not self._wanted[-1] or self.ranks[0] == self.ranks[1]:
+            return
+        if wanted.length and length:
+            wanted.taken = max(1, wanted.taken * length // wanted.length)
+        elif length is None:
+            wanted.taken = max(1, wanted.taken * self.ranks[0] // self.ranks[1])
+
     def _skip(self, running: _Running, iterator: Iterator[Any]) -> None:
         """All items before the one that was in work."""
         for _ in range(running.wanted.taken - 1 if running.wanted is not None else 0):
@@ -306,6 +322,13 @@ def resumable(loader: Iterable[T], epochs: int = 1) -> Iterator[T]:
     loops = _current[-1]
     for _ in loops.over(LoopSite("resumable: epochs", "", 0, True, "for ... in resumable(...)"), range(epochs)):
         yield from loops.over(LoopSite("resumable: batches", "", 0, False, "for ... in resumable(...)"), loader)
+
+
+def _length(items: Any) -> int | None:
+    try:
+        return len(items)
+    except Exception:  # a loader's own code
+        return None
 
 
 def user_frames(frame: FrameType) -> list[FrameType]:

@@ -48,9 +48,11 @@ def checkpoint_plan(
     folder: Path,
     about: dict[str, Any],
     say: Callable[[str], None],
+    exchange: str = "",
 ) -> CheckpointPlan | None:
     """How a run saves, and with `resume` the files to go on from, copied into its folder. None if the session has no
-    place for checkpoints. `name`: of what is trained; `about`: of this run, for the manifest.
+    place for checkpoints. `name`: of what is trained; `about`: of this run, for the manifest; `exchange`: as
+    in CheckpointPlan, whose hosts fetch the files themselves.
 
     Raises TpuMagicsError: the place cannot be used, or the checkpoint does not belong to this run.
     """
@@ -70,7 +72,7 @@ def checkpoint_plan(
             f"--keep {keep} is not valid.", "One checkpoint is kept at least.", "Use --keep 1 or more."
         )
     where = f"{place.rstrip('/')}/{name}"
-    plan = CheckpointPlan(where, seconds, steps, keep, None, force, about)
+    plan = CheckpointPlan(where, seconds, steps, keep, None, force, about, exchange)
     files = folder / FOLDER
     try:
         store = CheckpointStore(open_place(where))
@@ -80,6 +82,8 @@ def checkpoint_plan(
             return plan
         files.mkdir(mode=0o700)
         found = store.newest(files, say)
+        if exchange:
+            shutil.rmtree(files)
     except OSError as error:
         raise TpuMagicsError(
             f"The checkpoints in {where} cannot be read.",

@@ -14,23 +14,24 @@ import queue
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tpu_magics.backends.base import CheckpointPlan
-from tpu_magics.checkpoints.store import CheckpointStore, open_place
+from tpu_magics.checkpoints.store import Board, CheckpointStore, FolderBoard, open_place
 from tpu_magics.errors import TpuMagicsError
 
 FORMAT = 1
 STATE = "rank-{}.json"  # of a rank, without the ending its tensors
 RECORDS = "rank-{}.records.jsonl"
 PATIENCE = 60.0  # seconds that ranks wait for each other, and rank 0 for the files of the others
+FETCHES = 1800.0  # seconds that a worker waits for the one that fetches a checkpoint to its host
 MOST_UNSTEPPED = 64  # items without an optimizer's step after which a save comes in the middle of one
 NOW, STOP = "now", "stop"
 _BEGUN = "begun"
-_POLL = 0.002  # seconds
+_POLL, REMOTE_POLL = 0.002, 0.2  # seconds
 
 
 @dataclass
@@ -65,14 +66,15 @@ class SaveReport:
 
 
 class SaveClock:
-    """Decides at which items a rank saves. `folder`: of all ranks on this host, for their messages; `items`, `steps`:
-    taken and done so far; `number`: of the next save; `stops`: the run ends after it."""
+    """Decides at which items a rank saves. `folder`: of all ranks on this host; `board`: of all ranks; `items`,
+    `steps`: taken and done so far; `number`: of the next save; `stops`: the run ends after it."""
 
-    def __init__(self, plan: CheckpointPlan, rank: int, ranks: int, folder: Path) -> None:
+    def __init__(self, plan: CheckpointPlan, rank: int, ranks: int, folder: Path, board: Board) -> None:
         self.plan = plan
         self.rank = rank
         self.ranks = ranks
         self.folder = folder
+        self.board = board
         self.items = 0
         self.steps = 0
         self.number = 1
@@ -132,21 +134,25 @@ class SaveClock:
         two items, so that none waits for another inside of one. None: some rank does not come."""
         if self._wanted:
             _write_text(self._path(STOP), "")
-        _write_text(self._path(f"at-{self.number}-{self.rank}"), str(self.items))
+        self.board.write(f"at-{self.number}-{self.rank}", str(self.items))
         until = time.monotonic() + PATIENCE
-        missing = set(range(self.ranks))
-        while missing := {rank for rank in missing if not self._path(f"at-{self.number}-{rank}").exists()}:
-            if time.monotonic() > until or any(self._path(f"ended-{rank}").exists() for rank in missing):
-                self.number += 1
-                self._saved = time.monotonic(), self.steps
-                return None
-            time.sleep(_POLL)
-        return max(int(self._path(f"at-{self.number}-{rank}").read_text()) for rank in range(self.ranks))
+        reached: dict[int, int] = {}
+        while len(reached) < self.ranks:
+            for rank in set(range(self.ranks)) - set(reached):
+                if (found := self.board.read(f"at-{self.number}-{rank}")) is not None:
+                    reached[rank] = int(found)
+                elif time.monotonic() > until or self.board.read(f"ended-{rank}") is not None:
+                    self.number += 1
+                    self._saved = time.monotonic(), self.steps
+                    return None
+            if len(reached) < self.ranks:
+                time.sleep(REMOTE_POLL if self.plan.exchange else _POLL)
+        return max(reached.values())
 
     def end(self) -> None:
         """This rank's loops have ended: no other waits for it."""
         if self.ranks > 1:
-            _write_text(self._path(f"ended-{self.rank}"), "")
+            self.board.write(f"ended-{self.rank}", "")
 
     def _path(self, name: str) -> Path:
         return self.folder / f"save-{name}"
@@ -174,6 +180,30 @@ def _write_text(path: Path, text: str) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.write_text(text)
     temporary.replace(path)
+
+
+def board_of(plan: CheckpointPlan, scratch: Path) -> Board:
+    """Of the ranks of a run: in the scratch folder of their host, or on several in the place."""
+    return open_place(plan.place).board(plan.exchange) if plan.exchange else FolderBoard(scratch)
+
+
+def files_of(plan: CheckpointPlan | None, scratch: Path | None) -> CheckpointPlan | None:
+    """The plan, with the files to go on from on this host: on several, the first of its workers fetches them."""
+    if plan is None or plan.resume is None or scratch is None or not plan.exchange:
+        return plan
+    files, done = scratch / "resume", scratch / "resume-is-there"
+    try:
+        files.mkdir()
+    except FileExistsError:
+        until = time.monotonic() + FETCHES
+        while not done.exists():
+            if time.monotonic() > until:
+                raise OSError(f"another worker has not fetched the checkpoint in {FETCHES:.0f} s") from None
+            time.sleep(REMOTE_POLL)
+    else:
+        CheckpointStore(open_place(plan.place)).opened(plan.about["resumed"]["name"]).fetch(files)
+        done.touch()
+    return replace(plan, resume=files)
 
 
 class SaveThread:
@@ -222,7 +252,7 @@ class SaveThread:
 
     def _say_failed(self, job: SaveJob, problem: str) -> None:
         try:
-            _write_text(self._failed(job), problem)
+            self.clock.board.write(f"failed-{job.number}", problem)
         except OSError:
             pass  # rank 0 waits in vain, and says so
 
@@ -232,10 +262,12 @@ class SaveThread:
         folder.mkdir(exist_ok=True)
         state = folder / STATE.format(rank)
         try:
-            self.store.write(state.with_suffix(""), job.tensors)
-            (folder / RECORDS.format(rank)).write_bytes(job.records)
+            written = self.store.write(state.with_suffix(""), job.tensors)
+            records = folder / RECORDS.format(rank)
+            records.write_bytes(job.records)
             _write_text(state, json.dumps(job.data))
             if rank:
+                self._hand_over(job, [*written, records, state])
                 return SaveReport(job.step)
             self._wait_for_others(job, folder)
             files = {path.name: path for path in sorted(folder.iterdir()) if path.suffix != ".tmp"}
@@ -245,24 +277,30 @@ class SaveThread:
             )
             self._opened().keep(self.clock.plan.keep)
         finally:
-            if not rank:
-                shutil.rmtree(folder, ignore_errors=True)
+            if not rank or self.clock.plan.exchange:
+                shutil.rmtree(folder if not rank else state, ignore_errors=True)
         return SaveReport(job.step, "", job.copied, time.monotonic() - began, size, saved.name, job.synced)
 
-    def _wait_for_others(self, job: SaveJob, folder: Path) -> None:
-        failed = self._failed(job)
-        until = time.monotonic() + PATIENCE
-        waiting = set(range(self.clock.ranks))
-        while waiting := {rank for rank in waiting if not (folder / STATE.format(rank)).exists()}:
-            if failed.exists():
-                raise OSError(failed.read_text())
-            if time.monotonic() > until:
-                raise OSError(f"rank {min(waiting)} has not written its state in {PATIENCE:.0f} s")
-            time.sleep(_POLL)
+    def _hand_over(self, job: SaveJob, files: Sequence[Path]) -> None:
+        """To rank 0, which may be on another host; then it finds the note."""
+        if self.clock.plan.exchange:
+            for path in files:
+                self.clock.board.put(f"part-{job.number}-{path.name}", path)
+        names = json.dumps([path.name for path in files])
+        self.clock.board.write(f"done-{job.number}-{self.clock.rank}", names)
 
-    def _failed(self, job: SaveJob) -> Path:
-        """Why a rank could not write its part."""
-        return self.clock.folder / f"failed-{job.number}"
+    def _wait_for_others(self, job: SaveJob, folder: Path) -> None:
+        """Until the files of all ranks are in this folder."""
+        until = time.monotonic() + PATIENCE
+        for rank in range(1, self.clock.ranks):
+            while (names := self.clock.board.read(f"done-{job.number}-{rank}")) is None:
+                if (problem := self.clock.board.read(f"failed-{job.number}")) is not None:
+                    raise OSError(problem)
+                if time.monotonic() > until:
+                    raise OSError(f"rank {rank} has not written its state in {PATIENCE:.0f} s")
+                time.sleep(REMOTE_POLL if self.clock.plan.exchange else 0.05)
+            for name in json.loads(names) if self.clock.plan.exchange else ():
+                self.clock.board.get(f"part-{job.number}-{name}", folder / Path(name).name)
 
     def _opened(self) -> CheckpointStore:
         if self._place is None:

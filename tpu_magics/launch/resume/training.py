@@ -17,7 +17,7 @@ from tpu_magics.launch.resume import locals as local_names
 from tpu_magics.launch.resume.loops import LoopLevel, TrainingLoops, following
 from tpu_magics.launch.resume.objects import Misfit, TrackedObjects, read_more
 from tpu_magics.launch.resume.rewrite import LoopSite, TrainingCode, install
-from tpu_magics.launch.resume.saving import RECORDS, STATE, SaveClock, SaveJob, SaveReport, SaveThread
+from tpu_magics.launch.resume.saving import RECORDS, STATE, SaveClock, SaveJob, SaveReport, SaveThread, board_of
 from tpu_magics.launch.resume.setup_record import differences, refuse, setup_record
 from tpu_magics.runs.events import Event, Resumed, Saved, Steps, Total, Value, from_line
 from tpu_magics.runs.writer import EventWriter
@@ -50,9 +50,9 @@ def records_before(plan: CheckpointPlan | None, rank: int) -> list[Event]:
     return [*found, Resumed(time.time(), rank, **plan.about["resumed"])]
 
 
-def read_state(folder: Path, rank: int, store: Any, ranks: tuple[int, int] = (1, 1)) -> ResumedState:
+def read_state(folder: Path, rank: int, store: Any) -> ResumedState:
     """The state of a rank, from a folder with the files of a checkpoint. What is the same on all ranks is in rank 0's
-    file only. `ranks`: of the run that saved it, and of this one. Raises Misfit, OSError."""
+    file only. Raises Misfit, OSError."""
     path = folder / STATE.format(rank)
     own = path.exists()
     path = path if own else folder / STATE.format(0)
@@ -62,8 +62,6 @@ def read_state(folder: Path, rank: int, store: Any, ranks: tuple[int, int] = (1,
         tensors.update(store.read(path.with_suffix("")))
     more = read_more(data, tensors, store)
     levels = [LoopLevel(**level) for level in more["levels"]]
-    before, now = ranks
-    levels[-1].taken = max(1, levels[-1].taken * before // now)  # each rank has taken its part of the data
     return ResumedState(data, tensors, levels, more["counts"], more["setup"], own)
 
 
@@ -109,13 +107,14 @@ class TrainingCheckpoints:
         self.records = records
         self.note = note
         rank, ranks = place
-        self.clock = SaveClock(plan, rank, ranks, scratch)
+        self.clock = SaveClock(plan, rank, ranks, scratch, board_of(plan, scratch))
         self.thread = SaveThread(self.clock, self.store, self._tell)
         self.resumed: ResumedState | None = None
         if plan.resume is not None:
-            self.resumed = read_state(plan.resume, rank, self.store, (plan.about["resumed"]["ranks"], ranks))
+            self.resumed = read_state(plan.resume, rank, self.store)
         levels = self.resumed.levels if self.resumed is not None else ()
-        self.loops = TrainingLoops(code.sites, self, levels)
+        before = plan.about["resumed"]["ranks"] if self.resumed is not None else ranks
+        self.loops = TrainingLoops(code.sites, self, levels, (before, ranks))
         self.objects: TrackedObjects | None = None
         self._told: set[str] = set()
         install(self.loops.begin, self.loops.loop)
