@@ -134,8 +134,8 @@ def with_options(pod: Pod, options: Options) -> Pod:
         raise TpuMagicsError(
             "--keep-partial is not available on several hosts.",
             "Results are fetched from the hosts only after a successful run.",
-            "Remove --keep-partial and save checkpoints (%tpu_init --checkpoints), or train on this host only: %tpu_init "
-            "--hosts off",
+            "Remove --keep-partial and save checkpoints (%tpu_init --checkpoints), or train on this host only: "
+            "%tpu_init --hosts off",
         )
     return host_selection.with_ranks(pod, options.processes)
 
