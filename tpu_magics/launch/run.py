@@ -21,7 +21,7 @@ from tpu_magics.launch.plan import Options, Plan
 from tpu_magics.launch.request import LONGEST_READ, Request
 from tpu_magics.launch.resume import saving
 from tpu_magics.launch.resume.ending import EndWatch
-from tpu_magics.launch.resume.notebook import checkpoint_plan, with_checkpoint
+from tpu_magics.launch.resume.notebook import checkpoint_plan, forget_files, with_checkpoint
 from tpu_magics.launch.state.changes import unchanged_text
 from tpu_magics.launch.work import Work
 from tpu_magics.runs.folder import RunFolder
@@ -214,6 +214,8 @@ class TrainingRun:
 
     def _set_finished(self) -> None:
         self.finished = True
+        if self.plan.checkpoints is not None:
+            forget_files(self.folder)
         session.current.active_run = None
 
     def _close_failed(self, error: BaseException) -> None:

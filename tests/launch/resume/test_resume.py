@@ -113,6 +113,7 @@ def test_every_form_ends_as_the_unbroken_run(
     resumed = done.run.events("resumed", 0)
     assert len(resumed) == 1
     assert place.exists()
+    assert not (done.run.path / "resume").exists()
 
 
 def test_two_ranks_save_at_the_same_item(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

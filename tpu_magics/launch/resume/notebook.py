@@ -103,6 +103,11 @@ def checkpoint_plan(
     return replace(plan, resume=files, about={**about, "resumed": _resumed(found[0])})
 
 
+def forget_files(folder: RunFolder) -> None:
+    """The workers have ended: remove the copies of what they went on from."""
+    shutil.rmtree(folder.path / FOLDER, ignore_errors=True)
+
+
 def with_checkpoint(error: BaseException, folder: RunFolder) -> None:
     """Let the error of a run that saved tell how to go on."""
     saved = [one for one in Run(folder.path).events("saved", 0) if isinstance(one, Saved)]

@@ -119,10 +119,12 @@ class SaveClock:
         if (asked := _changed(self._path(NOW))) > self._asked:
             self._asked = asked
             return True
+        if busy and self.ranks == 1:
+            return False
         since, before = self._saved
         if self.plan.steps is not None:
             return self.steps - before >= self.plan.steps
-        return not (busy and self.ranks == 1) and time.monotonic() - since >= (self.plan.seconds or 0)
+        return time.monotonic() - since >= (self.plan.seconds or 0)
 
     def _is_between(self, stepped: bool) -> bool:
         """Not between a loss and its optimizer's step, unless there is no such step at all."""

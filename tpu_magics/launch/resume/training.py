@@ -200,6 +200,7 @@ class TrainingCheckpoints:
     def _save(self, loops: TrainingLoops, frames: Sequence[FrameType], stepped: bool) -> None:
         assert self.objects is not None
         began = time.monotonic()
+        self.thread.finish()  # the host has no room for the copies of two saves
         counts = {"steps": self.clock.steps, "synced": self.records.watcher.total_steps}
         levels = [vars(level) for level in loops.position()]
         more = {"levels": levels, "counts": counts, "setup": self.setup}
