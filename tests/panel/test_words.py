@@ -390,7 +390,7 @@ def test_checkpoints_tell_their_age_and_their_price(tmp_path: Path) -> None:
         "Place": "gs://bucket/run1/train",
         "Saved": "every 5 min 00 s; the newest 2 are kept",
         "Newest": "step 200: 12 MiB, copied in 500 ms, written in 2 s",
-        "Waited for": "1 s in all, 2 % of the run",
+        "Cost": "the training waited 1 s in all, 2 % of the run",
     }
 
 
@@ -402,7 +402,7 @@ def test_a_run_tells_what_it_went_on_from_and_when_the_session_ends(tmp_path: Pa
     assert found is not None
     assert found.summary == "none saved yet"
     facts = {one.label: one.lines[0] for one in found.facts}
-    assert facts["Resumed"] == "from step 1,200, step-000001200-17f"
+    assert facts["Resumed"] == "from step 1,200, saved 1 min 41 s before this run began"
     assert facts["Session"] == "2 h 01 min of 9 h 00 min, after which this host ends it"
 
 

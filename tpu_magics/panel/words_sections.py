@@ -35,7 +35,7 @@ from tpu_magics.panel.words_problems import (
     used_memory,
     why,
 )
-from tpu_magics.runs.events import Compile, Mesh, Metrics, Read
+from tpu_magics.runs.events import Compile, Mesh, Metrics, Read, Resumed
 
 CPU = "XLA:CPU"
 RANKS, READS, INPUTS, DIFFERENCES, VALUES = 64, 20, 24, 8, 64
@@ -83,12 +83,12 @@ def _checkpoints(view: RunView) -> Section | None:
         return None
     facts = [Fact("Place", (short(plan.get("place"), 300),)), Fact("Saved", (_every(plan),))]
     if view.resumed is not None:
-        facts.append(Fact("Resumed", (f"from step {view.resumed.step:,}, {short(view.resumed.name, 80)}",)))
+        facts.append(Fact("Resumed", (f"from step {view.resumed.step:,}, {_saved_before(view.resumed)}",)))
     if view.saves:
         newest = view.saves[-1]
         cost = f"{size(newest.size)}, copied in {seconds(newest.copied)}, written in {seconds(newest.written)}"
         facts.append(Fact("Newest", (f"step {newest.step:,}: {cost}",)))
-        facts.append(Fact("Waited for", (_share_of_saving(view),)))
+        facts.append(Fact("Cost", (_share_of_saving(view),)))
     if view.session is not None:
         lasted, limit = view.session
         facts.append(Fact("Session", (f"{clock(lasted)} of {clock(limit)}, after which this host ends it",)))
@@ -112,7 +112,11 @@ def _every(plan: Mapping[str, object]) -> str:
 
 def _share_of_saving(view: RunView) -> str:
     whole = f", {percent(view.saving / view.elapsed)} of the run" if view.elapsed else ""
-    return f"{seconds(view.saving)} in all{whole}"
+    return f"the training waited {seconds(view.saving)} in all{whole}"
+
+
+def _saved_before(resumed: Resumed) -> str:
+    return f"saved {clock(max(0.0, resumed.t - resumed.saved))} before this run began"
 
 
 # -- compiles --------------------------------------------------------------------------------------------------------

@@ -348,6 +348,12 @@ describe('charts', () => {
     expect(host.querySelector('.tpu-Chart-key')?.textContent).toBe('compiled');
   });
 
+  it('say what the marks of checkpoints are', () => {
+    const [chart, ...others] = page().charts;
+    take(messages.run(1, { ...page(), charts: [{ ...chart!, saved: [1] }, ...others] }));
+    expect(host.querySelector('.tpu-Chart-key [data-curve=saved]')?.textContent).toBe('saved');
+  });
+
   it('say that a value was no number, and have no curve of one value', () => {
     const points: Page['charts'][0]['points'] = [
       [0, 1, 1, 1],

@@ -177,11 +177,11 @@ const STEPS = new Map([
   ['End', Infinity]
 ]);
 
-/** What the dashed lines are, and which curve is which. */
+/** What the dashed lines and the marks are, and which curve is which. */
 function Key({ drawing }: { drawing: Drawing }): JSX.Element | null {
   const trans = useTrans();
-  const { curves, marks } = drawing;
-  if (curves.length === 1 && marks.length === 0) {
+  const { curves, marks, saves } = drawing;
+  if (curves.length === 1 && marks.length === 0 && saves.length === 0) {
     return null;
   }
   return (
@@ -193,6 +193,7 @@ function Key({ drawing }: { drawing: Drawing }): JSX.Element | null {
           </span>
         ))}
       {marks.length > 0 && <span data-curve="mark">{trans.__('compiled')}</span>}
+      {saves.length > 0 && <span data-curve="saved">{trans.__('saved')}</span>}
     </span>
   );
 }
