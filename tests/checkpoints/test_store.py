@@ -222,6 +222,26 @@ def test_a_save_that_was_killed_in_a_store_is_none(tmp_path: Path) -> None:
 # -- places ------------------------------------------------------------------------------------------------------------
 
 
+def test_ranks_leave_notes_and_files_for_each_other(place: CheckpointPlace, tmp_path: Path) -> None:
+    """A save of the run does not touch them, the next run removes them."""
+    board, other = place.board("run-1"), place.board("run-1")
+    assert board.read("at") is None
+    board.write("at", "5")
+    board.write("at", "6")
+    (tmp_path / "part").write_bytes(b"content")
+    board.put("part", tmp_path / "part")
+    other.take("part", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == b"content"
+    with pytest.raises(FileNotFoundError):
+        other.take("part", tmp_path / "again")
+    kept = CheckpointStore(place)
+    kept.save(1, files(tmp_path / "new", 1), {})
+    kept.keep(1)
+    assert other.read("at") == "6"
+    place.remove_boards()
+    assert other.read("at") is None and newest(place, tmp_path) == (1, [])
+
+
 def test_a_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run").chmod(0o777)

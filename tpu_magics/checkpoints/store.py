@@ -93,6 +93,9 @@ class CheckpointPlace(Protocol):
     def remove_unfinished(self) -> None:
         """Remove what broken saves have left."""
 
+    def remove_boards(self) -> None:
+        """Remove those of earlier runs."""
+
     def board(self, name: str) -> Board:
         """Where the hosts of a run leave notes and files for each other, below this place."""
 
@@ -109,11 +112,8 @@ class Board(Protocol):
     def put(self, name: str, path: Path) -> None:
         """A file for another host."""
 
-    def get(self, name: str, path: Path) -> None:
-        """A file from another host."""
-
-    def remove(self) -> None:
-        """All of it."""
+    def take(self, name: str, path: Path) -> None:
+        """A file from another host, which is gone then."""
 
 
 class FolderBoard:
@@ -137,11 +137,9 @@ class FolderBoard:
     def put(self, name: str, path: Path) -> None:
         shutil.copyfile(path, self.folder / name)
 
-    def get(self, name: str, path: Path) -> None:
+    def take(self, name: str, path: Path) -> None:
         shutil.copyfile(self.folder / name, path)
-
-    def remove(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        (self.folder / name).unlink()
 
 
 class RemoteBoard:
@@ -164,12 +162,9 @@ class RemoteBoard:
     def put(self, name: str, path: Path) -> None:
         self.system.put_file(str(path), f"{self.root}/{name}")
 
-    def get(self, name: str, path: Path) -> None:
+    def take(self, name: str, path: Path) -> None:
         self.system.get_file(f"{self.root}/{name}", str(path))
-
-    def remove(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self.system.rm(self.root, recursive=True)
+        self.system.rm_file(f"{self.root}/{name}")
 
 
 @dataclass(frozen=True)
@@ -347,7 +342,13 @@ class DiskPlace:
         shutil.rmtree(gone, ignore_errors=True)
 
     def remove_unfinished(self) -> None:
-        for one in (*self.folder.glob(f"{_UNFINISHED}*"), *self.folder.glob(f"{_EXCHANGE}*")):
+        self._remove_all(_UNFINISHED)
+
+    def remove_boards(self) -> None:
+        self._remove_all(_EXCHANGE)
+
+    def _remove_all(self, prefix: str) -> None:
+        for one in self.folder.glob(f"{prefix}*"):
             shutil.rmtree(one, ignore_errors=True)
 
 
@@ -390,12 +391,15 @@ class RemotePlace:
         self.root = root.rstrip("/")
 
     def names(self) -> list[str]:
+        return [name for name in self._folders() if _is_name(name)]
+
+    def _folders(self) -> list[str]:
         self.system.invalidate_cache()
         try:
             found = self.system.ls(self.root, detail=False)
         except FileNotFoundError:
             return []
-        return [name for name in (str(one).rstrip("/").rpartition("/")[2] for one in found) if _is_name(name)]
+        return [str(one).rstrip("/").rpartition("/")[2] for one in found]
 
     def put(self, name: str, files: Mapping[str, Path], manifest: bytes) -> None:
         try:
@@ -424,6 +428,11 @@ class RemotePlace:
         for name in self.names():
             if not self.system.exists(self._path(name, MANIFEST)):
                 self.remove(name)
+
+    def remove_boards(self) -> None:
+        for name in self._folders():
+            if name.startswith(_EXCHANGE):
+                self.system.rm(f"{self.root}/{name}", recursive=True)
 
     def _path(self, name: str, file: str) -> str:
         return f"{self.root}/{name}/{file}"

@@ -108,6 +108,10 @@ class Strategy(ABC):
     def request_stop(self) -> None:
         """Stop the work as an interrupt would; return at once."""
 
+    def request_save(self, run: TrainingRun) -> None:
+        """Have the ranks save a checkpoint at their next item; return at once."""
+        saving.ask(scratch_of(run.folder), saving.NOW)
+
 
 @dataclass
 class TrainingRun:
@@ -166,7 +170,7 @@ class TrainingRun:
 
     def save(self) -> None:
         """Save a checkpoint at the next item of the training loops; return at once."""
-        saving.ask(scratch_of(self.folder), saving.NOW)
+        self.strategy.request_save(self)
 
     def finish(self) -> None:
         """Load the results, once, or raise the error of a failed run. Waits for a background run; an interrupt ends the

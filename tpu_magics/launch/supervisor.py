@@ -130,9 +130,7 @@ class Supervisor:
         """Check everything once. False if all workers have ended."""
         self._read_events()
         self.relay.pump()
-        for worker in self.workers:
-            if worker.alive:
-                self._note_exit(worker)
+        self._note_exits()
         self._measure()
         return self._go_on()
 
@@ -150,6 +148,10 @@ class Supervisor:
 
     def _alive(self) -> list[WorkerProcess]:
         return [worker for worker in self.workers if worker.alive]
+
+    def _note_exits(self) -> None:
+        for worker in self._alive():
+            self._note_exit(worker)
 
     def _note_exit(self, worker: WorkerProcess) -> None:
         """Check whether a worker has ended, without reaping it: its pid must stay valid until its group is killed."""
@@ -272,11 +274,18 @@ class Supervisor:
 
     def _let_save(self, alive: Sequence[WorkerProcess]) -> None:
         """Let all ranks save a checkpoint at their next item; another interrupt ends the wait."""
-        scratch = scratch_of(self.files)
-        if self.saves and self._first_failure is None and saving.can_save(scratch):
-            self.relay.screen.text("tpu_magics: saving a checkpoint before the run stops (a second stop skips it).\n")
-            saving.ask(scratch, saving.STOP)
+        if self.saves and self._first_failure is None and self.can_save():
+            self.relay.screen.text(f"tpu_magics: {saving.LAST_SAVE}\n")
+            self.ask_to_save(saving.STOP)
             self._wait_watching(alive, SAVES)
+
+    def can_save(self) -> bool:
+        """Whether the first training loop has begun."""
+        return saving.can_save(scratch_of(self.files))
+
+    def ask_to_save(self, how: str) -> None:
+        """All ranks save at their next item; may be called from another thread. `how`: as in `saving.ask`."""
+        saving.ask(scratch_of(self.files), how)
 
     def _let_keep(self, alive: Sequence[WorkerProcess]) -> None:
         """Let rank 0 finish its step and write its weights; another interrupt ends the wait. Its stack is in its last
@@ -297,8 +306,7 @@ class Supervisor:
             self._read_events()
             self.relay.pump()
             self.observer.look()
-            for worker in self._alive():
-                self._note_exit(worker)
+            self._note_exits()
             time.sleep(TICK)
 
     def _signal(self, workers: Sequence[WorkerProcess], number: signal.Signals, only_leader: bool = False) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
+from tpu_magics.host.problem import plural
 from tpu_magics.launch import cell, hoist, object_graph, plan, process, results, rule_check, session
 from tpu_magics.launch.framework import TENSORFLOW, packages_of_code, packages_of_tree
 from tpu_magics.launch.notebook import RunObserver
@@ -122,7 +123,8 @@ def start(request: Request, options: Options, workers: int | None = None) -> res
                 raise
             options = replace(options, retries=options.retries - 1, resume=bool(session.current.checkpoints))
             session.current.notebook.say(f"{error.what} Starting again ({options.retries} retries are left after it).")
-            _find_hosts_again(options)
+            if session.current.pod is not None:
+                options = _with_hosts_again(options, session.current.pod)
 
 
 def was_killed(error: TrainingFailed) -> bool:
@@ -132,13 +134,17 @@ def was_killed(error: TrainingFailed) -> bool:
     return not any(one.error_type for one in only(Run(error.run).events("end", error.rank), End))
 
 
-def _find_hosts_again(options: Options) -> None:
-    """After a host was lost: those of the cluster that are left, or have come back."""
-    current = session.current
-    if current.pod is not None:
-        from tpu_magics.launch.pods import host_selection
+def _with_hosts_again(options: Options, before: Pod) -> Options:
+    """After a host was lost: on those of the cluster that are left, or come back. The number of ranks stays, if they
+    can have it."""
+    from tpu_magics.launch.pods import host_selection
 
-        current.pod = host_selection.find_pod(current.pod.address, current.slice, options.processes)
+    current = session.current
+    ranks = options.processes or before.ranks
+    current.pod = pod = host_selection.find_again(before, ranks, current.slice, current.notebook.say)
+    names = ", ".join(host.name for host in pod.hosts)
+    current.notebook.say(f"The hosts are now {names}, with {plural(pod.ranks, 'rank')} together.")
+    return replace(options, processes=options.processes and pod.ranks)
 
 
 def _start(request: Request, options: Options, workers: int | None) -> results.TrainResult:

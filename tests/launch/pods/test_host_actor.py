@@ -23,6 +23,7 @@ from tpu_magics.launch.pods.host_start import CLOSED, error_text, submit
 from tpu_magics.launch.pods.payload import pack_payload
 from tpu_magics.launch.pods.pod import BUNDLE, LOG, HostTask, Pod, PodHost, is_result_file, is_streamed_file
 from tpu_magics.launch.pods.remote_supervisor import Link, RemoteSupervisor, fetch_file, make_links
+from tpu_magics.launch.resume import saving
 from tpu_magics.launch.streams import NoScreen, Relay
 from tpu_magics.launch.work import FunctionWork
 from tpu_magics.runs import temporary_folders
@@ -152,6 +153,38 @@ def test_results_are_in_the_run_folder(name: str, tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match="not a result file of a run"):
         fetch_file(None, name, 1, tmp_path)
+
+
+# -- saving -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_to_save_reaches_the_ranks_of_a_host(actor: HostActor, watch: RemoteSupervisor) -> None:
+    scratch = temporary_folders.make_scratch(RunFiles(actor.folder))
+    link = watch.links[1]
+    link.state = actor.poll({}, 0)[1]
+    assert not watch.can_save()
+    (scratch / "save-begun").touch()
+    actor.save(saving.STOP)
+    assert (scratch / "save-stop").exists()
+    link.state = actor.poll({}, 0)[1]
+    assert link.state["saves_and_ends"] and watch.can_save()
+    watch.links[0].lost = "its node died"
+    assert not watch.can_save()
+    temporary_folders.remove_scratch(RunFiles(actor.folder))
+
+
+def test_a_host_that_saves_and_ends_tells_all_others_once(
+    watch: RemoteSupervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(watch, "_exchange", lambda: None)
+    monkeypatch.setattr(watch, "ask_to_save", asked.append)
+    watch.look()
+    assert asked == []
+    watch.links[1].state = {"saves_and_ends": True}
+    watch.look()
+    watch.look()
+    assert asked == [saving.STOP]
 
 
 # -- ends -------------------------------------------------------------------------------------------------------------

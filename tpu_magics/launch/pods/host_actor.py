@@ -22,8 +22,10 @@ from typing import Any
 
 from tpu_magics.host import free_disk
 from tpu_magics.launch.pods.pod import BUNDLE, DISPLAYS, LOG, OUTPUT, RECORDS, RESULTS, TASK, HostTask, read_state
+from tpu_magics.launch.resume import saving
 from tpu_magics.runs import temporary_folders
 from tpu_magics.runs.files import RunFiles, private_root
+from tpu_magics.runs.temporary_folders import remove_scratch, scratch_of
 
 CHUNK_BYTES = 4 << 20  # of files in one answer, and as many again of records
 POLL_INTERVAL = 0.02  # seconds
@@ -92,7 +94,13 @@ class HostActor:
 
     def _state(self) -> dict[str, Any]:
         code = None if self.process is None else self.process.poll()
-        return {**read_state(self.folder), "exit": code}
+        scratch = scratch_of(RunFiles(self.folder))
+        return {
+            **read_state(self.folder),
+            "exit": code,
+            "can_save": saving.can_save(scratch),
+            "saves_and_ends": saving.ends(scratch),
+        }
 
     def _news(self, offsets: Mapping[str, int]) -> Iterator[FileChunk]:
         """Reads the records first, and sends them last, after the displays and output that they refer to. Records wait
@@ -117,6 +125,10 @@ class HostActor:
                 yield chunk
 
     # -- the end --------------------------------------------------------------------------------------------------
+    def save(self, how: str) -> None:
+        """Have its ranks save a checkpoint at their next item. `how`: as in `saving.ask`."""
+        saving.ask(scratch_of(RunFiles(self.folder)), how)
+
     def stop(self) -> None:
         """Have the process stop its workers; returns at once."""
         if self.process is not None and self.process.stdin is not None:
@@ -143,7 +155,7 @@ class HostActor:
             except subprocess.TimeoutExpired:
                 os.killpg(self.process.pid, signal.SIGKILL)  # its workers die with it
                 self.process.wait()
-        temporary_folders.remove_scratch(RunFiles(self.folder))
+        remove_scratch(RunFiles(self.folder))
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from tpu_magics.launch.session import Session
 
 DEAD_NODE_SECONDS = 45.0  # after which Ray counts a node that does not answer as dead
+COME_BACK_SECONDS = 600.0  # in which lost hosts may come back, for a run that starts again
+COME_BACK_POLL = 5.0
 
 # -- the session's pod -------------------------------------------------------------------------------------------------
 
@@ -98,6 +101,48 @@ def find_pod(hosts: str, wanted: Slice | None = None, processes: int | None = No
             cluster.disconnect()
         raise
     return pod
+
+
+def find_again(before: Pod, ranks: int, wanted: Slice | None, say: Callable[[str], None]) -> Pod:
+    """The pod for a run whose host was lost: with this number of ranks, or the next lower one that is possible. Waits
+    for hosts to come back if too few are left. Raises TpuMagicsError if none do."""
+    until, told = time.monotonic() + COME_BACK_SECONDS, False
+    while True:
+        try:
+            return _with_most_ranks(_find_same(before, wanted), ranks, say)
+        except TpuMagicsError as error:
+            if time.monotonic() > until:
+                raise
+            if not told:
+                told = True
+                say(f"{error.what} Waiting up to {COME_BACK_SECONDS / 60:.0f} minutes for hosts to come back.")
+        time.sleep(COME_BACK_POLL)
+
+
+def _find_same(before: Pod, wanted: Slice | None) -> Pod:
+    """A pod of the same cluster and kind of device."""
+    own = cluster.notebook_connection("ray")
+    pod = find_pod(before.address if own is None else "ray", wanted)
+    if pod.device != before.device:
+        raise TpuMagicsError(
+            f"This cluster has no {before.target or before.device} any more.",
+            "All hosts of its TPU slice have left.",
+            "Run %tpu_init --hosts again when they have joined, and the cell again with --resume.",
+        )
+    return pod
+
+
+def _with_most_ranks(pod: Pod, ranks: int, say: Callable[[str], None]) -> Pod:
+    """The pod with as many of these ranks as each of its hosts can have the same number of."""
+    if pod.device != "CPU":
+        return pod
+    more = replace(pod, workers=max(ranks // len(pod.hosts), 1))
+    try:
+        require_memory(more)
+    except TpuMagicsError as error:
+        say(f"{error.what} Each host gets one rank.")
+        return pod
+    return more
 
 
 def _pod_of_alive_nodes(address: Address, wanted: Slice | None, processes: int | None) -> Pod:

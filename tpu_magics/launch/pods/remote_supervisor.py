@@ -14,6 +14,7 @@ from tpu_magics.launch import process, supervisor
 from tpu_magics.launch.pods.host_actor import CHUNK_BYTES, FileChunk
 from tpu_magics.launch.pods.host_start import SILENCE_SECONDS, close_actors, error_text, get_result, ray_call, submit
 from tpu_magics.launch.pods.pod import LOG, REFUSED, RESULTS, Pod, PodHost, is_result_file, is_streamed_file
+from tpu_magics.launch.resume import saving
 from tpu_magics.launch.supervisor import GATHER, Supervisor, WorkerProcess
 from tpu_magics.runs.events import Event, Start
 
@@ -76,6 +77,7 @@ class RemoteSupervisor(Supervisor):
     fetched: bool = False
     unwritten: OSError | None = None
     released: bool = False
+    _told_all: bool = False
 
     @property
     def lost(self) -> list[Link]:
@@ -90,6 +92,9 @@ class RemoteSupervisor(Supervisor):
         self._exchange()
         self._read_events()
         self.relay.pump()
+        if not self._told_all and any(link.state.get("saves_and_ends") for link in self.links):
+            self._told_all = True  # a worker got a SIGTERM, and its host's ranks end after a save
+            self.ask_to_save(saving.STOP)
         return self._go_on()
 
     def _exchange(self) -> None:
@@ -186,7 +191,8 @@ class RemoteSupervisor(Supervisor):
             self._note_gone(link)
 
     def _note_failure(self, worker: WorkerProcess) -> None:
-        if not worker.stopped_by_us and self._first_failure is None:
+        stopping = self.reason in ("interrupt", "timeout")
+        if not worker.stopped_by_us and self._first_failure is None and not stopping:
             self.reason, self._first_failure = "worker", time.time()  # this machine's clock: the host's may differ
 
     def _note_gone(self, link: Link) -> None:
@@ -228,8 +234,24 @@ class RemoteSupervisor(Supervisor):
         return all(link.finished or link.answered >= since for link in self.links)
 
     # -- the end ----------------------------------------------------------------------------------------------------
-    def _stop_all(self, stacks: bool = False) -> None:  # noqa: ARG002 - each host collects its own stacks
-        """Have every host stop its workers and wait for its answer; a host that does not stop is lost."""
+    def can_save(self) -> bool:
+        whole = not (self.lost or self.refused or self.unwritten)
+        return whole and any(link.state.get("can_save") for link in self.links)
+
+    def ask_to_save(self, how: str) -> None:
+        for link in self.links:
+            if not link.finished:
+                with contextlib.suppress(Exception):
+                    submit(link.actor.save, how)
+
+    def _note_exits(self) -> None:
+        self._exchange()
+
+    def _stop_all(self, stacks: bool = False) -> None:
+        """Have every host stop its workers and wait for its answer; a host that does not stop is lost. Each host
+        collects its own stacks."""
+        if stacks:
+            self._let_save(self._alive())
         for link in self.links:
             if not link.finished and not link.stopped:
                 link.stopped = True

@@ -77,6 +77,7 @@ def checkpoint_plan(
     try:
         store = CheckpointStore(open_place(where))
         store.place.remove_unfinished()  # of a save that was broken
+        store.place.remove_boards()
         if not resume:
             _tell_of(store.look(), where, say)
             return plan

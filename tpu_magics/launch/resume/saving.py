@@ -26,10 +26,14 @@ from tpu_magics.errors import TpuMagicsError
 FORMAT = 1
 STATE = "rank-{}.json"  # of a rank, without the ending its tensors
 RECORDS = "rank-{}.records.jsonl"
-PATIENCE = 60.0  # seconds that ranks wait for each other, and rank 0 for the files of the others
+PATIENCE = 60.0  # seconds in which ranks must have met between two items, and rank 0 has the files of the others
+FIRST_WAIT = 1.0  # seconds that a rank waits for the others before it goes on by an item; twice as long each time
+READ = 0.1  # seconds more for each rank, where they are on several hosts
 FETCHES = 1800.0  # seconds that a worker waits for the one that fetches a checkpoint to its host
 MOST_UNSTEPPED = 64  # items without an optimizer's step after which a save comes in the middle of one
 NOW, STOP = "now", "stop"
+LAST_SAVE = "saving a checkpoint before the run stops (a second stop skips it)."
+NEVER = 0, False
 _BEGUN = "begun"
 _POLL, REMOTE_POLL = 0.002, 0.2  # seconds
 
@@ -82,6 +86,8 @@ class SaveClock:
         self._wanted = False
         self._asked = 0.0
         self._is_due = False
+        self._wait = self._first_wait = FIRST_WAIT + (READ * ranks if plan.exchange else 0.0)
+        self._due_since: float | None = None
         self._target: int | None = None
         self._saved = time.monotonic(), 0
         self._unstepped = 0
@@ -90,18 +96,19 @@ class SaveClock:
         """Save at once, and end the run: called by a signal's handler."""
         self._wanted = True
 
-    def due(self, stepped: bool, busy: bool) -> bool:
-        """An item was taken: whether this rank saves now. `stepped`: an optimizer stepped since the item before;
+    def due(self, steps: int, stepped: bool, busy: bool) -> bool:
+        """An item was taken: whether this rank saves now. `steps`: since the item before; `stepped`: none is half done;
         `busy`: the save before is not written yet. Waits for the other ranks when it is time."""
         self.items += 1
-        self.steps += stepped
+        self.steps += steps
         self._is_due = self._is_due or (self._target is None and self._is_time(busy))
         if self._is_due and self._is_between(stepped):
-            self._is_due = False
             self._target = self.items if self.ranks == 1 else self._agreed()
+            self._is_due = self._due_since is not None
         if self._target is None or self.items < self._target:
             return False
         self._target = None
+        self._asked = _changed(self._path(NOW))
         self._saved = time.monotonic(), self.steps
         self._unstepped = 0
         return True
@@ -132,29 +139,63 @@ class SaveClock:
         return stepped or self._unstepped >= MOST_UNSTEPPED
 
     def _agreed(self) -> int | None:
-        """The item at which all ranks save: the furthest that one of them has reached. All of them wait here, between
-        two items, so that none waits for another inside of one. None: some rank does not come."""
+        """The item at which all ranks save: the furthest that one of them has reached. None: not now.
+
+        Each waits here for the others, between two items. If one does not come, it may be inside of its next item and
+        wait for this one there: then this one goes on by an item, and waits again."""
+        self._due_since = self._due_since or time.monotonic()
+        late, found = time.monotonic() - self._due_since > PATIENCE, None
+        with contextlib.suppress(Exception):  # the network's, of any type: the training goes on
+            found = self._met()
+        if found is None and not late:
+            return None
+        self._due_since, self._wait = None, self._first_wait
+        target, stops = found or NEVER
+        if target >= self.items:
+            self.stops = self.stops or stops
+            return target
+        self._saved = time.monotonic(), self.steps
+        self.number += found is not None  # that one is without this rank, or of no rank
+        return None
+
+    def _met(self) -> tuple[int, bool] | None:
+        """What rank 0 has decided. A rank that goes on says so first, and looks once more: rank 0 may have counted on
+        it. None: it goes on."""
         if self._wanted:
             _write_text(self._path(STOP), "")
-        self.board.write(f"at-{self.number}-{self.rank}", str(self.items))
-        until = time.monotonic() + PATIENCE
-        reached: dict[int, int] = {}
-        while len(reached) < self.ranks:
-            for rank in set(range(self.ranks)) - set(reached):
-                if (found := self.board.read(f"at-{self.number}-{rank}")) is not None:
-                    reached[rank] = int(found)
-                elif time.monotonic() > until or self.board.read(f"ended-{rank}") is not None:
-                    self.number += 1
-                    self._saved = time.monotonic(), self.steps
-                    return None
-            if len(reached) < self.ranks:
+        for note in (f"{self.items} {self.stops:d}", ""):
+            self.board.write(f"at-{self.number}-{self.rank}", note)
+            until = time.monotonic() + self._wait
+            while (found := self._decision()) is None and time.monotonic() < until:
                 time.sleep(REMOTE_POLL if self.plan.exchange else _POLL)
-        return max(reached.values())
+            if found is not None:
+                return found
+        self._wait *= 2
+        return None
+
+    def _decision(self) -> tuple[int, bool] | None:
+        """The item at which all ranks save, and whether the run ends there. Rank 0 decides, once, when all are between
+        two items; NEVER if one has ended."""
+        if self.rank:
+            note = self.board.read(f"target-{self.number}")
+            ended = note is None and self.board.read("ended-0") is not None
+            return NEVER if ended else _parsed(note)
+        found = []
+        for rank in range(self.ranks):
+            at = _parsed(self.board.read(f"at-{self.number}-{rank}"))
+            if at is None and self.board.read(f"ended-{rank}") is None:
+                return None
+            found.append(at)
+        there = [one for one in found if one is not None]
+        decided = NEVER if None in found else (max(item for item, _ in there), any(stops for _, stops in there))
+        self.board.write(f"target-{self.number}", f"{decided[0]} {decided[1]:d}")
+        return decided
 
     def end(self) -> None:
         """This rank's loops have ended: no other waits for it."""
         if self.ranks > 1:
-            self.board.write(f"ended-{self.rank}", "")
+            with contextlib.suppress(Exception):  # as in `_agreed`
+                self.board.write(f"ended-{self.rank}", "")
 
     def _path(self, name: str) -> Path:
         return self.folder / f"save-{name}"
@@ -169,6 +210,16 @@ def ask(scratch: Path, how: str) -> None:
 def can_save(scratch: Path) -> bool:
     """In the notebook's process: whether the first training loop of a run has begun."""
     return (scratch / f"save-{_BEGUN}").exists()
+
+
+def ends(scratch: Path) -> bool:
+    """Whether ranks of a run were asked to save and end."""
+    return (scratch / f"save-{STOP}").exists()
+
+
+def _parsed(note: str | None) -> tuple[int, bool] | None:
+    item, _, stops = (note or "").partition(" ")
+    return (int(item), stops == "1") if item else None
 
 
 def _changed(path: Path) -> float:
@@ -302,7 +353,7 @@ class SaveThread:
                     raise OSError(f"rank {rank} has not written its state in {PATIENCE:.0f} s")
                 time.sleep(REMOTE_POLL if self.clock.plan.exchange else 0.05)
             for name in json.loads(names) if self.clock.plan.exchange else ():
-                self.clock.board.get(f"part-{job.number}-{name}", folder / Path(name).name)
+                self.clock.board.take(f"part-{job.number}-{name}", folder / Path(name).name)
 
     def _opened(self) -> CheckpointStore:
         if self._place is None:

@@ -19,6 +19,7 @@ from tpu_magics.launch.pods.bundle import Bundle
 from tpu_magics.launch.pods.payload import HOSTS, pack_run
 from tpu_magics.launch.pods.pod import HostTask, Pod
 from tpu_magics.launch.pods.remote_supervisor import Link, RemoteSupervisor, make_links
+from tpu_magics.launch.resume import saving
 from tpu_magics.launch.run import TrainingRun
 from tpu_magics.launch.strategies.forked import ForkedStrategy
 from tpu_magics.launch.streams import Relay
@@ -77,7 +78,20 @@ class RayStrategy(ForkedStrategy):
         links = make_links(self.pod, actors)
         workers = [worker for link in links for worker in link.workers]
         relay, ranks = Relay(run.folder, self.screen(run)), range(self.pod.ranks)
-        return RemoteSupervisor(run.folder, workers, relay, run.plan.timeout, run.observer, ranks, links=links)
+        return RemoteSupervisor(
+            run.folder,
+            workers,
+            relay,
+            run.plan.timeout,
+            run.observer,
+            ranks,
+            saves=run.plan.checkpoints is not None,
+            links=links,
+        )
+
+    def request_save(self, run: TrainingRun) -> None:  # noqa: ARG002
+        if self.watch is not None:
+            self.watch.ask_to_save(saving.NOW)
 
     def explain_failure(self, run: TrainingRun, watch: supervisor.Supervisor) -> TrainingFailed:
         assert isinstance(watch, RemoteSupervisor)
