@@ -172,6 +172,8 @@ def test_the_forecast_counts_copies(device: str, workers: int, replicas: int, co
     assert expected.copies == copies
     assert expected.needed == workers * plan.PER_WORKER + copies * 3 * GB
     assert f"{copies} x 3,000 MB for copies of the models" in expected.text()
+    saving = plan.forecast(Plan(device, workers, replicas, "", {}, None, None), 3 * GB, saves=True)
+    assert saving.copies == copies + 1
 
 
 def test_a_run_that_does_not_fit_in_memory_is_refused_with_numbers(

@@ -337,26 +337,27 @@ class Forecast:
         return f"{parts} and {self.copies} x {mb(self.models)} for copies of the models" if self.models else parts
 
 
-def forecast(plan: Plan, models: int) -> Forecast:
+def forecast(plan: Plan, models: int, saves: bool = False) -> Forecast:
     """The host memory that the run adds.
 
     Workers inherit models copy-on-write. On XLA:CPU each device's copy is in host memory. On a TPU each worker has one
     copy in transit at a time, and its second device (v2, v3) trains a copy. Rank 0 makes one more copy to return the
-    weights. In a rehearsal the gradients of each rank are in host memory too. Unknown before the run: the optimizer
-    state (Adam: two more copies), and how much of a model an SPMD worker shards; it counts as whole on each device.
+    weights, and one while a checkpoint is written (`saves`). In a rehearsal the gradients of each rank are in host
+    memory too. Unknown before the run: the optimizer state (Adam: two more copies), and how much of a model an SPMD
+    worker shards; it counts as whole on each device.
     """
     devices = max(plan.ranks, plan.spmd or 1) if plan.device == "CPU" else plan.ranks
     each = 2 if plan.rehearsed else 1
-    return Forecast(models=models, copies=each * devices + 1, workers=plan.workers)
+    return Forecast(models=models, copies=each * devices + 1 + saves, workers=plan.workers)
 
 
 _SHARDED = "; a model that is sharded over the devices (FSDP) needs less"
 
 
-def require_memory(plan: Plan, models: int, force: bool, root: Path = Path("/")) -> None:
-    """Raise TpuMagicsError if the run does not fit in host memory, unless `force`."""
+def require_memory(plan: Plan, models: int, force: bool, root: Path = Path("/"), saves: bool = False) -> None:
+    """Raise TpuMagicsError if the run does not fit in host memory, unless `force`. `saves`: checkpoints."""
     available = host_memory(root).available
-    expected = forecast(plan, models)
+    expected = forecast(plan, models, saves)
     if force or available is None or expected.needed <= available:
         return
     raise TpuMagicsError(

@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any
 
 from tpu_magics.launch.notebook import NullObserver, RunObserver
-from tpu_magics.launch.supervisor import MEMORY_EVERY, process_memory
+from tpu_magics.launch.supervisor import MEMORY_EVERY, SAVES, process_memory
 from tpu_magics.runs.meter import MemoryMeter
 from tpu_magics.runs.origin import is_library, under
 
@@ -58,6 +58,7 @@ class Watchdog:
         self.reason = ""
         self.observer: RunObserver = NullObserver()
         self.give_up: Callable[[], None] = lambda: None
+        self.save_first: Callable[[], bool] = lambda: False  # whether the user code saves its state now, and ends then
         self._meter = meter
         self._limit = timeout
         self._deadline: float | None = None
@@ -65,6 +66,7 @@ class Watchdog:
         self._handled = self._raise_at_end = False
         self._resend_at: float | None = None
         self._user_code = False  # the block is user code
+        self._saves = False  # which was asked to save
         self._library_call: FrameType | None = None  # the library call in which the last interrupt was raised
         self._previous_hook: Callable[[Any], Any] = sys.__unraisablehook__
         self._sent_count = 0  # interrupts that the thread sent and the handler has not received
@@ -131,6 +133,11 @@ class Watchdog:
     def _on_interrupt(self, _number: int, frame: FrameType | None) -> None:
         mine, self._sent_count = self._sent_count > 0, max(0, self._sent_count - 1)
         self._set_reason(INTERRUPT)
+        if self._user_code and self._interruptible and not self._saves and self.save_first():
+            self._saves = self._handled = True
+            self._next_signal = time.monotonic() + SAVES
+            self._resend_at = self._next_signal if self.reason == INTERRUPT else None
+            return
         if self._interruptible and frame is not None and frame.f_code in _CONTEXTS:
             self._resend_later()
             return

@@ -29,6 +29,12 @@ class Numbers:
     def write_unmoved(self, states: Any, before: Any) -> None:
         random.setstate(states)
 
+    def loader_state(self, loader: Any) -> Any:
+        return None
+
+    def set_loader_state(self, loader: Any, state: Any) -> None:
+        pass
+
 
 class Stopped(Exception):
     """Ends a run in the middle."""
@@ -52,6 +58,9 @@ class Listener:
             self.position = [LoopLevel(**vars(one)) for one in loops.position()]
             raise Stopped
         self.items += 1
+
+    def to_set(self, frame: FrameType, names: Any) -> Any:
+        return names
 
     def arrived(self, loops: TrainingLoops, frames: Sequence[FrameType]) -> None:
         inside = [one for one in frames if one.f_code.co_name in NAMES]

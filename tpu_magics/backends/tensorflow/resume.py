@@ -33,6 +33,9 @@ _SKIPPED = frozenset({"_model", "_params", "model", "params", "validation_data"}
 class TensorFlowStore:
     """The `StateStore` of launch/resume/objects.py. Its tensors are NumPy arrays and TensorFlow's variables."""
 
+    def __init__(self) -> None:
+        self._steps = 0
+
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, (tf.Variable, tf.Tensor, _Bytes))
 
@@ -62,14 +65,20 @@ class TensorFlowStore:
             for number, one in enumerate(trackables.find([("", value)]).variables):
                 yield f"variables[{number}]", one
 
+    def wrapped(self, value: Any) -> Any:  # noqa: ARG002
+        """Nothing is."""
+        return None
+
     def gradients(self, values: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:  # noqa: ARG002
         return iter(())
 
     def set_gradient(self, tensor: Any, gradient: Any) -> None:
         """There are none."""
 
-    def stepped(self) -> bool:
-        return True
+    def new_steps(self, observed: int) -> tuple[int, bool]:
+        """Those that the observer has counted since the last call; a function of TensorFlow's does a whole one."""
+        before, self._steps = self._steps, observed
+        return observed - before, True
 
     def replicated(self, values: Iterable[Any]) -> set[int]:  # noqa: ARG002
         return set()
@@ -219,6 +228,13 @@ class TensorFlowRandomStates:
 
     def write_unmoved(self, states: Any, before: Any) -> None:  # noqa: ARG002
         self.write(states)
+
+    def loader_state(self, loader: Any) -> Any:  # noqa: ARG002
+        """No loader tells it."""
+        return None
+
+    def set_loader_state(self, loader: Any, state: Any) -> None:
+        """See `loader_state`."""
 
 
 def _eager_context() -> Any:

@@ -41,13 +41,20 @@ class LoopRandomStates(Protocol):
     def write_unmoved(self, states: Any, before: Any) -> None:
         """Set those that are as in `before`: nothing has drawn from them since."""
 
+    def loader_state(self, loader: Any) -> Any:
+        """Where a loader that can tell it is in its items, for `set_loader_state`; None for others."""
+
+    def set_loader_state(self, loader: Any, state: Any) -> None:
+        """Its next pass begins there."""
+
 
 @dataclass
 class LoopLevel:
     """One loop of a position. `key`: its LoopSite's, and where its function was called; `taken`: items so far, the one
     in work included; `states`: random states when it began; `done`: training loops that ended before it, in the same
     pass of the loop around it. For a loop around others: `at_item`: random states when its item was taken, `names`:
-    local variables then. `more`: what the loop of a library needs itself. `length`: of all items, if they tell.
+    local variables then. `more`: what the loop of a library, or a loader that can tell where it is, needs itself, from
+    before the item in work. `length`: of all items, if they tell.
     """
 
     key: str
@@ -69,6 +76,9 @@ class LoopListener(Protocol):
 
     def between_items(self, loops: TrainingLoops, frames: Sequence[FrameType]) -> None:
         """An item was taken, and its body is about to run."""
+
+    def to_set(self, frame: FrameType, names: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Those of its local variables at the checkpoint that it gets now."""
 
     def arrived(self, loops: TrainingLoops, frames: Sequence[FrameType]) -> None:
         """The position to go on from is reached."""
@@ -177,11 +187,9 @@ class TrainingLoops:
         try:
             if running.skipped:
                 return
-            iterator = iter(items)
             running.level.length = _length(items)
-            self._fit(running)
-            self._skip(running, iterator)
-            while (item := next(iterator, _NO_MORE)) is not _NO_MORE:
+            iterator = self._there(running, items)
+            while (item := self._next(running, items, iterator)) is not _NO_MORE:
                 running.level.taken += 1
                 running.done.clear()
                 self._item_taken(running, items, caller())
@@ -234,6 +242,27 @@ class TrainingLoops:
         done.append(key)
 
     # -- the items ----------------------------------------------------------------------------------------------------
+    def _there(self, running: _Running, items: Iterable[Any]) -> Iterator[Any]:
+        """An iterator whose next item is the one that was in work, or the first."""
+        wanted = running.wanted
+        if wanted is not None and wanted.more is not None and self.ranks[0] == self.ranks[1]:
+            assert self.states is not None
+            self.states.set_loader_state(items, wanted.more["loader"])
+            running.level.taken = wanted.taken - 1
+            iterator = iter(items)
+            self.states.write(wanted.more["random"])
+            return iterator
+        iterator = iter(items)
+        self._fit(running)
+        self._skip(running, iterator)
+        return iterator
+
+    def _next(self, running: _Running, items: Iterable[Any], iterator: Iterator[Any]) -> Any:
+        assert self.states is not None
+        loader = self.states.loader_state(items)
+        running.level.more = {"loader": loader, "random": self.states.read()} if loader is not None else None
+        return next(iterator, _NO_MORE)
+
     def _fit(self, running: _Running) -> None:
         """Where another number of ranks divides the data, each has another number of items."""
         wanted, length = running.wanted, running.level.length
@@ -269,7 +298,7 @@ class TrainingLoops:
                 return
             if wanted.at_item is not None:
                 self.states.write(wanted.at_item)
-            local_names.assign(frame, wanted.names)
+            local_names.assign(frame, self.listener.to_set(frame, wanted.names))
         if running.site.outer:
             running.level.at_item = self.states.read()
             running.level.names = _small(local_names.live(frame))

@@ -152,12 +152,19 @@ class TrainingCheckpoints:
         return self.backend.random_states([node.value for node in self.objects.snapshot.nodes])
 
     def between_items(self, loops: TrainingLoops, frames: Sequence[FrameType]) -> None:
-        stepped = self.store.stepped()
-        if self.clock.due(stepped, self.thread.busy):
+        steps, stepped = self.store.new_steps(self.records.watcher.total_steps)
+        if self.clock.due(steps, stepped, self.thread.busy):
             self._save(loops, frames, stepped)
             if self.clock.stops:
                 self.thread.finish()
                 raise StopRequested
+
+    def save_and_stop(self) -> bool:
+        """Save at the next item, and end the training. Returns whether a training loop has begun."""
+        if self.objects is None:
+            return False
+        self.clock.want()
+        return True
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -174,7 +181,7 @@ class TrainingCheckpoints:
     def arrived(self, loops: TrainingLoops, frames: Sequence[FrameType]) -> None:  # noqa: ARG002
         assert self.objects is not None
         assert self.resumed is not None
-        resumed, self.resumed = self.resumed, None
+        resumed = self.resumed
         try:
             names = self.objects.apply(resumed.data, resumed.tensors)
         except Misfit as problem:
@@ -182,19 +189,19 @@ class TrainingCheckpoints:
         if len(names) != len(frames):
             raise _misfit("other functions run")
         for frame, values in zip(frames, names, strict=True):
-            local_names.assign(frame, self._without_new_settings(frame, values, resumed))
-        self.store.stepped()
+            local_names.assign(frame, self.to_set(frame, values))
+        self.resumed = None
         self.records.watcher.go_on_from(resumed.counts["synced"])
+        self.store.new_steps(self.records.watcher.total_steps)
         self.clock.begin()
 
-    def _without_new_settings(
-        self, frame: FrameType, values: Mapping[str, Any], resumed: ResumedState
-    ) -> Mapping[str, Any]:
+    def to_set(self, frame: FrameType, names: Mapping[str, Any]) -> Mapping[str, Any]:
         """Without those that the training never changed, and that are other ones now (--force)."""
-        before, now = resumed.setup["values"], self.setup["values"]
-        keys = {name: f"{frame.f_code.co_name}: {name}" for name in values}
-        new = {name for name, key in keys.items() if before.get(key) == repr(values[name]) != now.get(key)}
-        return {name: value for name, value in values.items() if name not in new}
+        assert self.resumed is not None
+        before, now = self.resumed.setup["values"], self.setup["values"]
+        keys = {name: f"{frame.f_code.co_name}: {name}" for name in names}
+        new = {name for name, key in keys.items() if before.get(key) == repr(names[name]) != now.get(key)}
+        return {name: value for name, value in names.items() if name not in new}
 
     # -- saving ---------------------------------------------------------------------------------------------------
     def _save(self, loops: TrainingLoops, frames: Sequence[FrameType], stepped: bool) -> None:
@@ -202,7 +209,7 @@ class TrainingCheckpoints:
         began = time.monotonic()
         self.thread.finish()  # the host has no room for the copies of two saves
         counts = {"steps": self.clock.steps, "synced": self.records.watcher.total_steps}
-        levels = [vars(level) for level in loops.position()]
+        levels = [self._level(level) for level in loops.position()]
         more = {"levels": levels, "counts": counts, "setup": self.setup}
         names = [local_names.live(frame) for frame in frames]
         document = self.objects.changes(names, more, gradients=not stepped)
@@ -218,6 +225,12 @@ class TrainingCheckpoints:
         number, step = self.clock.number - 1, self.clock.steps
         job = SaveJob(number, step, document.data, copies, copied, counts["synced"], records)
         self.thread.add(job)
+
+    def _level(self, level: LoopLevel) -> dict[str, Any]:
+        """Without what its loader tells, if no checkpoint can have that: then the items are passed over."""
+        assert self.objects is not None
+        kept = level.more is None or self.objects.can_write(level.more)
+        return vars(level) if kept else {**vars(level), "more": None}
 
     def _tell(self, report: SaveReport) -> None:
         """In the thread that writes."""

@@ -72,7 +72,7 @@ class ForkedStrategy(Strategy):
         return models
 
     def require_memory(self, planned: Plan, models_bytes: int, force: bool) -> None:
-        plan.require_memory(planned, models_bytes, force)
+        plan.require_memory(planned, models_bytes, force, saves=bool(session.current.checkpoints))
 
     def require_disk(self, folder: Path, request: Request, models_bytes: int, force: bool) -> None:  # noqa: ARG002
         plan.require_disk(folder, models_bytes, force)

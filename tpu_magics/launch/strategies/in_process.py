@@ -11,7 +11,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FunctionType
@@ -34,6 +34,7 @@ from tpu_magics.launch.hoist.functions import unwrap_function
 from tpu_magics.launch.notebook import RunObserver
 from tpu_magics.launch.plan import Options, Plan, mb
 from tpu_magics.launch.request import Request
+from tpu_magics.launch.resume import saving
 from tpu_magics.launch.resume.training import RunRecords, TrainingCheckpoints, records_before
 from tpu_magics.launch.run import Strategy, TrainingRun
 from tpu_magics.launch.state.type_rules import is_user_function
@@ -66,7 +67,6 @@ class InProcessStrategy(Strategy):
         self._value: Any = None
         self._limited = False  # --steps ended the run
         self._over = threading.Event()
-        self._save_and_stop: Callable[[], None] | None = None
 
     # -- before the run -------------------------------------------------------------------------------------------
     def check_options(self, request: Request, options: Options) -> None:
@@ -200,7 +200,7 @@ class InProcessStrategy(Strategy):
         for event in records_before(plan, 0):
             self.records.writer.write(event)
         try:
-            saving = TrainingCheckpoints(
+            checkpoints = TrainingCheckpoints(
                 plan,
                 code,
                 functions,
@@ -211,13 +211,12 @@ class InProcessStrategy(Strategy):
                 RunRecords(self.records.writer, watcher),
                 self.records.note,
             )
-            self._save_and_stop = saving.clock.want
-            with self.backend.following_libraries(saving.loops), saving.running():
+            self.watchdog.save_first = lambda: _asked_to_save(checkpoints)
+            with self.backend.following_libraries(checkpoints.loops), checkpoints.running():
                 yield
         except StopRequested:
             raise KeyboardInterrupt from None
         finally:
-            self._save_and_stop = None
             code.restore()
             remove_scratch(run.folder)
 
@@ -234,7 +233,7 @@ class InProcessStrategy(Strategy):
         self.watchdog.observer = observer
 
     def request_stop(self) -> None:
-        (self._save_and_stop or self.watchdog.stop)()
+        self.watchdog.stop()
 
     # -- the end --------------------------------------------------------------------------------------------------
     def collect(self, run: TrainingRun) -> results.RunResults:
@@ -455,3 +454,12 @@ class _AnnouncingWriter(EventWriter):
         if isinstance(event, events.Warned):
             self._say(event.text)
         return super().write(event)
+
+
+def _asked_to_save(checkpoints: TrainingCheckpoints) -> bool:
+    """In a signal's handler: whether the training saves now, and ends then."""
+    asked = checkpoints.save_and_stop()
+    if asked:
+        with suppress(RuntimeError):  # the handler came in the middle of a print
+            session.current.notebook.say(saving.LAST_SAVE)
+    return asked
