@@ -82,6 +82,14 @@ def seed() -> int:
     return int(importlib.import_module("torch_xla.core.xla_model").get_rng_state())
 
 
+def set_seed(number: int) -> None:
+    """Of this process's device; in a notebook, of its workers'."""
+    if TORCH_TPU:
+        importlib.import_module("torch_tpu._internal.device._device_ops_backend").manual_seed(number)
+    else:
+        importlib.import_module("torch_xla.core.xla_model").set_rng_state(number)
+
+
 def world_size() -> int:
     """The number of ranks."""
     if TORCH_TPU:

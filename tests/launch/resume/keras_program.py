@@ -1,6 +1,7 @@
 """A training of TensorFlow's that ends this process in the middle, or goes on from there: its last line is JSON.
 
-Words: what trains, the batch after which the process ends (0: none), the place for checkpoints ("": none).
+Words: what trains, the batch after which the process ends (0: none), the place for checkpoints ("": none); then, if
+they are others, how many steps apart they are, and how it ends: "exit", or "SIGKILL" for it and all its children.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import sys
 from typing import Any
 
@@ -18,13 +20,17 @@ import tensorflow as tf
 import tpu_magics
 
 WHAT, PLACE = sys.argv[1], sys.argv[3]
+EVERY, *HOW = sys.argv[4:] or ("7", "exit")  # lists, because a training compares the texts that it reads
 ends_at = [int(sys.argv[2])]
-batches = [0]
+BATCHES = "TEST_BATCHES"  # of this process: a variable of the program would be in its checkpoints
 
 
 def may_end() -> None:
-    batches[0] += 1
-    if batches == ends_at:
+    batches = int(os.environ.get(BATCHES, "0")) + 1
+    os.environ[BATCHES] = str(batches)
+    if [batches] == ends_at:
+        if HOW == ["SIGKILL"]:
+            os.killpg(0, signal.SIGKILL)
         os._exit(0)
 
 
@@ -88,12 +94,23 @@ def begin() -> Any:
     return model
 
 
+def end_with_child() -> None:
+    """Be the child of a process that waits for it and then ends well, however this one ends; in a group of its own."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        os._exit(0)
+    os.setpgid(0, 0)
+
+
 TRAININGS = {"twice": fit_twice, "dataset": fit_dataset, "own": own_loop}
 
 if __name__ == "__main__":
+    if HOW == ["SIGKILL"]:
+        end_with_child()
     tpu_magics.init(framework="tensorflow", checkpoints=PLACE or "off")
     model = begin()
-    more = {"resume": True, "save_every": "7"} if PLACE else {}
+    more = {"resume": True, "save_every": EVERY} if PLACE else {}
     result = tpu_magics.train(TRAININGS[WHAT], model, plain=True, **more)
     weights = hashlib.sha256(b"".join(one.numpy().tobytes() for one in model.weights)).hexdigest()
     resumed = [one.step for one in result.run.events("resumed")]

@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch_xla
-import torch_xla.core.xla_model as xm
 
 import tpu_magics
+from tests import framework
 
 KILL = "TEST_KILL"  # "STEP WHO SIGNAL"; WHO: self, all or kernel
 history: list[Any] = []
@@ -50,8 +49,8 @@ def data(count: int = 48, seed: int = 3) -> torch.utils.data.TensorDataset:
 
 def begin() -> Any:
     """All random states as in a new kernel, and a model."""
-    xm.set_rng_state(0)
     torch.manual_seed(0)
+    framework.set_seed(0)
     random.seed(0)
     np.random.seed(0)
     history.clear()
@@ -65,8 +64,8 @@ def loss_of(model: Any, inputs: Any, targets: Any) -> Any:
 
 
 def plain(model: Any, epochs: int = 3) -> Any:
-    """torch_xla, with a batch loop in the function itself."""
-    device = torch_xla.device()
+    """A batch loop in the function itself."""
+    device = framework.device()
     model.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
@@ -80,7 +79,7 @@ def plain(model: Any, epochs: int = 3) -> Any:
             loss = loss_of(model, inputs.to(device), targets.to(device)) * (1 + 0.01 * noise)
             loss.backward()
             optimizer.step()
-            torch_xla.sync()
+            framework.sync()
             scheduler.step()
             total += loss.item()
             seen += len(inputs)
@@ -155,9 +154,29 @@ class Words(torch.utils.data.Dataset):  # type: ignore[type-arg]
         return {"input_ids": self.words[index], "labels": self.labels[index]}
 
 
+class Classifier(torch.nn.Module):
+    """As few operations as possible: outside of torch.compile, TorchTPU compiles each of them in each worker."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(50, 16)
+        self.layers = torch.nn.Sequential(torch.nn.Dropout(0.1), torch.nn.Linear(16, 2))
+
+    def forward(self, input_ids: Any, labels: Any) -> dict[str, Any]:
+        logits = self.layers(self.words(input_ids).sum(1))
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def bert() -> Any:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    return BertForSequenceClassification(BertConfig(vocab_size=50, max_position_embeddings=16, **sizes))
+
+
 def trained(model: Any, folder: str, epochs: int = 3) -> Any:
     """transformers' Trainer, with logging and an evaluation each epoch."""
-    from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
+    from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class Dies(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
@@ -175,8 +194,7 @@ def trained(model: Any, folder: str, epochs: int = 3) -> Any:
         learning_rate=1e-3,
         warmup_steps=3,
     )
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    net = BertForSequenceClassification(BertConfig(vocab_size=50, max_position_embeddings=16, **sizes))
+    net = Classifier() if framework.TORCH_TPU else bert()
     trainer = Trainer(net, arguments, train_dataset=Words(32), eval_dataset=Words(8), callbacks=[Dies()])
     result = trainer.train()
     quiet = ("runtime", "second")
@@ -187,7 +205,7 @@ def trained(model: Any, folder: str, epochs: int = 3) -> Any:
 
 def one_line(model: Any) -> Any:
     """A loop that no source shows: only `resumable` is known of it."""
-    space: dict[str, Any] = {"tpu_magics": tpu_magics, "torch": torch, "torch_xla": torch_xla, "data": data}
+    space: dict[str, Any] = {"tpu_magics": tpu_magics, "torch": torch, "framework": framework, "data": data}
     space.update(loss_of=loss_of, may_die=may_die, counter=counter, history=history)
     exec(_HIDDEN, space)
     return space["train"](model)
@@ -195,7 +213,7 @@ def one_line(model: Any) -> Any:
 
 _HIDDEN = """
 def train(model):
-    device = torch_xla.device()
+    device = framework.device()
     model.to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     loader = torch.utils.data.DataLoader(data(), batch_size=4, shuffle=True)
@@ -205,7 +223,7 @@ def train(model):
         loss = loss_of(model, inputs.to(device), targets.to(device))
         loss.backward()
         optimizer.step()
-        torch_xla.sync()
+        framework.sync()
         total += loss.item()
         counter["steps"] += 1
         history.append(total)

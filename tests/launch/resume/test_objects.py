@@ -171,6 +171,39 @@ def test_a_training_goes_on_to_the_bit(tmp_path: Path) -> None:
         assert torch.equal(left, right)
 
 
+def fake_ddp(model: Any) -> Any:
+    """A DistributedDataParallel without the other ranks."""
+    made = torch.nn.parallel.DistributedDataParallel.__new__(torch.nn.parallel.DistributedDataParallel)
+    torch.nn.Module.__init__(made)
+    made.module = model
+    made.require_forward_param_sync = True
+    made.mine = {"parameters": list(model.parameters()), "counts": [0]}
+    return made
+
+
+@pytest.mark.parametrize(("before_wraps", "after_wraps"), [(True, False), (False, True), (True, True)])
+def test_what_several_ranks_have_around_a_model(before_wraps: bool, after_wraps: bool, tmp_path: Path) -> None:
+    def parts(wraps: bool) -> dict[str, Any]:
+        made = training()
+        model = fake_ddp(made["model"]) if wraps else made["model"]
+        return {"0:model": model, "0:raw": made["model"], **made, "history": {}}
+
+    one, other = parts(before_wraps), parts(after_wraps)
+    before, after = tracked(one), tracked(other)
+    steps(one, 4)
+    one["history"]["best"] = one["0:model"]
+    if before_wraps:
+        one["0:model"].require_forward_param_sync = False
+        one["0:model"].mine["counts"].append(1)
+    found, _ = carried(before, after, tmp_path, model=one["0:model"], raw=one["0:raw"])
+    assert found == {"model": other["0:model"], "raw": other["0:raw"]}
+    assert (other["history"]["best"] is other["0:model"]) == (before_wraps or not after_wraps)
+    if before_wraps and after_wraps:
+        assert not other["0:model"].require_forward_param_sync
+        assert other["0:model"].mine["counts"] == [0, 1]
+    assert steps(one, 4) == steps(other, 4)
+
+
 def test_what_cannot_be_saved_is_named_and_the_rest_is_saved(tmp_path: Path) -> None:
     one: dict[str, Any] = {"found": {}}
     other: dict[str, Any] = {"found": {"kept": 0}}

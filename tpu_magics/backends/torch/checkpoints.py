@@ -6,8 +6,9 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,10 +27,11 @@ class TorchStore:
     def __init__(self) -> None:
         self._steps = optimizers.steps_done()
 
-    def stepped(self) -> bool:
-        """Whether an optimizer has stepped since the last call."""
+    def new_steps(self, observed: int) -> tuple[int, bool]:  # noqa: ARG002
+        """Since the last call: 1 if an optimizer has stepped, else 0; and whether no step is half done. `observed`: all
+        steps of the run, as the observer counts them."""
         before, self._steps = self._steps, optimizers.steps_done()
-        return self._steps != before
+        return int(self._steps != before), self._steps != before
 
     def replicated(self, values: Iterable[Any]) -> set[int]:
         """The ids of the tensors among these objects that are the same on all ranks: the parameters of modules, and
@@ -56,7 +58,7 @@ class TorchStore:
         return {"d": there, "g": leaf, "p": parameter, "s": there and _is_sharded(tensor)}
 
     def make(self, content: Any, described: Mapping[str, Any]) -> Any:
-        tensor = content.clone() if not described["d"] else content.to(_device())
+        tensor = _sent(content) if described["d"] else content.clone()
         if described["p"]:
             return torch.nn.Parameter(tensor, described["g"])
         return tensor.requires_grad_() if described["g"] else tensor
@@ -66,11 +68,13 @@ class TorchStore:
             here, saved = (list(one.shape) for one in (tensor, content))
             raise ValueError(f"it has the shape {here} here, and had {saved} at the checkpoint")
         with torch.no_grad():
+            # A copy keeps how it is sharded; and with torch_xla 2.9 the next step is then the graph that it was before,
+            # if numbers are not copied.
             alike = tensor.shape == content.shape and tensor.dtype == content.dtype
-            if alike and (not on_device(tensor) or described["s"]):  # a copy keeps how it is sharded
+            if alike and (content.dim() or not on_device(tensor)):
                 tensor.copy_(content)
             else:
-                tensor.data = content.to(tensor.device) if on_device(tensor) else content.clone()
+                tensor.data = _sent(content) if on_device(tensor) else content.clone()
         if tensor.is_leaf:
             tensor.requires_grad_(described["g"])
 
@@ -102,6 +106,10 @@ class TorchStore:
         if isinstance(value, torch.nn.Module):
             yield "_parameters", value._parameters
             yield "_buffers", value._buffers
+
+    def wrapped(self, value: Any) -> Any:
+        """accelerate and transformers put it around a model where there are several ranks (TorchTPU)."""
+        return value.module if issubclass(type(value), torch.nn.parallel.DistributedDataParallel) else None
 
     def gradients(self, values: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         for key, value in values:
@@ -157,11 +165,10 @@ def _is_sharded(tensor: Any) -> bool:
     return "devices=" in str(module._XLAC._get_xla_sharding_spec(inner))
 
 
-def _device() -> torch.device:
-    """This rank's."""
+def _sent(content: torch.Tensor) -> torch.Tensor:
     current = runtime.current()
     assert current is not None
-    return torch.empty(0, device=current.device_type).device
+    return cast(torch.Tensor, current.send(content))
 
 
 # How the state of a generator is read and set.
@@ -211,15 +218,27 @@ class TorchRandomStates:
         moved |= {n for n, one in enumerate(now["generators"]) if not _same(one, before["generators"][n])}
         self._write({**states, "passes": now["passes"]}, moved)
 
+    def loader_state(self, loader: Any) -> Any:
+        module = sys.modules.get("torchdata.stateful_dataloader")  # 0.11
+        if module is None or not isinstance(loader, module.StatefulDataLoader):
+            return None
+        return deepcopy(loader.state_dict())  # datasets return objects that the next item changes
+
+    def set_loader_state(self, loader: Any, state: Any) -> None:
+        loader.load_state_dict(state)
+
     def _write(self, states: Any, but: set[Any]) -> None:
         names = ("python", "numpy", "torch")
         kept = {name: None if name in but else states[name] for name in names}
         randomness.set_random_state(randomness.RandomState(**kept, modes=()))
         if states["device"] is not None and (current := runtime.current()) is not None:
             current.set_seed(states["device"])
-        for n, (one, _, put) in enumerate(self._generators):
+        # For several ranks accelerate gives a sampler a generator (TorchTPU), which that of one rank does not have.
+        generators = states["generators"] if len(states["generators"]) == len(self._generators) else []
+        for n, state in enumerate(generators):
             if n not in but:
-                put(one, states["generators"][n])
+                one, _, put = self._generators[n]
+                put(one, state)
         for one, count in zip(self._counters, states["passes"], strict=True):
             one.iteration = count
 

@@ -34,6 +34,9 @@ class Runtime(Protocol):
     def fetch(self, batch: list[Any]) -> list[Any]:
         """Tensors of the device on the CPU, in one go."""
 
+    def send(self, tensor: Any) -> Any:
+        """A tensor of the CPU on this rank's device, in memory of its own."""
+
     def get_seed(self) -> int:
         """The state of the random numbers of this thread's device."""
 

@@ -30,6 +30,10 @@ def fetch(batch: list[Any]) -> list[Any]:
     return [tensor.cpu() for tensor in batch]
 
 
+def send(tensor: Any) -> Any:
+    return tensor.to(device_type)
+
+
 def get_seed() -> int:
     state = sys.modules[_BACKEND].get_rng_state(-1)
     return int.from_bytes(bytes(state.tolist()), "little")

@@ -30,6 +30,14 @@ def fetch(batch: list[Any]) -> list[Any]:
     return list(torch_xla._XLAC._xla_get_cpu_tensors(batch))
 
 
+def send(tensor: Any) -> Any:
+    """Not with tensor.to(): torch_xla 2.9 takes a number sent so for one that others use too, whose memory a step must
+    not reuse, which makes another graph of it."""
+    import torch_xla.core.xla_model as xm
+
+    return xm.send_cpu_data_to_device([tensor], xm.xla_device())[0]
+
+
 def get_seed() -> int:
     import torch_xla.core.xla_model as xm
 

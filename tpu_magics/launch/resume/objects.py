@@ -12,7 +12,7 @@ import base64
 import math
 import re
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -70,6 +70,10 @@ class StateStore(Protocol):
     def tables(self, value: Any) -> Iterable[tuple[str, dict[str, Any]]]:
         """Of a module: the dicts of its tensors, by attribute."""
 
+    def wrapped(self, value: Any) -> Any:
+        """What is in a wrapper that a run of several ranks has around it, and one of a single rank has not; None for
+        other objects."""
+
     def gradients(self, values: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
         """The gradients of the tensors among these, with their keys."""
 
@@ -99,9 +103,11 @@ class TrackedObjects:
         whole: Sequence[Any] = (),
         before: TrackedObjects | None = None,
     ) -> None:
-        self.snapshot = take_snapshot(roots, adapter, {}, store.tables)
+        self.snapshot = take_snapshot(roots, adapter, {}, store.tables, store.wrapped)
         self.store = store
         self.keys = _unique_keys(self.snapshot)
+        self.wrappers = dict(self._wrappers())
+        self.roots = {name: self.snapshot.numbers.get(id(value), -1) for name, value in roots}
         known = before.snapshot if before is not None else StateSnapshot()
         for node in self.snapshot.nodes:
             if (number := known.numbers.get(id(node.value))) is not None:
@@ -109,6 +115,20 @@ class TrackedObjects:
         for one in whole:
             self.snapshot.nodes[self.snapshot.numbers[id(one)]].mark = {}
         self.by_key = dict(zip(self.keys, self.snapshot.nodes, strict=True))
+
+    def _wrappers(self) -> Iterator[tuple[str, str]]:
+        """The keys of wrappers, each with that of what it wraps; and of what only they reach, each with ""."""
+        outside: set[int] = set()
+        for number, node in enumerate(self.snapshot.nodes):
+            inner = self.store.wrapped(node.value)
+            if inner is not None:
+                place = self.snapshot.numbers.get(id(inner))
+                yield self.keys[number], "" if place is None else self.keys[place]
+            elif node.above in outside:
+                yield self.keys[number], ""
+            else:
+                continue
+            outside.add(number)
 
     def has(self, values: Iterable[Any]) -> bool:
         """Whether these objects are among them."""
@@ -120,11 +140,19 @@ class TrackedObjects:
         that run, the outermost first; `more`: plain data to write beside; `gradients`: also those of the parameters."""
         return _Writer(self).document(frames, more, gradients)
 
+    def can_write(self, value: Any) -> bool:
+        """Whether a checkpoint can have all of it."""
+        try:
+            _Writer(self).document((), value, False)
+        except NotSaveable:
+            return False
+        return True
+
     # -- reading --------------------------------------------------------------------------------------------------
     def apply(self, data: Mapping[str, Data], tensors: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Change the objects as `changes` found them. Returns the local variables of each function. Raises Misfit, and
         then objects may be changed in part: the run cannot go on."""
-        return _Reader(self.by_key, self.store, tensors).apply(data)
+        return _Reader(self.by_key, self.store, tensors).apply(data, self)
 
 
 def _unique_keys(snapshot: StateSnapshot) -> list[str]:
@@ -166,6 +194,7 @@ class _Writer:
             named = ((key, node.value) for key, node in self.objects.by_key.items())
             found_gradients = self.store.gradients(named)
             data["gradients"] = {key: self._tensor(gradient) for key, gradient in found_gradients}
+        data["wrappers"] = {key: inner for key, inner in self.objects.wrappers.items() if inner or key in changed}
         return Document(data, self.tensors, self.left)
 
     def _changed(self, key: str, node: SnapshotNode) -> Data | None:
@@ -320,20 +349,29 @@ def _path(key: str) -> str:
     return re.sub(r"^\d+:", "", key.rpartition("\0")[2].rpartition(": ")[0]) or key
 
 
+def _wrapping(wrappers: Mapping[str, str]) -> set[str]:
+    """The keys of the wrappers themselves."""
+    return {key for key, inner in wrappers.items() if inner}
+
+
 class _Reader:
     def __init__(self, nodes: Mapping[str, SnapshotNode], store: StateStore, tensors: Mapping[str, Any]) -> None:
         self.nodes = nodes
         self.store = store
         self.tensors = tensors
         self._made: dict[str, Any] = {}
+        self._wrappers: Mapping[str, str] = {}
 
-    def apply(self, data: Mapping[str, Data]) -> list[dict[str, Any]]:
-        missing = [key for key in data["objects"] if key not in self.nodes]
+    def apply(self, data: Mapping[str, Data], objects: TrackedObjects) -> list[dict[str, Any]]:
+        self._wrappers = data["wrappers"]
+        missing = [key for key in data["objects"] if key not in self.nodes and key not in self._wrappers]
         if missing:
             more = f", nor {len(missing) - 1} more" if missing[1:] else ""
             raise Misfit(f"there is no {_path(missing[0])}{more}")
         decoded = {}
         for key, encoded in data["objects"].items():
+            if key not in self.nodes:
+                continue
             node = self.nodes[key]
             if self.store.is_tensor(node.value) and encoded.get("k") == "tensor":
                 try:
@@ -349,7 +387,23 @@ class _Reader:
             node.kind.put(node.value, content)
         for key, encoded in data.get("gradients", {}).items():
             self.store.set_gradient(self.nodes[key].value, self.decoded(encoded))
-        return [{name: self.decoded(encoded) for name, encoded in names.items()} for names in data["locals"]]
+        return [
+            {name: self._local(objects, f"{n}:{name}", encoded) for name, encoded in names.items()}
+            for n, names in enumerate(data["locals"])
+        ]
+
+    def _local(self, objects: TrackedObjects, root: str, encoded: Data) -> Any:
+        """A local variable. With other wrappers than at the checkpoint, one with the same thing inside stays."""
+        value = self.decoded(encoded)
+        number = objects.roots.get(root, -1)
+        if number < 0 or _wrapping(self._wrappers) == _wrapping(objects.wrappers):
+            return value
+        here = objects.snapshot.nodes[number].value
+        return here if self._inside(here) is self._inside(value) else value
+
+    def _inside(self, value: Any) -> Any:
+        inner = self.store.wrapped(value)
+        return value if inner is None else inner
 
     def _content(self, key: str) -> Any:
         if key not in self.tensors:
@@ -364,9 +418,10 @@ class _Reader:
         if kind == "float":
             return float(value)
         if kind == "ref":
-            if value not in self.nodes:
+            key: str = value if value in self.nodes else self._wrappers.get(value, "")
+            if key not in self.nodes:
                 raise Misfit(f"there is no {value}")
-            return self.nodes[value].value
+            return self.nodes[key].value
         if kind == "again":
             return self._made[value]
         if kind == "tensor":

@@ -134,15 +134,19 @@ def take_snapshot(
     adapter: StateAdapter,
     models: Mapping[str, Any],
     more_parts: Callable[[Any], Iterable[tuple[str, Any]]] = lambda _value: (),
+    wrapped: Callable[[Any], Any] = lambda _value: None,
 ) -> StateSnapshot:
     """Number and mark all objects below `roots`. `models`: their weights are returned separately; `more_parts`: parts
-    of an object that are followed besides those of the adapter."""
+    of an object that are followed besides those of the adapter; `wrapped`: what is in a wrapper, and then is reached as
+    it would be without that; None for other objects."""
     type_rules.add({name: TypeRule(**fields) for name, fields in adapter.rules.items()})
-    walk = _Walk(adapter, models, more_parts)
+    walk = _Walk(adapter, models, more_parts, wrapped)
     for objects in (roots, models.items()):  # hoisted models are not below `roots`
         for name, value in objects:
             walk.add(value, -1, ("name", name))
         walk.run()
+    walk.waiting, walk.wrappers = walk.wrappers, deque()
+    walk.run()
     snapshot = walk.snapshot
     for key, module in adapter.modules(models).items():
         snapshot.modules[key] = snapshot.numbers[id(module)]
@@ -157,12 +161,15 @@ class _Walk:
         adapter: StateAdapter,
         models: Mapping[str, Any],
         more_parts: Callable[[Any], Iterable[tuple[str, Any]]],
+        wrapped: Callable[[Any], Any],
     ) -> None:
         self.snapshot = StateSnapshot()
         self.adapter = adapter
         self.more_parts = more_parts
+        self.wrapped = wrapped
         self.weights = {id(value): key for key, value in adapter.named(models).items()}
         self.waiting: deque[int] = deque()
+        self.wrappers: deque[int] = deque()  # after all others: what both reach has the same path without them
         self.spaces: dict[tuple[int, str], NamespaceEntry] = {}
         self.kind_of = cached_by_type(self._kind_of_type)
 
@@ -180,6 +187,9 @@ class _Walk:
         snapshot = self.snapshot
         if type(value) in ATOMS or id(value) in snapshot.numbers:
             return
+        inner = self.wrapped(value)
+        if inner is not None:
+            self.add(inner, above, label)
         number = len(snapshot.nodes)
         if number >= MAX_OBJECTS:
             self._leave(above, label)
@@ -195,7 +205,7 @@ class _Walk:
         if id(value) in self.weights:
             snapshot.slots[self.weights[id(value)]] = number
         if node.kind is not None or type(value) in _IMMUTABLE_HOLDERS or isinstance(value, (tuple, frozenset)):
-            self.waiting.append(number)
+            (self.waiting if inner is None else self.wrappers).append(number)
 
     def _marked(self, value: Any) -> tuple[Kind | None, Any]:
         kind = self.kind(value)
