@@ -6,6 +6,7 @@ up.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +15,13 @@ from tpu_magics.preflight.compile_result import (
     Buffer,
     CompileResult,
     HbmUsage,
+    HeldMemory,
     Multiplications,
+    OpCost,
+    OpScope,
     PaddedDimension,
     TilePadding,
+    Transfer,
 )
 from tpu_magics.preflight.fit import FitPoint, FitResult
 from tpu_magics.preflight.report import Preflight, TargetResult
@@ -171,3 +176,39 @@ def _search(one: TargetResult, growth: float) -> FitResult:
 def _point(size: int, needed: int, available: int) -> FitPoint:
     status = "fits" if needed <= available else "too-large"
     return FitPoint(size, status, needed, available, 28.0 if status == "fits" else 3.9, "", f"hash-{size}")
+
+
+# -- a profile --------------------------------------------------------------------------------------------------------
+
+
+def costs() -> tuple[OpCost, ...]:
+    """Of a step of three layers, in the order in which they run."""
+
+    def cost(kind: str, module: str, phase: str, cycles: float | None, **others: Any) -> OpCost:
+        place = STEP if phase == "optimizer" else ATTENTION if phase else None
+        known = {"op": "aten__mm", "place": place, "scope": OpScope(module, phase), "shape": "bf16[32,128,768]"}
+        return OpCost(f"fusion.{next(numbers)}", kind, 1, cycles, **{**known, **others})
+
+    numbers = itertools.count()
+    found = [cost("prefetch", "", "", None, bytes=8.19e6), cost("gather", "embeddings", "forward", None, bytes=1e6)]
+    layers = [f"encoder.layer.{number}.dense" for number in (0, 1, 10)]
+    found += [cost("matmul", layer, "forward", 300_000, flops=2e10, dtype="bf16") for layer in layers]
+    found += [cost("elementwise", layer.removesuffix(".dense"), "forward", 150_000) for layer in layers]
+    found += [cost("reduce", "", "forward", 3_000), cost("copy", layers[0], "backward", 400_000, padded=128, plain=100)]
+    found += [cost("matmul", layer, "backward", 600_000, flops=4e10) for layer in reversed(layers)]
+    found += [cost("matmul", layers[0], "backward", 18_000_000, flops=1.97e12, bytes=1e6)]
+    found += [cost("scatter", "embeddings", "backward", None, bytes=819e6, op="aten__index_put")]
+    found += [cost("collective", "AdamW", "optimizer", None, transfer=Transfer(8, 1, 2e9))]
+    found += [cost("elementwise", "AdamW", "optimizer", 1_500_000, bytes=8e8), cost("elementwise", "", "", 700)]
+    return tuple(found)
+
+
+def profiled() -> Preflight:
+    """With a profile that is shown."""
+    held = (
+        HeldMemory(1_000, 1, "argument", "encoder.layer.0.dense.weight"),
+        HeldMemory(2_000, 2, "argument", "exp_avg of encoder.layer.0.dense.weight"),
+        HeldMemory(500, 1, "temporary", "aten__mm", ATTENTION, OpScope("encoder.layer.0", "forward")),
+    )
+    curve = ((0.0, 3_000), (0.2, 3_500), (0.6, 3_200))
+    return Preflight("train", (result("v5e-8", costs=costs(), held=held, curve=curve),), profiled=True)

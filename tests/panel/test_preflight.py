@@ -25,7 +25,7 @@ from tpu_magics.preflight.compile_result import Buffer, HbmUsage, Multiplication
 from tpu_magics.preflight.fit import FitPoint, FitResult
 from tpu_magics.preflight.report import Preflight, TargetResult
 
-MADE = ("bert", "too_large", "tiny", "custom", "refused", "fitted")
+MADE = ("bert", "too_large", "tiny", "custom", "refused", "fitted", "profiled")
 
 
 def made(name: str) -> Preflight:
@@ -555,3 +555,47 @@ def test_a_file_gets_a_line_for_each_state() -> None:
         line.show(one)
     line.close()
     assert len(stream.getvalue().splitlines()) == 3 and "\x1b" not in stream.getvalue()
+
+
+# -- the profile ------------------------------------------------------------------------------------------------------
+
+
+def test_a_profile_has_both_figures_and_names_what_is_not_estimated() -> None:
+    found = made("profiled")
+    for text in (flat(to_text(found)), page(found)):
+        assert "At least 25.6 ms; compiler's estimate 15.4 ms." in text
+        assert "Not estimated, and not in it: 1 transfer between chips, 1 scatter, 1 gather (at least 11 ms)" in text
+        assert "Neither was measured on a TPU" in text
+
+
+def test_a_profile_tells_modules_lines_operations_and_memory() -> None:
+    found = made("profiled")
+    text, shown = flat(to_text(found)), page(found)
+    for part in (
+        "In [3], line 21",
+        "loss = model(**batch).loss",
+        "encoder.layer.0",
+        "· · dense",
+        "22 % of it is padding",
+    ):
+        assert part in text
+    for part in ("matmuls and convolutions", "AdamW", "In [3], line 24", "bf16[32,128,768]", "arguments 3 KiB"):
+        assert part in text and part in shown
+    drawing = Parsed(to_html(found))
+    assert drawing.tags.count("svg") == 1 and drawing.tags.count("polygon") == 1
+
+
+def test_a_profile_without_estimates_says_why() -> None:
+    [one] = made("profiled").results
+    bare = replace(one.steady, costs=tuple(replace(cost, cycles=None) for cost in one.steady.costs))
+    found = Preflight("train", (replace(one, compiled=(one.compiled[0], bare)),), profiled=True)
+    for text in (flat(to_text(found)), page(found)):
+        assert "compiler's estimate n/a (this libtpu (0.0.52) notes no estimates of cycles" in text
+        assert "10 ms" in text
+
+
+def test_without_the_option_the_profile_is_a_line_that_unfolds() -> None:
+    found = replace(made("profiled"), profiled=False)
+    shown = topic(found, "Time by kind")
+    assert shown.summary.startswith("compiler's estimate 15.4 ms: matmul 90 %")
+    assert shown.table.notes[0].endswith("--profile.")

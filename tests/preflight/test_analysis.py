@@ -20,6 +20,8 @@ import pytest
 from tests import overlay
 from tpu_magics.backends.hlo.text import read_module
 from tpu_magics.preflight.analysis import ProgramFacts, buffers, find, read
+from tpu_magics.preflight.compile_result import OpCost, Transfer
+from tpu_magics.preflight.targets import parse
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -281,6 +283,74 @@ def test_hbm_traffic_of_a_loop_has_every_round(dump: Dump) -> None:
 
 
 # -- what does not belong there -------------------------------------------------------------------------------------
+
+
+# -- costs of operations ----------------------------------------------------------------------------------------------
+
+
+def costs(dump: Dump, name: str) -> dict[str, list[OpCost]]:
+    """By kind."""
+    found: dict[str, list[OpCost]] = {}
+    for one in dump.facts(name).costs:
+        found.setdefault(one.kind, []).append(one)
+    return found
+
+
+def test_the_operations_have_all_flops_and_bytes_of_the_program(dump: Dump) -> None:
+    for name in dump.xla:
+        facts = dump.facts(name) if name != "versions" else ProgramFacts()
+        if facts.multiplications is not None:
+            assert sum(one.flops for one in facts.costs) == pytest.approx(sum(facts.multiplications.flops.values()))
+            assert sum(one.bytes for one in facts.costs) == facts.hbm_bytes
+
+
+@pytest.mark.parametrize("name", ["matmul_f32", "matmul_bf16", "batched", "step"])
+def test_the_compiler_estimates_its_multiplications(dump: Dump, name: str) -> None:
+    """No faster than the chip's peak, and not a hundred times slower."""
+    chip = parse("v5e-8").chip
+    for one in costs(dump, f"{name}_v5e")["matmul"]:
+        assert one.cycles and chip.clock
+        assert 1 < one.cycles / chip.clock / (one.flops / chip.peak_flops) < 100
+        assert " x " in one.shape
+
+
+def test_the_largest_multiplication_runs_near_the_peak_of_its_chip(dump: Dump) -> None:
+    """8192 x 8192 x 8192: so the clock is the one that the peak is of."""
+    chip = parse("v5e-8").chip
+    [*_, one] = sorted(costs(dump, "spilling_v5e")["matmul"], key=lambda each: each.flops)
+    assert one.cycles and chip.clock
+    assert 0.75 < (one.flops / chip.peak_flops) / (one.cycles / chip.clock) <= 1
+
+
+def test_irregular_operations_and_kernels_are_named_without_an_estimate(dump: Dump) -> None:
+    found = {**costs(dump, "embedding_v5e"), "kernel": costs(dump, "attention_f32_v5e")["kernel"]}
+    for kind in ("gather", "scatter", "kernel"):
+        assert [one.cycles for one in found[kind]] == [None]
+    assert found["kernel"][0].flops > 0
+
+
+def test_the_rounds_of_a_loop_count(dump: Dump) -> None:
+    [product] = costs(dump, "scan_v5e")["matmul"]
+    assert product.runs == 10
+    assert product.flops == 10 * 2 * 64 * 200 * 200
+
+
+def test_a_sum_over_replicas_sends_its_share_to_the_others(dump: Dump) -> None:
+    [one] = costs(dump, "replicated_v5e")["collective"]
+    assert one.transfer == Transfer(8, 1, 2 * 7 / 8 * 4 * 1000 * 300)
+
+
+def test_colabs_compiler_has_the_same_estimate(colab_dump: Dump, dump: Dump) -> None:
+    assert costs(colab_dump, "matmul_f32_v5e")["matmul"] == costs(dump, "matmul_f32_v5e")["matmul"]
+
+
+def test_memory_over_time_ends_in_the_peak(dump: Dump) -> None:
+    facts = dump.facts("spilling_v5e")
+    assert max(held for _, held in facts.curve) == pytest.approx(sum(one.size for one in facts.held), rel=0.01)
+    assert [share for share, _ in facts.curve] == sorted(share for share, _ in facts.curve)
+
+
+# -- calls to the host ------------------------------------------------------------------------------------------------
 
 
 def test_calls_to_the_host_are_told(dump: Dump) -> None:

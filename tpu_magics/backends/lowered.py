@@ -26,6 +26,16 @@ class SourceLine:
 
 
 @dataclass(frozen=True)
+class OpScope:
+    """What an operation belongs to. `module`: the path of the torch.nn.Module or Keras layer whose call made it
+    ("encoder.layer.3.attention.self"), the class of an optimizer, "" outside of both; `phase`: "forward", "backward",
+    "recompute" (a forward pass again, for gradient checkpointing), "optimizer", or "" where it is not known."""
+
+    module: str = ""
+    phase: str = ""
+
+
+@dataclass(frozen=True)
 class HostRead:
     """A value that the host read while the step was traced. It got zero, unless the value is `known`: it depends only
     on the step's inputs and was computed. `place`: the user's line; `inside`: the library's line that read it
@@ -71,9 +81,9 @@ class LoweredGraph:
     collectives between them in the graph; `partitions`: devices that one program is sharded over (SPMD). `site`: the
     line of its sync; `nth`: the number of its sync, from 0; `steady`: all later steps run this graph; `parameters`:
     "f32[768,768] encoder.weight", in the graph's order. `places`: number -> the user's line; the op name of an
-    instruction ends with "#" and its number, so that the module does not change when a line moves. `beside`: bytes of
-    HBM that other tensors take while it runs; of operations, with their own. `name`: what it is of a step that has
-    several ("forward", "backward"); otherwise it is a whole step.
+    instruction ends with "#" and its number, so that the module does not change when a line moves; `scopes`: number ->
+    what the instruction belongs to. `beside`: bytes of HBM that other tensors take while it runs; of operations, with
+    their own. `name`: what it is of a step that has several ("forward", "backward"); otherwise it is a whole step.
     """
 
     module: bytes = field(repr=False)
@@ -87,6 +97,7 @@ class LoweredGraph:
     steady: bool = True
     parameters: tuple[str, ...] = field(default=(), repr=False)
     places: Mapping[int, SourceLine] = field(default_factory=dict, repr=False)
+    scopes: Mapping[int, OpScope] = field(default_factory=dict, repr=False)
     beside: int = 0
     operations: Operations | None = None
     name: str = ""
@@ -95,6 +106,9 @@ class LoweredGraph:
     def label(self) -> str:
         """For the screen: its name, or "sync 1", by the sync of the function that ran it first."""
         return self.name or f"sync {self.nth + 1}"
+
+
+NUMBERED = {"places": SourceLine, "scopes": OpScope}  # fields of LoweredGraph, by the numbers of instructions
 
 
 @dataclass(frozen=True)
@@ -140,18 +154,22 @@ def write_trace(
     for nth, (graph, steady) in enumerate(graphs):
         file = f"graph-{nth}.pb"
         (folder / file).write_bytes(graph.module)
-        fields = {name: value for name, value in vars(graph).items() if name not in ("module", "places")}
+        fields = {name: value for name, value in vars(graph).items() if name not in ("module", *NUMBERED)}
         nested = {
             name: asdict(value) for name, value in fields.items() if is_dataclass(value) and not isinstance(value, type)
         }
-        # Thousands of instructions come from a few lines, so each line is written once.
-        lines = {place: nth for nth, place in enumerate(dict.fromkeys(graph.places.values()))}
-        places = {"lines": [asdict(one) for one in lines], "of": {n: lines[one] for n, one in graph.places.items()}}
-        records.append({**fields, **nested, "file": file, "steady": steady, "places": places})
+        numbered = {name: _numbered(getattr(graph, name)) for name in NUMBERED}
+        records.append({**fields, **nested, **numbered, "file": file, "steady": steady})
     found = {"graphs": records, "reads": [asdict(one) for one in reads], "refused": [asdict(one) for one in refused]}
     temporary = folder / f"{TRACED}.tmp"
     temporary.write_text(json.dumps({**found, **more}))
     temporary.replace(folder / TRACED)
+
+
+def _numbered(by_number: Mapping[int, Any]) -> dict[str, Any]:
+    """Thousands of instructions come from a few lines, so each line is written once."""
+    values = {one: nth for nth, one in enumerate(dict.fromkeys(by_number.values()))}
+    return {"values": [asdict(one) for one in values], "of": {n: values[one] for n, one in by_number.items()}}
 
 
 def write_reads(folder: Path, reads: Sequence[HostRead]) -> None:

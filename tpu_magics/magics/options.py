@@ -464,6 +464,9 @@ def add_preflight(parser: argparse.ArgumentParser, required: bool = False) -> No
         "-n", "--processes", type=count, metavar="N", help="number of ranks (default: those of the target)"
     )
     parser.add_argument("--spmd", action="store_true", help="one process drives all devices of the target as a mesh")
+    parser.add_argument(
+        "--profile", action="store_true", help="where the time and memory of a step go, by kind, module and line"
+    )
     parser.add_argument("--anew", action="store_true", help="compile again, and cache nothing")
     parser.add_argument("--force", action="store_true", help="trace even if there is not enough host memory (estimate)")
 

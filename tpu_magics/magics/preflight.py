@@ -42,6 +42,7 @@ def preflight(
     spmd: bool | None = None,
     force: bool = False,
     kept: bool = True,
+    profile: bool = False,
     plain: bool = False,
 ) -> PreflightResult:
     """What `%tpu_preflight` does: compile the steps of a training function for TPUs that are not attached.
@@ -62,11 +63,13 @@ def preflight(
         spmd: one process drives all devices of the target (default: as in the session).
         force: trace even if host memory is estimated to be too small.
         kept: use cached results of earlier compiles, and cache these.
+        profile: show where the time and memory of a step go, by kind, module and line.
         plain: show no progress.
 
     Returns:
         The result: a notebook displays it, `print` gives it as text. `.fits`, `["v5e-8"].steady.memory.needed`
-        (bytes), `["v5e-8"].roofline.seconds`, `.to_dict()`.
+        (bytes), `["v5e-8"].roofline.seconds`, `["v5e-8"].profile.seconds`, `.export_profile("step.pb.gz")`,
+        `.to_dict()`.
 
     Raises:
         TpuMagicsError: jax or libtpu is missing, the target is unknown, the function fails, never syncs, or gives
@@ -87,6 +90,7 @@ def preflight(
             spmd=spmd,
             force=force,
             kept=kept,
+            profile=profile,
             telling=tell,
             bind=lambda _result: None,
         )
@@ -129,7 +133,7 @@ def run(notebook: ShellNotebook, found: argparse.Namespace) -> None:
             "Its first ARG is the training function.",
             "For example: %tpu_preflight training_function model --target v5e-8",
         )
-    names = ("target", "fit", "steps", "precision", "processes", "force")
+    names = ("target", "fit", "steps", "precision", "processes", "force", "profile")
     options = {name: getattr(found, name) for name in names}
 
     def bind(result: PreflightResult) -> None:

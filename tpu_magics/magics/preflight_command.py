@@ -139,6 +139,7 @@ def _preflight(call: PreflightCall, found: argparse.Namespace) -> Preflight:
             spmd=call.spmd,
             force=found.force,
             kept=not found.anew,
+            profile=found.profile,
             callbacks=Callbacks(line.show, _say),
         )
     finally:

@@ -32,6 +32,7 @@ from tpu_magics.panel.page import Fact
 from tpu_magics.panel.preflight_figures import PreflightFigure, figures
 from tpu_magics.panel.preflight_fit import fit_html, fit_text, sizes_text
 from tpu_magics.panel.preflight_problems import problems
+from tpu_magics.panel.preflight_profile import profile_html, profile_text
 from tpu_magics.panel.preflight_topics import Topic, kinds, topics
 from tpu_magics.panel.table import WIDTH, Row, Table
 from tpu_magics.preflight.report import Preflight, TargetResult
@@ -48,6 +49,7 @@ _INSIDE = "margin:.3em 0 .8em 1.1em"
 def to_html(found: Preflight) -> str:
     """One `<div>`: a row for each target, the problems, the search, the folded topics, the verdict."""
     parts = [_title(found), rows_html(found.results), _problems_html(problems(found)), fit_html(found)]
+    parts += [profile_html(found)] if found.profiled else []
     parts += [_topic_html(one) for one in topics(found)]
     return f'<div class="tpu-magics-preflight" style="{_OUTER}">{"".join(parts)}{verdict_html(found)}</div>'
 
@@ -84,6 +86,8 @@ def _texts(found: Preflight, width: int, no_times: bool) -> Iterator[str]:
         )
         yield plain.to_text(Table("", None, rows), width)
     yield from fit_text(found, width, no_times)
+    if found.profiled:
+        yield from profile_text(found, width)
     for topic in topics(found, no_times):
         yield plain.to_text(Table(topic.title, topic.table.columns, topic.table.rows, topic.table.notes), width)
     yield from verdict_text(found, width)

@@ -53,7 +53,7 @@ def step(result: TargetResult) -> PreflightFigure:
     found, cost, label = result.roofline, result.cost, "Step time (estimate)"
     if found.seconds is None or found.steps_per_second is None:
         return PreflightFigure(label, NOT_AVAILABLE, (no_cost(result),))
-    slow = (HASTY,) if found.hasty else ()
+    slow = (*_estimate(result), *((HASTY,) if found.hasty else ()))
     if len(result.turn) < 2:
         steps = f"{at_most(found, most(found.steps_per_second))} steps/s"
         return PreflightFigure(label, at_least(found, seconds(found.seconds)), (steps, *slow))
@@ -65,6 +65,11 @@ def step(result: TargetResult) -> PreflightFigure:
     last = f"{result.graph.name or 'the last one'} {at_least(found, seconds(found.seconds))}"
     whole = f"{'≥' if cost.least else '≈'} {seconds(cost.seconds)}"
     return PreflightFigure(label, whole, (several, last, *slow))
+
+
+def _estimate(result: TargetResult) -> tuple[str, ...]:
+    found = result.profile.seconds
+    return () if found is None else (f"compiler's estimate {seconds(found)}",)
 
 
 def bound(result: TargetResult) -> PreflightFigure:

@@ -10,6 +10,7 @@ from tpu_magics.backends.lowered import HostRead
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel.formats import NOT_AVAILABLE, count, cut, not_available, percent, seconds, short, size
 from tpu_magics.panel.preflight_figures import compile_time, step
+from tpu_magics.panel.preflight_profile import kinds_table, summary
 from tpu_magics.panel.table import Row, Table
 from tpu_magics.preflight.compile_result import Buffer, CompileResult, PaddedDimension
 from tpu_magics.preflight.report import Preflight, TargetResult
@@ -62,6 +63,7 @@ HASTE = (
     "The time does not include dispatching a step from Python. Measured without a TPU, torch_xla 2.9 took 1.2 ms of "
     "one core for a step of 2 linear layers with SGD, and more for larger ones; on a TPU host it was not measured."
 )
+PROFILE = "The profile by module and line, and the largest operations: %tpu_preflight ... --profile."
 _MOSTLY = 0.9  # bf16: what is left does not matter
 
 
@@ -158,6 +160,15 @@ def _cost_notes(known: Sequence[TargetResult]) -> Iterator[str]:
         yield ACCESSED
     if any(one.roofline.hasty for one in known):
         yield HASTE
+
+
+def _by_kind(found: Preflight) -> Iterator[Topic]:
+    """The profile in short: of the first target that has one."""
+    lead = next((one for one in found.results if one.profile.ops), None)
+    if lead is not None and not found.profiled:
+        whose = f"{lead.name}: " if len(found.results) > 1 else ""
+        table = kinds_table(lead.profile)
+        yield Topic("Time by kind", f"{whose}{summary(lead)}", Table("", table.columns, table.rows, (PROFILE,)))
 
 
 # -- padding ----------------------------------------------------------------------------------------------------------
@@ -426,6 +437,6 @@ def _versions(found: Preflight) -> Iterator[Topic]:
 
 
 _TOPICS: tuple[Callable[[Preflight], Iterator[Topic]], ...] = (
-    *(cost, _memory, _buffers, padding),
+    *(cost, _by_kind, _memory, _buffers, padding),
     *(graphs, _trace, _notes),
 )

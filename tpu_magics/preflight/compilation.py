@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tpu_magics.backends.lowered import LoweredGraph, Operations, SourceLine
 from tpu_magics.errors import TpuMagicsError
@@ -18,7 +18,15 @@ from tpu_magics.launch.process import interrupts_held
 from tpu_magics.preflight import compile_process
 from tpu_magics.preflight import compiler as events
 from tpu_magics.preflight.compile_process import CompileProcess, flags_left_out
-from tpu_magics.preflight.compile_result import CompileResult, HbmUsage, Multiplications, from_json
+from tpu_magics.preflight.compile_result import (
+    CompileResult,
+    HbmUsage,
+    HeldMemory,
+    Multiplications,
+    OpCost,
+    OpScope,
+    from_json,
+)
 from tpu_magics.preflight.store import Store, key
 from tpu_magics.preflight.targets import Target
 
@@ -28,6 +36,7 @@ __all__ = ["CompileMonitor", "CompileProgress", "compile_graphs", "default_limit
 GIB = 2**30
 TICK = 0.2  # seconds between looks at the process's memory
 REPORT_EVERY = 0.5  # seconds between calls of `on_progress` while nothing changes
+Scoped = TypeVar("Scoped", OpCost, HeldMemory)
 FORMS = {"hlo": "HLO", "stablehlo": "StableHLO"}
 
 
@@ -206,7 +215,7 @@ def compile_graphs(
         while work.missing():
             work.run_process(limit)
     found = (_with_beside(work.results[number], graph) for number, graph in enumerate(graphs))
-    return [_with_locations(one, graph.places) for one, graph in zip(found, graphs, strict=True)]
+    return [_with_locations(one, graph) for one, graph in zip(found, graphs, strict=True)]
 
 
 def default_limit() -> int | None:
@@ -328,19 +337,34 @@ def _with_beside(compiled: CompileResult, graph: LoweredGraph) -> CompileResult:
 # -- source lines -----------------------------------------------------------------------------------------------------
 
 
-def _with_locations(compiled: CompileResult, places: Mapping[int, SourceLine]) -> CompileResult:
-    """With what is not cached: notes on the user's flags, and the source lines whose numbers are in the op names
-    ("aten__mm.5#12" is "aten__mm.5" at `places[12]`)."""
+def _with_locations(compiled: CompileResult, graph: LoweredGraph) -> CompileResult:
+    """With what is not cached: notes on the user's flags, and the source lines and scopes whose numbers are in the op
+    names ("aten__mm.5#12" is "aten__mm.5" at `places[12]`)."""
     return replace(
         compiled,
-        buffers=tuple(_placed(one, places) for one in compiled.buffers),
-        refused=tuple(_placed(one, places) for one in compiled.refused),
+        buffers=tuple(_placed(one, graph.places) for one in compiled.buffers),
+        refused=tuple(_placed(one, graph.places) for one in compiled.refused),
+        costs=tuple(_scoped(one, graph, one.ops) for one in compiled.costs),
+        held=tuple(_scoped(one, graph, (one.op,)) for one in compiled.held),
         notes=(*compiled.notes, *flags_left_out(os.environ)),
     )
 
 
 def _placed(one: Any, places: Mapping[int, SourceLine]) -> Any:
-    op, _, number = one.op.rpartition("#")
-    if not op or not number.isdecimal():
-        return one
-    return replace(one, op=op, place=one.place or places.get(int(number)))
+    op, number = _numbered(one.op)
+    return replace(one, op=op, place=one.place or places.get(number))
+
+
+def _scoped(found: Scoped, graph: LoweredGraph, ops: Sequence[str]) -> Scoped:
+    """By the likeliest of its names that belongs to something."""
+    names = [_numbered(one) for one in ops]
+    known = [one for one in names if one[1] in graph.scopes or one[1] in graph.places]
+    op, number = next(iter(known or names), (found.op, -1))
+    place = found.place or graph.places.get(number)
+    return replace(found, op=op, place=place, scope=graph.scopes.get(number, OpScope()))
+
+
+def _numbered(op: str) -> tuple[str, int]:
+    """The name of an op and its number; -1 if it has none."""
+    name, _, number = op.rpartition("#")
+    return (name, int(number)) if name and number.isdecimal() else (op, -1)

@@ -11,19 +11,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar
 
-from tpu_magics.backends.lowered import HostRead, LoweredGraph, SourceLine, TraceResult, UnsupportedOp
+from tpu_magics.backends.lowered import HostRead, LoweredGraph, OpScope, SourceLine, TraceResult, UnsupportedOp
 
 __all__ = [
     "Buffer",
     "CompileResult",
     "HbmUsage",
+    "HeldMemory",
     "HostRead",
     "LoweredGraph",
     "Multiplications",
+    "OpCost",
+    "OpScope",
     "PaddedDimension",
     "SourceLine",
     "TilePadding",
     "TraceResult",
+    "Transfer",
     "UnsupportedOp",
     "from_json",
     "to_json",
@@ -99,6 +103,60 @@ class Multiplications:
 
 
 @dataclass(frozen=True)
+class Transfer:
+    """What a collective sends. `group`: how many devices take part; `stride`: between their numbers (0: they are not
+    evenly apart); `bytes`: that each device sends to others, in all runs; `hidden`: cycles, by the compiler's estimate,
+    of the other operations that run meanwhile (0.0: none, all devices wait)."""
+
+    group: int
+    stride: int
+    bytes: float
+    hidden: float = 0.0
+
+
+@dataclass(frozen=True)
+class OpCost:
+    """One operation of the optimised program, in all its runs of one execution on one device.
+
+    `name`: the compiler's ("fusion.12"); `kind`: "matmul", "elementwise", "reduce", "copy", "prefetch" (a copy between
+    HBM and the memory on the chip, beside other operations), "collective", "gather", "scatter", "sort", "random" or
+    "kernel"; `runs`: how often; `cycles`: as the compiler estimates them, None where it does not; `flops`, `dtype`: of
+    multiplications, and the type of their operands; `bytes`: of HBM; `shape`: of the result, or of the operands and the
+    result of a multiplication; `plain`, `padded`: bytes of the result without and with tile padding; `op`: the
+    framework's name of it; `ops`: names, the likeliest first, while it is not known which of them has a place.
+    """
+
+    name: str
+    kind: str
+    runs: float
+    cycles: float | None = None
+    flops: float = 0.0
+    dtype: str = ""
+    bytes: float = 0.0
+    shape: str = ""
+    plain: int = 0
+    padded: int = 0
+    transfer: Transfer | None = None
+    op: str = ""
+    ops: tuple[str, ...] = ()
+    place: SourceLine | None = None
+    scope: OpScope = field(default_factory=OpScope)
+
+
+@dataclass(frozen=True)
+class HeldMemory:
+    """The buffers that one op holds in HBM at the program's fullest point. `size`: with padding; `kind`, `op`: as those
+    of a Buffer."""
+
+    size: int
+    buffers: int
+    kind: str
+    op: str = ""
+    place: SourceLine | None = None
+    scope: OpScope = field(default_factory=OpScope)
+
+
+@dataclass(frozen=True)
 class CompileResult:
     """The result of compiling one graph for one target.
 
@@ -106,10 +164,11 @@ class CompileResult:
     "failed" (no answer: the process died, was stopped at its memory bound, ...). `seconds`: of the compile itself, and
     of the first time where the result is cached (`kept`). `flops`, `bytes_accessed`: of one execution on one device as
     XLA counts them (loop bodies once, copies into on-chip memory too); `hbm_bytes`: what the optimised program reads
-    from and writes to HBM. `loops`: a loop has multiplications in its body; `guessed`: how often a part of the program
-    runs is not in it (of branches the one that multiplies most counts, a loop of unknown rounds once). `error`: the
-    compiler's text; `versions`: {"jaxlib": ..., "libtpu": ...}; `peak`: the most host memory that the
-    compile process used.
+    from and writes to HBM; `costs`: of its operations, in the order in which they run; `held`: HBM at the peak, as
+    `padding` has it; `curve`: HBM over the program's order, as (share of the estimated cycles before, bytes). `loops`:
+    a loop has multiplications in its body; `guessed`: how often a part of the program runs is not in it (of branches
+    the one that multiplies most counts, a loop of unknown rounds once). `error`: the compiler's text; `versions`:
+    {"jaxlib": ..., "libtpu": ...}; `peak`: the most host memory that the compile process used.
     """
 
     target: str
@@ -120,6 +179,9 @@ class CompileResult:
     flops: float | None = None
     bytes_accessed: float | None = None
     hbm_bytes: float | None = None
+    costs: tuple[OpCost, ...] = field(default=(), repr=False)
+    held: tuple[HeldMemory, ...] = field(default=(), repr=False)
+    curve: tuple[tuple[float, int], ...] = field(default=(), repr=False)
     multiplications: Multiplications | None = None
     loops: bool = False
     guessed: bool = False

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.base import STEPS
-from tpu_magics.backends.lowered import TRACED
+from tpu_magics.backends.lowered import NUMBERED, TRACED
 from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
 from tpu_magics.launch import session
 from tpu_magics.launch.plan import Options
@@ -21,7 +21,7 @@ from tpu_magics.launch.strategies import tracing
 from tpu_magics.launch.strategies.tracing import TracingOptions
 from tpu_magics.preflight.compilation import CompileProgress, compile_graphs
 from tpu_magics.preflight.compile_process import torch_xla_flags
-from tpu_magics.preflight.compile_result import CompileResult, LoweredGraph, SourceLine, TraceResult, from_json
+from tpu_magics.preflight.compile_result import CompileResult, LoweredGraph, TraceResult, from_json
 from tpu_magics.preflight.report import TargetResult
 from tpu_magics.preflight.store import Store
 from tpu_magics.preflight.targets import Target
@@ -143,11 +143,15 @@ def _warnings(run: Run) -> Sequence[str]:
 
 
 def _graph(folder: Path, data: Mapping[str, Any]) -> LoweredGraph:
-    lines = [from_json(SourceLine, one) for one in data["places"]["lines"]]
-    places = {int(number): lines[line] for number, line in data["places"]["of"].items()}
     module = (folder / data["file"]).read_bytes()
-    rest = {name: value for name, value in data.items() if name not in ("file", "places")}
-    return from_json(LoweredGraph, {**rest, "module": module, "places": places})
+    rest = {name: value for name, value in data.items() if name not in ("file", *NUMBERED)}
+    numbered: dict[str, Any] = {name: _numbered(kind, data[name]) for name, kind in NUMBERED.items()}
+    return replace(from_json(LoweredGraph, {**rest, "module": module}), **numbered)
+
+
+def _numbered(kind: type[Any], data: Mapping[str, Any]) -> dict[int, Any]:
+    values = [from_json(kind, one) for one in data["values"]]
+    return {int(number): values[place] for number, place in data["of"].items()}
 
 
 # -- the pipeline -----------------------------------------------------------------------------------------------------

@@ -6,12 +6,15 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from tpu_magics.backends.lowered import LoweredGraph, TraceResult
+from tpu_magics.backends.lowered import NUMBERED, LoweredGraph, TraceResult
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.preflight.compile_result import CompileResult
 from tpu_magics.preflight.fit import FitResult
+from tpu_magics.preflight.profile import Group, ModuleTree, Profile, profile
+from tpu_magics.preflight.profile_export import export
 from tpu_magics.preflight.roofline import Cost, Roofline, bf16_share, is_made, roofline, turn, waste
 from tpu_magics.preflight.targets import Target, parse
 from tpu_magics.preflight.verdict import Case, TpuVerdict, judge
@@ -19,7 +22,8 @@ from tpu_magics.preflight.verdict import Case, TpuVerdict, judge
 __all__ = ["Preflight", "Rate", "TargetResult"]
 
 
-_HEAVY = {"module", "places"}  # megabytes of a program, and its lines by number
+# Megabytes: of a program, its lines by number, and all of its operations and buffers.
+_HEAVY = {"module", *NUMBERED, "costs", "held", "curve"}
 
 
 def json_data(value: Any) -> Any:
@@ -148,6 +152,12 @@ class TargetResult:
         return roofline(compiled, self.target.chip.device_peak_flops, self.target.chip.device_bandwidth)
 
     @cached_property
+    def profile(self) -> Profile:
+        """Where the time and memory of a step go: of the graphs that later steps run over and over."""
+        places = self.turn or (self.traced.graphs.index(self.graph),)
+        return profile((self.compiled[place] for place in places), self.target.chip)
+
+    @cached_property
     def turn(self) -> tuple[int, ...]:
         """The places of the graphs that later steps run over and over, e.g. (0, 1, 1, 3) of an accumulation of four;
         one where all later steps have one graph. Empty: not known."""
@@ -228,6 +238,7 @@ class TargetResult:
             "bf16_share": self.bf16_share,
             "padding_waste": self.padding_waste,
             "roofline": _roofline(self.roofline),
+            "profile": _profile(self.profile),
             "turn": {"graphs": list(self.turn), **json_data(self.cost)},
             "samples_per_second": json_data(self.rate),
             "verdict": json_data(self.verdict),
@@ -241,6 +252,29 @@ class TargetResult:
 
 def _needed(one: CompileResult) -> int:
     return one.memory.needed if one.memory is not None else 0
+
+
+def _profile(found: Profile) -> dict[str, Any]:
+    def group(one: Group) -> dict[str, Any]:
+        known = {"seconds": one.seconds, "not_estimated": len(one.unknown), "not_estimated_least": one.unknown_least}
+        return {"name": one.name, "operations": len(one.ops), **known}
+
+    def tree(one: ModuleTree) -> dict[str, Any]:
+        return {**group(one.group), "inside": [tree(each) for each in one.inside]}
+
+    return {
+        "estimate": "the compiler's, not measured",
+        "seconds": found.seconds,
+        "least": found.least,
+        "not_known": found.missing,
+        "placed": found.placed,
+        "kinds": [group(one) for one in found.kinds],
+        "phases": [group(one) for one in found.phases],
+        "lines": [{**group(one), "place": json_data(one.place)} for one in found.lines],
+        "modules": [tree(one) for one in found.modules],
+        "memory": [json_data(one) for one in found.memory_by_module],
+        "largest": [{"seconds": one.seconds, "least": one.least, **json_data(one.cost)} for one in found.largest()],
+    }
 
 
 def _roofline(found: Roofline) -> dict[str, Any]:
@@ -263,7 +297,7 @@ class Preflight:
 
     `function`: its name; `results`: one for each target, in the given order; `fit`: one for each target with
     `fit=NAME`; `results` are then for the size that it recommends for each target, so `fits` says whether there is
-    one. A notebook shows it as tables and drawings, `print` as text.
+    one; `profiled`: whether it is shown with its profile. A notebook shows it as tables and drawings, `print` as text.
 
         found = tpu_magics.preflight(train, model, target="v5e-8,v6e-8")
         found.fits                            # on all targets
@@ -275,6 +309,7 @@ class Preflight:
     function: str
     results: tuple[TargetResult, ...]
     fit: tuple[FitResult, ...] = ()
+    profiled: bool = False
 
     @property
     def fits(self) -> bool:
@@ -310,6 +345,12 @@ class Preflight:
             "This preflight compiled one size, because it ran without --fit.",
             'Run one: %tpu_preflight ... --fit NAME, or preflight(..., fit="NAME").',
         )
+
+    def export_profile(self, path: str | Path, target: str = "") -> None:
+        """Write the profile of a step for that target (the first): NAME.json or .json.gz for Perfetto and
+        chrome://tracing, NAME.pb.gz for pprof. Raises TpuMagicsError where that is not possible."""
+        found = self.target(target) if target else self.results[0]
+        export(found.profile, f"{self.function} on {found.name}", Path(path))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data, as `python -m tpu_magics preflight --format json` prints it: sizes in bytes, times in

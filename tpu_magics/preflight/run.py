@@ -200,6 +200,7 @@ def preflight(
     spmd: bool | None = None,
     force: bool = False,
     kept: bool = True,
+    profile: bool = False,
     packages: Sequence[str] = (),
     callbacks: Callbacks | None = None,
 ) -> Preflight:
@@ -216,7 +217,8 @@ def preflight(
     settings = _Settings(options, _is_spmd(spmd, processes), store, packages, callbacks or Callbacks())
     call = TrainingCall(function, args, dict(kwargs or {}))
     with interruptible():
-        return _compiled(call, targets, settings) if fit is None else _searched(call, targets, settings, fit)
+        found = _compiled(call, targets, settings) if fit is None else _searched(call, targets, settings, fit)
+    return replace(found, profiled=profile)
 
 
 @dataclass(frozen=True)

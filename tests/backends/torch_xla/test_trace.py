@@ -12,6 +12,7 @@ from torch.nn import functional
 pytest.importorskip("torch_xla")
 pytest.importorskip("accelerate")
 
+from tests import framework
 from tests.backends.torch_xla import traced
 from tests.backends.torch_xla.loops import placed
 from tests.backends.torch_xla.traced import rows, same
@@ -245,3 +246,31 @@ def test_accumulated_gradients(steps: int) -> None:
     found = same(accelerated, mlp(), steps, reads=1)
     assert found.syncs == 3 * steps
     assert any(name.endswith("exp_avg of 0.weight") for name in steady(found).parameters)
+
+
+# -- what operations belong to ----------------------------------------------------------------------------------------
+
+
+def checkpointed(model: Any, steps: int = 4) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    device = framework.device()
+    model.to(device)
+    for _ in range(steps):
+        x = torch.utils.checkpoint.checkpoint(model[0], torch.ones(4, 8).to(device), use_reentrant=False)
+        loss = model[1:](x).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        framework.sync()
+
+
+@pytest.mark.parametrize("function", [accelerated, checkpointed])
+def test_operations_have_the_module_the_phase_and_the_line(function: Any) -> None:
+    graph = steady(traced.traced(function, mlp()))
+    known = set(graph.scopes) & set(graph.places)
+    assert len(known) > 0.8 * len(graph.places)
+    found = {(graph.scopes[number].module, graph.scopes[number].phase) for number in known}
+    assert found >= {("0", "forward"), ("0", "backward"), ("3", "forward"), ("3", "backward")}
+    assert (("0", "recompute") in found) == (function is checkpointed)
+    assert any(phase == "optimizer" for _, phase in found)
+    assert all(place.code for place in graph.places.values())

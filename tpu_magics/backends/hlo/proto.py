@@ -34,7 +34,8 @@ class HloFrame(NamedTuple):
 @dataclass(frozen=True)
 class NumberedModule:
     """`module`: each instruction's op name ends with "#" and a number, and it has no other source line metadata;
-    `frames`: number -> the Python frames that created it, innermost first; `names`: number -> the op's name before."""
+    `frames`: number -> the Python frames that created it, innermost first; `names`: number -> the op's name before,
+    with its scopes."""
 
     module: bytes
     frames: Mapping[int, tuple[HloFrame, ...]]
@@ -53,7 +54,7 @@ def number_ops(module: bytes, by_type: bool = False) -> NumberedModule:
     found: list[bytes] = []
     for number, _, start, at, end in fields:
         if number == _COMPUTATIONS:
-            found.append(_field(number, _computation(module[at:end], index, ops, by_type)))
+            found.append(message_field(number, _computation(module[at:end], index, ops, by_type)))
         elif number != _STACK_FRAME_INDEX:
             found.append(module[start:end])
     return NumberedModule(
@@ -65,7 +66,9 @@ def number_ops(module: bytes, by_type: bool = False) -> NumberedModule:
 
 def _computation(data: bytes, index: _Index, ops: _Ops, by_type: bool) -> bytes:
     return b"".join(
-        _field(number, _instruction(data[at:end], index, ops, by_type)) if number == _INSTRUCTIONS else data[start:end]
+        message_field(number, _instruction(data[at:end], index, ops, by_type))
+        if number == _INSTRUCTIONS
+        else data[start:end]
         for number, _, start, at, end in _fields(data)
     )
 
@@ -82,8 +85,9 @@ def _instruction(data: bytes, index: _Index, ops: _Ops, by_type: bool) -> bytes:
     keys = (_OP_TYPE,) if by_type else (_OP_NAME, _OP_TYPE)
     name = next((found[key] for key in keys if found.get(key)), opcode)
     kept = {_OP_TYPE: found.get(_OP_TYPE, b""), _OP_NAME: name + b"#%d" % len(ops)}
-    ops.append((name.decode("utf-8", "replace"), index.frames(found)))
-    rest.append(_field(_METADATA, b"".join(_field(key, value) for key, value in kept.items() if value)))
+    before = found.get(_OP_NAME) or name
+    ops.append((before.decode("utf-8", "replace"), index.frames(found)))
+    rest.append(message_field(_METADATA, b"".join(message_field(key, value) for key, value in kept.items() if value)))
     return b"".join(rest)
 
 
@@ -155,9 +159,15 @@ def _fields(data: bytes) -> list[tuple[int, int, int, int, int]]:
     return found
 
 
-def _field(number: int, content: bytes) -> bytes:
+def message_field(number: int, content: bytes) -> bytes:
+    """A field of bytes: a text, or a message."""
     size = len(content)
     return bytes((number << 3 | _BYTES,)) + (bytes((size,)) if size < _MORE else _varint(size)) + content
+
+
+def varint_field(number: int, value: int, zero: bool = False) -> bytes:
+    """A field with a number from 0 on. `zero`: also 0 is written, as one of several values."""
+    return _varint(number << 3 | _VARINT) + _varint(value) if value or zero else b""
 
 
 def _read_varint(data: bytes, place: int) -> tuple[int, int]:

@@ -9,17 +9,35 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from tpu_magics.backends.hlo.text import HloModule, Instruction, read_module
-from tpu_magics.preflight.analysis.buffers import Assignment, BufferNames, hbm_pieces, largest, padding, read_assignment
+from tpu_magics.preflight.analysis.buffers import (
+    Assignment,
+    BufferNames,
+    hbm_pieces,
+    held_memory,
+    largest,
+    memory_curve,
+    padding,
+    read_assignment,
+)
 from tpu_magics.preflight.analysis.instructions import op_name, read_frame_tables
 from tpu_magics.preflight.analysis.multiplications import TARGET, multiplications
-from tpu_magics.preflight.analysis.traffic import hbm_bytes
-from tpu_magics.preflight.compile_result import Buffer, Multiplications, SourceLine, TilePadding, UnsupportedOp
+from tpu_magics.preflight.analysis.op_costs import op_costs, read_estimates
+from tpu_magics.preflight.analysis.traffic import HbmTraffic, hbm_bytes
+from tpu_magics.preflight.compile_result import (
+    Buffer,
+    HeldMemory,
+    Multiplications,
+    OpCost,
+    SourceLine,
+    TilePadding,
+    UnsupportedOp,
+)
 
 
 @dataclass(frozen=True)
@@ -29,11 +47,12 @@ class ProgramFacts:
     `multiplications`: FLOPs of one execution by the element types of the operands (multiplications.py says which);
     bodies of loops count as often as they run. `loops`: a loop has multiplications in its body; XLA's own FLOPs count
     it once. `guessed`: branches, or loops of unknown rounds (execution_counts.py). `hbm_bytes`: bytes of one execution
-    (traffic.py).
+    (traffic.py); `costs`: of each operation (op_costs.py).
 
     `padding` and `buffers` are of what HBM holds at the point of the program where the temporaries take most: all
     arguments, outputs and constants, and the temporaries alive there. A result that takes over the memory of an
-    argument is one buffer, an argument. Tables of addresses of tuples are left out. `buffers`: the largest 20.
+    argument is one buffer, an argument. Tables of addresses of tuples are left out. `buffers`: the largest 20; `held`:
+    all of them by op; `curve`: HBM over time.
 
     `custom_calls`: what does not belong in a training step. `notes`: what could not be read, and why.
     """
@@ -43,6 +62,9 @@ class ProgramFacts:
     buffers: tuple[Buffer, ...] = ()
     custom_calls: tuple[UnsupportedOp, ...] = ()
     hbm_bytes: float | None = None
+    costs: tuple[OpCost, ...] = ()
+    held: tuple[HeldMemory, ...] = ()
+    curve: tuple[tuple[float, int], ...] = ()
     loops: bool = False
     guessed: bool = False
     notes: tuple[str, ...] = ()
@@ -69,14 +91,18 @@ def _read(module: ProgramFiles, parameters: Sequence[str]) -> ProgramFacts:
     assignment = _assignment(module)
     if program is None or not program.entry:
         return ProgramFacts(notes=("the text of the optimised program is incomplete or has an unknown format",))
-    counted = multiplications(program, unoptimised)
+    counted, traffic = multiplications(program, unoptimised), HbmTraffic(program)
     pieces, names = hbm_pieces(assignment), BufferNames(program, parameters)
+    estimates = _estimates(module)
     return ProgramFacts(
         multiplications=counted.multiplications,
         padding=padding(pieces, names) if pieces else None,
         buffers=largest(pieces, names),
         custom_calls=refused(program, unoptimised),
-        hbm_bytes=hbm_bytes(program, counted.executions),
+        hbm_bytes=hbm_bytes(traffic, counted.executions),
+        costs=op_costs(program, counted, traffic, estimates),
+        held=held_memory(pieces, names),
+        curve=memory_curve(assignment, estimates),
         loops=counted.loops,
         guessed=counted.executions.guessed,
         notes=(*counted.notes, *_missing(unoptimised, assignment)),
@@ -104,6 +130,13 @@ def _program(path: Path) -> HloModule | None:
         return read_module(path)
     except OSError:
         return None
+
+
+def _estimates(module: ProgramFiles) -> Mapping[str, int]:
+    try:
+        return read_estimates(module.generated)
+    except OSError:
+        return {}
 
 
 def _assignment(module: ProgramFiles) -> Assignment:
@@ -136,6 +169,11 @@ class ProgramFiles:
     def unoptimised(self) -> Path:
         """The program before optimisation."""
         return self._file("before_optimizations.txt")
+
+    @property
+    def generated(self) -> Path:
+        """The optimised program with what the compiler noted while it generated code."""
+        return self._file("after_codegen.txt")
 
     @property
     def memory(self) -> tuple[Path, ...]:

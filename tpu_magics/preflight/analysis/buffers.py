@@ -11,17 +11,19 @@ import bisect
 import heapq
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
 from tpu_magics.backends.hlo.text import HloModule, Instruction
 from tpu_magics.preflight.analysis.instructions import ArrayShape, array_shapes, op_name, read_frame_tables, shares
-from tpu_magics.preflight.compile_result import Buffer, PaddedDimension, SourceLine, TilePadding
+from tpu_magics.preflight.compile_result import Buffer, HeldMemory, PaddedDimension, SourceLine, TilePadding
 
 _ALLOCATION = re.compile(r"^allocation (\d+): size (\d+), (.*)")
 _VALUE = re.compile(r"^ value: <\d+ (\S+)(?: @\d+)?> \(size=(\d+),offset=(\d+)\): (.*)")
 _RANGE = re.compile(r"^    (\S+\{[\d,]*\}):(\d+)-(\d+)\s*$")
+_POINT = re.compile(r"^    (\d+):(\S+)\s*$")
 _COLOUR = re.compile(r"\bcolor (\d+)\b")
 _PARAMETER = re.compile(r"\bparameter (\d+), shape \|.*\| at ShapeIndex \{([\d,]*)\}")
 
@@ -67,10 +69,12 @@ class HbmPiece(NamedTuple):
 
 @dataclass
 class Assignment:
-    """`ranges`: of each value, the first and last point of the program where it is held."""
+    """`ranges`: of each value, the first and last point of the program where it is held; `order`: the instruction at
+    each point."""
 
     allocations: list[Allocation] = field(default_factory=list)
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
+    order: dict[int, str] = field(default_factory=dict)
 
 
 def read_assignment(*files: Iterable[str]) -> Assignment:
@@ -86,6 +90,8 @@ def read_assignment(*files: Iterable[str]) -> Assignment:
                 current.values += _value(line)
             elif (hbm_pieces := _RANGE.match(line)) is not None:
                 found.ranges[hbm_pieces[1]] = int(hbm_pieces[2]), int(hbm_pieces[3])
+            elif (point := _POINT.match(line)) is not None:
+                found.order[int(point[1])] = point[2]
             elif not line.startswith(" "):
                 current = None
     return found
@@ -167,15 +173,35 @@ def _apart(values: Iterable[BufferValue]) -> Iterator[BufferValue]:
 
 
 def _fullest(allocations: Iterable[Allocation], assignment: Assignment) -> int | None:
-    """The point of the program where these allocations hold most bytes; None where no live ranges are known. Values at
-    the same offset count once: the largest of them."""
+    """The point of the program where these allocations hold most bytes; None where no live ranges are known."""
+    return max(_over_time(allocations, assignment), key=lambda held: held[1], default=(None, 0))[0]
+
+
+def memory_curve(assignment: Assignment, cycles: Mapping[str, int]) -> tuple[tuple[float, int], ...]:
+    """Bytes of HBM over the order of the program, at most about 400 points: the share of the cycles before a point, and
+    the most that is held until the next. Empty: not known. `cycles`: of instructions, by name."""
+    costs = [cycles.get(one, 0) for one in assignment.order.values()]
+    before = dict(zip(assignment.order, accumulate(costs, initial=0), strict=False))
+    whole = sum(costs)
+    fixed = sum(one.size for one in assignment.allocations if one.kind != "temporary")
+    temporary = [one for one in assignment.allocations if one.kind == "temporary"]
+    held: dict[float, int] = {}
+    for point, now in _over_time(temporary, assignment) if whole else ():
+        share = round(before.get(point, 0) / whole * _POINTS) / _POINTS
+        held[share] = max(held.get(share, 0), fixed + now)
+    return tuple(sorted(held.items()))
+
+
+def _over_time(allocations: Iterable[Allocation], assignment: Assignment) -> Iterator[tuple[int, int]]:
+    """What these allocations hold at each point where a value begins. Values at the same offset count once: the largest
+    of them."""
     ranges = sorted(
         (*range_, (allocation.number, value.offset), value.size)
         for allocation in allocations
         for value in allocation.values
         if (range_ := _range(value, assignment))
     )
-    best, most, now = None, 0, 0
+    now = 0
     sizes: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     ending: list[tuple[int, tuple[int, int], int]] = []
     for start, end, place, size in ranges:
@@ -187,8 +213,7 @@ def _fullest(allocations: Iterable[Allocation], assignment: Assignment) -> int |
         now += max(size - _largest(sizes[place]), 0)
         sizes[place].append(size)
         heapq.heappush(ending, (end, place, size))
-        best, most = (start, now) if now > most else (best, most)
-    return best
+        yield start, now
 
 
 def _largest(sizes: list[int]) -> int:
@@ -198,6 +223,7 @@ def _largest(sizes: list[int]) -> int:
 # -- the largest buffers, and padding ---------------------------------------------------------------------------------
 
 LARGEST = 20
+_POINTS = 400
 _DEEPEST = 16
 
 
@@ -253,6 +279,17 @@ def largest(pieces: Iterable[HbmPiece], names: BufferNames) -> tuple[Buffer, ...
     found = ((one, tensor) for one in pieces if (tensor := one.value.tensor) is not None)
     chosen = sorted(found, key=lambda pair: pair[0].value.size, reverse=True)[:LARGEST]
     return tuple(_buffer(one, tensor, names) for one, tensor in chosen)
+
+
+def held_memory(pieces: Iterable[HbmPiece], names: BufferNames) -> tuple[HeldMemory, ...]:
+    """These pieces by what makes them, the largest first."""
+    found: dict[tuple[str, str, SourceLine | None], list[int]] = defaultdict(list)
+    for one in pieces:
+        if one.value.tensor is not None:
+            op, place = names.of(one)
+            found[one.allocation.kind, op, place].append(one.value.size)
+    held = (HeldMemory(sum(sizes), len(sizes), kind, op, place) for (kind, op, place), sizes in found.items())
+    return tuple(sorted(held, key=lambda one: one.size, reverse=True))
 
 
 def _buffer(one: HbmPiece, tensor: ArrayShape, names: BufferNames) -> Buffer:

@@ -20,7 +20,7 @@ import functools
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from tpu_magics.backends.hlo.text import Computation, HloModule, Instruction
@@ -165,19 +165,23 @@ _NAMES = {"i8": "s8", "i4": "s4", "i32": "s32", "f8E4M3FN": "f8e4m3fn", "f8E5M2"
 
 
 class Multiplication(NamedTuple):
-    """One multiplication of a program: the type it counts for, FLOPs of one run, the name of its op, and whether it is
-    part of a kernel."""
+    """One multiplication of a program: the type it counts for, FLOPs of one run, the name of its op, that of the
+    instruction, whether it is part of a kernel, and its shapes: "bf16[4096,768] x bf16[768,768] -> f32[4096,768]"."""
 
     dtype: str
     flops: float
     op: str
+    name: str
     kernel: bool = False
+    shapes: str = ""
 
 
 class MultiplicationCounts(NamedTuple):
-    """`executions`: how often each computation runs; `loops`: a loop has multiplications in its body."""
+    """`products`: by computation; `executions`: how often each runs; `loops`: a loop has multiplications in its
+    body."""
 
     multiplications: Multiplications
+    products: Mapping[str, tuple[Multiplication, ...]]
     executions: ExecutionCounts
     loops: bool
     notes: tuple[str, ...]
@@ -211,7 +215,9 @@ class _Multiplications:
         operands = [computation.instructions[name] for name in one.operands[:2]]
         left, right = (array_shapes(operand.type)[0] for operand in operands)
         types = [_origin(computation, operand) for operand in operands] if self._through else [left.dtype, right.dtype]
-        return Multiplication(_wider(*types), flops(one, left, right, array_shapes(one.type)[0]), op_name(one))
+        result = array_shapes(one.type)[0]
+        shapes = f"{left} x {right} -> {result}"
+        return Multiplication(_wider(*types), flops(one, left, right, result), op_name(one), one.name, shapes=shapes)
 
     def _inside(self, call: Instruction) -> Iterator[Multiplication]:
         if call.opcode in _UNREAD:
@@ -222,7 +228,7 @@ class _Multiplications:
                 self.unread.append(f"kernel {op_name(call) or call.name}")
             for types, count in found or ():
                 yield Multiplication(
-                    _wider(*(_NAMES.get(one, one) for one in types)), count, op_name(call), kernel=True
+                    _wider(*(_NAMES.get(one, one) for one in types)), count, op_name(call), call.name, kernel=True
                 )
 
 
@@ -245,7 +251,11 @@ def multiplications(program: HloModule, unoptimised: HloModule | None) -> Multip
     whole = sum(sums.values())
     again = _again(program, whole, sum(one.flops for one in before)) if before and not counts.loops else ()
     notes = (*_unread(products.unread), *_rounds(looped & counts.unknown), *again, *_narrowed(narrowed, whole))
-    return MultiplicationCounts(Multiplications(dict(sums), dict(numbers), in_kernels), counts, bool(looped), notes)
+    found = Multiplications(dict(sums), dict(numbers), in_kernels)
+    counted = {
+        name: tuple(one._replace(dtype=wanted.dtype(one)) for one in inside) for name, inside in products.of.items()
+    }
+    return MultiplicationCounts(found, counted, counts, bool(looped), notes)
 
 
 def _origin(computation: Computation, one: Instruction) -> str:

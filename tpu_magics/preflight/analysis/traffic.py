@@ -8,6 +8,8 @@ into on-chip memory as well.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tpu_magics.backends.hlo.text import Computation, HloModule, Instruction
 from tpu_magics.preflight.analysis.execution_counts import ExecutionCounts
 from tpu_magics.preflight.analysis.instructions import array_shapes
@@ -46,35 +48,33 @@ _OVERWRITING = {"dynamic-update-slice": 1, "scatter": 2}
 _DEEPEST = 8
 
 
-def hbm_bytes(program: HloModule, counts: ExecutionCounts) -> float:
+def hbm_bytes(traffic: HbmTraffic, counts: ExecutionCounts) -> float:
     """Bytes of one execution on one device."""
-    traffic = _Traffic(program)
-    apart = traffic.inside()
-    return float(sum(counts.times[one.name] * traffic.of(one) for one in program if one.name not in apart))
+    every = ((counts.times[computation.name], computation, one) for computation, one in traffic.operations())
+    return float(sum(times * traffic.of(computation, one) for times, computation, one in every))
 
 
 def _in_hbm(type_: str) -> int:
     return sum(one.padded for one in array_shapes(type_) if one.space == 0)
 
 
-class _Traffic:
-    """What the computations of one program move."""
+class HbmTraffic:
+    """What the operations of one program move."""
 
     def __init__(self, program: HloModule) -> None:
         self._program = program
         self._users: dict[str, dict[str, list[Instruction]]] = {}
 
-    def inside(self) -> set[str]:
-        """Computations that are parts of one instruction, which counts as a whole."""
-        return {name for one in self._program.of("fusion", "async-start") for name in one.called("calls")}
+    def operations(self) -> Iterator[tuple[Computation, Instruction]]:
+        """The instructions that move data, each with its computation. A fusion is one, and counts as a whole."""
+        apart = {name for one in self._program.of("fusion", "async-start") for name in one.called("calls")}
+        for computation in self._program:
+            if computation.name not in apart:
+                yield from ((computation, one) for one in computation.instructions.values() if not is_free(one))
 
-    def of(self, computation: Computation) -> int:
-        """Bytes of one run of a computation, without those that it calls."""
-        return sum(
-            self._read(computation, one) + self._written(computation, one)
-            for one in computation.instructions.values()
-            if not _free(one)
-        )
+    def of(self, computation: Computation, one: Instruction) -> int:
+        """Bytes of one run of an instruction."""
+        return self._read(computation, one) + self._written(computation, one)
 
     def _read(self, computation: Computation, one: Instruction) -> int:
         return sum(self._operand(computation, one, nth, name) for nth, name in enumerate(one.operands))
@@ -99,7 +99,7 @@ class _Traffic:
     def _used(self, computation: Computation, name: str, size: int, depth: int) -> int:
         """How much a computation takes of the value of that name."""
         total = 0
-        for user in self._by_operand(computation).get(name, []):
+        for user in self.users(computation).get(name, []):
             if user.opcode in _RENAMING and user.name != computation.root and depth < _DEEPEST:
                 total += self._used(computation, user.name, size, depth + 1)
             else:
@@ -144,7 +144,8 @@ class _Traffic:
         names = one.called("calls") if one.opcode in ("fusion", "async-start") else ()
         return self._program.computations.get(names[0]) if names else None
 
-    def _by_operand(self, computation: Computation) -> dict[str, list[Instruction]]:
+    def users(self, computation: Computation) -> dict[str, list[Instruction]]:
+        """The instructions of a computation by the names of their operands."""
         if computation.name not in self._users:
             users = self._users[computation.name] = {}
             for one in computation.instructions.values():
@@ -153,7 +154,8 @@ class _Traffic:
         return self._users[computation.name]
 
 
-def _free(one: Instruction) -> bool:
+def is_free(one: Instruction) -> bool:
+    """Whether it makes no data move."""
     return (
         one.opcode in _FREE
         or one.opcode.endswith(("-done", "-update"))

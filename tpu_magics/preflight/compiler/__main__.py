@@ -95,6 +95,9 @@ def _with(result: CompileResult, facts: ProgramFacts) -> CompileResult:
     return replace(
         result,
         hbm_bytes=facts.hbm_bytes,
+        costs=facts.costs,
+        held=facts.held,
+        curve=facts.curve,
         multiplications=facts.multiplications,
         loops=facts.loops,
         guessed=facts.guessed,
@@ -163,7 +166,7 @@ def _refused(result: CompileResult, text: str, available: int | None, facts: Pro
 def _without_program(facts: ProgramFacts) -> ProgramFacts:
     """Of a program that the compiler gave up, the dump is what it tried last: its buffers, and the types that it
     multiplies in, but not what it would do or take."""
-    return replace(facts, hbm_bytes=None, padding=None, loops=False, guessed=False)
+    return replace(facts, hbm_bytes=None, costs=(), curve=(), padding=None, loops=False, guessed=False)
 
 
 def _with_places(refused: UnsupportedOp, custom_calls: Sequence[UnsupportedOp]) -> tuple[UnsupportedOp, ...]:

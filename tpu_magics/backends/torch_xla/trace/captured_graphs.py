@@ -21,6 +21,7 @@ from tpu_magics.backends.hlo.text import parse_module
 from tpu_magics.backends.lowered import LoweredGraph, SourceLine
 from tpu_magics.backends.observe.sites import locals_of, outwards
 from tpu_magics.backends.torch import optimizers
+from tpu_magics.backends.torch.op_scopes import OpScopes
 from tpu_magics.backends.torch_xla.observe import snapshot
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaCompileReport, XlaDumps
 from tpu_magics.backends.torch_xla.trace.host_reads import SourceLineFinder
@@ -35,12 +36,13 @@ OpLine = tuple[hlo.Op, "SourceLine | None"]  # of the user's
 
 class CapturedGraphs:
     """`graphs`: by torch_xla's own hash; `counts`: as torch_xla counts them; `observer`: the observer, as in
-    training."""
+    training; `scopes`: what operations belong to."""
 
-    def __init__(self, tracing: TraceSpec, names: ParameterNames, lines: SourceLineFinder) -> None:
+    def __init__(self, tracing: TraceSpec, names: ParameterNames, lines: SourceLineFinder, scopes: OpScopes) -> None:
         self.tracing = tracing
         self.names = names
         self.lines = lines
+        self.scopes = scopes
         self.graphs: dict[str, LoweredGraph] = {}
         self.counts: Counter[str] = Counter()
         self.observer: TorchObserver | None = None
@@ -65,7 +67,8 @@ class CapturedGraphs:
         module = number_ops(found.module, by_type=True)
         print_ = hlo.fingerprint(parsed)
         users = {frames: self.lines.users(frames) for frames in dict.fromkeys(module.frames.values())}
-        known = {number: users[frames] for number, frames in module.frames.items()}
+        scopes = {number: self.scopes.of(name) for number, name in module.names.items()}
+        known = {number: users[frames] or scopes[number][1] for number, frames in module.frames.items()}
         places = {number: place for number, place in known.items() if place is not None}
         parameters = self.names.describe(parsed.parameters, found.ids, frame, self.observer)
         self.reports.append(
@@ -84,6 +87,7 @@ class CapturedGraphs:
             steady=False,
             parameters=parameters,
             places=places,
+            scopes={number: scope for number, (scope, _) in scopes.items() if scope.phase},
         )
 
     def differences(self) -> list[str]:

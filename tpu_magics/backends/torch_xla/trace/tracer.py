@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tpu_magics.backends.base import StepLimit, TraceSpec
 from tpu_magics.backends.lowered import write_reads, write_trace
 from tpu_magics.backends.torch import optimizers
+from tpu_magics.backends.torch.op_scopes import OpScopes
 from tpu_magics.backends.torch.steady_state import SteadyStateDetector, TraceStepEvents
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaDumps
 from tpu_magics.backends.torch_xla.trace import fake_world, live_tensors
@@ -45,7 +46,8 @@ class Tracer:
         self.started = time.monotonic()
         self.lines = SourceLineFinder()
         self.names = ParameterNames()
-        self.captured = CapturedGraphs(tracing, self.names, self.lines)
+        self.scopes = OpScopes(_open_scope, self.lines.place)
+        self.captured = CapturedGraphs(tracing, self.names, self.lines, self.scopes)
         self.host_reads = HostReadLog(self.lines)
         self.host_reads.changed = lambda: write_reads(tracing.folder, self.host_reads.zeros())
         # Under SPMD uploads are sharded, which placeholders cannot be.
@@ -100,6 +102,7 @@ class Tracer:
         fake_world.skip_rendezvous(self.tracing.world)
         self.names.install()
         self.events.install()
+        self.scopes.install()
         self.reads.install()
         if self.uploads is not None:
             self.uploads.install()
@@ -194,6 +197,12 @@ class Tracer:
             rows=[self.captured.rows[one] for one in order],
             notes=[*self.notes, *self.steady_state.notes],
         )
+
+
+def _open_scope(name: str) -> Any:
+    import torch_xla
+
+    return torch_xla._XLAC.profiler.scope_pusher(name)
 
 
 def _no_dynamo(*_args: Any, **_kwargs: Any) -> Any:

@@ -1,0 +1,194 @@
+"""A profile: what costs add up to, by kind, module and line; and its files for other tools."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.panel.preflights import profiled
+from tpu_magics.backends.hlo.proto import _fields, _number
+from tpu_magics.backends.lowered import LoweredGraph, OpScope, SourceLine
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.preflight.analysis.op_costs import _group
+from tpu_magics.preflight.compilation import _with_locations
+from tpu_magics.preflight.compile_result import CompileResult, HeldMemory, OpCost
+from tpu_magics.preflight.profile import OUTSIDE, ModuleTree, Profile
+from tpu_magics.preflight.report import Preflight
+
+
+@pytest.fixture
+def found() -> Preflight:
+    return profiled()
+
+
+@pytest.fixture
+def step(found: Preflight) -> Profile:
+    return found.results[0].profile
+
+
+def test_every_grouping_has_all_of_the_time(step: Profile) -> None:
+    whole = pytest.approx(sum(one.cost.cycles or 0 for one in step.ops) / 1.5e9)
+    assert step.seconds == whole
+    for groups in (step.kinds, step.phases, step.lines):
+        assert sum(group.seconds for group in groups) == whole
+        assert sum(len(group.ops) for group in groups) == len(step.ops)
+    assert sum(tree.group.seconds for tree in step.modules) == whole
+
+
+def test_modules_are_a_tree_and_layers_are_in_their_order(step: Profile) -> None:
+    encoder = next(tree for tree in step.modules if tree.path == "encoder")
+    [layers] = encoder.inside
+    assert [tree.path for tree in layers.inside] == ["encoder.layer.0", "encoder.layer.1", "encoder.layer.10"]
+    assert {tree.path for tree in step.modules} >= {"encoder", "AdamW", OUTSIDE}
+
+    def check(tree: ModuleTree) -> None:
+        assert sum(each.group.seconds for each in tree.inside) <= tree.group.seconds * 1.0001
+        for each in tree.inside:
+            check(each)
+
+    check(encoder)
+
+
+def test_what_is_not_estimated_counts_with_its_bound_and_apart(step: Profile) -> None:
+    scatter = next(group for group in step.kinds if group.name == "scatter")
+    assert (scatter.seconds, len(scatter.unknown)) == (0, 1)
+    assert scatter.unknown_least == pytest.approx(819e6 / 819e9)
+    prefetch = next(group for group in step.kinds if group.name == "prefetch")
+    assert not prefetch.unknown and prefetch.weight == 0
+
+
+def test_the_bound_is_that_of_the_slowest_kind_of_work(step: Profile) -> None:
+    [product] = [one for one in step.ops if one.cost.kind == "matmul" and one.cost.flops > 1e12]
+    assert (product.bound, product.least) == ("compute", pytest.approx(1.97e12 / 197e12))
+    [sum_] = [one for one in step.ops if one.cost.transfer is not None]
+    assert (sum_.bound, sum_.least) == ("transfers", pytest.approx(2e9 / 200e9))
+    assert step.least == pytest.approx(max(1.97e12 / 197e12, sum(one.memory for one in step.ops), 2e9 / 200e9), rel=0.1)
+
+
+def test_memory_is_that_of_modules_also_of_parameters_and_their_state(step: Profile) -> None:
+    held = {group.name: group.kinds for group in step.memory_by_module}
+    assert held["encoder.layer.0.dense"] == {"argument": 3_000}
+    assert held["encoder.layer.0"] == {"temporary": 500}
+
+
+def test_without_estimates_the_rest_is_there_and_the_reason(found: Preflight) -> None:
+    [one] = found.results
+    bare = replace(one.steady, costs=tuple(replace(cost, cycles=None) for cost in one.steady.costs))
+    step = replace(one, compiled=(one.compiled[0], bare)).profile
+    assert step.seconds is None and "0.0.52" in step.missing
+    assert step.least == one.profile.least
+    assert step.largest(1)[0].least == max(each.least for each in step.ops)
+
+
+def test_a_chip_without_a_known_clock_is_told(found: Preflight) -> None:
+    [one] = found.results
+    target = replace(one.target, chip=replace(one.target.chip, clock=None))
+    assert replace(one, target=target).profile.missing == "the clock of this chip is not known"
+
+
+def test_operations_take_the_first_of_their_names_that_belongs_to_something() -> None:
+    place = SourceLine("In [1]", 3, "loss.backward()")
+    graph = LoweredGraph(b"", "hlo", "h", places={4: place}, scopes={4: OpScope("a.b", "backward")})
+    cost = OpCost("fusion.1", "elementwise", 1, ops=("aten__add#3", "aten__mm#4", "aten__mul#9"))
+    held = (HeldMemory(1, 1, "temporary", "aten__mm#4"), HeldMemory(1, 1, "argument", "exp_avg of a.b.weight"))
+    found = _with_locations(CompileResult("t", "h", "fits", costs=(cost,), held=held), graph)
+    assert (found.costs[0].op, found.costs[0].place) == ("aten__mm", place)
+    assert found.costs[0].scope == found.held[0].scope == OpScope("a.b", "backward")
+    assert found.held[1].op == "exp_avg of a.b.weight"
+
+
+@pytest.mark.parametrize(
+    ("text", "group"),
+    [
+        ("replica_groups={}, to_apply=%add", list(range(8))),
+        ("replica_groups={{0,2},{1,3}}", [0, 2]),
+        ("replica_groups=[2,4]<=[8], x=1", [0, 1, 2, 3]),
+        ("replica_groups=[4,2]<=[2,4]T(1,0), use_global_device_ids=true", [0, 4]),
+        ("replica_groups=[2,4]<=[2,2,2]T(1,0,2)", [0, 1, 4, 5]),
+        ("source_target_pairs={{0,1},{1,2}}", [0, 1]),
+    ],
+)
+def test_the_devices_of_a_transfer(text: str, group: list[int]) -> None:
+    assert _group(text, 8) == group
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", [".json", ".json.gz"])
+def test_a_trace_has_the_operations_in_their_order_and_the_modules_around_them(
+    found: Preflight, step: Profile, tmp_path: Path, ending: str
+) -> None:
+    path = tmp_path / f"step{ending}"
+    found.export_profile(path)
+    data = path.read_bytes()
+    trace = json.loads(gzip.decompress(data) if ending.endswith(".gz") else data)
+    slices = [one for one in trace["traceEvents"] if one["ph"] == "X"]
+    ops = [one for one in slices if one["tid"] == 1]
+    assert len(ops) == sum(bool(one.seconds) for one in step.ops)
+    for one, after in pairwise(ops):
+        assert one["ts"] + one["dur"] == pytest.approx(after["ts"])
+    assert sum(one["dur"] for one in ops) == pytest.approx((step.seconds or 0) * 1e6)
+    outer = Counter()  # type: Counter[str]
+    for one in slices:
+        outer[one["name"]] += one["dur"] if one["tid"] == 2 else 0
+    assert outer["backward"] == pytest.approx(sum(g.seconds for g in step.phases if g.name == "backward") * 1e6)
+    assert "nothing was measured" in trace["otherData"]["note"]
+
+
+def message(data: bytes) -> dict[int, list[Any]]:
+    """The fields of a message: numbers and bytes."""
+    found: dict[int, list[Any]] = {}
+    for number, kind, _, at, end in _fields(data):
+        found.setdefault(number, []).append(data[at:end] if kind == 2 else _number(data[at:end]))
+    return found
+
+
+def test_a_pprof_file_has_the_stacks_of_operations(found: Preflight, step: Profile, tmp_path: Path) -> None:
+    """Read by the numbers of pprof's profile.proto."""
+    path = tmp_path / "step.pb.gz"
+    found.export_profile(path, "v5e-8")
+    whole = message(gzip.decompress(path.read_bytes()))
+    texts = [one.decode() for one in whole[6]]
+    assert texts[0] == ""
+    types = [message(one) for one in whole[1]]
+    assert [texts[one[1][0]] for one in types] == ["estimate", "at_least", "hbm", "flops"]
+    functions = {one[1][0]: one for one in map(message, whole[5])}
+    locations = {one[1][0]: message(one[4][0]) for one in map(message, whole[4])}
+    samples = [message(one) for one in whole[2]]
+    assert len(samples) == len(step.ops)
+    assert sum(one[2][0] for one in samples) == pytest.approx((step.seconds or 0) * 1e9, abs=len(samples))
+    stacks = [[texts[functions[locations[at][1][0]][2][0]] for at in one[1]] for one in samples]
+    assert [
+        "matmul: aten__mm",
+        "dense",
+        "0",
+        "layer",
+        "encoder",
+        "backward",
+        "    loss = model(**batch).loss",
+    ] in stacks
+    files = {texts[functions[locations[one[1][0]][1][0]].get(4, [0])[0]] for one in samples}
+    assert files == {"In [3]", ""}
+
+
+@pytest.mark.parametrize("name", ["step.txt", "step", "missing/step.json"])
+def test_files_that_cannot_be_are_refused(found: Preflight, tmp_path: Path, name: str) -> None:
+    with pytest.raises(TpuMagicsError):
+        found.export_profile(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_json_data_have_the_profile_and_not_all_operations(found: Preflight) -> None:
+    data = json.loads(json.dumps(found.to_dict()))
+    [one] = data["results"]
+    assert one["profile"]["seconds"] == found.results[0].profile.seconds
+    assert {group["name"] for group in one["profile"]["kinds"]} >= {"matmul", "scatter", "collective"}
+    assert all("costs" not in graph for graph in one["graphs"])

@@ -1,0 +1,154 @@
+"""What each operation of a traced step belongs to: a module of the model, forward or backward, or an optimizer; and for
+the backward pass, which no Python runs, the user's line of its forward operation.
+
+A lazy framework names operations by the scopes that are open when they are made ("tpu7.1/aten__mm"). Here a scope is a
+number of the table `OpScopes.known`. Modules and optimizers open theirs in torch's global hooks. Each node of autograd
+opens one while it runs: the nodes of a call of torch's get the module and the line of that call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
+
+from tpu_magics.backends.lowered import OpScope, SourceLine
+
+FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER = "forward", "backward", "recompute", "optimizer"
+_NAME = re.compile(r"\btpu_magics_(\d+)")
+_MARK = "tpu_magics"  # in the metadata of a node of autograd
+_WRAPPED = "_orig_module."  # in which torch_xla's FSDP v2 keeps the wrapped module
+
+
+@dataclass
+class _Open:
+    """A module that runs: its path, the user's line that called it, and what closes its scope."""
+
+    module: Any
+    path: str
+    place: SourceLine | None
+    scope: Any
+
+
+class OpScopes:
+    """The scopes of one process. `push`: opens a scope of that name until what it returns is destroyed; `place`: the
+    user's line of a frame. Create and install it in the thread that runs the step."""
+
+    def __init__(self, push: Callable[[str], Any], place: Callable[[FrameType], SourceLine | None]) -> None:
+        self.push = push
+        self.place = place
+        self.known: dict[tuple[OpScope, SourceLine | None], int] = {}
+        self._open: list[_Open] = []
+        self._paths: dict[int, tuple[Any, str]] = {}  # by id(): the module, so that it lives, and its path
+        self._lines: dict[str, SourceLine | None] = {}  # of a module: the line that called it last
+        self._steps: list[Any] = []
+
+    def install(self) -> None:
+        """Until the process ends."""
+        register_module_forward_pre_hook(self._enter)
+        register_module_forward_hook(self._leave, always_call=True)
+        register_optimizer_step_pre_hook(self._begin_step)
+        register_optimizer_step_post_hook(self._end_step)
+        _Calls(self).__enter__()
+
+    def of(self, name: str) -> tuple[OpScope, SourceLine | None]:
+        """Of an operation's name: what it belongs to, and the line if the scope knows one."""
+        found = _NAME.findall(name)
+        return list(self.known)[int(found[-1])] if found else (OpScope(), None)
+
+    def _scope(self, module: str, phase: str, place: SourceLine | None) -> Any:
+        number = self.known.setdefault((OpScope(module, phase), place), len(self.known))
+        return self.push(f"tpu_magics_{number}")
+
+    # -- modules ----------------------------------------------------------------------------------------------------
+    def _enter(self, module: Any, _args: Any) -> None:
+        path = self._path(module)
+        again = torch._C._current_graph_task_id() != -1  # in a backward pass
+        place = self._lines.get(path) if again else self.place(sys._getframe(1))
+        if not again:
+            self._lines[path] = place
+        self._open.append(_Open(module, path, place, self._scope(path, RECOMPUTE if again else FORWARD, place)))
+
+    def _leave(self, module: Any, _args: Any, result: Any) -> None:
+        while self._open:
+            left = self._open.pop()
+            if left.module is module:
+                for node in _nodes(result):
+                    self._mark(node, left.path, left.place)
+                return
+
+    def _path(self, module: Any) -> str:
+        if id(module) not in self._paths:
+            above = self._open[-1].path if self._open else ""
+            root = f"{above}.{type(module).__name__}" if above else ""
+            for name, part in module.named_modules():
+                path = ".".join(one for one in (root, name.replace(_WRAPPED, "")) if one)
+                self._paths.setdefault(id(part), (part, path or type(module).__name__))
+        return self._paths[id(module)][1]
+
+    # -- optimizers -------------------------------------------------------------------------------------------------
+    def _begin_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self._steps.append(self._scope(type(optimizer).__name__, OPTIMIZER, self.place(sys._getframe(1))))
+
+    def _end_step(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self._steps.clear()
+
+    # -- autograd ---------------------------------------------------------------------------------------------------
+    def called(self, result: Any, frame: FrameType) -> None:
+        """A function of torch's has been called by that frame, with this result."""
+        new = [node for node in _nodes(result) if _MARK not in node.metadata]
+        if new:
+            path, place = self._open[-1].path if self._open else "", self.place(frame)
+            for node in new:
+                self._mark(node, path, place)
+
+    def _mark(self, node: Any, path: str, place: SourceLine | None) -> None:
+        """This node and those before it that have no mark: they are of the same call."""
+        left = [node]
+        while left:
+            one = left.pop()
+            if one is not None and _MARK not in one.metadata:
+                one.metadata[_MARK] = True
+                self._hook(one, path, place)
+                left += [before for before, _ in one.next_functions]
+
+    def _hook(self, node: Any, path: str, place: SourceLine | None) -> None:
+        opened: list[Any] = []
+        node.register_prehook(lambda _gradients: opened.append(self._scope(path, BACKWARD, place)))
+        node.register_hook(lambda _inputs, _outputs: opened.clear())
+
+
+class _Calls(TorchFunctionMode):
+    """Follows the calls of torch's functions."""
+
+    def __init__(self, scopes: OpScopes) -> None:
+        super().__init__()
+        self.scopes = scopes
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.Tensor.backward:
+            self.scopes.called(args[0], sys._getframe(1))  # made by an autograd.Function, whose calls are not seen here
+        result = function(*args, **kwargs or {})
+        if torch.is_grad_enabled():
+            self.scopes.called(result, sys._getframe(1))
+        return result
+
+
+def _nodes(value: Any) -> Iterator[Any]:
+    """The nodes of autograd that made a result: a tensor, or a tuple, list or dict of them."""
+    if isinstance(value, torch.Tensor):
+        with contextlib.suppress(RuntimeError):  # of a view whose base was changed without autograd
+            if value.grad_fn is not None:
+                yield value.grad_fn
+    elif isinstance(value, (tuple, list, dict)):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _nodes(one)

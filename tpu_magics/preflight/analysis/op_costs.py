@@ -1,0 +1,241 @@
+"""What each operation of an optimised program costs: the compiler's own estimate of its cycles, FLOPs, and bytes.
+
+While it generates code, libtpu (0.0.21.1, 0.0.52) notes `estimated_cycles` beside nearly all fusions, reduces and
+copies, for v3 to 7x. It has none for collectives, scatters and gathers, sorts, random numbers, kernels, and copies that
+run beside other operations.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from tpu_magics.backends.hlo.text import Computation, HloModule, Instruction
+from tpu_magics.preflight.analysis.instructions import ArrayShape, array_shapes, op_name
+from tpu_magics.preflight.analysis.multiplications import TARGET, Multiplication, MultiplicationCounts
+from tpu_magics.preflight.analysis.traffic import HbmTraffic
+from tpu_magics.preflight.compile_result import OpCost, Transfer
+
+_ESTIMATE = re.compile(r'^\s+(?:ROOT )?%?([\w.\-]+) = .*"estimated_cycles":"(\d+)"', re.MULTILINE)
+_NONE = 2**62  # and more: the compiler could not say
+
+
+def read_estimates(path: Path) -> dict[str, int]:
+    """Cycles of one run by the names of instructions. Raises OSError where there is no such file."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        found = (_ESTIMATE.match(line) for line in file if '"estimated_cycles"' in line)
+        return {one[1]: int(one[2]) for one in found if one and int(one[2]) < _NONE}
+
+
+def op_costs(
+    program: HloModule, counted: MultiplicationCounts, traffic: HbmTraffic, estimates: Mapping[str, int]
+) -> tuple[OpCost, ...]:
+    """The costs, computation by computation, in the order of the schedule."""
+    costs = _Costs(program, counted, traffic, estimates)
+    times = counted.executions.times
+    every = ((times[computation.name], computation, one) for computation, one in traffic.operations())
+    return tuple(costs.of(runs, computation, one) for runs, computation, one in every if runs)
+
+
+# -- kinds ------------------------------------------------------------------------------------------------------------
+
+MATMUL, KERNEL, COLLECTIVE, SCATTER, GATHER, SORT, RANDOM, REDUCE, COPY, PREFETCH, ELEMENTWISE = (
+    *("matmul", "kernel", "collective", "scatter", "gather", "sort"),
+    *("random", "reduce", "copy", "prefetch", "elementwise"),
+)
+_COLLECTIVES = frozenset(
+    {
+        *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all"),
+        *("collective-permute", "collective-broadcast"),
+    }
+)
+# What an operation is by what is in it: the first that is there.
+_KINDS: tuple[tuple[str, frozenset[str]], ...] = (
+    (COLLECTIVE, _COLLECTIVES),
+    (MATMUL, frozenset({"convolution", "dot", "ragged-dot", "scaled-dot"})),
+    (SORT, frozenset({"sort", "topk"})),
+    (SCATTER, frozenset({"scatter", "select-and-scatter"})),
+    (GATHER, frozenset({"gather"})),
+    (RANDOM, frozenset({"rng", "rng-bit-generator", "rng-get-and-update-state"})),
+    (REDUCE, frozenset({"reduce", "reduce-window"})),
+)
+# What only moves, widens or fills.
+_MOVING = frozenset(
+    {
+        *("copy", "transpose", "reshape", "bitcast", "bitcast-convert", "slice", "dynamic-slice", "tuple", "iota"),
+        *("dynamic-update-slice", "concatenate", "pad", "reverse", "broadcast", "parameter", "constant"),
+        *("get-tuple-element", "copy-start", "copy-done", "async-start", "async-done", "custom-call"),
+    }
+)
+
+
+def _kind(opcodes: set[str]) -> str:
+    found = next((kind for kind, those in _KINDS if those & opcodes), None)
+    return found or (COPY if opcodes <= _MOVING else ELEMENTWISE)
+
+
+# -- costs ------------------------------------------------------------------------------------------------------------
+
+_NAMES = 4  # that an operation may belong to
+_DEEPEST = 8
+
+
+class _Costs:
+    def __init__(
+        self, program: HloModule, counted: MultiplicationCounts, traffic: HbmTraffic, estimates: Mapping[str, int]
+    ) -> None:
+        self.program = program
+        self.counted = counted
+        self.traffic = traffic
+        self.estimates = estimates
+        self.devices = math.prod(
+            int(found[1]) if (found := re.search(rf"\b{name}=(\d+)", program.header)) else 1
+            for name in ("replica_count", "num_partitions")
+        )
+
+    def of(self, times: float, computation: Computation, one: Instruction) -> OpCost:
+        """The cost of an instruction whose computation runs so often."""
+        parts = list(self._parts(one))
+        products = list(self._products(computation, one))
+        cycles = self.estimates.get(one.name)
+        largest = max(array_shapes(one.type), key=lambda shape: shape.padded, default=None)
+        main = max(products, key=lambda product: product.flops, default=None)
+        return OpCost(
+            name=one.name,
+            kind=self._kind_of(one, parts),
+            runs=times,
+            cycles=None if cycles is None else times * cycles,
+            flops=times * sum(product.flops for product in products),
+            dtype=main.dtype if main is not None else "",
+            bytes=times * self.traffic.of(computation, one),
+            shape=(main.shapes if main is not None else "") or (f"{largest}{largest.layout}" if largest else ""),
+            plain=largest.plain if largest else 0,
+            padded=largest.padded if largest else 0,
+            transfer=self._transfer(times, computation, one, parts),
+            ops=self._names(computation, one, parts, main),
+        )
+
+    def _kind_of(self, one: Instruction, parts: Sequence[Instruction]) -> str:
+        if one.opcode == "custom-call":
+            return KERNEL if one.attribute("custom_call_target").strip('"') == TARGET else ELEMENTWISE
+        kind = _kind({part.opcode.removesuffix("-start") for part in (one, *parts)} - {"fusion", "call", "async"})
+        return PREFETCH if kind == COPY and one.opcode.endswith("-start") else kind
+
+    def _parts(self, one: Instruction, depth: int = 0) -> Iterator[Instruction]:
+        """The instructions of what it calls."""
+        names = one.called("calls") if one.opcode in ("fusion", "async-start") and depth < _DEEPEST else ()
+        for name in names:
+            inside = self.program.computations.get(name)
+            for part in inside.instructions.values() if inside is not None else ():
+                yield part
+                yield from self._parts(part, depth + 1)
+
+    def _products(self, computation: Computation, one: Instruction, depth: int = 0) -> Iterator[Multiplication]:
+        found = self.counted.products.get(computation.name, ())
+        yield from (product for product in found if product.name == one.name)
+        for name in one.called("calls") if one.opcode in ("fusion", "async-start") and depth < _DEEPEST else ():
+            inside = self.program.computations.get(name)
+            for part in inside.instructions.values() if inside is not None else ():
+                yield from self._products(inside, part, depth + 1) if inside is not None else ()
+
+    # -- names ------------------------------------------------------------------------------------------------------
+    def _names(
+        self, computation: Computation, one: Instruction, parts: Sequence[Instruction], main: Multiplication | None
+    ) -> tuple[str, ...]:
+        """What the framework calls it: the multiplication in it, itself, what is in it, what it is made from, and what
+        is made from it."""
+        moves = one.opcode in ("copy", "copy-start", "async-start", "transpose")
+        beside = [self._near(computation, one, True), self._near(computation, one, False)]
+        near = (name for found in (beside if moves else beside[::-1]) for name in found)
+        own = (main.op if main is not None else "", op_name(one))
+        inside = (op_name(part) for part in reversed(parts) if part.opcode not in ("parameter", "constant"))
+        found = [name for group in (own, inside, near) for name in _first(group)]
+        return tuple(dict.fromkeys(found))
+
+    def _near(self, computation: Computation, one: Instruction, users: bool, depth: int = 0) -> Iterator[str]:
+        """Names of the instructions that use it, or that it uses."""
+        if users:
+            others: Iterable[Instruction] = self.traffic.users(computation).get(one.name, ())
+        else:
+            others = [computation.instructions[name] for name in one.operands if name in computation.instructions]
+        for other in others:
+            name = op_name(other)
+            if name:
+                yield name
+            elif depth < _DEEPEST:
+                yield from self._near(computation, other, users, depth + 1)
+
+    # -- transfers between chips --------------------------------------------------------------------------------------
+    def _transfer(
+        self, times: float, computation: Computation, one: Instruction, parts: Sequence[Instruction]
+    ) -> Transfer | None:
+        found = next((part for part in (one, *parts) if part.opcode.removesuffix("-start") in _COLLECTIVES), None)
+        if found is None:
+            return None
+        name, group = found.opcode.removesuffix("-start"), _group(found.tail, self.devices)
+        made = sum(shape.plain for shape in _results(computation, one))
+        apart = {right - left for left, right in pairwise(group)}
+        stride = apart.pop() if len(apart) == 1 else 0
+        sent = _sent(name, max(len(group), 1)) * made
+        return Transfer(len(group), stride, times * sent, times * self._meanwhile(computation, one))
+
+    def _meanwhile(self, computation: Computation, one: Instruction) -> float:
+        """Cycles of the operations between the start of a transfer and its end."""
+        if not one.opcode.endswith("-start"):
+            return 0.0
+        names, users = list(computation.instructions), self.traffic.users(computation).get(one.name, ())
+        end = next((names.index(user.name) for user in users if user.opcode.endswith("-done")), 0)
+        between = names[names.index(one.name) + 1 : end]
+        return float(sum(self.estimates.get(name, 0) for name in between))
+
+
+def _first(names: Iterable[str]) -> Iterator[str]:
+    """The first few that are not empty."""
+    found = (name for name in names if name)
+    return (name for name, _ in zip(found, range(_NAMES), strict=False))
+
+
+def _results(computation: Computation, one: Instruction) -> Sequence[ArrayShape]:
+    """The shapes that a collective makes; one that starts has those of its operands first."""
+    shapes = array_shapes(one.type)
+    if not one.opcode.endswith("-start") or one.opcode == "all-reduce-start":
+        return shapes
+    taken = sum(len(array_shapes(computation.instructions[name].type)) for name in one.operands)
+    return shapes[taken : 2 * taken] or shapes
+
+
+def _sent(name: str, group: int) -> float:
+    """Bytes that a device sends for each byte of its result, in a ring of so many devices (jax-ml.github.io/
+    scaling-book/sharding has the derivation)."""
+    most = (group - 1) / group
+    return {"all-reduce": 2 * most, "reduce-scatter": float(group - 1), "collective-permute": 1.0}.get(name, most)
+
+
+_LISTED = re.compile(r"replica_groups=\{\{([\d,]*)\}")
+_IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_PAIR = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
+
+
+def _group(text: str, devices: int) -> list[int]:
+    """The first group of devices that an instruction's attributes name; without one, all."""
+    if (found := _LISTED.search(text)) or (found := _PAIR.search(text)):
+        return [int(number) for part in found.groups() for number in part.split(",") if number]
+    if found := _IOTA.search(text):
+        dims = [int(one) for one in found[3].split(",")]
+        order = [int(one) for one in found[4].split(",")] if found[4] else list(range(len(dims)))
+        return [_nth(place, dims, order) for place in range(int(found[2]))]
+    return list(range(devices))
+
+
+def _nth(place: int, dims: Sequence[int], order: Sequence[int]) -> int:
+    """The number at that place of range(product of `dims`), reshaped to `dims` and transposed by `order`."""
+    at = [0] * len(dims)
+    for axis in reversed(order):
+        place, at[axis] = divmod(place, dims[axis])
+    number = 0
+    for size, one in zip(dims, at, strict=True):
+        number = number * size + one
+    return number
