@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -41,11 +41,18 @@ class _Open:
 
 class OpScopes:
     """The scopes of one process. `push`: opens a scope of that name until what it returns is destroyed; `place`: the
-    user's line of a frame. Create and install it in the thread that runs the step."""
+    user's line of a frame; `models`: those that are known so far, of which the step may call parts. Create and install
+    it in the thread that runs the step."""
 
-    def __init__(self, push: Callable[[str], Any], place: Callable[[FrameType], SourceLine | None]) -> None:
+    def __init__(
+        self,
+        push: Callable[[str], Any],
+        place: Callable[[FrameType], SourceLine | None],
+        models: Callable[[], Iterable[Any]] = tuple,
+    ) -> None:
         self.push = push
         self.place = place
+        self.models = models
         self.known: dict[tuple[OpScope, SourceLine | None], int] = {}
         self._open: list[_Open] = []
         self._paths: dict[int, tuple[Any, str]] = {}  # by id(): the module, so that it lives, and its path
@@ -87,13 +94,21 @@ class OpScopes:
                 return
 
     def _path(self, module: Any) -> str:
-        if id(module) not in self._paths:
-            above = self._open[-1].path if self._open else ""
-            root = f"{above}.{type(module).__name__}" if above else ""
-            for name, part in module.named_modules():
-                path = ".".join(one for one in (root, name.replace(_WRAPPED, "")) if one)
-                self._paths.setdefault(id(part), (part, path or type(module).__name__))
+        if id(module) not in self._paths and self._open:
+            self._name(module, f"{self._open[-1].path}.{type(module).__name__}")
+        elif id(module) not in self._paths:
+            known = [one for one in self.models() if id(one) not in self._paths]
+            inside = {id(part) for one in known for part in one.modules() if part is not one}
+            roots = [one for one in known if id(one) not in inside]
+            for root in roots:
+                self._name(root, type(root).__name__ if len(roots) > 1 else "")
+            self._name(module, "")
         return self._paths[id(module)][1]
+
+    def _name(self, root: Any, prefix: str) -> None:
+        for name, part in root.named_modules():
+            path = ".".join(one for one in (prefix, name.replace(_WRAPPED, "")) if one)
+            self._paths.setdefault(id(part), (part, path or type(root).__name__))
 
     # -- optimizers -------------------------------------------------------------------------------------------------
     def _begin_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:

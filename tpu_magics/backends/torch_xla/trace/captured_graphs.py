@@ -273,6 +273,10 @@ class ParameterNames:
         """Whether a model is being moved now."""
         return self._moving > 0
 
+    def moved(self) -> list[Any]:
+        """The models that moved to the device."""
+        return [one for one in self._moved if hasattr(one, "_modules")]
+
     def install(self) -> None:
         """Record every model that moves, until the process ends."""
         import torch

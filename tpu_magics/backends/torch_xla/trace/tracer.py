@@ -46,7 +46,7 @@ class Tracer:
         self.started = time.monotonic()
         self.lines = SourceLineFinder()
         self.names = ParameterNames()
-        self.scopes = OpScopes(_open_scope, self.lines.place)
+        self.scopes = OpScopes(_open_scope, self.lines.place, self.names.moved)
         self.captured = CapturedGraphs(tracing, self.names, self.lines, self.scopes)
         self.host_reads = HostReadLog(self.lines)
         self.host_reads.changed = lambda: write_reads(tracing.folder, self.host_reads.zeros())
