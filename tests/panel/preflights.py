@@ -24,7 +24,7 @@ from tpu_magics.preflight.compile_result import (
     Transfer,
 )
 from tpu_magics.preflight.fit import FitPoint, FitResult
-from tpu_magics.preflight.report import Preflight, TargetResult
+from tpu_magics.preflight.report import Advice, Compared, Preflight, TargetResult, Variant
 from tpu_magics.preflight.targets import parse
 
 GIB, MIB = 2**30, 2**20
@@ -203,6 +203,16 @@ def costs() -> tuple[OpCost, ...]:
     return tuple(found)
 
 
+def graph_network() -> Preflight:
+    """Its matrix multiplications have all of the FLOPs, and its scatters most of the bytes."""
+    found = OpCost("fusion.1", "matmul", 1, 300_000, flops=2e10, shape="f32[8,8]", padded=4096)
+    far = {"bytes": 8e8, "shape": "f32[400000,128]{1,0:T(8,128)}", "padded": 204_800_000, "place": ATTENTION}
+    irregular = [
+        OpCost(f"fusion.{n}", kind, 1, None, **far) for n, kind in enumerate(("scatter", "scatter", "gather"), 2)
+    ]
+    return Preflight("train", (result("v5e-8", costs=(found, *irregular)),))
+
+
 def profiled() -> Preflight:
     """With a profile that is shown."""
     held = (
@@ -212,3 +222,25 @@ def profiled() -> Preflight:
     )
     curve = ((0.0, 3_000), (0.2, 3_500), (0.6, 3_200))
     return Preflight("train", (result("v5e-8", costs=costs(), held=held, curve=curve),), profiled=True)
+
+
+# -- variants and advice ----------------------------------------------------------------------------------------------
+
+
+def compared() -> Preflight:
+    """Two that fit, one that does not, one with which the function fails; and advice."""
+
+    def variant(rows: int, factor: float, **facts: Any) -> Compared:
+        made = tuple(replace(one, cycles=one.cycles and factor * one.cycles) for one in costs())
+        found = result("v5e-8", traced(batch=rows), costs=made, **facts)
+        return Compared(Variant(f"batch={rows}"), (found,))
+
+    before = result("v5e-8", costs=costs())
+    every = (variant(32, 1), variant(64, 1.6, needed=7 * GIB), variant(128, 3, status="too-large", needed=20 * GIB))
+    failed = Compared(Variant("batch=3"), error="batch 3 is not a multiple of 8")
+    advice = (
+        Advice("multiply in bf16", "--precision bf16", ATTENTION, before, variant(32, 0.5).results[0], worth=True),
+        Advice("batch = 64", "batch = 64", None, before, variant(32, 1).results[0]),
+        Advice("batch = 3", "batch = 3", None, before, None, "it fails"),
+    )
+    return Preflight("train", (before,), compared=(*every, failed), advice=advice, advised=True)

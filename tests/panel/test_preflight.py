@@ -17,6 +17,7 @@ from tests.panel.preflights import GIB, MIB, result, traced
 from tpu_magics.backends.lowered import HostRead, SourceLine
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel.preflight import to_html, to_text
+from tpu_magics.panel.preflight_compare import compared_table
 from tpu_magics.panel.preflight_fit import HIGH, WIDE, Mark, PlotLine, plot
 from tpu_magics.panel.preflight_progress import TerminalLine, progress_html, progress_text
 from tpu_magics.panel.preflight_topics import Topic, topics
@@ -25,7 +26,7 @@ from tpu_magics.preflight.compile_result import Buffer, HbmUsage, Multiplication
 from tpu_magics.preflight.fit import FitPoint, FitResult
 from tpu_magics.preflight.report import Preflight, TargetResult
 
-MADE = ("bert", "too_large", "tiny", "custom", "refused", "fitted", "profiled")
+MADE = ("bert", "too_large", "tiny", "custom", "refused", "fitted", "profiled", "compared")
 
 
 def made(name: str) -> Preflight:
@@ -599,3 +600,23 @@ def test_without_the_option_the_profile_is_a_line_that_unfolds() -> None:
     shown = topic(found, "Time by kind")
     assert shown.summary.startswith("compiler's estimate 15.4 ms: matmul 90 %")
     assert shown.table.notes[0].endswith("--profile.")
+
+
+# -- variants and advice ----------------------------------------------------------------------------------------------
+
+
+def test_variants_are_told_with_the_best_of_those_that_fit() -> None:
+    found = made("compared")
+    rows = [" ".join(row.cells) for row in compared_table(found).rows]
+    assert rows[1].startswith("batch=64 ✓ fits 7 of 15.75 GiB") and rows[1].endswith("best")
+    assert [row.endswith("best") for row in rows] == [False, True, False, False]
+    assert "✗ too large" in rows[2] and "n/a: batch 3 is not a multiple of 8" in rows[3]
+    assert "batch=64" in page(found)
+
+
+def test_advice_is_what_gained_and_what_did_not_is_named() -> None:
+    text = flat(to_text(made("compared")))
+    assert "multiply in bf16" in text and "--precision bf16" in text and "In [3], line 21" in text
+    assert "Tried, and not worth it: batch = 64 (0 %); batch = 3 (the function does not run so: it fails)." in text
+    nothing = replace(made("compared"), advice=())
+    assert "No change that applies to this step gains 3 % or more." in flat(to_text(nothing))

@@ -228,3 +228,10 @@ def test_gradients_that_are_kept_are_seen() -> None:
     assert retained_gradients(one, replace(known, buffers=())) is None
     assert retained_gradients(one, replace(known, memory=replace(memory, aliased=110 * MIB))) is None
     assert retained_gradients(one, replace(known, memory=HbmUsage(131 * MIB, 16 * GIB))) is None
+
+
+def test_a_trace_without_the_graphs_of_its_first_steps() -> None:
+    found = replace(traced(), sequence=(0, 1, 1), rows=(8, 32))
+    later = found.later
+    assert (later.graphs, later.sequence, later.rows) == ((found.graphs[1],), (0, 0), (32,))
+    assert replace(found, settled=False).later.graphs == found.graphs

@@ -316,3 +316,12 @@ def test_the_first_step_can_be_the_one_that_does_not_fit() -> None:
     memory = HbmUsage(20 * GIB, found.target.chip.available)
     first = replace(found.compiled[0], status="too-large", memory=memory)
     assert TargetResult(found.target, found.traced, (first, found.compiled[1])).verdict.suits is False
+
+
+def test_a_network_of_scatters_is_not_called_one_of_multiplications() -> None:
+    [one] = preflights.graph_network().results
+    verdict = one.verdict
+    assert (verdict.suits, verdict.word) == (None, "unknown")
+    assert "2 scatters, 1 gather is not known" in verdict.because and "f32[400000,128] (In [3]:21)" in verdict.because
+    few = replace(one.steady, costs=tuple(replace(each, bytes=8e3, padded=2048) for each in one.steady.costs))
+    assert replace(one, compiled=(one.compiled[0], few)).verdict.suits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +136,19 @@ class TraceResult:
     rows: tuple[int | None, ...] = ()
     ended: bool = False
     problem: tuple[str, ...] = ()
+
+    @property
+    def later(self) -> TraceResult:
+        """With the graphs of later steps alone, if the trace has settled."""
+        places = [place for place, one in enumerate(self.graphs) if one.steady]
+        if not self.settled or not places:
+            return self
+        return replace(
+            self,
+            graphs=tuple(self.graphs[place] for place in places),
+            sequence=tuple(places.index(place) for place in self.sequence if place in places),
+            rows=tuple(self.rows[place] for place in places) if self.rows else (),
+        )
 
 
 # -- files ------------------------------------------------------------------------------------------------------------

@@ -467,6 +467,16 @@ def add_preflight(parser: argparse.ArgumentParser, required: bool = False) -> No
     parser.add_argument(
         "--profile", action="store_true", help="where the time and memory of a step go, by kind, module and line"
     )
+    parser.add_argument(
+        "--compare",
+        nargs="+",
+        default=(),
+        metavar="NAME=V,V",
+        help="compile each combination: batch=32,64 precision=fp32,bf16 remat=on,off (gradient checkpointing)",
+    )
+    parser.add_argument(
+        "--advise", action="store_true", help="try changes that apply to the step by compiles: what do they gain?"
+    )
     parser.add_argument("--anew", action="store_true", help="compile again, and cache nothing")
     parser.add_argument("--force", action="store_true", help="trace even if there is not enough host memory (estimate)")
 

@@ -43,6 +43,8 @@ def preflight(
     force: bool = False,
     kept: bool = True,
     profile: bool = False,
+    compare: Sequence[str] = (),
+    advise: bool = False,
     plain: bool = False,
 ) -> PreflightResult:
     """What `%tpu_preflight` does: compile the steps of a training function for TPUs that are not attached.
@@ -64,6 +66,8 @@ def preflight(
         force: trace even if host memory is estimated to be too small.
         kept: use cached results of earlier compiles, and cache these.
         profile: show where the time and memory of a step go, by kind, module and line.
+        compare: variants to compile: ("batch=32,64", "precision=fp32,bf16", "remat=on,off"), each combination.
+        advise: try changes that apply to the step by compiles, and tell which of them gain.
         plain: show no progress.
 
     Returns:
@@ -91,6 +95,8 @@ def preflight(
             force=force,
             kept=kept,
             profile=profile,
+            compare=compare,
+            advise=advise,
             telling=tell,
             bind=lambda _result: None,
         )
@@ -133,7 +139,7 @@ def run(notebook: ShellNotebook, found: argparse.Namespace) -> None:
             "Its first ARG is the training function.",
             "For example: %tpu_preflight training_function model --target v5e-8",
         )
-    names = ("target", "fit", "steps", "precision", "processes", "force", "profile")
+    names = ("target", "fit", "steps", "precision", "processes", "force", "profile", "compare", "advise")
     options = {name: getattr(found, name) for name in names}
 
     def bind(result: PreflightResult) -> None:

@@ -140,6 +140,8 @@ def _preflight(call: PreflightCall, found: argparse.Namespace) -> Preflight:
             force=found.force,
             kept=not found.anew,
             profile=found.profile,
+            compare=found.compare,
+            advise=found.advise,
             callbacks=Callbacks(line.show, _say),
         )
     finally:

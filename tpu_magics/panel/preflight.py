@@ -29,6 +29,7 @@ from tpu_magics.panel.html_parts import (
     title,
 )
 from tpu_magics.panel.page import Fact
+from tpu_magics.panel.preflight_compare import compare_html, compare_text
 from tpu_magics.panel.preflight_figures import PreflightFigure, figures
 from tpu_magics.panel.preflight_fit import fit_html, fit_text, sizes_text
 from tpu_magics.panel.preflight_problems import problems
@@ -50,6 +51,7 @@ def to_html(found: Preflight) -> str:
     """One `<div>`: a row for each target, the problems, the search, the folded topics, the verdict."""
     parts = [_title(found), rows_html(found.results), _problems_html(problems(found)), fit_html(found)]
     parts += [profile_html(found)] if found.profiled else []
+    parts += [compare_html(found)]
     parts += [_topic_html(one) for one in topics(found)]
     return f'<div class="tpu-magics-preflight" style="{_OUTER}">{"".join(parts)}{verdict_html(found)}</div>'
 
@@ -88,6 +90,7 @@ def _texts(found: Preflight, width: int, no_times: bool) -> Iterator[str]:
     yield from fit_text(found, width, no_times)
     if found.profiled:
         yield from profile_text(found, width)
+    yield from compare_text(found, width)
     for topic in topics(found, no_times):
         yield plain.to_text(Table(topic.title, topic.table.columns, topic.table.rows, topic.table.notes), width)
     yield from verdict_text(found, width)

@@ -196,9 +196,9 @@ class PreflightPipeline:
             self.traces[key] = self.lower(*key)
         return self.traces[key]
 
-    def result(self, target: Target) -> TargetResult:
-        """All graphs of the trace, compiled for that target."""
-        traced = self.traced(target)
+    def result(self, target: Target, later: bool = False) -> TargetResult:
+        """All graphs of the trace, compiled for that target. `later`: those of later steps alone."""
+        traced = self.traced(target).later if later else self.traced(target)
         return TargetResult(target, traced, tuple(self.compiled(traced.graphs, target)))
 
     def compiled(self, graphs: Sequence[LoweredGraph], target: Target) -> list[CompileResult]:
@@ -211,11 +211,12 @@ class PreflightPipeline:
 
 @dataclass(frozen=True)
 class TrainingCall:
-    """The function to lower, with its arguments."""
+    """The function to lower, with its arguments. `changes`: of it, as in TraceSpec."""
 
     function: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    changes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -241,7 +242,7 @@ class TrainingCall:
             return lambda _world, _devices: _lower_tensorflow(self, options)
         request = function_request(self.function, self.args, self.kwargs)
         return lambda world, devices: trace_request(
-            request, options, TracingOptions(world, devices, options.steps or STEPS)
+            request, options, TracingOptions(world, devices, options.steps or STEPS, self.changes)
         )
 
 

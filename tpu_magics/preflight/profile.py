@@ -126,13 +126,15 @@ class MemoryGroup:
 @dataclass(frozen=True)
 class Profile:
     """Of one step on one device. `ops`: in the order in which they run; `missing`: why there is no estimate, "" where
-    there is one; `held`, `curve`: of the program that needs most memory, as in CompileResult; `clock`: Hz."""
+    there is one; `held`, `curve`: of the program that needs most memory, as in CompileResult; `clock`: Hz; `bandwidth`:
+    of HBM, bytes/s."""
 
-    ops: tuple[ProfiledOp, ...]
-    missing: str
+    ops: tuple[ProfiledOp, ...] = ()
+    missing: str = ""
     held: tuple[HeldMemory, ...] = ()
     curve: tuple[tuple[float, int], ...] = ()
     clock: float | None = field(default=None, repr=False)
+    bandwidth: float = field(default=1.0, repr=False)
 
     @cached_property
     def whole(self) -> Group:
@@ -148,6 +150,20 @@ class Profile:
         """Seconds that a step takes at least: each kind of work at its peak rate, and all kinds at once."""
         whole = ((one.compute, one.memory, one.transfer) for one in self.ops)
         return max((sum(kind) for kind in zip(*whole, strict=True)), default=0.0)
+
+    @property
+    def irregular(self) -> float:
+        """The part of the time that gathers, scatters and sorts take, if they were as fast as a copy of what they make;
+        0 to 1. They are not, by an unknown factor."""
+        found = [one for one in self.ops if one.cost.kind in ("gather", "scatter", "sort")]
+        copied = sum(max(one.memory, one.cost.runs * one.cost.padded / self.bandwidth) for one in found)
+        rest = self.whole.weight - sum(one.least for one in found)
+        return copied / (copied + rest) if copied else 0.0
+
+    @property
+    def sent(self) -> float:
+        """Bytes that each device sends to others."""
+        return sum(one.cost.transfer.bytes for one in self.ops if one.cost.transfer is not None)
 
     @cached_property
     def placed(self) -> float | None:
@@ -239,6 +255,7 @@ def profile(compiled: Iterable[CompileResult], chip: ChipSpec) -> Profile:
         held=largest.held if largest is not None else (),
         curve=largest.curve if largest is not None else (),
         clock=chip.clock,
+        bandwidth=chip.device_bandwidth,
     )
 
 

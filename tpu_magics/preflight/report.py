@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tpu_magics.backends.lowered import NUMBERED, LoweredGraph, TraceResult
+from tpu_magics.backends.lowered import NUMBERED, LoweredGraph, SourceLine, TraceResult
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.preflight.compile_result import CompileResult
 from tpu_magics.preflight.fit import FitResult
@@ -157,6 +157,12 @@ class TargetResult:
         places = self.turn or (self.traced.graphs.index(self.graph),)
         return profile((self.compiled[place] for place in places), self.target.chip)
 
+    @property
+    def time_for_a_sample(self) -> float | None:
+        """Seconds of one rank, by the compiler's estimate and the bounds of what it does not estimate: to compare. Of a
+        step where the number of samples is not known; None without an estimate."""
+        return None if self.profile.missing else self.profile.whole.weight / (self.samples or 1)
+
     @cached_property
     def turn(self) -> tuple[int, ...]:
         """The places of the graphs that later steps run over and over, e.g. (0, 1, 1, 3) of an accumulation of four;
@@ -224,7 +230,7 @@ class TargetResult:
     @cached_property
     def verdict(self) -> TpuVerdict:
         """Whether the step suits a TPU, with the reasons."""
-        return judge(Case(self.device, self.traced, self.steady, self.worst, self.roofline, self.devices))
+        return judge(Case(self.device, self.traced, self.steady, self.worst, self.roofline, self.devices, self.profile))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
@@ -288,6 +294,57 @@ def _roofline(found: Roofline) -> dict[str, Any]:
     }
 
 
+# -- variants ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A combination of what is compared: "batch=64, precision=bf16". `sizes`: values of names; `precision`: "" for the
+    requested one; `changes`: as in TraceSpec."""
+
+    label: str
+    sizes: tuple[tuple[str, int], ...] = ()
+    precision: str = ""
+    changes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The results of a variant, one for each target; or the `error`, if the function does not run so."""
+
+    variant: Variant
+    results: tuple[TargetResult, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A change that was tried by a compile. `what`: the change; `todo`: what to write; `place`: the line that it is
+    about; `before`, `after`: the results (None: the function does not run so, `error` says why); `worth`: whether it
+    gains enough to be proposed."""
+
+    what: str
+    todo: str
+    place: SourceLine | None
+    before: TargetResult
+    after: TargetResult | None
+    error: str = ""
+    worth: bool = False
+
+    @property
+    def time_gain(self) -> float | None:
+        """The part of the time for a sample that it saves, by the compiler's estimate. None: not known."""
+        if self.after is None or not self.before.time_for_a_sample or not self.after.time_for_a_sample:
+            return None
+        return 1 - self.after.time_for_a_sample / self.before.time_for_a_sample
+
+    @property
+    def memory_gain(self) -> float | None:
+        """The part of the HBM that it saves."""
+        before, after = self.before.worst.memory, self.after.worst.memory if self.after is not None else None
+        return None if before is None or after is None else 1 - after.needed / before.needed
+
+
 # -- the result of all targets ----------------------------------------------------------------------------------------
 
 
@@ -297,7 +354,8 @@ class Preflight:
 
     `function`: its name; `results`: one for each target, in the given order; `fit`: one for each target with
     `fit=NAME`; `results` are then for the size that it recommends for each target, so `fits` says whether there is
-    one; `profiled`: whether it is shown with its profile. A notebook shows it as tables and drawings, `print` as text.
+    one; `profiled`: whether it is shown with its profile; `compared`: the variants of `compare`; `advice`: what
+    `advise` tried for the first target (`advised`). A notebook shows it as tables and drawings, `print` as text.
 
         found = tpu_magics.preflight(train, model, target="v5e-8,v6e-8")
         found.fits                            # on all targets
@@ -310,6 +368,9 @@ class Preflight:
     results: tuple[TargetResult, ...]
     fit: tuple[FitResult, ...] = ()
     profiled: bool = False
+    compared: tuple[Compared, ...] = ()
+    advice: tuple[Advice, ...] = ()
+    advised: bool = False
 
     @property
     def fits(self) -> bool:
@@ -360,11 +421,38 @@ class Preflight:
             "fits": self.fits,
             "results": [one.to_dict() for one in self.results],
             "fit": [json_data(one) for one in self.fit],
+            "compared": [_compared(one) for one in self.compared],
+            "advice": [_advice(one) for one in self.advice],
         }
 
     def __repr__(self) -> str:
         found = ", ".join(f"{one.name} {one.status}" for one in self.results)
         return f"<{type(self).__name__} of {self.function}: {found}>"
+
+
+def _compared(one: Compared) -> dict[str, Any]:
+    results = [{"target": each.name, **_brief(each)} for each in one.results]
+    return {"variant": one.variant.label, "results": results, "error": one.error}
+
+
+def _advice(one: Advice) -> dict[str, Any]:
+    told = {"what": one.what, "todo": one.todo, "place": json_data(one.place), "worth": one.worth, "error": one.error}
+    gains = {"time_gain": one.time_gain, "memory_gain": one.memory_gain}
+    return {**told, **gains, "before": _brief(one.before), "after": _brief(one.after) if one.after else None}
+
+
+def _brief(one: TargetResult) -> dict[str, Any]:
+    """The figures that are compared."""
+    memory = one.worst.memory
+    return {
+        "status": one.status,
+        "needed": memory.needed if memory is not None else None,
+        "least": one.cost.seconds or one.roofline.seconds,
+        "estimate": one.profile.seconds,
+        "samples": one.samples,
+        "estimate_for_a_sample": one.time_for_a_sample,
+        "sent": one.profile.sent,
+    }
 
 
 def _google(name: str) -> Iterator[str]:

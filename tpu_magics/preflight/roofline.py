@@ -47,6 +47,10 @@ THRESHOLDS = {
         source="a choice of this project: a quarter of memory is a quarter of its traffic",
     ),
     "bf16": Threshold(0.9, 0.5, "the FLOPs of multiplications", "f32 takes twice the memory and twice its traffic"),
+    "irregular": Threshold(
+        *(0.05, 0.3, "the time, if gathers, scatters and sorts were as fast as copies"),
+        source="a choice of this project: how much slower they are is not known",
+    ),
     "room": Threshold(0.5, 0.0, "the HBM, free", "the performance guide: use the largest batch that fits"),
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,11 +15,13 @@ from tpu_magics.launch.plan import ALL_DEVICES, NO_SPMD, Options
 from tpu_magics.launch.request import Request
 from tpu_magics.launch.strategies.tracing import TracingOptions
 from tpu_magics.launch.watchdog import interruptible
+from tpu_magics.preflight import compare as comparison
 from tpu_magics.preflight import compile_process
+from tpu_magics.preflight.advice import advise as advise_step
 from tpu_magics.preflight.compile_result import CompileResult, LoweredGraph, TraceResult
 from tpu_magics.preflight.fit import FitPoint, FitResult, Size
 from tpu_magics.preflight.pipeline import Callbacks, PreflightPipeline, TrainingCall, trace_request
-from tpu_magics.preflight.report import Preflight, TargetResult
+from tpu_magics.preflight.report import Advice, Compared, Preflight, TargetResult, Variant
 from tpu_magics.preflight.roofline import SETTLES
 from tpu_magics.preflight.search import APART, search
 from tpu_magics.preflight.store import Store, default_folder
@@ -201,6 +203,8 @@ def preflight(
     force: bool = False,
     kept: bool = True,
     profile: bool = False,
+    compare: Sequence[str] = (),
+    advise: bool = False,
     packages: Sequence[str] = (),
     callbacks: Callbacks | None = None,
 ) -> Preflight:
@@ -216,9 +220,12 @@ def preflight(
     store = Store(default_folder()) if kept else None
     settings = _Settings(options, _is_spmd(spmd, processes), store, packages, callbacks or Callbacks())
     call = TrainingCall(function, args, dict(kwargs or {}))
+    wanted = comparison.variants([comparison.Axis.of(one) for one in compare]) if compare else ()
     with interruptible():
         found = _compiled(call, targets, settings) if fit is None else _searched(call, targets, settings, fit)
-    return replace(found, profiled=profile)
+        compared = tuple(_compared(call, wanted, targets, settings))
+        advice = _advised(call, found, settings) if advise else ()
+    return replace(found, profiled=profile, compared=compared, advice=advice, advised=advise)
 
 
 @dataclass(frozen=True)
@@ -231,6 +238,10 @@ class _Settings:
     packages: Sequence[str]
     callbacks: Callbacks
 
+    def variant_of(self, call: TrainingCall, options: Options) -> PreflightPipeline:
+        """The pipeline of a call with other options."""
+        return replace(self, options=options).pipeline(call)
+
     def pipeline(self, call: TrainingCall) -> PreflightPipeline:
         lower = call.lowering(self.options)
         return PreflightPipeline(
@@ -242,6 +253,30 @@ class _Settings:
             self.packages,
             self.callbacks,
             call.framework,
+        )
+
+
+def _compared(
+    call: TrainingCall, wanted: Sequence[Variant], targets: Sequence[Target], settings: _Settings
+) -> Iterator[Compared]:
+    if wanted:
+        _require_torch_xla("--compare", call)
+    namespace = session.current.notebook.namespace
+    yield from comparison.compare(call, settings.options, wanted, targets, namespace, settings.variant_of)
+
+
+def _advised(call: TrainingCall, found: Preflight, settings: _Settings) -> tuple[Advice, ...]:
+    _require_torch_xla("--advise", call)
+    namespace = session.current.notebook.namespace
+    return advise_step(call, found.results[0], settings.options, namespace, settings.variant_of)
+
+
+def _require_torch_xla(option: str, call: TrainingCall) -> None:
+    if call.framework != "torch_xla":
+        raise TpuMagicsError(
+            f"{option} is for torch_xla: this is a function of {call.framework}.",
+            "Variants are made while a step is traced, which other frameworks do otherwise.",
+            "Run %tpu_preflight once for each variant.",
         )
 
 

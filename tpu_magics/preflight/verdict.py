@@ -7,11 +7,13 @@ effective batch sizes. How long the user trains is not in a program.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tpu_magics.backends.lowered import HostRead, SourceLine, TraceResult
 from tpu_magics.preflight.compile_result import CompileResult, TilePadding
+from tpu_magics.preflight.profile import Profile
 from tpu_magics.preflight.roofline import COMPUTE, ROWS, SETTLES, THRESHOLDS, Roofline, bf16_share, turn, waste
 
 __all__ = ["AS_WELL", "ELSEWHERE", "FIX", "SMALL", "SPEAKS", "UNKNOWN", "Case", "Reason", "TpuVerdict", "judge"]
@@ -44,7 +46,7 @@ class Reason:
 class Case:
     """The input of a verdict: a step, and its compile results for one target. `device`: "v5e chip"; `steady`: the graph
     of all later steps; `worst`: the one that does not fit or has no answer, else the one that needs most HBM;
-    `devices`: that share one batch (SPMD)."""
+    `devices`: that share one batch (SPMD); `profile`: of the step."""
 
     device: str
     traced: TraceResult
@@ -52,6 +54,7 @@ class Case:
     worst: CompileResult
     roofline: Roofline
     devices: int = 1
+    profile: Profile = field(default_factory=Profile)
 
 
 # -- formats ---------------------------------------------------------------------------------------------------------
@@ -77,6 +80,7 @@ def time(seconds: float) -> str:
 # -- reasons: the work of a step --------------------------------------------------------------------------------------
 
 _LITTLE = 0.01
+_IRREGULAR = frozenset({"gather", "scatter", "sort"})
 
 
 def matmul(case: Case) -> Iterator[Reason]:
@@ -89,6 +93,25 @@ def matmul(case: Case) -> Iterator[Reason]:
     else:
         text = "Less than half of its FLOPs are matrix multiplications and convolutions"
         yield Reason("matmul", False, text, percent(share), "Wider layers, fewer element-wise ops.", ELSEWHERE)
+
+
+def irregular(case: Case) -> Iterator[Reason]:
+    """Gathers, scatters and sorts, whose time nobody says: what they make, at the bandwidth of HBM, against the time of
+    the rest."""
+    found = [one for one in case.profile.ops if one.cost.kind in _IRREGULAR]
+    share = case.profile.irregular
+    if not found or share < THRESHOLDS["irregular"].good:
+        return
+    counts = Counter(one.cost.kind for one in found)
+    names = ", ".join(f"{many} {kind}{'s' if many > 1 else ''}" for kind, many in counts.most_common())
+    largest = max(found, key=lambda one: one.cost.padded)
+    made = f"{largest.cost.shape.partition('{')[0]}{at(largest.cost.place)}"
+    text = (
+        f"The time of {names} is not known: the compiler does not estimate them, and a TPU does them row by row. The "
+        f"largest makes {made}. Their part of the time, if they were as fast as a copy"
+    )
+    good = False if share >= THRESHOLDS["irregular"].bad else None
+    yield Reason("irregular", good, text, percent(share))
 
 
 def busy(case: Case) -> Iterator[Reason]:
@@ -250,7 +273,7 @@ def bf16(case: Case) -> Iterator[Reason]:
         yield Reason("bf16", None, text, number, "--precision bf16 needs less memory.")
 
 
-WORK: tuple[Callable[[Case], Iterator[Reason]], ...] = (matmul, busy, step, batch, bf16, padding)
+WORK: tuple[Callable[[Case], Iterator[Reason]], ...] = (*(matmul, irregular, busy), *(step, batch, bf16, padding))
 
 
 # -- reasons: whether it runs at all ----------------------------------------------------------------------------------
@@ -361,6 +384,7 @@ _NAMES = {
     "batch": "the batch",
     "padding": "padding",
     "reads": "device-to-host reads",
+    "irregular": "gathers and scatters",
 }
 _WORDS = {
     ELSEWHERE: "better on a GPU",
@@ -409,6 +433,12 @@ def _conclusion(reasons: Sequence[Reason]) -> tuple[bool | None, str, str]:
         open_ = [one for one in reasons if one.good is None]
         missing = next((one for one in open_ if one.about in ("memory", "matmul")), open_[0])
         return None, "unknown", f"{missing.text}."
+    if uncertain := next((one for one in reasons if one.about == "irregular" and one.good is False), None):
+        return None, "unknown", f"Most of its FLOPs are matrix multiplications. But {_lower(uncertain.sentence)}"
     against = dict.fromkeys(_NAMES[one.about] for one in reasons if one.good is False)
     but = f" To improve: {', '.join(against)}." if against else ""
-    return True, "suits a TPU", f"Most of its work is matrix multiplication.{but}"
+    return True, "suits a TPU", f"Most of its FLOPs are matrix multiplications.{but}"
+
+
+def _lower(sentence: str) -> str:
+    return sentence[0].lower() + sentence[1:]

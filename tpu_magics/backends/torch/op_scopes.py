@@ -72,6 +72,11 @@ class OpScopes:
         found = _NAME.findall(name)
         return list(self.known)[int(found[-1])] if found else (OpScope(), None)
 
+    @property
+    def module(self) -> str:
+        """The path of the module that runs; "" outside of modules."""
+        return self._open[-1].path if self._open else ""
+
     def _scope(self, module: str, phase: str, place: SourceLine | None) -> Any:
         number = self.known.setdefault((OpScope(module, phase), place), len(self.known))
         return self.push(f"tpu_magics_{number}")
@@ -122,9 +127,9 @@ class OpScopes:
         """A function of torch's has been called by that frame, with this result."""
         new = [node for node in _nodes(result) if _MARK not in node.metadata]
         if new:
-            path, place = self._open[-1].path if self._open else "", self.place(frame)
+            place = self.place(frame)
             for node in new:
-                self._mark(node, path, place)
+                self._mark(node, self.module, place)
 
     def _mark(self, node: Any, path: str, place: SourceLine | None) -> None:
         """This node and those before it that have no mark: they are of the same call."""

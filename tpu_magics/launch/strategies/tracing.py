@@ -32,11 +32,12 @@ LEFT = 0.05  # share of the free host memory that is left for other processes
 @dataclass(frozen=True)
 class TracingOptions:
     """What to trace for. `world`: ranks of the TPU; `devices`: of one SPMD worker (None: no SPMD); `steps`: the maximum
-    number of steps."""
+    number of steps; `changes`: of the function (backends/torch/what_if.py)."""
 
     world: int = 1
     devices: int | None = None
     steps: int = STEPS
+    changes: tuple[str, ...] = ()
 
 
 @contextmanager
@@ -126,7 +127,8 @@ class TracingStrategy(ForkedStrategy):
 
     def fork_worker(self, run: TrainingRun, task: worker.WorkerTask, index: int, scratch: Path) -> int:  # noqa: ARG002
         world, devices = self._options.world, self._options.devices
-        tracing = TraceSpec(self.graphs, 1 if devices else world, devices or 1, self._options.steps)
+        ranks, steps = 1 if devices else world, self._options.steps
+        tracing = TraceSpec(self.graphs, ranks, devices or 1, steps, self._options.changes)
         spec = replace(run.plan.spec(index), tracing=tracing)
         return process.fork_worker(lambda: _run_with_memory_limit(task, spec), run.folder.stacks_path(index))
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.base import StepLimit, TraceSpec
 from tpu_magics.backends.lowered import write_reads, write_trace
-from tpu_magics.backends.torch import optimizers
+from tpu_magics.backends.torch import optimizers, what_if
 from tpu_magics.backends.torch.op_scopes import OpScopes
 from tpu_magics.backends.torch.steady_state import SteadyStateDetector, TraceStepEvents
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaDumps
@@ -103,6 +103,7 @@ class Tracer:
         self.names.install()
         self.events.install()
         self.scopes.install()
+        what_if.install(self.tracing.changes, self.scopes)
         self.reads.install()
         if self.uploads is not None:
             self.uploads.install()

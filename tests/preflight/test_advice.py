@@ -1,0 +1,202 @@
+"""Variants of a step, and what `--advise` proposes and tries."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.panel import preflights
+from tests.panel.preflights import ATTENTION, GIB, result, traced
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch.plan import Options
+from tpu_magics.magics.preflight import preflight
+from tpu_magics.preflight.advice import PROPOSALS, Proposal, Subject, _advice, subject_of
+from tpu_magics.preflight.compare import Axis, compare, variants
+from tpu_magics.preflight.compile_result import HbmUsage, Multiplications, OpCost, OpScope
+from tpu_magics.preflight.pipeline import TrainingCall
+from tpu_magics.preflight.report import Compared, Variant
+
+# -- what is compared -------------------------------------------------------------------------------------------------
+
+
+def test_variants_are_all_combinations_in_the_order_of_their_names() -> None:
+    found = variants([Axis.of("batch=32,64"), Axis.of("precision=fp32,bf16"), Axis.of("remat=on")])
+    assert [one.label for one in found] == [
+        "batch=32, precision=fp32, remat=on",
+        "batch=32, precision=bf16, remat=on",
+        "batch=64, precision=fp32, remat=on",
+        "batch=64, precision=bf16, remat=on",
+    ]
+    assert found[1] == Variant(found[1].label, (("batch", 32),), "bf16", ("remat=on",))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("batch", "whole numbers"),
+        ("batch=", "whole numbers"),
+        ("batch=1.5", "'1.5' cannot be read: the form is NAME=VALUE"),
+        ("batch=-1", "-1"),
+        ("precision=fp8", "'fp8' cannot be read: the values are fp32, bf16, bf16-downcast"),
+        ("remat=yes", "the values are on, off"),
+        ("a b=1", "whole numbers"),
+    ],
+)
+def test_other_forms_are_refused(text: str, said: str) -> None:
+    with pytest.raises(TpuMagicsError, match=r"--compare .* cannot be compared") as caught:
+        Axis.of(text)
+    assert said in str(caught.value)
+
+
+def test_too_many_combinations_are_refused() -> None:
+    with pytest.raises(TpuMagicsError, match="--compare has 25 combinations"):
+        variants([Axis.of("batch=1,2,3,4,5"), Axis.of("length=1,2,3,4,5")])
+
+
+def test_a_variant_with_which_the_function_does_not_run_has_its_error() -> None:
+    class FakePipeline:
+        """Of a function that takes no batch of 64."""
+
+        def __init__(self, call: TrainingCall) -> None:
+            self.call = call
+            self.callbacks = type("Callbacks", (), {"line": staticmethod(lambda _line: None)})
+
+        def result(self, _target: Any, later: bool) -> Any:
+            if self.call.kwargs.get("batch", self.call.args[:1]) in (64, (64,)):
+                raise TpuMagicsError("the function fails with 64", "", "")
+            return preflights.result("v5e-8")
+
+    call = TrainingCall(lambda batch: batch, (8,), {})
+    wanted = variants([Axis.of("batch=32,64")])
+    found = list(compare(call, Options(), wanted, ["v5e-8"], {}, lambda changed, _: FakePipeline(changed)))  # type: ignore
+    assert [(bool(one.results), one.error) for one in found] == [(True, ""), (False, "the function fails with 64")]
+
+
+# -- what is proposed -------------------------------------------------------------------------------------------------
+
+
+def subject(numbers: dict[str, int] | None = None, **facts: Any) -> Subject:
+    trace = facts.pop("trace", traced(precision=""))
+    return Subject(result("v5e-8", trace, **{"costs": preflights.costs(), **facts}), numbers or {})
+
+
+def proposed(about: Subject) -> list[Proposal]:
+    return [one for propose in PROPOSALS for one in propose(about)]
+
+
+def test_a_tuned_step_gets_no_proposal() -> None:
+    memory = HbmUsage(int(11 * GIB), int(15.75 * GIB), 1, 1, 1, 1, 1)
+    assert proposed(subject({"batch": 32}, memory=memory)) == []
+
+
+def test_f32_is_proposed_as_bf16_unless_it_was_asked_for() -> None:
+    wide = {"multiplications": Multiplications({"f32": 2e12}, {"f32": 90})}
+    assert [one.variant.precision for one in proposed(subject(**wide))] == ["bf16"]
+    assert not proposed(subject(**wide, trace=traced(precision="bf16-downcast")))
+
+
+def test_an_island_of_f32_is_named_with_its_module_and_line() -> None:
+    costs = (*preflights.costs(), _matmul("decoder", 3_000_000, dtype="f32"))
+    [found] = proposed(subject(costs=costs))
+    assert found.variant.changes == ("bf16=decoder@In [3]:21",)
+    assert (found.place, "decoder" in found.what) == (ATTENTION, True)
+
+
+def _matmul(module: str, cycles: float, **facts: Any) -> OpCost:
+    return OpCost("fusion.99", "matmul", 1, cycles, place=ATTENTION, scope=OpScope(module, "forward"), **facts)
+
+
+def test_a_vocabulary_that_fills_no_tile_is_proposed_padded() -> None:
+    shape = "bf16[4096,768] x bf16[768,30522] -> bf16[4096,30522]"
+    trace = traced(precision="")
+    graphs = tuple(
+        replace(one, parameters=("f32[30522,768] embeddings.weight", "f32[768,768] dense.weight", "f32[100] bias"))
+        for one in trace.graphs
+    )
+    costs = (*preflights.costs(), _matmul("head", 3_000_000, shape=shape))
+    [found] = proposed(subject(costs=costs, trace=replace(trace, graphs=graphs)))
+    assert found.variant.changes == ("pad=30522:30592",)
+    assert "embeddings.weight" in found.what
+
+
+@pytest.mark.parametrize(
+    ("free", "phase", "changes"),
+    [(0.05, "forward", ("remat=on",)), (0.3, "recompute", ("remat=off",)), (0.3, "forward", ())],
+)
+def test_gradient_checkpointing_where_memory_asks_for_it(free: float, phase: str, changes: tuple[str, ...]) -> None:
+    available = int(15.75 * GIB)
+    memory = HbmUsage(int(available * (1 - free)), available, 1, 1, 1, 1, 1)
+    costs = (*preflights.costs(), replace(_matmul("encoder", 9.0), scope=OpScope("encoder", phase)))
+    found = proposed(subject(costs=costs, memory=memory))
+    assert tuple(change for one in found for change in one.variant.changes) == changes
+
+
+def test_a_batch_is_proposed_by_the_one_name_that_has_it() -> None:
+    trace = traced(batch=30, precision="")
+    sizes = [one.variant.sizes for one in proposed(subject({"batch": 30, "steps": 5}, trace=trace))]
+    assert sizes == [(("batch", 32),), (("batch", 60),)]
+    assert not proposed(subject({"batch": 30, "rows": 30}, trace=trace))
+    assert not proposed(subject({"steps": 5}, trace=trace))
+
+
+rows_of_a_batch, unused = 30, 30
+
+
+def test_names_are_those_of_arguments_and_those_that_the_function_reads() -> None:
+    def train(lr: float, steps: int = 5, fast: bool = True) -> object:
+        return rows_of_a_batch, notebooks_own, lr  # type: ignore[name-defined]  # noqa: F821
+
+    call = TrainingCall(train, (0.1,), {})
+    found = subject_of(result("v5e-8"), call, {"notebooks_own": 64, "other": 64})
+    assert found.numbers == {"rows_of_a_batch": 30, "notebooks_own": 64, "steps": 5}
+
+
+def test_only_what_gains_is_worth_it() -> None:
+    before = result("v5e-8", costs=preflights.costs())
+
+    def after(factor: float, **facts: Any) -> Compared:
+        costs = tuple(replace(one, cycles=one.cycles and factor * one.cycles) for one in preflights.costs())
+        return Compared(Variant("v"), (result("v5e-8", costs=costs, **facts),))
+
+    time, memory = Proposal("a", "b", Variant("v")), Proposal("a", "b", Variant("v"), about_memory=True)
+    assert _advice(time, before, after(0.9)).worth and not _advice(time, before, after(0.99)).worth
+    assert not _advice(memory, before, after(0.9)).worth and _advice(memory, before, after(1.2, needed=2 * GIB)).worth
+    assert not _advice(time, before, after(0.5, status="too-large")).worth
+    large = result("v5e-8", costs=preflights.costs(), status="too-large")
+    assert _advice(memory, large, after(1.5)).worth
+    assert not _advice(time, before, Compared(Variant("v"), error="it fails")).worth
+
+
+# -- all of it --------------------------------------------------------------------------------------------------------
+
+
+def wasteful(batch: int = 500, width: int = 1000) -> None:
+    """f32, and sizes that fill no tile."""
+    import torch
+    import torch_xla
+
+    device = torch_xla.device()
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(2))).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.zeros(batch, width).to(device)).mean().backward()
+        optimizer.step()
+        torch_xla.sync()
+
+
+@pytest.mark.process
+@pytest.mark.timeout(280)
+@pytest.mark.usefixtures("own_cache")
+def test_variants_and_advice_of_a_real_step() -> None:
+    found = preflight(wasteful, target="v5e-1", compare=("batch=500,4096", "precision=fp32"), advise=True, plain=True)
+    small, large = (one.results[0].time_for_a_sample for one in found.compared)
+    assert small and large and large < small
+    tried = {one.what: one for one in found.advice}
+    assert {"batch = 504", "batch = 1000"} <= set(tried)
+    assert tried["batch = 1000"].worth and (tried["batch = 1000"].time_gain or 0) > 0.03
+    text = str(found)
+    assert "Variants" in text and "batch=4096, precision=fp32" in text and "What to change" in text
+    assert found.to_dict()["compared"][1]["results"][0]["samples"] == 4096

@@ -1,0 +1,196 @@
+"""What to change in a step, `--advise`: changes that apply to it, each tried by a compile before it is said.
+
+A change is tried as a variant of the trace (compare.py), without a change of the code. What the compiler's estimate of
+the time for a sample, or the memory, does not gain is not proposed, but named as tried.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tpu_magics.backends.base import BF16, OFF, ON, PAD, REMAT
+from tpu_magics.backends.lowered import SourceLine
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.preflight.compare import compare
+from tpu_magics.preflight.pipeline import PreflightPipeline, TrainingCall
+from tpu_magics.preflight.profile import ProfiledOp
+from tpu_magics.preflight.report import Advice, Compared, TargetResult, Variant
+from tpu_magics.preflight.roofline import ROWS, THRESHOLDS
+
+MOST = 8  # compiles
+WORTH = 0.03  # of the time for a sample, or of the memory: a change that gains less is not proposed
+LANES = 128  # of a tile
+_LARGE = 0.02  # of the time: smaller causes are not looked for
+_FULL, _EMPTY = 0.2, 0.4  # free parts of the HBM: less is nearly full, more is room for a batch twice as large
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A change to try. `what`: in words; `todo`: what to write; `place`: the line that it is about; `about_memory`:
+    whether it is there for the memory, and may take time."""
+
+    what: str
+    todo: str
+    variant: Variant
+    place: SourceLine | None = None
+    about_memory: bool = False
+
+
+# -- what applies -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The step that is looked at. `numbers`: names with whole numbers that the function has as arguments, or reads from
+    the notebook."""
+
+    result: TargetResult
+    numbers: Mapping[str, int]
+
+    @property
+    def ops(self) -> list[ProfiledOp]:
+        return [one for one in self.result.profile.ops if not one.is_hidden]
+
+    def share(self, ops: Sequence[ProfiledOp]) -> float:
+        """Of the time of the step."""
+        whole = self.result.profile.whole.weight
+        return sum(one.least if one.seconds is None else one.seconds for one in ops) / whole if whole else 0.0
+
+
+def bf16(subject: Subject) -> Iterator[Proposal]:
+    share = subject.result.bf16_share
+    if share is not None and share < THRESHOLDS["bf16"].good and not subject.result.traced.precision.startswith("bf16"):
+        todo = '%%tpu_train --precision bf16, or Accelerator(mixed_precision="bf16")'
+        yield Proposal("multiply in bf16", todo, Variant("precision=bf16", precision="bf16"))
+
+
+def islands(subject: Subject) -> Iterator[Proposal]:
+    """Multiplications of f32 in a step whose others are bf16, by module and line."""
+    if not (subject.result.bf16_share or 0):
+        return
+    found: dict[tuple[str, SourceLine], list[ProfiledOp]] = {}
+    for one in subject.ops:
+        cost = one.cost
+        if cost.kind == "matmul" and cost.dtype == "f32" and cost.place is not None:
+            found.setdefault((cost.scope.module, cost.place), []).append(one)
+    largest = sorted(found.items(), key=lambda item: -subject.share(item[1]))[:2]
+    for (module, place), ops in largest:
+        if subject.share(ops) >= _LARGE:
+            what = f"bf16 for the f32 matmuls of {module or 'this line'}"
+            todo = "inside torch.autocast, without .float(); or x.to(torch.bfloat16) before the matmul"
+            yield Proposal(what, todo, Variant(what, changes=(f"{BF16}={module}@{place}",)), place)
+
+
+def padding(subject: Subject) -> Iterator[Proposal]:
+    """Sizes of weights that fill no tile, in multiplications that take time."""
+    sizes: Counter[int] = Counter()
+    names: dict[int, str] = {}
+    for text in subject.result.graph.parameters:
+        type_, _, name = text.partition(" ")
+        dims = _dims(type_)
+        for size in dims if len(dims) == 2 and name and " of " not in name else ():
+            if size % LANES and size > ROWS:
+                sizes[size] += 1
+                names.setdefault(size, name)
+    for size in sorted(sizes, key=lambda one: -subject.share(_with_size(subject, one)))[:2]:
+        ops = _with_size(subject, size)
+        if subject.share(ops) >= _LARGE:
+            padded = -(-size // LANES) * LANES
+            line = max(ops, key=lambda one: one.seconds or 0.0).cost.place
+            what = f"{size:,} to {padded:,}, a multiple of {LANES} ({names[size]})"
+            todo = f"create the model with {padded:,} in the place of {size:,}; what is added stays unused"
+            yield Proposal(what, todo, Variant(what, changes=(f"{PAD}={size}:{padded}",)), line)
+
+
+def _dims(type_: str) -> list[int]:
+    found = re.match(r"\w+\[([\d,]*)\]", type_)
+    return [int(one) for one in found[1].split(",") if one] if found else []
+
+
+def _with_size(subject: Subject, size: int) -> list[ProfiledOp]:
+    pattern = re.compile(rf"[\[,]{size}[\],]")
+    return [one for one in subject.ops if pattern.search(one.cost.shape)]
+
+
+def checkpointing(subject: Subject) -> Iterator[Proposal]:
+    free = subject.result.headroom
+    again = [one for one in subject.ops if one.cost.scope.phase == "recompute"]
+    if again and free is not None and free > _FULL:
+        todo = "leave out gradient checkpointing: gradient_checkpointing_disable()"
+        yield Proposal("no gradient checkpointing", todo, Variant("remat=off", changes=(f"{REMAT}={OFF}",)))
+    elif not again and free is not None and free < _FULL:
+        todo = "model.gradient_checkpointing_enable(), or torch.utils.checkpoint around each layer"
+        change = Variant("remat=on", changes=(f"{REMAT}={ON}",))
+        yield Proposal("gradient checkpointing", todo, change, about_memory=True)
+
+
+def batch(subject: Subject) -> Iterator[Proposal]:
+    """Where one name alone has the number of rows."""
+    rows, free = subject.result.traced.batch, subject.result.headroom
+    names = [name for name, value in subject.numbers.items() if value == rows]
+    if rows is None or len(names) != 1 or free is None:
+        return
+    wanted = [-(-rows // ROWS) * ROWS] if rows % ROWS else []
+    wanted += [2 * max(rows, ROWS)] if free > _EMPTY else []
+    for size in wanted:
+        what = f"{names[0]} = {size}"
+        yield Proposal(what, what, Variant(f"{names[0]}={size}", sizes=((names[0], size),)))
+
+
+PROPOSALS: tuple[Callable[[Subject], Iterator[Proposal]], ...] = (bf16, islands, padding, checkpointing, batch)
+
+
+def subject_of(result: TargetResult, call: TrainingCall, namespace: Mapping[str, Any]) -> Subject:
+    """With the whole numbers among the function's arguments, and among the notebook's names that it uses."""
+    found: dict[str, Any] = {}
+    function = inspect.unwrap(call.function)
+    code = getattr(function, "__code__", None)
+    space = {**getattr(function, "__globals__", {}), **namespace}
+    found.update({name: space[name] for name in getattr(code, "co_names", ()) if name in space})
+    try:
+        bound = inspect.signature(function).bind(*call.args, **call.kwargs)
+        bound.apply_defaults()
+        found.update(bound.arguments)
+    except (TypeError, ValueError):
+        pass
+    return Subject(result, {name: value for name, value in found.items() if type(value) is int})
+
+
+# -- what is tried ----------------------------------------------------------------------------------------------------
+
+
+def advise(
+    call: TrainingCall,
+    result: TargetResult,
+    options: Any,
+    namespace: dict[str, Any],
+    pipeline: Callable[[TrainingCall, Any], PreflightPipeline],
+) -> tuple[Advice, ...]:
+    """Try what applies, and tell what it gains, the most first; then what gains nothing. Raises TpuMagicsError where
+    the step has no estimate to compare."""
+    if result.profile.missing:
+        raise TpuMagicsError(
+            f"--advise needs the compiler's estimate, and there is none for {result.name}.",
+            f"{result.profile.missing[0].upper()}{result.profile.missing[1:]}.",
+            "Choose another TPU, or mend what the preflight says first.",
+        )
+    subject = subject_of(result, call, namespace)
+    found = [one for propose in PROPOSALS for one in propose(subject)][:MOST]
+    tried = compare(call, options, [one.variant for one in found], [result.target], namespace, pipeline)
+    told = [_advice(proposal, result, one) for proposal, one in zip(found, tried, strict=True)]
+    return tuple(sorted(told, key=lambda one: (not one.worth, -(one.time_gain or 0.0))))
+
+
+def _advice(proposal: Proposal, before: TargetResult, tried: Compared) -> Advice:
+    after = tried.results[0] if tried.results else None
+    advice = Advice(proposal.what, proposal.todo, proposal.place, before, after, tried.error)
+    time, memory = advice.time_gain or 0.0, advice.memory_gain or 0.0
+    fits = after is not None and after.fits
+    mends = fits and not before.fits
+    worth = fits and (memory >= WORTH if proposal.about_memory else time >= WORTH)
+    return replace(advice, worth=mends or worth)
