@@ -136,13 +136,13 @@ def test_a_section_is_added_where_there_is_none() -> None:
 
 @pytest.mark.process
 def test_every_benchmark_has_its_form_and_its_section_in_the_docs() -> None:
-    docs = runner.DOCS.read_text(encoding="utf-8")
     assert {"launch", "load", "memory", "weights"} <= set(runner.names())
     for name in runner.names():
         bench = importlib.import_module(f"tests.benchmarks.bench_{name}")
         assert bench.TITLE and callable(bench.measure) and bench.__doc__
+        docs = runner.document_of(name, runner.DOCS).read_text(encoding="utf-8")
         section = re.search(rf"<!-- begin {name} -->\n(.*?)\n<!-- end {name} -->", docs, re.DOTALL)
-        assert section, f"docs/benchmarks.md has no table of {name}: {runner.COMMAND} --write {name}"
+        assert section, f"the docs have no table of {name}: {runner.COMMAND} --write {name}"
         assert "Machine: " in section[1] and f"`{runner.COMMAND} {name}`" in section[1]
 
 

@@ -39,6 +39,12 @@ def write(document: Path, name: str, table: Table, described: str) -> None:
     document.write_text(report.replace_section(before, name, table.title, body), encoding="utf-8")
 
 
+def document_of(name: str, default: Path) -> Path:
+    """The file beside `default` that a benchmark names as its own, else that one."""
+    bench = importlib.import_module(f"tests.benchmarks.bench_{name}")
+    return default.with_name(getattr(bench, "DOCUMENT", default.name))
+
+
 def main(words: Sequence[str], document: Path = DOCS) -> int:
     """Run what was asked for. 1 where a benchmark could not be run; a missed target is told, not punished."""
     found = _read(words)
@@ -56,7 +62,7 @@ def main(words: Sequence[str], document: Path = DOCS) -> int:
         described += f"\nCommand: `{COMMAND} {name}`; it took {time.monotonic() - start:.0f} s."
         print(f"{to_text(table, width=120)}\n{described}\n", flush=True)
         if found.write:
-            write(document, name, table, described)
+            write(document_of(name, document), name, table, described)
     return 1 if failed else 0
 
 

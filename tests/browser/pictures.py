@@ -43,7 +43,8 @@ PANELS = {
 OUTPUTS = {
     "check-light": ("05_rules.ipynb", 7, ".jp-RenderedHTMLCommon"),
     "padding-light": ("05_rules.ipynb", 18, ".jp-RenderedHTMLCommon"),
-    "preflight-light": ("05_preflight.ipynb", 13, ".tpu-magics-preflight"),
+    "preflight-light": ("05_preflight.ipynb", 17, ".tpu-magics-preflight"),
+    "profile-light": ("05_preflight.ipynb", 12, ".tpu-magics-profile"),
 }
 
 

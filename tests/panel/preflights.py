@@ -13,6 +13,7 @@ from typing import Any
 from tpu_magics.backends.lowered import HostRead, LoweredGraph, SourceLine, TraceResult, UnsupportedOp
 from tpu_magics.preflight.compile_result import (
     Buffer,
+    CollectiveTransfer,
     CompileResult,
     HbmUsage,
     HeldMemory,
@@ -21,10 +22,9 @@ from tpu_magics.preflight.compile_result import (
     OpScope,
     PaddedDimension,
     TilePadding,
-    Transfer,
 )
 from tpu_magics.preflight.fit import FitPoint, FitResult
-from tpu_magics.preflight.report import Advice, Compared, Preflight, TargetResult, Variant
+from tpu_magics.preflight.report import Compared, Preflight, TargetResult, TriedChange, Variant
 from tpu_magics.preflight.targets import parse
 
 GIB, MIB = 2**30, 2**20
@@ -198,7 +198,7 @@ def costs() -> tuple[OpCost, ...]:
     found += [cost("matmul", layer, "backward", 600_000, flops=4e10) for layer in reversed(layers)]
     found += [cost("matmul", layers[0], "backward", 18_000_000, flops=1.97e12, bytes=1e6)]
     found += [cost("scatter", "embeddings", "backward", None, bytes=819e6, op="aten__index_put")]
-    found += [cost("collective", "AdamW", "optimizer", None, transfer=Transfer(8, 1, 2e9))]
+    found += [cost("collective", "AdamW", "optimizer", None, transfer=CollectiveTransfer(8, 1, 2e9))]
     found += [cost("elementwise", "AdamW", "optimizer", 1_500_000, bytes=8e8), cost("elementwise", "", "", 700)]
     return tuple(found)
 
@@ -239,8 +239,8 @@ def compared() -> Preflight:
     every = (variant(32, 1), variant(64, 1.6, needed=7 * GIB), variant(128, 3, status="too-large", needed=20 * GIB))
     failed = Compared(Variant("batch=3"), error="batch 3 is not a multiple of 8")
     advice = (
-        Advice("multiply in bf16", "--precision bf16", ATTENTION, before, variant(32, 0.5).results[0], worth=True),
-        Advice("batch = 64", "batch = 64", None, before, variant(32, 1).results[0]),
-        Advice("batch = 3", "batch = 3", None, before, None, "it fails"),
+        TriedChange("multiply in bf16", "--precision bf16", ATTENTION, before, variant(32, 0.5).results[0], worth=True),
+        TriedChange("batch = 64", "batch = 64", None, before, variant(32, 1).results[0]),
+        TriedChange("batch = 3", "batch = 3", None, before, None, "it fails"),
     )
     return Preflight("train", (before,), compared=(*every, failed), advice=advice, advised=True)

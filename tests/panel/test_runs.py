@@ -15,6 +15,7 @@ from tpu_magics.panel.compared import compare, compared_html, compared_text
 from tpu_magics.panel.run_lines import run_line
 from tpu_magics.panel.runs import plain_summary, rehearsal, runs_table, summary_table
 from tpu_magics.panel.table import to_html, to_text
+from tpu_magics.runs import preflights
 from tpu_magics.runs.events import Compile, End, Event, Memory, Start, Steps, Value, Warned, to_line
 from tpu_magics.runs.folder import RunFolder
 from tpu_magics.runs.reader import Run, find_run, list_runs
@@ -250,3 +251,19 @@ def test_the_plain_summary_says_that_it_is_a_rehearsal(tmp_path: Path) -> None:
     assert "8 (rehearsal)" in to_text(summary_table(Run(run.files.path)))
     meshed = recorded.meshed(tmp_path)
     assert "\nranks: 1 (SPMD)\n" in plain_summary(Run(meshed.files.path))
+
+
+# -- beside a preflight -----------------------------------------------------------------------------------------------
+
+
+def test_a_run_on_a_tpu_has_its_step_beside_what_a_preflight_said(tmp_path: Path) -> None:
+    run = trained(tmp_path, host={"tpu": "v5litepod-8"})
+    measured = run.summary().step_seconds
+    assert measured
+    assert "preflight" not in to_text(summary_table(run))
+    for function, target in (("digits", "v6e-8"), ("other", "v5litepod-8"), ("digits", "v5litepod-8")):
+        known = {"status": "fits", "needed": 1, "available": 2, "least": 0.0125, "estimate": 0.025}
+        preflights.note(preflights.Record(function, target, **known), tmp_path)  # type: ignore[arg-type]
+    told = to_text(summary_table(run))
+    assert "measured; preflight for v5litepod-8: at least 12.5 ms, compiler's estimate 25 ms" in " ".join(told.split())
+    assert "preflight" not in to_text(summary_table(trained(tmp_path, "cpu", host={"tpu": ""})))

@@ -20,7 +20,7 @@ import pytest
 from tests import overlay
 from tpu_magics.backends.hlo.text import read_module
 from tpu_magics.preflight.analysis import ProgramFacts, buffers, find, read
-from tpu_magics.preflight.compile_result import OpCost, Transfer
+from tpu_magics.preflight.compile_result import CollectiveTransfer, OpCost
 from tpu_magics.preflight.targets import parse
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
@@ -337,7 +337,7 @@ def test_the_rounds_of_a_loop_count(dump: Dump) -> None:
 
 def test_a_sum_over_replicas_sends_its_share_to_the_others(dump: Dump) -> None:
     [one] = costs(dump, "replicated_v5e")["collective"]
-    assert one.transfer == Transfer(8, 1, 2 * 7 / 8 * 4 * 1000 * 300)
+    assert one.transfer == CollectiveTransfer(8, 1, 2 * 7 / 8 * 4 * 1000 * 300)
 
 
 def test_colabs_compiler_has_the_same_estimate(colab_dump: Dump, dump: Dump) -> None:

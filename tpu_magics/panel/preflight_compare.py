@@ -11,7 +11,7 @@ from tpu_magics.panel.drawing import Box, Field, PlotFrame, svg, word
 from tpu_magics.panel.formats import NOT_AVAILABLE, percent, seconds, short
 from tpu_magics.panel.html_parts import BLUE, GREY, RED, small, title
 from tpu_magics.panel.table import Row, Table
-from tpu_magics.preflight.report import Advice, Preflight, TargetResult
+from tpu_magics.preflight.report import Preflight, TargetResult, TriedChange
 
 COMPARED, ADVICE = "Variants", "What to change"
 COMPARED_NOTE = (
@@ -98,18 +98,18 @@ def advice_table(found: Preflight) -> Table:
     return Table("", heads if rows else None, rows, (*none, *notes, *((ADVICE_NOTE,) if rows else ())))
 
 
-def _advice(one: Advice) -> tuple[str, ...]:
+def _advice(one: TriedChange) -> tuple[str, ...]:
     return one.what, _time(one), _memory(one), one.todo, words.place_and_code(one.place)
 
 
-def _time(one: Advice) -> str:
+def _time(one: TriedChange) -> str:
     before, after = one.before.time_for_a_sample, one.after.time_for_a_sample if one.after is not None else None
     if before is None or after is None or one.time_gain is None:
         return NOT_AVAILABLE
     return f"{seconds(before)} → {seconds(after)}\n{_change(-one.time_gain)}"
 
 
-def _memory(one: Advice) -> str:
+def _memory(one: TriedChange) -> str:
     before, after = one.before.worst.memory, one.after.worst.memory if one.after is not None else None
     if before is None or after is None or one.memory_gain is None:
         return NOT_AVAILABLE
@@ -122,7 +122,7 @@ def _change(share: float) -> str:
     return f"{sign}{percent(abs(share))}"
 
 
-def _tried(one: Advice) -> str:
+def _tried(one: TriedChange) -> str:
     if one.after is None:
         return f"{one.what} (the function does not run so: {short(one.error, 80)})"
     return f"{one.what} ({_change(-one.time_gain) if one.time_gain is not None else NOT_AVAILABLE})"

@@ -12,7 +12,7 @@ from tpu_magics.panel import table as plain
 from tpu_magics.panel.formats import NOT_AVAILABLE, count, not_available, percent, seconds, short, size
 from tpu_magics.panel.html_parts import AMBER, BLUE, GREEN, GREY, RED, SMALL, VIOLET, say, small, title
 from tpu_magics.panel.table import Row, Table
-from tpu_magics.preflight.profile import Group, ModuleTree, Profile, ProfiledOp
+from tpu_magics.preflight.profile import ModuleTree, Profile, ProfiledOp, ProfileGroup
 from tpu_magics.preflight.report import Preflight, TargetResult
 
 TEAL, PINK = "#0f766e", "#bf3989"
@@ -62,6 +62,7 @@ NOTE = (
     "at the bandwidth of HBM and of the links. Neither was measured on a TPU, and a step takes longer than both; "
     "docs/profile.md compares them with published step times."
 )
+_SHORTEST = 1e-8  # seconds: a bound below says nothing
 HELD_KINDS = {
     "argument": "arguments",
     "temporary": "temporaries",
@@ -114,13 +115,13 @@ def kinds_table(found: Profile) -> Table:
     return Table("", ("kind", *HEADS[1:]), rows)
 
 
-def _figures(found: Profile, group: Group) -> tuple[str, str, str, str]:
+def _figures(found: Profile, group: ProfileGroup) -> tuple[str, str, str, str]:
     estimated = [one for one in group.ops if one.seconds is not None]
     least = max(sum(kind) for kind in zip(*((one.compute, one.memory, one.transfer) for one in group.ops), strict=True))
     some = f"{len(estimated):,} of " if 0 < len(estimated) < len(group.ops) and group.unknown_least else ""
     shown = seconds(group.seconds) if estimated else "beside the others" if not group.unknown else NOT_AVAILABLE
     share = percent(found.share(group.seconds)) if estimated and found.seconds else ""
-    return f"{some}{len(group.ops):,}", shown, share, seconds(least)
+    return f"{some}{len(group.ops):,}", shown, share, seconds(least) if least >= _SHORTEST else "-"
 
 
 def lines_table(found: Profile) -> Table:
@@ -139,7 +140,7 @@ def modules_table(found: Profile) -> Table:
     return Table("", ("module", *_PHASES, "of the estimate"), shown, _more(len(rows) - MODULES, "module"))
 
 
-def _flat(found: Profile, trees: Iterable[ModuleTree], depth: int) -> Iterator[tuple[int, str, Group]]:
+def _flat(found: Profile, trees: Iterable[ModuleTree], depth: int) -> Iterator[tuple[int, str, ProfileGroup]]:
     """A module that holds only one other is one row with it."""
     for one in trees:
         name, inner = _joined(one)
@@ -159,22 +160,22 @@ def _joined(tree: ModuleTree) -> tuple[str, ModuleTree]:
 _PHASES = ("forward", "backward", "in all")
 
 
-def _phases(one: Group) -> tuple[str, ...]:
+def _phases(one: ProfileGroup) -> tuple[str, ...]:
     parts = (one.of("forward") + one.of("recompute"), one.of("backward"))
     return (*(seconds(part) if part else "-" for part in parts), _time(one))
 
 
-def _time(one: Group) -> str:
+def _time(one: ProfileGroup) -> str:
     if one.seconds:
         return seconds(one.seconds)
     return f"≥ {seconds(one.unknown_least)}" if one.unknown_least else "-"
 
 
-def _share(found: Profile, one: Group) -> str:
+def _share(found: Profile, one: ProfileGroup) -> str:
     return percent(found.share(one.seconds)) if one.seconds and found.seconds else ""
 
 
-def _brief(found: Profile, one: Group) -> str:
+def _brief(found: Profile, one: ProfileGroup) -> str:
     return _share(found, one).replace("less than", "<") or "-"
 
 
@@ -266,7 +267,8 @@ def profile_html(found: Preflight) -> str:
             name = f"<b>{say(one.name)}</b> " if several else ""
             inside = f'<p style="margin:.2em 0">{name}{say(pair(one))}</p>{_sections(one.profile)}'
             parts.append(f"<div>{inside}</div>")
-    return "".join([*parts, f'<p style="margin:.4em 0">{small(NOTE)}</p>'])
+    inside = "".join([*parts, f'<p style="margin:.4em 0">{small(NOTE)}</p>'])
+    return f'<div class="tpu-magics-profile">{inside}</div>'
 
 
 def _sections(found: Profile) -> str:
@@ -300,7 +302,7 @@ def bar(found: Profile) -> str:
     return f'{drawing}<div style="{SMALL}">{legend}{say(note)}</div>'
 
 
-def _part(group: Group, whole: float) -> str:
+def _part(group: ProfileGroup, whole: float) -> str:
     colour, name = _colour(group.name), KINDS.get(group.name, group.name)
     return "".join(
         f'<div title="{say(name)}: {seconds(value)}" style="width:{100 * value / whole:.2f}%;background:{fill}"></div>'
@@ -309,7 +311,7 @@ def _part(group: Group, whole: float) -> str:
     )
 
 
-def _key(group: Group, whole: float) -> str:
+def _key(group: ProfileGroup, whole: float) -> str:
     mark = f'<span aria-hidden="true" style="color:{_colour(group.name)}">■</span>'
     text = f"{KINDS.get(group.name, group.name)} {percent(group.weight / whole)}"
     return f'<span style="white-space:nowrap">{mark} {say(text)}</span>'

@@ -7,10 +7,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from tpu_magics.panel.charts import sparkline
-from tpu_magics.panel.formats import NOT_AVAILABLE, cut, number, short, size
+from tpu_magics.panel.formats import NOT_AVAILABLE, cut, number, seconds, short, size
 from tpu_magics.panel.messages import RunLine
 from tpu_magics.panel.run_lines import run_line
 from tpu_magics.panel.table import Row, Table
+from tpu_magics.runs import preflights
 from tpu_magics.runs.events import CAUSES, EXPECTED_CAUSES
 from tpu_magics.runs.files import LIVE
 from tpu_magics.runs.reader import Run
@@ -42,6 +43,7 @@ def summary_table(run: Run) -> Table:
     summary = run.summary()
     rows = (
         *_summary_rows(summary, _kind(run)),
+        *_preflight_rows(run, summary),
         *_failure_rows(summary),
         *(Row(("warning", cut(text, _MAX_FAILURE)), "warning") for text in summary.warnings[:_WARNINGS]),
     )
@@ -122,6 +124,20 @@ def _summary_rows(summary: RunSummary, kind: Sequence[str]) -> Iterator[Row]:
         yield Row((f"last {short(name, _MAX_TEXT)}", number(value)))
     if summary.models:
         yield Row(("updated in the notebook", ", ".join(summary.models)))
+
+
+def _preflight_rows(run: Run, summary: RunSummary) -> Iterator[Row]:
+    """The measured step of a run on a TPU, and what the newest preflight of that function for that TPU said of it."""
+    host = run.info.get("host") if isinstance(run.info, dict) else None
+    tpu = host.get("tpu") if isinstance(host, dict) else None
+    if not isinstance(tpu, str) or not tpu or summary.step_seconds is None:
+        return
+    known = preflights.newest(run.path.parent)
+    found = next((one for one in known if (one.function, one.target) == (summary.name, tpu)), None)
+    if found is not None:
+        told = [("at least", found.least), ("compiler's estimate", found.estimate)]
+        said = ", ".join(f"{label} {seconds(value)}" for label, value in told if value is not None)
+        yield Row(("a step", f"{seconds(summary.step_seconds)} measured; preflight for {tpu}: {said or NOT_AVAILABLE}"))
 
 
 def _failure_rows(summary: RunSummary) -> Iterator[Row]:

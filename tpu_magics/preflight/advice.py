@@ -19,7 +19,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.preflight.compare import compare
 from tpu_magics.preflight.pipeline import PreflightPipeline, TrainingCall
 from tpu_magics.preflight.profile import ProfiledOp
-from tpu_magics.preflight.report import Advice, Compared, TargetResult, Variant
+from tpu_magics.preflight.report import Compared, TargetResult, TriedChange, Variant
 from tpu_magics.preflight.roofline import ROWS, THRESHOLDS
 
 MOST = 8  # compiles
@@ -170,7 +170,7 @@ def advise(
     options: Any,
     namespace: dict[str, Any],
     pipeline: Callable[[TrainingCall, Any], PreflightPipeline],
-) -> tuple[Advice, ...]:
+) -> tuple[TriedChange, ...]:
     """Try what applies, and tell what it gains, the most first; then what gains nothing. Raises TpuMagicsError where
     the step has no estimate to compare."""
     if result.profile.missing:
@@ -186,9 +186,9 @@ def advise(
     return tuple(sorted(told, key=lambda one: (not one.worth, -(one.time_gain or 0.0))))
 
 
-def _advice(proposal: Proposal, before: TargetResult, tried: Compared) -> Advice:
+def _advice(proposal: Proposal, before: TargetResult, tried: Compared) -> TriedChange:
     after = tried.results[0] if tried.results else None
-    advice = Advice(proposal.what, proposal.todo, proposal.place, before, after, tried.error)
+    advice = TriedChange(proposal.what, proposal.todo, proposal.place, before, after, tried.error)
     time, memory = advice.time_gain or 0.0, advice.memory_gain or 0.0
     fits = after is not None and after.fits
     mends = fits and not before.fits

@@ -15,6 +15,7 @@ from tpu_magics.backends.lowered import HostRead, LoweredGraph, OpScope, SourceL
 
 __all__ = [
     "Buffer",
+    "CollectiveTransfer",
     "CompileResult",
     "HbmUsage",
     "HeldMemory",
@@ -27,7 +28,6 @@ __all__ = [
     "SourceLine",
     "TilePadding",
     "TraceResult",
-    "Transfer",
     "UnsupportedOp",
     "from_json",
     "to_json",
@@ -103,7 +103,7 @@ class Multiplications:
 
 
 @dataclass(frozen=True)
-class Transfer:
+class CollectiveTransfer:
     """What a collective sends. `group`: how many devices take part; `stride`: between their numbers (0: they are not
     evenly apart); `bytes`: that each device sends to others, in all runs; `hidden`: cycles, by the compiler's estimate,
     of the other operations that run meanwhile (0.0: none, all devices wait)."""
@@ -136,7 +136,7 @@ class OpCost:
     shape: str = ""
     plain: int = 0
     padded: int = 0
-    transfer: Transfer | None = None
+    transfer: CollectiveTransfer | None = None
     op: str = ""
     ops: tuple[str, ...] = ()
     place: SourceLine | None = None

@@ -16,7 +16,7 @@ from tpu_magics.preflight.chip_specs import ChipSpec
 from tpu_magics.preflight.compile_result import CompileResult, HeldMemory, OpCost
 from tpu_magics.preflight.roofline import COMPUTE, MEMORY, is_made
 
-__all__ = ["NETWORK", "Group", "MemoryGroup", "ModuleTree", "Profile", "ProfiledOp", "profile"]
+__all__ = ["NETWORK", "MemoryGroup", "ModuleTree", "Profile", "ProfileGroup", "ProfiledOp", "profile"]
 
 
 NETWORK = "transfers"
@@ -69,7 +69,7 @@ class ProfiledOp:
 
 
 @dataclass(frozen=True)
-class Group:
+class ProfileGroup:
     """Operations that share something. `name`: of it; `place`: of a group by line."""
 
     name: str
@@ -106,7 +106,7 @@ class ModuleTree:
     """A module: what it does in all, and the modules in it, what takes most first. `path`: "encoder.layer.3"."""
 
     path: str
-    group: Group
+    group: ProfileGroup
     inside: tuple[ModuleTree, ...]
 
     @property
@@ -137,8 +137,8 @@ class Profile:
     bandwidth: float = field(default=1.0, repr=False)
 
     @cached_property
-    def whole(self) -> Group:
-        return Group("step", self.ops)
+    def whole(self) -> ProfileGroup:
+        return ProfileGroup("step", self.ops)
 
     @property
     def seconds(self) -> float | None:
@@ -176,16 +176,16 @@ class Profile:
         return seconds / self.whole.seconds if self.whole.seconds else 0.0
 
     @cached_property
-    def kinds(self) -> tuple[Group, ...]:
+    def kinds(self) -> tuple[ProfileGroup, ...]:
         return self._groups(lambda one: (one.cost.kind, None))
 
     @cached_property
-    def phases(self) -> tuple[Group, ...]:
+    def phases(self) -> tuple[ProfileGroup, ...]:
         """Forward, backward, recompute, optimizer, and what is outside of them."""
         return self._groups(lambda one: (one.cost.scope.phase or "other", None))
 
     @cached_property
-    def lines(self) -> tuple[Group, ...]:
+    def lines(self) -> tuple[ProfileGroup, ...]:
         """By the user's line."""
         return self._groups(lambda one: (str(one.cost.place or ""), one.cost.place))
 
@@ -209,11 +209,11 @@ class Profile:
         groups = (MemoryGroup(name, sum(kinds.values()), kinds) for name, kinds in found.items())
         return tuple(sorted(groups, key=lambda one: -one.size))
 
-    def _groups(self, key: Callable[[ProfiledOp], tuple[str, SourceLine | None]]) -> tuple[Group, ...]:
+    def _groups(self, key: Callable[[ProfiledOp], tuple[str, SourceLine | None]]) -> tuple[ProfileGroup, ...]:
         found: dict[tuple[str, SourceLine | None], list[ProfiledOp]] = {}
         for one in self.ops:
             found.setdefault(key(one), []).append(one)
-        groups = (Group(name, tuple(ops), place) for (name, place), ops in found.items())
+        groups = (ProfileGroup(name, tuple(ops), place) for (name, place), ops in found.items())
         return tuple(sorted(groups, key=lambda one: -one.weight))
 
 
@@ -227,7 +227,7 @@ def _trees(above: str, ops: Sequence[ProfiledOp]) -> Iterator[ModuleTree]:
         rest = module[len(above) + 1 :] if above else module
         name = rest if module == OUTSIDE else rest.partition(".")[0]
         found.setdefault(f"{above}.{name}" if above else name, []).append(one)
-    groups = [Group(path, tuple(inside)) for path, inside in found.items()]
+    groups = [ProfileGroup(path, tuple(inside)) for path, inside in found.items()]
     numbered = all(one.name.rpartition(".")[2].isdecimal() for one in groups)
     for group in sorted(groups, key=lambda one: int(one.name.rpartition(".")[2]) if numbered else -one.weight):
         yield ModuleTree(group.name, group, tuple(_trees(group.name, group.ops)))

@@ -13,7 +13,7 @@ from tpu_magics.backends.lowered import NUMBERED, LoweredGraph, SourceLine, Trac
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.preflight.compile_result import CompileResult
 from tpu_magics.preflight.fit import FitResult
-from tpu_magics.preflight.profile import Group, ModuleTree, Profile, profile
+from tpu_magics.preflight.profile import ModuleTree, Profile, ProfileGroup, profile
 from tpu_magics.preflight.profile_export import export
 from tpu_magics.preflight.roofline import Cost, Roofline, bf16_share, is_made, roofline, turn, waste
 from tpu_magics.preflight.targets import Target, parse
@@ -261,7 +261,7 @@ def _needed(one: CompileResult) -> int:
 
 
 def _profile(found: Profile) -> dict[str, Any]:
-    def group(one: Group) -> dict[str, Any]:
+    def group(one: ProfileGroup) -> dict[str, Any]:
         known = {"seconds": one.seconds, "not_estimated": len(one.unknown), "not_estimated_least": one.unknown_least}
         return {"name": one.name, "operations": len(one.ops), **known}
 
@@ -318,7 +318,7 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Advice:
+class TriedChange:
     """A change that was tried by a compile. `what`: the change; `todo`: what to write; `place`: the line that it is
     about; `before`, `after`: the results (None: the function does not run so, `error` says why); `worth`: whether it
     gains enough to be proposed."""
@@ -369,7 +369,7 @@ class Preflight:
     fit: tuple[FitResult, ...] = ()
     profiled: bool = False
     compared: tuple[Compared, ...] = ()
-    advice: tuple[Advice, ...] = ()
+    advice: tuple[TriedChange, ...] = ()
     advised: bool = False
 
     @property
@@ -435,7 +435,7 @@ def _compared(one: Compared) -> dict[str, Any]:
     return {"variant": one.variant.label, "results": results, "error": one.error}
 
 
-def _advice(one: Advice) -> dict[str, Any]:
+def _advice(one: TriedChange) -> dict[str, Any]:
     told = {"what": one.what, "todo": one.todo, "place": json_data(one.place), "worth": one.worth, "error": one.error}
     gains = {"time_gain": one.time_gain, "memory_gain": one.memory_gain}
     return {**told, **gains, "before": _brief(one.before), "after": _brief(one.after) if one.after else None}

@@ -21,7 +21,7 @@ from tpu_magics.preflight.advice import advise as advise_step
 from tpu_magics.preflight.compile_result import CompileResult, LoweredGraph, TraceResult
 from tpu_magics.preflight.fit import FitPoint, FitResult, Size
 from tpu_magics.preflight.pipeline import Callbacks, PreflightPipeline, TrainingCall, trace_request
-from tpu_magics.preflight.report import Advice, Compared, Preflight, TargetResult, Variant
+from tpu_magics.preflight.report import Compared, Preflight, TargetResult, TriedChange, Variant
 from tpu_magics.preflight.roofline import SETTLES
 from tpu_magics.preflight.search import APART, search
 from tpu_magics.preflight.store import Store, default_folder
@@ -265,7 +265,7 @@ def _compared(
     yield from comparison.compare(call, settings.options, wanted, targets, namespace, settings.variant_of)
 
 
-def _advised(call: TrainingCall, found: Preflight, settings: _Settings) -> tuple[Advice, ...]:
+def _advised(call: TrainingCall, found: Preflight, settings: _Settings) -> tuple[TriedChange, ...]:
     _require_torch_xla("--advise", call)
     namespace = session.current.notebook.namespace
     return advise_step(call, found.results[0], settings.options, namespace, settings.variant_of)
@@ -345,7 +345,7 @@ def _with_note(found: Preflight) -> Preflight:
 
 
 def note(name: str, results: Sequence[TargetResult]) -> None:
-    """Record the results for the checklist of %tpu_check --ready."""
+    """Record the results for the checklist of %tpu_check --ready, and for %tpu_runs."""
     now = time.time()
     for one in results:
         memory = one.worst.memory
@@ -357,6 +357,8 @@ def note(name: str, results: Sequence[TargetResult]) -> None:
                 needed=memory.needed if memory is not None else None,
                 available=memory.available if memory is not None else None,
                 t=now,
+                least=one.cost.seconds or one.roofline.seconds,
+                estimate=one.profile.seconds,
             )
         )
 

@@ -1,4 +1,4 @@
-"""The newest preflight results of this folder, for `%tpu_check --ready`."""
+"""The newest preflight results of this folder, for `%tpu_check --ready`, and beside the steps of a run on that TPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ LATEST = 1e11  # unix seconds: later is no time
 class Record:
     """`function`: its name; `target`: as Google writes it; `status`: "fits", "too-large", "refused" or "failed";
     `needed`, `available`: bytes of HBM of one device, None where not known; `t`: unix seconds, the same for all targets
-    of one preflight."""
+    of one preflight; `least`, `estimate`: seconds of a step, the bound and the compiler's estimate, None where not
+    known."""
 
     function: str
     target: str
@@ -29,6 +30,8 @@ class Record:
     needed: int | None
     available: int | None
     t: float = field(default_factory=time.time)
+    least: float | None = None
+    estimate: float | None = None
 
 
 def note(record: Record, root: Path | None = None) -> None:
@@ -63,4 +66,5 @@ def _is_told(one: Record) -> bool:
     """Whether its fields are what they should be: the file may hold anything."""
     texts = all(isinstance(text, str) for text in (one.function, one.target, one.status))
     sizes = all(type(size) in (int, type(None)) for size in (one.needed, one.available))
-    return texts and sizes and type(one.t) in (int, float) and 0 <= one.t < LATEST
+    times = all(one is None or (type(one) in (int, float) and 0 <= one < LATEST) for one in (one.least, one.estimate))
+    return texts and sizes and times and type(one.t) in (int, float) and 0 <= one.t < LATEST

@@ -17,7 +17,7 @@ from tpu_magics.backends.hlo.text import Computation, HloModule, Instruction
 from tpu_magics.preflight.analysis.instructions import ArrayShape, array_shapes, op_name
 from tpu_magics.preflight.analysis.multiplications import TARGET, Multiplication, MultiplicationCounts
 from tpu_magics.preflight.analysis.traffic import HbmTraffic
-from tpu_magics.preflight.compile_result import OpCost, Transfer
+from tpu_magics.preflight.compile_result import CollectiveTransfer, OpCost
 
 _ESTIMATE = re.compile(r'^\s+(?:ROOT )?%?([\w.\-]+) = .*"estimated_cycles":"(\d+)"', re.MULTILINE)
 _NONE = 2**62  # and more: the compiler could not say
@@ -171,7 +171,7 @@ class _Costs:
     # -- transfers between chips --------------------------------------------------------------------------------------
     def _transfer(
         self, times: float, computation: Computation, one: Instruction, parts: Sequence[Instruction]
-    ) -> Transfer | None:
+    ) -> CollectiveTransfer | None:
         found = next((part for part in (one, *parts) if part.opcode.removesuffix("-start") in _COLLECTIVES), None)
         if found is None:
             return None
@@ -180,7 +180,7 @@ class _Costs:
         apart = {right - left for left, right in pairwise(group)}
         stride = apart.pop() if len(apart) == 1 else 0
         sent = _sent(name, max(len(group), 1)) * made
-        return Transfer(len(group), stride, times * sent, times * self._meanwhile(computation, one))
+        return CollectiveTransfer(len(group), stride, times * sent, times * self._meanwhile(computation, one))
 
     def _meanwhile(self, computation: Computation, one: Instruction) -> float:
         """Cycles of the operations between the start of a transfer and its end."""
