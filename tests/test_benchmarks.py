@@ -168,7 +168,7 @@ def test_the_runner_writes_nothing_without_being_asked(tmp_path: Path, monkeypat
 def test_an_unknown_benchmark_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         runner.main(["load", "speed"])
-    assert "no benchmark speed; there are check, hosts, labextension, launch, load, memory" in capsys.readouterr().err
+    assert "no benchmark speed; there are calibration, check, hosts, labextension, launch" in capsys.readouterr().err
 
 
 def test_a_benchmark_that_cannot_run_does_not_stop_the_others(

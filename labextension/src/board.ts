@@ -195,13 +195,15 @@ export class NotebookBadges implements IDisposable {
   private _refresh(): void {
     const runs = this._shown();
     const checked = this._runs?.checked ?? null;
+    const profiled = this._runs?.profiled ?? null;
     const from = [
       checked,
+      profiled,
       ...runs.flatMap(({ page, cell }) => [page.id, page.problems, sitesOf(page).size, cell])
     ];
     if (from.length !== this._from.length || from.some((one, at) => one !== this._from[at])) {
       this._from = from;
-      this._told = siteProblems(runs, checked);
+      this._told = siteProblems(runs, checked, profiled);
       this._again();
     }
   }

@@ -173,6 +173,9 @@ export class KernelRuns extends KernelState {
         return;
       case 'findings':
         return this._onFindings(message, request !== null);
+      case 'profile':
+        this.profiled = message;
+        return;
       case 'stopping':
         this._requests.answeredType('stop');
         return this.setStopping(message.run);

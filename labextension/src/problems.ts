@@ -1,7 +1,7 @@
 // What is said at the lines of a notebook: the problems of runs and the findings of a check.
 
 import { TranslationBundle } from '@jupyterlab/translation';
-import { FindingsMessage, Kind, Page, Problem, Site, Tone } from './types';
+import { FindingsMessage, Kind, Page, Problem, ProfileMessage, Site, Tone } from './types';
 
 /** `key` is another in each run and each check: an edit takes a problem away for as long as its key is known. */
 export interface KeyedProblem {
@@ -29,11 +29,12 @@ export interface ShownRun {
 /** The worst first. */
 const TONES: readonly Tone[] = ['broken', 'warning', 'info', 'live', '', 'ok'];
 
-/** The problems of these runs and of the newest check. A cell's lines have those of the run that its own output shows, or
+/** The problems of these runs and of the newest check, and the lines of the newest profile. A cell's lines have those of the run that its own output shows, or
  * else those of the newest run of its code. */
 export function siteProblems(
   runs: readonly ShownRun[],
-  checked: FindingsMessage | null
+  checked: FindingsMessage | null,
+  profiled: ProfileMessage | null = null
 ): SiteProblem[] {
   const newest = new Map<string, Page | null>();
   const isNewest = (page: Page, cell: string): boolean => {
@@ -47,7 +48,11 @@ export function siteProblems(
   const known = new Set(told.map(one => placeOf(one.problem, one.site)));
   const check = keyed(checked?.findings ?? [], `check ${numberOf(checked)}`);
   // What a run has found as well is said once.
-  return [...told, ...check.filter(one => !known.has(placeOf(one.problem, one.site)))];
+  return [
+    ...told,
+    ...check.filter(one => !known.has(placeOf(one.problem, one.site))),
+    ...keyed(profiled?.lines ?? [], `profile ${numberOf(profiled)}`)
+  ];
 }
 
 /** The run whose problems the lines of a cell have. Ids begin with the time. */
@@ -92,15 +97,15 @@ export function isBroken({ tone }: Problem): boolean {
   return tone === 'warning' || tone === 'broken';
 }
 
-/** A number for each answer of a check: an answer that comes again tells its findings anew. */
+/** A number for each answer of a check, and each profile: one that comes again tells its lines anew. */
 const numbers = new WeakMap<object, number>();
 let newest = 0;
 
-function numberOf(checked: FindingsMessage | null): number {
-  if (checked !== null && !numbers.has(checked)) {
-    numbers.set(checked, ++newest);
+function numberOf(answer: FindingsMessage | ProfileMessage | null): number {
+  if (answer !== null && !numbers.has(answer)) {
+    numbers.set(answer, ++newest);
   }
-  return checked === null ? 0 : numbers.get(checked)!;
+  return answer === null ? 0 : numbers.get(answer)!;
 }
 
 // -- what a badge says -----------------------------------------------------------------------------------------------

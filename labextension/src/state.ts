@@ -22,6 +22,8 @@ export class KernelState implements IDisposable {
   compared: T.ComparedMessage | null = null;
   /** What was checked last, and found; null: nothing was checked. */
   checked: T.FindingsMessage | null = null;
+  /** The lines of the newest profile; null: there is none. */
+  profiled: T.ProfileMessage | null = null;
   /** The same where it was asked for here, and not by the kernel's own person or by another page. */
   askedFor: T.FindingsMessage | null = null;
   problem: T.ProblemMessage | null = null;
@@ -109,6 +111,7 @@ export class KernelState implements IDisposable {
   protected forget(connection: Connection): void {
     this.connection = connection;
     this.hello = this.checked = this.askedFor = this.compared = this.problem = null;
+    this.profiled = null;
     this._stopping = this.mismatch = '';
     this.newest.forgotten();
   }

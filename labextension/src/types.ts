@@ -240,6 +240,14 @@ export interface FindingsMessage {
   request: string | null;
 }
 
+export interface ProfileMessage {
+  protocol: string;
+  v: number;
+  type: 'profile';
+  lines: Problem[];
+  profiled: string;
+}
+
 export interface StoppingMessage {
   protocol: string;
   v: number;
@@ -305,6 +313,7 @@ export type KernelMessage =
   | RunsMessage
   | ComparedMessage
   | FindingsMessage
+  | ProfileMessage
   | StoppingMessage
   | ProblemMessage;
 
@@ -435,6 +444,7 @@ export const FORMS = {
   },
   ComparedMessage: { runs: 'string[]', comparison: 'Comparison', request: 'string | null' },
   FindingsMessage: { findings: 'Problem[]', checked: 'string', request: 'string | null' },
+  ProfileMessage: { lines: 'Problem[]', profiled: 'string' },
   StoppingMessage: { run: 'string', request: 'string | null' },
   ProblemMessage: { what: 'string', why: 'string', todo: 'string', request: 'string | null' }
 } as const;
@@ -448,6 +458,7 @@ export const MESSAGES = {
   runs: 'RunsMessage',
   compared: 'ComparedMessage',
   findings: 'FindingsMessage',
+  profile: 'ProfileMessage',
   stopping: 'StoppingMessage',
   problem: 'ProblemMessage'
 } as const;

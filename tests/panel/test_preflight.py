@@ -19,6 +19,7 @@ from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel.preflight import to_html, to_text
 from tpu_magics.panel.preflight_compare import compared_table
 from tpu_magics.panel.preflight_fit import HIGH, WIDE, Mark, PlotLine, plot
+from tpu_magics.panel.preflight_profile import line_problems
 from tpu_magics.panel.preflight_progress import TerminalLine, progress_html, progress_text
 from tpu_magics.panel.preflight_topics import Topic, topics
 from tpu_magics.preflight.compilation import CompileProgress
@@ -620,3 +621,15 @@ def test_advice_is_what_gained_and_what_did_not_is_named() -> None:
     assert "Tried, and not worth it: batch = 64 (0 %); batch = 3 (the function does not run so: it fails)." in text
     nothing = replace(made("compared"), advice=())
     assert "No change that applies to this step gains 3 % or more." in flat(to_text(nothing))
+
+
+def test_lines_have_their_share_for_jupyterlab() -> None:
+    [one] = made("profiled").results
+    first, second = line_problems(one, {"In [3]": "abc"})
+    assert (first.badge, first.tone) == ("93 % of the step", "info")
+    assert first.site is not None and (first.site.cell_id, first.site.line) == ("abc", 21)
+    assert first.text == (
+        "14.4 ms: forward 902 µs, backward 13.5 ms; matmuls and convolutions 13.8 ms, elementwise 300 µs, copies and "
+        "changes of layout 267 µs."
+    )
+    assert second.badge == "7 % of the step"

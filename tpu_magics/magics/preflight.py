@@ -14,8 +14,10 @@ from tpu_magics.backends.base import STEPS
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.launch.cell import parse_arguments
-from tpu_magics.magics import call_spec
+from tpu_magics.magics import call_spec, lab
+from tpu_magics.panel.messages import ProfileMessage
 from tpu_magics.panel.preflight import to_html, to_text
+from tpu_magics.panel.preflight_profile import line_problems
 from tpu_magics.panel.preflight_progress import TerminalLine, progress_html, progress_text
 from tpu_magics.preflight import report
 from tpu_magics.preflight.compilation import CompileProgress
@@ -144,10 +146,20 @@ def run(notebook: ShellNotebook, found: argparse.Namespace) -> None:
 
     def bind(result: PreflightResult) -> None:
         notebook.namespace[found.output] = result
+        if result.profiled:
+            _tell_lab(result, notebook.cell_ids())
 
     options |= {"kept": not found.anew, "spmd": found.spmd or None}
     with telling(found.plain) as tell:
         tell.found(_found(*values, kwargs=keywords, telling=tell, bind=bind, **options))
+
+
+def _tell_lab(result: PreflightResult, ids: Mapping[str, str]) -> None:
+    """The shares of lines, for the extension, which shows them there."""
+    if lab.current is not None:
+        one = result.results[0]
+        lines = tuple(line_problems(one, ids))
+        lab.current.tell(ProfileMessage(lines, f"{result.function} on {one.name}"))
 
 
 def _refuse_call(positional: Sequence[str]) -> None:

@@ -21,6 +21,7 @@ __all__ = [
     "HelloMessage",
     "KernelHost",
     "ProblemMessage",
+    "ProfileMessage",
     "RunLine",
     "RunMessage",
     "RunsMessage",
@@ -132,6 +133,15 @@ class FindingsMessage:
     findings: tuple[Problem, ...]
     checked: str
     request: str | None
+
+
+@dataclass(frozen=True)
+class ProfileMessage:
+    """The lines of a preflight's profile, with their part of the step. `profiled`: what was profiled, in words."""
+
+    type: ClassVar[str] = "profile"
+    lines: tuple[Problem, ...]
+    profiled: str
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,18 @@ Each time stands beside its bound. Bars and the timeline repeat what the tables 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel import table as plain
 from tpu_magics.panel.formats import NOT_AVAILABLE, count, not_available, percent, seconds, short, size
 from tpu_magics.panel.html_parts import AMBER, BLUE, GREEN, GREY, RED, SMALL, VIOLET, say, small, title
+from tpu_magics.panel.page import Problem
 from tpu_magics.panel.table import Row, Table
 from tpu_magics.preflight.profile import ModuleTree, Profile, ProfiledOp, ProfileGroup
 from tpu_magics.preflight.report import Preflight, TargetResult
+from tpu_magics.runs.events import Site
 
 TEAL, PINK = "#0f766e", "#bf3989"
 COLOURS = {
@@ -228,6 +231,38 @@ _TABLES = (
     ("Largest operations", ops_table),
     ("Memory at its peak, by module", held_table),
 )
+
+
+# -- at the lines of a notebook ---------------------------------------------------------------------------------------
+
+
+def line_problems(one: TargetResult, cell_ids: Mapping[str, str]) -> list[Problem]:
+    """The lines that take a hundredth of the step or more. `cell_ids`: of "In [3]", the front end's."""
+    found = one.profile
+    groups = [group for group in found.lines if group.place is not None and found.share(group.seconds) >= _WORTH]
+    return [_problem(number, group, one, cell_ids) for number, group in enumerate(groups)]
+
+
+def _problem(number: int, group: ProfileGroup, one: TargetResult, cell_ids: Mapping[str, str]) -> Problem:
+    place, share = group.place, percent(one.profile.share(group.seconds))
+    assert place is not None
+    kinds: defaultdict[str, float] = defaultdict(float)
+    for op in group.ops:
+        kinds[KINDS.get(op.cost.kind, op.cost.kind)] += op.seconds or 0.0
+    most = sorted(kinds.items(), key=lambda item: -item[1])[:3]
+    told = ", ".join(f"{name} {seconds(time)}" for name, time in most if time)
+    phases = [(phase, group.of(phase)) for phase in ("forward", "backward", "recompute", "optimizer")]
+    parts = ", ".join(f"{phase} {seconds(time)}" for phase, time in phases if time)
+    site = Site(number, place.path, place.line, "", place.code.strip()[:400], cell_ids.get(place.path, ""))
+    return Problem(
+        key=f"profile {place}",
+        kind="message",
+        tone="info",
+        title=f"{share} of a step on {one.name}, by the compiler's estimate",
+        text=f"{seconds(group.seconds)}: {'; '.join(text for text in (parts, told) if text)}.",
+        badge=f"{share} of the step",
+        site=site,
+    )
 
 
 # -- plain text -------------------------------------------------------------------------------------------------------

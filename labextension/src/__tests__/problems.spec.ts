@@ -47,6 +47,15 @@ describe('what is said at lines', () => {
     expect(keys([], answer)).not.toEqual(keys([], checked(rule())));
   });
 
+  it('has the lines of the newest profile as well, new with each', () => {
+    const line = problem({ key: 'line', kind: 'message', tone: 'info', badge: '84 % of the step' });
+    const told = siteProblems([], checked(rule()), messages.profile(line));
+    expect(told.map(one => one.problem.badge)).toEqual([rule().badge, '84 % of the step']);
+    expect(keys([], null, messages.profile(line))).not.toEqual(
+      keys([], null, messages.profile(line))
+    );
+  });
+
   it('is new with another run, and the same however often the line recompiles in one', () => {
     const first = keys([shown(run('a', [problem()]))], null);
     expect(keys([shown(run('a', [problem({ times: 9, badge: 'recompiled 9x' })]))], null)).toEqual(

@@ -225,6 +225,12 @@ export const messages = {
     findings,
     checked: '5 cells'
   }),
+  profile: (...lines: T.Problem[]): T.ProfileMessage => ({
+    ...ENVELOPE,
+    type: 'profile',
+    lines,
+    profiled: 'train on v5litepod-8'
+  }),
   stopping: (run: string, request: string | null = null): T.StoppingMessage => ({
     ...ENVELOPE,
     type: 'stopping',
