@@ -160,6 +160,8 @@ split_batches ValueError: To use a `DataLoader` in `split_batches` mode, the bat
 split_batches ValueError: To use `BatchSamplerShard` in `split_batches` mode, the batch size (2) needs to be a round
     multiple of the number of processes (8).
   | 2 cannot be split over 8 ranks | a multiple of 8 (8)
+experts_by_histogram NotImplementedError: "histogram_cpu" not implemented for 'Int'
+  | torch.histc | experts_implementation="batched_mm" | In [12], line 14
 no_batch_fits RuntimeError: No executable batch size found, reached zero.
   | no batch size that fits | gradient checkpointing
 asked_for_input EOFError: EOF when reading a line

@@ -25,6 +25,7 @@ _SPLIT = re.compile(
 )
 _NONE_FITS = "No executable batch size found, reached zero."
 _EVALUATION = "Evaluation hit an out-of-memory error."
+_HISTOGRAM = re.compile(r"\"histogram_cpu\" not implemented for '(?:Int|Long|Short|Byte|Char)'")
 
 
 def split_batches(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
@@ -74,7 +75,22 @@ def evaluation_does_not_fit(failure: Failure, outcome: WorkerOutcome) -> Explana
     )
 
 
-TRAINER = (split_batches, no_batch_fits, evaluation_does_not_fit)
+def experts_by_histogram(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
+    """A mixture of experts that counts the tokens of each with torch.histc (transformers 5, integrations/moe.py)."""
+    if not _HISTOGRAM.search(base.error_text(outcome)):
+        return None
+    return Explanation(
+        f"Rank {outcome.rank} counts with an operation that XLA does not have{base.at(failure, outcome)}: torch.histc "
+        "of whole numbers.",
+        "It would run on the host's CPU, which has none for whole numbers either. A mixture of experts of transformers "
+        'uses it by default (experts_implementation="grouped_mm"), to group the tokens by their experts.',
+        'Create the model with experts_implementation="batched_mm" (from_pretrained, from_config), or call '
+        'model.set_experts_implementation("batched_mm"): its shapes do not depend on the tokens, as XLA needs it. Of '
+        "your own code: torch.histc(x.float(), ...).",
+    )
+
+
+TRAINER = (split_batches, no_batch_fits, evaluation_does_not_fit, experts_by_histogram)
 
 
 # -- SPMD; texts of torch_xla 2.9.0 -----------------------------------------------------------------------------------
