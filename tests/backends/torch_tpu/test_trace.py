@@ -132,6 +132,15 @@ def test_the_memory_beside_a_program_is_that_of_the_other_tensors() -> None:
     assert (forward.site and forward.site.code) == "return self.second(self.first(x).relu())"
 
 
+def test_operations_have_their_module_their_phase_and_their_line() -> None:
+    found = traced(compiled_step)
+    forward, backward = of(found, "forward"), of(found, "backward")
+    assert {(one.module, one.phase) for one in forward.scopes.values()} >= {("first", "forward"), ("second", "forward")}
+    assert {(one.module, one.phase) for one in backward.scopes.values()} >= {("first", "backward"), ("", "backward")}
+    code = {forward.places[number].code for number, one in forward.scopes.items() if one.module == "first"}
+    assert code == {"return self.second(self.first(x).relu())"}
+
+
 def test_operations_besides_are_counted() -> None:
     operations = of(traced(compiled_model), "operations")
     assert operations.operations is not None

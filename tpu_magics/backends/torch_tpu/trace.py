@@ -25,7 +25,15 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from tpu_magics.backends import hlo
 from tpu_magics.backends.base import StepLimit, TraceSpec
 from tpu_magics.backends.hlo.stablehlo import parse_stablehlo
-from tpu_magics.backends.lowered import EAGER, HostRead, LoweredGraph, Operations, SourceLine, write_trace
+from tpu_magics.backends.lowered import (
+    EAGER,
+    HostRead,
+    LoweredGraph,
+    Operations,
+    OpScope,
+    SourceLine,
+    write_trace,
+)
 from tpu_magics.backends.torch.hooks import replace as replaced
 from tpu_magics.backends.torch.steady_state import SteadyStateDetector, TraceStepEvents
 from tpu_magics.backends.torch_tpu.device import VERSIONS
@@ -41,6 +49,10 @@ _NAMED = re.compile(r'^(#loc\d+) = loc\("([^"]*)"\((#loc\d+)\)\)$', re.MULTILINE
 _CHAINED = re.compile(r"^(#loc\d+) = loc\(callsite\((#loc\d+) at (#loc\d+)\)\)$", re.MULTILINE)
 _FILE = re.compile(r'^(#loc\d+) = loc\("(.*)":(\d+):\d+\)$', re.MULTILINE)
 _PLACE = re.compile(r'File "(.+)", line (\d+)')
+_SCOPE = "?tpu_magics="  # between a file and the number of a scope
+# Dynamo's names of modules: L['model'].blocks.0, L['self']._modules['layers'][0]
+_ROOT = re.compile(r"^L\['\w+'\]|^L__self__")
+_INSIDE = re.compile(r"(?:\._modules)?\['?(\w+)'?\]")
 _MODULE = re.compile(r"^module @\S+ ", re.MULTILINE)
 _NO_STEP = (
     "NAME runs nothing on the TPU, so there is nothing to compile.",
@@ -136,6 +148,8 @@ class ProgramTracer:
         self.moving = 0  # models to the device
         self.reads: Counter[HostRead] = Counter()
         self.own = False  # what runs is ours
+        self.scopes: dict[OpScope, int] = {}
+        self.is_forward = True  # what torch.compile compiles now
         self.mode = EagerOperations(self.on_operation)
 
     def install(self) -> None:
@@ -157,7 +171,7 @@ class ProgramTracer:
         dynamic = import_module("torch_tpu._internal.compile.dynamic.dynamic_compiler")
         replaced(dynamic.DynamicCompiler, "__call__", _refuse_dynamic)
         interpreter = import_module("torch_tpu._internal.export.export").EagerLikeFxInterpreter
-        replaced(interpreter, "_set_func_code_to_node_source_locations", _named_lines)
+        replaced(interpreter, "_set_func_code_to_node_source_locations", self._named_lines)
         replaced(torch.nn.Module, "_apply", self._moving)
         self.events.install()
         register_optimizer_step_post_hook(torch._dynamo.disable(lambda *_: self.end_step()))
@@ -183,6 +197,7 @@ class ProgramTracer:
             result = graph.graph.output_node().args[0]
             outputs = [one.meta.get("val") if isinstance(one, torch.fx.Node) else one for one in result]
             saved = _returned(len(outputs)) if is_forward else len(outputs)
+            self.is_forward = is_forward
             made = original(compiler, graph, inputs, is_forward, *args, **kwargs)
             if text := getattr(made, "_mlir_text", None):
                 program = self._program(FORWARD if is_forward else BACKWARD, text, outputs, saved)
@@ -192,7 +207,7 @@ class ProgramTracer:
         return compile_
 
     def _program(self, name: str, text: str, outputs: Sequence[Any], saved: int) -> Program:
-        module, places = self._numbered(text)
+        module, places, scopes = self._numbered(text)
         parsed = parse_stablehlo(module)
         graph = LoweredGraph(
             module=module.encode(),
@@ -203,40 +218,63 @@ class ProgramTracer:
             steady=False,
             parameters=tuple(map(str, parsed.parameters)),
             places=places,
+            scopes=scopes,
             name=name,
         )
         return self.programs.setdefault(graph.hash, Program(graph, outputs, saved))
 
-    def _numbered(self, text: str) -> tuple[str, dict[int, SourceLine]]:
-        """The module with numbers instead of lines, and the user's line of each number."""
+    def _numbered(self, text: str) -> tuple[str, dict[int, SourceLine], dict[int, OpScope]]:
+        """The module with numbers instead of lines, and the user's line and the scope of each number."""
         files = {name: (path, int(line)) for name, path, line in _FILE.findall(text)}
         chains: dict[str, tuple[str, ...]] = {name: (inner, outer) for name, inner, outer in _CHAINED.findall(text)}
         chains |= {name: (inner,) for name, _, inner in _NAMED.findall(text)}
-        places: dict[int, SourceLine] = {}
+        keys: dict[tuple[SourceLine | None, OpScope], int] = {}
 
         def number(found: re.Match[str]) -> str:
-            place = self._line(found[3], files, chains)
-            if place is None:
+            place = self._place(found[3], files, chains)
+            if place == (None, OpScope()):
                 return f'{found[1]} = loc("{found[2]}")'
-            key = next((key for key, one in places.items() if one == place), len(places))
-            places[key] = place
-            return f'{found[1]} = loc("{found[2]}#{key}")'
+            return f'{found[1]} = loc("{found[2]}#{keys.setdefault(place, len(keys))}")'
 
         numbered = _NAMED.sub(number, text)
-        return _MODULE.sub("module @step ", _FILE.sub(r"\1 = loc(unknown)", numbered)), places
+        return (
+            _MODULE.sub("module @step ", _FILE.sub(r"\1 = loc(unknown)", numbered)),
+            {key: line for (line, _), key in keys.items() if line is not None},
+            {key: scope for (_, scope), key in keys.items() if scope.phase},
+        )
 
-    def _line(
+    def _place(
         self, name: str, files: Mapping[str, tuple[str, int]], chains: Mapping[str, tuple[str, ...]]
-    ) -> SourceLine | None:
-        """The innermost line of the user's in a chain of calls."""
-        left = [name]
+    ) -> tuple[SourceLine | None, OpScope]:
+        """The innermost line of the user's in a chain of calls, and the innermost scope."""
+        left, scope = [name], OpScope()
         while left:
             one = left.pop()
-            if one in files and self.observer.sites.is_user_code(files[one][0]):
-                site = self.observer.sites.of_line(*files[one])
-                return SourceLine(site.path, site.line, site.code)
+            if one in files:
+                path, mark, number = files[one][0].partition(_SCOPE)
+                scope = list(self.scopes)[int(number)] if mark and not scope.phase else scope
+                if self.observer.sites.is_user_code(path):
+                    site = self.observer.sites.of_line(path, files[one][1])
+                    return SourceLine(site.path, site.line, site.code), scope
             left += reversed(chains.get(one, ()))
-        return None
+        return None, scope
+
+    def _named_lines(self, _original: Any) -> Any:
+        """torch_tpu gives the function that runs an operation the place of the user's line, so that it appears as such
+        in the locations of StableHLO. It runs on its second line, so they would be one line off. Here the file has the
+        number of the scope behind it, too."""
+
+        def name(_interpreter: Any, function: Any, node: Any) -> None:
+            places = _PLACE.findall(node.stack_trace or "")
+            if places:
+                own = [one for one in places if self.observer.sites.is_user_code(one[0])]
+                (path, line), code = (own or places)[-1], function.__code__
+                number = self.scopes.setdefault(_scope_of(node, self.is_forward), len(self.scopes))
+                runs = max(last for *_, last in code.co_lines() if last) - code.co_firstlineno
+                file = f"{path}{_SCOPE}{number}"
+                function.__code__ = code.replace(co_filename=file, co_firstlineno=int(line) - runs)
+
+        return name
 
     def run(self, program: Program, args: Sequence[Any]) -> Any:
         """Instead of running a program: its outputs, of zeros. Raises StepLimit."""
@@ -418,18 +456,15 @@ def _refuse_dynamic(_original: Any) -> Any:
     return refuse
 
 
-def _named_lines(_original: Any) -> Any:
-    """torch_tpu gives the function that runs an operation the place of the user's line, so that it appears as such in
-    the locations of StableHLO. It runs on its second line, so they would be one line off."""
-
-    def name(_interpreter: Any, function: Any, node: Any) -> None:
-        places = _PLACE.findall(node.stack_trace or "")
-        if places:
-            (path, line), code = places[-1], function.__code__
-            runs = max(number for *_, number in code.co_lines() if number) - code.co_firstlineno
-            function.__code__ = code.replace(co_filename=path, co_firstlineno=int(line) - runs)
-
-    return name
+def _scope_of(node: Any, is_forward: bool) -> OpScope:
+    """Of an operation of torch.compile's graph: the module that Dynamo notes of it, of a backward operation that of its
+    forward one. A forward operation in a backward pass is computed again."""
+    backward = "fwd_source_fn_stack" in node.meta or "fwd_nn_module_stack" in node.meta
+    stack = node.meta.get("fwd_nn_module_stack" if backward else "nn_module_stack") or {}
+    path, kind = next(reversed(stack.values()), ("", None))
+    inside = _INSIDE.sub(r".\1", _ROOT.sub("", path)).strip(".")
+    phase = BACKWARD if backward else FORWARD if is_forward else "recompute"
+    return OpScope(inside or (getattr(kind, "__name__", "") if kind is not None else ""), phase)
 
 
 def _returned(count: int) -> int:
