@@ -315,3 +315,27 @@ def test_every_graph_is_told_of_in_order(answers: Answers) -> None:
     assert answers.told[0].state == "starting"
     assert {one.count for one in answers.told} == {len(GRAPHS)}
     assert all(one.resident for one in done)
+
+
+@pytest.mark.parametrize(
+    ("text", "op", "needed", "limit"),
+    [
+        (  # pytorch/xla#6611
+            "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem while allocating on stack for %reduce-window.1 "
+            "= (u32[16,8,128]{2,1,0:T(8,128)S(1)}, u32[16,8,128]{2,1,0}) reduce-window(u32[16,8,128] %bitcast.2726), "
+            'metadata={op_name="aten__cumsum#7"}. Scoped allocation with size 31.07M and limit 16.00M exceeded scoped '
+            "vmem limit by 15.07M. It should not be possible to run out of scoped vmem - please file a bug.",
+            *("aten__cumsum#7", "31.07 MiB", "16.00 MiB"),
+        ),
+        (  # pytorch/xla#7962
+            "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space vmem. Used 29.96M "
+            "of 16.00M vmem. Exceeded vmem capacity by 13.96M.",
+            *("the program", "29.96 MiB", "16.00 MiB"),
+        ),
+    ],
+)
+def test_too_little_memory_on_the_chip_names_the_op_and_what_to_do(text: str, op: str, needed: str, limit: str) -> None:
+    assert not refusals.too_large(text)
+    found = refusals.refused(text)
+    assert found.op == op and found.text.startswith(f"it needs {needed} of the memory on the chip (vmem), and may have")
+    assert limit in found.text and "--xla_tpu_scoped_vmem_limit_kib" in found.text

@@ -36,6 +36,14 @@ _OP_NAME = re.compile(r'op_name="([^"]+)"')
 _OPCODE = re.compile(r"%[\w.-]+ = \S+ ([\w-]+)\(")
 _SUSPECTED = re.compile(r"Suspected Python Code Location:\s+(\S.*?):(\d+)(?:\s|$)")
 _SOURCE = re.compile(r'source_file="([^"]+)" source_line=(\d+)')
+# Seen in pytorch/xla#6611, #7962 and #9524, on v5e and v4.
+_VMEM = re.compile(r"Scoped allocation with size (?P<needed>[\d.]+)M and limit (?P<limit>[\d.]+)M exceeded scoped vmem")
+_VMEM_USED = re.compile(r"memory space vmem\. Used (?P<needed>[\d.]+)M of (?P<limit>[\d.]+)M vmem")
+VMEM = (
+    "it needs {needed} of the memory on the chip (vmem), and may have {limit}. Make what it works on smaller (a sum or "
+    "a window over a long dimension in parts, a kernel with smaller blocks), or raise the limit on the TPU: "
+    "LIBTPU_INIT_ARGS=--xla_tpu_scoped_vmem_limit_kib=KIB"
+)
 _NOISE = re.compile(r"\s*(?:Suspected Python Code Location:|=== Source Location Trace).*", re.DOTALL)
 LONGEST = 300
 NO_NAME = "the program"  # where the compiler does not say which op it means
@@ -127,6 +135,9 @@ def _buffer(piece: dict[str, str]) -> Buffer | None:
 
 def refused(text: str) -> UnsupportedOp:
     """The op of any other refusal, as far as the compiler names it."""
+    if on_chip := _VMEM.search(text) or _VMEM_USED.search(text):
+        needed, limit = (f"{on_chip[place]} MiB" for place in ("needed", "limit"))
+        return UnsupportedOp(_op(text), VMEM.format(needed=needed, limit=limit), "compiler", _place(text))
     if custom := _CUSTOM.search(text):
         return UnsupportedOp(custom[1], "the TPU compiler does not know this custom call", "custom", _place(text))
     return UnsupportedOp(_op(text), sentence(text), "compiler", _place(text))
