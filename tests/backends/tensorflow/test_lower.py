@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from tests import overlay
-from tpu_magics.backends.lowered import LoweredGraph
+from tpu_magics.backends.lowered import LoweredGraph, OpScope
 from tpu_magics.backends.tensorflow import is_step
-from tpu_magics.backends.tensorflow.lower import lower
+from tpu_magics.backends.tensorflow.lower import lower, scope_of
 from tpu_magics.errors import TpuMagicsError
 
 pytestmark = pytest.mark.process
@@ -271,3 +271,19 @@ def size(parameter: str) -> int:
     """Bytes of "f32[3,5] name"."""
     bits, shape = re.match(r"[a-z]+(\d+)\[([\d,]*)\]", parameter).groups()
     return int(bits) // 8 * math.prod(map(int, filter(None, shape.split(","))))
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "phase"),
+    [
+        ("sequential_1/dense_1/MatMul", "sequential_1.dense_1", "forward"),
+        ("gradient_tape/sequential_1/dense_1/MatMul/MatMul_1", "sequential_1.dense_1", "backward"),
+        ("gradient_tape/model/norm/moments/mul_1", "model.norm", "backward"),
+        ("adam/Sqrt_3", "adam", "optimizer"),
+        ("adam_2/Mul", "adam_2", "optimizer"),
+        ("div_no_nan", "", ""),
+        ("compile_loss/mse/Sum", "compile_loss.mse", "forward"),
+    ],
+)
+def test_names_of_operations_say_what_they_belong_to(name: str, module: str, phase: str) -> None:
+    assert scope_of(name) == OpScope(module, phase)

@@ -4,6 +4,7 @@ executed. Importing this module imports no framework."""
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 import time
 import warnings
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.hlo.proto import number_ops
 from tpu_magics.backends.hlo.text import xla_name
-from tpu_magics.backends.lowered import LoweredGraph, SourceLine, TraceResult
+from tpu_magics.backends.lowered import LoweredGraph, OpScope, SourceLine, TraceResult
 from tpu_magics.backends.tensorflow.availability import require_no_torch_xla
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def lower(
         site=places.of_function(step.source),
         parameters=program.parameters,
         places=program.places,
+        scopes=program.scopes,
     )
     return TraceResult(
         graphs=(graph,),
@@ -177,14 +179,15 @@ class ProgramInput:
 
 @dataclass(frozen=True)
 class HloProgram:
-    """`hash`: of the module without names and numbers of ops; `places`: op number -> source line; `dynamic`: op types
-    whose result shape depends on values, with their lines."""
+    """`hash`: of the module without names and numbers of ops; `places`, `scopes`: op number -> source line, and what
+    the op belongs to; `dynamic`: op types whose result shape depends on values, with their lines."""
 
     module: bytes
     hash: str
     donors: tuple[int, ...]
     parameters: tuple[str, ...]
     places: Mapping[int, SourceLine]
+    scopes: Mapping[int, OpScope]
     dynamic: tuple[tuple[str, SourceLine | None], ...]
 
 
@@ -208,8 +211,26 @@ def program_of(
         donors=tuple(sorted(donors)),
         parameters=_parameters(module, values),
         places={number: lines[name] for number, name in made.names.items() if name in lines},
+        scopes={number: scope for number, name in made.names.items() if (scope := scope_of(name)).phase},
         dynamic=dynamic,
     )
+
+
+# As Keras 3 names the scopes of its optimizers, with a number behind it where there are several.
+_OPTIMIZER = re.compile(
+    r"(?:adam|adamw|sgd|rmsprop|adagrad|adadelta|adamax|nadam|ftrl|lion|adafactor|lamb|muon|loss_scale_optimizer)(?:_\d+)?"
+)
+_TAPE = "gradient_tape"
+
+
+def scope_of(name: str) -> OpScope:
+    """Of an op's name in a graph of Keras: "gradient_tape/model/dense/MatMul/MatMul_1" is backward of model.dense."""
+    first, *rest = name.split("/")
+    if first == _TAPE:
+        return OpScope(".".join(rest[:-2]), "backward")
+    if _OPTIMIZER.fullmatch(first):
+        return OpScope(first, "optimizer")
+    return OpScope(".".join((first, *rest[:-1])), "forward") if len(rest) > 1 else OpScope()
 
 
 def _instructions(module: Any) -> Iterator[Any]:

@@ -1,8 +1,8 @@
 """What each operation of an optimised program costs: the compiler's own estimate of its cycles, FLOPs, and bytes.
 
-While it generates code, libtpu (0.0.21.1, 0.0.52) notes `estimated_cycles` beside nearly all fusions, reduces and
-copies, for v3 to 7x. It has none for collectives, scatters and gathers, sorts, random numbers, kernels, and copies that
-run beside other operations.
+While it generates code, libtpu (0.0.17, 0.0.21.1, 0.0.52) notes `estimated_cycles` beside nearly all fusions, reduces
+and copies, for v3 to 7x. It has none for collectives, scatters and gathers, sorts, random numbers, kernels, and copies
+that run beside other operations.
 """
 
 from __future__ import annotations
