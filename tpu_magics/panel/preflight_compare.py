@@ -157,7 +157,7 @@ def compare_html(found: Preflight) -> str:
 # -- time against memory ----------------------------------------------------------------------------------------------
 
 WIDE, HIGH = 460, 280
-FRAME = PlotFrame(WIDE, HIGH, left=58, right=16, top=16, bottom=44)
+FRAME = PlotFrame(WIDE, HIGH, left=58, right=24, top=30, bottom=44)
 LEGEND = "Dots fit, crosses do not. On the line: no other variant needs less of both."
 _GIB = 2**30
 
@@ -179,7 +179,7 @@ def plot(found: Sequence[Line]) -> str:
     if len(front) > 1:
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in front)
         parts.append(f'<path d="M{path}" fill="none" stroke="{GREY}" stroke-dasharray="4 3"/>')
-    field = Field(FRAME.left, WIDE, 2, FRAME.ground, [Box(x - 6, y - 7, 12) for x, y, _ in at])
+    field = Field(FRAME.left, WIDE - 16, 2, FRAME.ground, [Box(x - 6, y - 7, 12) for x, y, _ in at])
     parts += [_mark(x, y, one, field) for x, y, one in at]
     parts += FRAME.captions("HBM of a device, GiB", "time for a sample (estimate)")
     return svg(parts, "time for a sample against memory", WIDE, HIGH)
