@@ -196,7 +196,7 @@ def _front(marks: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def _mark(x: float, y: float, one: Line, field: Field) -> str:
     text = short(one.label, 30)
-    box, _ = field.put(text, x, y, bold=one.best)
+    box, _ = field.put(text, x, y, bold=True)
     label = word(text, box.x, box.y + 11, "start", ' font-weight="600"' if one.best else "")
     if one.result is None or not one.result.fits:
         cross = f'd="M{x - 3.5:.1f} {y - 3.5:.1f}l7 7m0 -7l-7 7" fill="none" stroke="{RED}" stroke-width="2"'
