@@ -24,7 +24,7 @@ from tpu_magics.preflight.compile_result import (
     TilePadding,
 )
 from tpu_magics.preflight.fit import FitPoint, FitResult
-from tpu_magics.preflight.report import Compared, Preflight, TargetResult, TriedChange, Variant
+from tpu_magics.preflight.report import AdviceResult, Compared, Preflight, TargetResult, TriedChange, Variant
 from tpu_magics.preflight.targets import parse
 
 GIB, MIB = 2**30, 2**20
@@ -238,9 +238,9 @@ def compared() -> Preflight:
     before = result("v5e-8", costs=costs())
     every = (variant(32, 1), variant(64, 1.6, needed=7 * GIB), variant(128, 3, status="too-large", needed=20 * GIB))
     failed = Compared(Variant("batch=3"), error="batch 3 is not a multiple of 8")
-    advice = (
+    tried = (
         TriedChange("multiply in bf16", "--precision bf16", ATTENTION, before, variant(32, 0.5).results[0], worth=True),
         TriedChange("batch = 64", "batch = 64", None, before, variant(32, 1).results[0]),
         TriedChange("batch = 3", "batch = 3", None, before, None, "it fails"),
     )
-    return Preflight("train", (before,), compared=(*every, failed), advice=advice, advised=True)
+    return Preflight("train", (before,), compared=(*every, failed), advice=AdviceResult(tried, asked=True))

@@ -25,7 +25,7 @@ from tpu_magics.panel.preflight_topics import Topic, topics
 from tpu_magics.preflight.compilation import CompileProgress
 from tpu_magics.preflight.compile_result import Buffer, HbmUsage, Multiplications, PaddedDimension, TilePadding
 from tpu_magics.preflight.fit import FitPoint, FitResult
-from tpu_magics.preflight.report import Preflight, TargetResult
+from tpu_magics.preflight.report import AdviceResult, Preflight, TargetResult
 
 MADE = ("bert", "too_large", "tiny", "custom", "refused", "fitted", "profiled", "compared")
 
@@ -619,8 +619,10 @@ def test_advice_is_what_gained_and_what_did_not_is_named() -> None:
     text = flat(to_text(made("compared")))
     assert "multiply in bf16" in text and "--precision bf16" in text and "In [3], line 21" in text
     assert "Tried, and not worth it: batch = 64 (0 %); batch = 3 (the function does not run so: it fails)." in text
-    nothing = replace(made("compared"), advice=())
+    nothing = replace(made("compared"), advice=AdviceResult(asked=True))
     assert "No change that applies to this step gains 3 % or more." in flat(to_text(nothing))
+    unknown = replace(made("compared"), advice=AdviceResult(asked=True, missing="no estimate"))
+    assert "Nothing could be tried: no estimate." in flat(to_text(unknown))
 
 
 def test_lines_have_their_share_for_jupyterlab() -> None:

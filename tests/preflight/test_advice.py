@@ -12,7 +12,7 @@ from tests.panel.preflights import ATTENTION, GIB, result, traced
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.plan import Options
 from tpu_magics.magics.preflight import preflight
-from tpu_magics.preflight.advice import PROPOSALS, Proposal, Subject, _advice, subject_of
+from tpu_magics.preflight.advice import PROPOSALS, Proposal, Subject, _tried, subject_of, too_large
 from tpu_magics.preflight.compare import Axis, compare, variants
 from tpu_magics.preflight.compile_result import HbmUsage, Multiplications, OpCost, OpScope
 from tpu_magics.preflight.pipeline import TrainingCall
@@ -35,7 +35,7 @@ def test_variants_are_all_combinations_in_the_order_of_their_names() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("batch", "whole numbers"),
+        ("batch", "Put the function and its arguments before --compare"),
         ("batch=", "whole numbers"),
         ("batch=1.5", "'1.5' cannot be read: the form is NAME=VALUE"),
         ("batch=-1", "-1"),
@@ -48,6 +48,24 @@ def test_other_forms_are_refused(text: str, said: str) -> None:
     with pytest.raises(TpuMagicsError, match=r"--compare .* cannot be compared") as caught:
         Axis.of(text)
     assert said in str(caught.value)
+
+
+def test_a_name_has_one_list_of_values() -> None:
+    with pytest.raises(TpuMagicsError, match="--compare has batch twice"):
+        variants([Axis.of("batch=1,2"), Axis.of("batch=3")])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"compare": ("bacth=8,16",)}, "--compare bacth: there is no such name"),
+        ({"advise": True, "fit": "batch"}, "--fit and --advise do not go together"),
+    ],
+)
+@pytest.mark.usefixtures("fresh_session", "tpu_compiler")
+def test_what_cannot_be_is_refused_before_anything_compiles(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(TpuMagicsError, match=said):
+        preflight(wasteful, target="v5e-1", plain=True, **options)
 
 
 def test_too_many_combinations_are_refused() -> None:
@@ -111,14 +129,26 @@ def _matmul(module: str, cycles: float, **facts: Any) -> OpCost:
 def test_a_vocabulary_that_fills_no_tile_is_proposed_padded() -> None:
     shape = "bf16[4096,768] x bf16[768,30522] -> bf16[4096,30522]"
     trace = traced(precision="")
-    graphs = tuple(
-        replace(one, parameters=("f32[30522,768] embeddings.weight", "f32[768,768] dense.weight", "f32[100] bias"))
-        for one in trace.graphs
-    )
+    names = ("f32[30522,768] embeddings.weight", "f32[768,768] dense.weight", "f32[500,768] x", "f32[100] bias")
+    graphs = tuple(replace(one, parameters=names, donors=(0, 1, 3)) for one in trace.graphs)
     costs = (*preflights.costs(), _matmul("head", 3_000_000, shape=shape))
     [found] = proposed(subject(costs=costs, trace=replace(trace, graphs=graphs)))
     assert found.variant.changes == ("pad=30522:30592",)
     assert "embeddings.weight" in found.what
+
+
+def test_what_is_too_large_is_tried_with_what_needs_less() -> None:
+    available = int(15.75 * GIB)
+    memory = HbmUsage(2 * available, available)
+    about = subject({"batch": 32}, memory=memory, status="too-large", costs=(), needed=2.0 * available)
+    assert [one.variant.label for one in too_large(about)] == ["precision=bf16", "remat=on", "batch = 16"]
+
+
+def test_a_change_that_leaves_the_graph_as_it_was_is_said_to_do_nothing() -> None:
+    before = result("v5e-8", costs=preflights.costs())
+    proposal = Proposal("gradient checkpointing", "b", Variant("v", changes=("remat=on",)), about_memory=True)
+    tried = _tried(proposal, before, Compared(proposal.variant, (before,)))
+    assert (tried.after, tried.error, tried.worth) == (None, "it changes nothing in this step", False)
 
 
 @pytest.mark.parametrize(
@@ -161,12 +191,12 @@ def test_only_what_gains_is_worth_it() -> None:
         return Compared(Variant("v"), (result("v5e-8", costs=costs, **facts),))
 
     time, memory = Proposal("a", "b", Variant("v")), Proposal("a", "b", Variant("v"), about_memory=True)
-    assert _advice(time, before, after(0.9)).worth and not _advice(time, before, after(0.99)).worth
-    assert not _advice(memory, before, after(0.9)).worth and _advice(memory, before, after(1.2, needed=2 * GIB)).worth
-    assert not _advice(time, before, after(0.5, status="too-large")).worth
+    assert _tried(time, before, after(0.9)).worth and not _tried(time, before, after(0.99)).worth
+    assert not _tried(memory, before, after(0.9)).worth and _tried(memory, before, after(1.2, needed=2 * GIB)).worth
+    assert not _tried(time, before, after(0.5, status="too-large")).worth
     large = result("v5e-8", costs=preflights.costs(), status="too-large")
-    assert _advice(memory, large, after(1.5)).worth
-    assert not _advice(time, before, Compared(Variant("v"), error="it fails")).worth
+    assert _tried(memory, large, after(1.5)).worth
+    assert not _tried(time, before, Compared(Variant("v"), error="it fails")).worth
 
 
 # -- all of it --------------------------------------------------------------------------------------------------------
@@ -194,7 +224,7 @@ def test_variants_and_advice_of_a_real_step() -> None:
     found = preflight(wasteful, target="v5e-1", compare=("batch=500,4096", "precision=fp32"), advise=True, plain=True)
     small, large = (one.results[0].time_for_a_sample for one in found.compared)
     assert small and large and large < small
-    tried = {one.what: one for one in found.advice}
+    tried = {one.what: one for one in found.advice.tried}
     assert {"batch = 504", "batch = 1000"} <= set(tried)
     assert tried["batch = 1000"].worth and (tried["batch = 1000"].time_gain or 0) > 0.03
     text = str(found)

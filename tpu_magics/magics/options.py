@@ -470,7 +470,8 @@ def add_preflight(parser: argparse.ArgumentParser, required: bool = False) -> No
     parser.add_argument(
         "--compare",
         nargs="+",
-        default=(),
+        action="extend",
+        default=[],
         metavar="NAME=V,V",
         help="compile each combination: batch=32,64 precision=fp32,bf16 remat=on,off (gradient checkpointing)",
     )

@@ -11,6 +11,7 @@ from tpu_magics.panel.drawing import Box, Field, PlotFrame, svg, word
 from tpu_magics.panel.formats import NOT_AVAILABLE, percent, seconds, short
 from tpu_magics.panel.html_parts import BLUE, GREY, RED, small, title
 from tpu_magics.panel.table import Row, Table
+from tpu_magics.preflight.advice import NO_EFFECT
 from tpu_magics.preflight.report import Preflight, TargetResult, TriedChange
 
 COMPARED, ADVICE = "Variants", "What to change"
@@ -23,6 +24,7 @@ ADVICE_NOTE = (
     "sample, and the HBM that is needed. Nothing was measured on a TPU, and nothing says whether the training learns "
     "as well."
 )
+NOT_TRIED = "Nothing could be tried: {}."
 NO_ADVICE = "No change that applies to this step gains {} % or more."
 
 
@@ -90,10 +92,11 @@ def _cells(one: Line, several: bool, sends: bool) -> Iterator[str]:
 
 
 def advice_table(found: Preflight) -> Table:
-    rows = tuple(Row(_advice(one)) for one in found.advice if one.worth)
-    tried = [one for one in found.advice if not one.worth]
+    rows = tuple(Row(_advice(one)) for one in found.advice.tried if one.worth)
+    tried = [one for one in found.advice.tried if not one.worth]
     notes = (f"Tried, and not worth it: {'; '.join(map(_tried, tried))}.",) if tried else ()
-    none = () if rows else (NO_ADVICE.format(3),)
+    missing = found.advice.missing
+    none = () if rows else (NOT_TRIED.format(missing) if missing else NO_ADVICE.format(3),)
     heads = ("change", "time for a sample", "HBM", "what to write", "line")
     return Table("", heads if rows else None, rows, (*none, *notes, *((ADVICE_NOTE,) if rows else ())))
 
@@ -124,7 +127,8 @@ def _change(share: float) -> str:
 
 def _tried(one: TriedChange) -> str:
     if one.after is None:
-        return f"{one.what} (the function does not run so: {short(one.error, 80)})"
+        how = one.error if one.error == NO_EFFECT else f"the function does not run so: {short(one.error, 80)}"
+        return f"{one.what} ({how})"
     return f"{one.what} ({_change(-one.time_gain) if one.time_gain is not None else NOT_AVAILABLE})"
 
 
@@ -139,7 +143,7 @@ def compare_text(found: Preflight, width: int) -> Iterator[str]:
 def _tables(found: Preflight) -> Iterator[tuple[str, Table]]:
     if found.compared:
         yield COMPARED, compared_table(found)
-    if found.advised:
+    if found.advice.asked:
         whose = f" for {found.results[0].name}" if len(found.results) > 1 else ""
         yield f"{ADVICE}{whose}", advice_table(found)
 

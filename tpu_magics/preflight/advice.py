@@ -15,15 +15,15 @@ from typing import Any
 
 from tpu_magics.backends.base import BF16, OFF, ON, PAD, REMAT
 from tpu_magics.backends.lowered import SourceLine
-from tpu_magics.errors import TpuMagicsError
 from tpu_magics.preflight.compare import compare
 from tpu_magics.preflight.pipeline import PreflightPipeline, TrainingCall
 from tpu_magics.preflight.profile import ProfiledOp
-from tpu_magics.preflight.report import Compared, TargetResult, TriedChange, Variant
+from tpu_magics.preflight.report import AdviceResult, Compared, TargetResult, TriedChange, Variant
 from tpu_magics.preflight.roofline import ROWS, THRESHOLDS
 
 MOST = 8  # compiles
 WORTH = 0.03  # of the time for a sample, or of the memory: a change that gains less is not proposed
+NO_EFFECT = "it changes nothing in this step"
 LANES = 128  # of a tile
 _LARGE = 0.02  # of the time: smaller causes are not looked for
 _FULL, _EMPTY = 0.2, 0.4  # free parts of the HBM: less is nearly full, more is room for a batch twice as large
@@ -87,11 +87,15 @@ def islands(subject: Subject) -> Iterator[Proposal]:
 
 
 def padding(subject: Subject) -> Iterator[Proposal]:
-    """Sizes of weights that fill no tile, in multiplications that take time."""
+    """Sizes of weights that fill no tile, in multiplications that take time. Under SPMD, weights would lose their
+    shardings."""
+    if subject.result.devices > 1:
+        return
     sizes: Counter[int] = Counter()
     names: dict[int, str] = {}
-    for text in subject.result.graph.parameters:
-        type_, _, name = text.partition(" ")
+    graph = subject.result.graph
+    for place in graph.donors:  # what a step changes: inputs are none of them
+        type_, _, name = graph.parameters[place].partition(" ") if place < len(graph.parameters) else ("", "", "")
         dims = _dims(type_)
         for size in dims if len(dims) == 2 and name and " of " not in name else ():
             if size % LANES and size > ROWS:
@@ -142,6 +146,19 @@ def batch(subject: Subject) -> Iterator[Proposal]:
         yield Proposal(what, what, Variant(f"{names[0]}={size}", sizes=((names[0], size),)))
 
 
+def too_large(subject: Subject) -> Iterator[Proposal]:
+    """Of a step that does not fit: what needs less memory."""
+    if not subject.result.traced.precision.startswith("bf16"):
+        todo = '%%tpu_train --precision bf16, or Accelerator(mixed_precision="bf16")'
+        yield Proposal("bf16", todo, Variant("precision=bf16", precision="bf16"), about_memory=True)
+    yield from checkpointing(subject)
+    rows = subject.result.traced.batch
+    names = [name for name, value in subject.numbers.items() if value == rows]
+    if rows is not None and rows > 1 and len(names) == 1:
+        what = f"{names[0]} = {rows // 2}"
+        yield Proposal(what, what, Variant(what, sizes=((names[0], rows // 2),)), about_memory=True)
+
+
 PROPOSALS: tuple[Callable[[Subject], Iterator[Proposal]], ...] = (bf16, islands, padding, checkpointing, batch)
 
 
@@ -170,27 +187,28 @@ def advise(
     options: Any,
     namespace: dict[str, Any],
     pipeline: Callable[[TrainingCall, Any], PreflightPipeline],
-) -> tuple[TriedChange, ...]:
-    """Try what applies, and tell what it gains, the most first; then what gains nothing. Raises TpuMagicsError where
-    the step has no estimate to compare."""
-    if result.profile.missing:
-        raise TpuMagicsError(
-            f"--advise needs the compiler's estimate, and there is none for {result.name}.",
-            f"{result.profile.missing[0].upper()}{result.profile.missing[1:]}.",
-            "Choose another TPU, or mend what the preflight says first.",
-        )
+) -> AdviceResult:
+    """Try what applies, and tell what it gains, the most first; then what gains nothing."""
     subject = subject_of(result, call, namespace)
-    found = [one for propose in PROPOSALS for one in propose(subject)][:MOST]
+    if result.status == "too-large":
+        found = list(too_large(subject))
+    elif result.profile.missing:
+        return AdviceResult(asked=True, missing=result.profile.missing)
+    else:
+        found = [one for propose in PROPOSALS for one in propose(subject)][:MOST]
     tried = compare(call, options, [one.variant for one in found], [result.target], namespace, pipeline)
-    told = [_advice(proposal, result, one) for proposal, one in zip(found, tried, strict=True)]
-    return tuple(sorted(told, key=lambda one: (not one.worth, -(one.time_gain or 0.0))))
+    told = [_tried(proposal, result, one) for proposal, one in zip(found, tried, strict=True)]
+    return AdviceResult(tuple(sorted(told, key=lambda one: (not one.worth, -(one.time_gain or 0.0)))), asked=True)
 
 
-def _advice(proposal: Proposal, before: TargetResult, tried: Compared) -> TriedChange:
+def _tried(proposal: Proposal, before: TargetResult, tried: Compared) -> TriedChange:
     after = tried.results[0] if tried.results else None
-    advice = TriedChange(proposal.what, proposal.todo, proposal.place, before, after, tried.error)
-    time, memory = advice.time_gain or 0.0, advice.memory_gain or 0.0
+    error = tried.error
+    if after is not None and proposal.variant.changes and after.graph.hash == before.graph.hash:
+        after, error = None, NO_EFFECT
+    change = TriedChange(proposal.what, proposal.todo, proposal.place, before, after, error)
+    time, memory = change.time_gain or 0.0, change.memory_gain or 0.0
     fits = after is not None and after.fits
     mends = fits and not before.fits
     worth = fits and (memory >= WORTH if proposal.about_memory else time >= WORTH)
-    return replace(advice, worth=mends or worth)
+    return replace(change, worth=mends or worth)

@@ -87,11 +87,6 @@ class ChipSpec:
         return self.peak_flops / self.devices
 
     @property
-    def device_ici(self) -> float | None:
-        """Bytes/s to other chips."""
-        return None if self.ici is None else self.ici / self.devices
-
-    @property
     def device_bandwidth(self) -> float:
         """Bytes/s of HBM."""
         return self.bandwidth / self.devices

@@ -40,6 +40,12 @@ class Axis:
         wrong = [one for one in found if (one not in known if known else not one.isdecimal())]
         if name.isidentifier() and found and not wrong:
             return cls(name, found)
+        if "=" not in text:
+            raise TpuMagicsError(
+                f"--compare {text} cannot be compared.",
+                "Each word after --compare is NAME=VALUE,VALUE.",
+                "Put the function and its arguments before --compare: %tpu_preflight train model --compare batch=32,64",
+            )
         what = f"the values are {', '.join(known)}" if known else "the form is NAME=VALUE,VALUE, with whole numbers"
         raise TpuMagicsError(
             f"--compare {text} cannot be compared.",
@@ -51,6 +57,10 @@ class Axis:
 def variants(axes: Sequence[Axis]) -> tuple[Variant, ...]:
     """All combinations. Raises TpuMagicsError where there are too many."""
     names = [axis.name for axis in axes]
+    if again := next((name for name in names if names.count(name) > 1), ""):
+        raise TpuMagicsError(
+            f"--compare has {again} twice.", "Each name has one list of values.", f"Write {again}=VALUE,VALUE,... once."
+        )
     found = [_variant(dict(zip(names, values, strict=True))) for values in product(*(axis.values for axis in axes))]
     if len(found) > MOST:
         raise TpuMagicsError(
@@ -93,10 +103,8 @@ def compare(
     pipeline: Callable[[TrainingCall, Options], PreflightPipeline],
 ) -> Iterator[Compared]:
     """Trace each, and compile what later steps run. Names of the notebook have a variant's values while it is traced. A
-    variant with which the function does not run has its error; names that do not exist raise TpuMagicsError."""
+    variant with which the function does not run has its error."""
     for variant in found:
-        for name, _ in variant.sizes:
-            Size.of(name, call.function, call.args, call.kwargs, namespace)
         with _with_sizes(replace(call, changes=variant.changes), variant.sizes, namespace) as changed:
             made = pipeline(changed, replace(options, precision=variant.precision or options.precision))
             made.callbacks.line(f"{call.name}: {variant.label}")

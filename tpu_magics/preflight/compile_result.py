@@ -164,7 +164,7 @@ class CompileResult:
     "failed" (no answer: the process died, was stopped at its memory bound, ...). `seconds`: of the compile itself, and
     of the first time where the result is cached (`kept`). `flops`, `bytes_accessed`: of one execution on one device as
     XLA counts them (loop bodies once, copies into on-chip memory too); `hbm_bytes`: what the optimised program reads
-    from and writes to HBM; `costs`: of its operations, in the order in which they run; `held`: HBM at the peak, as
+    from and writes to HBM; `costs`: of its operations, in the order of its text; `held`: HBM at the peak, as
     `padding` has it; `curve`: HBM over the program's order, as (share of the estimated cycles before, bytes). `loops`:
     a loop has multiplications in its body; `guessed`: how often a part of the program runs is not in it (of branches
     the one that multiplies most counts, a loop of unknown rounds once). `error`: the compiler's text; `versions`:

@@ -293,18 +293,24 @@ class Size:
 
     @classmethod
     def of(
-        cls, name: str, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], namespace: dict[str, Any]
+        cls,
+        name: str,
+        function: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        namespace: dict[str, Any],
+        option: str = "--fit",
     ) -> Size:
         """Raises TpuMagicsError where there is no such name, its value is no whole number above 0, or the function does
-        not take these arguments."""
+        not take these arguments. `option`: that asks for it."""
         signature = _signature(function)
         if signature is not None and (name in signature.parameters or (name in kwargs and _takes_any(signature))):
-            return cls(name, _whole(name, _argument(name, function, signature, args, kwargs)), signature, ())
+            return cls(name, _whole(name, _argument(name, function, signature, args, kwargs), option), signature, ())
         spaces = _distinct([namespace, getattr(inspect.unwrap(function), "__globals__", namespace)])
         holders = tuple(space for space in spaces if name in space)
         if not holders:
-            raise _absent(name, signature)
-        return cls(name, _whole(name, holders[-1][name]), None, holders)
+            raise _absent(name, signature, option)
+        return cls(name, _whole(name, holders[-1][name], option), None, holders)
 
     @property
     def is_argument(self) -> bool:
@@ -380,7 +386,7 @@ def _put(
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 
-def _absent(name: str, signature: inspect.Signature | None) -> TpuMagicsError:
+def _absent(name: str, signature: inspect.Signature | None, option: str) -> TpuMagicsError:
     parameters = ", ".join(signature.parameters) if signature is not None else ""
     passed = (
         f" To pass it through **kwargs, add {name}=8 to the ARGs."
@@ -388,18 +394,18 @@ def _absent(name: str, signature: inspect.Signature | None) -> TpuMagicsError:
         else ""
     )
     return TpuMagicsError(
-        f"--fit {name}: there is no such name.",
+        f"{option} {name}: there is no such name.",
         f"It is neither a parameter of the function ({parameters or 'it has none'}) nor a variable of the notebook.",
         f"Give the argument or the notebook variable that holds the batch size.{passed}",
     )
 
 
-def _whole(name: str, value: Any) -> int:
+def _whole(name: str, value: Any, option: str) -> int:
     if not isinstance(value, bool) and isinstance(value, numbers.Integral) and int(value) > 0:
         return int(value)
     raise TpuMagicsError(
-        f"--fit {name}: its value is {_brief(value)}.",
-        "The search tries whole numbers above 0 and starts at the current value.",
+        f"{option} {name}: its value is {_brief(value)}.",
+        "Only whole numbers above 0 are tried, from the current value on.",
         f"Set {name} to a batch size that works, for example 8, or give the name that holds the batch size.",
     )
 

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from tpu_magics.backends.lowered import SourceLine
 from tpu_magics.preflight.chip_specs import ChipSpec
-from tpu_magics.preflight.compile_result import CompileResult, HeldMemory, OpCost
+from tpu_magics.preflight.compile_result import CollectiveTransfer, CompileResult, HeldMemory, OpCost
 from tpu_magics.preflight.roofline import COMPUTE, MEMORY, is_made
 
 __all__ = ["NETWORK", "MemoryGroup", "ModuleTree", "Profile", "ProfileGroup", "ProfiledOp", "profile"]
@@ -262,18 +262,26 @@ def profile(compiled: Iterable[CompileResult], chip: ChipSpec) -> Profile:
 def _missing(found: Sequence[CompileResult], chip: ChipSpec) -> str:
     if not any(is_made(one) and one.costs for one in found):
         return NO_PROGRAM
-    if not any(cost.cycles for one in found for cost in one.costs):
+    if not any(cost.cycles is not None for one in found for cost in one.costs):
         versions = next((one.versions["libtpu"] for one in found if "libtpu" in one.versions), "of unknown version")
         return NO_ESTIMATES.format(versions)
     return "" if chip.clock else NO_CLOCK
 
 
 def _profiled(cost: OpCost, chip: ChipSpec) -> ProfiledOp:
-    sent = cost.transfer.bytes if cost.transfer is not None else 0.0
+    sent = _between_chips(cost.transfer, chip) if cost.transfer is not None else 0.0
     return ProfiledOp(
         cost,
         cost.cycles / chip.clock if cost.cycles is not None and chip.clock else None,
         compute=cost.flops / chip.device_peak_flops,
         memory=cost.bytes / chip.device_bandwidth,
-        transfer=sent / chip.device_ici if chip.device_ici else 0.0,
+        transfer=sent / chip.ici if chip.ici else 0.0,
     )
+
+
+def _between_chips(transfer: CollectiveTransfer, chip: ChipSpec) -> float:
+    """The least bytes that a chip sends to others: its devices need no link for what they exchange."""
+    chips = -(-transfer.group // chip.devices)
+    if chips <= 1 or transfer.group <= 1:
+        return 0.0
+    return transfer.bytes * ((chips - 1) / chips) / ((transfer.group - 1) / transfer.group)

@@ -16,7 +16,7 @@ from tpu_magics.backends.hlo.proto import message_field, varint_field
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.preflight.profile import Profile, ProfiledOp
 
-ESTIMATE = "times are the TPU compiler's estimate; nothing was measured"
+ESTIMATE = "times are the TPU compiler's estimate, without what it does not estimate; nothing was measured"
 _FORMS = "NAME.json or NAME.json.gz for Perfetto and chrome://tracing, NAME.pb.gz for pprof"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ from tpu_magics.preflight.verdict import Case, TpuVerdict, judge
 __all__ = ["Preflight", "Rate", "TargetResult"]
 
 
-# Megabytes: of a program, its lines by number, and all of its operations and buffers.
-_HEAVY = {"module", *NUMBERED, "costs", "held", "curve"}
+# Megabytes: a program's lines by number, and all of its operations and buffers; the program itself is bytes.
+_HEAVY = {*NUMBERED, "costs", "held", "curve"}
 
 
 def json_data(value: Any) -> Any:
@@ -33,7 +33,8 @@ def json_data(value: Any) -> Any:
 
 def _without_modules(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(name): _without_modules(found) for name, found in value.items() if name not in _HEAVY}
+        kept = {str(name): found for name, found in value.items() if name not in _HEAVY and type(found) is not bytes}
+        return {name: _without_modules(found) for name, found in kept.items()}
     return [_without_modules(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
@@ -159,9 +160,9 @@ class TargetResult:
 
     @property
     def time_for_a_sample(self) -> float | None:
-        """Seconds of one rank, by the compiler's estimate and the bounds of what it does not estimate: to compare. Of a
-        step where the number of samples is not known; None without an estimate."""
-        return None if self.profile.missing else self.profile.whole.weight / (self.samples or 1)
+        """Seconds of one rank, by the compiler's estimate and the bounds of what it does not estimate: to compare. None
+        without an estimate, or where the number of samples is not known."""
+        return None if self.profile.missing or not self.samples else self.profile.whole.weight / self.samples
 
     @cached_property
     def turn(self) -> tuple[int, ...]:
@@ -333,16 +334,30 @@ class TriedChange:
 
     @property
     def time_gain(self) -> float | None:
-        """The part of the time for a sample that it saves, by the compiler's estimate. None: not known."""
-        if self.after is None or not self.before.time_for_a_sample or not self.after.time_for_a_sample:
+        """The part of the time for a sample that it saves, by the compiler's estimate; where the number of samples is
+        not known before and after, of the time for a step. None: not known."""
+        if self.after is None or self.before.profile.missing or self.after.profile.missing:
             return None
-        return 1 - self.after.time_for_a_sample / self.before.time_for_a_sample
+        ends = (self.before, self.after)
+        before, after = (one.profile.whole.weight for one in ends)
+        if any(one.samples for one in ends):
+            before, after = (one.time_for_a_sample or 0.0 for one in ends)
+        return 1 - after / before if before and after else None
 
     @property
     def memory_gain(self) -> float | None:
         """The part of the HBM that it saves."""
         before, after = self.before.worst.memory, self.after.worst.memory if self.after is not None else None
         return None if before is None or after is None else 1 - after.needed / before.needed
+
+
+@dataclass(frozen=True)
+class AdviceResult:
+    """What was tried for a step, what gains most first. `asked`: for it; `missing`: why nothing could be tried."""
+
+    tried: tuple[TriedChange, ...] = ()
+    asked: bool = False
+    missing: str = ""
 
 
 # -- the result of all targets ----------------------------------------------------------------------------------------
@@ -354,8 +369,8 @@ class Preflight:
 
     `function`: its name; `results`: one for each target, in the given order; `fit`: one for each target with
     `fit=NAME`; `results` are then for the size that it recommends for each target, so `fits` says whether there is
-    one; `profiled`: whether it is shown with its profile; `compared`: the variants of `compare`; `advice`: what
-    `advise` tried for the first target (`advised`). A notebook shows it as tables and drawings, `print` as text.
+    one; `profiled`: whether it is shown with its profile; `compared`: the variants of `compare`; `advice`: of
+    `advise`, for the first target. A notebook shows it as tables and drawings, `print` as text.
 
         found = tpu_magics.preflight(train, model, target="v5e-8,v6e-8")
         found.fits                            # on all targets
@@ -369,8 +384,7 @@ class Preflight:
     fit: tuple[FitResult, ...] = ()
     profiled: bool = False
     compared: tuple[Compared, ...] = ()
-    advice: tuple[TriedChange, ...] = ()
-    advised: bool = False
+    advice: AdviceResult = field(default_factory=AdviceResult)
 
     @property
     def fits(self) -> bool:
@@ -422,7 +436,7 @@ class Preflight:
             "results": [one.to_dict() for one in self.results],
             "fit": [json_data(one) for one in self.fit],
             "compared": [_compared(one) for one in self.compared],
-            "advice": [_advice(one) for one in self.advice],
+            "advice": {"missing": self.advice.missing, "tried": [_advice(one) for one in self.advice.tried]},
         }
 
     def __repr__(self) -> str:

@@ -21,7 +21,7 @@ from tpu_magics.preflight.advice import advise as advise_step
 from tpu_magics.preflight.compile_result import CompileResult, LoweredGraph, TraceResult
 from tpu_magics.preflight.fit import FitPoint, FitResult, Size
 from tpu_magics.preflight.pipeline import Callbacks, PreflightPipeline, TrainingCall, trace_request
-from tpu_magics.preflight.report import Compared, Preflight, TargetResult, TriedChange, Variant
+from tpu_magics.preflight.report import AdviceResult, Compared, Preflight, TargetResult, Variant
 from tpu_magics.preflight.roofline import SETTLES
 from tpu_magics.preflight.search import APART, search
 from tpu_magics.preflight.store import Store, default_folder
@@ -221,11 +221,12 @@ def preflight(
     settings = _Settings(options, _is_spmd(spmd, processes), store, packages, callbacks or Callbacks())
     call = TrainingCall(function, args, dict(kwargs or {}))
     wanted = comparison.variants([comparison.Axis.of(one) for one in compare]) if compare else ()
+    _check_variants(call, wanted, advise, fit)
     with interruptible():
         found = _compiled(call, targets, settings) if fit is None else _searched(call, targets, settings, fit)
         compared = tuple(_compared(call, wanted, targets, settings))
-        advice = _advised(call, found, settings) if advise else ()
-    return replace(found, profiled=profile, compared=compared, advice=advice, advised=advise)
+        advice = _advised(call, found, settings) if advise else AdviceResult()
+    return replace(found, profiled=profile, compared=compared, advice=advice)
 
 
 @dataclass(frozen=True)
@@ -259,16 +260,29 @@ class _Settings:
 def _compared(
     call: TrainingCall, wanted: Sequence[Variant], targets: Sequence[Target], settings: _Settings
 ) -> Iterator[Compared]:
-    if wanted:
-        _require_torch_xla("--compare", call)
     namespace = session.current.notebook.namespace
     yield from comparison.compare(call, settings.options, wanted, targets, namespace, settings.variant_of)
 
 
-def _advised(call: TrainingCall, found: Preflight, settings: _Settings) -> tuple[TriedChange, ...]:
-    _require_torch_xla("--advise", call)
+def _advised(call: TrainingCall, found: Preflight, settings: _Settings) -> AdviceResult:
     namespace = session.current.notebook.namespace
     return advise_step(call, found.results[0], settings.options, namespace, settings.variant_of)
+
+
+def _check_variants(call: TrainingCall, wanted: Sequence[Variant], advise: bool, fit: str | None) -> None:
+    """Raise TpuMagicsError for what is known before minutes of compiles."""
+    if wanted:
+        _require_torch_xla("--compare", call)
+    for name in {name for variant in wanted for name, _ in variant.sizes}:
+        Size.of(name, call.function, call.args, call.kwargs, session.current.notebook.namespace, "--compare")
+    if advise:
+        _require_torch_xla("--advise", call)
+    if advise and fit is not None:
+        raise TpuMagicsError(
+            "--fit and --advise do not go together.",
+            "--fit finds another size, and --advise looks at the step with the size that there is.",
+            f"Run --fit {fit} first, set {fit} to what it recommends, then run --advise.",
+        )
 
 
 def _require_torch_xla(option: str, call: TrainingCall) -> None:
@@ -357,10 +371,15 @@ def note(name: str, results: Sequence[TargetResult]) -> None:
                 needed=memory.needed if memory is not None else None,
                 available=memory.available if memory is not None else None,
                 t=now,
-                least=one.cost.seconds or one.roofline.seconds,
-                estimate=one.profile.seconds,
+                least=_for_a_sync(one, one.cost.seconds or one.roofline.seconds),
+                estimate=_for_a_sync(one, one.profile.seconds),
             )
         )
+
+
+def _for_a_sync(one: TargetResult, seconds: float | None) -> float | None:
+    """A run counts syncs as steps."""
+    return None if seconds is None else seconds / max(1, one.cost.syncs)
 
 
 # -- before a training ----------------------------------------------------------------------------------------------

@@ -274,3 +274,81 @@ def test_operations_have_the_module_the_phase_and_the_line(function: Any) -> Non
     assert (("0", "recompute") in found) == (function is checkpointed)
     assert any(phase == "optimizer" for _, phase in found)
     assert all(place.code for place in graph.places.values())
+
+
+class Transformed(torch.utils.data.Dataset[Any]):
+    """With a module that changes the data, in the thread of the loader."""
+
+    def __init__(self) -> None:
+        self.change = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Any:
+        with torch.no_grad():
+            return self.change(torch.ones(8))
+
+
+def loads_with_modules(model: Any) -> None:
+    import torch_xla.distributed.parallel_loader as pl
+
+    device = framework.device()
+    optimizer = torch.optim.SGD(model.to(device).parameters(), lr=0.1)
+    for x in pl.MpDeviceLoader(torch.utils.data.DataLoader(Transformed(), batch_size=4), device):
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class Steps(torch.nn.Module):
+    """A whole step, with its sync, in a forward."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model.to(framework.device())
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def forward(self, x: Any) -> None:
+        self.model(x.to(framework.device())).pow(2).mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        framework.sync()
+
+
+def steps_in_a_module(model: Any) -> None:
+    step = Steps(model)
+    for _ in range(4):
+        step(torch.ones(4, 8))
+
+
+class Breaks(torch.autograd.Function):
+    @staticmethod
+    def forward(_context: Any, x: Any) -> Any:
+        return x * 1
+
+    @staticmethod
+    def backward(_context: Any, _gradient: Any) -> Any:
+        raise ValueError("broken")
+
+
+def catches_errors(model: Any) -> None:
+    device = framework.device()
+    optimizer = torch.optim.SGD(model.to(device).parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="broken"):
+        Breaks.apply(model(torch.ones(4, 8).to(device))).sum().backward()
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(lambda: 1 / 0)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.ones(4, 8).to(device)).pow(2).mean().backward()
+        optimizer.step()
+        framework.sync()
+
+
+@pytest.mark.parametrize("function", [loads_with_modules, steps_in_a_module, catches_errors])
+def test_names_of_operations_break_nothing(function: Any) -> None:
+    graph = steady(traced.traced(function, mlp()))
+    found = {(one.module, one.phase) for one in graph.scopes.values()}
+    assert any(phase == "backward" for _, phase in found)
+    assert not any("Linear" in module for module, _ in found)

@@ -9,9 +9,11 @@ opens one while it runs: the nodes of a call of torch's get the module and the l
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -29,20 +31,39 @@ _MARK = "tpu_magics"  # in the metadata of a node of autograd
 _WRAPPED = "_orig_module."  # in which torch_xla's FSDP v2 keeps the wrapped module
 
 
+class _Scope:
+    """An open scope. After an error in a backward pass nothing closes that of its node: it is destroyed in another
+    thread, where it must not be closed, and so is never destroyed."""
+
+    def __init__(self, scope: Any) -> None:
+        self._scope, self._thread = scope, threading.get_ident()
+
+    def close(self) -> None:
+        scope, self._scope = self._scope, None
+        if scope is not None and threading.get_ident() != self._thread:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(scope))
+
+    __del__ = close
+
+
+def _in_backward() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 @dataclass
 class _Open:
-    """A module that runs: its path, the user's line that called it, and what closes its scope."""
+    """A module that runs: its path, the user's line that called it, and its scope."""
 
     module: Any
     path: str
     place: SourceLine | None
-    scope: Any
+    scope: _Scope
 
 
 class OpScopes:
-    """The scopes of one process. `push`: opens a scope of that name until what it returns is destroyed; `place`: the
-    user's line of a frame; `models`: those that are known so far, of which the step may call parts. Create and install
-    it in the thread that runs the step."""
+    """The scopes of one process. `push`: opens a scope of that name in this thread, until what it returns is destroyed,
+    which has to be in the same thread; `place`: the user's line of a frame; `models`: those that are known so far, of
+    which the step may call parts. Create and install it in the thread that runs the step."""
 
     def __init__(
         self,
@@ -56,8 +77,10 @@ class OpScopes:
         self.known: dict[tuple[OpScope, SourceLine | None], int] = {}
         self._open: list[_Open] = []
         self._paths: dict[int, tuple[Any, str]] = {}  # by id(): the module, so that it lives, and its path
+        self._roots: list[str] = []  # the classes of models
         self._lines: dict[str, SourceLine | None] = {}  # of a module: the line that called it last
-        self._steps: list[Any] = []
+        self._steps: list[_Scope] = []
+        self._thread = threading.get_ident()
 
     def install(self) -> None:
         """Until the process ends."""
@@ -77,22 +100,28 @@ class OpScopes:
         """The path of the module that runs; "" outside of modules."""
         return self._open[-1].path if self._open else ""
 
-    def _scope(self, module: str, phase: str, place: SourceLine | None) -> Any:
+    def _scope(self, module: str, phase: str, place: SourceLine | None) -> _Scope:
         number = self.known.setdefault((OpScope(module, phase), place), len(self.known))
-        return self.push(f"tpu_magics_{number}")
+        return _Scope(self.push(f"tpu_magics_{number}"))
+
+    def _is_here(self) -> bool:
+        """Whether this thread runs the step: loaders have threads of their own, with modules that transform data."""
+        return threading.get_ident() == self._thread or _in_backward()
 
     # -- modules ----------------------------------------------------------------------------------------------------
     def _enter(self, module: Any, _args: Any) -> None:
-        path = self._path(module)
-        again = torch._C._current_graph_task_id() != -1  # in a backward pass
+        if not self._is_here():
+            return
+        path, again = self._path(module), _in_backward()
         place = self._lines.get(path) if again else self.place(sys._getframe(1))
         if not again:
             self._lines[path] = place
         self._open.append(_Open(module, path, place, self._scope(path, RECOMPUTE if again else FORWARD, place)))
 
     def _leave(self, module: Any, _args: Any, result: Any) -> None:
-        while self._open:
+        while self._open and self._is_here():
             left = self._open.pop()
+            left.scope.close()
             if left.module is module:
                 for node in _nodes(result):
                     self._mark(node, left.path, left.place)
@@ -104,11 +133,24 @@ class OpScopes:
         elif id(module) not in self._paths:
             known = [one for one in self.models() if id(one) not in self._paths]
             inside = {id(part) for one in known for part in one.modules() if part is not one}
-            roots = [one for one in known if id(one) not in inside]
-            for root in roots:
-                self._name(root, type(root).__name__ if len(roots) > 1 else "")
-            self._name(module, "")
+            self._name_models([one for one in known if id(one) not in inside])
+            if any(id(part) not in self._paths for part in module.modules() if part is not module):
+                self._name_models([module])
+            self._paths.setdefault(id(module), (module, type(module).__name__))  # of parts that have a name
         return self._paths[id(module)][1]
+
+    def _name_models(self, roots: Sequence[Any]) -> None:
+        """Of several, with their labels before the names of their parts."""
+        several = len(roots) + len(self._roots) > 1
+        for root in roots:
+            self._name(root, self._label(root) if several else "")
+            self._roots.append(type(root).__name__)
+
+    def _label(self, root: Any) -> str:
+        """Its class, with a number where there are several."""
+        name = type(root).__name__
+        again = self._roots.count(name)
+        return f"{name}_{again + 1}" if again else name
 
     def _name(self, root: Any, prefix: str) -> None:
         for name, part in root.named_modules():
@@ -117,10 +159,17 @@ class OpScopes:
 
     # -- optimizers -------------------------------------------------------------------------------------------------
     def _begin_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        self._steps.append(self._scope(type(optimizer).__name__, OPTIMIZER, self.place(sys._getframe(1))))
+        if threading.get_ident() == self._thread:
+            self._close_steps()  # one that raised an error has no end
+            self._steps.append(self._scope(type(optimizer).__name__, OPTIMIZER, self.place(sys._getframe(1))))
 
     def _end_step(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        self._steps.clear()
+        if threading.get_ident() == self._thread:
+            self._close_steps()
+
+    def _close_steps(self) -> None:
+        while self._steps:
+            self._steps.pop().close()
 
     # -- autograd ---------------------------------------------------------------------------------------------------
     def called(self, result: Any, frame: FrameType) -> None:
@@ -142,9 +191,14 @@ class OpScopes:
                 left += [before for before, _ in one.next_functions]
 
     def _hook(self, node: Any, path: str, place: SourceLine | None) -> None:
-        opened: list[Any] = []
+        opened: list[_Scope] = []
+
+        def close(_inputs: Any, _outputs: Any) -> None:
+            while opened:
+                opened.pop().close()
+
         node.register_prehook(lambda _gradients: opened.append(self._scope(path, BACKWARD, place)))
-        node.register_hook(lambda _inputs, _outputs: opened.clear())
+        node.register_hook(close)
 
 
 class _Calls(TorchFunctionMode):

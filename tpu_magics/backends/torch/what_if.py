@@ -56,10 +56,9 @@ def _at_first_call(change: Any) -> None:
 
 def _rematerialise(model: Any) -> None:
     """transformers' models do it themselves, without their cache; of others, each block of a list of equal ones."""
-    if getattr(model, "supports_gradient_checkpointing", False):
-        model.gradient_checkpointing_enable()
-        model.config.use_cache = False
-        return
+    for part in _outermost(model, "supports_gradient_checkpointing"):
+        part.gradient_checkpointing_enable()
+        part.config.use_cache = False
     from torch.utils.checkpoint import checkpoint
 
     for block in _blocks(model):
@@ -67,25 +66,35 @@ def _rematerialise(model: Any) -> None:
 
 
 def _keep(model: Any) -> None:
-    import torch.utils.checkpoint as module
+    """torch's and torch_xla's checkpoint() run the function alone, however they are called."""
+    import torch.utils.checkpoint as of_torch
 
-    if getattr(model, "is_gradient_checkpointing", False):
-        model.gradient_checkpointing_disable()
+    for part in _outermost(model, "is_gradient_checkpointing"):
+        part.gradient_checkpointing_disable()
 
-    def run(function: Any, *args: Any, **kwargs: Any) -> Any:
-        own = ("use_reentrant", "context_fn", "determinism_check", "debug", "preserve_rng_state")
-        return function(*args, **{name: value for name, value in kwargs.items() if name not in own})
+    def once(*_args: Any, **_kwargs: Any) -> Iterator[None]:
+        yield
 
-    replaced = getattr(module, "checkpoint", None)
-    for other in list(sys.modules.values()):  # also where it was imported by name
-        for name, value in list(vars(other).items()) if replaced is not None and other is not None else ():
-            if value is replaced:
-                setattr(other, name, run)
+    of_torch._checkpoint_without_reentrant_generator = once
+    of_xla = sys.modules.get("torch_xla.utils.checkpoint")
+    for module in (of_torch, of_xla) if of_xla is not None else (of_torch,):
+        module.CheckpointFunction.apply = staticmethod(lambda function, _preserve, *args: function(*args))
+
+
+def _outermost(model: Any, name: str) -> Iterator[Any]:
+    """The modules whose attribute of that name is true, without those inside of them."""
+    if getattr(model, name, False):
+        yield model
+        return
+    for child in model.children():
+        yield from _outermost(child, name)
 
 
 def _blocks(model: Any) -> Iterator[Any]:
     """The layers of a model: members of a list or a sequence that are of one class and have modules of their own, the
-    outermost ones."""
+    outermost ones. transformers' models are left out."""
+    if getattr(model, "supports_gradient_checkpointing", False):
+        return
     for child in model.children():
         members = list(child.children()) if isinstance(child, (torch.nn.ModuleList, torch.nn.Sequential)) else []
         if len(members) > 1 and len({type(one) for one in members}) == 1 and next(members[0].children(), None):
@@ -109,6 +118,8 @@ def _pad(model: Any, size: int, padded: int) -> None:
             for name, value in list(vars(holder).items()):
                 if type(value) is int and value == size:
                     setattr(holder, name, padded)
+                elif isinstance(value, tuple) and size in value:  # of a LayerNorm
+                    setattr(holder, name, tuple(padded if one == size else one for one in value))
 
 
 def _holders(part: Any) -> Iterator[Any]:

@@ -33,7 +33,7 @@ def read_estimates(path: Path) -> dict[str, int]:
 def op_costs(
     program: HloModule, counted: MultiplicationCounts, traffic: HbmTraffic, estimates: Mapping[str, int]
 ) -> tuple[OpCost, ...]:
-    """The costs, computation by computation, in the order of the schedule."""
+    """The costs, computation by computation: bodies of loops before the entry, each in the order of the schedule."""
     costs = _Costs(program, counted, traffic, estimates)
     times = counted.executions.times
     every = ((times[computation.name], computation, one) for computation, one in traffic.operations())
@@ -54,8 +54,8 @@ _COLLECTIVES = frozenset(
 )
 # What an operation is by what is in it: the first that is there.
 _KINDS: tuple[tuple[str, frozenset[str]], ...] = (
-    (COLLECTIVE, _COLLECTIVES),
     (MATMUL, frozenset({"convolution", "dot", "ragged-dot", "scaled-dot"})),
+    (COLLECTIVE, _COLLECTIVES),
     (SORT, frozenset({"sort", "topk"})),
     (SCATTER, frozenset({"scatter", "select-and-scatter"})),
     (GATHER, frozenset({"gather"})),
@@ -176,7 +176,9 @@ class _Costs:
         if found is None:
             return None
         name, group = found.opcode.removesuffix("-start"), _group(found.tail, self.devices)
-        made = sum(shape.plain for shape in _results(computation, one))
+        made = sum(shape.plain for shape in (_results(computation, one) if found is one else array_shapes(found.type)))
+        if name == "all-reduce" and sum(shape.plain for shape in array_shapes(one.type)) < made:
+            name = "all-gather"  # a fusion that keeps a part of the sum sends half of it, as many bytes as a gather
         apart = {right - left for left, right in pairwise(group)}
         stride = apart.pop() if len(apart) == 1 else 0
         sent = _sent(name, max(len(group), 1)) * made

@@ -35,6 +35,7 @@ _READ_ZEROS = (
     "The function read values, which are zero in a preflight. If one of them decides when it ends, it may end too "
     "early."
 )
+_STEP_ARGUMENTS = 4  # of _xla_step_marker, the last one is `reset_scope`
 _HIDDEN = "Up to {} tensors that only C++ code holds are missing from the graph outputs. In training they are outputs."
 
 
@@ -118,6 +119,8 @@ class Tracer:
         """The end of a step."""
         captured = self._capture_all(sys._getframe(1))
         self.host_reads.synced()
+        if len(args) < _STEP_ARGUMENTS:
+            kwargs["reset_scope"] = False  # scopes may be open, of a module in which the step ends
         result = original(*args, **kwargs)
         if captured is not None and self.steady_state.add(self.events.since_last(captured)):
             if self._observer is not None:  # records why the graph changed
