@@ -51,6 +51,13 @@ WRONG = {
     f"train model {TARGET} -n 2 --spmd": "-n 2 and --spmd cannot be combined.",
     f"train model {TARGET} --steps 0": "--steps 0 is not valid.",
     f"train model {TARGET} -o 2x": "-o 2x is not a name.",
+    f"--compare steps=3,4 train model {TARGET}": "--compare train cannot be compared.\nWhy: Each word after --compare "
+    "is NAME=VALUE,VALUE.\nWhat to do: Put the function and its arguments before --compare",
+    f"train model {TARGET} --compare word=1,2": "--compare word: its value is 'many'.",
+    f"train model {TARGET} --compare stpes=1,2": "--compare stpes: there is no such name.",
+    f"train model {TARGET} --compare steps=2,3 steps=4": "--compare has steps twice.",
+    f"train model {TARGET} --compare precision=fp8": "'fp8' cannot be read: the values are fp32, bf16, bf16-downcast.",
+    f"train model {TARGET} --fit steps --advise": "--fit and --advise do not go together.",
     f"train model {TARGET} --fitt x": "%tpu_preflight has no option --fitt; did you mean --fit?",
 }
 

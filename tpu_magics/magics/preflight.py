@@ -20,6 +20,7 @@ from tpu_magics.panel.preflight import to_html, to_text
 from tpu_magics.panel.preflight_profile import line_problems
 from tpu_magics.panel.preflight_progress import TerminalLine, progress_html, progress_text
 from tpu_magics.preflight import report
+from tpu_magics.preflight.compare import Axis
 from tpu_magics.preflight.compilation import CompileProgress
 from tpu_magics.preflight.run import Callbacks, PreflightCheck, SearchInterrupted, preflight_check, require_compiler
 from tpu_magics.preflight.run import preflight as find
@@ -120,6 +121,8 @@ def _found(*args: Any, telling: Callbacks, bind: Callable[[PreflightResult], Non
 def run(notebook: ShellNotebook, found: argparse.Namespace) -> None:
     """Evaluate FUNCTION and ARGs, bind the result to its name, and display it."""
     __tracebackhide__ = True
+    for one in found.compare:
+        Axis.of(one)  # which may have the function among its words
     if not found.args or not found.target:
         raise TpuMagicsError(
             f"%tpu_preflight needs {'FUNCTION' if not found.args else '--target'}.",
