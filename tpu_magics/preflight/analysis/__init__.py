@@ -93,16 +93,16 @@ def _read(module: ProgramFiles, parameters: Sequence[str]) -> ProgramFacts:
         return ProgramFacts(notes=("the text of the optimised program is incomplete or has an unknown format",))
     counted, traffic = multiplications(program, unoptimised), HbmTraffic(program)
     pieces, names = hbm_pieces(assignment), BufferNames(program, parameters)
-    estimates = _estimates(module)
+    costs = op_costs(program, counted, traffic, _estimates(module))
     return ProgramFacts(
         multiplications=counted.multiplications,
         padding=padding(pieces, names) if pieces else None,
         buffers=largest(pieces, names),
         custom_calls=refused(program, unoptimised),
         hbm_bytes=hbm_bytes(traffic, counted.executions),
-        costs=op_costs(program, counted, traffic, estimates),
+        costs=costs,
         held=held_memory(pieces, names),
-        curve=memory_curve(assignment, estimates),
+        curve=memory_curve(assignment, {one.name: one.cycles for one in costs if one.cycles}),
         loops=counted.loops,
         guessed=counted.executions.guessed,
         notes=(*counted.notes, *_missing(unoptimised, assignment)),

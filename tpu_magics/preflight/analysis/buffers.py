@@ -177,10 +177,10 @@ def _fullest(allocations: Iterable[Allocation], assignment: Assignment) -> int |
     return max(_over_time(allocations, assignment), key=lambda held: held[1], default=(None, 0))[0]
 
 
-def memory_curve(assignment: Assignment, cycles: Mapping[str, int]) -> tuple[tuple[float, int], ...]:
+def memory_curve(assignment: Assignment, cycles: Mapping[str, float]) -> tuple[tuple[float, int], ...]:
     """Bytes of HBM over the order of the program, at most about 400 points: the share of the cycles before a point, and
-    the most that is held until the next. Empty: not known. `cycles`: of instructions, by name."""
-    costs = [cycles.get(one, 0) for one in assignment.order.values()]
+    the most that is held until the next. Empty: not known. `cycles`: of instructions, in all their runs, by name."""
+    costs = [cycles.get(one, 0.0) for one in assignment.order.values()]
     before = dict(zip(assignment.order, accumulate(costs, initial=0), strict=False))
     whole = sum(costs)
     fixed = sum(one.size for one in assignment.allocations if one.kind != "temporary")
