@@ -13,12 +13,15 @@ from .kernel import Kernel
 pytestmark = pytest.mark.process
 
 SETUP = """
-import os, random, torch, torch_xla, torch_xla.core.xla_model as xm
+import glob, os, random, time, torch, torch_xla, torch_xla.core.xla_model as xm
 def begin():
     xm.set_rng_state(0); torch.manual_seed(0); random.seed(0)
     return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
 def dies(step):
     if os.environ.get("TEST_KILL") == str(step):
+        until = time.monotonic() + 30
+        while not glob.glob("place-of-cells/cells/step*/manifest.json") and time.monotonic() < until:
+            time.sleep(0.02)
         os.kill(os.getpid(), 9)
 """
 STATEMENTS = """%%tpu_train {options}
