@@ -224,13 +224,14 @@ def test_preflight_compiles_the_same_graph_in_both_ways() -> None:
     pytest.importorskip("libtpu", reason="the TPU's compiler needs libtpu (extra preflight)")
     config = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
     rows = bench_preflight.measure(rounds=1, wholes=1, rows=2, length=16, config=config)
-    compared, whole = rows[:-1], rows[-1]
+    compared, read, whole = rows[:-2], rows[-2], rows[-1]
     assert [row["what"] for row in compared] == [
         *(bench_preflight.PROCESS, bench_preflight.CALL, bench_preflight.OURS, bench_preflight.OURS_CALL)
     ]
     assert compared[0]["times the bare process"] == 1 and all(row["s, median"] > 0 for row in rows)
     assert whole["graphs"] == 2 and whole["times its compiles"] > 1
-    assert len(bench_preflight.notes(rows)) == 3
+    assert read["what"] == bench_preflight.PROFILE and 0 < read["of its compile"] < 1
+    assert len(bench_preflight.notes(rows)) == 4
 
 
 @pytest.mark.process
