@@ -24,7 +24,7 @@ from tpu_magics.preflight.compile_result import (
     TilePadding,
 )
 from tpu_magics.preflight.fit import FitPoint, FitResult
-from tpu_magics.preflight.report import AdviceResult, Compared, Preflight, TargetResult, TriedChange, Variant
+from tpu_magics.preflight.report import AdviceResult, Preflight, TargetResult, TriedChange, Variant, VariantResult
 from tpu_magics.preflight.targets import parse
 
 GIB, MIB = 2**30, 2**20
@@ -230,14 +230,14 @@ def profiled() -> Preflight:
 def compared() -> Preflight:
     """Two that fit, one that does not, one with which the function fails; and advice."""
 
-    def variant(rows: int, factor: float, **facts: Any) -> Compared:
+    def variant(rows: int, factor: float, **facts: Any) -> VariantResult:
         made = tuple(replace(one, cycles=one.cycles and factor * one.cycles) for one in costs())
         found = result("v5e-8", traced(batch=rows), costs=made, **facts)
-        return Compared(Variant(f"batch={rows}"), (found,))
+        return VariantResult(Variant(f"batch={rows}"), (found,))
 
     before = result("v5e-8", costs=costs())
     every = (variant(32, 1), variant(64, 1.6, needed=7 * GIB), variant(128, 3, status="too-large", needed=20 * GIB))
-    failed = Compared(Variant("batch=3"), error="batch 3 is not a multiple of 8")
+    failed = VariantResult(Variant("batch=3"), error="batch 3 is not a multiple of 8")
     tried = (
         TriedChange("multiply in bf16", "--precision bf16", ATTENTION, before, variant(32, 0.5).results[0], worth=True),
         TriedChange("batch = 64", "batch = 64", None, before, variant(32, 1).results[0]),

@@ -13,10 +13,10 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.plan import Options
 from tpu_magics.magics.preflight import preflight
 from tpu_magics.preflight.advice import PROPOSALS, Proposal, Subject, _tried, subject_of, too_large
-from tpu_magics.preflight.compare import Axis, compare, variants
 from tpu_magics.preflight.compile_result import HbmUsage, Multiplications, OpCost, OpScope
 from tpu_magics.preflight.pipeline import TrainingCall
-from tpu_magics.preflight.report import Compared, Variant
+from tpu_magics.preflight.report import Variant, VariantResult
+from tpu_magics.preflight.variants import Axis, compare, variants
 
 # -- what is compared -------------------------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ def test_what_is_too_large_is_tried_with_what_needs_less() -> None:
 def test_a_change_that_leaves_the_graph_as_it_was_is_said_to_do_nothing() -> None:
     before = result("v5e-8", costs=preflights.costs())
     proposal = Proposal("gradient checkpointing", "b", Variant("v", changes=("remat=on",)), about_memory=True)
-    tried = _tried(proposal, before, Compared(proposal.variant, (before,)))
+    tried = _tried(proposal, before, VariantResult(proposal.variant, (before,)))
     assert (tried.after, tried.error, tried.worth) == (None, "it changes nothing in this step", False)
 
 
@@ -186,9 +186,9 @@ def test_names_are_those_of_arguments_and_those_that_the_function_reads() -> Non
 def test_only_what_gains_is_worth_it() -> None:
     before = result("v5e-8", costs=preflights.costs())
 
-    def after(factor: float, **facts: Any) -> Compared:
+    def after(factor: float, **facts: Any) -> VariantResult:
         costs = tuple(replace(one, cycles=one.cycles and factor * one.cycles) for one in preflights.costs())
-        return Compared(Variant("v"), (result("v5e-8", costs=costs, **facts),))
+        return VariantResult(Variant("v"), (result("v5e-8", costs=costs, **facts),))
 
     time, memory = Proposal("a", "b", Variant("v")), Proposal("a", "b", Variant("v"), about_memory=True)
     assert _tried(time, before, after(0.9)).worth and not _tried(time, before, after(0.99)).worth
@@ -196,7 +196,7 @@ def test_only_what_gains_is_worth_it() -> None:
     assert not _tried(time, before, after(0.5, status="too-large")).worth
     large = result("v5e-8", costs=preflights.costs(), status="too-large")
     assert _tried(memory, large, after(1.5)).worth
-    assert not _tried(time, before, Compared(Variant("v"), error="it fails")).worth
+    assert not _tried(time, before, VariantResult(Variant("v"), error="it fails")).worth
 
 
 # -- all of it --------------------------------------------------------------------------------------------------------

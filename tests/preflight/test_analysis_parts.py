@@ -15,7 +15,9 @@ from tpu_magics.preflight.analysis.buffers import hbm_pieces, read_assignment
 from tpu_magics.preflight.analysis.execution_counts import trip_count
 from tpu_magics.preflight.analysis.instructions import ArrayShape, array_shapes, op_name, read_frame_tables, shares
 from tpu_magics.preflight.analysis.multiplications import KernelProduct, flops, kernel_products, multiplications
-from tpu_magics.preflight.compile_result import SourceLine
+from tpu_magics.preflight.analysis.op_costs import op_costs
+from tpu_magics.preflight.analysis.traffic import HbmTraffic
+from tpu_magics.preflight.compile_result import OpCost, SourceLine
 
 # -- layouts --------------------------------------------------------------------------------------------------------
 
@@ -242,6 +244,32 @@ def test_branches_and_loops_of_unknown_rounds_are_guesses() -> None:
     unknown = multiplications(_parsed(LOOP.format(start=0, end=10, step=0, direction="LT", note="")), None)
     known = multiplications(_parsed(LOOP.format(start=0, end=10, step=1, direction="LT", note="")), None)
     assert unknown.executions.guessed and not known.executions.guessed
+
+
+# -- costs of operations ----------------------------------------------------------------------------------------------
+
+
+def _costs(text: str) -> tuple[OpCost, ...]:
+    program = _parsed(text)
+    return op_costs(program, multiplications(program, None), HbmTraffic(program), {})
+
+
+def test_operations_of_a_loop_stand_where_it_runs() -> None:
+    text = LOOP.format(start=0, end=10, step=1, direction="LT", note="")
+    text = text.replace("  %t = ", "  %before = s32[] copy(%end)\n  %t = ").replace("  ROOT %while.1", "  %while.1")
+    text = text.replace("body=%body\n", "body=%body\n  ROOT %after = (s32[], s32[]) copy(%while.1)\n")
+    found = _costs(text)
+    assert [one.name for one in found] == ["before", "yes", "c", "next", "after"]
+    assert [one.runs for one in found] == [1, 10, 10, 10, 1]
+
+
+def test_operations_without_names_are_read_once_each() -> None:
+    """Each is made of the eight before it: there are 8 ** 8 ways of eight steps."""
+    lines = [f"  %a{nth} = f32[8] parameter({nth})" for nth in range(8)]
+    used = [", ".join(f"%a{before}" for before in range(nth - 8, nth)) for nth in range(8, 100)]
+    lines += [f"  %a{nth} = f32[8] add({names})" for nth, names in enumerate(used, start=8)]
+    found = _costs("\n".join(["HloModule jit_f", "", "ENTRY %main () -> f32[8] {", *lines, "}", ""]))
+    assert len(found) == len(used) and all(one.ops == () for one in found)
 
 
 # -- places ---------------------------------------------------------------------------------------------------------

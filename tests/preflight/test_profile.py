@@ -14,13 +14,15 @@ import pytest
 
 from tests.panel.preflights import profiled
 from tpu_magics.backends.hlo.proto import _fields, _number
-from tpu_magics.backends.lowered import LoweredGraph, OpScope, SourceLine
+from tpu_magics.backends.lowered import EAGER, LoweredGraph, Operations, OpScope, SourceLine
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.panel.preflight_profile import unknown
 from tpu_magics.preflight.analysis.op_costs import _group
-from tpu_magics.preflight.compilation import _with_locations
+from tpu_magics.preflight.compilation import _of_operations, _with_locations
 from tpu_magics.preflight.compile_result import CompileResult, HeldMemory, OpCost
-from tpu_magics.preflight.profile import OUTSIDE, ModuleTree, Profile
+from tpu_magics.preflight.profile import OUTSIDE, ModuleTree, Profile, profile
 from tpu_magics.preflight.report import Preflight
+from tpu_magics.preflight.roofline import NO_PROGRAM
 
 
 @pytest.fixture
@@ -85,6 +87,18 @@ def test_without_estimates_the_rest_is_there_and_the_reason(found: Preflight) ->
     assert step.seconds is None and "0.0.52" in step.missing
     assert step.least == one.profile.least
     assert step.largest(1)[0].least == max(each.least for each in step.ops)
+
+
+def test_operations_outside_of_a_program_are_part_of_it(found: Preflight) -> None:
+    one = found.results[0]
+    graph = LoweredGraph(b"", EAGER, "h", operations=Operations(12, int(8.19e8), {"f32": 1e9}))
+    assert graph.operations is not None
+    eager = _of_operations(graph, graph.operations, one.target)
+    alone, beside = (profile(results, one.target.chip) for results in ([eager], [one.steady, eager]))
+    assert (alone.missing, len(alone.ops)) == (NO_PROGRAM, 1)
+    assert alone.least == pytest.approx(1e-3)  # 819 MB at 819 GB/s
+    assert (beside.missing, len(beside.ops)) == ("", len(one.profile.ops) + 1)
+    assert "1 group of operations outside of torch.compile" in unknown(beside)
 
 
 def test_a_chip_without_a_known_clock_is_told(found: Preflight) -> None:

@@ -72,7 +72,7 @@ class WorkerSpec:
         return self.world or self.count * self.replicas
 
 
-# What changes of a traced function begin with, and values of the first (backends/torch/what_if.py).
+# What changes of a traced function begin with, and values of the first (backends/torch_xla/trace/step_changes.py).
 REMAT, PAD, BF16 = "remat", "pad", "bf16"
 ON, OFF = "on", "off"
 
@@ -81,7 +81,7 @@ ON, OFF = "on", "off"
 class TraceSpec:
     """How a worker traces its function instead of running it. `folder`: where it writes the graphs; `world`: the number
     of ranks, although the others do not exist; `devices`: of an SPMD worker; `steps`: the most steps to trace;
-    `changes`: of the function, as backends/torch/what_if.py has them."""
+    `changes`: of the function, as backends/torch_xla/trace/step_changes.py has them."""
 
     folder: Path
     world: int = 1

@@ -11,6 +11,7 @@ from typing import Any
 TRACED = "traced.json"  # in the folder of traced graphs; each graph's module has its own file
 READS = "reads.txt"  # beside it
 EAGER = "eager"  # LoweredGraph.form of operations that run one by one
+FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER = PHASES = "forward", "backward", "recompute", "optimizer"  # of a step
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ class SourceLine:
 @dataclass(frozen=True)
 class OpScope:
     """What an operation belongs to. `module`: the path of the torch.nn.Module or Keras layer whose call made it
-    ("encoder.layer.3.attention.self"), the class of an optimizer, "" outside of both; `phase`: "forward", "backward",
-    "recompute" (a forward pass again, for gradient checkpointing), "optimizer", or "" where it is not known."""
+    ("encoder.layer.3.attention.self"), the class of an optimizer, "" outside of both; `phase`: one of PHASES
+    ("recompute": a forward pass again, for gradient checkpointing), or "" where it is not known."""
 
     module: str = ""
     phase: str = ""

@@ -20,11 +20,11 @@ from tpu_magics.panel.preflight import to_html, to_text
 from tpu_magics.panel.preflight_profile import line_problems
 from tpu_magics.panel.preflight_progress import TerminalLine, progress_html, progress_text
 from tpu_magics.preflight import report
-from tpu_magics.preflight.compare import Axis
 from tpu_magics.preflight.compilation import CompileProgress
 from tpu_magics.preflight.run import Callbacks, PreflightCheck, SearchInterrupted, preflight_check, require_compiler
 from tpu_magics.preflight.run import preflight as find
 from tpu_magics.preflight.targets import parse_all
+from tpu_magics.preflight.variants import Axis
 
 if TYPE_CHECKING:
     from tpu_magics.magics.notebook import ShellNotebook

@@ -11,7 +11,6 @@ from tpu_magics.panel.drawing import Box, Field, PlotFrame, svg, word
 from tpu_magics.panel.formats import NOT_AVAILABLE, percent, seconds, short
 from tpu_magics.panel.html_parts import BLUE, GREY, RED, small, title
 from tpu_magics.panel.table import Row, Table
-from tpu_magics.preflight.advice import NO_EFFECT
 from tpu_magics.preflight.report import Preflight, TargetResult, TriedChange
 
 COMPARED, ADVICE = "Variants", "What to change"
@@ -79,7 +78,7 @@ def _cells(one: Line, several: bool, sends: bool) -> Iterator[str]:
         yield f"{NOT_AVAILABLE}: {short(one.error, 120)}"
         return
     yield from ((result.name,) if several else ())
-    memory, least = result.worst.memory, result.cost.seconds or result.roofline.seconds
+    memory, least = result.worst.memory, result.least
     yield f"{words.STATES[result.status][0]} {words.used(memory)}" if memory else words.STATES[result.status][0]
     yield NOT_AVAILABLE if least is None else words.at_least(result.roofline, seconds(least))
     yield NOT_AVAILABLE if result.profile.seconds is None else seconds(result.profile.seconds)
@@ -127,8 +126,7 @@ def _change(share: float) -> str:
 
 def _tried(one: TriedChange) -> str:
     if one.after is None:
-        how = one.error if one.error == NO_EFFECT else f"the function does not run so: {short(one.error, 80)}"
-        return f"{one.what} ({how})"
+        return f"{one.what} ({short(one.error, 110)})"
     return f"{one.what} ({_change(-one.time_gain) if one.time_gain is not None else NOT_AVAILABLE})"
 
 

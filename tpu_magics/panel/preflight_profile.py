@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from tpu_magics.backends.lowered import BACKWARD, EAGER, FORWARD, OPTIMIZER, PHASES, RECOMPUTE
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel import table as plain
 from tpu_magics.panel.formats import NOT_AVAILABLE, count, not_available, percent, seconds, short, size
@@ -31,10 +32,11 @@ COLOURS = {
     "sort": TEAL,
     "random": PINK,
     "prefetch": GREY,
-    "forward": BLUE,
-    "backward": VIOLET,
-    "recompute": AMBER,
-    "optimizer": GREEN,
+    EAGER: GREY,
+    FORWARD: BLUE,
+    BACKWARD: VIOLET,
+    RECOMPUTE: AMBER,
+    OPTIMIZER: GREEN,
 }
 KINDS = {
     "matmul": "matmuls and convolutions",
@@ -48,6 +50,7 @@ KINDS = {
     "sort": "sorts",
     "random": "random numbers",
     "prefetch": "copies beside other operations",
+    EAGER: "operations outside of torch.compile",
 }
 SINGULAR = {
     "collective": "transfer between chips",
@@ -56,6 +59,7 @@ SINGULAR = {
     "sort": "sort",
     "random": "random draw",
     "kernel": "kernel",
+    EAGER: "group of operations outside of torch.compile",
 }
 TITLE = "Profile of a step"
 HEADS = ("", "operations", "estimate", "of the estimate", "at least")
@@ -92,7 +96,7 @@ def summary(one: TargetResult) -> str:
 def pair(one: TargetResult) -> str:
     """Both figures in a sentence: "At least 1.99 ms; compiler's estimate 6.31 ms."."""
     found = one.profile
-    bound = max(found.least, one.cost.seconds or one.roofline.seconds or 0.0)
+    bound = max(found.least, one.least or 0.0)
     least = f"{'At least' if one.roofline.least else 'About'} {seconds(bound)}"
     if found.seconds is None:
         return f"{least}; compiler's estimate {not_available(found.missing)}."
@@ -120,11 +124,10 @@ def kinds_table(found: Profile) -> Table:
 
 def _figures(found: Profile, group: ProfileGroup) -> tuple[str, str, str, str]:
     estimated = [one for one in group.ops if one.seconds is not None]
-    least = max(sum(kind) for kind in zip(*((one.compute, one.memory, one.transfer) for one in group.ops), strict=True))
     some = f"{len(estimated):,} of " if 0 < len(estimated) < len(group.ops) and group.unknown_least else ""
     shown = seconds(group.seconds) if estimated else "beside the others" if not group.unknown else NOT_AVAILABLE
     share = percent(found.share(group.seconds)) if estimated and found.seconds else ""
-    return f"{some}{len(group.ops):,}", shown, share, seconds(least) if least >= _SHORTEST else "-"
+    return f"{some}{len(group.ops):,}", shown, share, seconds(group.least) if group.least >= _SHORTEST else "-"
 
 
 def lines_table(found: Profile) -> Table:
@@ -160,11 +163,11 @@ def _joined(tree: ModuleTree) -> tuple[str, ModuleTree]:
     return name, inner
 
 
-_PHASES = ("forward", "backward", "in all")
+_PHASES = (FORWARD, BACKWARD, "in all")
 
 
 def _phases(one: ProfileGroup) -> tuple[str, ...]:
-    parts = (one.of("forward") + one.of("recompute"), one.of("backward"))
+    parts = (one.of(FORWARD) + one.of(RECOMPUTE), one.of(BACKWARD))
     return (*(seconds(part) if part else "-" for part in parts), _time(one))
 
 
@@ -251,7 +254,7 @@ def _problem(number: int, group: ProfileGroup, one: TargetResult, cell_ids: Mapp
         kinds[KINDS.get(op.cost.kind, op.cost.kind)] += op.seconds or 0.0
     most = sorted(kinds.items(), key=lambda item: -item[1])[:3]
     told = ", ".join(f"{name} {seconds(time)}" for name, time in most if time)
-    phases = [(phase, group.of(phase)) for phase in ("forward", "backward", "recompute", "optimizer")]
+    phases = [(phase, group.of(phase)) for phase in PHASES]
     parts = ", ".join(f"{phase} {seconds(time)}" for phase, time in phases if time)
     site = Site(number, place.path, place.line, "", place.code.strip()[:400], cell_ids.get(place.path, ""))
     return Problem(
@@ -391,7 +394,7 @@ def _branch(found: Profile, tree: ModuleTree) -> str:
 # -- the timeline -----------------------------------------------------------------------------------------------------
 
 _WIDTH, _LANE, _CURVE = 1000, 16, 46
-_DRAWN = ("forward", "backward", "optimizer")
+_DRAWN = (FORWARD, BACKWARD, OPTIMIZER)
 TIMELINE = "The operations of a step in their order, and its memory"
 _SMALLEST = 0.0015  # of the width: shorter operations are drawn with those beside them
 

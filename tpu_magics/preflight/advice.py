@@ -1,6 +1,6 @@
 """What to change in a step, `--advise`: changes that apply to it, each tried by a compile before it is said.
 
-A change is tried as a variant of the trace (compare.py), without a change of the code. What the compiler's estimate of
+A change is tried as a variant of the trace (variants.py), without a change of the code. What the compiler's estimate of
 the time for a sample, or the memory, does not gain is not proposed, but named as tried.
 """
 
@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tpu_magics.backends.base import BF16, OFF, ON, PAD, REMAT
-from tpu_magics.backends.lowered import SourceLine
-from tpu_magics.preflight.compare import compare
+from tpu_magics.backends.lowered import RECOMPUTE, SourceLine
+from tpu_magics.launch.plan import Options
+from tpu_magics.preflight.compile_result import MATMUL
 from tpu_magics.preflight.pipeline import PreflightPipeline, TrainingCall
 from tpu_magics.preflight.profile import ProfiledOp
-from tpu_magics.preflight.report import AdviceResult, Compared, TargetResult, TriedChange, Variant
+from tpu_magics.preflight.report import AdviceResult, TargetResult, TriedChange, Variant, VariantResult
 from tpu_magics.preflight.roofline import ROWS, THRESHOLDS
+from tpu_magics.preflight.variants import compare
 
 MOST = 8  # compiles
 WORTH = 0.03  # of the time for a sample, or of the memory: a change that gains less is not proposed
-NO_EFFECT = "it changes nothing in this step"
 LANES = 128  # of a tile
 _LARGE = 0.02  # of the time: smaller causes are not looked for
 _FULL, _EMPTY = 0.2, 0.4  # free parts of the HBM: less is nearly full, more is room for a batch twice as large
@@ -56,17 +56,25 @@ class Subject:
     def ops(self) -> list[ProfiledOp]:
         return [one for one in self.result.profile.ops if not one.is_hidden]
 
+    @property
+    def rows_name(self) -> str:
+        """The one name that has the number of rows; "" where there is none, or several."""
+        names = [name for name, value in self.numbers.items() if value == self.result.traced.batch]
+        return names[0] if len(names) == 1 else ""
+
     def share(self, ops: Sequence[ProfiledOp]) -> float:
         """Of the time of the step."""
         whole = self.result.profile.whole.weight
         return sum(one.least if one.seconds is None else one.seconds for one in ops) / whole if whole else 0.0
 
 
+_TO_BF16 = '%%tpu_train --precision bf16, or Accelerator(mixed_precision="bf16")'
+
+
 def bf16(subject: Subject) -> Iterator[Proposal]:
     share = subject.result.bf16_share
     if share is not None and share < THRESHOLDS["bf16"].good and not subject.result.traced.precision.startswith("bf16"):
-        todo = '%%tpu_train --precision bf16, or Accelerator(mixed_precision="bf16")'
-        yield Proposal("multiply in bf16", todo, Variant("precision=bf16", precision="bf16"))
+        yield Proposal("multiply in bf16", _TO_BF16, Variant("precision=bf16", precision="bf16"))
 
 
 def islands(subject: Subject) -> Iterator[Proposal]:
@@ -76,7 +84,7 @@ def islands(subject: Subject) -> Iterator[Proposal]:
     found: dict[tuple[str, SourceLine], list[ProfiledOp]] = {}
     for one in subject.ops:
         cost = one.cost
-        if cost.kind == "matmul" and cost.dtype == "f32" and cost.place is not None:
+        if cost.kind == MATMUL and cost.dtype == "f32" and cost.place is not None:
             found.setdefault((cost.scope.module, cost.place), []).append(one)
     largest = sorted(found.items(), key=lambda item: -subject.share(item[1]))[:2]
     for (module, place), ops in largest:
@@ -91,17 +99,15 @@ def padding(subject: Subject) -> Iterator[Proposal]:
     shardings."""
     if subject.result.devices > 1:
         return
-    sizes: Counter[int] = Counter()
-    names: dict[int, str] = {}
+    names: dict[int, str] = {}  # of a weight that has this size
     graph = subject.result.graph
     for place in graph.donors:  # what a step changes: inputs are none of them
         type_, _, name = graph.parameters[place].partition(" ") if place < len(graph.parameters) else ("", "", "")
         dims = _dims(type_)
         for size in dims if len(dims) == 2 and name and " of " not in name else ():
             if size % LANES and size > ROWS:
-                sizes[size] += 1
                 names.setdefault(size, name)
-    for size in sorted(sizes, key=lambda one: -subject.share(_with_size(subject, one)))[:2]:
+    for size in sorted(names, key=lambda one: -subject.share(_with_size(subject, one)))[:2]:
         ops = _with_size(subject, size)
         if subject.share(ops) >= _LARGE:
             padded = -(-size // LANES) * LANES
@@ -123,7 +129,7 @@ def _with_size(subject: Subject, size: int) -> list[ProfiledOp]:
 
 def checkpointing(subject: Subject) -> Iterator[Proposal]:
     free = subject.result.headroom
-    again = [one for one in subject.ops if one.cost.scope.phase == "recompute"]
+    again = [one for one in subject.ops if one.cost.scope.phase == RECOMPUTE]
     if again and free is not None and free > _FULL:
         todo = "leave out gradient checkpointing: gradient_checkpointing_disable()"
         yield Proposal("no gradient checkpointing", todo, Variant("remat=off", changes=(f"{REMAT}={OFF}",)))
@@ -136,27 +142,27 @@ def checkpointing(subject: Subject) -> Iterator[Proposal]:
 def batch(subject: Subject) -> Iterator[Proposal]:
     """Where one name alone has the number of rows."""
     rows, free = subject.result.traced.batch, subject.result.headroom
-    names = [name for name, value in subject.numbers.items() if value == rows]
-    if rows is None or len(names) != 1 or free is None:
+    if rows is None or not subject.rows_name or free is None:
         return
     wanted = [-(-rows // ROWS) * ROWS] if rows % ROWS else []
     wanted += [2 * max(rows, ROWS)] if free > _EMPTY else []
     for size in wanted:
-        what = f"{names[0]} = {size}"
-        yield Proposal(what, what, Variant(f"{names[0]}={size}", sizes=((names[0], size),)))
+        yield _with_rows(subject.rows_name, size)
 
 
 def too_large(subject: Subject) -> Iterator[Proposal]:
     """Of a step that does not fit: what needs less memory."""
     if not subject.result.traced.precision.startswith("bf16"):
-        todo = '%%tpu_train --precision bf16, or Accelerator(mixed_precision="bf16")'
-        yield Proposal("bf16", todo, Variant("precision=bf16", precision="bf16"), about_memory=True)
+        yield Proposal("bf16", _TO_BF16, Variant("precision=bf16", precision="bf16"), about_memory=True)
     yield from checkpointing(subject)
     rows = subject.result.traced.batch
-    names = [name for name, value in subject.numbers.items() if value == rows]
-    if rows is not None and rows > 1 and len(names) == 1:
-        what = f"{names[0]} = {rows // 2}"
-        yield Proposal(what, what, Variant(what, sizes=((names[0], rows // 2),)), about_memory=True)
+    if rows is not None and rows > 1 and subject.rows_name:
+        yield replace(_with_rows(subject.rows_name, rows // 2), about_memory=True)
+
+
+def _with_rows(name: str, rows: int) -> Proposal:
+    what = f"{name} = {rows}"
+    return Proposal(what, what, Variant(what, sizes=((name, rows),)))
 
 
 PROPOSALS: tuple[Callable[[Subject], Iterator[Proposal]], ...] = (bf16, islands, padding, checkpointing, batch)
@@ -184,9 +190,9 @@ def subject_of(result: TargetResult, call: TrainingCall, namespace: Mapping[str,
 def advise(
     call: TrainingCall,
     result: TargetResult,
-    options: Any,
+    options: Options,
     namespace: dict[str, Any],
-    pipeline: Callable[[TrainingCall, Any], PreflightPipeline],
+    pipeline: Callable[[TrainingCall, Options], PreflightPipeline],
 ) -> AdviceResult:
     """Try what applies, and tell what it gains, the most first; then what gains nothing."""
     subject = subject_of(result, call, namespace)
@@ -201,11 +207,11 @@ def advise(
     return AdviceResult(tuple(sorted(told, key=lambda one: (not one.worth, -(one.time_gain or 0.0)))), asked=True)
 
 
-def _tried(proposal: Proposal, before: TargetResult, tried: Compared) -> TriedChange:
+def _tried(proposal: Proposal, before: TargetResult, tried: VariantResult) -> TriedChange:
     after = tried.results[0] if tried.results else None
-    error = tried.error
+    error = f"the function does not run so: {tried.error}" if tried.error else ""
     if after is not None and proposal.variant.changes and after.graph.hash == before.graph.hash:
-        after, error = None, NO_EFFECT
+        after, error = None, "it changes nothing in this step"
     change = TriedChange(proposal.what, proposal.todo, proposal.place, before, after, error)
     time, memory = change.time_gain or 0.0, change.memory_gain or 0.0
     fits = after is not None and after.fits

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tpu_magics.backends.lowered import LoweredGraph, Operations, SourceLine
+from tpu_magics.backends.lowered import EAGER, LoweredGraph, Operations, SourceLine
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host.memory import host_memory
 from tpu_magics.launch.process import interrupts_held
@@ -319,6 +319,7 @@ def _of_operations(graph: LoweredGraph, found: Operations, target: Target) -> Co
         flops=sum(found.flops.values()),
         bytes_accessed=found.moved,
         hbm_bytes=found.moved,
+        costs=(OpCost(f"{found.count} operations", EAGER, 1, flops=sum(found.flops.values()), bytes=found.moved),),
         multiplications=Multiplications(found.flops, dict.fromkeys(found.flops, 1)),
     )
 

@@ -34,6 +34,10 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+# Kinds of operations, as OpCost has them.
+MATMUL, KERNEL, COLLECTIVE, SCATTER, GATHER, SORT = "matmul", "kernel", "collective", "scatter", "gather", "sort"
+RANDOM, REDUCE, COPY, PREFETCH, ELEMENTWISE = "random", "reduce", "copy", "prefetch", "elementwise"
+IRREGULAR = frozenset({GATHER, SCATTER, SORT})  # a TPU does them row by row
 
 
 # -- what comes out -------------------------------------------------------------------------------------------------
@@ -119,11 +123,12 @@ class OpCost:
     """One operation of the optimised program, in all its runs of one execution on one device.
 
     `name`: the compiler's ("fusion.12"); `kind`: "matmul", "elementwise", "reduce", "copy", "prefetch" (a copy between
-    HBM and the memory on the chip, beside other operations), "collective", "gather", "scatter", "sort", "random" or
-    "kernel"; `runs`: how often; `cycles`: as the compiler estimates them, None where it does not; `flops`, `dtype`: of
-    multiplications, and the type of their operands; `bytes`: of HBM; `shape`: of the result, or of the operands and the
-    result of a multiplication; `plain`, `padded`: bytes of the result without and with tile padding; `op`: the
-    framework's name of it; `ops`: names, the likeliest first, while it is not known which of them has a place.
+    HBM and the memory on the chip, beside other operations), "collective", "gather", "scatter", "sort", "random",
+    "kernel", or "eager" (operations outside of any program, as one); `runs`: how often; `cycles`: as the compiler
+    estimates them, None where it does not; `flops`, `dtype`: of multiplications, and the type of their operands;
+    `bytes`: of HBM; `shape`: of the result, or of the operands and the result of a multiplication; `plain`, `padded`:
+    bytes of the result without and with tile padding; `op`: the framework's name of it; `ops`: names, the likeliest
+    first, while it is not known which of them has a place.
     """
 
     name: str
@@ -164,7 +169,7 @@ class CompileResult:
     "failed" (no answer: the process died, was stopped at its memory bound, ...). `seconds`: of the compile itself, and
     of the first time where the result is cached (`kept`). `flops`, `bytes_accessed`: of one execution on one device as
     XLA counts them (loop bodies once, copies into on-chip memory too); `hbm_bytes`: what the optimised program reads
-    from and writes to HBM; `costs`: of its operations, in the order of its text; `held`: HBM at the peak, as
+    from and writes to HBM; `costs`: of its operations, in the order in which they run; `held`: HBM at the peak, as
     `padding` has it; `curve`: HBM over the program's order, as (share of the estimated cycles before, bytes). `loops`:
     a loop has multiplications in its body; `guessed`: how often a part of the program runs is not in it (of branches
     the one that multiplies most counts, a loop of unknown rounds once). `error`: the compiler's text; `versions`:

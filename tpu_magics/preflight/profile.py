@@ -11,22 +11,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from tpu_magics.backends.lowered import SourceLine
+from tpu_magics.backends.lowered import EAGER, SourceLine
 from tpu_magics.preflight.chip_specs import ChipSpec
-from tpu_magics.preflight.compile_result import CollectiveTransfer, CompileResult, HeldMemory, OpCost
-from tpu_magics.preflight.roofline import COMPUTE, MEMORY, is_made
+from tpu_magics.preflight.compile_result import (
+    IRREGULAR,
+    PREFETCH,
+    CollectiveTransfer,
+    CompileResult,
+    HeldMemory,
+    OpCost,
+)
+from tpu_magics.preflight.roofline import COMPUTE, MEMORY, NO_PROGRAM, is_made
 
 __all__ = ["NETWORK", "MemoryGroup", "ModuleTree", "Profile", "ProfileGroup", "ProfiledOp", "profile"]
 
 
 NETWORK = "transfers"
-PREFETCH = "prefetch"
 OUTSIDE = "outside of modules"
 NO_ESTIMATES = (
     "this libtpu ({}) notes no estimates of cycles beside its operations; libtpu 0.0.52 does: pip install -U "
     "'tpu-magics[preflight]'"
 )
-NO_PROGRAM = "no program was compiled"
 NO_CLOCK = "the clock of this chip is not known"
 
 
@@ -82,6 +87,12 @@ class ProfileGroup:
         return sum(one.seconds or 0.0 for one in self.ops)
 
     @cached_property
+    def least(self) -> float:
+        """Seconds at least: each kind of work at its peak rate, and all kinds at once."""
+        whole = ((one.compute, one.memory, one.transfer) for one in self.ops)
+        return max((sum(kind) for kind in zip(*whole, strict=True)), default=0.0)
+
+    @cached_property
     def unknown(self) -> tuple[ProfiledOp, ...]:
         """Those that it does not estimate, and that take time of their own."""
         return tuple(one for one in self.ops if one.seconds is None and not one.is_hidden)
@@ -125,15 +136,14 @@ class MemoryGroup:
 
 @dataclass(frozen=True)
 class Profile:
-    """Of one step on one device. `ops`: in the order in which they run; `missing`: why there is no estimate, "" where
-    there is one; `held`, `curve`: of the program that needs most memory, as in CompileResult; `clock`: Hz; `bandwidth`:
-    of HBM, bytes/s."""
+    """Of one step on one device. `ops`: in the order in which they run, a loop's once; `missing`: why there is no
+    estimate, "" where there is one; `held`, `curve`: of the program that needs most memory, as in CompileResult;
+    `bandwidth`: of HBM, bytes/s."""
 
     ops: tuple[ProfiledOp, ...] = ()
     missing: str = ""
     held: tuple[HeldMemory, ...] = ()
     curve: tuple[tuple[float, int], ...] = ()
-    clock: float | None = field(default=None, repr=False)
     bandwidth: float = field(default=1.0, repr=False)
 
     @cached_property
@@ -145,17 +155,16 @@ class Profile:
         """By the compiler's estimate, of the operations that it estimates; None: it estimates none."""
         return None if self.missing else self.whole.seconds
 
-    @cached_property
+    @property
     def least(self) -> float:
-        """Seconds that a step takes at least: each kind of work at its peak rate, and all kinds at once."""
-        whole = ((one.compute, one.memory, one.transfer) for one in self.ops)
-        return max((sum(kind) for kind in zip(*whole, strict=True)), default=0.0)
+        """Seconds that a step takes at least."""
+        return self.whole.least
 
     @property
     def irregular(self) -> float:
         """The part of the time that gathers, scatters and sorts take, if they were as fast as a copy of what they make;
         0 to 1. They are not, by an unknown factor."""
-        found = [one for one in self.ops if one.cost.kind in ("gather", "scatter", "sort")]
+        found = [one for one in self.ops if one.cost.kind in IRREGULAR]
         copied = sum(max(one.memory, one.cost.runs * one.cost.padded / self.bandwidth) for one in found)
         rest = self.whole.weight - sum(one.least for one in found)
         return copied / (copied + rest) if copied else 0.0
@@ -254,15 +263,15 @@ def profile(compiled: Iterable[CompileResult], chip: ChipSpec) -> Profile:
         _missing(found, chip),
         held=largest.held if largest is not None else (),
         curve=largest.curve if largest is not None else (),
-        clock=chip.clock,
         bandwidth=chip.device_bandwidth,
     )
 
 
 def _missing(found: Sequence[CompileResult], chip: ChipSpec) -> str:
-    if not any(is_made(one) and one.costs for one in found):
+    costs = [cost for one in found if is_made(one) for cost in one.costs if cost.kind != EAGER]
+    if not costs:
         return NO_PROGRAM
-    if not any(cost.cycles is not None for one in found for cost in one.costs):
+    if not any(cost.cycles is not None for cost in costs):
         versions = next((one.versions["libtpu"] for one in found if "libtpu" in one.versions), "of unknown version")
         return NO_ESTIMATES.format(versions)
     return "" if chip.clock else NO_CLOCK

@@ -176,6 +176,12 @@ class TargetResult:
         return Cost.of([self.roofline_of(self.compiled[place]) for place in self.turn])
 
     @property
+    def least(self) -> float | None:
+        """Seconds at least, by the roofline: of a full turn, or where that is unknown of the steady graph. None: not
+        known."""
+        return self.cost.seconds or self.roofline.seconds
+
+    @property
     def ranks(self) -> int | None:
         """The ranks that train together, each with its own batch; `processes` may be fewer than the target has.
         1 under SPMD. None: the program does not say (TensorFlow's is that of one replica)."""
@@ -310,7 +316,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Compared:
+class VariantResult:
     """The results of a variant, one for each target; or the `error`, if the function does not run so."""
 
     variant: Variant
@@ -321,8 +327,8 @@ class Compared:
 @dataclass(frozen=True)
 class TriedChange:
     """A change that was tried by a compile. `what`: the change; `todo`: what to write; `place`: the line that it is
-    about; `before`, `after`: the results (None: the function does not run so, `error` says why); `worth`: whether it
-    gains enough to be proposed."""
+    about; `before`, `after`: the results (None: there is none, and `error` says why); `worth`: whether it gains enough
+    to be proposed."""
 
     what: str
     todo: str
@@ -383,7 +389,7 @@ class Preflight:
     results: tuple[TargetResult, ...]
     fit: tuple[FitResult, ...] = ()
     profiled: bool = False
-    compared: tuple[Compared, ...] = ()
+    compared: tuple[VariantResult, ...] = ()
     advice: AdviceResult = field(default_factory=AdviceResult)
 
     @property
@@ -444,7 +450,7 @@ class Preflight:
         return f"<{type(self).__name__} of {self.function}: {found}>"
 
 
-def _compared(one: Compared) -> dict[str, Any]:
+def _compared(one: VariantResult) -> dict[str, Any]:
     results = [{"target": each.name, **_brief(each)} for each in one.results]
     return {"variant": one.variant.label, "results": results, "error": one.error}
 
@@ -461,7 +467,7 @@ def _brief(one: TargetResult) -> dict[str, Any]:
     return {
         "status": one.status,
         "needed": memory.needed if memory is not None else None,
-        "least": one.cost.seconds or one.roofline.seconds,
+        "least": one.least,
         "estimate": one.profile.seconds,
         "samples": one.samples,
         "estimate_for_a_sample": one.time_for_a_sample,

@@ -15,17 +15,18 @@ from tpu_magics.launch.plan import ALL_DEVICES, NO_SPMD, Options
 from tpu_magics.launch.request import Request
 from tpu_magics.launch.strategies.tracing import TracingOptions
 from tpu_magics.launch.watchdog import interruptible
-from tpu_magics.preflight import compare as comparison
 from tpu_magics.preflight import compile_process
 from tpu_magics.preflight.advice import advise as advise_step
 from tpu_magics.preflight.compile_result import CompileResult, LoweredGraph, TraceResult
 from tpu_magics.preflight.fit import FitPoint, FitResult, Size
 from tpu_magics.preflight.pipeline import Callbacks, PreflightPipeline, TrainingCall, trace_request
-from tpu_magics.preflight.report import AdviceResult, Compared, Preflight, TargetResult, Variant
+from tpu_magics.preflight.report import AdviceResult, Preflight, TargetResult, Variant, VariantResult
 from tpu_magics.preflight.roofline import SETTLES
 from tpu_magics.preflight.search import APART, search
 from tpu_magics.preflight.store import Store, default_folder
 from tpu_magics.preflight.targets import Target, parse_all
+from tpu_magics.preflight.variants import Axis, variants
+from tpu_magics.preflight.variants import compare as compare_variants
 from tpu_magics.runs import preflights
 
 __all__ = [
@@ -220,7 +221,7 @@ def preflight(
     store = Store(default_folder()) if kept else None
     settings = _Settings(options, _is_spmd(spmd, processes), store, packages, callbacks or Callbacks())
     call = TrainingCall(function, args, dict(kwargs or {}))
-    wanted = comparison.variants([comparison.Axis.of(one) for one in compare]) if compare else ()
+    wanted = variants([Axis.of(one) for one in compare]) if compare else ()
     _check_variants(call, wanted, advise, fit)
     with interruptible():
         found = _compiled(call, targets, settings) if fit is None else _searched(call, targets, settings, fit)
@@ -259,9 +260,9 @@ class _Settings:
 
 def _compared(
     call: TrainingCall, wanted: Sequence[Variant], targets: Sequence[Target], settings: _Settings
-) -> Iterator[Compared]:
+) -> Iterator[VariantResult]:
     namespace = session.current.notebook.namespace
-    yield from comparison.compare(call, settings.options, wanted, targets, namespace, settings.variant_of)
+    yield from compare_variants(call, settings.options, wanted, targets, namespace, settings.variant_of)
 
 
 def _advised(call: TrainingCall, found: Preflight, settings: _Settings) -> AdviceResult:
@@ -371,7 +372,7 @@ def note(name: str, results: Sequence[TargetResult]) -> None:
                 needed=memory.needed if memory is not None else None,
                 available=memory.available if memory is not None else None,
                 t=now,
-                least=_for_a_sync(one, one.cost.seconds or one.roofline.seconds),
+                least=_for_a_sync(one, one.least),
                 estimate=_for_a_sync(one, one.profile.seconds),
             )
         )

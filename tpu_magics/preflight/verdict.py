@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tpu_magics.backends.lowered import HostRead, SourceLine, TraceResult
-from tpu_magics.preflight.compile_result import CompileResult, TilePadding
+from tpu_magics.preflight.compile_result import IRREGULAR, CompileResult, TilePadding
 from tpu_magics.preflight.profile import Profile
 from tpu_magics.preflight.roofline import COMPUTE, ROWS, SETTLES, THRESHOLDS, Roofline, bf16_share, turn, waste
 
@@ -80,7 +80,6 @@ def time(seconds: float) -> str:
 # -- reasons: the work of a step --------------------------------------------------------------------------------------
 
 _LITTLE = 0.01
-_IRREGULAR = frozenset({"gather", "scatter", "sort"})
 
 
 def matmul(case: Case) -> Iterator[Reason]:
@@ -98,7 +97,7 @@ def matmul(case: Case) -> Iterator[Reason]:
 def irregular(case: Case) -> Iterator[Reason]:
     """Gathers, scatters and sorts, whose time nobody says: what they make, at the bandwidth of HBM, against the time of
     the rest."""
-    found = [one for one in case.profile.ops if one.cost.kind in _IRREGULAR]
+    found = [one for one in case.profile.ops if one.cost.kind in IRREGULAR]
     share = case.profile.irregular
     if not found or share < THRESHOLDS["irregular"].good:
         return

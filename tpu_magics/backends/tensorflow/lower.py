@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.hlo.proto import number_ops
 from tpu_magics.backends.hlo.text import xla_name
-from tpu_magics.backends.lowered import LoweredGraph, OpScope, SourceLine, TraceResult
+from tpu_magics.backends.lowered import (
+    BACKWARD,
+    FORWARD,
+    OPTIMIZER,
+    LoweredGraph,
+    OpScope,
+    SourceLine,
+    TraceResult,
+)
 from tpu_magics.backends.tensorflow.availability import require_no_torch_xla
 
 if TYPE_CHECKING:
@@ -227,10 +235,10 @@ def scope_of(name: str) -> OpScope:
     """Of an op's name in a graph of Keras: "gradient_tape/model/dense/MatMul/MatMul_1" is backward of model.dense."""
     first, *rest = name.split("/")
     if first == _TAPE:
-        return OpScope(".".join(rest[:-2]), "backward")
+        return OpScope(".".join(rest[:-2]), BACKWARD)
     if _OPTIMIZER.fullmatch(first):
-        return OpScope(first, "optimizer")
-    return OpScope(".".join((first, *rest[:-1])), "forward") if len(rest) > 1 else OpScope()
+        return OpScope(first, OPTIMIZER)
+    return OpScope(".".join((first, *rest[:-1])), FORWARD) if len(rest) > 1 else OpScope()
 
 
 def _instructions(module: Any) -> Iterator[Any]:

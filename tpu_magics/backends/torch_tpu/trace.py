@@ -26,7 +26,10 @@ from tpu_magics.backends import hlo
 from tpu_magics.backends.base import StepLimit, TraceSpec
 from tpu_magics.backends.hlo.stablehlo import parse_stablehlo
 from tpu_magics.backends.lowered import (
+    BACKWARD,
     EAGER,
+    FORWARD,
+    RECOMPUTE,
     HostRead,
     LoweredGraph,
     Operations,
@@ -43,7 +46,6 @@ from tpu_magics.errors import TpuMagicsError
 if TYPE_CHECKING:
     from tpu_magics.backends.torch_tpu.observe.observer import TpuObserver
 
-FORWARD, BACKWARD = "forward", "backward"
 _LARGE = 2**20  # bytes of an activation that takes no memory here
 _NAMED = re.compile(r'^(#loc\d+) = loc\("([^"]*)"\((#loc\d+)\)\)$', re.MULTILINE)
 _CHAINED = re.compile(r"^(#loc\d+) = loc\(callsite\((#loc\d+) at (#loc\d+)\)\)$", re.MULTILINE)
@@ -228,10 +230,11 @@ class ProgramTracer:
         files = {name: (path, int(line)) for name, path, line in _FILE.findall(text)}
         chains: dict[str, tuple[str, ...]] = {name: (inner, outer) for name, inner, outer in _CHAINED.findall(text)}
         chains |= {name: (inner,) for name, _, inner in _NAMED.findall(text)}
+        scopes = list(self.scopes)
         keys: dict[tuple[SourceLine | None, OpScope], int] = {}
 
         def number(found: re.Match[str]) -> str:
-            place = self._place(found[3], files, chains)
+            place = self._place(found[3], files, chains, scopes)
             if place == (None, OpScope()):
                 return f'{found[1]} = loc("{found[2]}")'
             return f'{found[1]} = loc("{found[2]}#{keys.setdefault(place, len(keys))}")'
@@ -244,7 +247,11 @@ class ProgramTracer:
         )
 
     def _place(
-        self, name: str, files: Mapping[str, tuple[str, int]], chains: Mapping[str, tuple[str, ...]]
+        self,
+        name: str,
+        files: Mapping[str, tuple[str, int]],
+        chains: Mapping[str, tuple[str, ...]],
+        scopes: Sequence[OpScope],
     ) -> tuple[SourceLine | None, OpScope]:
         """The innermost line of the user's in a chain of calls, and the innermost scope."""
         left, scope = [name], OpScope()
@@ -252,7 +259,7 @@ class ProgramTracer:
             one = left.pop()
             if one in files:
                 path, mark, number = files[one][0].partition(_SCOPE)
-                scope = list(self.scopes)[int(number)] if mark and not scope.phase else scope
+                scope = scopes[int(number)] if mark and not scope.phase else scope
                 if self.observer.sites.is_user_code(path):
                     site = self.observer.sites.of_line(path, files[one][1])
                     return SourceLine(site.path, site.line, site.code), scope
@@ -463,7 +470,7 @@ def _scope_of(node: Any, is_forward: bool) -> OpScope:
     stack = node.meta.get("fwd_nn_module_stack" if backward else "nn_module_stack") or {}
     path, kind = next(reversed(stack.values()), ("", None))
     inside = _INSIDE.sub(r".\1", _ROOT.sub("", path)).strip(".")
-    phase = BACKWARD if backward else FORWARD if is_forward else "recompute"
+    phase = BACKWARD if backward else FORWARD if is_forward else RECOMPUTE
     return OpScope(inside or (getattr(kind, "__name__", "") if kind is not None else ""), phase)
 
 

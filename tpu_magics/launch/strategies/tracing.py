@@ -32,7 +32,7 @@ LEFT = 0.05  # share of the free host memory that is left for other processes
 @dataclass(frozen=True)
 class TracingOptions:
     """What to trace for. `world`: ranks of the TPU; `devices`: of one SPMD worker (None: no SPMD); `steps`: the maximum
-    number of steps; `changes`: of the function (backends/torch/what_if.py)."""
+    number of steps; `changes`: of the function (backends/torch_xla/trace/step_changes.py)."""
 
     world: int = 1
     devices: int | None = None

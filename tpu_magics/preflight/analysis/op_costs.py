@@ -1,8 +1,8 @@
 """What each operation of an optimised program costs: the compiler's own estimate of its cycles, FLOPs, and bytes.
 
 While it generates code, libtpu (0.0.17, 0.0.21.1, 0.0.52) notes `estimated_cycles` beside nearly all fusions, reduces
-and copies, for v3 to 7x. It has none for collectives, scatters and gathers, sorts, random numbers, kernels, and copies
-that run beside other operations.
+and copies, for v3 to 7x (0.0.52 also for v2). It has none for collectives, scatters and gathers, sorts, random numbers,
+kernels, and copies that run beside other operations.
 """
 
 from __future__ import annotations
@@ -17,10 +17,31 @@ from tpu_magics.backends.hlo.text import Computation, HloModule, Instruction
 from tpu_magics.preflight.analysis.instructions import ArrayShape, array_shapes, op_name
 from tpu_magics.preflight.analysis.multiplications import TARGET, Multiplication, MultiplicationCounts
 from tpu_magics.preflight.analysis.traffic import HbmTraffic
-from tpu_magics.preflight.compile_result import CollectiveTransfer, OpCost
+from tpu_magics.preflight.compile_result import (
+    COLLECTIVE,
+    COPY,
+    ELEMENTWISE,
+    GATHER,
+    KERNEL,
+    MATMUL,
+    PREFETCH,
+    RANDOM,
+    REDUCE,
+    SCATTER,
+    SORT,
+    CollectiveTransfer,
+    OpCost,
+)
 
 _ESTIMATE = re.compile(r'^\s+(?:ROOT )?%?([\w.\-]+) = .*"estimated_cycles":"(\d+)"', re.MULTILINE)
 _NONE = 2**62  # and more: the compiler could not say
+# Attributes that name computations whose operations run one by one.
+_RUNS = {
+    "while": ("condition", "body"),
+    "conditional": ("branch_computations", "true_computation", "false_computation"),
+    "call": ("to_apply",),
+    "custom-call": ("called_computations",),
+}
 
 
 def read_estimates(path: Path) -> dict[str, int]:
@@ -33,19 +54,31 @@ def read_estimates(path: Path) -> dict[str, int]:
 def op_costs(
     program: HloModule, counted: MultiplicationCounts, traffic: HbmTraffic, estimates: Mapping[str, int]
 ) -> tuple[OpCost, ...]:
-    """The costs, computation by computation: bodies of loops before the entry, each in the order of the schedule."""
+    """The costs in the order in which the operations run; those of a loop where it stands, once."""
     costs = _Costs(program, counted, traffic, estimates)
     times = counted.executions.times
-    every = ((times[computation.name], computation, one) for computation, one in traffic.operations())
-    return tuple(costs.of(runs, computation, one) for runs, computation, one in every if runs)
+    found: dict[str, dict[str, OpCost]] = {}
+    for computation, one in traffic.operations():
+        if runs := times[computation.name]:
+            found.setdefault(computation.name, {})[one.name] = costs.of(runs, computation, one)
+    in_order = [one for name in (program.entry, *found) for one in _in_order(program, name, found)]
+    return tuple(in_order)
+
+
+def _in_order(program: HloModule, name: str, left: dict[str, dict[str, OpCost]]) -> Iterator[OpCost]:
+    """The costs of that computation and of those that it runs, taken from `left`."""
+    costs = left.pop(name, {})
+    computation = program.computations.get(name)
+    for one in computation.instructions.values() if computation is not None else ():
+        for attribute in _RUNS.get(one.opcode, ()):
+            for called in one.called(attribute):
+                yield from _in_order(program, called, left)
+        if one.name in costs:
+            yield costs[one.name]
 
 
 # -- kinds ------------------------------------------------------------------------------------------------------------
 
-MATMUL, KERNEL, COLLECTIVE, SCATTER, GATHER, SORT, RANDOM, REDUCE, COPY, PREFETCH, ELEMENTWISE = (
-    *("matmul", "kernel", "collective", "scatter", "gather", "sort"),
-    *("random", "reduce", "copy", "prefetch", "elementwise"),
-)
 _COLLECTIVES = frozenset(
     {
         *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all"),
@@ -155,18 +188,24 @@ class _Costs:
         found = [name for group in (own, inside, near) for name in _first(group)]
         return tuple(dict.fromkeys(found))
 
-    def _near(self, computation: Computation, one: Instruction, users: bool, depth: int = 0) -> Iterator[str]:
-        """Names of the instructions that use it, or that it uses."""
+    def _near(self, computation: Computation, one: Instruction, users: bool) -> Iterator[str]:
+        """Names of the instructions that use it, or that it uses, through those without a name, the nearest first."""
+        known, level = {one.name}, [one]
+        for _ in range(_DEEPEST):
+            others = [other for each in level for other in self._beside(computation, each, users)]
+            level = []
+            for other in others:
+                if other.name not in known:
+                    known.add(other.name)
+                    if name := op_name(other):
+                        yield name
+                    else:
+                        level.append(other)
+
+    def _beside(self, computation: Computation, one: Instruction, users: bool) -> Iterable[Instruction]:
         if users:
-            others: Iterable[Instruction] = self.traffic.users(computation).get(one.name, ())
-        else:
-            others = [computation.instructions[name] for name in one.operands if name in computation.instructions]
-        for other in others:
-            name = op_name(other)
-            if name:
-                yield name
-            elif depth < _DEEPEST:
-                yield from self._near(computation, other, users, depth + 1)
+            return self.traffic.users(computation).get(one.name, ())
+        return [computation.instructions[name] for name in one.operands if name in computation.instructions]
 
     # -- transfers between chips --------------------------------------------------------------------------------------
     def _transfer(

@@ -21,11 +21,11 @@ from tpu_magics.backends.hlo.text import parse_module
 from tpu_magics.backends.lowered import LoweredGraph, SourceLine
 from tpu_magics.backends.observe.sites import locals_of, outwards
 from tpu_magics.backends.torch import optimizers
-from tpu_magics.backends.torch.op_scopes import OpScopes
 from tpu_magics.backends.torch_xla.observe import snapshot
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaCompileReport, XlaDumps
 from tpu_magics.backends.torch_xla.trace.host_reads import SourceLineFinder
 from tpu_magics.backends.torch_xla.trace.live_tensors import PendingGraph, alias, graph_hash, inner, outer_tensors
+from tpu_magics.backends.torch_xla.trace.op_scopes import WRAPPED, OpScopes
 
 if TYPE_CHECKING:
     from tpu_magics.backends.torch_xla.observe.observer import TorchObserver
@@ -258,8 +258,6 @@ def _change(op: hlo.Op, place: SourceLine, gone: Sequence[OpLine]) -> str:
 # A name is found by the id of the tensor whose place a tensor takes (`alias` in live_tensors.py): at the end of a
 # step, a model's parameter is the result of the step, and the graph's parameter is its value before.
 
-_WRAPPED = "_orig_module."  # in which torch_xla's FSDP v2 keeps the wrapped module
-
 
 class ParameterNames:
     """The models of a process: those that moved to the device (they may be older than the process), and those created
@@ -319,7 +317,7 @@ class ParameterNames:
         owners: dict[int, str] = {}
         for model in models:
             for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-                name = name.replace(_WRAPPED, "")
+                name = name.replace(WRAPPED, "")
                 if tensor.is_xla:
                     owners[id(tensor)] = f"{labels[id(model)]}.{name}" if labels else name
                     names[alias(inner(tensor))] = owners[id(tensor)]

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.base import StepLimit, TraceSpec
 from tpu_magics.backends.lowered import write_reads, write_trace
-from tpu_magics.backends.torch import optimizers, what_if
-from tpu_magics.backends.torch.op_scopes import OpScopes
+from tpu_magics.backends.torch import optimizers
 from tpu_magics.backends.torch.steady_state import SteadyStateDetector, TraceStepEvents
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaDumps
-from tpu_magics.backends.torch_xla.trace import fake_world, live_tensors
+from tpu_magics.backends.torch_xla.trace import fake_world, live_tensors, step_changes
 from tpu_magics.backends.torch_xla.trace.captured_graphs import CapturedDumps, CapturedGraphs, ParameterNames
 from tpu_magics.backends.torch_xla.trace.host_reads import HostReadLog, ReadKernels, SourceLineFinder
 from tpu_magics.backends.torch_xla.trace.live_tensors import inner, number
+from tpu_magics.backends.torch_xla.trace.op_scopes import OpScopes
 from tpu_magics.backends.torch_xla.trace.placeholders import Uploads
 from tpu_magics.errors import TpuMagicsError
 
@@ -104,7 +104,7 @@ class Tracer:
         self.names.install()
         self.events.install()
         self.scopes.install()
-        what_if.install(self.tracing.changes, self.scopes)
+        step_changes.install(self.tracing.changes, self.scopes)
         self.reads.install()
         if self.uploads is not None:
             self.uploads.install()

@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from tpu_magics.backends.base import BF16, OFF, ON, PAD, REMAT
-from tpu_magics.backends.torch.op_scopes import OpScopes
+from tpu_magics.backends.torch_xla.trace.op_scopes import OpScopes
 
 
 def install(changes: Sequence[str], scopes: OpScopes) -> None:

@@ -2,7 +2,7 @@
 the backward pass, which no Python runs, the user's line of its forward operation.
 
 A lazy framework names operations by the scopes that are open when they are made ("tpu7.1/aten__mm"). Here a scope is a
-number of the table `OpScopes.known`. Modules and optimizers open theirs in torch's global hooks. Each node of autograd
+place in the list `OpScopes.known`. Modules and optimizers open theirs in torch's global hooks. Each node of autograd
 opens one while it runs: the nodes of a call of torch's get the module and the line of that call.
 """
 
@@ -23,12 +23,11 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from tpu_magics.backends.lowered import OpScope, SourceLine
+from tpu_magics.backends.lowered import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE, OpScope, SourceLine
 
-FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER = "forward", "backward", "recompute", "optimizer"
 _NAME = re.compile(r"\btpu_magics_(\d+)")
 _MARK = "tpu_magics"  # in the metadata of a node of autograd
-_WRAPPED = "_orig_module."  # in which torch_xla's FSDP v2 keeps the wrapped module
+WRAPPED = "_orig_module."  # in which torch_xla's FSDP v2 keeps the wrapped module
 
 
 class _Scope:
@@ -74,7 +73,8 @@ class OpScopes:
         self.push = push
         self.place = place
         self.models = models
-        self.known: dict[tuple[OpScope, SourceLine | None], int] = {}
+        self.known: list[tuple[OpScope, SourceLine | None]] = []
+        self._numbers: dict[tuple[OpScope, SourceLine | None], int] = {}  # places in it
         self._open: list[_Open] = []
         self._paths: dict[int, tuple[Any, str]] = {}  # by id(): the module, so that it lives, and its path
         self._roots: list[str] = []  # the classes of models
@@ -93,7 +93,7 @@ class OpScopes:
     def of(self, name: str) -> tuple[OpScope, SourceLine | None]:
         """Of an operation's name: what it belongs to, and the line if the scope knows one."""
         found = _NAME.findall(name)
-        return list(self.known)[int(found[-1])] if found else (OpScope(), None)
+        return self.known[int(found[-1])] if found else (OpScope(), None)
 
     @property
     def module(self) -> str:
@@ -101,7 +101,10 @@ class OpScopes:
         return self._open[-1].path if self._open else ""
 
     def _scope(self, module: str, phase: str, place: SourceLine | None) -> _Scope:
-        number = self.known.setdefault((OpScope(module, phase), place), len(self.known))
+        scope = OpScope(module, phase), place
+        number = self._numbers.setdefault(scope, len(self.known))
+        if number == len(self.known):
+            self.known.append(scope)
         return _Scope(self.push(f"tpu_magics_{number}"))
 
     def _is_here(self) -> bool:
@@ -154,7 +157,7 @@ class OpScopes:
 
     def _name(self, root: Any, prefix: str) -> None:
         for name, part in root.named_modules():
-            path = ".".join(one for one in (prefix, name.replace(_WRAPPED, "")) if one)
+            path = ".".join(one for one in (prefix, name.replace(WRAPPED, "")) if one)
             self._paths.setdefault(id(part), (part, path or type(root).__name__))
 
     # -- optimizers -------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.plan import PRECISION_NAMES, Options
 from tpu_magics.preflight.fit import Size
 from tpu_magics.preflight.pipeline import PreflightPipeline, TrainingCall
-from tpu_magics.preflight.report import Compared, Variant
+from tpu_magics.preflight.report import Variant, VariantResult
 from tpu_magics.preflight.targets import Target
 
 PRECISION = "precision"
@@ -101,16 +101,17 @@ def compare(
     targets: Sequence[Target],
     namespace: dict[str, Any],
     pipeline: Callable[[TrainingCall, Options], PreflightPipeline],
-) -> Iterator[Compared]:
+) -> Iterator[VariantResult]:
     """Trace each, and compile what later steps run. Names of the notebook have a variant's values while it is traced. A
     variant with which the function does not run has its error."""
-    for variant in found:
+
+    def result_of(variant: Variant) -> VariantResult:
         with _with_sizes(replace(call, changes=variant.changes), variant.sizes, namespace) as changed:
             made = pipeline(changed, replace(options, precision=variant.precision or options.precision))
             made.callbacks.line(f"{call.name}: {variant.label}")
             try:
-                yield Compared(variant, tuple(made.result(target, later=True) for target in targets))
-            except KeyboardInterrupt:
-                raise
+                return VariantResult(variant, tuple(made.result(target, later=True) for target in targets))
             except TpuMagicsError as error:
-                yield Compared(variant, error=error.what)
+                return VariantResult(variant, error=error.what)
+
+    return map(result_of, found)

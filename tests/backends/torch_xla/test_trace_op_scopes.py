@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from tpu_magics.backends.lowered import OpScope, SourceLine
-from tpu_magics.backends.torch.op_scopes import OpScopes
+from tpu_magics.backends.torch_xla.trace.op_scopes import OpScopes
 
 pytestmark = pytest.mark.process  # hooks of torch's that stay
 
