@@ -81,7 +81,7 @@ def test_the_cells_that_started_the_runtime_and_built_an_accelerator_are_named(m
     cell = module_kernel.run("%tpu_train train model")
     assert cell.error_type == "TpuMagicsError" and "FORKED" not in cell.shown
     assert f"An Accelerator was created in this notebook, by In [{guilty}]." in cell.said
-    assert module_kernel.descendants() == []
+    module_kernel.wait_until(lambda: module_kernel.descendants() == [])
 
 
 def test_the_doctor_sees_it(module_kernel: Kernel) -> None:

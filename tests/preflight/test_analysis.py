@@ -323,10 +323,13 @@ def test_the_largest_multiplication_runs_near_the_peak_of_its_chip(dump: Dump) -
 
 
 def test_irregular_operations_and_kernels_are_named_without_an_estimate(dump: Dump) -> None:
-    found = {**costs(dump, "embedding_v5e"), "kernel": costs(dump, "attention_f32_v5e")["kernel"]}
-    for kind in ("gather", "scatter", "kernel"):
-        assert [one.cycles for one in found[kind]] == [None]
-    assert found["kernel"][0].flops > 0
+    """A kernel is there where this compiler makes one, whose FLOPs XLA leaves out."""
+    found, attention = costs(dump, "embedding_v5e"), costs(dump, "attention_f32_v5e")
+    for one in (*found["gather"], *found["scatter"], *attention.get("kernel", ())):
+        assert one.cycles is None
+    left_out = sum(dump.flops("attention_f32_v5e").values()) - dump.xla["attention_f32_v5e"]["flops"]
+    in_kernels = sum(one.flops for one in attention.get("kernel", ()))
+    assert in_kernels == pytest.approx(max(left_out, 0), rel=0.1, abs=1e7)
 
 
 def test_the_rounds_of_a_loop_count(dump: Dump) -> None:

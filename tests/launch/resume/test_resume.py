@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("transformers.trainer")  # here, as in a notebook: else every worker imports it
 
-from tests.launch.launching import failed, run, said
+from tests.launch.launching import failed, reap_orphans, run, said
 from tests.launch.resume import programs
 from tests.launch.resume.programs import FORMS, KILL, kill_at
 from tpu_magics.checkpoints.store import CheckpointStore, DiskPlace, open_place
@@ -90,7 +90,10 @@ def leg(form: str, tmp_path: Path, kill: str, monkeypatch: pytest.MonkeyPatch, *
             code = 0
         finally:
             os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) in (-signal.SIGKILL, 0)
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert ended in (-signal.SIGKILL, 0)
+    if ended:
+        reap_orphans()
     return None
 
 
