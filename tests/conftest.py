@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -65,7 +66,13 @@ settings.load_profile("short")
 def pytest_configure(config: pytest.Config) -> None:
     if framework.TORCH_TPU:  # a backward() on the CPU hangs otherwise, where torch has imported torch_tpu
         framework.import_framework()
-    sys.addaudithook(lambda event, _: _started.append(event) if event in STARTS else None)
+    sys.addaudithook(lambda event, _: _started.append(_start(event)) if event in STARTS else None)
+
+
+def _start(event: str) -> str:
+    """Which code does it, for the message."""
+    found = traceback.extract_stack(limit=12)[:-2]
+    return f"{event}: {', '.join(f'{Path(one.filename).name}:{one.lineno}' for one in found)}"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -241,6 +241,6 @@ def compared() -> Preflight:
     tried = (
         TriedChange("multiply in bf16", "--precision bf16", ATTENTION, before, variant(32, 0.5).results[0], worth=True),
         TriedChange("batch = 64", "batch = 64", None, before, variant(32, 1).results[0]),
-        TriedChange("batch = 3", "batch = 3", None, before, None, "it fails"),
+        TriedChange("batch = 3", "batch = 3", None, before, None, "the function does not run so: it fails"),
     )
     return Preflight("train", (before,), compared=(*every, failed), advice=AdviceResult(tried, asked=True))
