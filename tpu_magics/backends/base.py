@@ -73,8 +73,9 @@ class WorkerSpec:
 
 
 # What changes of a traced function begin with, and values of the first (backends/torch_xla/trace/step_changes.py).
-REMAT, PAD, BF16 = "remat", "pad", "bf16"
+REMAT, PAD, BF16, MESH = "remat", "pad", "bf16", "mesh"
 ON, OFF = "on", "off"
+DATA, FSDP, MODEL = MESH_AXES = ("data", "fsdp", "model")  # of a mesh (backends/torch_xla/trace/mesh.py)
 
 
 @dataclass(frozen=True)

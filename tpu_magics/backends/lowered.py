@@ -85,6 +85,7 @@ class LoweredGraph:
     instruction ends with "#" and its number, so that the module does not change when a line moves; `scopes`: number ->
     what the instruction belongs to. `beside`: bytes of HBM that other tensors take while it runs; of operations, with
     their own. `name`: what it is of a step that has several ("forward", "backward"); otherwise it is a whole step.
+    `mesh`: the axes of the devices that it is sharded over, and their sizes.
     """
 
     module: bytes = field(repr=False)
@@ -102,6 +103,7 @@ class LoweredGraph:
     beside: int = 0
     operations: Operations | None = None
     name: str = ""
+    mesh: tuple[tuple[str, int], ...] = ()
 
     @property
     def label(self) -> str:

@@ -476,6 +476,14 @@ def add_preflight(parser: argparse.ArgumentParser, required: bool = False) -> No
         help="compile each combination: batch=32,64 precision=fp32,bf16 remat=on,off (gradient checkpointing)",
     )
     parser.add_argument(
+        "--mesh",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="AXIS=N,AXIS=N",
+        help="compile it for each mesh of all devices: data=8 fsdp=8 data=4,model=2 (the batch is that of all devices)",
+    )
+    parser.add_argument(
         "--advise", action="store_true", help="try changes that apply to the step by compiles: what do they gain?"
     )
     parser.add_argument("--anew", action="store_true", help="compile again, and cache nothing")

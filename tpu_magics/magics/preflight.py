@@ -24,7 +24,7 @@ from tpu_magics.preflight.compilation import CompileProgress
 from tpu_magics.preflight.run import Callbacks, PreflightCheck, SearchInterrupted, preflight_check, require_compiler
 from tpu_magics.preflight.run import preflight as find
 from tpu_magics.preflight.targets import parse_all
-from tpu_magics.preflight.variants import Axis
+from tpu_magics.preflight.variants import Axis, parse_mesh
 
 if TYPE_CHECKING:
     from tpu_magics.magics.notebook import ShellNotebook
@@ -47,6 +47,7 @@ def preflight(
     kept: bool = True,
     profile: bool = False,
     compare: Sequence[str] = (),
+    mesh: Sequence[str] = (),
     advise: bool = False,
     plain: bool = False,
 ) -> PreflightResult:
@@ -70,6 +71,8 @@ def preflight(
         kept: use cached results of earlier compiles, and cache these.
         profile: show where the time and memory of a step go, by kind, module and line.
         compare: variants to compile: ("batch=32,64", "precision=fp32,bf16", "remat=on,off"), each combination.
+        mesh: meshes to compile it for: ("data=8", "fsdp=8", "data=4,model=2"). In one, a single process drives all
+            devices of the target, and the batch of the function is that of all of them.
         advise: try changes that apply to the step by compiles, and tell which of them gain.
         plain: show no progress.
 
@@ -99,6 +102,7 @@ def preflight(
             kept=kept,
             profile=profile,
             compare=compare,
+            mesh=mesh,
             advise=advise,
             telling=tell,
             bind=lambda _result: None,
@@ -123,6 +127,8 @@ def run(notebook: ShellNotebook, found: argparse.Namespace) -> None:
     __tracebackhide__ = True
     for one in found.compare:
         Axis.of(one)  # which may have the function among its words
+    for one in found.mesh:
+        parse_mesh(one)
     if not found.args or not found.target:
         raise TpuMagicsError(
             f"%tpu_preflight needs {'FUNCTION' if not found.args else '--target'}.",
@@ -144,7 +150,7 @@ def run(notebook: ShellNotebook, found: argparse.Namespace) -> None:
             "Its first ARG is the training function.",
             "For example: %tpu_preflight training_function model --target v5e-8",
         )
-    names = ("target", "fit", "steps", "precision", "processes", "force", "profile", "compare", "advise")
+    names = ("target", "fit", "steps", "precision", "processes", "force", "profile", "compare", "mesh", "advise")
     options = {name: getattr(found, name) for name in names}
 
     def bind(result: PreflightResult) -> None:

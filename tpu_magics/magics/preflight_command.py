@@ -141,6 +141,7 @@ def _preflight(call: PreflightCall, found: argparse.Namespace) -> Preflight:
             kept=not found.anew,
             profile=found.profile,
             compare=found.compare,
+            mesh=found.mesh,
             advise=found.advise,
             callbacks=Callbacks(line.show, _say),
         )

@@ -307,17 +307,19 @@ def _roofline(found: Roofline) -> dict[str, Any]:
 @dataclass(frozen=True)
 class Variant:
     """A combination of what is compared: "batch=64, precision=bf16". `sizes`: values of names; `precision`: "" for the
-    requested one; `changes`: as in TraceSpec."""
+    requested one; `changes`: as in TraceSpec; `mesh`: axes and their sizes, where one process drives all devices."""
 
     label: str
     sizes: tuple[tuple[str, int], ...] = ()
     precision: str = ""
     changes: tuple[str, ...] = ()
+    mesh: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
 class VariantResult:
-    """The results of a variant, one for each target; or the `error`, if the function does not run so."""
+    """The results of a variant, one for each target that has the devices of its mesh; or the `error`, if the function
+    does not run so."""
 
     variant: Variant
     results: tuple[TargetResult, ...] = ()

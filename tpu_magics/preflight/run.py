@@ -25,7 +25,7 @@ from tpu_magics.preflight.roofline import SETTLES
 from tpu_magics.preflight.search import APART, search
 from tpu_magics.preflight.store import Store, default_folder
 from tpu_magics.preflight.targets import Target, parse_all
-from tpu_magics.preflight.variants import Axis, variants
+from tpu_magics.preflight.variants import Axis, parse_mesh, require_meshes, variants
 from tpu_magics.preflight.variants import compare as compare_variants
 from tpu_magics.runs import preflights
 
@@ -205,6 +205,7 @@ def preflight(
     kept: bool = True,
     profile: bool = False,
     compare: Sequence[str] = (),
+    mesh: Sequence[str] = (),
     advise: bool = False,
     packages: Sequence[str] = (),
     callbacks: Callbacks | None = None,
@@ -221,8 +222,10 @@ def preflight(
     store = Store(default_folder()) if kept else None
     settings = _Settings(options, _is_spmd(spmd, processes), store, packages, callbacks or Callbacks())
     call = TrainingCall(function, args, dict(kwargs or {}))
-    wanted = variants([Axis.of(one) for one in compare]) if compare else ()
-    _check_variants(call, wanted, advise, fit)
+    meshes = [parse_mesh(one) for one in mesh]
+    require_meshes(meshes, targets)
+    wanted = variants([Axis.of(one) for one in compare], meshes) if compare or mesh else ()
+    _check_variants(call, wanted, "--mesh" if mesh else "--compare", advise, fit)
     with interruptible():
         found = _compiled(call, targets, settings) if fit is None else _searched(call, targets, settings, fit)
         compared = tuple(_compared(call, wanted, targets, settings))
@@ -242,7 +245,7 @@ class _Settings:
 
     def variant_of(self, call: TrainingCall, options: Options) -> PreflightPipeline:
         """The pipeline of a call with other options."""
-        return replace(self, options=options).pipeline(call)
+        return replace(self, options=options, spmd=self.spmd or options.spmd is not None).pipeline(call)
 
     def pipeline(self, call: TrainingCall) -> PreflightPipeline:
         lower = call.lowering(self.options)
@@ -270,10 +273,10 @@ def _advised(call: TrainingCall, found: Preflight, settings: _Settings) -> Advic
     return advise_step(call, found.results[0], settings.options, namespace, settings.variant_of)
 
 
-def _check_variants(call: TrainingCall, wanted: Sequence[Variant], advise: bool, fit: str | None) -> None:
-    """Raise TpuMagicsError for what is known before minutes of compiles."""
+def _check_variants(call: TrainingCall, wanted: Sequence[Variant], option: str, advise: bool, fit: str | None) -> None:
+    """Raise TpuMagicsError for what is known before minutes of compiles. `option`: the one that asks for variants."""
     if wanted:
-        _require_torch_xla("--compare", call)
+        _require_torch_xla(option, call)
     for name in {name for variant in wanted for name, _ in variant.sizes}:
         Size.of(name, call.function, call.args, call.kwargs, session.current.notebook.namespace, "--compare")
     if advise:

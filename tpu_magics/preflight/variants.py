@@ -1,20 +1,22 @@
-"""Variants of a step side by side: other values of a name, another precision, gradient checkpointing on or off.
+"""Variants of a step side by side: other values of a name or another precision, gradient checkpointing, a mesh.
 
-`--compare batch=32,64,128 precision=fp32,bf16` compiles each combination. What a variant changes is changed for its
+`--compare batch=32,64,128 precision=fp32,bf16` compiles each combination, `--mesh data=8 data=4,model=2` each mesh, in
+which one process drives all devices, and its batch is that of all (SPMD). What a variant changes is changed for its
 trace alone: no code, no variable and no model of the notebook is another one afterwards.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from tpu_magics.backends.base import OFF, ON, REMAT
+from tpu_magics.backends.base import MESH, MESH_AXES, OFF, ON, REMAT
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch.plan import PRECISION_NAMES, Options
+from tpu_magics.launch.plan import ALL_DEVICES, PRECISION_NAMES, Options
 from tpu_magics.preflight.fit import Size
 from tpu_magics.preflight.pipeline import PreflightPipeline, TrainingCall
 from tpu_magics.preflight.report import Variant, VariantResult
@@ -54,28 +56,73 @@ class Axis:
         )
 
 
-def variants(axes: Sequence[Axis]) -> tuple[Variant, ...]:
+Mesh = tuple[tuple[str, int], ...]  # axes and their sizes
+
+
+def parse_mesh(text: str) -> Mesh:
+    """Of "data=4,model=2". Raises TpuMagicsError where it has another form."""
+    pairs = [one.partition("=") for one in text.split(",")]
+    names = [name for name, _, _ in pairs]
+    known = set(names) <= set(MESH_AXES) and len(set(names)) == len(names)
+    if known and all(size.isdecimal() and int(size) for _, _, size in pairs):
+        return tuple((name, int(size)) for name, _, size in pairs)
+    raise TpuMagicsError(
+        f"--mesh {text} is no mesh.",
+        f"A mesh is AXIS=SIZE,AXIS=SIZE, each axis once, and the axes are {', '.join(MESH_AXES)}.",
+        "data shards the batch, fsdp the batch and the parameters, model the features of layers. For example: --mesh "
+        "data=8 fsdp=8 data=4,model=2",
+    )
+
+
+def require_meshes(meshes: Sequence[Mesh], targets: Sequence[Target]) -> None:
+    """Raise TpuMagicsError for a mesh of which no target has the devices."""
+    for mesh in meshes:
+        if not any(_suits(mesh, target) for target in targets):
+            devices = ", ".join(f"{one.name} has {one.devices}" for one in targets)
+            raise TpuMagicsError(
+                f"--mesh {_written(mesh)} has {_devices(mesh)} devices.",
+                f"The product of its sizes has to be the number of a target's devices: {devices}.",
+                f"For example: --mesh data={targets[0].devices} fsdp={targets[0].devices}",
+            )
+
+
+def _devices(mesh: Mesh) -> int:
+    return math.prod(size for _, size in mesh)
+
+
+def _suits(mesh: Mesh, target: Target) -> bool:
+    return not mesh or _devices(mesh) == target.devices
+
+
+def _written(mesh: Mesh) -> str:
+    return ",".join(f"{name}={size}" for name, size in mesh)
+
+
+def variants(axes: Sequence[Axis], meshes: Sequence[Mesh] = ()) -> tuple[Variant, ...]:
     """All combinations. Raises TpuMagicsError where there are too many."""
     names = [axis.name for axis in axes]
     if again := next((name for name in names if names.count(name) > 1), ""):
         raise TpuMagicsError(
             f"--compare has {again} twice.", "Each name has one list of values.", f"Write {again}=VALUE,VALUE,... once."
         )
-    found = [_variant(dict(zip(names, values, strict=True))) for values in product(*(axis.values for axis in axes))]
+    combined = [dict(zip(names, values, strict=True)) for values in product(*(axis.values for axis in axes))]
+    found = [_variant(values, mesh) for mesh in meshes or ((),) for values in combined]
     if len(found) > MOST:
         raise TpuMagicsError(
             f"--compare has {len(found)} combinations.",
             f"Each is traced and compiled, which takes up to minutes; at most {MOST} are compared.",
-            "Compare fewer values, or one name after the other.",
+            "Compare fewer values or meshes, or one name after the other.",
         )
     return tuple(found)
 
 
-def _variant(values: Mapping[str, str]) -> Variant:
+def _variant(values: Mapping[str, str], mesh: Mesh) -> Variant:
     sizes = tuple((name, int(value)) for name, value in values.items() if name not in (PRECISION, REMAT))
     changes = tuple(f"{REMAT}={value}" for name, value in values.items() if name == REMAT)
-    label = ", ".join(f"{name}={value}" for name, value in values.items())
-    return Variant(label, sizes, values.get(PRECISION, ""), changes)
+    if mesh:
+        changes += (f"{MESH}={_written(mesh).replace('=', ':')}",)
+    label = ", ".join([*([_written(mesh)] if mesh else []), *(f"{name}={value}" for name, value in values.items())])
+    return Variant(label, sizes, values.get(PRECISION, ""), changes, mesh)
 
 
 @contextmanager
@@ -102,15 +149,20 @@ def compare(
     namespace: dict[str, Any],
     pipeline: Callable[[TrainingCall, Options], PreflightPipeline],
 ) -> Iterator[VariantResult]:
-    """Trace each, and compile what later steps run. Names of the notebook have a variant's values while it is traced. A
-    variant with which the function does not run has its error."""
+    """Trace each, and compile what later steps run, for the targets that have the devices of its mesh. Names of the
+    notebook have a variant's values while it is traced. A variant with which the function does not run has its error.
+    """
 
     def result_of(variant: Variant) -> VariantResult:
         with _with_sizes(replace(call, changes=variant.changes), variant.sizes, namespace) as changed:
-            made = pipeline(changed, replace(options, precision=variant.precision or options.precision))
+            wanted = replace(options, precision=variant.precision or options.precision)
+            if variant.mesh:
+                wanted = replace(wanted, spmd=ALL_DEVICES, processes=None)
+            made = pipeline(changed, wanted)
             made.callbacks.line(f"{call.name}: {variant.label}")
+            suited = (target for target in targets if _suits(variant.mesh, target))
             try:
-                return VariantResult(variant, tuple(made.result(target, later=True) for target in targets))
+                return VariantResult(variant, tuple(made.result(target, later=True) for target in suited))
             except TpuMagicsError as error:
                 return VariantResult(variant, error=error.what)
 

@@ -96,18 +96,28 @@ class ShardingSummary:
     unknown: str = ""
 
 
-def mesh_fields(device: str) -> dict[str, Any]:
-    """The current fields of events.Mesh, between two steps; `device`: "CPU" or "TPU"."""
+def mesh_axes() -> tuple[tuple[str, int], ...]:
+    """The axes of the global mesh, "" for those without a name, and their sizes; empty where there is no mesh."""
     import torch_xla.distributed.spmd as xs
-    import torch_xla.runtime as xr
 
     mesh = xs.get_global_mesh()
+    if mesh is None:
+        return ()
+    names = mesh.axis_names or [""] * len(mesh.mesh_shape)
+    return tuple((str(name), int(size)) for name, size in zip(names, mesh.mesh_shape, strict=True))
+
+
+def mesh_fields(device: str) -> dict[str, Any]:
+    """The current fields of events.Mesh, between two steps; `device`: "CPU" or "TPU"."""
+    import torch_xla.runtime as xr
+
+    axes = mesh_axes()
     found = spread(parameters_on_device())
     counts = {} if found.unknown else {"sharded": found.sharded, "replicated": found.replicated}
     sizes = {} if found.unknown else {n: getattr(found, n) for n in ("sharded_bytes", "replicated_bytes")}
     return {
-        "shape": tuple(int(size) for size in mesh.mesh_shape) if mesh is not None else (),
-        "axes": tuple(map(str, mesh.axis_names or ())) if mesh is not None else (),
+        "shape": tuple(size for _, size in axes),
+        "axes": tuple(name for name, _ in axes if name),
         "devices": xr.global_runtime_device_count(),
         "virtual": device == "CPU",
         **counts,

@@ -21,6 +21,7 @@ from tpu_magics.backends.hlo.text import parse_module
 from tpu_magics.backends.lowered import LoweredGraph, SourceLine
 from tpu_magics.backends.observe.sites import locals_of, outwards
 from tpu_magics.backends.torch import optimizers
+from tpu_magics.backends.torch_xla import spmd
 from tpu_magics.backends.torch_xla.observe import snapshot
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaCompileReport, XlaDumps
 from tpu_magics.backends.torch_xla.trace.host_reads import SourceLineFinder
@@ -88,6 +89,7 @@ class CapturedGraphs:
             parameters=parameters,
             places=places,
             scopes={number: scope for number, (scope, _) in scopes.items() if scope.phase},
+            mesh=spmd.mesh_axes() if self.tracing.devices > 1 else (),
         )
 
     def differences(self) -> list[str]:

@@ -2,27 +2,29 @@
 
 A change is a text: "remat=on" and "remat=off" (gradient checkpointing of each block of layers), "pad=30522:30592" (a
 vocabulary and all sizes that are equal to it), "bf16=MODULE@PATH:LINE" (the matrix multiplications that this line makes
-in this module take bf16 operands). Weights are not computed in a trace, so new ones need no values.
+in this module take bf16 operands), "mesh=data:4,model:2" (mesh.py). Weights are not computed in a trace, so new ones
+need no values.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from tpu_magics.backends.base import BF16, OFF, ON, PAD, REMAT
+from tpu_magics.backends.base import BF16, MESH, OFF, ON, PAD, REMAT
+from tpu_magics.backends.torch_xla.trace.mesh import MeshSharding
 from tpu_magics.backends.torch_xla.trace.op_scopes import OpScopes
 
 
-def install(changes: Sequence[str], scopes: OpScopes) -> None:
-    """Until the process ends: models are changed when they are called for the first time. Raises ValueError for a
-    change of another form."""
+def install(changes: Sequence[str], scopes: OpScopes, moving: Callable[[], bool]) -> None:
+    """Until the process ends: models are changed when they are called for the first time. `moving`: whether a model is
+    being moved to the device. Raises ValueError for a change of another form."""
     for change in changes:
         name, _, value = change.partition("=")
         if name == REMAT and value in (ON, OFF):
@@ -33,6 +35,11 @@ def install(changes: Sequence[str], scopes: OpScopes) -> None:
         elif name == BF16:
             module, _, line = value.rpartition("@")
             _Bf16(scopes, module, line).__enter__()
+        elif name == MESH:
+            sizes = {axis: int(size) for axis, _, size in (one.partition(":") for one in value.split(","))}
+            sharding = MeshSharding(sizes, lambda: moving() or bool(scopes.module))
+            sharding.install()
+            _at_first_call(sharding.shard_model)
         else:
             raise ValueError(f"no such change: {change}")
 

@@ -104,7 +104,7 @@ class Tracer:
         self.names.install()
         self.events.install()
         self.scopes.install()
-        step_changes.install(self.tracing.changes, self.scopes)
+        step_changes.install(self.tracing.changes, self.scopes, self.names.moving)
         self.reads.install()
         if self.uploads is not None:
             self.uploads.install()
