@@ -578,6 +578,7 @@ def test_a_profile_tells_modules_lines_operations_and_memory() -> None:
         "loss = model(**batch).loss",
         "encoder.layer.0",
         "· · dense",
+        "over all ranks",
         "22 % of it is padding",
     ):
         assert part in text

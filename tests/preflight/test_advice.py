@@ -10,13 +10,14 @@ import pytest
 from tests.panel import preflights
 from tests.panel.preflights import ATTENTION, GIB, result, traced
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch.plan import Options
+from tpu_magics.launch.plan import ALL_DEVICES, Options
 from tpu_magics.magics.preflight import preflight
 from tpu_magics.preflight.advice import PROPOSALS, Proposal, Subject, _tried, subject_of, too_large
 from tpu_magics.preflight.compile_result import HbmUsage, Multiplications, OpCost, OpScope
 from tpu_magics.preflight.pipeline import TrainingCall
 from tpu_magics.preflight.report import Variant, VariantResult
-from tpu_magics.preflight.variants import Axis, compare, variants
+from tpu_magics.preflight.targets import parse
+from tpu_magics.preflight.variants import Axis, compare, parse_mesh, require_meshes, variants
 
 # -- what is compared -------------------------------------------------------------------------------------------------
 
@@ -55,9 +56,60 @@ def test_a_name_has_one_list_of_values() -> None:
         variants([Axis.of("batch=1,2"), Axis.of("batch=3")])
 
 
+def test_meshes_are_variants_with_the_others() -> None:
+    found = variants([Axis.of("batch=32,64")], [parse_mesh("data=8"), parse_mesh("data=4,model=2")])
+    assert [one.label for one in found] == [
+        "data=8, batch=32",
+        "data=8, batch=64",
+        "data=4,model=2, batch=32",
+        "data=4,model=2, batch=64",
+    ]
+    assert found[3] == Variant(
+        found[3].label, (("batch", 64),), "", ("mesh=data:4,model:2",), (("data", 4), ("model", 2))
+    )
+    assert [one.label for one in variants([], [parse_mesh("fsdp=8")])] == ["fsdp=8"]
+
+
+@pytest.mark.parametrize(
+    "text", ["data", "data=", "data=0", "data=-1", "data=2,data=4", "rows=8", "data=8,", "", "data=x"]
+)
+def test_other_meshes_are_refused(text: str) -> None:
+    with pytest.raises(TpuMagicsError, match="is no mesh") as caught:
+        parse_mesh(text)
+    assert "the axes are data, fsdp, model" in str(caught.value)
+
+
+def test_a_mesh_needs_the_devices_of_a_target() -> None:
+    targets = [parse("v5e-8"), parse("v5p-16")]
+    require_meshes([parse_mesh("data=4,model=2")], targets)
+    with pytest.raises(TpuMagicsError, match="--mesh data=4 has 4 devices") as caught:
+        require_meshes([parse_mesh("data=8"), parse_mesh("data=4")], targets)
+    assert "v5litepod-8 has 8, v5p-16 has 8" in str(caught.value)
+
+
+def test_a_mesh_is_compiled_for_the_targets_that_have_its_devices() -> None:
+    class FakePipeline:
+        def __init__(self, options: Options) -> None:
+            self.options = options
+            self.callbacks = type("Callbacks", (), {"line": staticmethod(lambda _line: None)})
+
+        def result(self, target: Any, later: bool) -> Any:
+            return target.name, self.options.spmd, self.options.processes
+
+    wanted = variants([], [parse_mesh("data=8"), parse_mesh("data=4")])
+    targets = [parse("v5e-8"), parse("v5e-4")]
+    call = TrainingCall(lambda: None, (), {}, ())
+    found = compare(call, Options(processes=2), wanted, targets, {}, lambda _, options: FakePipeline(options))  # type: ignore
+    assert [one.results for one in found] == [
+        (("v5litepod-8", ALL_DEVICES, None),),
+        (("v5litepod-4", ALL_DEVICES, None),),
+    ]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"mesh": ("data=3",)}, "--mesh data=3 has 3 devices"),
         ({"compare": ("bacth=8,16",)}, "--compare bacth: there is no such name"),
         ({"advise": True, "fit": "batch"}, "--fit and --advise do not go together"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from tpu_magics.preflight.analysis.instructions import ArrayShape, array_shapes,
 from tpu_magics.preflight.analysis.multiplications import KernelProduct, flops, kernel_products, multiplications
 from tpu_magics.preflight.analysis.op_costs import op_costs
 from tpu_magics.preflight.analysis.traffic import HbmTraffic
-from tpu_magics.preflight.compile_result import OpCost, SourceLine
+from tpu_magics.preflight.compile_result import CollectiveTransfer, OpCost, SourceLine
 
 # -- layouts --------------------------------------------------------------------------------------------------------
 
@@ -249,9 +250,9 @@ def test_branches_and_loops_of_unknown_rounds_are_guesses() -> None:
 # -- costs of operations ----------------------------------------------------------------------------------------------
 
 
-def _costs(text: str) -> tuple[OpCost, ...]:
+def _costs(text: str, estimates: Mapping[str, int] | None = None) -> tuple[OpCost, ...]:
     program = _parsed(text)
-    return op_costs(program, multiplications(program, None), HbmTraffic(program), {})
+    return op_costs(program, multiplications(program, None), HbmTraffic(program), estimates or {})
 
 
 def test_operations_of_a_loop_stand_where_it_runs() -> None:
@@ -270,6 +271,57 @@ def test_operations_without_names_are_read_once_each() -> None:
     lines += [f"  %a{nth} = f32[8] add({names})" for nth, names in enumerate(used, start=8)]
     found = _costs("\n".join(["HloModule jit_f", "", "ENTRY %main () -> f32[8] {", *lines, "}", ""]))
     assert len(found) == len(used) and all(one.ops == () for one in found)
+
+
+# As libtpu 0.0.52 writes a transfer that goes on while a matrix multiplication runs.
+GATHERING = """HloModule jit_f, is_scheduled=true, num_partitions=8
+
+%starting (x: bf16[16,128]) -> (bf16[16,128], bf16[128,128]) {
+  %x = bf16[16,128] parameter(0)
+  %g.1 = bf16[128,128] all-gather(%x), channel_id=8, GROUPS, dimensions={0}, backend_config=FUSED
+  ROOT %s = (bf16[16,128], bf16[128,128]) custom-call(%g.1), custom_call_target="AsyncCollectiveStart"
+}
+
+%going_on (y: bf16[16,128], z: bf16[128,128], a: f32[8,128], b: f32[128,128]) -> (f32[8,128], bf16[128,128]) {
+  %y = bf16[16,128] parameter(0)
+  %z = bf16[128,128] parameter(1)
+  %a = f32[8,128] parameter(2)
+  %b = f32[128,128] parameter(3)
+  %product = f32[8,128] convolution(%a, %b), dim_labels=bf_io->bf
+  %g.2 = bf16[128,128] all-gather(%y), channel_id=8, GROUPS, dimensions={0}, backend_config=FUSED
+  ROOT %r = (f32[8,128], bf16[128,128]) custom-call(%product, %z, %g.2), custom_call_target="AsyncCollectiveContinue"
+}
+
+%ending (v: bf16[16,128], w: bf16[128,128]) -> bf16[128,128] {
+  %v = bf16[16,128] parameter(0)
+  %w = bf16[128,128] parameter(1)
+  %g.3 = bf16[128,128] all-gather(%v), channel_id=8, GROUPS, dimensions={0}, backend_config=FUSED
+  ROOT %e = bf16[128,128] custom-call(%v, %w, %g.3), custom_call_target="AsyncCollectiveDone"
+}
+
+ENTRY %main (p: bf16[16,128], m: f32[8,128], n: f32[128,128]) -> (f32[8,128], bf16[128,128]) {
+  %p = bf16[16,128] parameter(0)
+  %m = f32[8,128] parameter(1)
+  %n = f32[128,128] parameter(2)
+  %start = (bf16[16,128], bf16[128,128]) fusion(%p), kind=kCustom, calls=%starting
+  %y0 = bf16[16,128] get-tuple-element(%start), index=0
+  %z0 = bf16[128,128] get-tuple-element(%start), index=1
+  %both = (f32[8,128], bf16[128,128]) fusion(%y0, %z0, %m, %n), kind=kCustom, calls=%going_on
+  %f = f32[8,128] get-tuple-element(%both), index=0
+  %z1 = bf16[128,128] get-tuple-element(%both), index=1
+  %end = bf16[128,128] fusion(%y0, %z1), kind=kCustom, calls=%ending
+  ROOT %out = (f32[8,128], bf16[128,128]) tuple(%f, %end)
+}
+""".replace("FUSED", '{"async_collective_fusion_config":{"flag_start":"-1"}}')
+GROUPS = "replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_0'}"
+
+
+def test_a_transfer_in_several_fusions_counts_once_and_hides_behind_what_they_compute() -> None:
+    start, both, end = _costs(GATHERING.replace("GROUPS", GROUPS), {"both": 5000})
+    assert [one.kind for one in (start, both, end)] == ["collective", "matmul", "collective"]
+    assert start.transfer == CollectiveTransfer(4, 2, 3 / 4 * 2 * 128 * 128, 5000.0)
+    assert both.transfer is None and end.transfer is None
+    assert both.cycles == 5000 and both.flops == 2 * 8 * 128 * 128
 
 
 # -- places ---------------------------------------------------------------------------------------------------------

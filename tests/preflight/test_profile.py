@@ -19,10 +19,11 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.panel.preflight_profile import unknown
 from tpu_magics.preflight.analysis.op_costs import _group
 from tpu_magics.preflight.compilation import _of_operations, _with_locations
-from tpu_magics.preflight.compile_result import CompileResult, HeldMemory, OpCost
+from tpu_magics.preflight.compile_result import CollectiveTransfer, CompileResult, HeldMemory, OpCost
 from tpu_magics.preflight.profile import OUTSIDE, ModuleTree, Profile, profile
 from tpu_magics.preflight.report import Preflight
 from tpu_magics.preflight.roofline import NO_PROGRAM
+from tpu_magics.preflight.targets import parse
 
 
 @pytest.fixture
@@ -127,10 +128,57 @@ def test_operations_take_the_first_of_their_names_that_belongs_to_something() ->
         ("replica_groups=[4,2]<=[2,4]T(1,0), use_global_device_ids=true", [0, 4]),
         ("replica_groups=[2,4]<=[2,2,2]T(1,0,2)", [0, 1, 4, 5]),
         ("source_target_pairs={{0,1},{1,2}}", [0, 1]),
+        ("replica_groups=mesh['axis_0'=8] {'axis_0'}, dimensions={0}", list(range(8))),
+        ("replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_0'}", [0, 2, 4, 6]),
+        ("replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_1'}", [0, 1]),
+        ("replica_groups=mesh['axis_0'=2,'axis_1'=2,'axis_2'=2] {'axis_0','axis_2'}", [0, 1, 4, 5]),
+        ("replica_groups=mesh['axis_0'=8] {'axis_0':(1)2}", [0, 4]),
+        ("replica_groups=mesh['axis_0'=8] {'axis_0':(2)2}", [0, 2]),
     ],
 )
 def test_the_devices_of_a_transfer(text: str, group: list[int]) -> None:
     assert _group(text, 8) == group
+
+
+@pytest.mark.parametrize(
+    ("mesh", "ranks", "group", "stride", "axes"),
+    [
+        ((("data", 4), ("model", 2)), 1, 4, 2, "data"),
+        ((("data", 4), ("model", 2)), 1, 2, 1, "model"),
+        ((("data", 4), ("model", 2)), 1, 2, -6, "data"),  # the last of a ring sends to the first
+        ((("data", 4), ("model", 2)), 1, 8, 1, "data and model"),
+        ((("data", 8), ("model", 1)), 1, 8, 1, "data"),
+        ((("data", 4), ("model", 2)), 1, 2, 3, "data and model"),
+        ((("", 4), ("", 2)), 1, 4, 2, "an axis of 4"),
+        ((("data", 4), ("model", 2)), 1, 4, 0, "4 devices"),
+        ((), 8, 8, 1, "all ranks"),
+        ((), 8, 2, 1, "2 ranks"),
+    ],
+)
+def test_a_transfer_is_named_by_the_axes_that_it_runs_over(
+    mesh: tuple[tuple[str, int], ...], ranks: int, group: int, stride: int, axes: str
+) -> None:
+    assert Profile(mesh=mesh, ranks=ranks).axes(CollectiveTransfer(group, stride, 1.0)) == axes
+
+
+def test_a_transfer_takes_no_time_of_its_own_while_others_run() -> None:
+    """2 GB take about 10 ms on the links of v5e."""
+    chip = parse("v5e-8").chip
+    assert chip.clock
+
+    def step(meanwhile: float) -> Profile:
+        transfer = CollectiveTransfer(8, 1, 2e9, meanwhile * chip.clock)
+        costs = (OpCost("a", "collective", 1, transfer=transfer), OpCost("b", "matmul", 1, 1e6))
+        done = OpCost("c", "collective", 1)
+        return profile((CompileResult("t", "h", "fits", costs=(*costs, done)),), chip, LoweredGraph(b"", "hlo", "h"))
+
+    alone, half, hidden = step(0.0), step(0.004), step(1.0)
+    [sent] = alone.transfers
+    assert (sent.bytes, sent.beside, half.transfers[0].beside) == (2e9, 0, 1)
+    assert len(alone.whole.unknown) == 1, "its end is no transfer of its own"
+    assert alone.whole.weight - half.whole.weight == pytest.approx(0.004)
+    assert hidden.whole.weight == pytest.approx(1e6 / chip.clock)
+    assert alone.least == half.least == hidden.least
 
 
 # -- files ------------------------------------------------------------------------------------------------------------

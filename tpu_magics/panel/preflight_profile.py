@@ -110,7 +110,7 @@ def unknown(found: Profile) -> str:
     rest = sum(len(ops) for name, ops in groups.items() if name not in SINGULAR)
     if rest:
         told.append(f"{count(rest, 'other operation')}" if told else count(rest, "operation"))
-    least = sum(one.least for ops in groups.values() for one in ops)
+    least = sum(one.exposed for ops in groups.values() for one in ops)
     return f"Not estimated, and not in it: {', '.join(told)} (at least {seconds(least)})." if told else ""
 
 
@@ -190,15 +190,16 @@ def _more(hidden: int, noun: str) -> tuple[str, ...]:
 
 
 def ops_table(found: Profile) -> Table:
-    rows = tuple(Row(_op(one)) for one in found.largest(OPS))
+    rows = tuple(Row(_op(one, found)) for one in found.largest(OPS))
     heads = ("operation", "shape", "estimate", "at least", "FLOPs per byte", "module and line")
     return Table("", heads, rows)
 
 
-def _op(one: ProfiledOp) -> tuple[str, ...]:
+def _op(one: ProfiledOp, found: Profile) -> tuple[str, ...]:
     cost = one.cost
     runs = f", {cost.runs:,.0f} times" if cost.runs > 1 else ""
-    name = f"{cost.kind}{runs}\n{short(cost.op, 40)}" if cost.op else f"{cost.kind}{runs}"
+    over = f"over {found.axes(cost.transfer)}" if cost.transfer is not None else ""
+    name = "\n".join(part for part in (f"{cost.kind}{runs}", over, short(cost.op, 40)) if part)
     padded = f"\n{percent(one.waste)} of it is padding" if one.waste > 0.02 else ""
     estimate = NOT_AVAILABLE if one.seconds is None else seconds(one.seconds)
     least = f"{seconds(one.least)}\n{one.bound}" if one.bound else seconds(one.least)
@@ -210,6 +211,23 @@ def _op(one: ProfiledOp) -> tuple[str, ...]:
 def _scope(one: ProfiledOp) -> str:
     scope = one.cost.scope
     return f"{short(scope.module, 60)} ({scope.phase})" if scope.module else scope.phase
+
+
+def transfers_table(found: Profile) -> Table:
+    """By the axes of the mesh: bytes and time on the links, and what runs beside other operations."""
+    rows = tuple(
+        Row(
+            (
+                group.name,
+                f"{len(group.ops):,}",
+                words.traffic(group.bytes),
+                seconds(group.least) if group.least >= _SHORTEST else "-",
+                f"{group.beside:,}" if group.beside else "none",
+            )
+        )
+        for group in found.transfers
+    )
+    return Table("", ("over", "transfers", "sent", "at least", "beside other operations"), rows)
 
 
 def held_table(found: Profile) -> Table:
@@ -232,6 +250,7 @@ _TABLES = (
     ("By module", modules_table),
     ("By line", lines_table),
     ("Largest operations", ops_table),
+    ("Transfers between chips", transfers_table),
     ("Memory at its peak, by module", held_table),
 )
 

@@ -7,13 +7,15 @@ clock of the chip. Neither was measured on a TPU; docs/profile.md compares them 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from tpu_magics.backends.lowered import EAGER, SourceLine
+from tpu_magics.backends.lowered import EAGER, LoweredGraph, SourceLine
 from tpu_magics.preflight.chip_specs import ChipSpec
 from tpu_magics.preflight.compile_result import (
+    COLLECTIVE,
     IRREGULAR,
     PREFETCH,
     CollectiveTransfer,
@@ -28,6 +30,7 @@ __all__ = ["NETWORK", "MemoryGroup", "ModuleTree", "Profile", "ProfileGroup", "P
 
 NETWORK = "transfers"
 OUTSIDE = "outside of modules"
+ALL_RANKS = "all ranks"
 NO_ESTIMATES = (
     "this libtpu ({}) notes no estimates of cycles beside its operations; libtpu 0.0.52 does: pip install -U "
     "'tpu-magics[preflight]'"
@@ -38,13 +41,15 @@ NO_CLOCK = "the clock of this chip is not known"
 @dataclass(frozen=True)
 class ProfiledOp:
     """An operation of a step, in all its runs. `seconds`: by the compiler's estimate, None where it has none;
-    `compute`, `memory`, `transfer`: that its FLOPs, bytes of HBM and bytes to other chips take at least."""
+    `compute`, `memory`, `transfer`: that its FLOPs, bytes of HBM and bytes to other chips take at least; `meanwhile`:
+    by the estimate, of the operations that run while it sends."""
 
     cost: OpCost
     seconds: float | None
     compute: float
     memory: float
     transfer: float
+    meanwhile: float = 0.0
 
     @property
     def least(self) -> float:
@@ -58,9 +63,15 @@ class ProfiledOp:
         return max(found, key=lambda name: found[name]) if self.least else ""
 
     @property
+    def exposed(self) -> float:
+        """Seconds at least that it adds to the step: not those in which other operations run."""
+        return max(self.compute, self.memory, self.transfer - self.meanwhile)
+
+    @property
     def is_hidden(self) -> bool:
-        """Whether it runs beside other operations, so that its time is not one of the step's."""
-        return self.cost.kind == PREFETCH
+        """Whether it runs beside other operations, so that its time is not one of the step's; or is the end of a
+        transfer, whose time is that of its start."""
+        return self.cost.kind == PREFETCH or (self.cost.kind == COLLECTIVE and self.cost.transfer is None)
 
     @property
     def intensity(self) -> float | None:
@@ -99,8 +110,8 @@ class ProfileGroup:
 
     @cached_property
     def unknown_least(self) -> float:
-        """What those take at least."""
-        return sum(one.least for one in self.unknown)
+        """What those add at least."""
+        return sum(one.exposed for one in self.unknown)
 
     @property
     def weight(self) -> float:
@@ -135,16 +146,33 @@ class MemoryGroup:
 
 
 @dataclass(frozen=True)
+class TransferGroup(ProfileGroup):
+    """The transfers over the same axes of the mesh. `name`: "data", "fsdp and model", "all ranks"."""
+
+    @property
+    def bytes(self) -> float:
+        """That each device sends to others."""
+        return sum(one.cost.transfer.bytes for one in self.ops if one.cost.transfer is not None)
+
+    @property
+    def beside(self) -> int:
+        """How many run beside other operations."""
+        return sum(1 for one in self.ops if one.meanwhile)
+
+
+@dataclass(frozen=True)
 class Profile:
     """Of one step on one device. `ops`: in the order in which they run, a loop's once; `missing`: why there is no
     estimate, "" where there is one; `held`, `curve`: of the program that needs most memory, as in CompileResult;
-    `bandwidth`: of HBM, bytes/s."""
+    `bandwidth`: of HBM, bytes/s; `mesh`: as in LoweredGraph; `ranks`: that train together."""
 
     ops: tuple[ProfiledOp, ...] = ()
     missing: str = ""
     held: tuple[HeldMemory, ...] = ()
     curve: tuple[tuple[float, int], ...] = ()
     bandwidth: float = field(default=1.0, repr=False)
+    mesh: tuple[tuple[str, int], ...] = ()
+    ranks: int = 1
 
     @cached_property
     def whole(self) -> ProfileGroup:
@@ -173,6 +201,29 @@ class Profile:
     def sent(self) -> float:
         """Bytes that each device sends to others."""
         return sum(one.cost.transfer.bytes for one in self.ops if one.cost.transfer is not None)
+
+    @cached_property
+    def transfers(self) -> tuple[TransferGroup, ...]:
+        """By the axes of the mesh, what takes most first."""
+        found: dict[str, list[ProfiledOp]] = {}
+        for one in self.ops:
+            if one.cost.transfer is not None:
+                found.setdefault(self.axes(one.cost.transfer), []).append(one)
+        groups = (TransferGroup(name, tuple(ops)) for name, ops in found.items())
+        return tuple(sorted(groups, key=lambda one: -one.least))
+
+    def axes(self, transfer: CollectiveTransfer) -> str:
+        """What a transfer runs over: axes of the mesh, or ranks."""
+        sizes = [size for _, size in self.mesh]
+        if not sizes:
+            return ALL_RANKS if transfer.group == self.ranks else f"{transfer.group} ranks"
+        if transfer.group == math.prod(sizes):
+            return _names(self.mesh)
+        if not transfer.stride:
+            return f"{transfer.group} devices"
+        members = [_coordinates(abs(transfer.stride) * place, sizes) for place in range(transfer.group)]
+        varying = [place for place, values in enumerate(zip(*members, strict=True)) if len(set(values)) > 1]
+        return _names([self.mesh[place] for place in varying])
 
     @cached_property
     def placed(self) -> float | None:
@@ -206,7 +257,7 @@ class Profile:
     def largest(self, count: int = 10) -> tuple[ProfiledOp, ...]:
         """The operations that take most: by the estimate, else by the bound."""
         shown = [one for one in self.ops if not one.is_hidden]
-        return tuple(sorted(shown, key=lambda one: -(one.least if one.seconds is None else one.seconds))[:count])
+        return tuple(sorted(shown, key=lambda one: -(one.exposed if one.seconds is None else one.seconds))[:count])
 
     @cached_property
     def memory_by_module(self) -> tuple[MemoryGroup, ...]:
@@ -224,6 +275,20 @@ class Profile:
             found.setdefault(key(one), []).append(one)
         groups = (ProfileGroup(name, tuple(ops), place) for (name, place), ops in found.items())
         return tuple(sorted(groups, key=lambda one: -one.weight))
+
+
+def _names(axes: Sequence[tuple[str, int]]) -> str:
+    """Of those that have several devices; those without a name by their sizes."""
+    return " and ".join(name or f"an axis of {size}" for name, size in axes if size > 1)
+
+
+def _coordinates(device: int, sizes: Sequence[int]) -> list[int]:
+    """In a mesh of these sizes, whose devices are numbered along its last axis first."""
+    found = []
+    for size in reversed(sizes):
+        device, place = divmod(device, size)
+        found.append(place)
+    return found[::-1]
 
 
 def _trees(above: str, ops: Sequence[ProfiledOp]) -> Iterator[ModuleTree]:
@@ -253,8 +318,9 @@ def held_module(one: HeldMemory) -> str:
 # -- from compile results ---------------------------------------------------------------------------------------------
 
 
-def profile(compiled: Iterable[CompileResult], chip: ChipSpec) -> Profile:
-    """Of a step that runs these programs one after the other, on one device of that chip."""
+def profile(compiled: Iterable[CompileResult], chip: ChipSpec, graph: LoweredGraph | None = None) -> Profile:
+    """Of a step that runs these programs one after the other, on one device of that chip. `graph`: one of them, for the
+    devices that take part."""
     found = list(compiled)
     ops = tuple(_profiled(cost, chip) for one in found for cost in one.costs)
     largest = max(found, key=lambda one: one.memory.needed if one.memory else 0, default=None)
@@ -264,6 +330,8 @@ def profile(compiled: Iterable[CompileResult], chip: ChipSpec) -> Profile:
         held=largest.held if largest is not None else (),
         curve=largest.curve if largest is not None else (),
         bandwidth=chip.device_bandwidth,
+        mesh=graph.mesh if graph is not None else (),
+        ranks=graph.replicas if graph is not None else 1,
     )
 
 
@@ -285,6 +353,7 @@ def _profiled(cost: OpCost, chip: ChipSpec) -> ProfiledOp:
         compute=cost.flops / chip.device_peak_flops,
         memory=cost.bytes / chip.device_bandwidth,
         transfer=sent / chip.ici if chip.ici else 0.0,
+        meanwhile=cost.transfer.hidden / chip.clock if cost.transfer is not None and chip.clock else 0.0,
     )
 
 

@@ -156,7 +156,7 @@ class TargetResult:
     def profile(self) -> Profile:
         """Where the time and memory of a step go: of the graphs that later steps run over and over."""
         places = self.turn or (self.traced.graphs.index(self.graph),)
-        return profile((self.compiled[place] for place in places), self.target.chip)
+        return profile((self.compiled[place] for place in places), self.target.chip, self.graph)
 
     @property
     def time_for_a_sample(self) -> float | None:
@@ -286,6 +286,7 @@ def _profile(found: Profile) -> dict[str, Any]:
         "lines": [{**group(one), "place": json_data(one.place)} for one in found.lines],
         "modules": [tree(one) for one in found.modules],
         "memory": [json_data(one) for one in found.memory_by_module],
+        "transfers": [{**group(one), "bytes": one.bytes, "beside": one.beside} for one in found.transfers],
         "largest": [{"seconds": one.seconds, "least": one.least, **json_data(one.cost)} for one in found.largest()],
     }
 

@@ -89,3 +89,73 @@ def test_fully_sharded() -> None:
     assert taken(found) == compiled(trained(fully_sharded, net(), devices=DEVICES))[:2]
     assert found.settled and found.notes == () and found.batch == 16
     assert any(name.endswith(" 0.weight") for name in found.graphs[0].parameters)
+
+
+# -- a mesh without a change of the function --------------------------------------------------------------------------
+
+
+def unchanged(model: Any, as_made: bool = False) -> None:
+    """`as_made`: the batch is made on the device."""
+    import torch_xla
+
+    device = torch_xla.device()
+    model.to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(4):
+        x = torch.randn(16, 16, device=device) if as_made else torch.randn(16, 16).to(device)
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch_xla.sync()
+
+
+def on_a_mesh(model: Any, sizes: dict[str, int], *specs: tuple[Any, ...]) -> None:
+    """The same with a mesh by hand. `specs`: of the batch, and of each parameter."""
+    import numpy as np
+    import torch_xla
+    import torch_xla.distributed.spmd as xs
+
+    device = torch_xla.device()
+    mesh = xs.Mesh(np.arange(DEVICES), tuple(sizes.values()), tuple(sizes))
+    model.to(device)
+    for parameter, spec in zip(model.parameters(), specs[1:], strict=True):
+        if any(spec):
+            xs.mark_sharding(parameter, mesh, spec)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(4):
+        x = torch.randn(16, 16).to(device)
+        xs.mark_sharding(x, mesh, specs[0])
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch_xla.sync()
+
+
+BATCH = ("data", None)
+MESHES: dict[str, tuple[tuple[Any, ...], ...]] = {
+    "data:8,model:1": (BATCH, (None, None), (None,), (None, None), (None,)),
+    "data:4,model:2": (BATCH, ("model", None), ("model",), (None, "model"), (None,)),
+    "fsdp:8": (("fsdp", None), ("fsdp", None), (None,), (None, None), (None,)),
+    "data:2,fsdp:4": ((("data", "fsdp"), None), ("fsdp", None), (None,), (None, None), (None,)),
+}
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_mesh_shards_a_function_as_marks_by_hand_do(mesh: str) -> None:
+    """The layers are 16 x 64 and 64 x 8; with fewer than 1024 elements they stay whole on an axis "fsdp"."""
+    sizes = {axis: int(size) for axis, _, size in (one.partition(":") for one in mesh.split(","))}
+    found = traced(unchanged, net(), devices=DEVICES, changes=(f"mesh={mesh}",))
+    assert taken(found) == taken(traced(on_a_mesh, net(), sizes, *MESHES[mesh], devices=DEVICES))
+    assert found.settled and found.notes == () and found.batch == 16
+    assert [(name, size) for name, size in found.graphs[-1].mesh if name in sizes] == list(sizes.items())
+
+
+def test_a_batch_that_is_made_on_the_device_is_sharded_too() -> None:
+    plain = traced(unchanged, net(), True, devices=DEVICES)
+    sharded = traced(unchanged, net(), True, devices=DEVICES, changes=("mesh=data:8",))
+    assert plain.settled and sharded.settled and plain.graphs[-1].hash != sharded.graphs[-1].hash
+
+
+def test_what_a_function_marks_itself_stays() -> None:
+    plain = traced(by_hand, net(), True, devices=DEVICES)
+    assert taken(traced(by_hand, net(), True, devices=DEVICES, changes=("mesh=data:8",))) == taken(plain)

@@ -38,11 +38,12 @@ def traced(
     devices: int | None = None,
     steps: int = 5,
     precision: str | None = None,
+    changes: tuple[str, ...] = (),
     **kwargs: Any,
 ) -> TraceResult:
     """Trace `function(*args, **kwargs)`."""
     request = train.function_request(function, args, kwargs)
-    return trace(request, Options(precision=precision), TracingOptions(world, devices, steps))
+    return trace(request, Options(precision=precision), TracingOptions(world, devices, steps, changes))
 
 
 def trained(

@@ -124,6 +124,7 @@ class _Costs:
         self.counted = counted
         self.traffic = traffic
         self.estimates = estimates
+        self._ends_of: dict[str, dict[str, str]] = {}  # by computation
         self.devices = math.prod(
             int(found[1]) if (found := re.search(rf"\b{name}=(\d+)", program.header)) else 1
             for name in ("replica_count", "num_partitions")
@@ -132,6 +133,8 @@ class _Costs:
     def of(self, times: float, computation: Computation, one: Instruction) -> OpCost:
         """The cost of an instruction whose computation runs so often."""
         parts = list(self._parts(one))
+        if _goes_on(parts):
+            parts = [part for part in parts if part.opcode not in _COLLECTIVES]
         products = list(self._products(computation, one))
         cycles = self.estimates.get(one.name)
         largest = max(array_shapes(one.type), key=lambda shape: shape.padded, default=None)
@@ -152,6 +155,8 @@ class _Costs:
         )
 
     def _kind_of(self, one: Instruction, parts: Sequence[Instruction]) -> str:
+        if _DONE in _targets(parts):
+            return COLLECTIVE
         if one.opcode == "custom-call":
             return KERNEL if one.attribute("custom_call_target").strip('"') == TARGET else ELEMENTWISE
         kind = _kind({part.opcode.removesuffix("-start") for part in (one, *parts)} - {"fusion", "call", "async"})
@@ -225,12 +230,22 @@ class _Costs:
 
     def _meanwhile(self, computation: Computation, one: Instruction) -> float:
         """Cycles of the operations between the start of a transfer and its end."""
-        if not one.opcode.endswith("-start"):
-            return 0.0
-        names, users = list(computation.instructions), self.traffic.users(computation).get(one.name, ())
-        end = next((names.index(user.name) for user in users if user.opcode.endswith("-done")), 0)
-        between = names[names.index(one.name) + 1 : end]
+        names, end = list(computation.instructions), ""
+        if one.opcode.endswith("-start"):
+            users = self.traffic.users(computation).get(one.name, ())
+            end = next((user.name for user in users if user.opcode.endswith("-done")), "")
+        elif channel := _channel(list(self._parts(one))):
+            end = self._ends(computation).get(channel, "")
+        between = names[names.index(one.name) + 1 : names.index(end)] if end else ()
         return float(sum(self.estimates.get(name, 0) for name in between))
+
+    def _ends(self, computation: Computation) -> Mapping[str, str]:
+        """Names of the fusions that end a transfer, by its channel."""
+        if computation.name not in self._ends_of:
+            fusions = ((one, list(self._parts(one))) for one in computation.of("fusion"))
+            ending = ((one, parts) for one, parts in fusions if _DONE in _targets(parts))
+            self._ends_of[computation.name] = {_channel(parts): one.name for one, parts in ending}
+        return self._ends_of[computation.name]
 
 
 def _first(names: Iterable[str]) -> Iterator[str]:
@@ -255,9 +270,37 @@ def _sent(name: str, group: int) -> float:
     return {"all-reduce": 2 * most, "reduce-scatter": float(group - 1), "collective-permute": 1.0}.get(name, most)
 
 
+# A transfer that runs beside other operations can be in fusions: one starts it, some go on with it while they compute,
+# one ends it. All have the collective in them, with one channel.
+_START, _DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"
+_IN_FUSIONS = '"async_collective_fusion_config"'
+_CHANNEL = re.compile(r"channel_id=(\d+)")
+
+
+def _targets(parts: Sequence[Instruction]) -> set[str]:
+    return {part.attribute("custom_call_target").strip('"') for part in parts if part.opcode == "custom-call"}
+
+
+def _in_fusions(parts: Sequence[Instruction]) -> Iterator[Instruction]:
+    return (part for part in parts if part.opcode in _COLLECTIVES and _IN_FUSIONS in part.tail)
+
+
+def _goes_on(parts: Sequence[Instruction]) -> bool:
+    """Whether these are of a fusion that goes on with a transfer, or ends it."""
+    return next(_in_fusions(parts), None) is not None and _START not in _targets(parts)
+
+
+def _channel(parts: Sequence[Instruction]) -> str:
+    found = (_CHANNEL.search(part.tail) for part in _in_fusions(parts))
+    return next((one[1] for one in found if one), "")
+
+
 _LISTED = re.compile(r"replica_groups=\{\{([\d,]*)\}")
 _IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _PAIR = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
+_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")
+_SIZE = re.compile(r"'(\w+)'=(\d+)")
+_PART = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")  # of an axis: (the product of the parts before it) its size
 
 
 def _group(text: str, devices: int) -> list[int]:
@@ -268,7 +311,21 @@ def _group(text: str, devices: int) -> list[int]:
         dims = [int(one) for one in found[3].split(",")]
         order = [int(one) for one in found[4].split(",")] if found[4] else list(range(len(dims)))
         return [_nth(place, dims, order) for place in range(int(found[2]))]
+    if found := _MESH.search(text):
+        return _of_mesh(found[1], found[2])
     return list(range(devices))
+
+
+def _of_mesh(mesh: str, axes: str) -> list[int]:
+    """The first group over these axes of a mesh whose devices are numbered in its order."""
+    sizes = {name: int(size) for name, size in _SIZE.findall(mesh)}
+    names, group = list(sizes), [0]
+    for name, before, size in _PART.findall(axes):
+        inner = math.prod(sizes[other] for other in names[names.index(name) + 1 :])
+        number = int(size) if size else sizes[name]
+        stride = inner * (sizes[name] // (int(before) * number) if size else 1)
+        group = [one + stride * place for one in group for place in range(number)]
+    return sorted(group)
 
 
 def _nth(place: int, dims: Sequence[int], order: Sequence[int]) -> int:
