@@ -159,3 +159,27 @@ def test_a_batch_that_is_made_on_the_device_is_sharded_too() -> None:
 def test_what_a_function_marks_itself_stays() -> None:
     plain = traced(by_hand, net(), True, devices=DEVICES)
     assert taken(traced(by_hand, net(), True, devices=DEVICES, changes=("mesh=data:8",))) == taken(plain)
+
+
+def with_embedding(spec: tuple[Any, ...]) -> None:
+    import torch_xla
+    import torch_xla.distributed.spmd as xs
+
+    device, mesh = torch_xla.device(), xs.get_global_mesh()
+    model: Any = torch.nn.Embedding(64, 16).to(device)
+    xs.mark_sharding(model.weight, mesh, spec)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(4):
+        model(torch.arange(8).to(device)).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch_xla.sync()
+
+
+def test_an_embedding_is_sharded_over_its_vectors_instead_of_its_rows() -> None:
+    rows, vectors = ("data", None), (None, "data")
+    change = ("vectors=64x16",)
+    wanted = taken(traced(with_embedding, vectors, devices=DEVICES))
+    assert taken(traced(with_embedding, rows, devices=DEVICES)) != wanted
+    assert taken(traced(with_embedding, rows, devices=DEVICES, changes=change)) == wanted
+    assert taken(traced(with_embedding, vectors, devices=DEVICES, changes=change)) == wanted

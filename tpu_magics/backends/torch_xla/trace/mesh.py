@@ -7,6 +7,7 @@ the features of linear layers and embeddings (tensor parallelism). What the func
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -130,6 +131,23 @@ def _features(module: Any, name: str) -> int | None:
     if name == "bias":
         return 0 if widens else None
     return outputs if widens else 1 - outputs
+
+
+def shard_vectors(shape: tuple[int, ...]) -> None:
+    """Until the process ends: tables of embeddings of that shape that the function shards over their rows are sharded
+    over their vectors instead, so that a lookup sends nothing."""
+    from torch_xla.distributed.spmd import xla_sharding
+
+    original = xla_sharding.mark_sharding
+
+    def mark(tensor: Any, mesh: Any, spec: Sequence[Any]) -> Any:
+        if tuple(tensor.shape) == shape and len(spec) == 2 and spec[0] is not None and spec[1] is None:
+            spec = (None, spec[0])
+        return original(tensor, mesh, spec)
+
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get("mark_sharding") is original:
+            module.mark_sharding = mark  # type: ignore[attr-defined]
 
 
 class _Inputs(TorchFunctionMode):

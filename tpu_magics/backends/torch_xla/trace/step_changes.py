@@ -2,8 +2,8 @@
 
 A change is a text: "remat=on" and "remat=off" (gradient checkpointing of each block of layers), "pad=30522:30592" (a
 vocabulary and all sizes that are equal to it), "bf16=MODULE@PATH:LINE" (the matrix multiplications that this line makes
-in this module take bf16 operands), "mesh=data:4,model:2" (mesh.py). Weights are not computed in a trace, so new ones
-need no values.
+in this module take bf16 operands), "mesh=data:4,model:2" and "vectors=30522x768" (mesh.py). Weights are not computed in
+a trace, so new ones need no values.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from tpu_magics.backends.base import BF16, MESH, OFF, ON, PAD, REMAT
-from tpu_magics.backends.torch_xla.trace.mesh import MeshSharding
+from tpu_magics.backends.base import BF16, MESH, OFF, ON, PAD, REMAT, VECTORS
+from tpu_magics.backends.torch_xla.trace.mesh import MeshSharding, shard_vectors
 from tpu_magics.backends.torch_xla.trace.op_scopes import OpScopes
 
 
@@ -40,6 +40,8 @@ def install(changes: Sequence[str], scopes: OpScopes, moving: Callable[[], bool]
             sharding = MeshSharding(sizes, lambda: moving() or bool(scopes.module))
             sharding.install()
             _at_first_call(sharding.shard_model)
+        elif name == VECTORS:
+            shard_vectors(tuple(int(size) for size in value.split("x")))
         else:
             raise ValueError(f"no such change: {change}")
 
