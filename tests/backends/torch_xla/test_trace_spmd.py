@@ -183,3 +183,30 @@ def test_an_embedding_is_sharded_over_its_vectors_instead_of_its_rows() -> None:
     assert taken(traced(with_embedding, rows, devices=DEVICES)) != wanted
     assert taken(traced(with_embedding, rows, devices=DEVICES, changes=change)) == wanted
     assert taken(traced(with_embedding, vectors, devices=DEVICES, changes=change)) == wanted
+
+
+def accelerated(model: Any, by_hand: bool) -> None:
+    """`by_hand`: batches are marked in the loop."""
+    import numpy as np
+    import torch_xla.distributed.spmd as xs
+    from accelerate import Accelerator
+
+    accelerator = Accelerator()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    data = torch.utils.data.TensorDataset(torch.randn(96, 16))
+    loader = torch.utils.data.DataLoader(data, batch_size=16, drop_last=True)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for [x] in loader:
+        if by_hand:
+            xs.mark_sharding(x, xs.Mesh(np.arange(DEVICES), (DEVICES,), ("data",)), BATCH)
+        accelerator.backward(model(x).pow(2).mean())
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.usefixtures("libraries")
+def test_the_batches_of_a_loader_are_sharded() -> None:
+    pytest.importorskip("accelerate")
+    found = traced(accelerated, net(), False, devices=DEVICES, changes=("mesh=data:8",))
+    assert taken(found) == taken(traced(accelerated, net(), True, devices=DEVICES))
+    assert taken(found) != taken(traced(accelerated, net(), False, devices=DEVICES))

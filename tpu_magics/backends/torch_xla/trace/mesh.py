@@ -7,6 +7,7 @@ the features of linear layers and embeddings (tensor parallelism). What the func
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ Spec = tuple[Any, ...]  # for each dimension the axis that shards it, a tuple of
 
 # Functions of torch that send or make an input, by their names: some are replaced in a worker.
 _MAKING = frozenset(["to", "tensor", "as_tensor", "zeros", "ones", "full", "empty", "rand", "randn", "randint"])
+_WHOLE = "{replicated}"  # how torch_xla sends a batch of a loader, without a mark
 _SMALL = 1 << 10  # elements: sharding them saves nothing
 
 
@@ -41,8 +43,7 @@ class MeshSharding:
             import torch_xla.distributed.spmd as xs
 
             sizes = {**self.sizes, **{axis: 1 for axis in AXES if axis not in self.sizes}}
-            count = int(np.prod(list(sizes.values())))
-            self._mesh = xs.Mesh(np.arange(count), tuple(sizes.values()), tuple(sizes))
+            self._mesh = xs.Mesh(np.arange(math.prod(sizes.values())), tuple(sizes.values()), tuple(sizes))
             xs.set_global_mesh(self._mesh)
         return self._mesh
 
@@ -57,7 +58,7 @@ class MeshSharding:
 
     # -- inputs -----------------------------------------------------------------------------------------------------
     def _sent(self, original: Any, tensors: Sequence[Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """A batch of a loader."""
+        """A batch of a loader, which may have a thread of its own."""
         made = list(original(tensors, *args, **kwargs))
         for one in made:
             self.shard_input(one)
@@ -66,15 +67,9 @@ class MeshSharding:
     def shard_input(self, tensor: Any) -> None:
         """Along its first dimension, if that has as many rows as there are shards, or a multiple."""
         axes = tuple(axis for axis in (DATA, FSDP) if self.sizes.get(axis, 1) > 1)
-        shards = self._shards(axes)
-        if shards > 1 and tensor.dim() and tensor.shape[0] and tensor.shape[0] % shards == 0 and not self.in_model():
+        shards = math.prod(self.sizes[axis] for axis in axes)
+        if shards > 1 and tensor.dim() and tensor.shape[0] and tensor.shape[0] % shards == 0:
             self._mark(tensor, (axes if len(axes) > 1 else axes[0], *[None] * (tensor.dim() - 1)))
-
-    def _shards(self, axes: Sequence[str]) -> int:
-        count = 1
-        for axis in axes:
-            count *= self.sizes[axis]
-        return count
 
     # -- models -----------------------------------------------------------------------------------------------------
     def shard_model(self, model: Any) -> None:
@@ -102,7 +97,8 @@ class MeshSharding:
         import torch_xla
         import torch_xla.distributed.spmd as xs
 
-        if any(spec) and not torch_xla._XLAC._get_xla_sharding_spec(tensor):
+        known = torch_xla._XLAC._get_xla_sharding_spec(tensor)
+        if any(spec) and known in ("", _WHOLE):
             xs.mark_sharding(tensor, self.mesh, spec)
 
 
@@ -160,7 +156,7 @@ class _Inputs(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **kwargs or {})
         makes = getattr(function, "__name__", "") in _MAKING and not any(map(_is_on_device, args))
-        if makes and _is_on_device(result) and not result.requires_grad:
+        if makes and _is_on_device(result) and not result.requires_grad and not self.sharding.in_model():
             self.sharding.shard_input(result)
         return result
 
