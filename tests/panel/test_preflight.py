@@ -19,7 +19,7 @@ from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel.preflight import to_html, to_text
 from tpu_magics.panel.preflight_compare import compared_table
 from tpu_magics.panel.preflight_fit import HIGH, WIDE, Mark, PlotLine, plot
-from tpu_magics.panel.preflight_profile import line_problems
+from tpu_magics.panel.preflight_profile import line_problems, unknown
 from tpu_magics.panel.preflight_progress import TerminalLine, progress_html, progress_text
 from tpu_magics.panel.preflight_topics import Topic, topics
 from tpu_magics.preflight.compilation import CompileProgress
@@ -568,6 +568,14 @@ def test_a_profile_has_both_figures_and_names_what_is_not_estimated() -> None:
         assert "At least 25.6 ms; compiler's estimate 15.4 ms." in text
         assert "Not estimated, and not in it: 1 transfer between chips, 1 scatter, 1 gather (at least 11 ms)" in text
         assert "Neither was measured on a TPU" in text
+
+
+def test_several_operations_of_a_kind_are_told_in_the_plural() -> None:
+    [one] = made("profiled").results
+    costs = one.steady.costs
+    several = replace(one.steady, costs=(*costs, *(cost for cost in costs if cost.kind in ("collective", "scatter"))))
+    found = replace(one, compiled=(one.compiled[0], several))
+    assert "2 transfers between chips, 2 scatters, 1 gather (" in unknown(found.profile)
 
 
 def test_a_profile_tells_modules_lines_operations_and_memory() -> None:

@@ -106,7 +106,11 @@ def pair(one: TargetResult) -> str:
 def unknown(found: Profile) -> str:
     """What the estimate leaves out: irregular operations and transfers by their names, the others by their number."""
     groups = {group.name: group.unknown for group in found.kinds if group.unknown}
-    told = [count(len(ops), SINGULAR[name]) for name, ops in groups.items() if name in SINGULAR]
+    told = [
+        f"{len(ops):,} {SINGULAR[name] if len(ops) == 1 else KINDS[name]}"
+        for name, ops in groups.items()
+        if name in SINGULAR
+    ]
     rest = sum(len(ops) for name, ops in groups.items() if name not in SINGULAR)
     if rest:
         told.append(f"{count(rest, 'other operation')}" if told else count(rest, "operation"))
@@ -392,7 +396,8 @@ def tree_html(found: Profile) -> str:
     head = "".join(f'<span style="{_NUMBER}">{say(name)}</span>' for name in (*_PHASES, "share"))
     style = f"{_ROW};{SMALL};margin:0 .2em 0 1.1em"
     heading = f'<div style="{style}"><span style="flex:1 1 auto">module</span>{head}</div>'
-    return f'<div style="max-width:60em">{heading}{"".join(_branch(found, one) for one in found.modules)}</div>'
+    inside = f'<div style="min-width:31em">{heading}{"".join(_branch(found, one) for one in found.modules)}</div>'
+    return f'<div style="max-width:60em;overflow-x:auto">{inside}</div>'
 
 
 def _branch(found: Profile, tree: ModuleTree) -> str:
