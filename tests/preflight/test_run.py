@@ -221,11 +221,12 @@ def test_the_figures_are_those_of_the_size_to_take(searched: dict[str, Any]) -> 
     assert f"Memory, cost and verdict are for batch = {fit.nice}." in to_text(found)
 
 
-def test_of_a_size_that_is_too_large_one_graph_is_compiled(searched: dict[str, Any]) -> None:
+def test_all_graphs_are_compiled_only_for_the_sizes_of_the_result(searched: dict[str, Any]) -> None:
     found, heard = search(searched)
-    fits = [one for one in found.points if one.status == "fits"]
+    whole = [one for one in found.points if one.status == "fits" and not one.partial]
     large = [one for one in found.points if one.status == "too-large"]
-    assert large and len(heard.done) == 2 * len(fits) + len(large)
+    assert large and len(heard.done) == len(found.points) + len(whole)
+    assert {one.size for one in whole} == {64, found.largest, found.nice}
     texts = [one.error.splitlines() for one in large]
     assert all(len(lines) <= 1 for lines in texts), "a refusal is pages long"
     assert any(texts) or overlay.is_host(), "there the compiler makes a program that has no room for its outputs"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -476,6 +476,74 @@ def test_targets_share_traces() -> None:
 
 def test_no_targets() -> None:
     assert search("batch", 32, [], FakeCompiler({})) == ()
+
+
+# -- several graphs -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class SeveralGraphs(FakeCompiler):
+    """A step of two graphs: one is compiled at once, the `other` on request. `completed`: the sizes of these requests."""
+
+    other: Curve = line
+    completed: list[int] = field(default_factory=list)
+
+    def __call__(self, size: int, names: Sequence[str]) -> Mapping[str, FitPoint]:
+        found = super().__call__(size, names)
+        return {name: replace(point, partial=point.status == "fits") for name, point in found.items()}
+
+    def complete(self, size: int, names: Sequence[str]) -> Mapping[str, FitPoint]:
+        assert size not in self.completed
+        self.completed.append(size)
+        [name] = names
+        needs = max(self.other, self.curves[name], key=lambda curve: curve(size))
+        return {name: FakeCompiler({name: needs}).point(size, name)}
+
+
+def lighter(size: int) -> float:
+    """The first step: it has no optimizer state yet."""
+    return line(size) - GIB
+
+
+def test_only_for_the_result_the_other_graphs_are_compiled() -> None:
+    compiler = SeveralGraphs({"v5e-8": line}, other=lighter)
+    found, _ = find(compiler, complete=compiler.complete)
+    assert (found.largest, found.nice) == (107, 104) and proved(found)
+    assert compiler.completed == [107, 104]
+    assert {point.size for point in found.points if point.partial} == {
+        point.size for point in found.points if point.status == "fits"
+    } - {107, 104}
+
+
+@pytest.mark.parametrize("start", [1, 32, 100, 500])
+@pytest.mark.parametrize("other", [lambda size: 1.2 * line(size), lambda size: line(size) + (size > 60) * GIB, bent])
+def test_where_the_other_graph_needs_more(other: Curve, start: int) -> None:
+    compiler = SeveralGraphs({"v5e-8": line}, other=other)
+    found, _ = find(compiler, start, complete=compiler.complete)
+    assert found.largest == exhaustive(lambda size: max(line(size), other(size)), 500) and proved(found)
+    assert found.nice == found.largest // 8 * 8
+    assert not any(point.partial for point in found.points if point.size in (found.largest, found.nice))
+    assert len(found.points) + len(compiler.completed) <= 20
+
+
+def test_an_interrupt_claims_only_what_is_whole() -> None:
+    compiler = SeveralGraphs({"v5e-8": line}, other=lighter)
+
+    def completes(size: int, names: Sequence[str]) -> Mapping[str, FitPoint]:
+        if compiler.completed:
+            raise KeyboardInterrupt
+        return compiler.complete(size, names)
+
+    [found] = search("batch", 100, [Tpu("v5e-8", 8)], compiler, complete=completes)
+    assert (found.largest, found.nice, found.best) == (107, None, 107) and found.interrupted
+    every = interrupted_after(compiler := SeveralGraphs({"v5e-8": line}, other=lighter), 2)
+    [found] = search("batch", 32, [Tpu("v5e-8", 8)], every, complete=compiler.complete)
+    assert (found.largest, found.best, found.exact) == (None, None, False)
+    assert found.notes[0].startswith("The search was interrupted: no batch is known to fit yet")
+    largest = max(point.size for point in found.points if point.status == "fits")
+    assert found.notes[1] == (
+        f"With batch = {largest} the graph that needs most fits; the other graphs were not compiled yet."
+    )
 
 
 # -- on the way -----------------------------------------------------------------------------------------------------

@@ -26,7 +26,8 @@ TOLERANCE = 0.01  # of the size, from EXACT_BELOW on: exact to one row would cos
 class FitPoint:
     """The compile result of one size. `status`: "fits", "too-large", "refused" (the compiler does not accept the
     program) or "failed" (no answer, or the function itself fails for this size); `needed`, `available`: bytes of HBM;
-    `seconds`: of the compile; `graph`: the hash of the steady graph."""
+    `seconds`: of the compiles; `graph`: the hash of the steady graph; `partial`: only the graph that needs most was
+    compiled so far, and it fits."""
 
     size: int
     status: str
@@ -35,6 +36,7 @@ class FitPoint:
     seconds: float | None = None
     error: str = ""
     graph: str = ""
+    partial: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,11 @@ def bracket(points: Iterable[FitPoint], sizes: Range) -> tuple[int, int | None]:
     return low, min([*above, *([] if wall is None else [wall])], default=None)
 
 
+def whole(points: Iterable[FitPoint]) -> list[FitPoint]:
+    """Those whose graphs were all compiled, and those that do not fit."""
+    return [point for point in points if not point.partial]
+
+
 def stopped(points: Iterable[FitPoint], sizes: Range) -> FitPoint | None:
     """The compile that was refused or gave no answer: the search for this target ends."""
     ends = ("refused", "failed")
@@ -163,7 +170,7 @@ def to_result(
 ) -> FitResult:
     """The result of a search that is finished or was interrupted. `failed`: sizes for which the function
     itself fails, and its errors."""
-    low, high = bracket(points, sizes)
+    low, high = bracket(whole(points), sizes)
     stop = stopped(points, sizes)
     known = stop is None and low > sizes.below
     nice = _largest_nice(points, low, sizes, interrupted) if known else None
@@ -185,7 +192,7 @@ def to_result(
 
 def _largest_nice(points: Sequence[FitPoint], low: int, sizes: Range, interrupted: bool) -> int | None:
     """The largest nice size that was compiled. An interrupted search has not tried those right below the largest."""
-    fits = {point.size for point in points if point.status == "fits"}
+    fits = {point.size for point in whole(points) if point.status == "fits"}
     looked_at = sorted(fits, reverse=True) if interrupted else nice_sizes(low, sizes)
     return next((size for size in looked_at if size in fits and size % sizes.unit == 0), None)
 
@@ -201,23 +208,27 @@ def _notes(
     interrupted: bool,
     lacks_nice: bool,
 ) -> Iterator[str]:
-    low, _high = bracket(points, sizes)
+    proved = whole(points)
+    low, _high = bracket(proved, sizes)
     stop = stopped(points, sizes)
     if interrupted:
         yield from _cut_short(name, points, sizes)
     else:
-        yield from _stop(name, stop, low, sizes) if stop else _proof(name, points, sizes, failed)
+        yield from _stop(name, stop, low, sizes) if stop else _proof(name, proved, sizes, failed)
     yield from _step(name, sizes, failed)
-    yield from _not_monotone(name, points)
+    yield from _not_monotone(name, proved)
     if lacks_nice and not interrupted:
         yield from _nice(low, sizes)
 
 
 def _cut_short(name: str, points: Sequence[FitPoint], sizes: Range) -> Iterator[str]:
-    low, high = bracket(points, sizes)
+    low, high = bracket(whole(points), sizes)
     fits = f"{name} = {low} fits (compiled)" if low > sizes.below else f"no {name} is known to fit yet"
     above = "nothing larger was tried yet" if high is None else f"{high} does not"
     yield f"The search was interrupted: {fits}, {above}."
+    most, _high = bracket(points, sizes)
+    if most > low:
+        yield f"With {name} = {most} the graph that needs most fits; the other graphs were not compiled yet."
 
 
 def _stop(name: str, stop: FitPoint, low: int, sizes: Range) -> Iterator[str]:

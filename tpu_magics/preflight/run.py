@@ -17,7 +17,7 @@ from tpu_magics.launch.strategies.tracing import TracingOptions
 from tpu_magics.launch.watchdog import interruptible
 from tpu_magics.preflight import compile_process
 from tpu_magics.preflight.advice import advise as advise_step
-from tpu_magics.preflight.compile_result import CompileResult, LoweredGraph, TraceResult
+from tpu_magics.preflight.compile_result import CompileResult, TraceResult
 from tpu_magics.preflight.fit import FitPoint, FitResult, Size
 from tpu_magics.preflight.pipeline import Callbacks, PreflightPipeline, TrainingCall, trace_request
 from tpu_magics.preflight.report import AdviceResult, Preflight, TargetResult, Variant, VariantResult
@@ -66,52 +66,61 @@ class SearchTarget:
 @dataclass(frozen=True)
 class SearchProbe:
     """Probes one size. `call`: the function with the current size; `start`: the result with it; `pipeline`: makes the
-    pipeline of a call; `fits`: the results with other sizes that fit, by size and target."""
+    pipeline of a call; `pipelines`: of other sizes; `compiled`: their compile results by size and target, then by the
+    graph's number."""
 
     size: Size
     call: TrainingCall
     start: Preflight
     pipeline: Callable[[TrainingCall], PreflightPipeline]
-    fits: dict[tuple[int, str], TargetResult] = field(default_factory=dict)
+    pipelines: dict[int, PreflightPipeline] = field(default_factory=dict)
+    compiled: dict[tuple[int, str], dict[int, CompileResult]] = field(default_factory=dict)
 
     def probe(self, value: int, names: Sequence[str]) -> Mapping[str, FitPoint]:
-        """The compile results of that size for these targets. Raises TpuMagicsError where the function does not run
-        with it, or makes too few steps."""
+        """The compile results of that size for these targets, of the graph that needs most alone. Raises TpuMagicsError
+        where the function does not run with it, or makes too few steps."""
         if value == self.size.now:
             start = map(self.start.target, names)
-            return {one.name: _point(value, one.graph, one.compiled) for one in start}
+            return {one.name: _point(value, one.traced, dict(enumerate(one.compiled))) for one in start}
         with self.size.at(value, self.call.args, self.call.kwargs) as (args, kwargs):
-            pipeline = self.pipeline(replace(self.call, args=args, kwargs=kwargs))
-            return {name: self._ask(pipeline, value, self.start.target(name)) for name in names}
+            self.pipelines.setdefault(value, self.pipeline(replace(self.call, args=args, kwargs=kwargs)))
+            return {name: self._compile(value, self.start.target(name), 1) for name in names}
 
-    def _ask(self, pipeline: PreflightPipeline, value: int, start: TargetResult) -> FitPoint:
-        """Compiles the graph that needed most first: if it is too large, the others need no compile."""
+    def complete(self, value: int, names: Sequence[str]) -> Mapping[str, FitPoint]:
+        """The same with the size's other graphs."""
+        return {name: self._compile(value, self.start.target(name), None) for name in names}
+
+    def _compile(self, value: int, start: TargetResult, most: int | None) -> FitPoint:
+        """Compiles up to `most` graphs. If one is too large, the others need no compile."""
+        pipeline, compiled = self.pipelines[value], self.compiled.setdefault((value, start.name), {})
         traced = pipeline.traced(start.target)
         require_steps(f"{self.size.name} = {value}", traced)
-        compiled: dict[int, CompileResult] = {}
-        for number in _largest_first(traced.graphs, start):
-            [compiled[number]] = pipeline.compiled([traced.graphs[number]], start.target)
+        for number in _largest_first(len(traced.graphs), start)[:most]:
+            if number not in compiled:
+                [compiled[number]] = pipeline.compiled([traced.graphs[number]], start.target)
             if compiled[number].status != "fits":
                 break
-        else:
-            in_order = tuple(compiled[number] for number in sorted(compiled))
-            self.fits[value, start.name] = TargetResult(start.target, traced, in_order)
-        return _point(value, traced.graphs[-1], tuple(compiled.values()))
+        return _point(value, traced, compiled)
 
     def recommended(self, found: FitResult) -> TargetResult:
         """The result with the recommended size, or with the start value if none fits."""
         start = self.start.target(found.target)
-        return start if found.best is None else self.fits.get((found.best, found.target), start)
+        if found.best is None or found.best == self.size.now:
+            return start
+        compiled = self.compiled[found.best, found.target]
+        traced = self.pipelines[found.best].traced(start.target)
+        return TargetResult(start.target, traced, tuple(compiled[number] for number in sorted(compiled)))
 
 
-def _largest_first(graphs: Sequence[LoweredGraph], start: TargetResult) -> list[int]:
-    first = min(start.compiled.index(start.worst), len(graphs) - 1)
-    return [first, *(number for number in range(len(graphs)) if number != first)]
+def _largest_first(graphs: int, start: TargetResult) -> list[int]:
+    first = min(start.compiled.index(start.worst), graphs - 1)
+    return [first, *(number for number in range(graphs) if number != first)]
 
 
-def _point(value: int, steady: LoweredGraph, compiled: Sequence[CompileResult]) -> FitPoint:
-    worst = max(compiled, key=lambda one: (_ANSWERS.index(one.status), one.memory.needed if one.memory else 0))
-    known = [one.seconds for one in compiled if one.seconds is not None]
+def _point(value: int, traced: TraceResult, compiled: Mapping[int, CompileResult]) -> FitPoint:
+    results = compiled.values()
+    worst = max(results, key=lambda one: (_ANSWERS.index(one.status), one.memory.needed if one.memory else 0))
+    known = [one.seconds for one in results if one.seconds is not None]
     return FitPoint(
         size=value,
         status=worst.status,
@@ -119,7 +128,8 @@ def _point(value: int, steady: LoweredGraph, compiled: Sequence[CompileResult]) 
         available=worst.memory.available if worst.memory is not None else None,
         seconds=sum(known) if known else None,
         error=_first_line(worst.error),
-        graph=steady.hash,
+        graph=traced.graphs[-1].hash,
+        partial=worst.status == "fits" and len(compiled) < len(traced.graphs),
     )
 
 
@@ -314,7 +324,7 @@ def _searched(call: TrainingCall, targets: Sequence[Target], settings: _Settings
     start = _with_note(Preflight(call.name, tuple(pipeline.result(one) for one in targets)))
     probe = SearchProbe(size, call, start, settings.pipeline)
     ranked = [SearchTarget.of(one) for one in start.results]
-    fit = search(size.name, size.now, ranked, probe.probe, log=settings.callbacks.line)
+    fit = search(size.name, size.now, ranked, probe.probe, complete=probe.complete, log=settings.callbacks.line)
     found = Preflight(call.name, tuple(probe.recommended(one) for one in fit), fit)
     if any(one.interrupted for one in fit):
         raise SearchInterrupted(found, kept=settings.store is not None)

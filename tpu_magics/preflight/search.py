@@ -28,6 +28,7 @@ from tpu_magics.preflight.fit import (
     step_of,
     stopped,
     to_result,
+    whole,
 )
 
 __all__ = ["APART", "HIGHEST", "TargetLike", "next_size", "search"]
@@ -182,6 +183,7 @@ def search(
     targets: Sequence[TargetLike],
     probe: Probe,
     *,
+    complete: Probe | None = None,
     lowest: int = 1,
     highest: int | None = None,
     log: Callable[[str], None] | None = None,
@@ -190,8 +192,9 @@ def search(
     """The largest value of `name` with which the step fits each target, one result for each in the order given.
 
     `probe(size, names of targets)` traces the step with that size once, compiles it for these targets, and gives a
-    point for each. It is never called twice for one size and target. Sizes are whole numbers from `lowest` to `highest`
-    (2**20 where it is None). `log` gets a line before each probe.
+    point for each. It is never called twice for one size and target. Where it compiles the graph that needs most alone
+    (a point that is `partial`), `complete` compiles the others, once, for the sizes of the result. Sizes are whole
+    numbers from `lowest` to `highest` (2**20 where it is None). `log` gets a line before each probe.
 
     Where the function itself fails for a size (probe raises TpuMagicsError), that size is left out: if the sizes that
     ran are multiples of some number and those that failed are not, only multiples of it are tried; else the search
@@ -212,7 +215,7 @@ def search(
             f"Set {name} to a value between them.",
         )
     searches = [_Search(name, start, target, lowest, last, tolerance) for target in targets]
-    prober = _Prober(name, probe, log or (lambda _line: None))
+    prober = _Prober(name, probe, complete or probe, log or (lambda _line: None))
     undone: list[_Search] = []
     try:
         while wanted := _wanted(searches, prober):
@@ -238,14 +241,25 @@ def _wanted(searches: Sequence[_Search], prober: _Prober) -> dict[int, list[_Sea
 class _Prober:
     """Runs probes, and remembers the sizes that the function ran with, which do not depend on the target."""
 
-    def __init__(self, name: str, probe: Probe, log: Callable[[str], None]) -> None:
-        self.name, self.probe, self.log = name, probe, log
+    def __init__(self, name: str, probe: Probe, complete: Probe, log: Callable[[str], None]) -> None:
+        self.name, self.probe, self.complete, self.log = name, probe, complete, log
         self.ran: set[int] = set()
         self.failed: dict[int, str] = {}
 
     def run(self, size: int, searches: Sequence[_Search]) -> None:
-        names = [one.target.name for one in searches]
+        """A point of that size for each; of the searches that have one, the whole one."""
+        begun = [one for one in searches if size in one.points]
+        new = [one for one in searches if one not in begun]
         self.log(f"{self.name} = {size}: {', '.join(one.state() for one in searches)}")
+        found = dict(self._probed(size, [one.target.name for one in new])) if new else {}
+        if begun:
+            found.update(self.complete(size, [one.target.name for one in begun]))
+        for one in searches:
+            one.points[size] = found[one.target.name]
+        for one in begun:
+            one.trusts_partial &= one.points[size].status == "fits"
+
+    def _probed(self, size: int, names: Sequence[str]) -> Mapping[str, FitPoint]:
         try:
             found = self.probe(size, names)
         except KeyboardInterrupt:
@@ -254,11 +268,9 @@ class _Prober:
             if not self.ran:
                 raise
             self.failed[size] = error.what
-            found = {one: FitPoint(size, "failed", error=error.what) for one in names}
-        else:
-            self.ran.add(size)
-        for one in searches:
-            one.points.append(found[one.target.name])
+            return {one: FitPoint(size, "failed", error=error.what) for one in names}
+        self.ran.add(size)
+        return found
 
 
 class _Search:
@@ -268,7 +280,8 @@ class _Search:
         self.name, self.start, self.target = name, start, target
         self.lowest, self.highest, self.tolerance = lowest, highest, tolerance
         self.devices: int = getattr(target, "devices", 1)
-        self.points: list[FitPoint] = []
+        self.points: dict[int, FitPoint] = {}  # by size, in the order in which they were tried
+        self.trusts_partial = True  # until another graph turns out to be too large
 
     def _sizes(self, prober: _Prober) -> Range:
         failed = frozenset(prober.failed)
@@ -278,12 +291,15 @@ class _Search:
     def result(self, prober: _Prober, interrupted: bool = False) -> FitResult:
         """The result so far."""
         name, ranks, sizes = self.target.name, self.target.ranks, self._sizes(prober)
-        return to_result(name, self.name, ranks, self.points, sizes, prober.failed, interrupted)
+        return to_result(name, self.name, ranks, self._tried(), sizes, prober.failed, interrupted)
+
+    def _tried(self) -> Sequence[FitPoint]:
+        return tuple(self.points.values())
 
     def state(self) -> str:
         """The target and its bracket: "v5e-8 (32 fits, 107 does not)"."""
-        fits = max((point.size for point in self.points if point.status == "fits"), default=None)
-        large = min((point.size for point in self.points if point.status == "too-large"), default=None)
+        fits = max((point.size for point in self._tried() if point.status == "fits"), default=None)
+        large = min((point.size for point in self._tried() if point.status == "too-large"), default=None)
         known = [f"{fits} fits"] * (fits is not None) + [f"{large} does not"] * (large is not None)
         return f"{self.target.name} ({', '.join(known)})" if known else self.target.name
 
@@ -291,18 +307,18 @@ class _Search:
         """The size to try next. None: this target is done."""
         if not self.points:
             return self.start
-        sizes = self._sizes(prober)
-        if stopped(self.points, sizes):
+        sizes, tried = self._sizes(prober), self._tried()
+        if stopped(tried, sizes):
             return None
-        if _one_graph(self.points):
+        if _one_graph(tried):
             return self._far(sizes)
-        found = next_size(self.points, sizes)
-        return self._nice(sizes) if found is None else found
+        found = next_size(tried if self.trusts_partial else whole(tried), sizes)
+        return self._last(sizes) if found is None else found
 
     def _far(self, sizes: Range) -> int:
         """A size further away from those that all gave one graph. Raises TpuMagicsError where there is none."""
-        tried = sorted(point.size for point in self.points if point.graph)
-        low, high = bracket(self.points, sizes)
+        tried = sorted(point.size for point in self._tried() if point.graph)
+        low, high = bracket(self._tried(), sizes)
         if tried[-1] < APART * tried[0]:
             if high is None and low < sizes.last:
                 return min(2 * low, sizes.last)
@@ -315,13 +331,15 @@ class _Search:
             f"Create the batch inside the function, from {self.name} or from an argument, and search again.",
         )
 
-    def _nice(self, sizes: Range) -> int | None:
-        """A multiple of NICE (on each device) below the largest size, where none is known to fit so far."""
-        low, _high = bracket(self.points, sizes)
-        known = {point.size: point.status for point in self.points}
-        for size in nice_sizes(low, sizes):
-            if known.get(size, "fits") == "fits":
-                return None if size in known else size
+    def _last(self, sizes: Range) -> int | None:
+        """The largest size, if it is not whole yet, then the nice one: a multiple of NICE (on each device) below it."""
+        low, _high = bracket(self._tried() if self.trusts_partial else whole(self._tried()), sizes)
+        for size in (low, *nice_sizes(low, sizes)):
+            point = self.points.get(size)
+            if point is None or point.partial:
+                return size if size > sizes.below else None
+            if point.status == "fits" and size % sizes.unit == 0:
+                return None
         return None
 
 
