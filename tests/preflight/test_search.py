@@ -73,6 +73,26 @@ class FakeCompiler:
         return sum(len(names) for size, names in self.asked if self.takes(size))
 
 
+@dataclass
+class SeveralGraphs(FakeCompiler):
+    """A step of two graphs: one is compiled at once, the `other` on request. `completed`: the sizes of requests."""
+
+    other: Curve = float
+    partial: bool = True
+    completed: list[int] = field(default_factory=list)
+
+    def __call__(self, size: int, names: Sequence[str]) -> Mapping[str, FitPoint]:
+        found = super().__call__(size, names)
+        return {name: replace(point, partial=self.partial and point.status == "fits") for name, point in found.items()}
+
+    def complete(self, size: int, names: Sequence[str]) -> Mapping[str, FitPoint]:
+        assert size not in self.completed
+        self.completed.append(size)
+        [name] = names
+        needs = max(self.other, self.curves[name], key=lambda curve: curve(size))
+        return {name: FakeCompiler({name: needs}).point(size, name)}
+
+
 def line(size: float) -> float:
     """A training step: 1.75 GiB of weights and state, and 0.13 GiB for each row. 107 rows fit."""
     return (1.75 + 0.1308 * size) * GIB
@@ -112,13 +132,24 @@ FITTING = {32: 0.982, 512: 14.227, 560: 14.458, 824: 14.984, 864: 15.072, 884: 1
 RECORDED = FITTING | {901: 15.714, 902: 15.731, 903: 15.7505, 904: 15.7509, 1136: 22.56, 1208: 23.98}
 
 
-def recorded(size: int) -> float:
+# The same with a smaller vocabulary: 920 rows need more than 940 do.
+UNEVEN = {32: 0.935, 920: 15.152, 940: 15.032, 1024: 16.87, 1136: 18.83, 2048: 34.27, 4096: 68.35}
+
+
+def through(points: Mapping[int, float]) -> Curve:
     """Straight between the sizes that were compiled, and beyond them."""
-    known = sorted(RECORDED)
-    left = max([one for one in known[:-1] if one <= size], default=known[0])
-    right = known[known.index(left) + 1]
-    share = (size - left) / (right - left)
-    return (RECORDED[left] + share * (RECORDED[right] - RECORDED[left])) * GIB
+    known = sorted(points)
+
+    def curve(size: int) -> float:
+        left = max([one for one in known[:-1] if one <= size], default=known[0])
+        right = known[known.index(left) + 1]
+        share = (size - left) / (right - left)
+        return (points[left] + share * (points[right] - points[left])) * GIB
+
+    return curve
+
+
+recorded, uneven = through(RECORDED), through(UNEVEN)
 
 
 # -- curves ---------------------------------------------------------------------------------------------------------
@@ -153,7 +184,7 @@ def test_a_curve_that_the_compiler_gave(start: int) -> None:
     assert (found.largest, found.nice) == (exhaustive(recorded, 1500), 896) == (902, 896)
     assert proved(found)
     assert len(found.points) <= 2 * math.log2(1500)
-    assert sum(point.status == "fits" for point in found.points) <= 10, "each takes up to a minute"
+    assert sum(point.status == "fits" for point in found.points) <= 7, "each takes up to minutes"
 
 
 def test_the_result_has_what_was_tried_in_that_order() -> None:
@@ -231,7 +262,7 @@ def settled(found: FitResult, part: float = TOLERANCE) -> bool:
 
 @pytest.mark.parametrize("rows", [4200, 50_003, 746_722])
 @pytest.mark.parametrize("start", [1, 32, 5003, 1_000_000])
-@pytest.mark.parametrize(("large", "tries"), [(straight, 6), (kinked, 10), (leaping, 15)])
+@pytest.mark.parametrize(("large", "tries"), [(straight, 7), (kinked, 10), (leaping, 16)])
 def test_large_sizes_are_settled_to_one_percent(
     large: Callable[[float], Curve], tries: int, start: int, rows: int
 ) -> None:
@@ -282,6 +313,50 @@ def test_a_large_limit_of_the_function() -> None:
     assert found.largest is not None and 0.99 * 70_000 <= found.largest <= 70_000 < (found.beyond or 0)
     assert "the function itself fails: ValueError: bad batch" in found.notes[0] and not found.exact
     assert "lies between" in found.notes[1]
+
+
+# -- how many compiles ----------------------------------------------------------------------------------------------
+
+
+def light(size: float) -> float:
+    """Most of the memory is that of weights and state: 108 rows fit."""
+    return (11 + 0.0437 * size) * GIB
+
+
+EVERY = (line, light, tiles(8), bent, recorded, uneven)
+EVERY += tuple(curve(rows) for curve in (straight, kinked, leaping) for rows in (3000, 50_003))
+
+
+def counts(graphs: int, curve: Curve, start: int) -> tuple[int, int]:
+    """Compiles that fit, with those of the first size, and refused ones. `graphs`: of a step, the first the largest."""
+    compiler = SeveralGraphs({"v5e-8": curve}, other=lambda size: curve(size) - GIB, partial=graphs > 1)
+    found, _ = find(compiler, start, complete=compiler.complete)
+    fits = [point for point in found.points if point.status == "fits"]
+    first = graphs > 1 and found.points[0].partial  # SearchProbe has all graphs of the first size
+    return len(fits) + len(compiler.completed) + first, len(found.points) - len(fits)
+
+
+@pytest.mark.parametrize(
+    ("graphs", "mean", "worst"),
+    [(1, 4.1, 7), (2, 6.5, 10)],  # 5.3 and 9, 10.5 and 18 where the tries come from below, each with all graphs
+)
+def test_few_compiles_fit(graphs: int, mean: float, worst: int) -> None:
+    """Those take up to minutes, a refusal seconds."""
+    found = [counts(graphs, curve, start) for curve in EVERY for start in (1, 8, 32, 512)]
+    fits, refused = zip(*found, strict=True)
+    assert sum(fits) / len(fits) <= mean and max(fits) <= worst
+    assert sum(refused) / len(refused) <= 4.4 and max(refused) <= 14
+
+
+def test_few_traces_for_several_targets() -> None:
+    targets = [Tpu("v5e-1"), Tpu("v5e-8"), Tpu("v6e-8")]
+    traces = []
+    for curve in EVERY:
+        for start in (8, 512):
+            compiler = FakeCompiler({one.name: curve for one in targets}, {"v6e-8": 31.25 * GIB})
+            search("batch", start, targets, compiler)
+            traces.append(len(compiler.asked))
+    assert sum(traces) / len(traces) <= 13.2 and max(traces) <= 25
 
 
 # -- the edges ------------------------------------------------------------------------------------------------------
@@ -358,12 +433,12 @@ def test_where_devices_share_the_batch_each_has_a_multiple_of_eight(devices: int
 )
 def test_a_compile_without_an_answer_ends_the_search_for_its_target(status: str, said: str) -> None:
     compiler = FakeCompiler({"v5e-8": line, "v6e-8": line}, {"v6e-8": 31 * GIB})
-    compiler.instead = {(80, "v5e-8"): FitPoint(80, status, error="no such op", graph="graph of 80")}
+    compiler.instead = {(672, "v5e-8"): FitPoint(672, status, error="no such op", graph="graph of 672")}
     first, second = search("batch", 32, [Tpu("v5e-8", 8), Tpu("v6e-8", 8)], compiler)
-    assert [point.size for point in first.points] == [32, 80]
+    assert [point.size for point in first.points] == [32, 672]
     assert (first.largest, first.nice) == (None, None)
     assert first.notes == (
-        f"The search ended early: the compile for batch = 80 {said}",
+        f"The search ended early: the compile for batch = 672 {said}",
         "batch = 32 fits; the largest that fits is unknown.",
     )
     assert second.largest == 223 and proved(second)
@@ -438,7 +513,7 @@ def test_a_name_that_changes_nothing() -> None:
     compiler = FakeCompiler({"v5e-8": lambda size: 2 * GIB}, graph=lambda size: "the same")
     with pytest.raises(TpuMagicsError) as caught:
         find(compiler)
-    assert caught.value.what == "Changing batch has no effect: 32 and 496 give the same graph."
+    assert caught.value.what == "Changing batch has no effect: 32 and 2016 give the same graph."
     assert "created in an earlier cell" in caught.value.why and "inside the function" in caught.value.todo
     assert compiler.compiles() <= 4
 
@@ -479,25 +554,6 @@ def test_no_targets() -> None:
 
 
 # -- several graphs -------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class SeveralGraphs(FakeCompiler):
-    """A step of two graphs: one is compiled at once, the `other` on request. `completed`: the sizes of these requests."""
-
-    other: Curve = line
-    completed: list[int] = field(default_factory=list)
-
-    def __call__(self, size: int, names: Sequence[str]) -> Mapping[str, FitPoint]:
-        found = super().__call__(size, names)
-        return {name: replace(point, partial=point.status == "fits") for name, point in found.items()}
-
-    def complete(self, size: int, names: Sequence[str]) -> Mapping[str, FitPoint]:
-        assert size not in self.completed
-        self.completed.append(size)
-        [name] = names
-        needs = max(self.other, self.curves[name], key=lambda curve: curve(size))
-        return {name: FakeCompiler({name: needs}).point(size, name)}
 
 
 def lighter(size: int) -> float:
@@ -553,8 +609,7 @@ def test_each_probe_is_announced() -> None:
     lines: list[str] = []
     search("batch", 32, [Tpu("v5e-8"), Tpu("v6e-8")], FakeCompiler({"v5e-8": line, "v6e-8": line}), log=lines.append)
     assert lines[0] == "batch = 32: v5e-8, v6e-8"
-    assert lines[-1] == "batch = 108: v5e-8 (107 fits), v6e-8 (107 fits)"
-    assert any("104 fits" in one for one in lines)
+    assert lines[-1] == "batch = 107: v5e-8 (104 fits, 108 does not), v6e-8 (104 fits, 108 does not)"
 
 
 def interrupted_after(compiler: FakeCompiler, probes: int, kind: type[BaseException] = KeyboardInterrupt) -> Any:
@@ -577,8 +632,8 @@ def test_an_interrupt_passes_where_nothing_is_known(kind: type[BaseException]) -
     ("probes", "largest", "nice", "beyond", "said"),
     [
         (1, 32, 32, None, "batch = 32 fits (compiled), nothing larger was tried yet"),
-        (3, 104, 104, None, "batch = 104 fits (compiled), nothing larger was tried yet"),
-        (4, 107, 104, None, "batch = 107 fits (compiled), nothing larger was tried yet"),
+        (3, 104, 104, 672, "batch = 104 fits (compiled), 672 does not"),
+        (4, 104, 104, 108, "batch = 104 fits (compiled), 108 does not"),
     ],
 )
 def test_an_interrupt_leaves_what_is_known(

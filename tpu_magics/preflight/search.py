@@ -1,20 +1,22 @@
 """The search for the largest batch that fits, for several targets at once.
 
-A trace takes a second or two, a compile up to a minute; a program that needs far too much HBM is refused within
+A trace takes a second or two and a compile that fits up to minutes; a program that needs too much HBM is refused within
 seconds. So sizes that several targets need are traced once, no target compiles a size twice, and the sizes are chosen
-for few compiles. Compiled results are cached, so an interrupted search continues quickly.
+for few compiles that fit. Compiled results are cached, so an interrupted search continues quickly.
 
 The search keeps a bracket: the largest size that fits, and the smallest size above it that does not (or with which the
 function fails). HBM of a training step is close to a + b * size, so a line through two points names the next try. The
 line is a guess only: layouts are padded to tiles, and near the limit the compiler recomputes values instead of keeping
-them, so that more fits than the line says. Where lines do not help, the bracket is halved. For large sizes the bracket
-need not close (Range.gap): a guess near one of its ends is moved away from it, so that the answer ends the search.
+them, so that more fits than the line says, and not evenly. So the first tries go far above the guess, for a refusal
+that closes the bracket; and where lines do not halve the bracket, it is split near its upper end. For large sizes the
+bracket need not close (Range.gap): a guess near one of its ends is moved away from it, so that the answer ends the
+search.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from tpu_magics.errors import TpuMagicsError
@@ -34,10 +36,11 @@ from tpu_magics.preflight.fit import (
 __all__ = ["APART", "HIGHEST", "TargetLike", "next_size", "search"]
 
 
-SLACK = 3  # tries that lines may take more than doubling and halving would
-UP = 2 / 3  # of a bracket narrower than a doubling: a refusal costs seconds, a compile up to a minute
-BENT = 1.02  # so many times what a line allows fits: the line is no guide
-LEAST = 8  # the second try is at least an eighth away from the first: a shorter line says little
+ABOVE = 8  # the second try is so many times what the first one says: mostly refused, and the refusal has a figure
+FURTHER = 2  # while all fit, the next try goes so many times as far as the line
+LINES = 3  # tries that may leave more than half of the bracket, before it is split
+SHARE = 0.8  # where it is split: high, as a refusal costs seconds
+LEAST = 8  # while all fit, a try is at least an eighth above the largest: a shorter line says little
 LEAP = 64  # no try is more than so many times the largest that fits: the batch is made on this host, too
 
 
@@ -45,43 +48,38 @@ def next_size(points: Sequence[FitPoint], sizes: Range) -> int | None:
     """The next size to try, given the points in the order in which they were tried (at least one). None: the
     largest size that fits is known."""
     low, high = bracket(points, sizes)
-    if low >= sizes.last or (high is not None and high - low <= sizes.gap(low)):
-        return None
-    above = _just_above(points, sizes, low)
-    if above is not None and above < (high or sizes.last):
-        return _near(above, low, high or sizes.last, sizes)
-    if high is None:
-        return _upwards(points, sizes, low)
-    if _bent(_fits(points)) or _late(points, sizes):
-        return _middle(low, high, sizes)
-    guess = next((one for one in _guesses(points) if low <= one < high), None)
-    return _middle(low, high, sizes) if guess is None else _near(_settling(guess, low, high, sizes), low, high, sizes)
-
-
-# -- between a size that fits and one that does not -----------------------------------------------------------------
-
-
-def _late(points: Sequence[FitPoint], sizes: Range) -> bool:
-    """Whether halving the bracket from the start would have made it smaller by now."""
-    widths = []
-    for count in range(1, len(points) + 1):
-        low, high = bracket(points[:count], sizes)
-        if high is not None:
-            widths.append(max(1, high - low))
-    return len(widths) - 1 > SLACK + math.log2(widths[0] / widths[-1])
-
-
-def _middle(low: int, high: int, sizes: Range) -> int:
-    share = UP if high < 2 * low else 0.5
-    return _near(_settling(low + int((high - low) * share), low, high, sizes), low, high, sizes)
-
-
-def _settling(guess: int, low: int, high: int, sizes: Range) -> int:
-    """The guess, or the size nearest to it whose answer ends the search one way or the other."""
     gap = sizes.gap(low)
-    if gap <= sizes.step:
-        return guess
-    return max(min(guess, high - gap + min(sizes.unit, gap) - 1), low + gap)
+    if low >= sizes.last or (high is not None and high - low <= gap):
+        return None
+    if high is None:
+        return _near(min(_upwards(points, low, gap), sizes.last), low, sizes.last + sizes.step, sizes)
+    guess = None if _slow(points, sizes) else _guess(points, low)
+    if guess is None:
+        guess = low + int((high - low) * (SHARE if high < 4 * low else 0.5))
+    else:
+        guess = max(guess, low) + (gap + 1) // 2
+    # Whatever the answer, the search ends if the guess is this near to an end of the bracket.
+    guess = max(min(guess, high - gap + min(sizes.unit, gap) - 1), low + gap)
+    return _near(guess, low, high, sizes)
+
+
+def _upwards(points: Sequence[FitPoint], low: int, gap: int) -> int:
+    """A size above the largest that fits, while all fit."""
+    fits, guess = _fits(points), _guess(points, low)
+    if len(fits) > 1:
+        step = low - fits[-2].size
+        guess = low + max(2 * step if guess is None else FURTHER * (guess - low), 2 * step * (len(fits) > 3))
+    else:
+        guess = 2 * low if guess is None else ABOVE * guess
+    return min(max(guess, low + gap, low + low // LEAST), LEAP * low)
+
+
+def _slow(points: Sequence[FitPoint], sizes: Range) -> bool:
+    """Whether the last tries, LINES or more, left more than half of the bracket."""
+    brackets = (bracket(points[:count], sizes) for count in range(1, len(points) + 1))
+    widths = [high - low for low, high in brackets if high is not None]
+    tries = sum(1 for _ in itertools.takewhile(lambda width: width < 2 * widths[-1], reversed(widths))) - 1
+    return tries >= LINES
 
 
 def _near(guess: int, low: int, high: int, sizes: Range) -> int:
@@ -91,64 +89,22 @@ def _near(guess: int, low: int, high: int, sizes: Range) -> int:
     return min(max(sizes.down(guess), low + sizes.step), high - sizes.step)
 
 
-# -- where all fit so far -------------------------------------------------------------------------------------------
-
-
-def _just_above(points: Sequence[FitPoint], sizes: Range, low: int) -> int | None:
-    """If a line says that little more than this large size fits: the size whose refusal ends the search."""
-    fits, gap = _fits(points), sizes.gap(low)
-    if gap <= sizes.step or len(fits) < 2 or low - fits[-2].size <= gap:
-        return None
-    guess = _line(fits[-2], fits[-1])
-    return low + gap if guess is not None and guess < low + gap else None
-
-
-def _upwards(points: Sequence[FitPoint], sizes: Range, low: int) -> int:
-    last = sizes.last
-    fits = _fits(points)
-    guess = _further(fits, low, sizes.step)
-    if len(points) > SLACK + 2 + math.log2(low / fits[0].size):
-        guess = max(guess, 2 * low)
-    if (gap := sizes.gap(low)) > sizes.step:
-        guess = max(guess, low + gap)
-    return _near(min(guess, LEAP * low, last), low, last + sizes.step, sizes)
-
-
-def _further(fits: Sequence[FitPoint], low: int, step: int) -> int:
-    """A size above the largest that fits. If more fits than the line said, the steps at least double."""
-    guess = next(_guesses(fits), None)
-    if len(fits) == 1:
-        return 2 * low if guess is None else max(guess, low + low // LEAST)
-    if _bent(fits):
-        return max(guess or 0, low + 2 * max(step, low - fits[-2].size))
-    return 2 * low if guess is None else guess
-
-
-# -- lines ----------------------------------------------------------------------------------------------------------
-
-
 def _fits(points: Iterable[FitPoint]) -> list[FitPoint]:
     return sorted((point for point in points if point.status == "fits"), key=lambda point: point.size)
 
 
-def _bent(fits: Sequence[FitPoint]) -> bool:
-    """Whether the largest that fits lies beyond what lines through the first and another one allowed."""
-    guesses = [_line(fits[0], one) for one in fits[1:-1]]
-    return any(guess is not None and BENT * guess < fits[-1].size for guess in guesses)
-
-
-def _guesses(points: Sequence[FitPoint]) -> Iterator[int]:
-    """The largest size that fits, as lines through two points (of one: through nothing at 0) say it; the best first."""
+def _guess(points: Sequence[FitPoint], low: int) -> int | None:
+    """The largest size that fits, as the best line says it: through two that fit, the largest one and the smallest that
+    does not, or two that do not. Of one point: a line through nothing at 0."""
     fits = _fits(points)
-    large = sorted((point for point in points if point.status == "too-large"), key=lambda point: point.size)
-    if fits:
-        pairs = [*((one, fits[-1]) for one in reversed(fits[:-1])), *((fits[-1], one) for one in large[:1])]
-    else:
-        pairs = [(large[0], one) for one in large[1:]]
-    found = [_line(one, other) for one, other in pairs]
-    yield from (max(guess, 0) for guess in found if guess is not None)
-    if len(points) == 1 and points[0].needed and points[0].available:
-        yield points[0].size * points[0].available // points[0].needed
+    large = sorted((one for one in points if one.status == "too-large" and one.size > low), key=lambda one: one.size)
+    pairs = (fits[-2:], [*fits[-1:], *large[:1]], [*large[:1], *large[-1:]])
+    guesses = (_line(*pair) for pair in pairs if len(pair) > 1)
+    found = next((guess for guess in guesses if guess is not None), None)
+    one = (fits[-1:] or large)[0]
+    if found is None and one.needed and one.available:
+        return one.size * one.available // one.needed
+    return found
 
 
 def _line(one: FitPoint, other: FitPoint) -> int | None:
@@ -312,8 +268,9 @@ class _Search:
             return None
         if _one_graph(tried):
             return self._far(sizes)
-        found = next_size(tried if self.trusts_partial else whole(tried), sizes)
-        return self._last(sizes) if found is None else found
+        known = tried if self.trusts_partial else whole(tried)
+        found = next_size(known, sizes)
+        return self._last(bracket(known, sizes)[0], sizes) if found is None else found
 
     def _far(self, sizes: Range) -> int:
         """A size further away from those that all gave one graph. Raises TpuMagicsError where there is none."""
@@ -331,10 +288,9 @@ class _Search:
             f"Create the batch inside the function, from {self.name} or from an argument, and search again.",
         )
 
-    def _last(self, sizes: Range) -> int | None:
+    def _last(self, largest: int, sizes: Range) -> int | None:
         """The largest size, if it is not whole yet, then the nice one: a multiple of NICE (on each device) below it."""
-        low, _high = bracket(self._tried() if self.trusts_partial else whole(self._tried()), sizes)
-        for size in (low, *nice_sizes(low, sizes)):
+        for size in (largest, *nice_sizes(largest, sizes)):
             point = self.points.get(size)
             if point is None or point.partial:
                 return size if size > sizes.below else None
