@@ -37,10 +37,9 @@ __all__ = ["APART", "HIGHEST", "TargetLike", "next_size", "search"]
 
 
 ABOVE = 8  # the second try is so many times what the first one says: mostly refused, and the refusal has a figure
-FURTHER = 2  # while all fit, the next try goes so many times as far as the line
+FURTHER = 2  # while all fit, the next try goes so many times as far as the line, or as the last step
 LINES = 3  # tries that may leave more than half of the bracket, before it is split
 SHARE = 0.8  # where it is split: high, as a refusal costs seconds
-LEAST = 8  # while all fit, a try is at least an eighth above the largest: a shorter line says little
 LEAP = 64  # no try is more than so many times the largest that fits: the batch is made on this host, too
 
 
@@ -68,10 +67,10 @@ def _upwards(points: Sequence[FitPoint], low: int, gap: int) -> int:
     fits, guess = _fits(points), _guess(points, low)
     if len(fits) > 1:
         step = low - fits[-2].size
-        guess = low + max(2 * step if guess is None else FURTHER * (guess - low), 2 * step * (len(fits) > 3))
+        guess = low + max(step, FURTHER * (step if guess is None else guess - low))
     else:
         guess = 2 * low if guess is None else ABOVE * guess
-    return min(max(guess, low + gap, low + low // LEAST), LEAP * low)
+    return min(max(guess, low + gap), LEAP * low)
 
 
 def _slow(points: Sequence[FitPoint], sizes: Range) -> bool:
