@@ -206,11 +206,10 @@ class _Prober:
         begun = [one for one in searches if size in one.points]
         new = [one for one in searches if one not in begun]
         self.log(f"{self.name} = {size}: {', '.join(one.state() for one in searches)}")
-        found = dict(self._probed(size, [one.target.name for one in new])) if new else {}
-        if begun:
-            found.update(self.complete(size, [one.target.name for one in begun]))
-        for one in searches:
-            one.points[size] = found[one.target.name]
+        for several, ask in ((new, self._probed), (begun, self.complete)):
+            found = ask(size, [one.target.name for one in several]) if several else {}
+            for one in several:
+                one.points[size] = found[one.target.name]
         for one in begun:
             one.trusts_partial &= one.points[size].status == "fits"
 
