@@ -582,6 +582,18 @@ def test_where_the_other_graph_needs_more(other: Curve, start: int) -> None:
     assert len(found.points) + len(compiler.completed) <= 20
 
 
+@given(CURVES, CURVES, st.integers(1, 160), st.integers(1, 2000))
+def test_of_two_graphs_the_larger_one_decides(one: list[int], other: list[int], start: int, available: int) -> None:
+    def rising(steps: list[int]) -> Curve:
+        return lambda size: (sum(steps[: size + 1]) + max(0, size - len(steps))) * V5E / available
+
+    compiler = SeveralGraphs({"v5e-8": rising(one)}, other=rising(other))
+    found, _ = find(compiler, start, highest=160, complete=compiler.complete)
+    largest = exhaustive(lambda size: max(rising(one)(size), rising(other)(size)), 160)
+    assert (found.largest, found.nice) == (largest, (largest or 0) // 8 * 8 or None)
+    assert {found.largest, found.nice}.isdisjoint(point.size for point in found.points if point.partial)
+
+
 def test_an_interrupt_claims_only_what_is_whole() -> None:
     compiler = SeveralGraphs({"v5e-8": line}, other=lighter)
 
