@@ -74,6 +74,7 @@ class WorkerSpec:
 
 # What changes of a traced function begin with, and values of the first (backends/torch_xla/trace/step_changes.py).
 REMAT, PAD, BF16, MESH, VECTORS = "remat", "pad", "bf16", "mesh", "vectors"
+HEADS, TRANSPOSE, FLASH = "heads", "transpose", "flash"
 ON, OFF = "on", "off"
 DATA, FSDP, MODEL = MESH_AXES = ("data", "fsdp", "model")  # of a mesh (backends/torch_xla/trace/mesh.py)
 

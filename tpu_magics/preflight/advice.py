@@ -7,15 +7,16 @@ the time for a sample, or the memory, does not gain is not proposed, but named a
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tpu_magics.backends.base import BF16, OFF, ON, PAD, REMAT
+from tpu_magics.backends.base import BF16, FLASH, HEADS, OFF, ON, PAD, REMAT, TRANSPOSE
 from tpu_magics.backends.lowered import RECOMPUTE, SourceLine
 from tpu_magics.launch.plan import Options
-from tpu_magics.preflight.compile_result import MATMUL
+from tpu_magics.preflight.compile_result import COPY, MATMUL
 from tpu_magics.preflight.pipeline import PreflightPipeline, TrainingCall
 from tpu_magics.preflight.profile import ProfiledOp
 from tpu_magics.preflight.report import AdviceResult, TargetResult, TriedChange, Variant, VariantResult
@@ -26,19 +27,23 @@ MOST = 8  # compiles
 WORTH = 0.03  # of the time for a sample, or of the memory: a change that gains less is not proposed
 LANES = 128  # of a tile
 _LARGE = 0.02  # of the time: smaller causes are not looked for
+_SCORES = 0.1  # of the HBM in use: smaller buffers of attention scores are left as they are
+_SHORTER = 0.1  # of a sample: more is not left out
 _FULL, _EMPTY = 0.2, 0.4  # free parts of the HBM: less is nearly full, more is room for a batch twice as large
 
 
 @dataclass(frozen=True)
 class Proposal:
     """A change to try. `what`: in words; `todo`: what to write; `place`: the line that it is about; `about_memory`:
-    whether it is there for the memory, and may take time."""
+    whether it is there for the memory too, and may take time; `left_out`: the part of each sample that is no longer used,
+    which it has to gain besides."""
 
     what: str
     todo: str
     variant: Variant
     place: SourceLine | None = None
     about_memory: bool = False
+    left_out: float = 0.0
 
 
 # -- what applies -----------------------------------------------------------------------------------------------------
@@ -62,6 +67,15 @@ class Subject:
         names = [name for name, value in self.numbers.items() if value == self.result.traced.batch]
         return names[0] if len(names) == 1 else ""
 
+    @property
+    def weights(self) -> Iterator[tuple[str, list[int]]]:
+        """What a step trains, with its name: inputs and optimizer state are none of it."""
+        graph = self.result.graph
+        for place in graph.donors:
+            type_, _, name = graph.parameters[place].partition(" ") if place < len(graph.parameters) else ("", "", "")
+            if name and " of " not in name:
+                yield name, _dims(type_)
+
     def share(self, ops: Sequence[ProfiledOp]) -> float:
         """Of the time of the step."""
         whole = self.result.profile.whole.weight
@@ -74,7 +88,7 @@ _TO_BF16 = '%%tpu_train --precision bf16, or Accelerator(mixed_precision="bf16")
 def bf16(subject: Subject) -> Iterator[Proposal]:
     share = subject.result.bf16_share
     if share is not None and share < THRESHOLDS["bf16"].good and not subject.result.traced.precision.startswith("bf16"):
-        yield Proposal("multiply in bf16", _TO_BF16, Variant("precision=bf16", precision="bf16"))
+        yield Proposal("multiply in bf16", _TO_BF16, Variant("precision=bf16", precision="bf16"), about_memory=True)
 
 
 def islands(subject: Subject) -> Iterator[Proposal]:
@@ -100,21 +114,26 @@ def padding(subject: Subject) -> Iterator[Proposal]:
     if subject.result.devices > 1:
         return
     names: dict[int, str] = {}  # of a weight that has this size
-    graph = subject.result.graph
-    for place in graph.donors:  # what a step changes: inputs are none of them
-        type_, _, name = graph.parameters[place].partition(" ") if place < len(graph.parameters) else ("", "", "")
-        dims = _dims(type_)
-        for size in dims if len(dims) == 2 and name and " of " not in name else ():
+    for name, dims in subject.weights:
+        for size in dims if len(dims) == 2 else ():
             if size % LANES and size > ROWS:
                 names.setdefault(size, name)
-    for size in sorted(names, key=lambda one: -subject.share(_with_size(subject, one)))[:2]:
+    together = {size: [each for each in names if each in (2 * size, 3 * size, 4 * size)] for size in names}
+    parts = {each for found in together.values() for each in found}  # of a fused projection, padded with what it is of
+    found = [size for size in names if size not in parts]
+    for size in sorted(found, key=lambda one: -subject.share(_with_size(subject, one)))[:2]:
         ops = _with_size(subject, size)
         if subject.share(ops) >= _LARGE:
-            padded = -(-size // LANES) * LANES
+            padded = _aligned(size)
             line = max(ops, key=lambda one: one.seconds or 0.0).cost.place
             what = f"{size:,} to {padded:,}, a multiple of {LANES} ({names[size]})"
             todo = f"create the model with {padded:,} in the place of {size:,}; what is added stays unused"
-            yield Proposal(what, todo, Variant(what, changes=(f"{PAD}={size}:{padded}",)), line)
+            changes = tuple(f"{PAD}={each}:{each // size * padded}" for each in (size, *together[size]))
+            yield Proposal(what, todo, Variant(what, changes=changes), line)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // LANES) * LANES
 
 
 def _dims(type_: str) -> list[int]:
@@ -125,6 +144,131 @@ def _dims(type_: str) -> list[int]:
 def _with_size(subject: Subject, size: int) -> list[ProfiledOp]:
     pattern = re.compile(rf"[\[,]{size}[\],]")
     return [one for one in subject.ops if pattern.search(one.cost.shape)]
+
+
+def lengths(subject: Subject) -> Iterator[Proposal]:
+    """Names with the length of a sequence that fills no tile."""
+    known = {size for _, dims in subject.weights for size in dims} | {subject.result.traced.batch}
+    for name, size in subject.numbers.items():
+        if size in known or size % LANES == 0 or size <= ROWS or subject.share(_with_size(subject, size)) < _LARGE:
+            continue
+        longer, shorter = _aligned(size), size // LANES * LANES
+        yield Proposal(what := f"{name} = {longer}", what, Variant(what, sizes=((name, longer),)))
+        if size - shorter <= _SHORTER * size:
+            what, part = f"{name} = {shorter}", (size - shorter) / size
+            todo = f"{what}: without the last {size - shorter} of each sample"
+            yield Proposal(what, todo, Variant(what, sizes=((name, shorter),)), left_out=part)
+
+
+# -- attention --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AttentionScores:
+    """Matrix multiplications of attention: `ops`, that make scores of `shape`, for `heads` heads of `size` in each
+    sample (0: not known)."""
+
+    ops: list[ProfiledOp]
+    shape: str
+    heads: int
+    size: int
+
+
+def attention_scores(subject: Subject) -> AttentionScores | None:
+    """The largest ones."""
+    found: dict[tuple[str, int, int], list[ProfiledOp]] = {}
+    for one in subject.ops:
+        sides = [[int(size) for size in dims.split(",")] for dims in re.findall(r"\[([\d,]+)\]", one.cost.shape)]
+        if one.cost.kind != MATMUL or len(sides) != 3 or len(sides[2]) < 3:
+            continue
+        left, right, scores = sides
+        *lead, queries, keys = scores
+        several = math.prod(lead)
+        size = math.isqrt(math.prod(left) * math.prod(right) // (math.prod(scores) * several))
+        whole = [several * length * size for length in (queries, keys)]
+        if sorted(map(math.prod, (left, right))) == sorted(whole) and size < min(queries, keys):
+            heads = several // (subject.result.traced.batch or several)
+            found.setdefault((",".join(map(str, scores)), heads, size), []).append(one)
+    largest = max(found, key=lambda each: subject.share(found[each]), default=None)
+    return None if largest is None else AttentionScores(found[largest], *largest)
+
+
+_WITH_FLASH = (
+    "torch_xla.experimental.custom_kernel.flash_attention in the place of scaled_dot_product_attention, without "
+    "dropout; its time has no estimate, and the memory has room for a larger batch"
+)
+
+
+def flash_attention(subject: Subject) -> Iterator[Proposal]:
+    """Where scores of all queries and keys are a large part of the memory."""
+    scores = attention_scores(subject)
+    if scores is None or subject.result.devices > 1:
+        return
+    held = [one for one in subject.result.steady.buffers if one.shape.endswith(f"[{scores.shape}]")]
+    memory = subject.result.steady.memory
+    if memory is not None and sum(one.size for one in held) >= _SCORES * memory.needed:
+        change = Variant("flash attention", changes=(f"{FLASH}={ON}",))
+        yield Proposal("flash attention", _WITH_FLASH, change, scores.ops[0].cost.place, about_memory=True)
+
+
+def heads(subject: Subject) -> Iterator[Proposal]:
+    """Heads that are smaller than a tile: as many parameters in fewer heads."""
+    scores = attention_scores(subject)
+    if scores is None or scores.heads < 2 or scores.size >= LANES or subject.result.devices > 1:
+        return
+    width = scores.heads * scores.size
+    padded = _aligned(width)
+    sizes = sorted({size for _, dims in subject.weights for size in dims})
+    widths = [times * width for times in (1, 2, 3, 4) if padded != width and times * width in sizes]
+    changes = [f"{PAD}={one}:{one // width * padded}" for one in widths]
+    fewer = f"{padded // LANES}x{LANES}"
+    what = f"attention with {padded // LANES} heads of {LANES}, not {scores.heads} of {scores.size}"
+    todo = "create the model with these; for training from scratch"
+    change = Variant(what, changes=(*changes, f"{HEADS}={scores.heads}x{scores.size}:{fewer}"))
+    yield Proposal(what, todo, change, scores.ops[0].cost.place)
+
+
+# -- layouts ----------------------------------------------------------------------------------------------------------
+
+_LAYOUT = re.compile(r"\w+\[([\d,]+)\]\{([\d,]+)")
+
+
+def layouts(subject: Subject) -> Iterator[Proposal]:
+    """Weights that each step copies into another layout and back, with their optimizer state."""
+    if subject.result.devices > 1:
+        return
+    names = {",".join(map(str, dims)): name for name, dims in reversed(list(subject.weights))}
+    found: dict[str, list[ProfiledOp]] = {}
+    for one in subject.ops:
+        shape = _LAYOUT.match(one.cost.shape) if one.cost.kind == COPY else None
+        if shape is not None and shape[1] in names:
+            found.setdefault(shape[1], []).append(one)
+    for dims, ops in found.items():
+        swapped = _swapped(subject, dims, ops)
+        if swapped is not None and subject.share(ops) >= _LARGE:
+            sizes = dims.split(",")
+            first, second = swapped
+            sizes[first], sizes[second] = sizes[second], sizes[first]
+            what = f"no copies of {names[dims]} into another layout"
+            todo = f"store it as ({', '.join(sizes)}) and use weight.transpose({first}, {second})"
+            change = Variant(what, changes=(f"{TRANSPOSE}={dims.replace(',', 'x')}:{first},{second}",))
+            line = next((one.cost.place for one in subject.ops if f"[{dims}] " in f"{one.cost.shape} "), None)
+            yield Proposal(what, todo, change, line)
+
+
+def _swapped(subject: Subject, dims: str, ops: Sequence[ProfiledOp]) -> tuple[int, int] | None:
+    """The two dimensions by which the layouts of these copies differ, those of the weights among them."""
+    texts = [one.cost.shape for one in ops]
+    texts += [one.shape + one.layout for one in subject.result.steady.buffers if one.shape.endswith(f"[{dims}]")]
+    orders = {found[2] for text in texts if (found := _LAYOUT.match(text))}
+    if len(orders) != 2:
+        return None
+    one, other = (order.split(",") for order in sorted(orders))
+    first, second = next((int(a), int(b)) for a, b in zip(one, other, strict=True) if a != b)
+    return min(first, second), max(first, second)
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
 
 
 def checkpointing(subject: Subject) -> Iterator[Proposal]:
@@ -155,6 +299,9 @@ def too_large(subject: Subject) -> Iterator[Proposal]:
     if not subject.result.traced.precision.startswith("bf16"):
         yield Proposal("bf16", _TO_BF16, Variant("precision=bf16", precision="bf16"), about_memory=True)
     yield from checkpointing(subject)
+    yield Proposal(
+        "flash attention", _WITH_FLASH, Variant("flash attention", changes=(f"{FLASH}={ON}",)), about_memory=True
+    )
     rows = subject.result.traced.batch
     if rows is not None and rows > 1 and subject.rows_name:
         yield replace(_with_rows(subject.rows_name, rows // 2), about_memory=True)
@@ -165,7 +312,10 @@ def _with_rows(name: str, rows: int) -> Proposal:
     return Proposal(what, what, Variant(what, sizes=((name, rows),)))
 
 
-PROPOSALS: tuple[Callable[[Subject], Iterator[Proposal]], ...] = (bf16, islands, padding, checkpointing, batch)
+PROPOSALS: tuple[Callable[[Subject], Iterator[Proposal]], ...] = (
+    *(bf16, islands, padding, heads, lengths, layouts),
+    *(flash_attention, checkpointing, batch),
+)
 
 
 def subject_of(result: TargetResult, call: TrainingCall, namespace: Mapping[str, Any]) -> Subject:
@@ -196,15 +346,34 @@ def advise(
 ) -> AdviceResult:
     """Try what applies, and tell what it gains, the most first; then what gains nothing."""
     subject = subject_of(result, call, namespace)
-    if result.status == "too-large":
-        found = list(too_large(subject))
-    elif result.profile.missing:
+    if result.status != "too-large" and result.profile.missing:
         return AdviceResult(asked=True, missing=result.profile.missing)
-    else:
-        found = [one for propose in PROPOSALS for one in propose(subject)][:MOST]
+    told = try_out(proposals(subject)[:MOST], call, result, options, namespace, pipeline)
+    return AdviceResult(tuple(sorted(told, key=_order)), asked=True)
+
+
+def proposals(subject: Subject) -> list[Proposal]:
+    """What applies."""
+    if subject.result.status == "too-large":
+        return list(too_large(subject))
+    return [one for propose in PROPOSALS for one in propose(subject)]
+
+
+def try_out(
+    found: Sequence[Proposal],
+    call: TrainingCall,
+    result: TargetResult,
+    options: Options,
+    namespace: dict[str, Any],
+    pipeline: Callable[[TrainingCall, Options], PreflightPipeline],
+) -> list[TriedChange]:
+    """Each compiled, in their order."""
     tried = compare(call, options, [one.variant for one in found], [result.target], namespace, pipeline)
-    told = [_tried(proposal, result, one) for proposal, one in zip(found, tried, strict=True)]
-    return AdviceResult(tuple(sorted(told, key=lambda one: (not one.worth, -(one.time_gain or 0.0)))), asked=True)
+    return [_tried(proposal, result, one) for proposal, one in zip(found, tried, strict=True)]
+
+
+def _order(one: TriedChange) -> tuple[bool, float]:
+    return not one.worth, -(one.time_gain or 0.0)
 
 
 def _tried(proposal: Proposal, before: TargetResult, tried: VariantResult) -> TriedChange:
@@ -216,5 +385,6 @@ def _tried(proposal: Proposal, before: TargetResult, tried: VariantResult) -> Tr
     time, memory = change.time_gain or 0.0, change.memory_gain or 0.0
     fits = after is not None and after.fits
     mends = fits and not before.fits
-    worth = fits and (memory >= WORTH if proposal.about_memory else time >= WORTH)
+    gain = max(time, memory) if proposal.about_memory else time - proposal.left_out
+    worth = fits and gain >= WORTH
     return replace(change, worth=mends or worth)

@@ -11,7 +11,7 @@ from typing import Any
 
 from tpu_magics.backends.lowered import NUMBERED, LoweredGraph, SourceLine, TraceResult
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.preflight.compile_result import CompileResult
+from tpu_magics.preflight.compile_result import KERNEL, CompileResult
 from tpu_magics.preflight.fit import FitResult
 from tpu_magics.preflight.profile import ModuleTree, Profile, ProfileGroup, profile
 from tpu_magics.preflight.profile_export import export
@@ -344,10 +344,12 @@ class TriedChange:
     @property
     def time_gain(self) -> float | None:
         """The part of the time for a sample that it saves, by the compiler's estimate; where the number of samples is
-        not known before and after, of the time for a step. None: not known."""
+        not known before and after, of the time for a step. None: not known, as where more of the work is in kernels."""
         if self.after is None or self.before.profile.missing or self.after.profile.missing:
             return None
         ends = (self.before, self.after)
+        if _kernels(self.after) > _kernels(self.before):
+            return None
         before, after = (one.profile.whole.weight for one in ends)
         if any(one.samples for one in ends):
             before, after = (one.time_for_a_sample or 0.0 for one in ends)
@@ -358,6 +360,11 @@ class TriedChange:
         """The part of the HBM that it saves."""
         before, after = self.before.worst.memory, self.after.worst.memory if self.after is not None else None
         return None if before is None or after is None else 1 - after.needed / before.needed
+
+
+def _kernels(result: TargetResult) -> float:
+    """How many kernels run, which have no estimate of time."""
+    return sum(one.cost.runs for one in result.profile.ops if one.cost.kind == KERNEL)
 
 
 @dataclass(frozen=True)

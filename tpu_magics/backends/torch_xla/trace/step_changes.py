@@ -2,8 +2,10 @@
 
 A change is a text: "remat=on" and "remat=off" (gradient checkpointing of each block of layers), "pad=30522:30592" (a
 vocabulary and all sizes that are equal to it), "bf16=MODULE@PATH:LINE" (the matrix multiplications that this line makes
-in this module take bf16 operands), "mesh=data:4,model:2" and "vectors=30522x768" (mesh.py). Weights are not computed in
-a trace, so new ones need no values.
+in this module take bf16 operands), "heads=12x64:6x128" (other attention heads), "transpose=512x256x3x3:0,1"
+(weights of this shape are stored with these dimensions swapped), "flash=on" (scaled_dot_product_attention by the Pallas
+kernel of torch_xla), "mesh=data:4,model:2" and "vectors=30522x768" (mesh.py). Weights are not computed in a trace, so
+new ones need no values.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from tpu_magics.backends.base import BF16, MESH, OFF, ON, PAD, REMAT, VECTORS
+from tpu_magics.backends.base import BF16, FLASH, HEADS, MESH, OFF, ON, PAD, REMAT, TRANSPOSE, VECTORS
 from tpu_magics.backends.torch_xla.trace.mesh import MeshSharding, shard_vectors
 from tpu_magics.backends.torch_xla.trace.op_scopes import OpScopes
 
@@ -32,6 +34,16 @@ def install(changes: Sequence[str], scopes: OpScopes, moving: Callable[[], bool]
         elif name == PAD:
             size, _, padded = value.partition(":")
             _at_first_call(functools.partial(_pad, size=int(size), padded=int(padded)))
+        elif name == HEADS:
+            before, _, after = value.partition(":")
+            _at_first_call(functools.partial(_regroup_heads, before=_sizes(before), after=_sizes(after)))
+        elif name == TRANSPOSE:
+            shape, _, dims = value.partition(":")
+            swapped = [int(one) for one in dims.split(",")]
+            _at_first_call(functools.partial(_transpose, shape=_sizes(shape), dims=swapped))
+        elif name == FLASH and value == ON:
+            _at_first_call(_use_sdpa)
+            _FlashAttention().__enter__()
         elif name == BF16:
             module, _, line = value.rpartition("@")
             _Bf16(scopes, module, line).__enter__()
@@ -41,7 +53,7 @@ def install(changes: Sequence[str], scopes: OpScopes, moving: Callable[[], bool]
             sharding.install()
             _at_first_call(sharding.shard_model)
         elif name == VECTORS:
-            shard_vectors(tuple(int(size) for size in value.split("x")))
+            shard_vectors(_sizes(value))
         else:
             raise ValueError(f"no such change: {change}")
 
@@ -139,6 +151,116 @@ def _holders(part: Any) -> Iterator[Any]:
         yield from (one for one in vars(config).values() if type(one).__name__.endswith("Config"))
 
 
+# -- attention heads --------------------------------------------------------------------------------------------------
+
+
+def _regroup_heads(model: Any, before: tuple[int, ...], after: tuple[int, ...]) -> None:
+    """Numbers and sizes of heads; weights stay as they are."""
+    for part in model.modules():
+        for holder in _holders(part):
+            for name, value in list(vars(holder).items()):
+                is_size = "dim" in name or "size" in name
+                if "head" in name and type(value) is int and value == before[is_size]:
+                    setattr(holder, name, after[is_size])
+
+
+# -- layouts ----------------------------------------------------------------------------------------------------------
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(int(one) for one in text.split("x"))
+
+
+def _transpose(model: Any, shape: tuple[int, ...], dims: Sequence[int]) -> None:
+    """Store weights of that shape with two dimensions swapped. Modules see them as before."""
+    for part in model.modules():
+        names = [name for name, one in part._parameters.items() if one is not None and tuple(one.shape) == shape]
+        for name in names:
+            tensor = part._parameters[name]
+            stored = list(shape)
+            stored[dims[0]], stored[dims[1]] = stored[dims[1]], stored[dims[0]]
+            tensor.data = torch.zeros(stored, dtype=tensor.dtype, device=tensor.device)
+        if names:
+            part.__class__ = type(type(part).__name__, (type(part),), {name: _view(name, dims) for name in names})
+
+
+def _view(name: str, dims: Sequence[int]) -> Any:
+    """An attribute: comes before the parameter itself, which nn.Module finds in __getattr__."""
+    return property(lambda part: part._parameters[name].transpose(*dims))
+
+
+# -- attention by the Pallas kernel -----------------------------------------------------------------------------------
+
+
+def _use_sdpa(model: Any) -> None:
+    """transformers' models, whatever attention they were created with."""
+    for part in _outermost(model, "_supports_sdpa"):
+        part.set_attn_implementation("sdpa")
+
+
+class _FlashAttention(TorchFunctionMode):
+    """Calls of scaled_dot_product_attention; dropout is left out, which the kernel has not. A mask is taken as one of
+    keys, as its last query has it: values do not matter in a trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import jax
+        from torch_xla.experimental import custom_kernel
+
+        jax.config.update("jax_platforms", "cpu")  # a TPU is the worker's
+        custom_kernel.trace_pallas = _trace_pallas
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is not _F.scaled_dot_product_attention:
+            return function(*args, **kwargs or {})
+        return _flash_attention(*args, **kwargs or {})
+
+
+def _flash_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,  # noqa: ARG001 -- of the function that it stands for
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    from torch_xla.experimental import custom_kernel
+
+    if torch.is_autocast_enabled("xla"):
+        query, key, value = (one.to(torch.get_autocast_dtype("xla")) for one in (query, key, value))
+    if enable_gqa:
+        key, value = (one.repeat_interleave(query.shape[-3] // one.shape[-3], -3) for one in (key, value))
+    ids = None
+    if attn_mask is not None:
+        last = attn_mask.expand(query.shape[0], 1, -1, -1)[:, 0, -1]
+        ids = (last if last.dtype == torch.bool else last > -1).to(torch.int32)
+    mine = None if ids is None else torch.ones((query.shape[0], query.shape[-2]), dtype=ids.dtype, device=ids.device)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    return custom_kernel.flash_attention(query, key, value, is_causal, mine, ids, scale)
+
+
+def _trace_pallas(
+    kernel: Any,
+    *args: Any,
+    static_argnums: Any = None,
+    static_argnames: Any = None,
+    use_cache: bool = False,  # noqa: ARG001 -- likewise
+    **rest: Any,
+) -> tuple[str | None, list[Any]]:
+    """torch_xla 2.9.0's own lowers for the device that is there, which is no TPU in a trace."""
+    import jax
+    import jax._src.pallas.mosaic.pallas_call_registration
+    from torch_xla.experimental import custom_kernel
+
+    tensors = [one for one in args if torch.is_tensor(one)]
+    shapes = [custom_kernel.to_jax_shape_dtype_struct(one) if torch.is_tensor(one) else one for one in args]
+    jitted = jax.jit(kernel, static_argnums=static_argnums, static_argnames=static_argnames)
+    lowered = jitted.trace(*shapes, **rest).lower(lowering_platforms=("tpu",))
+    return custom_kernel._extract_backend_config(lowered.compiler_ir()), tensors
+
+
 # -- islands of f32 ---------------------------------------------------------------------------------------------------
 
 _F, _T = torch.nn.functional, torch.Tensor
@@ -159,20 +281,30 @@ class _Bf16(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function not in _MULTIPLYING or self.scopes.module != self.module or not self._is_here():
+        if function not in _MULTIPLYING:
             return function(*args, **kwargs)
-        narrow = _cast(args, torch.float32, torch.bfloat16), _cast(kwargs, torch.float32, torch.bfloat16)
-        with torch.autocast("xla", enabled=False):
-            return _cast(function(*narrow[0], **narrow[1]), torch.bfloat16, torch.float32)
+        if self.scopes.module == self.module and self._is_here():
+            with torch.autocast("xla", enabled=False):
+                return function(*_cast(args, torch.bfloat16), **_cast(kwargs, torch.bfloat16))
+        if torch.is_autocast_enabled("xla") or len(set(_float_types(args))) < 2:
+            return function(*args, **kwargs)
+        return function(*_cast(args, torch.float32), **kwargs)  # of a result of bf16 that was one of f32 before
 
     def _is_here(self) -> bool:
         place = self.scopes.place(sys._getframe(2))
         return place is not None and str(place) == self.line
 
 
-def _cast(value: Any, of: torch.dtype, to: torch.dtype) -> Any:
+_FLOATS = (torch.float32, torch.bfloat16)
+
+
+def _float_types(args: Any) -> Iterator[torch.dtype]:
+    return (one.dtype for one in args if isinstance(one, torch.Tensor) and one.dtype in _FLOATS)
+
+
+def _cast(value: Any, to: torch.dtype) -> Any:
     if isinstance(value, torch.Tensor):
-        return value.to(to) if value.dtype == of else value
+        return value.to(to) if value.dtype in _FLOATS else value
     if isinstance(value, (tuple, list)):
-        return type(value)(_cast(one, of, to) for one in value)
-    return {name: _cast(one, of, to) for name, one in value.items()} if isinstance(value, dict) else value
+        return type(value)(_cast(one, to) for one in value)
+    return {name: _cast(one, to) for name, one in value.items()} if isinstance(value, dict) else value
