@@ -4,15 +4,17 @@ takes seconds. The line of a fault ends with `# planted`."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+ACTIVATIONS = 1 << 19  # rows that fill most of the HBM of v5e
 Make = Callable[[], nn.Module]
 Loss = Callable[..., Any]
-words, length, rows = 512, 520, 4  # names of a notebook, which the functions read
+length, aligned, rows = 520, 512, 20  # names of a notebook, which the functions read
 
 
 def fit(make: Make, shapes: Sequence[tuple[int, ...]], loss: Loss, bf16: bool = True, **optimizer: Any) -> None:
@@ -37,8 +39,7 @@ def mean(model: nn.Module, x: Any) -> Any:
 
 
 def layers(*sizes: int) -> nn.Sequential:
-    pairs = zip(sizes[:-1], sizes[1:], strict=True)
-    return nn.Sequential(*(part for pair in pairs for part in (nn.Linear(*pair), nn.ReLU())))
+    return nn.Sequential(*(part for pair in pairwise(sizes) for part in (nn.Linear(*pair), nn.ReLU())))
 
 
 class Residual(nn.Module):
@@ -78,19 +79,16 @@ class AttentionInF32(Attention):
         return scores.softmax(-1).to(value.dtype) @ value
 
 
-class Classifier(nn.Module):
-    """Of tokens. `island`: its head multiplies in f32."""
+class InF32(nn.Module):
+    """What is inside takes f32."""
 
-    def __init__(self, vocabulary: int, width: int = 256, island: bool = False) -> None:
+    def __init__(self, inside: nn.Module) -> None:
         super().__init__()
-        self.body, self.head, self.island = layers(width, width), nn.Linear(width, vocabulary, bias=False), island
+        self.inside = inside
 
     def forward(self, x: Any) -> Any:
-        x = self.body(x)
-        if self.island:
-            with torch.autocast("xla", enabled=False):
-                return self.head(x.float())  # planted
-        return self.head(x)  # planted
+        with torch.autocast("xla", enabled=False):
+            return self.inside(x.float())  # planted
 
 
 def cross_entropy(model: nn.Module, x: Any) -> Any:
@@ -99,8 +97,32 @@ def cross_entropy(model: nn.Module, x: Any) -> Any:
 
 
 def convolutions(*channels: int) -> nn.Sequential:
-    pairs = zip(channels[:-1], channels[1:], strict=True)
-    return nn.Sequential(*(part for pair in pairs for part in (nn.Conv2d(*pair, 3, padding=1), nn.ReLU())))
+    return nn.Sequential(*(part for pair in pairwise(channels) for part in (nn.Conv2d(*pair, 3, padding=1), nn.ReLU())))
+
+
+def through_all(model: Any, x: Any) -> Any:
+    for block in model:
+        x = block(x)
+    return x.float().mean()
+
+
+def bert(heads: int, again: bool = False) -> nn.Module:
+    """A layer of BERT with eager attention. `again`: with gradient checkpointing."""
+    from transformers import BertConfig
+    from transformers.models.bert.modeling_bert import BertModel
+
+    sizes = {"hidden_size": 256, "num_hidden_layers": 1, "num_attention_heads": heads, "intermediate_size": 256}
+    without = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "vocab_size": 128}
+    lengths = {"max_position_embeddings": 1024, "attn_implementation": "eager", "hidden_act": "relu"}
+    model = BertModel(BertConfig(**sizes, **without, **lengths), add_pooling_layer=False)
+    if again:
+        model.gradient_checkpointing_enable()
+    return model.train()
+
+
+def first(model: nn.Module, x: Any) -> Any:
+    """Of a model of transformers, which gets embeddings."""
+    return model(inputs_embeds=x)[0].float().mean()
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------
@@ -115,35 +137,24 @@ def f32_convolutions() -> None:
 
 
 def f32_head() -> None:
-    fit(lambda: Classifier(4096, island=True), [(2048, 256)], mean)
+    fit(lambda: nn.Sequential(layers(256, 256), InF32(nn.Linear(256, 4096))), [(2048, 256)], mean)
 
 
-def f32_loss() -> None:
+def f32_block() -> None:
+    fit(lambda: nn.Sequential(layers(512, 4096, 512), InF32(layers(512, 2048, 512))), [(8192, 512)], mean)
+
+
+def f32_similarity() -> None:
     def loss(model: Any, x: Any) -> Any:
         found = model(x)
         with torch.autocast("xla", enabled=False):
-            return (found.float() @ found.float().t()).mean()  # planted
+            scores = found.float() @ found.float().t()  # planted
+        return scores.softmax(-1).square().mean()
 
-    fit(lambda: layers(512, 512), [(2048, 512)], loss)
-
-
-def f32_attention() -> None:
-    fit(lambda: AttentionInF32(512, 4), [(8, 256, 512)], mean)
+    fit(lambda: layers(512, 1024), [(4096, 512)], loss)
 
 
-def unaligned_vocabulary() -> None:
-    fit(lambda: Classifier(1030), [(8192, 256)], mean)
-
-
-def unaligned_hidden_size() -> None:
-    fit(lambda: layers(160, 160), [(16384, 160)], mean)
-
-
-def unaligned_feed_forward() -> None:
-    fit(lambda: layers(256, 1100, 256), [(8192, 256)], mean)
-
-
-def unaligned_fused_projection() -> None:
+def unaligned_projections() -> None:
     fit(lambda: Attention(480, 4), [(16, 128, 480)], mean)
 
 
@@ -152,20 +163,24 @@ def small_heads() -> None:
 
 
 def small_heads_of_an_unaligned_size() -> None:
-    fit(lambda: Attention(480, 6), [(8, 512, 480)], mean)
+    fit(lambda: nn.Sequential(nn.Linear(256, 480), Attention(480, 6)), [(8, 512, 256)], mean)
+
+
+def small_heads_of_a_torch_layer() -> None:
+    layer = {"dim_feedforward": 256, "dropout": 0.0, "batch_first": True}
+    fit(lambda: nn.TransformerEncoderLayer(256, 4, **layer), [(8, 512, 256)], mean)
+
+
+def small_heads_of_a_transformers_model() -> None:
+    fit(lambda: bert(4), [(8, 512, 256)], first)
 
 
 def scores_in_memory() -> None:
-    fit(lambda: Attention(256, 2), [(8, 1024, 256)], mean)
+    fit(lambda: Attention(512, 4), [(16, 1024, 512)], mean)
 
 
 def scores_of_a_transformers_model() -> None:
-    from transformers import BertConfig
-    from transformers.models.bert.modeling_bert import BertEncoder
-
-    sizes = {"hidden_size": 256, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 256}
-    config = BertConfig(**sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, attn_implementation="eager")
-    fit(lambda: BertEncoder(config), [(8, 1024, 256)], lambda model, x: model(x)[0].float().mean())
+    fit(lambda: bert(2), [(32, 1024, 256)], first)
 
 
 def unaligned_length() -> None:
@@ -184,23 +199,109 @@ def tiny_batch(batch: int = 2) -> None:
     fit(lambda: layers(1024, 1024), [(batch, 1024)], mean)
 
 
+def small_batch(batch: int = 64) -> None:
+    fit(lambda: layers(1024, 1024), [(batch, 1024)], mean)
+
+
 def batch_of_part_of_a_tile() -> None:
-    fit(lambda: Residual(256), [(rows, words, 256)], mean)
+    fit(lambda: layers(512, 512), [(rows, 512)], mean)
 
 
 def recomputed_without_need() -> None:
     fit(lambda: nn.Sequential(*(Residual(256, again=True) for _ in range(2))), [(4096, 256)], mean)
 
 
+def recomputed_by_transformers() -> None:
+    fit(lambda: bert(2, again=True), [(16, 128, 256)], first)
+
+
 def activations_fill_the_memory() -> None:
-    fit(lambda: nn.ModuleList(Residual(512) for _ in range(3)), [(1 << 20, 512)], through_all)
+    fit(lambda: nn.ModuleList(Residual(512) for _ in range(3)), [(ACTIVATIONS, 512)], through_all)
 
 
 def too_large(batch: int = 1 << 22) -> None:
     fit(lambda: Residual(256), [(batch, 256)], mean)
 
 
-def through_all(model: Any, x: Any) -> Any:
-    for block in model:
-        x = block(x)
-    return x.float().mean()
+FAULTS: dict[Callable[..., None], str] = {  # with the beginning of the change that they need
+    f32_matmuls: "precision=bf16",
+    f32_convolutions: "precision=bf16",
+    f32_head: "precision=bf16",
+    f32_block: "bf16=",
+    f32_similarity: "bf16=",
+    unaligned_projections: "pad=480:512",
+    small_heads: "heads=8x64:4x128",
+    small_heads_of_an_unaligned_size: "heads=6x80:4x128",
+    small_heads_of_a_torch_layer: "heads=4x64:2x128",
+    small_heads_of_a_transformers_model: "heads=4x64:2x128",
+    scores_in_memory: "flash=on",
+    scores_of_a_transformers_model: "flash=on",
+    unaligned_length: "length = 640",
+    copies_of_a_convolution: "transpose=512x256x3x3:0,1",
+    copies_of_moments: "transpose=512x256x3x3:0,1",
+    tiny_batch: "batch = 8",
+    small_batch: "batch = 128",
+    batch_of_part_of_a_tile: "rows = 24",
+    recomputed_without_need: "remat=off",
+    recomputed_by_transformers: "remat=off",
+    activations_fill_the_memory: "remat=on",
+    too_large: "batch = 2097152",
+}
+
+
+# -- tuned programs ---------------------------------------------------------------------------------------------------
+
+
+def tuned_layers() -> None:
+    fit(lambda: layers(256, 1024, 256), [(4096, 256)], mean)
+
+
+def tuned_convolutions() -> None:
+    fit(lambda: convolutions(128, 128), [(64, 128, 16, 16)], mean)
+
+
+def tuned_classifier() -> None:
+    fit(lambda: layers(256, 1024), [(4096, 256)], cross_entropy)
+
+
+def tuned_attention() -> None:
+    fit(lambda: Attention(256, 2), [(32, 128, 256)], mean)
+
+
+def tuned_transformers_model() -> None:
+    fit(lambda: bert(2), [(16, 128, 256)], first)
+
+
+def tuned_torch_layer() -> None:
+    layer = {"dim_feedforward": 1024, "dropout": 0.0, "batch_first": True}
+    fit(lambda: nn.TransformerEncoderLayer(256, 2, **layer), [(16, 128, 256)], mean)
+
+
+def tuned_length() -> None:
+    fit(lambda: Attention(256, 2), [(4, aligned, 256)], mean)
+
+
+def tuned_batch(batch: int = ACTIVATIONS // 2) -> None:
+    fit(lambda: nn.ModuleList(Residual(512) for _ in range(2)), [(batch, 512)], through_all)
+
+
+def tuned_memory() -> None:
+    fit(lambda: nn.ModuleList(Residual(512, again=True) for _ in range(3)), [(2 * ACTIVATIONS, 512)], through_all)
+
+
+def tuned_optimizer() -> None:
+    fit(lambda: convolutions(128, 128), [(64, 128, 16, 16)], mean, momentum=0.9, nesterov=True)
+
+
+TUNED: dict[Callable[..., None], tuple[str, ...]] = {  # with the beginnings of changes that would undo it
+    tuned_layers: ("precision=", "bf16=", "pad="),
+    tuned_convolutions: ("precision=", "transpose="),
+    tuned_classifier: ("precision=", "pad="),
+    tuned_attention: ("precision=", "heads=", "pad="),
+    tuned_transformers_model: ("precision=", "heads=", "remat="),
+    tuned_torch_layer: ("precision=", "heads="),
+    tuned_length: ("aligned =",),
+    tuned_batch: ("batch =",),
+    tuned_memory: ("remat=off",),
+    tuned_optimizer: ("transpose=",),
+}

@@ -8,12 +8,21 @@ from typing import Any
 import pytest
 
 from tests.panel import preflights
-from tests.panel.preflights import ATTENTION, GIB, result, traced
+from tests.panel.preflights import ATTENTION, GIB, STEP, result, traced
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.plan import ALL_DEVICES, Options
 from tpu_magics.magics.preflight import preflight
-from tpu_magics.preflight.advice import PROPOSALS, Proposal, Subject, _tried, subject_of, too_large
-from tpu_magics.preflight.compile_result import HbmUsage, Multiplications, OpCost, OpScope
+from tpu_magics.preflight.advice import (
+    PROPOSALS,
+    WORTH,
+    Proposal,
+    Subject,
+    _tried,
+    attention_scores,
+    subject_of,
+    too_large,
+)
+from tpu_magics.preflight.compile_result import Buffer, HbmUsage, Multiplications, OpCost, OpScope
 from tpu_magics.preflight.pipeline import TrainingCall
 from tpu_magics.preflight.report import Variant, VariantResult
 from tpu_magics.preflight.targets import parse
@@ -189,11 +198,87 @@ def test_a_vocabulary_that_fills_no_tile_is_proposed_padded() -> None:
     assert "embeddings.weight" in found.what
 
 
+def _trained(*parameters: str) -> Any:
+    """A trace of a step that changes these."""
+    found = traced(batch=8, precision="")
+    donors = tuple(range(len(parameters)))
+    graphs = tuple(replace(one, parameters=parameters, donors=donors) for one in found.graphs)
+    return replace(found, graphs=graphs)
+
+
+def test_sizes_of_fused_projections_are_padded_with_what_they_are_of() -> None:
+    costs = (*preflights.costs(), _matmul("a", 3_000_000, shape="bf16[8,480] x bf16[480,1440] -> bf16[8,1440]"))
+    [found] = proposed(subject(costs=costs, trace=_trained("f32[480,480] out.weight", "f32[1440,480] qkv.weight")))
+    assert found.variant.changes == ("pad=480:512", "pad=1440:1536")
+
+
+def test_a_length_is_proposed_by_its_name() -> None:
+    costs = (*preflights.costs(), _matmul("a", 3_000_000, shape="bf16[8,520,256] x bf16[256,256] -> bf16[8,520,256]"))
+    about = subject({"length": 520, "width": 256, "steps": 5}, costs=costs, trace=_trained("f32[256,256] a.weight"))
+    found = proposed(about)
+    assert [(one.variant.sizes, round(one.left_out, 3)) for one in found] == [
+        ((("length", 640),), 0.0),
+        ((("length", 512),), 0.015),
+    ]
+
+
+SCORES = "bf16[96,1024,64] x bf16[96,64,1024] -> bf16[96,1024,1024]"
+
+
+def test_scores_of_attention_are_known_by_their_shapes() -> None:
+    def scores(*shapes: str) -> tuple[int, int] | None:
+        costs = (*preflights.costs(), *(_matmul("a", 3_000_000, shape=one) for one in shapes))
+        found = attention_scores(subject(costs=costs, trace=_trained()))
+        return (found.heads, found.size) if found is not None else None
+
+    assert scores(SCORES) == scores(SCORES.replace("[96,64,1024]", "[96,1024,64]")) == (12, 64)
+    assert scores("bf16[8,12,64,512] x bf16[8,12,512,64] -> bf16[8,12,512,512]") == (12, 64)
+    assert scores("bf16[8,1024,768] x bf16[768,3072] -> bf16[8,1024,3072]") is None
+    assert scores("bf16[96,1024,1024] x bf16[96,1024,64] -> bf16[96,1024,64]") is None
+
+
+def test_small_heads_are_proposed_as_fewer_and_scores_in_memory_with_the_kernel() -> None:
+    costs = (*preflights.costs(), _matmul("a", 3_000_000, shape=SCORES))
+    buffers = (Buffer(2**29, 2**29, "bf16[96,1024,1024]", "{2,1,0}", "temporary"),)
+    trace = _trained("f32[768,768] out.weight")
+    assert [one.variant.changes for one in proposed(subject(costs=costs, trace=trace, buffers=buffers))] == [
+        ("heads=12x64:6x128",),
+        ("flash=on",),
+    ]
+    unaligned = _matmul("a", 3_000_000, shape="bf16[48,512,80] x bf16[48,80,512] -> bf16[48,512,512]")
+    weights = _trained("f32[480,480] out.weight", "f32[1440,480] qkv.weight")
+    every = proposed(subject(costs=(*preflights.costs(), unaligned), trace=weights))
+    assert [one.variant.changes for one in every] == [("pad=480:512", "pad=1440:1536", "heads=6x80:4x128")]
+
+
+def test_copies_of_weights_are_proposed_as_another_way_to_store_them() -> None:
+    copies = [
+        OpCost(f"copy.{nth}", "copy", 1, 1_000_000, shape=f"f32[512,256,3,3]{{{order}:T(8,128)}}", place=STEP)
+        for nth, order in enumerate(("0,1,3,2", "1,0,3,2", "1,0,3,2"))
+    ]
+    use = _matmul("c", 1.0, shape="bf16[64,256,7,7] x bf16[512,256,3,3] -> bf16[64,512,7,7]")
+    trace = _trained("f32[512,256,3,3] 0.weight", "f32[512,256,3,3] exp_avg of 0.weight")
+    [found] = proposed(subject(costs=(*preflights.costs(), *copies, use), trace=trace))
+    assert found.variant.changes == ("transpose=512x256x3x3:0,1",)
+    assert "(256, 512, 3, 3)" in found.todo and found.place == ATTENTION
+    assert not proposed(subject(costs=(*preflights.costs(), *copies[1:]), trace=trace))
+
+
+def test_the_time_of_more_kernels_is_not_known() -> None:
+    before = result("v5e-8", costs=preflights.costs())
+    costs = (*preflights.costs(), OpCost("custom-call.7", "kernel", 3))
+    proposal = Proposal("flash attention", "b", Variant("v"), about_memory=True)
+    one = _tried(proposal, before, VariantResult(Variant("v"), (result("v5e-8", costs=costs, needed=2 * GIB),)))
+    assert one.time_gain is None and one.worth and (one.memory_gain or 0) > WORTH
+
+
 def test_what_is_too_large_is_tried_with_what_needs_less() -> None:
     available = int(15.75 * GIB)
     memory = HbmUsage(2 * available, available)
     about = subject({"batch": 32}, memory=memory, status="too-large", costs=(), needed=2.0 * available)
-    assert [one.variant.label for one in too_large(about)] == ["precision=bf16", "remat=on", "batch = 16"]
+    assert [one.variant.label for one in too_large(about)] == [
+        *("precision=bf16", "remat=on", "flash attention", "batch = 16"),
+    ]
 
 
 def test_a_change_that_leaves_the_graph_as_it_was_is_said_to_do_nothing() -> None:
@@ -244,7 +329,8 @@ def test_only_what_gains_is_worth_it() -> None:
 
     time, memory = Proposal("a", "b", Variant("v")), Proposal("a", "b", Variant("v"), about_memory=True)
     assert _tried(time, before, after(0.9)).worth and not _tried(time, before, after(0.99)).worth
-    assert not _tried(memory, before, after(0.9)).worth and _tried(memory, before, after(1.2, needed=2 * GIB)).worth
+    assert not _tried(memory, before, after(1.2)).worth and _tried(memory, before, after(1.2, needed=2 * GIB)).worth
+    assert [_tried(replace(time, left_out=part), before, after(0.7)).worth for part in (0.01, 0.5)] == [True, False]
     assert not _tried(time, before, after(0.5, status="too-large")).worth
     large = result("v5e-8", costs=preflights.costs(), status="too-large")
     assert _tried(memory, large, after(1.5)).worth

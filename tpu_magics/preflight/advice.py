@@ -35,8 +35,8 @@ _FULL, _EMPTY = 0.2, 0.4  # free parts of the HBM: less is nearly full, more is 
 @dataclass(frozen=True)
 class Proposal:
     """A change to try. `what`: in words; `todo`: what to write; `place`: the line that it is about; `about_memory`:
-    whether it is there for the memory too, and may take time; `left_out`: the part of each sample that is no longer used,
-    which it has to gain besides."""
+    whether it is there for the memory too, and may take time; `left_out`: the part of each sample that is not used any
+    more, which it has to gain besides."""
 
     what: str
     todo: str
@@ -92,20 +92,22 @@ def bf16(subject: Subject) -> Iterator[Proposal]:
 
 
 def islands(subject: Subject) -> Iterator[Proposal]:
-    """Multiplications of f32 in a step whose others are bf16, by module and line."""
+    """Multiplications of f32 in a step whose others are bf16, by line: one gains little while those beside it are f32."""
     if not (subject.result.bf16_share or 0):
         return
-    found: dict[tuple[str, SourceLine], list[ProfiledOp]] = {}
+    found: dict[SourceLine, list[ProfiledOp]] = {}
     for one in subject.ops:
         cost = one.cost
         if cost.kind == MATMUL and cost.dtype == "f32" and cost.place is not None:
-            found.setdefault((cost.scope.module, cost.place), []).append(one)
+            found.setdefault(cost.place, []).append(one)
     largest = sorted(found.items(), key=lambda item: -subject.share(item[1]))[:2]
-    for (module, place), ops in largest:
+    for place, ops in largest:
         if subject.share(ops) >= _LARGE:
-            what = f"bf16 for the f32 matmuls of {module or 'this line'}"
+            modules = sorted({one.cost.scope.module for one in ops})
+            what = f"bf16 for the f32 matmuls of {', '.join(filter(None, modules)) or 'this line'}"
             todo = "inside torch.autocast, without .float(); or x.to(torch.bfloat16) before the matmul"
-            yield Proposal(what, todo, Variant(what, changes=(f"{BF16}={module}@{place}",)), place)
+            changes = tuple(f"{BF16}={module}@{place}" for module in modules)
+            yield Proposal(what, todo, Variant(what, changes=changes), place)
 
 
 def padding(subject: Subject) -> Iterator[Proposal]:

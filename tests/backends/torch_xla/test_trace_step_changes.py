@@ -116,6 +116,58 @@ def test_transformers_models_do_it_themselves() -> None:
     assert ("bert.encoder.layer.0.attention.self.query", "recompute") in phases(changed)
 
 
+class Attention(torch.nn.Module):
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = heads, 256 // heads
+        self.inner = torch.nn.Linear(256, 256)
+
+    def forward(self, x: Any) -> Any:
+        split = self.inner(x).view(2, 128, self.num_heads, self.head_dim).transpose(1, 2)
+        return functional.scaled_dot_product_attention(split, split, split, is_causal=True)
+
+
+def attends(make: Callable[[], torch.nn.Module] = lambda: Attention(4)) -> None:
+    model = make().to(framework.device())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(4):
+        found = model(torch.zeros(2, 128, 256).to(framework.device()))
+        (found if isinstance(found, torch.Tensor) else found[0]).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        framework.sync()
+
+
+def test_heads_are_regrouped() -> None:
+    fewer = graph(attends, changes=("heads=4x64:2x128",))
+    assert fewer.hash == graph(attends, lambda: Attention(2)).hash
+
+
+def bert() -> torch.nn.Module:
+    from transformers import BertConfig
+    from transformers.models.bert.modeling_bert import BertEncoder
+
+    sizes = {"hidden_size": 256, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    return BertEncoder(BertConfig(**sizes, attn_implementation="eager"))
+
+
+@pytest.mark.parametrize("make", [lambda: Attention(2), bert])
+def test_attention_by_the_kernel(make: Callable[[], torch.nn.Module]) -> None:
+    plain, kernel = graph(attends, make), graph(attends, make, changes=("flash=on",))
+    assert b"tpu_custom_call" not in plain.module
+    assert b"tpu_custom_call" in kernel.module
+
+
+def test_a_weight_is_stored_with_dimensions_swapped() -> None:
+    plain, swapped = graph(attends, convolve), graph(attends, convolve, changes=("transpose=8x2x3x3:0,1",))
+    assert any("[8,2,3,3]" in one for one in plain.parameters)
+    assert [one.replace("[8,2,3,3]", "[2,8,3,3]") for one in plain.parameters] == list(swapped.parameters)
+
+
+def convolve() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Conv2d(2, 8, 3))
+
+
 def test_an_unknown_change_is_refused() -> None:
     with pytest.raises(TpuMagicsError, match="no such change: fast=yes"):
         graph(trains, changes=("fast=yes",))

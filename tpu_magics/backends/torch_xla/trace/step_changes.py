@@ -193,9 +193,11 @@ def _view(name: str, dims: Sequence[int]) -> Any:
 
 
 def _use_sdpa(model: Any) -> None:
-    """transformers' models, whatever attention they were created with."""
-    for part in _outermost(model, "_supports_sdpa"):
-        part.set_attn_implementation("sdpa")
+    """Modules of transformers that were created with eager attention."""
+    for part in model.modules():
+        for holder in _holders(part):
+            if getattr(holder, "_attn_implementation", "") == "eager":
+                holder._attn_implementation = "sdpa"
 
 
 class _FlashAttention(TorchFunctionMode):

@@ -1,0 +1,81 @@
+"""Advice for planted faults: each is found, and proved by a compile. And for tuned programs: none that gains little."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch_xla")
+
+from tests.preflight.planted import FAULTS, TUNED, copies_of_moments, f32_matmuls, scores_in_memory, tiny_batch
+from tpu_magics.launch import session
+from tpu_magics.launch.plan import Options
+from tpu_magics.preflight.advice import WORTH, Proposal, proposals, subject_of, try_out
+from tpu_magics.preflight.pipeline import Callbacks, PreflightPipeline, TrainingCall
+from tpu_magics.preflight.report import TargetResult, TriedChange
+from tpu_magics.preflight.store import Store, default_folder
+from tpu_magics.preflight.targets import parse
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+MARK = "# planted"
+SHORT = {f32_matmuls, copies_of_moments, scores_in_memory, tiny_batch}
+Function = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def _ready(fresh_session: session.Session, tpu_compiler: tuple[str, ...]) -> None:
+    fresh_session.backend.prepare()
+
+
+def samples(found: dict[Function, Any]) -> list[Any]:
+    """Each is compiled two times or more."""
+    return [
+        pytest.param(function, change, id=function.__name__, marks=() if function in SHORT else pytest.mark.long)
+        for function, change in found.items()
+    ]
+
+
+def pipeline(call: TrainingCall, options: Options) -> PreflightPipeline:
+    lower, store = call.lowering(options), Store(default_folder())
+    return PreflightPipeline(call.name, lower, False, None, store, (), Callbacks(), call.framework)
+
+
+def proposed(function: Function) -> tuple[TrainingCall, TargetResult, list[Proposal]]:
+    call = TrainingCall(function, (), {})
+    result = pipeline(call, Options()).result(parse("v5e-1"), later=True)
+    return call, result, proposals(subject_of(result, call, {}))
+
+
+def tried(call: TrainingCall, result: TargetResult, found: list[Proposal]) -> list[TriedChange]:
+    return try_out(found, call, result, Options(), {}, pipeline)
+
+
+def begins(one: Proposal, *changes: str) -> bool:
+    return any(text.startswith(changes) for text in (one.variant.label, *one.variant.changes))
+
+
+@pytest.mark.parametrize(("function", "change"), samples(FAULTS))
+def test_a_planted_fault_is_found_and_its_change_proved(function: Function, change: str) -> None:
+    call, result, every = proposed(function)
+    found = [one for one in every if begins(one, change)]
+    assert found, [one.what for one in every]
+    [one] = tried(call, result, found[:1])
+    assert one.worth, (one.what, one.time_gain, one.memory_gain, one.error)
+    print(f"{function.__name__} | {one.what} | time {one.time_gain} | memory {one.memory_gain}")
+    if one.place is not None and MARK in inspect.getsource(inspect.getmodule(function) or function):
+        lines, _ = inspect.findsource(function)
+        assert lines[one.place.line - 1].strip() == one.place.code.strip()
+
+
+@pytest.mark.parametrize(("function", "undoing"), samples(TUNED))
+def test_a_tuned_program_gets_no_advice_that_gains_little(function: Function, undoing: tuple[str, ...]) -> None:
+    call, result, every = proposed(function)
+    assert result.fits
+    assert not [one.what for one in every if begins(one, *undoing)]
+    for one in tried(call, result, every):
+        print(f"{function.__name__} | {one.what} | {one.worth} | time {one.time_gain} | memory {one.memory_gain}")
+        gains = one.time_gain, one.memory_gain
+        assert not one.worth or max(gain for gain in gains if gain is not None) >= WORTH
