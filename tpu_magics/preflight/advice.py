@@ -92,7 +92,7 @@ def bf16(subject: Subject) -> Iterator[Proposal]:
 
 
 def islands(subject: Subject) -> Iterator[Proposal]:
-    """Multiplications of f32 in a step whose others are bf16, by line: one gains little while those beside it are f32."""
+    """Multiplications of f32 in a step whose others are bf16, by line: alone among others of f32, one gains little."""
     if not (subject.result.bf16_share or 0):
         return
     found: dict[SourceLine, list[ProfiledOp]] = {}
