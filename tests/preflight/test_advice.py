@@ -368,3 +368,40 @@ def test_variants_and_advice_of_a_real_step() -> None:
     text = str(found)
     assert "Variants" in text and "batch=4096, precision=fp32" in text and "What to change" in text
     assert found.to_dict()["compared"][1]["results"][0]["samples"] == 4096
+
+
+def looks_up(spec: tuple[Any, ...] = ("data", None)) -> None:
+    """A table of embeddings with rows on all devices."""
+    import torch
+    import torch_xla
+    import torch_xla.distributed.spmd as xs
+
+    device, mesh = torch_xla.device(), xs.get_global_mesh()
+    model = torch.nn.Sequential(torch.nn.Embedding(16384, 512), torch.nn.Linear(512, 512)).to(device)
+    xs.mark_sharding(model[0].weight, mesh, spec)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        ids = torch.zeros(256, 64, dtype=torch.long).to(device)
+        xs.mark_sharding(ids, mesh, ("data", None))
+        with torch.autocast("xla", dtype=torch.bfloat16):
+            loss = model(ids).float().mean()  # here the table is read
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch_xla.sync()
+
+
+@pytest.mark.process
+@pytest.mark.timeout(580)
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize(("spec", "gains"), [(("data", None), True), ((None, "data"), False)])
+def test_an_embedding_that_is_sharded_over_its_rows(spec: tuple[Any, ...], gains: bool) -> None:
+    found = preflight(looks_up, spec, target="v5e-8", spmd=True, advise=True, plain=True)
+    tried = {one.what: one for one in found.advice.tried}
+    one = tried.get("0.weight sharded over its vectors, not its rows")
+    if gains:
+        assert one is not None and one.worth and (one.time_gain or 0) > 0.05
+        assert one.place is not None and one.place.code.endswith("# here the table is read")
+        assert [group.name for group in found.results[0].profile.transfers] == ["data"]
+    else:
+        assert one is None or one.error == "it changes nothing in this step"

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tpu_magics.backends.base import BF16, FLASH, HEADS, OFF, ON, PAD, REMAT, TRANSPOSE
+from tpu_magics.backends.base import BF16, FLASH, HEADS, OFF, ON, PAD, REMAT, TRANSPOSE, VECTORS
 from tpu_magics.backends.lowered import RECOMPUTE, SourceLine
 from tpu_magics.launch.plan import Options
-from tpu_magics.preflight.compile_result import COPY, MATMUL
+from tpu_magics.preflight.compile_result import COLLECTIVE, COPY, GATHER, MATMUL, SCATTER
 from tpu_magics.preflight.pipeline import PreflightPipeline, TrainingCall
 from tpu_magics.preflight.profile import ProfiledOp
 from tpu_magics.preflight.report import AdviceResult, TargetResult, TriedChange, Variant, VariantResult
@@ -270,6 +270,25 @@ def _swapped(subject: Subject, dims: str, ops: Sequence[ProfiledOp]) -> tuple[in
     return min(first, second), max(first, second)
 
 
+# -- shardings --------------------------------------------------------------------------------------------------------
+
+
+def embeddings(subject: Subject) -> Iterator[Proposal]:
+    """Under SPMD, tables that are read by rows: where these are sharded, each lookup sums over the devices."""
+    if subject.result.devices == 1:
+        return
+    for name, dims in subject.weights:
+        module = name.rpartition(".")[0]
+        ops = [one for one in subject.ops if one.cost.scope.module == module and one.cost.kind in _OF_LOOKUPS]
+        if len(dims) == 2 and any(one.cost.kind == GATHER for one in ops) and subject.share(ops) >= _LARGE:
+            what = f"{name} sharded over its vectors, not its rows"
+            todo = f"xs.mark_sharding(model.{name}, mesh, (None, AXIS))"
+            change = Variant(what, changes=(f"{VECTORS}={dims[0]}x{dims[1]}",))
+            yield Proposal(what, todo, change, next(one.cost.place for one in ops if one.cost.kind == GATHER))
+
+
+_OF_LOOKUPS = (GATHER, SCATTER, COLLECTIVE)
+
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
@@ -316,7 +335,7 @@ def _with_rows(name: str, rows: int) -> Proposal:
 
 PROPOSALS: tuple[Callable[[Subject], Iterator[Proposal]], ...] = (
     *(bf16, islands, padding, heads, lengths, layouts),
-    *(flash_attention, checkpointing, batch),
+    *(flash_attention, embeddings, checkpointing, batch),
 )
 
 
