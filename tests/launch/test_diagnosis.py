@@ -162,6 +162,9 @@ split_batches ValueError: To use `BatchSamplerShard` in `split_batches` mode, th
   | 2 cannot be split over 8 ranks | a multiple of 8 (8)
 experts_by_histogram NotImplementedError: "histogram_cpu" not implemented for 'Int'
   | torch.histc | experts_implementation="batched_mm" | In [12], line 14
+ctc_length RuntimeError: Expected input_lengths to have value at most 49, but got value 50 (while checking arguments
+    for ctc_loss_allocate_outputs)
+  | a length of 50 for CTC, but 49 frames | line 14 | XLA_USE_BF16 | torch.autocast("xla", dtype=torch.bfloat16)
 no_batch_fits RuntimeError: No executable batch size found, reached zero.
   | no batch size that fits | gradient checkpointing
 asked_for_input EOFError: EOF when reading a line

@@ -37,6 +37,10 @@ __all__ = ["Callbacks", "PreflightPipeline", "TrainingCall", "trace_request"]
 _FIRST = ("new-line", "A step ends here for the first time.")
 _UNKNOWN = ("unknown", "The reason why this graph differs is unknown.")
 _NO_HOST_MEMORY = re.compile(r"out of host memory|allocate .*host memory")
+_READ_ZEROS = "It had read values, which are zero while it is traced: such a zero may be the cause."
+_SKIP_READS = (
+    "If it is, skip what reads the value for the preflight, such as a check of values or a matching on the host."
+)
 _LOGS = re.compile(r"(?<=[.!?]) [^.!?]*%tpu_logs.*$")  # a trace leaves no run folder
 
 
@@ -65,8 +69,10 @@ def trace(request: Request, options: Options, asked: tracing.TracingOptions) -> 
 
 def _failed(name: str, error: TrainingFailed) -> TpuMagicsError:
     if not _NO_HOST_MEMORY.search(error.what):
-        what = f"{name} failed during tracing: {error.what}"
-        return TpuMagicsError(what, error.why, _LOGS.sub("", error.todo), error.details)
+        what, why, todo = f"{name} failed during tracing: {error.what}", error.why, _LOGS.sub("", error.todo)
+        if tracing.VALUES_READ in error.details:
+            why, todo = f"{why} {_READ_ZEROS}", f"{todo} {_SKIP_READS}"
+        return TpuMagicsError(what, why, todo, error.details)
     return HostTooSmall(
         f"This machine has too little memory to trace {name}: {error.what}",
         "Tracing executes no step, but the function still creates its data on the host, mainly the batches. This "

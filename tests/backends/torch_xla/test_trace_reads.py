@@ -329,6 +329,7 @@ def test_a_zero_that_leads_astray_is_named() -> None:
     error = failed(lambda x, _: 1 / x.sum().item())
     assert "asks failed during tracing: Rank 0 raised ZeroDivisionError" in error.what
     assert "Values that the function read (they are zero while it is traced):" in error.details
+    assert "such a zero may be the cause" in error.why and "skip what reads the value" in error.todo
     assert any("lambda x, _: 1 / x.sum().item()" in line for line in error.details[-1:])
     assert "%tpu_logs" not in str(error)
 

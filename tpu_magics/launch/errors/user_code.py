@@ -25,6 +25,7 @@ _SPLIT = re.compile(
 )
 _NONE_FITS = "No executable batch size found, reached zero."
 _EVALUATION = "Evaluation hit an out-of-memory error."
+_CTC_LENGTH = re.compile(r"Expected input_lengths to have value at most (\d+), but got value (\d+)")
 _HISTOGRAM = re.compile(r"\"histogram_cpu\" not implemented for '(?:Int|Long|Short|Byte|Char)'")
 
 
@@ -90,7 +91,23 @@ def experts_by_histogram(failure: Failure, outcome: WorkerOutcome) -> Explanatio
     )
 
 
-TRAINER = (split_batches, no_batch_fits, evaluation_does_not_fit, experts_by_histogram)
+def ctc_length(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
+    """Lengths for CTC that were divided on the device: torch_xla 2.9.0 divides whole numbers as floating point ones,
+    which XLA_USE_BF16 makes bf16."""
+    match = _CTC_LENGTH.search(base.error_text(outcome))
+    if not match:
+        return None
+    return Explanation(
+        f"Rank {outcome.rank} has a length of {match[2]} for CTC, but {match[1]} frames{base.at(failure, outcome)}.",
+        "With --precision bf16 (XLA_USE_BF16), a division of whole numbers on the device is computed in bf16, which "
+        "has 8 significant bits: lengths that are divided there, as transformers divides them by the strides of "
+        "convolutions, become inexact. Without bf16, the lengths themselves do not fit the input.",
+        'Leave out --precision and XLA_USE_BF16, and write `torch.autocast("xla", dtype=torch.bfloat16)` around the '
+        "model or `model.to(torch.bfloat16)`: both leave whole numbers exact.",
+    )
+
+
+TRAINER = (split_batches, no_batch_fits, evaluation_does_not_fit, experts_by_histogram, ctc_length)
 
 
 # -- SPMD; texts of torch_xla 2.9.0 -----------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from tpu_magics.runs.folder import RunFolder
 from tpu_magics.runs.reader import Run
 
 _DATA = re.compile(r"^VmData:\s+(\d+) kB", re.MULTILINE)
+VALUES_READ = "Values that the function read (they are zero while it is traced):"  # a line of an error's details
 LEFT = 0.05  # share of the free host memory that is left for other processes
 
 
@@ -74,7 +75,7 @@ def _values_read(folder: Path) -> Iterator[str]:
     """The values that the function had read when it failed."""
     path = folder / READS
     if path.is_file() and path.stat().st_size:
-        yield "Values that the function read (they are zero while it is traced):"
+        yield VALUES_READ
         yield from (f"  {line}" for line in path.read_text().splitlines())
 
 
