@@ -25,6 +25,7 @@ from tests.benchmarks import (
     bench_launch,
     bench_load,
     bench_memory,
+    bench_models,
     bench_observer,
     bench_preflight,
     bench_runs,
@@ -232,6 +233,25 @@ def test_preflight_compiles_the_same_graph_in_both_ways() -> None:
     assert whole["graphs"] == 2 and whole["times its compiles"] > 1
     assert read["what"] == bench_preflight.PROFILE and 0 < read["of its compile"] < 1
     assert len(bench_preflight.notes(rows)) == 4
+
+
+@pytest.mark.process
+@pytest.mark.long
+def test_models_are_traced_and_compiled_and_what_fails_has_its_reason() -> None:
+    pytest.importorskip("libtpu", reason="the TPU's compiler needs libtpu (extra preflight)")
+    good, bad = bench_models.measure(names=("MLP", "DETR"))
+    assert (good["model"], good["kind"], good["fits"]) == ("MLP", "torch alone", "yes")
+    assert good["estimate, ms"] > good["bound, ms"] > 0 and good["compile, s"] > 0 and good["HBM, MB"] > 4
+    assert bad["fits"].startswith("no: train failed during tracing: Rank 0 raised ValueError") and "trace, s" not in bad
+    assert bench_models.notes([good, bad])[1] == "1 of 2 models are traced, compiled, and fit."
+
+
+def test_a_model_whose_package_is_absent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_models.importlib.util, "find_spec", lambda name: None)
+    assert bench_models.measure(names=("Llama, LoRA",)) == []
+    assert bench_models.notes([])[-1] == (
+        "Not installed, and so not tried: Llama, LoRA (peft), UNet2DConditionModel (diffusers)."
+    )
 
 
 @pytest.mark.process

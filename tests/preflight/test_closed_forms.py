@@ -14,6 +14,7 @@ from tests.benchmarks import steady
 from tests.preflight.architectures import (
     ARCHITECTURES,
     CLASSES,
+    HEADS,
     IMAGE,
     LENGTH,
     ROWS,
@@ -93,9 +94,14 @@ def llama() -> int:
 
 
 def mixtral() -> int:
-    """Each token goes to two of the experts."""
-    experts = linear(TOKENS, (WIDTH, 4)) + 2 * feed_forward(TOKENS, 3)
-    return llama() - feed_forward(TOKENS, 3) + experts
+    """Without the experts: with batched_mm each token has its own copies of their matrices, so that none of them
+    multiplies more than one vector, and the compiler makes sums of products of that (`experts`)."""
+    return llama() - feed_forward(TOKENS, 3) + linear(TOKENS, (WIDTH, 4))
+
+
+def experts() -> int:
+    """Each token goes to two."""
+    return 2 * feed_forward(TOKENS, 3)
 
 
 def vit() -> int:
@@ -104,16 +110,21 @@ def vit() -> int:
     return embedded + layer(ROWS, patches + 1) + linear(ROWS, (WIDTH, CLASSES))
 
 
-def t5() -> int:
+def encoder_decoder() -> int:
     decoder = layer(ROWS, LENGTH) + cross_attention(ROWS, LENGTH, LENGTH)
     return layer(ROWS, LENGTH) + decoder + linear(TOKENS, (WIDTH, VOCABULARY))
+
+
+def t5() -> int:
+    """The gradient of a table of relative positions, 32 rows, is a product: the compiler makes one of the scatter."""
+    return encoder_decoder() + 2 * linear(LENGTH * LENGTH, (32, HEADS), times=1)
 
 
 def whisper() -> int:
     frames = convolution((2 * LENGTH,), (80, WIDTH), 3, times=OF_DATA) + convolution(
         (2 * LENGTH,), (WIDTH, WIDTH), 3, 2
     )
-    return frames + t5()
+    return frames + encoder_decoder()
 
 
 def resnet() -> int:
@@ -150,6 +161,7 @@ FORMS: dict[str, Callable[[], int]] = {
     "MLP": mlp,
     "CNN": cnn,
 }
+SUMS_OF_PRODUCTS: dict[str, Callable[[], int]] = {"Mixtral": experts}  # FLOPs that no matrix multiplication makes
 QUICK = ("MLP", "CNN", "GPT-2", "ViT")
 CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in FORMS]
 
@@ -161,21 +173,21 @@ def test_a_step_costs_what_follows_from_its_sizes(
     traced = steady.traced(train, name, target="v5e-1")
     [found] = steady.compiled(traced, "v5e-1").compiled
     assert found.status == "fits", found.error
-    _check_flops(found, FORMS[name]())
-    _check_memory(found, sum(one.numel() for one in ARCHITECTURES[name].make()[0].parameters()))
+    _check_flops(found, FORMS[name](), SUMS_OF_PRODUCTS.get(name, int)())
+    _check_memory(found, sum(one.numel() for one in ARCHITECTURES[name].make()[0].parameters() if one.requires_grad))
 
 
-def _check_flops(found: CompileResult, expected: int) -> None:
+def _check_flops(found: CompileResult, expected: int, others: int) -> None:
     flops = matmul_flops(found.multiplications)
     assert flops == pytest.approx(expected, rel=0.001) and found.flops and found.multiplications
     assert sum(one.flops for one in found.costs) == pytest.approx(flops)
     by_xla = found.flops + found.multiplications.kernels
-    assert 0.95 * by_xla < flops <= by_xla, "XLA counts additions and the like as well"
+    assert 0.95 * by_xla < flops + others <= by_xla, "XLA counts additions and the like as well"
 
 
-def _check_memory(found: CompileResult, parameters: int) -> None:
-    """The weights and both moments of AdamW, float32, are updated in place; in the plain size there is no padding."""
-    memory, state = found.memory, 3 * 4 * parameters
+def _check_memory(found: CompileResult, trained: int) -> None:
+    """The weights and both moments of AdamW, float32, are updated in place. A few small ones are padded."""
+    memory, state = found.memory, 3 * 4 * trained
     assert memory is not None and memory.arguments is not None and memory.outputs is not None
     assert memory.aliased is not None and state <= memory.aliased < 1.03 * state
     assert memory.arguments >= memory.aliased and found.padding is not None and found.padding.plain >= state
