@@ -42,6 +42,7 @@ def one(name: str) -> dict[str, Any]:
         "HBM, MB": memory.needed / 1e6 if memory is not None else None,
         "bound, ms": 1000 * least if least is not None else None,
         "estimate, ms": 1000 * estimate if estimate is not None else None,
+        "on the host in each step": ", ".join(sorted({each.op.removeprefix("aten::") for each in traced.refused})),
     }
 
 

@@ -174,6 +174,7 @@ def wav2vec2() -> Made:
         **{**ENCODER, "vocab_size": 32},
         conv_dim=(WIDTH,) * 7,
         mask_time_prob=0.0,
+        layerdrop=0.0,
         ctc_loss_reduction="mean",
         pad_token_id=0,
     )

@@ -16,9 +16,24 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(280), pytest.mark.usefixt
 
 QUICK = ("Whisper", "Llama, LoRA", "UNet2DConditionModel", "Mixtral")
 FAILING = ("DETR",)
+ON_HOST = {  # torch_xla 2.9.0 has no kernel for them, on a TPU neither
+    "Wav2Vec2, CTC": {
+        *("_ctc_loss.Tensor", "_ctc_loss_backward.Tensor"),
+        *("_weight_norm_interface", "_weight_norm_interface_backward"),
+    },
+    "PatchTST": {"unfold_copy"},
+}
 CASES = [
     pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in ARCHITECTURES if name not in FAILING
 ]
+
+
+def trained_parameters(name: str) -> int:
+    """How many get a gradient, on the CPU."""
+    model, inputs = ARCHITECTURES[name].make()
+    found = model.train()(**inputs)
+    getattr(found, "loss", found).backward()
+    return sum(one.grad is not None for one in model.parameters())
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -27,10 +42,9 @@ def test_a_model_is_one_graph_from_the_second_step_on(name: str) -> None:
         pytest.importorskip(package)
     found = traced(train, name)
     graph = steady(found)
-    trained = [one for one in ARCHITECTURES[name].make()[0].named_parameters() if one[1].requires_grad]
     moments = [one for one in graph.parameters if " exp_avg of " in one or " exp_avg_sq of " in one]
-    assert len(moments) == 2 * len(trained), "AdamW has two for each parameter that is trained, and for no other"
-    assert graph.scopes and not found.refused
+    assert len(moments) == 2 * trained_parameters(name), "AdamW has two for each parameter that gets a gradient"
+    assert graph.scopes and {one.op.removeprefix("aten::") for one in found.refused} == ON_HOST.get(name, set())
 
 
 def test_a_matching_on_the_host_fails_and_the_zeros_that_it_read_are_named() -> None:
