@@ -1,7 +1,7 @@
 """Small models of many kinds, and a training function for them: what a preflight is tried on.
 
 Importing this imports neither torch nor transformers. Widths and lengths are multiples of a tile's, so that nothing is
-padded, and every model has two layers of each kind unless its row says otherwise.
+padded, and every model has one layer of each kind unless the kind needs more.
 """
 
 from __future__ import annotations
