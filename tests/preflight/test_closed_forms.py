@@ -10,6 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
+pytest.importorskip("torch_xla")
+pytest.importorskip("transformers")
+
 from tests.benchmarks import steady
 from tests.preflight.architectures import (
     ARCHITECTURES,
