@@ -54,6 +54,10 @@ class Residual(nn.Module):
         return x + self.inner(x)
 
 
+def blocks(count: int, width: int, again: bool = False) -> nn.Sequential:
+    return nn.Sequential(*(Residual(width, again) for _ in range(count)))
+
+
 class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -120,12 +124,6 @@ def cross_entropy(model: nn.Module, x: Any) -> Any:
 
 def convolutions(*channels: int) -> nn.Sequential:
     return nn.Sequential(*(part for pair in pairwise(channels) for part in (nn.Conv2d(*pair, 3, padding=1), nn.ReLU())))
-
-
-def through_all(model: Any, x: Any) -> Any:
-    for block in model:
-        x = block(x)
-    return x.float().mean()
 
 
 def bert(heads: int, again: bool = False) -> nn.Module:
@@ -242,7 +240,7 @@ def batch_of_part_of_a_tile() -> None:
 
 
 def recomputed_without_need() -> None:
-    fit(lambda: nn.Sequential(*(Residual(256, again=True) for _ in range(2))), [(4096, 256)], mean)
+    fit(lambda: blocks(2, 256, again=True), [(4096, 256)], mean)
 
 
 def recomputed_by_transformers() -> None:
@@ -250,7 +248,7 @@ def recomputed_by_transformers() -> None:
 
 
 def activations_fill_the_memory() -> None:
-    fit(lambda: nn.ModuleList(Residual(512) for _ in range(3)), [(11 << 16, 512)], through_all)
+    fit(lambda: blocks(3, 512), [(11 << 16, 512)], mean)
 
 
 def too_large(batch: int = 1 << 23) -> None:
@@ -322,11 +320,11 @@ def tuned_length() -> None:
 
 
 def tuned_batch(batch: int = 9 << 16) -> None:
-    fit(lambda: nn.ModuleList(Residual(512) for _ in range(3)), [(batch, 512)], through_all)
+    fit(lambda: blocks(3, 512), [(batch, 512)], mean)
 
 
 def tuned_memory() -> None:
-    fit(lambda: nn.ModuleList(Residual(512, again=True) for _ in range(3)), [(1 << 20, 512)], through_all)
+    fit(lambda: blocks(3, 512, again=True), [(1 << 20, 512)], mean)
 
 
 def tuned_optimizer() -> None:

@@ -82,6 +82,16 @@ def test_gradient_checkpointing_of_each_block_and_without_it() -> None:
     assert (on.hash, off.hash) == (again.hash, plain.hash)
 
 
+def test_gradient_checkpointing_of_a_model_that_is_a_list_of_blocks() -> None:
+    def stack() -> None:
+        model = torch.nn.Sequential(Block(), Block()).to(framework.device())
+        for _ in range(4):
+            model(torch.zeros(4, 16).to(framework.device())).mean().backward()
+            framework.sync()
+
+    assert ("0.inner", "recompute") in phases(graph(stack, changes=("remat=on",)))
+
+
 def test_a_vocabulary_is_padded_with_all_that_has_its_size() -> None:
     padded = graph(trains, changes=("pad=50:64",))
     assert padded.parameters == graph(trains, 64).parameters

@@ -116,12 +116,13 @@ def _blocks(model: Any) -> Iterator[Any]:
     outermost ones. transformers' models are left out."""
     if getattr(model, "supports_gradient_checkpointing", False):
         return
-    for child in model.children():
-        members = list(child.children()) if isinstance(child, (torch.nn.ModuleList, torch.nn.Sequential)) else []
-        if len(members) > 1 and len({type(one) for one in members}) == 1 and next(members[0].children(), None):
-            yield from members
-        else:
-            yield from _blocks(child)
+    parts = list(model.children())
+    is_list = isinstance(model, (torch.nn.ModuleList, torch.nn.Sequential)) and len(parts) > 1
+    if is_list and len({type(one) for one in parts}) == 1 and next(parts[0].children(), None):
+        yield from parts
+        return
+    for part in parts:
+        yield from _blocks(part)
 
 
 # -- padding ----------------------------------------------------------------------------------------------------------
