@@ -27,6 +27,7 @@ from tests.preflight.architectures import (
 )
 from tpu_magics.launch import session
 from tpu_magics.preflight.compile_result import CompileResult
+from tpu_magics.preflight.profile import Profile
 from tpu_magics.preflight.roofline import matmul_flops
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
@@ -174,10 +175,19 @@ def test_a_step_costs_what_follows_from_its_sizes(
     name: str, fresh_session: session.Session, tpu_compiler: tuple[str, ...]
 ) -> None:
     traced = steady.traced(train, name, target="v5e-1")
-    [found] = steady.compiled(traced, "v5e-1").compiled
+    result = steady.compiled(traced, "v5e-1")
+    [found] = result.compiled
     assert found.status == "fits", found.error
+    _check_places(result.profile)
     _check_flops(found, FORMS[name](), SUMS_OF_PRODUCTS.get(name, int)())
     _check_memory(found, sum(one.numel() for one in ARCHITECTURES[name].make()[0].parameters() if one.requires_grad))
+
+
+def _check_places(found: Profile) -> None:
+    """At least 95 % of the estimated time has the user's line, and a module or the optimizer."""
+    owned = sum(one.seconds or 0.0 for one in found.ops if one.cost.scope.module)
+    assert found.placed is not None and found.placed >= 0.95
+    assert found.seconds and owned >= 0.95 * found.seconds
 
 
 def _check_flops(found: CompileResult, expected: int, others: int) -> None:

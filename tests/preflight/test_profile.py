@@ -119,6 +119,16 @@ def test_operations_take_the_first_of_their_names_that_belongs_to_something() ->
     assert found.held[1].op == "exp_avg of a.b.weight"
 
 
+def test_a_copy_of_an_input_belongs_to_what_uses_it() -> None:
+    """Without a user that belongs to something, it has the line that sent it."""
+    sent, used = SourceLine("In [3]", 7, "x = x.to(device)"), SourceLine("In [3]", 8, "model(x)")
+    graph = LoweredGraph(b"", "hlo", "h", places={1: sent, 2: used}, scopes={2: OpScope("stem", "forward")})
+    copy = OpCost("copy.1", "copy", 1, ops=("xla__device_data#1", "aten__convolution#2"))
+    alone = OpCost("copy.2", "copy", 1, ops=("xla__device_data#1",))
+    found = _with_locations(CompileResult("t", "h", "fits", costs=(copy, alone)), graph)
+    assert [(one.place, one.scope.module) for one in found.costs] == [(used, "stem"), (sent, "")]
+
+
 @pytest.mark.parametrize(
     ("text", "group"),
     [

@@ -356,10 +356,14 @@ def _placed(one: Any, places: Mapping[int, SourceLine]) -> Any:
     return replace(one, op=op, place=one.place or places.get(number))
 
 
+_INPUT = "xla__device_data"
+
+
 def _scoped(found: Scoped, graph: LoweredGraph, ops: Sequence[str]) -> Scoped:
-    """By the likeliest of its names that belongs to something."""
+    """By the likeliest of its names that belongs to something; a copy of an input belongs to what uses it."""
     names = [_numbered(one) for one in ops]
     known = [one for one in names if one[1] in graph.scopes or one[1] in graph.places]
+    known.sort(key=lambda one: one[0] == _INPUT)
     op, number = next(iter(known or names), (found.op, -1))
     place = found.place or graph.places.get(number)
     return replace(found, op=op, place=place, scope=graph.scopes.get(number, OpScope()))
