@@ -209,8 +209,12 @@ def flash_attention(subject: Subject) -> Iterator[Proposal]:
     held = [one for one in subject.result.steady.buffers if one.shape.endswith(f"[{scores.shape}]")]
     memory = subject.result.steady.memory
     if memory is not None and sum(one.size for one in held) >= _SCORES * memory.needed:
-        change = Variant("flash attention", changes=(f"{FLASH}={ON}",))
-        yield Proposal("flash attention", _WITH_FLASH, change, scores.ops[0].cost.place, about_memory=True)
+        yield _by_kernel(scores.ops[0].cost.place)
+
+
+def _by_kernel(place: SourceLine | None) -> Proposal:
+    change = Variant("flash attention", changes=(f"{FLASH}={ON}",))
+    return Proposal("flash attention", _WITH_FLASH, change, place, about_memory=True)
 
 
 def heads(subject: Subject) -> Iterator[Proposal]:
@@ -320,9 +324,8 @@ def too_large(subject: Subject) -> Iterator[Proposal]:
     if not subject.result.traced.precision.startswith("bf16"):
         yield Proposal("bf16", _TO_BF16, Variant("precision=bf16", precision="bf16"), about_memory=True)
     yield from checkpointing(subject)
-    yield Proposal(
-        "flash attention", _WITH_FLASH, Variant("flash attention", changes=(f"{FLASH}={ON}",)), about_memory=True
-    )
+    if subject.result.devices == 1:
+        yield _by_kernel(None)
     rows = subject.result.traced.batch
     if rows is not None and rows > 1 and subject.rows_name:
         yield replace(_with_rows(subject.rows_name, rows // 2), about_memory=True)
