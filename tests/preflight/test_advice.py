@@ -330,6 +330,8 @@ def test_only_what_gains_is_worth_it() -> None:
     time, memory = Proposal("a", "b", Variant("v")), Proposal("a", "b", Variant("v"), about_memory=True)
     assert _tried(time, before, after(0.9)).worth and not _tried(time, before, after(0.99)).worth
     assert not _tried(memory, before, after(1.2)).worth and _tried(memory, before, after(1.2, needed=2 * GIB)).worth
+    assert _tried(time, before, after(1.0, needed=2 * GIB)).worth, "memory, at the same time"
+    assert not _tried(time, before, after(1.02, needed=2 * GIB)).worth
     assert [_tried(replace(time, left_out=part), before, after(0.7)).worth for part in (0.01, 0.5)] == [True, False]
     assert not _tried(time, before, after(0.5, status="too-large")).worth
     large = result("v5e-8", costs=preflights.costs(), status="too-large")

@@ -26,6 +26,7 @@ from tpu_magics.preflight.variants import compare
 MOST = 8  # compiles
 WORTH = 0.03  # of the time for a sample, or of the memory: a change that gains less is not proposed
 LANES = 128  # of a tile
+_SAME = 0.005  # of the time: a change that is there for the time, and gains memory alone, takes no more
 _LARGE = 0.02  # of the time: smaller causes are not looked for
 _SCORES = 0.1  # of the HBM in use: smaller buffers of attention scores are left as they are
 _SHORTER = 0.1  # of a sample: more is not left out
@@ -35,7 +36,7 @@ _FULL, _EMPTY = 0.2, 0.4  # free parts of the HBM: less is nearly full, more is 
 @dataclass(frozen=True)
 class Proposal:
     """A change to try. `what`: in words; `todo`: what to write; `place`: the line that it is about; `about_memory`:
-    whether it is there for the memory too, and may take time; `left_out`: the part of each sample that is not used any
+    whether it is there for the memory, and may take time; `left_out`: the part of each sample that is not used any
     more, which it has to gain besides."""
 
     what: str
@@ -88,7 +89,7 @@ _TO_BF16 = '%%tpu_train --precision bf16, or Accelerator(mixed_precision="bf16")
 def bf16(subject: Subject) -> Iterator[Proposal]:
     share = subject.result.bf16_share
     if share is not None and share < THRESHOLDS["bf16"].good and not subject.result.traced.precision.startswith("bf16"):
-        yield Proposal("multiply in bf16", _TO_BF16, Variant("precision=bf16", precision="bf16"), about_memory=True)
+        yield Proposal("multiply in bf16", _TO_BF16, Variant("precision=bf16", precision="bf16"))
 
 
 def islands(subject: Subject) -> Iterator[Proposal]:
@@ -406,9 +407,8 @@ def _tried(proposal: Proposal, before: TargetResult, tried: VariantResult) -> Tr
     if after is not None and proposal.variant.changes and after.graph.hash == before.graph.hash:
         after, error = None, "it changes nothing in this step"
     change = TriedChange(proposal.what, proposal.todo, proposal.place, before, after, error)
-    time, memory = change.time_gain or 0.0, change.memory_gain or 0.0
+    time, memory = ((gain or 0.0) - proposal.left_out for gain in (change.time_gain, change.memory_gain))
     fits = after is not None and after.fits
     mends = fits and not before.fits
-    gain = max(time, memory) if proposal.about_memory else time - proposal.left_out
-    worth = fits and gain >= WORTH
-    return replace(change, worth=mends or worth)
+    worth = time >= WORTH or (memory >= WORTH and (proposal.about_memory or time >= -_SAME))
+    return replace(change, worth=mends or (fits and worth))

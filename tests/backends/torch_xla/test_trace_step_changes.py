@@ -161,7 +161,17 @@ def bert() -> torch.nn.Module:
     return BertEncoder(BertConfig(**sizes, attn_implementation="eager"))
 
 
-@pytest.mark.parametrize("make", [lambda: Attention(2), bert])
+class MaskedAttention(Attention):
+    """Of eight heads with keys for two, and a mask of the keys that are padding."""
+
+    def forward(self, x: Any) -> Any:
+        query = self.inner(x).view(2, 128, 8, 32).transpose(1, 2)
+        keys = query[:, :2]
+        mask = torch.ones(2, 1, 1, 128, dtype=torch.bool, device=x.device)
+        return functional.scaled_dot_product_attention(query, keys, keys, attn_mask=mask, enable_gqa=True)
+
+
+@pytest.mark.parametrize("make", [lambda: Attention(2), lambda: MaskedAttention(8), bert])
 def test_attention_by_the_kernel(make: Callable[[], torch.nn.Module]) -> None:
     plain, kernel = graph(attends, make), graph(attends, make, changes=("flash=on",))
     assert b"tpu_custom_call" not in plain.module
