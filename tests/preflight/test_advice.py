@@ -73,9 +73,7 @@ def test_meshes_are_variants_with_the_others() -> None:
         "data=4,model=2, batch=32",
         "data=4,model=2, batch=64",
     ]
-    assert found[3] == Variant(
-        found[3].label, (("batch", 64),), "", ("mesh=data:4,model:2",), (("data", 4), ("model", 2))
-    )
+    assert found[3] == Variant(found[3].label, (("batch", 64),), "", (), (("data", 4), ("model", 2)))
     assert [one.label for one in variants([], [parse_mesh("fsdp=8")])] == ["fsdp=8"]
 
 
@@ -94,24 +92,27 @@ def test_a_mesh_needs_the_devices_of_a_target() -> None:
     with pytest.raises(TpuMagicsError, match="--mesh data=4 has 4 devices") as caught:
         require_meshes([parse_mesh("data=8"), parse_mesh("data=4")], targets)
     assert "v5litepod-8 has 8, v5p-16 has 8" in str(caught.value)
+    with pytest.raises(TpuMagicsError, match=r"No mesh suits v5litepod-4") as caught:
+        require_meshes([parse_mesh("data=8")], [*targets, parse("v5e-4")])
+    assert "--mesh data=4" in str(caught.value)
 
 
 def test_a_mesh_is_compiled_for_the_targets_that_have_its_devices() -> None:
     class FakePipeline:
-        def __init__(self, options: Options) -> None:
-            self.options = options
+        def __init__(self, call: TrainingCall, options: Options) -> None:
+            self.options, self.changes = options, call.changes
             self.callbacks = type("Callbacks", (), {"line": staticmethod(lambda _line: None)})
 
         def result(self, target: Any, later: bool) -> Any:
-            return target.name, self.options.spmd, self.options.processes
+            return target.name, self.options.spmd, self.options.processes, self.changes
 
     wanted = variants([], [parse_mesh("data=8"), parse_mesh("data=4")])
     targets = [parse("v5e-8"), parse("v5e-4")]
-    call = TrainingCall(lambda: None, (), {}, ())
-    found = compare(call, Options(processes=2), wanted, targets, {}, lambda _, options: FakePipeline(options))  # type: ignore
+    call = TrainingCall(lambda: None, (), {}, ("remat=on",))
+    found = compare(call, Options(processes=2), wanted, targets, {}, FakePipeline)  # type: ignore
     assert [one.results for one in found] == [
-        (("v5litepod-8", ALL_DEVICES, None),),
-        (("v5litepod-4", ALL_DEVICES, None),),
+        (("v5litepod-8", ALL_DEVICES, None, ("remat=on", "mesh=data:8")),),
+        (("v5litepod-4", ALL_DEVICES, None, ("remat=on", "mesh=data:4")),),
     ]
 
 

@@ -137,6 +137,27 @@ def test_spmd_is_that_of_the_call_or_of_the_session() -> None:
     assert heard.lines == [devices, devices, "small: tracing for 4 ranks"]
 
 
+def test_a_mesh_is_also_that_of_the_result() -> None:
+    """Of each target the first that has its devices."""
+    found = preflight(small, target="v5e-4,v6e-8", mesh=("data=4", "model=4", "data=8"))
+    assert [(one.name, dict(one.graph.mesh), one.devices) for one in found.results] == [
+        ("v5litepod-4", {"data": 4, "model": 1}, 4),
+        ("v6e-8", {"data": 8, "model": 1}, 8),
+    ]
+    assert found.fits and [group.name for group in found["v6e-8"].profile.transfers] == ["data"]
+    assert [(one.variant.label, [each.name for each in one.results]) for one in found.compared] == [
+        ("data=4", ["v5litepod-4"]),
+        ("model=4", ["v5litepod-4"]),
+        ("data=8", ["v6e-8"]),
+    ]
+    assert found["v6e-8"].graph.hash == found.compared[2].results[0].graph.hash
+
+
+def test_a_search_is_in_one_mesh() -> None:
+    with pytest.raises(TpuMagicsError, match="--fit searches in one mesh"):
+        preflight(small, target="v5e-4,v6e-8", mesh=("data=4", "data=8"), fit="batch")
+
+
 def grows() -> None:
     import torch
     import torch_xla

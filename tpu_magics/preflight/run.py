@@ -25,7 +25,7 @@ from tpu_magics.preflight.roofline import SETTLES
 from tpu_magics.preflight.search import APART, search
 from tpu_magics.preflight.store import Store, default_folder
 from tpu_magics.preflight.targets import Target, parse_all
-from tpu_magics.preflight.variants import Axis, parse_mesh, require_meshes, variants
+from tpu_magics.preflight.variants import Axis, Mesh, first_mesh, on_mesh, parse_mesh, require_meshes, variants
 from tpu_magics.preflight.variants import compare as compare_variants
 from tpu_magics.runs import preflights
 
@@ -236,10 +236,17 @@ def preflight(
     require_meshes(meshes, targets)
     wanted = variants([Axis.of(one) for one in compare], meshes) if compare or mesh else ()
     _check_variants(call, wanted, "--mesh" if mesh else "--compare", advise, fit)
+    parts = list(_on_meshes(call, targets, settings, meshes))
+    if fit is not None and len(parts) > 1:
+        raise TpuMagicsError(
+            "--fit searches in one mesh.",
+            "The targets have different numbers of devices, so they need several.",
+            "Run it once for each target.",
+        )
     with interruptible():
-        found = _compiled(call, targets, settings) if fit is None else _searched(call, targets, settings, fit)
+        found = _compiled(parts, targets) if fit is None else _searched(parts[0].call, targets, parts[0].settings, fit)
         compared = tuple(_compared(call, wanted, targets, settings))
-        advice = _advised(call, found, settings) if advise else AdviceResult()
+        advice = _advised(parts[0], found) if advise else AdviceResult()
     return replace(found, profiled=profile, compared=compared, advice=advice)
 
 
@@ -271,6 +278,25 @@ class _Settings:
         )
 
 
+@dataclass(frozen=True)
+class _Part:
+    """The call for some of the targets: each has the first mesh that suits it, or all have none."""
+
+    call: TrainingCall
+    settings: _Settings
+    targets: tuple[Target, ...]
+
+
+def _on_meshes(
+    call: TrainingCall, targets: Sequence[Target], settings: _Settings, meshes: Sequence[Mesh]
+) -> Iterator[_Part]:
+    """That of the first target first."""
+    for mesh in dict.fromkeys(first_mesh(meshes, target) or () for target in targets):
+        changed, options = on_mesh(call, settings.options, mesh)
+        suited = tuple(target for target in targets if (first_mesh(meshes, target) or ()) == mesh)
+        yield _Part(changed, replace(settings, options=options, spmd=settings.spmd or bool(mesh)), suited)
+
+
 def _compared(
     call: TrainingCall, wanted: Sequence[Variant], targets: Sequence[Target], settings: _Settings
 ) -> Iterator[VariantResult]:
@@ -278,9 +304,9 @@ def _compared(
     yield from compare_variants(call, settings.options, wanted, targets, namespace, settings.variant_of)
 
 
-def _advised(call: TrainingCall, found: Preflight, settings: _Settings) -> AdviceResult:
-    namespace = session.current.notebook.namespace
-    return advise_step(call, found.results[0], settings.options, namespace, settings.variant_of)
+def _advised(part: _Part, found: Preflight) -> AdviceResult:
+    namespace, settings = session.current.notebook.namespace, part.settings
+    return advise_step(part.call, found.results[0], settings.options, namespace, settings.variant_of)
 
 
 def _check_variants(call: TrainingCall, wanted: Sequence[Variant], option: str, advise: bool, fit: str | None) -> None:
@@ -308,9 +334,10 @@ def _require_torch_xla(option: str, call: TrainingCall) -> None:
         )
 
 
-def _compiled(call: TrainingCall, targets: Sequence[Target], settings: _Settings) -> Preflight:
-    pipeline = settings.pipeline(call)
-    return _with_note(Preflight(call.name, tuple(pipeline.result(one) for one in targets)))
+def _compiled(parts: Sequence[_Part], targets: Sequence[Target]) -> Preflight:
+    pipelines = [(part.settings.pipeline(part.call), part.targets) for part in parts]
+    results = {one.name: pipeline.result(one) for pipeline, those in pipelines for one in those}
+    return _with_note(Preflight(parts[0].call.name, tuple(results[one.name] for one in targets)))
 
 
 def _searched(call: TrainingCall, targets: Sequence[Target], settings: _Settings, name: str) -> Preflight:

@@ -75,15 +75,31 @@ def parse_mesh(text: str) -> Mesh:
 
 
 def require_meshes(meshes: Sequence[Mesh], targets: Sequence[Target]) -> None:
-    """Raise TpuMagicsError for a mesh of which no target has the devices."""
-    for mesh in meshes:
-        if not any(_suits(mesh, target) for target in targets):
-            devices = ", ".join(f"{one.name} has {one.devices}" for one in targets)
-            raise TpuMagicsError(
-                f"--mesh {_written(mesh)} has {_devices(mesh)} devices.",
-                f"The product of its sizes has to be the number of a target's devices: {devices}.",
-                f"For example: --mesh data={targets[0].devices} fsdp={targets[0].devices}",
-            )
+    """Raise TpuMagicsError for a mesh of which no target has the devices, and for a target that has those of none."""
+    lonely = [mesh for mesh in meshes if not any(_suits(mesh, target) for target in targets)]
+    without = [target for target in targets if meshes and first_mesh(meshes, target) is None]
+    if not lonely and not without:
+        return
+    devices = ", ".join(f"{one.name} has {one.devices}" for one in targets)
+    one = without[0] if without else targets[0]
+    raise TpuMagicsError(
+        f"--mesh {_written(lonely[0])} has {_devices(lonely[0])} devices." if lonely else f"No mesh suits {one.name}.",
+        f"The product of a mesh's sizes has to be the number of a target's devices: {devices}.",
+        f"For example: --mesh data={one.devices} fsdp={one.devices}",
+    )
+
+
+def first_mesh(meshes: Sequence[Mesh], target: Target) -> Mesh | None:
+    """The first that has the devices of this target."""
+    return next((mesh for mesh in meshes if _suits(mesh, target)), None)
+
+
+def on_mesh(call: TrainingCall, options: Options, mesh: Mesh) -> tuple[TrainingCall, Options]:
+    """The call in one process that drives all devices as this mesh; unchanged where it is empty."""
+    if not mesh:
+        return call, options
+    change = f"{MESH}={_written(mesh).replace('=', ':')}"
+    return replace(call, changes=(*call.changes, change)), replace(options, spmd=ALL_DEVICES, processes=None)
 
 
 def _devices(mesh: Mesh) -> int:
@@ -119,8 +135,6 @@ def variants(axes: Sequence[Axis], meshes: Sequence[Mesh] = ()) -> tuple[Variant
 def _variant(values: Mapping[str, str], mesh: Mesh) -> Variant:
     sizes = tuple((name, int(value)) for name, value in values.items() if name not in (PRECISION, REMAT))
     changes = tuple(f"{REMAT}={value}" for name, value in values.items() if name == REMAT)
-    if mesh:
-        changes += (f"{MESH}={_written(mesh).replace('=', ':')}",)
     label = ", ".join([*([_written(mesh)] if mesh else []), *(f"{name}={value}" for name, value in values.items())])
     return Variant(label, sizes, values.get(PRECISION, ""), changes, mesh)
 
@@ -154,11 +168,10 @@ def compare(
     """
 
     def result_of(variant: Variant) -> VariantResult:
-        with _with_sizes(replace(call, changes=variant.changes), variant.sizes, namespace) as changed:
-            wanted = replace(options, precision=variant.precision or options.precision)
-            if variant.mesh:
-                wanted = replace(wanted, spmd=ALL_DEVICES, processes=None)
-            made = pipeline(changed, wanted)
+        changed, wanted = on_mesh(call, options, variant.mesh)
+        changed = replace(changed, changes=(*changed.changes, *variant.changes))
+        with _with_sizes(changed, variant.sizes, namespace) as sized:
+            made = pipeline(sized, replace(wanted, precision=variant.precision or options.precision))
             made.callbacks.line(f"{call.name}: {variant.label}")
             suited = (target for target in targets if _suits(variant.mesh, target))
             try:
