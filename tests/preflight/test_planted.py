@@ -24,15 +24,13 @@ from tests.preflight.planted import (
     tiny_batch,
     unaligned_heads,
 )
-from tpu_magics.launch import session
 from tpu_magics.launch.plan import Options
 from tpu_magics.preflight.advice import WORTH, Proposal, proposals, subject_of, try_out
 from tpu_magics.preflight.pipeline import Callbacks, PreflightPipeline, TrainingCall
 from tpu_magics.preflight.report import TargetResult, TriedChange
-from tpu_magics.preflight.store import Store, default_folder
 from tpu_magics.preflight.targets import parse
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600), pytest.mark.usefixtures("own_cache")]
 SHORT = {f32_matmuls, copies_of_moments, scores_in_memory, tiny_batch}
 MARKED = {
     f32_attention,
@@ -45,11 +43,6 @@ MARKED = {
 Function = Callable[..., None]
 
 
-@pytest.fixture(autouse=True)
-def _ready(fresh_session: session.Session, tpu_compiler: tuple[str, ...]) -> None:
-    fresh_session.backend.prepare()
-
-
 def samples(found: dict[Function, Any]) -> list[Any]:
     """Each is compiled two times or more."""
     return [
@@ -59,8 +52,7 @@ def samples(found: dict[Function, Any]) -> list[Any]:
 
 
 def pipeline(call: TrainingCall, options: Options) -> PreflightPipeline:
-    lower, store = call.lowering(options), Store(default_folder())
-    return PreflightPipeline(call.name, lower, False, None, store, (), Callbacks(), call.framework)
+    return PreflightPipeline(call.name, call.lowering(options), False, None, None, (), Callbacks(), call.framework)
 
 
 def proposed(function: Function) -> tuple[TrainingCall, TargetResult, list[Proposal]]:
