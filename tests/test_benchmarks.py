@@ -34,6 +34,7 @@ from tests.benchmarks import (
     bench_worker,
     fresh,
     report,
+    steady,
 )
 from tpu_magics.panel.table import to_text
 
@@ -247,7 +248,7 @@ def test_models_are_traced_and_compiled_and_what_fails_has_its_reason() -> None:
 
 
 def test_a_model_whose_package_is_absent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_models.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(steady, "is_installed", lambda package: not package)
     assert bench_models.measure(names=("Llama, LoRA",)) == []
     assert bench_models.notes([])[-1] == (
         "Not installed, and so not tried: Llama, LoRA (peft), UNet2DConditionModel (diffusers)."

@@ -50,45 +50,6 @@ def resnet50() -> None:
         torch_xla.sync()
 
 
-def stable_diffusion() -> None:
-    """diffusers' examples/research_projects/pytorch_xla/train_text_to_image_xla.py of 11 September 2024, with the sizes
-    of stabilityai/stable-diffusion-2-base: 16 images of 512 x 512 for each chip, all in bf16. The U-Net is trained
-    with AdamW; the encoders of images and texts, which run in each step, are not."""
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-    from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
-    from transformers import CLIPTextConfig, CLIPTextModel
-
-    blocks = {"layers_per_block": 2, "latent_channels": 4, "block_out_channels": (128, 256, 512, 512)}
-    sides = {f"{side}_block_types": (f"{side.title()}{coder}Block2D",) * 4 for side, coder in CODERS}
-    vae = AutoencoderKL(**blocks, **sides, sample_size=512)
-    width = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 23, "num_attention_heads": 16}
-    texts = CLIPTextModel(CLIPTextConfig(**width, vocab_size=49408, max_position_embeddings=77, hidden_act="gelu"))
-    heads = {"attention_head_dim": (5, 10, 20, 20), "cross_attention_dim": 1024, "use_linear_projection": True}
-    unet = UNet2DConditionModel(**heads, sample_size=64)
-    noises = DDPMScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear")
-    device = torch_xla.device()
-    for model in (vae, texts, unet):
-        model.to(device, dtype=torch.bfloat16)
-    vae.requires_grad_(False)
-    texts.requires_grad_(False)
-    optimizer = torch.optim.AdamW(unet.train().parameters(), lr=1e-6, foreach=True)
-    for _ in range(5):
-        images = torch.zeros(16, 3, 512, 512, dtype=torch.bfloat16).to(device)
-        words = torch.zeros(16, 77, dtype=torch.long).to(device)
-        optimizer.zero_grad()
-        latents = vae.encode(images).latent_dist.sample() * vae.config.scaling_factor
-        noise = torch.randn_like(latents)
-        steps = torch.randint(0, noises.config.num_train_timesteps, (16,), device=device)
-        noisy = noises.add_noise(latents, noise, steps)
-        predicted = unet(noisy, steps, texts(words, return_dict=False)[0], return_dict=False)[0]
-        torch.nn.functional.mse_loss(predicted.float(), noise.float()).backward()
-        xm.optimizer_step(optimizer)
-        torch_xla.sync()
-
-
-CODERS = (("down", "Encoder"), ("up", "Decoder"))
 PUBLISHED = (
     Published("ResNet-50, f32, 128 images per chip", resnet50, "v4-8", (71.1, 73.1), "pytorch/xla#6658, #6026, #7131"),
     Published("ResNet-50, f32, 128 images per chip", resnet50, "v4-8", (88.0, 88.4), "pytorch/xla#5720"),

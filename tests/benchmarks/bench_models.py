@@ -6,7 +6,6 @@ that later steps run is compiled.
 
 from __future__ import annotations
 
-import importlib.util
 import resource
 from collections.abc import Sequence
 from typing import Any
@@ -52,17 +51,16 @@ def refused(why: str) -> str:
 
 def measure(names: Sequence[str] = tuple(ARCHITECTURES)) -> list[dict[str, Any]]:
     """A row for each model; those whose package is not installed are left out."""
-    return [fresh.call(__name__, "one", name, timeout=TIMEOUT) for name in names if is_installed(name)]
-
-
-def is_installed(name: str) -> bool:
-    package = ARCHITECTURES[name].requires
-    return not package or importlib.util.find_spec(package) is not None
+    return [
+        fresh.call(__name__, "one", name, timeout=TIMEOUT)
+        for name in names
+        if steady.is_installed(ARCHITECTURES[name].requires)
+    ]
 
 
 def notes(rows: Sequence[dict[str, Any]]) -> list[str]:
     whole = [row for row in rows if row["fits"] == FITS]
-    absent = [f"{name} ({ARCHITECTURES[name].requires})" for name in ARCHITECTURES if not is_installed(name)]
+    absent = [f"{one.name} ({one.requires})" for one in ARCHITECTURES.values() if not steady.is_installed(one.requires)]
     found = [
         f"For {TARGET}, AdamW, float32; {ROWS} samples of {LENGTH} tokens (or pictures), width {WIDTH}, {HEADS} heads, "
         f"{VOCABULARY} words, one layer of each kind unless the kind needs more: only the forms are tried here.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -31,3 +32,8 @@ def compiled(found: TraceResult, target: str, store: Store | None = None) -> Tar
     flags = torch_xla_flags(chosen)
     results = compile_graphs(found.graphs, chosen, store=store, on_progress=lambda _now: None, flags=flags)
     return TargetResult(chosen, found, tuple(results))
+
+
+def is_installed(package: str) -> bool:
+    """Whether a function that needs that package can be traced here. "": it needs none."""
+    return not package or importlib.util.find_spec(package) is not None
