@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("transformers.trainer")  # here, as in a notebook: else every worker imports it
 
-from tests.launch.launching import failed, reap_orphans, run, said
+from tests.launch.launching import failed, reap_orphans, run, said, wait_until
 from tests.launch.resume import programs
 from tests.launch.resume.programs import FORMS, KILL, kill_at
 from tpu_magics.checkpoints.store import CheckpointStore, DiskPlace, open_place
@@ -235,7 +235,7 @@ def test_killed_in_the_middle_of_a_save(place: Path, tmp_path: Path, monkeypatch
     """Before the rename: the checkpoint before stays the newest."""
     value, weights, _ = unbroken("plain", tmp_path)
     original = DiskPlace.put
-    saves = tmp_path / "saves"
+    saves, saved = tmp_path / "saves", tmp_path / "saved"
 
     def put(self: DiskPlace, name: str, files: Any, manifest: bytes) -> None:
         with saves.open("a") as file:
@@ -244,9 +244,15 @@ def test_killed_in_the_middle_of_a_save(place: Path, tmp_path: Path, monkeypatch
             (self.folder / f".unfinished-{name}").mkdir()
             os.kill(os.getpid(), 9)
         original(self, name, files, manifest)
+        saved.write_text(saves.read_text())
+
+    def waits_for_the_save(_step: int) -> None:
+        """Else a slow disk would still have the one before when the next is due."""
+        wait_until(lambda: not saves.exists() or (saved.exists() and saved.read_text() == saves.read_text()))
 
     with monkeypatch.context() as patch:
         patch.setattr(DiskPlace, "put", put)
+        patch.setattr(programs, "may_die", waits_for_the_save)
         error = failed(programs.plain, programs.begin(), save_every=4)
     second = int(saves.read_text().split()[1].split("-")[1])
     assert f"step {second}: --resume" in said(error)
