@@ -9,7 +9,7 @@ import pytest
 
 from tests.panel import preflights
 from tests.panel.preflights import ATTENTION, GIB, STEP, result, traced
-from tpu_magics.errors import TpuMagicsError
+from tpu_magics.errors import TpuMagicsError, TrainingInterrupted
 from tpu_magics.launch.plan import ALL_DEVICES, Options
 from tpu_magics.magics.preflight import preflight
 from tpu_magics.preflight.advice import (
@@ -120,6 +120,9 @@ def test_a_mesh_is_compiled_for_the_targets_that_have_its_devices() -> None:
     ("options", "said"),
     [
         ({"mesh": ("data=3",)}, "--mesh data=3 has 3 devices"),
+        ({"mesh": "data=3"}, "--mesh data=3 has 3 devices"),
+        ({"mesh": "data=1", "processes": 1}, "-n 1 and --mesh do not go together"),
+        ({"mesh": ("train",)}, "Put the function and its arguments before --mesh"),
         ({"compare": ("bacth=8,16",)}, "--compare bacth: there is no such name"),
         ({"advise": True, "fit": "batch"}, "--fit and --advise do not go together"),
     ],
@@ -152,6 +155,19 @@ def test_a_variant_with_which_the_function_does_not_run_has_its_error() -> None:
     wanted = variants([Axis.of("batch=32,64")])
     found = list(compare(call, Options(), wanted, ["v5e-8"], {}, lambda changed, _: FakePipeline(changed)))  # type: ignore
     assert [(bool(one.results), one.error) for one in found] == [(True, ""), (False, "the function fails with 64")]
+
+
+def test_an_interrupt_ends_all_variants() -> None:
+    class FakePipeline:
+        def __init__(self, *_: Any) -> None:
+            self.callbacks = type("Callbacks", (), {"line": staticmethod(lambda _line: None)})
+
+        def result(self, _target: Any, later: bool) -> Any:
+            raise TrainingInterrupted("stopped", "", "")
+
+    wanted, call = variants([Axis.of("batch=32,64")]), TrainingCall(lambda batch: batch, (8,), {})
+    with pytest.raises(KeyboardInterrupt):
+        list(compare(call, Options(), wanted, ["v5e-8"], {}, FakePipeline))  # type: ignore
 
 
 # -- what is proposed -------------------------------------------------------------------------------------------------

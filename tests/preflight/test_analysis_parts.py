@@ -324,6 +324,14 @@ def test_a_transfer_in_several_fusions_counts_once_and_hides_behind_what_they_co
     assert both.cycles == 5000 and both.flops == 2 * 8 * 128 * 128
 
 
+def test_what_the_end_of_a_transfer_computes_is_no_part_of_the_transfer() -> None:
+    text = GATHERING.replace("GROUPS", GROUPS).replace(
+        "  ROOT %e = bf16[128,128] custom-call(%v, %w, %g.3)",
+        "  %twice = bf16[128,128] add(%w, %w)\n  ROOT %e = bf16[128,128] custom-call(%v, %twice, %g.3)",
+    )
+    assert [one.kind for one in _costs(text)] == ["collective", "matmul", "elementwise"]
+
+
 # -- places ---------------------------------------------------------------------------------------------------------
 
 TABLES = """HloModule jit_step, is_scheduled=true

@@ -160,6 +160,7 @@ def test_the_devices_of_a_transfer(text: str, group: list[int]) -> None:
         ((("data", 8), ("model", 1)), 1, 8, 1, "data"),
         ((("data", 4), ("model", 2)), 1, 2, 3, "data and model"),
         ((("", 4), ("", 2)), 1, 4, 2, "an axis of 4"),
+        ((("data", 8), ("model", 1)), 1, 4, 2, "4 devices"),  # of another mesh
         ((("data", 4), ("model", 2)), 1, 4, 0, "4 devices"),
         ((), 8, 8, 1, "all ranks"),
         ((), 8, 2, 1, "2 ranks"),
@@ -185,6 +186,7 @@ def test_a_transfer_takes_no_time_of_its_own_while_others_run() -> None:
     alone, half, hidden = step(0.0), step(0.004), step(1.0)
     [sent] = alone.transfers
     assert (sent.bytes, sent.beside, half.transfers[0].beside) == (2e9, 0, 1)
+    assert sent.least == sent.ops[0].transfer
     assert len(alone.whole.unknown) == 1, "its end is no transfer of its own"
     assert alone.whole.weight - half.whole.weight == pytest.approx(0.004)
     assert hidden.whole.weight == pytest.approx(1e6 / chip.clock)

@@ -15,23 +15,36 @@ from tpu_magics.panel.formats import NOT_AVAILABLE, count, not_available, percen
 from tpu_magics.panel.html_parts import AMBER, BLUE, GREEN, GREY, RED, SMALL, VIOLET, say, small, title
 from tpu_magics.panel.page import Problem
 from tpu_magics.panel.table import Row, Table
+from tpu_magics.preflight.compile_result import (
+    COLLECTIVE,
+    COPY,
+    ELEMENTWISE,
+    GATHER,
+    KERNEL,
+    MATMUL,
+    PREFETCH,
+    RANDOM,
+    REDUCE,
+    SCATTER,
+    SORT,
+)
 from tpu_magics.preflight.profile import ModuleTree, Profile, ProfiledOp, ProfileGroup
 from tpu_magics.preflight.report import Preflight, TargetResult
 from tpu_magics.runs.events import Site
 
 TEAL, PINK = "#0f766e", "#bf3989"
 COLOURS = {
-    "matmul": BLUE,
-    "kernel": BLUE,
-    "elementwise": VIOLET,
-    "reduce": GREEN,
-    "copy": AMBER,
-    "collective": RED,
-    "gather": TEAL,
-    "scatter": TEAL,
-    "sort": TEAL,
-    "random": PINK,
-    "prefetch": GREY,
+    MATMUL: BLUE,
+    KERNEL: BLUE,
+    ELEMENTWISE: VIOLET,
+    REDUCE: GREEN,
+    COPY: AMBER,
+    COLLECTIVE: RED,
+    GATHER: TEAL,
+    SCATTER: TEAL,
+    SORT: TEAL,
+    RANDOM: PINK,
+    PREFETCH: GREY,
     EAGER: GREY,
     FORWARD: BLUE,
     BACKWARD: VIOLET,
@@ -39,26 +52,26 @@ COLOURS = {
     OPTIMIZER: GREEN,
 }
 KINDS = {
-    "matmul": "matmuls and convolutions",
-    "kernel": "kernels",
-    "elementwise": "elementwise",
-    "reduce": "reductions",
-    "copy": "copies and changes of layout",
-    "collective": "transfers between chips",
-    "gather": "gathers",
-    "scatter": "scatters",
-    "sort": "sorts",
-    "random": "random numbers",
-    "prefetch": "copies beside other operations",
+    MATMUL: "matmuls and convolutions",
+    KERNEL: "kernels",
+    ELEMENTWISE: "elementwise",
+    REDUCE: "reductions",
+    COPY: "copies and changes of layout",
+    COLLECTIVE: "transfers between chips",
+    GATHER: "gathers",
+    SCATTER: "scatters",
+    SORT: "sorts",
+    RANDOM: "random numbers",
+    PREFETCH: "copies beside other operations",
     EAGER: "operations outside of torch.compile",
 }
 SINGULAR = {
-    "collective": "transfer between chips",
-    "gather": "gather",
-    "scatter": "scatter",
-    "sort": "sort",
-    "random": "random draw",
-    "kernel": "kernel",
+    COLLECTIVE: "transfer between chips",
+    GATHER: "gather",
+    SCATTER: "scatter",
+    SORT: "sort",
+    RANDOM: "random draw",
+    KERNEL: "kernel",
     EAGER: "group of operations outside of torch.compile",
 }
 TITLE = "Profile of a step"

@@ -409,6 +409,6 @@ def _tried(proposal: Proposal, before: TargetResult, tried: VariantResult) -> Tr
     change = TriedChange(proposal.what, proposal.todo, proposal.place, before, after, error)
     time, memory = ((gain or 0.0) - proposal.left_out for gain in (change.time_gain, change.memory_gain))
     fits = after is not None and after.fits
-    mends = fits and not before.fits
+    fixes = fits and not before.fits
     worth = time >= WORTH or (memory >= WORTH and (proposal.about_memory or time >= -_SAME))
-    return replace(change, worth=mends or (fits and worth))
+    return replace(change, worth=fixes or (fits and worth))

@@ -149,6 +149,11 @@ class MemoryGroup:
 class TransferGroup(ProfileGroup):
     """The transfers over the same axes of the mesh. `name`: "data", "fsdp and model", "all ranks"."""
 
+    @cached_property
+    def least(self) -> float:
+        """Seconds that the links need at least."""
+        return sum(one.transfer for one in self.ops)
+
     @property
     def bytes(self) -> float:
         """That each device sends to others."""
@@ -223,7 +228,8 @@ class Profile:
             return f"{transfer.group} devices"
         members = [_coordinates(abs(transfer.stride) * place, sizes) for place in range(transfer.group)]
         varying = [place for place, values in enumerate(zip(*members, strict=True)) if len(set(values)) > 1]
-        return _names([self.mesh[place] for place in varying])
+        whole = math.prod(sizes[place] for place in varying) == transfer.group or transfer.group == 2  # or a pair
+        return _names([self.mesh[place] for place in varying]) if whole else f"{transfer.group} devices"
 
     @cached_property
     def placed(self) -> float | None:

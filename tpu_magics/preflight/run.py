@@ -25,7 +25,7 @@ from tpu_magics.preflight.roofline import SETTLES
 from tpu_magics.preflight.search import APART, search
 from tpu_magics.preflight.store import Store, default_folder
 from tpu_magics.preflight.targets import Target, parse_all
-from tpu_magics.preflight.variants import Axis, Mesh, first_mesh, on_mesh, parse_mesh, require_meshes, variants
+from tpu_magics.preflight.variants import Axis, MeshAxes, first_mesh, on_mesh, parse_mesh, require_meshes, variants
 from tpu_magics.preflight.variants import compare as compare_variants
 from tpu_magics.runs import preflights
 
@@ -232,8 +232,14 @@ def preflight(
     store = Store(default_folder()) if kept else None
     settings = _Settings(options, _is_spmd(spmd, processes), store, packages, callbacks or Callbacks())
     call = TrainingCall(function, args, dict(kwargs or {}))
-    meshes = [parse_mesh(one) for one in mesh]
+    meshes = list(dict.fromkeys(parse_mesh(one) for one in ([mesh] if isinstance(mesh, str) else mesh)))
     require_meshes(meshes, targets)
+    if meshes and processes is not None:
+        raise TpuMagicsError(
+            f"-n {processes} and --mesh do not go together.",
+            "In a mesh, one process drives all devices of the target.",
+            "Leave out -n.",
+        )
     wanted = variants([Axis.of(one) for one in compare], meshes) if compare or mesh else ()
     _check_variants(call, wanted, "--mesh" if mesh else "--compare", advise, fit)
     parts = list(_on_meshes(call, targets, settings, meshes))
@@ -279,7 +285,7 @@ class _Settings:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _MeshTargets:
     """The call for some of the targets: each has the first mesh that suits it, or all have none."""
 
     call: TrainingCall
@@ -288,13 +294,13 @@ class _Part:
 
 
 def _on_meshes(
-    call: TrainingCall, targets: Sequence[Target], settings: _Settings, meshes: Sequence[Mesh]
-) -> Iterator[_Part]:
+    call: TrainingCall, targets: Sequence[Target], settings: _Settings, meshes: Sequence[MeshAxes]
+) -> Iterator[_MeshTargets]:
     """That of the first target first."""
     for mesh in dict.fromkeys(first_mesh(meshes, target) or () for target in targets):
         changed, options = on_mesh(call, settings.options, mesh)
         suited = tuple(target for target in targets if (first_mesh(meshes, target) or ()) == mesh)
-        yield _Part(changed, replace(settings, options=options, spmd=settings.spmd or bool(mesh)), suited)
+        yield _MeshTargets(changed, replace(settings, options=options, spmd=settings.spmd or bool(mesh)), suited)
 
 
 def _compared(
@@ -304,7 +310,7 @@ def _compared(
     yield from compare_variants(call, settings.options, wanted, targets, namespace, settings.variant_of)
 
 
-def _advised(part: _Part, found: Preflight) -> AdviceResult:
+def _advised(part: _MeshTargets, found: Preflight) -> AdviceResult:
     namespace, settings = session.current.notebook.namespace, part.settings
     return advise_step(part.call, found.results[0], settings.options, namespace, settings.variant_of)
 
@@ -334,7 +340,7 @@ def _require_torch_xla(option: str, call: TrainingCall) -> None:
         )
 
 
-def _compiled(parts: Sequence[_Part], targets: Sequence[Target]) -> Preflight:
+def _compiled(parts: Sequence[_MeshTargets], targets: Sequence[Target]) -> Preflight:
     pipelines = [(part.settings.pipeline(part.call), part.targets) for part in parts]
     results = {one.name: pipeline.result(one) for pipeline, those in pipelines for one in those}
     return _with_note(Preflight(parts[0].call.name, tuple(results[one.name] for one in targets)))

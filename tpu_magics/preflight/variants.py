@@ -56,27 +56,28 @@ class Axis:
         )
 
 
-Mesh = tuple[tuple[str, int], ...]  # axes and their sizes
+MeshAxes = tuple[tuple[str, int], ...]  # and their sizes
 
 
-def parse_mesh(text: str) -> Mesh:
+def parse_mesh(text: str) -> MeshAxes:
     """Of "data=4,model=2". Raises TpuMagicsError where it has another form."""
     pairs = [one.partition("=") for one in text.split(",")]
     names = [name for name, _, _ in pairs]
     known = set(names) <= set(MESH_AXES) and len(set(names)) == len(names)
     if known and all(size.isdecimal() and int(size) for _, _, size in pairs):
         return tuple((name, int(size)) for name, _, size in pairs)
+    where = "" if "=" in text else " Put the function and its arguments before --mesh."
     raise TpuMagicsError(
         f"--mesh {text} is no mesh.",
-        f"A mesh is AXIS=SIZE,AXIS=SIZE, each axis once, and the axes are {', '.join(MESH_AXES)}.",
+        f"A mesh is AXIS=SIZE,AXIS=SIZE, each axis once, and the axes are {', '.join(MESH_AXES)}.{where}",
         "data shards the batch, fsdp the batch and the parameters, model the features of layers. For example: --mesh "
         "data=8 fsdp=8 data=4,model=2",
     )
 
 
-def require_meshes(meshes: Sequence[Mesh], targets: Sequence[Target]) -> None:
+def require_meshes(meshes: Sequence[MeshAxes], targets: Sequence[Target]) -> None:
     """Raise TpuMagicsError for a mesh of which no target has the devices, and for a target that has those of none."""
-    lonely = [mesh for mesh in meshes if not any(_suits(mesh, target) for target in targets)]
+    lonely = [mesh for mesh in meshes if not any(_has_devices(mesh, target) for target in targets)]
     without = [target for target in targets if meshes and first_mesh(meshes, target) is None]
     if not lonely and not without:
         return
@@ -89,12 +90,12 @@ def require_meshes(meshes: Sequence[Mesh], targets: Sequence[Target]) -> None:
     )
 
 
-def first_mesh(meshes: Sequence[Mesh], target: Target) -> Mesh | None:
+def first_mesh(meshes: Sequence[MeshAxes], target: Target) -> MeshAxes | None:
     """The first that has the devices of this target."""
-    return next((mesh for mesh in meshes if _suits(mesh, target)), None)
+    return next((mesh for mesh in meshes if _has_devices(mesh, target)), None)
 
 
-def on_mesh(call: TrainingCall, options: Options, mesh: Mesh) -> tuple[TrainingCall, Options]:
+def on_mesh(call: TrainingCall, options: Options, mesh: MeshAxes) -> tuple[TrainingCall, Options]:
     """The call in one process that drives all devices as this mesh; unchanged where it is empty."""
     if not mesh:
         return call, options
@@ -102,19 +103,19 @@ def on_mesh(call: TrainingCall, options: Options, mesh: Mesh) -> tuple[TrainingC
     return replace(call, changes=(*call.changes, change)), replace(options, spmd=ALL_DEVICES, processes=None)
 
 
-def _devices(mesh: Mesh) -> int:
+def _devices(mesh: MeshAxes) -> int:
     return math.prod(size for _, size in mesh)
 
 
-def _suits(mesh: Mesh, target: Target) -> bool:
+def _has_devices(mesh: MeshAxes, target: Target) -> bool:
     return not mesh or _devices(mesh) == target.devices
 
 
-def _written(mesh: Mesh) -> str:
+def _written(mesh: MeshAxes) -> str:
     return ",".join(f"{name}={size}" for name, size in mesh)
 
 
-def variants(axes: Sequence[Axis], meshes: Sequence[Mesh] = ()) -> tuple[Variant, ...]:
+def variants(axes: Sequence[Axis], meshes: Sequence[MeshAxes] = ()) -> tuple[Variant, ...]:
     """All combinations. Raises TpuMagicsError where there are too many."""
     names = [axis.name for axis in axes]
     if again := next((name for name in names if names.count(name) > 1), ""):
@@ -132,7 +133,7 @@ def variants(axes: Sequence[Axis], meshes: Sequence[Mesh] = ()) -> tuple[Variant
     return tuple(found)
 
 
-def _variant(values: Mapping[str, str], mesh: Mesh) -> Variant:
+def _variant(values: Mapping[str, str], mesh: MeshAxes) -> Variant:
     sizes = tuple((name, int(value)) for name, value in values.items() if name not in (PRECISION, REMAT))
     changes = tuple(f"{REMAT}={value}" for name, value in values.items() if name == REMAT)
     label = ", ".join([*([_written(mesh)] if mesh else []), *(f"{name}={value}" for name, value in values.items())])
@@ -173,9 +174,11 @@ def compare(
         with _with_sizes(changed, variant.sizes, namespace) as sized:
             made = pipeline(sized, replace(wanted, precision=variant.precision or options.precision))
             made.callbacks.line(f"{call.name}: {variant.label}")
-            suited = (target for target in targets if _suits(variant.mesh, target))
+            suited = (target for target in targets if _has_devices(variant.mesh, target))
             try:
                 return VariantResult(variant, tuple(made.result(target, later=True) for target in suited))
+            except KeyboardInterrupt:
+                raise  # TrainingInterrupted is a TpuMagicsError, too
             except TpuMagicsError as error:
                 return VariantResult(variant, error=error.what)
 

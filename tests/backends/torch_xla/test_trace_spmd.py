@@ -12,6 +12,7 @@ from torch.nn import functional
 pytest.importorskip("torch_xla")
 
 from tests.backends.torch_xla.traced import compiled, taken, traced, trained
+from tpu_magics.backends.torch_xla.trace.mesh import MeshSharding
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 DEVICES = 8
@@ -210,3 +211,57 @@ def test_the_batches_of_a_loader_are_sharded() -> None:
     found = traced(accelerated, net(), False, devices=DEVICES, changes=("mesh=data:8",))
     assert taken(found) == taken(traced(accelerated, net(), True, devices=DEVICES))
     assert taken(found) != taken(traced(accelerated, net(), False, devices=DEVICES))
+
+
+@pytest.mark.parametrize("mesh", ["fsdp:8", "data:4,model:2"])
+def test_a_batch_that_a_function_marks_otherwise_is_marked_so(mesh: str) -> None:
+    """On its own mesh, of all devices."""
+    found = traced(accelerated, net(), True, devices=DEVICES, changes=(f"mesh={mesh}",))
+    assert found.settled and found.batch == 16
+
+
+def on_device(whole: bool) -> None:
+    """Weights that are made there. `whole`: marked as such by hand, with the batch."""
+    import numpy as np
+    import torch_xla
+    import torch_xla.distributed.spmd as xs
+
+    device, mesh = torch_xla.device(), xs.Mesh(np.arange(DEVICES), (DEVICES,), ("data",))
+    model = torch.nn.Linear(16, 64, device=device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(4):
+        x = torch.randn(16, 16).to(device)
+        if whole:
+            xs.mark_sharding(x, mesh, BATCH)
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch_xla.sync()
+
+
+def test_weights_that_are_made_on_the_device_are_no_inputs() -> None:
+    found = traced(on_device, False, devices=DEVICES, changes=("mesh=data:8",))
+    assert found.graphs[-1].hash == traced(on_device, True, devices=DEVICES).graphs[-1].hash
+
+
+@pytest.mark.parametrize(
+    ("path", "sizes", "dimension"),
+    [
+        ("mlp.up_proj", (16, 64), 0),
+        ("mlp.down_proj", (64, 16), 1),
+        ("self_attn.q_proj", (64, 64), 0),
+        ("self_attn.k_proj", (64, 16), 0),  # fewer heads of keys
+        ("self_attn.o_proj", (64, 64), 1),
+        ("attention.self.query", (64, 64), 0),
+        ("attention.output.dense", (64, 64), 1),
+        ("head", (64, 64), 0),
+    ],
+)
+def test_tensor_parallelism_sums_once_after_what_makes_features(
+    path: str, sizes: tuple[int, int], dimension: int
+) -> None:
+    layer = torch.nn.Linear(*sizes)
+    sharding = MeshSharding({"model": 2}, lambda: False)
+    spec = sharding.spec(path, layer, "weight", layer.weight)
+    assert [place for place, axis in enumerate(spec) if axis] == [dimension]
+    assert sharding.spec(path, layer, "bias", layer.bias) == (("model",) if dimension == 0 else (None,))

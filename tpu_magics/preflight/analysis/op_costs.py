@@ -155,11 +155,11 @@ class _Costs:
         )
 
     def _kind_of(self, one: Instruction, parts: Sequence[Instruction]) -> str:
-        if _DONE in _targets(parts):
-            return COLLECTIVE
         if one.opcode == "custom-call":
             return KERNEL if one.attribute("custom_call_target").strip('"') == TARGET else ELEMENTWISE
         kind = _kind({part.opcode.removesuffix("-start") for part in (one, *parts)} - {"fusion", "call", "async"})
+        if kind == COPY and _DONE in _targets(parts):
+            return COLLECTIVE
         return PREFETCH if kind == COPY and one.opcode.endswith("-start") else kind
 
     def _parts(self, one: Instruction, depth: int = 0) -> Iterator[Instruction]:
