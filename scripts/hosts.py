@@ -92,7 +92,7 @@ HOSTS = {
         (
             *test_files("launch/strategies", "in_process"),
             *test_files("launch", "rehearsal", "rehearsal_killed", "spmd", "traps"),
-            *test_files("preflight", "run", "precheck"),
+            *test_files("preflight", "planted", "precheck", "run"),
         ),
     ),
     # torch, torch_xla and libtpu are older than in .venv, and TensorFlow is among its packages: what they decide, with
@@ -110,7 +110,7 @@ HOSTS = {
         ),
         (
             *test_files("launch", "endings", "hoist", "hoist_declined", "process", "streams", "supervisor"),
-            *test_files("preflight", "command", "compile_process", "precheck"),
+            *test_files("preflight", "command", "compile_process", "planted", "precheck"),
         ),
     ),
     # TorchTPU, rehearsed. Each operation outside of torch.compile is compiled the first time, for 30 to 400 ms: so the

@@ -81,7 +81,9 @@ def test_the_cells_that_started_the_runtime_and_built_an_accelerator_are_named(m
     cell = module_kernel.run("%tpu_train train model")
     assert cell.error_type == "TpuMagicsError" and "FORKED" not in cell.shown
     assert f"An Accelerator was created in this notebook, by In [{guilty}]." in cell.said
-    module_kernel.wait_until(lambda: module_kernel.descendants() == [])
+    # With an Accelerator, torch 2.8 starts the processes in which torch.compile would compile.
+    started = [" ".join(one.cmdline()) for one in module_kernel.descendants()]
+    assert [one for one in started if "torch/_inductor/compile_worker" not in one] == []
 
 
 def test_the_doctor_sees_it(module_kernel: Kernel) -> None:
