@@ -139,7 +139,10 @@ def test_spmd_is_that_of_the_call_or_of_the_session() -> None:
 
 def test_a_mesh_is_also_that_of_the_result() -> None:
     """Of each target the first that has its devices."""
-    found = preflight(small, target="v5e-4,v6e-8", mesh=("data=4", "model=4", "data=8"))
+    heard = Heard()
+    found = preflight(small, target="v5e-4,v6e-8", mesh=("data=4", "model=4", "data=8"), callbacks=heard.telling)
+    traces = [line.rpartition("with ")[2] for line in heard.lines if "tracing" in line]
+    assert traces == ["4 devices", "8 devices", "4 devices"], "each mesh once"
     assert [(one.name, dict(one.graph.mesh), one.devices) for one in found.results] == [
         ("v5litepod-4", {"data": 4, "model": 1}, 4),
         ("v6e-8", {"data": 8, "model": 1}, 8),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,16 @@ class TargetResult:
     @property
     def steady(self) -> CompileResult:
         """The compile result of that graph."""
-        return self.compiled[self.traced.graphs.index(self.graph)]
+        return self._of(self.graph)
+
+    @property
+    def later(self) -> TargetResult:
+        """The graphs that later steps run alone, if the trace has settled."""
+        traced = self.traced.later
+        return replace(self, traced=traced, compiled=tuple(self._of(graph) for graph in traced.graphs))
+
+    def _of(self, graph: LoweredGraph) -> CompileResult:
+        return self.compiled[self.traced.graphs.index(graph)]
 
     @property
     def worst(self) -> CompileResult:
@@ -315,6 +324,10 @@ class Variant:
     precision: str = ""
     changes: tuple[str, ...] = ()
     mesh: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def is_mesh_alone(self) -> bool:
+        return bool(self.mesh) and not (self.sizes or self.precision or self.changes)
 
 
 @dataclass(frozen=True)

@@ -251,7 +251,8 @@ def preflight(
         )
     with interruptible():
         found = _compiled(parts, targets) if fit is None else _searched(parts[0].call, targets, parts[0].settings, fit)
-        compared = tuple(_compared(call, wanted, targets, settings))
+        known = {part.mesh: part.later(found) for part in parts} if fit is None else {}
+        compared = tuple(_compared(call, wanted, targets, settings, known))
         advice = _advised(parts[0], found) if advise else AdviceResult()
     return replace(found, profiled=profile, compared=compared, advice=advice)
 
@@ -286,11 +287,16 @@ class _Settings:
 
 @dataclass(frozen=True)
 class _MeshTargets:
-    """The call for some of the targets: each has the first mesh that suits it, or all have none."""
+    """The call for some of the targets: `mesh` is the first that has the devices of each, or empty."""
 
+    mesh: MeshAxes
     call: TrainingCall
     settings: _Settings
     targets: tuple[Target, ...]
+
+    def later(self, found: Preflight) -> tuple[TargetResult, ...]:
+        """Their results, of later steps alone."""
+        return tuple(found.target(one.name).later for one in self.targets)
 
 
 def _on_meshes(
@@ -300,14 +306,22 @@ def _on_meshes(
     for mesh in dict.fromkeys(first_mesh(meshes, target) or () for target in targets):
         changed, options = on_mesh(call, settings.options, mesh)
         suited = tuple(target for target in targets if (first_mesh(meshes, target) or ()) == mesh)
-        yield _MeshTargets(changed, replace(settings, options=options, spmd=settings.spmd or bool(mesh)), suited)
+        yield _MeshTargets(mesh, changed, replace(settings, options=options, spmd=settings.spmd or bool(mesh)), suited)
 
 
 def _compared(
-    call: TrainingCall, wanted: Sequence[Variant], targets: Sequence[Target], settings: _Settings
+    call: TrainingCall,
+    wanted: Sequence[Variant],
+    targets: Sequence[Target],
+    settings: _Settings,
+    known: Mapping[MeshAxes, tuple[TargetResult, ...]],
 ) -> Iterator[VariantResult]:
+    """`known`: what needs no second trace, by the mesh."""
     namespace = session.current.notebook.namespace
-    yield from compare_variants(call, settings.options, wanted, targets, namespace, settings.variant_of)
+    again = {one: VariantResult(one, known[one.mesh]) for one in wanted if one.is_mesh_alone and one.mesh in known}
+    rest = [one for one in wanted if one not in again]
+    made = compare_variants(call, settings.options, rest, targets, namespace, settings.variant_of)
+    yield from (again.get(one) or next(made) for one in wanted)
 
 
 def _advised(part: _MeshTargets, found: Preflight) -> AdviceResult:
