@@ -12,7 +12,7 @@ import pytest
 from tests.panel import recorded
 from tpu_magics.magics import front_ends, lab
 from tpu_magics.magics.lab_requests import MOST_CODE, check_notebook
-from tpu_magics.panel.messages import ProblemMessage
+from tpu_magics.panel.messages import ProblemMessage, ProfileMessage
 from tpu_magics.panel.model import SharedView
 from tpu_magics.panel.requests import CheckedCell
 
@@ -292,6 +292,22 @@ def test_the_fastest_wish_told_lately_holds() -> None:
     assert desk.lab.every == 5.0
     desk.now += lab.LATELY + 1
     assert desk.lab.every == 5.0
+
+
+def test_what_a_page_missed_is_told_when_it_is_heard() -> None:
+    """The newest of each type."""
+    desk = Desk("page")
+    desk.lab._wires["page"].heard = None  # as after "Run All"
+    desk.sent.clear()
+    for what in ("first", "newest"):
+        desk.lab.tell_or_keep(ProblemMessage(what, "why", "to do", None))
+    desk.lab.tell_or_keep(ProfileMessage((), "train"))
+    assert desk.sent == []
+    desk.says("page", "rate", seconds=2.0)
+    assert [content["data"].get("what", content["data"]["type"]) for content in desk.sent] == ["newest", "profile"]
+    desk.sent.clear()
+    desk.lab.tell_or_keep(ProfileMessage((), "train"))
+    assert len(desk.sent) == 1 and desk.says("page", "rate", seconds=2.0) == {}
 
 
 def test_a_front_end_that_wants_a_slower_rate_gets_it() -> None:

@@ -17,7 +17,7 @@ from tests.panel.preflights import GIB, MIB, result, traced
 from tpu_magics.backends.lowered import HostRead, SourceLine
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel.preflight import to_html, to_text
-from tpu_magics.panel.preflight_compare import compared_table
+from tpu_magics.panel.preflight_compare import _change, compared_table
 from tpu_magics.panel.preflight_fit import HIGH, WIDE, Mark, PlotLine, plot
 from tpu_magics.panel.preflight_profile import line_problems, unknown
 from tpu_magics.panel.preflight_progress import TerminalLine, progress_html, progress_text
@@ -621,13 +621,35 @@ def test_variants_are_told_with_the_best_of_those_that_fit() -> None:
     assert rows[1].startswith("batch=64 ✓ fits 7 of 15.75 GiB") and rows[1].endswith("best")
     assert [row.endswith("best") for row in rows] == [False, True, False, False]
     assert "✗ too large" in rows[2] and "n/a: batch 3 is not a multiple of 8" in rows[3]
-    assert "batch=64" in page(found)
+    assert "batch=64" in page(found) and "HBM of a device, GiB" in to_html(found)
+    small = [
+        replace(
+            one, results=tuple(result("v5e-8", costs=preflights.costs(), needed=10 * nth * 2**20) for _ in one.results)
+        )
+        for nth, one in enumerate(found.compared, 1)
+    ]
+    assert "HBM of a device, MiB" in to_html(replace(found, compared=tuple(small)))
+
+
+def test_the_axes_of_a_mesh_are_told() -> None:
+    [one] = made("profiled").results
+    graphs = tuple(
+        replace(each, replicas=1, partitions=8, mesh=(("data", 4), ("model", 2))) for each in one.traced.graphs
+    )
+    sharded = replace(one, traced=replace(one.traced, graphs=graphs))
+    assert words.target_text(sharded) == "8 chips, SPMD over 8 (data=4, model=2)"
 
 
 def test_advice_is_what_gained_and_what_did_not_is_named() -> None:
     text = flat(to_text(made("compared")))
     assert "multiply in bf16" in text and "--precision bf16" in text and "In [3], line 21" in text
     assert "Tried, and not worth it: batch = 64 (0 %); batch = 3 (the function does not run so: it fails)." in text
+    assert "less than 1 %" in _change(0.001) and [_change(share) for share in (0.2, -0.2, 0)] == [
+        "+20 %",
+        "-20 %",
+        "0 %",
+    ]
+    assert _change(0.001) == _change(-0.001)
     nothing = replace(made("compared"), advice=AdviceResult(asked=True))
     assert "No change that applies to this step gains 3 % or more." in flat(to_text(nothing))
     unknown = replace(made("compared"), advice=AdviceResult(asked=True, missing="no estimate"))

@@ -146,9 +146,7 @@ def _tell_lab(findings: Sequence[Finding], checked: str, ids: Mapping[str, str])
     from tpu_magics.panel.words_problems import problem_of
 
     told = [problem_of(rule_finding(at, one, ids.get(one.path, ""))) for at, one in enumerate(findings[:MOST_TOLD])]
-    message = FindingsMessage(tuple(told), checked, None)
-    lab.current.tell(message)
-    lab.current.kept = None if lab.current.heard else message
+    lab.current.tell_or_keep(FindingsMessage(tuple(told), checked, None))
 
 
 def _fixed_cells(cells: Sequence[CodeCell], found: argparse.Namespace, wanted: Sequence[Finding]) -> fixes.FixResult:

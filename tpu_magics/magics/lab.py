@@ -62,7 +62,7 @@ class Lab:
         self._manager = kernel.comm_manager
         self._wires: dict[str, FrontEndComm] = {}
         self._lock = threading.RLock()
-        self.kept: Any = None  # a message for the first front end that becomes active
+        self.kept: dict[str, Any] = {}  # messages for the first front end that becomes active, by type
         self._open = False
 
     # -- its life ----------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class Lab:
             from tpu_magics.magics import lab_requests
 
             first, wire.heard = not self.heard, self.now()
-            kept = [self.kept] if first and self.kept is not None else []
+            kept = tuple(self.kept.values()) if first else ()
             for message in (*lab_requests.answers(wire, data), *kept):
                 self._post("comm_msg", wire, as_message(message))
         return True
@@ -195,6 +195,15 @@ class Lab:
             data = as_message(message)
             for wire in wires:
                 self._post("comm_msg", wire, data)
+
+    def tell_or_keep(self, message: Any) -> None:
+        """To all active front ends; where there is none yet, to the first that becomes active: with "Run All", a page
+        is heard only after the cells."""
+        if self.heard:
+            self.kept.pop(message.type, None)
+            self.tell(message)
+        else:
+            self.kept[message.type] = message
 
     def _post(self, kind: str, wire: FrontEndComm, data: Mapping[str, Any], **more: Any) -> None:
         content = {"comm_id": wire.comm_id, "data": data, **more}

@@ -168,7 +168,7 @@ def _tell_lab(result: PreflightResult, ids: Mapping[str, str]) -> None:
     if lab.current is not None:
         one = result.results[0]
         lines = tuple(line_problems(one, ids))
-        lab.current.tell(ProfileMessage(lines, f"{result.function} on {one.name}"))
+        lab.current.tell_or_keep(ProfileMessage(lines, f"{result.function} on {one.name}"))
 
 
 def _refuse_call(positional: Sequence[str]) -> None:

@@ -120,8 +120,8 @@ def _memory(one: TriedChange) -> str:
 
 
 def _change(share: float) -> str:
-    sign = "+" if share > 0 else "-" if share < 0 else ""
-    return f"{sign}{percent(abs(share))}"
+    text, sign = percent(abs(share)), "+" if share > 0 else "-" if share < 0 else ""
+    return f"{sign}{text}" if text[0].isdigit() else text  # "less than 1 %"
 
 
 def _tried(one: TriedChange) -> str:
@@ -161,18 +161,20 @@ def compare_html(found: Preflight) -> str:
 WIDE, HIGH = 460, 280
 FRAME = PlotFrame(WIDE, HIGH, left=58, right=24, top=30, bottom=44)
 LEGEND = "Dots fit, crosses do not. On the line: no other variant needs less of both."
-_GIB = 2**30
+_GIB, _MIB = 2**30, 2**20
 
 
 def plot(found: Sequence[Line]) -> str:
     """Each variant by its memory and its time for a sample, with the line of those that no other one beats."""
     marks = [
-        (one.needed / _GIB, one.result.time_for_a_sample, one)
+        (float(one.needed), one.result.time_for_a_sample, one)
         for one in found
         if one.result is not None and one.needed and one.result.time_for_a_sample
     ]
     if len(marks) < 2:
         return ""
+    unit, size = ("GiB", _GIB) if max(x for x, _, _ in marks) >= _GIB else ("MiB", _MIB)
+    marks = [(x / size, y, one) for x, y, one in marks]
     most, top = max(x for x, _, _ in marks) * 1.15, max(y for _, y, _ in marks) * 1.15
     at = [(FRAME.left + FRAME.across * x / most, FRAME.y(y / top), one) for x, y, one in marks]
     parts = [FRAME.level(share, seconds(share * top)) for share in (0, 0.25, 0.5, 0.75, 1)]
@@ -183,7 +185,7 @@ def plot(found: Sequence[Line]) -> str:
         parts.append(f'<path d="M{path}" fill="none" stroke="{GREY}" stroke-dasharray="4 3"/>')
     field = Field(FRAME.left, WIDE - 16, 2, FRAME.ground, [Box(x - 6, y - 7, 12) for x, y, _ in at])
     parts += [_mark(x, y, one, field) for x, y, one in at]
-    parts += FRAME.captions("HBM of a device, GiB", "time for a sample (estimate)")
+    parts += FRAME.captions(f"HBM of a device, {unit}", "time for a sample (estimate)")
     return svg(parts, "time for a sample against memory", WIDE, HIGH)
 
 

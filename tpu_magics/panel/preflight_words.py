@@ -110,12 +110,16 @@ def most(value: float) -> str:
 
 
 def target_text(result: TargetResult) -> str:
-    """ "8 chips, 8 ranks", "1 of 8 chips, 1 rank"; without ranks where the program is split over the devices."""
+    """ "8 chips, 8 ranks", "1 of 8 chips, 1 rank"; without ranks where the program is split over the devices, with the
+    axes of the mesh: "8 chips, SPMD over 8 (data=4, model=2)"."""
     if result.ranks is None:
         return f"{count(result.target.chips, 'chip')}; {ONE_REPLICA}"
     some = f"{result.chips:,} of " if result.chips < result.target.chips else ""
     chips = f"{some}{count(result.target.chips, 'chip')}"
-    return f"{chips}, SPMD over {result.devices}" if result.devices > 1 else f"{chips}, {count(result.ranks, 'rank')}"
+    if result.devices == 1:
+        return f"{chips}, {count(result.ranks, 'rank')}"
+    axes = ", ".join(f"{name}={size}" for name, size in result.graph.mesh if name and size > 1)
+    return f"{chips}, SPMD over {result.devices}{f' ({axes})' if axes else ''}"
 
 
 def place_text(place: SourceLine | None) -> str:
