@@ -343,6 +343,7 @@ def test_a_sum_over_replicas_sends_its_share_to_the_others(dump: Dump) -> None:
     assert one.transfer == CollectiveTransfer(8, 1, 2 * 7 / 8 * 4 * 1000 * 300)
 
 
+@pytest.mark.long
 def test_colabs_compiler_has_the_same_estimate(colab_dump: Dump, dump: Dump) -> None:
     assert costs(colab_dump, "matmul_f32_v5e")["matmul"] == costs(dump, "matmul_f32_v5e")["matmul"]
 

@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,25 @@ def test_an_error_of_the_code_is_not_tried_again(place: Path, capfd: pytest.Capt
     assert "a mistake" in failed(fails, programs.begin(), retries=3).what
     assert "Starting again" not in capfd.readouterr().out
     assert not list(place.glob("*/step*"))
+
+
+def test_an_error_of_the_code_waits_for_the_save_that_is_being_written(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = DiskPlace.put
+
+    def slow_put(self: DiskPlace, name: str, files: Any, manifest: bytes) -> None:
+        time.sleep(1)
+        original(self, name, files, manifest)
+
+    def fails(step: int) -> None:
+        if step == 4:
+            raise ValueError("a mistake")
+
+    monkeypatch.setattr(DiskPlace, "put", slow_put)
+    monkeypatch.setattr(programs, "may_die", fails)
+    failed(programs.plain, programs.begin(), save_every=3)
+    assert readable(place, "plain", tmp_path / "read") == 3
 
 
 def chain(form: str, seed: int, tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:

@@ -26,7 +26,9 @@ from tpu_magics.errors import TpuMagicsError
 FORMAT = 1
 STATE = "rank-{}.json"  # of a rank, without the ending its tensors
 RECORDS = "rank-{}.records.jsonl"
-PATIENCE = 60.0  # seconds in which ranks must have met between two items, and rank 0 has the files of the others
+# seconds in which ranks must have met between two items, rank 0 has the files of the others, and after an error of the
+# function its last save is written
+PATIENCE = 60.0
 FIRST_WAIT = 1.0  # seconds that a rank waits for the others before it goes on by an item; twice as long each time
 READ = 0.1  # seconds more for each rank, where they are on several hosts
 FETCHES = 1800.0  # seconds that a worker waits for the one that fetches a checkpoint to its host

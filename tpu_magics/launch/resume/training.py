@@ -17,7 +17,16 @@ from tpu_magics.launch.resume import locals as local_names
 from tpu_magics.launch.resume.loops import LoopLevel, TrainingLoops, following
 from tpu_magics.launch.resume.objects import Misfit, TrackedObjects, read_more
 from tpu_magics.launch.resume.rewrite import LoopSite, TrainingCode, install
-from tpu_magics.launch.resume.saving import RECORDS, STATE, SaveClock, SaveJob, SaveReport, SaveThread, board_of
+from tpu_magics.launch.resume.saving import (
+    PATIENCE,
+    RECORDS,
+    STATE,
+    SaveClock,
+    SaveJob,
+    SaveReport,
+    SaveThread,
+    board_of,
+)
 from tpu_magics.launch.resume.setup_record import differences, refuse, setup_record
 from tpu_magics.runs.events import Event, Resumed, Saved, Steps, Total, Value, from_line
 from tpu_magics.runs.writer import EventWriter
@@ -168,9 +177,15 @@ class TrainingCheckpoints:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Around the function. After it, the save that is being written is waited for."""
-        with following(self.loops):
-            yield
+        """Around the function. After it, the save that is being written is waited for, also where an error ended it."""
+        try:
+            with following(self.loops):
+                yield
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            self.thread.finish(PATIENCE)
+            raise
         self.clock.end()
         self.thread.finish()
         if self.resumed is not None:
