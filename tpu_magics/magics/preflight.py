@@ -46,8 +46,8 @@ def preflight(
     force: bool = False,
     kept: bool = True,
     profile: bool = False,
-    compare: Sequence[str] = (),
-    mesh: Sequence[str] = (),
+    compare: str | Sequence[str] = (),
+    mesh: str | Sequence[str] = (),
     advise: bool = False,
     plain: bool = False,
 ) -> PreflightResult:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tpu_magics.backends.base import STEPS
+from tpu_magics.backends.base import REMAT, STEPS
 from tpu_magics.errors import TpuMagicsError, TrainingInterrupted
 from tpu_magics.launch import session
 from tpu_magics.launch.plan import ALL_DEVICES, NO_SPMD, Options
@@ -214,8 +214,8 @@ def preflight(
     force: bool = False,
     kept: bool = True,
     profile: bool = False,
-    compare: Sequence[str] = (),
-    mesh: Sequence[str] = (),
+    compare: str | Sequence[str] = (),
+    mesh: str | Sequence[str] = (),
     advise: bool = False,
     packages: Sequence[str] = (),
     callbacks: Callbacks | None = None,
@@ -232,7 +232,7 @@ def preflight(
     store = Store(default_folder()) if kept else None
     settings = _Settings(options, _is_spmd(spmd, processes), store, packages, callbacks or Callbacks())
     call = TrainingCall(function, args, dict(kwargs or {}))
-    meshes = list(dict.fromkeys(parse_mesh(one) for one in ([mesh] if isinstance(mesh, str) else mesh)))
+    meshes = list(dict.fromkeys(map(parse_mesh, _words(mesh))))
     require_meshes(meshes, targets)
     if meshes and processes is not None:
         raise TpuMagicsError(
@@ -240,8 +240,8 @@ def preflight(
             "In a mesh, one process drives all devices of the target.",
             "Leave out -n.",
         )
-    wanted = variants([Axis.of(one) for one in compare], meshes) if compare or mesh else ()
-    _check_variants(call, wanted, "--mesh" if mesh else "--compare", advise, fit)
+    wanted = variants([Axis.of(one) for one in _words(compare)], meshes) if compare or mesh else ()
+    _check_variants(call, wanted, advise, fit)
     parts = list(_on_meshes(call, targets, settings, meshes))
     if fit is not None and len(parts) > 1:
         raise TpuMagicsError(
@@ -255,6 +255,10 @@ def preflight(
         compared = tuple(_compared(call, wanted, targets, settings, known))
         advice = _advised(parts[0], found) if advise else AdviceResult()
     return replace(found, profiled=profile, compared=compared, advice=advice)
+
+
+def _words(given: str | Sequence[str]) -> Sequence[str]:
+    return [given] if isinstance(given, str) else given
 
 
 @dataclass(frozen=True)
@@ -329,10 +333,12 @@ def _advised(part: _MeshTargets, found: Preflight) -> AdviceResult:
     return advise_step(part.call, found.results[0], settings.options, namespace, settings.variant_of)
 
 
-def _check_variants(call: TrainingCall, wanted: Sequence[Variant], option: str, advise: bool, fit: str | None) -> None:
-    """Raise TpuMagicsError for what is known before minutes of compiles. `option`: the one that asks for variants."""
-    if wanted:
-        _require_torch_xla(option, call)
+def _check_variants(call: TrainingCall, wanted: Sequence[Variant], advise: bool, fit: str | None) -> None:
+    """Raise TpuMagicsError for what is known before minutes of compiles."""
+    if any(one.mesh for one in wanted):
+        _require_torch_xla("--mesh", call)
+    if any(one.changes for one in wanted):
+        _require_torch_xla(f"--compare {REMAT}", call)
     for name in {name for variant in wanted for name, _ in variant.sizes}:
         Size.of(name, call.function, call.args, call.kwargs, session.current.notebook.namespace, "--compare")
     if advise:
@@ -349,8 +355,8 @@ def _require_torch_xla(option: str, call: TrainingCall) -> None:
     if call.framework != "torch_xla":
         raise TpuMagicsError(
             f"{option} is for torch_xla: this is a function of {call.framework}.",
-            "Variants are made while a step is traced, which other frameworks do otherwise.",
-            "Run %tpu_preflight once for each variant.",
+            "It changes models while they are traced, which other frameworks do otherwise.",
+            f"Compare what you change yourself: give {call.name} an argument, and its values after --compare.",
         )
 
 

@@ -449,9 +449,11 @@ def preflight_report() -> dict[str, Any]:
     x, y = np.zeros((32, 20), np.float32), np.zeros(32, np.int32)
     batch = tf.zeros((64, 256))
     squared = tf.function(lambda rows: tf.reduce_mean((rows @ tf.transpose(rows)) ** 2))
+    made = tf.function(lambda rows: squared(tf.random.uniform((rows, 256))))
     found = {
         "model": preflight(model, x, y, target="v5e-8", kept=False),
         "function": preflight(squared, batch, target="v5e-8", kept=False),
+        "compared": preflight(made, 64, target="v5e-1", kept=False, compare="rows=64,512"),
     }
     return {name: {"text": to_text(one), "json": one.to_dict()} for name, one in found.items()}
 

@@ -265,6 +265,9 @@ def test_a_model_and_a_function_are_preflighted(folder: Path) -> None:
         assert result["roofline"]["matmul_share"] is not None and result["verdict"]["suits"] is False, "it is tiny"
         assert "The all-reduce of gradients that a strategy with several replicas adds" in text
     assert found["model"]["json"]["function"] != found["function"]["json"]["function"]
+    few, many = found["compared"]["json"]["compared"]
+    assert (few["variant"], many["variant"]) == ("rows=64", "rows=512")
+    assert few["results"][0]["least"] < many["results"][0]["least"]
 
 
 def size(parameter: str) -> int:

@@ -211,6 +211,24 @@ def test_the_tpus_compiler_takes_it() -> None:
     assert forward.memory is not None and forward.memory.beside == of(found.traced, "forward").beside
 
 
+def test_batches_and_precisions_are_compared() -> None:
+    axes = ("rows=16,512", "precision=fp32,bf16")
+    found = tpu_magics.preflight(compiled_model, target="v5e-1", kept=False, compare=axes)
+    assert [one.variant.label for one in found.compared] == [
+        f"rows={rows}, precision={name}" for rows in (16, 512) for name in ("fp32", "bf16")
+    ]
+    results = [one.results[0] for one in found.compared]
+    assert [(one.rate and one.rate.batch, one.bf16_share) for one in results] == [(16, 0), (16, 1), (512, 0), (512, 1)]
+    assert all(one.profile.seconds for one in results)
+
+
+@pytest.mark.parametrize("options", [{"compare": "remat=on,off"}, {"mesh": "data=1"}, {"advise": True}])
+def test_what_changes_models_in_a_trace_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(TpuMagicsError) as error:
+        tpu_magics.preflight(compiled_model, target="v5e-1", kept=False, **options)
+    assert "is for torch_xla: this is a function of torch_tpu" in said(error.value)
+
+
 class Expands(Layers):
     def __init__(self) -> None:
         super().__init__()
