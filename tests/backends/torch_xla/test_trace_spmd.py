@@ -3,6 +3,7 @@ has split lies as in training, so far as that is known."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -90,6 +91,33 @@ def test_fully_sharded() -> None:
     assert taken(found) == compiled(trained(fully_sharded, net(), devices=DEVICES))[:2]
     assert found.settled and found.notes == () and found.batch == 16
     assert any(name.endswith(" 0.weight") for name in found.graphs[0].parameters)
+
+
+def on_own_mesh(device_ids: Sequence[int]) -> None:
+    """It is not set as the global one."""
+    import torch_xla
+    import torch_xla.distributed.spmd as xs
+
+    device, mesh = torch_xla.device(), xs.Mesh(list(device_ids), (4, 2), ("rows", "columns"))
+    model = torch.nn.Linear(16, 64).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(4):
+        x = torch.randn(16, 16).to(device)
+        xs.mark_sharding(x, mesh, ("rows", None))
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch_xla.sync()
+
+
+@pytest.mark.parametrize(
+    ("device_ids", "axes"),
+    [(range(DEVICES), (("rows", 4), ("columns", 2))), ((0, 2, 4, 6, 1, 3, 5, 7), ())],
+    ids=["in order", "in another order"],
+)
+def test_the_axes_of_a_functions_own_mesh(device_ids: Sequence[int], axes: tuple[tuple[str, int], ...]) -> None:
+    """Where groups of devices tell them."""
+    assert traced(on_own_mesh, device_ids, devices=DEVICES).graphs[-1].mesh == axes
 
 
 # -- a mesh without a change of the function --------------------------------------------------------------------------

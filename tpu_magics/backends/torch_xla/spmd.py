@@ -5,6 +5,7 @@ On XLA:CPU the devices are parts of the host's CPU. The collectives between them
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import re
@@ -80,7 +81,36 @@ def make_mesh(spec: WorkerSpec) -> None:
             "Unset that variable in the notebook, or give no number (%%tpu_train --spmd): then all visible devices are "
             "used.",
         )
-    xs.set_global_mesh(xs.Mesh(list(range(found)), (found, 1), AXES))
+    mesh = xs.Mesh(list(range(found)), (found, 1), AXES)
+    xs.set_global_mesh(mesh)
+    _meshes.default = mesh
+    _follow_meshes()
+
+
+@dataclass
+class _Meshes:
+    """`default`: that of `make_mesh`; `own`: the last one that sharded a tensor, and was not the global one."""
+
+    default: Any = None
+    own: Any = None
+
+
+_meshes = _Meshes()  # of this process
+
+
+def _follow_meshes() -> None:
+    """A function may shard by a mesh of its own that it does not set as the global one."""
+    import torch_xla.distributed.spmd as xs
+
+    original = xs.Mesh.get_op_sharding
+
+    @functools.wraps(original)
+    def get_op_sharding(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self is not xs.get_global_mesh():
+            _meshes.own = self
+        return original(self, *args, **kwargs)
+
+    xs.Mesh.get_op_sharding = get_op_sharding
 
 
 # -- what lies on the devices ------------------------------------------------------------------------------------------
@@ -96,12 +126,15 @@ class ShardingSummary:
     unknown: str = ""
 
 
-def mesh_axes() -> tuple[tuple[str, int], ...]:
-    """The axes of the global mesh, "" for those without a name, and their sizes; empty where there is no mesh."""
+def mesh_axes(in_order: bool = False) -> tuple[tuple[str, int], ...]:
+    """The axes of the mesh in use, "" for those without a name, and their sizes; empty where there is no mesh, or with
+    `in_order` where its devices are not in the order of their numbers, so that groups of devices do not tell axes."""
     import torch_xla.distributed.spmd as xs
 
     mesh = xs.get_global_mesh()
-    if mesh is None:
+    if mesh is _meshes.default and _meshes.own is not None:
+        mesh = _meshes.own
+    if mesh is None or (in_order and list(mesh.device_ids) != sorted(mesh.device_ids)):
         return ()
     names = mesh.axis_names or [""] * len(mesh.mesh_shape)
     return tuple((str(name), int(size)) for name, size in zip(names, mesh.mesh_shape, strict=True))

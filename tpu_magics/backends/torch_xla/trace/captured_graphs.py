@@ -89,7 +89,7 @@ class CapturedGraphs:
             parameters=parameters,
             places=places,
             scopes={number: scope for number, (scope, _) in scopes.items() if scope.phase},
-            mesh=spmd.mesh_axes() if self.tracing.devices > 1 else (),
+            mesh=spmd.mesh_axes(in_order=True) if self.tracing.devices > 1 else (),
         )
 
     def differences(self) -> list[str]:
