@@ -1,6 +1,7 @@
 """What to change in a step, `--advise`: changes that apply to it, each tried by a compile before it is said.
 
-A change is tried as a variant of the trace (variants.py), without a change of the code. What the compiler's estimate of
+A change is tried as a variant of the trace (variants.py), without a change of the code; those of models are for
+torch_xla. What the compiler's estimate of
 the time for a sample, or the memory, does not gain is not proposed, but named as tried.
 """
 
@@ -83,7 +84,7 @@ class Subject:
         return sum(one.least if one.seconds is None else one.seconds for one in ops) / whole if whole else 0.0
 
 
-_TO_BF16 = '%%tpu_train --precision bf16, or Accelerator(mixed_precision="bf16")'
+_TO_BF16 = "%%tpu_train --precision bf16, or the mixed precision of your library"
 
 
 def bf16(subject: Subject) -> Iterator[Proposal]:
@@ -373,7 +374,9 @@ def advise(
     subject = subject_of(result, call, namespace)
     if result.status != "too-large" and result.profile.missing:
         return AdviceResult(asked=True, missing=result.profile.missing)
-    told = try_out(proposals(subject)[:MOST], call, result, options, namespace, pipeline)
+    changes_models = call.framework == "torch_xla"  # while they are traced
+    found = [one for one in proposals(subject) if changes_models or not one.variant.changes]
+    told = try_out(found[:MOST], call, result, options, namespace, pipeline)
     return AdviceResult(tuple(sorted(told, key=_order)), asked=True)
 
 

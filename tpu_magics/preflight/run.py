@@ -341,8 +341,6 @@ def _check_variants(call: TrainingCall, wanted: Sequence[Variant], advise: bool,
         _require_torch_xla(f"--compare {REMAT}", call)
     for name in {name for variant in wanted for name, _ in variant.sizes}:
         Size.of(name, call.function, call.args, call.kwargs, session.current.notebook.namespace, "--compare")
-    if advise:
-        _require_torch_xla("--advise", call)
     if advise and fit is not None:
         raise TpuMagicsError(
             "--fit and --advise do not go together.",

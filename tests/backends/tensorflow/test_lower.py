@@ -265,6 +265,8 @@ def test_a_model_and_a_function_are_preflighted(folder: Path) -> None:
         assert result["roofline"]["matmul_share"] is not None and result["verdict"]["suits"] is False, "it is tiny"
         assert "The all-reduce of gradients that a strategy with several replicas adds" in text
     assert found["model"]["json"]["function"] != found["function"]["json"]["function"]
+    [bf16] = [one for one in found["model"]["json"]["advice"]["tried"] if one["what"] == "multiply in bf16"]
+    assert bf16["after"]["status"] == "fits" and not bf16["error"]
     few, many = found["compared"]["json"]["compared"]
     assert (few["variant"], many["variant"]) == ("rows=64", "rows=512")
     assert few["results"][0]["least"] < many["results"][0]["least"]

@@ -222,7 +222,15 @@ def test_batches_and_precisions_are_compared() -> None:
     assert all(one.profile.seconds for one in results)
 
 
-@pytest.mark.parametrize("options", [{"compare": "remat=on,off"}, {"mesh": "data=1"}, {"advise": True}])
+def test_a_batch_is_advised() -> None:
+    advice = tpu_magics.preflight(compiled_model, 3, target="v5e-1", kept=False, advise=True).advice
+    tried = {one.what: one for one in advice.tried}
+    assert set(tried) == {"multiply in bf16", "rows = 8", "rows = 16"}
+    assert tried["rows = 16"].worth and tried["rows = 16"].after is not None
+    assert tried["rows = 16"].after.rate is not None and tried["rows = 16"].after.rate.batch == 16
+
+
+@pytest.mark.parametrize("options", [{"compare": "remat=on,off"}, {"mesh": "data=1"}])
 def test_what_changes_models_in_a_trace_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(TpuMagicsError) as error:
         tpu_magics.preflight(compiled_model, target="v5e-1", kept=False, **options)
