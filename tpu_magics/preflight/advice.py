@@ -1,8 +1,8 @@
 """What to change in a step, `--advise`: changes that apply to it, each tried by a compile before it is said.
 
 A change is tried as a variant of the trace (variants.py), without a change of the code; those of models are for
-torch_xla. What the compiler's estimate of
-the time for a sample, or the memory, does not gain is not proposed, but named as tried.
+torch_xla. What the compiler's estimate of the time for a sample, or the memory, does not gain is not proposed, but
+named as tried.
 """
 
 from __future__ import annotations

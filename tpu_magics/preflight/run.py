@@ -258,6 +258,7 @@ def preflight(
 
 
 def _words(given: str | Sequence[str]) -> Sequence[str]:
+    """One may be given without a list."""
     return [given] if isinstance(given, str) else given
 
 
