@@ -77,8 +77,8 @@ def test_files(room: str, *names: str) -> tuple[str, ...]:
 HOSTS = {
     # Its front end is the oldest (IPython 7.34), its Python the newest: the magics, and what renders and parses most.
     # Its image has no TensorFlow; with one beside it, as a person installs it, cells train (magics/test_tensorflow.py).
-    # Left out: one program with dozens of runs, which Kaggle's TensorFlow passes, what torch_xla alone decides (it is
-    # the one of .venv), and the ways to a preflight beside the compiler itself.
+    # Left out: programs with dozens of runs, which Kaggle's TensorFlow passes, what torch_xla alone decides (it is the
+    # one of .venv), and the ways to a preflight beside the compiler itself, whose figures test_analysis.py checks.
     "colab": Host(
         "colab",
         "3.13",
@@ -91,8 +91,9 @@ HOSTS = {
         ),
         (
             *test_files("launch/strategies", "in_process"),
+            *test_files("launch/resume", "keras"),
             *test_files("launch", "rehearsal", "rehearsal_killed", "spmd", "traps"),
-            *test_files("preflight", "planted", "precheck", "run"),
+            *test_files("preflight", "closed_forms", "planted", "precheck", "run"),
         ),
     ),
     # torch, torch_xla and libtpu are older than in .venv, and TensorFlow is among its packages: what they decide, with
@@ -109,8 +110,8 @@ HOSTS = {
             *test_files("backends/torch_xla", "trace_reads", "observe/observer"),
         ),
         (
-            *test_files("launch", "endings", "hoist", "hoist_declined", "process", "streams", "supervisor"),
-            *test_files("preflight", "command", "compile_process", "planted", "precheck"),
+            *test_files("launch", "endings", "hoist", "hoist_declined", "process", "spawned", "streams", "supervisor"),
+            *test_files("preflight", "closed_forms", "command", "compile_process", "planted", "precheck"),
         ),
     ),
     # TorchTPU, rehearsed. Each operation outside of torch.compile is compiled the first time, for 30 to 400 ms: so the
