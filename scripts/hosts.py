@@ -98,8 +98,8 @@ HOSTS = {
     ),
     # torch, torch_xla and libtpu are older than in .venv, and TensorFlow is among its packages: what they decide, with
     # the observer's hooks in torch_xla. Its front end is the one of .venv, its Python lies between those of .venv and
-    # of Colab: left out is what only reads programs or watches processes, and the ways to a preflight beside the one
-    # that preflight/test_run.py takes.
+    # of Colab: left out is what only reads programs or watches processes, new processes in the place of forks (Colab's
+    # lane has them), and the ways to a preflight beside the one that preflight/test_run.py takes.
     "kaggle": Host(
         "kaggle",
         "3.12",

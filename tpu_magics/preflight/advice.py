@@ -374,8 +374,7 @@ def advise(
     subject = subject_of(result, call, namespace)
     if result.status != "too-large" and result.profile.missing:
         return AdviceResult(asked=True, missing=result.profile.missing)
-    changes_models = call.framework == "torch_xla"  # while they are traced
-    found = [one for one in proposals(subject) if changes_models or not one.variant.changes]
+    found = [one for one in proposals(subject) if call.can_change_models or not one.variant.changes]
     told = try_out(found[:MOST], call, result, options, namespace, pipeline)
     return AdviceResult(tuple(sorted(told, key=_order)), asked=True)
 

@@ -234,6 +234,11 @@ class TrainingCall:
         return "tensorflow" if self.is_tensorflows else session.current.backend.name
 
     @property
+    def can_change_models(self) -> bool:
+        """Whether models can be changed, and sharded, while it is traced."""
+        return self.framework == "torch_xla"
+
+    @property
     def is_tensorflows(self) -> bool:
         if not any(name in sys.modules for name in ("tensorflow", "keras")):
             return False

@@ -351,7 +351,7 @@ def _check_variants(call: TrainingCall, wanted: Sequence[Variant], advise: bool,
 
 
 def _require_torch_xla(option: str, call: TrainingCall) -> None:
-    if call.framework != "torch_xla":
+    if not call.can_change_models:
         raise TpuMagicsError(
             f"{option} is for torch_xla: this is a function of {call.framework}.",
             "It changes models while they are traced, which other frameworks do otherwise.",
