@@ -177,6 +177,14 @@ def test_html_fits_600_pixels():
     assert "overflow-x:auto" in html
 
 
+@pytest.mark.parametrize(
+    ("cell", "kept"),
+    [("≥ 12.1 µs", True), ("2.43 MB", True), ("57 %", True), ("65 of 131", False), ("fits 10 MiB of 15.75 GiB", False)],
+)
+def test_a_figure_is_kept_beside_its_unit(cell: str, kept: bool):
+    assert ("white-space:nowrap" in to_html(Table("", None, (Row((cell,)),)))) == kept
+
+
 # -- headings of groups --------------------------------------------------------------------------------------------
 
 GROUPED = Table(

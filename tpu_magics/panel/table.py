@@ -7,6 +7,7 @@ notebooks. Cells are escaped.
 from __future__ import annotations
 
 import functools
+import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -180,11 +181,13 @@ _OUTER = "color:inherit;max-width:70em;overflow-x:auto"
 _TABLE = "border-collapse:collapse;color:inherit;font-size:inherit;margin:0"
 _CELL = "text-align:left;vertical-align:top;padding:.2em .8em .2em 0;white-space:pre-line"
 _BREAKABLE = _CELL + ";overflow-wrap:anywhere"
+_KEPT = _CELL.replace("pre-line", "nowrap")
 _HEAD = "text-align:left;padding:.2em .8em .2em 0;font-weight:600;border-bottom:1px solid currentColor"
 _GROUP = "text-align:left;padding:.6em .8em .2em 0;font-weight:600"
 _STATE = "text-align:left;vertical-align:top;padding:.2em .8em .2em 0;white-space:nowrap;font-weight:600"
 _TITLE = "font-weight:600;margin-bottom:.3em"
 _NOTE = "margin:.3em 0 0 0;opacity:.8"
+_FIGURE = re.compile(r"(?:[≥≤<>] )?[\d.,]+ \S{1,4}")
 
 
 def to_html(table: Table) -> str:
@@ -214,7 +217,10 @@ def _styles(line: Sequence[str], stated: bool) -> list[str]:
 
 
 def _style(cell: str) -> str:
-    # Only long words (paths, commands) may break anywhere: a browser would else break a short label to give room.
+    # Only long words (paths, commands) may break anywhere: a browser would else break a short label to give room. A
+    # figure stays beside its unit.
+    if _FIGURE.fullmatch(cell):
+        return _KEPT
     return _BREAKABLE if any(_columns(word) > LONG_WORD for word in cell.split()) else _CELL
 
 
