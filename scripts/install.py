@@ -37,6 +37,30 @@ OVERLAYS = (
     ("tensorflow", ("tensorflow-cpu>=2.20",), (3, 10), True),
     # The TPU compiler of Colab's TPU image (2026-08), for tests.
     ("preflight-colab", ("jax==0.7.2", "jaxlib==0.7.2", "libtpu==0.0.21.1"), (3, 11), False),
+    # Frameworks whose programs are tested (tests/programs), with what they import beside what .venv has: by their own
+    # requirements some of them would change PyTorch.
+    (
+        "frameworks/site-packages",
+        (
+            *("lightning", "pytorch-lightning", "lightning-utilities", "torchmetrics"),
+            *("fastai", "fastcore", "fastdownload", "fastprogress", "fasttransform", "plum-dispatch", "beartype"),
+            *("python-fasthtml", "itsdangerous", "starlette", "uvicorn", "python-multipart", "tensorboard==2.21.0"),
+        ),
+        (3, 10),
+        False,
+    ),
+    # More of them, apart from the others because transformers, where it finds some of these, imports them each time.
+    # torchvision is the one for torch 2.9.0.
+    (
+        "libraries/site-packages",
+        (
+            *("trl==1.16.0", "sentence-transformers==6.2.0", "timm==1.0.31", "torchvision==0.24.0"),
+            *("datasets==5.2.0", "dill==0.4.1", "multiprocess==0.70.19", "pyarrow==26.0.1", "xxhash==4.1.0"),
+            *("ultralytics==8.4.190", "opencv-python-headless==5.0.0.93"),
+        ),
+        (3, 11),
+        False,
+    ),
 )
 INTERRUPTED = "an install began here and has not ended"
 

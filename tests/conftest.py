@@ -28,6 +28,7 @@ from hypothesis.configuration import set_hypothesis_home_dir
 
 from tests import framework
 from tests.xla_flags import QUICK
+from tpu_magics.launch import process as process_of_launch
 from tpu_magics.launch import session
 
 if not framework.TORCH_TPU:  # its XLA ends the process for a flag that it does not know
@@ -53,6 +54,7 @@ PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 STARTS = {"os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}  # audit events, PEP 578
 ALL_START = re.compile(r"^pytestmark = .*\bmark\.process\b", re.MULTILINE)
 _started: list[str] = []  # what the test that runs has started
+_workers: set[int] = set()  # pids of what the launcher has forked
 
 # Property tests: the same few examples at each run, so that a red test stays red; `make test-long` tries new ones.
 set_hypothesis_home_dir(Path(tempfile.gettempdir(), "tpu_magics_hypothesis"))  # they leave nothing in this tree
@@ -66,6 +68,15 @@ settings.load_profile("short")
 def pytest_configure(config: pytest.Config) -> None:
     if framework.TORCH_TPU:  # a backward() on the CPU hangs otherwise, where torch has imported torch_tpu
         framework.import_framework()
+    fork = process_of_launch._fork  # not fork_worker: this one returns in the worker too, so it is on no worker's stack
+
+    def recorded() -> int:
+        pid = fork()
+        if pid:
+            _workers.add(pid)
+        return pid
+
+    process_of_launch._fork = recorded
     sys.addaudithook(lambda event, _: _started.append(_start(event)) if event in STARTS else None)
 
 
@@ -232,11 +243,15 @@ def _wait_for_the_same(before: _State) -> list[str]:
 
 
 def _descendants() -> dict[int, str]:
-    found = {}
+    """Without the pool of processes that torch 2.8 starts as torch._inductor is imported in this process: it ends with
+    it. (A worker's is in the worker's group, and is looked for.)"""
+    found, own = {}, os.getpgid(0)
     for process in psutil.Process().children(recursive=True):
         try:
-            found[process.pid] = f"{process.pid} {process.status()} {' '.join(process.cmdline())[:80]}"
-        except psutil.NoSuchProcess:
+            words = " ".join(process.cmdline())
+            if "torch/_inductor/compile_worker" not in words or os.getpgid(process.pid) != own:
+                found[process.pid] = f"{process.pid} {process.status()} {words[:80]}"
+        except (psutil.NoSuchProcess, ProcessLookupError):
             pass
     return found
 
@@ -259,15 +274,14 @@ def _adopt_orphans(on: bool) -> None:
 
 
 def _reap_orphans(known: dict[int, str], zombies_only: bool = False) -> None:
-    """Reap dead orphans, and end living ones. A worker (it leads its group) must have been reaped by the launcher, so a
-    zombie of one is left where it is, to be complained of; at the end it goes, too."""
+    """Reap dead orphans, and end living ones. A worker must have been reaped by the launcher, so a zombie of one is
+    left where it is, to be complained of; at the end it goes, too."""
     for process in psutil.Process().children():
         if process.pid in known:
             continue
         try:
-            leads = os.getpgid(process.pid) == process.pid
             dead = process.status() == psutil.STATUS_ZOMBIE
-            if zombies_only and (leads or not dead):
+            if zombies_only and (process.pid in _workers or not dead):
                 continue
             if not dead:
                 process.kill()

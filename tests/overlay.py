@@ -22,6 +22,8 @@ FOLDERS = Path(sys.prefix)
 TENSORFLOW = FOLDERS / "tensorflow"
 OLD_KERNEL = FOLDERS / "ipykernel6"
 COLAB_COMPILER = FOLDERS / "preflight-colab"
+FRAMEWORKS = FOLDERS / "frameworks" / "site-packages"
+LIBRARIES = FOLDERS / "libraries" / "site-packages"
 
 
 def python_path(*before: Path) -> str:
@@ -29,6 +31,11 @@ def python_path(*before: Path) -> str:
     require()
     folders = [TENSORFLOW] if TENSORFLOW.is_dir() else []
     return os.pathsep.join(map(str, (*before, *folders, ROOT)))
+
+
+def frameworks_path(libraries: bool = False) -> str:
+    """PYTHONPATH with Lightning on it, and with the libraries that take long to import."""
+    return os.pathsep.join(map(str, (ROOT, FRAMEWORKS, *([LIBRARIES] if libraries else []))))
 
 
 def has_tensorflow() -> bool:

@@ -193,8 +193,10 @@ class Notebook:
         """A section of the panel, or of another place, which is unfolded afterwards."""
         section = self.section(name, where)
         head = section.locator("h3 > button")
-        if head.get_attribute("aria-expanded", timeout=START) == "false":
+        # Again, if the first problem of a run unfolded it just before the click.
+        while head.get_attribute("aria-expanded", timeout=START) == "false":
             head.click()
+            self.page.wait_for_timeout(100)
         return section
 
     def figure(self, label: str, where: Locator | None = None) -> Locator:

@@ -36,11 +36,12 @@ class Mark:
 @dataclass(frozen=True)
 class Expected:
     """A recompile or a read that must be reported: its allowed causes (none for a read), the words that the report must
-    hold, and the name of the mark where it must be, or ""."""
+    hold, and the name of the mark where it must be, or ""; whether it needs no action (None: it is not looked at)."""
 
     causes: tuple[str, ...]
     mentions: tuple[str, ...]
     at: str
+    normal: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,9 @@ def read_program(path: Path) -> Program:
 
 def _expected(entries: list[dict[str, Any]]) -> tuple[Expected, ...]:
     return tuple(
-        Expected(_many(entry.get("cause", [])), _many(entry.get("mentions", [])), entry.get("at", ""))
+        Expected(
+            _many(entry.get("cause", [])), _many(entry.get("mentions", [])), entry.get("at", ""), entry.get("normal")
+        )
         for entry in entries
     )
 

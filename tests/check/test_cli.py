@@ -57,6 +57,16 @@ def found(capsys: pytest.CaptureFixture[str], *argv: str) -> list[dict[str, Any]
     return records
 
 
+@pytest.mark.parametrize("name", ["pipe.py", "pipe.ipynb"])
+def test_a_pipe_is_named_and_not_waited_for(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    os.mkfifo(name)
+    write("good.py", "")
+    assert check(name, "good.py") == 2
+    assert f"{name}: it is a named pipe, not a file" in capsys.readouterr().err
+    assert check("--baseline", name, "good.py") == 2
+    assert f"The baseline {name} cannot be read" in capsys.readouterr().err
+
+
 # -- what is found, and the exit code -------------------------------------------------------------------------------
 
 
@@ -92,14 +102,14 @@ def test_a_file_that_cannot_be_read_is_2_and_the_rest_is_checked(
 ) -> None:
     write("a.py", BAD)
     write("b.py", BAD)
-    read = Path.read_bytes
+    read = cli.read_regular
 
-    def refused(path: Path) -> bytes:
-        if path.name == "a.py":
+    def refused(path: str) -> bytes:
+        if Path(path).name == "a.py":
             raise PermissionError(13, "Permission denied")
         return read(path)
 
-    monkeypatch.setattr(Path, "read_bytes", refused)
+    monkeypatch.setattr(cli, "read_regular", refused)
     assert check() == 2
     shown = capsys.readouterr()
     assert shown.err == "a.py: Permission denied\n"
@@ -114,10 +124,11 @@ def test_an_error_in_a_rule_is_reported_and_the_rest_is_checked(capsys: pytest.C
     broken.check = breaks  # type: ignore[attr-defined]
     write("a.py", BAD)
     write("b.py", "print 1\n")
-    assert cli.main(["."], [broken]) == 2
+    assert cli.main(["."], [broken, *RULES]) == 2
     shown = capsys.readouterr()
-    assert "a.py: the check failed with RuntimeError: broken." in shown.err
-    assert "b.py:1:1: TPU001" in shown.out
+    assert "The rule TPU999 (broken) failed with RuntimeError: broken. Please report this." in shown.err
+    assert shown.err.count("TPU999") == 1
+    assert "a.py:2:1: TPU901" in shown.out and "b.py:1:1: TPU001" in shown.out
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,47 @@ def test_a_value_is_known(code: str, kind: str, fields: dict[str, object]) -> No
         assert getattr(found, name) == wanted, found
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        *("x = [torch.ones(3)]", "x = [n for n in range(3)]", "x = {n: n for n in range(3)}", "x = {1, 2}"),
+        *("x = list()", "x = dict(a=1)", "x = {'a': 1}", "x = [*range(9)]", "x = DataLoader([])"),
+        "for _ in range(3):\n    if DEBUG:\n        x = [n for n in range(3)]",
+    ],
+)
+def test_what_is_created_knows_where(code: str) -> None:
+    found = value(f"{code}\nprobe(x)")
+    assert found.creator is not None and found.creator_ctx is not None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "[(torch.rand(4), n % 2) for n in range(8)]",
+        "[torch.rand(4), torch.rand(4)]",
+        "list()",
+        "{n: torch.rand(4) for n in range(8)}",
+        "list(zip(torch.rand(8, 4), torch.rand(8)))",
+        "[*range(8)]",
+    ],
+)
+def test_a_dataset_of_any_form_is_checked(data: str) -> None:
+    code = HEAD + textwrap.dedent(f"""
+        data = {data}
+        def train(index):
+            device = xm.xla_device()
+            model = nn.Linear(4, 2).to(device)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for batch in DataLoader(data, batch_size=4):
+                model(batch.to(device)).sum().backward()
+                xm.optimizer_step(optimizer, barrier=True)
+        import torch_xla
+        torch_xla.launch(train)
+    """)
+    found = [one.code for one in check_cells([cell_of(code, "x.py")])]
+    assert "TPU407" in found and "TPU003" not in found
+
+
 def test_a_constant_is_followed_and_forgotten_where_it_changes() -> None:
     assert value("N = 4\nprobe(N)").const == 4
     assert value("N = 4\nN = unknown()\nprobe(N)").const is NOTHING

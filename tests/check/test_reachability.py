@@ -91,6 +91,29 @@ def test_plain_statements_are_the_run_itself() -> None:
     assert codes(cell, "%%tpu_train\nz = 1\n", name="") == [], "that cell trained before"
 
 
+def test_a_model_that_another_cell_replaced_is_not_of_the_run() -> None:
+    plain = "model = nn.Linear(3, 3)\n"
+    assert codes(NET, "model = Net()\n", TRAIN) == ["TPU201 2"]
+    assert codes(NET, "model = Net()\n", plain, TRAIN) == []
+    assert codes(NET, "model, other = Net(), 1\n", "model, other = nn.Linear(3, 3), 2\n", TRAIN) == []
+    assert codes(NET, "model = Net()\n", plain, "%%tpu_train model\n" + TRAIN.split("\n", 1)[1]) == []
+    for kept in ("if flag:\n    model = 1\n", "model = nn.Sequential(model)\n", "model.name = 1\n"):
+        assert codes(NET, "model = Net()\n", kept, TRAIN) == ["TPU201 2"], kept
+    wrapped = "old = Net()\n", "model = old\n", "old = 3\n"
+    assert codes(NET, *wrapped, TRAIN) == ["TPU201 2"], "the name stood for it when the model was made of it"
+
+
+def test_findings_of_other_cells_functions_are_not_of_the_run() -> None:
+    other = (
+        "def other(index):\n    scaler = torch.amp.GradScaler('cuda')\n"
+        "    net = nn.Linear(3, 3).to(torch_xla.device())\n"
+        "    opt = torch.optim.SGD(net.parameters(), lr=0.1)\n    for x in DataLoader([1.0] * 8):\n"
+        "        net(x.to(torch_xla.device())).sum().backward()\n        opt.step()\n"
+    )
+    assert any(one.startswith("TPU5") for one in codes(other, "%%tpu_train\ndef train():\n    other(0)\n"))
+    assert codes(other, "%%tpu_train\ndef train():\n    pass\n") == []
+
+
 def test_a_lambda_of_an_earlier_cell_runs_later() -> None:
     use = "%%tpu_train\ndef train():\n    return pick(torch.ones(3, device=torch_xla.device()))\n"
     assert codes("pick = lambda x: x[x > 0]\n", use) == ["TPU201 2"]

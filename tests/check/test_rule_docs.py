@@ -12,10 +12,10 @@ from tpu_magics.check.cells import cell_of
 from tpu_magics.check.noqa import UNUSED_NOQA
 from tpu_magics.check.rule import Rule
 from tpu_magics.check.rules import RULES
-from tpu_magics.check.syntax import SYNTAX
+from tpu_magics.check.syntax import RULE_FAILED, SYNTAX
 
 ROOT = Path(__file__).parents[2]
-ALL = (SYNTAX, UNUSED_NOQA, *RULES)
+ALL = (SYNTAX, UNUSED_NOQA, RULE_FAILED, *RULES)
 EVERY = pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.code)
 
 

@@ -326,6 +326,13 @@ def test_the_last_line_of_a_cell_is_not_rewritten_into_one_that_shows_the_tensor
     assert (finding.code, finding.edits) == ("TPU202", ())
 
 
+def test_what_a_function_loads_is_not_on_the_device() -> None:
+    lines = ("def NAME(edges):", "degrees = torch.sqrt(torch.sum(edges, dim=1))", "degrees[degrees == 1] = 0")
+    text = "\n    ".join((*lines, "return degrees\n"))
+    assert [one.code for one in found(text.replace("NAME", "scaled"))] == ["TPU202"]
+    assert found(text.replace("NAME", "load_graph")) == []
+
+
 # -- places -----------------------------------------------------------------------------------------------------------
 
 

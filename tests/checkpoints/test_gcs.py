@@ -12,6 +12,7 @@ import fsspec
 import pytest
 
 from tests.checkpoints.test_store import files, newest
+from tpu_magics.checkpoints.lock import acquire, require
 from tpu_magics.checkpoints.store import CheckpointStore, RemotePlace, open_place
 from tpu_magics.errors import TpuMagicsError
 
@@ -71,6 +72,29 @@ def test_a_damaged_file_is_passed_over_with_a_word(place: RemotePlace, tmp_path:
     step, told = newest(place, tmp_path)
     assert step == 10
     assert "damaged" in told[0] and last.name in told[0]
+
+
+def test_a_lock_is_made_by_a_precondition_of_the_store(place: RemotePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The emulator knows none, so this asks for what it is asked, and answers as the store does: with 412."""
+    asked: list[str | None] = []
+    original = place.system._call
+
+    async def call(method: str, path: str, *args: Any, **more: Any) -> Any:
+        if method == "POST":
+            asked.append(more.pop("ifGenerationMatch", None))
+            if len(asked) == 3:
+                retry.validate_response(412, b"", path)
+        return await original(method, path, *args, **more)
+
+    retry = import_module("gcsfs.retry")
+    monkeypatch.setattr(place.system, "_call", call)
+    mine = acquire(place, "mine", pytest.fail)
+    assert mine.beat() and place.notes(".lock-") == [".lock-1"]
+    assert not place.write_note(".lock-1", "other", new=True)
+    assert asked == ["0", None, "0"]
+    require(place, mine.token)
+    mine.release()
+    assert place.notes(".lock-") == []
 
 
 def test_errors_of_the_store_leave_the_checkpoints_before(

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import random
 import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tpu_magics.checkpoints import store
+from tpu_magics.checkpoints import lock, store
 from tpu_magics.checkpoints.store import (
     CheckpointManifest,
     CheckpointPlace,
@@ -22,6 +25,7 @@ from tpu_magics.checkpoints.store import (
     DiskPlace,
     RemotePlace,
     open_place,
+    tried_place,
 )
 from tpu_magics.errors import TpuMagicsError
 
@@ -72,8 +76,21 @@ def test_the_newest_is_found_and_the_oldest_are_removed(place: CheckpointPlace, 
     assert found is not None and found[0].manifest.about == {"lr": 0.1}
 
 
+def test_the_newest_is_the_last_saved_whatever_the_clock(
+    place: CheckpointPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = CheckpointStore(place)
+    for step, now in ((10, 2e9), (20, 1.0), (30, 1e9), (5, 0.5)):
+        monkeypatch.setattr(store.time, "time", lambda now=now: now)
+        monkeypatch.setattr(store.time, "time_ns", lambda now=now: int(now * 1e9))
+        kept.save(step, files(tmp_path / "new", step), {})
+        kept.keep(2)
+        assert newest(place, tmp_path)[0] == step
+    assert {kept.opened(name).manifest.step for name in place.names()} == {30, 5}
+
+
 @pytest.mark.parametrize("file", ["weights", "rank-0/state", store.MANIFEST])
-@pytest.mark.parametrize("how", ["changed", "shorter", "missing"])
+@pytest.mark.parametrize("how", ["changed", "shorter", "missing", "a pipe", "a folder"])
 def test_a_damaged_one_is_passed_over(tmp_path: Path, file: str, how: str) -> None:
     place = DiskPlace(tmp_path / "run")
     kept = CheckpointStore(place)
@@ -81,8 +98,9 @@ def test_a_damaged_one_is_passed_over(tmp_path: Path, file: str, how: str) -> No
     last = kept.save(2, files(tmp_path / "new", 2), {})
     path = place.folder / last.name / file
     content = path.read_bytes()
-    if how == "missing":
+    if how in ("missing", "a pipe", "a folder"):
         path.unlink()
+        {"missing": lambda _: None, "a pipe": os.mkfifo, "a folder": Path.mkdir}[how](path)  # type: ignore[operator]
     else:
         path.write_bytes(content[:-1] + (bytes([content[-1] ^ 1]) if how == "changed" else b""))
     step, told = newest(place, tmp_path)
@@ -91,6 +109,60 @@ def test_a_damaged_one_is_passed_over(tmp_path: Path, file: str, how: str) -> No
     assert [last.name in one and "was passed over" in one for one in told] == [True] * (
         (file, how) != (store.MANIFEST, "missing")
     )
+
+
+def file_entry(path: Path) -> None:
+    path.write_text("")
+
+
+def looped_links(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def looped_manifest(path: Path) -> None:
+    path.mkdir()
+    looped_links(path / store.MANIFEST)
+
+
+def fifo_manifest(path: Path) -> None:
+    path.mkdir()
+    os.mkfifo(path / store.MANIFEST)
+
+
+def folder_manifest(path: Path) -> None:
+    (path / store.MANIFEST).mkdir(parents=True)
+
+
+def nested_manifest(path: Path) -> None:
+    """With a right checksum around it."""
+    path.mkdir()
+    body = "[" * 100_000
+    outer = {"sha256": hashlib.sha256(body.encode()).hexdigest(), "manifest": body}
+    (path / store.MANIFEST).write_text(json.dumps(outer))
+
+
+def nested_outside(path: Path) -> None:
+    path.mkdir()
+    (path / store.MANIFEST).write_text("[" * 100_000)
+
+
+ODD = (file_entry, looped_links, looped_manifest, fifo_manifest, folder_manifest, nested_manifest, nested_outside)
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_what_is_no_checkpoint_is_passed_over(odd: Callable[[Path], None], tmp_path: Path) -> None:
+    place = DiskPlace(tmp_path / "run")
+    kept = CheckpointStore(place)
+    kept.save(1, files(tmp_path / "new", 1), {})
+    name = "step-000000009-ffffffff"
+    odd(place.folder / name)
+    step, told = newest(place, tmp_path)
+    assert step == 1 and len(told) == 1 and name in told[0]
+    found = kept.look()
+    assert found is not None and found.manifest.step == 1
+    kept.save(2, files(tmp_path / "new", 2), {})
+    kept.keep(1)
+    assert newest(place, tmp_path) == (2, []) and len(os.listdir(place.folder)) == 1
 
 
 def test_all_damaged_is_none(tmp_path: Path) -> None:
@@ -107,6 +179,30 @@ def test_a_changed_manifest_is_noticed() -> None:
     for wrong in (data.replace(b"3", b"4"), data[:-3], b"", b"[]", b'{"manifest": 1, "sha256": ""}'):
         with pytest.raises(store.Damaged):
             CheckpointManifest.from_bytes(wrong)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"step": "3"}, {"step": -1}, {"saved": float("nan")}, {"about": []}),
+        *({"files": {"a": {"sha256": text, "size": size}}} for text, size in (("x", 1), ("0" * 64, "1"))),
+    ],
+)
+def test_a_manifest_of_another_form_is_damaged(fields: dict[str, Any]) -> None:
+    body = json.dumps({"step": 1, "saved": 1.0, "files": {}, "about": {}, "format": store.FORMAT, **fields})
+    data = json.dumps({"sha256": hashlib.sha256(body.encode()).hexdigest(), "manifest": body}).encode()
+    with pytest.raises(store.Damaged):
+        CheckpointManifest.from_bytes(data)
+
+
+@pytest.mark.parametrize(("form", "age"), [(99, "a newer"), (1, "an older")])
+def test_another_versions_checkpoint_is_not_read(form: int, age: str, place: CheckpointPlace, tmp_path: Path) -> None:
+    kept = CheckpointStore(place)
+    kept.save(1, files(tmp_path / "new", 1), {})
+    manifest = CheckpointManifest(7, 1.0, format=form).to_bytes()
+    place.put("step-000000007-ffffffff", {}, manifest)
+    with pytest.raises(store.OtherFormat, match=f"{age} version of tpu-magics saved it, in format {form}"):
+        newest(place, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["../weights", "/etc/passwd", "rank-0/../../weights", ""])
@@ -248,6 +344,122 @@ def test_a_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TpuMagicsError, match="another account can write") as error:
         open_place(str(tmp_path / "run"))
     assert "chmod go-w" in error.value.todo
+
+
+@pytest.mark.parametrize("broken", ["write_note", "read_note"])
+def test_a_place_is_tried(broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = str(tmp_path / "run")
+    assert tried_place(place).name == place and not os.listdir(place)
+
+    def fails(*_: Any, **_more: Any) -> Any:
+        raise ConnectionError("403: no access")
+
+    monkeypatch.setattr(DiskPlace, broken, fails)
+    with pytest.raises(TpuMagicsError, match="cannot be written") as caught:
+        tried_place(place)
+    assert "403: no access" in caught.value.why
+    monkeypatch.setattr(DiskPlace, broken, lambda *_: "other")
+    if broken == "read_note":
+        with pytest.raises(TpuMagicsError, match="cannot be written") as caught:
+            tried_place(place)
+        assert "not what is read" in caught.value.why
+
+
+# -- one run at a time -------------------------------------------------------------------------------------------------
+
+
+class FakeTime:
+    """A clock that only waiting moves; `during`: called at each second, with the time."""
+
+    def __init__(self, during: Callable[[float], Any] = lambda now: None) -> None:
+        self.now = 1000.0
+        self.during = during
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.during(self.now)
+
+
+def elsewhere(place: CheckpointPlace) -> lock.PlaceLock:
+    """A lock of a run on another machine."""
+    taken = lock.acquire(place, "theirs", pytest.fail)
+    taken.owner = replace(taken.owner, machine="elsewhere", host="other-host", since=4e9)
+    place.write_note(f"{lock.PREFIX}{taken.number}", taken.owner.text())
+    return taken
+
+
+def test_a_place_has_one_run_at_a_time(place: CheckpointPlace, tmp_path: Path) -> None:
+    """Whoever writes its note is there, whatever the clocks say."""
+    theirs = elsewhere(place)
+    kept = CheckpointStore(place, theirs.token)
+    kept.save(1, files(tmp_path / "new", 1), {})
+    told: list[str] = []
+    fake = FakeTime(lambda _: theirs.beat())
+    with pytest.raises(TpuMagicsError, match="Another run saves its checkpoints") as caught:
+        lock.acquire(place, "mine", told.append, fake.sleep, fake.clock)
+    assert "the run theirs on other-host" in caught.value.why and "other-host" in told[0]
+    kept.save(2, files(tmp_path / "new", 2), {})
+    fake = FakeTime(lambda now: theirs.release() if now > 1002 else theirs.beat() if now < 1001 else None)
+    mine = lock.acquire(place, "mine", told.append, fake.sleep, fake.clock)
+    assert fake.now < 1000 + lock.PATIENCE and newest(place, tmp_path)[0] == 2
+    mine.release()
+    assert place.notes(lock.PREFIX) == []
+
+
+def test_a_run_that_is_gone_loses_its_place_and_learns_that(place: CheckpointPlace, tmp_path: Path) -> None:
+    theirs, fake, told = elsewhere(place), FakeTime(), []
+    old = CheckpointStore(place, theirs.token)
+    old.save(1, files(tmp_path / "new", 1), {})
+    mine = lock.acquire(place, "mine", told.append, fake.sleep, fake.clock)
+    assert fake.now == 1000 + lock.PATIENCE and "gone" in told[-1]
+    CheckpointStore(place, mine.token).save(2, files(tmp_path / "new", 2), {})
+    for late in (lambda: old.save(3, files(tmp_path / "new", 3), {}), lambda: old.keep(1)):
+        with pytest.raises(lock.PlaceLost, match=r"the run mine on .* has taken the place over"):
+            late()
+    assert not theirs.beat()  # nor does it come back
+    theirs.release()
+    assert mine.beat() and place.notes(lock.PREFIX) == [f"{lock.PREFIX}{mine.number}"]
+    assert newest(place, tmp_path) == (2, []) and len(place.names()) == 2
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[" * 100_000, '{"token": 1}'])
+def test_a_lock_that_cannot_be_read_is_watched(text: str, place: CheckpointPlace) -> None:
+    place.write_note(f"{lock.PREFIX}4", text)
+    fake = FakeTime()
+    mine = lock.acquire(place, "mine", lambda _: None, fake.sleep, fake.clock)
+    assert mine.number == 5 and fake.now == 1000 + lock.PATIENCE
+
+
+def test_of_two_that_begin_at_once_one_gets_the_place(place: CheckpointPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, others = place.write_note, []
+
+    def slower(name: str, text: str, new: bool = False) -> bool:
+        if new and not others:
+            others.append(
+                lock.PlaceLock(place, 1, replace(lock.PlaceOwner.of_this_process("other"), machine="elsewhere"))
+            )
+            assert original(name, others[0].owner.text(), new)
+        return original(name, text, new)
+
+    monkeypatch.setattr(place, "write_note", slower)
+    fake = FakeTime(lambda _: others[0].beat())
+    with pytest.raises(TpuMagicsError, match="Another run"):
+        lock.acquire(place, "mine", lambda _: None, fake.sleep, fake.clock)
+
+
+def test_a_disk_without_hard_links_has_locks_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Google Drive, where it is mounted."""
+
+    def refuses(*_: Any) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuses)
+    place = DiskPlace(tmp_path / "run")
+    assert place.write_note(".lock-1", "a", new=True) and not place.write_note(".lock-1", "b", new=True)
+    assert place.read_note(".lock-1") == "a"
 
 
 def test_a_place_that_cannot_be_made_is_told(tmp_path: Path) -> None:

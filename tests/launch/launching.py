@@ -108,6 +108,10 @@ class FakeNotebook(PlainProgram):
     def clear(self, wait: bool) -> None:
         self.shown.append((time.time(), "clear", wait))
 
+    def newest_only(self, log: Path) -> FakeNotebook:
+        self.shown.append((time.time(), "newest only", str(log)))
+        return self
+
     @property
     def printed(self) -> str:
         return "".join(text for _, kind, text in self.shown if kind == "text")

@@ -29,6 +29,11 @@ DEF = "def f(x):\n    return x\n"
         ("@decorated\n" + DEF, 1),
         (DEF + "f(1)", 3),
         (DEF + "'a text behind it'", 3),
+        ("for x in y:\n    f(x).sum().backward()\n" + DEF, 3),  # a helper below the statements that train
+        ("def main():\n    step()\ndef step():\n    loss.backward()\nmain()\n" + DEF, 3),
+        ("model.fit(x, y, epochs=2)\n" + DEF, 3),
+        ("scaler.fit(x)\nfor x in y: print(x)\n" + DEF, 1),
+        ("def step():\n    loss.backward()\n" + DEF, 1),
         ("class A: pass", 3),
         ("x = 1", 3),
         ("f(1)", 3),
@@ -93,6 +98,12 @@ def test_an_empty_cell(text: str) -> None:
 def test_a_cell_that_is_not_python() -> None:
     with pytest.raises(SyntaxError):
         read("def f(:")
+
+
+def test_future_statements_may_stand_anywhere_as_in_ipython() -> None:
+    found = read("import os\nfrom __future__ import annotations\nx: int = 1\n").tree
+    assert [type(node) for node in found.body] == [ast.ImportFrom, ast.Import, ast.AnnAssign]
+    cell.compile_tree(found, "<cell>", "exec")
 
 
 def test_definitions_of_a_cell_of_statements_come_first() -> None:

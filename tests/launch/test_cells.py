@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 import sys
 import types
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
@@ -15,6 +18,7 @@ from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.launch import session, train
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.results import TrainResult
+from tpu_magics.launch.work import fresh_logging
 
 OPTIONS = Options(hoist="off", timeout=60.0)
 
@@ -177,10 +181,72 @@ def test_statements_run_in_the_worker_and_their_names_come_home(notebook: FakeNo
     import math
 
     assert names["m"] is math
-    assert {"stuck", "late"} <= set(result.left) and "generator" in result.left["stuck"]
+    assert set(result.left) == {"stuck"} and "generator" in result.left["stuck"]
+    assert type(names["late"]).__name__ == "Late"
     assert "_private" not in names and "stuck" not in names
     told = "\n".join(notebook.lines)
-    assert "stuck" in told and "late" in told
+    assert "stuck" in told and "late" not in told
+
+
+@pytest.mark.process
+def test_names_that_a_cell_deletes_are_deleted_in_the_notebook(notebook: FakeNotebook) -> None:
+    notebook.names.update(gone=[1], again=1, error="as it was", kept=2)
+    result = cell(
+        "made = 1\ndel gone, again, made\nagain = 3\n"
+        "try:\n    kept.nothing\nexcept AttributeError as error:\n    pass\n"
+        "if not kept:\n    del kept\n"
+    )
+    assert result is not None and not result.left
+    assert not {"gone", "made", "error"} & notebook.names.keys()
+    assert (notebook.names["again"], notebook.names["kept"]) == (3, 2)
+
+
+@pytest.mark.process
+def test_a_helper_below_the_statements_does_not_make_them_the_notebooks(notebook: FakeNotebook) -> None:
+    result = cell(
+        "import os, torch, torch_xla\nnet = torch.nn.Linear(2, 1).to('xla')\n"
+        "net(torch.ones(1, 2, device='xla')).sum().backward()\ntorch_xla.sync()\nwhere = os.getpid()\n"
+        "def helper(): return 5\n"
+    )
+    assert result is not None and notebook.names["where"] != os.getpid() and notebook.names["helper"]() == 5
+    assert "`helper`, which is defined at its end, is not called" in "".join(notebook.lines)
+    with pytest.raises(TpuMagicsError, match="takes no ARGs"):
+        cell("loss.backward()\ndef f(x): return x\n", "1")
+
+
+@pytest.mark.process
+def test_an_attribute_that_cannot_come_takes_no_object_with_it(notebook: FakeNotebook) -> None:
+    cell(
+        "import threading, torch\n"
+        "class Job:\n    def __init__(self): self.net, self.lock = torch.nn.Linear(2, 1), threading.Lock()\n"
+        "job = Job()\njob.steps = 3\n"
+    )
+    job = notebook.names["job"]
+    assert job.steps == 3 and job.net.weight.shape == (1, 2) and not hasattr(job, "lock")
+    assert "`job.lock` (a lock)" in "".join(notebook.lines)
+
+
+@pytest.mark.process
+def test_settings_of_the_process_come_home(notebook: FakeNotebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = list(sys.path)
+    with numpy.errstate():
+        cell(
+            "import sys, numpy\nsys.path.insert(0, '/to/mine')\nsys.path.append('/at/the/end')\n"
+            "numpy.seterr(over='raise')\n"
+        )
+        assert sys.path == ["/to/mine", *before, "/at/the/end"]
+        assert numpy.geterr()["over"] == "raise"
+
+
+@pytest.mark.process
+def test_an_iterator_that_is_used_up_has_its_line(notebook: FakeNotebook) -> None:
+    """torch_xla hands what a rank raises through a generator, which makes a RuntimeError of it."""
+    with pytest.raises(TrainingFailed) as caught:
+        cell("batches = iter([1])\nnext(batches)\nbatch = next(batches)\n")
+    text = " ".join(str(caught.value).split())
+    assert text.startswith("Rank 0 raised StopIteration Why: It was raised at <cell>, line 4, in <module>.")
+    assert "an iterator that has none left" in text
 
 
 @pytest.mark.process
@@ -245,13 +311,45 @@ def test_scripts(notebook: FakeNotebook, tmp_path: Path) -> None:
     (tmp_path / "mp.py").write_text(MP_FN)
     (tmp_path / "main.py").write_text(MAIN)
     (tmp_path / "neighbour.py").write_text("NAME = 'found'")
-    before = list(sys.argv)
+    before, path = list(sys.argv), list(sys.path)
     result = train.train_function(["mp.py", "--epochs", "2"], OPTIONS)
     assert result.value == 0 and result.run.name == "mp"
     assert f"rank 0 2 mp {tmp_path}/mp.py" in notebook.printed
     train.train_function([str(tmp_path / "main.py"), "--lr", "0.1"], OPTIONS)
     assert "main ['--lr', '0.1'] found" in notebook.printed
-    assert sys.argv == before and "mp" not in sys.modules
+    assert sys.argv == before and sys.path == path and "mp" not in sys.modules
+
+
+LOGS = """
+import logging
+logging.getLogger("torch").debug("a library's logger stays")
+logging.basicConfig(level="INFO", format="%(levelname)s:%(name)s:%(message)s")
+logging.info("from the root")
+own = logging.getLogger("of.the.notebook")
+own.addHandler(logging.StreamHandler())
+own.info("once and once")
+"""
+
+
+@pytest.mark.process
+def test_a_script_finds_logging_as_a_new_python_has_it(notebook: FakeNotebook, tmp_path: Path) -> None:
+    """The notebook's own set-up neither keeps basicConfig() from working nor shows lines twice; and it stays."""
+    (tmp_path / "logs.py").write_text(LOGS)
+    root, own = logging.getLogger(), logging.getLogger("of.the.notebook")
+    handler = logging.StreamHandler(io.StringIO())
+    level = root.level
+    root.addHandler(handler)
+    own.addHandler(handler)
+    try:
+        with fresh_logging():
+            assert root.handlers == own.handlers == [] and root.level == logging.WARNING
+        assert handler in root.handlers and own.handlers == [handler] and root.level == level
+        train.train_function(["logs.py"], OPTIONS)
+    finally:
+        root.removeHandler(handler)
+        own.removeHandler(handler)
+    lines = [line for line in notebook.printed.splitlines() if "from the root" in line or "once" in line]
+    assert lines == ["INFO:root:from the root", "once and once", "INFO:of.the.notebook:once and once"]
 
 
 @pytest.mark.process

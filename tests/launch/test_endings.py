@@ -238,6 +238,21 @@ def test_weights_with_nan_are_told_with_the_first_step() -> None:
     assert bad.status == "done" and bad.run.info["warnings"] == [told] and notebook.lines[-1] == told
 
 
+def test_a_loss_that_is_not_finite_at_the_end_is_told() -> None:
+    def logs(*losses: float) -> None:
+        import tpu_magics
+
+        for loss in losses:
+            tpu_magics.log(loss=loss, gap=float("nan"))
+            framework.sync()
+
+    notebook = fake_notebook()
+    assert run(logs, float("inf"), 0.5).run.info["warnings"] == [] and notebook.lines == []
+    told = "The logged `loss` is nan at the end. Look at the labels and the inputs."
+    bad = run(logs, 0.5, float("nan"))
+    assert bad.status == "done" and bad.run.info["warnings"] == [told] and notebook.lines == [told]
+
+
 # -- what was learned until a failure ---------------------------------------------------------------------------------
 
 

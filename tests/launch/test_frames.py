@@ -343,6 +343,14 @@ def test_runs_of_library_frames_become_one_line() -> None:
     ]
 
 
+def test_what_only_passes_a_call_on_is_not_named() -> None:
+    ours = Frame(OURS, 3, "to", "moved = plain(tensor, device)", library=True)
+    assert frames.libraries_below([user(), ours]) == []
+    assert frames.libraries_below([user(), ours, library()]) == ["torch"]
+    raised = Frame(OURS, 4, "log", "raise ValueError(value)", library=True)
+    assert frames.libraries_below([user(), raised]) == ["tpu_magics"]
+
+
 def test_many_packages_are_cut() -> None:
     assert frames.fold([library(name) for name in "abcdef"]) == ["... 6 frames in a/b/c/d/... ..."]
 
@@ -359,3 +367,19 @@ def test_nothing_folds_to_nothing() -> None:
     assert frames.fold([]) == []
     assert frames.last_user_frame([library()]) is None
     assert frames.libraries_below([library(), user()]) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("learning_rate = 1\nlearning_rte", "name 'learning_rte' is not defined. Did you mean: 'learning_rate'?"),
+        ("def f():\n    batches = 1\n    batche\nf()", "name 'batche' is not defined. Did you mean: 'batches'?"),
+        ("import math\nmath.factoril(1)", "module 'math' has no attribute 'factoril'. Did you mean: 'factorial'?"),
+        ("zzz", "name 'zzz' is not defined"),
+        ("raise NameError('mine')", "mine"),
+        ("class A:\n    def __dir__(self): raise OSError\nA().x", "'A' object has no attribute 'x'"),
+    ],
+)
+def test_the_name_that_was_meant(code: str, text: str) -> None:
+    """Python tells it only with the whole traceback."""
+    assert frames.describe(raised_by(code))[1] == text

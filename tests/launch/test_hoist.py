@@ -12,7 +12,7 @@ pytestmark = pytest.mark.process
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch_xla")
 
-from .hoisting import BACKEND, Notebook, both, in_worker, run_cell, same, states  # noqa: E402
+from .hoisting import BACKEND, Notebook, both, in_worker, reasons, run_cell, same, states  # noqa: E402
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -189,13 +189,16 @@ def test_methods_partials_and_callable_objects(notebook):
 
 
 @pytest.mark.smoke
-def test_a_cell_of_statements(notebook):
-    notebook.run("width = 4")
-    tree, plan = notebook.plan_cell("""
-        seed(1)
-        model = Net(width, depth=2)
-        found = losses(model)
-        rest = stream()
+@pytest.mark.parametrize("guard", ["if True: pass", "if __name__ == '__main__':"])
+def test_a_cell_of_statements(notebook, guard):
+    """Also those of a script that was pasted, which its guard does not make conditional."""
+    notebook.run("width, __name__ = 4, '__main__'")
+    inner = "    " * guard.endswith(":")
+    tree, plan = notebook.plan_cell(f"""
+        {guard}
+        {inner}seed(1); model = Net(width, depth=2)
+        {inner}found = losses(model)
+        {inner}rest = stream()
     """)
     assert [(one.name, one.line) for one in plan.hoisted] == [("model", 3)]
     result = "found, rest, bits(model)"
@@ -205,6 +208,21 @@ def test_a_cell_of_statements(notebook):
     assert on.declined == []
     assert run_cell(notebook, tree, plan, "id(model)", hoisted=True).value == id(plan.models["model"])
     assert "__tpu_magics_hoisted__" not in notebook.names
+
+
+def test_statements_that_give_a_name_of_the_notebook_a_new_value(notebook):
+    """`model = model.to(device)`, and names that are exchanged: what they read is the notebook's value."""
+    notebook.run("first, second, width, model = 4, 2, 4, nn.Identity()")
+    _, plan = notebook.plan_cell("""
+        before = Net(width)
+        model = model.float()
+        first = second
+        second = first
+        width = width + first
+        after = Net(width)
+    """)
+    assert [one.name for one in plan.hoisted] == ["before"]
+    assert "replaces a value that was read before" in reasons(plan)["Net(width)"]
 
 
 def test_two_models_and_the_numbers_between_them(notebook):

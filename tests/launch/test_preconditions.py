@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import inspect_host
 from tpu_magics.launch import process, session
 from tpu_magics.launch.request import check_function
+from tpu_magics.launch.runtime_start import find_start
+from tpu_magics.launch.strategies.forked import ForkedStrategy
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
@@ -45,7 +48,31 @@ def marked(cell: str) -> None:
     session.current.fork_blockers.record(session.current.backend, cell)
 
 
+@pytest.mark.parametrize(
+    ("source", "by"),
+    [
+        ("def f():\n    torch_xla.device()\n\nx = torch_xla.device()", "In [3], line 4: `x = torch_xla.device()`"),
+        ("y = fitter.inputs.to('xla:0')", "In [3], line 1: `y = fitter.inputs.to('xla:0')`"),
+        ("y = predict()", "In [3], through `fitter.device`, which is on the device"),
+        ("y = len(config)", "In [3], through `config['device']`, which is on the device"),
+        ("y = 1", "In [3]"),
+        ("not Python", "In [3]"),
+    ],
+)
+def test_what_a_cell_did_is_named_as_far_as_it_shows(source: str, by: str) -> None:
+    fitter = types.SimpleNamespace(device=torch.device("xla"), inputs=torch.ones(1))
+    names: dict[str, Any] = {"torch_xla": torch_xla, "fitter": fitter, "config": {"device": "xla:0", "kind": "cpu"}}
+    exec("def predict():\n    return fitter.inputs.to(fitter.device)", names)
+    assert str(find_start("In [3]", source, names, session.current.backend)) == by
+
+
+def as_on_a_tpu() -> None:
+    """The notebook's runtime holds the chip, so that new processes cannot use it either."""
+    ForkedStrategy.can_spawn = False
+
+
 def cells_that_use_the_device() -> None:
+    as_on_a_tpu()
     marked("In [6]")
     torch.ones(2, device=torch_xla.device())
     marked("In [7]")
@@ -54,6 +81,7 @@ def cells_that_use_the_device() -> None:
 
 
 def cells_that_use_the_device_before_us() -> None:
+    as_on_a_tpu()
     xr.world_size()
     print(said(refused(nothing)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -30,8 +31,9 @@ from tests.launch.launching import (
     wait_until,
     waits_for,
 )
-from tpu_magics.launch import process, session
+from tpu_magics.launch import descendants, process, session
 
+LONG = pytest.mark.long
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
 
@@ -327,11 +329,131 @@ def test_programs_can_be_started_in_a_worker() -> None:
     assert result.value == "3 said by a program" and "to the log" in result.run.log(0)
 
 
-def leaves_a_program(folder: Path) -> None:
-    program = subprocess.Popen(["sleep", "1000"])
-    (folder / "program").write_text(str(program.pid))
+# -- processes that leave the worker's group and session ---------------------------------------------------------------
 
 
-def test_programs_that_a_worker_leaves_go_with_it(tmp_path: Path) -> None:
-    assert run(leaves_a_program, tmp_path).status == "done"
-    assert wait_until(lambda: not alive(int((tmp_path / "program").read_text())), 5)
+def is_noted(folder: Path, pid: int) -> None:
+    """Tell the test of a process."""
+    (folder / f"{pid}.new").touch()
+    (folder / f"{pid}.new").rename(folder / f"{pid}.pid")
+
+
+def noted(folder: Path) -> list[int]:
+    return [int(path.stem) for path in folder.glob("*.pid")]
+
+
+def leaves_programs(folder: Path, how: str) -> list[bool]:
+    """Programs and daemons: in other sessions, with another environment, without a parent, deaf to SIGTERM."""
+    is_noted(folder, subprocess.Popen(["sleep", "1000"]).pid)
+    is_noted(folder, subprocess.Popen(["/bin/sleep", "1000"], env={}, start_new_session=True).pid)
+    for program in (("/bin/sh", "-c", "trap '' TERM; while :; do /bin/sleep 1000; done"), ()):
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                is_noted(folder, os.getpid())
+                os.closerange(0, 4096)
+                if program:
+                    os.execve(program[0], program, {})
+                time.sleep(1000)
+            os._exit(0)
+    assert wait_until(lambda: len(noted(folder)) == 4)
+    living = [alive(pid) for pid in noted(folder)]
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "raise":
+        raise KeyError(how)
+    if how == "hang":
+        (folder / "hangs").touch()
+        time.sleep(1000)
+    return living
+
+
+@pytest.mark.parametrize("how", ["return", "kill", *(pytest.param(how, marks=LONG) for how in ("raise", "hang"))])
+def test_what_a_worker_leaves_goes_with_it(tmp_path: Path, how: str) -> None:
+    if how == "return":
+        assert run(leaves_programs, tmp_path, how).value == [True] * 4, "also daemons live as long as their run"
+    else:
+        failed(leaves_programs, tmp_path, how, timeout=4.0 if how == "hang" else 60.0)
+    assert not any(map(alive, noted(tmp_path)))
+
+
+def test_what_a_worker_leaves_goes_with_the_notebook(tmp_path: Path) -> None:
+    with forked_notebook(lambda: run(leaves_programs, tmp_path, "hang"), tmp_path / "out") as pid:
+        assert wait_until((tmp_path / "hangs").exists, 60), (tmp_path / "out").read_text()
+        os.kill(pid, signal.SIGKILL)
+        assert wait_until(lambda: not any(map(alive, noted(tmp_path))))
+    reap_orphans()
+
+
+def test_a_mark_is_of_one_worker_of_one_run(tmp_path: Path) -> None:
+    """Nothing else is ended: not what another worker of the run has started, nor that of another run."""
+
+    def starts(run: Path) -> subprocess.Popen[bytes]:
+        def marks() -> None:
+            descendants.set_mark(run)
+
+        return subprocess.Popen(["sleep", "1000"], preexec_fn=marks)
+
+    first, second, other = starts(tmp_path / "run"), starts(tmp_path / "run"), starts(tmp_path / "other")
+    try:
+        descendants.end_marked(descendants.mark_of(tmp_path / "run", first.pid))
+        assert (first.wait(), second.poll(), other.poll()) == (-signal.SIGTERM, None, None)
+        descendants.end_marked(descendants.mark_of(tmp_path / "run"))
+        assert (second.wait(), other.poll()) == (-signal.SIGTERM, None)
+    finally:
+        for program in (first, second, other):
+            program.kill()
+            program.wait()
+
+
+def test_where_the_limit_cannot_be_set_the_environment_has_the_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object) -> None:
+        raise ValueError
+
+    monkeypatch.setenv(descendants.VARIABLE, "")
+    monkeypatch.setattr(resource, "setrlimit", refuses)
+    descendants.set_mark(tmp_path)
+    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as program:
+        descendants.end_marked(descendants.mark_of(tmp_path, os.getpid()))
+        assert program.wait() == -signal.SIGTERM
+
+
+def leaves_its_group(folder: Path) -> None:
+    is_noted(folder, os.getpid())
+    os.setpgid(0, os.getpgid(os.getppid()))
+    time.sleep(1000)
+
+
+def test_a_worker_that_leaves_its_group_is_stopped(tmp_path: Path) -> None:
+    failed(leaves_its_group, tmp_path, timeout=1.0)
+    assert noted(tmp_path) and not any(map(alive, noted(tmp_path)))
+
+
+# -- forks of the function's own -------------------------------------------------------------------------------------
+
+
+def forks(model: Any) -> list[int]:
+    """Bare forks that end as the function does, by an exception, and by their own exit code."""
+    codes = []
+    for how in ("return", "raise", "exit"):
+        pid = os.fork()
+        if pid:
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        elif how == "return":
+            return ["a fork's"]  # type: ignore[list-item]
+        elif how == "raise":
+            raise KeyError("of a fork")
+        else:
+            exit(7)
+    torch.nn.init.ones_(model.weight)
+    return codes
+
+
+def test_a_fork_ends_where_the_function_ends() -> None:
+    model = torch.nn.Linear(2, 2)
+    result = run(forks, model)
+    assert result.value == [0, 1, 7] and model.weight.eq(1).all()
+    assert "KeyError: 'of a fork'" in result.run.log(0)
+    assert [event.kind for event in result.run.events(rank=0)].count("end") == 1

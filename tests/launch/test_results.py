@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import json as json_module
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import results
 from tpu_magics.launch.results import MissingValue, RunResults, TrainResult, collect_results
+from tpu_magics.launch.state.snapshot import StateSnapshot
 from tpu_magics.launch.work import CellWork, FunctionWork, ScriptWork, packed
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.folder import RunFolder
 from tpu_magics.runs.reader import Run
+
+
+class Net:
+    """A model of the weights `weight`, with parts."""
+
+    def __init__(self, weight: str = "", *parts: Net) -> None:
+        self.weight, self.parts = weight, parts
+
+    def modules(self) -> list[Net]:
+        return [self, *self.parts]
 
 
 class FakeBackend:
@@ -28,18 +41,25 @@ class FakeBackend:
     def dumps(self, value: Any) -> bytes:
         return pickle.dumps(value)
 
+    def is_model(self, value: object) -> bool:
+        return isinstance(value, Net)
+
+    def structure(self, model: Net) -> str:
+        return model.weight
+
     def check_weights(self, models: dict[str, Any], folder: Path) -> Any:
         self.calls.append(f"check {sorted(models)}")
         if self.fails == "check":
             raise TpuMagicsError("They do not fit.")
         return models
 
-    def load_weights(self, staged: Any) -> None:
+    def load_weights(self, staged: Any) -> list[str]:
         self.calls.append("load")
         if self.fails == "load":
             raise TpuMagicsError("Half-way.")
         for model in staged.values():
             model["weight"] = "new"
+        return list(staged)
 
 
 def put(files: RunFiles, rank: int, content: bytes) -> None:
@@ -65,11 +85,25 @@ def test_values_names_and_weights(files: RunFiles) -> None:
     assert list(files.path.glob("result-*")) == []
 
 
+def test_models_that_the_cell_built_are_named(files: RunFiles, tmp_path: Path) -> None:
+    backend, hoisted = FakeBackend(), Net("w")
+    built = {"net": Net("w", Net("w")), "loss": Net(), "x": 1, "late": Net("w")}
+    extra = {"names": {name: pickle.dumps(value) for name, value in built.items()}, "same": {"alias": "m"}}
+    put(files, 0, packed(None, backend, models=[], **extra))  # type: ignore[arg-type]
+    home = collect_results(files, 1, {"m": hoisted}, backend)  # type: ignore[arg-type]
+    assert home.made == ["net", "late"], "not what has no weights, and not the notebook's own by another name"
+    result = TrainResult(Run(tmp_path), {})
+    assert result.made == []
+    result.settle(home)
+    assert result.made == ["net", "late"]
+
+
 def test_a_rank_that_wrote_nothing(files: RunFiles) -> None:
     put(files, 0, packed(1, FakeBackend()))  # type: ignore[arg-type]
-    home = collect_results(files, 2, {}, FakeBackend())  # type: ignore[arg-type]
-    assert home.values[0] == 1 and isinstance(home.values[1], MissingValue)
-    assert "rank 1 wrote no result" in home.values[1].reason
+    backend, model = FakeBackend(), {"weight": "old"}
+    with pytest.raises(TpuMagicsError, match=r"(?s)Rank 1 wrote no result.*result-value-1\.pkl is not"):
+        collect_results(files, 2, {"m": model}, backend)  # type: ignore[arg-type]
+    assert model == {"weight": "old"} and backend.calls == []
 
 
 def test_what_cannot_be_loaded_holds_nothing_else_back(files: RunFiles) -> None:
@@ -181,6 +215,7 @@ def test_a_script_without_mp_fn_runs_as_main(tmp_path: Path, monkeypatch: pytest
 
 def test_a_result_before_and_after(runs: Path) -> None:
     folder = RunFolder.create("named")
+    folder.release()
     result = TrainResult(Run(folder.path), {"m": 1})
     assert result.status == "starting" and result.steps == 0 and result.compiles is None
     with pytest.raises(TpuMagicsError, match="'named' has no results: its status is starting"):
@@ -194,3 +229,16 @@ def test_a_result_before_and_after(runs: Path) -> None:
     with pytest.raises(TpuMagicsError, match="it failed"):
         result.wait()
     assert isinstance(results.MissingValue("x"), MissingValue)
+
+
+def test_a_hoisted_model_is_called_as_the_cell_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    hoisted, known = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    snapshot = StateSnapshot(main={"build": print, "known": known})
+    names = {"nets": {"a": hoisted}, "best": known}
+    assert results._name_of(hoisted, "build", names, snapshot) == "nets['a']"
+    assert results._name_of(hoisted, "net", {"net": hoisted, "nets": [hoisted]}, snapshot) == "net"
+    monkeypatch.setitem(vars(sys.modules["__main__"]), "known", known)
+    assert results._name_of(known, "known", names, snapshot) == "known"
+    monkeypatch.setitem(vars(sys.modules["__main__"]), "known", hoisted)
+    assert results._name_of(known, "known", names, snapshot) == "the known from before it was assigned again"
+    assert results._name_of(hoisted, "build", {}, snapshot) == "build"

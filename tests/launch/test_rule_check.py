@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ import torch_xla
 
 from tests.launch.launching import FakeNotebook, fake_notebook, refused, run, said
 from tpu_magics.check.cells import CodeCell, cell_of, without_redefined
-from tpu_magics.launch import rule_check, session
+from tpu_magics.check.rules.ranks import OptimizerStep
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch import framework, rule_check, session
 from tpu_magics.runs.events import RuleFinding
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
@@ -89,12 +92,23 @@ def test_a_fault_of_the_checker_costs_a_line_and_no_run() -> None:
     book = notebook(RuntimeError("boom"))
     assert run(nothing).run.status == "done"
     assert "The rule check failed (RuntimeError: boom)." in book.lines
-    assert "The run was not started: the rule check failed" in said(refused(nothing, strict=True))
+    assert "The run was not started. The rule check failed" in said(refused(nothing, strict=True))
+
+
+def test_a_fault_of_one_rule_costs_a_line_and_no_other_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise KeyError("boom")
+
+    monkeypatch.setattr(OptimizerStep, "check_program", fails)
+    book = notebook(BROKEN, USED)
+    told = [event.code for event in run(nothing).run.events("finding") if isinstance(event, RuleFinding)]
+    assert told and "TPU003" not in told
+    (line,) = [one for one in book.lines if "TPU405" in one]
+    assert line == "The rule TPU405 (optimizer-step) failed with KeyError: 'boom'. What it would have found is missing."
+    assert "--strict requires the rule check." in said(refused(nothing, strict=True))
 
 
 def test_a_plain_program_is_checked_as_its_file() -> None:
-    import sys
-
     cells = session.current.notebook.checked_cells()
     path = getattr(sys.modules["__main__"], "__file__", None)  # pytest's own program, and none in a worker of xdist
     assert [cell.path for cell in cells] == ([str(path)] if path else [])
@@ -142,6 +156,41 @@ def test_a_launch_is_looked_for() -> None:
     assert items(CLEAN)[PLACE].state == "failed"
     assert items(CLEAN, "%%tpu_train x\ndef g(x):\n    return f(x)\n")[PLACE].state == "passed"
     assert items(CLEAN, "from accelerate import notebook_launcher\nnotebook_launcher(f, (1,))")[PLACE].state == "passed"
+
+
+def test_the_strategy_of_tpu_init_is_known() -> None:
+    scope = "import tensorflow as tf\nwith strategy.scope():\n    m = tf.keras.Sequential([tf.keras.layers.Dense(1)])\n"
+    assert items("%tpu_init --framework tensorflow\n", scope)[PLACE].state == "passed"
+    assert items(scope)[PLACE].state == "failed"
+    own = "resolver = tf.distribute.cluster_resolver.TPUClusterResolver('local')\n"
+    assert items("%tpu_init --framework tensorflow\n", scope + own)[PLACE].state == "failed", "its own is incomplete"
+
+
+def test_what_only_tpu_init_imported_is_no_framework_of_the_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorflow", sys)
+    monkeypatch.setattr(framework, "prepared", {framework.TORCH})
+    assert framework.choose_framework("auto", cells=["import tensorflow as tf"]) == framework.TENSORFLOW
+    for both in ("import torch", "from transformers import Trainer", "import numpy, torch_xla"):
+        with pytest.raises(TpuMagicsError, match="unclear"):
+            framework.choose_framework("auto", cells=["import tensorflow as tf", both])
+    monkeypatch.setattr(framework, "prepared", set())
+    with pytest.raises(TpuMagicsError, match="unclear"):
+        framework.choose_framework("auto", cells=["import tensorflow as tf"])
+
+
+def test_a_script_that_was_given_an_xla_device_is_checked_as_one(tmp_path: Path) -> None:
+    script = tmp_path / "gpu.py"
+    script.write_text(
+        "import torch, sys\nmodel = torch.nn.Linear(4, 2).to(sys.argv[1])\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nfor i in range(9):\n"
+        "    loss = model(torch.ones(3, 4).to(sys.argv[1])).sum()\n    loss.backward()\n    optimizer.step()\n"
+    )
+    with_device = rule_check.check_code(object(), script, False, 1, ("--device=xla",))
+    assert [(one.code, one.line) for one in with_device] == [("TPU405", 7)]
+    assert rule_check.check_code(object(), script, False, 1) == []
+    script.write_text("import torch\ndevice = 'cuda' if torch.cuda.is_available() else 'cpu'\n")
+    assert [(one.code, one.line) for one in rule_check.check_code(object(), script, False, 1)] == [("TPU413", 2)]
+    assert rule_check.check_code(object(), script, False, 1, ("--device", "xla:0")) == []
 
 
 def test_tensorflow_needs_resolver_initialisation_and_strategy() -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests import framework
-from tests.launch.launching import error_of, run
+from tests import forks, framework
+from tests.launch.launching import error_of, fake_notebook, run
 from tpu_magics.launch import process, session
 from tpu_magics.launch.strategies.forked import ForkedStrategy
 
@@ -57,6 +57,33 @@ def test_the_results_are_those_of_forks(spawning: None) -> None:
             torch.testing.assert_close(spawned, forked)
         else:
             assert spawned == pytest.approx(forked)
+
+
+def notebook_with_a_runtime() -> None:
+    """Its later runs go on, in new processes."""
+    torch.ones(1).to(framework.device())
+    (model, optimizer), steps = large(), []
+    notebook = fake_notebook()
+    before = model.weight.clone()
+    assert run(trains, model, optimizer, steps).value[0] == os.getpid()
+    assert steps == [0, 1, 2] and not torch.equal(before, model.weight) and len(optimizer.state) == 2
+    told = " ".join(notebook.lines)
+    assert "runtime already runs in this notebook, started by code that ran before" in told
+    assert "On a TPU the run would be refused" in told
+
+
+@pytest.fixture(scope="module")
+def server() -> None:
+    forks.server(framework.MODULES, "")  # it stays, and so is begun before a test looks what it leaves
+
+
+@pytest.mark.usefixtures("server")
+def test_a_rehearsal_goes_on_where_the_notebook_has_started_the_runtime() -> None:
+    pytest.importorskip("cloudpickle")
+    # Not in a fork of this process: torch's OpenMP threads, which an earlier test may have started, are not in it.
+    program = "from tests import framework\nfrom tests.launch import test_spawned\nframework.import_framework()\n"
+    program += "framework.begin_notebook()\n"
+    forks.run(framework.MODULES, program + "test_spawned.notebook_with_a_runtime()", cwd=forks.ROOT)
 
 
 def fails() -> None:

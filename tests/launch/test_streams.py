@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import ctypes
 import io
 import json
@@ -307,6 +308,51 @@ def displays() -> None:
     display({"text/plain": "x" * (streams.DISPLAY_LIMIT + 1)}, raw=True)
     display({"application/vnd.jupyter.widget-view+json": {"model_id": "1"}, "text/plain": "Widget()"}, raw=True)
     print("end")
+    with contextlib.redirect_stdout(DisplayingStream()):
+        print("through a display")
+
+
+@pytest.mark.usefixtures("runs")
+def test_what_is_cleared_in_an_output_widget_stays_in_it(tmp_path: Path) -> None:
+    """rich clears its own ipywidgets.Output ten times a second; the cell's output stays."""
+    import ipywidgets
+
+    told: list[tuple[Any, ...]] = []
+
+    def announce(file: str, display_id: str, update: bool, action: str, wait: bool) -> None:
+        shown = json.loads((tmp_path / file).read_text())["data"].get("text/plain") if file else None
+        told.append((action, display_id, update, shown))
+
+    output, files = ipywidgets.Output(), RunFiles(tmp_path)
+    one = streams.Displays(files, announce, keep=True)
+    one.publish({streams.WIDGET_MIME: {"model_id": output.model_id}, "text/plain": "Output()"})
+    for value in ("first", "second", "third"):
+        output.msg_id = "1"  # what `with output:` sets in a kernel
+        if value != "third":
+            one.clear_output(wait=True)
+        one.publish({"text/plain": value})
+        output.msg_id = ""
+    one.clear_output()
+    area = output.model_id
+    output.close()
+    assert told == [
+        ("display", area, False, ""),
+        ("display", area, True, "first"),
+        ("display", area, True, "second"),
+        ("display", "", False, "third"),
+        ("clear", "", False, None),
+    ]
+
+
+class DisplayingStream(io.StringIO):
+    """Shows what is printed as a display, as rich does while it shows a progress bar."""
+
+    def write(self, text: str) -> int:
+        from IPython.display import display
+
+        if text.strip():
+            display({"text/plain": text}, raw=True)
+        return len(text)
 
 
 def cells_with_displays() -> None:
@@ -328,14 +374,28 @@ def test_displays_stand_where_they_were_made(tmp_path: Path) -> None:
         else:
             merged.append([kind, what])
     kinds = [kind for kind, _ in merged]
-    assert kinds == ["text", "display", "text", "update", "text", "clear", "display", "display", "display", "text"]
+    assert kinds == [
+        "text",
+        "display",
+        "text",
+        "update",
+        "text",
+        "clear",
+        "display",
+        "display",
+        "display",
+        "text",
+        "display",
+    ]
     assert [what for kind, what in merged if kind == "text"] == ["before\n", "between\n", "after\n", "end\n"]
-    first, second, picture, large, widget = (what for kind, what in merged if kind in ("display", "update"))
+    first, second, picture, large, widget, bar = (what for kind, what in merged if kind in ("display", "update"))
     assert (first["text/html"], second["text/html"]) == ("<b>first</b>", "<b>second</b>")
     assert picture == {"image/png": "iVBORw==", "text/plain": "a picture"}
     assert large["text/plain"].startswith("xxx") and "not shown: this display is 5.2 MB" in large["text/plain"]
     assert widget == {"text/plain": "Widget()"}
+    assert bar == {"text/plain": "through a display"}
     assert "before\n" in other and "a picture" in other  # other ranks: as text, in their logs
+    assert other.endswith("end\nthrough a display\n")
 
 
 def figures() -> None:
@@ -425,6 +485,53 @@ def test_the_relay_shows_each_byte_once(files: RunFiles) -> None:
         log.write(b"two\n")
     shower.pump()
     assert notebook.printed == "one\ntwo\n"
+
+
+def test_the_relay_does_not_wait_for_a_pipe(files: RunFiles, writer: EventWriter) -> None:
+    os.mkfifo(files.log_path(0))
+    os.mkfifo(files.display_path(0))
+    writer.write(events.Display(1.0, 0, file=files.display_path(0).name, offset=3))
+    notebook = fake_notebook()
+    Relay(files, notebook).pump()
+    assert notebook.shown == []
+
+
+def test_of_very_much_output_the_newest_is_shown(files: RunFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "SHOWN", 10)
+    files.log_path(0).write_bytes(b"0123456")
+    notebook = fake_notebook()
+    shower = Relay(files, notebook)
+    shower.pump()
+    with files.log_path(0).open("ab") as log:
+        log.write(b"789 and more\n")
+    shower.pump()
+    assert [(kind, what) for _, kind, what in notebook.shown] == [
+        ("text", "0123456"),
+        ("text", "789"),
+        ("newest only", str(files.log_path(0))),
+        ("text", " and more\n"),
+    ]
+
+
+def test_a_very_long_log_is_cut_in_its_middle(files: RunFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "LOG_MOST", 4 << 20)
+    monkeypatch.setattr(streams, "LOG_KEPT", 1 << 20)
+    path, notebook = files.log_path(0), fake_notebook()
+    shower = Relay(files, notebook)
+    with path.open("ab", buffering=0) as log:  # its writer goes on
+        log.write(b"first\n" + b"x" * (3 << 20))
+        shower.pump()
+        shower.bound_log()
+        assert path.stat().st_size == 6 + (3 << 20)
+        log.write(b"x" * (2 << 20) + b"last\n")
+        shower.pump()
+        shower.bound_log()
+        log.write(b"new\n")
+        shower.pump()
+    text = path.read_text()
+    assert text.startswith("first\nx") and text.endswith("xlast\nnew\n") and len(text) < (2 << 20) + 200
+    assert "\n[tpu_magics: 3 MiB of output were removed here: a log of more than 4 MiB is cut in its middle]\n" in text
+    assert notebook.printed.endswith("xlast\nnew\n") and notebook.printed.count("last") == 1
 
 
 def test_the_relay_stops_where_the_persons_output_ends(files: RunFiles, writer: EventWriter) -> None:

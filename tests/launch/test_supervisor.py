@@ -29,7 +29,8 @@ from tests.launch.launching import (
     waits_for,
 )
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import process, session, supervisor, train
+from tpu_magics.launch import descendants, process, session, supervisor, train
+from tpu_magics.launch.descendants import Guard
 from tpu_magics.launch.strategies import forked
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
@@ -170,6 +171,55 @@ def test_two_that_fail_within_a_second_are_both_told() -> None:
 
     error = failed_ranked(both)
     assert error.rank == 1 and "Also failed: rank 2" in said(error)
+
+
+# -- ranks -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gives(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[int, int]], None]:
+    """A fake runtime that gives workers these ranks, by index; they do not find each other."""
+    from tpu_magics.backends.torch_xla import worker
+    from tpu_magics.backends.torch_xla.rehearse import join
+
+    def arrange(ordinals: dict[int, int]) -> None:
+        monkeypatch.setattr(join, "join", lambda *_: None)
+        monkeypatch.setattr(worker, "_ordinal", lambda spec, _replica: ordinals[spec.index])
+
+    return arrange
+
+
+def spoils(rank: int, model: Any, culprit: int = -1) -> None:
+    spoil(model)
+    if rank == culprit:
+        raise KeyError("the failing one")
+
+
+def test_workers_with_one_rank_are_no_run(gives: Callable[[dict[int, int]], None]) -> None:
+    gives({0: 0, 1: 0})
+    model = net()
+    before = digest(model)
+    error = failed_ranked(spoils, model, workers=2)
+    assert error.what == "The workers do not agree on their ranks: of 2 that began, 2 have rank 0."
+    assert digest(model) == before and of(error).status == "failed"
+
+
+@pytest.mark.long
+def test_their_own_failure_does_not_hide_it(gives: Callable[[dict[int, int]], None]) -> None:
+    gives({0: 0, 1: 0, 2: 1, 3: 1})
+    error = failed_ranked(spoils, net(), 1, workers=4)
+    assert error.what.endswith("2 have rank 0 and 2 have rank 1.")
+    assert "A worker also raised KeyError: 'the failing one'" in error.details
+
+
+def test_a_rank_that_the_run_does_not_have(
+    gives: Callable[[dict[int, int]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TPU_WORKER_ID", "50")
+    gives({0: 100, 1: 101})
+    error = failed_ranked(spoils, net(), workers=2)
+    assert ": The runtime gave this worker rank 10" in error.what and "the run has ranks 0 to 1" in error.what
+    assert "TPU_WORKER_ID=50" in error.why and "Unset TPU_WORKER_ID" in error.todo
 
 
 # -- interrupts -------------------------------------------------------------------------------------------------------
@@ -451,8 +501,10 @@ def test_only_our_own_groups_are_signalled(monkeypatch: pytest.MonkeyPatch, tmp_
     killpg, kill = os.killpg, os.kill
     monkeypatch.setattr(os, "killpg", lambda pid, number: (signalled.append(("group", pid)), killpg(pid, number)))
     monkeypatch.setattr(os, "kill", lambda pid, number: (signalled.append(("process", pid)), kill(pid, number)))
+    guards: list[Any] = []
+    monkeypatch.setattr(descendants, "Guard", lambda run: guards.append(Guard(run)) or guards[-1])
     error = failed(sleeps, net(), tmp_path, True, timeout=2.0, workers=2)
-    assert {pid for _, pid in signalled} == set(pids_of(error))
+    assert {pid for _, pid in signalled} == {*pids_of(error), *(guard.process.pid for guard in guards)}
 
 
 def test_workers_that_somebody_else_reaps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import sys
 import threading
@@ -19,6 +20,7 @@ from tests.launch.launching import digest, failed, fake_notebook, of, refused, r
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import results, session
 from tpu_magics.launch.plan import Options
+from tpu_magics.launch.strategies import forked
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
@@ -124,10 +126,8 @@ def defined_inside() -> Any:
     return Here()
 
 
-def test_an_object_of_a_class_of_the_worker_is_told() -> None:
-    result = run(defined_inside)
-    with pytest.raises(TpuMagicsError, match="Here"):
-        _ = result.value
+def test_an_object_of_a_class_of_the_worker_comes_home_by_its_code() -> None:
+    assert type(run(defined_inside).value).__name__ == "Here"
 
 
 def test_no_values_before_the_end_or_after_a_failure() -> None:
@@ -445,3 +445,49 @@ def test_two_models_with_one_name_both_come_home() -> None:
     result = run(inner, second)
     assert digest(first) != befores[0] and digest(second) != befores[1]
     assert len(result.models) == 2
+
+
+# -- a run folder that others can write to -----------------------------------------------------------------------------
+
+
+class Hostile:
+    """A pickle that runs code when it is loaded."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return open, (self.path, "x")
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_results_come_from_the_folder_of_the_run_and_not_from_its_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, complete: bool
+) -> None:
+    """Another account renames the folder, and puts one with results of its own there, or a link to it."""
+    load = forked.ForkedStrategy.load
+
+    def exchanged(self: Any, run: Any, ranks: int) -> Any:
+        path = run.folder.path
+        own = path.rename(tmp_path / "taken")
+        (tmp_path / "theirs").mkdir()
+        for file in own.iterdir():
+            (tmp_path / "theirs" / file.name).write_bytes(file.read_bytes())
+            if file.suffix == ".pkl":
+                (tmp_path / "theirs" / file.name).write_bytes(pickle.dumps(Hostile(str(tmp_path / "ran"))))
+                file.unlink() if not complete else None
+        path.symlink_to(tmp_path / "theirs")
+        return load(self, run, ranks)
+
+    monkeypatch.setattr(forked.ForkedStrategy, "load", exchanged)
+    model = net()
+    before = digest(model)
+    if complete:
+        assert isinstance(run(sgd, model).value, float) and digest(model) != before
+    else:
+        error = failed(sgd, model)
+        assert error.what == "The run folder was moved or replaced during the run." and digest(model) == before
+        assert "Set TPU_MAGICS_RUNS to a folder that only you can change" in error.todo
+    assert not (tmp_path / "ran").exists()
+    assert b'"running"' not in (tmp_path / "taken" / "run.json").read_bytes()
+    assert b'"done"' not in (tmp_path / "theirs" / "run.json").read_bytes()

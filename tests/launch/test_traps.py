@@ -102,6 +102,10 @@ def cells_that_seed() -> None:
     accelerate.utils.set_seed(1234)
     assert (numbers(), numbers()) == (expected, behind)  # the notebook goes on where the workers were
     assert not backend.runtime_initialized()
+    accelerate.PartialState()
+    with warnings.catch_warnings():  # which accelerate gives as its state is built again in a worker
+        warnings.simplefilter("error")
+        assert run(int).value == 0
     print("seeded")
 
 
@@ -242,15 +246,16 @@ def test_trap_08_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = type(session.current.backend)
     load = backend.load_weights
 
-    def interrupted(self: Any, staged: Any) -> None:
+    def interrupted(self: Any, staged: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.05)
-        load(self, staged)
+        return load(self, staged)
 
     with monkeypatch.context() as patch:
         patch.setattr(backend, "load_weights", interrupted)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(tpu_magics.TrainingInterrupted) as caught:
             run(steps, model)
+    assert "they are in the notebook, all of them" in said(caught.value)
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), twin.state_dict().values(), strict=True))
     last = session.current.last
     assert last is not None and last.status == "done" and isinstance(last.value, float)

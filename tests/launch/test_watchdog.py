@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -10,11 +11,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from tests.launch.strategies.signalled import Signal
+from tpu_magics.launch import watchdog as module
 from tpu_magics.launch.watchdog import INTERRUPT, Watchdog, interruptible
 from tpu_magics.runs.meter import MemoryMeter
 from tpu_magics.runs.writer import EventWriter
@@ -142,6 +145,35 @@ def test_after_a_lost_one_the_framework_is_asked_to_give_up(watchdog: Watchdog, 
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         time.sleep(SOON)
     assert ignored == []
+
+
+def test_a_call_that_does_not_give_up_is_named_and_asked_again(
+    watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No signal ends the wait for a mutex, as none ends a compiled program."""
+    monkeypatch.setattr(module, "PATIENCE", 0.05)
+    monkeypatch.setattr(module, "STUCK", 0.05)
+    library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    asked: list[float] = []
+    told: list[str] = []
+
+    def give_up() -> None:
+        asked.append(time.monotonic())
+        if len(asked) == 2:
+            library.pthread_mutex_unlock(mutex)
+
+    def tell(frame: FrameType | None) -> None:
+        told.append(frame.f_code.co_name if frame is not None else "")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    watchdog.give_up, watchdog.tell_stuck = give_up, tell
+    sender = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    library.pthread_mutex_lock(mutex)
+    with pytest.raises(KeyboardInterrupt), watchdog.running(), watchdog.interruptible(limited=True):
+        sender.start()
+        library.pthread_mutex_lock(mutex)
+    sender.join()
+    assert len(asked) == 2 and told == ["test_a_call_that_does_not_give_up_is_named_and_asked_again"]
 
 
 def test_a_block_that_is_minded_ends_and_leaves_everything_as_it_was() -> None:

@@ -43,7 +43,7 @@ class FakeBackend:
     @contextmanager
     def observing(self, writer: EventWriter, watching: ObserverConfig) -> Iterator[Any]:
         assert (watching.device, watching.ranks) == ("TPU", 8)
-        counts = {"total_steps": 7, "compiles": 3, "recompiles": 1}
+        counts = {"total_steps": 7, "compiles": 3, "recompiles": 1, "unsynced": 0}
         told = {"ended": lambda: None, "close": lambda read=True: None, "trained_on_host": lambda: ""}
         yield types.SimpleNamespace(**counts, **told)
 
@@ -53,6 +53,9 @@ class FakeBackend:
     def structure(self, model: Any) -> Any:
         return None
 
+    def trained_elsewhere(self, models: Any) -> dict[str, Any]:
+        return {}
+
     def dumps(self, value: Any) -> bytes:
         return pickle.dumps(value)
 
@@ -61,7 +64,7 @@ def be(tmp_path: Path, backend: FakeBackend, function: Callable[..., Any], index
     """Fork one worker; its exit code."""
     work = FunctionWork(function, index_first=True)
     task = worker.WorkerTask(backend, work, RunFiles(tmp_path), {__file__: "In [4]"})  # type: ignore[arg-type]
-    spec = WorkerSpec(index, 4, "TPU", replicas=replicas)
+    spec = WorkerSpec(index, 4, "TPU", replicas=replicas, world=8)
     with process.interrupts_held():
         process.flush_everything()
         pid = process.fork_worker(lambda: worker.main(task, spec), tmp_path / f"rank-{index}.stacks")

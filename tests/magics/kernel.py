@@ -277,6 +277,10 @@ class Kernel:
         except psutil.NoSuchProcess:
             return []
 
+    def workers(self) -> list[psutil.Process]:
+        """The same without the guard of a run (launch/descendants.py)."""
+        return [process for process in self.descendants() if "descendants.py" not in " ".join(process.cmdline())]
+
     def close(self) -> None:
         """End the kernel and whatever it left behind."""
         left = self.descendants()

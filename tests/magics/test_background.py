@@ -164,7 +164,7 @@ print(_tpu.value)
 
 def test_an_interrupt_of_another_cell_does_not_hurt_it(notebook: Kernel) -> None:
     notebook.run(TICKS.format(ticks=60)).good()
-    [pid] = [process.pid for process in notebook.descendants()]
+    [pid] = [process.pid for process in notebook.workers()]
     other = notebook.send("print('begun')\n" + SLEEPING)
     notebook.wait_for(other, "begun")
     notebook.interrupt()
@@ -174,7 +174,7 @@ def test_an_interrupt_of_another_cell_does_not_hurt_it(notebook: Kernel) -> None
     time.sleep(0.3)
     notebook.interrupt()
     assert notebook.finish(waiting).error_type == "KeyboardInterrupt", "an interrupt ends the waiting, not the run"
-    assert [process.pid for process in notebook.descendants()] == [pid]
+    assert [process.pid for process in notebook.workers()] == [pid]
     notebook.run("_tpu.wait()").good()
     assert notebook.value(f"(_tpu.status, {TRAINED})") == ("done", True)
 

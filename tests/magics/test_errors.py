@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from .kernel import Kernel
@@ -152,6 +155,11 @@ REFUSED = [
     ("%%tpu_train --timeout nan\ndef f(): pass", "--timeout nan is not valid", "omit it"),
     ("%%tpu_train --run-name a/b\ndef f(): pass", "A run cannot be named 'a/b'", "without a slash"),
     ("%%tpu_train -o 3x\ndef f(): pass", "-o 3x is not a name", "Give -o an identifier"),
+    ("%%tpu_train -o class\ndef f(): pass", "-o class is not a name", "Give -o an identifier"),
+    ("%%tpu_train -o __builtins__\ndef f(): pass", "-o __builtins__ would replace a name", "Give -o another name"),
+    ("%%tpu_train -o x x\ndef f(x): pass", "-o x would replace `x`, which the function gets", "another name"),
+    ("%tpu_train -o x int y=x", "-o x would replace `x`, which the function gets", "another name"),
+    ("%%tpu_train -o print\ndef f(): pass", "-o print would replace a name", "Give -o another name"),
     ("%tpu_runs nowhere", "There is no run yet", "%%tpu_train"),
     ("%tpu_logs", "There is no run yet", "%%tpu_train"),
     ("%tpu_stop", "No run is active in the background", "%tpu_runs"),
@@ -166,6 +174,11 @@ def test_refused_with_its_reason_before_anything_forks(kernel: Kernel, cell: str
     assert what in done.said and todo in done.said
     assert "FORKED" not in done.shown and "Traceback" not in done.error
     assert kernel.run("%tpu_runs").good().printed.count("\n") < 2
+
+
+def test_a_script_that_is_a_pipe_is_not_waited_for(kernel: Kernel, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.py")
+    assert "The script pipe.py cannot be read: it is a named pipe, not a file." in kernel.run("%tpu_train pipe.py").said
 
 
 def test_the_result_is_bound_also_after_a_failure(kernel: Kernel) -> None:

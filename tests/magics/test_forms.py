@@ -24,6 +24,12 @@ def notebook(kernel: Kernel) -> Kernel:
 # -- form 1 -----------------------------------------------------------------------------------------------------------
 
 
+def test_a_model_that_the_cell_builds_is_named(kernel: Kernel) -> None:
+    cell = kernel.run("%%tpu_train\nimport torch\nfor _ in range(1):\n    net = torch.nn.Linear(2, 2)").good()
+    assert "cell: done; set in the notebook: net\n" in cell.printed
+    assert kernel.value("(_tpu.made, str(net.weight.device))") == (["net"], "cpu")
+
+
 @pytest.mark.smoke
 def test_the_last_function_is_trained_and_statements_before_it_run_here(notebook: Kernel) -> None:
     cell = notebook.run(
@@ -209,7 +215,7 @@ def test_args_have_no_place_beside_a_launcher_or_plain_statements(notebook: Kern
         "This cell takes no ARGs, but got: model" in cell.error and "the arguments of that call are used" in cell.error
     )
     cell = notebook.run("%%tpu_train model\nx = 1")
-    assert "its last statement is not a `def`" in cell.error
+    assert "no function below them that it would" in cell.error
 
 
 # -- form 3 -----------------------------------------------------------------------------------------------------------
@@ -258,12 +264,10 @@ y = 2
 """
     ).good()
     [told] = [line for line in cell.printed.splitlines() if "Not updated in the notebook" in line]
-    assert [name in told for name in ("`callback`", "`file`", "`late`", "`x`")] == [True, True, True, False]
-    left = notebook.value("_tpu.left")
-    assert sorted(left) == ["Late", "callback", "file", "late"]
-    assert "function" in left["callback"] and "Define classes and functions at the top of the cell" in left["late"]
-    assert notebook.value("(x, y)") == (1, 2)
-    assert notebook.run("late").error_type == "NameError"
+    assert [name in told for name in ("`callback`", "`file`", "`late`", "`x`")] == [False, True, False, False]
+    assert list(notebook.value("_tpu.left")) == ["file"]
+    assert notebook.value("(x, y, callback(), isinstance(late, Late))") == (1, 2, 1, True)
+    assert notebook.run("file").error_type == "NameError"
 
 
 def test_a_failed_cell_changes_no_name(notebook: Kernel) -> None:
@@ -324,6 +328,16 @@ print(__name__, parser.parse_args().epochs)
     assert "IndexError" in cell.error and "main.py, line 2, in f" in cell.error and "runpy" not in cell.error
 
 
+def test_exit_and_quit_end_the_function_as_in_a_script(notebook: Kernel, tmp_path: Path) -> None:
+    cell = notebook.run("%%tpu_train\ndef leaves():\n    exit()\n    print('went on')\n")
+    assert "called sys.exit(" in cell.said and "went on" not in cell.printed
+    cell = notebook.run("%%tpu_train\nprint('here')\nquit(3)\nprint('went on')\n")
+    assert "called sys.exit(3)" in cell.said and "went on" not in cell.printed
+    (tmp_path / "main.py").write_text("print('here')\nquit(4)\nprint('went on')\n")
+    cell = notebook.run("%tpu_train main.py")
+    assert "called sys.exit(4)" in cell.said and cell.printed.startswith("here\n") and "went on" not in cell.printed
+
+
 # -- safe to fork -----------------------------------------------------------------------------------------------------
 
 
@@ -359,3 +373,115 @@ def training_function(model):
         assert notebook.value("_tpu.value[0]") == threads
         assert notebook.value("_tpu.value[1]") >= threads, "not all cores were at work"
         assert notebook.value(TRAINED)
+
+
+# -- the same checks on every road -----------------------------------------------------------------------------------
+
+# Each rank trains a model of its own on all of the data: what is wrong with it does not depend on how it is started.
+DATA = """
+import torch, torch_xla, tpu_magics
+import torch_xla.distributed.xla_multiprocessing as xmp
+from torch.utils.data import DataLoader, TensorDataset
+import torch_xla.runtime as xr
+data = TensorDataset(torch.ones(8, 8), torch.ones(8, 2))
+"""
+BUILT = """model = torch.nn.Linear(8, 2)
+loader = DataLoader(data, batch_size=4)
+"""
+ALONE = """device = torch_xla.device()
+model = model.to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr={rate})
+for x, y in loader:
+    torch.nn.functional.mse_loss(model(x.to(device)) * (1 + xr.global_ordinal()), y.to(device)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    torch_xla.sync()
+"""
+
+
+def _function(head: str, body: str) -> str:
+    return head + "".join(f"    {line}\n" for line in body.splitlines())
+
+
+ROADS = {
+    "function": (DATA + BUILT, lambda body: "%%tpu_train model -n 2\n" + _function("def f(model):\n", body)),
+    "loader as argument": (
+        DATA + BUILT,
+        lambda body: "%%tpu_train model loader -n 2\n" + _function("def f(model, loader):\n", body),
+    ),
+    "builds its model": (DATA, lambda body: "%%tpu_train -n 2\n" + _function("def f():\n", BUILT + body)),
+    "statements": (DATA + BUILT, lambda body: "%%tpu_train -n 2\n" + body),
+    "magic on a line": (DATA + BUILT, lambda body: _function("def f(model):\n", body) + "%tpu_train f model -n 2\n"),
+    "train()": (
+        DATA + BUILT,
+        lambda body: _function("def f(model):\n", body) + "result = tpu_magics.train(f, model, processes=2)\n",
+    ),
+    "xmp.spawn": (
+        DATA + BUILT,
+        lambda body: "%%tpu_train -n 2\n" + _function("def f(index, model):\n", body) + "xmp.spawn(f, args=(model,))\n",
+    ),
+    "notebook_launcher": (
+        DATA + "from accelerate import notebook_launcher\n" + BUILT,
+        lambda body: "%%tpu_train\n" + _function("def f(model):\n", body) + "notebook_launcher(f, (model,), 2)\n",
+    ),
+    "script": ("", lambda body: f"open('s.py', 'w').write({DATA + BUILT + body!r});\n%tpu_train -n 2 s.py\n"),
+    "script with main": (
+        "",
+        lambda body: (
+            f"open('s.py', 'w').write({DATA + _function('def main():', chr(10) + BUILT + body) + 'main()'!r});\n"
+            "%tpu_train -n 2 s.py\n"
+        ),
+    ),
+    "script with _mp_fn": (
+        "",
+        lambda body: (
+            f"open('s.py', 'w').write({DATA + _function('def _mp_fn(index):', chr(10) + BUILT + body)!r});\n"
+            "%tpu_train -n 2 s.py\n"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_what_is_wrong_is_found_on_every_road(kernel: Kernel, road: str) -> None:
+    before, cell = ROADS[road]
+    kernel.run(before).good()
+    said = " ".join(kernel.run(cell(ALONE.format(rate=0.1))).good().printed.split())
+    assert "Some ranks ended with different weights than rank 0" in said and "(rank 1)" in said
+    found = "sorted({one.code for one in _tpu.run.events('finding')} & {'TPU405', 'TPU407'})"
+    assert kernel.value(found.replace("_tpu", "result") if road == "train()" else found) == ["TPU405", "TPU407"]
+
+
+@pytest.mark.parametrize("road", ["function", "script"])
+def test_weights_that_are_not_finite_are_told_on_every_road(kernel: Kernel, road: str) -> None:
+    before, cell = ROADS[road]
+    kernel.run(before).good()
+    done = kernel.run(cell(ALONE.format(rate="float('inf')")).replace("-n 2", "")).good()
+    assert "The trained weights are not finite" in done.printed
+
+
+def test_a_script_that_exits_with_0_is_done(kernel: Kernel) -> None:
+    for code, text in (("0", "done"), ("None", "done"), ("3", "failed")):
+        cell = kernel.run(f"open('s.py', 'w').write('import sys\\nsys.exit({code})');\n%tpu_train s.py\n")
+        assert ("s: done" in cell.printed) is (text == "done"), cell.shown
+        assert ("called sys.exit(3)" in cell.said) is (text == "failed")
+
+
+def test_a_script_that_turns_spmd_on_itself(kernel: Kernel) -> None:
+    text = (
+        "import torch, torch_xla\nfrom torch_xla import runtime as xr\nxr.use_spmd()\n"
+        "print(xr.global_runtime_device_count(), torch.ones(2, device=torch_xla.device()).sum().item())\n"
+    )
+    kernel.run(f"open('s.py', 'w').write({text!r})").good()
+    cell = kernel.run("%tpu_train s.py").good()
+    assert cell.printed.startswith("tpu_magics: The code calls use_spmd(): one worker drives all devices")
+    assert "\n8 2.0\n" in cell.printed and "Warning" not in cell.printed
+    refused = kernel.run("%tpu_train -n 2 s.py")
+    assert "The code calls use_spmd(), but this run does not use SPMD." in refused.said and "--spmd" in refused.said
+
+
+def test_an_error_where_the_working_directory_was_removed(kernel: Kernel, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    kernel.run(f"import os\nos.mkdir({str(gone)!r})\nos.chdir({str(gone)!r})\nos.rmdir({str(gone)!r})").good()
+    cell = kernel.run("%%tpu_train\ndef f():\n    raise ValueError('my own')\n")
+    assert "raised ValueError: my own" in cell.said and "FileNotFoundError" not in cell.shown

@@ -71,10 +71,11 @@ def test_the_cache_says_why_it_is_off_here(kernel: Kernel, tmp_path: Path) -> No
 def test_the_cells_that_started_the_runtime_and_built_an_accelerator_are_named(module_kernel: Kernel) -> None:
     module_kernel.run(MODEL + TRAIN + FORK).good()
     guilty = module_kernel.run("import torch_xla; torch_xla.device()").good().count
-    module_kernel.run("x = 1").good()
+    as_on_a_tpu = "from tpu_magics.launch.strategies.forked import ForkedStrategy; ForkedStrategy.can_spawn = False"
+    module_kernel.run(as_on_a_tpu).good()
     cell = module_kernel.run("%tpu_train train model")
     assert cell.error_type == "TpuMagicsError" and "FORKED" not in cell.shown
-    assert f"The XLA runtime is already initialized in this notebook, by In [{guilty}]." in cell.said
+    assert f"The XLA runtime is already initialized in this notebook, by In [{guilty}], line 1: " in cell.said
     assert "Restart the kernel" in cell.said
 
     guilty = module_kernel.run("from accelerate import Accelerator; a = Accelerator()").good().count

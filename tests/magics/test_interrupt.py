@@ -78,7 +78,7 @@ def test_the_person_presses_stop_again_and_again(notebook: Kernel) -> None:
 def test_processes_that_a_worker_has_started_go_with_it(notebook: Kernel) -> None:
     cell = notebook.send(LOADING.format(options=""))
     notebook.wait_for(cell, "loading")
-    pids = [process.pid for process in notebook.descendants()]
+    pids = [process.pid for process in notebook.workers()]
     assert len(pids) == 3, "a worker and its two loaders"
     assert notebook.stop(cell) < WITHIN
     assert not any(alive(pid) for pid in pids)

@@ -31,7 +31,7 @@ def test_workers_die_with_the_kernel_and_a_restart_works(own_kernel: Kernel, tmp
     cell = kernel.send(LOADING.format(options=""))
     kernel.wait_for(cell, "loading")
     family = [process.pid for process in kernel.descendants()]
-    assert len(family) == 3, "a worker and its two loaders"
+    assert len(kernel.workers()) == 3, "a worker and its two loaders"
     kernel.kill()
     assert gone(family) == [], "processes outlive the kernel"
 
@@ -47,7 +47,7 @@ def test_workers_die_with_the_kernel_and_a_restart_works(own_kernel: Kernel, tmp
 
     # A kernel that ends by itself (here: its front end shuts it down) takes a background run along.
     cell = kernel.run(LOADING.format(options=" --background")).good()
-    kernel.wait_until(lambda: len(kernel.descendants()) == 3)
+    kernel.wait_until(lambda: len(kernel.workers()) == 3)
     family = [process.pid for process in kernel.descendants()]
     ports = {kernel.manager.shell_port, kernel.manager.iopub_port, kernel.manager.hb_port}
     kernel.client.shutdown()

@@ -137,7 +137,7 @@ def test_ctrl_c_ends_the_run_and_the_next_cell_trains(said: dict[int, str]) -> N
 
 
 def test_without_a_panel_a_line_says_what_the_rules_found(said: dict[int, str]) -> None:
-    assert "tpu_magics: 1 broken rule in the code: TPU102. %tpu_check shows where and why." in said[17]
+    assert "tpu_magics: 1 broken rule in the code: TPU102. %tpu_panel shows where and why." in said[17]
     assert "In [17], line 11: TPU102" in said[18] and "print(loss.item())" in said[18]
 
 

@@ -104,6 +104,14 @@ def test_functions_scripts_and_refusals(kernel: Kernel, tmp_path: Path) -> None:
         f"['--epochs', '2'] {overlay.tensorflow_version()}\n"
         in kernel.run("%tpu_train job.py --epochs 2").good().printed
     )
+    (tmp_path / "job.py").write_text("print('here')\nexit(4)\nprint('went on')\n")
+    ended = kernel.run("%tpu_train job.py")
+    assert "SystemExit: 4" in ended.error and "went on" not in ended.printed
+    forks = kernel.run(
+        "%%tpu_train --plain\nimport os, tensorflow as tf\npid = os.fork()\nhere = os.getpid()\n"
+        "code = os.waitpid(pid, 0)[1] if pid else None\n"
+    ).good()
+    assert forks.printed.count("done") == 1 and kernel.value("(here == os.getpid(), code)") == (True, 0)
     assert "--background is not supported" in kernel.run("%%tpu_train --background\nmodel.fit(x, y)").said
     old = kernel.run('%%tpu_train\nmodel.fit(x, y, verbose=0)\nmodel.save_weights("x.h5")')
     assert "Keras 3 does not accept the file name x.h5" in old.said and "steps" not in old.printed

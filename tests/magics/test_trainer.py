@@ -349,3 +349,32 @@ def ranks():
     kernel.run("%tpu_train ranks -n 2 --plain", timeout=PATIENCE).good()
     assert kernel.value("_tpu.values") == [[2, 0, "xla:0", 2, 2, 3], [2, 1, "xla:0", 2, 2, 3]]
     assert kernel.value("(_tpu.left, list(_tpu.models), str(state.device))") == ({}, ["model"], "cpu")
+
+
+def test_an_accelerator_of_the_cell_and_what_it_prepared_go_on_in_the_next_cells(kernel: Kernel) -> None:
+    kernel.run("%tpu_init").good()
+    train = """
+for x, y in loader:
+    loss = torch.nn.functional.cross_entropy(net(x), y)
+    accelerator.backward(loss); optimizer.step(); scheduler.step(); optimizer.zero_grad()
+"""
+    made = """
+import torch
+from accelerate import Accelerator
+torch.manual_seed(0)
+accelerator = Accelerator()
+net = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+data = torch.utils.data.TensorDataset(torch.randn(16, 4), torch.randint(0, 2, (16,)))
+loader = torch.utils.data.DataLoader(data, batch_size=8)
+net, optimizer, loader, scheduler = accelerator.prepare(net, optimizer, loader, scheduler)
+"""
+    cell = kernel.run(f"%%tpu_train{made}{train}").good()
+    assert "Not updated" not in cell.printed
+    kernel.run(train).good()
+    found = kernel.value("(scheduler.get_last_lr()[0], type(optimizer).__name__, accelerator.device.type, len(loader))")
+    assert found == (0.1 * 0.5**4, "AcceleratedOptimizer", "cpu", 2)
+    assert kernel.value("accelerator.unwrap_model(net) is net and net.weight.device.type") == "cpu"
+    kernel.run(f"%%tpu_train{train}").good()
+    assert kernel.value("scheduler.get_last_lr()[0]") == 0.1 * 0.5**6

@@ -14,7 +14,12 @@ from tpu_magics.panel.table import Table, to_html, to_text
 
 NO_TPU = "none: XLA:CPU rehearsal on 2 cores"
 ON_COLAB = f"{NO_TPU}\nOn Colab, choose an accelerator in Runtime > Change runtime type."
-ON_KAGGLE = f"{NO_TPU}\nOn Kaggle, choose an accelerator in Settings > Accelerator."
+ON_KAGGLE = (
+    f"{NO_TPU}\nOn Kaggle, choose an accelerator in Settings > Accelerator. If a TPU is chosen there, the notebook "
+    "may be pinned to the image of an earlier session, without torch_xla and without a TPU: choose "
+    '"Always use latest environment" in the notebook\'s settings, or remove docker_image from '
+    "kernel-metadata.json before `kaggle kernels push`."
+)
 
 
 def tpu(chips: str, memory: int) -> str:

@@ -31,7 +31,7 @@ from tpu_magics.panel.json_values import plain
 from tpu_magics.panel.model_view import ENDED_STATES, LIVE_STATES, RunView
 from tpu_magics.panel.page import Figure, Item, Page, Problem, Section
 from tpu_magics.panel.words import page
-from tpu_magics.panel.words_problems import straggler
+from tpu_magics.panel.words_problems import straggler, told_findings
 from tpu_magics.runs.events import (
     Batch,
     Cache,
@@ -42,6 +42,7 @@ from tpu_magics.runs.events import (
     Memory,
     Mesh,
     Metrics,
+    Read,
     Resumed,
     RuleFinding,
     Saved,
@@ -291,27 +292,74 @@ def finding(line: int = 5, code: str = "TPU301", path: str = "In [12]", **fields
     return RuleFinding(CREATED, 0, code, "recompiles", Site(0, path, line), 1, **{**known, **fields})
 
 
-def test_a_cause_that_a_rule_explains_is_one_problem_at_the_rules_line(tmp_path: Path) -> None:
-    view = started(tmp_path, first_compile(CREATED + 2), recompile(CREATED + 3, 1), finding()).view()
+@pytest.mark.parametrize(
+    "rule",
+    [finding(14), finding(12, first=12, last=15), finding(16, first=13, last=16)],
+    ids=["the same line", "a statement of several lines", "its last line"],
+)
+def test_a_cause_and_a_rule_of_one_place_are_one_problem_at_the_line_that_was_measured(
+    tmp_path: Path, rule: RuleFinding
+) -> None:
+    view = started(tmp_path, first_compile(CREATED + 2), recompile(CREATED + 3, 1), rule).view()
     [found] = page(view).problems
     assert found.title == "Recompiles: the shape of an input changes (TPU301 pad to longest)"
-    assert found.site is not None and found.site.line == 5
+    assert found.site is not None and found.site.line == 14
     assert (found.fix, found.badge) == ("Pad to 128.", "recompiled")
 
 
 @pytest.mark.parametrize(
     "others",
     [
-        (finding(path="In [3]"),),  # another cell
-        (finding(code="TPU303", name="changing-number"),),  # another cause
-        (finding(5), finding(7)),  # which of them is not known
+        (finding(14, path="In [3]"),),  # another cell
+        (finding(14, code="TPU303", name="changing-number"),),  # another cause
+        (finding(13),),  # the only one of the cell, but of another line
+        (finding(15, first=15, last=16),),  # the next statement
+        (finding(5), finding(7)),
     ],
 )
-def test_a_rule_that_may_not_be_the_cause_stays_a_problem_of_its_own(
+def test_what_was_measured_keeps_its_fix_where_no_rule_is_of_that_place(
     tmp_path: Path, others: tuple[RuleFinding, ...]
 ) -> None:
     view = started(tmp_path, first_compile(CREATED + 2), recompile(CREATED + 3, 1), *others).view()
-    assert [one.kind for one in page(view).problems] == ["recompile", *("rule" for _ in others)]
+    first, *rest = page(view).problems
+    assert [one.kind for one in rest] == ["rule" for _ in others]
+    assert first.site is not None and first.site.line == 14 and first.fix != "Pad to 128."
+
+
+def done(tmp_path: Path, *events: Event, steps: int = 8, **info: Any) -> RunView:
+    """A run of one rank that has ended, with these events."""
+    counted = Steps(CREATED + 4, 0, steps, steps, 3.0)
+    end = End(CREATED + 5, 0, steps=steps, compiles=2, recompiles=1)
+    return started(tmp_path, *events, counted, end, status="done", **info).view()
+
+
+@pytest.mark.parametrize(
+    ("code", "fields"),
+    [
+        *((code, {}) for code in ("TPU301", "TPU302", "TPU303", "TPU203", "TPU206", "TPU405", "TPU401")),
+    ],
+)
+def test_what_the_run_refuted_is_taken_back(tmp_path: Path, code: str, fields: dict[str, Any]) -> None:
+    found = finding(5, code, **fields)
+    others = finding(6, "TPU102"), finding(7, advice=True)
+    assert told_findings(done(tmp_path / "t", found, *others, models=["net"])) == others[:1]
+    assert page(done(tmp_path / "a", found, models=["net"])).problems == ()
+    assert len(page(done(tmp_path / "b", found, steps=1)).problems) == 1, "too few steps to tell"
+    limited = {"plan": {"device": "CPU", "workers": 1, "replicas": 1, "steps": 8}}
+    assert len(page(done(tmp_path / "c", found, models=["net"], **limited)).problems) == 1
+    assert len(page(started(tmp_path / "d", found).view()).problems) == 1, "it goes on"
+
+
+def test_what_the_run_has_not_refuted_stays(tmp_path: Path) -> None:
+    compiled = first_compile(CREATED + 2), recompile(CREATED + 3, 1)
+    kinds = [one.kind for one in page(done(tmp_path / "a", *compiled, finding(5))).problems]
+    assert kinds == ["recompile", "rule"]
+    on_a_tpu = page(done(tmp_path / "b", finding(5, "TPU403"), models=["net"]))
+    assert len(on_a_tpu.problems) == 1, "a rehearsal starts new processes in place of forks; a TPU refuses the run"
+    read = Read(CREATED + 2, 0, Site(3, "In [12]", 5), 8, 0.1)
+    assert page(done(tmp_path / "c", finding(5, "TPU102"), read)).problems == (), "it was read after the sync"
+    assert len(page(done(tmp_path / "d", finding(6, "TPU102"), read)).problems) == 1
+    assert len(page(done(tmp_path / "e", finding(5, "TPU502"))).problems) == 1
 
 
 def test_a_rule_has_words_and_advice_is_not_shown(tmp_path: Path) -> None:

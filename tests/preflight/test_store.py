@@ -185,8 +185,11 @@ def test_the_oldest_go(tmp_path: Path) -> None:
     for number in range(6):
         store.put(f"name{number}", FULL)
         os.utime(tmp_path / f"name{number}.result.json", (number, number))
+    os.utime(tmp_path / "name4.result.json", (4e9, 4e9))  # the clock was set back since
     store.put("last", FULL)
     assert {one.name.partition(".")[0] for one in tmp_path.iterdir()} == {"last", "name5", "name4"}
+    store.put("more", FULL)
+    assert {one.name.partition(".")[0] for one in tmp_path.iterdir()} == {"more", "last", "name4"}
 
 
 def test_their_size_is_bounded(tmp_path: Path) -> None:

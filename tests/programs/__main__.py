@@ -13,12 +13,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.magics.kernel import Kernel, running_kernel
+from tests.overlay import frameworks_path
 from tests.programs import compare, notebook
 from tests.programs.program import Program, all_programs
 from tests.xla_flags import QUICK
@@ -39,10 +40,11 @@ class Plain:
 
 
 class PlainRuns:
-    """The plain runs of programs, which go on in a process of their own. Use it in a `with` block."""
+    """The plain runs of programs, which go on in a process of their own, with or without `libraries`. Use it in a
+    `with` block."""
 
-    def __init__(self, truth: str, programs: Sequence[Program], folder: Path) -> None:
-        self.folder = folder / truth
+    def __init__(self, truth: str, programs: Sequence[Program], folder: Path, libraries: bool = False) -> None:
+        self.folder = folder / f"{truth}{' with libraries' if libraries else ''}"
         self.folder.mkdir()
         self.found: dict[str, Plain] = {}
         command = [sys.executable, "-m", "tests.programs.plain", truth, str(self.folder)]
@@ -50,7 +52,13 @@ class PlainRuns:
             self.process = subprocess.Popen(
                 [*command, *(program.name for program in programs)],
                 cwd=self.folder,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "PJRT_DEVICE": "CPU", "XLA_FLAGS": QUICK},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": frameworks_path(libraries),
+                    "PJRT_DEVICE": "CPU",
+                    "XLA_FLAGS": QUICK,
+                    **offline(self.folder),
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=printed,
@@ -75,6 +83,16 @@ class PlainRuns:
             compared = compare.read(path) if path.exists() else None
             self.found[told["name"]] = Plain(told["error"], told["compiles"], compared)
         return self.found[program.name]
+
+
+def program_kernel(folder: Path, libraries: bool = False, **environment: str) -> AbstractContextManager[Kernel]:
+    """A kernel for programs with or without `libraries`; what they write to a home folder goes to `folder`."""
+    return running_kernel(folder, PYTHONPATH=frameworks_path(libraries), **offline(folder), **environment)
+
+
+def offline(folder: Path) -> dict[str, str]:
+    """The environment of libraries that would otherwise ask servers, and keep settings in the home folder."""
+    return {"HF_HUB_OFFLINE": "1", "YOLO_OFFLINE": "True", "YOLO_CONFIG_DIR": str(folder)}
 
 
 def problems(program: Program, plain: Plain, ran: notebook.Ran) -> list[str]:
@@ -133,17 +151,27 @@ def main(words: Sequence[str]) -> int:
     asked = _read(words)
     every = all_programs()
     programs = [program for program in every if program.name in asked.names or not asked.names]
-    failed = 0
-    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
-        folder = Path(scratch)
-        runs = {truth: stack.enter_context(PlainRuns(truth, programs, folder)) for truth in ("CPU", "XLA:CPU")}
-        kernel = stack.enter_context(running_kernel(folder, XLA_FLAGS=QUICK))
-        for program in programs:
-            failed += not _shown(program, runs, kernel, folder / program.name)
+    failed = sum(
+        _failed([program for program in programs if program.libraries is libraries], libraries)
+        for libraries in (False, True)
+    )
     if asked.write and not failed and programs == every:
         DOCS.write_text(with_table(DOCS.read_text(encoding="utf-8"), every), encoding="utf-8")
         print(f"written: {DOCS.relative_to(ROOT)}")
     return 1 if failed else 0
+
+
+def _failed(programs: Sequence[Program], libraries: bool) -> int:
+    """Run programs that have the same packages. How many differ."""
+    if not programs:
+        return 0
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+        folder = Path(scratch)
+        runs = {
+            truth: stack.enter_context(PlainRuns(truth, programs, folder, libraries)) for truth in ("CPU", "XLA:CPU")
+        }
+        kernel = stack.enter_context(program_kernel(folder, libraries, XLA_FLAGS=QUICK))
+        return sum(not _shown(program, runs, kernel, folder / program.name) for program in programs)
 
 
 def _shown(program: Program, runs: dict[str, PlainRuns], kernel: Kernel, folder: Path) -> bool:

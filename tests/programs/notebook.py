@@ -38,7 +38,7 @@ def run(kernel: Kernel, program: Program, folder: Path) -> Ran:
     """Run its cells in the kernel, which `folder` is fresh for."""
     kernel.fresh(folder)
     found = Ran()
-    for source in (RESTARTED, LOAD, "%tpu_init", prelude(program)):
+    for source in (RESTARTED, LOAD, f"%tpu_init --processes {program.ranks}", prelude(program)):
         kernel.run(source).good()
     for cell in program.cells:
         done = kernel.run(cell.under_magics(), TIMEOUT)

@@ -12,8 +12,11 @@ FOLDER = Path(__file__).parent / "cells"
 _MARKER = re.compile(r"# %%(?: (?P<told>.*))?")
 _MAGIC = re.compile(r"# (?P<magic>%{1,2}tpu_train\b.*)")
 _NUMBERS = r"\d+(?: \+ \d+)*"
+_IMPORT = re.compile(r"^(?:from|import) (\w+)", re.MULTILINE)
+# What scripts/install.py has in "libraries": transformers imports some of it wherever it is there, which takes long.
+LIBRARIES = {"sentence_transformers", "timm", "trl", "ultralytics"}
 _FACTS = re.compile(
-    r"# Plain run: (?P<truth>CPU|XLA:CPU)\. "
+    r"# Plain run: (?P<truth>CPU|XLA:CPU)\. (?:Ranks: (?P<ranks>\d)\. )?"
     rf"Compiles: (?P<compiles>{_NUMBERS})(?:, plain torch_xla: (?P<plain>{_NUMBERS}|fails))?\."
 )
 
@@ -52,15 +55,17 @@ class Cell:
 class Program:
     """`truth`: where its plain run is ("CPU": in a process without torch_xla; "XLA:CPU": in one with it);
     `compiles`: of each of its training cells, in their order; `plain_compiles`: the same of plain
-    torch_xla, where it is otherwise; None where it fails."""
+    torch_xla, where it is otherwise; None where it fails; `libraries`: whether it imports one of LIBRARIES."""
 
     path: Path
     title: str
     told: str
     truth: str
+    ranks: int
     compiles: tuple[int, ...]
     plain_compiles: tuple[int, ...] | None
     cells: tuple[Cell, ...]
+    libraries: bool
 
     @property
     def name(self) -> str:
@@ -69,7 +74,8 @@ class Program:
 
 def read_program(path: Path) -> Program:
     """A program of `cells/`. Raises ValueError where its first cell lacks the line of facts."""
-    head, *cells = _cells(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    head, *cells = _cells(text)
     facts = _FACTS.search(head[1])
     if facts is None:
         raise ValueError(f"{path}: the first cell has no line like '# Plain run: CPU. Compiles: 3 + 1.'")
@@ -79,9 +85,11 @@ def read_program(path: Path) -> Program:
         title.removeprefix("# "),
         " ".join(filter(None, told)),
         facts["truth"],
+        int(facts["ranks"] or 1),
         _numbers(facts["compiles"]),
         None if facts["plain"] == "fails" else _numbers(facts["plain"] or facts["compiles"]),
         tuple(_cell(marker, text) for marker, text in cells),
+        not LIBRARIES.isdisjoint(_IMPORT.findall(text)),
     )
 
 

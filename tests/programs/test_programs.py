@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.magics.conftest import as_new
-from tests.magics.kernel import LOAD, Kernel, running_kernel
+from tests.magics.kernel import LOAD, Kernel
 from tests.programs import __main__ as command
 from tests.programs import compare, notebook
-from tests.programs.__main__ import PlainRuns
+from tests.programs.__main__ import PlainRuns, program_kernel
 from tests.programs.program import Program, all_programs
 
 PROGRAMS = all_programs()
 # In `make test`: one of each form, whose plain runs are all on the CPU, in one process. The others are long.
 FEW = {
-    *("accelerate_notebook_launcher", "early_stopping", "gradient_accumulation", "own_script_loop"),
+    *(
+        "accelerate_notebook_launcher",
+        "early_stopping",
+        "gradient_accumulation",
+        "own_class_with_device",
+        "own_script_loop",
+        "summary_writer",
+        "torchmetrics_earlier_metric",
+    ),
     *("own_trainer_class", "torch_xla_two_cells", "trainer_resume"),
 }
 
@@ -27,24 +36,33 @@ FEW = {
 @pytest.fixture(scope="module")
 def plain_runs(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, PlainRuns]]:
-    """One process for those on the CPU and one for those on XLA:CPU, as far as they are asked for; they run beside the
-    kernel."""
+) -> Iterator[dict[tuple[str, bool], PlainRuns]]:
+    """A process for each truth, with libraries and without, as far as they are asked for; they run with the kernel."""
     folder = tmp_path_factory.mktemp("plain")
     here = [item for item in request.session.items if item.path == request.path and "[" in item.name]
-    asked: list[Program] = [item.callspec.params["program"] for item in here]  # type: ignore[attr-defined]
+    asked: dict[tuple[str, bool], list[Program]] = {}
+    for item in here:
+        program = item.callspec.params["program"]  # type: ignore[attr-defined]
+        asked.setdefault((program.truth, program.libraries), []).append(program)
     with ExitStack() as stack:
         yield {
-            truth: stack.enter_context(PlainRuns(truth, [one for one in asked if one.truth == truth], folder))
-            for truth in {one.truth for one in asked}
+            (truth, libraries): stack.enter_context(PlainRuns(truth, programs, folder, libraries))
+            for (truth, libraries), programs in asked.items()
         }
 
 
 @pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    with running_kernel(tmp_path_factory.mktemp("kernel")) as kernel:
-        kernel.run(LOAD).good()
-        yield kernel
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[bool], Kernel]]:
+    """A kernel with libraries and one without, each started when it is first asked for."""
+    with ExitStack() as stack:
+
+        @cache
+        def of(libraries: bool) -> Kernel:
+            kernel = stack.enter_context(program_kernel(tmp_path_factory.mktemp("kernel"), libraries))
+            kernel.run(LOAD).good()
+            return kernel
+
+        yield of
 
 
 @pytest.mark.process
@@ -56,11 +74,15 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     ],
 )
 def test_a_program_does_what_its_plain_run_does(
-    program: Program, plain_runs: dict[str, PlainRuns], kernel: Kernel, tmp_path: Path
+    program: Program,
+    plain_runs: dict[tuple[str, bool], PlainRuns],
+    kernels: Callable[[bool], Kernel],
+    tmp_path: Path,
 ) -> None:
+    kernel = kernels(program.libraries)
     with as_new(kernel, tmp_path):
         ran = notebook.run(kernel, program, tmp_path)
-    plain = plain_runs[program.truth].of(program)
+    plain = plain_runs[program.truth, program.libraries].of(program)
     found = command.problems(program, plain, ran)
     if program.truth == "XLA:CPU":
         found += command.plain_problems(program, plain)
@@ -70,7 +92,7 @@ def test_a_program_does_what_its_plain_run_does(
 def test_the_docs_have_these_programs() -> None:
     document = command.DOCS.read_text(encoding="utf-8")
     assert document == command.with_table(document, PROGRAMS), "python -m tests.programs --write makes the table again"
-    assert len(PROGRAMS) == 24
+    assert len(PROGRAMS) == 36
 
 
 def test_what_differs_is_found() -> None:

@@ -14,7 +14,7 @@ from tpu_magics.runs.folder import RunFolder
 def made(root: Path, name: str, created: float, **fields: Any) -> RunFolder:
     """A run that is done, unless `fields` say otherwise."""
     folder = RunFolder.create(name, root=root)
-    folder.update(**{"created": created, "status": "done", **fields})
+    folder.update(**{"created": created, "order": created, "status": "done", **fields})
     return folder
 
 

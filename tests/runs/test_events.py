@@ -26,6 +26,7 @@ from tpu_magics.runs.events import (
     from_line,
     from_record,
     only,
+    to_json,
     to_line,
 )
 
@@ -161,3 +162,18 @@ def test_only_picks_one_kind() -> None:
 def test_events_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         SAMPLES[0].rank = 3  # type: ignore[misc]
+
+
+COLOURED = "\x1b[31mred\x1b[0m\x1b]0;title\x07 a\r\nb\rc\x9b1md \x1bMe \x00f\ttab caf\u00e9 C:\\reports"
+PLAIN = "red a\nb\ncd e f\ttab caf\u00e9 C:\\reports"
+
+
+def test_texts_have_no_escape_codes_when_they_are_written() -> None:
+    line = to_line(Warned(1.0, 0, code="x", text=COLOURED))
+    assert json.loads(line)["text"] == PLAIN
+    assert json.loads(to_json({COLOURED: [{"why": COLOURED}]})) == {PLAIN: [{"why": PLAIN}]}
+
+
+def test_texts_have_no_escape_codes_when_they_are_read() -> None:
+    line = json.dumps({"v": 1, "kind": Warned.kind, "t": 1.0, "rank": 0, "code": "x", "text": COLOURED})
+    assert from_line(line.encode()) == Warned(1.0, 0, code="x", text=PLAIN)

@@ -12,6 +12,7 @@ import tempfile
 import threading
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from tpu_magics.runs import folder as folder_module
 from tpu_magics.runs.files import RunFiles, fallback_root, read_info, runs_root
 from tpu_magics.runs.folder import RunFolder
 from tpu_magics.runs.owner import process_started, same_process
+from tpu_magics.runs.reader import Run
 
 
 @pytest.fixture
@@ -153,6 +155,38 @@ def test_a_temporary_folder_that_others_can_write_is_not_used(cwd: Path, tmp_pat
     assert run.path.parent.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.parametrize("link", [False, True])
+def test_a_folder_that_another_puts_in_the_place_of_a_new_one_is_not_used(
+    cwd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: bool
+) -> None:
+    """Whoever can write to the folder of the runs may be faster than the one who made it."""
+    mkdir, root = Path.mkdir, cwd / ".tpu_runs"
+
+    def exchanged(path: Path, *args: Any, **options: Any) -> None:
+        mkdir(path, *args, **options)
+        if path.parent == root:
+            path.rename(root / "aside")
+            (tmp_path / "theirs").mkdir(exist_ok=True)
+            (tmp_path / "theirs" / "result-value-0.pkl").touch()
+            path.symlink_to(tmp_path / "theirs") if link else (tmp_path / "theirs").rename(path)
+
+    monkeypatch.setattr(Path, "mkdir", exchanged)
+    folder = RunFolder.create("a", cwd=cwd)
+    assert not folder.path.is_relative_to(root) and f"{root} cannot be written" in folder.warning
+
+
+def test_the_folder_is_held_until_it_is_released(cwd: Path) -> None:
+    folder = RunFolder.create("a", cwd=cwd)
+    assert folder.own.path.samefile(folder.path) and not folder.replaced
+    taken = folder.path.rename(cwd / "taken")
+    folder.path.mkdir()
+    assert folder.replaced and folder.own.path.samefile(taken)
+    folder.update(status="done")
+    assert Run(taken).status == "done" and list(folder.path.iterdir()) == []
+    folder.release()
+    assert folder.own.path == folder.path and not folder.replaced
+
+
 def test_without_any_place_the_error_says_what_to_do(cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (cwd / ".tpu_runs").touch()
     monkeypatch.setattr("tempfile.tempdir", str(cwd / "not there"))
@@ -220,12 +254,22 @@ def test_an_update_that_could_not_be_written_is_made_up_for_by_the_next(cwd: Pat
     assert {"status": "running", "seconds": 1.0}.items() <= read_info(run.info_path).items()
 
 
+def test_a_folder_that_was_removed_is_told_as_that(cwd: Path) -> None:
+    run = RunFolder.create("a", cwd=cwd)
+    shutil.rmtree(run.path)
+    with pytest.raises(TpuMagicsError, match="removed while it was in use") as caught:
+        run.update(status="running")
+    assert str(run.path) in caught.value.why and "only when they have ended" in caught.value.todo
+
+
 FULL_DISK = """
 import os, sys
 from pathlib import Path
+from typing import Any
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs.events import Steps
 from tpu_magics.runs.folder import RunFolder
+from tpu_magics.runs.reader import Run
 from tpu_magics.runs.writer import EventWriter
 root = Path(sys.argv[1])
 run = RunFolder.create("fits", cwd=root)

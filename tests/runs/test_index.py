@@ -12,7 +12,8 @@ import pytest
 
 from tests.runs.builders import in_threads
 from tpu_magics.__main__ import main
-from tpu_magics.runs import index
+from tpu_magics.runs import folder as run_folder
+from tpu_magics.runs import index, temporary_folders
 from tpu_magics.runs.files import fallback_root
 from tpu_magics.runs.folder import RunFolder
 from tpu_magics.runs.index import TOLERATED
@@ -53,6 +54,16 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def names(root: Path) -> list[str]:
     return [entry.name for entry in index.newest_first(index.entries(root))]
+
+
+def test_the_newest_is_the_last_made_whatever_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "runs"
+    for name, now in (("a", 1.9e9), ("b", 1e9), ("c", 1.5e9), ("d", 1.95e9)):
+        monkeypatch.setattr(run_folder.time, "time", lambda now=now: now)
+        assert RunFolder.create(name, root=root).info["created"] == now
+        assert names(root)[0] == name
+        assert list_runs(root)[0].name == find_run("last", root).name == name
+    assert names(root) == ["d", "c", "b", "a"]
 
 
 ALL = [f"r{number}" for number in reversed(range(MANY))]
@@ -170,7 +181,7 @@ def test_what_a_killed_kernel_left_of_one_goes(root: Path, monkeypatch: pytest.M
     left.touch()
     names(root)
     assert left.exists(), "it may be another kernel's, which writes it now"
-    monkeypatch.setattr(index, "LEFT", -1.0)
+    monkeypatch.setattr(temporary_folders, "LEFT", -1.0)
     (root / ".index.json").unlink()
     names(root)
     assert not left.exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ import pytest
 from tests.runs.builders import made
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs.events import KINDS, End, Event, Frame, Memory, Start, Steps, Value, Warned, to_line
+from tpu_magics.runs.files import read_regular
 from tpu_magics.runs.folder import RunFolder
 from tpu_magics.runs.owner import process_started
 from tpu_magics.runs.reader import Run, Tail, find_run, list_runs
@@ -410,6 +412,35 @@ def test_what_is_no_file_is_refused_and_named(root: Path, make: Callable[[Path],
         f"{name} was not read: it is {kind}, not a file." for name in ("run.json", "rank-0.jsonl", "supervisor.jsonl")
     )
     assert [one.id for one in list_runs(root)] == [path.name] and find_run("a", root).status == "unknown"
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (os.mkfifo, "it is a named pipe, not a file"),
+        (_device, "it is a device, not a file"),
+        (_socket, "it is a socket, not a file"),
+        (Path.mkdir, "Is a directory"),
+        (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
+        (lambda path: path.write_bytes(bytes(1_000_001)), "it has 1 MB, and at most 1 MB are read"),
+    ],
+)
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, make: Callable[[Path], None], why: str) -> None:
+    make(tmp_path / "x")
+    with pytest.raises(OSError) as caught:
+        read_regular(tmp_path / "x", 1_000_000)
+    assert caught.value.strerror == why
+
+
+def test_a_file_is_read_also_through_a_link_and_from_proc(tmp_path: Path) -> None:
+    _link(tmp_path / "x")
+    assert read_regular(tmp_path / "x") == b"secret" == read_regular(str(tmp_path / "x"), 6)
+    assert read_regular("/proc/self/stat").startswith(str(os.getpid()).encode())
 
 
 # -- files of any size --------------------------------------------------------------------------------------------

@@ -200,6 +200,16 @@ def test_what_is_still_written_while_it_is_removed_goes_too(temporary: Path) -> 
     assert list(temporary.iterdir()) == []
 
 
+def test_what_was_left_is_known_without_the_time_of_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(temporary_folders.time, "monotonic", lambda: now[0])
+    for seconds in (0.0, 4e9):  # of before the clock was set back
+        os.utime(tmp_path, (time.time() + seconds,) * 2)
+        assert not temporary_folders.was_left(tmp_path.stat())
+        now[0] += temporary_folders.LEFT + 1
+        assert temporary_folders.was_left(tmp_path.stat())
+
+
 @pytest.mark.parametrize(("age", "left"), [(3600, False), (0, True)])
 def test_one_without_its_lock_is_removed_when_it_cannot_be_in_the_making(temporary: Path, age: int, left: bool) -> None:
     half = temporary / f"{temporary_folders.LOCKED_PREFIX}half"

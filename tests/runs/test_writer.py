@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +30,23 @@ def test_events_are_appended_in_order(tmp_path: Path) -> None:
     again.write(Warned(9.0, 0, code="x"))
     assert Tail(path).read() == [*events, Warned(9.0, 0, code="x")]
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _link(path: Path) -> None:
+    path.symlink_to(path.parent / "elsewhere")
+
+
+@pytest.mark.parametrize("make", [_pipe, _link])
+def test_what_is_in_its_place_is_not_written_to(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    """A pipe would block the training, and a link lead out of the folder."""
+    make(tmp_path / "a")
+    writer = EventWriter(tmp_path / "a", 0)
+    assert writer.write(Steps(1.0, 0)) == 0 and writer.failed is not None
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_after_close_nothing_is_written_and_nothing_raises(tmp_path: Path) -> None:

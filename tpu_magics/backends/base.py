@@ -98,7 +98,7 @@ class CheckpointPlan:
     saves, the one that is not None; `keep`: how many checkpoints are kept; `resume`: the folder with the files to go on
     from (None: from the beginning); `force`: also if the training was changed; `about`: what the manifest says of the
     run; `exchange`: on several hosts, the name of their board in the place ("": one host), and `resume` is not there
-    yet."""
+    yet; `token`: of the run's lock on the place."""
 
     place: str
     seconds: float | None = 300.0
@@ -108,6 +108,7 @@ class CheckpointPlan:
     force: bool = False
     about: Mapping[str, Any] = field(default_factory=dict)
     exchange: str = ""
+    token: str = ""
 
     def record(self) -> dict[str, Any]:
         """For run.json."""
@@ -234,8 +235,8 @@ class Backend(Protocol):
     def shares_memory(self, model: Any, value: object) -> bool:
         """Whether a tensor of `model` shares memory with `value`."""
 
-    def structure(self, model: Any) -> tuple[Any, ...]:
-        """Names and shapes of a model's parameters and buffers, for comparison."""
+    def structure(self, model: Any) -> frozenset[Any]:
+        """Names and shapes of a model's parameters and buffers, for comparison; of a sharded one those of the whole."""
 
     def tensor_content(self, value: object) -> tuple[Any, ...] | None:
         """The content of a tensor in host memory, for comparison; None for anything else."""
@@ -289,12 +290,17 @@ class Backend(Protocol):
         """In every worker of a rehearsal, after the function: a checksum of each model's trained parameters, to compare
         the ranks; without models that are sharded over the ranks."""
 
+    def trained_elsewhere(self, models: Mapping[str, Any]) -> Mapping[str, tuple[str, str]]:
+        """In every worker, after the function: what it trained that is in none of `models`, by the class of the
+        optimizer: a checksum, and "NaN" or "Inf" if it contains such values, else ""."""
+
     def check_weights(self, models: Mapping[str, Any], folder: Path) -> Any:
         """In the notebook: read what `collect_weights` wrote and check that it matches. Returns the argument of
         `load_weights`."""
 
-    def load_weights(self, staged: Any) -> None:
-        """In the notebook: copy the checked weights into the models, in place."""
+    def load_weights(self, staged: Any) -> list[str]:
+        """In the notebook: copy the checked weights into the models, in place. Returns the names of those that have
+        other values now."""
 
     def dumps(self, value: Any) -> bytes:
         """Pickle with device tensors turned into CPU tensors. Raises what pickle raises."""
@@ -342,7 +348,9 @@ class Backend(Protocol):
 
 
 class Watcher(Protocol):
-    """What `Backend.observing` yields."""
+    """What `Backend.observing` yields. `after_steps`: called when steps were counted."""
+
+    after_steps: Callable[[], None]
 
     @property
     def total_steps(self) -> int:
@@ -370,7 +378,10 @@ class Watcher(Protocol):
 
 
 class WorkerWatcher(Watcher, Protocol):
-    """What it yields in a worker."""
+    """What it yields in a worker. `unsynced`: steps of an optimizer so far that no sync ended; 0 where one ever did."""
+
+    @property
+    def unsynced(self) -> int: ...
 
     def trained_on_host(self) -> str:
         """The message for a run that trained, but ran nothing on the device; "" for any other."""
@@ -442,6 +453,9 @@ class LocalBackend(Protocol):
 
     def precision_notes(self, models: Mapping[str, Any], asked: str) -> Sequence[str]:
         """Notes about models that were created earlier with another precision, one per line."""
+
+    def not_finite(self, models: Mapping[str, Any]) -> str:
+        """A sentence about trained weights with NaN or Inf; "" without any."""
 
     def jit(self, how: str, cells: Mapping[str, str]) -> AbstractContextManager[Callable[[], Sequence[str]]]:
         """Within it, XLA compiles steps locally, and without `jit_compile` on a TPU ("auto"), or they stay as they are

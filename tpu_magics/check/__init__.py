@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_magics.check.finding import Edit, Finding, in_order
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.runs.files import working_folder
 
 if TYPE_CHECKING:
     from tpu_magics.check.cells import CodeCell
@@ -27,6 +28,7 @@ __all__ = [
     "check_with_config",
     "rule_name",
     "rule_text",
+    "rule_why",
 ]
 
 
@@ -46,6 +48,12 @@ def rule_name(code: str) -> str:
     """The name of a rule, e.g. "branch-on-value"; "" where there is no such rule."""
     found = _rule(code)
     return "" if found is None else found.name
+
+
+def rule_why(code: str) -> str:
+    """Why it is bad in most cases, in a sentence; "" where there is no such rule."""
+    found = _rule(code)
+    return "" if found is None else found.why
 
 
 def rule_text(code: str) -> str:
@@ -80,7 +88,7 @@ def check_with_config(
 
     rules = all_rules()
     chosen = ConfigFinder(rules, rules.validate(select, "--select"), rules.validate(ignore, "--ignore"))
-    return check_cells_of_file(cells, chosen.of(Path.cwd()))
+    return check_cells_of_file(cells, chosen.of(working_folder()))
 
 
 def check_paths(paths: Sequence[str | Path], select: Sequence[str] = (), ignore: Sequence[str] = ()) -> list[Finding]:
@@ -106,7 +114,7 @@ def check_paths(paths: Sequence[str | Path], select: Sequence[str] = (), ignore:
     if missing:
         raise TpuMagicsError(
             f"There is no file or folder {missing[0]}.",
-            f"The working directory is {Path.cwd()}.",
+            f"The working directory is {working_folder()}.",
             "Give paths relative to it.",
         )
     return in_order([one for file in files for one in check_cells_of_file(read_file(file), configs.of(file))])

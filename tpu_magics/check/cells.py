@@ -19,6 +19,7 @@ from tpu_magics.check import ipython, syntax
 from tpu_magics.check.finding import Finding
 from tpu_magics.check.ipython import LineMagic
 from tpu_magics.check.syntax import PythonParseError, gc_paused
+from tpu_magics.runs.files import read_regular
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
@@ -240,6 +241,7 @@ class CodeCell:
         magic_line: the words after it.
         line_magics: `%name words` on its lines.
         problem: TPU001 where it does not parse.
+        argv: the arguments of a script that is about to run.
     """
 
     path: str
@@ -250,6 +252,7 @@ class CodeCell:
     magic_line: str = ""
     line_magics: tuple[LineMagic, ...] = ()
     problem: Finding | None = None
+    argv: tuple[str, ...] = ()
 
     @cached_property
     def lines(self) -> list[str]:
@@ -328,7 +331,7 @@ def _exported(text: str, path: str, error: PythonParseError) -> CodeCell:
 
 def read_file(path: str | Path, note: Note = lambda _: None) -> list[CodeCell]:
     """The cells of a notebook, or the single cell of another file; raises OSError. `note` gets what is skipped."""
-    return cells_of(Path(path).read_bytes(), str(path), note)
+    return cells_of(read_regular(path), str(path), note)
 
 
 @gc_paused()

@@ -20,8 +20,10 @@ from tpu_magics.check.engine import check_cells_of_file
 from tpu_magics.check.finding import Finding, in_order
 from tpu_magics.check.noqa import with_noqa
 from tpu_magics.check.rule import Rule, as_text, overview, page
+from tpu_magics.check.syntax import RULE_FAILED
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.output import lost
+from tpu_magics.runs.files import read_regular
 
 CLEAN, FOUND, WRONG = 0, 1, 2
 STDIN = "-"
@@ -179,7 +181,7 @@ class _File:
     def __call__(self, path: str) -> _Result:
         result = _Result()
         try:
-            data = Path(path).read_bytes()
+            data = read_regular(path)
         except OSError as error:
             result.fail(f"{path}: {error.strerror or error}")
             return result
@@ -198,7 +200,10 @@ class _File:
             elif self.options.add_noqa:
                 commented = fixes.with_texts(cells, [with_noqa(cell, findings) for cell in cells])
                 findings = self._apply(path, data, commented, findings, config, result)
-            result.findings += findings
+            for one in findings:
+                if one.code == RULE_FAILED.code:
+                    result.fail(f"{one.place}: {one.message} Please report this.")
+            result.findings += [one for one in findings if one.code != RULE_FAILED.code]
         except Exception as error:  # our own bug: report it, and check the other files
             if lost(error):
                 raise
@@ -374,7 +379,7 @@ def _read_baseline(path: Path | None) -> Counter[str]:
     if path is None:
         return Counter()
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))["findings"]
+        found = json.loads(read_regular(path))["findings"]
         return Counter({str(key): int(count) for key, count in found.items()})
     except OSError as error:
         raise UsageError(f"The baseline {path} cannot be read.", f"{error.strerror or error}.") from error
@@ -391,7 +396,7 @@ def _looks_like_notebook(data: bytes) -> bool:
 
 def _file_lines(path: str) -> list[list[int]]:
     try:
-        return notebook_lines(Path(path).read_bytes().decode("utf-8-sig"))
+        return notebook_lines(read_regular(path).decode("utf-8-sig"))
     except (OSError, ValueError, IndexError, RecursionError):
         return []
 

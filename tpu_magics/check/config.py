@@ -10,6 +10,7 @@ per-file-ignores = { "tests/*" = ["values"] }
 from __future__ import annotations
 
 import importlib
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -22,8 +23,9 @@ from typing import Any
 from tpu_magics.check.finding import Finding
 from tpu_magics.check.noqa import UNUSED_NOQA
 from tpu_magics.check.rule import Rule
-from tpu_magics.check.syntax import SYNTAX
+from tpu_magics.check.syntax import RULE_FAILED, SYNTAX
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.runs.files import read_regular, working_folder
 
 KEYS = ("select", "ignore", "exclude", "per-file-ignores")
 TABLES = ("tpu_magics", "tpu-magics")
@@ -43,7 +45,7 @@ class Rules:
 
     @cached_property
     def all(self) -> tuple[Rule, ...]:
-        return (SYNTAX, UNUSED_NOQA, *self.rules)
+        return (SYNTAX, UNUSED_NOQA, RULE_FAILED, *self.rules)
 
     def validate(self, words: Iterable[str], where: str) -> tuple[str, ...]:
         """The words unchanged; raises UsageError for a word that selects no rule."""
@@ -92,7 +94,7 @@ class CheckConfig:
     """The configuration for the files below one folder. Empty `select`: every rule."""
 
     rules: Rules
-    root: Path = field(default_factory=Path.cwd)
+    root: Path = field(default_factory=working_folder)
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -100,11 +102,11 @@ class CheckConfig:
 
     def wants(self, finding: Finding) -> bool:
         """Whether a finding is selected. Of `select` and `ignore` the more specific word wins, on a tie `ignore`.
-        TPU001 is reported whatever is selected."""
+        TPU001 and TPU003 are reported whatever is selected."""
         if self._max_specificity(self._ignored_here(finding.path), finding):
             return False
         ignored = self._max_specificity(self.ignore, finding)
-        if finding.code == SYNTAX.code:
+        if finding.code in (SYNTAX.code, RULE_FAILED.code):
             return ignored <= 1
         selected = self._max_specificity(self.select, finding) if self.select else 1
         return selected > ignored or (selected > 0 and not ignored)
@@ -134,7 +136,7 @@ class CheckConfig:
         return max((_specificity(word, finding.code, finding.group, name) for word in words), default=0)
 
     def _relative(self, path: str | Path) -> str:
-        absolute = Path(path).absolute()
+        absolute = working_folder() / path
         return (absolute.relative_to(self.root) if absolute.is_relative_to(self.root) else absolute).as_posix()
 
 
@@ -181,7 +183,7 @@ class ConfigFinder:
     def of(self, path: str | Path) -> CheckConfig:
         """For a file or folder. On the command line `select` replaces `select` and `ignore` of the file, `ignore` and
         `exclude` are added."""
-        result = Path(path).absolute()
+        result = working_folder() / path
         return self._of_folder(result if result.is_dir() else result.parent)
 
     def _of_folder(self, folder: Path) -> CheckConfig:
@@ -204,9 +206,7 @@ class ConfigFinder:
 def read(path: Path, rules: Rules) -> CheckConfig | None:
     """The configuration in a pyproject.toml; None if there is no file or no such table. Raises UsageError."""
     try:
-        if not path.is_file():  # none, or a pipe, which has no end
-            return None
-        data = path.read_bytes()
+        data = read_regular(path)
         text = data.decode("utf-8-sig")
     except OSError:
         return None
@@ -293,7 +293,7 @@ def files_of(paths: Sequence[str], configs: ConfigFinder, missing: list[str]) ->
     """
     seen: set[Path] = set()
     for path in map(Path, paths):
-        if not path.is_dir() and not path.is_file():
+        if not os.path.exists(path):  # noqa: PTH110 (Path.exists raises for a loop of links)
             missing.append(str(path))
             continue
         for file in _walk(path, configs) if path.is_dir() else (path,):

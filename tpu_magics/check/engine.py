@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from tpu_magics.check.noqa import unused_noqa, without_suppressed
 from tpu_magics.check.program import CheckedProgram
 from tpu_magics.check.rule import Rule
 from tpu_magics.check.rule_context import is_test_of
-from tpu_magics.check.syntax import PythonParseError, gc_paused, nodes_of, syntax_finding
+from tpu_magics.check.syntax import PythonParseError, failed_finding, gc_paused, nodes_of, syntax_finding
 
 if TYPE_CHECKING:
     from tpu_magics.check.cells import CodeCell
@@ -62,21 +63,42 @@ def _distinct(findings: Iterable[Finding]) -> Iterator[Finding]:
         seen.add(key)
 
 
-def _found(cells: Sequence[CodeCell], rules: Sequence[Rule]) -> Iterator[Finding]:
+def _found(cells: Sequence[CodeCell], rules: Sequence[Rule]) -> list[Finding]:
     interested: dict[type, list[Rule]] = {}
     for rule in rules:
         for kind in rule.nodes:
             interested.setdefault(kind, []).append(rule)
-    program = walk(cells, frozenset(interested))
-    for node, ctx in program.recorded:
-        for rule in interested[node.__class__]:
-            program.rule = rule
-            yield from rule.check(node, ctx)
-    of_tests = is_test_of(program)
-    for rule in rules:
-        program.rule = rule
-        if rule.in_tests or not of_tests:
-            yield from rule.check_program(program)
+    found: list[Finding] = []
+    with _guarded(found, cells[-1], "The check of this code"):
+        program = walk(cells, frozenset(interested))
+        of_tests = is_test_of(program)
+        for node, ctx in program.recorded:
+            for rule in interested[node.__class__]:
+                with _guarded(found, ctx.cell, _named(program, rule), getattr(node, "lineno", 1)):
+                    found += rule.check(node, ctx)
+        for rule in rules:
+            if rule.in_tests or not of_tests:
+                with _guarded(found, cells[-1], _named(program, rule)):
+                    found += rule.check_program(program)
+    return found
+
+
+def _named(program: CheckedProgram, rule: Rule) -> str:
+    program.rule = rule  # its findings have its code
+    return f"The rule {rule.code} ({rule.name})"
+
+
+@contextmanager
+def _guarded(found: list[Finding], cell: CodeCell, what: str, line: int = 1) -> Iterator[None]:
+    """An error in one rule is a finding of its own, and takes no other finding away."""
+    try:
+        yield
+    except (RecursionError, MemoryError):
+        raise
+    except Exception as error:
+        failed = failed_finding(cell, line, what, error)
+        if all(one.message != failed.message for one in found):
+            found.append(failed)
 
 
 def walk(cells: Sequence[CodeCell], interests: frozenset[type] = frozenset()) -> CheckedProgram:

@@ -30,7 +30,8 @@ class Finding:
     from 1 (None: not a notebook file). `line` and `column` count from 1, in the cell as the user sees it. `message`
     says what, `why` in one sentence why it is bad, `fix` what to write instead; `edits` are an automatic fix (all or
     none are applied), an `unsafe` one where it may change results. `advice` findings are shown but do not make a check
-    fail.
+    fail. `statement`: the first and the last line of the statement that it is in, of `if`, `for` and `with` of its head
+    alone.
     """
 
     code: str
@@ -48,6 +49,7 @@ class Finding:
     advice: bool = False
     edits: tuple[Edit, ...] = field(default=(), compare=False)
     unsafe: bool = False
+    statement: tuple[int, int] = field(default=(0, 0), compare=False)
 
     @property
     def place(self) -> str:
@@ -59,9 +61,9 @@ class Finding:
         return f"{self.path}:{self.line}:{self.column}"
 
     def as_record(self) -> dict[str, Any]:
-        """All fields but the edits, for JSON; `fixable` says whether there are edits."""
+        """All fields but the edits and the statement, for JSON; `fixable` says whether there are edits."""
         record = asdict(self)
-        del record["edits"]
+        del record["edits"], record["statement"]
         return {**record, "fixable": bool(self.edits), "unsafe": self.unsafe}
 
 

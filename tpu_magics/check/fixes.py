@@ -15,6 +15,7 @@ from pathlib import Path
 from tpu_magics.check.cells import CodeCell, cell_of, decode, read_notebook, rewrite_notebook
 from tpu_magics.check.finding import Edit, Finding, in_order
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.runs.files import read_regular
 
 ROUNDS = 10  # an edit can make room for another; with more rounds than this, edits undo each other
 
@@ -204,7 +205,7 @@ def _write(path: Path, old: bytes, new: bytes) -> None:
     try:
         if not os.access(path, os.W_OK):
             raise PermissionError(13, "the file is read-only")
-        if path.read_bytes() != old:
+        if read_regular(path) != old:
             raise TpuMagicsError(
                 f"{path} was not changed.", "The file changed during the check.", "Run the check again."
             )

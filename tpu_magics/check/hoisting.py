@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import TypeGuard
 
 # Builtins and methods without side effects whose result depends on their arguments only.
 PURE_BUILTINS = frozenset(
@@ -75,7 +76,13 @@ def children(node: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
     if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)) and node.value is not None:
         yield node.value, False
         return
+    everything = everything or is_main_guard(node)
     for name, field in ast.iter_fields(node):
         for child in field if isinstance(field, list) else [field]:
             if isinstance(child, ast.AST):
                 yield child, not (everything or name in always)
+
+
+def is_main_guard(node: ast.AST) -> TypeGuard[ast.If]:
+    """Whether it is `if __name__ == "__main__":` without an `else`, whose body a notebook always runs."""
+    return isinstance(node, ast.If) and not node.orelse and ast.unparse(node.test) == "__name__ == '__main__'"

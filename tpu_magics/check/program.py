@@ -172,6 +172,12 @@ class CheckedProgram:
         return any(name.startswith("tpu_") for name in (*lines, *(cell.magic for cell in self.cells)))
 
     @cached_property
+    def xla_in_arguments(self) -> bool:
+        """Whether the script was given an XLA device (`--device=xla`)."""
+        words = (word for cell in self.cells for one in cell.argv for word in one.split("="))
+        return any(word.partition(":")[0] == "xla" for word in words)
+
+    @cached_property
     def for_tpu(self) -> bool:
         """Whether the code says that it is for a TPU: unlike Trainer's or accelerate's, which run on a GPU as well."""
         named = self.uses("torch_xla") or self.uses("tpu_magics") or self.torch_tpu

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from tpu_magics.check.cells import registers
 from tpu_magics.check.finding import Finding
-from tpu_magics.check.syntax import nodes_of
+from tpu_magics.check.syntax import RULE_FAILED, nodes_of
 
 if TYPE_CHECKING:
     from tpu_magics.check.cells import CodeCell
 
-_OF_THE_PROCESS = ("launch", "precision")  # rules about the whole process, whatever the function reads
+_OF_THE_PROCESS = ("TPU402", "TPU404", "TPU410", "TPU501", RULE_FAILED.code)  # whatever the function reads
 _OF_WHAT_RUNS = ("values", "shapes")  # rules about operations: in a cell that ran before, they are not part of the run
 
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -33,6 +33,7 @@ class _Statement:
     cell: CodeCell
     node: ast.stmt
     heads: Sequence[ast.AST]  # its parts
+    outside: bool  # of every `if`, loop and `try`
 
     @property
     def is_definition(self) -> bool:
@@ -50,6 +51,18 @@ class _Statement:
 
     def reads(self) -> set[str]:
         return _names(self.heads)[0]
+
+    def binds_anew(self, word: str) -> bool:
+        """Whether, after it, the name stands for another object, whatever it was before: an assignment or a loop that
+        no condition guards and that does not read the name."""
+        targets: Sequence[ast.expr] = self.node.targets if isinstance(self.node, ast.Assign) else ()
+        targets = [self.node.target] if isinstance(self.node, (ast.For, ast.AsyncFor)) else targets
+        names = (each for one in targets for each in getattr(one, "elts", [one]))
+        return (
+            self.outside
+            and word not in self.reads()
+            and any(isinstance(one, ast.Name) and one.id == word for one in names)
+        )
 
     def binds(self) -> set[str]:
         """The names that it binds, or whose values it changes (`callbacks.append(Stop())`)."""
@@ -77,46 +90,90 @@ def reachable_findings(findings: Sequence[Finding], cells: Sequence[CodeCell], n
     """
     anything, runs_later = set(), set()
     unread = {(cell.path, cell.number) for cell in cells if cell.tree is None}
-    for one in _reached(cells, name):
+    names = _Names(cells)
+    starts = _first(names.statements, cells, name)
+    for one in names.followed(starts, _named_by_magics(cells)):
         anything |= {(one.cell.path, one.cell.number, line) for line in one.lines()}
         runs = one.lines() if one.cell is cells[-1] else one.lines_that_run_later()
         runs_later |= {(one.cell.path, one.cell.number, line) for line in runs}
 
     def counts(one: Finding) -> bool:
         reached = runs_later if one.group in _OF_WHAT_RUNS else anything
-        always = one.group in _OF_THE_PROCESS or (one.path, one.cell) in unread
+        always = one.code in _OF_THE_PROCESS or (one.path, one.cell) in unread
         return always or (one.path, one.cell, one.line) in reached
 
     return [one for one in findings if counts(one)]
 
 
-def _reached(cells: Sequence[CodeCell], name: str) -> Iterator[_Statement]:
-    statements = [one for cell in cells if cell.tree is not None for one in _statements(cell, cell.tree.body)]
-    imports = [one for one in statements if isinstance(one.node, (ast.Import, ast.ImportFrom))]
-    modules = {word for each in imports for word in each.binds()}
-    given: dict[str, list[_Statement]] = {}
-    for one in statements:
-        for word in one.binds() - (
-            set() if one in imports else modules
-        ):  # `torch.manual_seed(0)` does not change `torch`
-            given.setdefault(word, []).append(one)
-    waiting, seen = list(_first(statements, cells, name)), set()
-    while waiting:
-        one = waiting.pop()
-        if one not in seen:
-            seen.add(one)
-            yield one
-            waiting += [other for word in one.reads() for other in given.get(word, ())]
+def used_lines(
+    cells: Sequence[CodeCell], places: Iterable[tuple[CodeCell, int]], words: Iterable[str] = ()
+) -> set[tuple[CodeCell, int]]:
+    """The lines of the statements that the code at these places depends on by name, with those of the places.
+
+    Args:
+        cells: in the order in which they ran.
+        places: cells and lines: a line of a definition stands for the definition, any other for all statements of its
+            cell that are no definitions.
+        words: names that the code uses besides, such as the arguments of a magic.
+    """
+    names = _Names(cells)
+    starts = set(names.statements_at(places))
+    return {(one.cell, line) for one in names.followed(starts, words) for line in one.lines()}
 
 
-def _statements(cell: CodeCell, body: Sequence[ast.stmt]) -> Iterator[_Statement]:
+class _Names:
+    """The statements of cells, and which of them bind each name."""
+
+    def __init__(self, cells: Sequence[CodeCell]) -> None:
+        self.statements = [one for cell in cells if cell.tree is not None for one in _statements(cell, cell.tree.body)]
+        self._at = {one: number for number, one in enumerate(self.statements)}
+        imports = [one for one in self.statements if isinstance(one.node, (ast.Import, ast.ImportFrom))]
+        modules = {word for each in imports for word in each.binds()}
+        self._given: dict[str, list[_Statement]] = {}
+        for one in self.statements:
+            # `torch.manual_seed(0)` does not change `torch`
+            for word in one.binds() - (set() if one in imports else modules):
+                self._given.setdefault(word, []).append(one)
+
+    def statements_at(self, places: Iterable[tuple[CodeCell, int]]) -> Iterator[_Statement]:
+        for cell, line in places:
+            own = [one for one in self.statements if one.cell is cell]
+            definitions = [one for one in own if one.is_definition and line in one.lines()]
+            yield from definitions or (one for one in own if not one.is_definition)
+
+    def followed(self, starts: Iterable[_Statement], words: Iterable[str]) -> Iterator[_Statement]:
+        """These statements, and all that what they read depends on; `words` are read when all cells have run."""
+        waiting, seen = list(starts), set()
+        for word in words:
+            waiting += self._in_force(word, len(self.statements))
+        while waiting:
+            one = waiting.pop()
+            if one not in seen:
+                seen.add(one)
+                yield one
+                now = len(self.statements) if one.is_definition else self._at[one]
+                waiting += [other for word in one.reads() for other in self._in_force(word, now)]
+
+    def _in_force(self, word: str, now: int) -> Sequence[_Statement]:
+        """The statements that make what a name stands for when statement `now` runs: from the one that bound it anew
+        to the next such one (`model = other` replaces a model of an earlier cell)."""
+        bindings = self._given.get(word, ())
+        anew = [number for number, one in enumerate(bindings) if one.binds_anew(word)]
+        first = max((number for number in anew if self._at[bindings[number]] < now), default=0)
+        last = min(
+            (number for number in anew if number > first and self._at[bindings[number]] > now), default=len(bindings)
+        )
+        return bindings[first:last]
+
+
+def _statements(cell: CodeCell, body: Sequence[ast.stmt], outside: bool = True) -> Iterator[_Statement]:
     for node in body:
         parts = [] if isinstance(node, _Definition) else list(_parts(node))
         inside = [one for one in parts if isinstance(one, ast.stmt)]
         heads = [one for one in parts if not isinstance(one, ast.stmt)] if inside else [node]
         if heads:
-            yield _Statement(cell, node, heads)
-        yield from _statements(cell, inside)
+            yield _Statement(cell, node, heads, outside)
+        yield from _statements(cell, inside, outside and isinstance(node, (ast.With, ast.AsyncWith)))
 
 
 def _parts(node: ast.AST) -> Iterator[ast.AST]:
@@ -129,16 +186,21 @@ def _parts(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _first(statements: Sequence[_Statement], cells: Sequence[CodeCell], name: str) -> Iterator[_Statement]:
-    """The function, the other statements of the cell that runs, and what its magics name."""
+    """The function, and the other statements of the cell that runs."""
     last = cells[-1] if cells else None
-    words = set(_WORD.findall(" ".join([last.magic_line, *(one.words for one in last.line_magics)]))) if last else set()
     homes = [one for one in statements if name and _defines(one.node, name)]
     classes = {one.node.name for one in homes if isinstance(one.node, ast.ClassDef)}
     plain = {cell for cell in cells if cell is last or not (homes or cell.magic == "tpu_train")}
     for one in statements:
         runs = not one.is_definition and one.cell in plain
-        if runs or one in homes or words & one.binds() or classes & one.reads():
+        if runs or one in homes or classes & one.reads():
             yield one
+
+
+def _named_by_magics(cells: Sequence[CodeCell]) -> set[str]:
+    """The words of the magics of the cell that runs: its arguments."""
+    lines = [cells[-1].magic_line, *(one.words for one in cells[-1].line_magics)] if cells else []
+    return set(_WORD.findall(" ".join(lines)))
 
 
 def _defines(node: ast.stmt, name: str) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.finding import Edit, Finding
@@ -197,6 +198,14 @@ class RuleContext:
         last, stop = getattr(node, "end_lineno", None) or line, getattr(node, "end_col_offset", None) or column
         return (line, self.cell.column(line, column)), (last, self.cell.column(last, stop))
 
+    def _statement(self, node: ast.AST, first: int, last: int) -> tuple[int, int]:
+        inside = next((one for one in (node, *self.parents(node)) if isinstance(one, ast.stmt)), None)
+        if inside is None:
+            return first, last
+        body = getattr(inside, "body", None)
+        end = body[0].lineno - 1 if body else inside.end_lineno or inside.lineno
+        return min(first, inside.lineno), max(last if not body else first, end)
+
     def _line(self, line: int) -> str:
         lines = self.cell.lines
         return lines[line - 1] if 0 < line <= len(lines) else ""
@@ -212,7 +221,8 @@ class RuleContext:
     ) -> Finding:
         """A finding of the current rule at this node."""
         (line, column), (last, stop) = self._span(node)
-        return self.finding_at(line, column, message, fix, why, edits, advice, (last, stop))
+        found = self.finding_at(line, column, message, fix, why, edits, advice, (last, stop))
+        return replace(found, statement=self._statement(node, line, last))
 
     def finding_at(
         self,
@@ -278,7 +288,7 @@ _SAMPLES = [[name] for name in ("img", "image", "pil_img", "sample", "examples",
 _EXPORTS = re.compile(r"onnx[^/\\]*\.py$", re.IGNORECASE)
 _TEST_FILE = re.compile(r"(^|[/\\])(test_[^/\\]*|[^/\\]*_test|conftest)\.py$")
 _HOST_NAMES = re.compile(
-    r"^(collate|_collate|\w*_collate(_fn)?$|preprocess|tokenize|compute_metrics|plot|show|visuali[sz]e|load_data|"
+    r"^(collate|_collate|\w*_collate(_fn)?$|preprocess|tokenize|compute_metrics|plot|show|visuali[sz]e|load_|"
     r"make_data|prepare_data|get_data|(get|sample|make|next)_(random_)?batch(es)?$|build_vocab|set_seed|seed_everything|"
     r"parse_args|transform(s)?$|augment$|prepare_mask)"
 )

@@ -1,4 +1,5 @@
-"""Python text as a tree, and TPU001 for text that is none."""
+"""Python text as a tree; the function that a cell trains; TPU001 for text that is no Python, and TPU003 for a rule that
+failed."""
 
 from __future__ import annotations
 
@@ -8,9 +9,13 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from tpu_magics.check.finding import Finding
 from tpu_magics.check.rule import Rule
+
+if TYPE_CHECKING:
+    from tpu_magics.check.cells import CodeCell
 
 
 @contextmanager
@@ -31,6 +36,39 @@ def last_name(node: ast.AST) -> str:
     if isinstance(node, ast.Call):
         node = node.func
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+# Calls that only a training makes.
+_TRAINING = frozenset({"backward", "mark_step", "optimizer_step", "train_on_batch"})
+_OF_FIT = frozenset({"epochs", "batch_size", "steps_per_epoch", "validation_data"})  # of Keras; others fit a scaler
+
+
+def trained_definition(tree: ast.Module) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """The function that a `%%tpu_train` cell trains: its last statement, if the statements before train nothing
+    themselves (in which case it is a helper below them)."""
+    last = tree.body[-1] if tree.body else None
+    if not isinstance(last, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return None
+    return None if trains(tree) else last
+
+
+def trains(tree: ast.Module) -> bool:
+    """Whether the statements of a cell train, also by functions of the cell that they call."""
+    functions = {one.name: one for one in tree.body if isinstance(one, _DEFINITIONS)}
+    waiting = [one for one in tree.body if not isinstance(one, _DEFINITIONS)]
+    seen: set[str] = set()
+    while waiting:
+        for node in ast.walk(waiting.pop()):
+            if not isinstance(node, ast.Call):
+                continue
+            name = last_name(node.func)
+            if name in _TRAINING or (name == "fit" and any(one.arg in _OF_FIT for one in node.keywords)):
+                return True
+            if name in functions and name not in seen:
+                seen.add(name)
+                waiting.append(functions[name])
+    return False
 
 
 def root(node: ast.AST) -> ast.AST:
@@ -86,6 +124,40 @@ class UnparsedCode(Rule):
 
 
 SYNTAX = UnparsedCode()
+
+
+class FailedRule(Rule):
+    """A rule of this checker that failed.
+
+    What it does
+        Reports that a rule raised an error while it checked this code. All other rules were checked.
+    Why this is bad
+        It is a bug in tpu_magics, not in the code: what this rule would have found here is missing.
+    Example
+        %tpu_check
+    Use instead
+        %tpu_check --ignore TPU407
+    Limitations
+        Where the code cannot be read at all, all rules fail together.
+    """
+
+    code = "TPU003"
+    name = "rule-failed"
+    group = "syntax"
+    why = "This is a bug in tpu_magics, not in your code: what this rule would have found here is missing."
+
+
+RULE_FAILED = FailedRule()
+
+
+def failed_finding(cell: CodeCell, line: int, what: str, error: Exception) -> Finding:
+    """TPU003. `what`: e.g. "The rule TPU407 (no-distributed-sampler)"."""
+    lines = cell.text.split("\n")
+    line = min(line, len(lines))
+    message = f"{what} failed with {type(error).__name__}: {str(error)[:200]}."
+    fix = "Please report it with the code. Everything else was checked."
+    return _finding(cell.path, cell.number, (line, 1), lines[line - 1], message, fix, RULE_FAILED)
+
 
 _FIX = "Fix the syntax here; the other rules check the code once it parses."
 _IPYTHON_FIX = "Call `get_ipython()` or `subprocess` instead, or keep the line in a notebook."
@@ -158,9 +230,11 @@ def ipython_finding(path: str, text: str, error: PythonParseError) -> Finding:
     return _finding(path, None, (line, column), source, message, _IPYTHON_FIX)
 
 
-def _finding(path: str, number: int | None, at: tuple[int, int], source: str, message: str, fix: str) -> Finding:
+def _finding(
+    path: str, number: int | None, at: tuple[int, int], source: str, message: str, fix: str, rule: Rule = SYNTAX
+) -> Finding:
     return Finding(
-        code=SYNTAX.code, group=SYNTAX.group, path=path, cell=number, line=at[0], column=at[1], end_line=at[0],
-        end_column=max(len(source.rstrip()) + 1, at[1]), message=message, why=SYNTAX.why, fix=fix,
+        code=rule.code, group=rule.group, path=path, cell=number, line=at[0], column=at[1], end_line=at[0],
+        end_column=max(len(source.rstrip()) + 1, at[1]), message=message, why=rule.why, fix=fix,
         source=source.rstrip(),
     )  # fmt: skip

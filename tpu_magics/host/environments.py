@@ -22,7 +22,8 @@ class Environment:
     """The environment of a notebook.
 
     `key`: "kaggle", "colab", "gke", "tpu-vm" or "plain"; `name`: for display; `menu`: where the user selects the
-    accelerator ("" where there is no such menu); `promise`: the variable that says that this host has a TPU ("" where
+    accelerator ("" where there is no such menu); `chosen`: why there may be none although it is selected, and what
+    helps; `promise`: the variable that says that this host has a TPU ("" where
     none does; only /sys can prove it); `restart`: how to get a fresh host; `hosts`: the names of all hosts of the
     slice; `limit`: seconds after which the service ends a session, however busy (None: it does not, or it is unknown).
     """
@@ -30,10 +31,24 @@ class Environment:
     key: str
     name: str
     menu: str = ""
+    chosen: str = ""
     promise: str = ""
     restart: str = ""
     hosts: tuple[str, ...] = ()
     limit: float | None = None
+
+    @property
+    def how_to_select(self) -> str:
+        """What the user does to have a TPU; "" where there is no menu."""
+        return f"On {self.name}, choose an accelerator in {self.menu}.{self.chosen}" if self.menu else ""
+
+
+# Read: kaggle-cli, issue 1197 (2026-09).
+_PINNED = (
+    " If a TPU is chosen there, the notebook may be pinned to the image of an earlier session, without torch_xla and "
+    'without a TPU: choose "Always use latest environment" in the notebook\'s settings, or remove docker_image from '
+    "kernel-metadata.json before `kaggle kernels push`."
+)
 
 
 def session_since() -> float | None:
@@ -93,6 +108,7 @@ def _kaggle(signs: _Signs) -> Environment | None:
         key="kaggle",
         name="Kaggle",
         menu="Settings > Accelerator",
+        chosen=_PINNED,
         promise="ISTPUVM=1" if environ.get("ISTPUVM") == "1" else "",
         restart="stop the session and start it again",
         hosts=_hosts(environ),

@@ -2,8 +2,8 @@
 `m1 16 "cfg.lr * 2" key=expr [1, 2]`. Nothing of a cell is run here.
 
 A cell has form 2 if it calls notebook_launcher, xmp.spawn or torch_xla.launch at the top level; form 1 if its last
-top-level statement is a `def`; else form 3. Spaces separate words, except inside quotes and brackets; quotes around a
-whole word are removed.
+top-level statement is a `def` and no statement before it trains; else form 3. Spaces separate words, except inside
+quotes and brackets; quotes around a whole word are removed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tpu_magics.check.syntax import trained_definition
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 
@@ -51,6 +52,7 @@ def read_cell(source: str, filename: str, namespace: Mapping[str, Any]) -> Cell:
         TpuMagicsError: the cell is empty.
     """
     tree = ast.parse(source, filename)
+    tree.body.sort(key=lambda node: not _is_of_future(node))  # IPython takes them anywhere, Python at the top only
     if not tree.body:
         raise TpuMagicsError(
             "The cell under %%tpu_train is empty.",
@@ -60,10 +62,12 @@ def read_cell(source: str, filename: str, namespace: Mapping[str, Any]) -> Cell:
     calls = tuple(launching_calls(tree, namespace))
     if calls:
         return Cell(2, tree, filename, calls=calls)
-    last = tree.body[-1]
-    if isinstance(last, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        return Cell(1, tree, filename, function=last.name)
-    return Cell(3, tree, filename)
+    trained = trained_definition(tree)
+    return Cell(3, tree, filename) if trained is None else Cell(1, tree, filename, function=trained.name)
+
+
+def _is_of_future(node: ast.stmt) -> bool:
+    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
 
 
 # -- form 2 -----------------------------------------------------------------------------------------------------------

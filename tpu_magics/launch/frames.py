@@ -4,6 +4,10 @@ become `events.Frame`s, outermost call first.
 
 from __future__ import annotations
 
+import builtins
+import contextlib
+import difflib
+import io
 import linecache
 import os
 import re
@@ -11,21 +15,30 @@ import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from types import FrameType
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.runs.events import LONGEST_TEXT, Frame, cut_text
+from tpu_magics.runs.events import LONGEST_TEXT, Frame, cut_text, plain_text
+from tpu_magics.runs.files import working_folder
 from tpu_magics.runs.origin import LEFT_OUT, OWN, is_library, package_of, under
 
 _OUTER, _INNER = 20, 80
 # TensorFlow's stack of an op, which begins at the kernel's start.
 _OP_STACK = re.compile(r"^(?:Stack trace for op definition|The op is created at): *\n(?:File .*\n)+\s*", re.MULTILINE)
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # terminal colors, which Keras writes into its errors
 _CODE_LENGTH = 200
 _HALF = LONGEST_TEXT // 2 - 200  # if two texts share the limit
 _LAUNCHING = tuple(f"{OWN}{os.sep}{room}{os.sep}" for room in ("launch", "magics"))
 # "Stack": what faulthandler writes when it was asked for one thread only.
 _THREAD = re.compile(r"^(Current thread|Thread|Stack)(?: (0x[0-9a-f]+).*)? \(most recent call first\):$")
 _DUMPED = re.compile(r'^\s*File (?:"(.*)"|\?\?\?), line (\d+|\?\?\?) in (.*)$')
+FULL_DISK = re.compile(
+    r"\[Errno (?:28|122)\]|\(os error (?:28|122)\)|^No space left on device|: No space left on device"
+    r"|Disk quota exceeded|database or disk is full"
+)
+# torch.save to a full disk only reports that fewer bytes were written than expected (torch 2.9.0).
+SHORT_WRITE = re.compile(r"inline_container\.cc.{0,40}unexpected pos|PytorchStreamWriter failed writing")
+_CLOSE = 0.75  # of difflib, from 0 to 1: how much of two names is the same
+_SCARCE = 64 << 20  # bytes: of less no more is free on a disk that counts as full
 _ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 
 
@@ -46,8 +59,70 @@ def from_exception(exc: BaseException, cell_names: Mapping[str, str]) -> tuple[F
     return _bounded(frames)
 
 
+def from_frame(frame: FrameType, cell_names: Mapping[str, str]) -> tuple[Frame, ...]:
+    """The stack of a thread, by its innermost frame; otherwise as `from_exception`."""
+    found = list(traceback.walk_stack(frame))[::-1]
+    return _bounded([_frame(one.f_code.co_filename, line, one.f_code.co_name, cell_names) for one, line in found])
+
+
 def describe(exc: BaseException) -> tuple[str, str]:
-    """An exception's qualified type ("ValueError", "mymodule.MyError") and its text, with the deepest cause."""
+    """An exception's qualified type ("ValueError", "mymodule.MyError") and its text, with the deepest cause; of a full
+    disk with the path that was written to, which many libraries leave out."""
+    kind, text = _described(exc)
+    meant = ""
+    with contextlib.suppress(Exception):  # an object's own __dir__
+        meant = _meant(exc)
+    if meant and "Did you mean" not in text:
+        text = f"{text}. Did you mean: '{meant}'?"
+    named = isinstance(exc, OSError) and exc.filename is not None
+    path = "" if named or not (FULL_DISK.search(text) or SHORT_WRITE.search(text)) else _written_path(exc)
+    return kind, f"{text} (writing '{path}')" if path else text
+
+
+def _meant(exc: BaseException) -> str:
+    """The name that was meant, as Python's own traceback ends with; "" for none."""
+    name, names = getattr(exc, "name", None), set[str]()
+    if not isinstance(name, str) or type(exc) not in (NameError, AttributeError):
+        return ""
+    if isinstance(exc, AttributeError):
+        names.update(() if exc.obj is None else dir(exc.obj))
+    for frame, _ in [*traceback.walk_tb(exc.__traceback__)][-1:] if isinstance(exc, NameError) else ():
+        names.update(frame.f_locals, frame.f_globals, vars(builtins))
+    found = difflib.get_close_matches(name, [one for one in names if isinstance(one, str)], 1, _CLOSE)
+    return found[0] if found else ""
+
+
+def _written_path(exc: BaseException) -> str:
+    """What the innermost functions had as a path on a full disk, else as a path at all; "" for none."""
+    stacks = [[frame for frame, _ in traceback.walk_tb(one.__traceback__)][::-1] for one in (exc, *_chain(exc))]
+    values = (value for stack in stacks for frame in stack for value in [*frame.f_locals.values()])
+    paths = [path for value in values if (path := _as_path(value))][:1000]
+    return next((path for path in paths if _free(path) < _SCARCE), paths[0] if paths else "")
+
+
+def _as_path(value: object) -> str:
+    """Of a path, or a file, in a folder that is there."""
+    name = value if isinstance(value, (str, os.PathLike)) else getattr(value, "name", "") if _is_file(value) else ""
+    try:
+        path = os.fspath(name) if isinstance(name, (str, os.PathLike)) else ""
+        return path if isinstance(path, str) and os.sep in path[:4096] and Path(path).parent.is_dir() else ""
+    except (OSError, ValueError, RuntimeError):
+        return ""
+
+
+def _is_file(value: object) -> bool:
+    return isinstance(value, io.IOBase)
+
+
+def _free(path: str) -> int:
+    try:
+        found = os.statvfs(Path(path).parent)
+    except OSError:
+        return _SCARCE
+    return found.f_bavail * found.f_frsize
+
+
+def _described(exc: BaseException) -> tuple[str, str]:
     chain = [] if isinstance(exc, TpuMagicsError) else _chain(exc)  # our own errors include the reason
     if not chain:
         return _type_of(exc), _text_of(exc)
@@ -84,7 +159,7 @@ def _type_of(exc: BaseException) -> str:
 
 def _text_of(exc: BaseException, longest: int = LONGEST_TEXT) -> str:
     try:
-        return _OP_STACK.sub("", _COLOUR.sub("", cut_text(str(exc), longest)))
+        return _OP_STACK.sub("", plain_text(cut_text(str(exc), longest)))
     except BaseException as error:  # the user's __str__ may fail or call sys.exit; the first error is more important
         return f"(no text: {type(error).__name__} in __str__)"
 
@@ -175,16 +250,19 @@ def last_user_frame(frames: Sequence[Frame]) -> Frame | None:
 
 
 def libraries_below(frames: Sequence[Frame]) -> list[str]:
-    """The libraries that the innermost user line called, outermost first."""
+    """The libraries that the innermost user line called, outermost first. A function of ours around one of theirs
+    (`Tensor.to`, which is in C) is not named, unless it raised the error itself."""
     below: list[Frame] = []
     for frame in frames:
         below = [*below, frame] if frame.library else []
-    return _packages(below)
+    raised_by_us = bool(below) and below[-1].code.startswith("raise ")
+    return _packages([frame for frame in below if raised_by_us or not frame.path.startswith(f"{OWN}{os.sep}")])
 
 
 def place(frame: Frame) -> str:
     """`In [12], line 14, in training_function`, files relative to the working directory."""
-    path = os.path.relpath(frame.path) if under(frame.path, str(Path.cwd())) else frame.path
+    here = str(working_folder())
+    path = os.path.relpath(frame.path, here) if under(frame.path, here) else frame.path
     function = f", in {frame.function}" if frame.function else ""
     return f"{path}, line {frame.line or '?'}{function}"
 

@@ -7,6 +7,7 @@ import functools
 import inspect
 import re
 import sys
+import textwrap
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -29,19 +30,34 @@ _PACKAGES: Mapping[str, str] = {
 }
 
 
+# What %tpu_init imported ahead of the first run, before anything else had imported PyTorch.
+prepared: set[str] = set()
+
+
 def imported() -> set[str]:
     """The frameworks that this process has imported."""
     names = {TORCH} if {"torch", "torch_xla", "torch_tpu"} & sys.modules.keys() else set()
     return names | ({TENSORFLOW} if "tensorflow" in sys.modules else set())
 
 
-def choose_framework(requested: str, models: Collection[str] = (), packages: Collection[str] = ()) -> str:
+def imported_by(cells: Iterable[str]) -> set[str]:
+    """The same without what only %tpu_init imported: none of the notebook's cells names it."""
+    found = imported()
+    if TORCH in prepared and TENSORFLOW in found and not any(_NAMES_TORCH.search(text) for text in cells):
+        return found - {TORCH}
+    return found
+
+
+def choose_framework(
+    requested: str, models: Collection[str] = (), packages: Collection[str] = (), cells: Iterable[str] = ()
+) -> str:
     """The framework of a run.
 
     Args:
         requested: the value of --framework.
         models: the frameworks of the models that the code uses.
         packages: the packages that the code names.
+        cells: the notebook's code.
 
     Raises:
         TpuMagicsError: both are imported, and the run does not show which one it uses.
@@ -49,7 +65,7 @@ def choose_framework(requested: str, models: Collection[str] = (), packages: Col
     if requested != AUTO:
         return requested
     named = {_PACKAGES[name] for name in packages if name in _PACKAGES}
-    for candidates in (set(models), named, imported()):
+    for candidates in (set(models), named, imported_by(cells)):
         if len(candidates) == 1:
             return candidates.pop()
     if imported():
@@ -59,6 +75,9 @@ def choose_framework(requested: str, models: Collection[str] = (), packages: Col
 
 
 TORCH_XLA, TORCH_TPU = TORCH_PACKAGES = ("torch_xla", "torch_tpu")
+_NAMES_TORCH = re.compile(
+    r"^\s*(?:import|from)\s.*\b(?:torch|torch_xla|torch_tpu|accelerate|transformers)\b", re.MULTILINE
+)
 _NAMES_XLA = re.compile(r"\b(?:torch_xla|xm|xr|xmp)\b")
 _NAMES_TPU = re.compile(r"""\btorch_tpu\b|\btorch\.tpu\b|["']tpu(?::\d+)?["']""")
 
@@ -119,6 +138,17 @@ def packages_of_tree(tree: ast.AST) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             packages.add(node.module.partition(".")[0])
     return packages
+
+
+def calls_use_spmd(source: str) -> bool:
+    """Whether the code calls torch_xla's `use_spmd()`."""
+    if "use_spmd" not in source:
+        return False
+    try:
+        calls = [node.func for node in ast.walk(ast.parse(textwrap.dedent(source))) if isinstance(node, ast.Call)]
+    except (SyntaxError, ValueError):
+        return False
+    return any("use_spmd" in (getattr(one, "attr", ""), getattr(one, "id", "")) for one in calls)
 
 
 def packages_of_code(code: types.CodeType, namespace: Mapping[str, Any]) -> set[str]:

@@ -15,6 +15,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host
 from tpu_magics.host.problem import IN_USE
 from tpu_magics.launch.plan import NO_SPMD, Options
+from tpu_magics.launch.runtime_start import RuntimeStart, find_start
 
 
 class ForkBlockers:
@@ -22,22 +23,28 @@ class ForkBlockers:
 
     def __init__(self) -> None:
         self.cells: dict[str, str] = {}
+        self.start = RuntimeStart(_EARLIER)
 
-    def record(self, backend: Backend, cell: str) -> None:
-        """Note `cell` for every state that is new."""
+    def record(self, backend: Backend, cell: str, source: str = "", names: Mapping[str, Any] | None = None) -> None:
+        """Note `cell` for every state that is new. `source`: its Python code; `names`: the notebook's."""
         runtime = ["runtime"] if backend.runtime_initialized() else []
+        if runtime and "runtime" not in self.cells:
+            self.start = find_start(cell, source, names or {}, backend)
         for state in (*runtime, *backend.other_states()):
             self.cells.setdefault(state, cell)
 
     def cell_of(self, state: str) -> str:
         """The cell as text."""
-        return self.cells.get(state, "code that ran before tpu_magics was loaded")
+        return self.cells.get(state, _EARLIER)
+
+
+_EARLIER = "code that ran before tpu_magics was loaded"
 
 
 @dataclass(frozen=True)
 class LaunchContext:
     """What the checks need. `items`: what the function can reach; `models`: the models among them; `source`: the text
-    of the function or cell ("" if not available)."""
+    of the function or cell ("" if not available); `forks`: the workers are forks of the notebook's process."""
 
     backend: Backend
     host: Host
@@ -45,6 +52,7 @@ class LaunchContext:
     items: Sequence[tuple[str, Any]] = ()
     models: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
+    forks: bool = True
 
 
 def require_rehearsal(backend: Backend, ranks: int) -> None:
@@ -69,13 +77,12 @@ RESTART = "Restart the kernel (nothing else stops the runtime), "
 
 
 def runtime_is_down(s: LaunchContext) -> None:
-    if s.backend.runtime_initialized():
+    if s.forks and s.backend.runtime_initialized():
+        start = s.fork_blockers.start
         raise TpuMagicsError(
-            f"The {s.backend.runtime} is already initialized in this notebook, by "
-            f"{s.fork_blockers.cell_of('runtime')}.",
+            f"The {s.backend.runtime} is already initialized in this notebook, by {start}.",
             f"A forked worker cannot use a runtime that its parent has started{s.backend.fork_error}.",
-            RESTART
-            + f"and move the use of the device ({s.backend.starts_it}) from that cell into the training function.",
+            RESTART + start.advice(s.backend.starts_it),
         )
 
 

@@ -1,11 +1,8 @@
-"""Forking a worker process, setting it up before user code runs, reserving resources for its end, and ending what it
-leaves behind.
+"""Forking a worker process, setting it up before user code runs, and reserving resources for its end.
 
 A worker ignores SIGINT (Jupyter signals the whole process group, so an interrupt of another cell would reach it), leads
 its own process group (so that its DataLoader workers end with it), and dies with the kernel. Its function may use up
-all that a process can have, and start processes in sessions of their own, which signals to its group do not reach: they
-are found by an environment variable that only this worker sets, so that nothing else is signaled; those with another
-environment, as former descendants of the worker. Forked children that run no other program die with it.
+all that a process can have. Its forked children die with it; programs that it starts are ended (descendants.py).
 """
 
 from __future__ import annotations
@@ -17,26 +14,24 @@ import gc
 import os
 import random
 import resource
-import select
 import signal
 import sys
 import threading
-import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.launch import descendants, frames
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
 STACK_SIGNAL = signal.SIGUSR1
 STOP_SIGNAL = signal.SIGUSR2  # to a worker: stop after this step and write the weights
 CRASHES = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)  # faulthandler's
-PARENT_EVERY = 0.5  # seconds between checks of a parent whose end sends no signal
 UNRECORDED = 74  # exit code: the last record could not be written (sysexits.h EX_IOERR)
 CRASHED = 70  # exit code: our own code in the worker failed (sysexits.h EX_SOFTWARE)
 
@@ -152,6 +147,7 @@ def become_worker(parent: int, stack_file: Path) -> None:
     close_sockets()
     skip_inherited_exit_handlers()
     dump_stacks_to(stack_file)
+    _worker[:] = [(os.getpid(), descendants.start_time(os.getpid()))]
     os.register_at_fork(before=_remember_forking_thread, after_in_child=_set_up_grandchild)
 
 
@@ -209,6 +205,7 @@ def dump_stacks_to(path: Path) -> None:
 # Threads that live as long as the worker; only their children can use the death signal.
 lasting_threads: set[int] = set()
 _forking: list[tuple[int, bool]] = []
+_worker: list[tuple[int, int | None]] = []  # pid and start time
 
 
 def _remember_forking_thread() -> None:
@@ -216,23 +213,51 @@ def _remember_forking_thread() -> None:
 
 
 def _set_up_grandchild() -> None:
-    """In a process forked by a worker (e.g. a DataLoader worker): die with the worker, and do not use its stack
-    file."""
+    """In a process forked by a worker, or by such a process: die with the worker, and do not use its stack file.
+
+    The death signal follows the thread that forked. So only children of the worker's lasting threads use it: the child
+    of a process that ends at once, as daemons have it, lives on, and so do a DataLoader's workers that were started in
+    a thread of XLA's loaders.
+    """
     parent, lasting = _forking[0]
-    if lasting:
+    if lasting and parent == _worker[0][0]:
         die_with_parent(parent)
     else:
-        threading.Thread(target=_die_with, args=(parent,), name="tpu_magics-parent", daemon=True).start()
+        threading.Thread(target=_die_with_worker, name="tpu_magics-parent", daemon=True).start()
     faulthandler.unregister(STACK_SIGNAL)
     signal.signal(STACK_SIGNAL, signal.SIG_IGN)
 
 
-def _die_with(parent: int) -> None:
-    """End this process when its parent has ended. For children of a thread that may end before its process: XLA's
-    loaders iterate over a DataLoader in a thread, which starts the DataLoader workers."""
-    while os.getppid() == parent:
-        time.sleep(PARENT_EVERY)
+def _die_with_worker() -> None:
+    descendants.wait_for_end(*_worker[0])
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def forks_end_here() -> Iterator[None]:
+    """A bare `os.fork()` within the block makes a second process that goes on with the caller's code. It ends with the
+    block, as at the end of a script: it must not write this run's results, nor go on as a second kernel."""
+    own = os.getpid()
+    try:
+        yield
+    except BaseException as error:
+        if os.getpid() != own:
+            _end_fork(error)
+        raise
+    if os.getpid() != own:
+        _end_fork(None)
+
+
+def _end_fork(error: BaseException | None) -> NoReturn:
+    code = 0 if error is None else 1
+    try:
+        if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+            code = error.code or 0
+        elif error is not None:
+            os.write(2, frames.traceback_text(error).encode("utf-8", "replace"))
+        flush_everything()
+    finally:
+        os._exit(code & 0xFF)
 
 
 # -- resources reserved for the end -----------------------------------------------------------------------------------
@@ -268,6 +293,19 @@ def restore_address_space() -> None:
         resource.setrlimit(resource.RLIMIT_AS, _limits_before[resource.RLIMIT_AS])
 
 
+@contextmanager
+def own_address_space() -> Iterator[None]:
+    """Within it, the limit of the address space is that from before the user code; then it is as it was, since the
+    notebook explains a failure by it."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)
+    restore_address_space()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_AS, limit)
+
+
 def address_space(pid: int) -> int | None:
     """The limit of a process's address space in bytes, also of one that has ended but was not reaped (proc(5)); None if
     it has none, or it is not available."""
@@ -286,126 +324,3 @@ def is_open(descriptor: int) -> bool:
     except OSError:
         return False
     return True
-
-
-# -- processes left behind --------------------------------------------------------------------------------------------
-
-
-ProcessId = tuple[int, int]  # pid and start time in ticks: pids are reused
-
-WORKER_VARIABLE = "TPU_MAGICS_WORKER"
-GRACE_SECONDS = 0.5  # seconds between TERM and KILL
-
-
-def worker_marker(run: Path, pid: int) -> str:
-    """The value of the variable in worker `pid` of a run, and in the processes that it starts."""
-    return f"{run.absolute()}:{pid}"
-
-
-def set_marker(run: Path) -> None:
-    """In a worker: mark the processes that it will start."""
-    os.environ[WORKER_VARIABLE] = worker_marker(run, os.getpid())
-
-
-def descendants(pid: int) -> set[ProcessId]:
-    """The descendants of a process. (A worker adopts orphaned descendants.)"""
-    processes: set[ProcessId] = set()
-    waiting = [pid]
-    while waiting:
-        for child in _children(waiting.pop()):
-            started = _start_time(child)
-            if started is not None and (child, started) not in processes:
-                processes.add((child, started))
-                waiting.append(child)
-    return processes
-
-
-def end_orphans(run: Path, pid: int, known: Iterable[ProcessId] = ()) -> None:
-    """End what worker `pid` left behind after its end; `known`: descendants seen before."""
-    wanted = f"{WORKER_VARIABLE}={worker_marker(run, pid)}".encode()
-    _end_all([*_marked_pidfds(wanted), *_open_pidfds(known)])
-
-
-def end_descendants(pid: int) -> None:
-    """End the descendants of a process, also those that are just leaving its process group."""
-    _end_all(_open_pidfds(descendants(pid)))
-
-
-def _end_all(descriptors: Iterable[int]) -> None:
-    with contextlib.ExitStack() as stack:
-        left = {stack.enter_context(_closing(descriptor)) for descriptor in descriptors}
-        for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, GRACE_SECONDS)):
-            for descriptor in left:
-                with contextlib.suppress(OSError):
-                    signal.pidfd_send_signal(descriptor, number)
-            left -= _wait_for_end(left, seconds)
-
-
-def _open_pidfds(processes: Iterable[ProcessId]) -> Iterator[int]:
-    """pidfds of those that still run."""
-    for pid, started in processes:
-        try:
-            descriptor = os.pidfd_open(pid)
-        except (OSError, AttributeError):  # gone; a system without them
-            continue
-        if _start_time(pid) == started:
-            yield descriptor
-        else:
-            os.close(descriptor)
-
-
-def _children(pid: int) -> Iterator[int]:
-    """The children that its threads started; none if the system does not show them."""
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(OSError):
-                yield from map(int, (task / "children").read_text().split())
-
-
-def _start_time(pid: int) -> int | None:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except OSError:
-        return None
-
-
-def _marked_pidfds(wanted: bytes) -> Iterator[int]:
-    """pidfds of the processes with the mark; each is checked again once it is open, since pids are reused."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and _has_variable(entry, wanted):
-            try:
-                descriptor = os.pidfd_open(int(entry.name))
-            except (OSError, AttributeError):  # gone; a system without them
-                continue
-            if _has_variable(entry, wanted):
-                yield descriptor
-            else:
-                os.close(descriptor)
-
-
-def _has_variable(entry: Path, wanted: bytes) -> bool:
-    try:
-        return wanted in (entry / "environ").read_bytes().split(b"\0")
-    except OSError:  # gone, or another account's
-        return False
-
-
-@contextlib.contextmanager
-def _closing(descriptor: int) -> Iterator[int]:
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _wait_for_end(descriptors: set[int], seconds: float) -> set[int]:
-    """Those that end within this time (pidfd_open(2): the descriptors become readable)."""
-    ended: set[int] = set()
-    poll = select.poll()
-    for descriptor in descriptors:
-        poll.register(descriptor, select.POLLIN)
-    while ended != descriptors and (ready := poll.poll(seconds * 1000)):
-        for descriptor, _ in ready:
-            poll.unregister(descriptor)
-            ended.add(descriptor)
-    return ended

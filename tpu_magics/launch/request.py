@@ -21,9 +21,9 @@ LONGEST_READ = 500_000  # characters: longer code contains data and is not searc
 @dataclass(frozen=True)
 class Request:
     """What to train. `make(models, hoists)` returns the work; `items`: the objects that it can reach; `hoistable`: the
-    function or tree to search for models (None: nothing); `script`: the script to run; `packages`: those that the code
-    names; `launcher`: the launcher that the code called, "" for none; `program`: the step, if the framework lowered it
-    in this process (None: a worker traces it)."""
+    function or tree to search for models (None: nothing); `script`: the script to run, with `argv`; `packages`: those
+    that the code names; `launcher`: the launcher that the code called, "" for none; `program`: the step, if the
+    framework lowered it in this process (None: a worker traces it)."""
 
     name: str
     make: Callable[[dict[str, Any], hoist.HoistPlan | None], Work]
@@ -33,6 +33,7 @@ class Request:
     source: str = ""
     cell: str = ""
     script: Path | None = None
+    argv: tuple[str, ...] = ()
     packages: Collection[str] = ()
     launcher: str = ""
     program: TraceResult | None = None

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import json
 import pickle
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,12 +20,14 @@ from tpu_magics.backends.base import Backend
 from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.launch import process
 from tpu_magics.launch.errors import base
+from tpu_magics.launch.errors.ranks import without_result
+from tpu_magics.launch.object_graph import contents, find_models
 from tpu_magics.launch.state import changes
 from tpu_magics.launch.state.pickling import loads as loads_state
 from tpu_magics.launch.state.snapshot import StateSnapshot
 from tpu_magics.runs import events
-from tpu_magics.runs.events import EXPECTED_CAUSES, Value
-from tpu_magics.runs.files import RunFiles
+from tpu_magics.runs.events import Value
+from tpu_magics.runs.files import RunFiles, read_record
 from tpu_magics.runs.frames import RunFrames
 from tpu_magics.runs.reader import Run, Tail
 from tpu_magics.runs.summary import RunSummary, loss_name
@@ -43,7 +47,8 @@ class MissingValue:
 class RunResults:
     """The loaded results. `values`: by rank; `names`: assigned by the cell; `left`: names that could not be loaded,
     with the reason; `changed`: names of objects that the function changed; `unchanged`: objects that it changed in the
-    worker only, with the reason; `notes`: messages; `warnings`: messages that run.json has too."""
+    worker only, with the reason; `notes`: messages; `warnings`: messages that run.json has too; `models`: those whose
+    weights changed; `made`: the names of models that the cell built itself."""
 
     values: list[Any] = field(default_factory=list)
     names: dict[str, Any] = field(default_factory=dict)
@@ -52,6 +57,8 @@ class RunResults:
     unchanged: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    models: list[str] = field(default_factory=list)
+    made: list[str] = field(default_factory=list)
 
 
 def collect_results(
@@ -65,27 +72,35 @@ def collect_results(
     """Read the results, check the weights, then load the weights and apply all changes: all or nothing. `snapshot`: the
     notebook's objects before the run; `background`: they may have changed since.
 
-    Raises TpuMagicsError if the weights do not fit the models; the weights then stay in the run folder.
+    Raises TpuMagicsError if a rank has no results, or if the weights do not fit the models, which then stay in the run
+    folder.
     """
     results = RunResults()
     packs = [_read_pack(files, rank) for rank in range(ranks)]
     loads = functools.partial(loads_state, snapshot=snapshot, adapter=backend.object_state() if snapshot else None)
     results.values = [_load_value(rank, pack, loads) for rank, pack in enumerate(packs)]
     _load_names(packs[0], models, results, loads)
+    given = models
     models = {name: model for name, model in models.items() if name in packs[0].get("models", models)}
+    if background and snapshot is not None:
+        models = _untouched(models, snapshot, backend, results)
     staged = backend.check_weights(models, files.path) if models else None
     state = _stage_state(files, packs, snapshot, backend, results, background)
     with process.interrupts_held():
         put_back = state.apply() if state is not None else None
+        if state is not None:
+            results.names.update(state.names)
         try:
             if staged is not None:
-                backend.load_weights(staged)
+                loaded = backend.load_weights(staged)
+                results.models = [_name_of(models[name], name, results.names, snapshot) for name in loaded]
                 results.notes += list(getattr(staged, "notes", ()))
-                results.warnings += _not_finite_warning(files, getattr(staged, "not_finite", ""))
+            results.warnings += not_finite_warning(files, getattr(staged, "not_finite", ""))
         except BaseException:
             if put_back is not None:
                 put_back()
             raise
+    results.made = _made(results.names, given, backend)
     for path in files.path.glob("result-*"):
         path.unlink(missing_ok=True)
     return results
@@ -105,18 +120,21 @@ def _stage_state(
     state = changes.stage(snapshot, backend.object_state(), files.path)
     if background:
         state.keep_notebook_changes()
-    results.names.update(state.names)
     results.changed = state.changed
-    results.unchanged = state.left
+    results.unchanged.update(state.left)
+    state.left = results.unchanged
     if different := changes.rank_differences(snapshot, [pack.get("sums") for pack in packs]):
         results.notes.append(different)
     return state
 
 
-def _not_finite_warning(files: RunFiles, warning: str) -> list[str]:
+NOT_FINITE = "not-finite"  # code of the warning
+
+
+def not_finite_warning(files: RunFiles, warning: str) -> list[str]:
     """The warning about weights that are not finite, with the first step at which a logged loss was not finite."""
     if not warning:
-        return []
+        return _not_finite_loss(files)
     logged = [one for one in Run(files.path).events("value", 0) if isinstance(one, Value) and _is_not_finite(one)]
     first = next((one for one in logged if "loss" in one.name.lower()), logged[0] if logged else None)
     if first is None:
@@ -125,15 +143,26 @@ def _not_finite_warning(files: RunFiles, warning: str) -> list[str]:
     return [f"{warning} The logged `{first.name}` was first not finite {by} step {first.step:,}."]
 
 
+def _not_finite_loss(files: RunFiles) -> list[str]:
+    """A loss that is not finite at the end, where no weight is known to be so."""
+    last = {one.name: one for one in Run(files.path).events("value", 0) if isinstance(one, Value)}
+    bad = [one for one in last.values() if "loss" in one.name.lower() and str(one.value) in _NOT_FINITE]
+    return [f"The logged `{one.name}` is {one.value} at the end. Look at the labels and the inputs." for one in bad[:1]]
+
+
 def _is_not_finite(logged: Value) -> bool:
-    return bool({"nan", "inf", "-inf"} & {str(one) for one in (logged.value, logged.low, logged.high)})
+    return bool(_NOT_FINITE & {str(one) for one in (logged.value, logged.low, logged.high)})
+
+
+_NOT_FINITE = frozenset({"nan", "inf", "-inf"})
 
 
 def _read_pack(files: RunFiles, rank: int) -> Mapping[str, Any]:
+    path = files.value_path(rank)
     try:
-        return dict(pickle.loads(files.value_path(rank).read_bytes()))
-    except FileNotFoundError:
-        return {"value": None, "problem": f"rank {rank} wrote no result"}
+        return dict(pickle.loads(read_record(path)))
+    except FileNotFoundError as error:
+        raise without_result(rank, path) from error
 
 
 def _load_value(rank: int, pack: Mapping[str, Any], loads: Callable[[bytes], Any]) -> Any:
@@ -159,6 +188,34 @@ def _load_names(
         _load_name(name, functools.partial(loads, data), results)
 
 
+def _untouched(
+    models: Mapping[str, Any], snapshot: StateSnapshot, backend: Backend, results: RunResults
+) -> dict[str, Any]:
+    """The models whose weights the notebook has not changed during a run in the background; the others are named."""
+    now = backend.object_state().versions(models)
+    changed = {key[0] for key, number in snapshot.slots.items() if now.get(key) != snapshot.versions.get(number)}
+    results.unchanged.update({name: changes.DURING for name in models if name in changed})
+    return {name: model for name, model in models.items() if name not in changed}
+
+
+def _name_of(model: Any, name: str, names: Mapping[str, Any], snapshot: StateSnapshot | None) -> str:
+    """How a trained model is called: a hoisted one that a cell put into a dict is known by the call that built it."""
+    if snapshot is None or names.get(name) is model:
+        return name
+    if snapshot.main.get(name) is model:
+        again = vars(sys.modules["__main__"]).get(name) is not model
+        return f"the {name} from before it was assigned again" if again else name
+    found = itertools.chain.from_iterable(itertools.starmap(contents, names.items()))
+    return next((path for path, one in found if one is model), name)
+
+
+def _made(names: Mapping[str, Any], models: Mapping[str, Any], backend: Backend) -> list[str]:
+    """The names of models with weights that are not among `models`, nor a part of another one."""
+    known = set(map(id, models.values()))
+    found = find_models(iter(names.items()), backend.is_model)
+    return [name for name, model in found.items() if id(model) not in known and backend.structure(model)]
+
+
 def _load_name(name: str, load: Callable[[], Any], results: RunResults) -> None:
     try:
         results.names[name] = load()
@@ -176,7 +233,7 @@ def _facts(summary: RunSummary) -> Iterator[str]:
         each = f" of {summary.step_seconds * 1e3:.3g} ms" if summary.step_seconds is not None else ""
         yield f"{summary.steps:,} step{'s' * (summary.steps != 1)}{each}"
     if summary.compiles is not None:
-        again = sum(count for cause, count in summary.causes.items() if cause not in EXPECTED_CAUSES)
+        again = sum(summary.avoidable.values())
         recompiles = f" ({again:,} recompile{'s' * (again != 1)})" if again else ""
         yield f"{summary.compiles:,} compile{'s' * (summary.compiles != 1)}{recompiles}"
     if loss := loss_name(summary.values):
@@ -239,6 +296,11 @@ class TrainResult:
         in the worker."""
         results = self._loaded()
         return {**results.left, **results.unchanged}
+
+    @property
+    def made(self) -> list[str]:
+        """Names of the models that the cell built itself, and that are set in the notebook; none before the end."""
+        return list(self._results.made) if self._results is not None else []
 
     @property
     def changed(self) -> list[str]:
@@ -310,7 +372,7 @@ def mark_partial_written(files: RunFiles, step: int) -> None:
 def partial_step(files: RunFiles) -> int | None:
     """The step of rank 0's results; None if it wrote none, or not all of them."""
     try:
-        return int(json.loads(files.partial_path.read_text())["step"])
+        return int(json.loads(read_record(files.partial_path))["step"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -12,7 +12,7 @@ import inspect
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from tpu_magics.check.engine import walk
 from tpu_magics.check.finding import Finding
 from tpu_magics.check.inference.calls import LAUNCHERS
 from tpu_magics.check.program import RESOLVERS, STRATEGIES, CheckedProgram
+from tpu_magics.check.syntax import RULE_FAILED
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host.problem import plural
 from tpu_magics.launch import session
@@ -34,7 +35,9 @@ SHOWN = 8  # findings named in the error of --strict
 KEPT = 200  # findings in a run folder
 
 
-def check_code(function: Any, script: Path | None, strict: bool) -> list[Finding]:
+def check_code(
+    function: Any, script: Path | None, strict: bool, ranks: int | None = None, argv: tuple[str, ...] = ()
+) -> list[Finding]:
     """The findings in the code of the run: the script, or the cells that the function uses, without definitions that
     were replaced later. Raises TpuMagicsError if `strict` and a rule is broken.
 
@@ -42,31 +45,44 @@ def check_code(function: Any, script: Path | None, strict: bool) -> list[Finding
         function: the training function; an object without a name for plain statements.
         script: the script that runs instead of a function.
         strict: whether a broken rule stops the run.
+        ranks: how many the script is trained on; None: one for each chip.
+        argv: the script's arguments.
     """
     try:
-        findings = _findings(function, script)
+        findings = _findings(function, script, ranks, argv)
     except Exception as error:  # a bug in the checker must not stop the run
-        if strict:
-            raise TpuMagicsError(
-                f"The run was not started: the rule check failed ({type(error).__name__}: {error}).",
-                "--strict requires the rule check.",
-                "Fix the problem in the message, or train without --strict.",
-            ) from error
-        session.current.notebook.say(f"The rule check failed ({type(error).__name__}: {error}).")
+        _check_failed(f"The rule check failed ({type(error).__name__}: {error}).", strict, error)
         return []
+    for one in findings:
+        if one.code == RULE_FAILED.code:
+            _check_failed(f"{one.message} What it would have found is missing.", strict)
+    findings = [one for one in findings if one.code != RULE_FAILED.code]
     broken = [one for one in findings if not one.advice]
     if strict and broken:
         raise _strict_error(broken)
     return findings
 
 
-def _findings(function: Any, script: Path | None) -> list[Finding]:
+def _check_failed(what: str, strict: bool, error: Exception | None = None) -> None:
+    """A bug in the checker stops a run only where its findings are required."""
+    if strict:
+        raise TpuMagicsError(
+            f"The run was not started. {what}",
+            "--strict requires the rule check.",
+            "Fix the problem in the message, or train without --strict.",
+        ) from error
+    session.current.notebook.say(what)
+
+
+def _findings(function: Any, script: Path | None, ranks: int | None, argv: tuple[str, ...]) -> list[Finding]:
     from tpu_magics.check import check_with_config
     from tpu_magics.check.cells import read_file, without_redefined
     from tpu_magics.check.reachability import reachable_findings
 
-    if script is not None:
-        return check_with_config(read_file(script))
+    if script is not None:  # it runs as a `%%tpu_train` cell does
+        line = "" if ranks is None else f"-n {ranks}"
+        cells = [replace(one, magic="tpu_train", magic_line=line, argv=argv) for one in read_file(script)]
+        return check_with_config(cells)
     name = str(getattr(function, "__name__", ""))
     cells = without_redefined(session.current.notebook.checked_cells(), name, _cell_of(function))
     return reachable_findings(check_with_config(cells), cells, name)
@@ -113,9 +129,8 @@ def rule_finding(number: int, one: Finding, cell_id: str) -> RuleFinding:
     from tpu_magics.check import rule_name
 
     name = rule_name(one.code)
-    return RuleFinding(
-        round(time.time(), 3), 0, one.code, one.group, site, one.column, one.message, one.why, one.fix, one.advice, name
-    )
+    told = one.message, one.why, one.fix, one.advice, name
+    return RuleFinding(round(time.time(), 3), 0, one.code, one.group, site, one.column, *told, *one.statement)
 
 
 # -- the checklist ----------------------------------------------------------------------------------------------------
@@ -341,6 +356,9 @@ def _tensorflow_initialization(question: str, program: CheckedProgram) -> Checkl
         "TPUStrategy": program.calls(*STRATEGIES),
     }
     missing = [name for name, calls in wanted.items() if not calls]
+    by_magic = any(magic.name == "tpu_init" for cell in program.cells for magic in cell.line_magics)
+    if missing and (session.current.placed is not None or (by_magic and not program.looks_for_tpu)):
+        return ChecklistItem(question, PASSED, "%tpu_init connects to the device and makes `strategy`.")
     if missing:
         return ChecklistItem(question, FAILED, f"Not found in the cells: {', '.join(missing)}.")
     return ChecklistItem(question, PASSED, f"Found in the cells: {', '.join(wanted)}.")

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.backends.base import CheckpointPlan
-from tpu_magics.errors import TpuMagicsError
+from tpu_magics.checkpoints.lock import PlaceLock
+from tpu_magics.errors import TpuMagicsError, TrainingInterrupted
 from tpu_magics.host import Host
 from tpu_magics.launch import hoist, process, results, session
 from tpu_magics.launch.errors import failure as failures
@@ -31,10 +32,13 @@ from tpu_magics.runs.temporary_folders import scratch_of
 
 class Strategy(ABC):
     """Where the work of one run happens; a new object for each run. The methods are in the order in which they are
-    called. `hoists`: models are built once, in the notebook; `in_process`: the main thread trains."""
+    called. `hoists`: models are built once, in the notebook; `saves`: there are checkpoints; `in_process`: the main
+    thread trains; `forks`: workers are forks of this process."""
 
     hoists = True
+    saves = True
     in_process = False
+    forks = True
 
     # -- before the run -------------------------------------------------------------------------------------------
     @abstractmethod
@@ -116,7 +120,7 @@ class Strategy(ABC):
 @dataclass
 class TrainingRun:
     """A run, until its results are loaded. `models`: those that are updated, by name; `models_bytes`: their size;
-    `more`: the observer besides the panel (`Options.observe`)."""
+    `more`: the observer besides the panel (`Options.observe`); `lock`: on its place of checkpoints."""
 
     request: Request
     options: Options
@@ -130,6 +134,7 @@ class TrainingRun:
     strategy: Strategy
     observer: RunObserver = field(default_factory=NullObserver)
     more: RunObserver = field(default_factory=NullObserver)
+    lock: PlaceLock | None = None
     finished: bool = False
 
     def __post_init__(self) -> None:
@@ -158,7 +163,11 @@ class TrainingRun:
             self.ending.start(self.options.background)
         with self.strategy.context():
             try:
+                if self.lock is not None and not self.strategy.forks:
+                    self.lock.keep()
                 self.strategy.start(self)
+                if self.lock is not None and self.strategy.forks:  # no thread writes meanwhile
+                    self.lock.keep()
                 self.strategy.supervise(self)
                 if not self.options.background:
                     self._finish()
@@ -184,7 +193,7 @@ class TrainingRun:
     def _finish(self) -> None:
         __tracebackhide__ = True
         # An interrupt is raised after all results are loaded, so that they are not loaded in part.
-        with process.interrupts_held():
+        with process.interrupts_held() as late:
             self._set_finished()
             try:
                 loaded = self.strategy.collect(self)
@@ -195,8 +204,18 @@ class TrainingRun:
                 raise
             finally:
                 self.observer.settle()
+                self.folder.release()
             show_results(loaded)
             self.ending.stop()
+            interrupted = bool(late)
+            late.clear()
+        if interrupted:
+            raise TrainingInterrupted(
+                "The interrupt came when the run was done.",
+                "Its results were being loaded: they are in the notebook, all of them.",
+                "Go on with the next cell.",
+                run=str(self.folder.path),
+            )
 
     def _abort(self, error: BaseException) -> BaseException:
         """Clean up after an error or an interrupt outside of `_finish`."""
@@ -214,12 +233,15 @@ class TrainingRun:
                 finally:
                     self.observer.settle()
                     self.ending.stop()
+                    self.folder.release()
         return shown
 
     def _set_finished(self) -> None:
         self.finished = True
         if self.plan.checkpoints is not None:
             forget_files(self.folder)
+        if self.lock is not None:
+            self.lock.release()
         session.current.active_run = None
 
     def _close_failed(self, error: BaseException) -> None:
@@ -290,16 +312,20 @@ def prepare(request: Request, options: Options, strategy: Strategy) -> TrainingR
     size = sum(session.current.backend.model_bytes(model) for model in models.values())
     strategy.require_memory(planned, size, options.force)
     folder = strategy.create_folder(options.run_name or request.folder_name)
+    lock = None
     try:
         strategy.require_disk(folder.path, request, size, options.force)
-        planned = replace(
-            planned, checkpoints=_plan_checkpoints(request, options, planned, folder, strategy.in_process)
-        )
+        if strategy.saves and (saves := _plan_checkpoints(request, options, planned, folder, strategy.in_process)):
+            planned, lock = replace(planned, checkpoints=saves[0]), saves[1]
         work = request.make(models, hoists)
-        run = TrainingRun(request, options, planned, host, folder, work, models, size, hoists, strategy)
+        run = TrainingRun(request, options, planned, host, folder, work, models, size, hoists, strategy, lock=lock)
         strategy.attach(run)
-    except TpuMagicsError as refused:
-        failures.record_refused(folder, refused)
+    except BaseException as refused:
+        if lock is not None:
+            lock.release()
+        if isinstance(refused, TpuMagicsError):
+            failures.record_refused(folder, refused)
+            folder.release()
         raise
     if folder.warning:
         session.current.notebook.say(folder.warning)
@@ -308,7 +334,7 @@ def prepare(request: Request, options: Options, strategy: Strategy) -> TrainingR
 
 def _plan_checkpoints(
     request: Request, options: Options, planned: Plan, folder: RunFolder, in_process: bool
-) -> CheckpointPlan | None:
+) -> tuple[CheckpointPlan, PlaceLock] | None:
     current = session.current
     if planned.replicas > 1:
         _refuse_checkpoints(options)
@@ -351,14 +377,21 @@ def _plan_hoists(request: Request, options: Options, planned: Plan) -> hoist.Hoi
         size = len(request.source) / 1e6
         current.notebook.say(f"The code is {size:.1f} MB long, so it is not searched for models to hoist.")
         return None
-    hoists = hoist.plan_hoists(
-        request.hoistable,
-        arguments=request.arguments,
-        namespace=current.notebook.namespace,
-        backend=current.backend,
-        source=request.source if isinstance(request.hoistable, ast.Module) else None,
-    )
-    if current.backend.runtime_initialized():
+    up = current.backend.runtime_initialized()
+    try:
+        hoists = hoist.plan_hoists(
+            request.hoistable,
+            arguments=request.arguments,
+            namespace=current.notebook.namespace,
+            backend=current.backend,
+            source=request.source if isinstance(request.hoistable, ast.Module) else None,
+        )
+    except TpuMagicsError:
+        raise
+    except Exception as error:  # a bug in the search must not stop the run
+        current.notebook.say(f"Each worker builds its models: {type(error).__name__} in the search for them.")
+        return None
+    if not up and current.backend.runtime_initialized():
         raise TpuMagicsError(
             "Hoisting started the XLA runtime in this notebook.",
             "A forked worker cannot use a runtime that its parent has started. This is a bug in tpu_magics.",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.base import Backend, LocalBackend, Placement
-from tpu_magics.checkpoints.store import open_place
+from tpu_magics.checkpoints.store import tried_place
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host, inspect_host, notebook_environment
 from tpu_magics.launch import preconditions, tee
@@ -102,7 +102,8 @@ class Session:
         kinds |= {TORCH for _, value in items if self.backend.is_model(value)}
         if launcher and not kinds:
             return False
-        return choose_framework(self.framework, kinds, packages) == TENSORFLOW
+        cells = map(str, self.notebook.namespace.get("In", ()))
+        return choose_framework(self.framework, kinds, packages, cells) == TENSORFLOW
 
     def place(self, anew: bool = False) -> Placement:
         """Import the framework, connect it to its devices, and return where this process trains. The first time, and if
@@ -201,7 +202,7 @@ def initialise(
     options.check()
     check_choice("--framework", framework, CHOICES)
     if checkpoints is not None:
-        current.checkpoints = "" if checkpoints == "off" else open_place(checkpoints).name
+        current.checkpoints = "" if checkpoints == "off" else tried_place(checkpoints).name
     new = Session(framework=framework)
     if new.is_local():
         preconditions.refuse_forked_options(options)

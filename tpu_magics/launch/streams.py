@@ -1,7 +1,9 @@
 """The output of a worker: everything it prints or displays is written to the run folder, and the notebook shows rank
 0's meanwhile.
 
-Existing stream objects are changed, not replaced: logging handlers, tqdm bars and user variables refer to them.
+Existing stream objects are changed, not replaced: logging handlers, tqdm bars and user variables refer to them. What is
+written here goes to the descriptor and never through `print` or `sys.stdout`: a library may have redirected these into
+a display (rich does while a progress bar is shown), which would come back here.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any, Protocol
 
 from tpu_magics.launch import process
 from tpu_magics.runs import events
-from tpu_magics.runs.files import RunFiles
+from tpu_magics.runs.files import RunFiles, open_record, read_record
 from tpu_magics.runs.reader import Tail
 
 DISPLAY_LIMIT = 5 * 1024 * 1024  # bytes of one mime bundle
@@ -60,13 +62,17 @@ def redirect_python() -> None:
                 _rewire(stream, descriptor)
 
 
+def write_text(text: str | bytes, descriptor: int = 1) -> int:
+    """Write all of a text to a descriptor; returns its length."""
+    view = memoryview(text.encode("utf-8", "replace") if isinstance(text, str) else bytes(text))
+    while view:
+        view = view[os.write(descriptor, view) :]
+    return len(text)
+
+
 def _rewire(stream: Any, descriptor: int) -> None:
     def write(text: str | bytes) -> int:
-        data = text.encode("utf-8", "replace") if isinstance(text, str) else bytes(text)
-        view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        return len(text)
+        return write_text(text, descriptor)
 
     def writelines(lines: Any) -> None:
         for line in lines:
@@ -94,6 +100,7 @@ class Displays:
         self.keep = keep
         self._count = 0
         self._lock = threading.Lock()
+        self._areas: dict[str, bool] = {}  # shown ipywidgets.Outputs, each a display here: whether it was cleared
 
     def publish(
         self,
@@ -107,8 +114,16 @@ class Displays:
     ) -> None:
         """Replaces `DisplayPublisher.publish` (IPython 7.34 to 9)."""
         if not self.keep:
-            print(data.get("text/plain", ""))
+            write_text(f"{data.get('text/plain', '')}\n")
             return
+        display_id = str((transient or {}).get("display_id", ""))
+        area = open_area()
+        if area and not display_id and self._areas.get(area, True):
+            display_id, update = area, area in self._areas
+            self._areas[area] = False
+        elif shown := _area_in(data):
+            data, display_id = {**data, "text/plain": ""}, shown
+            self._areas[shown] = True
         bundle = {"data": _sendable(data), "metadata": metadata or {}}
         text = json.dumps(bundle, default=str)
         if len(text) > DISPLAY_LIMIT:
@@ -119,12 +134,38 @@ class Displays:
             self._count += 1
             path = self.files.display_path(self._count)
         path.write_text(text, encoding="utf-8")
-        self.announce(path.name, str((transient or {}).get("display_id", "")), update, "display", False)
+        self.announce(path.name, display_id, update, "display", False)
 
     def clear_output(self, wait: bool = False) -> None:
         """Replaces `DisplayPublisher.clear_output`."""
-        if self.keep:
+        if area := open_area():
+            if area in self._areas:
+                self._areas[area] = True
+        elif self.keep:
             self.announce("", "", False, "clear", wait)
+
+
+def _area_in(data: dict[str, Any]) -> str:
+    """The id of the ipywidgets.Output that is displayed; "" for anything else."""
+    number = data.get(WIDGET_MIME, {}).get("model_id", "")
+    return str(number) if number and any(one.model_id == number for one in _areas()) else ""
+
+
+def open_area() -> str:
+    """The id of the ipywidgets.Output in whose `with` the program is; "" for none. Its `clear_output()` is meant for
+    what is in it (rich's progress bars do so), not for the cell."""
+    return next((str(one.model_id) for one in _areas() if one.msg_id), "")
+
+
+def _areas() -> list[Any]:
+    module = sys.modules.get("ipywidgets.widgets.widget_output")
+    if module is None:
+        return []
+    all_of_them = getattr(
+        sys.modules["ipywidgets.widgets.widget"], "_instances", None
+    )  # ipywidgets 8; in 7 of the class
+    known = module.Output.widgets if all_of_them is None else all_of_them
+    return [one for one in list(known.values()) if isinstance(one, module.Output)]
 
 
 def _sendable(data: dict[str, Any]) -> dict[str, Any]:
@@ -149,7 +190,7 @@ def redirect_displays(displays: Displays) -> None:
 
 def _print_traceback(_kind: Any, _value: Any, lines: Any) -> None:
     """The traceback that magics such as `%%time` show for an exception that they catch."""
-    print("\n".join(lines), flush=True)
+    write_text("\n".join(lines) + "\n")
 
 
 def running_shell() -> Any:
@@ -185,6 +226,20 @@ def forbid_input() -> None:
     sys.breakpointhook = _refuse("breakpoint()")
 
 
+def exit_as_in_a_script() -> None:
+    """`exit()` and `quit()` raise SystemExit. IPython's ask the shell to end, and a worker has none that would; the
+    built-in ones are hidden while a cell runs."""
+    autocalls = sys.modules.get("IPython.core.autocall")
+    for name in ("ExitAutocall", "ZMQExitAutocall"):
+        if kind := getattr(autocalls, name, None):
+            kind.__call__ = lambda _self, code=None, **_: _exit(code)
+    builtins.exit = builtins.quit = _exit  # type: ignore[assignment]
+
+
+def _exit(code: Any = None) -> None:
+    raise SystemExit(code)
+
+
 def _refuse(name: str) -> Callable[..., Any]:
     def refuse(*_args: Any, **_kwargs: Any) -> Any:
         raise NoInput(f"{name} cannot be used in a worker: the worker is a separate process without keyboard input.")
@@ -204,6 +259,34 @@ def flush_figures() -> None:
 
 
 RELAY_CHUNK = 1 << 20  # bytes read at once
+SHOWN = 2_000_000  # characters of a run's output that a notebook shows
+DISPLAY_WEIGHT = 20  # a character of a display counts as so many times less: an update replaces an earlier one
+LOG_MOST = 256 << 20  # bytes of a rank's log; of a longer one, the first and the last LOG_KEPT bytes are kept
+LOG_KEPT = 32 << 20
+
+
+def bound_log(path: Path) -> int | None:
+    """Remove the middle of a very long log, and say so there. Returns its new size; None where it is not so long.
+
+    Its writers append, so they go on at the new end."""
+    try:
+        size = path.lstat().st_size  # a link is not followed
+        if size <= LOG_MOST:
+            return None
+        with path.open("r+b") as log:
+            log.seek(size - LOG_KEPT)
+            last = log.read(LOG_KEPT)
+            log.truncate(LOG_KEPT)
+        with path.open("ab") as log:
+            log.write(_removed(size - 2 * LOG_KEPT).encode() + last)
+            return log.tell()
+    except OSError:
+        return None
+
+
+def _removed(size: int) -> str:
+    limit = f"a log of more than {LOG_MOST >> 20} MiB is cut in its middle"
+    return f"\n[tpu_magics: {size >> 20} MiB of output were removed here: {limit}]\n"
 
 
 class Screen(Protocol):
@@ -217,6 +300,10 @@ class Screen(Protocol):
 
     def clear(self, wait: bool) -> None:
         """clear_output()."""
+
+    def newest_only(self, log: Path) -> Screen:
+        """The screen for what follows when much has been shown: a notebook's keeps the newest lines only. `log`: where
+        all of it is."""
 
 
 class PlainScreen:
@@ -232,6 +319,9 @@ class PlainScreen:
     def clear(self, wait: bool) -> None:
         pass
 
+    def newest_only(self, log: Path) -> Screen:  # noqa: ARG002
+        return self
+
 
 class NoScreen:
     """Shows nothing: the output stays in the log."""
@@ -245,16 +335,21 @@ class NoScreen:
     def clear(self, wait: bool) -> None:
         pass
 
+    def newest_only(self, log: Path) -> Screen:  # noqa: ARG002
+        return self
+
 
 @dataclass
 class Relay:
-    """Shows what rank 0 has written since the last call: text and displays, in order."""
+    """Shows what rank 0 has written since the last call: text and displays, in order, and of very much text the newest
+    lines only: a notebook keeps all that it shows, in the kernel, in the browser and in its file."""
 
     files: RunFiles
     screen: Screen
     _offset: int = 0
     _ended: bool = False
     _end: int | None = None
+    _shown: int = 0
 
     def __post_init__(self) -> None:
         self._tail = Tail(self.files.events_path(0))
@@ -287,20 +382,42 @@ class Relay:
 
     def _show_text_until(self, end: int | None) -> None:
         try:
-            with open(self.files.log_path(0), "rb") as log:
-                log.seek(self._offset)
-                while data := log.read(RELAY_CHUNK if end is None else max(0, min(RELAY_CHUNK, end - self._offset))):
-                    self._offset += len(data)
-                    self.screen.text(self._decoder.decode(data))
-        except FileNotFoundError:
-            pass
+            log = open_record(self.files.log_path(0))
+        except OSError:  # none yet, or something else in its place
+            return
+        with log:
+            log.seek(self._offset)
+            while data := log.read(RELAY_CHUNK if end is None else max(0, min(RELAY_CHUNK, end - self._offset))):
+                self._offset += len(data)
+                self._show(self._decoder.decode(data))
+
+    def _show(self, text: str) -> None:
+        first = text[: max(0, SHOWN - self._shown)]
+        self._count(len(first))
+        self.screen.text(first)
+        if len(first) < len(text):
+            self._count(len(text))
+            self.screen.text(text[len(first) :])
+
+    def _count(self, size: int) -> None:
+        """Note how much is shown next; above the limit, the screen changes."""
+        before, self._shown = self._shown, self._shown + size
+        if before <= SHOWN < self._shown:
+            self.screen = self.screen.newest_only(self.files.log_path(0))
+
+    def bound_log(self) -> None:
+        """Call it after `pump`: the middle of a very long log is removed."""
+        size = bound_log(self.files.log_path(0))
+        self._offset = self._offset if size is None else size
 
     def _show_display(self, event: events.Display) -> None:
         if event.action == "clear":
             self.screen.clear(event.wait)
             return
         try:
-            bundle = json.loads((self.files.path / event.file).read_bytes())
+            content = read_record(self.files.path / event.file)
+            bundle = json.loads(content)
         except (OSError, ValueError):
             return
+        self._count(len(content) // DISPLAY_WEIGHT)
         self.screen.display(bundle.get("data", {}), bundle.get("metadata", {}), event.display_id, event.update)

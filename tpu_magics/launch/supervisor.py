@@ -1,7 +1,7 @@
 """Watches the workers of a run until all have ended (exits, memory, output, time limit, interrupts) and compares them.
 
-Only process groups of workers that this run forked are signaled, and never after they were reaped: the exit is read
-without reaping (WNOWAIT), the group is killed, and then the worker is reaped.
+Only workers that this run forked and their process groups are signaled, and never after they were reaped: the exit is
+read without reaping (WNOWAIT), the group is killed, and then the worker is reaped.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpu_magics.host.memory import host_memory
-from tpu_magics.launch import process
+from tpu_magics.launch import descendants, process
 from tpu_magics.launch.notebook import NullObserver, RunObserver
 from tpu_magics.launch.resume import saving
-from tpu_magics.launch.streams import Relay
+from tpu_magics.launch.streams import Relay, bound_log
 from tpu_magics.runs.events import Compile, Digest, Divergence, End, Event, Phase, Start, Warned
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.meter import MemoryMeter
@@ -34,13 +35,15 @@ GRACE = 1.5  # seconds between TERM and KILL
 STACKS = 2.0  # seconds that workers have to write their stacks
 KEEPS = 8.0  # seconds that rank 0 has to finish its step, with --keep-partial
 SAVES = 25.0  # seconds that all ranks have to finish their step and save a checkpoint
+ENDS = 20.0  # seconds between KILL and giving up: only a process within a system call that never returns lives on
 WRITES = 600.0  # seconds that it has to write its results
 
 
 @dataclass
 class WorkerProcess:
     """One worker as its parent knows it. `rank` is its index until the runtime assigns one; `address_space`: its
-    RLIMIT_AS at its end, in bytes (None: no limit); `below`: descendants seen so far."""
+    RLIMIT_AS at its end, in bytes (None: no limit); `ended`: in unix seconds, by its host's clock; `noticed`: then, by
+    this process's."""
 
     index: int
     pid: int
@@ -48,15 +51,20 @@ class WorkerProcess:
     exit_code: int | None = None
     signal: int | None = None
     ended: float | None = None
+    noticed: float = 0.0
     stopped_by_us: bool = False
     end: End | None = None
     meter: MemoryMeter | None = None
     address_space: int | None = None
-    below: set[process.ProcessId] = field(default_factory=set)
 
     @property
     def alive(self) -> bool:
         return self.ended is None
+
+    def note_end(self, at: float | None = None) -> None:
+        """It has ended: at that time, or now."""
+        self.ended = time.time() if at is None else at
+        self.noticed = time.monotonic()
 
     @property
     def good(self) -> bool:
@@ -66,7 +74,8 @@ class WorkerProcess:
 
 @dataclass
 class Supervisor:
-    """Watches a run. `reason`: why it ended: "done", "worker", "timeout" or "interrupt"; `ranks`: those that may write
+    """Watches a run. `reason`: why it ended: "done", "worker", "ranks" (two workers have the same), "timeout" or
+    "interrupt"; `ranks`: those that may write
     here (default: those of `workers`); `whole`: `workers` are all workers of the run, so that they can be compared;
     `keep`: with --keep-partial, rank 0 may write its weights before it is stopped; `saves`: the ranks may save a
     checkpoint before."""
@@ -80,7 +89,7 @@ class Supervisor:
     whole: bool = True
     keep: bool = False
     saves: bool = False
-    started: float = field(default_factory=time.time)
+    began: float = field(default_factory=time.monotonic)
     reason: str = "done"
     memory_low: int = 0
     _next_memory: float = 0.0
@@ -93,7 +102,8 @@ class Supervisor:
         self.writer = EventWriter(self.files.supervisor_path, 0)
         self._tails: dict[int, Tail] = {}
         self.sequences = GraphSequences()
-        self.digests: dict[int, dict[str, str]] = {}
+        self.digests: dict[int, Digest] = {}
+        self.claims: defaultdict[int, set[tuple[int, float]]] = defaultdict(set)
         for worker in self.workers:
             worker.meter = MemoryMeter(self.writer, worker.rank)
         self.memory_low = available_memory()
@@ -104,6 +114,7 @@ class Supervisor:
         and not raised within the loop."""
         with process.interrupts_held() as interrupts:
             self._interrupts = interrupts
+            guard = descendants.Guard(self.files.path)
             try:
                 while self.look():
                     if interrupts:
@@ -111,7 +122,10 @@ class Supervisor:
                     self.observer.look()
                     time.sleep(TICK)
             finally:
-                self.end()
+                try:
+                    self.end()
+                finally:
+                    guard.close()
                 if interrupts and self._first_failure is None:
                     self.reason = "interrupt"
                 interrupts.clear()
@@ -135,11 +149,11 @@ class Supervisor:
         return self._go_on()
 
     def _go_on(self) -> bool:
-        now = time.time()
+        now = time.monotonic()
         if self._stop:
             self.reason = self._stop if self._first_failure is None else self.reason
             self._stop_all(stacks=True)
-        elif self.timeout is not None and now - self.started > self.timeout and self._alive():
+        elif self.timeout is not None and now - self.began > self.timeout and self._alive():
             self.reason = "timeout"
             self._stop_all(stacks=True)
         elif self._first_failure is not None and now - self._first_failure > GATHER:
@@ -162,7 +176,7 @@ class Supervisor:
             return
         if status is None:
             return
-        worker.ended = time.time()
+        worker.note_end()
         if status.si_code == os.CLD_EXITED:
             worker.exit_code = status.si_status
         else:
@@ -170,14 +184,14 @@ class Supervisor:
         worker.address_space = process.address_space(worker.pid)
         stop_group(worker.pid, signal.SIGKILL)
         os.waitpid(worker.pid, 0)
-        process.end_orphans(self.files.path, worker.pid, worker.below)
+        descendants.end_marked(descendants.mark_of(self.files.path, worker.pid))
         self._read_events()
         self._note_failure(worker)
 
     def _note_lost(self, worker: WorkerProcess) -> None:
         """The notebook reaped the worker itself (SIGCHLD ignored, os.wait()): use its last record. Its pid may belong
         to another process by now, so nothing is signaled."""
-        worker.ended = time.time()
+        worker.note_end()
         self._read_events()
         if worker.end is not None:
             worker.exit_code = int(worker.end.status == "failed")
@@ -186,7 +200,7 @@ class Supervisor:
     def _note_failure(self, worker: WorkerProcess) -> None:
         if not worker.good and not worker.stopped_by_us and self._first_failure is None:
             self.reason = "worker"
-            self._first_failure = worker.ended
+            self._first_failure = worker.noticed
 
     # -- events of workers ------------------------------------------------------------------------------------------
     def _read_events(self) -> None:
@@ -202,6 +216,7 @@ class Supervisor:
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Start):
+            self._claim(event)
             for worker in self.workers:
                 if worker.pid == event.pid and worker.rank != event.rank:
                     worker.rank = event.rank
@@ -215,7 +230,13 @@ class Supervisor:
         elif isinstance(event, Phase):
             self._collecting = self._collecting or (event.rank == 0 and event.name == "collecting")
         elif isinstance(event, Digest):
-            self.digests[event.rank] = event.models
+            self.digests[event.rank] = event
+
+    def _claim(self, event: Start) -> None:
+        """Each worker begins once, as a rank of its own."""
+        self.claims[event.rank].add((event.pid, event.t))
+        if len(self.claims[event.rank]) > 1 and self.reason in ("done", "worker"):
+            self.reason, self._first_failure = "ranks", self._first_failure or time.monotonic()
 
     def _write(self, event: Event | None) -> None:
         if event is not None:
@@ -228,8 +249,10 @@ class Supervisor:
             return
         self._next_memory = now + MEMORY_EVERY
         self.memory_low = min(self.memory_low, available_memory())
+        self.relay.bound_log()
         for worker in self._alive():
-            worker.below |= process.descendants(worker.pid)
+            if worker.rank:
+                bound_log(self.files.log_path(worker.rank))
             measured = process_memory(worker.pid)
             if measured is not None and worker.meter is not None:
                 worker.meter.sample(*measured)
@@ -251,7 +274,20 @@ class Supervisor:
         self._signal(self._alive(), signal.SIGTERM)
         self._wait(alive, GRACE)
         self._signal(self._alive(), signal.SIGKILL)
-        self._wait(alive, None)
+        self._wait(alive, ENDS)
+        for worker in self._alive():
+            self._give_up(worker)
+
+    def _give_up(self, worker: WorkerProcess) -> None:
+        """It did not end by SIGKILL: the run ends without it."""
+        worker.note_end()
+        text = (
+            f"Rank {worker.rank} (process {worker.pid}) did not end when it was killed: it waits in the operating "
+            "system, for a device or a network disk. It keeps its memory and its device until it has ended: see "
+            f"`ps -o pid,stat,wchan {worker.pid}`."
+        )
+        self._write(Warned(time.time(), 0, code="not-ended", text=text))
+        self.relay.screen.text(f"tpu_magics: {text}\n")
 
     def _ask_for_stacks(self, workers: Sequence[WorkerProcess]) -> None:
         """Signal handlers of the workers write them: on a busy machine that takes a while."""
@@ -317,9 +353,9 @@ class Supervisor:
             elif worker.alive:
                 stop_group(worker.pid, number)
 
-    def _wait(self, workers: Sequence[WorkerProcess], seconds: float | None) -> None:
-        until = None if seconds is None else time.monotonic() + seconds
-        while any(worker.alive for worker in workers) and (until is None or time.monotonic() < until):
+    def _wait(self, workers: Sequence[WorkerProcess], seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while any(worker.alive for worker in workers) and time.monotonic() < until:
             for worker in workers:
                 if worker.alive:
                     self._note_exit(worker)
@@ -360,11 +396,16 @@ class Supervisor:
 
 
 def stop_group(pid: int, number: signal.Signals) -> None:
-    """Signal a worker and its process group. `pid` must not have been reaped."""
+    """Signal a worker and its process group. `pid` must not have been reaped. The worker itself may have left the group
+    (os.setpgid), and is signaled once in any case."""
     try:
         os.killpg(pid, number)
+        if os.getpgid(pid) == pid:
+            return
     except (ProcessLookupError, PermissionError):
-        pass  # only the worker itself was left in its group, and it has ended
+        pass  # nobody is left in its group
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def available_memory() -> int:
@@ -429,19 +470,28 @@ class GraphSequences:
         return graphs[nth] if nth < len(graphs) else None
 
 
-def weight_differences(digests: Mapping[int, Mapping[str, str]]) -> str:
-    """A warning if ranks ended with other weights than rank 0, else "". `digests`: rank -> model -> checksum."""
+def weight_differences(digests: Mapping[int, Digest]) -> str:
+    """A warning if ranks ended with other weights than rank 0, else "". `digests`: by rank."""
+    models = _differing({rank: one.models for rank, one in digests.items()})
+    elsewhere = _differing({rank: one.optimizers for rank, one in digests.items()})
+    if not models and not elsewhere:
+        return ""
+    kept = ", whose weights are kept" if models else ""
+    named = [*models, *(f"what {one.replace(' (', ' trained (', 1)}" for one in elsewhere)]
+    return (
+        f"Some ranks ended with different weights than rank 0{kept}: {', '.join(named)}. The gradients were not "
+        "averaged: use accelerator.backward() and a prepared optimizer, or xm.optimizer_step()."
+    )
+
+
+def _differing(checksums: Mapping[int, Mapping[str, str]]) -> list[str]:
+    """The names whose checksum differs from rank 0's, with the ranks. `checksums`: rank -> name -> checksum."""
     differing = []
-    for name, own in digests.get(0, {}).items():
-        others = [rank for rank, models in sorted(digests.items()) if models.get(name, own) != own]
+    for name, own in checksums.get(0, {}).items():
+        others = [rank for rank, sums in sorted(checksums.items()) if sums.get(name, own) != own]
         if others:
             differing.append(f"`{name}` (rank{'s' * (len(others) > 1)} {', '.join(map(str, others))})")
-    if not differing:
-        return ""
-    return (
-        f"Some ranks ended with different weights than rank 0, whose weights are kept: {', '.join(differing)}. The "
-        "gradients were not averaged: use accelerator.backward() and a prepared optimizer, or xm.optimizer_step()."
-    )
+    return differing
 
 
 def _divergence_text(others: tuple[int, ...], first: int, nth: int) -> str:

@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tpu_magics.launch import streams
+
 _STDERR = 2  # the descriptor
 # Written after other output: once it arrives, all of that has arrived. Terminals show nothing for it.
 _MARK = "\x1b[m\x1b[0m\x1b[m"
@@ -28,10 +30,12 @@ class _MarkTimeout:
 
 
 class Log:
-    """A log file, written in whole writes until the disk is full."""
+    """A log file, written in whole writes until the disk is full, and bounded as a worker's."""
 
     def __init__(self, path: Path) -> None:
         self._fd: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._path = path
+        self._size = 0
         self._pid = os.getpid()
         self._paused = False
 
@@ -51,7 +55,10 @@ class Log:
         data = text.encode("utf-8", "replace") if isinstance(text, str) else bytes(text)
         with suppress(OSError):
             while data:
-                data = data[os.write(self._fd, data) :]
+                written = os.write(self._fd, data)
+                data, self._size = data[written:], self._size + written
+        if self._size > streams.LOG_MOST:
+            self._size = streams.bound_log(self._path) or 0
 
     @property
     def size(self) -> int:

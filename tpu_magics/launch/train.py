@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
 from tpu_magics.host.problem import plural
 from tpu_magics.launch import cell, hoist, object_graph, plan, process, results, rule_check, session
-from tpu_magics.launch.framework import TENSORFLOW, packages_of_code, packages_of_tree
+from tpu_magics.launch.framework import TENSORFLOW, calls_use_spmd, packages_of_code, packages_of_tree
 from tpu_magics.launch.notebook import RunObserver
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.request import Request, function_request
@@ -23,7 +23,7 @@ from tpu_magics.launch.strategies.forked import ForkedStrategy
 from tpu_magics.launch.strategies.in_process import InProcessStrategy
 from tpu_magics.launch.work import ScriptWork, Work, statements_work
 from tpu_magics.runs.events import End, only
-from tpu_magics.runs.files import RunFiles
+from tpu_magics.runs.files import RunFiles, read_regular, working_folder
 from tpu_magics.runs.folder import check_name
 from tpu_magics.runs.reader import Run
 
@@ -122,7 +122,8 @@ def start(request: Request, options: Options, workers: int | None = None) -> res
             if not options.retries or not was_killed(error):
                 raise
             options = replace(options, retries=options.retries - 1, resume=bool(session.current.checkpoints))
-            session.current.notebook.say(f"{error.what} Starting again ({options.retries} retries are left after it).")
+            left = "1 retry is" if options.retries == 1 else f"{options.retries or 'no'} retries are"
+            session.current.notebook.say(f"{error.what} Starting again ({left} left after it).")
             if session.current.pod is not None:
                 options = _with_hosts_again(options, session.current.pod)
 
@@ -152,8 +153,10 @@ def _start(request: Request, options: Options, workers: int | None) -> results.T
     session.current.refuse_second()
     process.require_main_thread()
     strategy = choose_strategy(request, workers)
+    options = _with_its_spmd(request, options)
     strategy.check_options(request, options)
-    findings = rule_check.check_code(request.hoistable, request.script, options.strict)
+    ranks = options.processes or session.current.processes
+    findings = rule_check.check_code(request.hoistable, request.script, options.strict, ranks, request.argv)
     if options.gate is not None and not strategy.in_process:
         options.gate(request, replace(options, gate=None))
     run = prepare(request, options, strategy)
@@ -161,6 +164,17 @@ def _start(request: Request, options: Options, workers: int | None) -> results.T
     rule_check.record_findings(run.folder, findings)
     run.execute()
     return run.result
+
+
+def _with_its_spmd(request: Request, options: Options) -> Options:
+    """A program that turns SPMD on itself is started as with --spmd: in a worker whose runtime has started for one
+    device, torch_xla 2.9 crashes later."""
+    current = session.current
+    chosen = options.spmd is not None or current.spmd is not None or (options.processes or current.processes or 1) > 1
+    if chosen or request.launcher or not calls_use_spmd(request.source):
+        return options
+    current.notebook.say("The code calls use_spmd(): one worker drives all devices, as with --spmd.")
+    return replace(options, processes=None, spmd=plan.ALL_DEVICES)
 
 
 def choose_strategy(request: Request, workers: int | None = None) -> Strategy:
@@ -211,12 +225,17 @@ def train_cell(source: CellSource, words: Sequence[str], options: Options, outpu
         )
     if read.form == 2:
         return _train_launches(read, options, namespace, output)
+    last = read.tree.body[-1]
+    if isinstance(last, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        session.current.notebook.say(
+            f"The statements of this cell train; `{last.name}`, which is defined at its end, is not called."
+        )
     return start(_statements(read, source, namespace), options)
 
 
 _WHY_NO_ARGS = {
     2: "It calls a launcher, and the arguments of that call are used.",
-    3: "It has plain statements, which take no arguments: its last statement is not a `def`.",
+    3: "It has plain statements, which take no arguments, and no function below them that it would train.",
 }
 
 
@@ -411,11 +430,12 @@ def _statements(read: cell.Cell, source: CellSource, namespace: dict[str, Any]) 
 def _script(path: str, argv: Sequence[str]) -> Request:
     file = Path(path).expanduser()
     try:
-        tree = ast.parse(file.read_bytes(), str(file))
+        text = read_regular(file)
+        tree = ast.parse(text, str(file))
     except OSError as error:
         raise TpuMagicsError(
             f"The script {path} cannot be read: {error.strerror}.",
-            f"The working directory is {Path.cwd()}.",
+            f"The working directory is {working_folder()}.",
             "Give the path of the script relative to it, or an absolute path.",
         ) from error
     except SyntaxError as error:
@@ -429,4 +449,6 @@ def _script(path: str, argv: Sequence[str]) -> Request:
     def make(models: dict[str, Any], _hoists: hoist.HoistPlan | None) -> Work:
         return ScriptWork(str(file.absolute()), tuple(argv), has_mp_fn, models)
 
-    return Request(file.stem, make, script=file, packages=packages_of_tree(tree))
+    source = text.decode("utf-8", "replace")
+    packages = packages_of_tree(tree)
+    return Request(file.stem, make, source=source, script=file, argv=tuple(argv), packages=packages)

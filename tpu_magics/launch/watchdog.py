@@ -2,7 +2,8 @@
 memory, enforces the time limit, and delivers interrupts.
 
 Python's signal handler raises an interrupt in the main thread between two bytecode instructions. It cannot while that
-thread executes a long program of the framework, so after `PATIENCE` the framework is told to cancel. An interrupt that
+thread executes a long program of the framework, so after `PATIENCE` the framework is told to cancel, and again at each
+further interrupt; a program that does not end by that is named. An interrupt that
 would be lost, or would leave a context half entered, is raised a moment later. If the library call in which it was
 raised, e.g. `model.fit`, continues, some code in there caught it, and it is raised again.
 """
@@ -44,6 +45,7 @@ _ENDS = [(type(_context()), "__enter__", "__exit__"), (type(_async_context()), "
 _CONTEXTS = [getattr(getattr(kind, name), "__code__", None) for kind, *names in _ENDS for name in names]
 TICK = 0.1  # seconds between checks
 PATIENCE = 0.5  # seconds that the main thread has to handle an interrupt by itself
+STUCK = 2.0  # seconds after which a call that the framework did not cancel is named
 AGAIN = 5.0  # seconds after which an interrupt that was caught is raised again
 _LAUNCH = str(Path(__file__).parent)
 
@@ -58,12 +60,14 @@ class Watchdog:
         self.reason = ""
         self.observer: RunObserver = NullObserver()
         self.give_up: Callable[[], None] = lambda: None
+        self.tell_stuck: Callable[[FrameType | None], None] = lambda _frame: None  # with the main thread's frame
         self.save_first: Callable[[], bool] = lambda: False  # whether the user code saves its state now, and ends then
         self._meter = meter
         self._limit = timeout
         self._deadline: float | None = None
         self._requested_at: float | None = None
         self._handled = self._raise_at_end = False
+        self._gave_up_at: float | None = None  # since then the main thread has not answered
         self._resend_at: float | None = None
         self._user_code = False  # the block is user code
         self._saves = False  # which was asked to save
@@ -106,7 +110,7 @@ class Watchdog:
         self._previous = (handler, signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False))
         self._previous_hook, sys.unraisablehook = sys.unraisablehook, self._on_unraisable
         self._deadline = time.monotonic() + self._limit if limited and self._limit is not None else None
-        self._resend_at = None
+        self._resend_at = self._gave_up_at = None
         self._user_code = limited
         self._interruptible = True
         try:
@@ -132,6 +136,7 @@ class Watchdog:
 
     def _on_interrupt(self, _number: int, frame: FrameType | None) -> None:
         mine, self._sent_count = self._sent_count > 0, max(0, self._sent_count - 1)
+        self._gave_up_at = None
         self._set_reason(INTERRUPT)
         if self._user_code and self._interruptible and not self._saves and self.save_first():
             self._saves = self._handled = True
@@ -198,6 +203,8 @@ class Watchdog:
             signals = self._receiver.recv(4096).replace(b"\0", b"")
             if signal.SIGINT in signals:
                 self._set_reason(INTERRUPT)
+                if self._gave_up_at is not None:  # another one, and the main thread has not answered yet
+                    self._give_up(time.monotonic())
             self._forward(signals)
 
     def _forward(self, signals: bytes) -> None:
@@ -226,7 +233,14 @@ class Watchdog:
         waits = self._interruptible and not self._handled
         if waits and self._requested_at is not None and now - self._requested_at > PATIENCE:
             self._handled = True
-            self.give_up()
+            self._give_up(now)
+        if self._gave_up_at is not None and now - self._gave_up_at > STUCK and self._interruptible:
+            self._gave_up_at = float("inf")  # it is said once for each interrupt
+            self.tell_stuck(sys._current_frames().get(threading.main_thread().ident or 0))
+
+    def _give_up(self, now: float) -> None:
+        self._gave_up_at = now
+        self.give_up()
 
     def _send_again(self, now: float) -> None:
         self._handled, self._requested_at = False, now

@@ -7,13 +7,16 @@ is updated}, and `left` {name: why it was not pickled}."""
 from __future__ import annotations
 
 import ast
+import builtins
 import copy
 import functools
+import logging
 import pickle
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -21,10 +24,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import cell, hoist, object_graph
-from tpu_magics.launch.hoist.functions import function_source
+from tpu_magics.launch.hoist.functions import function_source, unwrap_function
 from tpu_magics.launch.resume import rewrite
 from tpu_magics.launch.resume.rewrite import TrainingCode
-from tpu_magics.launch.state.snapshot import global_names
+from tpu_magics.launch.state.snapshot import deleted_names, global_names
 from tpu_magics.runs.events import cut_text
 
 if TYPE_CHECKING:
@@ -78,7 +81,7 @@ def _install_hoists(hoists: HoistPlan | None, models: dict[str, Any], note: Note
 
     def declined(number: int, reason: str) -> None:
         one = hoists.hoisted[number]
-        note("not-hoisted", f"Not hoisted: each worker builds `{one.code}` (line {one.line}): {reason}.")
+        note("not-hoisted", f"Each worker built `{one.code}` (line {one.line}) by itself after all: {reason}.")
 
     def built(number: int, model: Any) -> None:
         """The model that was built here is the one that is trained: its weights update the notebook's model."""
@@ -143,7 +146,9 @@ class FunctionWork:
             source = function_source(hoists.function)
             if source is not None:
                 changed[id(hoists.function)] = hoist.replace_calls(source.tree, hoists)
-        return rewrite.change_functions(functions, changed)
+        inner = unwrap_function(self.function)[0]  # `self.function` may be a partial
+        begins = [*(name for name, _ in self.roots()), *([inner.__name__] if inner is not None else [])]
+        return rewrite.change_functions(functions, changed, begins)
 
     def run(self, ordinal: int, replica: int) -> Any:
         return self.calls[replica](*((ordinal,) if self.index_first else ()))
@@ -180,7 +185,8 @@ class CellWork:
 
     def roots(self) -> list[tuple[str, Any]]:
         read = [name for code in (self.code, self.last) if code is not None for name in global_names(code)[0]]
-        return [(name, self.namespace[name]) for name in dict.fromkeys(read) if name in self.namespace]
+        found = [(name, self.namespace[name]) for name in dict.fromkeys(read) if name in self.namespace]
+        return [*found, *deleted_names(self.code, self.namespace)]
 
     def install(self, note: Note, replicas: int) -> None:
         _install_hoists(self.hoists, self.models, note, replicas)
@@ -192,8 +198,12 @@ class CellWork:
         tree = self.tree if self.tree is not None else ast.Module([], [])
         changed, own = rewrite.changed_statements(tree, filename, functions)
         self.resumed.append(cell.compile_tree(changed, filename, "exec"))
-        others = rewrite.change_functions(functions, {})
-        return TrainingCode({**others.sites, **own.sites}, others.left, others.originals, own.statements)
+        codes = [code for code in (self.code, self.last) if code is not None]
+        names = [name for code in codes for name in object_graph.names_in(code)]
+        found = rewrite.change_functions(functions, {}, names)
+        return replace(
+            found, sites={**found.sites, **own.sites}, others=[*own.others, *found.others], statements=own.statements
+        )
 
     def run(self, ordinal: int, replica: int) -> Any:
         space = self.spaces[replica]
@@ -283,22 +293,72 @@ class ScriptWork:
         """A script builds its own models."""
 
     def resumable(self, functions: Sequence[types.FunctionType]) -> TrainingCode:
-        return rewrite.change_functions(functions, {})
+        found = rewrite.change_functions(functions, {}, [])
+        found.left[Path(self.path).name] = "a script's own loops are not looked for"
+        return found
 
     def run(self, ordinal: int, replica: int) -> Any:  # noqa: ARG002
+        try:
+            return self._run(ordinal)
+        except SystemExit as ended:  # `sys.exit(main())` of a main() that returned None or 0
+            if ended.code:
+                raise
+            return None
+
+    def _run(self, ordinal: int) -> Any:
         import runpy
 
         sys.argv = [self.path, *self.argv]
-        sys.path.insert(0, str(Path(self.path).parent))
-        if not self.has_mp_fn:
-            runpy.run_path(self.path, run_name="__main__")
-            return None
-        module = new_module(Path(self.path).stem, Path(self.path))
-        execute(module)
-        return module._mp_fn(ordinal)
+        folder = str(Path(self.path).parent)
+        sys.path.insert(0, folder)
+        vars(builtins).setdefault("exit", sys.exit)  # IPython hides them while a cell runs, and puts them back then
+        vars(builtins).setdefault("quit", sys.exit)
+        try:
+            with fresh_logging():
+                if not self.has_mp_fn:
+                    runpy.run_path(self.path, run_name="__main__")
+                    return None
+                module = new_module(Path(self.path).stem, Path(self.path))
+                execute(module)
+                return module._mp_fn(ordinal)
+        finally:
+            if folder in sys.path:
+                sys.path.remove(folder)  # it is the script's, not a change for the notebook
 
     def results(self, ordinal: int, value: Any, backend: Pickles, **more: Any) -> bytes:  # noqa: ARG002
         return packed(value, backend, models=list(self.models), **more)
+
+
+# -- logging -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def fresh_logging() -> Iterator[None]:
+    """Within the block, `logging` is as in a new Python, e.g. for a script's basicConfig(): without the handlers and
+    levels of the notebook. Loggers of imported libraries stay as these have set them up."""
+    root, manager = logging.root, logging.root.manager
+    others = [one for name, one in manager.loggerDict.items() if name.partition(".")[0] not in sys.modules]
+    loggers = [root, *(one for one in others if isinstance(one, logging.Logger))]
+    before = [(one, one.handlers, one.filters, one.level, one.propagate, one.disabled) for one in loggers]
+    disabled, captures = manager.disable, logging._warnings_showwarning is not None  # type: ignore[attr-defined]
+    for logger in loggers:
+        _set_logger(logger, [], [], logging.WARNING if logger is root else logging.NOTSET, True, False)
+    logging.disable(logging.NOTSET)
+    logging.captureWarnings(False)
+    try:
+        yield
+    finally:
+        for state in before:
+            _set_logger(*state)
+        logging.disable(disabled)
+        logging.captureWarnings(captures)
+
+
+def _set_logger(
+    logger: logging.Logger, handlers: list[Any], filters: list[Any], level: int, propagate: bool, disabled: bool
+) -> None:
+    logger.handlers, logger.filters, logger.propagate, logger.disabled = handlers, filters, propagate, disabled
+    logger.setLevel(level)
 
 
 # -- files -----------------------------------------------------------------------------------------------------------

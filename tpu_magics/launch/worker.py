@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import FrameType
 from typing import Any
 
 from tpu_magics.backends.base import (
@@ -20,25 +21,33 @@ from tpu_magics.backends.base import (
     WorkerSpec,
     WorkerWatcher,
 )
-from tpu_magics.launch import frames, process, streams
-from tpu_magics.launch.results import NO_STEP, NOT_KEPT, SHARDED, mark_partial_written, partial_warning
+from tpu_magics.launch import descendants, frames, process, streams
+from tpu_magics.launch.endless_waits import EndlessWaits, WaitsForever, waits_for
+from tpu_magics.launch.errors.ranks import no_such_rank
+from tpu_magics.launch.inherited_threads import InheritedThreads, finish_threads
+from tpu_magics.launch.results import NO_STEP, NOT_FINITE, NOT_KEPT, SHARDED, mark_partial_written, partial_warning
 from tpu_magics.launch.resume.saving import files_of
 from tpu_magics.launch.resume.training import RunRecords, TrainingCheckpoints, records_before
 from tpu_magics.launch.state.changes import ChangeCollector, ResultPickler
+from tpu_magics.launch.state.kinds import LocalKind
+from tpu_magics.launch.state.settings import Settings
+from tpu_magics.launch.state.settings import current as current_settings
 from tpu_magics.launch.state.snapshot import StateSnapshot
-from tpu_magics.launch.state.type_rules import is_user_function
 from tpu_magics.launch.work import Work
 from tpu_magics.runs import events
 from tpu_magics.runs.files import RunFiles
+from tpu_magics.runs.origin import is_user_function
 from tpu_magics.runs.writer import EventWriter
 
 DONE, FAILED = 0, 1  # exit codes of a worker
+FINISHES, FINISHES_FAILED = 60.0, 2.0  # seconds that the function's threads have after its end
 
 
 @dataclass(frozen=True)
 class WorkerTask:
     """What all workers of a run share. `cell_names`: file name of a cell -> "In [n]"; `cell_ids`: "In [n]" -> the front
-    end's id of the cell; `snapshot`: the notebook's objects before the run (None: on another host)."""
+    end's id of the cell; `snapshot`: the notebook's objects before the run (None: on another host); `threads`: the
+    notebook's."""
 
     backend: Backend
     work: Work
@@ -46,6 +55,7 @@ class WorkerTask:
     cell_names: Mapping[str, str] = field(default_factory=dict)
     cell_ids: Mapping[str, str] = field(default_factory=dict)
     snapshot: StateSnapshot | None = None
+    threads: InheritedThreads = field(default_factory=InheritedThreads)
 
 
 def main(task: WorkerTask, spec: WorkerSpec) -> int:
@@ -60,7 +70,7 @@ class _Worker:
         self.task = task
         self.spec = spec
         self.rank = spec.number
-        self.started = time.time()
+        self.began = time.monotonic()
         self.writer = EventWriter(task.files.events_path(self.rank), self.rank)
         self.steps = 0
         self.compiles: int | None = None
@@ -72,14 +82,18 @@ class _Worker:
         self.stop_requested = False
         self.checkpoints: TrainingCheckpoints | None = None
         self.before: list[events.Event] = []
+        self.waits = EndlessWaits(process.lasting_threads, task.threads.server_of, self._end_waiting)
+        self.settings: Settings | None = None
 
     def run(self) -> int:
         streams.redirect_descriptors(self.task.files.log_path(self.rank))
         streams.redirect_python()
         streams.forbid_input()
+        streams.exit_as_in_a_script()
         streams.text_progress_bars()
         streams.redirect_displays(streams.Displays(self.task.files, self._announce, keep=self.rank == 0))
-        process.set_marker(self.task.files.path)
+        self.task.threads.revive()
+        descendants.set_mark(self.task.files.path)
         process.keep_reserve()
         if self.keep_partial:
             signal.signal(process.STOP_SIGNAL, self._request_stop)
@@ -97,7 +111,7 @@ class _Worker:
         return self._exit_code(DONE)
 
     def _exit_code(self, code: int) -> int:
-        process.end_descendants(os.getpid())
+        descendants.end_marked(descendants.mark_of(self.task.files.path, os.getpid()))
         if self.writer.failed is None:
             return code
         with contextlib.suppress(OSError):
@@ -106,6 +120,8 @@ class _Worker:
 
     # -- on the rank's thread -----------------------------------------------------------------------------------
     def _ready(self, ordinal: int, world_size: int, device: str) -> None:
+        if not 0 <= ordinal < self.spec.ranks:
+            raise no_such_rank(ordinal, self.spec.ranks)
         scratch = self.spec.scratch.parent if self.spec.scratch is not None else None
         self.spec = replace(self.spec, checkpoints=files_of(self.spec.checkpoints, scratch))
         self.before = records_before(self.spec.checkpoints, ordinal)
@@ -121,6 +137,7 @@ class _Worker:
         self._phase("training")
         for event in self.before:
             self.writer.write(event)
+        self.waits.start()
 
     def _structures(self) -> dict[str, Any]:
         hoists = self.task.work.hoists
@@ -136,7 +153,7 @@ class _Worker:
 
     def _train(self, ordinal: int, replica: int) -> None:
         try:
-            value = self.task.work.run(ordinal, replica) if replica else self._run_observed(ordinal)
+            value = self._run_work(ordinal, replica) if replica else self._run_observed(ordinal)
         except BaseException:
             if self.keep_partial and not ordinal:
                 self._keep_partial()
@@ -145,6 +162,10 @@ class _Worker:
             self._write_results(ordinal, replica, value)
             if self.keep_partial and not ordinal:
                 mark_partial_written(self.task.files, self.steps)
+
+    def _run_work(self, ordinal: int, replica: int) -> Any:
+        with process.forks_end_here():
+            return self.task.work.run(ordinal, replica)
 
     def _request_stop(self, *_signal: Any) -> None:
         self.stop_requested = True
@@ -173,16 +194,25 @@ class _Worker:
         spread = self.spec.replicas > 1 or self.task.backend.splits_weights(self.task.work.models)
         return SHARDED if spread else ""
 
+    def _enter_thread(self) -> None:
+        """Just before the function, on the thread that runs it."""
+        self.task.threads.enter()
+        self.settings = current_settings()
+        for node in self.task.snapshot.nodes if self.task.snapshot is not None else ():
+            if isinstance(node.kind, LocalKind):
+                node.kind.enter(node.value, node.mark)
+
     def _run_observed(self, ordinal: int) -> Any:
         backend = self.task.backend
         value = None
+        self._enter_thread()
         with backend.observing(self.writer, self._observer_config()) as watcher:
             try:
                 if self.task.snapshot is not None:
                     backend.rebuild(self.task.snapshot.items(), self.spec.replicas)
                     self._arrange_checkpoints(self.task.snapshot, watcher)
                 with self.checkpoints.running() if self.checkpoints is not None else contextlib.nullcontext():
-                    value = self.task.work.run(ordinal, 0)
+                    value = self._run_work(ordinal, 0)
                 self.checkpoints = None
                 if ordinal == 0:
                     streams.flush_figures()
@@ -196,7 +226,7 @@ class _Worker:
                 self.steps = watcher.total_steps
                 self.compiles, self.recompiles = watcher.compiles, watcher.recompiles
                 watcher.ended()
-        if backend.finish() and not self.steps:
+        if (backend.finish() or watcher.unsynced) and not self.steps:
             self._note("no-sync", backend.no_step)
         elif text := watcher.trained_on_host():
             if self.spec.strict:
@@ -256,10 +286,20 @@ class _Worker:
         results = self.task.work.results(ordinal, value, backend, **changed)
         _write_whole(self.task.files, ordinal, results)
         models = self.task.work.models
-        if replica == 0 and models:
-            if self.spec.meeting is not None:
-                self._write(events.Digest, models=dict(self.task.backend.digests(models)))
-            self.task.backend.collect_weights(models, self.task.files.path, ordinal)
+        if replica == 0:
+            self._check_trained(ordinal, models)
+            if models:
+                self.task.backend.collect_weights(models, self.task.files.path, ordinal)
+
+    def _check_trained(self, ordinal: int, models: Mapping[str, Any]) -> None:
+        """Checks of what was trained: the notebook's models are also checked as they are loaded there."""
+        elsewhere = self.task.backend.trained_elsewhere(models)
+        if self.spec.meeting is not None and (models or elsewhere):
+            sums = {name: checksum for name, (checksum, _) in elsewhere.items()}
+            self._write(events.Digest, models=dict(self.task.backend.digests(models)), optimizers=sums)
+        for name, (_, bad) in elsewhere.items():
+            if bad and ordinal == 0:
+                self._note(NOT_FINITE, f"The trained weights are not finite: what `{name}` trained contains {bad}.")
 
     def _collect_changes(self, ordinal: int, replica: int) -> tuple[Any, dict[str, Any]]:
         """The changes besides weights: rank 0 writes them, the others only checksums. Returns the pickler of this
@@ -269,12 +309,12 @@ class _Worker:
         if snapshot is None or replica:
             return backend, {}
         work = self.task.work
-        collector = ChangeCollector(snapshot, work.models, backend.object_state())
+        collector = ChangeCollector(snapshot, work.models, backend.object_state(), self.settings)
         changes = collector.changes()
         if ordinal:
             return backend, {"sums": changes.sums}
-        if snapshot.on_another_host:
-            changes.leave_all(snapshot, "on another host")
+        if snapshot.mismatched:
+            changes.leave_all(snapshot)
         else:
             backend = ResultPickler(backend, collector)
             collector.add_names(changes, work.assigned())
@@ -311,8 +351,18 @@ class _Worker:
             return 0
 
     def _end(self, status: str, **fields: Any) -> None:
+        self.waits.stop()
+        seconds = FINISHES if status == "done" else FINISHES_FAILED
+        threads = self.task.threads
+        with process.own_address_space():  # without it a thread may never begin, and who starts it waits
+            finish_threads(
+                threads.items, seconds, lambda frame: bool(waits_for(frame)), lambda text: self._note("threads", text)
+            )
+        self._record_end(status, **fields)
+
+    def _record_end(self, status: str, **fields: Any) -> None:
         process.flush_everything()
-        seconds = time.time() - self.started
+        seconds = time.monotonic() - self.began
         totals = {
             "steps": self.steps,
             "compiles": self.compiles,
@@ -323,6 +373,12 @@ class _Worker:
             events.End(t=time.time(), rank=self.rank, status=status, seconds=seconds, **totals, **fields)  # type: ignore[arg-type]
         )
         self.writer.close()
+
+    def _end_waiting(self, frame: FrameType, text: str) -> None:
+        """In another thread: the function waits for what nobody here can do."""
+        stack = frames.from_frame(frame, self.task.cell_names)
+        self._record_end("failed", error_type=WaitsForever.__name__, error_text=text, frames=stack)
+        os._exit(self._exit_code(FAILED))
 
     def _end_failed(self, error: BaseException) -> None:
         """Write the traceback to the log after the last record, which marks the end of the user's output, so that it is

@@ -7,6 +7,7 @@ import ast
 import builtins
 import difflib
 import inspect
+import keyword
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,25 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.cell import LAUNCHERS, evaluate_all
 
 BY_NAME = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def require_result_name(name: str, args: Sequence[str] = ()) -> None:
+    """Raise TpuMagicsError where -o cannot bind the result to this name, would break the notebook by it, or replace one
+    of the line's ARGs."""
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise TpuMagicsError(f"-o {name} is not a name.", "It becomes a Python variable.", "Give -o an identifier.")
+    if hasattr(builtins, name) or name in ("In", "Out") or (name[:2] == name[-2:] == "__"):
+        raise TpuMagicsError(
+            f"-o {name} would replace a name that Python or IPython needs.",
+            "Later cells could not use it any more.",
+            "Give -o another name.",
+        )
+    if name in (word.rpartition("=")[2].strip() for word in args):
+        raise TpuMagicsError(
+            f"-o {name} would replace `{name}`, which the function gets.",
+            "The result of the run would have its name, and what was trained would be lost.",
+            "Give -o another name.",
+        )
 
 
 def evaluate_call(

@@ -28,6 +28,7 @@ from tpu_magics.magics import headless
 from tpu_magics.magics.call_spec import defining_cell, parameter_text, required_parameters, trains, value_of
 from tpu_magics.magics.headless import FileCell, HeadlessShell, SkippedTraining, TrainingStubs, first_of, last_line
 from tpu_magics.preflight.run import trains_spmd
+from tpu_magics.runs.files import kind_of, working_folder
 
 SLOW = 1.0  # seconds above which a cell's time is shown
 _NOTHING = object()
@@ -77,8 +78,10 @@ def _check_file(path: Path) -> None:
         return
     near = sorted(one.name for one in path.parent.glob("*.ipynb")) if path.parent.is_dir() else []
     raise TpuMagicsError(
-        f"{path} {'is a folder' if path.is_dir() else 'does not exist'}.",
-        f"Notebooks in that folder: {', '.join(near[:10])}." if near else f"The working directory is {Path.cwd()}.",
+        f"{path} {f'is {kind}' if (kind := kind_of(path)) else 'does not exist'}.",
+        f"Notebooks in that folder: {', '.join(near[:10])}."
+        if near
+        else f"The working directory is {working_folder()}.",
         "Name a notebook (.ipynb) or a Python file (.py).",
     )
 

@@ -28,6 +28,7 @@ from tpu_magics.launch.plan import Options
 from tpu_magics.launch.request import Request
 from tpu_magics.launch.work import FunctionWork, ScriptWork
 from tpu_magics.magics.notebook import ShellNotebook
+from tpu_magics.runs.files import read_regular
 
 MAY_FAIL, NOT_RUN = "raises-exception", "skip-execution"  # tags of cells, as nbclient reads them
 
@@ -50,7 +51,7 @@ class FileCell:
 
 def code_cells(path: Path) -> tuple[FileCell, ...]:
     """The code cells of a notebook. Raises TpuMagicsError where it cannot be read, or has none."""
-    data = path.read_bytes()
+    data = read_regular(path)
     try:
         found = read_notebook(data)
     except NotANotebook as error:

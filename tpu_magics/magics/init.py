@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host
+from tpu_magics.launch import framework as frameworks
 from tpu_magics.launch import session, tee
 from tpu_magics.launch.preconditions import require_alone
 from tpu_magics.magics.display import show_table
@@ -47,8 +49,11 @@ def initialise(
             print(f"tpu_magics: importing {package} now, so that the first run starts faster ...", flush=True)
         try:
             require_alone()
+            frameworks.prepared.update({frameworks.TORCH} - frameworks.imported())
+            handlers = list(logging.root.handlers)
             with tee.filtered():
                 current.backend.prepare()
+            logging.root.handlers[:] = handlers  # a warning of torch_xla adds one, and basicConfig() then does nothing
         except TpuMagicsError as error:
             print(f"tpu_magics: {error}", flush=True)
         for problem in current.backend.deferral_problems():

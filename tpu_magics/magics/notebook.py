@@ -10,12 +10,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tpu_magics.check.cells import CodeCell, cell_of
 from tpu_magics.launch.notebook import FREE, TRAINS, WAITS, RunObserver
 from tpu_magics.launch.request import LONGEST_READ
-from tpu_magics.launch.streams import NoScreen, Screen
+from tpu_magics.launch.streams import SHOWN, NoScreen, Screen
 from tpu_magics.launch.train import CellSource
 from tpu_magics.runs.files import RunFiles
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 
 LINES_KEPT = 200  # lines of a background run's output that its one display shows
+CHARACTERS_KEPT = 40_000  # of these
 MOST_LINE_ENDS = 100  # at the end of a cell
 CELL_IDS: dict[str, str] = {}  # of the cells that have run: "In [n]" -> the front end's id
 UPDATE_EVERY = 0.5  # seconds between updates of that display
@@ -224,6 +226,12 @@ class ShellScreen:
         if not wait:
             self._bring_back()
 
+    def newest_only(self, log: Path) -> Screen:
+        if getattr(self.shell, "kernel", None) is None:
+            return self  # a terminal forgets
+        title = f"tpu_magics: {SHOWN / 1e6:.0f} MB of output are above; from here on the newest lines only. All: {log}"
+        return BackgroundScreen(title)
+
     def _bring_back(self) -> None:
         """A cell's clear_output() has taken the panel away with all the rest."""
         if self._cleared:
@@ -246,13 +254,13 @@ class BackgroundScreen:
         self.handle = display(self._bundle(), raw=True, display_id=True)
 
     def _bundle(self) -> dict[str, str]:
-        shown = [f"[{self.title}]", *self.lines[-LINES_KEPT:], self.rest]
-        return {"text/plain": "\n".join(line for line in shown if line)}
+        shown = "\n".join(line for line in (*self.lines[-LINES_KEPT:], self.rest) if line)
+        return {"text/plain": f"[{self.title}]\n{shown[-CHARACTERS_KEPT:]}".rstrip("\n")}
 
     def text(self, text: str) -> None:
         with self.lock:
             *whole, rest = (self.rest + text).split("\n")
-            self.lines = [*self.lines, *(_settled(line) for line in whole)][-LINES_KEPT:]
+            self.lines = [*self.lines, *(_settled(line) for line in whole[-LINES_KEPT:])][-LINES_KEPT:]
             self.rest = _settled(rest)
             self._update_soon()
 
@@ -263,6 +271,9 @@ class BackgroundScreen:
         with self.lock:
             self.lines, self.rest = [], ""
             self._update_soon()
+
+    def newest_only(self, log: Path) -> Screen:  # noqa: ARG002
+        return self
 
     def _update_soon(self) -> None:
         """By a timer, so that the last words of a run are shown as well when they come soon after others."""
@@ -279,8 +290,8 @@ class BackgroundScreen:
 
 
 def _settled(line: str) -> str:
-    """What a terminal shows of a line in which the cursor went back (progress bars)."""
-    return line.rstrip("\r").rsplit("\r", 1)[-1]
+    """What a terminal shows of a line in which the cursor went back (progress bars); the end of a very long one."""
+    return line.rstrip("\r").rsplit("\r", 1)[-1][-CHARACTERS_KEPT:]
 
 
 # -- the cells ------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.launch.cell import parse_arguments
 from tpu_magics.magics import call_spec, lab
+from tpu_magics.magics.call_spec import require_result_name
 from tpu_magics.panel.messages import ProfileMessage
 from tpu_magics.panel.preflight import to_html, to_text
 from tpu_magics.panel.preflight_profile import line_problems
@@ -135,10 +136,7 @@ def run(notebook: ShellNotebook, found: argparse.Namespace) -> None:
             "It compiles a training function for a TPU that is not attached.",
             "For example: %tpu_preflight training_function model --target v5e-8",
         )
-    if not found.output.isidentifier():
-        raise TpuMagicsError(
-            f"-o {found.output} is not a name.", "It becomes a Python variable.", "Give -o an identifier."
-        )
+    require_result_name(found.output)
     parse_all(found.target)
     require_compiler()
     positional, named = parse_arguments(found.args)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
@@ -46,7 +47,20 @@ def logs(name: str, rank: int) -> None:
     run = named_run(name)
     if rank not in run.ranks:
         raise no_such_rank(run.name, rank, run.ranks)
-    print(run.log(rank) or refused_record(run.log_path(rank)) or f"(rank {rank} printed nothing)", flush=True)
+    text = run.log(rank) or refused_record(run.log_path(rank)) or f"(rank {rank} printed nothing)"
+    print(_ends_of(text, run.log_path(rank)), flush=True)
+
+
+def _ends_of(text: str, path: Path) -> str:
+    """The beginning and the end of a very long text: a notebook keeps all that it shows."""
+    from tpu_magics.launch.streams import SHOWN
+
+    if len(text) <= SHOWN:
+        return text
+    half = SHOWN // 2
+    return (
+        f"{text[:half]}\n[... {(len(text) - SHOWN) / 1e6:.1f} MB are not shown; all is in {path} ...]\n{text[-half:]}"
+    )
 
 
 def stop(name: str | None, save: bool = False) -> None:
@@ -78,7 +92,12 @@ def stop(name: str | None, save: bool = False) -> None:
     except KeyboardInterrupt:  # that is how a stopped run ends
         saved = [one.step for one in going.result.run.events("saved", 0) if isinstance(one, Saved)]
         kept = f"; it was saved at step {saved[-1]:,}, and goes on from there with --resume" if saved else ""
-        what = "was stopped; the notebook's models are unchanged"
+        partly = going.result.run.info.get("kept")
+        what = (
+            f"was stopped; kept in the notebook: {partly}"
+            if partly
+            else "was stopped; the notebook's models are unchanged"
+        )
         print(f"tpu_magics: {going.folder.name!r} {what}{kept}.", flush=True)
     else:
         print(f"tpu_magics: {going.folder.name!r} had ended already; its results are in the notebook.", flush=True)

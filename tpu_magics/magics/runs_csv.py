@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.panel.run_lines import run_line
+from tpu_magics.runs.events import plain_text
 from tpu_magics.runs.reader import Run
 from tpu_magics.runs.scan import RecordScan
 
@@ -68,8 +69,12 @@ def _utc(created: float | None) -> str:
 
 
 def _harmless(cell: Cell) -> Cell:
-    """A text that a spreadsheet would run as a formula gets an apostrophe, which shows it as text."""
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) and not _is_number(cell) else cell
+    """A text without a terminal's escape codes. One that a spreadsheet would run as a formula gets an apostrophe, which
+    shows it as text."""
+    if not isinstance(cell, str):
+        return cell
+    text = plain_text(cell)
+    return f"'{text}" if cell.startswith(_FORMULA) and not _is_number(cell) else text
 
 
 def _is_number(text: str) -> bool:

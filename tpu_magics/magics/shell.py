@@ -137,7 +137,10 @@ class Listener:
         from tpu_magics.launch import session
 
         number = getattr(result, "execution_count", None) or self.shell.execution_count
-        session.current.fork_blockers.record(session.current.backend, f"In [{number}]")
+        source = getattr(getattr(result, "info", None), "raw_cell", "")
+        session.current.fork_blockers.record(
+            session.current.backend, f"In [{number}]", self.shell.transform_cell(source), self.shell.user_ns
+        )
 
     @context_matcher
     def completions(self, given: Any) -> Any:

@@ -16,11 +16,11 @@ from tpu_magics.launch import train as launcher
 from tpu_magics.launch.notebook import RunObserver
 from tpu_magics.launch.plan import Options
 from tpu_magics.launch.results import TrainResult
+from tpu_magics.magics.call_spec import require_result_name
 from tpu_magics.magics.options import MagicParser
 from tpu_magics.panel.findings import codes, headline, recorded_finding
 from tpu_magics.panel.formats import count
 from tpu_magics.panel.runs import plain_summary, rehearsal
-from tpu_magics.runs.events import RuleFinding
 from tpu_magics.runs.files import RunFiles
 
 if TYPE_CHECKING:
@@ -39,10 +39,8 @@ def read(parser: MagicParser, words: Sequence[str]) -> tuple[argparse.Namespace,
 def run(notebook: ShellNotebook, found: argparse.Namespace, args: Sequence[str], line: str, cell: str | None) -> None:
     """Train, bind the result to its name (also after a failure, for its records), and print the outcome."""
     __tracebackhide__ = True
-    if not found.output.isidentifier():
-        raise TpuMagicsError(
-            f"-o {found.output} is not a name.", "It becomes a Python variable.", "Give -o an identifier."
-        )
+    of_function = () if any(word.endswith(".py") for word in args[:1]) else args
+    require_result_name(found.output, of_function if found.output != "_tpu" else ())
     before = session.current.last
     gate = preflight_first(found.preflight, found.plain, notebook.namespace)
     observe = for_tensorboard(found.tensorboard, None if found.plain else notebook.say)
@@ -184,11 +182,16 @@ def show_outcome(result: TrainResult, say: Callable[[str], None], plain: bool, p
 
 
 def rules_line(result: TrainResult) -> str:
-    """The findings of the rules before the run, where no panel shows them; "" where there are none."""
-    found = [recorded_finding(one) for one in result.run.events("finding") if isinstance(one, RuleFinding)]
+    """The broken rules that %tpu_panel would show, where no panel shows them; "" where there are none."""
+    from tpu_magics.panel.model import SharedView
+    from tpu_magics.panel.words_problems import told_findings
+
+    if not result.run.events("finding"):
+        return ""
+    found = [recorded_finding(one) for one in told_findings(SharedView(RunFiles(result.run.path)).view())]
     if not found:
         return ""
-    return f"{headline(found)} in the code: {codes(found)}. %tpu_check shows where and why."
+    return f"{headline(found)} in the code: {codes(found)}. %tpu_panel shows where and why."
 
 
 def below_panel(result: TrainResult) -> str:
@@ -213,4 +216,8 @@ def _updated(result: TrainResult) -> str:
     if result.status == "stopped":
         return "--steps was reached, the notebook's models are unchanged"
     names = result.run.summary().models
-    return f"updated in the notebook: {', '.join(names)}" if names else "no model to update"
+    if names:
+        return f"updated in the notebook: {', '.join(names)}"
+    if result.made:  # the cell built it, and it was not hoisted
+        return f"set in the notebook: {', '.join(result.made)}"
+    return "no model of the notebook was changed" if result.models else "no model to update"

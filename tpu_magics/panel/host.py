@@ -129,12 +129,8 @@ def _state(host: Host, about: str) -> str:
 def _tpu(host: Host) -> str:
     if not host.chips:
         cores = plural(host.cpus, "core") if host.cpus else "cores: n/a (/proc could not be read)"
-        menu = (
-            f"\nOn {host.environment.name}, choose an accelerator in {host.environment.menu}."
-            if host.environment.menu
-            else ""
-        )
-        return f"none: XLA:CPU rehearsal on {cores}{menu}"
+        select = host.environment.how_to_select
+        return f"none: XLA:CPU rehearsal on {cores}\n{select}".rstrip()
     count = len(host.chips)
     chips = plural(count, "chip")
     if host.generation is None:

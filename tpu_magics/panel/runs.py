@@ -12,7 +12,7 @@ from tpu_magics.panel.messages import RunLine
 from tpu_magics.panel.run_lines import run_line
 from tpu_magics.panel.table import Row, Table
 from tpu_magics.runs import preflights
-from tpu_magics.runs.events import CAUSES, EXPECTED_CAUSES
+from tpu_magics.runs.events import CAUSES
 from tpu_magics.runs.files import LIVE
 from tpu_magics.runs.reader import Run
 from tpu_magics.runs.summary import RunSummary
@@ -195,14 +195,14 @@ def _compiles(summary: RunSummary) -> str:
 def _recompiles(summary: RunSummary) -> str:
     if summary.recompiles is None:
         return f"{NOT_AVAILABLE} (not observed to the end)" if summary.compiles is not None else _compiles(summary)
-    expected = sum(summary.causes.get(cause, 0) for cause in EXPECTED_CAUSES)
+    expected = sum(summary.causes.values()) - sum(summary.avoidable.values())
     return f"{max(0, summary.recompiles - expected):,}{f' and {expected} expected' if expected else ''}"
 
 
 def recompile_causes(*summaries: RunSummary) -> Iterator[tuple[str, list[str]]]:
     """A label for each cause of recompiles that is not expected, and how often each run recompiled for it."""
-    for cause in dict.fromkeys(name for one in summaries for name in one.causes if name not in EXPECTED_CAUSES):
-        counts = (None if one.recompiles is None else one.causes.get(cause, 0) for one in summaries)
+    for cause in dict.fromkeys(name for one in summaries for name in one.avoidable):
+        counts = (None if one.recompiles is None else one.avoidable.get(cause, 0) for one in summaries)
         yield (
             f"recompiles: {short(CAUSES.get(cause, cause), _MAX_TEXT)}",
             [NOT_AVAILABLE if each is None else f"{each:,}" for each in counts],

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
+from tpu_magics.check import rule_why
 from tpu_magics.panel.formats import count, cut, percent, place, rule_title, seconds, several, short, size
 from tpu_magics.panel.model_view import CUT_SHORT, CauseCount, Notice, RankView, RunView
 from tpu_magics.panel.page import Problem, Tone
@@ -101,8 +103,10 @@ def several_lines(items: Sequence[str], most: int) -> list[str]:
 
 
 def _transfers(view: RunView) -> Iterator[Problem]:
+    unsynced = [each.newest.site for each in view.causes if each.newest.cause == "no-sync"]
     for one in view.transfers[:MOST]:
-        yield _explained(_transfer(one), "early-read", view)
+        if one.site not in unsynced:  # the same cause, told above
+            yield _explained(_transfer(one), "early-read", view)
 
 
 def _transfer(one: Transfer) -> Problem:
@@ -196,9 +200,13 @@ def _ended_badly(rank: RankView) -> bool:
 
 def _rules(view: RunView) -> Iterator[Problem]:
     joined = list(_explaining(view))
-    for one in view.findings:
-        if not one.advice and one not in joined:
-            yield problem_of(one)
+    yield from (problem_of(one) for one in told_findings(view) if one not in joined)
+
+
+def told_findings(view: RunView) -> tuple[RuleFinding, ...]:
+    """The broken rules that the panel tells of, by themselves or with what they explain: not those that the run
+    refuted. Advice is in %tpu_check."""
+    return tuple(one for one in view.findings if not one.advice and not _refuted(one, view))
 
 
 def problem_of(one: RuleFinding) -> Problem:
@@ -256,21 +264,26 @@ _MAKERS: tuple[Callable[[RunView], Iterable[Problem]], ...] = (
 
 
 def _explained(one: Problem, cause: str, view: RunView) -> Problem:
-    """A recompile or a read and the rule that found it before the run are one problem: the rule's line and fix, with
-    what was measured."""
+    """What was measured keeps its line. A rule that found it in the same statement before the run is the same problem,
+    and its fix names what stands there."""
     rule = _rule_of(cause, one.site, view.findings)
     if rule is None:
         return one
     told = problem_of(rule)
-    return replace(one, title=f"{one.title} ({told.title})", site=rule.site, fix=told.fix or one.fix)
+    return replace(one, title=f"{one.title} ({told.title})", fix=told.fix or one.fix)
 
 
 def _rule_of(cause: str, site: Site | None, findings: Sequence[RuleFinding]) -> RuleFinding | None:
-    """The rule on the same line; else the only one of that cause in the same cell or file."""
+    """The rule of that cause on the same line, else in the same statement."""
     codes = RULES.get(cause, ())
-    near = [] if site is None else [one for one in findings if one.site.path == site.path and one.code in codes]
-    same = [one for one in near if site is not None and one.site.line == site.line]
-    return same[0] if same else near[0] if len(near) == 1 else None
+    near = [one for one in findings if one.code in codes and site is not None and _holds(one, site)]
+    return next((one for one in near if site is not None and one.site.line == site.line), near[0] if near else None)
+
+
+def _holds(one: RuleFinding, site: Site) -> bool:
+    """Whether the line is of the finding's statement."""
+    same = one.site.line == site.line or one.first <= site.line <= one.last
+    return same and one.site.path == site.path and one.site.cell_id in ("", site.cell_id or one.site.cell_id)
 
 
 def _explaining(view: RunView) -> Iterator[RuleFinding]:
@@ -280,6 +293,38 @@ def _explaining(view: RunView) -> Iterator[RuleFinding]:
         rule = _rule_of(cause, site, view.findings)
         if rule is not None:
             yield rule
+
+
+def _may_have_happened(cause: str, view: RunView) -> bool:
+    """Whether something recompiled because of it, or nobody knows."""
+    if view.recompiles is None or view.at_least:
+        return True
+    seen = {each.newest.cause for each in view.causes}
+    if cause in _BY_INPUTS:
+        return bool(seen.intersection((*_BY_INPUTS, "unknown")))
+    return bool(seen.intersection((cause, *_UNEXPLAINED)) or view.transfers)
+
+
+# -- rules that the run refuted --------------------------------------------------------------------------------------
+
+_EACH_STEP = ("input-shape", "last-batch", "data-shape", "python-number", "live-tensors")
+_BY_INPUTS = ("input-shape", "last-batch")  # told by the inputs alone, so that nothing else hides them
+_UNEXPLAINED = ("unknown", "new-code")
+_READS = (*RULES["early-read"], *RULES["data-branch"])
+_ENOUGH = 3  # steps after which a rule about each step would have been seen
+
+
+def _refuted(one: RuleFinding, view: RunView) -> bool:
+    """Whether the run has shown that a finding does not hold for it. A run that ended early refutes nothing, and what
+    it may not have executed it has not refuted."""
+    if view.state != "done" or view.max_steps is not None or (view.steps or 0) < _ENOUGH:
+        return False
+    if causes := [cause for cause in _EACH_STEP if one.code in RULES[cause]]:
+        return not any(map(partial(_may_have_happened, view=view), causes))
+    if one.code in _READS:
+        return any(_holds(one, read.site) for read in view.reads)  # those that split a step are transfers
+    alone = len(view.ranks) == 1
+    return (one.code == "TPU405" and (alone or one.why == rule_why(one.code))) or (one.code == "TPU401" and alone)
 
 
 def _line(site: Site) -> str:

@@ -22,6 +22,7 @@ from typing import Any
 from tpu_magics import __version__
 from tpu_magics.preflight.compile_result import CompileResult, LoweredGraph, from_json, to_json
 from tpu_magics.preflight.targets import Target
+from tpu_magics.runs.files import read_regular
 
 __all__ = ["CACHED", "Store", "default_folder", "key"]
 
@@ -91,8 +92,9 @@ class Store:
     def put(self, name: str, compiled: CompileResult) -> None:
         """Cache it, if it is an answer of the compiler."""
         if compiled.status in CACHED:
-            _write(self.folder / f"{name}{RESULT}", {"key": name, "compiled": to_json(compiled)})
-            self._drop_oldest()
+            path = self.folder / f"{name}{RESULT}"
+            _write(path, {"key": name, "compiled": to_json(compiled)})
+            self._drop_oldest(path)
 
     def expected(self, target: Target, size: int) -> float | None:
         """Seconds that a compile of so many bytes may take, by the one nearest in size of those there were for this
@@ -119,13 +121,16 @@ class Store:
     def _pace_file(self, target: Target) -> Path:
         return self.folder / f"{target.generation}{PACE}"
 
-    def _drop_oldest(self) -> None:
+    def _drop_oldest(self, last: Path) -> None:
+        """`last`: was just written, whatever its time says: the clock may have been set back."""
         try:
-            found = sorted(
-                ((one.stat(), one) for one in self.folder.glob(f"*{RESULT}")), key=lambda one: -one[0].st_mtime
-            )
+            found = [(one.stat(), one) for one in self.folder.glob(f"*{RESULT}")]
+            newest = max((stat.st_mtime_ns for stat, path in found if path != last), default=0)
+            if last.stat().st_mtime_ns <= newest:
+                os.utime(last, ns=(newest + 1, newest + 1))
         except OSError:
             return  # another process drops them at the same time
+        found.sort(key=lambda one: (one[1] == last, one[0].st_mtime_ns), reverse=True)
         total = 0
         for count, (stat, path) in enumerate(found):
             total += stat.st_size
@@ -135,7 +140,7 @@ class Store:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_regular(path))
     except (OSError, ValueError):
         return {}
     return data if isinstance(data, dict) else {}

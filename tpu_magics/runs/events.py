@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
@@ -153,7 +154,7 @@ class Compile(Event):
     into `pieces` that were compiled one by one; together they are one logical graph (`graph`: of all their hashes).
     `by_rank`: torch_xla itself made it another one for each rank (an all_gather pads by the rank). `trigger`: what ran
     the graph ("sync", "loader", "read", "finish", "library"); `step`: steps done before it. `part`: if a library is
-    between the line and the graph, what it did, and its own line.
+    between the line and the graph, what it did, and its own line. `normal`: it needs no action, whatever the cause.
     """
 
     kind: ClassVar[str] = "compile"
@@ -175,11 +176,12 @@ class Compile(Event):
     pieces: int = 1
     by_rank: bool = False
     part: str = ""
+    normal: bool = False
 
     @property
     def expected(self) -> bool:
-        """Whether it is a recompile that every correct program has."""
-        return self.recompile and self.cause in EXPECTED_CAUSES
+        """Whether it is a recompile that correct programs have, too."""
+        return self.recompile and (self.normal or self.cause in EXPECTED_CAUSES)
 
 
 CAUSES = {
@@ -192,6 +194,7 @@ CAUSES = {
     "mode-switch": "one line runs in training and evaluation mode",
     "optimizer-state": "the optimizer creates its state",
     "early-read": "a value is read in the middle of a step",
+    "no-sync": "nothing ends the steps of the loop",
     "live-tensors": "other tensors are kept alive",
     "new-part": "another part of the training",
     "graph-break": "torch.compile splits the function",
@@ -360,10 +363,12 @@ class Divergence(Event):
 @dataclass(frozen=True)
 class Digest(Event):
     """Checksums of the trained parameters of each model on this rank of a rehearsal, at the end: name -> hexadecimal.
-    Models whose parameters are split over the ranks are left out."""
+    Models whose parameters are split over the ranks are left out. `optimizers`: the same of what the notebook has no
+    model of, by the class of the optimizer that trained it."""
 
     kind: ClassVar[str] = "digest"
     models: dict[str, str] = field(default_factory=dict)
+    optimizers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -402,7 +407,7 @@ class RuleFinding(Event):
     """A rule of XLA or of the launcher that the code breaks, found before the run (check/). `code`: e.g. "TPU101";
     `group`: e.g. "values"; `column` counts from 1; `message` says what, `why` and `fix` one sentence each; `advice`:
     a note, nothing is broken. `site.id` is the number of the finding, from 0. `name`: of the rule, e.g.
-    "branch-on-value"."""
+    "branch-on-value". `first`, `last`: the lines of the statement that it is in."""
 
     kind: ClassVar[str] = "finding"
     code: str = ""
@@ -414,6 +419,8 @@ class RuleFinding(Event):
     fix: str = ""
     advice: bool = False
     name: str = ""
+    first: int = 0
+    last: int = 0
 
 
 @dataclass(frozen=True)
@@ -509,6 +516,31 @@ def cut_text(text: str, longest: int = LONGEST_TEXT) -> str:
     return text[: longest - len(told)] + told
 
 
+def plain_text(text: str) -> str:
+    """The text without a terminal's escape sequences and other control characters; a carriage return begins a line."""
+    if text.isprintable() or not _CONTROL.search(text):
+        return text
+    return _CONTROL.sub("", _RETURN.sub("\n", text))
+
+
+_RETURN = re.compile(r"\r\n?")
+# ECMA-48: CSI sequences, OSC strings, other escapes, control characters besides tab and newline. A lone surrogate is
+# none of them.
+_CONTROL = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?"
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x84\x86-\x9f]"
+)
+_ESCAPED = re.compile(r"\\u00[01]|\\[bfr]|[\x7f-\x9f]")  # as JSON text has them
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return plain_text(value)
+    if isinstance(value, dict):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
 def _shortened(value: Any) -> Any:
     if isinstance(value, str):
         return cut_text(value)
@@ -519,20 +551,24 @@ def _shortened(value: Any) -> Any:
 
 def to_json(record: Any, indent: int | None = None) -> bytes:
     """Strict JSON in UTF-8: non-finite numbers become the strings "nan", "inf" and "-inf", because JSON has no such
-    numbers and a browser refuses the whole line; other objects become their text."""
+    numbers and a browser refuses the whole line; other objects become their text; texts are plain (`plain_text`)."""
     separators = (",", ":") if indent is None else None
     dumps = functools.partial(json.dumps, ensure_ascii=False, allow_nan=False, indent=indent, separators=separators)
     try:
         text = dumps(record, default=str)
     except ValueError:
         text = dumps(_finite(record), default=str)
+    if _ESCAPED.search(text):
+        text = dumps(_plain(json.loads(text)))
     return text.encode("utf-8", "replace")
 
 
 def from_json(text: bytes | str) -> Any:
     """What JSON text holds. An integer that is too large to reckon with becomes a text of its first digits: CPython
-    refuses to parse or print one of more than 4,300. Raises ValueError where it is no JSON."""
-    return json.loads(text, parse_int=_bounded)
+    refuses to parse or print one of more than 4,300. Texts are plain. Raises ValueError where it is no JSON."""
+    found = json.loads(text, parse_int=_bounded)
+    known = text if isinstance(text, str) else text.decode("utf-8", "replace")
+    return _plain(found) if _ESCAPED.search(known) else found
 
 
 class LargeNumber(str):

@@ -8,13 +8,15 @@ import hashlib
 import os
 import stat
 import tempfile
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs.events import from_json
 
 ENVIRONMENT = "TPU_MAGICS_RUNS"
+MOST_FILE = 1_000_000_000  # bytes of a file that is read as a whole, where nothing smaller is known
 MOST_INFO = 4_000_000  # bytes of a run.json: one of 1,000 ranks has 150,000
 LIVE = frozenset({"starting", "running", "collecting"})
 
@@ -83,7 +85,7 @@ def runs_root(cwd: Path | str | None = None) -> Path:
     chosen = os.environ.get(ENVIRONMENT)
     if chosen:
         return _at_home(chosen)
-    return (Path(cwd) if cwd is not None else _cwd()).absolute() / ".tpu_runs"
+    return (Path(cwd) if cwd is not None else working_folder()).absolute() / ".tpu_runs"
 
 
 def _at_home(chosen: str) -> Path:
@@ -97,7 +99,8 @@ def _at_home(chosen: str) -> Path:
         ) from error
 
 
-def _cwd() -> Path:
+def working_folder() -> Path:
+    """The working directory, also where it was removed (`Path.cwd()` raises then)."""
     try:
         return Path.cwd()
     except OSError:  # it was removed, and mkdir(parents=True) must not create its old path again
@@ -120,20 +123,42 @@ def private_root() -> Path:
     return Path(tempfile.gettempdir()) / f"tpu_runs-{os.getuid()}"
 
 
-def open_record(path: Path) -> BinaryIO:
-    """A file of a run, opened for reading. Raises OSError where it cannot be read, or is no regular file: a file
-    in a run folder must not block its reader (a FIFO), act when it is opened (a device) or lead elsewhere (a symlink).
-    """
-    if not stat.S_ISREG(path.lstat().st_mode):
-        raise OSError(errno.EINVAL, _NO_FILE, str(path))
-    opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(opened).st_mode):  # it was exchanged in between
+def open_regular(path: Path | str, follow: bool = True) -> BufferedReader:
+    """A file, opened for reading; with `follow` also through a symbolic link. Raises OSError where it cannot be read,
+    or is no regular file: a FIFO blocks its reader, and a device may act when it is opened, or have no end."""
+    _require_regular(path, os.stat(path, follow_symlinks=follow))  # noqa: PTH116 (also a str)
+    opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
+    try:
+        _require_regular(path, os.fstat(opened))  # it may have been exchanged in between
+    except OSError:
         os.close(opened)
-        raise OSError(errno.EINVAL, _NO_FILE, str(path))
+        raise
     return os.fdopen(opened, "rb")
 
 
-_NO_FILE = "not a regular file"
+def read_regular(path: Path | str, most: int = MOST_FILE, follow: bool = True) -> bytes:
+    """All of such a file. Raises OSError, also where it is larger than `most` bytes."""
+    with open_regular(path, follow) as file:
+        content = file.read(min(most, os.fstat(file.fileno()).st_size) + 1)
+        content += file.read(most + 1 - len(content)) if len(content) <= most else b""  # it grows, or is of /proc
+        if len(content) > most:
+            size = max(os.fstat(file.fileno()).st_size, len(content))
+            text = f"it has {size / 1e6:,.0f} MB, and at most {most / 1e6:,.0f} MB are read"
+            raise OSError(errno.EFBIG, text, str(path))
+    return content
+
+
+def _require_regular(path: Path | str, found: os.stat_result) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, f"it is {_kind(found.st_mode)}, not a file", str(path))
+
+
+def open_record(path: Path) -> BufferedReader:
+    """A file of a run, opened for reading. Raises OSError as `open_regular` does, and for a symbolic link: a file in a
+    run folder must not lead elsewhere."""
+    return open_regular(path, follow=False)
 
 
 def read_record(path: Path) -> bytes:
@@ -148,10 +173,20 @@ def refused_record(path: Path) -> str:
         mode = path.lstat().st_mode
     except OSError:
         return ""
-    if stat.S_ISREG(mode):
+    return "" if stat.S_ISREG(mode) else f"{path.name} was not read: it is {_kind(mode)}, not a file."
+
+
+def kind_of(path: Path) -> str:
+    """What is there in place of a file: "a folder", "a named pipe"; "" for a file, or nothing."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
         return ""
-    kind = next((name for test, name in _KINDS if test(mode)), "a device")
-    return f"{path.name} was not read: it is {kind}, not a file."
+    return "" if stat.S_ISREG(mode) else _kind(mode)
+
+
+def _kind(mode: int) -> str:
+    return next((name for test, name in _KINDS if test(mode)), "a device")
 
 
 _KINDS = (

@@ -11,19 +11,18 @@ import json
 import os
 import stat
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tpu_magics.runs.files import fallback_root, read_info, read_record
 from tpu_magics.runs.owner import Owner, owner_of
-from tpu_magics.runs.summary import ID_PATTERN, run_created, run_name
-from tpu_magics.runs.temporary_folders import make_private
+from tpu_magics.runs.summary import ID_PATTERN, run_name, run_order
+from tpu_magics.runs.temporary_folders import make_private, was_left
 
-VERSION = 1
+VERSION = 2
 TOLERATED = 20  # runs that are read each time rather than written down: the one that goes on changes all the time
-LEFT = 60.0  # seconds after which a temporary file was left by a killed process
+_AFTER = 0.001  # seconds
 _FILE = ".index.json"
 _ELSEWHERE = ".index-of-another-folder.json"  # in the temporary folder, of one that cannot be written
 
@@ -32,12 +31,13 @@ Mark = tuple[int, int, int]
 
 
 class Entry(NamedTuple):
-    """One run. `created`: unix seconds, None where neither `run.json` nor the folder's name has it."""
+    """One run. `order`: unix seconds, or more where the clock was set back (`RunFolder.create`); None where neither
+    `run.json` nor the folder's name has it."""
 
     place: str
     id: str
     name: str
-    created: float | None
+    order: float | None
     owner: Owner
 
     @property
@@ -98,7 +98,7 @@ def _read(place: Path, name: str) -> Entry | None:
     info = read_info(place / name / "run.json")
     if "v" not in info and ID_PATTERN.fullmatch(name) is None:
         return None
-    return Entry(str(place), name, run_name(info, name), run_created(info, name), owner_of(info))
+    return Entry(str(place), name, run_name(info, name), run_order(info, name), owner_of(info))
 
 
 # -- the file -----------------------------------------------------------------------------------------------------
@@ -131,10 +131,10 @@ def _parsed(place: str, found: Any) -> Known:
         raise ValueError("of another version")
     owners = [owner_of(dict(zip(_OWNER, each, strict=True))) for each in found["owners"]]
     known = {}
-    for name, written, size, inode, title, created, owner in found["runs"]:
-        if type(name) is not str or type(title) is not str or type(created) not in (float, type(None)):
+    for name, written, size, inode, title, order, owner in found["runs"]:
+        if type(name) is not str or type(title) is not str or type(order) not in (float, type(None)):
             raise TypeError("not an entry")
-        known[name] = ((written, size, inode), Entry(place, name, title, created, owners[owner]))
+        known[name] = ((written, size, inode), Entry(place, name, title, order, owners[owner]))
     return known
 
 
@@ -144,7 +144,7 @@ _OWNER = ("notebook", "kernel", "pid", "pid_started")
 def _content(current: Known) -> bytes:
     owners: dict[Owner, int] = {}
     rows = [
-        [name, *mark, entry.name, entry.created, owners.setdefault(entry.owner, len(owners))]
+        [name, *mark, entry.name, entry.order, owners.setdefault(entry.owner, len(owners))]
         for name, (mark, entry) in current.items()
     ]
     return json.dumps({"v": VERSION, "owners": list(owners), "runs": rows}, separators=(",", ":")).encode()
@@ -179,10 +179,15 @@ def _remove_left(path: Path) -> None:
     """Temporary files of processes that were killed."""
     for left in path.parent.glob(f"{path.name}-*"):
         with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime > LEFT:
+            if was_left(left.stat()):
                 left.unlink()
 
 
 def newest_first(found: Sequence[Entry]) -> list[Entry]:
-    """By the time at which they were made."""
-    return sorted(found, key=lambda entry: (entry.created or 0.0, entry.id), reverse=True)
+    """In the order in which they were made, whatever the clock said."""
+    return sorted(found, key=lambda entry: (entry.order or 0.0, entry.id), reverse=True)
+
+
+def next_order(place: Path, now: float) -> float:
+    """Of a new run: the time, and after all that are there."""
+    return max([now, *(entry.order + _AFTER for entry in entries(place) if entry.order is not None)])

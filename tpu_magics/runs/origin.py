@@ -1,4 +1,4 @@
-"""Whether a line of code is the user's or a library's, by its path."""
+"""Whether code is the user's or a library's, by its path."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import os
 import re
 import sys
 import sysconfig
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, TypeVar
+
+from tpu_magics.runs.files import working_folder
 
 LEFT_OUT = "<left out>"
 """Path of a frame that replaces `line` frames that were left out."""
@@ -61,9 +65,47 @@ def _installs(*files: str) -> tuple[str, ...]:
     """The folders above these packages that hold nothing but what was installed. The working folder is excluded,
     although a user may install into it."""
     folders = dict.fromkeys(str(Path(file).parents[1]) for file in files if file)
-    return tuple(one for one in folders if Path(one) != Path.cwd() and any(Path(one).glob("*.dist-info")))
+    return tuple(one for one in folders if Path(one) != working_folder() and any(Path(one).glob("*.dist-info")))
 
 
 def under(path: str, folder: str) -> bool:
     """Whether `path` lies below `folder`."""
     return path.startswith(folder + os.sep)
+
+
+Result = TypeVar("Result")
+
+
+def cached_by_type(function: Callable[[type], Result]) -> Callable[[type], Result]:
+    """Cache the results by the id of the class: a metaclass may make its classes unhashable."""
+    known: dict[int, tuple[type, Result]] = {}
+
+    def cached(kind: type) -> Result:
+        if id(kind) not in known:
+            known[id(kind)] = kind, function(kind)
+        return known[id(kind)][1]
+
+    return cached
+
+
+@cached_by_type
+def is_library_type(kind: type) -> bool:
+    """Whether a class is not from the user's own code."""
+    return is_library_module(str(kind.__module__))
+
+
+def is_library_module(name: str) -> bool:
+    """Whether a module is not the user's own."""
+    if name == "__main__":
+        return False
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    if module is None:
+        return False
+    return is_library(file) if file else True
+
+
+def is_user_function(function: Any) -> bool:
+    """Whether a function is from the user's own code."""
+    code = getattr(function, "__code__", None)
+    return code is not None and not is_library(code.co_filename)

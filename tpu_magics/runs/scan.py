@@ -31,7 +31,7 @@ def _begin(kind: type[Event]) -> bytes:
 
 _VALUE, _STEPS, _COMPILE, _END = map(_begin, (Value, Steps, Compile, End))
 _RECOMPILE = b'"recompile":true'  # in a text of a record the quotes are escaped
-_EXPECTED = tuple(b'"cause":"%s"' % cause.encode() for cause in EXPECTED_CAUSES)
+_EXPECTED = (b'"normal":true', *(b'"cause":"%s"' % cause.encode() for cause in EXPECTED_CAUSES))
 
 
 class RecordScan:

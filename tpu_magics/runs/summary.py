@@ -9,7 +9,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tpu_magics.runs.events import MOST_NAMES, Compile, End, Event, Memory, Start, Steps, Value, Warned, only
@@ -27,7 +27,8 @@ class RunSummary:
     """The summary of a run; None where a value is unknown.
 
     `created`: unix seconds; `seconds`: wall time, so far where it runs. `steps`, `compiles` and `recompiles` are those
-    of rank 0, `causes` counts its recompiles by cause, `compiling` is the time of its compiles in seconds,
+    of rank 0, `causes` counts its recompiles by cause,
+    `avoidable` those that need action, `compiling` is the time of its compiles in seconds,
     `steps_per_second` is over its whole training, the time of compiles included, `step_seconds` the median of the steps
     that compiled nothing, `values` holds the last value of each
     name it logged, and `complete`: whether it wrote its last record. `peak_memory`: highest resident memory of each
@@ -53,6 +54,7 @@ class RunSummary:
     failure: Mapping[str, Any] | None
     models: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    avoidable: Mapping[str, int] = field(default_factory=dict)
 
 
 def summarize(
@@ -63,6 +65,7 @@ def summarize(
     first = [event for event in events if event.rank == 0]
     ends = only(first, End)
     status = run_status(info)
+    recompiled = [event for event in only(first, Compile) if event.recompile]
     return RunSummary(
         id=run_id,
         name=run_name(info, run_id),
@@ -75,7 +78,8 @@ def summarize(
         step_seconds=_step_seconds(only(first, Steps)),
         compiles=_compiles(first, ends),
         recompiles=_recompiles(first, ends),
-        causes=_causes(only(first, Compile)),
+        causes=_causes(recompiled),
+        avoidable=_causes(event for event in recompiled if not event.expected),
         compiling=_compiling(first),
         complete=bool(ends),
         values=_values(only(first, Value)),
@@ -122,6 +126,12 @@ def run_created(info: Mapping[str, Any], run_id: str) -> float | None:
     return None
 
 
+def run_order(info: Mapping[str, Any], run_id: str) -> float | None:
+    """By which runs are in order; see `RunFolder.create`."""
+    told = _number(info.get("order"))
+    return told if told is not None else run_created(info, run_id)
+
+
 def _seconds(info: Mapping[str, Any], status: str, events: list[Event]) -> float | None:
     told, created = _number(info.get("seconds")), _number(info.get("created"))
     if told is not None or created is None:
@@ -155,8 +165,8 @@ def _recompiles(first: list[Event], ends: list[End]) -> int | None:
     return sum(event.recompile for event in found) if found else None
 
 
-def _causes(compiled: list[Compile]) -> dict[str, int]:
-    return dict(Counter(event.cause for event in compiled if event.recompile).most_common())
+def _causes(recompiled: Iterable[Compile]) -> dict[str, int]:
+    return dict(Counter(event.cause for event in recompiled).most_common())
 
 
 def _compiling(first: list[Event]) -> float | None:

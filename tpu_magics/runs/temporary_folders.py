@@ -21,7 +21,8 @@ from tpu_magics.runs.owner import process_started, same_process
 
 OWNER = "owner"  # file: pid, start time and machine of the process that has the folder
 SCRATCH = "scratch-*"
-LEFT = 60.0  # seconds after which a folder without that file is not being made, but was left
+LEFT, _LONG = 60.0, 600.0  # seconds after which what has no owner yet is not being made, but was left
+_seen: dict[tuple[int, int, int], float] = {}  # when each was first seen as it is
 
 
 def make_private(path: Path) -> None:
@@ -100,8 +101,16 @@ def _is_orphan(folder: Path) -> bool:
     try:
         pid, started, machine = read_record(folder / OWNER).decode().split()
     except FileNotFoundError:
-        return time.time() - found.st_mtime > LEFT
+        return was_left(found)
     return machine == _machine() and not same_process(int(pid), int(started))
+
+
+def was_left(found: os.stat_result) -> bool:
+    """Whether a file or folder is not being made just now, but was left by a process that is gone: it has been as it is
+    for LEFT by this process's own clock, or for much longer by the time of day, which may have been set."""
+    key = found.st_dev, found.st_ino, found.st_mtime_ns
+    seen = time.monotonic() - _seen.setdefault(key, time.monotonic())
+    return seen > LEFT or time.time() - found.st_mtime > _LONG
 
 
 def _machine() -> str:
@@ -118,7 +127,6 @@ def _machine() -> str:
 LOCKED_PREFIX = "tpu_magics-preflight-"
 _LOCK = "lock"  # the file's name
 _PAUSES = (0.0, 0.05, 0.2, 0.5, 1.0)  # seconds before each try to remove a folder
-_LOCK_MADE = 60.0  # seconds after which a folder without that file is not being made, but was left half removed
 
 
 @dataclass(frozen=True)
@@ -162,7 +170,7 @@ def remove_unlocked() -> None:
             lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > _LOCK_MADE:
+                if was_left(path.stat()):
                     shutil.rmtree(path, ignore_errors=True)
             continue
         except OSError:

@@ -88,7 +88,9 @@ class EventWriter:
         """The open file; opened again if it was closed: its number may belong to another file now."""
         if self._fd is None or self._file != _identity(self._fd):
             self._pid = os.getpid()
-            self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            flags |= os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe in its place is an error, and no wait
+            self._fd = os.open(self.path, flags, 0o600)
             self._file = _identity(self._fd)
         return self._fd
 

@@ -217,6 +217,11 @@ def steps() -> dict[str, Any]:
             total += train_step(x, y)
         return total
 
+    @tf.function
+    def repeated(times: Any) -> None:
+        for _ in tf.range(times):
+            train_step(X, Y)
+
     @tf.function(jit_compile=False)
     def left_off(x: Any, y: Any) -> Any:
         return update(x, y)
@@ -307,6 +312,18 @@ def pipelines() -> Any:
     return {**found, "dataset": run(lambda: float(made["over_dataset"]()))}
 
 
+def loops() -> Any:
+    """A training in one function, and one of a known, small number of steps."""
+    counts = tf.function(lambda n: tf.while_loop(lambda i: i < n, lambda i: i + 1, [0]))
+    long, short = steps(), steps()
+    return {
+        "long": run(lambda: long["repeated"](tf.constant(3))),
+        "short": run(lambda: short["repeated"](3)),
+        "same": all(map(np.allclose, long["weights"](), short["weights"]())),
+        "no training": run(lambda: int(counts(tf.constant(100))[0])),
+    }
+
+
 def pipelines_traced_before() -> Any:
     made = steps()
     made["epoch"](iter(made["dataset"]))
@@ -381,12 +398,19 @@ def guides_form() -> Any:
     def left_off(iterator: Any) -> Any:
         return HOME.strategy.run(one, args=(next(iterator),))
 
+    @tf.function
+    def twice(iterator: Any) -> Any:
+        for _ in range(2):
+            HOME.strategy.run(one, args=(next(iterator),))
+        return HOME.strategy.run(one, args=(next(iterator),))
+
     batches = iter(made["dataset"].repeat())
     told = {"first": run(lambda: [float(train_step(batches)) for _ in range(2)])}
     before = modules()
     told["plain afterwards"] = [float(train_step(batches)), modules() - before]
     told["again"] = run(lambda: float(train_step(batches)))
     told["loop"] = run(lambda: many(batches, tf.constant(3)))
+    told["three sites"] = run(lambda: float(twice(batches)))
     told["explicit"] = run(lambda: float(left_off(batches)))
     told["eager"] = run(lambda: float(HOME.strategy.run(one, args=(next(batches),))))
     told["steps"] = int(made["optimizer"].iterations)
@@ -524,7 +548,7 @@ SCENARIOS = (
     *(on_a_tpu, step_function, same_numbers, traced_before, no_training, pipelines, pipelines_traced_before, explicit),
     *(batches_and_iterators, several_steps_in_one_call, growing_array, told_false),
     *(methods, strategy_run, guides_form, replicas, refused_by_xla, broken_trace, retracing_warnings, put_back_whole),
-    stack_is_tensorflows,
+    *(stack_is_tensorflows, loops),
 )
 
 

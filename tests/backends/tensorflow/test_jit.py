@@ -179,6 +179,15 @@ def test_a_loop_over_a_dataset_is_not_for_xla(found: dict[str, Any]) -> None:
     assert (put_on, seen["compiles"]) == (f"train_step: {ON}", 1)
 
 
+def test_a_whole_training_is_no_program_which_an_interrupt_could_not_end(found: dict[str, Any]) -> None:
+    seen = found["loops"]
+    left, put_on = said(seen["long"])
+    assert left.startswith("repeated: jit_compile stays off: it trains in a loop, which XLA would compile to one ")
+    assert (put_on, seen["long"]["compiles"]) == (f"train_step: {ON}", 1)
+    assert (said(seen["short"]), seen["short"]["compiles"]) == ([f"repeated: {ON}"], 1)
+    assert seen["same"] and said(seen["no training"]) == []
+
+
 def test_an_explicit_jit_compile_is_kept(found: dict[str, Any]) -> None:
     assert said(found["explicit"]) == [LEFT_OFF]
     assert found["explicit"]["compiles"] == 1
@@ -208,7 +217,8 @@ def test_what_the_guides_form_gives_to_strategy_run_is_compiled(found: dict[str,
         [LEFT_OFF],
         0,
     )
-    assert seen["steps"] == 2 + 1 + 1 + 3 + 1 + 1
+    assert seen["three sites"]["compiles"] == 1, "one for the function, as on a TPU, however often it is given"
+    assert seen["steps"] == 2 + 1 + 1 + 3 + 3 + 1 + 1
 
 
 def test_strategy_run_without_a_tf_function_is_what_a_tpu_refuses(found: dict[str, Any]) -> None:

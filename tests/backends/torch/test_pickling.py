@@ -43,7 +43,7 @@ class Counted(nn.Parameter):
 # -- on the CPU --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "value",
-    [None, 3, "text", [1, {"a": (2, 3)}], {1, 2}, Result(1.5, [1, 2]), torch.float16, torch.device("xla", 0)],
+    [None, 3, "text", [1, {"a": (2, 3)}], {1, 2}, Result(1.5, [1, 2]), torch.float16, torch.device("meta")],
 )
 def test_plain_values(value: Any) -> None:
     assert pickle.loads(dumps(value)) == value
@@ -201,7 +201,7 @@ def scenario_xla_tensors_come_home_without_a_runtime() -> None:
     assert {tensor.device.type for tensor in everywhere} == {"cpu"}
     for name, tensor in torch.load(folder / "expected.pt").items():
         assert torch.equal(found[name], tensor), name
-    assert found["loss"].requires_grad
+    assert not found["loss"].requires_grad  # the graph behind it stayed there
     assert not found["item"].loss.requires_grad
     assert found["item"].history[1][1]["deep"].dtype is torch.bfloat16
     assert type(found["parameter"]) is nn.Parameter
@@ -209,7 +209,7 @@ def scenario_xla_tensors_come_home_without_a_runtime() -> None:
     assert found["twice"][0] is found["twice"][1]
     assert found["noted"].note == "kept"
     assert found["empty"].shape == (0, 2)
-    assert found["device"].type == framework.TYPE
+    assert found["device"].type == "cpu"  # where its tensors are now
     found["model"](torch.ones(4, 3)).sum().backward()
     assert found["whole_optimizer"].param_groups[0]["params"][0] is found["model"][0].weight
     found["whole_optimizer"].step()

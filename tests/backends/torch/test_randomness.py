@@ -248,7 +248,7 @@ def scenario_set_seed_is_recorded_and_replayed():
     import torch_xla
     import torch_xla.core.xla_model as xm
 
-    original = xm.set_rng_state
+    original, imported_before = xm.set_rng_state, torch.manual_seed
     randomness.defer_seeds()
     randomness.defer_seeds()
     assert randomness.recorded_seed() is None
@@ -272,6 +272,10 @@ def scenario_set_seed_is_recorded_and_replayed():
         assert randomness.recorded_seed() == 7
 
     in_worker(worker)
+    randomness.adopt_seed(11)  # where a run ended
+    assert randomness.recorded_seed() == 11
+    imported_before(3)
+    assert randomness.recorded_seed() == 7
     assert not runtime_up()
     randomness.undo_deferred_seeds()
     assert xm.set_rng_state is original

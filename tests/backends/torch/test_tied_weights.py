@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import pytest
 import torch
 from torch import nn
 
 from tests import framework
+from tpu_magics.backends.torch import trainer
 from tpu_magics.backends.torch.tied_weights import broken_ties, keep_ties, record_ties, same_bits
 
 from .forked_scenarios import in_worker
@@ -182,6 +185,32 @@ def scenario_a_tied_rnn_uses_the_tied_weight() -> None:
         assert any(weight is model["one"].weight_ih_l0 for weight in model["two"]._flat_weights)
 
     in_worker(work)
+
+
+def scenario_files_of_weights_hold_what_is_tied_once() -> None:
+    from safetensors.torch import load_file, load_model, save_file, save_model
+
+    def body() -> None:
+        trainer.arrange()
+        model = TinyBert()
+        keep_ties()
+        train(model.to(framework.device()), framework.device())
+        state = {name: one.cpu() for name, one in model.state_dict().items()}
+        with tempfile.TemporaryDirectory() as folder:
+            file = f"{folder}/model.safetensors"
+            save_model(model, file)
+            saved = load_file(file)
+            assert len(saved) == len(state) - 3, sorted(saved)
+            assert len(saved) == len(state) - 3, sorted(saved)
+            assert all(torch.equal(state[name], one) for name, one in saved.items())
+            with torch.no_grad():
+                model.bias.add_(1)
+            load_model(model, file)
+            assert torch.equal(model.bias.cpu(), state["bias"])
+            with pytest.raises(RuntimeError, match="Some tensors share memory"):
+                save_file(dict(model.state_dict()), file)
+
+    in_worker(body)
 
 
 def test_scenario(scenario: str, outcomes: dict[str, str]) -> None:

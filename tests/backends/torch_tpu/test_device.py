@@ -13,6 +13,7 @@ from tests.launch.launching import refused, run
 from tpu_magics.backends.torch_tpu import device
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
+from tpu_magics.launch.strategies.forked import ForkedStrategy
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
@@ -87,7 +88,11 @@ def pinned() -> int:
 
 
 def test_pinned_memory_is_left_out() -> None:
+    """In a worker, and in the notebook, whose runtime it would start."""
     assert run(pinned).value == 6
+    assert pinned() == 6 and not torch.ones(1).is_pinned() and not framework.runtime_is_up()
+    loader = torch.utils.data.DataLoader(list(range(4)), batch_size=2, pin_memory=True, num_workers=1)
+    assert sum(int(batch.sum()) for batch in loader) == 6 and not framework.runtime_is_up()
 
 
 @pytest.mark.parametrize(("options", "words"), [({"precision": "bf16-downcast"}, "bf16"), ({"spmd": 2}, "DTensor")])
@@ -108,6 +113,7 @@ def test_tpu_init_refuses_what_is_of_torch_xla(options: dict[str, str], words: s
 
 def uses_the_device_and_trains() -> None:
     torch.ones(1, device="tpu")
+    ForkedStrategy.can_spawn = False  # as on a TPU, which the notebook's runtime holds
     error = refused(trains)
     assert "The TorchTPU runtime is already initialized in this notebook" in error.what
     assert "Restart the kernel" in error.todo and 'tensor.to("tpu")' in error.todo

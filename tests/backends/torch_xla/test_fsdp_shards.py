@@ -28,6 +28,7 @@ from tpu_magics.backends.torch_xla.fsdp_shards import (
     collect_shards,
     full_weights,
     shards,
+    structure,
     unflatten,
     watch_wrappers,
 )
@@ -123,7 +124,10 @@ def one_rank(wrap: Any, options: Any) -> None:
         watch_wrappers()
 
         def train() -> None:
+            before = structure(model)
             wrapper = wrap(model, Fsdp, optimization_barrier_in_forward=False, **options)
+            added = {("decoder.weight", (11, 7))} if wrap is wrap_a_part else set()  # model.to() has untied it
+            assert structure(model) == before | added and len(before) > 5
             optimizer = torch.optim.SGD([p for p in wrapper.parameters() if p.requires_grad], lr=0.5)
             inputs = torch.randn(4, 7) if wrap is wrap_a_part else torch.arange(6)
             for _ in range(2):
@@ -169,8 +173,10 @@ def several_ranks(options: Any, count: int = 3) -> None:
         xr.global_ordinal = lambda: rank
         watch_wrappers()
         placing = {"sharding_groups": [[0, 1, 2], [3, 4, 5]], "sharding_rank": rank, "sharding_world_size": count}
+        whole = structure(model)
         model.first = Fsdp(model.first, **placing, **options)
         wrapper = Fsdp(model, **placing, **options)
+        assert structure(model) == whole
         with torch.no_grad():
             for parameter in wrapper.parameters():
                 parameter.add_(rank + 1)

@@ -56,12 +56,15 @@ def test_torch_xla_has_what_is_called() -> None:
 @pytest.fixture
 def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Whatever a test does to these variables is put back."""
+    import torch_xla.runtime as xr
+
     for name in ("PJRT_LOCAL_PROCESS_RANK", "PJRT_LOCAL_PROCESS_COUNT", "TPU_VISIBLE_CHIPS", "TPU_PROCESS_BOUNDS"):
         monkeypatch.setenv(name, "to be put back")
         monkeypatch.delenv(name)
     monkeypatch.setenv("XLA_USE_SPMD", "0")
     monkeypatch.setenv("CPU_NUM_DEVICES", "1")
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "1")
+    monkeypatch.setattr(xr, "use_spmd", xr.use_spmd)  # which arrange() replaces
     return monkeypatch
 
 

@@ -394,6 +394,46 @@ def test_torch_xla_still_asks_for_the_hardware() -> None:
     assert autocast_mode.xm is xla_model and "xm.xla_device_hw(device)" in Path(autocast_mode.__file__).read_text()
 
 
+# -- faults of torch_xla -----------------------------------------------------------------------------------------------
+
+ELUS = {
+    "elu": lambda x: torch.nn.functional.elu(x, alpha=0.7),
+    "elu in place": lambda x: torch.nn.functional.elu(x * 1, alpha=0.7, inplace=True),
+    "celu": lambda x: torch.nn.functional.celu(x, 2.0),
+    "celu in place": lambda x: torch.nn.functional.celu(x * 1, 2.0, inplace=True),
+    "selu": torch.nn.functional.selu,
+    "selu in place": lambda x: torch.nn.functional.selu(x * 1, inplace=True),
+}
+
+
+def slopes(device: Any) -> dict[str, list[float]]:
+    found = {}
+    for name, function in ELUS.items():
+        x = torch.tensor([-2.0, -0.5, 0.5], device=device).requires_grad_()
+        function(x).sum().backward()
+        found[name] = x.grad.cpu().tolist()  # type: ignore[union-attr]
+    return found
+
+
+def in_inference_mode() -> list[float]:
+    model = torch.nn.Linear(2, 1).to("xla")
+
+    @torch.inference_mode()
+    def evaluate() -> Any:
+        return model(torch.ones(1, 2, device="xla"))
+
+    result = evaluate()
+    with torch.inference_mode(), torch.inference_mode(False):
+        inside = model(torch.ones(1, 2, device="xla")).requires_grad
+    return [*result.flatten().tolist(), result.requires_grad, inside, torch.is_grad_enabled()]
+
+
+def test_what_torch_xla_computes_wrongly_or_refuses_is_right() -> None:
+    for name, found in run(slopes, "xla").value.items():
+        assert found == pytest.approx(slopes("cpu")[name], rel=1e-5), name
+    assert run(in_inference_mode).value[1:] == [False, True, True]
+
+
 # -- packages that torch_xla imports for nothing ----------------------------------------------------------------------
 
 
@@ -415,3 +455,52 @@ def imported_packages(names: tuple[str, ...], given: str) -> list[str]:
 @pytest.mark.parametrize("given", ["", "jax"])
 def test_a_worker_imports_neither_jax_nor_torchax_by_itself(given: str) -> None:
     assert run(imported_packages, ("jax", "torchax"), given, spmd=2).value == ([given] if given else [])
+
+
+IN_A_NOTEBOOK = """
+from tpu_magics.backends.torch import runtime
+from tpu_magics.backends.torch_xla import library_fixes
+library_fixes.prepare_notebook()
+import torch
+from torch_xla.amp import autocast
+from torch_xla.utils.checkpoint import checkpoint
+layer, x = torch.nn.Linear(4, 1), torch.ones(2, 4, requires_grad=True)
+with autocast(torch.device("cpu"), dtype=torch.bfloat16):
+    kind = layer(x).dtype
+checkpoint(layer, x).sum().backward()
+print(kind, x.grad is not None, runtime.running())
+"""
+
+
+@pytest.mark.process
+def test_cells_use_checkpoint_and_autocast_on_the_cpu_without_the_runtime() -> None:
+    assert forks.run("torch_xla", IN_A_NOTEBOOK).strip().splitlines()[-1] == "torch.bfloat16 True False"
+
+
+LOADS_IN_A_NOTEBOOK = """
+import io
+from tpu_magics.backends.torch import runtime
+from tpu_magics.backends.torch_xla import library_fixes
+library_fixes.prepare_notebook()
+library_fixes.prepare_notebook()
+import torch
+class OnDevice:  # as a tensor of the device is saved
+    def __reduce__(self):
+        return torch._utils._rebuild_device_tensor_from_cpu_tensor, (torch.ones(2), torch.float32, "xla:0", False)
+saved = io.BytesIO()
+torch.save({"weight": OnDevice(), "bias": torch.zeros(1)}, saved)
+def load(**options):
+    saved.seek(0)
+    return str(torch.load(saved, **options)["weight"].device)
+print(load(), load(weights_only=False), load(map_location="cpu"), load(map_location=lambda storage, _: storage))
+print(runtime.running(), load(map_location="meta"))
+import torch_xla
+torch_xla.device()
+print(load(), load(map_location={"xla:0": "cpu"}))
+"""
+
+
+@pytest.mark.process
+def test_what_a_run_saved_is_loaded_to_the_cpu_by_a_cell_until_the_runtime_runs() -> None:
+    lines = forks.run("torch_xla", LOADS_IN_A_NOTEBOOK).strip().splitlines()[-3:]
+    assert lines == ["cpu cpu cpu cpu", "False meta", "xla:0 cpu"]

@@ -1,4 +1,6 @@
-"""{"compiles": 3, "recompiles": [{"cause": "new-code"}, {"cause": "new-code"}]}"""
+"""{"compiles": 3, "recompiles": [
+  {"cause": "new-code", "normal": true}, {"cause": "new-code", "normal": true}
+]}"""
 
 import torch
 import torch_xla

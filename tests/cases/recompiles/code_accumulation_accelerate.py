@@ -1,4 +1,4 @@
-"""{"compiles": 2, "recompiles": [{"cause": "new-code"}]}"""
+"""{"compiles": 2, "recompiles": [{"cause": "new-code", "normal": true}]}"""
 
 import torch
 from accelerate import Accelerator

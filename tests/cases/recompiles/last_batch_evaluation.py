@@ -1,7 +1,7 @@
 """{"compiles": 5, "recompiles": [
   {"cause": "last-batch", "at": "gather", "mentions": ["8", "16"]},
   {"cause": ["last-batch", "input-shape"], "at": "count", "mentions": ["8", "16"]}
-], "reads": [{"mentions": ["item"]}]}"""
+]}"""
 
 import torch
 from accelerate import Accelerator

@@ -1,4 +1,4 @@
-"""{"compiles": 3, "recompiles": [], "reads": [{"mentions": ["item"]}]}"""
+"""{"compiles": 3, "recompiles": []}"""
 
 import torch
 from accelerate import Accelerator

@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from tpu_magics.backends.torch.state import TorchState
 from tpu_magics.launch.pods.bundle import LARGE_BYTES, pack, unpack
+from tpu_magics.launch.state.snapshot import take_snapshot
+from tpu_magics.launch.work import FunctionWork
 
 ROOT = Path(__file__).parents[3]
 
@@ -79,6 +82,20 @@ def test_the_notebooks_definitions_are_in_the_other_processs_main() -> None:
     there["step"] = 20
     assert train() == 21 and point.moved().x == 21
     assert there["Point"] is type(point) and there["Kind"].A is kind and there["train"] is train
+
+
+def test_what_a_sent_function_reaches_is_found_there_as_here() -> None:
+    """Its code keeps its file, by which it is known as the user's: else the optimizer would be no part of its state."""
+    main: dict[str, Any] = {"__name__": "__main__"}
+    text = "def train(model): optimizer.step()\n"
+    exec(compile(text, "<ipython-input-1>", "exec"), main)
+    model = torch.nn.Linear(2, 1)
+    main["optimizer"] = torch.optim.Adam(model.parameters())
+    works = [FunctionWork(main["train"], (model,), models={"model": model}, names=("model",))]
+    works.append(through(works[0], main, {"__name__": "__main__"}))
+    here, there = (take_snapshot(work.roots(), TorchState(), work.models) for work in works)
+    assert "optimizer.state" in dict(there.items()) and there.structure() == here.structure() != -1
+    assert works[1].function.__code__.co_filename == "<ipython-input-1>"
 
 
 def test_only_cells_whose_code_is_sent_are_sent() -> None:

@@ -17,13 +17,13 @@ import torch
 import tpu_magics
 from tests import framework
 
-KILL = "TEST_KILL"  # "STEP WHO SIGNAL"; WHO: self, all or kernel
+KILL = "TEST_KILL"  # "STEP WHO SIGNAL [PLACE]"; WHO: self, all or kernel; PLACE: after a checkpoint was written there
 history: list[Any] = []
 counter = {"steps": 0}
 
 
-def kill_at(step: int, who: str = "self", name: str = "SIGKILL") -> str:
-    return f"{step} {who} {name}"
+def kill_at(step: int, who: str = "self", name: str = "SIGKILL", saved: Path | None = None) -> str:
+    return f"{step} {who} {name} {saved or ''}".strip()
 
 
 def may_die(step: int) -> None:
@@ -31,8 +31,11 @@ def may_die(step: int) -> None:
     wanted = os.environ.get(KILL, "")
     if not wanted or int(wanted.split()[0]) != step:
         return
-    _, who, name = wanted.split()
+    _, who, name, *saved = wanted.split()
     number = getattr(signal, name)
+    waited = time.monotonic() + 60  # a save takes longer than these steps on a busy machine
+    while saved and not [*Path(saved[0]).glob("*/*/manifest.json")] and time.monotonic() < waited:
+        time.sleep(0.01)
     if who == "kernel":
         os.kill(os.getppid(), number)
         time.sleep(30)

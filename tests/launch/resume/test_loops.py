@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import linecache
 import random
 import sys
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any
@@ -14,13 +17,14 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.resume import locals as local_names
 from tpu_magics.launch.resume import rewrite
 from tpu_magics.launch.resume.loops import LoopLevel, TrainingLoops, resumable
+from tpu_magics.launch.resume.rewrite import LoopSite
 from tpu_magics.launch.resume.setup_record import differences
 
 
 class Numbers:
     """Python's random states."""
 
-    def read(self) -> Any:
+    def read(self, device: bool = True) -> Any:
         return random.getstate()
 
     def write(self, states: Any) -> None:
@@ -28,6 +32,9 @@ class Numbers:
 
     def write_unmoved(self, states: Any, before: Any) -> None:
         random.setstate(states)
+
+    def moved(self, before: Any, now: Any) -> set[str]:
+        return {"python"} if before != now else set()
 
     def loader_state(self, loader: Any) -> Any:
         return None
@@ -48,11 +55,15 @@ class Listener:
         self.names = list(names)
         self.items = 0
         self.position: list[LoopLevel] = []
+        self.shared: set[str] = set()
+        self.again: list[str] = []
+        self.unknown = 0
 
     def first_loop(self, frames: Sequence[FrameType], objects: Any) -> Numbers:
         return Numbers()
 
     def between_items(self, loops: TrainingLoops, frames: Sequence[FrameType]) -> None:
+        self.unknown += not loops.known
         if self.items == self.at:
             self.names = [dict(local_names.live(one)) for one in frames if one.f_code.co_name in NAMES]
             self.position = [LoopLevel(**vars(one)) for one in loops.position()]
@@ -61,6 +72,12 @@ class Listener:
 
     def to_set(self, frame: FrameType, names: Any) -> Any:
         return names
+
+    def repeated(self, site: LoopSite) -> None:
+        self.again.append(site.head)
+
+    def draws_between(self, site: LoopSite, names: set[str]) -> None:
+        self.shared = names
 
     def arrived(self, loops: TrainingLoops, frames: Sequence[FrameType]) -> None:
         inside = [one for one in frames if one.f_code.co_name in NAMES]
@@ -143,14 +160,40 @@ def until() -> Any:
     return total, found, first
 
 
-PROGRAMS = (nested, in_functions, two_phases, folds, until)
+def noisy(items: Iterable[int]) -> Iterator[float]:
+    """Draws from the same numbers as the body of its loop."""
+    for item in items:
+        yield item * random.random()
+
+
+def one_ahead(items: Iterable[float]) -> Iterator[float]:
+    """As accelerate's loaders, which know the last item before it is used."""
+    iterator = iter(items)
+    item = next(iterator)
+    for following in iterator:
+        yield item
+        item = following
+    yield item
+
+
+def drawing() -> Any:
+    found = []
+    for epoch in range(2):
+        for item in noisy(range(4)):
+            found.append((epoch, item * backward()))
+        for item in one_ahead(noisy(range(5))):
+            found.append((epoch, item - backward()))
+    return found
+
+
+PROGRAMS = (nested, in_functions, two_phases, folds, until, drawing)
 NAMES = {one.__name__ for one in (*PROGRAMS, one_epoch)}
 FUNCTIONS = (*PROGRAMS, one_epoch, backward, step)
 
 
 @pytest.fixture
 def rewritten() -> Iterator[rewrite.TrainingCode]:
-    code = rewrite.change_functions(FUNCTIONS, {})
+    code = rewrite.change_functions(FUNCTIONS, {}, NAMES)
     yield code
     code.restore()
 
@@ -194,7 +237,7 @@ def test_what_the_rewriting_finds(rewritten: rewrite.TrainingCode) -> None:
 
 def test_a_function_gets_its_own_code_back() -> None:
     before = nested.__code__
-    code = rewrite.change_functions([nested, backward, step], {})
+    code = rewrite.change_functions([nested, backward, step], {}, [nested.__name__])
     assert nested.__code__ is not before
     code.restore()
     assert nested.__code__ is before
@@ -210,8 +253,129 @@ def test_other_loops_are_left_alone() -> None:
         return found
 
     before = prepares.__code__
-    assert not rewrite.change_functions([prepares], {}).sites
+    assert not rewrite.change_functions([prepares], {}, [prepares.__name__]).sites
     assert prepares.__code__ is before
+
+
+def test_a_generator_that_draws_as_the_body_does_is_told(rewritten: rewrite.TrainingCode) -> None:
+    listener = Listener()
+    run(rewritten, drawing, listener)
+    assert listener.shared == {"python"}
+    listener = Listener()
+    run(rewritten, nested, listener)
+    assert not listener.shared
+
+
+# -- the text of a function -------------------------------------------------------------------------------------------
+
+CELL = """
+import helper
+def train(items):
+    total = 0
+    for item in items:
+        total += helper.backward(item in {"b", "a"})
+    return total
+"""
+
+
+def defined(text: str, parts: Callable[[ast.Module], list[ast.Module]], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`train` of a cell, compiled in parts."""
+    name = "<cell of a test>"
+    monkeypatch.setitem(linecache.cache, name, (len(text), None, text.splitlines(keepends=True), name))
+    space: dict[str, Any] = {"__name__": "__main__", "helper": type("helper", (), {"backward": int})}
+    for part in parts(ast.parse(text)):
+        exec(compile(part, name, "exec"), {**space} if "import" in ast.unparse(part) else space)
+    return space["train"]
+
+
+@pytest.mark.parametrize("text", [CELL, CELL.replace("import helper", "import random")])
+def test_a_cell_may_import_what_its_function_calls(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """IPython compiles each statement by itself: `helper.backward()` is then another bytecode than in a whole cell."""
+
+    def apart(tree: ast.Module) -> list[ast.Module]:
+        return [ast.Module([one], []) for one in tree.body if not isinstance(one, ast.Import)]
+
+    function = defined(text, apart, monkeypatch)
+    code = rewrite.change_functions([function], {}, [function.__name__])
+    assert [*code.sites] == ["train#0"] and not code.left
+    code.restore()
+
+
+def test_a_function_of_another_text_is_left_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = defined(CELL.replace("import helper", ""), lambda tree: [tree], monkeypatch)
+    for other in (CELL.replace("import helper", "").replace('"a"', '"c"'), ""):
+        entry = (len(other), None, other.splitlines(keepends=True), "<cell of a test>")
+        monkeypatch.setitem(linecache.cache, "<cell of a test>", entry)
+        code = rewrite.change_functions([function], {}, [function.__name__])
+        assert not code.sites and "source" in code.left["train"]
+        assert code.reasons()[0].startswith("`train`: ")
+
+
+def test_a_call_is_known_by_its_place_in_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by its bytecode, which differs with the text around the function."""
+    text = "def train():\n    helper.here()\n    for one in [1]:\n        helper.here(helper\n            .here())\n"
+    found: list[int] = []
+    helper = types.SimpleNamespace(here=lambda *_: found.append(local_names.call_number(sys._getframe(1))))
+    monkeypatch.setitem(sys.modules, "helper", helper)
+    for whole in (text, "import helper\n\n\n" + text):
+        space: dict[str, Any] = {"helper": helper}
+        exec(compile(whole, "<cell>", "exec"), space)
+        space["train"]()
+    assert found[:3] == found[3:] and len({*found}) == 3
+
+
+def listed() -> Any:
+    return [one_epoch(1.0) for _ in range(3)]
+
+
+def mapped() -> Any:
+    return list(map(one_epoch, (1.0, 2.0)))
+
+
+@pytest.mark.parametrize(("function", "unknown"), [(listed, 8), (mapped, 4), (until, 0), (in_functions, 0)])
+def test_what_repeats_a_loop_without_a_statement_is_told(
+    function: Callable[[], Any], unknown: int, rewritten: rewrite.TrainingCode
+) -> None:
+    """Then there is no checkpoint after the first pass."""
+    listener = Listener()
+    run(rewritten, function, listener)
+    assert listener.unknown == unknown and bool(listener.again) == bool(unknown)
+    assert {*listener.again} <= {"for item in range(4)"}
+
+
+def test_iterators_that_begin_anew_are_named() -> None:
+    def trains(items: list[int]) -> None:
+        old, endless = iter(items), iter(items)
+        for _ in range(5):
+            own = iter(items)
+            try:
+                backward() + next(old) + next(own)
+            except StopIteration:
+                old = iter(items)
+            next(endless)
+
+    code = rewrite.change_functions([trains, backward, step], {}, [trains.__name__])
+    code.restore()
+    assert {*next(iter(code.sites.values())).nexts} == {"old", "endless"}
+
+
+def test_loops_of_other_kinds_are_named() -> None:
+    def trains(items: list[int]) -> list[float]:
+        while items:
+            backward()
+            items.pop()
+        return [backward() for _ in items]
+
+    def epochs() -> None:
+        for _ in range(2):
+            while random.random() < 0.5:
+                backward()
+
+    code = rewrite.change_functions([trains, epochs, backward, step], {}, [trains.__name__])
+    code.restore()
+    assert [one.split("`")[1] for one in code.others] == ["while items", "[backward() for _ in items]"]
+    inside = next(iter(code.sites.values())).inside
+    assert len(inside) == 1 and inside[0].startswith("`while random.random() < 0.5` (line ")
 
 
 def test_shorter_data_are_an_error(rewritten: rewrite.TrainingCode) -> None:

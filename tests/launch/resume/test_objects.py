@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import random
+import sys
+import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from pathlib import Path
 from typing import Any
@@ -215,6 +217,20 @@ def test_what_cannot_be_saved_is_named_and_the_rest_is_saved(tmp_path: Path) -> 
     assert found == {"good": 1}
     assert set(left) == {"found['meter']", "found['function']", "bad"}
     assert "Meter" in left["bad"]
+
+
+def test_a_module_is_known_by_its_name_and_never_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one: dict[str, Any] = {"found": []}
+    other: dict[str, Any] = {"found": []}
+    before, after = tracked(one), tracked(other)
+    one["found"].append(math)
+    monkeypatch.setitem(sys.modules, "not_there", types.ModuleType("not_there"))
+    local = {"math": math, "absent": sys.modules["not_there"], "loose": types.ModuleType("loose"), "good": 1}
+    document = before.changes([local], None)
+    monkeypatch.delitem(sys.modules, "not_there")
+    assert set(document.left) == {"loose"}
+    assert after.apply(json.loads(json.dumps(document.data)), {}) == [{"math": math, "good": 1}]
+    assert other["found"] == [math]
 
 
 def test_other_objects_are_a_misfit(tmp_path: Path) -> None:

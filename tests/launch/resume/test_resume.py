@@ -10,6 +10,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,24 @@ import pytest
 
 pytest.importorskip("transformers.trainer")  # here, as in a notebook: else every worker imports it
 
-from tests.launch.launching import failed, reap_orphans, run, said, wait_until
+import torch
+
+from tests import framework
+from tests.launch.launching import failed, of, reap_orphans, refused, run, said, wait_until
 from tests.launch.resume import programs
 from tests.launch.resume.programs import FORMS, KILL, kill_at
+from tpu_magics.checkpoints.lock import acquire
 from tpu_magics.checkpoints.store import CheckpointStore, DiskPlace, open_place
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.launch.results import TrainResult
-from tpu_magics.runs.events import Compile, Value
+from tpu_magics.launch.resume.notebook import with_checkpoint
+from tpu_magics.runs.events import Compile, Resumed, Value
+from tpu_magics.runs.files import RunFiles
+from tpu_magics.runs.folder import RunFolder
+from tpu_magics.runs.owner import process_started
+from tpu_magics.runs.reader import Run
+from tpu_magics.runs.writer import EventWriter
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session"), pytest.mark.timeout(280)]
 
@@ -115,7 +126,7 @@ def test_every_form_ends_as_the_unbroken_run(
 ) -> None:
     value, weights, whole = unbroken(form, tmp_path)
     steps = FORMS[form][1]
-    assert leg(form, tmp_path, kill_at(steps * 2 // 3), monkeypatch) is None
+    assert leg(form, tmp_path, kill_at(steps * 2 // 3, saved=place), monkeypatch) is None
     monkeypatch.setenv(KILL, "")
     found, same, done = outcome(form, tmp_path, resume=True)
     assert (found, same) == (value, weights)
@@ -130,7 +141,7 @@ def test_every_form_ends_as_the_unbroken_run(
 
 def test_two_ranks_save_at_the_same_item(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     value, weights, _ = unbroken("accelerate", tmp_path, processes=2)
-    assert leg("accelerate", tmp_path, kill_at(17), monkeypatch, processes=2) is None
+    assert leg("accelerate", tmp_path, kill_at(17, saved=place), monkeypatch, processes=2) is None
     monkeypatch.setenv(KILL, "")
     found, same, done = outcome("accelerate", tmp_path, resume=True, processes=2)
     assert (found, same) == (value, weights)
@@ -152,7 +163,7 @@ def test_another_number_of_ranks_goes_on_and_says_what_that_means(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """On TorchTPU, accelerate puts a DistributedDataParallel around the model of several ranks, and of one rank not."""
-    assert leg("accelerate", tmp_path, kill_at(17), monkeypatch, processes=before) is None
+    assert leg("accelerate", tmp_path, kill_at(17, saved=place), monkeypatch, processes=before) is None
     monkeypatch.setenv(KILL, "")
     capfd.readouterr()
     value, _, _ = outcome("accelerate", tmp_path, resume=True, processes=now)
@@ -298,16 +309,73 @@ def test_a_full_place_does_not_end_the_training(place: Path, tmp_path: Path, mon
     monkeypatch.setattr(DiskPlace, "put", put)
     value, _, done = outcome("plain", tmp_path, save_every=4)
     assert value is not None
-    told = [one.text for one in done.run.events("warning", 0) if one.code == "not-saved"]  # type: ignore[attr-defined]
+    told = warnings(done.run, "not-saved")
     assert len(told) == 2
-    assert "No space left on device" in told[0]
+    assert f"No space left on device ({place / 'plain'})" in told[0] and "step 4" in told[0]
+    assert told[1].startswith("Saved again: ") and "2 checkpoints" in told[1]
     assert readable(place, "plain", tmp_path / "read") >= 12
+
+
+def warnings(run_: Run, code: str) -> list[str]:
+    return [one.text for one in run_.events("warning", 0) if one.code == code]  # type: ignore[attr-defined]
+
+
+def endless(model: Any) -> None:
+    """A training that nothing can be saved of, in a `while` loop; killed in its first step but one."""
+    device = framework.device()
+    model.to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    batches = iter(torch.utils.data.DataLoader(programs.data(), batch_size=4))
+    while programs.counter["steps"] < 5:
+        inputs, targets = next(batches)
+        optimizer.zero_grad()
+        programs.loss_of(model, inputs.to(device), targets.to(device)).backward()
+        optimizer.step()
+        framework.sync()
+        programs.counter["steps"] += 1
+        programs.may_die(programs.counter["steps"])
+
+
+def test_a_training_that_cannot_be_saved_says_so_at_its_first_step(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KILL, kill_at(2))  # the other loops of the module that it uses are none of its own
+    error = failed(endless, programs.begin(), save_every=1)
+    (told,) = warnings(of(error), "no-loop")
+    assert told.startswith("No checkpoint can be saved now: the training runs outside of the loops, of which none was ")
+    assert "Not found: `while programs.counter['steps'] < 5` (line " in told and "resumable" in told
+    assert "has saved no checkpoint" in error.todo
+    assert not list(place.glob("*/step*"))
+
+
+def test_a_later_attempt_that_saved_nothing_tells_of_the_checkpoint_that_is_there(tmp_path: Path) -> None:
+    folder = RunFolder.create("train", cwd=tmp_path)
+    writer = EventWriter(RunFiles(folder.path).events_path(0), 0)
+    writer.write(Resumed(t=time.time(), rank=0, step=15))
+    writer.close()
+    error = TpuMagicsError("It died.", "", "Run it again.")
+    with_checkpoint(error, folder)
+    assert error.todo == "Run it again. The newest checkpoint is of step 15: --resume goes on from there."
+
+
+def test_a_place_that_another_kernel_uses(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It is refused, while its process is there; its notes are left alone."""
+    taken = acquire(open_place(str(place / "plain")), "theirs", print)
+    monkey = replace(taken.owner, pid=os.getppid(), started=process_started(os.getppid()))
+    taken.place.write_note(".lock-1", monkey.text())
+    error = refused(programs.plain, programs.begin())
+    assert "Another run saves its checkpoints in" in error.what and "the run theirs on" in error.why
+    assert "--run-name" in error.todo
+    assert taken.place.read_note(".lock-1") == monkey.text()
+    taken.place.write_note(".lock-1", replace(monkey, pid=2**22 + 1).text())  # no process has that number
+    assert run(programs.plain, programs.begin(), 1).value is not None
+    assert taken.place.notes(".lock-") == []
 
 
 def test_a_changed_training_is_refused_with_a_table(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert leg("plain", tmp_path, kill_at(20), monkeypatch) is None
+    assert leg("plain", tmp_path, kill_at(20, saved=place), monkeypatch) is None
     monkeypatch.setenv(KILL, "")
     error = failed(programs.plain, programs.begin(), kwargs={"epochs": 4}, resume=True)
     assert "was changed since its checkpoint" in error.what
@@ -319,9 +387,7 @@ def test_a_changed_training_is_refused_with_a_table(
 
 
 def test_another_model_is_refused(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    assert leg("plain", tmp_path, kill_at(20), monkeypatch) is None
+    assert leg("plain", tmp_path, kill_at(20, saved=place), monkeypatch) is None
     monkeypatch.setenv(KILL, "")
     programs.begin()
     error = failed(programs.plain, torch.nn.Linear(8, 1), resume=True)

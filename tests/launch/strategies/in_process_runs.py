@@ -85,7 +85,7 @@ def attempt(function: Callable[..., Any], *args: Any, **options: Any) -> dict[st
     return {**told, "status": status, "files": files, "seconds": time.monotonic() - began}
 
 
-def interrupted(job: Callable[[], Any], steps: Callable[[], Any]) -> dict[str, Any]:
+def interrupted(job: Callable[[], Any], steps: Callable[[], Any], **options: Any) -> dict[str, Any]:
     """An attempt that gets an interrupt, as a kernel does, when it has made some steps; `seconds`: until its end."""
     times = []
 
@@ -97,7 +97,7 @@ def interrupted(job: Callable[[], Any], steps: Callable[[], Any]) -> dict[str, A
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
-    told = attempt(job)
+    told = attempt(job, **options)
     return {**told, "seconds": time.monotonic() - times[0]}
 
 
@@ -236,24 +236,35 @@ def keep_partial() -> dict[str, Any]:
         raise ValueError("late")
 
     told = attempt(train, keep_partial=True)
-    return {**told, "changed": state(model) != before, "lines": shell.lines}
+    kept = session.current.last.run.info.get("kept")
+    return {**told, "changed": state(model) != before, "lines": shell.lines, "kept": kept}
+
+
+def not_finite() -> dict[str, Any]:
+    """One epoch, so one value of the loss: labels that the model has no output for."""
+    model = built("sgd")
+    shell = notebook()
+    told = attempt(lambda: model.fit(X, Y + 7, epochs=1, batch_size=16, verbose=0), jit="auto")
+    run = session.current.last.run
+    warnings = [one for one in run.summary().warnings if "The trained weights are not finite" in one]
+    return {**told, "warned": [len(warnings), any("not finite" in line for line in shell.lines)], "lines": warnings}
 
 
 def interrupts() -> dict[str, Any]:
-    """In model.fit, in a custom loop, and in one long tf.function."""
+    """In model.fit, in a custom loop, and in one long tf.function, which --jit auto does not have compiled."""
     model, shell = built(), notebook()
     fitted(model)
     before = state(model)
-    counter = tf.Variable(0)
+    counter = tf.Variable(0.0)
 
     def loops() -> None:
         while True:
-            counter.assign_add(1)
+            counter.assign_add(1.0)
 
     @tf.function
     def long() -> Any:
         while counter < 2_000_000_000:
-            counter.assign_add(1)
+            counter.assign_add(1.0)
         return counter
 
     found = {}
@@ -262,6 +273,8 @@ def interrupts() -> dict[str, Any]:
     for name, (job, steps) in jobs.items():
         told = interrupted(job, steps.numpy)
         found[name] = {**told, "same": state(model) == before, "counter": int(counter)}
+    told = interrupted(long, counter.numpy, jit="auto")
+    found["auto"] = {**told, "same": state(model) == before, "counter": int(counter)}
     found["after"] = attempt(lambda: fitted(model))
     found["lines"] = shell.lines
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests import overlay
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import framework, preconditions
 from tpu_magics.launch.plan import Options
+from tpu_magics.launch.strategies import in_process
 
 pytestmark = pytest.mark.process
 LONG = pytest.mark.long
@@ -20,7 +22,17 @@ LONG = pytest.mark.long
 ROOT = Path(__file__).parents[3]
 RUNS = Path(__file__).with_name("in_process_runs.py")
 RUN_NAMES = (
-    *("success", "failure", "equal_draws", "custom_loop", "keep_partial", "interrupts", "limits", "refusals"),
+    *(
+        "success",
+        "failure",
+        "equal_draws",
+        "custom_loop",
+        "keep_partial",
+        "not_finite",
+        "interrupts",
+        "limits",
+        "refusals",
+    ),
     *("interrupted_context", "swallowed_interrupts", "forms", "stack_of_traced_code", "scopes", "full_disk"),
     "unknown_size",
 )
@@ -31,6 +43,12 @@ WHOLE = ["rank-0.jsonl", "rank-0.log", "run.json", "supervisor.jsonl"]  # nothin
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("local")
     return overlay.report(RUNS, *RUN_NAMES, cwd=folder, TPU_MAGICS_RUNS=str(folder / "runs"))
+
+
+def test_a_call_that_cannot_be_left_is_named() -> None:
+    said = in_process.stuck_text(sys._getframe(), {__file__: "In [3]"})  # this line
+    assert said.startswith("The run cannot stop yet: TensorFlow is within one call at `said = in_process.stuck_text(")
+    assert "(In [3], line " in said and "only a restart of the kernel ends it now" in said
 
 
 # -- what each run tells ----------------------------------------------------------------------------------------------
@@ -65,9 +83,15 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "trained": True,  # by the next run
     },
     "failure after": {"status": "done", "files": WHOLE},
-    "keep_partial": {"changed": True, "type": "ValueError", "files": WHOLE},
+    "keep_partial": {
+        "changed": True,
+        "type": "ValueError",
+        "files": WHOLE,
+        "kept": "weights and state of step 4",
+    },
+    "not_finite": {"status": "done", "warned": [1, True]},
     "full_disk": {"type": "TpuMagicsError", "status": "refused", "same": True},
-    **{f"interrupts {where}": {**PUT_BACK, "files": WHOLE} for where in ("fit", "loop", "function")},
+    **{f"interrupts {where}": {**PUT_BACK, "files": WHOLE} for where in ("fit", "loop", "function", "auto")},
     "interrupts after": {"status": "done"},
     "interrupted_context": {"type": "TrainingInterrupted"},
     "interrupted_context after": {"status": "done"},
@@ -97,6 +121,7 @@ def test_what_each_run_tells(found: dict[str, Any], path: str) -> None:
     [
         ("success lines", ["jit_compile=True"]),
         ("keep_partial lines", ["--keep-partial"]),
+        ("not_finite lines", ["of `model` contains NaN", "The logged `loss` was first not finite"]),
         ("full_disk text", ["to save the current weights: they take", "TPU_MAGICS_RUNS"]),
         ("refusals torch", ["aborts the kernel"]),
     ],
@@ -131,7 +156,7 @@ def test_a_tf_function_whose_first_call_failed_is_as_new(found: dict[str, Any]) 
 
 
 def test_an_interrupt_ends_the_run_soon(found: dict[str, Any]) -> None:
-    assert all(found["interrupts"][where]["seconds"] < 2.0 for where in ("fit", "loop", "function"))
+    assert all(found["interrupts"][where]["seconds"] < 2.0 for where in ("fit", "loop", "function", "auto"))
 
 
 def test_limits_say_what_they_were(found: dict[str, Any]) -> None:

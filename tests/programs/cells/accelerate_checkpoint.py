@@ -1,12 +1,14 @@
 # %% [markdown]
 # # Accelerate: `save_state` in one training cell, `load_state` in the next
 # The function keeps its progress in an object that is registered for checkpointing; the second cell goes on from it.
+# `save_model` writes weights for inference.
 #
 # Plain run: CPU. Compiles: 2 + 1, plain torch_xla: fails.
 
 # %%
 import torch
 from accelerate import Accelerator
+from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -52,6 +54,7 @@ def train(model, progress, epochs, resume_from=None):
         progress.losses.append(loss.item())
         progress.epoch += 1
         accelerator.save_state(last)
+    accelerator.save_model(model, "weights")
 
 
 # %%
@@ -70,3 +73,4 @@ model, progress = make_model(), Progress()
 
 # %%
 compared = {"stopped at": stopped_at, "progress": progress, "weights": model}
+compared["file"] = load_file("weights/model.safetensors")

@@ -56,12 +56,18 @@ class CompileEvidence:
 
 @dataclass(frozen=True)
 class CompileCause:
-    """Why a graph was compiled: a code of events.CAUSES, a sentence, the fix in a sentence, and what differs."""
+    """Why a graph was compiled: a code of events.CAUSES, a sentence, the fix in a sentence, and what differs. `normal`:
+    correct programs have it, too, and nothing is to be done."""
 
     cause: str
     text: str
     fix: str
     difference: tuple[str, ...] = ()
+    normal: bool = False
+
+    @property
+    def expected(self) -> bool:
+        return self.normal or self.cause in events.EXPECTED_CAUSES
 
 
 # -- history ----------------------------------------------------------------------------------------------------------
@@ -105,7 +111,7 @@ class History(Generic[C]):
         self.writer.record(events.Compile, **self._fields(new, nearest, cause or CompileCause("", "", "")))
         self.total += 1
         self.recompiles += new.nth > 0
-        self.expected += new.nth > 0 and cause is not None and cause.cause in events.EXPECTED_CAUSES
+        self.expected += new.nth > 0 and cause is not None and cause.expected
         self.remember(new)
 
     def remember(self, new: C) -> None:
@@ -133,6 +139,7 @@ class History(Generic[C]):
             "pieces": report.pieces,
             "by_rank": new.by_rank,
             "part": new.part_text[:_LONGEST],
+            "normal": cause.normal and new.nth > 0,
             "step": new.step,
         }
 

@@ -72,6 +72,7 @@ class Observer(Generic[C]):
         self.compiled_in_step = False
         self.closed = False
         self.stopped = ""
+        self.after_steps: Callable[[], None] = lambda: None
 
     # -- the figures of the run -------------------------------------------------------------------------------------
     @property
@@ -121,6 +122,7 @@ class Observer(Generic[C]):
         self.steps.step(compiled=compiled)
         for _ in range(count - 1):
             self.steps.step()
+        self.after_steps()
         if time.monotonic() >= self.sampler.due:
             self.sample()
         limit = self.config.max_steps

@@ -92,6 +92,13 @@ class Sites:
         inside = takewhile(lambda line: not self.is_user_code(line[1], line[0]), stack)
         return tuple((path, function) for function, path, _line in inside if not under(path, OWN))
 
+    def builds(self, frame: FrameType | None) -> bool:
+        """Whether the constructor of a library's object runs, below the user's line."""
+        inside = takewhile(
+            lambda one: not self.is_user_code(one.f_code.co_filename, one.f_code.co_name), outwards(frame)
+        )
+        return any(one.f_code.co_name == "__init__" and not under(one.f_code.co_filename, OWN) for one in inside)
+
     def stack(self, frame: FrameType | None) -> tuple[StackLine, ...]:
         """A running stack, innermost line first."""
         return tuple((one.f_code.co_name, one.f_code.co_filename, one.f_lineno) for one in outwards(frame))

@@ -65,6 +65,9 @@ class TensorFlow:
     def precision_notes(self, models: Mapping[str, Any], asked: str) -> Sequence[str]:
         return self._part("keras_settings").models_with_other_policy(models, asked)  # type: ignore[no-any-return]
 
+    def not_finite(self, models: Mapping[str, Any]) -> str:
+        return self._part("snapshot").not_finite(models)  # type: ignore[no-any-return]
+
     def jit(self, how: str, cells: Mapping[str, str]) -> AbstractContextManager[Callable[[], Sequence[str]]]:
         policy: AbstractContextManager[Callable[[], Sequence[str]]] = self._part("jit").policy(how, self.placed, cells)
         return self._remember(policy)

@@ -250,6 +250,7 @@ class StrategyRunJit:
     def __init__(self, is_user_code: Callable[[str], bool], log: Callable[[Any, str, str], None]) -> None:
         self._is_user_code = is_user_code
         self._log = log
+        self._made: dict[Any, Any] = {}
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -288,7 +289,12 @@ class StrategyRunJit:
         if inside_xla() or not self._may_change(around):
             return fn
         self._log(python_of(around), python.__name__, _ENABLED)
-        return tf.function(fn, jit_compile=True)
+        try:  # one for each function, however often the user's code calls strategy.run: a TPU compiles it once, too
+            if fn not in self._made:
+                self._made[fn] = tf.function(fn, jit_compile=True)
+            return self._made[fn]
+        except TypeError:  # a callable object without a hash
+            return tf.function(fn, jit_compile=True)
 
     def _may_change(self, function: Any) -> bool:
         """Whether the tf.function being traced is the user's and has no jit_compile of its own: then jit_functions.py

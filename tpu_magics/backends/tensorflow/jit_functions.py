@@ -1,8 +1,9 @@
 """The jit policy for tf.functions: which ones get another `jit_compile` for one run."""
 
 # On CPU the first call of a function in the run decides: it is traced with jit_compile=True, and its graph is inspected
-# before anything is executed. If XLA cannot take it because of an input pipeline or several replicas, or if it changes
-# no variable, it is traced again without. Traces from before the run are set aside until the run ends.
+# before anything is executed. If XLA cannot take it because of an input pipeline or several replicas, if it changes no
+# variable, or if it is a whole training, it is traced again without. Traces from before the run are set aside until the
+# run ends.
 # TensorFlow's own parts were read in TensorFlow 2.21 (python/eager/polymorphic_function/polymorphic_function.py).
 
 from __future__ import annotations
@@ -258,6 +259,11 @@ _IN_GRAPH = (
     "jit_compile stays off: it reads from an input pipeline, which XLA cannot compile. A step that it calls is "
     "compiled if it is a tf.function of its own or is passed to strategy.run"
 )
+_LOOP = (
+    "jit_compile stays off: it trains in a loop, which XLA would compile to one program, and no interrupt ends that. A "
+    "step that the loop calls is compiled if it is a tf.function of its own or is passed to strategy.run"
+)
+_FEW = 32  # passes of a loop that may be one program: micro-batches, inner steps
 _REPLICAS = "jit_compile stays off: it runs on several replicas, and XLA cannot compile collectives on a CPU"
 # Seen in 2.21: no error; with size 0 the result is empty, with size 2 two of five elements are kept.
 _GROWS = (
@@ -288,4 +294,35 @@ def ineligible_reason(graph: Any) -> str | None:
         return _IN_GRAPH
     if len({op.device for op in found if op.device and op.type.startswith(_UPDATES)}) > 1:
         return _REPLICAS
+    if any(_is_training_loop(op) for op in found):
+        return _LOOP
     return None if any(op.type.startswith(_UPDATES) for op in found) else ""
+
+
+def _is_training_loop(op: Any) -> bool:
+    """A loop that changes weights in each pass, and may have many. (Seeds and counters are integers.)"""
+    if op.type not in ("While", "StatelessWhile"):
+        return False
+    body = op.graph._get_function(op.get_attr("body").name)
+    updates = () if body is None else (inner for _, inner in ops(body.graph) if inner.type.startswith(_UPDATES))
+    if not any(value.dtype.is_floating for one in updates for value in one.inputs):
+        return False
+    most = _constant(op.inputs[1])  # -1: without a limit (python/ops/while_v2.py)
+    return most is None or not 0 <= most <= _FEW
+
+
+def _constant(tensor: Any) -> int | None:
+    """A number of a graph that does not depend on its inputs; None if it does."""
+    waiting, known = [tensor.op], {tensor.op}
+    while waiting:
+        op = waiting.pop()
+        if op.type == "Placeholder":
+            return None
+        found = {one.op for one in op.inputs} - known
+        known |= found
+        waiting += found
+    try:
+        with tf.compat.v1.Session(graph=tensor.graph) as session:
+            return int(session.run(tensor))
+    except tf.errors.OpError:
+        return None

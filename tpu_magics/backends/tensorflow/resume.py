@@ -18,6 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tpu_magics.backends.base import Watcher
 from tpu_magics.backends.tensorflow import trackables
 from tpu_magics.backends.tensorflow.snapshot import random_states
 
@@ -79,6 +80,12 @@ class TensorFlowStore:
         """Those that the observer has counted since the last call; a function of TensorFlow's does a whole one."""
         before, self._steps = self._steps, observed
         return observed - before, True
+
+    @contextmanager
+    def following_steps(self, watcher: Watcher, call: Callable[[], None]) -> Iterator[None]:
+        """Within it, `call` is called when steps were counted."""
+        watcher.after_steps = call
+        yield
 
     def replicated(self, values: Iterable[Any]) -> set[int]:  # noqa: ARG002
         return set()
@@ -181,11 +188,23 @@ class TensorFlowObjects:
     def named(self, models: Mapping[str, Any]) -> dict[tuple[str, str], Any]:  # noqa: ARG002
         return {}
 
+    def versions(self, models: Mapping[str, Any]) -> dict[tuple[str, str], Any]:  # noqa: ARG002
+        return {}
+
     def modules(self, models: Mapping[str, Any]) -> dict[tuple[str, str], Any]:  # noqa: ARG002
         return {}
 
     def more_parts(self, value: Any) -> Iterator[tuple[str, Any]]:  # noqa: ARG002
         return iter(())
+
+    def has_fields(self, kind: type) -> bool:  # noqa: ARG002
+        return False
+
+    def gradient(self, value: Any) -> Any:  # noqa: ARG002
+        return None
+
+    def reduced(self, value: Any) -> tuple[Any, ...] | None:  # noqa: ARG002
+        return None
 
     def extra_state(self, kind: type) -> tuple[str, str] | None:  # noqa: ARG002
         return None
@@ -203,10 +222,10 @@ class TensorFlowRandomStates:
     def __init__(self, objects: Iterable[Any] = ()) -> None:
         """Those of the process only: generators of the program are variables."""
 
-    def read(self) -> dict[str, Any]:
+    def read(self, device: bool = True) -> dict[str, Any]:
         context = _eager_context()
         rng = getattr(context, "_rng", None)
-        variables = [np.array(one) for one in random_states().variables]
+        variables = [np.array(one) for one in random_states().variables] if device else []
         return {
             "python": random.getstate(),
             "numpy": np.random.get_state(),
@@ -228,6 +247,10 @@ class TensorFlowRandomStates:
 
     def write_unmoved(self, states: Any, before: Any) -> None:  # noqa: ARG002
         self.write(states)
+
+    def moved(self, before: Any, now: Any) -> set[str]:
+        numpy = before["numpy"][2] != now["numpy"][2] or (before["numpy"][1] != now["numpy"][1]).any()
+        return {*(["python"] if before["python"] != now["python"] else []), *(["numpy"] if numpy else [])}
 
     def loader_state(self, loader: Any) -> Any:  # noqa: ARG002
         """No loader tells it."""

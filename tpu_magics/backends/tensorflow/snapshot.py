@@ -141,6 +141,18 @@ def _restore_variable(one: _StoredVariable, file: Any) -> list[str]:
 # -- placement ---------------------------------------------------------------------------------------------------------
 
 
+def not_finite(models: Mapping[str, Any]) -> str:
+    """See LocalBackend."""
+    for name, model in models.items():
+        for variable in model.trainable_variables:
+            value = tf.convert_to_tensor(variable)
+            if value.dtype.is_floating and not bool(tf.reduce_all(tf.math.is_finite(value))):
+                what = "NaN" if bool(tf.reduce_any(tf.math.is_nan(value))) else "Inf"
+                path = getattr(variable, "path", variable.name)
+                return f"The trained weights are not finite: parameter `{path}` of `{name}` contains {what}."
+    return ""
+
+
 def placement_problems(items: Sequence[tuple[str, Any]], placed: Placement) -> Sequence[TrainingProblem]:
     """Models, optimizers and metrics among `items` whose variables belong to another strategy, one problem each."""
     if placed.kind == DEFAULT and placed.strategy is tf.distribute.get_strategy():

@@ -75,6 +75,7 @@ class TorchBackend:
     check_weights = method_of("torch.weights", "check_weights")
     load_weights = method_of("torch.weights", "load_weights")
     digests = method_of("torch.weights", "digests")
+    trained_elsewhere = method_of("torch.weights", "trained_elsewhere")
     dumps = method_of("torch.pickling", "dumps")
     follow_optimizers = method_of("torch.optimizers", "follow")
     checkpoint_store = method_of("torch.checkpoints", "TorchStore")
@@ -105,6 +106,7 @@ SHARED_MODULES = (
     "pickling",
     "randomness",
     "rebuild",
+    "recreate",
     "state",
     "tied_weights",
     "trainer",

@@ -11,14 +11,15 @@ _DEEP = 4
 class BatchSizes:
     """`last`: of the batch that a loader returned last; `training`: of the first step with a backward pass; `short`:
     (full, last) of loaders whose last batch is short and has been returned; `backwards`: backward passes since the last
-    step of an optimizer; `accumulation`: how many of them make one step; `unrecorded`: it may have changed since the
-    last record."""
+    step of an optimizer, `used`: batches that had one; `accumulation`: how many batches make a step, the most so far
+    (at the end of an epoch fewer may be left); `unrecorded`: it may have changed since the last record."""
 
     def __init__(self) -> None:
         self.last: int | None = None
         self.training: int | None = None
         self.short: set[tuple[int, int]] = set()
-        self.backwards = 0
+        self.backwards = self.used = 0
+        self.fresh = 0  # batches that have come and that no backward pass has used
         self.accumulation: int | None = None
         self.unrecorded = True
         self.loaders: dict[int, tuple[int, int | None]] = {}  # (full size, number of batches)
@@ -26,6 +27,14 @@ class BatchSizes:
     def on_batch(self, batch: Any) -> None:
         """The batch of the next step."""
         self.last = batch_size(batch) or self.last
+        self.fresh += 1
+
+    def on_backward(self) -> None:
+        """A GAN has several for one batch."""
+        self.backwards += 1
+        if self.fresh:  # Trainer fetches all batches of a step before its first one
+            self.used += 1
+            self.fresh -= 1
 
     def on_host_batch(self, iterator: Any, batch: Any, own: bool) -> None:
         """A DataLoader's iterator returned a batch; its last one may be short. `own`: it is that of the next step, not
@@ -36,6 +45,7 @@ class BatchSizes:
         full, length = self.loaders[id(iterator)]
         if own:
             self.last = full or self.last
+            self.fresh += 1
         if number == length:
             last = batch_size(batch) or full
             if last < full:
@@ -44,7 +54,9 @@ class BatchSizes:
 
     def on_optimizer_step(self) -> None:
         """The backward passes so far belong to this step."""
-        before, self.accumulation, self.backwards = self.accumulation, self.backwards or self.accumulation, 0
+        before = self.accumulation
+        self.accumulation = max(self.used or self.backwards, before or 0) or None
+        self.backwards = self.used = 0
         self.unrecorded = self.unrecorded or self.accumulation != before
 
     def new_fields(self) -> dict[str, int | None] | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, cast
@@ -32,6 +33,10 @@ class TorchStore:
         steps of the run, as the observer counts them."""
         before, self._steps = self._steps, optimizers.steps_done()
         return int(self._steps != before), self._steps != before
+
+    def following_steps(self, watcher: object, call: Callable[[], None]) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Within it, `call` is called after each step of an optimizer."""
+        return optimizers.following_steps(call)
 
     def replicated(self, values: Iterable[Any]) -> set[int]:
         """The ids of the tensors among these objects that are the same on all ranks: the parameters of modules, and
@@ -198,13 +203,13 @@ class TorchRandomStates:
                 elif _counts_passes(part):
                     self._counters.append(part)
 
-    def read(self) -> dict[str, Any]:
+    def read(self, device: bool = True) -> dict[str, Any]:
         numbers = randomness.random_state()
         return {
             "python": numbers.python,
             "numpy": numbers.numpy,
             "torch": numbers.torch,
-            "device": runtime.running_seed(),
+            "device": runtime.running_seed() if device else None,
             "generators": [get(one) for one, get, _ in self._generators],
             "passes": [int(one.iteration) for one in self._counters],
         }
@@ -214,9 +219,12 @@ class TorchRandomStates:
 
     def write_unmoved(self, states: Any, before: Any) -> None:
         now = self.read()
-        moved: set[str | int] = {name for name in ("python", "numpy", "torch") if not _same(now[name], before[name])}
+        moved: set[str | int] = {*self.moved(before, now)}
         moved |= {n for n, one in enumerate(now["generators"]) if not _same(one, before["generators"][n])}
         self._write({**states, "passes": now["passes"]}, moved)
+
+    def moved(self, before: Any, now: Any) -> set[str]:
+        return {name for name in ("python", "numpy", "torch") if not _same(now[name], before[name])}
 
     def loader_state(self, loader: Any) -> Any:
         module = sys.modules.get("torchdata.stateful_dataloader")  # 0.11

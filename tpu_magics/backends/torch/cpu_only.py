@@ -16,6 +16,8 @@ from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from tpu_magics.backends.torch import precision_request
+
 QUESTION = "is_torch_xla_available"
 # Callers that need the real value also in the notebook: (module, function). A module that is being imported decides by
 # it whether to import torch_xla, which workers need; `set_seed` sets XLA's seed, which is recorded (randomness.py);
@@ -28,8 +30,12 @@ TRUTH = frozenset(
     }
 )
 
-# Accelerators built in the notebook, in their order -> what they were built with. Workers inherit it.
+# Accelerators, in their order -> what they were built with. Workers inherit those of the notebook, and add their own.
 built: WeakKeyDictionary[Any, tuple[tuple[Any, ...], Mapping[str, Any]]] = WeakKeyDictionary()
+# Their Trainer's TrainingArguments; None for one of no Trainer.
+arguments_of: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+# Loaders that an Accelerator prepared -> the loader that was given to it.
+given_loaders: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def hide_xla(module: Any, in_notebook: Callable[[], bool]) -> Callable[[], None] | str:
@@ -81,21 +87,28 @@ def choose_cpu(module: Any, in_notebook: Callable[[], bool]) -> Callable[[], Non
     return lambda: setattr(module.PartialState, "default_device", original)
 
 
-def remember_accelerators(module: Any, in_notebook: Callable[[], bool]) -> Callable[[], None] | str:
-    """Record the arguments of each Accelerator of `module` (accelerate.accelerator) created in the notebook."""
+def remember_accelerators(module: Any, in_notebook: Callable[[], bool]) -> Callable[[], None] | str:  # noqa: ARG001
+    """Record the arguments of each Accelerator of `module` (accelerate.accelerator), and the loaders that it gets."""
     cls = module.Accelerator
-    original = cls.__init__
+    original, original_loader = cls.__init__, cls.prepare_data_loader
 
     @functools.wraps(original)
     def initialise(accelerator: Any, *args: Any, **kwargs: Any) -> None:
         original(accelerator, *args, **kwargs)
-        if in_notebook():
-            built[accelerator] = (args, kwargs)
+        built[accelerator] = (args, kwargs)
+        arguments_of[accelerator] = precision_request.trainer_arguments()
 
-    cls.__init__ = initialise
+    @functools.wraps(original_loader)
+    def prepare_data_loader(accelerator: Any, data_loader: Any, *args: Any, **kwargs: Any) -> Any:
+        prepared = original_loader(accelerator, data_loader, *args, **kwargs)
+        if prepared is not data_loader:
+            given_loaders[prepared] = data_loader
+        return prepared
+
+    cls.__init__, cls.prepare_data_loader = initialise, prepare_data_loader
 
     def undo() -> None:
-        cls.__init__ = original
+        cls.__init__, cls.prepare_data_loader = original, original_loader
 
     return undo
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.observe.measurements import LoggedValues
 from tpu_magics.backends.torch.post_import import PostImport
+from tpu_magics.backends.torch.recreate import TRACKER
 from tpu_magics.runs import events
 from tpu_magics.runs.writer import EventWriter
 
@@ -32,6 +33,11 @@ _OP_TEXT = (
 _READ_FIX = (
     "Read it after the step's sync, or every N steps. To log values, use tpu_magics.log(): it reads after the sync."
 )
+_UNSYNCED_TEXT = (
+    "This read runs all operations since the last one, because no torch_xla.sync() ends the steps of this loop: the "
+    "graph grows until a value is read."
+)
+_UNSYNCED_FIX = "Call torch_xla.sync() after optimizer.step(), in the loop, and read after it."
 _OP_FIX = "Keep the full shape (multiply by the mask, divide by its sum), or use an operation that XLA supports."
 
 
@@ -127,7 +133,7 @@ def _run_tracker() -> Any:
     from accelerate.tracking import GeneralTracker
 
     class RunTracker(GeneralTracker):
-        name = "tpu_magics"
+        name = TRACKER
         requires_logging_directory = False
 
         def __init__(self, record: Callable[[Mapping[str, Any]], None]) -> None:
@@ -177,6 +183,7 @@ class _Count:
     seconds: float = 0.0
     written: int = 0
     by_op: bool = False
+    unsynced: bool = False
 
 
 class ReadCounter:
@@ -188,8 +195,11 @@ class ReadCounter:
         self.waiting: dict[int, _Count] = {}
         self.seconds = 0.0
 
-    def add(self, site: events.Site, seconds: float, cut: bool, by_op: bool = False, count: int = 1) -> None:
-        """A read at `site`; `by_op`: not by the user's code, but by an operation that needs the value."""
+    def add(
+        self, site: events.Site, seconds: float, cut: bool, by_op: bool = False, count: int = 1, unsynced: bool = False
+    ) -> None:
+        """A read at `site`; `by_op`: not by the user's code, but by an operation that needs the value; `unsynced`: it
+        ran steps that nothing else ends."""
         self.seconds += seconds
         kind = self.cutting if cut else self.waiting
         one = kind.get(site.id)
@@ -198,6 +208,7 @@ class ReadCounter:
                 return
             one = kind[site.id] = _Count(site, by_op=by_op)
         one.count += count
+        one.unsynced = unsynced
         one.seconds += seconds
         if one.count >= 2 * one.written:  # each record replaces the one before: a dozen for a thousand reads
             self._write(one, cut)
@@ -214,6 +225,8 @@ class ReadCounter:
         fields = {"site": one.site, "count": one.count, "seconds": round(one.seconds, 4), "code": one.site.code}
         if cut:
             text, fix = (_OP_TEXT, _OP_FIX) if one.by_op else (_READ_TEXT, _READ_FIX)
+            if one.unsynced:
+                text, fix = _UNSYNCED_TEXT, _UNSYNCED_FIX
             self.writer.record(events.Transfer, **fields, text=text, fix=fix)
         else:
             self.writer.record(events.Read, **fields)

@@ -130,11 +130,11 @@ def tensor_content(value: object) -> tuple[Any, ...] | None:
     return *kind, flat.numpy()
 
 
-def structure(model: Any) -> tuple[Any, ...]:
+def structure(model: Any) -> frozenset[tuple[str, tuple[int, ...] | None]]:
     """Names and shapes of a model's parameters and buffers, for comparison (None: not materialized yet). Wrappers
     around its parts, such as FSDP v2, change no name."""
     tensors = (*model.named_parameters(), *model.named_buffers())
-    return tuple((plain_name(name), None if _is_lazy(tensor) else tuple(tensor.shape)) for name, tensor in tensors)
+    return frozenset((plain_name(name), None if _is_lazy(tensor) else tuple(tensor.shape)) for name, tensor in tensors)
 
 
 def replace_reference(model: Any, old: object, new: object) -> None:
@@ -352,10 +352,10 @@ def slots(model: Any) -> list[Slot]:
 
 
 def _own_slots(prefix: str, module: Any) -> Iterator[Slot]:
-    for key in module._parameters:
+    for key, _ in module._parameters.items():  # a scripted module's table is not iterable
         if not key.startswith(SHARD_PREFIX):
             yield Slot(_join(prefix, key), module, key, "parameter")
-    for key in module._buffers:
+    for key, _ in module._buffers.items():
         persistent = key not in module._non_persistent_buffers_set
         yield Slot(_join(prefix, key), module, key, "buffer", persistent)
 

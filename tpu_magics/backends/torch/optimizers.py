@@ -10,7 +10,8 @@ version is the same algorithm, and XLA fuses it itself.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,6 +25,9 @@ _followed: list[tuple[str, Any]] = []
 _stepping: dict[int, list[dict[str, Any]]] = {}  # by optimizer: the groups that run without fusion in this step
 _noted: set[str] = set()
 _steps = [0]  # of all optimizers
+_followers: list[Callable[[], None]] = []  # called after each step
+_KEPT = 2  # optimizers: a GAN has two
+_stepped: list[Any] = []  # the last that stepped, the newest last, if they are kept
 
 
 def optimizers_in(items: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
@@ -60,18 +64,29 @@ def after_move(successors: Mapping[Any, Any]) -> None:
         _place_state(optimizer)
 
 
+@contextmanager
+def following_steps(call: Callable[[], None]) -> Iterator[None]:
+    """Within it, `call` is called after each step of an optimizer."""
+    _followers.append(call)
+    try:
+        yield
+    finally:
+        _followers.remove(call)
+
+
 def steps_done() -> int:
     """Steps of all optimizers of this process so far."""
     return _steps[0]
 
 
 # -- fused ones --------------------------------------------------------------------------------------------------------
-def arrange() -> None:
-    """Run fused optimizers without fusion if their parameters are on the device, and count steps. Only for workers."""
+def arrange(keep: bool = False) -> None:
+    """Run fused optimizers without fusion if their parameters are on the device, and count steps. Only for workers.
+    `keep`: those that stepped last stay alive, for `trained`; on a TPU their parameters would take its memory."""
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     register_optimizer_step_pre_hook(lambda optimizer, _args, _kwargs: _step_plainly(optimizer))
-    register_optimizer_step_post_hook(lambda optimizer, _args, _kwargs: _after_step(optimizer))
+    register_optimizer_step_post_hook(lambda optimizer, _args, _kwargs: _after_step(optimizer, keep))
 
 
 def _step_plainly(optimizer: Any) -> None:
@@ -84,9 +99,23 @@ def _step_plainly(optimizer: Any) -> None:
             _note_plain_steps(type(optimizer).__name__)
 
 
-def _after_step(optimizer: Any) -> None:
+def _after_step(optimizer: Any, keep: bool) -> None:
     _steps[0] += 1
     _fuse_again(optimizer)
+    for call in _followers:
+        call()
+    if keep and not any(optimizer is one for one in _stepped):
+        _stepped[:] = [*_stepped, optimizer][-_KEPT:]
+
+
+def trained() -> Iterator[tuple[str, Any]]:
+    """The parameters of the optimizers that stepped last, each with the name of its optimizer's class. Shards are left
+    out (torch_xla 2.9's FSDP marks them; a DTensor has a local part)."""
+    for optimizer in _stepped:
+        for group in optimizer.param_groups:
+            for one in group["params"]:
+                if not hasattr(one, "_is_sharded") and not hasattr(one, "_local_tensor"):
+                    yield type(optimizer).__name__, one
 
 
 def _fuse_again(optimizer: Any) -> None:

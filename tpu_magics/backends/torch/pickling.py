@@ -1,4 +1,5 @@
-"""Pickles of results that a process without an XLA runtime can load: XLA tensors become CPU tensors.
+"""Pickles of results that a process without an XLA runtime can load: XLA tensors become CPU tensors, and the device
+the CPU.
 
 Loading a pickled XLA tensor would start the runtime in the notebook, and on a TPU take the device from the workers.
 """
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+from tpu_magics.backends.torch import notebook_devices
 from tpu_magics.backends.torch.tensor_transfer import on_device, settle, to_cpu
 from tpu_magics.errors import TpuMagicsError
 
@@ -53,6 +55,8 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         """pickle's hook: what to write for `value`, or NotImplemented for the default."""
+        if isinstance(value, torch.device):
+            return notebook_devices.reduced(value) or NotImplemented
         if not isinstance(value, torch.Tensor) or not on_device(value) or type(value) is torch.nn.Parameter:
             return NotImplemented
         if not self._settled:
@@ -62,11 +66,11 @@ class _Pickler(pickle.Pickler):
 
 
 def _on_cpu(tensor: Any) -> Any:
-    """A CPU tensor with the values, `requires_grad` and Python attributes of `tensor`."""
+    """A CPU tensor with the values and Python attributes of `tensor`, and, if it is a leaf, its `requires_grad`."""
     copy = to_cpu([tensor])[0]
     if isinstance(tensor, torch.nn.Parameter):  # a subclass, which would be rebuilt on the device
         copy = torch.nn.Parameter(copy, tensor.requires_grad)
-    elif tensor.requires_grad:
+    elif tensor.requires_grad and tensor.is_leaf:
         copy.requires_grad_()
     plain = {key: attribute for key, attribute in vars(tensor).items() if key != "global_tensor"}
     copy.__dict__.update(plain)

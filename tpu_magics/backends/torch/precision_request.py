@@ -199,7 +199,7 @@ class _AcceleratorCall:
         self.downcast: bool | None = None
         if "downcast_bf16" in kwargs and "downcast_bf16" not in signature.parameters:
             self.downcast = _is_yes(kwargs.pop("downcast_bf16"))
-        self.trainer = _trainer_arguments()
+        self.trainer = trainer_arguments()
         self.args, self.kwargs = args, kwargs
         self.place = list(signature.parameters).index("mixed_precision") - 1  # without self
         self.mixed = self._explicit()
@@ -251,8 +251,8 @@ def for_trainer(arguments: Any) -> Iterator[None]:
         _renewed.pop()
 
 
-def _trainer_arguments() -> Any:
-    """The TrainingArguments, if transformers' Trainer creates the Accelerator."""
+def trainer_arguments() -> Any:
+    """The TrainingArguments, if transformers' Trainer creates the Accelerator; else None."""
     if _renewed:
         return _renewed[-1]
     frame: FrameType | None = sys._getframe(1)

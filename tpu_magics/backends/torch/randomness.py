@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tpu_magics.backends.torch import runtime
+from tpu_magics.backends.torch import lightning, runtime
 from tpu_magics.backends.torch.cpu_only import (
     choose_cpu,
     hide_xla,
@@ -56,6 +56,7 @@ QUIETED: tuple[tuple[str, Change], ...] = (
     ("transformers.utils.import_utils", hide_xla),
     ("transformers.training_args", patch_training_arguments),
     ("transformers.trainer", set_up_before_trainer),
+    *((f"{package}.{lightning.CONNECTOR}", lightning.choose_device) for package in lightning.PACKAGES),
 )
 
 
@@ -232,10 +233,12 @@ def _deterministic_flags(torch: Any) -> Callable[[], None]:
 # -- the notebook's process -----------------------------------------------------------------------------------------
 @dataclass
 class _SeedGuard:
-    """What `defer_seeds` has changed in this process."""
+    """What `defer_seeds` has changed in this process. `seed`: what the notebook set for the device; `ended`: where the
+    last run's device ended, until the notebook seeds again."""
 
     pid: int
     seed: int | None = None
+    ended: int | None = None
     problems: list[str] = field(default_factory=list)
     undo: list[Callable[[], None]] = field(default_factory=list)
     hook: PostImport | None = None
@@ -263,6 +266,7 @@ def defer_seeds() -> None:
     state.undo.append(hook.remove)
     for module in dict(DEFERRED):
         hook.when_imported(module, lambda module: _defer_seeding(module, state, in_notebook))
+    hook.when_imported("torch.random", lambda module: _keep(state, _reset_with_torch(module, state)))
     for name, change in QUIETED:
         hook.when_imported(name, _changing(change, state, in_notebook))
 
@@ -286,15 +290,18 @@ def deferral_problems() -> list[str]:
 
 
 def recorded_seed() -> int | None:
-    """The last seed that the notebook set for XLA since `defer_seeds`; None if there was none."""
-    return _quiet[0].seed if _quiet else None
+    """The device's seed with which a worker starts: where the last run ended, else the last one that the notebook set
+    for the device since `defer_seeds`; None if there was none."""
+    if not _quiet:
+        return None
+    return _quiet[0].seed if _quiet[0].ended is None else _quiet[0].ended
 
 
 def adopt_seed(seed: int | None) -> None:
     """After `defer_seeds`: the seed that workers start with, as set in a notebook on another host, or where the
     previous run ended."""
     if _quiet:
-        _quiet[0].seed = seed
+        _quiet[0].ended = seed
 
 
 def replay_seed() -> None:
@@ -322,13 +329,33 @@ def _defer(module: Any, name: str, state: _SeedGuard, in_notebook: Callable[[], 
 
     def seeding(seed: int, *device: Any, **kwargs: Any) -> None:
         if not any((*device, *kwargs.values())) and in_notebook():
-            state.seed = int(seed)
+            state.seed, state.ended = int(seed), None
         else:
             original(seed, *device, **kwargs)
 
     seeding.__wrapped__ = original  # type: ignore[attr-defined]
     setattr(module, name, seeding)
     state.undo.append(lambda: setattr(module, name, original))
+
+
+def _reset_with_torch(module: Any, state: _SeedGuard) -> Callable[[], None] | str:
+    """torch.manual_seed, which does not seed an XLA device, begins the device's random numbers again where they began
+    before the last run. (Of `module`, torch.random of torch 2.9 and 2.15: what seeds other devices, so that a
+    `manual_seed` that the notebook has imported counts too.)"""
+    original = getattr(module, _SEED_OTHERS, None)
+    if original is None:
+        return "In this version of torch, torch.manual_seed does not begin the device's random numbers again."
+
+    def seeding(seed: int) -> None:
+        if os.getpid() == state.pid:
+            state.ended = None
+        original(seed)
+
+    setattr(module, _SEED_OTHERS, seeding)
+    return lambda: setattr(module, _SEED_OTHERS, original)
+
+
+_SEED_OTHERS = "_seed_custom_device"
 
 
 def _changing(change: Change, state: _SeedGuard, in_notebook: Callable[[], bool]) -> Callable[[Any], None]:

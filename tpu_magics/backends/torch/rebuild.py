@@ -7,10 +7,11 @@ per thread; accelerator.py; data_loader.py) and transformers 5.23.0 (trainer.py)
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from tpu_magics.backends.torch import cpu_only, precision_request
+from tpu_magics.backends.torch import cpu_only, lightning, precision_request
 from tpu_magics.errors import TpuMagicsError
 
 STATES = ("PartialState", "AcceleratorState", "GradientState")
@@ -57,8 +58,13 @@ def rebuild(items: Iterable[tuple[str, Any]], replicas: int) -> None:
     """Rebuild the notebook's Accelerators and Trainers among `items` for this rank. On the rank's thread, before its
     function."""
     if "PartialState" in _built:
-        sys.modules["accelerate.state"].PartialState()
+        with warnings.catch_warnings():
+            # accelerate 1.15 asks torch_xla for the device by a deprecated name, which "error" filters would raise.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            sys.modules["accelerate.state"].PartialState()
     values = [value for _, value in items]
+    _forget_workers(values)
+    lightning.rebuild(values)
     trainers = list(_instances(values, "transformers.trainer", "Trainer"))
     others = {id(trainer): _other_models(trainer) for trainer in trainers}
     _forget_marks(values)
@@ -79,6 +85,16 @@ def rebuild(items: Iterable[tuple[str, Any]], replicas: int) -> None:
 def _instances(values: Iterable[Any], module: str, name: str) -> Iterator[Any]:
     cls = getattr(sys.modules.get(module), name, None)
     return (value for value in values if isinstance(cls, type) and issubclass(type(value), cls))
+
+
+def _forget_workers(values: Iterable[Any]) -> None:
+    """DataLoaders with persistent workers start new ones: those of the notebook are no children of this process. (torch
+    2.9 and 2.15, utils/data/dataloader.py: `_iterator`, whose end would wait for its workers.)"""
+    for loader in _instances(values, "torch.utils.data.dataloader", "DataLoader"):
+        iterator = vars(loader).get("_iterator")
+        if iterator is not None:
+            iterator._shutdown = True
+            loader._iterator = None
 
 
 def _forget_marks(values: Iterable[Any]) -> None:

@@ -28,6 +28,21 @@ class Runtime(Protocol):
     def running(self) -> bool:
         """Whether the runtime runs in this process. Never starts it."""
 
+    def step(self) -> None:
+        """The end of a step: run what was traced so far, where operations are traced."""
+
+    def rank_device(self) -> Any:
+        """The device of this rank. The runtime is running."""
+
+    def ranks(self) -> tuple[int, int]:
+        """How many ranks train, and which of them this is."""
+
+    def average(self, gradients: list[Any]) -> None:
+        """Average tensors of the device over all ranks, in place."""
+
+    def broadcast(self, value: Any, rank: int) -> Any:
+        """The value that `rank` has: anything that can be pickled."""
+
     def settle(self) -> None:
         """Run pending operations on this rank's device and wait for them. The runtime is running."""
 

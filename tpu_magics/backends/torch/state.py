@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.hooks import RemovableHandle
 
-from tpu_magics.backends.torch import randomness, runtime
+from tpu_magics.backends.torch import lightning, notebook_devices, randomness, recreate, runtime, user_hooks
 from tpu_magics.backends.torch.modules import named_modules, slots
 from tpu_magics.backends.torch.tensor_transfer import has_own_memory, on_device, settle, to_cpu
 
@@ -22,7 +23,7 @@ Undo = Callable[[], None]
 _MODULE_SKIPS = frozenset(
     {
         *("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_backward_pre_hooks"),
-        *("_backward_hooks", "_is_full_backward_hook", "_forward_hooks", "_forward_hooks_with_kwargs"),
+        *("_backward_hooks", "_forward_hooks", "_forward_hooks_with_kwargs"),
         *("_forward_hooks_always_called", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
         *("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
         *("_compiled_call_impl", "_flat_weights", "_flat_weight_refs", "call_super_init"),
@@ -43,10 +44,12 @@ _HANDLER_SKIPS = frozenset({"train_dataloader", "eval_dataloader"})  # for callb
 _GATHERED = frozenset({"trackers", "step", "project_configuration", "_custom_objects"})
 _LOADER = frozenset({"dataset", "sampler", "batch_sampler", "generator", "collate_fn"})
 RULES: Mapping[str, Mapping[str, Any]] = {
+    "torch.device": {"constant": True, "opaque": True},
     "torch.nn.modules.module.Module": {"skip": _MODULE_SKIPS, "unlimited": True},
     "torch.optim.optimizer.Optimizer": {"skip": _OPTIMIZER_SKIPS, "unlimited": True},
     "torch.utils.data.dataloader.DataLoader": {"only": _LOADER, "quiet": True},
     "torch.utils.data.dataloader._BaseDataLoaderIter": {"named": "an iterator", "counter": "_num_yielded"},
+    "torch.utils.hooks.RemovableHandle": {"only": frozenset()},
     "torch.utils.tensorboard.writer.SummaryWriter": {"opaque": True},
     "accelerate.optimizer.AcceleratedOptimizer": {"inner": "optimizer", "only": frozenset({"optimizer"})},
     "accelerate.scheduler.AcceleratedScheduler": {"inner": "scheduler", "only": frozenset({"scheduler"})},
@@ -57,6 +60,7 @@ RULES: Mapping[str, Mapping[str, Any]] = {
     "accelerate.data_loader.DataLoaderStateMixin": {"stays": True, "opaque": True},
     "torch_xla.distributed.parallel_loader.MpDeviceLoader": {"stays": True, "opaque": True},
     "torch_xla.distributed.parallel_loader.ParallelLoader": {"stays": True, "opaque": True},
+    **lightning.RULES,
 }
 
 
@@ -119,17 +123,31 @@ class _Kind:
 class TensorKind(_Kind):
     """A tensor that is not a weight of a returned model."""
 
+    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
+        return _parts_of(value)
+
     def mark(self, value: Any) -> Any:
-        return _form(value), self._sum(value)
+        return _form(value), self._sum(value), _own_attributes(value)
 
     def changed(self, value: Any, mark: Any) -> bool:
-        return bool(on_device(value) or _form(value) != mark[0] or self._sum(value) != mark[1])
+        moved = on_device(value) or _form(value) != mark[0] or self._sum(value) != mark[1]
+        return bool(moved or _changed_attributes(value, mark[2]) != ({}, []))
 
-    def content(self, value: Any, mark: Any) -> Any:  # noqa: ARG002
-        return value.requires_grad, value.detach()
+    def content(self, value: Any, mark: Any) -> Any:
+        return is_trained(value), value.detach(), *_changed_attributes(value, mark[2])
+
+    def pieces(self, content: Any) -> list[tuple[Label, Any]]:
+        return [(("attribute", "data"), content[1]), *_pieces_of(content[2])]
+
+    def without(self, content: Any, mark: Any, labels: set[Any]) -> Any:  # noqa: ARG002
+        requires_grad, data, new, gone = content
+        return (
+            None if "data" in labels else (requires_grad, data, {k: v for k, v in new.items() if k not in labels}, gone)
+        )
 
     def put(self, value: Any, content: Any) -> Undo:
-        requires_grad, new = content
+        requires_grad, new, attributes, gone = content
+        back = _set_attributes(value, attributes, gone)
         old_flag, old = value.requires_grad, value.detach()
         fits = _form(value)[:3] == _form(new)[:3] and value.layout is torch.strided
         kept = old.clone() if fits else old
@@ -144,7 +162,12 @@ class TensorKind(_Kind):
                 value.requires_grad_(flag)
 
         write(requires_grad, new, fits)
-        return lambda: write(old_flag, kept, fits)
+
+        def undo() -> None:
+            write(old_flag, kept, fits)
+            back()
+
+        return undo
 
     def _sum(self, value: Any) -> Any:
         return checksum(_bytes_of(value)) if _plain(value) else value._version
@@ -155,25 +178,90 @@ def _form(tensor: Any) -> tuple[Any, ...]:
 
 
 class WeightKind(_Kind):
-    """A weight of a returned model: here only whether it is trained."""
+    """A weight of a returned model: here only whether it is trained, and the attributes that the user gave it."""
+
+    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
+        return _parts_of(value)
 
     def mark(self, value: Any) -> Any:
-        return value.requires_grad
+        return value.requires_grad, _own_attributes(value)
 
     def changed(self, value: Any, mark: Any) -> bool:
-        return bool(value.requires_grad != mark)
+        return bool(value.requires_grad != mark[0] or _changed_attributes(value, mark[1]) != ({}, []))
 
-    def content(self, value: Any, mark: Any) -> Any:  # noqa: ARG002
-        return value.requires_grad
+    def content(self, value: Any, mark: Any) -> Any:
+        return value.requires_grad, *_changed_attributes(value, mark[1])
+
+    def pieces(self, content: Any) -> list[tuple[Label, Any]]:
+        return _pieces_of(content[1])
+
+    def without(self, content: Any, mark: Any, labels: set[Any]) -> Any:  # noqa: ARG002
+        trained, new, gone = content
+        return trained, {name: item for name, item in new.items() if name not in labels}, gone
 
     def put(self, value: Any, content: Any) -> Undo:
+        trained, new, gone = content
         old = value.requires_grad
-        value.requires_grad_(content)
-        return lambda: value.requires_grad_(old)
+        value.requires_grad_(trained)
+        back = _set_attributes(value, new, gone)
+
+        def undo() -> None:
+            value.requires_grad_(old)
+            back()
+
+        return undo
+
+
+# -- the attributes that the user gave a tensor ------------------------------------------------------------------------
+def _own_attributes(tensor: Any) -> dict[str, Any]:
+    """Without those of libraries."""
+    return {name: item for name, item in vars(tensor).items() if not name.startswith("_")}
+
+
+def _parts_of(tensor: Any) -> Iterator[tuple[Label, Any]]:
+    return ((("attribute", name), item) for name, item in _own_attributes(tensor).items())
+
+
+def _pieces_of(attributes: Mapping[str, Any]) -> list[tuple[Label, Any]]:
+    return [(("attribute", name), item) for name, item in attributes.items()]
+
+
+def _changed_attributes(tensor: Any, before: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """New ones, and the names of those that were removed."""
+    now = _own_attributes(tensor)
+    new = {name: item for name, item in now.items() if name not in before or not _same(item, before[name])}
+    return new, [name for name in before if name not in now]
+
+
+def _set_attributes(tensor: Any, new: Mapping[str, Any], gone: Sequence[str]) -> Undo:
+    before = dict(vars(tensor))
+    for name in gone:
+        vars(tensor).pop(name, None)
+    vars(tensor).update(new)
+
+    def back() -> None:
+        vars(tensor).clear()
+        vars(tensor).update(before)
+
+    return back
+
+
+def is_trained(tensor: Any) -> bool:
+    """Whether it needs a gradient of its own. What was computed in a worker comes without the graph behind it: as a
+    leaf that is trained, `backward()` would do nothing without a word."""
+    return bool(tensor.requires_grad and user_hooks.is_leaf(tensor))
+
+
+def _same(left: Any, right: Any) -> bool:
+    plain = (bool, int, float, str, bytes)
+    return left is right or (type(left) is type(right) and isinstance(left, plain) and left == right)
 
 
 class ArrayKind(_Kind):
     """A NumPy array."""
+
+    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
+        return ((("item", n), item) for n, item in enumerate(value.flat)) if value.dtype == object else iter(())
 
     def mark(self, value: Any) -> Any:
         return value.shape, value.dtype, self._sum(value)
@@ -187,11 +275,11 @@ class ArrayKind(_Kind):
     def put(self, value: Any, content: Any) -> Undo:
         if value.shape != content.shape or value.dtype != content.dtype:
             return self._reform(value, content)
-        old = np.array(value)
-        value[...] = content
+        old, numbers = np.array(value), value.view(np.ndarray)  # not through a mask, which assigned numbers remove
+        numbers[...] = content
 
         def back() -> None:
-            value[...] = old
+            numbers[...] = old
 
         return back
 
@@ -202,7 +290,7 @@ class ArrayKind(_Kind):
 
         def write(data: Any) -> None:
             value.resize(data.shape, refcheck=False)
-            value[...] = data
+            value.view(np.ndarray)[...] = data
 
         write(content)
         return lambda: write(old)
@@ -256,7 +344,8 @@ def _set_bits(value: Any, state: Any) -> None:
     value.bit_generator.state = state
 
 
-_TENSOR, _WEIGHT, _ARRAY = TensorKind(), WeightKind(), ArrayKind()
+_TENSOR, _WEIGHT = user_hooks.WithHooks(TensorKind()), user_hooks.WithHooks(WeightKind())
+_ARRAY = ArrayKind()
 _GENERATOR = _StateKind(lambda value: value.get_state(), lambda value, state: value.set_state(state))
 _NUMPY_GENERATOR = _StateKind(lambda value: value.bit_generator.state, _set_bits)
 _NUMPY_RANDOM = _StateKind(lambda value: value.get_state(legacy=False), lambda value, state: value.set_state(state))
@@ -276,14 +365,28 @@ class TorchState:
 
     # -- the notebook's process, before the fork -------------------------------------------------------------------
     def kind(self, kind: type, rule: Any) -> Any:  # noqa: ARG002
-        """The kind of tensors, arrays and generators; None for everything else. Modules are objects with more parts."""
-        if issubclass(kind, torch.nn.Module):
-            return None
+        """The kind of tensors, arrays and generators, and of the hooks of modules and optimizers; None for everything
+        else."""
+        if issubclass(kind, (torch.nn.Module, torch.optim.Optimizer)):
+            return user_hooks.HOOKS
         return next((found for base, found in _KINDS if issubclass(kind, base)), None)
+
+    def has_fields(self, kind: type) -> bool:
+        """Whether values of a class that `kind` knows have attributes besides: a mask, or those of a subclass."""
+        own_array = issubclass(kind, np.ndarray) and kind is not np.ndarray
+        return own_array or issubclass(kind, (torch.nn.Module, torch.optim.Optimizer))
 
     def weight(self, value: Any) -> Any:
         """The kind of a weight; None for a module, which is compared like other objects."""
         return _WEIGHT if isinstance(value, torch.Tensor) else None
+
+    def own_dicts(self, value: Any) -> Iterator[tuple[str, Any]]:
+        """The dicts of hooks, which their handles refer to."""
+        return user_hooks.dicts(value)
+
+    def own_dict(self, value: Any, name: str) -> Any:
+        """One of them; a tensor has none before its first hook."""
+        return user_hooks.dict_of(value, name)
 
     def named(self, models: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
         """Tensors of the models by name."""
@@ -294,12 +397,18 @@ class TorchState:
             if slot.tensor is not None
         }
 
+    def versions(self, models: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
+        """Of the tensors of `named`, as torch counts what is written to them."""
+        return {key: (id(tensor), tensor._version) for key, tensor in self.named(models).items()}
+
     def modules(self, models: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
         """Modules of the models by name."""
         return {(name, inner): module for name, model in models.items() for inner, module in named_modules(model)}
 
     def more_parts(self, value: Any) -> Iterator[tuple[str, Any]]:
-        """The parts of a module outside its attributes."""
+        """The parts of a module outside its attributes; the hooks that a handle can remove."""
+        if isinstance(value, RemovableHandle) and value.hooks_dict_ref() is not None:
+            yield "hooks", value.hooks_dict_ref()
         if isinstance(value, torch.nn.Module):
             for table in (value._modules, value._parameters, value._buffers):
                 yield from table.items()
@@ -322,8 +431,15 @@ class TorchState:
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor)
 
+    def is_of_user(self, value: Any) -> bool:
+        """Whether a tensor's class is not torch's."""
+        return type(value) not in (torch.Tensor, torch.nn.Parameter)
+
     def on_device(self, value: Any) -> bool:
         return on_device(value)
+
+    def reduced(self, value: Any) -> tuple[Any, ...] | None:
+        return notebook_devices.reduced(value)
 
     def tensor_bytes(self, value: Any) -> int:
         return int(value.numel() * value.element_size())
@@ -333,7 +449,7 @@ class TorchState:
         found = []
         for tensor, value in zip(tensors, to_cpu(tensors), strict=True):
             copy = torch.nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else value
-            found.append(copy.requires_grad_(tensor.requires_grad) if copy.is_leaf else copy)
+            found.append(copy.requires_grad_(is_trained(tensor)) if copy.is_leaf else copy)
         return found
 
     def describe(self, value: Any) -> Any:
@@ -342,13 +458,27 @@ class TorchState:
         return form, checksum(_bytes_of(value)) if _plain(value) else None
 
     def compact(self, value: Any) -> Any:
-        """A tensor in its own memory, if it is a small part of a larger storage."""
+        """A tensor without its graph, and in its own memory, if it is a small part of a larger storage."""
         if not _plain(value) or value.untyped_storage().nbytes() <= 2 * self.tensor_bytes(value) + 2**10:
-            return None
+            return None if user_hooks.is_leaf(value) else value.detach()
         copy = value.detach().clone()
         if isinstance(value, torch.nn.Parameter):
             return torch.nn.Parameter(copy, value.requires_grad)
-        return copy.requires_grad_(value.requires_grad)
+        return copy.requires_grad_(is_trained(value))
+
+    def gradient(self, value: Any) -> Any:
+        """The gradient that a tensor has; None for none, and for other objects."""
+        return value.grad if isinstance(value, torch.Tensor) and user_hooks.is_leaf(value) else None
+
+    def set_gradient(self, value: Any, gradient: Any) -> Undo:
+        """In the notebook, after the tensor has its new values."""
+        old = value.grad
+        value.grad = gradient
+
+        def back() -> None:
+            value.grad = old
+
+        return back
 
     def storage(self, value: Any) -> tuple[Any, str, int] | None:
         """The bytes of a storage in host memory, how to recreate it, and its address; None for anything else."""
@@ -365,6 +495,9 @@ class TorchState:
         """Whether a tensor that moved to the device has the same values."""
         if not isinstance(value, torch.Tensor) or not on_device(value) or not isinstance(content, tuple):
             return False
+        (content, hooks), mark = content, mark[0]
+        if content is None or hooks != user_hooks.NONE or content[2:] != ({}, []):
+            return False
         now = fetched.get(id(content[1]))
         if now is None or (content[0], now.dtype, tuple(now.shape)) != (mark[0][3], mark[0][1], mark[0][2]):
             return False
@@ -375,6 +508,10 @@ class TorchState:
         found = randomness.drawn(before, randomness.random_state())
         seed = runtime.running_seed()
         return None if found is None and seed is None else (found[1] if found is not None else None, seed)
+
+    def recipe(self, value: Any) -> Any:
+        """How an object that belongs to the worker is created in the notebook; None for others."""
+        return recreate.recipe(value)
 
     # -- the notebook again ----------------------------------------------------------------------------------------
     def set_random_state(self, state: Any) -> Callable[[], None]:
@@ -390,6 +527,19 @@ class TorchState:
 
         put(numbers, seed)
         return lambda: put(before, seed_before)
+
+    def begin(self) -> None:
+        """Before the results of a run are read."""
+        recreate.begin()
+
+    def finish(self) -> list[tuple[Any, str]]:
+        """After all changes are applied: complete what `recipe` described. Returns the objects for which that failed,
+        with the reason."""
+        before = randomness.random_state()
+        try:
+            return recreate.finish()
+        finally:
+            randomness.set_random_state(before)
 
     def make_storage(self, content: Any, dtype: str) -> Any:
         """A writable storage of these bytes."""

@@ -3,6 +3,7 @@ Python objects."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -83,19 +84,66 @@ _moved: dict[int, Any] = {}
 
 
 def take_contents(old: Any, new: Any) -> bool:
-    """Give the object `old` the contents of `new`; False if that is not possible: a graph or a weak reference holds
-    it."""
-    if type(old) is not type(new):
+    """Give the object `old` the contents of `new`; it keeps its class, its attributes and its hooks. False if that is
+    not possible: a graph holds it, or it wraps other tensors."""
+    if not (type(old) is type(new) or (has_own_memory(old) and has_own_memory(new))):
         return False
-    attributes = dict(vars(old))
+    attributes, hooks = dict(vars(old)), hooks_of(old)
     _moved.pop(id(old), None)
     try:
-        torch.utils.swap_tensors(old, new)
+        if has_own_memory(old):
+            _swap(old, new)
+        else:
+            torch.utils.swap_tensors(old, new)
     except RuntimeError:
         return False
     vars(old).update({name: value for name, value in attributes.items() if name not in vars(old)})
+    set_hooks(old, hooks)
     _moved[id(old)] = TensorWeakRef(old)
     return True
+
+
+def _swap(old: Any, new: Any) -> None:
+    """As torch.utils.swap_tensors (torch 2.9 and 2.15), but `old` keeps its class, and may have weak references of
+    Python's: it stays the same object, so they stay right."""
+    for tensor in (old, new):
+        if tensor._use_count() > 1:
+            node = torch.autograd.graph.get_gradient_edge(tensor).node if tensor.is_leaf else None
+            if node is None or tensor._use_count() > 2:
+                raise RuntimeError("something else in a graph holds the tensor")
+            node.register_prehook(_refuse_backward)
+    vars(old).update(vars(new))
+    torch._C._swap_tensor_impl(old, new)
+
+
+def _refuse_backward(_gradients: Any) -> None:
+    raise RuntimeError(
+        "backward() of a loss that was computed before its model moved to another device: the gradients would not "
+        "reach the model. Compute the loss after the move."
+    )
+
+
+def inherit(new: Any, old: Any) -> None:
+    """Where `new` has to replace `old`: what hangs on it."""
+    vars(new).update({name: value for name, value in vars(old).items() if name not in vars(new)})
+    set_hooks(new, hooks_of(old))
+    if has_own_memory(old) and has_own_memory(new):
+        with contextlib.suppress(TypeError):  # another layout
+            new.__class__ = type(old)
+
+
+Hooks = tuple[Any, Any]
+
+
+def hooks_of(tensor: Any) -> Hooks:
+    """The dicts of its hooks, in which their handles find them: `register_hook` and, of a leaf,
+    `register_post_accumulate_grad_hook`; None without one. (torch 2.9 and 2.15, torch/_tensor.py)"""
+    return tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+
+
+def set_hooks(tensor: Any, hooks: Hooks) -> None:
+    """Call these hooks for `tensor`."""
+    tensor._backward_hooks, tensor._post_accumulate_grad_hooks = hooks
 
 
 def forget_moved() -> None:

@@ -106,50 +106,57 @@ def keep_ties() -> None:
         if torch.__future__.get_swap_module_params_on_conversion():
             tensor_transfer.forget_moved()
             return original(self, fn, recurse)
-        before = _held(self, recurse)
+        moves = _Moves(self, recurse, fn)
         _moving.inside = True
         try:
-            result = original(self, fn, recurse)
+            result = original(self, moves.move, recurse)
         finally:
             _moving.inside = False
-        _keep_objects(self, before)
+            moves.finish()
         return result
 
     apply.keeps_ties = True  # type: ignore[attr-defined]
     torch.nn.Module._apply = apply
 
 
-def _held(module: Any, recurse: bool) -> list[tuple[list[Slot], Any, Any]]:
-    """The places of every tensor in `module`, a weak reference to it (a move must not keep old tensors alive), and the
-    result of an earlier move."""
-    found = slots(module)
-    if not recurse:
-        found = [slot for slot in found if slot.module is module]
-    places: dict[int, list[Slot]] = defaultdict(list)
-    for slot in found:
-        if slot.tensor is not None:
-            places[id(slot.tensor)].append(slot)
-    return [
-        (group, TensorWeakRef(group[0].tensor), _successors.get(group[0].tensor, lambda: None)())
-        for group in places.values()
-    ]
+class _Moves:
+    """One move of a module: each tensor stays the same object, with what hangs on it (an optimizer, hooks, attributes,
+    a name in the user's dict). It gets its new contents when the next one is moved, so that not all are in memory
+    twice."""
 
+    def __init__(self, module: Any, recurse: bool, function: Callable[[Any], Any]) -> None:
+        self._function = function
+        self._rnns = [one for one in module.modules() if isinstance(one, torch.nn.RNNBase)]
+        self._places: dict[int, list[Slot]] = defaultdict(list)
+        self._waiting: Any = None
+        self._replaced: dict[Any, Any] = {}  # objects that could not stay the same
+        for slot in slots(module):
+            if slot.tensor is not None and (recurse or slot.module is module):
+                self._places[id(slot.tensor)].append(slot)
 
-def _keep_objects(module: Any, before: list[tuple[list[Slot], Any, Any]]) -> None:
-    """Tie what was tied. If something else holds the old tensor (an optimizer, the notebook), it stays the same
-    object."""
-    rnns = [one for one in module.modules() if isinstance(one, torch.nn.RNNBase)]
-    for one in rnns:  # their weak references to their weights would keep these from being swapped (torch 2.9.0)
-        one._flat_weight_refs = []
-    moved: dict[Any, Any] = {}
-    while before:  # each weak reference is gone when its tensor is swapped
-        places, reference, earlier = before.pop()
-        old = reference()
-        del reference
-        _tie(places, old, earlier, moved)
-    for one in rnns:
-        one._init_flat_weights()
-    optimizers.after_move(moved)
+    def move(self, tensor: Any) -> Any:
+        """Called by torch with each parameter, gradient and buffer."""
+        if id(tensor) not in self._places:  # a gradient, which belongs to the parameter before it, or moved already
+            return self._function(tensor)
+        self._settle()
+        result = self._function(tensor)
+        self._waiting = tensor, self._places.pop(id(tensor))
+        return result
+
+    def _settle(self) -> None:
+        if self._waiting is not None:
+            (old, places), self._waiting = self._waiting, None
+            for place in places:  # RNNs have weak references to their weights (torch 2.9.0)
+                if isinstance(place.module, torch.nn.RNNBase):
+                    place.module._flat_weight_refs = []
+            _tie(places, old, _successors.get(old, lambda: None)(), self._replaced)
+
+    def finish(self) -> None:
+        """After the last one, also where the move failed."""
+        self._settle()
+        for rnn in self._rnns:
+            rnn._init_flat_weights()
+        optimizers.after_move(self._replaced)
 
 
 def _tie(places: list[Slot], old: Any, earlier: Any, moved: dict[Any, Any]) -> None:
@@ -162,6 +169,7 @@ def _tie(places: list[Slot], old: Any, earlier: Any, moved: dict[Any, Any]) -> N
         if tensor_transfer.take_contents(old, new):
             new = old
         else:
+            tensor_transfer.inherit(new, old)
             moved[old] = new
             _successors[old] = TensorWeakRef(new)
     for slot in places:

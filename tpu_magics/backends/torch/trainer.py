@@ -1,4 +1,4 @@
-"""transformers' Trainer in a worker: records its values, and makes auto_find_batch_size work.
+"""transformers' Trainer in a worker: records its values, and makes auto_find_batch_size and saved weights work.
 
 transformers 5.23.0 (trainer.py) and accelerate 1.15.0 (utils/memory.py).
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import gc
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import ModuleType
@@ -37,7 +37,8 @@ def arrange() -> None:
     """Patch transformers and accelerate in this process as they are imported. Only for workers."""
     hook = PostImport()
     hook.when_imported("accelerate.utils.memory", _know_out_of_memory)
-    hook.when_imported("accelerate.checkpointing", _load_models)
+    hook.when_imported("accelerate.utils.other", _tell_device_tensors_apart)
+    hook.when_imported("safetensors.torch", _save_device_tensors)
     hook.when_imported("transformers.trainer", _change_trainer)
 
 
@@ -48,26 +49,69 @@ def _change_trainer(module: ModuleType) -> None:
             change(module)
 
 
-def _load_models(module: Any) -> None:
-    """`load_state` reads weights with safetensors' load_model, which cannot read a device's memory (0.6:
-    "Attempted to access the data pointer on an invalid python storage")."""
-    original = module.load_model
+# -- weights in files -------------------------------------------------------------------------------------------------
+def _save_device_tensors(module: Any) -> None:
+    """safetensors tells tensors apart by the addresses of their memory, which a device's have not (0.4 to 0.8:
+    "Attempted to access the data pointer on an invalid python storage"): it gets copies. So `save_pretrained`,
+    `Accelerator.save_model`, `save_state`, `load_state` and safetensors' own functions work in a worker."""
+
+    def with_copies(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def on_host(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            return original(_copies(tensors) if isinstance(tensors, dict) else tensors, *args, **kwargs)
+
+        return on_host
+
+    for name in ("_flatten", "_flatten_as_ptr"):  # the second since 0.8, in place of the first
+        if hasattr(module, name):
+            setattr(module, name, with_copies(getattr(module, name)))
+    if not hasattr(module, "_remove_duplicate_names"):
+        return
+    duplicates = with_copies(module._remove_duplicate_names)
+
+    def remove_duplicate_names(tensors: Any, *, preferred_names: Any = None, **kwargs: Any) -> dict[str, list[str]]:
+        """A file may have tied weights under both names, where accelerate has copied them before."""
+        found = duplicates(tensors, preferred_names=preferred_names, **kwargs)
+        return {name: [one for one in same if one not in (preferred_names or ())] for name, same in found.items()}
+
+    module._remove_duplicate_names = remove_duplicate_names
+
+
+def _copies(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """A state dict on the host; what is one tensor on the device is one here, too."""
+    import torch
+
+    from tpu_magics.backends.torch.tensor_transfer import to_cpu
+
+    inside = {name: one for name, one in tensors.items() if isinstance(one, torch.Tensor) and on_device(one)}
+    first = {_identity(one): one for one in inside.values()}
+    copies = dict(zip(first, to_cpu([*first.values()]), strict=True))
+    return {name: copies[_identity(one)] if name in inside else one for name, one in tensors.items()}
+
+
+def _identity(tensor: Any) -> tuple[Any, ...]:
+    """The same for what `state_dict()` makes of one parameter, which are other Python objects."""
+    if tensor.device.type != "xla":
+        place = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()  # of a view
+        return str(tensor.device), tensor.untyped_storage().data_ptr() or id(tensor), *place
+    import torch_xla
+
+    return str(tensor.device), torch_xla._XLAC._xla_get_tensor_id(tensor)
+
+
+def _tell_device_tensors_apart(module: Any) -> None:
+    """As `_save_device_tensors`, for what accelerate does before."""
+    original = getattr(module, "id_tensor_storage", None)
+    if original is None:
+        return
 
     @functools.wraps(original)
-    def load_model(model: Any, filename: Any, strict: bool = True, device: Any = "cpu") -> Any:
-        named = model.state_dict(keep_vars=True)
-        if not any(map(on_device, named.values())):
-            return original(model, filename, strict=strict, device=device)
-        from safetensors.torch import load_file
+    def id_tensor_storage(tensor: Any) -> Any:
+        if on_device(tensor):
+            return tensor.device, _identity(tensor)[1], tensor.numel() * tensor.element_size()
+        return original(tensor)
 
-        state = load_file(filename)
-        for name, tensor in named.items():  # tied weights are saved once, under one of their names
-            same = next((other for other in state if named.get(other) is tensor), None)
-            if name not in state and same is not None:
-                state[name] = state[same]
-        return model.load_state_dict(state, strict=strict)
-
-    module.load_model = load_model
+    module.id_tensor_storage = id_tensor_storage
 
 
 # -- the records ------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tpu_magics.backends.torch import weights_files
+from tpu_magics.backends.torch import optimizers, weights_files
 from tpu_magics.backends.torch.modules import slots
 from tpu_magics.backends.torch.tensor_transfer import settle, unwrap
 from tpu_magics.backends.torch.weights_check import StagedWeights, check_weights, layout_of, state_of
@@ -107,6 +107,26 @@ def _digest(model: Any) -> str:
         if torch.nn.parameter.is_lazy(parameter) or parameter.is_meta:
             return ""
         if parameter.requires_grad and parameter.numel():
-            content = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-            found = zlib.crc32(memoryview(content), found)
+            found = _checksum(parameter.detach().cpu(), found)
     return f"{found:08x}"
+
+
+def _checksum(values: Any, before: int) -> int:
+    import torch
+
+    return zlib.crc32(memoryview(values.contiguous().reshape(-1).view(torch.uint8).numpy()), before)
+
+
+def trained_elsewhere(models: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """What optimizers trained besides `models`: the model of a script, or one that a function builds. By the class of
+    the optimizer: a checksum of its parameters, and "NaN" or "Inf" if they contain such values, else ""."""
+    settle()
+    known = {id(parameter) for model in models.values() for parameter in model.parameters()}
+    sums: dict[str, int] = {}
+    bad: dict[str, str] = {}
+    for name, parameter in optimizers.trained():
+        if id(parameter) not in known and parameter.numel():
+            values = parameter.detach().cpu()
+            sums[name] = _checksum(values, sums.get(name, 0))
+            bad[name] = bad.get(name) or weights_files.not_finite(values)
+    return {name: (f"{found:08x}", bad[name]) for name, found in sums.items()}

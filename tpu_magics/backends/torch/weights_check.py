@@ -57,12 +57,12 @@ class WeightUpdate:
 
 @dataclass(frozen=True)
 class StagedWeights:
-    """Weights that were read and match: the argument of `load_weights`. `notes`: sentences for the user; `not_finite`:
-    one about weights with NaN or Inf."""
+    """Weights that were read and match: the argument of `load_weights`. `models`: the ids of each model's modules;
+    `notes`: sentences for the user; `not_finite`: one about weights with NaN or Inf."""
 
     folder: Path
     puts: tuple[WeightUpdate, ...]
-    models: tuple[str, ...]
+    models: Mapping[str, frozenset[int]]
     notes: tuple[str, ...] = ()
     not_finite: str = ""
 
@@ -98,7 +98,8 @@ def check_weights(models: Mapping[str, Any], folder: Path) -> StagedWeights:
     if broken := [*_broken_ties(models, values), *_broken_views(puts)]:
         raise _came_apart(broken, tuple(manifest.models), folder)
     notes.extend(_dtype_notes(pairs))
-    return StagedWeights(folder, tuple(puts), tuple(models), tuple(notes), _not_finite(pairs, manifest.not_finite))
+    parts = {name: frozenset(map(id, module.modules())) for name, module in models.items()}
+    return StagedWeights(folder, tuple(puts), parts, tuple(notes), _not_finite(pairs, manifest.not_finite))
 
 
 def _not_finite(pairs: Mapping[tuple[str, str], tuple[Slot, ManifestEntry]], found: Mapping[str, str]) -> str:

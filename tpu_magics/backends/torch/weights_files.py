@@ -24,6 +24,7 @@ import torch
 
 from tpu_magics.backends.torch.tensor_transfer import has_own_memory, one_by_one, tensor_bytes, to_cpu
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.runs.files import open_record, read_record
 
 MANIFEST = "result-weights.json"
 PLAIN = "result-weights.safetensors"
@@ -180,7 +181,7 @@ def read_manifest(folder: Path) -> Manifest:
         TpuMagicsError: there is none, or a file is missing, shorter, longer or changed.
     """
     try:
-        record = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        record = json.loads(read_record(folder / MANIFEST))
         if record["version"] != VERSION:
             raise ValueError(f"its version is {record['version']}, not {VERSION}")
         models = {
@@ -199,7 +200,7 @@ def _check_whole(path: Path, size: int, manifest: Manifest) -> None:
     found = path.stat().st_size if path.exists() else 0
     if found != size:
         raise _torn(f"{path} has {found} bytes instead of {size}.")
-    with open(path, "rb") as file:
+    with open_record(path) as file:
         regions = {ODD: Region(0, size)} if path.name == ODD else read_regions(file.fileno())
         for key, region in regions.items():
             if checksum(file.fileno(), region) != manifest.sums[key]:

@@ -28,13 +28,14 @@ _ALIGNED = 64
 _SPARE_BYTES = 256 * 2**20
 
 
-def load_weights(staged: StagedWeights, free_bytes: int | None = None) -> None:
+def load_weights(staged: StagedWeights, free_bytes: int | None = None) -> list[str]:
     """In the notebook: copy the checked weights into the models, in place. After a failure they are byte for byte as
     before.
 
     Tensors keep their identity, strides and `requires_grad`. The old values are swapped with the new ones in the file,
     which is removed at the end; `free_bytes`: host memory for the old values of tensors that have another form in the
-    file (None: what the machine has available). If it is too small, they are kept in the run folder.
+    file (None: what the machine has available). If it is too small, they are kept in the run folder. Returns the names
+    of the models that have other values now.
 
     Raises:
         TpuMagicsError: something failed, and everything was restored; or there is no room for the old values.
@@ -49,6 +50,8 @@ def load_weights(staged: StagedWeights, free_bytes: int | None = None) -> None:
                     _put_all(puts, exchange, keep)
         except Exception as error:
             raise _not_loaded(staged, error, exchange.kept) from error
+    changed = {id(put.slot.module) for put in puts}
+    return [name for name, modules in staged.models.items() if modules & changed]
 
 
 class _Damaged(Exception):
@@ -81,7 +84,7 @@ def _undone(back: Callable[[], None]) -> bool:
 
 
 def _not_loaded(staged: StagedWeights, error: Exception, kept: bool) -> TpuMagicsError:
-    recipe = weights_files.recipe(staged.folder, staged.models)
+    recipe = weights_files.recipe(staged.folder, tuple(staged.models))
     kept_text = f"They are kept. To load them yourself: {recipe}" if kept else "They are lost. Train again."
     if isinstance(error, _Damaged):
         return TpuMagicsError(

@@ -14,7 +14,7 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ def register() -> None:
         _start_autograd()
         loader._init_device("tpu")
     _registered.append(os.getpid())
-    _keep_optimizers_quiet()
+    _keep_quiet()
 
 
 def use_cpu() -> None:
@@ -101,6 +101,7 @@ def prepare_notebook() -> None:
 def _imported_by_notebook() -> None:
     randomness.look_again()
     _start_autograd()
+    _keep_quiet()
 
 
 def _start_autograd() -> None:
@@ -122,20 +123,38 @@ class _NoStream:
         return False
 
 
-def _keep_optimizers_quiet() -> None:
-    """In this process, until its runtime runs, an optimizer's step on the CPU does not start it: torch 2.15 asks in
-    each step whether the accelerator's stream is being captured (optim/optimizer.py)."""
-    import torch
+# Functions of torch 2.15 that start the runtime although nothing of the device is used: an optimizer's step on the CPU
+# asks whether the accelerator's stream is being captured (optim/optimizer.py), and a loader with pin_memory=True
+# (transformers' default) sets the device of its thread and pins its batches (utils/data). On XLA's CPU plugin pinning
+# fails as well. Each, and what it returns for an argument in the notebook's process, until its runtime runs.
+_KEPT_QUIET: tuple[tuple[str, str, Callable[..., Any]], ...] = (
+    ("torch.accelerator", "current_stream", lambda *_, **__: _NoStream()),
+    ("torch.accelerator", "current_device_index", lambda: 0),
+    ("torch.accelerator", "set_device_index", lambda _device: None),
+    ("torch", "Tensor.pin_memory", lambda tensor, *_, **__: tensor),
+    ("torch", "Tensor.is_pinned", lambda _tensor, *_, **__: False),
+)
+_quiet: list[str] = []  # those that are replaced
 
-    original = torch.accelerator.current_stream
 
+def _keep_quiet() -> None:
+    for module, path, otherwise in () if _quiet else _KEPT_QUIET:
+        owner, name = import_module(module), path
+        if "." in path:
+            kind, name = path.split(".")
+            owner = getattr(owner, kind)
+        if hasattr(owner, name):
+            setattr(owner, name, _unless_running(getattr(owner, name), otherwise))
+            _quiet.append(path)
+
+
+def _unless_running(original: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def current_stream(*args: Any, **kwargs: Any) -> Any:
-        if os.getpid() == _registered[0] and not runtime.running():
-            return _NoStream()
-        return original(*args, **kwargs)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        in_notebook = os.getpid() in (*_registered, *_autograd)
+        return (otherwise if in_notebook and not runtime.running() else original)(*args, **kwargs)
 
-    torch.accelerator.current_stream = current_stream
+    return call
 
 
 def _raise_log_level() -> None:

@@ -20,6 +20,38 @@ def running() -> bool:
     return backend is not None and bool(backend._is_initialized())
 
 
+def step() -> None:
+    """Operations run at once."""
+
+
+def rank_device() -> Any:
+    import torch
+
+    return torch.device(device_type)
+
+
+def ranks() -> tuple[int, int]:
+    import torch.distributed as dist
+
+    return (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
+
+
+def average(gradients: list[Any]) -> None:
+    import torch.distributed as dist
+
+    for gradient in gradients:
+        dist.all_reduce(gradient, op=dist.ReduceOp.SUM)
+        gradient.div_(dist.get_world_size())
+
+
+def broadcast(value: Any, rank: int) -> Any:
+    import torch.distributed as dist
+
+    values = [value]
+    dist.broadcast_object_list(values, src=rank)
+    return values[0]
+
+
 def settle() -> None:
     import torch
 

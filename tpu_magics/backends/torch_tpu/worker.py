@@ -10,7 +10,15 @@ from dataclasses import replace
 from typing import Any
 
 from tpu_magics.backends.base import WorkerSpec
-from tpu_magics.backends.torch import optimizers, randomness, rebuild, tied_weights, trainer
+from tpu_magics.backends.torch import (
+    fastai,
+    notebook_devices,
+    optimizers,
+    randomness,
+    rebuild,
+    tied_weights,
+    trainer,
+)
 from tpu_magics.backends.torch.worker import in_new_thread, set_variables, start_autograd_threads, thread_modes
 from tpu_magics.backends.torch_tpu import device, process_group, xla_cpu
 
@@ -70,9 +78,11 @@ def _run(
         process_group.pretend(many)
     if spec.device == "CPU":
         xla_cpu.arrange()
+    notebook_devices.restore()
     tied_weights.keep_ties()
-    optimizers.arrange()
+    optimizers.arrange(keep=spec.device == "CPU" and spec.tracing is None)
     trainer.arrange()
+    fastai.arrange()
     rebuild.adopt_state()
     on_ready(rank, spec.ranks, DEVICE)
     randomness.replay_seed()

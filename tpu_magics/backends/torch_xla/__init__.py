@@ -20,8 +20,8 @@ class TorchXla(TorchBackend):
     starts_it = "torch_xla.device(), tensor.to('xla'), xr.world_size(), ..."
     device = "torch_xla.device()"
     no_step = (
-        "The function ended without a sync, so everything ran as one graph at its end. End each step with "
-        "torch_xla.sync(), or use a loader from accelerator.prepare."
+        "The program ended without a sync: what it had computed ran as one graph wherever a value was read, and at its "
+        "end. End each step of a training with torch_xla.sync(), or use a loader from accelerator.prepare."
     )
     spawns = False
 
@@ -41,6 +41,7 @@ class TorchXla(TorchBackend):
 
     # -- results --------------------------------------------------------------------------------------------------
     splits_weights = method_of("torch_xla.fsdp_shards", "spread")
+    structure = method_of("torch_xla.fsdp_shards", "structure")
 
     def digests(self, models: Mapping[str, Any]) -> Mapping[str, str]:
         from tpu_magics.backends.torch import weights

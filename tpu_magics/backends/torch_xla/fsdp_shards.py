@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from tpu_magics.backends.torch import optimizers
-from tpu_magics.backends.torch.modules import named_modules, plain_name
+from tpu_magics.backends.torch import modules, optimizers
+from tpu_magics.backends.torch.modules import SHARD_PREFIX, named_modules, plain_name
 from tpu_magics.backends.torch.post_import import PostImport
 from tpu_magics.backends.torch.tensor_transfer import settle, tensor_bytes, to_cpu
 from tpu_magics.errors import TpuMagicsError
@@ -121,6 +121,13 @@ def collect_shards(models: Mapping[str, Any], folder: Path, rank: int) -> None:
 def spread(models: Mapping[str, Any]) -> bool:
     """Whether a parameter is sharded over several ranks, so that rank 0 must wait for the others' shards."""
     return any(len(shard.members) > 1 for name, model in models.items() for shard in shards(name, model))
+
+
+def structure(model: Any) -> frozenset[tuple[str, tuple[int, ...] | None]]:
+    """Names and shapes of a model's parameters and buffers, as they were before FSDP took them."""
+    own = {(name, shape) for name, shape in modules.structure(model) if SHARD_PREFIX not in name}
+    parts = (part for shard in shards("", model) for part in shard.parts)
+    return frozenset(own | {(part.names[0], part.shape) for part in parts})
 
 
 def full_weights(name: str, model: Any, folder: Path) -> dict[str, Any]:

@@ -6,11 +6,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from tpu_magics.backends.torch import randomness
+from tpu_magics.backends.torch import notebook_loads, randomness, runtime
 from tpu_magics.backends.torch.post_import import PostImport
 
 # torch_xla 2.8 and 2.9: the module, and the function in it that works without either.
@@ -22,7 +23,10 @@ def prepare_notebook() -> None:
     """What cells need before they use torch_xla in the notebook's process: it keeps what needs no device from starting
     the XLA runtime, and restores what torch_xla 2.7 removed and most notebooks still call (idempotent)."""
     randomness.defer_seeds()
+    _restoring.when_imported("torch._utils", notebook_loads.load_on_cpu)
     _restoring.when_imported(randomness.XLA_MODEL, _restore_names)
+    _restoring.when_imported("torch_xla.utils.checkpoint", _checkpoint_on_cpu)
+    _restoring.when_imported("torch_xla.amp.autocast_mode", _autocast_on_cpu)
 
 
 # Functions of torch_xla.core.xla_model, and those of torch_xla.runtime that do the same. Rule TPU412 knows more.
@@ -41,6 +45,43 @@ def _of_runtime(name: str, defval: object = None) -> Any:  # noqa: ARG001 - the 
     import torch_xla.runtime
 
     return getattr(torch_xla.runtime, name)()
+
+
+def _checkpoint_on_cpu(module: Any) -> None:
+    """Without the runtime, torch's own: torch_xla's (2.9) starts it for the device's random state."""
+    original = module.checkpoint
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def checkpoint(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if runtime.running():
+            return original(function, *args, **kwargs)
+        from torch.utils.checkpoint import checkpoint as of_torch
+
+        return of_torch(function, *args, **{"use_reentrant": True, **kwargs})
+
+    module.checkpoint = checkpoint
+
+
+def _autocast_on_cpu(module: Any) -> None:
+    """Let the autocast of a run's code take the CPU, which its device is in the notebook; torch_xla 2.9 raises an
+    AssertionError."""
+    original = module.autocast.__init__
+    if hasattr(original, "__wrapped__"):
+        return
+    of_torch = module.autocast.__mro__[1].__init__
+
+    @functools.wraps(original)
+    def initialise(self: Any, device: Any, enabled: bool = True, dtype: Any = None, cache_enabled: bool = True) -> None:
+        if "cpu" not in str(device) or runtime.running():
+            original(self, device, enabled, dtype, cache_enabled)
+            return
+        self._enabled, self._xla_device = enabled, "CPU"
+        self._dtype = dtype or sys.modules["torch"].bfloat16
+        of_torch(self, "cpu", enabled=enabled, dtype=self._dtype, cache_enabled=cache_enabled)
+
+    module.autocast.__init__ = initialise
 
 
 def fix_autocast() -> None:
@@ -132,6 +173,49 @@ def fix_checkpointing() -> None:
     with contextlib.suppress(AttributeError):  # another version: without barriers
         _recompute_behind_barriers(checkpoint)
         _use_torch_xlas(checkpoint.CheckpointFunction)
+
+
+_SELU = (1.6732632423543772848170429916717, 1.0507009873554804934193349852946)  # torch: ATen/native/Activation.cpp
+_kernels: list[Any] = []  # torch removes those of a library that is collected
+
+
+def fix_elu() -> None:
+    """Make the gradients of ELU, CELU and SELU right. Only for workers.
+
+    torch_xla 2.9 takes the input for the result in ELU's backward(), so that for x < 0 the gradient is x + 1 in place
+    of exp(x); and SELU has no backward() of its own.
+    """
+    import torch
+
+    if _kernels:
+        return
+    operators = torch.ops.aten
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it replaces another one
+        library.impl("elu_backward", _elu_backward, "XLA")
+        library.impl("selu", lambda x: operators.elu(x, *_SELU), "AutogradXLA")
+        library.impl("selu_", lambda x: operators.elu_(x, *_SELU), "AutogradXLA")
+    _kernels.append(library)
+
+
+def _elu_backward(grad: Any, alpha: float, scale: float, input_scale: float, is_result: bool, x: Any) -> Any:
+    """As torch's own (ATen/native/cpu/Elu.h). `x`: the result or, unless the operation was in place, the input."""
+    slope = alpha * scale * input_scale
+    low = x * input_scale + slope if is_result else (x * input_scale).exp() * slope
+    return grad * low.where(x <= 0, scale)
+
+
+def fix_inference_mode() -> None:
+    """Make torch.inference_mode() what torch.no_grad() is, and inference_mode(False) torch.enable_grad(). Only for
+    workers: on a device of XLA every module raises "Cannot set version_counter for inference tensor" in it."""
+    import torch
+
+    def enter(self: Any) -> None:
+        self._inference_mode_context = torch.no_grad() if self.mode else torch.enable_grad()
+        self._inference_mode_context.__enter__()
+
+    torch.inference_mode.__enter__ = enter
 
 
 def _device_module() -> ModuleType:

@@ -39,6 +39,21 @@ def refuse_leftover(spec: WorkerSpec) -> None:
         )
 
 
+def refuse_later() -> None:
+    """In a worker whose runtime has started without SPMD: the code cannot turn it on any more. (torch_xla 2.9 lets it,
+    and crashes in the first step.)"""
+    import torch_xla.runtime as xr
+
+    def use_spmd(auto: bool = False) -> None:  # noqa: ARG001
+        raise TpuMagicsError(
+            "The code calls use_spmd(), but this run does not use SPMD.",
+            "Each worker has started with one device, and cannot change that.",
+            "Train with --spmd: one worker then drives all devices. (-n starts one process for each rank.)",
+        )
+
+    xr.use_spmd = use_spmd
+
+
 def arrange(spec: WorkerSpec) -> None:
     """Make this process an SPMD one, before its runtime starts (for a worker with `spec.spmd`)."""
     import torch_xla.runtime as xr
@@ -50,7 +65,9 @@ def arrange(spec: WorkerSpec) -> None:
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == _TORCH_XLAS_OWN:
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = _QUIET
     os.environ.pop(_VARIABLE, None)  # else use_spmd(), which sets it, warns that the notebook has set it
-    xr.use_spmd()
+    use_spmd = xr.use_spmd
+    use_spmd()
+    xr.use_spmd = lambda auto=False: use_spmd(auto) if auto else None  # the code may call it again: it would warn
 
 
 def start(local_rank: int, local_world_size: int) -> None:
@@ -170,10 +187,13 @@ def parameters_on_device() -> Iterator[Any]:
 
     from tpu_magics.backends.torch import tensor_transfer
 
-    for thing in (*gc.get_objects(), *tensor_transfer.moved_tensors()):
-        # type() first: isinstance() may run code of other objects, e.g. of proxies.
-        if issubclass(type(thing), torch.Tensor) and isinstance(thing, torch.nn.Parameter) and thing.is_xla:
-            yield thing
+    # At once: torch warns of a tensor (a gradient) that it frees while such a list of all objects holds it.
+    # type() first: isinstance() may run code of other objects, e.g. of proxies.
+    found = [
+        one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and isinstance(one, torch.nn.Parameter)
+    ]
+    found += [one for one in tensor_transfer.moved_tensors() if isinstance(one, torch.nn.Parameter)]
+    return iter([one for one in {id(one): one for one in found}.values() if one.is_xla])
 
 
 def spread(parameters: Iterable[Any]) -> ShardingSummary:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
-from tpu_magics.backends.torch import trainer
+from tpu_magics.backends.torch import fastai, trainer
 from tpu_magics.backends.torch.post_import import PostImport
 from tpu_magics.runs import events
 from tpu_magics.runs.files import RunFiles
@@ -26,6 +26,7 @@ _SUMMED = (
 def arrange() -> None:
     """Patch transformers and accelerate in this process as they are imported. Only for workers."""
     trainer.arrange()
+    fastai.arrange()
     hook = PostImport()
     hook.when_imported("accelerate.accelerator", _save_loaders)
     hook.when_imported("transformers.trainer", _keep_any_reports)

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from tpu_magics.backends.base import WorkerSpec
@@ -18,7 +19,7 @@ from tpu_magics.backends.torch.worker import (
     thread_modes,
     use_up_autograds_start,
 )
-from tpu_magics.backends.torch_xla import observe, spmd
+from tpu_magics.backends.torch_xla import graph_cache, observe, spmd
 
 
 def apply_environment(spec: WorkerSpec) -> None:
@@ -29,6 +30,7 @@ def apply_environment(spec: WorkerSpec) -> None:
     changes: dict[str, str | None] = {
         "PJRT_DEVICE": spec.device,
         "FORK_LAUNCHED": "1",  # what accelerate's PrepareForLaunch sets
+        graph_cache.NAME: os.environ.get(graph_cache.NAME, ""),
         **({"LOCAL_RANK": str(spec.index)} if spec.device == "CPU" else {}),
         **spec.environment,
     }
@@ -67,6 +69,11 @@ def _use_cache(spec: WorkerSpec) -> None:
         xr.initialize_cache(spec.cache)
 
 
+def _kept_names(spec: WorkerSpec) -> Path | None:
+    """Where the names of graphs outlive the worker: beside the compiled programs."""
+    return Path(spec.cache) / graph_cache.KEPT if spec.cache and spec.device != "CPU" else None
+
+
 def _on_each_device(
     spec: WorkerSpec,
     on_ready: Callable[[int, int, str], None],
@@ -77,8 +84,9 @@ def _on_each_device(
     import torch_xla
     from torch_xla._internal import pjrt
 
-    from tpu_magics.backends.torch import randomness
+    from tpu_magics.backends.torch import notebook_devices, randomness
 
+    notebook_devices.restore()
     use_up_autograds_start()
     first = _FirstDevice(spec, on_ready)
 
@@ -90,7 +98,12 @@ def _on_each_device(
         randomness.replay_seed()
         return ordinal, enter(_launched(function), ordinal, ordinal, replica)
 
-    by_device = pjrt._run_thread_per_device(spec.index, spec.count, on_device, _start(spec))
+    try:
+        by_device = pjrt._run_thread_per_device(spec.index, spec.count, on_device, _start(spec))
+    except RuntimeError as error:
+        if isinstance(error.__cause__, StopIteration):  # its executor.map is a generator, which cannot raise this one
+            raise error.__cause__ from None
+        raise
     return dict(by_device.values())
 
 
@@ -143,16 +156,22 @@ class _FirstDevice:
         fsdp_shards.watch_wrappers()
         trainer.arrange()
         library_fixes.arrange_fsdp()
-        optimizers.arrange()
+        optimizers.arrange(keep=self.spec.device == "CPU" and self.spec.tracing is None and self.spec.spmd is None)
         library_fixes.hide_torchax()
         library_fixes.skip_jax()
         library_fixes.fix_checkpointing()
+        library_fixes.fix_elu()
+        library_fixes.fix_inference_mode()
         if self.spec.device == "CPU":
             library_fixes.fix_autocast()
+        if self.spec.tracing is None:
+            graph_cache.guard(_kept_names(self.spec))
         start_autograd_threads()
         rebuild.adopt_state()
         if self.spec.spmd is not None:
             spmd.make_mesh(self.spec)
+        elif self.spec.tracing is None:
+            spmd.refuse_later()
         if self.spec.tracing is not None and self.spec.tracing.world > 1:
             from tpu_magics.backends.torch_xla.trace.fake_world import enter
 

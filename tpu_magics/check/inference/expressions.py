@@ -584,9 +584,10 @@ def _sequence(walk: Evaluator, node: ast.List | ast.Tuple | ast.Set) -> Abstract
             items=tuple(values),
             item=join_all(values) if values else None,
             creator=node,
+            creator_ctx=walk.ctx,
             const=_consts(values, node),
         )
-    return AbstractValue(LIST, item=join_all(values), creator=node)
+    return AbstractValue(LIST, item=join_all(values), creator=node, creator_ctx=walk.ctx)
 
 
 def _consts(values: list[AbstractValue], node: ast.AST) -> Any:
@@ -667,7 +668,8 @@ def _comprehension(
         item = walk.value(node.elt)
     for name, before in targets.items():  # a comprehension has its own names
         walk.unbind(name) if before is None else walk.bind(name, before)
-    return AbstractValue(LIST, item=item, creator=node, name="builtins.dict" if isinstance(node, ast.DictComp) else "")
+    name = "builtins.dict" if isinstance(node, ast.DictComp) else ""
+    return AbstractValue(LIST, item=item, creator=node, creator_ctx=walk.ctx, name=name)
 
 
 def names_in(target: ast.expr) -> Iterable[str]:

@@ -159,7 +159,7 @@ def _passed_on(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments)
 
 def _listed(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:
     if not arguments:
-        return AbstractValue(LIST, items=(), creator=node)
+        return AbstractValue(LIST, items=(), creator=node, creator_ctx=walk.ctx)
     first = arguments[0]
     if first.kind == LIST:
         return first

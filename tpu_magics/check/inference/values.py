@@ -241,6 +241,8 @@ def _alike(one: AbstractValue, other: AbstractValue, depth: int) -> AbstractValu
             result["item"] = join(one.item, other.item, depth + 1)
     if one.items is not None and other.items is not None and len(one.items) == len(other.items) and depth < DEEPEST:
         result["items"] = tuple(join(a, b, depth + 1) for a, b in zip(one.items, other.items, strict=True))
+    if result["creator"] is not None:
+        result["creator_ctx"] = one.creator_ctx or other.creator_ctx  # of one place, on two passes or paths
     for flag in ("varies", "read", "prepared"):
         result[flag] = getattr(one, flag) or getattr(other, flag)
     return AbstractValue(one.kind, **result)
@@ -248,7 +250,7 @@ def _alike(one: AbstractValue, other: AbstractValue, depth: int) -> AbstractValu
 
 _EMPTY: dict[str, Any] = {
     "lib": "", "where": "", "dtype": "", "name": "", "creator": None, "const": NOTHING, "shape": False, "items": None,
-    "ref": None, "creator_ctx": None,
+    "ref": None,
 }  # fmt: skip
 
 

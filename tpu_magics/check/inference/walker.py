@@ -55,7 +55,7 @@ from tpu_magics.check.inference.values import (
 )
 from tpu_magics.check.program import CheckedProgram, Class, Function
 from tpu_magics.check.rule_context import Loop, RuleContext
-from tpu_magics.check.syntax import last_name, nodes_of, root_name
+from tpu_magics.check.syntax import last_name, nodes_of, root_name, trained_definition
 
 if TYPE_CHECKING:
     from tpu_magics.check.cells import CodeCell
@@ -139,8 +139,8 @@ class Walker(Evaluator):
     def _launched_by_cell(self, cell: CodeCell) -> None:
         """`%%tpu_train` trains the cell's last function (design: three ways to write a cell)."""
         assert cell.tree is not None
-        last = cell.tree.body[-1] if cell.tree.body else None
-        if isinstance(last, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        last = trained_definition(cell.tree)
+        if last is not None:
             self._launch(last.name)
 
     def _launch(self, name: str) -> None:

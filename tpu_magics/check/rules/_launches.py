@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.check.inference.values import FUNCTION, NOTHING, AbstractValue
 from tpu_magics.check.program import remembered
-from tpu_magics.check.syntax import nodes_of
+from tpu_magics.check.syntax import nodes_of, trained_definition
 
 if TYPE_CHECKING:
     from tpu_magics.check.cells import CodeCell
@@ -60,8 +60,8 @@ TRAIN = "tpu_train"
 Position = tuple[int, float, float]
 END = float("inf")
 _PROCESSES = re.compile(r"(?:^|\s)(?:-n\s*|--processes[\s=]\s*)(\d+)\b")
+_WORD = re.compile(r"[^\W\d]\w*")
 _STARTED = re.compile(r"_mp_(\w+_)?fn$|map_fn$")
-_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +85,12 @@ class LaunchSite:
     def several(self) -> bool:
         """Whether it certainly starts more than one process on a host with more than one chip."""
         return self.ranks is None or (isinstance(self.ranks, int) and self.ranks > 1)
+
+    def passes(self, names: Collection[str]) -> bool:
+        """Whether it passes one of these names to the workers."""
+        if self.call is None:
+            return not set(_WORD.findall(self.words)).isdisjoint(names)
+        return any(isinstance(one, ast.Name) and one.id in names for one in nodes_of(self.call.node))
 
     def argument(self, name: str, position: int | None = None) -> ast.expr | None:
         """An argument of the launching call."""
@@ -169,12 +175,11 @@ def cell_form(cell: CodeCell, index: int, program: CheckedProgram) -> int:
     calls = program.calls(*(name for name, kind in NAMES.items() if kind != OURS))
     if any(call.ctx.cell_index == index and call.ctx.top_level for call in calls):
         return 2
-    body = cell.tree.body if cell.tree is not None else []
-    return 1 if body and isinstance(body[-1], _DEFINITIONS) else 3
+    return 1 if cell.tree is not None and trained_definition(cell.tree) is not None else 3
 
 
 def _trained(cell: CodeCell, program: CheckedProgram) -> Function | None:
-    last = cell.tree.body[-1] if cell.tree is not None and cell.tree.body else None
+    last = trained_definition(cell.tree) if cell.tree is not None else None
     return next((one for one in program.functions if one.node is last), None)
 
 
@@ -255,16 +260,30 @@ def launches_of(ctx: RuleContext) -> tuple[LaunchSite, ...]:
     """The launches whose workers run the code at this place; () for code of the notebook or of a plain script."""
     if ctx.function is not None:
         return workers(ctx.program).get(ctx.function, ())
-    own = ctx.cell.magic == TRAIN and cell_form(ctx.cell, ctx.cell_index, ctx.program) == 3
+    own = in_statements(ctx)
     return tuple(one for one in launches(ctx.program) if one.position == (ctx.cell_index, END, END)) if own else ()
+
+
+def in_statements(ctx: RuleContext) -> bool:
+    """Whether the place is in the plain statements of a `%%tpu_train` cell."""
+    own = ctx.function is None and ctx.cell.magic == TRAIN
+    return own and cell_form(ctx.cell, ctx.cell_index, ctx.program) == 3
 
 
 def in_several(ctx: RuleContext) -> bool:
     """Whether several processes certainly run the code at this place (on a host with several chips)."""
-    result = launches_of(ctx)
+    return _several(launches_of(ctx), ctx.program)
+
+
+def starts_several(launch: LaunchSite, program: CheckedProgram) -> bool:
+    """Whether a launch certainly starts several processes."""
+    return _several((launch,), program)
+
+
+def _several(result: Sequence[LaunchSite], program: CheckedProgram) -> bool:
     if any(one.several for one in result):
         return True
-    return any(one.ranks is NOTHING for one in result) and _mentions_ranks(result, ctx.program)
+    return any(one.ranks is NOTHING for one in result) and _mentions_ranks(result, program)
 
 
 def may_be_several(ctx: RuleContext) -> bool:
@@ -279,6 +298,6 @@ _MULTI = (
 )  # fmt: skip
 
 
-def _mentions_ranks(result: tuple[LaunchSite, ...], program: CheckedProgram) -> bool:
+def _mentions_ranks(result: Sequence[LaunchSite], program: CheckedProgram) -> bool:
     """Whether the code of these workers is written for several ranks."""
     return any(set(launches_of(call.ctx)) & set(result) for call in program.calls(*_MULTI))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.inference.values import ACCELERATOR, DEVICE, LIST, LOADER, UNKNOWN, AbstractValue
 from tpu_magics.check.program import remembered
+from tpu_magics.check.reachability import used_lines
 from tpu_magics.check.rules import _launches
 from tpu_magics.check.rules._source import EVALUATION, TRAINING, purpose_of, target_names
 from tpu_magics.check.syntax import last_name, nodes_of
 
 if TYPE_CHECKING:
+    from tpu_magics.check.cells import CodeCell
     from tpu_magics.check.program import CallSite, CheckedProgram, Function
     from tpu_magics.check.rule_context import Loop, RuleContext
 
@@ -232,8 +235,9 @@ REDUCES = frozenset((XM + "reduce_gradients", XM + "all_reduce", XM + "all_reduc
     "torch.distributed.all_reduce"))  # fmt: skip
 # Wrappers and modes under which gradients are reduced by something else.
 _OTHERS = ("torch.nn.parallel.", "torch.distributed.fsdp.", "torch_xla.distributed.fsdp.",
-    "torch_xla.distributed.zero_redundancy_optimizer.", "torch_xla.distributed.spmd.", "torch_xla.runtime.use_spmd",
+    "torch_xla.distributed.zero_redundancy_optimizer.", "torch_xla.distributed.spmd.",
     "torch_xla.experimental.spmd_fully_sharded_data_parallel.", "pytorch_lightning.", "lightning.")  # fmt: skip
+_MODES = ("torch_xla.runtime.use_spmd",)
 DEVICE_LOADERS = ("MpDeviceLoader", "ParallelLoader")
 
 
@@ -323,26 +327,79 @@ def in_step_context(call: CallSite) -> bool:
 
 
 def is_handled(ctx: RuleContext) -> bool:
-    """Whether accelerate, SPMD, FSDP, DDP or the eager mode handles the steps here: for the whole program, in this
-    function, its outer functions and callers, or in the functions that it calls."""
-    handlers = _handlers(ctx.program)
-    if not handlers or None in handlers or ctx.function is None:
-        return bool(handlers)
-    around = set(_launches.around(ctx.function))
-    return bool(handlers & around) or bool(handlers & _launches.closure({ctx.function}, ctx.program))
+    """Whether accelerate, SPMD, FSDP, DDP or the eager mode handles the steps here: a mode of the whole process, or a
+    wrapper, an Accelerator or a library that this code, its callers or the launch of its workers lead to by names."""
+    places = _handlers(ctx.program)
+    return None in places or (bool(places) and not places.isdisjoint(_used_lines(ctx)))
+
+
+def uses(ctx: RuleContext, call: CallSite) -> bool:
+    """Whether the code at this place uses what a call makes, by any name."""
+    return _place(call.node, call.ctx) in _used_lines(ctx)
+
+
+def _used_lines(ctx: RuleContext) -> set[tuple[CodeCell, int] | None]:
+    """The lines that the code at this place uses: its own function or cell, what leads to it, and what they name."""
+    key = ("used lines", ctx.cell_index, ctx.function)
+    if key not in ctx.program.memo:
+        ctx.program.memo[key] = _find_used_lines(ctx)
+    found: set[tuple[CodeCell, int] | None] = ctx.program.memo[key]
+    return found
+
+
+def _find_used_lines(ctx: RuleContext) -> set[tuple[CodeCell, int] | None]:
+    program = ctx.program
+    own = set() if ctx.function is None else {ctx.function}
+    functions = {*_launches.around(ctx.function)} | _launches.closure(own, program)
+    used = [_place(one.node, one.ctx) for one in functions]
+    used += [_place(call.node, call.ctx) for one in functions for call in one.callers if call.ctx.function is None]
+    launches = _launches.launches_of(ctx)
+    used += [_place(one.call.node, one.call.ctx) for one in launches if one.call is not None]
+    if ctx.function is None:
+        used.append((ctx.cell, 0))
+    words = {word for one in launches for word in re.findall(r"[^\W\d]\w*", one.words)}
+    return {*used_lines(program.cells, used, words)}
+
+
+def _place(node: ast.AST, ctx: RuleContext) -> tuple[CodeCell, int]:
+    return ctx.cell, getattr(node, "lineno", 0)
 
 
 @remembered
-def _handlers(program: CheckedProgram) -> set[Function | None]:
-    """The functions that call such a handler; None: the program's own statements or its imports."""
+def _handlers(program: CheckedProgram) -> set[tuple[CodeCell, int] | None]:
+    """The lines of such handlers: calls of them, and imports of libraries that have them; None: a mode of the whole
+    process, which the notebook has set."""
     calls = [*program.calls(*_OTHERS)]
     for method in ("prepare", "backward", "prepare_optimizer"):
         calls += program.methods(method, ACCELERATOR)
-    calls += [call for call in program.calls("torch_xla.experimental.") if "eager" in call.name]
-    result = {call.ctx.function for call in calls}
-    if any(name.startswith(_OTHERS) for name in program.imported):
-        result.add(None)
-    return result
+    modes = [*program.calls(*_MODES)]
+    modes += [call for call in program.calls("torch_xla.experimental.") if "eager" in call.name]
+    result: set[tuple[CodeCell, int] | None] = {_place(call.node, call.ctx) for call in (*calls, *modes)}
+    result |= {None for call in modes if _runs_in_the_notebook(call)}
+    return result | {(cell, line) for cell in program.cells for line in _imports_of_handlers(cell)}
+
+
+def _runs_in_the_notebook(call: CallSite) -> bool:
+    """Whether a call is one of the notebook's own statements, or in a function that they call."""
+    function = call.ctx.function
+    if function is None:
+        return not _launches.in_statements(call.ctx)
+    callers = (one for each in _launches.around(function) for one in each.callers)
+    return any(one.ctx.function is None and not _launches.in_statements(one.ctx) for one in callers)
+
+
+def _imports_of_handlers(cell: CodeCell) -> Iterator[int]:
+    """The lines of imports whose names are handlers. `import torch.nn.parallel` gives the name `torch`: its calls are
+    found by themselves."""
+    for node in nodes_of(cell.tree) if cell.tree is not None else ():
+        if isinstance(node, ast.Import):
+            names = [one.name if one.asname else one.name.partition(".")[0] for one in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [f"{node.module}.{one.name}" for one in node.names]
+        else:
+            continue
+        if any(f"{name}.".startswith(_OTHERS) for name in names):
+            yield node.lineno
 
 
 def optimizer_steps(program: CheckedProgram) -> Iterator[CallSite]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from tpu_magics.check.hoisting import COMPREHENSIONS
 from tpu_magics.check.inference.stubs import REMOVED, XM
 from tpu_magics.check.inference.values import MODEL, OPTIMIZER, canonical
 from tpu_magics.check.rule import Rule
@@ -24,7 +26,8 @@ class ModelInFunction(Rule):
     What it does
         Reports models that are built inside the function that a notebook launches (`notebook_launcher`, `xmp.spawn`,
         `torch_xla.launch`). If tpu_magics launches it (`%%tpu_train`, `%tpu_train`, `tpu_magics.train`), such a model
-        is hoisted: built once in the notebook. Then only models that cannot be hoisted are reported, with the reason.
+        is hoisted: built once in the notebook. Then only models that cannot be hoisted are reported, with the reason;
+        as advice where a loop builds one in each pass.
     Why this is bad
         Eight processes build the model eight times, each in host memory. A small host runs out of memory, and a process
         is killed with SIGSEGV or SIGKILL before the first step.
@@ -71,10 +74,12 @@ def _is_hoist_off(launch: _launches.LaunchSite) -> bool:
 
 
 def _matters(call: CallSite, launch: _launches.LaunchSite) -> bool:
-    """In a script the workers of xmp.spawn are new interpreters and build their own models, as in torch_xla's
-    examples."""
-    if launch.ours or call.ctx.notebook or launch.kind == _launches.NOTEBOOK:
+    """In a script the workers build their own models: those of xmp.spawn are new interpreters, as in torch_xla's
+    examples, and those of `%tpu_train script.py` run the script."""
+    if call.ctx.notebook or launch.kind == _launches.NOTEBOOK or (launch.ours and launch.call is not None):
         return True
+    if launch.ours:
+        return False
     forks = launch.call is not None and launch.call.ctx.constant(launch.argument("start_method")) == "fork"
     return forks and call.name.endswith(".from_pretrained")
 
@@ -130,9 +135,23 @@ def _model_finding(call: CallSite, launch: _launches.LaunchSite, problem: str) -
         where = f"of `{name}`" if name else "of this cell"
         message = f"{code} is built by each worker {where} and cannot be hoisted: {problem}."
         fix = f"Build it in an earlier cell and pass it: `%%tpu_train model`, `def {_function_name(name)}(model)`."
-        return ctx.finding(call.node, message, fix)
+        if _is_built_often(call):  # each fold of a cross-validation has a model of its own
+            fix = "No change is needed where one copy in each process fits into the host's memory."
+        return ctx.finding(call.node, message, fix, advice=_is_built_often(call))
     message = f"{code} builds a model inside `{name}`, in each process of {launch.kind}."
     return ctx.finding(call.node, message, _model_fix(launch, _function_name(name)))
+
+
+def _is_built_often(call: CallSite) -> bool:
+    """Whether a loop builds a model in each pass, itself or by a function that it calls."""
+    ctx = call.ctx
+    callers = ctx.function.callers if ctx.function is not None else []
+    parents = (one for each in (call, *callers) for one in each.ctx.parents(each.node))
+    return (
+        bool(ctx.loops)
+        or any(one.ctx.loops for one in callers)
+        or any(isinstance(one, COMPREHENSIONS) for one in parents)
+    )
 
 
 def _function_name(name: str) -> str:
@@ -309,11 +328,12 @@ class DeviceTensorGlobal(Rule):
     What it does
         Reports tensors and models that the notebook (or the main process of a script) moves to an XLA device and that
         the launched function reads as globals or receives as arguments, and optimizers that the notebook creates for
-        CPU parameters and the function uses without `accelerator.prepare`.
+        CPU parameters and the function of another launcher than `%%tpu_train` uses without `accelerator.prepare`.
     Why this is bad
         A worker has a device of its own and cannot use a tensor on the notebook's XLA device; and creating that tensor
         starts the runtime before the workers. An optimizer keeps the parameters that it was created with: on XLA
-        `model.to(device)` replaces a model's parameters, so the optimizer trains nothing, without an error.
+        `model.to(device)` replaces a model's parameters, so the optimizer trains nothing, without an error. (Under
+        `%%tpu_train` the parameters stay the same objects, and the optimizer trains them.)
     Example
         weights = torch.ones(10).to(xm.xla_device())
 
@@ -372,7 +392,8 @@ def _optimizer_findings(node: _device.Statement, ctx: RuleContext, program: Chec
         return
     position = _launches.position_of(ctx, node)
     for name in _device.bound_names(node, ctx):
-        launch = next(_device.users(name, position, program), None)
+        # With our launcher `model.to(device)` keeps the parameters.
+        launch = next((one for one in _device.users(name, position, program) if not one.ours), None)
         if launch is not None and not _is_prepared(name, launch, program):
             who = _launched_name(launch)
             fix = f"Create it inside {who}, after the model is on its device, or pass it through `accelerator.prepare`."
@@ -635,6 +656,68 @@ def _removed(name: str, node: ast.AST, ctx: RuleContext) -> Iterator[Finding]:
     yield ctx.finding(node, message, f"Write `{now}`.", why, edits=edits, advice=restored)
 
 
+class CudaOrCpu(Rule):
+    """A device that is CUDA or else the CPU.
+
+    What it does
+        Reports `"cuda" if torch.cuda.is_available() else "cpu"`, and the same with an `if` statement, a name for the
+        condition or torch.accelerator, in code that tpu_magics trains with and that never names an XLA device.
+    Why this is bad
+        A TPU's host has no CUDA: the training runs on its CPU, without an error, and the TPU is idle.
+    Example
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    Use instead
+        device = torch_xla.device()
+    Limitations
+        A program that also names an XLA device or a TPU, or leaves the device to accelerate or a Trainer, is not
+        reported.
+    """
+
+    code = "TPU413"
+    name = "cuda-or-cpu"
+    group = "launch"
+    why = "A TPU's host has no CUDA: the training runs on its CPU, without an error, and the TPU is idle."
+    nodes = (ast.IfExp, ast.If)
+
+    def check(self, node: ast.IfExp | ast.If, ctx: RuleContext) -> Iterator[Finding]:
+        if not _chooses_cpu(node) or not _asks_for_gpu(node.test, ctx) or _names_xla(ctx.program):
+            return
+        test = _source.shortened(ctx.source(node.test))
+        message = f"The device is CUDA if `{test}`, else the CPU: on a TPU it is the CPU."
+        yield ctx.finding(node.test, message, 'Write `torch_xla.device()` (TorchTPU: `torch.device("tpu")`).')
+
+
+_GPU_CHECKS = ("torch.cuda.is_available", "torch.cuda.device_count", "torch.accelerator.is_available")
+_OTHER_DEVICES = ("accelerate", "transformers.Trainer", "transformers.Seq2SeqTrainer", "pytorch_lightning", "lightning")
+
+
+def _chooses_cpu(node: ast.IfExp | ast.If) -> bool:
+    """Whether its other side is, or holds, the CPU's name, and its own side is no such thing."""
+    here, other = ([one] if isinstance(one, ast.expr) else one for one in (node.body, node.orelse))
+    return _names_cpu(other) and not _names_cpu(here)
+
+
+def _names_cpu(parts: Iterable[ast.AST]) -> bool:
+    nodes = (node for part in parts for node in nodes_of(part))
+    return any(isinstance(node, ast.Constant) and node.value == "cpu" for node in nodes)
+
+
+def _asks_for_gpu(test: ast.expr, ctx: RuleContext) -> bool:
+    """Whether the condition asks for a GPU, itself or by a name (`use_cuda = ... and torch.cuda.is_available()`)."""
+    if any(ctx.name(node.func) in _GPU_CHECKS for node in nodes_of(test) if isinstance(node, ast.Call)):
+        return True
+    names = {node.id for node in nodes_of(test) if isinstance(node, ast.Name)}
+    checks = ctx.program.calls(*_GPU_CHECKS)
+    return bool(names) and any(names & set(_source.target_names(one.ctx, one.node)) for one in checks)
+
+
+def _names_xla(program: CheckedProgram) -> bool:
+    """Whether the device may be another one after all, or the code is none that we train with."""
+    known = program.calls(*_device.DEVICES) or any(map(program.uses, _OTHER_DEVICES))
+    named = any(re.search(r"[\"'](xla|tpu)[:\"']|xla_device", cell.text) for cell in program.cells)
+    return bool(known) or named or not program.has_our_magics or program.xla_in_arguments
+
+
 RULES = (
     ModelInFunction(),
     DeviceTooEarly(),
@@ -643,4 +726,5 @@ RULES = (
     SpawnInNotebook(),
     CustomOp(),
     RemovedName(),
+    CudaOrCpu(),
 )

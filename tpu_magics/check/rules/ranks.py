@@ -14,6 +14,7 @@ from tpu_magics.check.rules._launches import constant
 from tpu_magics.check.syntax import nodes_of
 
 if TYPE_CHECKING:
+    from tpu_magics.check.cells import CodeCell
     from tpu_magics.check.finding import Edit, Finding
     from tpu_magics.check.program import CallSite, CheckedProgram, Function
     from tpu_magics.check.rule_context import Loop, RuleContext
@@ -58,7 +59,7 @@ class OptimizerStep(Rule):
     why = "XLA runs nothing before a sync: the graph grows with each step, and each new graph is compiled."
 
     def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
-        if not program.uses("torch_xla"):
+        if not program.uses("torch_xla") and not program.xla_in_arguments:
             return
         for call in _ranks.optimizer_steps(program):
             if not _ranks.is_handled(call.ctx):
@@ -117,6 +118,8 @@ def _has_xla_step_beside(ctx: RuleContext) -> bool:
 def _is_on_xla(ctx: RuleContext) -> bool:
     """Whether the surrounding code certainly uses an XLA device: its function, outer functions and callers, its
     workers, or the notebook."""
+    if ctx.program.xla_in_arguments:
+        return True
     around = {*_launches.around(ctx.function), None}
     mine = set(_launches.launches_of(ctx))
     calls = ctx.program.calls(*_device.DEVICES)
@@ -389,7 +392,7 @@ class NoDistributedSampler(Rule):
         if not program.uses("torch_xla") or program.calls("transformers.Trainer"):
             return
         for call in program.calls(_ranks.DATA_LOADER):
-            if not _is_in_workers(call, program) or _ranks.is_handled(call.ctx) or _is_split(call):
+            if not _is_in_workers(call, program) or _is_handled(call, program) or _is_split(call):
                 continue
             if not _ranks.is_for_evaluation(call, program):
                 yield _sampler_finding(call)
@@ -406,14 +409,40 @@ def _sampler_finding(call: CallSite) -> Finding:
 
 
 def _is_in_workers(call: CallSite, program: CheckedProgram) -> bool:
-    """Whether several workers use the loader: they make it, or read it from the notebook."""
+    """Whether several workers use the loader: they make it, or read it from the notebook, in a function, in the
+    statements of a cell, or as an argument."""
     if _launches.in_several(call.ctx):
         return True
     if not call.ctx.top_level or _launches.launches_of(call.ctx):
         return False
-    names = _source.target_names(call.ctx, call.node)
-    readers = [one for one in program.functions if one.calls and one.reads.intersection(names)]
-    return any(_launches.in_several(one.calls[0].ctx) for one in readers)
+    readers = _readers(call, program)
+    if any(_launches.in_several(one.ctx) for one in readers):
+        return True
+    names = set(_source.target_names(call.ctx, call.node))
+    return any(one.passes(names) and _launches.starts_several(one, program) for one in _launches.launches(program))
+
+
+def _readers(call: CallSite, program: CheckedProgram) -> list[CallSite]:
+    """A call in each function and each cell of plain statements that reads the loader by its name."""
+    names = set(_source.target_names(call.ctx, call.node))
+    readers = [one.calls[0] for one in program.functions if one.calls and one.reads & names]
+    readers += [one for one in program.all_calls if _launches.in_statements(one.ctx) and _reads(one.ctx.cell, names)]
+    return readers
+
+
+def _is_handled(call: CallSite, program: CheckedProgram) -> bool:
+    """Whether something shares the data of a loader out, where it is made or in the workers that use it."""
+    if _ranks.is_handled(call.ctx):
+        return True
+    names = set(_source.target_names(call.ctx, call.node))
+    passing = [one.function for one in _launches.launches(program) if one.function is not None and one.passes(names)]
+    used = [*_readers(call, program), *(one.calls[0] for one in passing if one.calls)]
+    return any(_ranks.is_handled(one.ctx) and _ranks.uses(one.ctx, call) for one in used)
+
+
+def _reads(cell: CodeCell, names: set[str]) -> bool:
+    loads = (one for one in nodes_of(cell.tree) if isinstance(one, ast.Name)) if cell.tree is not None else ()
+    return any(one.id in names and isinstance(one.ctx, ast.Load) for one in loads)
 
 
 def _is_split(call: CallSite) -> bool:
@@ -558,7 +587,7 @@ def _save_finding(call: CallSite) -> Finding:
     ctx = call.ctx
     code = _source.quoted(ctx.source(call.node.func))
     fix = _save_fix(call)
-    if any(one.ours for one in _launches.launches_of(ctx)) and _saves_model(call):
+    if ctx.notebook and any(one.ours for one in _launches.launches_of(ctx)) and _saves_model(call):
         fix += " After %%tpu_train the notebook's model has the trained weights: save it in the next cell."
     return ctx.finding(
         call.node, f"{code} runs on every rank and writes the same file on each.", fix, edits=_save_edits(call)
@@ -575,18 +604,46 @@ def _save_fix(call: CallSite) -> str:
     if call.name == XM_SAVE:
         return "Remove `master_only=False`, or include the rank in the path."
     if call.name == "torch.save":
-        given = ", ".join(ctx.source(one) for one in call.node.args)
+        given = ", ".join(_to_save(call))
         return f"Write `{'accelerator' if hugging_face else 'xm'}.save({given})`: one rank writes it, from the CPU."
     if call.receiver.kind == MODEL and ctx.program.calls("transformers.Trainer"):
         return "Call `trainer.save_model(...)`, which writes on one rank."
     if call.receiver.kind == MODEL and hugging_face:
         return "Pass `is_main_process=accelerator.is_main_process, save_function=accelerator.save`."
-    return f"Put it under `if {'accelerator.is_main_process' if hugging_face else 'xm.is_master_ordinal()'}:`."
+    opened = next(filter(None, (_opening(one, ctx) for one in call.node.args)), None)
+    what = "it" if opened is None else f"it and {_source.quoted(ctx.source(opened))}, which empties the file,"
+    return f"Put {what} under `if {'accelerator.is_main_process' if hugging_face else 'xm.is_master_ordinal()'}:`."
+
+
+def _to_save(call: CallSite) -> Iterator[str]:
+    """The arguments of `torch.save` for `xm.save` and `accelerator.save`: of a whole model the parameters would stay on
+    the device, and opening a file for writing empties it, on every rank."""
+    for number, one in enumerate(call.node.args):
+        source, opened = call.ctx.source(one), _opening(one, call.ctx) if number == 1 else None
+        if number == 0 and call.ctx.value(one).kind == MODEL:
+            yield f"{source}.state_dict()"
+        else:
+            yield call.ctx.source(opened.args[0]) if opened is not None else source
+
+
+def _opening(node: ast.expr | None, ctx: RuleContext) -> ast.Call | None:
+    """The `open(path, "wb")` of a file: itself, or that of `with open(path, "wb") as file` for `file`."""
+    values = [node]
+    if isinstance(node, ast.Name):
+        items = (one for parent in ctx.parents(node) if isinstance(parent, ast.With) for one in parent.items)
+        bound = ((one.optional_vars, one.context_expr) for one in items)
+        values = [value for name, value in bound if isinstance(name, ast.Name) and name.id == node.id]
+    for one in values:
+        if isinstance(one, ast.Call) and one.args and isinstance(one.func, ast.Name) and one.func.id == "open":
+            return one
+    return None
 
 
 def _save_edits(call: CallSite) -> tuple[Edit, ...]:
     """`xm.save` takes the same two arguments."""
     xm = _source.xm(call.ctx)
+    if list(_to_save(call)) != [call.ctx.source(one) for one in call.node.args]:
+        return ()  # what is in the file is loaded in another way, or the `with` is to go
     if call.name != "torch.save" or not xm or len(call.node.args) != 2 or call.node.keywords:
         return ()
     return (call.ctx.replace(call.node.func, f"{xm}.save"),)

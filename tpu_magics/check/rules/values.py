@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from tpu_magics.check.inference.values import ARRAY, BATCH, LIST, MODEL, NUMBER, TENSOR, AbstractValue
 from tpu_magics.check.rule import Rule
-from tpu_magics.check.rules import _fix_messages, _shapes, _tensor_values, _truthiness
+from tpu_magics.check.rules import _fix_messages, _shapes, _tensor_values, _truthiness, _weights_read
 from tpu_magics.check.syntax import nodes_of
 
 if TYPE_CHECKING:
     from tpu_magics.check.finding import Finding
+    from tpu_magics.check.program import CheckedProgram
     from tpu_magics.check.rule_context import RuleContext
 
 
@@ -557,4 +558,50 @@ def _loop_fix(node: ast.AST, needed: ast.expr, ctx: RuleContext) -> str:
     return "Stack the items into a tensor (`torch.stack(items)[index]`), or compute all of them and choose with a mask."
 
 
-RULES = (BranchOnValue(), ValueRead(), PrintedTensor(), LoopOverValue())
+class WeightsReadBeforeSync(Rule):
+    """The weights are read one by one before the step has run.
+
+    What it does
+        Reports reads of each of a model's weights (`.cpu()`, `.item()`, `.numpy()`, `.tolist()`, `.to("cpu")`,
+        `float()` in a loop over `model.parameters()` or `model.state_dict().items()`; `torch.save(model.state_dict())`)
+        between `optimizer.step()` and the sync of that step, in torch_xla programs that run without tpu_magics.
+    Why this is bad
+        torch_xla finds a compiled graph by a hash that does not tell which input stands where (2.9, pytorch/xla issue
+        8353). Each read runs a graph of its own. Those of two weights of one shape (the two biases of an LSTM) can have
+        one hash: then the second weight is read as the first one, and keeps this value in the training.
+    Example
+        for x, y in loader:
+            loss_fn(model(x), y).backward()
+            optimizer.step()
+            best = {name: one.cpu() for name, one in model.state_dict().items()}
+            torch_xla.sync()
+    Use instead
+        for x, y in loader:
+            loss_fn(model(x), y).backward()
+            optimizer.step()
+            torch_xla.sync()
+            best = {name: one.cpu() for name, one in model.state_dict().items()}
+    Limitations
+        Other values that are read one after the other before a sync can be mixed up as well, and are not reported; nor
+        are reads in another function than the step. In a run of tpu_magics graphs are compared, so the values are
+        right.
+    """
+
+    code = "TPU105"
+    name = "weights-read-before-sync"
+    group = "values"
+    why = (
+        "torch_xla may take the graphs of two weights for one: then one is read as the other, and keeps this value "
+        "(pytorch/xla issue 8353)."
+    )
+
+    def check_program(self, program: CheckedProgram) -> Iterator[Finding]:
+        if not program.uses("torch_xla") or program.uses("tpu_magics") or program.has_our_magics:
+            return
+        for call in _weights_read.reads(program):
+            read = _tensor_values.short_source(call.node, call.ctx)
+            fix = "Call `torch_xla.sync()` after the step, before this line."
+            yield call.ctx.finding(call.node, f"{read} reads weights before the step has run.", fix)
+
+
+RULES = (BranchOnValue(), ValueRead(), PrintedTensor(), LoopOverValue(), WeightsReadBeforeSync())

@@ -51,13 +51,12 @@ def _no_chips(facts: HostFacts) -> Check:
     promised = next((one for one in facts.host.problems if one.about == TPU and one.state == WARNING), None)
     if promised is not None:
         return from_problem(DEVICES, "Chips", promised)
-    menu = f" On {place.name} select an accelerator in {place.menu}." if place.menu else ""
     return Check(
         DEVICES,
         "Chips",
         NOT_AVAILABLE,
         "This host has no TPU. Cells run as a rehearsal on XLA:CPU.",
-        f"No TPU chip in /sys.{menu}",
+        f"No TPU chip in /sys. {place.how_to_select}".rstrip(),
     )
 
 

@@ -168,7 +168,8 @@ def _together(facts: HostFacts) -> Check:
             WARNING,
             "This process has imported both TensorFlow and torch_xla.",
             "Each has its own XLA. Which of the two still works depends on the order of the imports.",
-            then="restart the kernel, and use only one of them in a notebook",
+            then="restart the kernel, and use only one of them in a notebook; for TensorFlow run "
+            "%tpu_init --framework tensorflow, since %tpu_init alone imports torch_xla where it is installed",
         )
     return Check(FRAMEWORKS, "One framework in a process", OK, "No conflicting frameworks are imported")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tpu_magics.launch import frames
-from tpu_magics.runs.events import Frame
+from tpu_magics.runs.events import Frame, plain_text
 
 if TYPE_CHECKING:
     from tpu_magics.launch.errors.failure import Failure, WorkerOutcome
@@ -19,9 +19,14 @@ UNCHANGED = "The notebook's models are unchanged."
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _XLA_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_TERMINAL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 _GLOO = re.compile(r"^\[[^\]]+\.cc:\d+\] | \[[\d.:a-f]+\]:\d+", re.MULTILINE)
 _ONE_LINE = 300
+# XLA's and torch's (with TORCH_SHOW_CPP_STACKTRACES=1): it names no line of Python; %tpu_logs has it.
+_NATIVE_STACK = re.compile(
+    r"\*\*\* Begin stack trace \*\*\*.*?(?:\*\*\* End stack trace \*\*\*|\Z)"
+    r"|^(?:Exception raised from |frame #\d+: |(?:C\+\+ )?CapturedTraceback:)[^\n]*$|^#\d+ \S+ from \S+:\d+$",
+    re.DOTALL | re.MULTILINE,
+)
 
 
 @dataclass(frozen=True)
@@ -86,13 +91,28 @@ def user_line(failure: Failure, outcome: WorkerOutcome) -> Frame | None:
     return frames.last_user_frame(stack_of(failure, outcome))
 
 
+def raised_where(failure: Failure, outcome: WorkerOutcome) -> str:
+    """`It was raised at ..., inside torch.`; "" if no line of the user's is known."""
+    stack = stack_of(failure, outcome)
+    line = frames.last_user_frame(stack)
+    if line is None:
+        return ""
+    called = frames.libraries_below(stack)
+    inside = f", inside {'/'.join(called)}" if called else ""
+    return f"It was raised{at_line(line)}{inside}."
+
+
+def rest(text: str) -> tuple[str, ...]:
+    """The lines of a long text after the first, at most 20, without the stack of C++ functions that libraries add."""
+    kept = _NATIVE_STACK.sub("\n", text)
+    lines = [line[:400] for line in kept.strip().splitlines() if line.strip()][1:]
+    return (*lines[:20], *([f"... {len(lines) - 20} more lines ..."] if len(lines) > 20 else []))
+
+
 # -- text ---------------------------------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=16)  # each explainer asks for the same few
-def plain(text: str) -> str:
-    """Text without a terminal's control sequences."""
-    return _TERMINAL.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
+plain = functools.lru_cache(maxsize=16)(plain_text)  # each explainer asks for the same few
 
 
 def one_line(text: str, length: int = _ONE_LINE) -> str:

@@ -7,7 +7,7 @@ import re
 
 from tpu_magics.errors import TrainingFailed, TrainingInterrupted
 from tpu_magics.launch import frames
-from tpu_magics.launch.errors import base, device, hangs, results, signals, user_code
+from tpu_magics.launch.errors import base, device, hangs, known, ranks, results, signals, user_code
 from tpu_magics.launch.errors.base import Explainer, Explanation
 from tpu_magics.launch.errors.failure import Failure, WorkerOutcome
 
@@ -28,6 +28,11 @@ def _worker(failure: Failure) -> TrainingFailed:
     parts = (list(explanation.details), _stack(failure, culprit), _others(failure, culprit))
     details = [line for part in parts if part for line in ("", *part)][1:]  # an empty line between parts
     return _error(failure, explanation, culprit.rank, details)
+
+
+def _ranks(failure: Failure) -> TrainingFailed:
+    explanation = ranks.claimed_twice(failure)
+    return _error(failure, explanation, None, list(explanation.details))
 
 
 def _timeout(failure: Failure) -> TrainingFailed:
@@ -56,8 +61,8 @@ def _host(failure: Failure) -> TrainingFailed:
     if culprit is not None and not hangs.is_consequence(culprit):
         return _worker(failure)
     explanation = host_refused(failure) if failure.refused else hosts_lost(failure)
-    ranks = failure.lost[0][1] if failure.lost and not failure.refused else ()
-    return _error(failure, explanation, ranks[0] if ranks else None, [])
+    lost = failure.lost[0][1] if failure.lost and not failure.refused else ()
+    return _error(failure, explanation, lost[0] if lost else None, [])
 
 
 def _no_culprit(failure: Failure) -> TrainingFailed:
@@ -70,7 +75,7 @@ def _no_culprit(failure: Failure) -> TrainingFailed:
     return _error(failure, explanation, None, [])
 
 
-_BY_REASON = {"timeout": _timeout, "interrupt": _interrupt, "kernel": _kernel, "host": _host}
+_BY_REASON = {"ranks": _ranks, "timeout": _timeout, "interrupt": _interrupt, "kernel": _kernel, "host": _host}
 
 
 def _error(failure: Failure, explanation: Explanation, rank: int | None, details: list[str]) -> TrainingFailed:
@@ -142,10 +147,12 @@ EXPLAINERS: tuple[Explainer, ...] = (
     *user_code.VERSIONS,
     *hangs.RECOMPILES,
     *user_code.SPMD,
+    *known.COMPILER,
     *user_code.EXPLAINERS,
     *hangs.EXPLAINERS,
     *signals.EXPLAINERS,
     *results.EXPLAINERS,
+    *known.EXPLAINERS,
     *user_code.LAST,
 )
 

@@ -53,11 +53,13 @@ class WorkerOutcome:
 class Failure:
     """A run that did not succeed, as the supervisor saw it.
 
-    `reason`: "worker" (one ended badly), "timeout", "interrupt", "kernel" (the notebook's process ended), "collect"
-    (loading the results), "host" (one of several was lost, or could not start). Memory is in bytes, 0 where it was
-    not measured; `memory_low`: the lowest available during the run; `oom_kills`: how often the kernel's OOM killer
-    acted during it (None: not available). `models_built_in_function`: lines that build a model in every worker,
-    as "In [4], line 3: model = Net()". `run`: path of the run folder; `cell_names`: a cell's file name -> "In [n]".
+    `reason`: "worker" (one ended badly), "ranks" (two workers began as the same), "timeout", "interrupt", "kernel" (the
+    notebook's process ended), "collect" (loading the results), "host" (one of several was lost, or could not start).
+    Memory is in bytes, 0 where it was not measured; `memory_low`: the lowest available during the run; `oom_kills`:
+    how often the kernel's OOM killer acted during it (None: not available). `models_built_in_function`: lines that
+    build a model in every worker, as "In [4], line 3: model = Net()". `run`: path of the run folder; `cell_names`: a
+    cell's file name -> "In [n]"; `claims`: rank -> how many workers began as it; `can_keep`: --keep-partial was not
+    given and would have kept something.
     Of several hosts: `hosts`: rank -> its host's name; `lost`: name, ranks, how; `refused`: name, what, why, todo.
     """
 
@@ -75,6 +77,8 @@ class Failure:
     models_built_in_function: tuple[str, ...] = ()
     run: str = ""
     cell_names: Mapping[str, str] = field(default_factory=dict)
+    claims: Mapping[int, int] = field(default_factory=dict)
+    can_keep: bool = False
     hosts: Mapping[int, str] = field(default_factory=dict)
     lost: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     refused: tuple[tuple[str, str, str, str], ...] = ()
@@ -113,6 +117,8 @@ def record(run: TrainingRun, watch: supervisor.Supervisor, start: MemoryAtStart)
         models_built_in_function=_built_inside(run),
         run=str(run.folder.path),
         cell_names=run.cell_names,
+        claims={rank: len(workers) for rank, workers in watch.claims.items()},
+        can_keep=not run.plan.keep_partial and run.request.script is None,
     )
 
 

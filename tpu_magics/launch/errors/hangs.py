@@ -102,6 +102,32 @@ def _why(text: str, left: Sequence[int]) -> str:
     return "No rank failed for another reason: the ranks ran different code, or one of them took too long."
 
 
+# -- a wait for what nobody can do ------------------------------------------------------------------------------
+
+
+def waits_forever(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
+    """A rank waited for something that no thread of its process could do."""
+    if base.error_type(outcome) != "WaitsForever":
+        return None
+    text = base.error_text(outcome)
+    inherited = "only the notebook has" in text
+    return Explanation(
+        f"Rank {outcome.rank} waits forever{base.at(failure, outcome)}.",
+        f"{text} {_FORKED if inherited else _NOBODY} {base.UNCHANGED}",
+        "Make the object, and start its thread, in the training function."
+        if inherited
+        else "Make the object that it waits for in the training function, with the thread that serves it; or release "
+        "the lock before the run.",
+    )
+
+
+_FORKED = "A worker is a fork of the notebook's process, and a fork has none of its other threads."
+_NOBODY = (
+    "All threads of the process wait, without a time limit. If a thread of the notebook would have ended the wait: a "
+    "worker is a fork of the notebook's process, and has none of its threads."
+)
+
+
 # -- a run that was stopped ---------------------------------------------------------------------------------------
 
 
@@ -126,10 +152,15 @@ def timed_out(failure: Failure) -> tuple[int | None, Explanation]:
     )
 
 
+KEPT_PARTLY = "With --keep-partial an interrupted run keeps its training so far."
+
+
 def interrupted(failure: Failure) -> Explanation:
     """The user stopped the run: only the position of each rank."""
     return Explanation(
-        "The run was interrupted.", f"{_positions(failure)} {base.UNCHANGED}", "Run the cell again to start over."
+        "The run was interrupted.",
+        f"{_positions(failure)} {base.UNCHANGED}",
+        f"Run the cell again to start over. {KEPT_PARTLY * (failure.can_keep and not failure.hosts)}".strip(),
     )
 
 
@@ -313,7 +344,7 @@ def collective_text(outcome: WorkerOutcome) -> str:
     return f"in {_CHECKSUM.sub('', doing)}"
 
 
-EXPLAINERS = (never_entered, different, left, collective)
+EXPLAINERS = (waits_forever, never_entered, different, left, collective)
 
 
 # -- --max-recompiles -------------------------------------------------------------------------------------------------

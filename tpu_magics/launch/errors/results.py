@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tpu_magics.launch import frames
 from tpu_magics.launch.errors import base
 from tpu_magics.launch.errors.base import Explanation
 
@@ -21,13 +22,16 @@ _PICKLE = re.compile(
 )
 _PICKLE_TYPES = ("PicklingError", "PickleError", "TypeError", "AttributeError")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-_FULL = re.compile(
-    r"\[Errno (?:28|122)\]|\(os error (?:28|122)\)|^No space left on device|: No space left on device"
-    r"|Disk quota exceeded|database or disk is full"
+_PATH = re.compile(r"(?:No space left on device: |Disk quota exceeded: |\(writing )'([^']+)'")
+
+_TO_FREE = (
+    "Free disk space (old runs are in .tpu_runs; also check your checkpoints), or use another disk: set "
+    "TPU_MAGICS_RUNS to a folder there for the runs. Then run the cell again."
 )
-# torch.save to a full disk only reports that fewer bytes were written than expected (torch 2.9.0).
-_SHORT_WRITE = re.compile(r"inline_container\.cc.{0,40}unexpected pos|PytorchStreamWriter failed writing")
-_PATH = re.compile(r"No space left on device: '([^']+)'")
+_TO_FREE_THERE = (
+    "Free space on that disk, for example by removing older checkpoints there, or write to a folder on another disk. "
+    "Then run the cell again."
+)
 
 
 def unpicklable(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
@@ -60,16 +64,15 @@ def _sent_elsewhere(outcome: WorkerOutcome, name: str, line: str) -> Explanation
 def disk_full(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     """ENOSPC or EDQUOT, as reported by any library."""
     text = base.evidence(outcome)
-    short = _SHORT_WRITE.search(text)
-    if not short and not _FULL.search(text):
+    short = frames.SHORT_WRITE.search(text)
+    if not short and not frames.FULL_DISK.search(text):
         return None
     path = named[1] if (named := _PATH.search(text)) else ""
     sure = "the disk is full" if not short else "a file could not be written completely; the disk is probably full"
     return Explanation(
         f"Rank {outcome.rank} could not write{f' {path}' if path else ''}{base.at(failure, outcome)}: {sure}.",
         f"{free_space(path or failure.run)}{base.one_line(text)}",
-        "Free disk space (old runs are in .tpu_runs; also check your checkpoints), or use another disk: set "
-        "TPU_MAGICS_RUNS to a folder there for the runs. Then run the cell again.",
+        _TO_FREE_THERE if path and not path.startswith(failure.run) else _TO_FREE,
     )
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from tpu_magics.launch import frames
 from tpu_magics.launch.errors import base
 from tpu_magics.launch.errors.base import Explanation
 from tpu_magics.runs import origin
@@ -382,9 +381,9 @@ def in_torch_compile(failure: Failure, outcome: WorkerOutcome) -> Explanation | 
     kind, said = match["kind"] or match["traced"], match["said"] or match["text"]
     return Explanation(
         f"Rank {outcome.rank} raised {kind} while torch.compile compiled a function: {base.one_line(said)}",
-        _reason(failure, outcome),
+        base.raised_where(failure, outcome),
         f"Fix it and run the cell again. {base.UNCHANGED}",
-        _rest(text),
+        base.rest(text),
     )
 
 
@@ -407,26 +406,10 @@ def exception(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     said = f"{kind}: {base.one_line(text)}" if text else kind
     return Explanation(
         f"Rank {outcome.rank} raised {said}",
-        _reason(failure, outcome),
+        base.raised_where(failure, outcome),
         f"Fix it and run the cell again. {base.UNCHANGED}",
-        _rest(text),
+        base.rest(text),
     )
-
-
-def _reason(failure: Failure, outcome: WorkerOutcome) -> str:
-    stack = base.stack_of(failure, outcome)
-    line = frames.last_user_frame(stack)
-    if line is None:
-        return ""
-    called = frames.libraries_below(stack)
-    inside = f", inside {'/'.join(called)}" if called else ""
-    return f"It was raised{base.at_line(line)}{inside}."
-
-
-def _rest(text: str) -> tuple[str, ...]:
-    """The lines of a long text after the first, at most 20."""
-    lines = [line[:400] for line in text.strip().splitlines() if line.strip()][1:]
-    return (*lines[:20], *([f"... {len(lines) - 20} more lines ..."] if len(lines) > 20 else []))
 
 
 EXPLAINERS = (

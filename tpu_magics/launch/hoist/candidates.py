@@ -28,6 +28,7 @@ from tpu_magics.launch.hoist.values import (
     SourceText,
     UnknownValue,
     arguments_of,
+    free_names,
     function_scope,
     import_bindings,
 )
@@ -222,6 +223,9 @@ def _read(statements: Iterable[ast.stmt], scope: FunctionScope, context: str) ->
             yield from seeds
         elif isinstance(statement, (ast.With, ast.AsyncWith)):
             yield from _read_with(statement, scope, context)
+        elif hoisting.is_main_guard(statement):
+            yield from _read(statement.body, scope, context)
+            continue
         else:
             yield from _Statement(statement, scope).steps(context)
         bind(statement, scope)
@@ -403,6 +407,10 @@ def _unless_set_before(name: str, binding: NameBinding, scope: FunctionScope) ->
     if binding.module and (before is None or before.module == binding.module):
         return binding
     if before is None and name not in scope.parameters:
+        # `model = model.to(device)` in the statements of a cell: what was read is the notebook's value
+        values = (one.expression for one in (binding, *scope.bindings.values()) if one.expression is not None)
+        if any(name in free_names(value) for value in values):
+            return NameBinding(binding.line, binding.code, problem="replaces a value that was read before")
         return binding
     first = f"in line {before.line} and again" if before is not None else "as a parameter and again"
     return NameBinding(binding.line, binding.code, problem=f"sets it {first} in line {binding.line}")

@@ -1,4 +1,4 @@
-"""The user's functions: their source, checked to be that of their code object, and helpers that build a model, e.g.
+"""The user's functions: their source, checked to be that of the running function, and helpers that build a model, e.g.
 `make_model(cfg)`, and whether they can run in the notebook."""
 
 from __future__ import annotations
@@ -21,23 +21,31 @@ from tpu_magics.runs.origin import is_library
 FUTURES = functools.reduce(
     lambda mask, name: mask | int(getattr(__future__, name).compiler_flag), __future__.all_feature_names, 0
 )
-# Attributes that must be equal for two code objects to do the same.
-SAME = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_flags", "co_firstlineno", "co_name")
+# Attributes of a code object that follow from the text of its function alone.
+_OF_TEXT = (
+    *("co_name", "co_firstlineno", "co_flags", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount"),
+    *("co_varnames", "co_freevars", "co_cellvars"),
+)
+_EDITED = "the available source is not that of the running function (edited since, or changed at import)"
 
 
 @dataclass(frozen=True)
 class FunctionSource:
-    """`text` and `tree` of the whole file or cell; `node`: the function in it."""
+    """`text` and `tree` of the whole file or cell; `node`: the function in it; `is_own`: it is not read from a file,
+    which may have been edited since, but was kept by who compiled it, as a notebook's cells are."""
 
     text: str
     tree: ast.Module
     node: ast.FunctionDef | ast.AsyncFunctionDef
+    is_own: bool = False
 
 
 def function_source(function: FunctionType, text: str | None = None) -> FunctionSource | None:
     """The source of `function`, or None. `text` is used instead of the file's text."""
     code = function.__code__
     text = text if text is not None else "".join(linecache.getlines(code.co_filename, function.__globals__))
+    entry = linecache.cache.get(code.co_filename, ())
+    is_own = len(entry) == 4 and entry[1] is None  # no time of a file
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
@@ -46,7 +54,7 @@ def function_source(function: FunctionType, text: str | None = None) -> Function
     found = next(
         (node for node in nodes if node.name == code.co_name and _first_line(node) == code.co_firstlineno), None
     )
-    return FunctionSource(text, tree, found) if found is not None else None
+    return FunctionSource(text, tree, found, is_own) if found is not None else None
 
 
 def compile_function(tree: ast.Module, function: FunctionType) -> CodeType | None:
@@ -64,18 +72,29 @@ def compile_function(tree: ast.Module, function: FunctionType) -> CodeType | Non
     return next(matches, None)
 
 
-def same_code(left: CodeType, right: CodeType) -> bool:
-    """Whether both do the same, line for line."""
-    if any(getattr(left, name) != getattr(right, name) for name in SAME):
+def same_code(left: CodeType, right: CodeType, compiled: bool = True) -> bool:
+    """Whether both are of the same text, line for line. `compiled`: also their instructions, which differ with the text
+    around a function: where a cell imports `mod`, Python 3.11 and newer compile `mod.f()` in another way."""
+    if any(getattr(left, name) != getattr(right, name) for name in _OF_TEXT) or {*left.co_names} != {*right.co_names}:
         return False
-    pairs = zip(left.co_consts, right.co_consts, strict=False)
-    return len(left.co_consts) == len(right.co_consts) and all(_same_constant(a, b) for a, b in pairs)
+    if compiled and (left.co_code, left.co_names) != (right.co_code, right.co_names):
+        return False
+    return _same_constant(left.co_consts, right.co_consts, compiled)
 
 
-def _same_constant(left: Any, right: Any) -> bool:
+def _same_constant(left: Any, right: Any, compiled: bool) -> bool:
     if isinstance(left, CodeType) and isinstance(right, CodeType):
-        return same_code(left, right)
+        return same_code(left, right, compiled)
+    if type(left) is tuple and type(right) is tuple:
+        pairs = zip(left, right, strict=False)
+        return len(left) == len(right) and all(_same_constant(a, b, compiled) for a, b in pairs)
+    if type(left) is frozenset and type(right) is frozenset:  # in any order
+        return sorted(map(_text, left)) == sorted(map(_text, right))
     return type(left) is type(right) and repr(left) == repr(right)
+
+
+def _text(value: object) -> str:
+    return f"{type(value).__name__} {value!r}"
 
 
 def _nested(code: CodeType) -> Iterator[CodeType]:
@@ -152,10 +171,12 @@ def with_replaced_calls(tree: ast.Module, numbers: Mapping[SourcePosition, int])
 
 def source_problem(function: FunctionType, source: FunctionSource) -> str:
     """Why the code of `function` cannot be recompiled from its source; "" if it can."""
-    code = compile_function(source.tree, function)
-    if code is None or not same_code(code, function.__code__):
-        return "the available source is not that of the running function (edited since, or changed at import)"
-    return ""
+    alone = (one for one in source.tree.body if any(node is source.node for node in ast.walk(one)))
+    for tree in (source.tree, ast.Module([*alone], [])):  # IPython compiles each statement of a cell by itself
+        code = compile_function(tree, function)
+        if code is not None and same_code(code, function.__code__, compiled=not source.is_own):
+            return ""
+    return _EDITED
 
 
 def code_with_replaced_calls(

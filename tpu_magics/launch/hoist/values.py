@@ -49,7 +49,7 @@ class HoistBackend(Protocol):
     def model_bytes(self, model: Any) -> int: ...
     def shares_memory(self, model: Any, value: object) -> bool: ...
     def tensor_content(self, value: object) -> tuple[Any, ...] | None: ...
-    def structure(self, model: Any) -> tuple[Any, ...]: ...
+    def structure(self, model: Any) -> frozenset[Any]: ...
     def replace_reference(self, model: Any, old: object, new: object) -> None: ...
     def random_state(self) -> Any: ...
     def set_random_state(self, state: Any) -> None: ...
@@ -223,7 +223,7 @@ class FunctionScope:
         if isinstance(node, ast.Name):
             return self.lookup(node.id)
         tree, names = _with_names(node, built or {})
-        names.update({name: self.lookup(name) for name in _free_names(tree) if name not in names})
+        names.update({name: self.lookup(name) for name in free_names(tree) if name not in names})
         try:
             code = compile(ast.Expression(tree), "<argument>", "eval")
             result = eval(code, {"__builtins__": builtins, **names})
@@ -344,7 +344,8 @@ def _bound_by(node: ast.AST) -> frozenset[str]:
     return frozenset(name.id for name in stored if isinstance(name, ast.Name))
 
 
-def _free_names(tree: ast.AST) -> Iterator[str]:
+def free_names(tree: ast.AST) -> Iterator[str]:
+    """The names that an expression reads, without those that it binds itself."""
     stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id not in stored:

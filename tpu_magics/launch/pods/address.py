@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.runs.files import read_regular
 
 OFF = "off"
 LOCAL = ("ray", "auto")
@@ -82,7 +83,7 @@ def _local(given: str, environ: Mapping[str, str], folder: Path) -> Address:
         return _parsed(given, variable, "RAY_ADDRESS")
     file = folder / "ray_current_cluster"
     try:
-        recorded = file.read_text(encoding="utf-8").strip()
+        recorded = read_regular(file).decode("utf-8", "replace").strip()
     except OSError:
         recorded = ""
     if recorded:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.abc
 import io
 import linecache
+import marshal
 import mmap
 import pickle
 import sys
@@ -22,6 +23,7 @@ from typing import Any
 
 import cloudpickle
 
+from tpu_magics.runs.files import read_regular
 from tpu_magics.runs.origin import is_library
 
 LARGE_BYTES = 1 << 20  # bytes
@@ -84,6 +86,12 @@ class BundlePickler(cloudpickle.Pickler):
                 self.defined.setdefault(name, value)
         elif isinstance(value, types.CodeType):
             self.files.add(value.co_filename)
+            # cloudpickle 3.1 writes "<dynamic-code>" for the file: the code would not be known as the user's.
+            return marshal.loads, (marshal.dumps(value),)
+        elif type(value).__module__ == "torch" and type(value).__name__ == "device":
+            from tpu_magics.backends.torch import notebook_devices
+
+            return notebook_devices.reduced(value) or NotImplemented
         return super().reducer_override(value)
 
 
@@ -157,7 +165,7 @@ def _source_of(path: Path) -> bytes | None:
     try:
         if path.suffix != ".py" or path.stat().st_size > MAX_FILE_BYTES:
             return None
-        return path.read_bytes()
+        return read_regular(path)
     except OSError:
         return None
 

@@ -23,6 +23,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import hoist, session
 from tpu_magics.launch.pods.bundle import Bundle, BundlePickler, pack
 from tpu_magics.launch.work import CellWork, FunctionWork, ScriptWork, Work, statements_work
+from tpu_magics.runs.files import read_regular
 from tpu_magics.runs.origin import is_library
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def gather(
         read = dict(_read_names(work))
         payload = replace(payload, names=read, tree=hoistable if names else None, source=source)
     elif isinstance(work, ScriptWork):
-        payload = replace(payload, script=Path(work.path).read_bytes())
+        payload = replace(payload, script=read_regular(work.path))
     elif names:
         payload = replace(payload, arguments=dict(arguments or {}), source=source)
     return payload
@@ -195,7 +196,7 @@ def _script_work(work: ScriptWork, text: bytes, folder: Path) -> ScriptWork:
     """The script's own path if the same file is there, so that it finds the files beside it; else a copy."""
     path = Path(work.path)
     try:
-        if path.read_bytes() == text:
+        if read_regular(path) == text:
             return work
     except OSError:
         pass
@@ -222,8 +223,8 @@ HOSTS = Receiver(
 )
 PROCESSES = Receiver(
     "the workers",
-    "The runtime of this TPU does not start in a fork, so the workers are new processes, for which the function and "
-    "all objects that it uses are pickled.",
+    "The device's runtime does not start in a fork of this notebook, so the workers are new processes, for which the "
+    "function and all objects that it uses are pickled.",
 )
 
 

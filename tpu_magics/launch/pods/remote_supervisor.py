@@ -178,7 +178,8 @@ class RemoteSupervisor(Supervisor):
             worker.pid, worker.rank, worker.stopped_by_us = row["pid"], row["rank"], row["stopped_by_us"]
             if row["ended"] is None or not worker.alive:
                 continue
-            worker.exit_code, worker.signal, worker.ended = row["exit"], row["signal"], row["ended"]
+            worker.exit_code, worker.signal = row["exit"], row["signal"]
+            worker.note_end(row["ended"])
             if worker.meter is not None:
                 worker.meter.peak_rss, worker.meter.peak_pss = row["peak_rss"] or 0, row["peak_pss"]
             worker.address_space = row["address_space"]
@@ -193,7 +194,7 @@ class RemoteSupervisor(Supervisor):
     def _note_failure(self, worker: WorkerProcess) -> None:
         stopping = self.reason in ("interrupt", "timeout")
         if not worker.stopped_by_us and self._first_failure is None and not stopping:
-            self.reason, self._first_failure = "worker", time.time()  # this machine's clock: the host's may differ
+            self.reason, self._first_failure = "worker", worker.noticed
 
     def _note_gone(self, link: Link) -> None:
         """The host's process has ended without an end of some workers: it died, or it could not start."""
@@ -206,14 +207,17 @@ class RemoteSupervisor(Supervisor):
     def _end_workers(self, link: Link) -> None:
         for worker in link.workers:
             if worker.alive:
-                worker.ended, worker.stopped_by_us = time.time(), True
+                worker.note_end()
+                worker.stopped_by_us = True
 
     def _lose(self, link: Link, why: str) -> None:
         link.pending, link.lost = None, link.lost or why
         self._end_workers(link)
 
     def _take(self, event: Event) -> None:
-        if not isinstance(event, Start):  # hosts report ranks in their state: two hosts may have the same pid
+        if isinstance(event, Start):  # hosts report ranks in their state: two hosts may have the same pid
+            self._claim(event)
+        else:
             super()._take(event)
 
     def _go_on(self) -> bool:
@@ -230,7 +234,7 @@ class RemoteSupervisor(Supervisor):
     def _all_answered(self) -> bool:
         """Whether every host has answered since the first failure, and other ranks had time to fail too."""
         assert self._first_failure is not None
-        since = time.monotonic() - max(0.0, time.time() - self._first_failure - GATHER / 2)
+        since = min(time.monotonic(), self._first_failure + GATHER / 2)
         return all(link.finished or link.answered >= since for link in self.links)
 
     # -- the end ----------------------------------------------------------------------------------------------------

@@ -80,10 +80,12 @@ class EndWatch:
     def _watch(self) -> None:
         assert self._host is not None
         environment, since = self._host.environment, session_since()
-        last = None if environment.limit is None or since is None else since + environment.limit - BEFORE_THE_END
+        last = None  # by a clock that nobody sets
+        if environment.limit is not None and since is not None:
+            last = time.monotonic() + since + environment.limit - BEFORE_THE_END - time.time()
         asks, told = environment.key in ON_GOOGLE_CLOUD, False
         while not self._over.wait(EVERY):
-            if last is not None and time.time() > last:
+            if last is not None and time.monotonic() > last:
                 last = None
                 self._say("This session ends in a few minutes: saving a checkpoint.")
                 self._save()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import dis
 import inspect
+import linecache
 import sys
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -14,6 +16,7 @@ from typing import Any
 from tpu_magics.backends.observe.sites import locals_of
 
 _ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_ABSOLUTE"})
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
 
 
@@ -32,7 +35,8 @@ def live(frame: FrameType) -> dict[str, Any]:
         return all_of(frame)
     names = live_names(code, frame.f_lasti)
     own = {*code.co_cellvars}  # inner functions may read them at any time
-    return {name: value for name, value in locals_of(frame).items() if name in names or name in own}
+    found = locals_of(frame).items()
+    return {name: value for name, value in found if (name in names or name in own) and name.isidentifier()}
 
 
 def assign(frame: FrameType, values: Mapping[str, Any]) -> None:
@@ -59,6 +63,36 @@ def assigned_names(code: CodeType) -> tuple[str, ...]:
     """The names that the code of a module assigns."""
     found = dis.get_instructions(code)
     return tuple(dict.fromkeys(str(one.argval) for one in found if one.opname in ("STORE_NAME", "STORE_GLOBAL")))
+
+
+def call_number(frame: FrameType) -> int:
+    """Which of its function's calls a frame is in, in the order of its text: equal for equal text, however compiled."""
+    places = _calls(frame.f_code)
+    at = max((offset for offset in places if offset <= frame.f_lasti), default=-1)
+    return sorted({*places.values()}).index(places[at]) + 1 if at in places else 0
+
+
+@lru_cache(maxsize=256)
+def _calls(code: CodeType) -> dict[int, tuple[int, ...]]:
+    """Where the calls of a function are in its text, by offset. Before Python 3.11 only their order is known."""
+    calls = [one for one in dis.get_instructions(code) if one.opname.startswith("CALL")]
+    places = ((one.offset, getattr(one, "positions", None) or (one.offset,)) for one in calls)
+    return {offset: tuple(at or 0 for at in place) for offset, place in places}
+
+
+def repeated_by(frame: FrameType) -> frozenset[type]:
+    """The kinds of loops, as nodes of `ast`, in whose text a frame is, besides `for` statements. None: no source."""
+    return _loops(frame.f_code.co_filename, frame.f_lineno)
+
+
+@lru_cache(maxsize=256)
+def _loops(path: str, line: int) -> frozenset[type]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(path)))
+    except (SyntaxError, ValueError):
+        return frozenset()
+    found = (one for one in ast.walk(tree) if isinstance(one, (ast.While, *COMPREHENSIONS)))
+    return frozenset(type(one) for one in found if one.lineno <= line <= (one.end_lineno or 0))
 
 
 class _Flow:

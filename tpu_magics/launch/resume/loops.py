@@ -27,19 +27,25 @@ from tpu_magics.runs.origin import is_library
 _AHEAD = frozenset({"MpDeviceLoader", "PerDeviceLoader", "ParallelLoader", "MpDeviceLoaderWrapper"})
 T = TypeVar("T")
 _DEPTH = 4  # references to follow in search of one
+_UNDRAWN = (range, list, tuple)  # taking their items draws no random number
+_LOOKED_BACK = 3  # items before which the random states are known: loaders of accelerate take one ahead
+_WATCHED = 3  # items at which is looked whether their random numbers are the body's
 
 
 class LoopRandomStates(Protocol):
     """The random generators of a rank (backends/torch/checkpoints.py)."""
 
-    def read(self) -> Any:
-        """Their states, and the numbers of passes that loaders have counted."""
+    def read(self, device: bool = True) -> Any:
+        """Their states, and the numbers of passes that loaders have counted. `device`: also those that are there."""
 
     def write(self, states: Any) -> None:
         """Set them."""
 
     def write_unmoved(self, states: Any, before: Any) -> None:
         """Set those that are as in `before`: nothing has drawn from them since."""
+
+    def moved(self, before: Any, now: Any) -> set[str]:
+        """The generators of the process ("python", "numpy", ...) that something has drawn from in between."""
 
     def loader_state(self, loader: Any) -> Any:
         """Where a loader that can tell it is in its items, for `set_loader_state`; None for others."""
@@ -51,16 +57,18 @@ class LoopRandomStates(Protocol):
 @dataclass
 class LoopLevel:
     """One loop of a position. `key`: its LoopSite's, and where its function was called; `taken`: items so far, the one
-    in work included; `states`: random states when it began; `done`: training loops that ended before it, in the same
-    pass of the loop around it. For a loop around others: `at_item`: random states when its item was taken, `names`:
-    local variables then. `more`: what the loop of a library, or a loader that can tell where it is, needs itself, from
-    before the item in work. `length`: of all items, if they tell.
+    in work included; `states`: random states when it began; `before`: those before each of the last items was taken,
+    since what makes an item may draw from the same numbers as the body; `done`: training loops that ended before it, in
+    the same pass of the loop around it. For a loop around others: `at_item`: random states when its item was taken,
+    `names`: local variables then. `more`: what the loop of a library, or a loader that can tell where it is, needs
+    itself, from before the item in work. `length`: of all items, if they tell.
     """
 
     key: str
     taken: int
     states: Any
     done: list[str] = field(default_factory=list)
+    before: list[Any] = field(default_factory=list)
     at_item: Any = None
     names: Mapping[str, Any] = field(default_factory=dict)
     more: Any = None
@@ -76,6 +84,12 @@ class LoopListener(Protocol):
 
     def between_items(self, loops: TrainingLoops, frames: Sequence[FrameType]) -> None:
         """An item was taken, and its body is about to run."""
+
+    def draws_between(self, site: LoopSite, names: set[str]) -> None:
+        """A generator's items and the body draw from the same random numbers."""
+
+    def repeated(self, site: LoopSite) -> None:
+        """A loop begins that something repeats which is no statement."""
 
     def to_set(self, frame: FrameType, names: Mapping[str, Any]) -> Mapping[str, Any]:
         """Those of its local variables at the checkpoint that it gets now."""
@@ -93,6 +107,10 @@ class _Running:
     skipped: bool = False
     more: Callable[[], Any] | None = None
     started: bool = False
+    frames: int = 0  # that run
+    again: bool = False  # it has ended before, and nothing in the text tells how often
+    exact: bool = False  # the random states before an item can be set
+    after: Any = None  # random states after the item in work was taken, for the first ones
 
 
 class TrainingLoops:
@@ -125,6 +143,16 @@ class TrainingLoops:
         return [one.level for one in self._running]
 
     @property
+    def innermost(self) -> LoopSite | None:
+        """The loop that runs, in no other; None outside of all loops."""
+        return self._running[-1].site if self._running else None
+
+    @property
+    def known(self) -> bool:
+        """Whether a position tells all: no loop runs again without a statement that repeats it."""
+        return not any(one.again for one in self._running)
+
+    @property
     def resuming(self) -> bool:
         """Whether the position to go on from is not reached yet."""
         return bool(self._wanted)
@@ -137,14 +165,16 @@ class TrainingLoops:
 
     def _begin(self, site: LoopSite, frame: FrameType, objects: Sequence[tuple[str, Any]]) -> str:
         frames = user_frames(frame)
-        key = site.key + ("" if objects else "".join(f"@{one.f_lasti}" for one in frames[:-1]))
+        key = site.key + ("" if objects else "".join(f"@{local_names.call_number(one)}" for one in frames[:-1]))
         if self.states is None or objects:
             self.states = self.listener.first_loop(frames, objects)
         states = self.states
         while self._running and not self._running[-1].started:  # its iterable raised
             self._running.pop()
         before = self._running[-1].done if self._running else self._ended
-        running = _Running(site, LoopLevel(key, 0, None, list(before)))
+        running = _Running(site, LoopLevel(key, 0, None, list(before)), frames=len(frames))
+        if not objects:
+            self._tell_repeated(running, frames)
         depth = len(self._running)
         if depth < len(self._wanted):
             wanted = self._wanted[depth]
@@ -161,6 +191,16 @@ class TrainingLoops:
         running.level.states = states.read()
         self._running.append(running)
         return key
+
+    def _tell_repeated(self, running: _Running, frames: Sequence[FrameType]) -> None:
+        """The passes of a loop are counted by `for` statements, which are loops too, and those of a `while` statement
+        follow from the local variables. What a comprehension or map() has done is known to nobody."""
+        around = self._running[-1].frames - 1 if self._running else 0
+        kinds = [kind for one in frames[max(0, around) :] for kind in local_names.repeated_by(one)]
+        inside = any(issubclass(kind, local_names.COMPREHENSIONS) for kind in kinds)
+        running.again = running.level.key in running.level.done and (inside or not kinds)
+        if running.again or inside:
+            self.listener.repeated(running.site)
 
     def _check(self, wanted: str, key: str, site: LoopSite) -> None:
         if wanted != key:
@@ -248,20 +288,39 @@ class TrainingLoops:
         if wanted is not None and wanted.more is not None and self.ranks[0] == self.ranks[1]:
             assert self.states is not None
             self.states.set_loader_state(items, wanted.more["loader"])
-            running.level.taken = wanted.taken - 1
-            iterator = iter(items)
-            self.states.write(wanted.more["random"])
-            return iterator
+            running.level.taken, running.exact = wanted.taken - 1, True
+            return iter(items)
         iterator = iter(items)
         self._fit(running)
-        self._skip(running, iterator)
+        running.exact = wanted is not None and not takes_ahead(items)
+        self._skip(running, items, iterator)
         return iterator
 
     def _next(self, running: _Running, items: Iterable[Any], iterator: Iterator[Any]) -> Any:
+        """The next item. Before those next to the one in work, the random states are as they were."""
         assert self.states is not None
+        level, wanted = running.level, running.wanted
+        if isinstance(items, _UNDRAWN):
+            return next(iterator, _NO_MORE)
+        if wanted is not None and running.exact and 0 <= wanted.taken - 1 - level.taken < len(wanted.before):
+            self.states.write(wanted.before[level.taken - wanted.taken])
         loader = self.states.loader_state(items)
-        running.level.more = {"loader": loader, "random": self.states.read()} if loader is not None else None
-        return next(iterator, _NO_MORE)
+        level.more = {"loader": loader} if loader is not None else None
+        states = self.states.read(device=False)
+        level.before = [*level.before[1 - _LOOKED_BACK :], states]
+        found = next(iterator, _NO_MORE)
+        if wanted is None and level.taken < _WATCHED and found is not _NO_MORE:
+            self._watch(running, items, states)
+        return found
+
+    def _watch(self, running: _Running, items: Iterable[Any], before: Any) -> None:
+        """Of the first items: whether their generator draws from the same random numbers as the body."""
+        assert self.states is not None
+        body = self.states.moved(running.after, before) if running.after is not None else set()
+        running.after = self.states.read(device=False)
+        shared = body & self.states.moved(before, running.after)
+        if shared and has_generator(items):
+            self.listener.draws_between(running.site, shared)
 
     def _fit(self, running: _Running) -> None:
         """Where another number of ranks divides the data, each has another number of items."""
@@ -273,18 +332,16 @@ class TrainingLoops:
         elif length is None:
             wanted.taken = max(1, wanted.taken * self.ranks[0] // self.ranks[1])
 
-    def _skip(self, running: _Running, iterator: Iterator[Any]) -> None:
+    def _skip(self, running: _Running, items: Iterable[Any], iterator: Iterator[Any]) -> None:
         """All items before the one that was in work."""
         for _ in range(running.wanted.taken - 1 if running.wanted is not None else 0):
-            try:
-                next(iterator)
-            except StopIteration:
+            if self._next(running, items, iterator) is _NO_MORE:
                 raise TpuMagicsError(
                     "The data are shorter than when the checkpoint was saved.",
                     f"`{running.site.head}` (line {running.site.line}) ended after {running.level.taken:,} items; the "
                     f"checkpoint was saved at item {running.wanted.taken:,}.",  # type: ignore[union-attr]
                     "Use the same data, or train from the beginning, without --resume.",
-                ) from None
+                )
             running.level.taken += 1
 
     def _item_taken(self, running: _Running, items: Any, frame: FrameType) -> None:
@@ -369,14 +426,22 @@ def user_frames(frame: FrameType) -> list[FrameType]:
 
 def takes_ahead(items: Any) -> bool:
     """Whether something in `items` takes its items in a thread of its own."""
+    return any(base.__name__ in _AHEAD for one in _inside(items) for base in type(one).__mro__)
+
+
+def has_generator(items: Any) -> bool:
+    """Whether a function with `yield` makes the items."""
+    return any(isinstance(one, types.GeneratorType) for one in _inside(items))
+
+
+def _inside(items: Any) -> Iterator[Any]:
+    """What items are made of, as far as a few references lead."""
     level, seen = [items], {id(items)}
     for _ in range(_DEPTH):
-        if any(base.__name__ in _AHEAD for one in level for base in type(one).__mro__):
-            return True
+        yield from level
         inner = [part for one in level if not isinstance(one, _OPEN) for part in gc.get_referents(one)]
         level = [part for part in inner if id(part) not in seen and not isinstance(part, _OPEN)][:1000]
         seen.update(map(id, level))
-    return False
 
 
 _OPEN = (types.ModuleType, types.FunctionType, type, str, bytes, int, float)

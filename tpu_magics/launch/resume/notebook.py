@@ -5,21 +5,23 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tpu_magics.backends.base import CheckpointPlan
-from tpu_magics.checkpoints.store import CheckpointStore, SavedCheckpoint, open_place
+from tpu_magics.checkpoints.lock import PlaceLock, acquire
+from tpu_magics.checkpoints.store import CheckpointStore, OtherFormat, SavedCheckpoint, open_place
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.runs.events import Saved
+from tpu_magics.runs.events import Resumed, Saved
 from tpu_magics.runs.folder import RunFolder
 from tpu_magics.runs.reader import Run
 
 KEEP = 2
 SECONDS = 300.0  # between saves
 FOLDER = "resume"  # in the run folder: the files to go on from
+_CLOCKS = 60.0  # seconds by which clocks may differ
 _EVERY = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)|(\d+)")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -49,10 +51,10 @@ def checkpoint_plan(
     about: dict[str, Any],
     say: Callable[[str], None],
     exchange: str = "",
-) -> CheckpointPlan | None:
-    """How a run saves, and with `resume` the files to go on from, copied into its folder. None if the session has no
-    place for checkpoints. `name`: of what is trained; `about`: of this run, for the manifest; `exchange`: as
-    in CheckpointPlan, whose hosts fetch the files themselves.
+) -> tuple[CheckpointPlan, PlaceLock] | None:
+    """How a run saves, and with `resume` the files to go on from, copied into its folder; and its lock on the place, to
+    be released at its end. None if the session has no place for checkpoints. `name`: of what is trained; `about`: of
+    this run, for the manifest; `exchange`: as in CheckpointPlan, whose hosts fetch the files themselves.
 
     Raises TpuMagicsError: the place cannot be used, or the checkpoint does not belong to this run.
     """
@@ -73,28 +75,44 @@ def checkpoint_plan(
         )
     where = f"{place.rstrip('/')}/{name}"
     plan = CheckpointPlan(where, seconds, steps, keep, None, force, about, exchange)
-    files = folder / FOLDER
+    found = None
     try:
         store = CheckpointStore(open_place(where))
-        store.place.remove_unfinished()  # of a save that was broken
-        store.place.remove_boards()
-        if not resume:
-            _tell_of(store.look(), where, say)
-            return plan
-        files.mkdir(mode=0o700)
-        found = store.newest(files, say)
-        if exchange:
-            shutil.rmtree(files)
+        lock = acquire(store.place, folder.name, say)
+        try:
+            store.place.remove_unfinished()  # of a save that was broken
+            store.place.remove_boards()
+            if resume:
+                return _resumed_plan(store, replace(plan, token=lock.token), folder / FOLDER, say), lock
+            found = store.look()
+        except BaseException:
+            lock.release()
+            raise
+    except OtherFormat as error:
+        raise _other_format(where, error) from error
     except OSError as error:
         raise TpuMagicsError(
             f"The checkpoints in {where} cannot be read.",
             f"{type(error).__name__}: {error}",
             "Check the address and your access to it.",
         ) from error
+    _tell_of(found, where, say)
+    return replace(plan, token=lock.token), lock
+
+
+def _resumed_plan(
+    store: CheckpointStore, plan: CheckpointPlan, files: Path, say: Callable[[str], None]
+) -> CheckpointPlan:
+    """With the files of the newest checkpoint, if there is one."""
+    files.mkdir(mode=0o700)
+    found = store.newest(files, say)
+    if plan.exchange:
+        shutil.rmtree(files)
     if found is None:
         shutil.rmtree(files, ignore_errors=True)
-        say(f"No checkpoint in {where} yet: training starts from the beginning.")
+        say(f"No checkpoint in {plan.place} yet: training starts from the beginning.")
         return plan
+    about = plan.about
     _check(found[0], about)
     say(_sentence(found[0]))
     before = found[0].manifest.about.get("ranks")
@@ -104,6 +122,14 @@ def checkpoint_plan(
     return replace(plan, resume=files, about={**about, "resumed": _resumed(found[0])})
 
 
+def _other_format(where: str, error: OtherFormat) -> TpuMagicsError:
+    return TpuMagicsError(
+        f"The newest checkpoint in {where} cannot be read by this version of tpu-magics.",
+        f"{error}.",
+        "Install the version that saved it, and restart the kernel; or train from the beginning, without --resume.",
+    )
+
+
 def forget_files(folder: RunFolder) -> None:
     """The workers have ended: remove the copies of what they went on from."""
     shutil.rmtree(folder.path / FOLDER, ignore_errors=True)
@@ -111,9 +137,16 @@ def forget_files(folder: RunFolder) -> None:
 
 def with_checkpoint(error: BaseException, folder: RunFolder) -> None:
     """Let the error of a run that saved tell how to go on."""
-    saved = [one for one in Run(folder.path).events("saved", 0) if isinstance(one, Saved)]
-    if saved and isinstance(error, TpuMagicsError):
+    run = Run(folder.path)
+    saved = [one for one in run.events("saved", 0) if isinstance(one, Saved)]
+    if not isinstance(error, TpuMagicsError):
+        return
+    if saved:
         error.todo = f"{error.todo} The newest checkpoint is of step {saved[-1].step:,}: --resume goes on from there."
+    elif resumed := [one for one in run.events("resumed", 0) if isinstance(one, Resumed)]:
+        error.todo = f"{error.todo} The newest checkpoint is of step {resumed[-1].step:,}: --resume goes on from there."
+    elif run.summary().steps:
+        error.todo = f"{error.todo} This run has saved no checkpoint."
 
 
 def _resumed(found: SavedCheckpoint) -> dict[str, Any]:
@@ -134,7 +167,7 @@ def _tell_of(found: SavedCheckpoint | None, where: str, say: Callable[[str], Non
         )
 
 
-def _check(found: SavedCheckpoint, about: dict[str, Any]) -> None:
+def _check(found: SavedCheckpoint, about: Mapping[str, Any]) -> None:
     """Raise TpuMagicsError for a checkpoint that no version of this run can go on from."""
     before = found.manifest.about
     for key, what in (("framework", "the framework"), ("device", "the kind of device")):
@@ -156,15 +189,21 @@ def _lost(found: SavedCheckpoint) -> str:
     path = Path(str(found.manifest.about.get("path", "")))
     if not path.name or not (path / "run.json").exists():
         return ""
-    steps = Run(path).summary().steps
-    synced = found.manifest.about.get("synced")
-    if steps is None or not isinstance(synced, int) or steps < synced:
+    run = Run(path)
+    steps, synced = run.summary().steps, found.manifest.about.get("synced")
+    if type(steps) is not int or type(synced) is not int or steps < synced:
         return ""
-    return f"{steps - synced:,} steps after it are lost" if steps > synced else "nothing after it is lost"
+    lost, whole = steps - synced, bool(run.events("end", 0))  # one that was killed has steps that are in no record
+    if not lost:
+        return "nothing after it is lost" if whole else ""
+    return f"{'' if whole else 'at least '}{lost:,} step{'s are' if lost > 1 else ' is'} lost after it"
 
 
 def _ago(found: SavedCheckpoint) -> str:
-    seconds = max(0.0, time.time() - found.manifest.saved)
+    seconds = time.time() - found.manifest.saved
+    if seconds < -_CLOCKS:
+        return f"at {time.strftime('%Y-%m-%d %H:%M', time.localtime(found.manifest.saved))} by another clock"
+    seconds = max(0.0, seconds)
     for unit, name in ((86400, "day"), (3600, "hour"), (60, "minute")):
         if seconds >= unit:
             count = int(seconds / unit)

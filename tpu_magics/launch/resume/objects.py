@@ -11,6 +11,8 @@ from __future__ import annotations
 import base64
 import math
 import re
+import sys
+import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -209,7 +211,7 @@ class _Writer:
             if self.store.is_tensor(value):
                 return self._tensor(value)
             content = kind.content(value, node.mark)
-        except NotSaveable as problem:
+        except (NotSaveable, kinds.NotUpdatableError) as problem:
             return self._without(node, str(problem))
         except Exception as error:  # from an object's own code
             return self._without(node, f"{type(error).__name__}: {error}")
@@ -299,6 +301,8 @@ class _Writer:
             return {"k": kind.__name__, "v": [self._encoded(part, depth + 1) for part in parts]}
         if kind in (bytes, bytearray):
             return {"k": kind.__name__, "v": base64.b64encode(value).decode()}
+        if isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is value:
+            return {"k": "module", "v": value.__name__}
         if value is Ellipsis or value is NotImplemented or value is kinds.MISSING:
             raise NotSaveable(f"`{value}`")
         name = _CONTAINERS.get(kind) or ("default" if kind is defaultdict else "")
@@ -342,6 +346,11 @@ class _Writer:
 def read_more(data: Mapping[str, Data], tensors: Mapping[str, Any], store: StateStore) -> Any:
     """What was given as `more` to `TrackedObjects.changes`. Raises Misfit."""
     return _Reader({}, store, tensors).decoded(data["more"])
+
+
+def _is_not_imported(encoded: Data) -> bool:
+    """Whether it is a module that the program has not imported here: a checkpoint imports nothing."""
+    return isinstance(encoded, dict) and encoded["k"] == "module" and encoded["v"] not in sys.modules
 
 
 def _path(key: str) -> str:
@@ -388,7 +397,11 @@ class _Reader:
         for key, encoded in data.get("gradients", {}).items():
             self.store.set_gradient(self.nodes[key].value, self.decoded(encoded))
         return [
-            {name: self._local(objects, f"{n}:{name}", encoded) for name, encoded in names.items()}
+            {
+                name: self._local(objects, f"{n}:{name}", encoded)
+                for name, encoded in names.items()
+                if not _is_not_imported(encoded)
+            }
             for n, names in enumerate(data["locals"])
         ]
 
@@ -436,6 +449,10 @@ class _Reader:
             return (bytes if kind == "bytes" else bytearray)(base64.b64decode(value))
         if kind in _MAKERS or kind == "default":
             return self._container(encoded, kind, value)
+        if kind == "module":
+            if _is_not_imported(encoded):
+                raise Misfit(f"the module {value} is not imported")
+            return sys.modules[value]
         plain = self.decoded(value) if isinstance(value, dict) else value
         return self.store.from_plain(kind, plain)
 

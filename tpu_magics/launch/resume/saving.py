@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import queue
+import secrets
 import shutil
 import threading
 import time
@@ -20,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.backends.base import CheckpointPlan
+from tpu_magics.checkpoints.lock import PlaceLost
 from tpu_magics.checkpoints.store import Board, CheckpointStore, FolderBoard, open_place
 from tpu_magics.errors import TpuMagicsError
 
-FORMAT = 1
 STATE = "rank-{}.json"  # of a rank, without the ending its tensors
 RECORDS = "rank-{}.records.jsonl"
 # seconds in which ranks must have met between two items, rank 0 has the files of the others, and after an error of the
@@ -59,8 +60,8 @@ class SaveJob:
 @dataclass(frozen=True)
 class SaveReport:
     """A save that ended. `problem`: why there is no checkpoint, or ""; `copied`: seconds that the training waited;
-    `written`: seconds of the thread; `size`: bytes; `name`: of the checkpoint; `synced`: as in
-    SaveJob."""
+    `written`: seconds of the thread; `size`: bytes; `name`: of the checkpoint; `synced`: as in SaveJob; `left`: why
+    older ones were not removed, or ""."""
 
     step: int
     problem: str = ""
@@ -69,6 +70,7 @@ class SaveReport:
     size: int = 0
     name: str = ""
     synced: int = 0
+    left: str = ""
 
 
 class SaveClock:
@@ -86,7 +88,7 @@ class SaveClock:
         self.number = 1
         self.stops = False
         self._wanted = False
-        self._asked = 0.0
+        self._asked = ""
         self._is_due = False
         self._wait = self._first_wait = FIRST_WAIT + (READ * ranks if plan.exchange else 0.0)
         self._due_since: float | None = None
@@ -110,7 +112,7 @@ class SaveClock:
         if self._target is None or self.items < self._target:
             return False
         self._target = None
-        self._asked = _changed(self._path(NOW))
+        self._asked = _text(self._path(NOW))
         self._saved = time.monotonic(), self.steps
         self._unstepped = 0
         return True
@@ -125,7 +127,7 @@ class SaveClock:
         if self._wanted or self._path(STOP).exists():
             self.stops = True
             return True
-        if (asked := _changed(self._path(NOW))) > self._asked:
+        if (asked := _text(self._path(NOW))) != self._asked:
             self._asked = asked
             return True
         if busy and self.ranks == 1:
@@ -206,7 +208,7 @@ class SaveClock:
 def ask(scratch: Path, how: str) -> None:
     """In the notebook's process: the ranks of a run save at their next item. `how`: NOW, or STOP and end then."""
     with contextlib.suppress(OSError):  # the run has ended
-        _write_text(scratch / f"save-{how}", "")
+        _write_text(scratch / f"save-{how}", secrets.token_hex(8))  # another text each time
 
 
 def can_save(scratch: Path) -> bool:
@@ -224,11 +226,11 @@ def _parsed(note: str | None) -> tuple[int, bool] | None:
     return (int(item), stops == "1") if item else None
 
 
-def _changed(path: Path) -> float:
+def _text(path: Path) -> str:
     try:
-        return path.stat().st_mtime
+        return path.read_text()
     except OSError:
-        return 0.0
+        return ""
 
 
 def _write_text(path: Path, text: str) -> None:
@@ -273,6 +275,7 @@ class SaveThread:
         self._current: SaveJob | None = None
         self._thread: threading.Thread | None = None
         self._place: CheckpointStore | None = None
+        self._where = ""  # the disk or store that is written to
 
     @property
     def busy(self) -> bool:
@@ -298,7 +301,7 @@ class SaveThread:
             try:
                 report = self._write(job, began)
             except Exception as error:  # the training goes on
-                report = SaveReport(job.step, _reason(error))
+                report = SaveReport(job.step, _reason(error, self._where))
                 self._say_failed(job, report.problem)
             job.tensors = {}
             if self.clock.rank == 0:
@@ -316,6 +319,7 @@ class SaveThread:
         folder = self.clock.folder / f"checkpoint-{job.number}"
         folder.mkdir(exist_ok=True)
         state = folder / STATE.format(rank)
+        self._where = str(folder)
         try:
             written = self.store.write(state.with_suffix(""), job.tensors)
             records = folder / RECORDS.format(rank)
@@ -327,14 +331,21 @@ class SaveThread:
             self._wait_for_others(job, folder)
             files = {path.name: path for path in sorted(folder.iterdir()) if path.suffix != ".tmp"}
             size = sum(path.stat().st_size for path in files.values())
-            saved = self._opened().save(
-                job.step, files, {**self.clock.plan.about, "format": FORMAT, "synced": job.synced}
-            )
-            self._opened().keep(self.clock.plan.keep)
+            self._where = self.clock.plan.place
+            saved = self._opened().save(job.step, files, {**self.clock.plan.about, "synced": job.synced})
+            left = self._remove_older()
         finally:
             if not rank or self.clock.plan.exchange:
                 shutil.rmtree(folder if not rank else state, ignore_errors=True)
-        return SaveReport(job.step, "", job.copied, time.monotonic() - began, size, saved.name, job.synced)
+        return SaveReport(job.step, "", job.copied, time.monotonic() - began, size, saved.name, job.synced, left)
+
+    def _remove_older(self) -> str:
+        """Returns why that was not possible, or "". The one that was saved is there all the same."""
+        try:
+            self._opened().keep(self.clock.plan.keep)
+        except Exception as error:  # the network's, of any type
+            return _reason(error, self._where)
+        return ""
 
     def _hand_over(self, job: SaveJob, files: Sequence[Path]) -> None:
         """To rank 0, which may be on another host; then it finds the note."""
@@ -359,12 +370,14 @@ class SaveThread:
 
     def _opened(self) -> CheckpointStore:
         if self._place is None:
-            self._place = CheckpointStore(open_place(self.clock.plan.place))
+            self._place = CheckpointStore(open_place(self.clock.plan.place), self.clock.plan.token)
         return self._place
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, place: str) -> str:
+    """With where it happened: the disk of a run's folder may be full, or that of its checkpoints."""
     if isinstance(error, TpuMagicsError):
-        return error.what
-    text = getattr(error, "strerror", None) or str(error)
-    return text or type(error).__name__
+        return error.what.rstrip(".")
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    where = str(getattr(error, "filename2", None) or getattr(error, "filename", None) or place)
+    return text if isinstance(error, PlaceLost) else f"{text} ({where})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,12 +30,15 @@ from tpu_magics.launch.resume.saving import (
 )
 from tpu_magics.launch.resume.setup_record import differences, refuse, setup_record
 from tpu_magics.runs.events import Event, Resumed, Saved, Steps, Total, Value, from_line
+from tpu_magics.runs.files import read_regular
 from tpu_magics.runs.writer import EventWriter
 
-NO_LOOP = (
-    "No checkpoint was saved: no training loop was found. A `for` loop of the notebook's code is, and so are those of "
-    "a Trainer and Model.fit; in other code use: for batch in tpu_magics.resumable(loader, epochs=3)."
+_USE = (
+    "What is found: `for` loops of the notebook's code, a Trainer's and Model.fit. In other code use: for batch in "
+    "tpu_magics.resumable(loader, epochs=3)."
 )
+_OUTSIDE = 3  # steps outside of the loops before it is told: loops that were found may still begin
+_IN_ITEM = 8  # steps in one item of a loop, more than there are optimizers in it
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ def records_before(plan: CheckpointPlan | None, rank: int) -> list[Event]:
     path = plan.resume / RECORDS.format(rank) if plan is not None and plan.resume is not None else None
     if plan is None or path is None:
         return []
-    lines = path.read_bytes().splitlines() if path.exists() else []
+    lines = read_regular(path).splitlines() if path.exists() else []
     found = [one for one in map(from_line, lines) if isinstance(one, (Steps, Value, Total))]
     return [*found, Resumed(time.time(), rank, **plan.about["resumed"])]
 
@@ -65,7 +69,7 @@ def read_state(folder: Path, rank: int, store: Any) -> ResumedState:
     path = folder / STATE.format(rank)
     own = path.exists()
     path = path if own else folder / STATE.format(0)
-    data = json.loads(path.read_text())
+    data = json.loads(read_regular(path))
     tensors = store.read(folder / Path(STATE.format(0)).stem)
     if own and rank:
         tensors.update(store.read(path.with_suffix("")))
@@ -126,19 +130,24 @@ class TrainingCheckpoints:
         self.loops = TrainingLoops(code.sites, self, levels, (before, ranks))
         self.objects: TrackedObjects | None = None
         self._told: set[str] = set()
-        install(self.loops.begin, self.loops.loop)
-        if not rank:
-            for site in code.sites.values():
-                self._note_inexact(site)
+        self._outside = self._in_item = self._failed = 0
+        install(self._begin, self.loops.loop)
         if self.resumed is not None:
             self.clock.steps = self.resumed.counts["steps"]
 
+    def _begin(self, key: str) -> str:
+        """A training loop begins."""
+        self._note_inexact(self.code.sites[key])
+        return self.loops.begin(key, sys._getframe(1))
+
     def _note_inexact(self, site: LoopSite) -> None:
-        """Before the training: what will not go on where it was."""
+        """Before the first pass of a loop: what will not go on where it was."""
+        if site.inside:
+            self._tell_items(site, f"{_listed(site.inside)} in it runs as a whole")
         if site.nexts:
             names = ", ".join(f"`{name}`" for name in site.nexts)
-            self.note(
-                "inexact-resume",
+            self._note_once(
+                f"inexact-resume {site.key}",
                 f"next() is called on {names} in `{site.head}` (line {site.line}): after a --resume it begins at its "
                 "start again, so the data come in another order than in the unbroken run. Iterate over the loader "
                 "itself, or over tpu_magics.resumable(loader, epochs=...).",
@@ -161,12 +170,63 @@ class TrainingCheckpoints:
         return self.backend.random_states([node.value for node in self.objects.snapshot.nodes])
 
     def between_items(self, loops: TrainingLoops, frames: Sequence[FrameType]) -> None:
+        self._in_item = 0
         steps, stepped = self.store.new_steps(self.records.watcher.total_steps)
         if self.clock.due(steps, stepped, self.thread.busy):
-            self._save(loops, frames, stepped)
+            if loops.known:
+                self._save(loops, frames, stepped)
             if self.clock.stops:
                 self.thread.finish()
                 raise StopRequested
+
+    def draws_between(self, site: LoopSite, names: set[str]) -> None:
+        self._note_once(
+            f"inexact-resume {site.key}",
+            f"The generator in `{site.head}` (line {site.line}) draws from the same random numbers as its body "
+            f"({', '.join(sorted(names))}). After a --resume the items that were done are passed over without it: "
+            "if these numbers decide which items come, others may come then. Give the generator numbers of its own, "
+            "for example random.Random(0).",
+        )
+
+    def repeated(self, site: LoopSite) -> None:
+        self._note_once(
+            "rarely-saved",
+            f"Checkpoints are saved in the first pass only of `{site.head}` (line {site.line}): a comprehension, map() "
+            "or the like repeats it, and a resume could not tell how often it had. Repeat it by a `for` statement.",
+        )
+
+    # -- what cannot be saved -------------------------------------------------------------------------------------
+    def step_done(self) -> None:
+        """An optimizer has stepped."""
+        site = self.loops.innermost
+        if site is None:
+            self._outside += 1
+            if self._outside == (_OUTSIDE if self.code.expected() else 1):
+                self._tell_outside()
+        else:
+            self._in_item += 1
+            if self._in_item == _IN_ITEM:
+                self._tell_items(site, f"{_IN_ITEM} steps were done in one of them")
+
+    def _tell_outside(self) -> None:
+        heads = [f"`{site.head}` (line {site.line})" for site in self.code.expected()]
+        known = f" that were found, {_listed(heads)}" if heads else ", of which none was found"
+        what = f"No checkpoint can be saved now: the training runs outside of the loops{known}."
+        self._note_once("no-loop", f"{what} {self._reasons()}{_USE}")
+
+    def _tell_items(self, site: LoopSite, why: str) -> None:
+        where = f" (line {site.line})" if site.line else ""
+        what = f"Checkpoints are saved only between the items of `{site.head}`{where}: {why}."
+        self._note_once("rarely-saved", f"{what} {self._reasons()}{_USE}")
+
+    def _reasons(self) -> str:
+        reasons = self.code.reasons()
+        return f"Not found: {_listed(reasons)}. " if reasons else ""
+
+    def _note_once(self, code: str, text: str) -> None:
+        if code not in self._told and not self.clock.rank:
+            self._told.add(code)
+            self.note(code.partition(" ")[0], text)
 
     def save_and_stop(self) -> bool:
         """Save at the next item, and end the training. Returns whether a training loop has begun."""
@@ -179,7 +239,7 @@ class TrainingCheckpoints:
     def running(self) -> Iterator[None]:
         """Around the function. After it, the save that is being written is waited for, also where an error ended it."""
         try:
-            with following(self.loops):
+            with following(self.loops), self.store.following_steps(self.records.watcher, self.step_done):
                 yield
         except KeyboardInterrupt:
             raise
@@ -188,10 +248,11 @@ class TrainingCheckpoints:
             raise
         self.clock.end()
         self.thread.finish()
+        self._tell_failed("The training has ended without a newer checkpoint")
         if self.resumed is not None:
             raise _misfit("the loop in which it was saved does not run")
         if self.objects is None:
-            self.note("no-loop", NO_LOOP)
+            self._note_once("no-loop", f"No checkpoint was saved: no training loop was found. {self._reasons()}{_USE}")
 
     def arrived(self, loops: TrainingLoops, frames: Sequence[FrameType]) -> None:  # noqa: ARG002
         assert self.objects is not None
@@ -248,13 +309,26 @@ class TrainingCheckpoints:
         return vars(level) if kept else {**vars(level), "more": None}
 
     def _tell(self, report: SaveReport) -> None:
-        """In the thread that writes."""
+        """In the thread that writes. What fails again and again is said once, and counted."""
         if report.problem:
-            what = f"No checkpoint at step {report.step:,}: {report.problem}."
-            self.note("not-saved", f"{what} The training goes on, and it is tried again.")
-        else:
-            fields = {name: value for name, value in vars(report).items() if name != "problem"}
-            self.records.writer.record(Saved, **fields)
+            self._failed += 1
+            if report.problem not in self._told:
+                self._told.add(report.problem)
+                what = f"No checkpoint at step {report.step:,}: {report.problem}."
+                self.note("not-saved", f"{what} The training goes on, and it is tried again.")
+            return
+        self._tell_failed(f"Saved again: step {report.step:,}")
+        fields = {name: value for name, value in vars(report).items() if name not in ("problem", "left")}
+        self.records.writer.record(Saved, **fields)
+        if report.left:
+            self._note_once("not-removed", f"Older checkpoints could not be removed: {report.left}.")
+
+    def _tell_failed(self, what: str) -> None:
+        """If saves have failed that were not counted aloud."""
+        if self._failed:
+            many = "1 checkpoint" if self._failed == 1 else f"{self._failed:,} checkpoints"
+            self.note("not-saved", f"{what}. Before it, {many} could not be saved.")
+            self._failed = 0
 
     def _tell_left(self, left: Mapping[str, str]) -> None:
         new = {name: why for name, why in left.items() if name not in self._told}
@@ -263,6 +337,11 @@ class TrainingCheckpoints:
             names = "; ".join(f"`{name}`: {why}" for name, why in list(new.items())[:5])
             more = f"; and {len(new) - 5} more" if len(new) > 5 else ""
             self.note("not-in-checkpoint", f"Not in the checkpoints, so it begins anew after a resume: {names}{more}.")
+
+
+def _listed(parts: Sequence[str]) -> str:
+    more = f", and {len(parts) - 3} more" if len(parts) > 3 else ""
+    return ", ".join(parts[:3]) + more
 
 
 def _misfit(problem: object) -> TpuMagicsError:

@@ -11,23 +11,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tpu_magics.launch.state import kinds
+from tpu_magics.launch.state import kinds, settings
 from tpu_magics.launch.state.kinds import Label
-from tpu_magics.launch.state.pickling import MARK, SizeProbe, StatePickler, StateUnpickler, WorkerOnlyError, dumps
+from tpu_magics.launch.state.pickling import MARK, SizeProbe, StatePickler, WorkerOnlyError, dumps, load_entries
+from tpu_magics.launch.state.settings import SettingChanges, Settings
 from tpu_magics.launch.state.snapshot import SnapshotNode, StateSnapshot
 from tpu_magics.launch.state.type_rules import rule_of
+from tpu_magics.runs.files import open_record, read_record
+from tpu_magics.runs.origin import is_library_type
 
 MAX_BYTES = 256 * 2**20  # of all changes together, without optimizers and modules
 STATE, BLOBS = "result-state.pkl", "result-state.bin"
 NAMES_NUMBER = -1  # stands for the names that a cell assigned
 _ALIGNED = 64
+_MISMATCHED = "its copy, with which the worker began, has another structure"
 
 
 @dataclass
 class Changes:
     """What a rank's function changed. `contents`: by number; `names`: what a cell assigned; `left`: what is not updated
     in the notebook, by name, with the reason; `sums`, `sizes`: checksums and bytes by number; `random`: the states of
-    random generators, None if none was used."""
+    random generators, None if none was used; `settings`: of the process; `gradients`: of tensors, by number, None for
+    one that it has no more."""
 
     contents: dict[int, Any] = field(default_factory=dict)
     names: dict[str, Any] = field(default_factory=dict)
@@ -35,51 +40,124 @@ class Changes:
     sums: dict[int, int] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
     random: Any = None
+    settings: SettingChanges | None = None
+    gradients: dict[int, Any] = field(default_factory=dict)
 
-    def leave_all(self, snapshot: StateSnapshot, why: str) -> None:
-        """Update nothing in the notebook, for this reason."""
-        self.left.update({snapshot.root(number): why for number in self.contents})
+    def leave_all(self, snapshot: StateSnapshot) -> None:
+        """Update nothing in the notebook, since the parts of copies cannot be found there again."""
+        self.left.update({snapshot.root(number): _MISMATCHED for number in self.contents})
         self.contents.clear()
+        self.gradients.clear()
 
 
 class ChangeCollector:
-    """Compares one rank's objects with the snapshot after its function. `models`: the trained ones of this rank."""
+    """Compares one rank's objects with the snapshot after its function. `models`: the trained ones of this rank;
+    `before`: the settings of the process when its function began."""
 
-    def __init__(self, snapshot: StateSnapshot, models: Mapping[str, Any], adapter: Any) -> None:
+    def __init__(
+        self, snapshot: StateSnapshot, models: Mapping[str, Any], adapter: Any, before: Settings | None = None
+    ) -> None:
+        self.before = before
         self.snapshot = snapshot
         self.adapter = adapter
         self.numbers = _numbers(snapshot, models, adapter)
+        self.replaced = {
+            known[key]: part
+            for known, now in ((snapshot.slots, adapter.named(models)), (snapshot.modules, adapter.modules(models)))
+            for key, part in now.items()
+            if key in known and part is not snapshot.nodes[known[key]].value
+        }
         self.tensors: list[Any] = []
         self._probe = self._new_probe()
 
     def changes(self) -> Changes:
         """Compare all objects with the snapshot, without fetching from the device."""
         changes = Changes(random=self.adapter.random_changes(self.snapshot.random))
+        if self.before is not None:
+            changes.settings = settings.changes(self.before)
         for number, node in enumerate(self.snapshot.nodes):
             if node.kind is not None and id(node.value) in self.numbers:
                 self._compare(number, node, changes)
+        for number, part in self.replaced.items():
+            if self._is_exchanged(number):
+                self._leave(number, (), f"the model has a {type(part).__name__} in its place", changes)
         _drop_largest(self.snapshot, changes)
+        self._add_gradients(changes)
         return changes
 
+    def _add_gradients(self, changes: Changes) -> None:
+        """Those that a step did not set to None, as `zero_grad()` at the beginning of a step leaves them."""
+        for number, node in enumerate(self.snapshot.nodes):
+            value = node.value if self._keeps(number) else self.replaced[number]
+            now, before = self.adapter.gradient(value), self.snapshot.gradients.get(number)
+            if before == (None if now is None else (id(now), now._version)):
+                continue
+            try:
+                self._probe.look(now)  # not _try_pickling: each rank has its own gradients
+            except Exception as error:
+                changes.left[f"{self.snapshot.path(number)}.grad"] = pickling_reason(error)
+                now = None
+            changes.gradients[number] = now
+        total = sum(self.adapter.tensor_bytes(now) for now in changes.gradients.values() if now is not None)
+        if total > MAX_BYTES:
+            changes.left["gradients"] = f"{total / 2**20:,.0f} MB; they are None here, as after zero_grad()"
+            changes.gradients = dict.fromkeys(changes.gradients)
+
     def add_names(self, changes: Changes, names: Mapping[str, Any]) -> None:
-        """Add those names of a cell whose values can be pickled."""
-        changes.names = {
-            name: value
-            for name, value in names.items()
-            if type(value) in kinds.ATOMS or self._try_pickling(NAMES_NUMBER, value, changes) is None
-        }
+        """Add those names of a cell whose values can be pickled, of objects of the user's classes the attributes that
+        can be."""
+        for name, value in names.items():
+            if type(value) in kinds.ATOMS or self._try_pickling(NAMES_NUMBER, value, changes) is None:
+                changes.names[name] = value
+            elif (part := self._picklable_part(name, value, changes)) is not None:
+                changes.names[name] = part
         changes.sums.pop(NAMES_NUMBER, None)
+        changes.left.update(
+            {name: kinds.CACHE.named for name, value in changes.names.items() if kinds.has_cached(value)}
+        )
+
+    def _picklable_part(self, name: str, value: Any, changes: Changes) -> Any:
+        """An object with the attributes that can be pickled; None if it is not their fault. The others are named."""
+        own = kinds.attributes(value)
+        if is_library_type(type(value)) or isinstance(value, type) or not hasattr(value, "__dict__"):
+            return None
+        problems = {key: self._try_pickling(NAMES_NUMBER, item, changes) for key, item in own.items()}
+        bad = {key: problem for key, problem in problems.items() if problem is not None}
+        try:
+            part = object.__new__(type(value))
+            vars(part).update({key: item for key, item in own.items() if key not in bad})
+        except TypeError:  # of a class in C
+            return None
+        if not bad or self._try_pickling(NAMES_NUMBER, part, changes) is not None:
+            return None
+        changes.left.update({f"{name}.{key}": pickling_reason(problem) for key, problem in bad.items()})
+        return part
+
+    def _is_exchanged(self, number: int) -> bool:
+        """Whether a part of a model has another one of another class in its place, with the same weights, if any."""
+        had = self.snapshot.nodes[number]
+        is_module = isinstance(had.kind, kinds.SubclassKind)
+        return is_module and type(self.replaced[number]) is not type(had.value)
+
+    def _keeps(self, number: int) -> bool:
+        """Whether it is still the object of the notebook: a parameter that a graph holds cannot move to the device."""
+        return number not in self.replaced or self._is_exchanged(number)
 
     def _compare(self, number: int, node: SnapshotNode, changes: Changes) -> None:
         assert node.kind is not None
+        value = node.value if self._keeps(number) else self.replaced[number]
+        if node.kind is kinds.FILE:
+            kinds.flush(value)  # nothing else does, as the worker ends
         try:
-            if not node.kind.changed(node.value, node.mark):
+            if not node.kind.changed(value, node.mark):
                 return
             if node.kind.named:
-                kinds.flush(node.value)
                 self._leave(number, (), node.kind.named, changes)
                 return
-            content = node.kind.content(node.value, node.mark)
+            content = node.kind.content(value, node.mark)
+        except kinds.NotUpdatableError as error:
+            self._leave(number, (), str(error), changes)
+            return
         except Exception as error:  # from an object's own code
             self._leave(number, (), f"{type(error).__name__}: {error}", changes)
             return
@@ -97,7 +175,8 @@ class ChangeCollector:
             problem_of_piece = self._try_pickling(number, piece, changes)
             if problem_of_piece is not None:
                 bad.add(label[1])
-                self._leave_piece(number, node, label, problem_of_piece, changes)
+                if _is_missed(piece[1] if label[0] == "item" else piece):
+                    self._leave_piece(number, node, label, problem_of_piece, changes)
         if not bad:
             self._leave(number, (), pickling_reason(problem), changes)
             return None
@@ -121,12 +200,14 @@ class ChangeCollector:
 
     def _leave_piece(self, number: int, node: SnapshotNode, label: Label, problem: Exception, changes: Changes) -> None:
         private = rule_of(type(node.value)).quiet and str(label[1]).startswith("_")
-        replaces = isinstance(problem, WorkerOnlyError) and _existed_before(node.mark, label[1])
+        of_process = isinstance(problem, WorkerOnlyError) or pickling_reason(problem) == "a lock"
+        replaces = of_process and _existed_before(node.mark, label[1])
         if not private and not replaces:
             self._leave(number, (label,), pickling_reason(problem), changes)
 
     def _leave(self, number: int, labels: tuple[Label, ...], why: str, changes: Changes) -> None:
-        if not self.snapshot.nodes[number].quiet:
+        node = self.snapshot.nodes[number]
+        if not node.quiet or node.kind is kinds.WHOLE:
             path = self.snapshot.path(number, *labels)
             changes.left.setdefault(path, why)
 
@@ -138,21 +219,43 @@ class ChangeCollector:
             self.adapter.settle()
         fetched = dict(zip(map(id, tensors), self.adapter.fetch(tensors), strict=True))
         self._forget_unchanged(changes, fetched)
-        file = io.BytesIO()
-        pickler = StatePickler(file, self.snapshot, self.numbers, self.adapter)
-        pickler.fetched = fetched
-        pickler.dump((changes.contents, changes.names))
+        while (pickled := self._pickled(changes, fetched)) is None:
+            pass
+        file, pickler, ends = pickled
         temporary = folder / f"{STATE}.tmp"
         try:
             positions = _write_blobs(pickler.blobs, folder / BLOBS)
-            summary = (list(changes.contents), list(changes.names), changes.left, changes.random)
-            record = (file.getvalue(), positions, pickler.inside, summary)
+            keys = list(changes.contents), list(changes.names), list(changes.gradients)
+            summary = (keys, changes.left, changes.random, changes.settings)
+            record = (file.getvalue(), ends, positions, pickler.inside, summary)
             temporary.write_bytes(pickle.dumps(record))
             temporary.replace(folder / STATE)
         except OSError:
             for path in (temporary, folder / BLOBS):
                 path.unlink(missing_ok=True)
             raise
+
+    def _pickled(
+        self, changes: Changes, fetched: dict[int, Any]
+    ) -> tuple[io.BytesIO, StatePickler, list[tuple[int, int]]] | None:
+        """All entries, with the end of each, as the others can be read without it. None if one cannot be pickled after
+        all: it is left out now, and named."""
+        file = io.BytesIO()
+        pickler = StatePickler(file, self.snapshot, self.numbers, self.adapter)
+        pickler.fetched = fetched
+        ends = []
+        every: tuple[dict[Any, Any], ...] = (changes.contents, changes.names, changes.gradients)
+        for entries in every:
+            for key, entry in entries.items():
+                try:
+                    pickler.dump(entry)
+                except Exception as error:  # pickle.PicklingError, a class's own
+                    name = key if isinstance(key, str) else self.snapshot.path(key)
+                    changes.left[name] = pickling_reason(error)
+                    del entries[key]
+                    return None
+                ends.append((file.tell(), len(pickler.inside)))
+        return file, pickler, ends
 
     def _forget_unchanged(self, changes: Changes, fetched: Mapping[int, Any]) -> None:
         """Drop tensors that were only moved to the device."""
@@ -191,9 +294,12 @@ def _write_blobs(blobs: list[Any], path: Path) -> list[tuple[int, int]]:
     return positions
 
 
-def _numbers(snapshot: StateSnapshot, models: Mapping[str, Any], adapter: Any) -> dict[int, int]:
+def _numbers(snapshot: StateSnapshot, models: Mapping[str, Any], adapter: Any) -> dict[int, int | tuple[str, int, str]]:
     """The numbers by id, also of objects that replaced a part of a model in this worker."""
-    numbers = dict(snapshot.numbers)
+    numbers: dict[int, int | tuple[str, int, str]] = dict(snapshot.numbers)
+    for number, node in enumerate(snapshot.nodes):
+        if node.kind is not None:
+            numbers.update({id(own): ("own", number, name) for name, own in adapter.own_dicts(node.value)})
     for number in _parts_of_unreturned_models(snapshot, models):
         numbers.pop(id(snapshot.nodes[number].value), None)
     for known, now in ((snapshot.slots, adapter.named(models)), (snapshot.modules, adapter.modules(models))):
@@ -201,9 +307,17 @@ def _numbers(snapshot: StateSnapshot, models: Mapping[str, Any], adapter: Any) -
     return numbers
 
 
+def _is_missed(value: Any) -> bool:
+    """Whether a worker's object that cannot be pickled is reported: not a widget, which no page shows."""
+    rule = rule_of(type(value))
+    return not (rule.stays and rule.quiet)
+
+
 def _existed_before(mark: Any, name: Any) -> bool:
     """Whether `name` had a value before the function. It stays if the worker's value belongs to the worker."""
     if isinstance(mark, tuple):
+        if not all(isinstance(part, tuple) for part in mark) or len({len(part) for part in mark}) > 1:
+            return any(_existed_before(part, name) for part in mark if isinstance(part, (tuple, dict)))
         mark = dict(zip(*mark, strict=True))
     before = mark.get(name) if isinstance(mark, dict) else mark
     return before is not None and before is not kinds.MISSING
@@ -260,6 +374,7 @@ def pickling_reason(problem: Exception) -> str:
 
 
 SHOWN = 5  # names in one line
+DURING = "changed in the notebook during the run"
 
 
 @dataclass
@@ -273,6 +388,8 @@ class StagedChanges:
     names: dict[str, Any] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
     random: Any = None
+    settings: SettingChanges | None = None
+    gradients: dict[int, Any] = field(default_factory=dict)
 
     @property
     def changed(self) -> list[str]:
@@ -284,7 +401,11 @@ class StagedChanges:
             node = self.snapshot.nodes[number]
             if node.kind is not None and node.kind.changed(node.value, node.mark):
                 del self.contents[number]
-                self.left[self.snapshot.path(number)] = "changed in the notebook during the run"
+                self.left[self.snapshot.path(number)] = DURING
+        for number in list(self.gradients):
+            now = self.adapter.gradient(self.snapshot.nodes[number].value)
+            if self.snapshot.gradients.get(number) != (None if now is None else (id(now), now._version)):
+                del self.gradients[number]
         if self.adapter.random_changes(self.snapshot.random) is not None:
             self.random = None
 
@@ -301,32 +422,39 @@ class StagedChanges:
                 node = self.snapshot.nodes[number]
                 assert node.kind is not None
                 undo.append(node.kind.put(node.value, content))
+            for number, gradient in self.gradients.items():
+                try:
+                    undo.append(self.adapter.set_gradient(self.snapshot.nodes[number].value, gradient))
+                except (RuntimeError, TypeError) as error:  # the tensor has another shape or type here
+                    self.left[f"{self.snapshot.path(number)}.grad"] = str(error)
             if self.random is not None:
                 undo.append(self.adapter.set_random_state(self.random))
+            if self.settings is not None:
+                undo.append(settings.apply(self.settings, self.left))
+            self._finish()
         except BaseException:
             back()
             raise
         return back
 
+    def _finish(self) -> None:
+        """Complete what the worker could only describe. What cannot be is named; no name of the cell is set to it."""
+        for value, why in self.adapter.finish():
+            names = [name for name, item in self.names.items() if item is value]
+            for name in names:
+                del self.names[name]
+            self.left.update(dict.fromkeys(names or [type(value).__name__], f"it could not be created here: {why}"))
+
 
 def stage(snapshot: StateSnapshot, adapter: Any, folder: Path) -> StagedChanges:
     """Read what rank 0 wrote, without changing anything."""
+    adapter.begin()
     if not (folder / STATE).exists():
         return StagedChanges(snapshot, adapter)
-    written, positions, inside, (numbers, names, left, random) = pickle.loads((folder / STATE).read_bytes())
-    try:
-        contents, found = _load(written, positions, inside, snapshot, adapter, folder)
-    except Exception as error:  # a missing class, or an object's own code
-        why = f"it could not be loaded in the notebook: {type(error).__name__}: {error}"
-        left = {**left, **dict.fromkeys([*(snapshot.path(number) for number in numbers), *names], why)}
-        return StagedChanges(snapshot, adapter, {}, {}, left, random)
-    return StagedChanges(snapshot, adapter, contents, found, left, random)
-
-
-def _load(
-    written: bytes, positions: Any, inside: Sequence[int], snapshot: StateSnapshot, adapter: Any, folder: Path
-) -> tuple[dict[int, Any], dict[str, Any]]:
-    with open(folder / BLOBS, "rb") as file:
+    written, ends, positions, inside, (lists, left, random, changed) = pickle.loads(read_record(folder / STATE))
+    numbers, names, with_gradients = lists
+    keys = [*numbers, *names, *with_gradients]
+    with open_record(folder / BLOBS) as file:
 
         def blob(number: int) -> bytearray:
             start, size = positions[number]
@@ -336,10 +464,14 @@ def _load(
             return content
 
         buffers = [blob(number) for number in inside]
-        loaded: tuple[dict[int, Any], dict[str, Any]] = StateUnpickler(
-            io.BytesIO(written), snapshot, adapter, blob, buffers
-        ).load()
-        return loaded
+        found, problems = load_entries(written, ends, buffers, snapshot, adapter, blob)
+    for at, error in problems.items():  # a missing class, or an object's own code
+        path = keys[at] if isinstance(keys[at], str) else snapshot.path(keys[at])
+        left[path] = f"it could not be loaded in the notebook: {type(error).__name__}: {error}"
+    contents = {number: found[at] for at, number in enumerate(numbers) if at in found}
+    assigned = {name: found[at] for at, name in enumerate(names, len(numbers)) if at in found}
+    gradients = {one: found[at] for at, one in enumerate(with_gradients, len(numbers) + len(names)) if at in found}
+    return StagedChanges(snapshot, adapter, contents, assigned, left, random, changed, gradients)
 
 
 def rank_differences(snapshot: StateSnapshot, sums: Sequence[Mapping[int, int] | None]) -> str:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import copyreg
+import functools
+import gc
 import io
 import operator
 import pickle
+import queue
 import sys
 import types
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tpu_magics.launch.state.type_rules import PLAIN, TypeRule, cached_by_type, is_library_type
+from tpu_magics.launch.state import fingerprints
+from tpu_magics.launch.state.type_rules import PLAIN, TypeRule, rule_of
+from tpu_magics.runs.origin import cached_by_type, is_library_type, is_user_function
 
 ATOMS = frozenset(
     {int, float, complex, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range, slice}
@@ -72,7 +79,7 @@ def same(left: Any, right: Any) -> bool:
         return False
     if type(left) is tuple:
         return len(left) == len(right) and all(map(same, left, right))
-    if type(left) not in ATOMS or left != right:
+    if not (type(left) in ATOMS or rule_of(type(left)).constant) or left != right:
         return False
     return type(left) is not float or left != 0 or str(left) == str(right)
 
@@ -435,13 +442,14 @@ class ClassKind(_AttributesKind):
     """The attributes of a class that the user defined."""
 
     def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
-        return ((("attribute", name), item) for name, item in _class_attributes(value, _not_a_descriptor).items())
+        found = _class_attributes(value, _not_a_descriptor)
+        return ((("attribute", name), _underlying_function(item)) for name, item in found.items())
 
     def mark(self, value: Any) -> Any:
-        return _class_attributes(value, _is_plain_attribute)
+        return _class_attributes(value, _is_comparable)
 
     def _all(self, value: Any) -> dict[str, Any]:
-        return _class_attributes(value, _is_plain_attribute)
+        return _class_attributes(value, _is_comparable)
 
     def _set(self, value: Any, name: str, item: Any) -> None:
         type.__setattr__(value, name, item)
@@ -454,17 +462,18 @@ def _not_a_descriptor(item: Any) -> bool:
     return not isinstance(item, (types.MemberDescriptorType, types.GetSetDescriptorType))
 
 
-def _is_plain_attribute(item: Any) -> bool:
-    code = (*_CODE, classmethod, staticmethod, property, type)
-    return _not_a_descriptor(item) and not isinstance(item, code) and not hasattr(type(item), "__get__")
+def _is_comparable(item: Any) -> bool:
+    """Plain attributes, and methods and classes of the user's code."""
+    code = _underlying_function(item)
+    if isinstance(code, types.FunctionType):
+        return is_user_function(code)
+    if isinstance(code, type):
+        return not is_library_type(code)
+    return _not_a_descriptor(item) and not isinstance(item, _CODE) and not hasattr(type(item), "__get__")
 
 
 def _class_attributes(kind: type, wanted: Callable[[Any], bool]) -> dict[str, Any]:
-    return {
-        name: _underlying_function(item)
-        for name, item in vars(kind).items()
-        if not name.startswith(("__", "_abc_")) and wanted(item)
-    }
+    return {name: item for name, item in vars(kind).items() if not name.startswith(("__", "_abc_")) and wanted(item)}
 
 
 def _underlying_function(item: Any) -> Any:
@@ -599,6 +608,208 @@ class ReportedKind(BaseKind):
         raise NotImplementedError
 
 
+class CacheKind(ReportedKind):
+    """What functools.lru_cache makes of a function."""
+
+    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
+        yield ("", ""), value.__wrapped__
+
+
+def has_cached(value: Any) -> bool:
+    """Whether it is a function of functools.lru_cache that has results."""
+    return type(value) is type(functools.lru_cache(len)) and value.cache_info().currsize > 0
+
+
+class ContextKind(_VariableKind):
+    """A contextvars.ContextVar."""
+
+    def mark(self, value: Any) -> Any:
+        return value.get(MISSING)
+
+    def _assign(self, value: Any, item: Any) -> None:
+        value.set(item)  # there is no way to have none again
+
+
+class LocalKind(ObjectKind):
+    """A threading.local, in the thread that runs the notebook's code."""
+
+    def mark(self, value: Any) -> Any:
+        return dict(vars(value))
+
+    def _all(self, value: Any) -> dict[str, Any]:
+        return dict(vars(value))
+
+    def _set(self, value: Any, name: str, item: Any) -> None:
+        vars(value)[name] = item
+
+    def _delete(self, value: Any, name: str) -> None:
+        vars(value).pop(name, None)
+
+    def enter(self, value: Any, mark: Any) -> None:
+        """In another thread that goes on with the notebook's work."""
+        vars(value).update(mark)
+
+
+class FunctionKind(ObjectKind):
+    """A function of the user: its attributes and the defaults of its arguments."""
+
+    def mark(self, value: Any) -> Any:
+        return self._all(value)
+
+    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
+        return ((("attribute", name), item) for name, item in vars(value).items())
+
+    def _all(self, value: Any) -> dict[str, Any]:
+        return {**vars(value), **{name: getattr(value, name) for name in _OF_FUNCTION}}
+
+    def _set(self, value: Any, name: str, item: Any) -> None:
+        setattr(value, name, item)
+
+    def _delete(self, value: Any, name: str) -> None:
+        delattr(value, name)
+
+
+_OF_FUNCTION = ("__defaults__", "__kwdefaults__")
+
+
+class ModuleNamesKind(_AttributesKind):
+    """The names of a module that the user wrote."""
+
+    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
+        return ((("attribute", name), item) for name, item in _names_of_module(value).items())
+
+    def mark(self, value: Any) -> Any:
+        return {name: item for name, item in _names_of_module(value).items() if not isinstance(item, (*_CODE, type))}
+
+    def _all(self, value: Any) -> dict[str, Any]:
+        return dict(vars(value))
+
+    def _set(self, value: Any, name: str, item: Any) -> None:
+        vars(value)[name] = item
+
+    def _delete(self, value: Any, name: str) -> None:
+        vars(value).pop(name, None)
+
+
+def _names_of_module(module: Any) -> dict[str, Any]:
+    return {
+        name: item
+        for name, item in vars(module).items()
+        if not name.startswith("__") and not isinstance(item, types.ModuleType)
+    }
+
+
+class WeakMappingKind(BaseKind):
+    """A WeakKeyDictionary or a WeakValueDictionary."""
+
+    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
+        for key, item in list(value.items()):
+            yield ("key", key), key
+            yield ("item", key), item
+
+    def mark(self, value: Any) -> Any:
+        return tuple((id(key), id(item)) for key, item in list(value.items()))
+
+    def changed(self, value: Any, mark: Any) -> bool:
+        return bool(self.mark(value) != mark)
+
+    def content(self, value: Any, mark: Any) -> Any:  # noqa: ARG002
+        return list(value.items())
+
+    def put(self, value: Any, content: Any) -> Undo:
+        old = self.content(value, None)
+
+        def fill(entries: Any) -> None:
+            value.clear()
+            value.update(entries)
+
+        fill(content)
+        return lambda: fill(old)
+
+
+class WeakSetKind(WeakMappingKind):
+    """A WeakSet."""
+
+    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
+        return ((("item", number), item) for number, item in enumerate(list(value)))
+
+    def mark(self, value: Any) -> Any:
+        return frozenset(map(id, list(value)))
+
+    def content(self, value: Any, mark: Any) -> Any:  # noqa: ARG002
+        return list(value)
+
+
+class NotUpdatableError(Exception):
+    """An object that cannot be changed in place."""
+
+
+class WholeKind(BaseKind):
+    """An object whose state is not in attributes: compared by what its pickle contains, and set by `__setstate__`;
+    where that is not possible, a change is reported."""
+
+    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
+        inner = [value.obj] if isinstance(value, memoryview) else fingerprints.hidden_parts(value)
+        return ((("", ""), part) for part in inner)
+
+    def mark(self, value: Any) -> Any:
+        return fingerprints.fingerprint(value)
+
+    def changed(self, value: Any, mark: Any) -> bool:
+        return bool(self.mark(value) != mark)
+
+    def content(self, value: Any, mark: Any) -> Any:  # noqa: ARG002
+        try:
+            reduced = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        except Exception:
+            reduced = ""
+        made = not isinstance(reduced, str) and reduced[0] is copyreg.__newobj__ and len(reduced[1]) == 1  # type: ignore[attr-defined]
+        if not made or len(reduced) < 3 or any(reduced[3:5]) or not hasattr(value, "__setstate__"):
+            raise NotUpdatableError(f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}".lstrip("_"))
+        return reduced[2]
+
+    def put(self, value: Any, content: Any) -> Undo:
+        old = self.content(value, None)
+        value.__setstate__(content)
+        return lambda: value.__setstate__(old)
+
+
+def _is_only_written(file: Any) -> bool:
+    """Whether what a worker wrote is in the file, and the notebook goes on behind it: a fork shares the position. Not
+    so where something is between (gzip), or what was read ahead."""
+    raw = getattr(file, "buffer", file)  # of text
+    raw = getattr(raw, "raw", raw)
+    return type(raw) is io.FileIO and not file.readable()
+
+
+class QueueKind(StateKind):
+    """A queue.SimpleQueue. Its items are read without taking one out, for which a thread may wait."""
+
+    def __init__(self) -> None:
+        super().__init__(_queued, _fill_queue)
+
+    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
+        return ((("item", number), item) for number, item in enumerate(_queued(value)))
+
+    def changed(self, value: Any, mark: Any) -> bool:
+        return not all_same(_queued(value), mark)
+
+
+def _queued(value: Any) -> tuple[Any, ...]:
+    own = [part for part in gc.get_referents(value) if part is not type(value)]
+    if sys.version_info >= (3, 13):
+        return tuple(own)
+    return tuple(own[0][len(own[0]) - value.qsize() :])  # a list, at whose beginning are those that were taken
+
+
+def _fill_queue(value: Any, items: Any) -> None:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            value.get_nowait()
+    for item in items:
+        value.put(item)
+
+
 def flush(value: Any) -> None:
     """Flush a file: a fork would have a copy of its buffer."""
     if isinstance(value, io.IOBase):
@@ -606,19 +817,16 @@ def flush(value: Any) -> None:
             value.flush()
 
 
-def _iterator_position(value: Any) -> Any:
-    return operator.length_hint(value, -1), repr(value) if type(value).__name__ == "count" else ""
-
-
 LIST = SequenceKind(list, lambda value, items: list.__setitem__(value, slice(None), items))
 DEQUE = SequenceKind(deque, _fill_deque)
 SET, DICT, BYTES = SetKind(set, _fill_set), DictKind(), BytesKind()
-BINDING, CELL, CLASS = BindingKind(), CellKind(), ClassKind()
-FILE = ReportedKind("an open file", lambda value: value.closed or value.tell())
-GENERATOR = ReportedKind("a generator", lambda value: value.gi_frame and value.gi_frame.f_lasti)
-ITERATOR = ReportedKind("an iterator", _iterator_position)
+BINDING, CELL, CLASS, FUNCTION = BindingKind(), CellKind(), ClassKind(), FunctionKind()
+FILE = ReportedKind("an open file", lambda value: value.closed or (None if _is_only_written(value) else value.tell()))
+GENERATOR = ReportedKind("a generator", fingerprints.position)
+ITERATOR = ReportedKind("an iterator", fingerprints.position)
+CACHE = CacheKind("the cache of a function", lambda value: value.cache_info()[1::2])
+CONTEXT, LOCAL, MODULE, WEAK, WHOLE = ContextKind(), LocalKind(), ModuleNamesKind(), WeakMappingKind(), WholeKind()
 _CONTAINERS: tuple[tuple[type, Kind], ...] = ((list, LIST), (dict, DICT), (set, SET), (deque, DEQUE))
-_ITERATORS = tuple(map(type, map(iter, ([], (), range(0), {}, {}.values(), {}.items(), "", "é", set()))))
 
 
 def container_kind(kind: type, rule: TypeRule) -> Kind | None:
@@ -643,11 +851,67 @@ def builtin_kind(kind: type) -> Kind | None:
         )
     if issubclass(kind, io.IOBase):
         return FILE
-    if kind is types.GeneratorType:
-        return GENERATOR
-    if kind in _ITERATORS or (kind.__module__ == "itertools" and kind.__name__ == "count"):
+    if kind in _OF_STANDARD_LIBRARY:
+        return _OF_STANDARD_LIBRARY[kind]
+    of_c = kind.__flags__ & _IMMUTABLE_TYPE
+    if of_c and hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools"):
         return ITERATOR
-    random = sys.modules.get("random")
-    if random is not None and issubclass(kind, random.Random):
-        return StateKind(lambda value: value.getstate(), lambda value, state: value.setstate(state))
+    for module, name, found in _BY_NAME:
+        base = getattr(sys.modules.get(module), name, None)
+        if isinstance(base, type) and issubclass(kind, base):
+            return found
     return None
+
+
+_OF_STANDARD_LIBRARY: Mapping[type, Kind] = {
+    types.GeneratorType: GENERATOR,
+    memoryview: WHOLE,
+    type(functools.lru_cache(len)): CACHE,
+    queue.SimpleQueue: QueueKind(),
+    weakref.WeakKeyDictionary: WEAK,
+    weakref.WeakValueDictionary: WEAK,
+    weakref.WeakSet: WeakSetKind(),
+}
+_RANDOM = StateKind(lambda value: value.getstate(), lambda value, state: value.setstate(state))
+_BY_NAME: tuple[tuple[str, str, Kind], ...] = (
+    ("random", "Random", _RANDOM),
+    ("contextvars", "ContextVar", CONTEXT),
+    ("threading", "local", LOCAL),
+)
+
+
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+_IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: of C, also where it is a heap type (itertools since 3.12)
+_NATIVE_PARTS = (types.MethodDescriptorType, types.GetSetDescriptorType)
+
+
+@cached_by_type
+def is_native(kind: type) -> bool:
+    """Whether its instances have state in C, besides attributes."""
+    return any(
+        not base.__flags__ & _HEAP_TYPE
+        or any(isinstance(item, _NATIVE_PARTS) for name, item in vars(base).items() if not name.startswith("__"))
+        for base in kind.__mro__[:-1]
+    )
+
+
+@cached_by_type
+def is_value(kind: type) -> bool:
+    """Whether its instances are compared by what they contain and hashable, and so do not change."""
+    own: Any = kind.__hash__
+    return own is not None and own is not object.__hash__ and not is_exception(kind)
+
+
+def has_identity_hash(value: Any) -> bool:
+    """Whether its class has a hash of its own that is that of the object, so that it may change."""
+    own: Any = type(value).__hash__
+    if isinstance(value, (type, tuple, frozenset)) or own is object.__hash__:
+        return False
+    try:
+        return hash(value) in (id(value), object.__hash__(value))
+    except Exception:  # from an object's own code
+        return False
+
+
+def is_exception(kind: type) -> bool:
+    return issubclass(kind, BaseException)

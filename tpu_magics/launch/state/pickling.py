@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import io
 import pickle
+import pickletools
 import sys
 import types
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tpu_magics.launch.state import by_code
 from tpu_magics.launch.state.snapshot import StateSnapshot
 from tpu_magics.launch.state.type_rules import rule_of
 
 PROTOCOL = 5
+Numbers = Mapping[int, int | tuple[str, int, str]]
+"""The notebook's objects, by id: a number, or ("own", number, name) of a dict of an object."""
 MARK = b"state:"
 """The prefix of a pickle with numbers of the notebook's objects."""
 
@@ -29,7 +34,7 @@ class StatePickler(pickle.Pickler):
     `numbers`: of the notebook's objects, by id; `fetched`: copies of device tensors on the CPU, by the tensors' ids.
     """
 
-    def __init__(self, file: Any, snapshot: StateSnapshot, numbers: Mapping[int, int], adapter: Any) -> None:
+    def __init__(self, file: Any, snapshot: StateSnapshot, numbers: Numbers, adapter: Any) -> None:
         super().__init__(file, PROTOCOL, buffer_callback=self._outside)
         self.snapshot = snapshot
         self.numbers = numbers
@@ -65,23 +70,34 @@ class StatePickler(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         """Called by pickle."""
-        if isinstance(value, (type, types.FunctionType)):
+        if isinstance(value, by_code.BY_NAME):
             return self._defined(value)
+        if isinstance(value, types.CellType):
+            return by_code.reduced_cell(value)
         if isinstance(value, types.ModuleType):
             return importlib.import_module, (value.__name__,)
+        attribute = by_code.reduced_attribute(value)
+        if attribute is not None:
+            return attribute
         rule = rule_of(type(value))
+        recipe = self.adapter.recipe(value)
+        if recipe is not None:
+            return recipe
         if rule.stays:
             raise WorkerOnlyError(type(value).__name__)
         if rule.inner:
             return identity, (getattr(value, rule.inner),)
+        if rule.constant:
+            return self.adapter.reduced(value) or NotImplemented
         return self._tensor(value) if self.adapter.is_tensor(value) else NotImplemented
 
     def _defined(self, value: Any) -> Any:
-        """A class or function of the notebook must have existed before the fork."""
-        name, main = value.__qualname__.partition(".")[0], vars(sys.modules["__main__"])
-        if value.__module__ == "__main__" and name in main and self.snapshot.main.get(name) is not main[name]:
-            raise pickle.PicklingError(f"`{name}` was defined in the worker")
-        return NotImplemented
+        """A class or function that the notebook has too goes by its name, any other by its code."""
+        name, main = _name_of(value).partition(".")[0], vars(sys.modules["__main__"])
+        of_notebook = value.__module__ == "__main__"
+        if of_notebook and name in main and self.snapshot.main.get(name) is not main[name]:
+            return by_code.reduced(value)
+        return NotImplemented if _is_importable(value) else by_code.reduced(value)
 
     def _tensor(self, value: Any) -> Any:
         if not self.adapter.on_device(value):
@@ -96,10 +112,22 @@ class StatePickler(pickle.Pickler):
         return plain.__reduce_ex__(PROTOCOL)
 
 
+def _name_of(value: Any) -> str:
+    return str(getattr(value, "__qualname__", value.__name__))
+
+
+def _is_importable(value: Any) -> bool:
+    """Whether pickle finds it under its name."""
+    found: Any = sys.modules.get(str(value.__module__))
+    for name in _name_of(value).split("."):
+        found = getattr(found, name, None)
+    return found is value or (found is None and isinstance(value, type) and value.__module__ == "builtins")
+
+
 class SizeProbe(StatePickler):
     """Writes nothing: counts bytes, computes a checksum, and records the tensors on the device."""
 
-    def __init__(self, snapshot: StateSnapshot, numbers: Mapping[int, int], adapter: Any) -> None:
+    def __init__(self, snapshot: StateSnapshot, numbers: Numbers, adapter: Any) -> None:
         self.sink = _Sink()
         super().__init__(self.sink, snapshot, numbers, adapter)
         self.tensors: list[Any] = []
@@ -114,7 +142,11 @@ class SizeProbe(StatePickler):
         if self.adapter.on_device(value):
             self.tensors.append(value)
         self.sink.bytes += self.adapter.tensor_bytes(value)
-        return repr, (self.adapter.describe(value),)
+        own = vars(value)
+        return repr, (
+            self.adapter.describe(value),
+            *((type(value), own) if own or self.adapter.is_of_user(value) else ()),
+        )
 
     def _outside(self, buffer: pickle.PickleBuffer) -> bool:
         content = buffer.raw()
@@ -155,13 +187,115 @@ class StateUnpickler(pickle.Unpickler):
         """Called by pickle."""
         if isinstance(key, int):
             return self.snapshot.nodes[key].value
-        _, number, token = key
+        how, number, token = key
+        if how == "own":
+            return self.adapter.own_dict(self.snapshot.nodes[number].value, token)
         if (number, token) not in self._storages:
             self._storages[number, token] = self.adapter.make_storage(self.blob(number), token)
         return self._storages[number, token]
 
 
-def dumps(value: Any, snapshot: StateSnapshot, numbers: Mapping[int, int], adapter: Any) -> bytes:
+Entries = tuple[dict[int, Any], dict[int, Exception]]
+"""What could be loaded, and why the others could not, by their order."""
+
+
+def load_entries(
+    written: bytes,
+    ends: Sequence[tuple[int, int]],
+    buffers: Sequence[Any],
+    snapshot: StateSnapshot,
+    adapter: Any,
+    blob: Callable[[int], Any],
+) -> Entries:
+    """Load what one StatePickler dumped one after the other, so that they share objects. `ends`: after each, the
+    bytes and the buffers so far. If one cannot be loaded, the others can, unless they contain objects of that one."""
+    quick = StateUnpickler(io.BytesIO(written), snapshot, adapter, blob, buffers)
+    try:
+        return {number: quick.load() for number in range(len(ends))}, {}
+    except Exception:
+        adapter.begin()
+        return _TolerantUnpickler(written, ends, buffers, snapshot, adapter, blob).entries()
+
+
+class _Memo(dict[int, Any]):
+    """What earlier entries of a pickle have made. `lost`: objects of entries that could not be loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost: set[int] = set()
+
+    def __getitem__(self, number: int) -> Any:
+        if number in self.lost:
+            raise pickle.UnpicklingError("it contains an object of another one that could not be loaded")
+        return super().__getitem__(number)
+
+
+class _TolerantUnpickler(pickle._Unpickler):
+    """The unpickler in Python (3.10 to 3.14), which knows what it had made when an entry could not be loaded."""
+
+    stack: list[Any]
+    metastack: list[list[Any]]
+
+    def __init__(
+        self,
+        written: bytes,
+        ends: Sequence[tuple[int, int]],
+        buffers: Sequence[Any],
+        snapshot: StateSnapshot,
+        adapter: Any,
+        blob: Callable[[int], Any],
+    ) -> None:
+        self._written, self._ends, self._given = written, ends, buffers
+        self._file = io.BytesIO(written)
+        super().__init__(self._file, buffers=buffers)
+        self.memo = _Memo()
+        self._persistent = StateUnpickler(io.BytesIO(), snapshot, adapter, blob, ())
+
+    def persistent_load(self, key: Any) -> Any:
+        """Called by pickle."""
+        return self._persistent.persistent_load(key)
+
+    def entries(self) -> Entries:
+        """All that can be loaded."""
+        found, problems = {}, {}
+        start = used = 0
+        for number, (end, used_at_end) in enumerate(self._ends):
+            self._file.seek(start)
+            self._buffers = iter(self._given[used:])
+            made = len(self.memo)
+            try:
+                found[number] = self.load()
+            except Exception as error:
+                problems[number] = error
+                self._lose(made, self._written[start:end])
+            start, used = end, used_at_end
+        return found, problems
+
+    def _lose(self, made: int, entry: bytes) -> None:
+        """Forget what an entry has not made, or not completely. The next entry counts it."""
+        count = sum(opcode.name == "MEMOIZE" for opcode, _, _ in pickletools.genops(entry))
+        own = {at: dict.__getitem__(self.memo, at) for at in range(made, len(self.memo))}
+        unfinished = {id(item) for stack in (*self.metastack, self.stack) for item in stack}
+        found = -1
+        while found != len(unfinished):  # also what refers to them
+            found = len(unfinished)
+            unfinished |= {id(item) for item in own.values() if not unfinished.isdisjoint(_near(item))}
+        self.memo.lost |= {at for at, item in own.items() if id(item) in unfinished}
+        for at in range(len(self.memo), made + count):
+            self.memo[at] = None
+            self.memo.lost.add(at)
+
+
+def _near(item: Any) -> set[int]:
+    """The ids of what an object refers to, also by its `__dict__` or a list of it."""
+    if isinstance(item, (type, types.FunctionType, types.ModuleType)):
+        return set()
+    parts = gc.get_referents(item)
+    inner = [part for part in parts if type(part) in (dict, list, tuple)]
+    return {id(part) for part in (*parts, *(one for part in inner for one in gc.get_referents(part)))}
+
+
+def dumps(value: Any, snapshot: StateSnapshot, numbers: Numbers, adapter: Any) -> bytes:
     """Pickle `value` with its arrays, for `loads`. Raises what pickle raises."""
     file = io.BytesIO()
     pickler = StatePickler(file, snapshot, numbers, adapter)

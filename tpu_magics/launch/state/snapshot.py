@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
 
-from tpu_magics.launch.state import kinds, type_rules
+from tpu_magics.launch.state import fingerprints, kinds, type_rules
 from tpu_magics.launch.state.kinds import ATOMS, Kind, Label, ModuleKind, NamespaceEntry, ObjectKind
-from tpu_magics.launch.state.type_rules import TypeRule, cached_by_type, is_library_type, is_user_function, rule_of
+from tpu_magics.launch.state.type_rules import TypeRule, rule_of
+from tpu_magics.runs.origin import cached_by_type, is_library_module, is_library_type, is_user_function
 
 MAX_OBJECTS = 100_000
 LONG_CONTAINER = 20_000  # parts; a longer container of plain data is compared by one checksum
@@ -39,14 +40,32 @@ class StateAdapter(Protocol):
     def modules(self, models: Mapping[str, Any]) -> Mapping[tuple[str, str], Any]:
         """The modules of models, by model and name."""
 
+    def versions(self, models: Mapping[str, Any]) -> Mapping[tuple[str, str], Any]:
+        """Of the tensors of `named`: equal for one that was not written to."""
+
     def more_parts(self, value: Any) -> Iterator[tuple[str, Any]]:
         """Parts of an object that are not attributes."""
 
     def extra_state(self, kind: type) -> tuple[str, str] | None:
         """The names of the methods that get and set an extra state; None if there are none."""
 
+    def has_fields(self, kind: type) -> bool:
+        """Whether values of a class that `kind` knows have attributes that are followed too."""
+
+    def own_dicts(self, value: Any) -> Iterator[tuple[str, Any]]:
+        """The dicts of an object that other objects refer to, and that are not numbered."""
+
+    def own_dict(self, value: Any, name: str) -> Any:
+        """One of them."""
+
     def random_state(self) -> Any:
         """All random states of this process."""
+
+    def gradient(self, value: Any) -> Any:
+        """The gradient of a tensor; None for none."""
+
+    def reduced(self, value: Any) -> tuple[Any, ...] | None:
+        """How a constant that only a worker can use is pickled for the notebook, else None."""
 
 
 @dataclass(slots=True)
@@ -67,7 +86,8 @@ class SnapshotNode:
 class StateSnapshot:
     """The objects that the work reaches. `numbers`: by id; `slots`, `modules`: numbers of the models' parts by model
     and name; `unseen`: names with more objects than the limit; `main`: the names of `__main__`; `random`: the random
-    states; `on_another_host`: the objects do not match the notebook's."""
+    states; `mismatched`: the objects are copies whose structure is not that of the notebook's; `gradients`: which
+    tensor each tensor with a gradient has, and its version, by number; `versions`: of the weights, by number."""
 
     nodes: list[SnapshotNode] = field(default_factory=list)
     numbers: dict[int, int] = field(default_factory=dict)
@@ -76,11 +96,13 @@ class StateSnapshot:
     unseen: list[str] = field(default_factory=list)
     main: Mapping[str, Any] = field(default_factory=dict)
     random: Any = None
-    on_another_host: bool = False
+    mismatched: bool = False
+    gradients: dict[int, tuple[int, int]] = field(default_factory=dict)
+    versions: dict[int, Any] = field(default_factory=dict)
 
     def structure(self) -> int:
-        """A checksum of types and positions, without values, to compare with a copy on another host. -1 if a set makes
-        the order undefined."""
+        """A checksum of types and positions, without values, to compare with a copy in another process. -1 if a set
+        makes the order undefined."""
         checksum = 0
         for node in self.nodes:
             kind = type(node.value)
@@ -150,6 +172,8 @@ def take_snapshot(
     snapshot = walk.snapshot
     for key, module in adapter.modules(models).items():
         snapshot.modules[key] = snapshot.numbers[id(module)]
+    found = adapter.versions(models)
+    snapshot.versions = {number: found[key] for key, number in snapshot.slots.items() if key in found}
     snapshot.main = dict(vars(sys.modules["__main__"]))
     snapshot.random = adapter.random_state()
     return snapshot
@@ -187,6 +211,10 @@ class _Walk:
         snapshot = self.snapshot
         if type(value) in ATOMS or id(value) in snapshot.numbers:
             return
+        if type(value) is types.BuiltinFunctionType and isinstance(value.__self__, _NOT_USED_BY_METHODS):
+            return
+        if type(value) is types.ModuleType and self.kind(value) is None:
+            return  # of a library: functions that were sent to another process may know more or fewer of them
         inner = self.wrapped(value)
         if inner is not None:
             self.add(inner, above, label)
@@ -198,13 +226,17 @@ class _Walk:
         self._inherit(node)
         try:
             node.kind, node.mark = self._marked(value)
+        except fingerprints.TooLargeError:
+            self._leave(above, label)
         except Exception:  # from an object's own code: it is skipped
             node.kind = None
         snapshot.nodes.append(node)
         snapshot.numbers[id(value)] = number
+        if (gradient := self.adapter.gradient(value)) is not None:
+            snapshot.gradients[number] = id(gradient), gradient._version
         if id(value) in self.weights:
             snapshot.slots[self.weights[id(value)]] = number
-        if node.kind is not None or type(value) in _IMMUTABLE_HOLDERS or isinstance(value, (tuple, frozenset)):
+        if node.kind is not None or type(value) in _HOLDERS or isinstance(value, (tuple, frozenset)):
             (self.waiting if inner is None else self.wrappers).append(number)
 
     def _marked(self, value: Any) -> tuple[Kind | None, Any]:
@@ -217,7 +249,12 @@ class _Walk:
         if node.above >= 0:
             outer = self.snapshot.nodes[node.above]
             node.unlimited = outer.unlimited
-            node.quiet = outer.quiet or (node.label[0] == "attribute" and _is_private(outer.value, node.label[1]))
+            of_stream = node.label == ("attribute", "stream") and is_library_type(
+                type(outer.value)
+            )  # of a log's handler
+            node.quiet = (
+                outer.quiet or of_stream or (node.label[0] == "attribute" and _is_private(outer.value, node.label[1]))
+            )
         node.unlimited = node.unlimited or rule_of(type(node.value)).unlimited
 
     def _leave(self, above: int, label: Label) -> None:
@@ -233,10 +270,14 @@ class _Walk:
         if issubclass(kind, type):
             return None if is_library_type(value) else kinds.CLASS
         if kind is types.FunctionType:
-            return _FUNCTION if is_user_function(value) else None
+            return kinds.FUNCTION if is_user_function(value) else None
+        if kind is types.ModuleType:
+            return None if value.__name__ == "__main__" or is_library_module(value.__name__) else kinds.MODULE
         if issubclass(kind, dict) and _is_namespace(value):
             return None
         found = self.kind_of(kind)
+        if found is None and kinds.is_value(kind) and kinds.has_identity_hash(value) and not rule_of(kind).opaque:
+            return ObjectKind(rule_of(kind), is_library_type(kind))
         return (
             _checksum_kind(value, found) if found in (kinds.LIST, kinds.DICT) and len(value) > LONG_CONTAINER else found
         )
@@ -246,6 +287,8 @@ class _Walk:
         if kind in _KINDS:
             return _KINDS[kind]
         found = self.adapter.kind(kind, rule)
+        if found is not None and self.adapter.has_fields(kind):
+            return kinds.SubclassKind(found, self._object_kind(kind, rule))
         if found is None and (not rule.opaque or kind.__module__ in ("builtins", "collections", "array")):
             found = kinds.container_kind(kind, rule)
         if found is None:
@@ -253,7 +296,14 @@ class _Walk:
         if found is not None or rule.opaque or issubclass(kind, (tuple, frozenset)):
             return found
         if rule.named:
-            return kinds.ReportedKind(rule.named, lambda value: kinds.attributes(value).get(rule.counter))
+            return kinds.ReportedKind(rule.named, type_rules.COUNTERS.get(rule.counter) or _counted_by(rule.counter))
+        if rule is type_rules.LIBRARY and kinds.is_value(kind):  # with a rule of its own it has state, hash or not
+            return None
+        if _is_whole(kind):
+            return kinds.WHOLE
+        return self._object_kind(kind, rule)
+
+    def _object_kind(self, kind: type, rule: TypeRule) -> ObjectKind:
         extra = self.adapter.extra_state(kind)
         return (
             ObjectKind(rule, is_library_type(kind))
@@ -265,9 +315,13 @@ class _Walk:
     def parts(self, node: SnapshotNode) -> Iterator[tuple[Label, Any]]:
         value, kind = node.value, type(node.value)
         if kind is types.FunctionType:
-            return self._of_function(value) if node.kind is not None else iter(())
+            return self._of_function(value) if node.kind is not None else _of_wrapper(value)
+        if kind is types.ModuleType and node.kind is None:
+            return iter(((("attribute", "root"), value.root),)) if value.__name__ == "logging" else iter(())
         if kind is types.MethodType:
             return iter(((("name", "self"), value.__self__), (("", ""), value.__func__)))
+        if kind is types.BuiltinFunctionType:
+            return iter(((("", ""), value.__self__),))
         if kind is functools.partial:
             held = [("args", value.args), ("keywords", value.keywords), ("func", value.func)]
             return ((("attribute", name), part) for name, part in held)
@@ -305,9 +359,10 @@ def _defaults(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 @lru_cache(maxsize=1024)
 def global_names(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The globals that code and its inner functions read, and those that they assign."""
+    """The globals that code and its inner functions read, and those that they assign, also as `globals()["name"]`."""
     read: dict[str, None] = {}
     bound: dict[str, None] = {}
+    bound.update(dict.fromkeys(_given_to_globals(code)))
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             read[str(instruction.argval)] = None
@@ -321,19 +376,66 @@ def global_names(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]
     return tuple(read), tuple(bound)
 
 
-_FUNCTION = ObjectKind()  # compares a function's attributes
+def _deleted(code: types.CodeType) -> Iterator[str]:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("DELETE_NAME", "DELETE_GLOBAL"):
+            yield str(instruction.argval)
+    yield from _given_to_globals(code)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _deleted(constant)
+
+
+def _given_to_globals(code: types.CodeType) -> Iterator[str]:
+    """The names in `globals()["name"]`, as far as they are constants."""
+    return (one for one in code.co_consts if "globals" in code.co_names and isinstance(one, str) and one.isidentifier())
+
+
+def deleted_names(code: types.CodeType, space: dict[str, Any]) -> list[tuple[str, NamespaceEntry]]:
+    """The names in `space` that the statements of a cell may delete, each with its entry there."""
+    names = dict.fromkeys(_deleted(code))
+    return [(name, NamespaceEntry(space, name)) for name in names if name in space]
+
+
 _KINDS: Mapping[type, Kind | None] = {
     types.CellType: kinds.CELL,
     NamespaceEntry: kinds.BINDING,
     types.FunctionType: None,
     types.MethodType: None,
     types.BuiltinFunctionType: None,
-    types.ModuleType: None,
     functools.partial: None,
 }
 
 
-_IMMUTABLE_HOLDERS = frozenset({types.MethodType, functools.partial})  # immutable, but with parts
+# What methods in C are of that change nothing of the user's.
+_NOT_USED_BY_METHODS = (type, types.ModuleType, type(None))
+
+# Immutable, or not compared, but with parts.
+_HOLDERS = frozenset(
+    {types.MethodType, types.BuiltinFunctionType, functools.partial, types.FunctionType, types.ModuleType}
+)
+
+
+def _of_wrapper(function: types.FunctionType) -> Iterator[tuple[Label, Any]]:
+    """What a library's function holds: the user's function, if it is a decorator's."""
+    for cell in function.__closure__ or ():
+        content = kinds.CELL.mark(cell)
+        if content is not kinds.MISSING:
+            yield ("", ""), content
+    yield from ((("attribute", name), part) for name, part in vars(function).items())
+
+
+def _counted_by(name: str) -> Callable[[Any], Any]:
+    return lambda value: kinds.attributes(value).get(name)
+
+
+def _is_whole(kind: type) -> bool:
+    """Whether its state is not in its attributes, or its package has the best way to tell it."""
+    bases = [base for base in kind.__mro__[:-1] if is_library_type(base)]
+    if not bases or kinds.is_exception(kind) or str(bases[0].__module__).partition(".")[0] in ("torch", "types"):
+        return False
+    tells = any(rule_of(base).whole and "__setstate__" in vars(base) for base in bases)
+    return tells or kinds.is_native(kind)
 
 
 def _is_private(value: Any, name: Any) -> bool:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from tpu_magics.runs.origin import is_library
+from tpu_magics.runs.origin import cached_by_type, is_library_type
 
 
 @dataclass(frozen=True)
@@ -16,9 +15,10 @@ class TypeRule:
 
     `skip`: attributes that are neither followed nor updated; `only`: the only ones that are (None: all); `opaque`: no
     attribute is followed; `named`: a description for an object that cannot be updated, with `counter`, the attribute
-    that changes when it is used; `quiet`: what of it cannot be pickled is not reported; `unlimited`: it has the size of
-    the weights and does not count for the limit; `inner`: the attribute with the plain object inside a worker's
-    wrapper; `stays`: it belongs to the worker, and the notebook keeps its own.
+    that changes when it is used, or a name of COUNTERS; `quiet`: what of it cannot be pickled is not reported;
+    `unlimited`: it has the size of the weights and does not count for the limit; `whole`: its own `__getstate__` tells
+    its state; `inner`: the attribute with the plain object inside a worker's wrapper; `stays`: it belongs to the
+    worker, and the notebook keeps its own; `constant`: it never changes, so equal ones are the same.
     """
 
     skip: frozenset[str] = frozenset()
@@ -28,54 +28,69 @@ class TypeRule:
     counter: str = ""
     quiet: bool = False
     unlimited: bool = False
+    whole: bool = False
     inner: str = ""
     stays: bool = False
+    constant: bool = False
 
     def has(self, name: str) -> bool:
         """Whether the attribute `name` is followed."""
         return name not in self.skip and name not in LIBRARY_MARKS and (self.only is None or name in self.only)
 
 
-Result = TypeVar("Result")
-
-
-def cached_by_type(function: Callable[[type], Result]) -> Callable[[type], Result]:
-    """Cache the results by the id of the class: a metaclass may make its classes unhashable."""
-    known: dict[int, tuple[type, Result]] = {}
-
-    def cached(kind: type) -> Result:
-        if id(kind) not in known:
-            known[id(kind)] = kind, function(kind)
-        return known[id(kind)][1]
-
-    return cached
-
-
 PLAIN = TypeRule()
 OPAQUE = TypeRule(opaque=True)
 LIBRARY = TypeRule(quiet=True)
+WHOLE = TypeRule(quiet=True, whole=True)
 
-# Packages whose objects are opaque: of the session, of devices, of output, and immutable ones.
+# Packages whose objects are opaque: of the session, of devices, of connections, processes and threads, and immutable.
 OPAQUE_PACKAGES = frozenset(
     {
         "tpu_magics",
         *("IPython", "ipykernel", "ipywidgets", "traitlets", "zmq", "tornado", "comm", "jupyter_client", "psutil"),
         *("accelerate", "torch_xla", "jax", "jaxlib", "tensorflow", "keras", "ray"),
-        *("tqdm", "rich", "matplotlib", "PIL", "wandb", "mlflow", "tensorboard", "tensorboardX", "requests", "httpx"),
-        *("datasets", "tokenizers", "pyarrow", "pandas", "polars", "safetensors", "huggingface_hub", "fsspec"),
+        *("matplotlib", "wandb", "mlflow", "tensorboard", "tensorboardX", "requests", "httpx"),
+        *("pyarrow", "safetensors", "huggingface_hub", "fsspec"),
         *("torch._C", "torch._dynamo", "torch._inductor", "torch.cuda", "torch.distributed", "torch.fx", "torch.jit"),
         *("torch.profiler", "torch.autograd", "torch.multiprocessing", "torch.utils.tensorboard", "torch.utils.hooks"),
-        "numpy",
+        *("torch.storage", "torch.library", "torch._ops"),
+        *("asyncio", "concurrent", "multiprocessing", "subprocess", "socket", "ssl", "selectors", "http", "urllib"),
+        *("importlib", "unittest", "ctypes", "signal", "inspect", "ast", "code", "traceback", "typing", "abc", "_abc"),
+        *("_frozen_importlib", "_frozen_importlib_external", "zipimport", "_thread", "_socket", "_ssl", "re", "enum"),
     }
 )
-# Modules of the standard library whose objects contain the user's data.
-CONTAINER_MODULES = frozenset({"collections", "types", "argparse", "queue", "configparser"})
+# Packages whose classes tell their state themselves, by `__getstate__`.
+WHOLE_PACKAGES = frozenset({"pandas", "polars", "PIL", "xarray"})
 
 # Attributes that libraries set on any object as long as a process has its devices (accelerate 1.15.0: with this one
 # `prepare` does not move an object).
 LIBRARY_MARKS = frozenset({"_is_accelerate_prepared"})
 
-RULES: dict[str, TypeRule] = {}
+RULES: dict[str, TypeRule] = {
+    "logging.Logger": TypeRule(
+        only=frozenset({"level", "handlers", "filters", "disabled", "propagate", "parent"}), quiet=True
+    ),
+    "logging.Handler": TypeRule(skip=frozenset({"lock", "_closed"}), quiet=True),
+    "threading.Thread": OPAQUE,
+    "ipywidgets.widgets.widget.Widget": TypeRule(opaque=True, quiet=True, stays=True),  # no page shows a worker's
+    "matplotlib.artist.Artist": TypeRule(named="a figure", counter="artists"),
+    "tokenizers.Tokenizer": TypeRule(named="the vocabulary of a tokenizer", counter="vocabulary"),
+}
+
+
+def _artists(value: Any) -> Any:
+    """What was drawn, without what a figure makes itself when it is shown."""
+    axes = getattr(value, "axes", None)
+    each = axes if isinstance(axes, list) else [value]
+    names = ("lines", "patches", "collections", "images", "texts", "artists")
+    return [(id(one), *(len(getattr(one, name, ())) for name in names)) for one in each]
+
+
+COUNTERS: Mapping[str, Callable[[Any], Any]] = {
+    "artists": _artists,
+    "vocabulary": lambda value: value.get_vocab_size(with_added_tokens=True),
+}
+"""Values that differ after a change, for a rule's `counter` that is no attribute."""
 
 
 def add(rules: Mapping[str, TypeRule]) -> None:
@@ -92,12 +107,8 @@ def rule_of(kind: type) -> TypeRule:
             return rule
     if not is_library_type(kind):
         return PLAIN
-    module = str(kind.__module__)
-    packages = _packages(module)
-    standard = module.partition(".")[0] in sys.stdlib_module_names
-    if OPAQUE_PACKAGES & packages or (packages[-1:] and standard and not CONTAINER_MODULES & packages):
-        return OPAQUE
-    return LIBRARY
+    packages = _packages(str(kind.__module__))
+    return OPAQUE if OPAQUE_PACKAGES & packages else WHOLE if WHOLE_PACKAGES & packages else LIBRARY
 
 
 class _Packages(tuple[str, ...]):
@@ -110,26 +121,3 @@ class _Packages(tuple[str, ...]):
 def _packages(module: str) -> _Packages:
     parts = module.split(".")
     return _Packages(".".join(parts[:count]) for count in range(len(parts), 0, -1))
-
-
-@cached_by_type
-def is_library_type(kind: type) -> bool:
-    """Whether a class is not from the user's own code."""
-    return is_library_module(str(kind.__module__))
-
-
-def is_library_module(name: str) -> bool:
-    """Whether a module is not the user's own."""
-    if name == "__main__":
-        return False
-    module = sys.modules.get(name)
-    file = getattr(module, "__file__", None)
-    if module is None:
-        return False
-    return is_library(file) if file else True
-
-
-def is_user_function(function: Any) -> bool:
-    """Whether a function is from the user's own code."""
-    code = getattr(function, "__code__", None)
-    return code is not None and not is_library(code.co_filename)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tpu_magics.host import Host
 from tpu_magics.launch import object_graph, plan, preconditions, process, results, session, spawned, supervisor, worker
 from tpu_magics.launch.errors import base, diagnosis
 from tpu_magics.launch.errors import failure as failures
+from tpu_magics.launch.inherited_threads import InheritedThreads
 from tpu_magics.launch.notebook import RunObserver
 from tpu_magics.launch.plan import Options, Plan
 from tpu_magics.launch.request import Request
@@ -33,6 +35,7 @@ class ForkedStrategy(Strategy):
     are started; `snapshot`: the notebook's objects before the run; `memory`: of the host at the start."""
 
     says_tpu_menu = True
+    can_spawn = True  # workers can be new processes
 
     def __init__(self, workers: int | None = None) -> None:
         self._workers = workers
@@ -40,6 +43,7 @@ class ForkedStrategy(Strategy):
         self.snapshot: StateSnapshot | None = None
         self._thread: threading.Thread | None = None
         self._thread_ended = threading.Event()
+        self._forks = True
         self._packed: int | None = None  # files with large arrays, where workers are new processes
 
     # -- before the run -------------------------------------------------------------------------------------------
@@ -64,12 +68,26 @@ class ForkedStrategy(Strategy):
         if self.says_tpu_menu:
             _say_tpu_menu(host)
         models = object_graph.find_models(iter(request.items), current.backend.is_model)
+        blockers = current.fork_blockers
+        self._forks = not self._needs_processes(host)
         preconditions.check(
             preconditions.LaunchContext(
-                current.backend, host, current.fork_blockers, request.items, models, request.source
+                current.backend, host, blockers, request.items, models, request.source, self._forks
             )
         )
+        if not self._forks:
+            current.notebook.say(
+                f"The {current.backend.runtime} already runs in this notebook, started by {blockers.start}. So the "
+                "workers of this rehearsal are new processes, to which the function and its objects are sent. On a TPU "
+                "the run would be refused, because the notebook would hold the chip. For that, restart the kernel, "
+                f"{blockers.start.advice(current.backend.starts_it)}"
+            )
         return models
+
+    def _needs_processes(self, host: Host) -> bool:
+        """Whether this process runs a runtime that forks cannot use, but that does not keep the device from others."""
+        up = host.device == "CPU" and session.current.backend.runtime_initialized()
+        return up and self.can_spawn and find_spec("cloudpickle") is not None
 
     def require_memory(self, planned: Plan, models_bytes: int, force: bool) -> None:
         plan.require_memory(planned, models_bytes, force, saves=bool(session.current.checkpoints))
@@ -91,7 +109,8 @@ class ForkedStrategy(Strategy):
         if self.snapshot is None:
             self.snapshot = self.take_snapshot(run)
         backend, workers = session.current.backend, run.plan.workers
-        task = worker.WorkerTask(backend, run.work, run.folder, run.cell_names, run.cell_ids, self.snapshot)
+        threads = self.notebook_threads(run)
+        task = worker.WorkerTask(backend, run.work, run.folder, run.cell_names, run.cell_ids, self.snapshot, threads)
         children: list[supervisor.WorkerProcess] = []
         screen = self.screen(run)
         process.flush_everything()
@@ -99,9 +118,10 @@ class ForkedStrategy(Strategy):
             try:
                 scratch = make_scratch(run.folder)
                 self._packed = None
-                for index in range(workers):
-                    pid = self.fork_worker(run, task, index, scratch)
-                    children.append(supervisor.WorkerProcess(index, pid, index))
+                with threads.at_rest():
+                    for index in range(workers):
+                        pid = self.fork_worker(run, task, index, scratch)
+                        children.append(supervisor.WorkerProcess(index, pid, index))
             finally:
                 self.watch = watch = supervisor.Supervisor(
                     run.folder,
@@ -129,10 +149,18 @@ class ForkedStrategy(Strategy):
             )
         return snapshot
 
+    def notebook_threads(self, run: TrainingRun) -> InheritedThreads:
+        """The notebook's threads, which have done what they can before the fork."""
+        if session.current.spawns:  # objects with threads are not sent to new processes
+            return InheritedThreads()
+        threads = InheritedThreads(run.request.items, run.cell_names)
+        threads.settle(session.current.notebook.say)
+        return threads
+
     def fork_worker(self, run: TrainingRun, task: worker.WorkerTask, index: int, scratch: Path) -> int:
         """Fork worker `index`, or start it as a new process; returns its pid."""
         spec = run.plan.spec(index, scratch)
-        if session.current.spawns:
+        if session.current.spawns or not self._forks:
             if self._packed is None:
                 assert self.snapshot is not None
                 self._packed = spawned.write(run, self.snapshot, scratch)
@@ -245,7 +273,7 @@ class ForkedStrategy(Strategy):
         except OSError as error:
             raise failures.cannot_read_results(error, run.folder) from error
         _record_warnings(run, loaded)
-        self._close(run, "stopped" if limited else "done", models=[] if limited else list(run.models))
+        self._close(run, "stopped" if limited else "done", models=loaded.models)
         return loaded
 
     def explain_failure(self, run: TrainingRun, watch: supervisor.Supervisor) -> TrainingFailed:
@@ -270,12 +298,16 @@ class ForkedStrategy(Strategy):
             return results.with_sentence(
                 error, f"Nothing was kept (--keep-partial): {reason.rstrip('.')}. {base.UNCHANGED}"
             )
-        run.folder.update(kept=results.partial_text(step), models=list(run.models))
+        run.folder.update(kept=results.partial_text(step), models=loaded.models)
         return results.with_sentence(error, f"Kept in the notebook: {results.partial_text(step)} (--keep-partial).")
 
     def load(self, run: TrainingRun, ranks: int) -> results.RunResults:
         backend, background = session.current.backend, run.options.background
-        return results.collect_results(run.folder, ranks, run.models, backend, self.snapshot, background)
+        own = run.folder.own  # a pickle is loaded from there only
+        try:
+            return results.collect_results(own, ranks, run.models, backend, self.snapshot, background)
+        except TpuMagicsError as error:
+            raise _as_of(run, own.path, error) from error
 
     def abort(self, run: TrainingRun, error: BaseException) -> BaseException:  # noqa: ARG002
         self.snapshot = None
@@ -293,10 +325,25 @@ class ForkedStrategy(Strategy):
     def _close(self, run: TrainingRun, status: str, **fields: Any) -> None:
         """Results of a background run may be loaded much later than its last worker ended."""
         watch = self.watch
-        ended = max((one.ended for one in watch.workers if one.ended is not None) if watch else (), default=time.time())
-        seconds = ended - (watch.started if watch else ended)
+        over = [one for one in watch.workers if one.ended is not None] if watch is not None else []
+        ended = max((one.ended for one in over if one.ended is not None), default=time.time())
+        seconds = max(one.noticed for one in over) - watch.began if watch is not None and over else 0.0
         workers = watch.table() if watch else []
         run.folder.update(status=status, ended=ended, seconds=seconds, workers=workers, **fields)
+
+
+def _as_of(run: TrainingRun, opened: Path, error: TpuMagicsError) -> TpuMagicsError:
+    """The error with the folder's name in place of the opened folder; another one if its name was taken from it."""
+    if run.folder.replaced:
+        return TpuMagicsError(
+            "The run folder was moved or replaced during the run.",
+            f"{run.folder.path} is not the folder any more in which this run began, so nothing is loaded from it: "
+            f"whoever can write to {run.folder.path.parent} can put a folder there. {base.UNCHANGED}",
+            "Set TPU_MAGICS_RUNS to a folder that only you can change, and run the cell again.",
+        )
+    texts = (error.what, error.why, error.todo, *error.details)
+    what, why, todo, *details = (text.replace(str(opened), str(run.folder.path)) for text in texts)
+    return TpuMagicsError(what, why, todo, details)
 
 
 def _ended_outside(run: TrainingRun) -> TrainingFailed:
@@ -324,9 +371,7 @@ def _say_tpu_menu(host: Host) -> None:
     where = host.environment
     if host.device == "CPU" and where.menu and not session.current.menu_shown:
         session.current.menu_shown = True
-        session.current.notebook.say(
-            f"No TPU in this {where.name} runtime: training on XLA:CPU. To select a TPU: {where.menu}."
-        )
+        session.current.notebook.say(f"No TPU in this {where.name} runtime: training on XLA:CPU. {where.how_to_select}")
 
 
 def _record_warnings(run: TrainingRun, loaded: results.RunResults) -> None:

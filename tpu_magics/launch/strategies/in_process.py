@@ -4,6 +4,7 @@ the state, train in the strategy's scope, then keep the result or restore the st
 from __future__ import annotations
 
 import ast
+import linecache
 import os
 import shutil
 import sys
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.base import (
@@ -30,6 +31,7 @@ from tpu_magics.backends.base import (
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host, free_disk
 from tpu_magics.launch import frames, preconditions, process, results, session, tee
+from tpu_magics.launch.errors import base
 from tpu_magics.launch.hoist.functions import unwrap_function
 from tpu_magics.launch.notebook import RunObserver
 from tpu_magics.launch.plan import Options, Plan, mb
@@ -37,12 +39,13 @@ from tpu_magics.launch.request import Request
 from tpu_magics.launch.resume import saving
 from tpu_magics.launch.resume.training import RunRecords, TrainingCheckpoints, records_before
 from tpu_magics.launch.run import Strategy, TrainingRun
-from tpu_magics.launch.state.type_rules import is_user_function
 from tpu_magics.launch.strategies import rollback
 from tpu_magics.launch.watchdog import TIMEOUT, Watchdog
 from tpu_magics.runs import events
+from tpu_magics.runs.events import Frame
 from tpu_magics.runs.folder import RunFolder
 from tpu_magics.runs.meter import MemoryMeter
+from tpu_magics.runs.origin import is_library, is_user_function
 from tpu_magics.runs.temporary_folders import make_scratch, remove_scratch
 from tpu_magics.runs.writer import EventWriter
 
@@ -56,6 +59,7 @@ class InProcessStrategy(Strategy):
 
     hoists = False
     in_process = True
+    forks = False
     placed: Placement
     records: InProcessRecords
     watchdog: Watchdog
@@ -102,6 +106,7 @@ class InProcessStrategy(Strategy):
         self.names = dict(session.current.notebook.namespace)
         self.records = InProcessRecords(run.folder)
         self.watchdog = Watchdog(self.records.meter, run.options.timeout)
+        self.watchdog.tell_stuck = lambda frame: self.records.note("stuck", stuck_text(frame, run.cell_names))
 
     # -- the run --------------------------------------------------------------------------------------------------
     @contextmanager
@@ -173,7 +178,8 @@ class InProcessStrategy(Strategy):
                 self.backend.scope(),
             ):
                 run.work.install(self.records.note, 1)
-                value = run.work.run(0, 0)
+                with process.forks_end_here():
+                    value = run.work.run(0, 0)
             if self.watchdog.reason == TIMEOUT:
                 raise KeyboardInterrupt  # user code caught the one that was sent
             good = True
@@ -247,10 +253,13 @@ class InProcessStrategy(Strategy):
         namespace = session.current.notebook.namespace
         models = rollback.trained_models(self.backend, run.result.models, self.names, namespace)
         run.result.models = dict(models)
+        warnings = results.not_finite_warning(run.folder, self.backend.not_finite(models))
+        for text in warnings:
+            self.records.write(events.Warned, code=results.NOT_FINITE, text=text)
         self.records.end("done")
         self._delete_saved_state(run)
         self.records.update("done", 0, models=list(models))
-        return results.RunResults(values=[self._value])
+        return results.RunResults(values=[self._value], notes=warnings)
 
     def abort(self, run: TrainingRun, error: BaseException) -> BaseException:
         """Restore the state, unless --keep-partial."""
@@ -261,6 +270,8 @@ class InProcessStrategy(Strategy):
         self.records.end_failed(error, run.cell_names)
         if not lost:
             self._delete_saved_state(run)
+        if keep:
+            self.records.update("running", kept=results.partial_text(self.records.totals["steps"] or 0))
         if shown is error:
             error.__traceback__ = rollback.user_frames(error.__traceback__)
         return shown
@@ -358,6 +369,24 @@ def with_gate(
         yield step_found
 
 
+def stuck_text(frame: FrameType | None, cell_names: Mapping[str, str]) -> str:
+    """What the main thread is in that no interrupt ends: a program compiled by XLA is one op for TensorFlow, which can
+    be cancelled between ops only."""
+    while frame is not None and is_library(frame.f_code.co_filename, frame.f_code.co_name):
+        frame = frame.f_back
+    where = ""
+    if frame is not None:
+        path, line = frame.f_code.co_filename, frame.f_lineno
+        code = linecache.getline(path, line).strip()
+        where = base.at_line(Frame(cell_names.get(path, path), line, frame.f_code.co_name, code))
+    return (
+        f"The run cannot stop yet: TensorFlow is within one call{where}, and did not cancel it. A loop inside a "
+        "tf.function with jit_compile=True is one program, which cannot be left. The run stops, and the models are "
+        "restored, as soon as the call returns; only a restart of the kernel ends it now. Without jit_compile=True, or "
+        "with the loop in Python around the tf.function, it stops within a step."
+    )
+
+
 # -- disk -------------------------------------------------------------------------------------------------------------
 
 
@@ -394,7 +423,7 @@ class InProcessRecords:
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self.started = time.time()
+        self.started, self._began = time.time(), time.monotonic()
         self.totals: dict[str, int | None] = {"steps": 0, "compiles": None, "recompiles": None}
         self.log = tee.Log(folder.log_path(0))
         self.writer = _AnnouncingWriter(folder.events_path(0), self.say)
@@ -420,13 +449,12 @@ class InProcessRecords:
         ended_well = 0 if code == 0 else None  # the notebook's process continues in any case
         worker = {"rank": 0, "pid": os.getpid(), "exit": ended_well, "signal": None, **peak}
         if code is not None:
-            ended = time.time()
-            fields = {"ended": ended, "seconds": ended - self.started, **fields}
+            fields = {"ended": time.time(), "seconds": time.monotonic() - self._began, **fields}
         self.folder.update(status=status, workers=[worker], **fields)
 
     def end(self, status: str, **fields: Any) -> None:
         """The last event."""
-        seconds = time.time() - self.started
+        seconds = time.monotonic() - self._began
         self.write(events.End, status=status, seconds=seconds, log_end=self.log.size, **self.totals, **fields)
 
     def end_failed(self, error: BaseException, cell_names: Mapping[str, str]) -> None:

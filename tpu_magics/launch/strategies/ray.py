@@ -29,6 +29,7 @@ class RayStrategy(ForkedStrategy):
     """Trains on the hosts of `pod`. `bundle`: the data to send, until the run has started."""
 
     says_tpu_menu = False
+    forks = False
 
     def __init__(self, pod: Pod) -> None:
         super().__init__()

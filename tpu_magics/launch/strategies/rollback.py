@@ -95,7 +95,7 @@ def _explain_stop(
         return TrainingInterrupted(
             "The run was interrupted.",
             state,
-            "Run the cell again. With --keep-partial an interrupted run keeps its training so far.",
+            f"Run the cell again. {hangs.KEPT_PARTLY}",
             run=path,
         )
     if isinstance(error, RecompileLimit):

@@ -16,6 +16,7 @@ from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.host import Host
 from tpu_magics.host.memory import host_memory
 from tpu_magics.launch import plan, process, results, session, worker
+from tpu_magics.launch.inherited_threads import InheritedThreads
 from tpu_magics.launch.plan import Options, Plan
 from tpu_magics.launch.request import Request
 from tpu_magics.launch.run import TrainingRun, prepare
@@ -101,6 +102,8 @@ class TracingStrategy(ForkedStrategy):
     """A forked worker traces instead of training; no results are loaded. `root`: the folder of all its files."""
 
     hoists = False
+    saves = False
+    can_spawn = False
     says_tpu_menu = False
 
     def __init__(self, options: TracingOptions, root: Path) -> None:
@@ -125,6 +128,11 @@ class TracingStrategy(ForkedStrategy):
 
     def start(self, run: TrainingRun) -> None:
         self.start_workers(run)  # without a panel
+
+    def notebook_threads(self, run: TrainingRun) -> InheritedThreads:
+        threads = super().notebook_threads(run)
+        threads.tracing = True
+        return threads
 
     def fork_worker(self, run: TrainingRun, task: worker.WorkerTask, index: int, scratch: Path) -> int:  # noqa: ARG002
         world, devices = self._options.world, self._options.devices

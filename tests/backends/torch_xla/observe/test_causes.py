@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tpu_magics.backends.torch_xla.observe.causes import new_functions
+from tpu_magics.backends.torch_xla.observe.snapshot import FrameSnapshot, TensorInfo
+from tpu_magics.backends.torch_xla.observe.step_events import StepEvents
 
 TRAIN = ("/site-packages/transformers/trainer.py", "train")
 SYNC = ("/site-packages/torch_xla/core/xla_model.py", "mark_step")
@@ -26,3 +29,26 @@ def test_a_decorator_is_named_only_where_there_is_nothing_else(
     new: list[tuple[str, str]], first: tuple[str, str]
 ) -> None:
     assert new_functions(new, [TRAIN])[0] == first
+
+
+def seen(tensor: torch.Tensor, name: str) -> TensorInfo:
+    return TensorInfo(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), "xla", id(tensor))
+
+
+def test_an_input_has_the_shape_of_the_tensor_that_came_last_where_its_id_is_used_again() -> None:
+    """Where no sync ends the steps, those of all batches since the first are known, most of which are gone."""
+    events, place, other = StepEvents(), torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)
+    events.on_upload(place)
+    events.on_upload(other)
+    place.data, other.data = other.data, place.data  # the next batch, with the ids the other way round
+    events.on_upload(other)
+    events.on_upload(place)
+    variables = FrameSnapshot(tensors={"x": seen(other, "x"), "y": seen(place, "y")})
+    found = {one.name: one.shape for one in events.inputs(variables, [])}
+    assert (found["x"], found["y"]) == ((4, 2), (4,))
+
+
+def test_what_a_method_of_a_tensor_calls_self_is_no_input() -> None:
+    weight = torch.zeros(8, 10)
+    variables = FrameSnapshot(tensors={"self": seen(weight, "self"), "x": seen(weight, "x")})
+    assert [one.name for one in StepEvents().inputs(variables, [("f32", (8, 10))])] == ["x"]

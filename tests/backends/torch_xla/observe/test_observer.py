@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorboardX  # noqa: F401  (it sets an environment variable)
 import torch
 
 import tpu_magics
@@ -529,6 +530,48 @@ def watched(tmp_path: Path) -> Iterator[tuple[TorchObserver, Callable[[], None]]
         watcher.after_sync(sys._getframe())
 
     yield watcher, sync
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("what", "splits", "waits"),
+    [
+        ("read backward sync", 1, 0),
+        ("backward read sync", 1, 0),
+        ("backward sync read read batch backward sync", 0, 2),
+        ("backward sync batch read batch read batch read sync", 0, 3),
+        ("backward sync batch read sync batch backward read sync", 1, 1),
+        ("upload read sync", 1, 0),
+        ("backward batch read backward sync", 1, 0),
+        ("sample upload backward sync", 0, 1),
+        ("upload sample backward sync", 1, 0),
+        ("read upload backward sync", 1, 0),
+    ],
+)
+def test_a_read_splits_a_training_step_but_not_an_evaluation_or_what_is_between_two_steps(
+    tmp_path: Path, what: str, splits: int, waits: int
+) -> None:
+    writer = EventWriter(tmp_path / "rank-0.jsonl", 0)
+    precision = TorchPrecisionWatch("", lambda *_args, **_fields: None)
+    watcher, executed = TorchObserver(writer, ObserverConfig(), XlaDumps(None), precision), [0]
+    watcher.value = lambda name: executed[0] if name == "CachedCompile" else 0
+    watcher.cached = watcher.compiled = 0
+    frame, tensor = sys._getframe(), torch.ones(2)
+    for one in what.split():
+        executed[0] += one in ("read", "sample", "sync")
+        if one == "sync":
+            watcher.after_sync(frame)
+        elif one == "backward":
+            watcher.events.before_backward()
+        elif one == "batch":
+            watcher.on_device_batch([tensor])
+        elif one == "upload":
+            watcher.on_upload(tensor)
+        else:
+            with torch.set_grad_enabled(one == "read"):
+                watcher.on_read(frame, tensor, 1.0, 0.0)
+    counted = [sum(one.count for one in kind.values()) for kind in (watcher.reads.cutting, watcher.reads.waiting)]
+    assert (counted, watcher.stopped) == ([splits, waits], "")
     writer.close()
 
 

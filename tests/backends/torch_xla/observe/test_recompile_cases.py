@@ -27,7 +27,14 @@ FEW = {
     *("branch_if_loss", "branch_while", "code_accumulation", "code_freeze", "data_shape_nonzero", "data_shape_slice"),
     *("dtype_labels", "fallback_embedding_bag", "last_batch_evaluation", "last_batch_loader", "live_history"),
     *("live_kept_from_first", "mode_autocast", "mode_train_eval", "nothing_cosine", "nothing_read_every_third"),
-    *("nothing_two_sites", "number_crop", "number_step_counter", "read_kept_alive", "read_metrics_loop"),
+    *(
+        "no_sync_epochs",
+        "nothing_two_sites",
+        "number_crop",
+        "number_step_counter",
+        "read_kept_alive",
+        "read_metrics_loop",
+    ),
     *("read_through_helper", "reads_of_all_kinds", "shape_image_sizes", "state_adam", "state_and_shapes"),
     "trainer_evaluation",
 }
@@ -130,6 +137,8 @@ def wrong_recompiles(program: Program, result: TrainResult) -> Iterator[str]:
         name = f"[{event.site.id}/{event.nth}]"
         if event.cause not in expected.causes:
             yield f"{name}: cause {event.cause!r}, expected {' or '.join(expected.causes)}"
+        if expected.normal not in (None, event.expected):
+            yield f"{name}: needs no action: {event.expected}, expected {expected.normal}"
         yield from (f"{name}: {problem}" for problem in wrong_words(event, expected))
         if expected.at:
             lines = program.lines("site", expected.at) | program.lines("read", expected.at)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tpu_magics.backends.observe.compiles import (
     CompileCause,
@@ -148,7 +148,7 @@ def _other_function(pair: FunctionComparison) -> CompileCause | None:
     if pair.same_function:
         return None
     text = f"This line runs more than one program; this one is {pair.new.facts.function or 'of another function'}."
-    return pair.cause("new-code", text, "Expected once per program.")
+    return replace(pair.cause("new-code", text, "Expected once per program."), normal=True)
 
 
 def _other_arguments(pair: FunctionComparison) -> CompileCause | None:

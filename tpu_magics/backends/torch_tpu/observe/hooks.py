@@ -46,7 +46,7 @@ def _steps(observer: TpuObserver) -> Callable[[], None]:
         @functools.wraps(original)
         def noted(*args: Any, **kwargs: Any) -> Any:
             observer.on_next()
-            observer.batches.backwards += 1
+            observer.batches.on_backward()
             return original(*args, **kwargs)
 
         return noted

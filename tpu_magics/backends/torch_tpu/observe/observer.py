@@ -87,6 +87,11 @@ class TpuObserver(Observer[TpuCompile]):
         self._record_ended()
         return super().recompiles
 
+    @property
+    def unsynced(self) -> int:
+        """See WorkerWatcher: a compiled function needs no sync."""
+        return 0
+
     def trained_on_host(self) -> str:
         """See WorkerWatcher."""
         ran = self.on_device or self.cache._get_cache_requests() > self.requests

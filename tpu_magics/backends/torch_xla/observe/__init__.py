@@ -44,7 +44,7 @@ def arrange(folder: Path | None, rank: int | None = None) -> None:
 def observing(writer: EventWriter, config: ObserverConfig) -> Iterator[TorchObserver]:
     """Observe this process until the block ends. Only for workers: it changes torch_xla's and accelerate's modules."""
     from tpu_magics.backends.torch import trainer, trainer_progress
-    from tpu_magics.backends.torch_xla import trace
+    from tpu_magics.backends.torch_xla import graph_cache, trace
     from tpu_magics.backends.torch_xla.observe import hooks
     from tpu_magics.backends.torch_xla.observe.observer import TorchObserver
     from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaDumps
@@ -64,7 +64,12 @@ def observing(writer: EventWriter, config: ObserverConfig) -> Iterator[TorchObse
         )
     for note in files.notes:
         observer.warn("not-observed", f"Compile information is incomplete: {note}.")
-    with hooks.installed(observer), trainer.recording(writer), trainer_progress.followed(observer.progress):
+    with (
+        hooks.installed(observer),
+        trainer.recording(writer),
+        trainer_progress.followed(observer.progress),
+        graph_cache.told(observer.warn_at),
+    ):
         try:
             with observer.active():
                 yield observer

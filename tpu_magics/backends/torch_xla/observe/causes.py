@@ -21,7 +21,12 @@ from tpu_magics.backends.torch_xla.observe.evidence import (
     TorchCompileEvidence,
     short_path,
 )
-from tpu_magics.backends.torch_xla.observe.number_causes import python_number
+from tpu_magics.backends.torch_xla.observe.number_causes import (
+    baked_setting,
+    python_number,
+    random_state,
+    sum_begun,
+)
 from tpu_magics.runs.events import Site
 
 # -- graphs that a library runs ---------------------------------------------------------------------------------------
@@ -55,6 +60,7 @@ def collective_alone(pair: TorchComparison) -> CompileCause | None:
         "new-code",
         "This line runs several graphs. One of them is only a collective, with no computation before it.",
         "No action needed: each graph compiles once. One call that gathers all values would need only one graph.",
+        normal=True,
     )
 
 
@@ -125,13 +131,48 @@ def other_function(pair: TorchComparison) -> CompileCause | None:
             f"In this line, {by} reads a value in the middle of a step. This splits the step's graph.",
             "Log less often (logging_steps), or do not read in the step: each line that reads costs one compile.",
         )
-    return pair.new_code(f"This line runs several graphs. This one is run by {by}", "Expected once for each graph")
+    return pair.new_code(
+        f"This line runs several graphs. This one is run by {by}", "Expected once for each graph", True
+    )
 
 
 def new_functions(new: Functions, old: Functions) -> Functions:
     """The functions that only the new one has, nearest to the user's line first; decorators last: `wrapper` says
     nothing."""
     return sorted((one for one in reversed(new) if one not in old), key=lambda one: one[0].endswith(_DECORATORS))
+
+
+def in_constructor(pair: TorchComparison) -> CompileCause | None:
+    """Graphs that the constructor of a library's object runs, e.g. of DistributedDataParallel, which compares the
+    ranks' parameters."""
+    new = pair.new
+    built = next((path for path, function in new.through if function == "__init__"), None)
+    if built is None or new.facts.backward or new.facts.stepped:
+        return None
+    return pair.new_code(f"This line builds an object, which runs graphs of its own ({short_path(built)})", _ONCE, True)
+
+
+def batch_statistics(pair: TorchComparison) -> CompileCause | None:
+    """torch.optim.swa_utils.update_bn, in which each BatchNorm reads how many batches it has seen."""
+    if not any(function == "update_bn" for _path, function in pair.new.through):
+        return None
+    return pair.new_code("update_bn runs the model up to each BatchNorm, which reads its batch counter", _ONCE, True)
+
+
+def compiled_part(pair: TorchComparison) -> CompileCause | None:
+    """torch.compile(backend="openxla"): the forward and the backward pass are graphs of their own."""
+    if pair.new.trigger != "call" or pair.inputs or pair.new.nth > _COMPILED_PARTS or not pair.other_ops:
+        return None
+    return pair.new_code("torch.compile compiles the forward and the backward pass as graphs of their own", _ONCE, True)
+
+
+def regrouped(pair: TorchComparison) -> CompileCause | None:
+    """DistributedDataParallel puts the gradients into other buckets after its first step."""
+    wrapped = any(kind == "DistributedDataParallel" for kind, _shapes in pair.new.snapshot.models.values())
+    if not wrapped or not pair.new.facts.backward or pair.new.step > 2 or pair.inputs or not pair.other_ops:
+        return None
+    what = "DistributedDataParallel arranges the buckets of its gradients in the first steps"
+    return pair.new_code(what, "Expected in the first three steps", True)
 
 
 def before_training(pair: TorchComparison) -> CompileCause | None:
@@ -150,6 +191,9 @@ def before_training(pair: TorchComparison) -> CompileCause | None:
 # None otherwise; the last ones say that the cause is unknown.
 
 _SHOWN = 6
+_ACCUMULATION = "Expected with gradient accumulation: one graph for each kind of micro-step"
+_ONCE = "Expected once for each graph"
+_COMPILED_PARTS = 3  # of one line: its forward, its backward, and one more where the first step differs
 _STATE = {
     False: "the optimizer state is now an input; before, the step created it",
     True: "this step creates the optimizer state; before, it was an input",
@@ -232,6 +276,23 @@ def _optimizer_state(pair: TorchComparison) -> CompileCause | None:
     )
 
 
+_SYNC = "Call torch_xla.sync() after optimizer.step(), in the loop, and read values after it."
+
+
+def _no_sync(pair: TorchComparison) -> CompileCause | None:
+    """Nothing but a read runs the graph, so it holds all steps since the last read."""
+    if pair.new.trigger not in ("read", "finish") or pair.new.facts.unsynced < 2 or not pair.other_ops:
+        return None
+    if max(pair.new.facts.steps_in_graph, pair.old.facts.steps_in_graph) < 2:
+        return None
+    return pair.cause(
+        "no-sync",
+        "No torch_xla.sync() ends the steps of this loop: XLA runs nothing until a value is read, and the graph grows "
+        "with each step until then.",
+        _SYNC,
+    )
+
+
 def _cut_elsewhere(pair: TorchComparison) -> CompileCause | None:
     new, old = _by_id(pair.new.facts.cuts), _by_id(pair.old.facts.cuts)
     only_new = [site for key, site in new.items() if key not in old]
@@ -247,7 +308,9 @@ def _cut_elsewhere(pair: TorchComparison) -> CompileCause | None:
     return pair.cause(
         "early-read",
         f"{_where(site)} read a value {when}. This splits the step's graph at another place.",
-        "Read values after the step's sync, or every N steps: each new line that reads costs one more compile.",
+        _SYNC
+        if pair.new.facts.unsynced > 1
+        else "Read values after the step's sync, or every N steps: each new line that reads costs one more compile.",
         f"{_where(site)}: {site.code}",
     )
 
@@ -259,7 +322,7 @@ def _read_again(pair: TorchComparison) -> CompileCause | None:
     return pair.cause(
         "early-read",
         "This line reads several values in a step, and each read compiles its own graph.",
-        "Collect the tensors, and read them together after the step's sync.",
+        _SYNC if pair.new.facts.unsynced > 1 else "Collect the tensors, and read them together after the step's sync.",
     )
 
 
@@ -353,7 +416,40 @@ def _accumulation(pair: TorchComparison) -> CompileCause | None:
         return _branch(pair, new.deciding[0])
     which = ("runs", "did not") if new.stepped else ("does not run", "did")
     what = f"The optimizer {which[0]} in this step and {which[1]} in the earlier one"
-    return pair.new_code(what, "Expected with gradient accumulation: one graph for each kind of micro-step")
+    return pair.new_code(what, _ACCUMULATION, True)
+
+
+def _added_gradients(pair: TorchComparison) -> CompileCause | None:
+    new, old = pair.new.facts, pair.old.facts
+    if new.adds == old.adds or not (new.backward and old.backward) or not pair.other_ops or new.deciding:
+        return None
+    if pair.change is not None:  # the gradients that are there are inputs: `w.grad = None` clears them unseen
+        before, now = dict(pair.change.removed), dict(pair.change.added)
+        fewer, more = (one.get("parameter", 0) for one in ((before, now) if new.adds else (now, before)))
+        if more <= fewer:
+            return None
+    which = ("adds to gradients that an earlier one left", "began without any")[:: 1 if new.adds else -1]
+    return pair.new_code(f"This step {which[0]}; the one compared with {which[1]}", _ACCUMULATION, True)
+
+
+def _left_over(pair: TorchComparison) -> CompileCause | None:
+    """A sample or an evaluation before the step, whose forward pass left more than what was read: the running
+    statistics of a BatchNorm."""
+    if pair.new.facts.between == pair.old.facts.between or not pair.new.facts.backward or not pair.other_ops:
+        return None
+    which = "this step" if pair.new.facts.between else "the earlier step"
+    what = f"Before {which} values were computed and read without a sync; what they left is part of its graph"
+    fix = "Expected once for each. torch_xla.sync() after the read makes it a graph of its own"
+    return pair.new_code(what, fix, True)
+
+
+def _averaged(pair: TorchComparison) -> CompileCause | None:
+    """AveragedModel.update_parameters between two epochs: the first step after it computes the average, too. (Where it
+    only copies the weights, the graph has the same operations, with other results.)"""
+    if not (pair.new.facts.averaged or pair.old.facts.averaged) or not pair.new.facts.backward:
+        return None
+    what = "The average of the weights (update_parameters) and the next step are one graph: no sync is between them"
+    return pair.new_code(what, "Expected once for each kind of average", True)
 
 
 def _data_branch(pair: TorchComparison) -> CompileCause | None:
@@ -365,9 +461,17 @@ def _data_branch(pair: TorchComparison) -> CompileCause | None:
 def _other_operations(pair: TorchComparison) -> CompileCause | None:
     if pair.change is None or (pair.change.same_ops and pair.change.same_wiring):
         return None
+    if pair.new.nth == 1 and pair.old.step == 0 and pair.new.step <= 1 and pair.change.parameters:
+        return pair.new_code(_FIRST_STEP, "Expected once", True)
     texts = ", ".join(f"{n} now {new}, before {old}" for n, (old, new) in list(_texts(pair).items())[:2])
     why = f" ({texts})" if texts else ""
     return pair.new_code(f"The operations changed between steps{why}", _BRANCHES)
+
+
+_FIRST_STEP = (
+    "The first step is another graph than later ones: what it created (gradients, the state of a scaler or of a "
+    "module) is an input of theirs"
+)
 
 
 def _texts(pair: TorchComparison) -> Mapping[str, tuple[object, object]]:
@@ -383,18 +487,29 @@ def _unknown(pair: TorchComparison) -> CompileCause:
 RULES: tuple[Callable[[TorchComparison], CompileCause | None], ...] = (
     exchange_of_ranks,
     collective_alone,
+    _no_sync,
+    in_constructor,
+    batch_statistics,
     _optimizer_state,
+    compiled_part,
+    regrouped,
     results_joined,
     other_part,
     between_steps,
     other_function,
     before_training,
     _mode_switch,
+    _averaged,
     _input,
     _accumulation,
+    baked_setting,
+    _added_gradients,
     _cut_elsewhere,
     _data_shape,
+    random_state,
     _live_tensors,
+    sum_begun,
+    _left_over,
     python_number,
     _new_function,
     _data_branch,

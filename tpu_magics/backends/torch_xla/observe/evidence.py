@@ -225,6 +225,6 @@ class TorchComparison(CompileComparison[TorchCompileEvidence]):
         """The first graph of a part of what the line runs."""
         return CompileCause("new-part", f"{what}.", NO_ACTION, self.evidence)
 
-    def new_code(self, what: str, fix: str) -> CompileCause:
+    def new_code(self, what: str, fix: str, normal: bool = False) -> CompileCause:
         """The line runs other operations."""
-        return CompileCause("new-code", f"{what}.", f"{fix}.", self.evidence)
+        return CompileCause("new-code", f"{what}.", f"{fix}.", self.evidence, normal)

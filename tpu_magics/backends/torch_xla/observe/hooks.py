@@ -28,7 +28,7 @@ def installed(observer: TorchObserver) -> Iterator[None]:
     """Install the hooks until the block ends. Only for workers."""
     undo = [install(observer) for install in _HOOKS]
     tensors = [_once(install(observer)) for install in _TENSOR_HOOKS]
-    undo += [*tensors, _before_dynamo(all_of(tensors))]
+    undo += [*tensors, before_dynamo(all_of(tensors))]
     try:
         yield
     finally:
@@ -41,7 +41,7 @@ def _once(undo: Callable[[], None]) -> Callable[[], None]:
     return lambda: left.pop()() if left else None
 
 
-def _before_dynamo(take_off: Callable[[], None]) -> Callable[[], None]:
+def before_dynamo(take_off: Callable[[], None]) -> Callable[[], None]:
     """torch.compile traces through a tensor's methods, and our wrappers: they are removed before it begins (torch 2.9:
     torch/_dynamo/callback.py). Afterwards reads are only known by the graphs they run."""
     waiting = PostImport()
@@ -60,6 +60,9 @@ def _before_dynamo(take_off: Callable[[], None]) -> Callable[[], None]:
 
 
 # -- steps ----------------------------------------------------------------------------------------------------------
+
+
+_BRIDGE = "/_dynamo/dynamo_bridge.py"  # torch_xla 2.9: runs what torch.compile(backend="openxla") has compiled
 
 
 def _syncs(observer: TorchObserver) -> Callable[[], None]:
@@ -82,6 +85,9 @@ def _syncs(observer: TorchObserver) -> Callable[[], None]:
         @functools.wraps(original)
         def sync_part(*args: Any, **kwargs: Any) -> Any:
             cut = graph.cutting()
+            frame = sys._getframe(1)
+            if not observer.by_dynamo and frame.f_code.co_filename.endswith(_BRIDGE):
+                observer.by_dynamo = True
             if cut:
                 observer.on_run(sys._getframe(1), "library", "before a collective")
             result = xla_dumps.run(original, *args, **kwargs)
@@ -107,6 +113,24 @@ def _syncs(observer: TorchObserver) -> Callable[[], None]:
     undo.append(replace(extension, "_set_use_eager_mode", switch))
     undo.append(graph.listen(observer.on_collective_run, observer.on_collective_result))
     return all_of([replace(extension, "_xla_step_marker", marker), *undo])
+
+
+def _closures(observer: TorchObserver) -> Callable[[], None]:
+    """What xm.add_step_closure was given runs after the step's sync: a read there splits no step."""
+    from torch_xla.core import xla_model
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def run_step_closures(*args: Any, **kwargs: Any) -> Any:
+            observer.in_closures = True
+            try:
+                return original(*args, **kwargs)
+            finally:
+                observer.in_closures = False
+
+        return run_step_closures
+
+    return replace(xla_model, "_run_step_closures", make)  # torch_xla 2.9: called by mark_step and torch_xla.sync
 
 
 def _exchanges(observer: TorchObserver) -> Callable[[], None]:
@@ -218,8 +242,8 @@ def _training(observer: TorchObserver) -> Callable[[], None]:
     def backward(original: Any) -> Any:
         @functools.wraps(original)
         def noted(*args: Any, **kwargs: Any) -> Any:
-            observer.events.backward = True
-            observer.batches.backwards += 1
+            observer.events.before_backward()
+            observer.batches.on_backward()
             if observer.ran():
                 observer.on_run(sys._getframe(1), "library", "before backward")
             result = original(*args, **kwargs)
@@ -239,13 +263,32 @@ def _training(observer: TorchObserver) -> Callable[[], None]:
 
         return entered
 
+    def clear(original: Any) -> Any:
+        @functools.wraps(original)
+        def zero_grad(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("set_to_none", args[1] if len(args) > 1 else True):
+                observer.events.gradients_left = False
+            return original(*args, **kwargs)
+
+        return zero_grad
+
+    def update(original: Any) -> Any:
+        @functools.wraps(original)
+        def update_parameters(*args: Any, **kwargs: Any) -> Any:
+            observer.events.averaged = True
+            return original(*args, **kwargs)
+
+        return update_parameters
+
     before = register_optimizer_step_pre_hook(observer.before_optimizer_step)
     after = register_optimizer_step_post_hook(observer.after_optimizer_step)
     return all_of(
         [
             *(before.remove, after.remove),
             replace(torch.autograd, "backward", backward),
+            *(replace(owner, "zero_grad", clear) for owner in (torch.optim.Optimizer, torch.nn.Module)),
             replace(torch.amp.autocast_mode.autocast, "__enter__", enter),
+            replace(torch.optim.swa_utils.AveragedModel, "update_parameters", update),
         ]
     )
 
@@ -265,5 +308,5 @@ def _gathers(observer: TorchObserver) -> Callable[[], None]:
     return replace(xla_model, "_all_gather_using_all_reduce", make)
 
 
-_HOOKS = (_syncs, _exchanges, _passes, _xla_loaders, _training, host_loaders, _gathers, accelerate_tracker)
+_HOOKS = (_syncs, _closures, _exchanges, _passes, _xla_loaders, _training, host_loaders, _gathers, accelerate_tracker)
 _TENSOR_HOOKS = (_reads, _moves)

@@ -11,6 +11,7 @@ from tpu_magics.backends.torch_xla.observe.snapshot import Number
 
 # A Python number becomes an input of torch_xla's graph, except these, which become constants (special scalars).
 _BAKED = (0, 1)
+_FLOAT32 = 2.0**-25  # half of what a float32 tells apart below 1
 _PLAIN_OPS = frozenset({"constant", "parameter", "broadcast", "multiply", "add", "subtract", "convert", "reshape"})
 
 
@@ -34,12 +35,76 @@ def python_number(pair: TorchComparison) -> CompileCause | None:
     return _number(pair, *_likeliest(sure)) if sure else None
 
 
+# torch_xla 2.9.0 (xla_graph_executor.cpp, GetRngSeed) makes the seed of each draw of random numbers from the one
+# before, in the graph, until a sync: by a product with the first and a sum with the second.
+_SEED = "214013", "2531011"
+
+
+def random_state(pair: TorchComparison) -> CompileCause | None:
+    """More or fewer random numbers were drawn since the last sync, and nothing else changed."""
+    change, new, old = pair.change, pair.new.report.graph, pair.old.report.graph
+    if change is None or new is None or old is None:
+        return None
+    draws = _draws(new) - _draws(old)
+    chain = {"constant": 2 * abs(draws), "add": abs(draws), "multiply": abs(draws)}
+    if not draws or dict(change.added if draws > 0 else change.removed) != chain:
+        return None
+    if change.removed if draws > 0 else change.added:
+        return None
+    return pair.cause(
+        "no-sync",
+        "Random numbers were drawn more often since the last sync than before the other graph of this line. torch_xla "
+        "computes its random state in the graph, which grows with each draw until a sync.",
+        "Call torch_xla.sync() after each batch, also of an evaluation, and after drawing samples.",
+        f"random numbers drawn since the last sync: {'more' if draws > 0 else 'fewer'} by {abs(draws)}",
+    )
+
+
+def _draws(graph: hlo.Graph) -> int:
+    """How many draws of random numbers lead to those of a graph."""
+    return min(sum(n for key, n in graph.signature.items() if key.endswith(f" {one}")) for one in _SEED)
+
+
+_FEW = 4  # operations for each number that became a tensor
+
+
+def sum_begun(pair: TorchComparison) -> CompileCause | None:
+    """`total += x`, where `total` is the number 0 in the first step of a loop and a tensor in the later ones."""
+    change = pair.change
+    if change is None or change.same_ops or pair.new.facts.deciding:
+        return None
+    added, removed = dict(change.added), dict(change.removed)
+    more = added.get("parameter", 0) - removed.get("parameter", 0)
+    small = sum(added.values()) + sum(removed.values()) <= _FEW * abs(more)
+    if not small or not added.keys() | removed.keys() <= _PLAIN_OPS:
+        return None
+    if any(isinstance(now, float) and _baked_now(change, before, now) for before, now in pair.numbers().values()):
+        return None
+    sums = [one for one in pair.new.snapshot.tensors.values() if one.where == "xla" and one.leaf and not one.shape]
+    names = [one.name for one in sums if one.name in pair.old.snapshot.tensors and "[" not in one.name]
+    if not names or pair.new.nth > len(names) + 2:
+        return None
+    which = ", ".join(f"`{name}`" for name in names[:3])
+    what = f"The first step of a loop adds to a number (0), the others to a tensor ({which})"
+    return pair.new_code(what, "Expected once for each", True)
+
+
+def baked_setting(pair: TorchComparison) -> CompileCause | None:
+    """A setting (a learning rate) became 0 or 1, or was one of them, whatever else happened in the step."""
+    change = pair.change
+    if change is None or change.same_ops:
+        return None
+    numbers = [(name, old, new) for name, (old, new) in pair.numbers().items() if _baked_now(change, old, new)]
+    rates = [one for one in numbers if one[0].endswith("['lr']")]
+    return _number(pair, *rates[0]) if rates else None
+
+
 def _baked_now(change: hlo.GraphChange, old: Number, new: Number) -> bool:
     """Whether the number changed from a constant of the graph to an input, or back, as the graph did."""
     if isinstance(new, bool) or _is_baked(old) == _is_baked(new):
         return False
     more, fewer = dict(change.added).get("parameter", 0), dict(change.removed).get("parameter", 0)
-    return more >= fewer if _is_baked(old) else fewer >= more
+    return more > fewer if _is_baked(old) else fewer > more
 
 
 def _kept(one: tuple[str, Number, Number]) -> bool:
@@ -71,7 +136,8 @@ def _same(literal: str, number: Number) -> bool:
 
 
 def _is_baked(number: Number) -> bool:
-    return number in _BAKED
+    """Also a number that becomes one of them as float32, or whose difference from 1 does (mixup's `1 - lam`)."""
+    return any(abs(one - baked) <= _FLOAT32 for one in (number, 1 - number) for baked in _BAKED)
 
 
 def _likeliest(named: list[tuple[str, Number, Number]]) -> tuple[str, Number, Number]:

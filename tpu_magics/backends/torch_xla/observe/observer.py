@@ -32,6 +32,9 @@ _EAGER = (
 )
 
 
+_COLLECTIVES = ("all-", "reduce-scatter", "collective-")
+
+
 class TorchObserver(Observer[TorchCompileEvidence]):
     """Steps, compiles, reads and values of one rank."""
 
@@ -44,6 +47,7 @@ class TorchObserver(Observer[TorchCompileEvidence]):
         super().__init__(writer, config, history, TorchLoggedValues(writer, precision.logged), precision)
         self.files = files
         self.reads = ReadCounter(writer)
+        self.undecided = step_events.UndecidedReads(self.reads)
         self.pieces = GraphPieces(files) if config.rehearsed and files.debugging else None
         self.sampler = RuntimeStats(writer, config, lambda: self.reads.seconds)
         self.events = step_events.StepEvents()
@@ -66,6 +70,9 @@ class TorchObserver(Observer[TorchCompileEvidence]):
         self.eager_mode = False
         self.ran_eagerly = False  # since the last step
         self.split_at: dict[str, list[events.Site]] = {}
+        self.in_closures = False
+        self.by_dynamo = False  # torch.compile's bridge ran a graph in this step
+        self.synced = False  # after an optimizer's step, once at least
 
     @property
     def uncounted(self) -> bool:
@@ -89,7 +96,10 @@ class TorchObserver(Observer[TorchCompileEvidence]):
         """Count a step if anything ran since the last one, but at most one for each batch of an XLA loader."""
         if self.closed or threading.get_ident() != self.thread:
             return
+        setup = self.events.untrained and self.sites.builds(frame)
         ran = self._after_sync(frame) if not self.stopped else self._ran_unobserved()
+        if setup:
+            return  # the constructor of a library's object, e.g. torch_xla's FSDP
         if (own := self.syncs_of_exchange) is not None:
             self.syncs_of_exchange = own + 1
         if not ran or own:
@@ -125,6 +135,9 @@ class TorchObserver(Observer[TorchCompileEvidence]):
             ran = self._record_run(frame, "sync")
             if ran and self.batches.unrecorded and self.events.backward:
                 self._record_batch()
+            self.synced = self.synced or self.events.stepped
+            self.by_dynamo = False
+            self.undecided.decide(self.events.trains or self.events.untrained)  # without training, a sync ends a step
             self.events.forget()
             self.ran_eagerly = False
             if self.pieces is not None:
@@ -160,10 +173,17 @@ class TorchObserver(Observer[TorchCompileEvidence]):
 
     @guarded
     def _on_device_batch(self, batch: Any) -> None:
+        self._batch_came()
         self.events.on_batch(batch)
         self.batches.on_batch(batch)
         if self.progress.learning:
             self.progress.on_batch()
+
+    def _batch_came(self) -> None:
+        self.events.batch_came()
+        if self.undecided and not self.events.trains:
+            self.undecided.decide(False)
+            self.events.between = True
 
     def on_loader(self, frame: FrameType, loader: Any) -> None:
         """A pass over a loader begins."""
@@ -226,13 +246,15 @@ class TorchObserver(Observer[TorchCompileEvidence]):
             return False
         if trigger != "sync" or compiled:
             self.events.count_data_ops()
+        if trigger == "library" and self.by_dynamo:
+            trigger = "call"
         self.compiled_in_step = self.compiled_in_step or bool(compiled)
         reports = self._reports(count, compiled, trigger) if compiled or self.pieces is not None else []
         if reports:
             sites = self._record_compiles(reports, frame, trigger)
             if trigger == "library":
                 self.split_at[when] = sites
-        if trigger == "library":
+        if trigger == "library" and not (self.events.untrained and self.sites.builds(frame)):
             self._cut_by_library(self.split_at.get(when, []), count)
         return True
 
@@ -273,7 +295,7 @@ class TorchObserver(Observer[TorchCompileEvidence]):
         values = snapshot.take(frame, self.sites)
         if self.events.rates:
             values.numbers = {n: v for n, v in values.numbers.items() if not n.endswith("['lr']")} | self.events.rates
-        facts = self.events.facts(torch.is_grad_enabled(), self.sites.decides)
+        facts = self.events.facts(torch.is_grad_enabled(), self.sites.decides, self.unsynced)
         known = report.graph is not None and not facts.data_ops  # the result of such an operation is not an input
         part = evidence.find_part(stack, frame, self.sites, facts, values, report.graph)
         if self.syncs_of_exchange and part.place is None:
@@ -289,25 +311,42 @@ class TorchObserver(Observer[TorchCompileEvidence]):
             self.sites.through(stack),
             inputs=self.events.inputs(values, report.graph.parameters if report.graph and known else ()),
             short=frozenset(self.batches.short),
-            by_rank=self.events.by_rank,
+            by_rank=self.events.by_rank or self._is_of_one_rank(report, frame),
             part_text=part.text,
             facts=facts,
             snapshot=values,
             part=part,
         )
 
+    def _is_of_one_rank(self, report: XlaCompileReport, frame: FrameType) -> bool:
+        """Whether a library's constructor runs a graph without a collective: it cuts out the rank's own shard."""
+        graph = report.graph
+        alone = report.pieces == 1 and graph is not None and not any(op.startswith(_COLLECTIVES) for op in graph.counts)
+        return self.config.ranks > 1 and alone and self.events.untrained and self.sites.builds(frame)
+
+    @property
+    def unsynced(self) -> int:
+        """The steps of an optimizer since the last sync, where the program never syncs after one; else 0."""
+        return self.events.most_steps if self.backward_on_device and not self.synced else 0
+
     # -- what a step does -------------------------------------------------------------------------------------------
     def on_read(self, frame: FrameType, tensor: Any, value: Any, seconds: float) -> None:
         """The host read a tensor."""
+        import torch
+
         try:
-            cut = self.ran() and self._record_run(frame, "read")
+            cut = self.ran() and self._record_run(frame, "read") and not (self.in_closures or _of_statistics(frame))
             site = self.sites.of_frame(frame)
             if self.pieces is not None:
                 cut = cut or self._read_after_cut(self.pieces, frame, tensor, site)
             if cut:
                 self.events.cuts[site.id] = site
+                self.events.steps_at_run = self.events.steps.copy()
             self.events.on_read(value)
-            self.reads.add(site, seconds, cut)
+            if cut and not self.events.trains:
+                self.undecided.add(site, seconds, torch.is_grad_enabled())
+            else:
+                self.reads.add(site, seconds, cut, unsynced=self.unsynced > 1)
         except Exception as error:
             self.failed(error)
 
@@ -327,6 +366,10 @@ class TorchObserver(Observer[TorchCompileEvidence]):
         if self.moving:
             return
         try:
+            if self.undecided and not self.events.trains:  # samples between two steps: what follows is the next one's
+                for site in self.undecided.between_steps():
+                    self.events.cuts.pop(site, None)
+                    self.events.between = True
             self.events.on_upload(tensor)
             if self.pieces is not None:
                 self.uploads.add(counters.tensor_id(tensor))
@@ -365,7 +408,7 @@ class TorchObserver(Observer[TorchCompileEvidence]):
         if not self.mine():
             return
         try:
-            self.events.after_optimizer_step(self.had_state, self.had_state or any(optimizer.state.values()))
+            self.events.after_optimizer_step(optimizer, self.had_state, self.had_state or any(optimizer.state.values()))
             self.batches.on_optimizer_step()
         except Exception as error:
             self.failed(error)
@@ -382,15 +425,27 @@ class TorchObserver(Observer[TorchCompileEvidence]):
         try:
             own = threading.get_ident() == self.thread and not self.loading
             self.batches.on_host_batch(iterator, batch, own)
+            if own:
+                self._batch_came()
             if own and self.progress.learning:
                 self.progress.on_batch(iterator)
         except Exception as error:
             self.failed(error)
 
+    def warn_at(self, frame: FrameType | None, code: str, text: str) -> None:
+        """Record a warning, from any thread. A text that begins with a blank lacks the user's line, which `frame` is
+        in."""
+        if text.startswith(" "):
+            own = self.sites.user_frame(frame)
+            site = self.sites.of_frame(own) if own is not None else None
+            text = (f"Line {site.line} of {site.path}" if site is not None else "The training") + text
+        self.warn(code, text)
+
     # -- the end ----------------------------------------------------------------------------------------------------
     @guarded
     def ended(self) -> None:
         """The user's function has ended: what follows is our own."""
+        self.undecided.decide(self.events.trains)
         self.reads.flush()
         self.sampler.sample()
 
@@ -406,6 +461,13 @@ class TorchObserver(Observer[TorchCompileEvidence]):
             self.sampler.last_mesh_sample(self.steps.total)
         except Exception as error:
             self.stop(error)
+
+
+def _of_statistics(frame: FrameType) -> bool:
+    """Whether torch's update_bn reads a batch counter: that is its own loop, and no step of the training."""
+    return frame.f_code.co_filename.endswith("/batchnorm.py") and any(
+        one.f_code.co_name == "update_bn" for one in outwards(frame)
+    )
 
 
 def _trigger(frame: FrameType, trigger: str) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tpu_magics.backends.torch.batches import leaves
+from tpu_magics.backends.torch.hooks import ReadCounter
 from tpu_magics.backends.torch_xla.observe import counters
 from tpu_magics.backends.torch_xla.observe.snapshot import FrameSnapshot, Number
 from tpu_magics.runs.events import Input, Site
@@ -22,7 +24,10 @@ class StepFacts:
     `cuts`: sites where the host read a value of this step; `deciding`: those that decide which branch Python takes;
     `values`: numbers that were read; `backward`, `stepped`: there was a backward pass, an optimizer step; `optimizer`:
     its class; `state_created`: the optimizer created its state; `autocast`: the kinds of autocast that were entered;
-    `grad`: grad mode when it ran; `data_ops`: operations whose shape depends on values.
+    `grad`: grad mode when it ran; `data_ops`: operations whose shape depends on values; `unsynced`: steps of an
+    optimizer so far in a program that never syncs after one, `steps_in_graph`: those of them in this graph;
+    `adds`: the backward pass added to gradients that were there; `averaged`: an AveragedModel was updated;
+    `between`: values were computed and read before the step began.
     """
 
     cuts: tuple[Site, ...] = ()
@@ -35,10 +40,15 @@ class StepFacts:
     autocast: frozenset[str] = frozenset()
     grad: bool = True
     data_ops: tuple[str, ...] = ()
+    unsynced: int = 0
+    steps_in_graph: int = 0
+    adds: bool = False
+    averaged: bool = False
+    between: bool = False
 
 
 class Arrival(NamedTuple):
-    """A tensor that came from the host. `name`: in the batch; `key`: its id on the device."""
+    """A tensor that came from the host. `name`: in the batch; `key`: its id on the device, 0 once it is another's."""
 
     name: str
     key: int
@@ -46,11 +56,56 @@ class Arrival(NamedTuple):
     shape: Any
 
 
+@dataclass
+class UndecidedRead:
+    """Reads at one line that ran a graph before it is known whether a training step is around them. `grad`: whether
+    gradients were on."""
+
+    site: Site
+    grad: bool
+    count: int = 0
+    seconds: float = 0.0
+
+
+class UndecidedReads:
+    """The reads of one rank that ran a graph since the last sync, before a backward pass or an optimizer's step: part
+    of a training step, or of an evaluation, which they split as little as samples between two steps do."""
+
+    def __init__(self, reads: ReadCounter) -> None:
+        self._reads = reads
+        self._waiting: dict[tuple[int, bool], UndecidedRead] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, site: Site, seconds: float, grad: bool) -> None:
+        one = self._waiting.setdefault((site.id, grad), UndecidedRead(site, grad))
+        one.count += 1
+        one.seconds += seconds
+
+    def decide(self, cut: bool) -> None:
+        """Count all of them, as reads that split a step or not."""
+        self._count(list(self._waiting), cut)
+
+    def between_steps(self) -> set[int]:
+        """Count those without gradients as reads between two steps; returns the ids of their lines."""
+        without = [key for key, one in self._waiting.items() if not one.grad]
+        self._count(without, False)
+        return {site for site, _grad in without}
+
+    def _count(self, keys: list[tuple[int, bool]], cut: bool) -> None:
+        for key in keys:
+            one = self._waiting.pop(key)
+            self._reads.add(one.site, one.seconds, cut, count=one.count)
+
+
 class StepEvents:
     """The events of the current step."""
 
     def __init__(self) -> None:
         self.ops_counted = counters.data_ops()
+        self.untrained = True  # no backward pass and no optimizer's step yet, in any step
+        self.gradients_left = False  # by a backward pass, and not cleared since
         self.forget()
 
     def forget(self) -> None:
@@ -66,11 +121,33 @@ class StepEvents:
         self.rates: dict[str, Number] = {}
         self.data_ops: set[str] = set()
         self.by_rank = False
+        self.adds = False
+        self.averaged = False
+        self.between = False
+        self.steps: Counter[int] = Counter()  # by optimizer
+        self.steps_at_run: Counter[int] = Counter()  # when a graph ran last
+
+    @property
+    def trains(self) -> bool:
+        """Whether this is a training step, as far as it goes."""
+        return self.backward or self.stepped
+
+    @property
+    def most_steps(self) -> int:
+        """The steps of the optimizer that has made the most of them."""
+        return max(self.steps.values(), default=0)
+
+    @property
+    def steps_in_graph(self) -> int:
+        """The same since a graph ran last."""
+        return max((self.steps - self.steps_at_run).values(), default=0)
 
     # -- notes ------------------------------------------------------------------------------------------------------
     def on_upload(self, tensor: Any, name: str = "") -> None:
+        key = id(tensor)
+        self.arrivals = [one._replace(key=0) if one.key == key else one for one in self.arrivals]
         if len(self.arrivals) < _KEPT:
-            self.arrivals.append(Arrival(name, id(tensor), tensor.dtype, tensor.shape))
+            self.arrivals.append(Arrival(name, key, tensor.dtype, tensor.shape))
 
     def on_batch(self, batch: Any) -> None:
         """An XLA loader returned a batch: the input of the step."""
@@ -88,6 +165,16 @@ class StepEvents:
         if isinstance(value, (bool, int, float)) and len(self.values) < _KEPT:
             self.values.append(value)
 
+    def batch_came(self) -> None:
+        """What was read before the batch of a step is not read in the step: an evaluation between two epochs."""
+        if not self.trains:
+            self.cuts.clear()
+
+    def before_backward(self) -> None:
+        self.backward, self.untrained = True, False
+        self.adds = self.adds or self.gradients_left
+        self.gradients_left = True
+
     def before_optimizer_step(self, optimizer: Any) -> None:
         """Keep its learning rates: a scheduler may have changed them by the time of the sync."""
         kind = self.optimizer = type(optimizer).__name__
@@ -96,12 +183,13 @@ class StepEvents:
             if isinstance(rate, (int, float)):
                 self.rates[f"{kind}.param_groups[{number}]['lr']"] = rate
 
-    def after_optimizer_step(self, had_state: bool, has_state: bool) -> None:
-        self.stepped = True
+    def after_optimizer_step(self, optimizer: Any, had_state: bool, has_state: bool) -> None:
+        self.stepped, self.untrained = True, False
+        self.steps[id(optimizer)] += 1
         self.state_created = self.state_created or (has_state and not had_state)
 
     # -- evidence ----------------------------------------------------------------------------------------------------
-    def facts(self, grad: bool, deciding: Callable[[Site], bool]) -> StepFacts:
+    def facts(self, grad: bool, deciding: Callable[[Site], bool], unsynced: int = 0) -> StepFacts:
         return StepFacts(
             cuts=tuple(self.cuts.values()),
             deciding=tuple(site for site in self.cuts.values() if deciding(site)),
@@ -113,6 +201,11 @@ class StepEvents:
             autocast=frozenset(self.autocast),
             grad=grad,
             data_ops=tuple(sorted(self.data_ops)),
+            unsynced=unsynced,
+            steps_in_graph=self.steps_in_graph,
+            adds=self.adds,
+            averaged=self.averaged,
+            between=self.between,
         )
 
     def inputs(self, snapshot: FrameSnapshot, parameters: Iterable[tuple[str, tuple[int, ...]]]) -> tuple[Input, ...]:
@@ -126,6 +219,7 @@ class StepEvents:
         taken = {(dtype, shape) for dtype, shape in parameters}
         for one in snapshot.tensors.values():
             named = one.leaf and one.shape and "[" not in one.name  # not what the step computed and kept
+            named = named and one.name != "self"  # that of a tensor's own method, which reads it (torch.save)
             if named and one.where == "xla" and any((d, one.shape) in taken for d in hlo_types(one.dtype)):
                 inputs.setdefault(one.name, Input(one.name, one.shape, one.dtype))
         return tuple(inputs.values())

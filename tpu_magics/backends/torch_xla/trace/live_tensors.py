@@ -128,11 +128,27 @@ def _by_id(found: Iterable[Any]) -> dict[int, Any]:
 
 def _gradients(found: Iterable[Any]) -> Iterator[Any]:
     """Python may not know of a gradient that C++ holds."""
-    return (one.grad for one in found if one.requires_grad and (one.is_leaf or one.retains_grad) and _has_grad(one))
+    return (one.grad for one in found if one.requires_grad and _keeps_grad(one) and _has_grad(one))
+
+
+def _keeps_grad(tensor: Any) -> bool:
+    try:
+        return bool(tensor.is_leaf or tensor.retains_grad)
+    except RuntimeError:  # as in _grad_fn
+        return False
 
 
 def _has_grad(tensor: Any) -> bool:
     return tensor.grad is not None and tensor.grad.is_xla
+
+
+def _grad_fn(tensor: Any) -> Any:
+    """What autograd would run for a tensor; None if nothing, or if it is a view from under no_grad whose base was
+    changed in place since (torch.compile's programs have them): asking for it is an error then."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
 
 
 def _in_storages(found: Iterable[Any]) -> Iterator[Any]:
@@ -145,7 +161,7 @@ def _in_storages(found: Iterable[Any]) -> Iterator[Any]:
 
 def _saved(found: Iterable[Any]) -> Iterator[Any]:
     """What autograd saved for a backward pass that has not run: the graph of a loss that is still referenced."""
-    nodes = [one.grad_fn for one in found if one.grad_fn is not None]
+    nodes = list(filter(None, map(_grad_fn, found)))
     seen: set[Any] = set()
     while nodes:
         node = nodes.pop()
