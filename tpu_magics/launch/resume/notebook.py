@@ -145,7 +145,7 @@ def with_checkpoint(error: BaseException, folder: RunFolder) -> None:
         error.todo = f"{error.todo} The newest checkpoint is of step {saved[-1].step:,}: --resume goes on from there."
     elif resumed := [one for one in run.events("resumed", 0) if isinstance(one, Resumed)]:
         error.todo = f"{error.todo} The newest checkpoint is of step {resumed[-1].step:,}: --resume goes on from there."
-    elif run.summary().steps:
+    elif run.events("start", 0):  # its steps are written now and then, so a worker that was killed may have left none
         error.todo = f"{error.todo} This run has saved no checkpoint."
 
 
