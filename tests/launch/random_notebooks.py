@@ -139,6 +139,7 @@ PARTS: dict[str, Part] = {
         "    def update(self, p): self.preds.append(p.detach()); self._computed = None\n"
         "    def compute(self):\n        if self._computed is None: self._computed = torch.cat(self.preds).mean()\n"
         "        return self._computed\nmetric$ = ListMetric$()",
+        "metric$.preds = [p.to(device) for p in metric$.preds]\n"
         "metric$.update(torch.ones(2, device=device) * i); metric$.compute()",
         "metric$._computed.item(), [p.tolist() for p in metric$.preds]",
     ),

@@ -9,7 +9,10 @@ quotes and brackets; quotes around a whole word are removed.
 from __future__ import annotations
 
 import ast
+import dis
+import inspect
 import linecache
+import shlex
 import traceback
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -291,6 +294,37 @@ def evaluate(expression: str, namespace: dict[str, Any]) -> Any:
             "ARGs are Python expressions, evaluated in the notebook when the cell runs.",
             _advice(expression, error),
         ) from error
+
+
+def refuse_call(expression: str, namespace: dict[str, Any]) -> None:
+    """Raise TpuMagicsError for `train()` in place of `train`, where the call would train in the notebook and give no
+    function."""
+    call = ast.parse(expression, mode="eval").body
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        return
+    function = namespace.get(call.func.id)
+    if not isinstance(function, types.FunctionType) or _gives_a_value(function.__code__):
+        return
+    given = " ".join(shlex.quote(ast.unparse(one)) for one in (*call.args, *call.keywords))
+    raise TpuMagicsError(
+        f"`{expression}` is a call, which gives no function.",
+        f"It would run `{call.func.id}` in the notebook's process, before the workers start.",
+        f"Leave out the parentheses: {f'%tpu_train {call.func.id} {given}'.rstrip()}",
+    )
+
+
+def _gives_a_value(code: types.CodeType) -> bool:
+    """Whether it may return anything but None. (Generators and coroutines give an object.)"""
+    if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+        return True
+    before = None
+    for one in dis.get_instructions(code):
+        if one.opname == "RETURN_VALUE" and (before is None or before.argval is not None or before.opname != "LOAD_CONST"):
+            return True
+        if one.opname == "RETURN_CONST" and one.argval is not None:
+            return True
+        before = one
+    return False
 
 
 def _advice(expression: str, error: Exception) -> str:

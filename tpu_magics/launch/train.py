@@ -252,6 +252,9 @@ def train_function(words: Sequence[str], options: Options) -> TrainResult:
         return start(_script(words[0], words[1:]), options)
     namespace = session.current.notebook.namespace
     positional, named = cell.parse_arguments(words)
+    if not positional:
+        return train_function([], options)
+    cell.refuse_call(positional[0], namespace)
     with session.current.scope(options.precision):
         values, keywords = cell.evaluate_all(positional, named, namespace)
     return start(function_request(values[0], values[1:], keywords, labels=positional[1:]), options)

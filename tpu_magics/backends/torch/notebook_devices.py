@@ -4,6 +4,8 @@ accelerator's again in the next worker."""
 from __future__ import annotations
 
 import ctypes
+from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -43,6 +45,26 @@ def restore() -> None:
         for name, value in _stand_ins.items():
             device = torch.device(name)
             _content(value)[:] = _content(device)[:]
+
+
+def rehash(values: Iterable[Any]) -> None:
+    """After `restore`: the hash of a device is that of its content, so dicts and sets find it only where they are
+    filled again."""
+    known = set(map(id, _stand_ins.values()))
+    for value in values if known else ():
+        if isinstance(value, dict) and any(_holds(key, known) for key in dict.keys(value)):
+            kind: Any = OrderedDict if isinstance(value, OrderedDict) else dict
+            content = dict(kind.items(value))
+            kind.clear(value)
+            kind.update(value, content)
+        elif isinstance(value, set) and any(_holds(item, known) for item in set.__iter__(value)):
+            items = list(set.__iter__(value))
+            set.clear(value)
+            set.update(value, items)
+
+
+def _holds(key: Any, known: set[int]) -> bool:
+    return id(key) in known or (isinstance(key, tuple) and any(_holds(part, known) for part in key))
 
 
 _SIZE = 2  # bytes: the type and the index

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from tpu_magics.backends.torch import cpu_only, lightning, precision_request
+from tpu_magics.backends.torch import cpu_only, lightning, notebook_devices, precision_request
 from tpu_magics.errors import TpuMagicsError
 
 STATES = ("PartialState", "AcceleratorState", "GradientState")
@@ -63,6 +63,7 @@ def rebuild(items: Iterable[tuple[str, Any]], replicas: int) -> None:
             warnings.simplefilter("ignore", DeprecationWarning)
             sys.modules["accelerate.state"].PartialState()
     values = [value for _, value in items]
+    notebook_devices.rehash(values)
     _forget_workers(values)
     lightning.rebuild(values)
     trainers = list(_instances(values, "transformers.trainer", "Trainer"))

@@ -332,7 +332,8 @@ def wrong_device(failure: Failure, outcome: WorkerOutcome) -> Explanation | None
         f"All tensors of an operation must be on the same device. PyTorch reported: {said}{kind}.",
         f"Move the inputs and the model to the same device before that line: `device = {tpu or 'torch_xla.device()'}`, "
         "`model = model.to(device)`, `x = x.to(device)`. With Accelerate, pass model, optimizer and loaders through "
-        "`accelerator.prepare(...)`, and create new tensors with `device=accelerator.device`.",
+        "`accelerator.prepare(...)`, and create new tensors with `device=accelerator.device`. Tensors that an earlier "
+        "run left in the notebook's objects are on the CPU.",
     )
 
 
