@@ -7,6 +7,7 @@ import concurrent.futures
 import logging
 import logging.handlers
 import multiprocessing
+import multiprocessing.managers
 import queue
 import signal
 import sys
@@ -256,7 +257,7 @@ def test_a_file_is_written_once_and_to_its_end(tmp_path: Path) -> None:
     file.close()
 
 
-def test_threads_of_the_function_end_before_their_worker(tmp_path: Path) -> None:
+def test_threads_and_processes_of_the_function_end_before_their_worker(tmp_path: Path) -> None:
     """As Python does at its end: a checkpoint that a thread writes is whole."""
 
     def trains() -> None:
@@ -264,13 +265,20 @@ def test_threads_of_the_function_end_before_their_worker(tmp_path: Path) -> None
             time.sleep(0.3)
             (tmp_path / name).write_text("whole")
 
+        kept: list[Any] = []
         threading.Thread(target=save, args=("thread",)).start()
+        context = multiprocessing.get_context("fork")
+        context.Process(target=save, args=("process",)).start()
+        context.Process(target=time.sleep, args=(600,), daemon=True).start()
+        kept.append(multiprocessing.managers.SyncManager(ctx=context))
+        kept[0].start()
         concurrent.futures.ThreadPoolExecutor(1).submit(save, "executor")
 
     fake_notebook()
     run(trains)
     assert {path.name: path.read_text() for path in tmp_path.iterdir() if path.name != "runs"} == {
         "thread": "whole",
+        "process": "whole",
         "executor": "whole",
     }
 

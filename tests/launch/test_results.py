@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json as json_module
 import pickle
 import sys
@@ -208,6 +209,20 @@ def test_a_script_without_mp_fn_runs_as_main(tmp_path: Path, monkeypatch: pytest
     script = tmp_path / "script.py"
     script.write_text("import sys\nprint('never')\nassert __name__ == '__main__'\nassert sys.argv[1:] == ['--x']\n")
     assert ScriptWork(str(script), ("--x",), False).run(0, 0) is None
+
+
+def test_what_a_script_wants_at_its_end_is_done(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "script.py"
+    lines = ["import atexit, sys", "@atexit.register", "def last(): print('last')"]
+    more = ["atexit.register(lambda x: 1 / x, 0)", "atexit.register(print, 'of a library')"]
+    ends = ["@atexit.register", "def never(): print('never')", "atexit.unregister(never)", "print('end'); sys.exit()"]
+    script.write_text("\n".join([*lines, *more, *ends]))
+    register = atexit.register
+    ScriptWork(str(script), (), False).run(0, 0)
+    atexit.unregister(print)
+    shown = capfd.readouterr()
+    assert shown.out.split() == ["end", "last"] and "ZeroDivisionError" in shown.err
+    assert atexit.register is register
 
 
 # -- what people hold -------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import io
 import logging.handlers
 import multiprocessing.pool
 import multiprocessing.process
+import os
 import queue
 import sys
 import threading
@@ -519,7 +520,7 @@ def finish_threads(
     say: Callable[[str], None],
 ) -> None:
     """At the end of a worker, which no thread survives: let its threads write what they were given, and end as in
-    Python: executors, and all threads that are no daemons.
+    Python: executors, and all threads and processes of `multiprocessing` that are no daemons.
 
     Args:
         items: what the function can reach.
@@ -534,26 +535,39 @@ def finish_threads(
     ending.start()
     ending.join(min(seconds, POLL))
     told = False
-    while left := [thread for thread in (ending, *_own_threads()) if thread.is_alive()]:
-        passed, names = time.monotonic() - began, ", ".join(sorted({thread.name for thread in _own_threads()}))
-        frames = sys._current_frames()
-        rest = [
-            thread
-            for thread in left
-            if thread is not ending and (frame := frames.get(thread.ident or 0)) and not is_waiting(frame)
-        ]
-        if passed > seconds or (passed > UNUSED and not rest):
-            say(f"Threads that the function started have not ended, and end with the worker: {names or 'executors'}.")
+    while (processes := _own_processes()) or any(one.is_alive() for one in (ending, *_own_threads())):
+        threads, frames = _own_threads(), sys._current_frames()
+        passed = time.monotonic() - began
+        names = ", ".join(sorted({one.name for one in (*threads, *processes)})) or "executors"
+        what = "processes" if processes else "threads"
+        busy = [one for one in threads if (frame := frames.get(one.ident or 0)) and not is_waiting(frame)]
+        if passed > seconds or (passed > UNUSED and not busy and not processes):
+            say(f"{what.capitalize()} that the function started have not ended, and end with the worker: {names}.")
             return
         if passed > SAID and not told:
             told = True
-            say(f"The function has returned. Waiting for the threads that it started: {names or 'executors'}.")
+            say(f"The function has returned. Waiting for the {what} that it started: {names}.")
         time.sleep(POLL)
 
 
 def _own_threads() -> list[threading.Thread]:
     own = (threading.main_thread(), threading.current_thread())
     return [one for one in threading.enumerate() if not one.daemon and one not in own and is_users(one)]
+
+
+def _own_processes() -> list[Any]:
+    """Those that Python waits for at its end. A manager's server is ended by its manager."""
+    children = list(multiprocessing.process._children)  # type: ignore[attr-defined]  # Python 3.10 to 3.14
+    module = sys.modules.get("multiprocessing.managers")
+    managers = tuple(f"{one.__name__}-" for one in _subclasses(module.BaseManager)) if module else ()
+    own = [one for one in children if one._parent_pid == os.getpid() and not one.name.startswith(managers)]
+    return [one for one in own if not one.daemon and one.is_alive()]
+
+
+def _subclasses(kind: type) -> Iterator[type]:
+    yield kind
+    for one in kind.__subclasses__():
+        yield from _subclasses(one)
 
 
 def _shut_down(items: Sequence[Any]) -> None:

@@ -7,12 +7,14 @@ is updated}, and `left` {name: why it was not pickled}."""
 from __future__ import annotations
 
 import ast
+import atexit
 import builtins
 import copy
 import functools
 import logging
 import pickle
 import sys
+import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +31,7 @@ from tpu_magics.launch.resume import rewrite
 from tpu_magics.launch.resume.rewrite import TrainingCode
 from tpu_magics.launch.state.snapshot import deleted_names, global_names
 from tpu_magics.runs.events import cut_text
+from tpu_magics.runs.origin import is_user_function
 
 if TYPE_CHECKING:
     from tpu_magics.launch.hoist import HoistPlan
@@ -314,7 +317,7 @@ class ScriptWork:
         vars(builtins).setdefault("exit", sys.exit)  # IPython hides them while a cell runs, and puts them back then
         vars(builtins).setdefault("quit", sys.exit)
         try:
-            with fresh_logging():
+            with fresh_logging(), exit_functions_here():
                 if not self.has_mp_fn:
                     runpy.run_path(self.path, run_name="__main__")
                     return None
@@ -327,6 +330,35 @@ class ScriptWork:
 
     def results(self, ordinal: int, value: Any, backend: Pickles, **more: Any) -> bytes:  # noqa: ARG002
         return packed(value, backend, models=list(self.models), **more)
+
+
+@contextmanager
+def exit_functions_here() -> Iterator[None]:
+    """Within the block, a function that the user's code gives to `atexit` is called at the end of the block, as at the
+    end of a script. A worker's own end calls none: they would be the notebook's too."""
+    given: list[tuple[Callable[..., Any], Callable[[], Any]]] = []
+    register, unregister = atexit.register, atexit.unregister
+
+    def keep(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        if not is_user_function(function):
+            return register(function, *args, **kwargs)
+        given.append((function, functools.partial(function, *args, **kwargs)))
+        return function
+
+    def forget(function: Callable[..., Any]) -> None:
+        given[:] = [one for one in given if one[0] != function]
+        unregister(function)
+
+    atexit.register, atexit.unregister = keep, forget
+    try:
+        yield
+    finally:
+        atexit.register, atexit.unregister = register, unregister
+        for _, call in reversed(given):
+            try:
+                call()
+            except Exception:  # as Python does at its end
+                traceback.print_exc()
 
 
 # -- logging -------------------------------------------------------------------------------------------------------

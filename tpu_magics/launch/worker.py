@@ -24,7 +24,7 @@ from tpu_magics.backends.base import (
 from tpu_magics.launch import descendants, frames, process, streams
 from tpu_magics.launch.endless_waits import EndlessWaits, WaitsForever, waits_for
 from tpu_magics.launch.errors.ranks import no_such_rank
-from tpu_magics.launch.inherited_threads import InheritedThreads, finish_threads
+from tpu_magics.launch.inherited_threads import InheritedThreads, drain_writers, finish_threads
 from tpu_magics.launch.results import NO_STEP, NOT_FINITE, NOT_KEPT, SHARDED, mark_partial_written, partial_warning
 from tpu_magics.launch.resume.saving import files_of
 from tpu_magics.launch.resume.training import RunRecords, TrainingCheckpoints, records_before
@@ -282,6 +282,7 @@ class _Worker:
             process.restore_address_space()
             self._phase("collecting")
             self._drop_changed_models()
+        drain_writers()  # what they write, and count, is compared with the other ranks
         backend, changed = self._collect_changes(ordinal, replica)
         results = self.task.work.results(ordinal, value, backend, **changed)
         _write_whole(self.task.files, ordinal, results)
