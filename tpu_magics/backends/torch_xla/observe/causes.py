@@ -23,6 +23,7 @@ from tpu_magics.backends.torch_xla.observe.evidence import (
 )
 from tpu_magics.backends.torch_xla.observe.number_causes import (
     baked_setting,
+    items_read,
     python_number,
     random_state,
     sum_begun,
@@ -488,6 +489,7 @@ RULES: tuple[Callable[[TorchComparison], CompileCause | None], ...] = (
     exchange_of_ranks,
     collective_alone,
     _no_sync,
+    items_read,
     in_constructor,
     batch_statistics,
     _optimizer_state,

@@ -35,6 +35,25 @@ def python_number(pair: TorchComparison) -> CompileCause | None:
     return _number(pair, *_likeliest(sure)) if sure else None
 
 
+_PICKS = frozenset({"parameter", "slice", "reshape", "tuple"})
+
+
+def items_read(pair: TorchComparison) -> CompileCause | None:
+    """`for item in x` or `x[i]` with a read of each: which item it is, is a constant of the read's graph."""
+    change, graph = pair.change, pair.new.report.graph
+    if change is None or graph is None or pair.new.trigger != "read" or not change.same_ops or not change.dims:
+        return None
+    if change.parameters or not graph.counts.keys() <= _PICKS or not graph.counts["slice"]:
+        return None
+    name = next((one.name for one in pair.new.inputs), "x")
+    return pair.cause(
+        "python-number",
+        "This line reads single items of a tensor on the device. Which one it is, is a constant of the graph, so each "
+        "position compiles one more.",
+        f"Read the whole tensor once, after the step's sync, and take its items in Python: `{name}.tolist()`.",
+    )
+
+
 # torch_xla 2.9.0 (xla_graph_executor.cpp, GetRngSeed) makes the seed of each draw of random numbers from the one
 # before, in the graph, until a sync: by a product with the first and a sum with the second.
 _SEED = "214013", "2531011"
