@@ -201,7 +201,10 @@ _STATE = {
 }
 _TRAINER = " (with Trainer: dataloader_drop_last=True)"
 _DTYPE_FIX = "Convert it in the dataset or the collator, so that every batch has the same dtype."
-_BATCH_FIX = "Keep the same batch size in every step: use drop_last=True, and evaluate with the training batch size."
+_FIRST_FIX = (
+    "Keep the first dimension the same. Where it is the batch: drop_last=True, and evaluate with the training batch "
+    "size. Where it is a length: pad to a multiple, and mask the padding."
+)
 _SHAPE_FIX = (
     "Pad to a multiple (pad_to_multiple_of=64 in the tokenizer or collator) or to one max_length, and mask the padding."
 )
@@ -257,7 +260,7 @@ def _input(pair: TorchComparison) -> CompileCause | None:
         return None
     trainer = _TRAINER if pair.new.part.place else ""
     last = f"Use drop_last=True in the DataLoader{trainer}, or a batch size that divides the number of samples."
-    return input_change(pair, InputFixes(last, _DTYPE_FIX, _BATCH_FIX if pair.only_batch_changed else _SHAPE_FIX))
+    return input_change(pair, InputFixes(last, _DTYPE_FIX, _FIRST_FIX if pair.only_batch_changed else _SHAPE_FIX))
 
 
 def _in_graph(pair: TorchComparison) -> bool:
