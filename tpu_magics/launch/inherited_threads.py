@@ -166,21 +166,36 @@ def _is_writer(thread: threading.Thread) -> bool:
     return known and isinstance(_queue_of(thread), (queue.Queue, queue.SimpleQueue))
 
 
+def _is_tensorboardx(thread: threading.Thread) -> bool:
+    return _is_of(thread, "tensorboardX.event_file_writer", "_EventLoggerThread")
+
+
 def _is_written(thread: threading.Thread) -> bool:
     waiting = _queue_of(thread)
+    if _is_tensorboardx(thread):
+        return _waits_for_more(thread, waiting)
     counts = hasattr(waiting, "unfinished_tasks") and not _is_mlflows(thread)  # which does not tell what it has done
     return bool(waiting.unfinished_tasks == 0 if counts else waiting.empty())
 
 
+def _waits_for_more(thread: threading.Thread, waiting: Any) -> bool:
+    """Whether a thread has written all of a queue of multiprocessing. That counts an item until `get` has it; when `get`
+    waits for the next one, it is written."""
+    if waiting.qsize():
+        return False
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None and frame.f_code.co_name != "_poll":
+        frame = frame.f_back
+    return frame is not None
+
+
 def drain_writers(seconds: float = DRAINS) -> None:
     """Let the writers of this process write all that was given to them, to their files."""
-    writers = [thread for thread in threading.enumerate() if _is_writer(thread)]
+    writers = [thread for thread in threading.enumerate() if _is_writer(thread) or _is_tensorboardx(thread)]
     _wait(lambda: all(_is_written(one) or not one.is_alive() for one in writers), seconds)
     for thread in threading.enumerate():
         file = getattr(thread, "_record_writer", None)
-        if file is not None and (
-            _is_writer(thread) or _is_of(thread, "tensorboardX.event_file_writer", "_EventLoggerThread")
-        ):
+        if file is not None and thread in writers:
             with suppress(Exception):
                 file.flush()
 
