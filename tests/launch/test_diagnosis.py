@@ -184,6 +184,8 @@ system_exit SystemExit: 3
   | sys.exit(3) | In [12], line 14 | return
 system_exit SystemExit:
   | sys.exit()
+system_exit SystemExit: 2 (x.py: error: unrecognized arguments: --lr)
+  | refused: unrecognized arguments: --lr. | In [12], line 14 | parse_args([])
 system_exit SystemExit: 1 (while handling KeyError: 'x')
   | sys.exit(1).
 wrong_device RuntimeError: Expected XLA tensor. Got: torch.FloatTensor

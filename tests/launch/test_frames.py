@@ -136,6 +136,11 @@ def test_a_syntax_error_points_to_its_place() -> None:
     [
         ("raise ValueError('plain')", "ValueError", "plain"),
         ("raise SystemExit(3)", "SystemExit", "3"),
+        (
+            "import argparse\nargparse.ArgumentParser('x.py').parse_args(['--lr'])",
+            "SystemExit",
+            "2 (x.py: error: unrecognized arguments: --lr)",
+        ),
         ("class Mine(Exception): pass\nraise Mine('own')", "Mine", "own"),
         (
             "try:\n    try:\n        {}['x']\n    except KeyError as e:\n        raise OSError('middle') from e\n"

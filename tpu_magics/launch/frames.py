@@ -69,6 +69,8 @@ def describe(exc: BaseException) -> tuple[str, str]:
     """An exception's qualified type ("ValueError", "mymodule.MyError") and its text, with the deepest cause; of a full
     disk with the path that was written to, which many libraries leave out."""
     kind, text = _described(exc)
+    if isinstance(exc, SystemExit):
+        return kind, _refused_arguments(exc) or text
     meant = ""
     with contextlib.suppress(Exception):  # an object's own __dir__
         meant = _meant(exc)
@@ -77,6 +79,13 @@ def describe(exc: BaseException) -> tuple[str, str]:
     named = isinstance(exc, OSError) and exc.filename is not None
     path = "" if named or not (FULL_DISK.search(text) or SHORT_WRITE.search(text)) else _written_path(exc)
     return kind, f"{text} (writing '{path}')" if path else text
+
+
+def _refused_arguments(exc: SystemExit) -> str:
+    """What argparse said of a command line before it ended the program; "" for another end."""
+    innermost = [frame for frame, _ in traceback.walk_tb(exc.__traceback__)][-1:]
+    said = [one.f_locals.get("message") for one in innermost if one.f_globals.get("__name__") == "argparse"]
+    return f"{exc.code} ({plain_text(said[0].strip())})" if said and isinstance(said[0], str) else ""
 
 
 def _meant(exc: BaseException) -> str:

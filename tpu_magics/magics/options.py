@@ -80,7 +80,7 @@ def init_parser() -> MagicParser:
     add_shared(parser)
     parser.add_argument(
         "--spmd",
-        type=count,
+        type=positive,
         metavar="N",
         help="one worker that drives N devices as a mesh (N, 1) with axes data and model; virtual devices on XLA:CPU",
     )

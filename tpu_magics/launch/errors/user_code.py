@@ -231,6 +231,14 @@ def system_exit(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     """sys.exit() or exit() in the function."""
     if base.error_type(outcome) != "SystemExit":
         return None
+    refused = re.search(r"\(.*: error: (?P<what>.+)\)", base.one_line(base.error_text(outcome)))
+    if refused:
+        return Explanation(
+            f"The command line of the program was refused: {refused['what'].rstrip('.')}.",
+            f"argparse ended rank {outcome.rank}{base.at(failure, outcome)}.",
+            "A script: write its arguments behind its name, %tpu_train script.py --lr 0.1. A cell has no command line: "
+            "`parser.parse_args([])` takes the defaults.",
+        )
     return Explanation(
         f"Rank {outcome.rank} called sys.exit({_without_cause(base.error_text(outcome))}).",
         f"It happened{base.at(failure, outcome)}, and ends the worker before it has a result.",
