@@ -262,7 +262,7 @@ def test_threads_and_processes_of_the_function_end_before_their_worker(tmp_path:
 
     def trains() -> None:
         def save(name: str) -> None:
-            time.sleep(0.3)
+            time.sleep(1.0)
             (tmp_path / name).write_text("whole")
 
         kept: list[Any] = []
@@ -273,12 +273,16 @@ def test_threads_and_processes_of_the_function_end_before_their_worker(tmp_path:
         kept.append(multiprocessing.managers.SyncManager(ctx=context))
         kept[0].start()
         concurrent.futures.ThreadPoolExecutor(1).submit(save, "executor")
+        kept.append(concurrent.futures.ProcessPoolExecutor(1, context))
+        kept[1].submit((tmp_path / "of a process").write_text, "whole")
+        kept[1].submit(time.sleep, 1.0)
 
     fake_notebook()
     run(trains)
     assert {path.name: path.read_text() for path in tmp_path.iterdir() if path.name != "runs"} == {
         "thread": "whole",
         "process": "whole",
+        "of a process": "whole",
         "executor": "whole",
     }
 

@@ -535,7 +535,7 @@ def finish_threads(
     say: Callable[[str], None],
 ) -> None:
     """At the end of a worker, which no thread survives: let its threads write what they were given, and end as in
-    Python: executors, and all threads and processes of `multiprocessing` that are no daemons.
+    Python: executors, and all threads that are no daemons.
 
     Args:
         items: what the function can reach.
@@ -550,24 +550,41 @@ def finish_threads(
     ending.start()
     ending.join(min(seconds, POLL))
     told = False
-    while (processes := _own_processes()) or any(one.is_alive() for one in (ending, *_own_threads())):
-        threads, frames = _own_threads(), sys._current_frames()
-        passed = time.monotonic() - began
-        names = ", ".join(sorted({one.name for one in (*threads, *processes)})) or "executors"
-        what = "processes" if processes else "threads"
+    while (threads := _own_threads()) or ending.is_alive():
+        frames = sys._current_frames()
+        passed, names = time.monotonic() - began, ", ".join(sorted({one.name for one in threads})) or "executors"
         busy = [one for one in threads if (frame := frames.get(one.ident or 0)) and not is_waiting(frame)]
-        if passed > seconds or (passed > UNUSED and not busy and not processes):
-            say(f"{what.capitalize()} that the function started have not ended, and end with the worker: {names}.")
+        if passed > seconds or (passed > UNUSED and not busy):
+            say(f"Threads that the function started have not ended, and end with the worker: {names}.")
             return
         if passed > SAID and not told:
             told = True
-            say(f"The function has returned. Waiting for the {what} that it started: {names}.")
+            say(f"The function has returned. Waiting for the threads that it started: {names}.")
+        time.sleep(POLL)
+
+
+def finish_processes(seconds: float, say: Callable[[str], None]) -> None:
+    """On the thread of the worker's function, with which its processes end: let those of executors compute what they
+    were given, and those of `multiprocessing` end that are no daemons, as Python does. `seconds`, `say`: as above."""
+    began, told = time.monotonic(), False
+    futures = sys.modules.get("concurrent.futures.process")
+    if futures is not None and futures._threads_wakeups:
+        threading.Thread(target=futures._python_exit, name="tpu_magics-executors", daemon=True).start()
+    while processes := _own_processes():
+        passed, names = time.monotonic() - began, ", ".join(sorted(one.name for one in processes))
+        if passed > seconds:
+            say(f"Processes that the function started have not ended, and end with the worker: {names}.")
+            return
+        if passed > SAID and not told:
+            told = True
+            say(f"The function has returned. Waiting for the processes that it started: {names}.")
         time.sleep(POLL)
 
 
 def _own_threads() -> list[threading.Thread]:
     own = (threading.main_thread(), threading.current_thread())
-    return [one for one in threading.enumerate() if not one.daemon and one not in own and is_users(one)]
+    threads = [one for one in threading.enumerate() if not one.daemon and one not in own and is_users(one)]
+    return [one for one in threads if one.is_alive()]
 
 
 def _own_processes() -> list[Any]:
@@ -591,11 +608,10 @@ def _shut_down(items: Sequence[Any]) -> None:
         if _is_mlflows(thread):  # before the executors that it uses
             with suppress(Exception):
                 _target(thread).__self__.shut_down_async_logging()
-    for module in ("thread", "process"):
-        futures = sys.modules.get(f"concurrent.futures.{module}")
-        if futures is not None:
-            with suppress(Exception):
-                futures._python_exit()
+    futures = sys.modules.get("concurrent.futures.thread")
+    if futures is not None:
+        with suppress(Exception):
+            futures._python_exit()
     for thread in threading.enumerate():
         if _target(thread) is not None and _is_of(thread, "multiprocessing.queues", "Queue._feed"):
             with suppress(Exception):

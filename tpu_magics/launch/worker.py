@@ -24,7 +24,12 @@ from tpu_magics.backends.base import (
 from tpu_magics.launch import descendants, frames, process, streams
 from tpu_magics.launch.endless_waits import EndlessWaits, WaitsForever, waits_for
 from tpu_magics.launch.errors.ranks import no_such_rank
-from tpu_magics.launch.inherited_threads import InheritedThreads, drain_writers, finish_threads
+from tpu_magics.launch.inherited_threads import (
+    InheritedThreads,
+    drain_writers,
+    finish_processes,
+    finish_threads,
+)
 from tpu_magics.launch.results import NO_STEP, NOT_FINITE, NOT_KEPT, SHARDED, mark_partial_written, partial_warning
 from tpu_magics.launch.resume.saving import files_of
 from tpu_magics.launch.resume.training import RunRecords, TrainingCheckpoints, records_before
@@ -162,6 +167,7 @@ class _Worker:
             self._write_results(ordinal, replica, value)
             if self.keep_partial and not ordinal:
                 mark_partial_written(self.task.files, self.steps)
+            finish_processes(FINISHES, self._note_waiting)
 
     def _run_work(self, ordinal: int, replica: int) -> Any:
         with process.forks_end_here():
@@ -341,6 +347,9 @@ class _Worker:
     def _note(self, code: str, text: str) -> None:
         self._write(events.Warned, code=code, text=text)
 
+    def _note_waiting(self, text: str) -> None:
+        self._note("threads", text)
+
     def _announce(self, file: str, display_id: str, update: bool, action: str, wait: bool) -> None:
         fields = {"file": file, "display_id": display_id, "update": update, "action": action, "wait": wait}
         self._write(events.Display, offset=self._log_size(), **fields)
@@ -356,9 +365,7 @@ class _Worker:
         seconds = FINISHES if status == "done" else FINISHES_FAILED
         threads = self.task.threads
         with process.own_address_space():  # without it a thread may never begin, and who starts it waits
-            finish_threads(
-                threads.items, seconds, lambda frame: bool(waits_for(frame)), lambda text: self._note("threads", text)
-            )
+            finish_threads(threads.items, seconds, lambda frame: bool(waits_for(frame)), self._note_waiting)
         self._record_end(status, **fields)
 
     def _record_end(self, status: str, **fields: Any) -> None:
