@@ -434,6 +434,57 @@ def test_what_torch_xla_computes_wrongly_or_refuses_is_right() -> None:
     assert run(in_inference_mode).value[1:] == [False, True, True]
 
 
+def asked(device: str) -> dict[str, str]:
+    """What each use of labels and ids raises, with as many classes and rows as 3; "" for nothing."""
+    from torch_xla.distributed.parallel_loader import MpDeviceLoader
+
+    functions, scores, ids = torch.nn.functional, torch.randn(4, 3).to(device), torch.nn.Embedding(3, 2).to(device)
+    spread = torch.randn(2, 3, 2).to(device)
+
+    def sent(*numbers: int) -> Any:
+        return torch.tensor(numbers).to(device)
+
+    def changed() -> Any:
+        labels = sent(0, 1, 5, 2)
+        labels[labels == 5] = 0
+        return labels
+
+    loader = [torch.tensor([0, 1, 2, 3])]
+    batches: Any = loader if device == "cpu" else MpDeviceLoader(loader, torch.device("xla:0"))
+    scripted = torch.jit.script(torch.nn.Embedding(3, 2)).to(device)
+    uses: dict[str, Callable[[], Any]] = {
+        "right": lambda: functions.cross_entropy(scores, sent(0, 1, 2, 2)),
+        "label": lambda: functions.cross_entropy(scores, sent(0, 1, 2, 3)),
+        "negative": lambda: torch.nn.CrossEntropyLoss()(scores, sent(0, 1, -1, 2)),
+        "left out": lambda: functions.cross_entropy(scores, sent(0, 1, -100, 2)),
+        "left out by name": lambda: functions.cross_entropy(scores, sent(0, 1, 255, 2), ignore_index=255),
+        "left out by place": lambda: functions.nll_loss(scores, sent(0, 1, 255, 2), None, None, 255),
+        "nll": lambda: functions.nll_loss(scores, sent(0, 1, 9, 2)),
+        "spread": lambda: functions.cross_entropy(spread, sent(0, 1, 2, 7).reshape(2, 2)),
+        "shares": lambda: functions.cross_entropy(scores, torch.ones(4, 3).to(device)),
+        "changed": lambda: functions.cross_entropy(scores, changed()),
+        "id": lambda: ids(sent(0, 3)),
+        "from a loader": lambda: [ids(batch) for batch in batches],
+        "scripted": lambda: scripted(sent(0, 2)),
+    }
+    found = {}
+    for name, use in uses.items():
+        try:
+            use()
+            found[name] = ""
+        except IndexError as error:
+            found[name] = str(error)[:15]
+    return found
+
+
+def test_labels_and_ids_that_do_not_exist_are_errors_as_on_the_cpu() -> None:
+    expected = asked("cpu")
+    assert {name for name, text in expected.items() if text} == {
+        *("label", "negative", "nll", "spread", "id", "from a loader")
+    }
+    assert run(asked, "xla").value == {**expected, "spread": ""}  # what is computed from what was sent is not known
+
+
 # -- packages that torch_xla imports for nothing ----------------------------------------------------------------------
 
 

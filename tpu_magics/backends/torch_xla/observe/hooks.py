@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.torch.hooks import READS, accelerate_tracker, all_of, host_loaders, passes, replace
 from tpu_magics.backends.torch.post_import import PostImport
-from tpu_magics.backends.torch_xla.observe import counters, xla_dumps
+from tpu_magics.backends.torch_xla.observe import counters, index_bounds, xla_dumps
 from tpu_magics.backends.torch_xla.rehearse import graph
 
 if TYPE_CHECKING:
@@ -234,6 +234,11 @@ def _moves(observer: TorchObserver) -> Callable[[], None]:
     return all_of([replace(torch.Tensor, "to", make), replace(torch.nn.Module, "_apply", module_make)])
 
 
+def _indices(observer: TorchObserver) -> Callable[[], None]:
+    """Labels and ids. While a step is traced for a TPU, all values are zeros."""
+    return index_bounds.installed() if observer.config.tracing is None else lambda: None
+
+
 def _training(observer: TorchObserver) -> Callable[[], None]:
     """Backward passes, optimizer steps, autocast."""
     import torch
@@ -309,4 +314,4 @@ def _gathers(observer: TorchObserver) -> Callable[[], None]:
 
 
 _HOOKS = (_syncs, _closures, _exchanges, _passes, _xla_loaders, _training, host_loaders, _gathers, accelerate_tracker)
-_TENSOR_HOOKS = (_reads, _moves)
+_TENSOR_HOOKS = (_indices, _reads, _moves)
