@@ -412,6 +412,11 @@ def slopes(device: Any) -> dict[str, list[float]]:
         x = torch.tensor([-2.0, -0.5, 0.5], device=device).requires_grad_()
         function(x).sum().backward()
         found[name] = x.grad.cpu().tolist()  # type: ignore[union-attr]
+    for reduction in ("mean", "none"):
+        x, label = torch.tensor([0.5, 1.0, -2.0], device=device).requires_grad_(), torch.tensor(1, device=device)
+        loss = torch.nn.functional.cross_entropy(x, label, reduction=reduction)
+        loss.backward()
+        found[f"one row, {reduction}"] = [loss.item(), *x.grad.cpu().tolist(), loss.dim()]  # type: ignore[union-attr]
     return found
 
 

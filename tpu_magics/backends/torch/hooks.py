@@ -56,6 +56,13 @@ def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], N
     return undo
 
 
+def as_original(wrapper: Any, original: Any) -> Any:
+    """A wrapper for which torch.jit, which compiles the text of functions, takes the original (torch 2.8 and 2.9,
+    jit/_script.py)."""
+    wrapper.__script_if_tracing_wrapper, wrapper.__original_fn = True, original
+    return wrapper
+
+
 def all_of(undo: list[Callable[[], None]]) -> Callable[[], None]:
     def undo_all() -> None:
         for one in reversed(undo):

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from tpu_magics.backends.torch import notebook_loads, randomness, runtime
+from tpu_magics.backends.torch.hooks import as_original, replace
 from tpu_magics.backends.torch.post_import import PostImport
 
 # torch_xla 2.8 and 2.9: the module, and the function in it that works without either.
@@ -204,6 +205,25 @@ def _elu_backward(grad: Any, alpha: float, scale: float, input_scale: float, is_
     slope = alpha * scale * input_scale
     low = x * input_scale + slope if is_result else (x * input_scale).exp() * slope
     return grad * low.where(x <= 0, scale)
+
+
+def fix_loss_of_one_row() -> None:
+    """Let the loss of a single row of scores, of shape (classes,), with the number of its class be computed: torch_xla
+    2.9 ends with SIGSEGV. Only for workers."""
+    import torch
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def loss(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+            if not getattr(input, "is_xla", False) or input.dim() != 1 or target.dim():
+                return original(input, target, *args, **kwargs)
+            found = original(input[None], target[None], *args, **kwargs)
+            return found[0] if found.dim() else found  # reduction="none"
+
+        return as_original(loss, original)
+
+    for name in ("cross_entropy", "nll_loss"):
+        replace(torch.nn.functional, name, make)
 
 
 def fix_inference_mode() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from tpu_magics.backends.torch.hooks import all_of, replace
+from tpu_magics.backends.torch.hooks import all_of, as_original, replace
 
 MOST = 2**20  # numbers of a tensor
 _NONE = -100  # torch's default for the label that is left out
@@ -100,9 +100,3 @@ def installed() -> Callable[[], None]:
             replace(functions, "nll_loss", loss),
         ]
     )
-
-
-def as_original(wrapper: Any, original: Any) -> Any:
-    """For torch.jit, which compiles the text of functions (torch 2.8 and 2.9, jit/_script.py)."""
-    wrapper.__script_if_tracing_wrapper, wrapper.__original_fn = True, original
-    return wrapper
