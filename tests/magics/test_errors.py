@@ -127,7 +127,11 @@ REFUSED = [
     ("%tpu_train nowhere.py", "The script nowhere.py cannot be read: No such file", "Give the path of the script"),
     ("%tpu_train 3", "is not a function", "Use a function"),
     ("%tpu_train lr=3", "%tpu_train needs something to train", "%tpu_train FUNCTION [ARG ...]"),
-    ("def nothing(): pass\n%tpu_train nothing()", "`nothing()` is a call, which gives no function", "parentheses: %tpu_train nothing"),
+    (
+        "def nothing(): pass\n%tpu_train nothing()",
+        "`nothing()` is a call, which gives no function",
+        "parentheses: %tpu_train nothing",
+    ),
     ("%tpu_train modle", "NameError: name 'modle' is not defined", "Define `modle` in an earlier cell"),
     ("%%tpu_train mdl\ndef f(m): pass", "NameError: name 'mdl'", "Define `mdl` in an earlier cell"),
     (

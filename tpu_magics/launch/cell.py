@@ -319,7 +319,9 @@ def _gives_a_value(code: types.CodeType) -> bool:
         return True
     before = None
     for one in dis.get_instructions(code):
-        if one.opname == "RETURN_VALUE" and (before is None or before.argval is not None or before.opname != "LOAD_CONST"):
+        if one.opname == "RETURN_VALUE" and (
+            before is None or before.argval is not None or before.opname != "LOAD_CONST"
+        ):
             return True
         if one.opname == "RETURN_CONST" and one.argval is not None:
             return True

@@ -179,8 +179,8 @@ def _is_written(thread: threading.Thread) -> bool:
 
 
 def _waits_for_more(thread: threading.Thread, waiting: Any) -> bool:
-    """Whether a thread has written all of a queue of multiprocessing. That counts an item until `get` has it; when `get`
-    waits for the next one, it is written."""
+    """Whether a thread has written all of a queue of multiprocessing. That counts an item until `get` has it; when
+    `get` waits for the next one, it is written."""
     if waiting.qsize():
         return False
     frame = sys._current_frames().get(thread.ident or 0)
@@ -589,14 +589,14 @@ def _own_threads() -> list[threading.Thread]:
 
 def _own_processes() -> list[Any]:
     """Those that Python waits for at its end. A manager's server is ended by its manager."""
-    children = list(multiprocessing.process._children)  # type: ignore[attr-defined]  # Python 3.10 to 3.14
+    children: list[Any] = list(multiprocessing.process._children)  # type: ignore[attr-defined]  # Python 3.10 to 3.14
     module = sys.modules.get("multiprocessing.managers")
-    managers = tuple(f"{one.__name__}-" for one in _subclasses(module.BaseManager)) if module else ()
+    managers = tuple(f"{kind.__name__}-" for kind in _subclasses(module.BaseManager)) if module else ()
     own = [one for one in children if one._parent_pid == os.getpid() and not one.name.startswith(managers)]
     return [one for one in own if not one.daemon and one.is_alive()]
 
 
-def _subclasses(kind: type) -> Iterator[type]:
+def _subclasses(kind: Any) -> Iterator[Any]:
     yield kind
     for one in kind.__subclasses__():
         yield from _subclasses(one)

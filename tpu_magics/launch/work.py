@@ -349,7 +349,7 @@ def exit_functions_here() -> Iterator[None]:
         given[:] = [one for one in given if one[0] != function]
         unregister(function)
 
-    atexit.register, atexit.unregister = keep, forget
+    atexit.register, atexit.unregister = keep, forget  # type: ignore[assignment]
     try:
         yield
     finally:

@@ -214,7 +214,7 @@ def fix_loss_of_one_row() -> None:
 
     def make(original: Any) -> Any:
         @functools.wraps(original)
-        def loss(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+        def loss(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002 - torch's name
             if not getattr(input, "is_xla", False) or input.dim() != 1 or target.dim():
                 return original(input, target, *args, **kwargs)
             found = original(input[None], target[None], *args, **kwargs)

@@ -1,7 +1,7 @@
 """Labels and ids outside of their range are an IndexError, as on the CPU.
 
-XLA checks no index: a label of 10 for 10 classes has a loss of 0, and an id behind the end of an embedding reads its last
-row. The values are compared on the host, so only those are known that are used as they were sent.
+XLA checks no index: a label of 10 for 10 classes has a loss of 0, and an id behind the end of an embedding reads its
+last row. The values are compared on the host, so only those are known that are used as they were sent.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def installed() -> Callable[[], None]:
 
     def embedding(original: Any) -> Any:
         @functools.wraps(original)
-        def of_ids(input: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
+        def of_ids(input: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002 - torch's name
             if (bad := sent.outside(input, len(weight))) is not None:
                 raise IndexError(f"index out of range in self: {bad} for an embedding of {len(weight)} rows")
             return original(input, weight, *args, **kwargs)
@@ -81,7 +81,7 @@ def installed() -> Callable[[], None]:
 
     def loss(original: Any) -> Any:
         @functools.wraps(original)
-        def of_labels(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+        def of_labels(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002 - torch's name
             left_out = kwargs.get("ignore_index", args[2] if len(args) > 2 else _NONE)  # after weight and size_average
             classes = input.shape[min(1, input.dim() - 1)] if input.dim() else 0
             if classes and (bad := sent.outside(target, classes, left_out)) is not None:
