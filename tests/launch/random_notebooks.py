@@ -73,13 +73,13 @@ PARTS: dict[str, Part] = {
     "handler": Part(
         "class Keep$(logging.Handler):\n    def __init__(self):\n        super().__init__(); self.lines = []\n"
         "    def emit(self, record):\n        self.lines.append(record.getMessage())\n"
-        "keep$ = Keep$(); log$ = logging.getLogger('of notebook $'); log$.handlers.clear()\n"
+        "keep$ = Keep$(); log$ = logging.getLogger('of_notebook$'); log$.handlers.clear()\n"
         "log$.addHandler(keep$); log$.setLevel(logging.INFO); log$.propagate = False",
         "log$.info('epoch %d', i)",
         "keep$.lines",
     ),
     "added_handler": Part(
-        "log$ = logging.getLogger('of notebook $'); log$.handlers.clear(); log$.propagate = False; text$ = io.StringIO()",
+        "log$ = logging.getLogger('of_notebook$'); log$.handlers.clear(); log$.propagate = False; text$ = io.StringIO()",
         "if not log$.handlers: log$.addHandler(logging.StreamHandler(text$)); log$.setLevel(10)\nlog$.debug(f'e{i}')",
         "text$.getvalue(), len(log$.handlers), log$.level",
     ),
