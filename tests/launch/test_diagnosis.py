@@ -169,7 +169,7 @@ ctc_length RuntimeError: Expected input_lengths to have value at most 49, but go
 no_batch_fits RuntimeError: No executable batch size found, reached zero.
   | no batch size that fits | gradient checkpointing
 asked_for_input EOFError: EOF when reading a line
-  | requested input | %%tpu_train answer
+  | requested input | answer = input()
 asked_for_input IPython.core.error.StdinNotImplementedError: raw_input was called, but this frontend does not support
     input requests.
   | requested input

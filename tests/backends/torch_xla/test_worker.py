@@ -412,6 +412,16 @@ def slopes(device: Any) -> dict[str, list[float]]:
         x = torch.tensor([-2.0, -0.5, 0.5], device=device).requires_grad_()
         function(x).sum().backward()
         found[name] = x.grad.cpu().tolist()  # type: ignore[union-attr]
+    for affine, shape in ((True, (2, 3, 2, 2)), (False, (4, 3)), (True, (2, 3, 4))):
+        kinds = {2: torch.nn.BatchNorm1d, 3: torch.nn.BatchNorm1d, 4: torch.nn.BatchNorm2d}
+        norm = kinds[len(shape)](3, affine=affine).train()
+        data = torch.arange(float(torch.Size(shape).numel())).reshape(shape).sin()
+        norm(data)
+        norm.to(device).eval()
+        x = data.to(device).requires_grad_()
+        norm(x).square().sum().backward()
+        gradients = [one.grad.flatten().tolist() for one in (x, *norm.parameters())]  # type: ignore[union-attr]
+        found[f"frozen statistics, {shape}"] = [number for one in gradients for number in one]
     for reduction in ("mean", "none"):
         x, label = torch.tensor([0.5, 1.0, -2.0], device=device).requires_grad_(), torch.tensor(1, device=device)
         loss = torch.nn.functional.cross_entropy(x, label, reduction=reduction)

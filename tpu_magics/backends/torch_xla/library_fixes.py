@@ -28,6 +28,7 @@ def prepare_notebook() -> None:
     _restoring.when_imported(randomness.XLA_MODEL, _restore_names)
     _restoring.when_imported("torch_xla.utils.checkpoint", _checkpoint_on_cpu)
     _restoring.when_imported("torch_xla.amp.autocast_mode", _autocast_on_cpu)
+    _restoring.when_imported("torch_xla.experimental.gru", _gru_on_cpu)
 
 
 # Functions of torch_xla.core.xla_model, and those of torch_xla.runtime that do the same. Rule TPU412 knows more.
@@ -83,6 +84,21 @@ def _autocast_on_cpu(module: Any) -> None:
         of_torch(self, "cpu", enabled=enabled, dtype=self._dtype, cache_enabled=cache_enabled)
 
     module.autocast.__init__ = initialise
+
+
+def _gru_on_cpu(module: Any) -> None:
+    """Let the GRU that torch_xla 2.9 puts in the place of torch's take what only torch's can: tensors of the CPU, and
+    packed sequences."""
+    original = module.GRU.forward
+    if hasattr(original, "__wrapped__"):
+        return
+    of_torch = module.GRU.__mro__[1].forward
+
+    @functools.wraps(original)
+    def forward(self: Any, input: Any, hx: Any = None) -> Any:  # noqa: A002 - torch's name
+        return (original if getattr(input, "is_xla", False) else of_torch)(self, input, hx)
+
+    module.GRU.forward = forward
 
 
 def fix_autocast() -> None:
@@ -224,6 +240,36 @@ def fix_loss_of_one_row() -> None:
 
     for name in ("cross_entropy", "nll_loss"):
         replace(torch.nn.functional, name, make)
+
+
+def fix_frozen_batch_norm() -> None:
+    """Let a BatchNorm in evaluation mode be trained through, as where a backbone's statistics are frozen: torch_xla 2.9's
+    backward() of it raises "The size of mean should be compatible with feature count". Only for workers."""
+    import torch
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def batch_norm(
+            input: Any,  # noqa: A002 - torch's name
+            running_mean: Any,
+            running_var: Any,
+            weight: Any = None,
+            bias: Any = None,
+            training: bool = False,
+            momentum: float = 0.1,
+            eps: float = 1e-5,
+        ) -> Any:
+            trained = any(one is not None and one.requires_grad for one in (input, weight, bias))
+            if training or not (getattr(input, "is_xla", False) and trained and torch.is_grad_enabled()):
+                return original(input, running_mean, running_var, weight, bias, training, momentum, eps)
+            form = (1, -1, *[1] * (input.dim() - 2))
+            scale = (running_var + eps).rsqrt() * (1 if weight is None else weight)
+            found = (input - running_mean.view(form)) * scale.view(form)
+            return (found if bias is None else found + bias.view(form)).to(input.dtype)
+
+        return as_original(batch_norm, original)
+
+    replace(torch.nn.functional, "batch_norm", make)
 
 
 def fix_inference_mode() -> None:

@@ -443,8 +443,24 @@ TENSORS = (
         "(`ids.max()`, `model.config.vocab_size`; resize_token_embeddings after adding tokens).",
     ),
     KnownError(
+        "float64",
+        r"different precisions.{0,200}\bf64\b|got Double|Found dtype Double|(?:Double and|double != ) ?[Ff]loat",
+        "mixed float64 with float32.",
+        "NumPy's arrays are float64, and torch.from_numpy and torch.tensor keep that. XLA may notice it only where the "
+        "step is compiled, at the sync.",
+        "Write `.float()`, for the features and for the targets: torch.from_numpy(x).float().",
+    ),
+    KnownError(
+        "inductor",
+        r"InductorError: KeyError: 'xla'|_inductor.{0,400}'xla'",
+        "compiled for a GPU or the CPU with torch.compile, whose default backend does not know XLA.",
+        "XLA compiles each step anyway.",
+        'Leave torch.compile out, or write torch.compile(model, backend="openxla").',
+    ),
+    KnownError(
         "dtypes",
-        r"expected scalar type \w+ but found \w+|have the same dtype|Input type \(.{0,40}should be the same"
+        r"expected scalar type \w+ but found \w+|Seen floating point types of different precisions"
+        r"|Autograd not support dtype: (?:Long|Int)|have the same dtype|Input type \(.{0,40}should be the same"
         r"|expected dtype|scalar types?: Long|not implemented for '(?:Half|BFloat16|Long|Int|Float|Bool)'"
         r"|can't be cast to|Found dtype \w+ but expected",
         "mixed types of numbers.",
@@ -528,6 +544,13 @@ PYTHON = (
         "could not find a file.",
         "Workers run in the notebook's folder (`%pwd`).",
         "Check the path with `!ls`, write it in full, or make the folder first: os.makedirs(folder, exist_ok=True).",
+    ),
+    KnownError(
+        "not_imported",
+        r"name '(?P<name>tpu_magics|torch_xla|torch|xm|xr|np|nn|F)' is not defined",
+        "used {name}, which is not imported.",
+        "The magics import nothing into the notebook.",
+        "Write `import tpu_magics`, `import torch_xla`, `import torch_xla.core.xla_model as xm`, ... in a cell before.",
     ),
     KnownError(
         "no_name",
