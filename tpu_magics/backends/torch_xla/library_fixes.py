@@ -29,6 +29,7 @@ def prepare_notebook() -> None:
     _restoring.when_imported("torch_xla.utils.checkpoint", _checkpoint_on_cpu)
     _restoring.when_imported("torch_xla.amp.autocast_mode", _autocast_on_cpu)
     _restoring.when_imported("torch_xla.experimental.gru", _gru_on_cpu)
+    _restoring.when_imported("torch_xla._patched_functions", _clip_on_cpu)
 
 
 # Functions of torch_xla.core.xla_model, and those of torch_xla.runtime that do the same. Rule TPU412 knows more.
@@ -99,6 +100,26 @@ def _gru_on_cpu(module: Any) -> None:
         return (original if getattr(input, "is_xla", False) else of_torch)(self, input, hx)
 
     module.GRU.forward = forward
+
+
+def _clip_on_cpu(module: Any) -> None:
+    """Let clip_grad_norm_, which torch_xla 2.9 replaces as it is imported, be torch's own for parameters of the CPU:
+    without gradients it would start the runtime, and it refuses foreach=True."""
+    from torch.nn import utils
+
+    original = module.clip_grad_norm_
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def clip_grad_norm_(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        held = [parameters] if hasattr(parameters, "grad") else list(parameters)
+        own = clip_grad_norm_._orig if not any(one.is_xla for one in held) else original  # type: ignore[attr-defined]
+        return own(held, *args, **kwargs)
+
+    module.clip_grad_norm_ = clip_grad_norm_
+    if utils.clip_grad_norm_ is original:  # torch_xla was imported before
+        utils.clip_grad_norm_ = clip_grad_norm_
 
 
 def fix_autocast() -> None:
@@ -242,9 +263,117 @@ def fix_loss_of_one_row() -> None:
         replace(torch.nn.functional, name, make)
 
 
+def fix_reductions_and_scales() -> None:
+    """Make right what torch_xla 2.9 computes wrongly without a word: `x.amax()` and `x.amin()` over all dimensions (it
+    gives x), the norm of infinite order (it takes no absolute values), `interpolate` by a factor that is no ratio of
+    the sizes, and the divisor_override of avg_pool2d. Only for workers. (All other functions that have samples in
+    torch.testing's op_db were compared with the CPU, with their gradients.)"""
+    import torch
+    from torch.jit import _builtins
+
+    functions = torch.nn.functional
+
+    def over_all(original: Any) -> Any:
+        @functools.wraps(original)
+        def reduce(input: Any, dim: Any = (), *args: Any, **kwargs: Any) -> Any:  # noqa: A002 - torch's name
+            everything = getattr(input, "is_xla", False) and dim in ((), [], None) and input.dim()
+            return original(input, tuple(range(input.dim())) if everything else dim, *args, **kwargs)
+
+        return reduce
+
+    def of_any_order(original: Any) -> Any:
+        @functools.wraps(original)
+        def norm(
+            input: Any,  # noqa: A002 - torch's name
+            p: Any = "fro",
+            dim: Any = None,
+            keepdim: bool = False,
+            out: Any = None,
+            dtype: Any = None,
+        ) -> Any:
+            if not getattr(input, "is_xla", False) or p not in _INFINITE or out is not None:
+                return original(input, p, dim, keepdim, out, dtype)
+            return torch.linalg.vector_norm(input, float(p), dim, keepdim, dtype=dtype)
+
+        return as_original(norm, original)
+
+    def by_any_factor(original: Any) -> Any:
+        @functools.wraps(original)
+        def interpolate(
+            input: Any,  # noqa: A002 - torch's name
+            size: Any = None,
+            scale_factor: Any = None,
+            mode: str = "nearest",
+            align_corners: Any = None,
+            recompute_scale_factor: Any = None,
+            antialias: bool = False,
+        ) -> Any:
+            other = mode not in ("nearest", "bilinear") or align_corners or recompute_scale_factor or antialias
+            if scale_factor is None or other or not getattr(input, "is_xla", False) or input.dim() != 4:
+                given = (size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
+                return original(input, *given)
+            factors = scale_factor if isinstance(scale_factor, (tuple, list)) else (scale_factor, scale_factor)
+            sizes = [length * factor for length, factor in zip(input.shape[2:], factors, strict=True)]
+            if all(int(one) == one for one in sizes):
+                return original(input, None, scale_factor, mode, align_corners)
+            rows = _resampled(input, 2, float(factors[0]), mode)
+            return _resampled(rows, 3, float(factors[1]), mode)
+
+        return as_original(interpolate, original)
+
+    def by_own_divisor(original: Any) -> Any:
+        @functools.wraps(original)
+        def avg_pool2d(
+            input: Any,  # noqa: A002 - torch's name
+            kernel_size: Any,
+            stride: Any = None,
+            padding: Any = 0,
+            ceil_mode: bool = False,
+            count_include_pad: bool = True,
+            divisor_override: Any = None,
+        ) -> Any:
+            given = (stride or kernel_size, padding, ceil_mode)
+            if divisor_override is None or ceil_mode or not getattr(input, "is_xla", False):
+                return original(input, kernel_size, *given, count_include_pad, divisor_override)
+            sides = kernel_size if isinstance(kernel_size, (tuple, list)) else (kernel_size, kernel_size)
+            return original(input, kernel_size, *given, True) * (sides[0] * sides[-1] / divisor_override)
+
+        return avg_pool2d
+
+    replace(torch, "norm", of_any_order)
+    replace(functions, "interpolate", by_any_factor)
+    for owner, name, make in (
+        (torch, "amax", over_all),
+        (torch, "amin", over_all),
+        (torch.Tensor, "amax", over_all),
+        (torch.Tensor, "amin", over_all),
+        (functions, "avg_pool2d", by_own_divisor),
+    ):
+        replace(owner, name, make)
+        _builtins._register_builtin(getattr(owner, name), f"aten::{name}")  # for torch.jit
+
+
+_INFINITE = (float("inf"), float("-inf"), "inf", "-inf")
+
+
+def _resampled(x: Any, dim: int, factor: float, mode: str) -> Any:
+    """One dimension of an image by the factor, as torch does it (ATen/native/UpSample.h)."""
+    import torch
+
+    length = x.shape[dim]
+    places, step = torch.arange(int(length * factor), dtype=torch.float32), torch.tensor(1 / factor)
+    if mode == "nearest":
+        return x.index_select(dim, (places * step).floor().clamp(max=length - 1).long().to(x.device))
+    places = ((places + 0.5) * step - 0.5).clamp(min=0)
+    low = places.floor().clamp(max=length - 1)
+    share = (places - low).to(x.dtype).reshape([-1 if one == dim else 1 for one in range(x.dim())]).to(x.device)
+    first, second = (x.index_select(dim, one.long().to(x.device)) for one in (low, (low + 1).clamp(max=length - 1)))
+    return first * (1 - share) + second * share
+
+
 def fix_frozen_batch_norm() -> None:
-    """Let a BatchNorm in evaluation mode be trained through, as where a backbone's statistics are frozen: torch_xla 2.9's
-    backward() of it raises "The size of mean should be compatible with feature count". Only for workers."""
+    """Let a BatchNorm in evaluation mode be trained through, as where a backbone's statistics are frozen: torch_xla
+    2.9's backward() of it raises "The size of mean should be compatible with feature count". Only for workers."""
     import torch
 
     def make(original: Any) -> Any:

@@ -261,8 +261,8 @@ def asked_for_input(failure: Failure, outcome: WorkerOutcome) -> Explanation | N
     return Explanation(
         f"Rank {outcome.rank} {what}{base.at(failure, outcome)}.",
         "A worker is a separate process and cannot read input from the notebook.",
-        "Ask for the input in a cell before, and use the name that it has there: `answer = input()`. To debug, call the function "
-        "in the notebook with small inputs on the CPU, or print values and read %tpu_logs.",
+        "Ask for the input in a cell before, and use the name that it has there: `answer = input()`. To debug, call "
+        "the function in the notebook with small inputs on the CPU, or print values and read %tpu_logs.",
     )
 
 
