@@ -141,3 +141,32 @@ def test_save_state_and_load_state(tmp_path: Path, ranks: int) -> None:
     second = run(saved, folder, resumed, True, processes=ranks, timeout=PATIENCE)
     assert second.value[0] == pytest.approx(first.value[0], rel=1e-6) and second.value[1] == first.value[1]
     assert torch.allclose(whole.first.weight, resumed.first.weight, rtol=1e-6, atol=1e-7)
+
+
+def passes(model: Any) -> tuple[list[Any], ...]:
+    from accelerate import Accelerator
+    from torch.utils.data import DataLoader, TensorDataset
+
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(10 * accelerator.num_processes, 4))
+    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data, batch_size=4))
+    last, stepped, sizes = [], [], []
+    for _ in range(2):
+        for (x,) in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(x).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+            last.append(accelerator.gradient_state.end_of_dataloader)
+            stepped.append(accelerator.sync_gradients)
+            sizes.append(len(accelerator.gather_for_metrics(x)))
+    return last, stepped, sizes, [accelerator.gradient_state.in_dataloader, len(loader.dataset)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_accelerate_knows_the_last_batch_as_on_the_cpu(ranks: int) -> None:
+    """Its own wrapper for XLA has the state of the thread that loads ahead."""
+    result = run(passes, torch.nn.Linear(4, 1), processes=ranks, timeout=PATIENCE)
+    sizes = [4 * ranks, 4 * ranks, 2 * ranks]
+    assert result.value == ([False, False, True] * 2, [False, True, True] * 2, sizes * 2, [False, 10 * ranks])

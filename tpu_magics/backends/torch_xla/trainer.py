@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,7 @@ def arrange() -> None:
     fastai.arrange()
     hook = PostImport()
     hook.when_imported("accelerate.accelerator", _save_loaders)
+    hook.when_imported("accelerate.data_loader", _know_last_batches)
     hook.when_imported("transformers.trainer", _keep_any_reports)
 
 
@@ -55,6 +57,84 @@ def _inner(value: Any) -> Any:
     if not isinstance(value, list):
         return value
     return [one._loader if isinstance(one, MpDeviceLoader) else one for one in value]
+
+
+def _know_last_batches(module: Any) -> None:
+    """accelerate's state of a loader (is this its last batch, and how many samples has that?) is, on XLA, that of the
+    thread that loads ahead (1.15.0): the training finds the end at another batch, or not at all, and ranks at
+    different ones. So the last micro-steps of an epoch were not accumulated as on the CPU, and `gather_for_metrics`,
+    and with it Trainer's eval_loss, counted a short last batch as a whole one."""
+    wrapper = getattr(module, "MpDeviceLoaderWrapper", None)
+    if wrapper is None:
+        return
+    original = wrapper.__iter__
+
+    @functools.wraps(original)
+    def batches(self: Any) -> _Pass:
+        inner = self._loader
+        state = getattr(inner.gradient_state, "used", inner.gradient_state)
+        inner.gradient_state = _Unused(state)
+        self._loader = ahead = Ahead(inner)
+        try:
+            return _Pass(self, original(self), ahead.ends, state)
+        finally:
+            self._loader = inner
+
+    wrapper.__iter__ = batches
+    if not hasattr(wrapper, "dataset"):
+        wrapper.dataset = property(lambda self: self._loader.dataset)  # whose length Trainer asks for
+
+
+class _Unused:
+    """For the thread that loads ahead: a GradientState that takes no loader."""
+
+    def __init__(self, used: Any) -> None:
+        self.used = used
+
+    def _add_dataloader(self, _loader: Any) -> None:
+        pass
+
+    _remove_dataloader = _add_dataloader
+
+
+class Ahead:
+    """A loader in the thread that loads ahead. `ends`: of each batch, whether it is the last, and the remainder."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.ends: deque[tuple[bool, int]] = deque()
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.inner:
+            self.ends.append((self.inner.end_of_dataloader, self.inner.remainder))
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class _Pass:
+    """A pass over the batches of a loader, in the training's thread."""
+
+    def __init__(self, loader: Any, batches: Iterator[Any], ends: deque[tuple[bool, int]], state: Any) -> None:
+        self._loader, self._batches, self._ends, self._state = loader, batches, ends, state
+        loader.end_of_dataloader, loader.remainder = False, -1
+        state._add_dataloader(loader)
+
+    def __iter__(self) -> _Pass:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._state._remove_dataloader(self._loader)
+            raise
+        self._loader.end_of_dataloader, self._loader.remainder = self._ends.popleft()
+        return batch
 
 
 # -- metrics reports (debug="tpu_metrics_debug") ----------------------------------------------------------------------
