@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -200,6 +201,24 @@ def test_reads_in_the_middle_and_after_a_step(usual: TrainResult) -> None:
     assert times.compiling and times.waiting is not None and times.waiting > 0
 
 
+def scans() -> None:
+    import torch_xla
+
+    device = torch_xla.device()
+    net = torch.nn.GRU(4, 4).to(device)
+    for _ in range(2):
+        loss = net(torch.ones(2, 1, 4, device=device))[0].sum()
+        loss.backward()
+        torch_xla.sync()
+        loss.item()
+
+
+def test_reads_beside_a_gru_which_torch_xla_traces() -> None:
+    """Its scan computes with tensors without values, and compiles its backward pass by what torch.compile uses."""
+    found = {event.site: event for event in only(run(scans).run.events(), Read)}.values()
+    assert [(read.count, read.code) for read in found] == [(2, "loss.item()")]
+
+
 def counts_fallbacks() -> None:
     import torch_xla
 
@@ -349,7 +368,9 @@ def test_the_hooks_come_off() -> None:
     import torch_xla
 
     def names() -> tuple[Any, ...]:
-        return (torch_xla._XLAC._xla_step_marker, torch.Tensor.item, torch.Tensor.to, torch.autograd.backward)
+        functions = torch.nn.functional
+        of_torch = (torch.Tensor.item, torch.Tensor.to, torch.autograd.backward, functions.embedding)
+        return (torch_xla._XLAC._xla_step_marker, *of_torch, functions.cross_entropy)
 
     def inside(observe: Callable[..., Any]) -> None:
         before = names()
@@ -358,6 +379,8 @@ def test_the_hooks_come_off() -> None:
         assert names() == before
 
     class Nobody:
+        config = SimpleNamespace(tracing=None)
+
         def __getattr__(self, name: str) -> Any:
             return lambda *_args, **_fields: None
 

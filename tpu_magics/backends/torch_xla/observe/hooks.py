@@ -48,8 +48,12 @@ def before_dynamo(take_off: Callable[[], None]) -> Callable[[], None]:
     undo = [waiting.remove]
 
     def imported(module: Any) -> None:
-        def start(*_args: Any) -> None:
-            take_off()
+        def start(*args: Any) -> None:
+            trigger = getattr(args[0], "callback_trigger", None) if args else None
+            if (
+                getattr(trigger, "name", "DYNAMO") == "DYNAMO"
+            ):  # not: a backward pass that torch_xla's scan (GRU) compiles
+                take_off()
 
         handler = module.callback_handler
         handler.register_start_callback(start)
@@ -184,7 +188,7 @@ def _reads(observer: TorchObserver) -> Callable[[], None]:
     def make(original: Any) -> Any:
         @functools.wraps(original)
         def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if observer.reading or not tensor.is_xla or not observer.mine():
+            if observer.reading or not _is_on_device(tensor) or not observer.mine():
                 return original(tensor, *args, **kwargs)
             observer.reading = True
             started = time.perf_counter()
@@ -202,6 +206,13 @@ def _reads(observer: TorchObserver) -> Callable[[], None]:
     return all_of([replace(torch.Tensor, name, make) for name in READS])
 
 
+_WITHOUT_VALUES = ("FakeTensor", "FunctionalTensor")  # of a function that is being traced
+
+
+def _is_on_device(tensor: Any) -> bool:
+    return bool(tensor.is_xla and type(tensor).__name__ not in _WITHOUT_VALUES)
+
+
 def _moves(observer: TorchObserver) -> Callable[[], None]:
     """`tensor.to(device)`, in both directions; moving a module is not an input of a step."""
     import torch
@@ -209,7 +220,7 @@ def _moves(observer: TorchObserver) -> Callable[[], None]:
     def make(original: Any) -> Any:
         @functools.wraps(original)
         def to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if observer.reading or not observer.mine():
+            if observer.reading or not observer.mine() or type(tensor).__name__ in _WITHOUT_VALUES:
                 return original(tensor, *args, **kwargs)
             there = tensor.is_xla
             started = time.perf_counter() if there else 0.0
