@@ -227,6 +227,21 @@ def test_an_attribute_that_cannot_come_takes_no_object_with_it(notebook: FakeNot
 
 
 @pytest.mark.process
+def test_an_item_that_cannot_come_takes_no_container_with_it(notebook: FakeNotebook) -> None:
+    result = cell(
+        "import threading, torch\nfrom torch.nn.utils import parametrizations\n"
+        "normed = parametrizations.weight_norm(torch.nn.Linear(2, 3))\n"
+        "found = {4: {'loss': 0.5, 'lock': threading.Lock(), 'net': normed}, 'all': [1, threading.Lock(), 3]}\n"
+        "seen = normed(torch.ones(1, 2)).tolist()\n"
+    )
+    found, normed = notebook.names["found"], notebook.names["normed"]
+    assert found[4]["loss"] == 0.5 and list(found[4]) == ["loss", "net"] and found["all"] == [1, None, 3]
+    assert result is not None and set(result.left) == {"found[4]['lock']", "found['all'][1]"}
+    assert torch.allclose(normed(torch.ones(1, 2)), torch.tensor(notebook.names["seen"]))
+    assert found[4]["net"] is normed and torch.nn.utils.parametrize.is_parametrized(normed)
+
+
+@pytest.mark.process
 def test_settings_of_the_process_come_home(notebook: FakeNotebook, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     before = list(sys.path)

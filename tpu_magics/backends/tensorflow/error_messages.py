@@ -137,7 +137,8 @@ def _refused(located: LocatedError) -> TpuMagicsError | None:
     return located.explain(
         "XLA cannot compile the step",
         "This is not one of the known XLA errors. %tpu_preflight shows whether the TPU compiler accepts the step.",
-        "Read TensorFlow's message below.",
+        "Read TensorFlow's message below. If it tells little, call the model once without XLA, `model(x[:2])`: inputs "
+        "of another shape than the layers take are named there.",
         [located.quote(found)],
     )
 

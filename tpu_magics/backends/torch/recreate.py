@@ -49,11 +49,39 @@ def recipe(value: Any) -> tuple[Any, ...] | None:
     if any(_is(kind, _LOADERS[0], name) for name in _LOADERS[1]):
         return _of_wrapper(value, cpu_only.given_loaders.get(value))
     if _is(kind, "torch.nn", "Module"):
-        return _of_module(value)
+        return _of_parametrized(value) or _of_module(value)
     for module, name, changed in _OF_PROCESS:
         if _is(kind, module, name):
             return _with_attributes(value, changed)
     return None
+
+
+def _of_parametrized(module: Any) -> tuple[Any, ...] | None:
+    """A module with parametrizations is of a class of its own, which refuses pickle; None for any other. (torch 2.9 and
+    2.15, nn/utils/parametrize.py)"""
+    parametrize = sys.modules.get("torch.nn.utils.parametrize")
+    if (
+        parametrize is None
+        or type(module).__module__ != parametrize.__name__
+        or not parametrize.is_parametrized(module)
+    ):
+        return None
+    names = tuple(module.parametrizations)
+    return _parametrized, (type(module).__bases__[0], names), dict(vars(module)), None, None, _fill
+
+
+def _parametrized(cls: Any, names: tuple[str, ...]) -> Any:
+    from torch.nn.utils import parametrize
+
+    module = cls.__new__(cls)
+    parametrize._inject_new_class(module)
+    for name in names:
+        parametrize._inject_property(module, name)
+    return module
+
+
+def _fill(module: Any, state: dict[str, Any]) -> None:
+    vars(module).update(state)
 
 
 def _is(kind: type, module: str, name: str) -> bool:

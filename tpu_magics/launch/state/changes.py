@@ -24,6 +24,7 @@ MAX_BYTES = 256 * 2**20  # of all changes together, without optimizers and modul
 STATE, BLOBS = "result-state.pkl", "result-state.bin"
 NAMES_NUMBER = -1  # stands for the names that a cell assigned
 _ALIGNED = 64
+_MANY = 10_000  # items of a list or dict that are tried one by one
 _MISMATCHED = "its copy, with which the worker began, has another structure"
 
 
@@ -117,7 +118,10 @@ class ChangeCollector:
         )
 
     def _picklable_part(self, name: str, value: Any, changes: Changes) -> Any:
-        """An object with the attributes that can be pickled; None if it is not their fault. The others are named."""
+        """An object, a dict or a list with the attributes or items that can be pickled; None if it is not their fault.
+        The others are named."""
+        if type(value) in (dict, list):
+            return self._picklable_items(name, value, changes)
         own = kinds.attributes(value)
         if is_library_type(type(value)) or isinstance(value, type) or not hasattr(value, "__dict__"):
             return None
@@ -132,6 +136,26 @@ class ChangeCollector:
             return None
         changes.left.update({f"{name}.{key}": pickling_reason(problem) for key, problem in bad.items()})
         return part
+
+    def _picklable_items(self, name: str, value: Any, changes: Changes) -> Any:
+        """In a list, None stands for an item that cannot be pickled: the others keep their places."""
+        kept: dict[Any, Any] = {}
+        bad: dict[str, str] = {}
+        if len(value) > _MANY:
+            return None
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            problem = None if type(item) in kinds.ATOMS else self._try_pickling(NAMES_NUMBER, (key, item), changes)
+            path = f"{name}[{key!r}]" if type(key) in kinds.ATOMS else f"{name}[...]"
+            if problem is None:
+                kept[key] = item
+            elif (part := self._picklable_part(path, item, changes)) is not None:
+                kept[key] = part
+            else:
+                bad[path] = pickling_reason(problem)
+        if not kept:
+            return None
+        changes.left.update(bad)
+        return kept if isinstance(value, dict) else [kept.get(place) for place in range(len(value))]
 
     def _is_exchanged(self, number: int) -> bool:
         """Whether a part of a model has another one of another class in its place, with the same weights, if any."""
