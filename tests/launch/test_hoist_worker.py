@@ -40,6 +40,7 @@ class Sized(nn.Module):
 def change_sizes(): SIZES["width"] = 4.0 and 4; SIZES["height"] = 3
 def change_class(): Sized.width = True and 4; Sized.size = lambda self: 4
 def change_environ(c): c.depth = 9
+def set_layers(): globals()["layers"] = 7
 """
 
 # What stands before the build; the build; what is reported.
@@ -84,6 +85,20 @@ def test_what_differs_is_built_in_the_worker(notebook, case):
     off, on = both(notebook, plan)
     assert on.value == off.value
     assert on.declined[0] == (0, reason)
+
+
+def test_a_global_with_the_name_of_an_attribute_does_not_matter(notebook):
+    notebook.run(NAMES)
+    same(
+        notebook,
+        notebook.plan_of("""
+        def train():
+            seed(3)
+            set_layers()
+            model = Sized()
+            return bits(model), stream(), losses(model), stream()
+    """),
+    )
 
 
 def test_numbers_that_the_build_does_not_draw_do_not_matter(notebook):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.launch.hoist.values import HoistBackend
+from tpu_magics.launch.state.snapshot import global_names
 from tpu_magics.runs.origin import is_library
 
 SIMPLE = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), range)
@@ -205,10 +206,11 @@ def _constructors(cls: type) -> list[Any]:
 
 def _function_reads(function: types.FunctionType, owner: type | None, names: bool) -> Iterator[CodeReference]:
     outer = {**function.__globals__, **_closure(function)}
+    variables = {*global_names(function.__code__)[0], *function.__code__.co_freevars}  # not: attributes of that name
     for name in _names(function.__code__):
         if names:
             yield CodeReference(f"`{name}`", name)
-        if name in outer:
+        if name in outer and name in variables:
             yield CodeReference(f"`{name}`", outer[name])
         for base in owner.__mro__ if owner is not None else ():
             if name in vars(base) and base is not object:
