@@ -89,6 +89,9 @@ def test_plain_statements_are_the_run_itself() -> None:
     cell = "%%tpu_train\nx = torch.ones(3, device=torch_xla.device())\ny = x[x > 0]\n"
     assert codes(cell, name="") == ["TPU201 2"]
     assert codes(cell, "%%tpu_train\nz = 1\n", name="") == [], "that cell trained before"
+    made = "net = Net()\n"
+    assert codes(NET, made, "%%tpu_train\nprint(1)\n", name="") == [], "it uses none of it"
+    assert codes(NET, made, "%%tpu_train\nprint(net)\n", name="") == ["TPU201 2"]
 
 
 def test_a_model_that_another_cell_replaced_is_not_of_the_run() -> None:

@@ -190,7 +190,8 @@ def _first(statements: Sequence[_Statement], cells: Sequence[CodeCell], name: st
     last = cells[-1] if cells else None
     homes = [one for one in statements if name and _defines(one.node, name)]
     classes = {one.node.name for one in homes if isinstance(one.node, ast.ClassDef)}
-    plain = {cell for cell in cells if cell is last or not (homes or cell.magic == "tpu_train")}
+    unknown = bool(name) and not homes  # what it uses is not known
+    plain = {cell for cell in cells if cell is last or (unknown and cell.magic != "tpu_train")}
     for one in statements:
         runs = not one.is_definition and one.cell in plain
         if runs or one in homes or classes & one.reads():
