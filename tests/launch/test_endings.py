@@ -156,6 +156,12 @@ def is_refused_memory() -> Any:
     return bytearray(2**29)
 
 
+def is_refused_memory_for_good() -> Any:
+    sgd(net())
+    resource.setrlimit(resource.RLIMIT_AS, (2**28, 2**28))
+    return bytearray(2**29)
+
+
 def is_refused_memory_in_c() -> None:
     """As glibc ends a process that has none for what a thread is to have of its own (elf/dl-tls.c, oom)."""
     limits_memory(net())
@@ -172,6 +178,7 @@ def writes_nothing() -> None:
     [
         (closes_and_raises, ("Rank 0 raised ValueError: boom",)),
         (is_refused_memory, ("address space is limited to 256 MiB (RLIMIT_AS)",)),
+        (is_refused_memory_for_good, ("address space is limited to 256 MiB (RLIMIT_AS)",)),
         (is_refused_memory_in_c, ("address space is limited to 256 MiB (RLIMIT_AS)",)),
         (writes_nothing, ("Rank 0 ended, but its last record could not be written", "RLIMIT_FSIZE")),
     ],

@@ -26,6 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from tpu_magics.backends.threads import begin_thread
 from tpu_magics.launch import object_graph
 from tpu_magics.launch.state.fingerprints import attributes
 
@@ -545,12 +546,21 @@ def finish_threads(
     """
     began = time.monotonic()
     drain_writers(min(seconds, DRAINS))
-    ending = threading.Thread(target=_shut_down, args=([item for _, item in items],), name="tpu_magics-end")
-    ending.daemon = True
-    ending.start()
-    ending.join(min(seconds, POLL))
+    ended = threading.Event()
+
+    def end() -> None:
+        try:
+            _shut_down([item for _, item in items])
+        finally:
+            ended.set()
+
+    if begin_thread(end):
+        ended.wait(min(seconds, POLL))
+    else:
+        ended.set()
+        say("No thread could be started at the end: what the function's files and executors still held is lost.")
     told = False
-    while (threads := _own_threads()) or ending.is_alive():
+    while (threads := _own_threads()) or not ended.is_set():
         frames = sys._current_frames()
         passed, names = time.monotonic() - began, ", ".join(sorted({one.name for one in threads})) or "executors"
         busy = [one for one in threads if (frame := frames.get(one.ident or 0)) and not is_waiting(frame)]
@@ -569,7 +579,7 @@ def finish_processes(seconds: float, say: Callable[[str], None]) -> None:
     began, told = time.monotonic(), False
     futures = sys.modules.get("concurrent.futures.process")
     if futures is not None and futures._threads_wakeups:
-        threading.Thread(target=futures._python_exit, name="tpu_magics-executors", daemon=True).start()
+        begin_thread(futures._python_exit)
     while processes := _own_processes():
         passed, names = time.monotonic() - began, ", ".join(sorted(one.name for one in processes))
         if passed > seconds:

@@ -265,13 +265,14 @@ def _end_fork(error: BaseException | None) -> NoReturn:
 
 RESERVED = 32  # descriptors reserved for writing results
 _ENOUGH_DESCRIPTORS = 256  # with a lower limit, none are reserved
+_MEMORY = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
 _limits_before: dict[int, tuple[int, int]] = {}
 
 
 def keep_reserve() -> None:
-    """Before the user code: lower the limit of open files a little, and remember the limit of the address space."""
+    """Before the user code: lower the limit of open files a little, and remember the limits of memory."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    _limits_before[resource.RLIMIT_AS] = resource.getrlimit(resource.RLIMIT_AS)
+    _limits_before.update((number, resource.getrlimit(number)) for number in _MEMORY)
     if soft >= _ENOUGH_DESCRIPTORS:  # not RLIM_INFINITY, which is negative
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft - RESERVED, hard))
@@ -286,24 +287,26 @@ def release_descriptors() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, max(wanted, hard) if hard >= 0 else hard))
 
 
-def restore_address_space() -> None:
-    """Restore the limit of the address space from before the user code, as far as the system allows: writing results
-    and threads need some."""
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        resource.setrlimit(resource.RLIMIT_AS, _limits_before[resource.RLIMIT_AS])
+def restore_memory_limits() -> None:
+    """Restore the limits of memory from before the user code, as far as the system allows: writing results and threads
+    need some."""
+    for number in _limits_before:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(number, _limits_before[number])
 
 
 @contextmanager
-def own_address_space() -> Iterator[None]:
-    """Within it, the limit of the address space is that from before the user code; then it is as it was, since the
-    notebook explains a failure by it."""
-    limit = resource.getrlimit(resource.RLIMIT_AS)
-    restore_address_space()
+def own_memory_limits() -> Iterator[None]:
+    """Within it, the limits of memory are those from before the user code; then they are as they were, since the
+    notebook explains a failure by them."""
+    limits = {number: resource.getrlimit(number) for number in _MEMORY}
+    restore_memory_limits()
     try:
         yield
     finally:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_AS, limit)
+        for number, limit in limits.items():
+            with contextlib.suppress(OSError, ValueError):
+                resource.setrlimit(number, limit)
 
 
 def address_space(pid: int) -> int | None:

@@ -285,7 +285,7 @@ class _Worker:
 
     def _write_results(self, ordinal: int, replica: int, value: Any) -> None:
         if replica == 0:
-            process.restore_address_space()
+            process.restore_memory_limits()
             self._phase("collecting")
             self._drop_changed_models()
         drain_writers()  # what they write, and count, is compared with the other ranks
@@ -364,7 +364,7 @@ class _Worker:
         self.waits.stop()
         seconds = FINISHES if status == "done" else FINISHES_FAILED
         threads = self.task.threads
-        with process.own_address_space():  # without it a thread may never begin, and who starts it waits
+        with process.own_memory_limits():  # without it a thread may never begin, and who starts it waits
             finish_threads(threads.items, seconds, lambda frame: bool(waits_for(frame)), self._note_waiting)
         self._record_end(status, **fields)
 

@@ -235,6 +235,15 @@ def test_inference_tensors(tmp_path: Path) -> None:
     assert home.made.tolist() == [1, 1, 1]
 
 
+def test_without_memory_for_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An executor would wait forever for one that dies as it begins."""
+    monkeypatch.setattr(weights_files, "begin_thread", lambda _body: False)
+    monkeypatch.setattr(weights_files, "ThreadPoolExecutor", None)
+    home, worker = nn.Linear(3, 2), nn.Linear(3, 2)
+    bring_home(home, worker, tmp_path)
+    assert torch.equal(home.weight, worker.weight)
+
+
 def test_an_unchanged_model_comes_home_unchanged(tmp_path: Path) -> None:
     home = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     before = content(home)

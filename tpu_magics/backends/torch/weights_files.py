@@ -13,8 +13,9 @@ import math
 import os
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tpu_magics.backends.threads import begin_thread
 from tpu_magics.backends.torch.tensor_transfer import has_own_memory, one_by_one, tensor_bytes, to_cpu
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs.files import open_record, read_record
@@ -296,14 +298,24 @@ def write(path: Path, tensors: Mapping[str, Any], values: Iterable[tuple[str, An
         values: (key, CPU tensor) in the order of `in_order`.
     """
     sums: dict[str, int] = {}
-    with open(path, "wb", buffering=0) as file, ThreadPoolExecutor(1) as beside:
+    with open(path, "wb", buffering=0) as file, _summing() as checksum_of:
         _write_all(file.fileno(), _header(tensors))
         for key, value in values:
             memory = memory_of(value.contiguous())
-            total = beside.submit(_checksum, _blocks(memory))  # neither this nor the write holds the interpreter's lock
+            total = checksum_of(memory)  # neither this nor the write holds the interpreter's lock
             _write_all(file.fileno(), memory)
-            sums[key] = total.result()
+            sums[key] = total()
     return sums
+
+
+@contextmanager
+def _summing() -> Iterator[Callable[[memoryview], Callable[[], int]]]:
+    """A function that starts a checksum in another thread, where one can be started, and returns what waits for it."""
+    if not begin_thread(lambda: None):
+        yield lambda memory: lambda: _checksum(_blocks(memory))
+        return
+    with ThreadPoolExecutor(1) as beside:
+        yield lambda memory: beside.submit(_checksum, _blocks(memory)).result
 
 
 def memory_of(tensor: Any) -> memoryview:
