@@ -25,7 +25,7 @@ import sys
 import threading
 import typing
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -877,7 +877,18 @@ def test_a_class_that_cannot_come_takes_nothing_with_it(notebook: FakeNotebook) 
     assert list(result.left) == ["held['tagged']"] and "tagged" not in held
 
 
-def test_weights_that_the_notebook_changed_during_a_background_run(notebook: FakeNotebook) -> None:
+def fill(weight: torch.Tensor) -> None:
+    with torch.no_grad():
+        weight.fill_(3)
+
+
+@pytest.mark.parametrize(
+    "edit", [fill, lambda weight: weight.data.fill_(3), lambda weight: weight.detach().numpy().fill(3)]
+)
+def test_weights_that_the_notebook_changed_during_a_background_run(
+    notebook: FakeNotebook, edit: Callable[[torch.Tensor], Any]
+) -> None:
+    """In each way: torch counts the first only."""
     model, other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
 
     def trains() -> None:
@@ -886,8 +897,7 @@ def test_weights_that_the_notebook_changed_during_a_background_run(notebook: Fak
                 one.weight.fill_(5)
 
     result = run(trains, background=True)
-    with torch.no_grad():
-        model.weight.fill_(3)
+    edit(model.weight)
     result.wait()
     assert (model.weight.item(), other.weight.item()) == (3, 5)
     assert result.left == {"model": "changed in the notebook during the run"}

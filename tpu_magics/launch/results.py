@@ -192,7 +192,7 @@ def _untouched(
     models: Mapping[str, Any], snapshot: StateSnapshot, backend: Backend, results: RunResults
 ) -> dict[str, Any]:
     """The models whose weights the notebook has not changed during a run in the background; the others are named."""
-    now = backend.object_state().versions(models)
+    now = backend.object_state().versions(models, contents=True)
     changed = {key[0] for key, number in snapshot.slots.items() if now.get(key) != snapshot.versions.get(number)}
     results.unchanged.update({name: changes.DURING for name in models if name in changed})
     return {name: model for name, model in models.items() if name not in changed}

@@ -188,7 +188,7 @@ class TensorFlowObjects:
     def named(self, models: Mapping[str, Any]) -> dict[tuple[str, str], Any]:  # noqa: ARG002
         return {}
 
-    def versions(self, models: Mapping[str, Any]) -> dict[tuple[str, str], Any]:  # noqa: ARG002
+    def versions(self, models: Mapping[str, Any], *, contents: bool = False) -> dict[tuple[str, str], Any]:  # noqa: ARG002
         return {}
 
     def modules(self, models: Mapping[str, Any]) -> dict[tuple[str, str], Any]:  # noqa: ARG002

@@ -397,9 +397,14 @@ class TorchState:
             if slot.tensor is not None
         }
 
-    def versions(self, models: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
-        """Of the tensors of `named`, as torch counts what is written to them."""
-        return {key: (id(tensor), tensor._version) for key, tensor in self.named(models).items()}
+    def versions(self, models: Mapping[str, Any], *, contents: bool = False) -> dict[tuple[str, str], Any]:
+        """Of the tensors of `named`, as torch counts what is written to them, which it does not through `.data` or a
+        NumPy view; `contents`: also a checksum of the values, but of those in memory that a worker may write to."""
+
+        def total(tensor: Any) -> Any:
+            return checksum(_bytes_of(tensor)) if contents and _plain(tensor) and not tensor.is_shared() else None
+
+        return {key: (id(tensor), tensor._version, total(tensor)) for key, tensor in self.named(models).items()}
 
     def modules(self, models: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
         """Modules of the models by name."""

@@ -40,8 +40,9 @@ class StateAdapter(Protocol):
     def modules(self, models: Mapping[str, Any]) -> Mapping[tuple[str, str], Any]:
         """The modules of models, by model and name."""
 
-    def versions(self, models: Mapping[str, Any]) -> Mapping[tuple[str, str], Any]:
-        """Of the tensors of `named`: equal for one that was not written to."""
+    def versions(self, models: Mapping[str, Any], *, contents: bool = False) -> Mapping[tuple[str, str], Any]:
+        """Of the tensors of `named`: equal for one that was not written to; with `contents` also in ways that the
+        framework does not count, which takes as long as reading them."""
 
     def more_parts(self, value: Any) -> Iterator[tuple[str, Any]]:
         """Parts of an object that are not attributes."""
@@ -157,10 +158,12 @@ def take_snapshot(
     models: Mapping[str, Any],
     more_parts: Callable[[Any], Iterable[tuple[str, Any]]] = lambda _value: (),
     wrapped: Callable[[Any], Any] = lambda _value: None,
+    *,
+    background: bool = False,
 ) -> StateSnapshot:
     """Number and mark all objects below `roots`. `models`: their weights are returned separately; `more_parts`: parts
     of an object that are followed besides those of the adapter; `wrapped`: what is in a wrapper, and then is reached as
-    it would be without that; None for other objects."""
+    it would be without that; None for other objects; `background`: the notebook may write to the weights meanwhile."""
     type_rules.add({name: TypeRule(**fields) for name, fields in adapter.rules.items()})
     walk = _Walk(adapter, models, more_parts, wrapped)
     for objects in (roots, models.items()):  # hoisted models are not below `roots`
@@ -172,7 +175,7 @@ def take_snapshot(
     snapshot = walk.snapshot
     for key, module in adapter.modules(models).items():
         snapshot.modules[key] = snapshot.numbers[id(module)]
-    found = adapter.versions(models)
+    found = adapter.versions(models, contents=background)
     snapshot.versions = {number: found[key] for key, number in snapshot.slots.items() if key in found}
     snapshot.main = dict(vars(sys.modules["__main__"]))
     snapshot.random = adapter.random_state()

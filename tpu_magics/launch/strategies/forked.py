@@ -141,7 +141,8 @@ class ForkedStrategy(Strategy):
     def take_snapshot(self, run: TrainingRun) -> StateSnapshot:
         """A snapshot of the objects that the work can reach, before the fork."""
         current = session.current
-        snapshot = take_snapshot(run.work.roots(), current.backend.object_state(), run.models)
+        adapter, background = current.backend.object_state(), run.options.background
+        snapshot = take_snapshot(run.work.roots(), adapter, run.models, background=background)
         for name in (name for name in snapshot.unseen if name not in current.unseen_reported):
             current.unseen_reported.add(name)
             current.notebook.say(
