@@ -417,7 +417,7 @@ def test_few_errors_have_no_answer() -> None:
 
 
 def test_every_explainer_of_exceptions_has_a_recorded_text() -> None:
-    by_signal = {"died_of_memory", "crashed", "killed", "silent_exit", "late_death"}
+    by_signal = {"died_of_memory", "crashed", "killed", "silent_exit", "unknown_exit", "late_death"}
     by_the_others = {"left", "child_died_of_memory", "host_trained"}  # test_host_training.py
     # by the process's limits and exit codes (test_endings.py)
     by_signal |= {"allocation_limited", "machinery", "unrecorded"}
@@ -723,11 +723,21 @@ def test_what_pytorch_says_about_shared_memory_in_the_output() -> None:
     assert name_of(failure(outcome), outcome) == "shared_memory"
 
 
-@pytest.mark.parametrize(("code", "text"), [(3, "exit code 3"), (0, "exit code 0"), (None, "exit code unknown")])
-def test_an_exit_without_a_word(code: int | None, text: str) -> None:
+@pytest.mark.parametrize(("code", "text"), [(3, "exit code 3"), (0, "exit code 0")])
+def test_an_exit_without_a_word(code: int, text: str) -> None:
     error = diagnose(failure(WorkerOutcome(2, exit_code=code, log_tail="step 1\nbye\n\n")))
     assert error.what == f"Rank 2 exited before it finished ({text})."
     assert "os._exit()" in error.why and "Its last line of output: bye" in error.why
+
+
+def test_an_exit_status_that_the_notebook_took() -> None:
+    error = diagnose(failure(WorkerOutcome(2, log_tail="bye\n", stack="Fatal Python error: Aborted\n"), oom_kills=1))
+    assert error.what == "Rank 2 ended before it finished, and its exit status is unknown."
+    for words in ("SIGCHLD", "Fatal Python error: Aborted", "killer acted", "output: bye", "os._exit()"):
+        assert words in error.why, words
+    assert "signal.SIG_DFL" in error.todo
+    error = diagnose(failure(raising("boom"), WorkerOutcome(1)))
+    assert "1 (exit status unknown)" in str(error.details), error.details
 
 
 def test_death_after_the_work_was_done() -> None:

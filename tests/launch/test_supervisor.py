@@ -507,6 +507,10 @@ def test_only_our_own_groups_are_signalled(monkeypatch: pytest.MonkeyPatch, tmp_
     assert {pid for _, pid in signalled} == {*pids_of(error), *(guard.process.pid for guard in guards)}
 
 
+def kills_itself() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def test_workers_that_somebody_else_reaps(monkeypatch: pytest.MonkeyPatch) -> None:
     """With SIGCHLD ignored the kernel reaps children itself, and waiting for them fails."""
     old = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -514,5 +518,7 @@ def test_workers_that_somebody_else_reaps(monkeypatch: pytest.MonkeyPatch) -> No
         assert run(nothing_unusual, 5).value == 5
         error = failed(raises_on_one, 2)
         assert "KeyError" in error.what
+        error = failed(kills_itself)
+        assert "exit status is unknown" in error.what and "SIGCHLD" in error.why
     finally:
         signal.signal(signal.SIGCHLD, old)

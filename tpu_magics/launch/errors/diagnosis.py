@@ -136,7 +136,9 @@ def _short(outcome: WorkerOutcome, culprit: WorkerOutcome) -> str:
     if base.raised(outcome):
         same = base.error_text(outcome) == base.error_text(culprit)
         return "(the same exception)" if same else f"({base.error_type(outcome)}: {text})"
-    return f"({base.signal_name(outcome.signal)})" if outcome.signal else f"(exit code {outcome.exit_code})"
+    if outcome.signal:
+        return f"({base.signal_name(outcome.signal)})"
+    return "(exit status unknown)" if outcome.exit_code is None else f"(exit code {outcome.exit_code})"
 
 
 # -- known causes, the most specific first ----------------------------------------------------------------------------

@@ -331,15 +331,34 @@ def killed(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
 
 def silent_exit(_failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     """The process exited without a report: os._exit, or exit() in native code."""
-    if outcome.signal is not None or outcome.end is not None:
+    if outcome.exit_code is None or outcome.end is not None:
         return None
-    last = base.line_with(r"\S", base.plain(outcome.log_tail))
-    code = "exit code unknown" if outcome.exit_code is None else f"exit code {outcome.exit_code}"
     return Explanation(
-        f"Rank {outcome.rank} exited before it finished ({code}).",
-        "The code called os._exit(), or native code called exit(): no exception was raised."
-        + (f" Its last line of output: {last}" if last else " It wrote no output."),
+        f"Rank {outcome.rank} exited before it finished (exit code {outcome.exit_code}).",
+        f"The code called os._exit(), or native code called exit(): no exception was raised. {_last_line(outcome)}",
         f"Remove the call, or raise an exception instead. The rank's full output: %tpu_logs -r {outcome.rank}",
+    )
+
+
+def _last_line(outcome: WorkerOutcome) -> str:
+    last = base.line_with(r"\S", base.plain(outcome.log_tail))
+    return f"Its last line of output: {last}" if last else "It wrote no output."
+
+
+def unknown_exit(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
+    """Somebody else has taken its exit status (supervisor.py, `_note_lost`)."""
+    if outcome.signal is not None or outcome.exit_code is not None or outcome.end is not None:
+        return None
+    kills = "The out-of-memory killer acted on this machine during the run. " if failure.oom_kills else ""
+    crash = base.line_with("^Fatal Python error", outcome.stack)
+    said = f"It crashed: {crash}. " if crash else ""
+    return Explanation(
+        f"Rank {outcome.rank} ended before it finished, and its exit status is unknown.",
+        "Something in the notebook took the status: SIGCHLD is ignored or has a handler, or a thread calls os.wait(). "
+        f"{said}{kills}Possible causes: a signal, a crash, the out-of-memory killer, or os._exit(). "
+        f"{_last_line(outcome)}",
+        "Restore the default, signal.signal(signal.SIGCHLD, signal.SIG_DFL), or end what waits for all child "
+        f"processes, and run the cell again: the error then names the cause. {base.UNCHANGED}",
     )
 
 
@@ -422,6 +441,7 @@ EXPLAINERS = (
     machinery,
     unrecorded,
     silent_exit,
+    unknown_exit,
     descriptors,
     child_died,
 )
