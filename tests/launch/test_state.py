@@ -23,6 +23,7 @@ import random
 import sqlite3
 import sys
 import threading
+import types
 import typing
 import weakref
 from collections.abc import Callable, Mapping
@@ -985,3 +986,57 @@ def test_new_entries_of_the_path_stand_where_they_were_put(
     assert sys.path == expected
     undo()
     assert sys.path == here
+
+
+# -- objects whose own code must not run -------------------------------------------------------------------------------
+
+
+def refuses(*_arguments: Any, **_named: Any) -> Any:
+    raise ConnectionError("the settings are not configured")
+
+
+class Lazy:
+    """As a proxy that loads its object with its first use."""
+
+    __class__ = property(refuses)  # type: ignore[assignment]
+    __getattr__ = __bool__ = __len__ = __iter__ = __call__ = refuses
+    __eq__ = __hash__ = __repr__ = refuses  # type: ignore[assignment]
+
+
+class ClosedDict(dict[str, Any]):
+    items = keys = values = get = __iter__ = __len__ = __getitem__ = __contains__ = refuses  # type: ignore[assignment]
+
+
+class ClosedList(list[Any]):
+    __iter__ = __len__ = __getitem__ = __contains__ = refuses  # type: ignore[assignment]
+
+
+def claims(kind: type) -> Any:
+    """An object that says it is of this class, and whose items have no end."""
+    own = {"__class__": property(lambda _self: kind), "items": lambda _self: itertools.repeat((1, 2))}
+    return type("Claims", (), {**own, "__len__": lambda _self: 10**9, "__getitem__": lambda _self, at: at})()
+
+
+def without_own_code() -> list[Any]:
+    claimed = (dict, list, torch.Tensor, torch.nn.Module, type(refuses), type(os))
+    return [Lazy(), ClosedDict(a=1), ClosedList([1]), *map(claims, claimed)]
+
+
+@pytest.mark.parametrize("number", range(len(without_own_code())))
+def test_objects_whose_own_code_must_not_run(number: int, notebook: FakeNotebook) -> None:
+    odd, model = without_own_code()[number], torch.nn.Linear(1, 1)
+    box = types.SimpleNamespace()
+    box.odd, box.listed, box.named = odd, [odd], {"odd": odd}
+    before = digest(model)
+
+    def trains(_argument: Any) -> Any:
+        device = framework.device()
+        model.to(device)
+        with torch.no_grad():
+            model.weight.add_(1)
+        framework.sync()
+        box.number = 3
+        return odd
+
+    run(trains, odd)
+    assert digest(model) != before and box.number == 3 and not any("Monitoring" in line for line in notebook.lines)

@@ -124,10 +124,10 @@ def canonical(node: ast.expr, imports: Mapping[str, str], namespace: Mapping[str
         return ""
     if node.id in imports:
         return imports[node.id]
-    value = namespace.get(node.id)
-    if isinstance(value, types.ModuleType):
-        return value.__name__
-    if isinstance(value, (types.FunctionType, type)):
+    value: Any = namespace.get(node.id)
+    if issubclass(type(value), types.ModuleType):
+        return str(value.__name__)
+    if issubclass(type(value), (types.FunctionType, type)):
         return f"{value.__module__}.{value.__qualname__}"
     return ""
 

@@ -182,6 +182,6 @@ def _unwrapped(function: Any) -> Iterator[Any]:
 
 def _package(value: Any) -> str:
     """The package of a module, a class, a function, or an object's class."""
-    kind = value if isinstance(value, (types.ModuleType, type, types.FunctionType)) else type(value)
+    kind = value if issubclass(type(value), (types.ModuleType, type, types.FunctionType)) else type(value)
     name = kind.__name__ if isinstance(kind, types.ModuleType) else getattr(kind, "__module__", "")
     return name.partition(".")[0] if isinstance(name, str) else ""

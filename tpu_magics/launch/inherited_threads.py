@@ -284,9 +284,9 @@ def _refuse(result: Any, name: str) -> None:
 
 
 def _is_pending(item: Any) -> bool:
-    if isinstance(item, concurrent.futures.Future):
+    if issubclass(type(item), concurrent.futures.Future):
         return not item.done()
-    return isinstance(item, multiprocessing.pool.ApplyResult) and not item.ready()
+    return issubclass(type(item), multiprocessing.pool.ApplyResult) and not item.ready()
 
 
 # -- before the fork --------------------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ class InheritedThreads:
         for thread in self.threads:
             if not _is_known(thread):
                 for item in _objects_of(thread):
-                    if isinstance(item, (*_WAITED_FOR, threading.Thread)):
+                    if issubclass(type(item), (*_WAITED_FOR, threading.Thread)):
                         self._serves.setdefault(id(item), thread)
 
     def problems(self) -> Iterator[str]:
@@ -398,11 +398,11 @@ class InheritedThreads:
         """Without those that are locked for good, those of running threads, and those for which logging does it."""
         others = set(self._locked)
         for _, item in self.items:
-            if isinstance(item, threading.Thread):
+            if issubclass(type(item), threading.Thread):
                 others.add(id(getattr(item, "_tstate_lock", None)))
-            elif isinstance(item, logging.Handler):
+            elif issubclass(type(item), logging.Handler):
                 others.add(id(item.lock))
-        return [item for _, item in self.items if isinstance(item, _LOCKS) and id(item) not in others]
+        return [item for _, item in self.items if issubclass(type(item), _LOCKS) and id(item) not in others]
 
     def _release(self) -> None:
         held, self._held = self._held, []
@@ -428,7 +428,7 @@ class InheritedThreads:
         found = {id(one): one for one in (*_executors(self.threads), *(item for _, item in self.items))}
         for one in found.values():
             for kind, renew in _RENEWED:
-                if isinstance(one, kind):
+                if issubclass(type(one), kind):
                     with suppress(Exception):
                         renew(one)
 
@@ -461,7 +461,7 @@ def _is_known(thread: threading.Thread) -> bool:
 
 
 def _runs_elsewhere(item: Any) -> bool:
-    if not isinstance(item, asyncio.AbstractEventLoop) or not item.is_running():
+    if not issubclass(type(item), asyncio.AbstractEventLoop) or not item.is_running():
         return False
     runs = getattr(item, "_thread_id", None)
     return any(is_users(one) for one in threading.enumerate() if one.ident == runs)
@@ -470,7 +470,7 @@ def _runs_elsewhere(item: Any) -> bool:
 def _reads_from_processes(item: Any) -> bool:
     if not hasattr(type(item), "__next__"):
         return False
-    lists = (value for value in getattr(item, "__dict__", {}).values() if isinstance(value, list))
+    lists = (value for value in getattr(item, "__dict__", {}).values() if issubclass(type(value), list))
     return any(isinstance(one, multiprocessing.process.BaseProcess) for value in lists for one in value[:1])
 
 
@@ -512,7 +512,7 @@ def _reset_libraries() -> None:
 def _flush(items: Iterable[Any]) -> None:
     """Write what Python's files hold to the disk: at a fork both processes would, and a worker's end would lose it."""
     for item in items:
-        if isinstance(item, io.IOBase):
+        if issubclass(type(item), io.IOBase):
             with suppress(Exception):  # closed, not writable, or a full disk
                 item.flush()
 

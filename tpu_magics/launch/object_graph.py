@@ -1,5 +1,9 @@
 """The objects that a training function can reach: through arguments, globals, closures, defaults, helper functions of
-the notebook, and containers."""
+the notebook, and containers.
+
+No object's own code runs: a lazy one would load, raise or never end, and its `__class__` may be another's. So types are
+those of `type()`, and containers are read with the methods of the built-in types.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +42,15 @@ def _objects_read(function: Any, done: set[int]) -> Iterator[tuple[str, Any]]:
     if id(function) in done:
         return
     done.add(id(function))
-    if isinstance(function, functools.partial):
+    kind = type(function)
+    if issubclass(kind, functools.partial):
         yield from ((f"argument {i}", value) for i, value in enumerate(function.args))
         yield from function.keywords.items()
         yield from _objects_read(function.func, done)
-    elif isinstance(function, types.MethodType):
+    elif kind is types.MethodType:
         yield "self", function.__self__
         yield from _objects_read(function.__func__, done)
-    elif isinstance(function, types.FunctionType):
+    elif kind is types.FunctionType:
         yield from _objects_read_by_function(function, done)
     wrapped = _attribute(function, "__wrapped__")
     if wrapped is not None:
@@ -72,9 +77,11 @@ def _globals_of(code: types.CodeType, space: Mapping[str, Any], done: set[int]) 
 
 def _objects_read_by_helper(value: Any, space: Mapping[str, Any], done: set[int]) -> Iterator[tuple[str, Any]]:
     """What a helper function of the same notebook reads; library functions are skipped."""
-    inner = _attribute(value, "__func__") or value
-    inner = _attribute(inner, "__wrapped__") or inner
-    if isinstance(inner, types.FunctionType) and inner.__globals__ is space:
+    inner = value
+    for name in ("__func__", "__wrapped__"):
+        found = _attribute(inner, name)
+        inner = inner if found is None else found
+    if type(inner) is types.FunctionType and inner.__globals__ is space:
         yield from _objects_read(value, done)
 
 
@@ -100,7 +107,7 @@ def _contents_by_level(name: str, value: Any, depth: int, seen: set[int]) -> Ite
     waiting: Iterable[tuple[str, Any]] = [(name, value)]
     for _ in range(depth + 1):
         for inner, item in waiting:
-            if id(item) in seen or len(seen) > MOST or isinstance(item, _ATOMS):
+            if id(item) in seen or len(seen) > MOST or issubclass(type(item), _ATOMS):
                 continue
             seen.add(id(item))
             yield inner, item
@@ -113,19 +120,25 @@ _ATOMS = (types.ModuleType, type, str, bytes, int, float)
 
 
 def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        yield from ((f"{name}[{_key(key)}]", item) for key, item in list(value.items())[:WIDTH])
-    elif isinstance(value, (list, tuple)):
-        yield from ((f"{name}[{i}]", item) for i, item in enumerate(value[:WIDTH]))
-    elif not isinstance(value, (types.FunctionType, types.MethodType)) and not _is_array(value):
+    kind = type(value)
+    if issubclass(kind, dict):
+        yield from ((f"{name}[{_key(key)}]", item) for key, item in _first(dict.items(value)))
+    elif issubclass(kind, (list, tuple)):
+        items = list.__iter__(value) if issubclass(kind, list) else tuple.__iter__(value)
+        yield from ((f"{name}[{i}]", item) for i, item in enumerate(_first(items)))
+    elif kind not in (types.FunctionType, types.MethodType) and not _is_array(value):
         attributes = _attribute(value, "__dict__")
-        if isinstance(attributes, dict):
-            yield from ((f"{name}.{key}", item) for key, item in list(attributes.items())[:WIDTH])
+        if type(attributes) is dict:
+            yield from ((f"{name}.{key}", item) for key, item in _first(attributes.items()))
+
+
+def _first(items: Iterable[Any]) -> list[Any]:
+    return list(itertools.islice(items, WIDTH))
 
 
 def _key(key: Any) -> str:
     """A key as text; the repr of a tensor would take long."""
-    return repr(key) if isinstance(key, (str, int, float, tuple)) else f"<{type(key).__name__}>"
+    return repr(key) if type(key) in (str, int, float, bool, tuple) else f"<{type(key).__name__}>"
 
 
 def _is_array(value: Any) -> bool:
@@ -133,10 +146,10 @@ def _is_array(value: Any) -> bool:
 
 
 def _attribute(value: Any, name: str) -> Any:
-    """An attribute, or None; also if the object's own code raises another exception."""
+    """An attribute, or None: without `__getattr__` or `__getattribute__` of its class."""
     try:
-        return getattr(value, name, None)
-    except Exception:
+        return object.__getattribute__(value, name)
+    except Exception:  # of a property
         return None
 
 

@@ -344,7 +344,7 @@ class TrainResult:
         return self._results
 
     def _require_value(self, value: Any) -> Any:
-        if isinstance(value, MissingValue):
+        if type(value) is MissingValue:
             raise TpuMagicsError(
                 value.reason,
                 "Return values are sent from the workers as pickles.",

@@ -414,7 +414,7 @@ def show_results(loaded: results.RunResults) -> None:
         notebook.say(f"Not updated in the notebook, because they cannot be pickled: {names} (reasons: _tpu.left)")
     if loaded.unchanged:
         notebook.say(f"Changed in the worker, unchanged here: {unchanged_text(loaded.unchanged)}")
-    for lost in (value for value in loaded.values[:1] if isinstance(value, results.MissingValue)):
+    for lost in (value for value in loaded.values[:1] if type(value) is results.MissingValue):
         notebook.say(lost.reason)
     for note in (*loaded.notes, *loaded.warnings):
         notebook.say(note)

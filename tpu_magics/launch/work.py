@@ -229,7 +229,7 @@ class CellWork:
         for name, item in self.assigned().items():
             if name in done:
                 continue
-            if isinstance(item, types.ModuleType):
+            if issubclass(type(item), types.ModuleType):
                 modules[name] = item.__name__
             elif id(item) in known:
                 same[name] = known[id(item)]
@@ -442,7 +442,7 @@ class Copies:
 
     def argument(self, value: Any) -> Any:
         """A copy; if the whole cannot be copied, copies of its parts."""
-        if isinstance(value, (types.FunctionType, types.MethodType)):
+        if issubclass(type(value), (types.FunctionType, types.MethodType)):
             return self.function(value)
         trial = dict(self._memo)  # a failed copy leaves parts in its memo
         try:
@@ -458,7 +458,7 @@ class Copies:
         if type(value) is dict:
             return {key: self.argument(item) for key, item in value.items()}
         attributes = getattr(value, "__dict__", None)
-        if not isinstance(attributes, dict) or isinstance(value, (type, types.ModuleType)):
+        if not isinstance(attributes, dict) or issubclass(type(value), (type, types.ModuleType)):
             return value
         try:
             duplicate = copy.copy(value)
@@ -484,7 +484,7 @@ class Copies:
         return self._copy_function(function)
 
     def _copy_named(self, name: str, value: Any, names: dict[str, Any]) -> Any:
-        if isinstance(value, types.FunctionType):
+        if issubclass(type(value), types.FunctionType):
             return self._copy_function(value) if value.__globals__ is names else value
         return self.argument(value) if self._holds_a_model(name, value) else value
 

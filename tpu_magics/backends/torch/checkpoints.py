@@ -46,15 +46,15 @@ class TorchStore:
             return set()
         found: set[int] = set()
         for one in values:
-            if isinstance(one, torch.nn.Module):
+            if issubclass(type(one), torch.nn.Module):
                 found.update(map(id, one._parameters.values()))
-            elif isinstance(one, torch.optim.Optimizer):
+            elif issubclass(type(one), torch.optim.Optimizer):
                 states = (state for state in one.state.values() if isinstance(state, dict))
                 found.update(id(value) for state in states for value in state.values())
         return found
 
     def is_tensor(self, value: Any) -> bool:
-        return isinstance(value, torch.Tensor)
+        return issubclass(type(value), torch.Tensor)
 
     def describe(self, tensor: Any) -> dict[str, Any]:
         """`d`: on the device; `g`: it requires gradients; `p`: it is a Parameter; `s`: it is sharded over devices."""
@@ -90,7 +90,7 @@ class TorchStore:
             bits = array.reshape(-1).view(np.uint8)
             shaped = f"{array.dtype.str} {' '.join(map(str, array.shape))}".rstrip()
             return f"{kind} {shaped}", torch.from_numpy(bits)
-        if isinstance(value, (torch.dtype, torch.device)):
+        if issubclass(type(value), (torch.dtype, torch.device)):
             return type(value).__name__, str(value).removeprefix("torch.")
         if type(value) is torch.Size:
             return "Size", list(value)
@@ -108,7 +108,7 @@ class TorchStore:
         return array if kind == "array" else array[()]
 
     def tables(self, value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-        if isinstance(value, torch.nn.Module):
+        if issubclass(type(value), torch.nn.Module):
             yield "_parameters", value._parameters
             yield "_buffers", value._buffers
 
@@ -118,7 +118,7 @@ class TorchStore:
 
     def gradients(self, values: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         for key, value in values:
-            if isinstance(value, torch.Tensor) and value.is_leaf and value.grad is not None:
+            if issubclass(type(value), torch.Tensor) and value.is_leaf and value.grad is not None:
                 yield key, value.grad
 
     def set_gradient(self, tensor: Any, gradient: Any) -> None:
@@ -257,7 +257,7 @@ def _with_parts(value: Any, seen: set[int]) -> Iterator[Any]:
         return
     seen.add(id(value))
     yield value
-    if isinstance(value, _loaders()):
+    if issubclass(type(value), _loaders()):
         yield from _parts(value, seen, 0)
 
 
@@ -265,7 +265,7 @@ def _parts(value: Any, seen: set[int], depth: int) -> Iterator[Any]:
     names = getattr(value, "__dict__", {})
     found = [names[name] for name in _PARTS if name in names]
     generators = tuple(kind for kind, *_ in _GENERATORS)
-    found += [one for one in names.values() if isinstance(one, generators)]
+    found += [one for one in names.values() if issubclass(type(one), generators)]
     for one in found:
         if id(one) not in seen and depth < 6:
             seen.add(id(one))
@@ -281,7 +281,7 @@ def _loaders() -> tuple[type, ...]:
 def _counts_passes(value: Any) -> bool:
     """A loader of accelerate's (1.15.0), whose seeded sampler draws by the number of the pass."""
     module = sys.modules.get("accelerate.data_loader")
-    return module is not None and isinstance(value, module.DataLoaderStateMixin) and "iteration" in vars(value)
+    return module is not None and issubclass(type(value), module.DataLoaderStateMixin) and "iteration" in vars(value)
 
 
 def _set_bits(generator: Any, state: Any) -> None:

@@ -50,7 +50,7 @@ DEVICE_PACKAGES = ("torch_xla", "torch_tpu", "torch.tpu", "accelerate", "torch.c
 def is_model(value: object) -> bool:
     """Whether `value` is a `torch.nn.Module`."""
     module = _module_class()
-    return module is not None and isinstance(value, module)
+    return module is not None and issubclass(type(value), module)
 
 
 def builds_model(function: object) -> bool:
@@ -80,20 +80,24 @@ def builds_config(function: object) -> bool:
     return function.__name__ in CONFIG_BUILDERS and _is_transformers_config(function.__self__)
 
 
-def touches_device(value: object) -> bool:
+def touches_device(value: Any) -> bool:
     """Whether using `value` may start the accelerator's runtime: a name, a device string, a module, a function.
 
     A string is taken as the name of a module or a device.
     """
-    if isinstance(value, str):
+    if issubclass(type(value), str):
         return value.partition(":")[0] in DEVICE_TYPES or _in_packages(value, DEVICE_PACKAGES)
-    if isinstance(value, types.ModuleType):
+    if issubclass(type(value), types.ModuleType):
         return _in_packages(value.__name__, DEVICE_PACKAGES)
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.device):
+    if torch is not None and issubclass(type(value), torch.device):
         return value.type in DEVICE_TYPES
     kind = value if callable(value) else type(value)
-    return _in_packages(str(getattr(kind, "__module__", "")), DEVICE_PACKAGES)
+    try:
+        module = object.__getattribute__(kind, "__module__")  # without the object's own code
+    except Exception:
+        return False
+    return _in_packages(str(module), DEVICE_PACKAGES)
 
 
 def model_bytes(model: Any) -> int:
@@ -277,17 +281,17 @@ def _storage(tensor: Any) -> tuple[Any, int]:
     return span, span[1] - span[0]
 
 
-def _address(value: object) -> tuple[int, int] | None:
+def _address(value: Any) -> tuple[int, int] | None:
     """Start and end of the host memory of a tensor's storage or of an array; None if it has none."""
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
+    if torch is not None and issubclass(type(value), torch.Tensor):
         if value.device.type != "cpu" or value.layout is not torch.strided or _is_lazy(value):
             return None
         storage = value.untyped_storage()
         start, size = storage.data_ptr(), storage.nbytes()
     else:
         numpy = sys.modules.get("numpy")
-        if numpy is None or not isinstance(value, numpy.ndarray):
+        if numpy is None or not issubclass(type(value), numpy.ndarray):
             return None
         bounds = getattr(sys.modules.get("numpy.lib.array_utils"), "byte_bounds", None) or numpy.byte_bounds
         start, end = bounds(value)

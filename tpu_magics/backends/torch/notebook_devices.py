@@ -24,9 +24,9 @@ def stand_in(name: str) -> Any:
     return _stand_ins[name]
 
 
-def reduced(value: object) -> tuple[Any, ...] | None:
+def reduced(value: Any) -> tuple[Any, ...] | None:
     """How such a device, or the object that stands for it, is pickled; None for any other value."""
-    if not isinstance(value, torch.device):
+    if not issubclass(type(value), torch.device):
         return None
     name = next((name for name, known in _stand_ins.items() if known is value), "")
     if not name and value.type in DEVICE_TYPES:
@@ -52,19 +52,20 @@ def rehash(values: Iterable[Any]) -> None:
     filled again."""
     known = set(map(id, _stand_ins.values()))
     for value in values if known else ():
-        if isinstance(value, dict) and any(_holds(key, known) for key in dict.keys(value)):
-            kind: Any = OrderedDict if isinstance(value, OrderedDict) else dict
+        if issubclass(type(value), dict) and any(_holds(key, known) for key in dict.keys(value)):
+            kind: Any = OrderedDict if issubclass(type(value), OrderedDict) else dict
             content = dict(kind.items(value))
             kind.clear(value)
             kind.update(value, content)
-        elif isinstance(value, set) and any(_holds(item, known) for item in set.__iter__(value)):
+        elif issubclass(type(value), set) and any(_holds(item, known) for item in set.__iter__(value)):
             items = list(set.__iter__(value))
             set.clear(value)
             set.update(value, items)
 
 
 def _holds(key: Any, known: set[int]) -> bool:
-    return id(key) in known or (isinstance(key, tuple) and any(_holds(part, known) for part in key))
+    parts = tuple.__iter__(key) if issubclass(type(key), tuple) else ()
+    return id(key) in known or any(_holds(part, known) for part in parts)
 
 
 _SIZE = 2  # bytes: the type and the index

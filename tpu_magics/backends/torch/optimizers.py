@@ -32,7 +32,7 @@ _stepped: list[Any] = []  # the last that stepped, the newest last, if they are 
 
 def optimizers_in(items: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """The optimizers among `items`, each once."""
-    found = {id(value): (name, value) for name, value in items if isinstance(value, torch.optim.Optimizer)}
+    found = {id(value): (name, value) for name, value in items if issubclass(type(value), torch.optim.Optimizer)}
     return [one for one in found.values() if not _is_wrapper(one[1])]
 
 
@@ -161,9 +161,9 @@ def _place_state(optimizer: Any) -> None:
 
 
 def _placed(value: Any, device: Any) -> Any:
-    if isinstance(value, torch.Tensor):
+    if issubclass(type(value), torch.Tensor):
         return value if value.device == device or not _crosses(value, device) else _moved(value, device)
-    if isinstance(value, list):
+    if issubclass(type(value), list):
         value[:] = [_placed(one, device) for one in value]
     return value
 

@@ -55,9 +55,9 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         """pickle's hook: what to write for `value`, or NotImplemented for the default."""
-        if isinstance(value, torch.device):
+        if issubclass(type(value), torch.device):
             return notebook_devices.reduced(value) or NotImplemented
-        if not isinstance(value, torch.Tensor) or not on_device(value) or type(value) is torch.nn.Parameter:
+        if not issubclass(type(value), torch.Tensor) or not on_device(value) or type(value) is torch.nn.Parameter:
             return NotImplemented
         if not self._settled:
             settle()
@@ -89,7 +89,7 @@ def _unpicklable(value: Any, name: str, error: Exception) -> TpuMagicsError:
 
 
 def _kind(value: Any) -> str:
-    if isinstance(value, types.FunctionType) and "<locals>" in value.__qualname__:
+    if issubclass(type(value), types.FunctionType) and "<locals>" in value.__qualname__:
         return f"the function `{value.__name__}`, defined inside `{value.__qualname__.split('.<locals>')[0]}`"
     kind = type(value)
     if "<locals>" in kind.__qualname__:
@@ -136,7 +136,7 @@ class _Probe(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         """pickle's hook."""
-        return (int, ()) if isinstance(value, torch.Tensor) else NotImplemented
+        return (int, ()) if issubclass(type(value), torch.Tensor) else NotImplemented
 
 
 class _NullWriter(io.RawIOBase):
@@ -147,16 +147,16 @@ class _NullWriter(io.RawIOBase):
 
 def _children(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     """The parts of a value, each with its path as Python code."""
-    if isinstance(value, Mapping):
+    if issubclass(type(value), Mapping):
         yield from ((f"{path}[{key!r}]", item) for key, item in value.items())
         yield from ((f"a key of {path}", key) for key in value)
-    elif isinstance(value, (list, tuple)):
+    elif issubclass(type(value), (list, tuple)):
         yield from ((f"{path}[{index}]", item) for index, item in enumerate(value))
-    elif isinstance(value, (set, frozenset)):
+    elif issubclass(type(value), (set, frozenset)):
         yield from ((f"a member of {path}", item) for item in value)
-    if isinstance(value, torch.nn.Module):
+    if issubclass(type(value), torch.nn.Module):
         yield from ((f"{path}.{name}", module) for name, module in value.named_children())
-    if not isinstance(value, (type, types.FunctionType, types.ModuleType)):
+    if not issubclass(type(value), (type, types.FunctionType, types.ModuleType)):
         yield from ((f"{path}.{name}", item) for name, item in _attributes(value).items())
 
 

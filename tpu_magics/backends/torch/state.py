@@ -378,7 +378,7 @@ class TorchState:
 
     def weight(self, value: Any) -> Any:
         """The kind of a weight; None for a module, which is compared like other objects."""
-        return _WEIGHT if isinstance(value, torch.Tensor) else None
+        return _WEIGHT if issubclass(type(value), torch.Tensor) else None
 
     def own_dicts(self, value: Any) -> Iterator[tuple[str, Any]]:
         """The dicts of hooks, which their handles refer to."""
@@ -412,9 +412,9 @@ class TorchState:
 
     def more_parts(self, value: Any) -> Iterator[tuple[str, Any]]:
         """The parts of a module outside its attributes; the hooks that a handle can remove."""
-        if isinstance(value, RemovableHandle) and value.hooks_dict_ref() is not None:
+        if issubclass(type(value), RemovableHandle) and value.hooks_dict_ref() is not None:
             yield "hooks", value.hooks_dict_ref()
-        if isinstance(value, torch.nn.Module):
+        if issubclass(type(value), torch.nn.Module):
             for table in (value._modules, value._parameters, value._buffers):
                 yield from table.items()
 
@@ -434,7 +434,7 @@ class TorchState:
         settle()
 
     def is_tensor(self, value: Any) -> bool:
-        return isinstance(value, torch.Tensor)
+        return issubclass(type(value), torch.Tensor)
 
     def is_of_user(self, value: Any) -> bool:
         """Whether a tensor's class is not torch's."""
@@ -467,13 +467,13 @@ class TorchState:
         if not _plain(value) or value.untyped_storage().nbytes() <= 2 * self.tensor_bytes(value) + 2**10:
             return None if user_hooks.is_leaf(value) else value.detach()
         copy = value.detach().clone()
-        if isinstance(value, torch.nn.Parameter):
+        if issubclass(type(value), torch.nn.Parameter):
             return torch.nn.Parameter(copy, value.requires_grad)
         return copy.requires_grad_(is_trained(value))
 
     def gradient(self, value: Any) -> Any:
         """The gradient that a tensor has; None for none, and for other objects."""
-        return value.grad if isinstance(value, torch.Tensor) and user_hooks.is_leaf(value) else None
+        return value.grad if issubclass(type(value), torch.Tensor) and user_hooks.is_leaf(value) else None
 
     def set_gradient(self, value: Any, gradient: Any) -> Undo:
         """In the notebook, after the tensor has its new values."""
@@ -487,10 +487,10 @@ class TorchState:
 
     def storage(self, value: Any) -> tuple[Any, str, int] | None:
         """The bytes of a storage in host memory, how to recreate it, and its address; None for anything else."""
-        if not isinstance(value, (torch.storage.TypedStorage, torch.UntypedStorage)):
+        if not issubclass(type(value), (torch.storage.TypedStorage, torch.UntypedStorage)):
             return None
         # torch 2.9, storage.py: the content of a TypedStorage; its public methods warn that it is deprecated
-        whole = value if isinstance(value, torch.UntypedStorage) else value._untyped_storage
+        whole = value if issubclass(type(value), torch.UntypedStorage) else value._untyped_storage
         if whole.device.type != "cpu":
             return None
         dtype = "" if value is whole else str(value.dtype).removeprefix("torch.")
@@ -498,7 +498,7 @@ class TorchState:
 
     def is_unchanged_on_device(self, value: Any, mark: Any, content: Any, fetched: Mapping[int, Any]) -> bool:
         """Whether a tensor that moved to the device has the same values."""
-        if not isinstance(value, torch.Tensor) or not on_device(value) or not isinstance(content, tuple):
+        if not issubclass(type(value), torch.Tensor) or not on_device(value) or not isinstance(content, tuple):
             return False
         (content, hooks), mark = content, mark[0]
         if content is None or hooks != user_hooks.NONE or content[2:] != ({}, []):

@@ -30,10 +30,10 @@ _ENDS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
 
 def dicts(value: Any) -> Iterator[tuple[str, Any]]:
     """The dicts of its hooks by their names."""
-    if isinstance(value, torch.Tensor):
+    if issubclass(type(value), torch.Tensor):
         found = ((name, getattr(value, name)) for name in _OF_TENSOR if name == _OF_TENSOR[0] or is_leaf(value))
         return ((name, hooks) for name, hooks in found if hooks is not None)
-    if isinstance(value, (torch.nn.Module, torch.optim.Optimizer)):
+    if issubclass(type(value), (torch.nn.Module, torch.optim.Optimizer)):
         items = vars(value).items()
         return ((name, hooks) for name, hooks in items if name.endswith(_ENDS) and isinstance(hooks, dict))
     return iter(())

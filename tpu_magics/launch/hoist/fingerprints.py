@@ -81,9 +81,9 @@ def _feed(value: Any, sink: _Sink, backend: HoistBackend, alias: Mapping[int, in
             _feed(pair, sink, backend, alias)
     elif kind in (set, frozenset):
         sink.text(kind.__name__, *sorted(fingerprint(item, backend, alias) for item in value))
-    elif isinstance(value, types.MethodType):
+    elif issubclass(type(value), types.MethodType):
         sink.text("method", alias.get(id(value.__self__), id(value.__self__)), id(value.__func__))
-    elif isinstance(value, BY_IDENTITY) or backend.is_model(value):
+    elif issubclass(type(value), BY_IDENTITY) or backend.is_model(value):
         sink.text("identity", alias.get(id(value), id(value)))
     else:
         sink.text("pickle", id(kind))
@@ -124,14 +124,14 @@ def files(value: object) -> tuple[tuple[str, int, int], ...]:
     return tuple(status for text in _paths(value) for status in _stat(text))
 
 
-def _paths(value: object) -> Iterator[str]:
-    if isinstance(value, (str, os.PathLike)):
+def _paths(value: Any) -> Iterator[str]:
+    if issubclass(type(value), (str, os.PathLike)):
         yield os.fspath(value)
-    elif isinstance(value, (list, tuple)):
+    elif issubclass(type(value), (list, tuple)):
         for item in value:
             yield from _paths(item)
-    elif isinstance(value, dict):
-        yield from _paths(tuple(value.values()))
+    elif issubclass(type(value), dict):
+        yield from _paths(tuple(dict.values(value)))
 
 
 def _stat(text: str) -> Iterator[tuple[str, int, int]]:
@@ -167,7 +167,7 @@ def generator_use(callee: object) -> str:
 def is_generator(value: object) -> bool:
     """Whether `value` is a random generator of Python, NumPy or torch, by the names of its classes."""
     names = {base.__name__ for base in type(value).__mro__}
-    return not isinstance(value, type) and bool(names & {"Random", "Generator", "RandomState"})
+    return not issubclass(type(value), type) and bool(names & {"Random", "Generator", "RandomState"})
 
 
 def device_use(callee: object, backend: HoistBackend) -> str:
@@ -192,9 +192,9 @@ def reads(callee: object, *, names: bool = False) -> Iterator[CodeReference]:
         if id(value) in seen:
             continue
         seen.add(id(value))
-        if isinstance(value, type):
+        if issubclass(type(value), type):
             waiting += [(method, value) for method in _constructors(value)]
-        elif isinstance(value, types.FunctionType) and not is_library(value.__code__.co_filename):
+        elif issubclass(type(value), types.FunctionType) and not is_library(value.__code__.co_filename):
             for read in _function_reads(value, owner, names):
                 yield read
                 waiting.append((_plain(read.value), owner if read.label.startswith("self.") else None))
@@ -245,9 +245,9 @@ def _closure(function: types.FunctionType) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """The function of a method, classmethod, staticmethod or property; other values unchanged."""
-    if isinstance(value, (types.MethodType, classmethod, staticmethod)):
+    if issubclass(type(value), (types.MethodType, classmethod, staticmethod)):
         return value.__func__
-    return value.fget if isinstance(value, property) else value
+    return value.fget if issubclass(type(value), property) else value
 
 
 def _global_fingerprint(value: Any, backend: HoistBackend) -> str:

@@ -323,16 +323,16 @@ def _problem(value: Any, namespace: dict[str, Any]) -> Exception | None:
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     """The parts of a value, with names that a user knows."""
-    if isinstance(value, types.MethodType):
+    if issubclass(type(value), types.MethodType):
         yield "self", value.__self__
         yield value.__func__.__name__, value.__func__
-    elif isinstance(value, types.FunctionType):
+    elif issubclass(type(value), types.FunctionType):
         yield from _function_parts(value)
-    elif isinstance(value, dict):
+    elif issubclass(type(value), dict):
         yield from ((_entry(key), item) for key, item in list(value.items())[:_WIDTH])
-    elif isinstance(value, (list, tuple, set, frozenset)):
+    elif issubclass(type(value), (list, tuple, set, frozenset)):
         yield from ((f"[{number}]", item) for number, item in enumerate(list(value)[:_WIDTH]))
-    elif isinstance(value, type):
+    elif issubclass(type(value), type):
         yield from ((name, item) for name, item in vars(value).items() if isinstance(item, types.FunctionType))
     else:
         attributes = getattr(value, "__dict__", None)

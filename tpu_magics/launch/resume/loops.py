@@ -431,7 +431,7 @@ def takes_ahead(items: Any) -> bool:
 
 def has_generator(items: Any) -> bool:
     """Whether a function with `yield` makes the items."""
-    return any(isinstance(one, types.GeneratorType) for one in _inside(items))
+    return any(issubclass(type(one), types.GeneratorType) for one in _inside(items))
 
 
 def _inside(items: Any) -> Iterator[Any]:
@@ -439,8 +439,8 @@ def _inside(items: Any) -> Iterator[Any]:
     level, seen = [items], {id(items)}
     for _ in range(_DEPTH):
         yield from level
-        inner = [part for one in level if not isinstance(one, _OPEN) for part in gc.get_referents(one)]
-        level = [part for part in inner if id(part) not in seen and not isinstance(part, _OPEN)][:1000]
+        inner = [part for one in level if not issubclass(type(one), _OPEN) for part in gc.get_referents(one)]
+        level = [part for part in inner if id(part) not in seen and not issubclass(type(part), _OPEN)][:1000]
         seen.update(map(id, level))
 
 

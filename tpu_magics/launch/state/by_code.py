@@ -116,11 +116,11 @@ BY_NAME = (type, types.FunctionType, CACHE, typing.TypeVar)
 
 def reduced(value: Any) -> tuple[Any, ...]:
     """As `__reduce__` returns it, of an instance of BY_NAME that the notebook does not have."""
-    if isinstance(value, type):
+    if issubclass(type(value), type):
         return reduced_class(value)
-    if isinstance(value, types.FunctionType):
+    if issubclass(type(value), types.FunctionType):
         return reduced_function(value)
-    if isinstance(value, typing.TypeVar):
+    if issubclass(type(value), typing.TypeVar):
         return make_type_variable, (value.__name__, value.__constraints__, value.__bound__, _variance(value))
     return make_cache, (value.__wrapped__, value.cache_parameters())
 
@@ -182,7 +182,7 @@ def reduced_attribute(value: Any) -> Any:
         return kind, (value.__func__,)
     if kind is types.MethodType and getattr(type(value.__self__), value.__name__, None) is not value.__func__:
         return (types.MethodType, (value.__func__, value.__self__)) if is_user_function(value.__func__) else None
-    if isinstance(value, BaseException):
+    if issubclass(type(value), BaseException):
         return _reduced_exception(value)
     if kind is weakref.ref:
         return make_reference, (value(),)

@@ -62,7 +62,7 @@ def position(value: Any, depth: int = 0) -> Any:
     kind = type(value)
     if kind in _ATOMS:
         return value
-    if depth > _DEPTH or isinstance(value, _CODE) or not hasattr(kind, "__next__"):
+    if depth > _DEPTH or issubclass(type(value), _CODE) or not hasattr(kind, "__next__"):
         return _of_other(value, depth)
     frame = getattr(value, "gi_frame", None)
     parts = [position(part, depth + 1) for part in gc.get_referents(value)]
@@ -98,7 +98,7 @@ class _Pickler(pickle.Pickler):
         """Called by pickle for all but plain values and containers."""
         if value is _token:
             return NotImplemented
-        if isinstance(value, _CODE):
+        if issubclass(type(value), _CODE):
             return _token, (getattr(value, "__module__", ""), getattr(value, "__qualname__", str(type(value))))
         kind = type(value)
         if str(kind.__module__).partition(".")[0] == "torch":  # compared for itself
@@ -138,7 +138,7 @@ def hidden_parts(value: Any) -> Iterator[Any]:
     except Exception:
         hidden = True
     for part in gc.get_referents(value) if hidden else ():
-        if isinstance(part, (types.BuiltinFunctionType, types.MethodType)):
+        if issubclass(type(part), (types.BuiltinFunctionType, types.MethodType)):
             yield part.__self__
-        elif not isinstance(part, _CODE):
+        elif not issubclass(type(part), _CODE):
             yield part

@@ -206,7 +206,7 @@ class DictKind(BaseKind):
 
 
 def _dict_type(value: Any) -> Any:
-    return OrderedDict if isinstance(value, OrderedDict) else dict
+    return OrderedDict if issubclass(type(value), OrderedDict) else dict
 
 
 def _pairs(value: Any) -> list[tuple[Any, Any]]:
@@ -294,7 +294,7 @@ class ObjectKind(_AttributesKind):
     def content(self, value: Any, mark: Any) -> Fields:
         fields = super().content(value, mark)
         if self.of_library:  # methods that a library replaced on its object are not data
-            fields.new = {name: item for name, item in fields.new.items() if not isinstance(item, _CODE)}
+            fields.new = {name: item for name, item in fields.new.items() if not issubclass(type(item), _CODE)}
         return fields
 
     def _all(self, value: Any) -> dict[str, Any]:
@@ -343,7 +343,7 @@ def _slots(kind: type) -> dict[str, Any]:
         for base in reversed(kind.__mro__)
         if "__slots__" in vars(base)
         for name, item in vars(base).items()
-        if isinstance(item, types.MemberDescriptorType)
+        if issubclass(type(item), types.MemberDescriptorType)
     }
 
 
@@ -459,17 +459,17 @@ class ClassKind(_AttributesKind):
 
 
 def _not_a_descriptor(item: Any) -> bool:
-    return not isinstance(item, (types.MemberDescriptorType, types.GetSetDescriptorType))
+    return not issubclass(type(item), (types.MemberDescriptorType, types.GetSetDescriptorType))
 
 
 def _is_comparable(item: Any) -> bool:
     """Plain attributes, and methods and classes of the user's code."""
     code = _underlying_function(item)
-    if isinstance(code, types.FunctionType):
+    if issubclass(type(code), types.FunctionType):
         return is_user_function(code)
-    if isinstance(code, type):
+    if issubclass(type(code), type):
         return not is_library_type(code)
-    return _not_a_descriptor(item) and not isinstance(item, _CODE) and not hasattr(type(item), "__get__")
+    return _not_a_descriptor(item) and not issubclass(type(item), _CODE) and not hasattr(type(item), "__get__")
 
 
 def _class_attributes(kind: type, wanted: Callable[[Any], bool]) -> dict[str, Any]:
@@ -478,9 +478,9 @@ def _class_attributes(kind: type, wanted: Callable[[Any], bool]) -> dict[str, An
 
 def _underlying_function(item: Any) -> Any:
     """The function in a descriptor."""
-    if isinstance(item, (classmethod, staticmethod)):
+    if issubclass(type(item), (classmethod, staticmethod)):
         return item.__func__
-    return item.fget if isinstance(item, property) else item
+    return item.fget if issubclass(type(item), property) else item
 
 
 class NamespaceEntry:
@@ -679,7 +679,9 @@ class ModuleNamesKind(_AttributesKind):
         return ((("attribute", name), item) for name, item in _names_of_module(value).items())
 
     def mark(self, value: Any) -> Any:
-        return {name: item for name, item in _names_of_module(value).items() if not isinstance(item, (*_CODE, type))}
+        return {
+            name: item for name, item in _names_of_module(value).items() if not issubclass(type(item), (*_CODE, type))
+        }
 
     def _all(self, value: Any) -> dict[str, Any]:
         return dict(vars(value))
@@ -695,7 +697,7 @@ def _names_of_module(module: Any) -> dict[str, Any]:
     return {
         name: item
         for name, item in vars(module).items()
-        if not name.startswith("__") and not isinstance(item, types.ModuleType)
+        if not name.startswith("__") and not issubclass(type(item), types.ModuleType)
     }
 
 
@@ -749,7 +751,7 @@ class WholeKind(BaseKind):
     where that is not possible, a change is reported."""
 
     def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
-        inner = [value.obj] if isinstance(value, memoryview) else fingerprints.hidden_parts(value)
+        inner = [value.obj] if issubclass(type(value), memoryview) else fingerprints.hidden_parts(value)
         return ((("", ""), part) for part in inner)
 
     def mark(self, value: Any) -> Any:
@@ -812,7 +814,7 @@ def _fill_queue(value: Any, items: Any) -> None:
 
 def flush(value: Any) -> None:
     """Flush a file: a fork would have a copy of its buffer."""
-    if isinstance(value, io.IOBase):
+    if issubclass(type(value), io.IOBase):
         with contextlib.suppress(OSError, ValueError):
             value.flush()
 
@@ -905,7 +907,7 @@ def is_value(kind: type) -> bool:
 def has_identity_hash(value: Any) -> bool:
     """Whether its class has a hash of its own that is that of the object, so that it may change."""
     own: Any = type(value).__hash__
-    if isinstance(value, (type, tuple, frozenset)) or own is object.__hash__:
+    if issubclass(type(value), (type, tuple, frozenset)) or own is object.__hash__:
         return False
     try:
         return hash(value) in (id(value), object.__hash__(value))

@@ -70,11 +70,11 @@ class StatePickler(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         """Called by pickle."""
-        if isinstance(value, by_code.BY_NAME):
+        if issubclass(type(value), by_code.BY_NAME):
             return self._defined(value)
-        if isinstance(value, types.CellType):
+        if issubclass(type(value), types.CellType):
             return by_code.reduced_cell(value)
-        if isinstance(value, types.ModuleType):
+        if issubclass(type(value), types.ModuleType):
             return importlib.import_module, (value.__name__,)
         attribute = by_code.reduced_attribute(value)
         if attribute is not None:
@@ -288,7 +288,7 @@ class _TolerantUnpickler(pickle._Unpickler):
 
 def _near(item: Any) -> set[int]:
     """The ids of what an object refers to, also by its `__dict__` or a list of it."""
-    if isinstance(item, (type, types.FunctionType, types.ModuleType)):
+    if issubclass(type(item), (type, types.FunctionType, types.ModuleType)):
         return set()
     parts = gc.get_referents(item)
     inner = [part for part in parts if type(part) in (dict, list, tuple)]

@@ -239,7 +239,7 @@ class _Walk:
             snapshot.gradients[number] = id(gradient), gradient._version
         if id(value) in self.weights:
             snapshot.slots[self.weights[id(value)]] = number
-        if node.kind is not None or type(value) in _HOLDERS or isinstance(value, (tuple, frozenset)):
+        if node.kind is not None or type(value) in _HOLDERS or issubclass(type(value), (tuple, frozenset)):
             (self.waiting if inner is None else self.wrappers).append(number)
 
     def _marked(self, value: Any) -> tuple[Kind | None, Any]:

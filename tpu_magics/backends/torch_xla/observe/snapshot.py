@@ -11,6 +11,7 @@ import inspect
 import types
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from types import FrameType
@@ -84,7 +85,8 @@ def take(frame: FrameType | None, sites: Sites) -> FrameSnapshot:
 
 
 class _FrameReader:
-    """Adds what it finds to a snapshot. It only looks at values in ways that run no user code."""
+    """Adds what it finds to a snapshot. It only looks at values in ways that run no user code, but for mappings that
+    are no dicts."""
 
     def __init__(self, snapshot: FrameSnapshot) -> None:
         self.snapshot = snapshot
@@ -98,34 +100,35 @@ class _FrameReader:
                 names = {name: names[name] for name in used if name in names}
         for name, value in list(names.items())[:_NAMES]:
             if not name.startswith(("__", "@")):
-                self.value(name, value, own)
+                with suppress(Exception):  # a container's own code
+                    self.value(name, value, own)
 
     def value(self, name: str, value: Any, own: bool) -> None:
-        if isinstance(value, (bool, int, float)):
+        if issubclass(type(value), (bool, int, float)):
             if own:
                 self.snapshot.numbers.setdefault(name, value)
-        elif isinstance(value, str):
+        elif issubclass(type(value), str):
             if own and len(value) <= _LONGEST:
                 self.snapshot.texts.setdefault(name, value)
         elif is_tensor(value):
             self.tensor(name, value)
-        elif isinstance(value, (types.FunctionType, types.MethodType, types.BuiltinFunctionType)):
+        elif issubclass(type(value), (types.FunctionType, types.MethodType, types.BuiltinFunctionType)):
             if own:
                 self.snapshot.functions.setdefault(name, str(getattr(value, "__qualname__", name)))
-        elif not isinstance(value, (types.ModuleType, type, bytes)):
+        elif not issubclass(type(value), (types.ModuleType, type, bytes)):
             self.thing(name, value, own)
 
     def thing(self, name: str, value: Any, own: bool) -> None:
         import torch
 
-        if isinstance(value, torch.nn.Module):
+        if issubclass(type(value), torch.nn.Module):
             self.module(name, value)
-        elif isinstance(value, torch.optim.Optimizer):
+        elif issubclass(type(value), torch.optim.Optimizer):
             self.optimizer(name, value)
-        elif isinstance(value, (Mapping, list, tuple)) or type(value).__name__ == "deque":
+        elif issubclass(type(value), (Mapping, list, tuple)) or type(value).__name__ == "deque":
             self.container(name, value, own)
         elif own:
-            self.attributes(name, vars(value) if hasattr(value, "__dict__") else {})
+            self.attributes(name, _attributes(value))
 
     def tensor(self, name: str, value: Any) -> None:
         if not (value.is_leaf and value.requires_grad):
@@ -142,9 +145,9 @@ class _FrameReader:
             self.tensor(label, item)
         if not tensors and own:
             for label, item in items[:_ITEMS]:
-                if isinstance(item, (bool, int, float)):
+                if issubclass(type(item), (bool, int, float)):
                     self.snapshot.numbers.setdefault(label, item)
-                elif isinstance(item, (Mapping, list, tuple)):
+                elif issubclass(type(item), (Mapping, list, tuple)):
                     for inner, leaf in list(_items(label, item))[:_ITEMS]:
                         if is_tensor(leaf):
                             self.tensor(inner, leaf)
@@ -161,33 +164,42 @@ class _FrameReader:
 
     def attributes(self, name: str, values: Mapping[str, Any]) -> None:
         for key, value in list(values.items())[:_NAMES]:
-            if isinstance(value, (bool, int, float)) and not str(key).startswith("_") and key != "training":
+            if issubclass(type(value), (bool, int, float)) and not str(key).startswith("_") and key != "training":
                 self.snapshot.numbers.setdefault(f"{name}.{key}", value)
-            elif isinstance(value, list) and value and is_tensor(value[0]) and value[0].is_xla:
+            elif issubclass(type(value), list) and value and is_tensor(value[0]) and value[0].is_xla:
                 self.snapshot.lengths.setdefault(f"{name}.{key}", len(value))
 
     def optimizer(self, name: str, optimizer: Any) -> None:
         inner = getattr(optimizer, "optimizer", optimizer)  # inside accelerate's wrapper
         for number, group in enumerate(getattr(inner, "param_groups", ())):
             for key, value in group.items():
-                if isinstance(value, (bool, int, float)):
+                if issubclass(type(value), (bool, int, float)):
                     self.snapshot.numbers.setdefault(f"{name}.param_groups[{number}][{key!r}]", value)
 
 
 def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """The items of a container by name: a batch's keys, else `name[i]`."""
-    if isinstance(value, Mapping):
-        for key, item in islice(value.items(), 4 * _ITEMS):
+    if issubclass(type(value), Mapping):
+        items = dict.items(value) if issubclass(type(value), dict) else value.items()
+        for key, item in islice(items, 4 * _ITEMS):
             yield (key if isinstance(key, str) else f"{name}[{key!r}]"), item
     else:
         for number, item in enumerate(islice(value, 4 * _ITEMS)):
             yield f"{name}[{number}]", item
 
 
+def _attributes(value: Any) -> Mapping[str, Any]:
+    try:
+        found: Mapping[str, Any] = object.__getattribute__(value, "__dict__")
+    except AttributeError:  # it has slots
+        return {}
+    return found
+
+
 def is_tensor(value: Any) -> bool:
     import torch
 
-    return isinstance(value, torch.Tensor)
+    return issubclass(type(value), torch.Tensor)
 
 
 def dtype_name(tensor: Any) -> str:
@@ -238,11 +250,11 @@ def _models(frame: FrameType) -> Iterator[tuple[str, Any]]:
     used = frame.f_code.co_names
     names = {**{name: frame.f_globals[name] for name in used if name in frame.f_globals}, **locals_of(frame)}
     for name, value in list(names.items())[:_NAMES]:
-        if isinstance(value, torch.nn.Module):
+        if issubclass(type(value), torch.nn.Module):
             yield name, value
-        elif hasattr(value, "__dict__") and not isinstance(value, type):
-            inner = list(vars(value).items())[:_NAMES]
-            yield from ((f"{name}.{key}", one) for key, one in inner if isinstance(one, torch.nn.Module))
+        elif not issubclass(type(value), type):
+            inner = list(_attributes(value).items())[:_NAMES]
+            yield from ((f"{name}.{key}", one) for key, one in inner if issubclass(type(one), torch.nn.Module))
 
 
 def _has_gradients(model: Any) -> bool:
