@@ -25,6 +25,7 @@ from tpu_magics.launch import process, session
 from tpu_magics.launch.request import check_function
 from tpu_magics.launch.runtime_start import find_start
 from tpu_magics.launch.strategies.forked import ForkedStrategy
+from tpu_magics.magics import doctor, runs_commands
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
@@ -282,6 +283,24 @@ def test_a_run_inside_a_run_is_told() -> None:
         return "it ran"
 
     assert run(trains_again).value == "Training was started inside a worker."
+
+
+@pytest.mark.parametrize(
+    ("magic", "use"),
+    [
+        ("%tpu_init", session.initialise),
+        ("%tpu_stop", functools.partial(runs_commands.stop, None)),
+        ("%tpu_doctor --fix", functools.partial(doctor.doctor, fix=True)),
+    ],
+)
+@pytest.mark.parametrize("background", [False, True])
+def test_magics_of_the_notebook_are_refused_inside_a_run(magic: str, use: Callable[[], Any], background: bool) -> None:
+    def uses_it() -> str:
+        with pytest.raises(TpuMagicsError) as caught:
+            use()
+        return caught.value.what
+
+    assert run(uses_it, background=background).wait().value == f"{magic} was used inside a worker."
 
 
 def test_the_stop_signal_is_left_as_it_was() -> None:

@@ -134,9 +134,23 @@ class Session:
         with self.local.precision(precision) if precision else nullcontext(), self.local.scope():
             yield
 
+    @property
+    def in_worker(self) -> bool:
+        """Whether this process is a worker, forked from the notebook's during a run."""
+        return self.active_run is not None and self.active_run.folder.info["pid"] != os.getpid()
+
+    def refuse_in_worker(self, magic: str, todo: str = "") -> None:
+        """Raise TpuMagicsError in a worker, where `magic` would change nothing of the notebook's."""
+        if self.in_worker:
+            raise TpuMagicsError(
+                f"{magic} was used inside a worker.",
+                "The training function runs in a process of its own on every rank; the session belongs to the notebook.",
+                todo or f"Remove {magic} from the function, and use it in a cell of its own.",
+            )
+
     def refuse_second(self) -> None:
         """Raise TpuMagicsError while a run is active."""
-        if self.active_run is not None and self.active_run.folder.info["pid"] != os.getpid():
+        if self.in_worker:
             raise TpuMagicsError(
                 "Training was started inside a worker.",
                 "The training function already runs on every rank.",
@@ -198,6 +212,7 @@ def initialise(
     """
     from tpu_magics.launch.pods import host_selection
 
+    current.refuse_in_worker("%tpu_init")
     options = Options(precision=precision, processes=processes, spmd=spmd, collective_timeout=collective_timeout)
     options.check()
     check_choice("--framework", framework, CHOICES)

@@ -32,6 +32,8 @@ def doctor(fix: bool = False) -> Diagnosis:
 def _examined(fix: bool, shell: bool) -> Diagnosis:
     from tpu_magics.launch import session
 
+    if fix:
+        session.current.refuse_in_worker("%tpu_doctor --fix")
     framework = _framework(session.current.framework)
     runtime = None if shell else bool(session.current.backend.runtime_initialized())
     checks = examine(collect_facts(framework=framework, runtime=runtime))

@@ -67,8 +67,10 @@ def stop(name: str | None, save: bool = False) -> None:
     """Stop the run in the background. `save`: only if it can be saved first."""
     from tpu_magics.launch import session
 
+    todo = "Remove it. To end the training from inside the function, return from it or raise an exception."
+    session.current.refuse_in_worker("%tpu_stop", todo)
     going = session.current.active_run
-    if going is None:
+    if going is None or not going.options.background:
         raise TpuMagicsError(
             "No run is active in the background.",
             "A run in a cell is stopped with the stop button (or Ctrl-C).",
@@ -129,7 +131,13 @@ def _attached(run: RunFiles) -> bool:
     from tpu_magics.launch.notebook import NullObserver, open_observer
 
     going = session.current.active_run
-    if going is None or going.folder.path != run.path or not going.options.background or going.ended:
+    if (
+        going is None
+        or session.current.in_worker
+        or going.folder.path != run.path
+        or not going.options.background
+        or going.ended
+    ):
         return False
     notebook = session.current.notebook
     if notebook.show_again(run):
