@@ -84,6 +84,9 @@ def test_the_line_of_a_failure_is_that_of_the_cell(notebook: FakeNotebook) -> No
         ("def f(m): yield m", ["1"], "is a generator function"),
         ("def f(:", [], "The cell is not valid Python"),
         ("return 3", [], "The cell is not valid Python"),
+        ("await f()\nreturn 3", [], "The cell is not valid Python"),
+        ("x = 1\nawait f()", [], "call asyncio.run(main()) in its place"),
+        ("async for x in f(): pass", [], "line 2. The kernel's event loop"),
         ("x = 1", ["1"], "This cell takes no ARGs, but got: 1"),
         ("import torch_xla\ntorch_xla.launch(print)", ["a=1"], "This cell takes no ARGs, but got: a"),
         ("", [], "is empty"),
@@ -94,6 +97,13 @@ def test_bad_cells_are_refused(notebook: FakeNotebook, runs: Path, text: str, wo
     caught = error_of(cell, text, *words)
     assert word in str(caught), caught
     assert not runs.exists()
+
+
+@pytest.mark.process
+def test_a_coroutine_runs_in_a_worker(notebook: FakeNotebook) -> None:
+    """What the error about `await` says to write."""
+    cell("import asyncio\nasync def main():\n    await asyncio.sleep(0)\n    return 7\nx = asyncio.run(main())")
+    assert notebook.names["x"] == 7
 
 
 # -- form 2 -----------------------------------------------------------------------------------------------------------

@@ -186,7 +186,27 @@ def compile_tree(tree: ast.Module | ast.Expression | ast.Interactive, filename: 
     try:
         return compile(ast.fix_missing_locations(tree), filename, mode, dont_inherit=True)
     except SyntaxError as error:  # e.g. `return` outside a function
-        raise syntax_error(error) from None
+        raise _await_error(error) if _awaits(tree, filename, mode) else syntax_error(error) from None
+
+
+def _awaits(tree: ast.Module | ast.Expression | ast.Interactive, filename: str, mode: str) -> bool:
+    """Whether the code is valid in a cell without a magic, where IPython allows `await` outside of a function."""
+    try:
+        compile(tree, filename, mode, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    except SyntaxError:
+        return False
+    return True
+
+
+def _await_error(error: SyntaxError) -> TpuMagicsError:
+    cells = session.current.notebook.cell_names()
+    return TpuMagicsError(
+        "A training cell cannot use `await` outside of a function.",
+        f"It is in {cells.get(error.filename or '', 'the cell')}, line {error.lineno}. The kernel's event loop, which "
+        "runs it in other cells, is not in the workers.",
+        "Put it into a function, async def main(): ..., and call asyncio.run(main()) in its place; or use `await` in a "
+        "cell before the run.",
+    )
 
 
 def syntax_error(error: SyntaxError) -> TpuMagicsError:
