@@ -401,6 +401,15 @@ def test_a_background_run_comes_home_with_wait(tmp_path: Path) -> None:
     assert run(who).status == "done"
 
 
+def test_what_is_said_of_a_background_run_has_the_name_of_its_result(tmp_path: Path) -> None:
+    notebook = fake_notebook()
+    result = run(waits_and_trains, tmp_path / "go", net(), background=True, output="bg")
+    assert any("bg.wait() loads its results" in line for line in notebook.lines)
+    assert "Wait for it with bg.wait()" in refused(who).todo
+    (tmp_path / "go").touch()
+    result.wait()
+
+
 def test_a_background_run_that_is_stopped_changes_nothing(tmp_path: Path) -> None:
     model = net()
     before = digest(model)

@@ -34,7 +34,7 @@ class Options:
     """Options of a run; None: the session's default. `gate`: called with the request before anything forks; an
     exception stops the run. `observe`: makes one more observer of the run, besides the panel. `jit`: only for
     TensorFlow (launch/strategies/in_process.py). `resume`, `save_every`, `keep`: launch/resume/notebook.py;
-    `retries`: how often a run that was killed starts again."""
+    `retries`: how often a run that was killed starts again; `output`: the name that gets the result."""
 
     processes: int | None = None
     precision: str | None = None
@@ -58,6 +58,7 @@ class Options:
     save_every: str | int | None = None
     keep: int | None = None
     retries: int = 0
+    output: str = "_tpu"
 
     def check(self) -> None:
         """Raise TpuMagicsError for invalid values."""

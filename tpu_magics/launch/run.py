@@ -205,7 +205,7 @@ class TrainingRun:
             finally:
                 self.observer.settle()
                 self.folder.release()
-            show_results(loaded)
+            show_results(loaded, self.options.output)
             self.ending.stop()
             interrupted = bool(late)
             late.clear()
@@ -405,15 +405,15 @@ def _plan_hoists(request: Request, options: Options, planned: Plan) -> hoist.Hoi
 # -- the end ----------------------------------------------------------------------------------------------------------
 
 
-def show_results(loaded: results.RunResults) -> None:
-    """Set the names that the cell assigned, and say what could not be updated."""
+def show_results(loaded: results.RunResults, output: str) -> None:
+    """Set the names that the cell assigned, and say what could not be updated. `output`: the name of the result."""
     notebook = session.current.notebook
     notebook.namespace.update(loaded.names)
     if loaded.left:
         names = ", ".join(f"`{name}`" for name in loaded.left)
-        notebook.say(f"Not updated in the notebook, because they cannot be pickled: {names} (reasons: _tpu.left)")
+        notebook.say(f"Not updated in the notebook, because they cannot be pickled: {names} (reasons: {output}.left)")
     if loaded.unchanged:
-        notebook.say(f"Changed in the worker, unchanged here: {unchanged_text(loaded.unchanged)}")
+        notebook.say(f"Changed in the worker, unchanged here: {unchanged_text(loaded.unchanged, output)}")
     for lost in (value for value in loaded.values[:1] if type(value) is results.MissingValue):
         notebook.say(lost.reason)
     for note in (*loaded.notes, *loaded.warnings):

@@ -144,7 +144,7 @@ class Session:
         if self.in_worker:
             raise TpuMagicsError(
                 f"{magic} was used inside a worker.",
-                "The training function runs in a process of its own on every rank; the session belongs to the notebook.",
+                "The training function runs in its own process on every rank; the session belongs to the notebook.",
                 todo or f"Remove {magic} from the function, and use it in a cell of its own.",
             )
 
@@ -167,7 +167,7 @@ class Session:
             raise TpuMagicsError(
                 f"The run {name!r} is still running, and only one run at a time can use the device.",
                 "It was started with --background.",
-                f"Wait for it with _tpu.wait(), or stop it with %tpu_stop {name}",
+                f"Wait for it with {self.active_run.options.output}.wait(), or stop it with %tpu_stop {name}",
             )
 
 

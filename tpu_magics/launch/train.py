@@ -203,11 +203,8 @@ class CellSource:
     filename: str
 
 
-def train_cell(source: CellSource, words: Sequence[str], options: Options, output: str = "_tpu") -> TrainResult | None:
-    """Train a `%%tpu_train` cell. None if a form 2 cell never reached its launcher call.
-
-    `output`: the name of the result, for statements after the launcher call of a form 2 cell.
-    """
+def train_cell(source: CellSource, words: Sequence[str], options: Options) -> TrainResult | None:
+    """Train a `%%tpu_train` cell. None if a form 2 cell never reached its launcher call."""
     __tracebackhide__ = True
     positional, named = cell.parse_arguments(words)
     namespace = session.current.notebook.namespace
@@ -224,7 +221,7 @@ def train_cell(source: CellSource, words: Sequence[str], options: Options, outpu
             "Remove them, or end the cell with the function that takes them.",
         )
     if read.form == 2:
-        return _train_launches(read, options, namespace, output)
+        return _train_launches(read, options, namespace)
     last = read.tree.body[-1]
     if isinstance(last, (ast.FunctionDef, ast.AsyncFunctionDef)):
         session.current.notebook.say(
@@ -278,7 +275,7 @@ def _train_definition(
 # -- form 2 -----------------------------------------------------------------------------------------------------------
 
 
-def _train_launches(read: cell.Cell, options: Options, namespace: dict[str, Any], output: str) -> TrainResult | None:
+def _train_launches(read: cell.Cell, options: Options, namespace: dict[str, Any]) -> TrainResult | None:
     """Run the cell in the notebook; its launcher calls go through our launcher."""
     __tracebackhide__ = True
     last: list[TrainResult] = []
@@ -287,8 +284,8 @@ def _train_launches(read: cell.Cell, options: Options, namespace: dict[str, Any]
         __tracebackhide__ = True
         call, kind = read.calls[number]
         bound = inspect.signature(original).bind(*args, **kwargs)
-        namespace[output] = run_launcher(kind, bound, options, _labels(call))
-        last.append(namespace[output])
+        namespace[options.output] = run_launcher(kind, bound, options, _labels(call))
+        last.append(namespace[options.output])
 
     body, final = cell.split_final(cell.replace_calls(read, INTERCEPT))
     code, shown = cell.compile_tree(body, read.filename, "exec"), cell.compile_tree(final, read.filename, "single")

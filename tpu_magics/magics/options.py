@@ -148,7 +148,7 @@ def train_parser(prog: str) -> MagicParser:
     parser.add_argument(
         "-o", "--output", default="_tpu", metavar="NAME", help="the name that gets the result (default: _tpu)"
     )
-    parser.add_argument("--background", action="store_true", help="return at once; _tpu.wait() loads the results")
+    parser.add_argument("--background", action="store_true", help="return at once; NAME.wait() loads the results")
     _add_limits(parser)
     parser.add_argument(
         "--preflight",

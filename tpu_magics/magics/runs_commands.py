@@ -131,13 +131,9 @@ def _attached(run: RunFiles) -> bool:
     from tpu_magics.launch.notebook import NullObserver, open_observer
 
     going = session.current.active_run
-    if (
-        going is None
-        or session.current.in_worker
-        or going.folder.path != run.path
-        or not going.options.background
-        or going.ended
-    ):
+    if going is None or going.folder.path != run.path or not going.options.background or going.ended:
+        return False
+    if session.current.in_worker:
         return False
     notebook = session.current.notebook
     if notebook.show_again(run):

@@ -45,7 +45,7 @@ def run(notebook: ShellNotebook, found: argparse.Namespace, args: Sequence[str],
     gate = preflight_first(found.preflight, found.plain, notebook.namespace)
     observe = for_tensorboard(found.tensorboard, None if found.plain else notebook.say)
     try:
-        result = _train(notebook, replace(_options(found), gate=gate, observe=observe), args, line, cell, found.output)
+        result = _train(notebook, replace(_options(found), gate=gate, observe=observe), args, line, cell)
     finally:
         if session.current.last is not before:
             notebook.namespace[found.output] = session.current.last
@@ -149,11 +149,12 @@ def _options(found: argparse.Namespace) -> Options:
         save_every=found.save_every,
         keep=found.keep,
         retries=found.retries,
+        output=found.output,
     )
 
 
 def _train(
-    notebook: ShellNotebook, options: Options, args: Sequence[str], line: str, cell: str | None, output: str
+    notebook: ShellNotebook, options: Options, args: Sequence[str], line: str, cell: str | None
 ) -> TrainResult | None:
     __tracebackhide__ = True
     if cell is None:
@@ -165,7 +166,7 @@ def _train(
             "%%tpu_train trains a function or statements of its cell.",
             "Write the training function below %%tpu_train, or use %tpu_train FUNCTION for an existing one.",
         )
-    return launcher.train_cell(notebook.source(line, cell), args, options, output)
+    return launcher.train_cell(notebook.source(line, cell), args, options)
 
 
 # -- the outcome ----------------------------------------------------------------------------------------------------

@@ -70,10 +70,11 @@ def require_pytorch(hosts: str) -> None:
 
 def _require_idle(current: Session) -> None:
     if current.active_run is not None and current.active_run.busy and current.pod is not None:
+        name, result = current.active_run.folder.name, current.active_run.options.output
         raise TpuMagicsError(
-            f"The run {current.active_run.folder.name!r} is still running on the hosts of the cluster.",
+            f"The run {name!r} is still running on the hosts of the cluster.",
             "It was started with --background.",
-            f"Wait for it with _tpu.wait(), or stop it with %tpu_stop {current.active_run.folder.name}",
+            f"Wait for it with {result}.wait(), or stop it with %tpu_stop {name}",
         )
 
 

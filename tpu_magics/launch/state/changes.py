@@ -512,8 +512,8 @@ def rank_differences(snapshot: StateSnapshot, sums: Sequence[Mapping[int, int] |
     return f"{ranks} differ in {shown}{more}: the notebook has the values of rank 0."
 
 
-def unchanged_text(left: Mapping[str, str]) -> str:
-    """What is not updated, with the reasons, in one line."""
+def unchanged_text(left: Mapping[str, str], output: str) -> str:
+    """What is not updated, with the reasons, in one line. `output`: the name of the result."""
     shown = [f"`{name}` ({why})" for name, why in list(left.items())[:SHOWN]]
-    more = f" and {len(left) - SHOWN} more (_tpu.left)" if len(left) > SHOWN else ""
+    more = f" and {len(left) - SHOWN} more ({output}.left)" if len(left) > SHOWN else ""
     return ", ".join(shown) + more

@@ -232,7 +232,7 @@ class ForkedStrategy(Strategy):
         self._thread = threading.Thread(target=supervise, name=f"tpu_magics-watch-{name}", daemon=True)
         self._thread.start()
         session.current.notebook.say(
-            f"Training {name!r} in the background: _tpu.wait() loads its results, %tpu_stop stops it."
+            f"Training {name!r} in the background: {run.options.output}.wait() loads its results, %tpu_stop stops it."
         )
 
     def wait(self, run: TrainingRun) -> None:  # noqa: ARG002
@@ -293,7 +293,7 @@ class ForkedStrategy(Strategy):
                 raise TpuMagicsError(results.reason_partial_missing(run.folder, watch.workers))
             loaded = self.load(run, 1)
             _record_warnings(run, loaded)
-            show_results(loaded)
+            show_results(loaded, run.options.output)
         except (TpuMagicsError, OSError) as failed:
             reason = failed.what if isinstance(failed, TpuMagicsError) else str(failed)
             return results.with_sentence(
