@@ -121,6 +121,22 @@ def test_what_cannot_be_loaded_holds_nothing_else_back(files: RunFiles) -> None:
     )
 
 
+class Exits:
+    """An object whose own code ends the program while it is loaded."""
+
+    def __reduce__(self) -> Any:
+        return sys.exit, ("over",)
+
+
+def test_an_object_that_exits_holds_nothing_else_back(files: RunFiles) -> None:
+    data = pickle.dumps(Exits())
+    names = {"x": data, "y": pickle.dumps(2)}
+    put(files, 0, pickle.dumps({"value": data, "problem": "", "names": names}))
+    home = collect_results(files, 1, {}, FakeBackend())  # type: ignore[arg-type]
+    assert home.names == {"y": 2} and home.left == {"x": "SystemExit: over"}
+    assert isinstance(home.values[0], MissingValue) and home.values[0].reason.endswith("SystemExit: over")
+
+
 @pytest.mark.parametrize(("fails", "calls"), [("check", ["check ['m']"]), ("load", ["check ['m']", "load"])])
 def test_results_stay_where_the_weights_cannot_be_loaded(files: RunFiles, fails: str, calls: list[str]) -> None:
     backend = FakeBackend(fails)

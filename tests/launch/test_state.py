@@ -555,30 +555,36 @@ def test_an_optimizer_of_a_model_that_is_sharded_is_refused() -> None:
 class Refused:
     """It can be pickled, but not loaded in the notebook."""
 
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
+
     def __reduce__(self) -> Any:
-        return _only_in_worker, (os.getpid(),)
+        return _only_in_worker, (os.getpid(), self.error)
 
 
-def _only_in_worker(pid: int) -> Any:
+def _only_in_worker(pid: int, error: type[BaseException]) -> Any:
     if pid != os.getpid():
-        raise RuntimeError("made for another process")
-    return Refused()
+        raise error("made for another process")
+    return Refused(error)
 
 
-def test_what_cannot_be_loaded_does_not_take_the_others_with_it(notebook: FakeNotebook) -> None:
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
+def test_what_cannot_be_loaded_does_not_take_the_others_with_it(
+    notebook: FakeNotebook, error: type[BaseException]
+) -> None:
     shared: dict[str, Any] = {"array": np.zeros(3)}
     held: dict[str, list[Any]] = {"first": [], "second": [], "third": []}
 
     def train() -> None:
         shared["array"] += 1
         shared["new"] = torch.ones(2)
-        held["first"].append((np.ones(2), Refused(), np.ones(2)))
+        held["first"].append((np.ones(2), Refused(error), np.ones(2)))
         held["second"].append(np.ones(2) * 2)
         held["third"].append(held["second"][0])
 
     result = run(train)
     assert result.left == {
-        "held['first']": "it could not be loaded in the notebook: RuntimeError: made for another process"
+        "held['first']": f"it could not be loaded in the notebook: {error.__name__}: made for another process"
     }
     assert held["first"] == [] and held["second"][0].tolist() == [2, 2] and held["third"][0] is held["second"][0]
     assert shared["array"].tolist() == [1, 1, 1] and shared["new"].tolist() == [1, 1]

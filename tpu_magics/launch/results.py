@@ -170,7 +170,9 @@ def _load_value(rank: int, pack: Mapping[str, Any], loads: Callable[[bytes], Any
         return MissingValue(f"The return value of rank {rank} could not be sent to the notebook: {pack['problem']}")
     try:
         return loads(pack["value"])
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # also a SystemExit of an object's own code
         return MissingValue(
             f"The return value of rank {rank} could not be loaded in the notebook: {type(error).__name__}: {error}"
         )
@@ -222,7 +224,9 @@ def _load_name(name: str, load: Callable[[], Any], results: RunResults) -> None:
     except AttributeError as error:
         # The class of the object was defined in the worker, after other statements.
         results.left[name] = f"{error}. Define classes and functions at the top of the cell, or in an earlier one."
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         results.left[name] = f"{type(error).__name__}: {error}"
 
 

@@ -195,7 +195,7 @@ class StateUnpickler(pickle.Unpickler):
         return self._storages[number, token]
 
 
-Entries = tuple[dict[int, Any], dict[int, Exception]]
+Entries = tuple[dict[int, Any], dict[int, BaseException]]
 """What could be loaded, and why the others could not, by their order."""
 
 
@@ -212,7 +212,9 @@ def load_entries(
     quick = StateUnpickler(io.BytesIO(written), snapshot, adapter, blob, buffers)
     try:
         return {number: quick.load() for number in range(len(ends))}, {}
-    except Exception:
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # also a SystemExit of an object's own code
         adapter.begin()
         return _TolerantUnpickler(written, ends, buffers, snapshot, adapter, blob).entries()
 
@@ -265,7 +267,9 @@ class _TolerantUnpickler(pickle._Unpickler):
             made = len(self.memo)
             try:
                 found[number] = self.load()
-            except Exception as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
                 problems[number] = error
                 self._lose(made, self._written[start:end])
             start, used = end, used_at_end
