@@ -1000,6 +1000,15 @@ class TestStopped:
         assert "Rank 1: had already returned." in error.why
         assert "Rank 2: source line unknown" in error.why
 
+    def test_a_rank_that_waits_for_what_its_function_started(self) -> None:
+        after = "The function has returned. Waiting for the threads that it started: saver"
+        waiting = killed(9, stopped_by_us=True, after=after)
+        error = diagnose(failure(waiting, reason="timeout", timeout=5.0))
+        assert f"Rank 0: t{after[1:]}. The notebook" in error.why
+        assert "End the threads and processes" in error.todo
+        finished_step = WorkerOutcome(0, end=ended("", status="stopped"), after=after)
+        assert after[1:] not in diagnose(failure(finished_step, reason="timeout", timeout=5.0)).why
+
     def test_an_interrupt_blames_nobody(self) -> None:
         error = diagnose(failure(stopped(0, 5, "all_reduce"), stopped(1, 8), reason="interrupt"))
         assert isinstance(error, TrainingInterrupted) and isinstance(error, KeyboardInterrupt)

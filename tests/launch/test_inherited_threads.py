@@ -287,6 +287,24 @@ def test_threads_and_processes_of_the_function_end_before_their_worker(tmp_path:
     }
 
 
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [(0.0, "for the processes that it started: sleeper"), (60.0, "the function has ended. Its results")],
+)
+def test_a_timeout_says_that_what_the_function_started_was_waited_for(
+    said: float, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tpu_magics.launch.inherited_threads.SAID", said)
+
+    def trains() -> None:
+        context = multiprocessing.get_context("fork")
+        context.Process(target=time.sleep, args=(600,), name="sleeper").start()
+
+    error = failed(trains, timeout=2.0)
+    assert "after 2 s (--timeout)" in error.what and words in error.why, error.why
+    assert "End the threads and processes" in error.todo
+
+
 def test_a_lock_that_a_thread_holds_for_a_moment_is_free_in_a_worker() -> None:
     lock, end = threading.Lock(), threading.Event()
 

@@ -16,7 +16,7 @@ from tpu_magics.launch import supervisor
 from tpu_magics.runs import events
 from tpu_magics.runs.files import RunFiles, open_record
 from tpu_magics.runs.folder import RunFolder
-from tpu_magics.runs.reader import Run
+from tpu_magics.runs.reader import Run, Tail
 
 if TYPE_CHECKING:
     from tpu_magics.launch.run import TrainingRun
@@ -32,7 +32,8 @@ class WorkerOutcome:
     `signal` or `exit_code`: what the kernel reported (the other is None); `ended`: unix seconds; `peak_rss` and
     `peak_pss`: bytes (None: not available); `end`: its last record, if it wrote one; `stack`: faulthandler's dump of
     its threads, "" for none; `log_tail`: the end of its output; `stopped_by_us`: the supervisor ended it;
-    `address_space`: its RLIMIT_AS at the end, in bytes (None: no limit).
+    `address_space`: its RLIMIT_AS at the end, in bytes (None: no limit); `after`: what it did last after its function,
+    "" where that has not returned.
     """
 
     rank: int
@@ -47,6 +48,7 @@ class WorkerOutcome:
     log_tail: str = ""
     stopped_by_us: bool = False
     address_space: int | None = None
+    after: str = ""
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,17 @@ def _outcome(files: RunFiles, one: supervisor.WorkerProcess) -> WorkerOutcome:
         log_tail=_tail(files.log_path(one.rank)),
         stopped_by_us=one.stopped_by_us,
         address_space=one.address_space,
+        after=_after_function(files, one.rank),
     )
+
+
+def _after_function(files: RunFiles, rank: int) -> str:
+    found = Tail(files.events_path(rank)).read()
+    said = [one.text for one in found if isinstance(one, events.Warned) and one.code == "threads"]
+    if said:
+        return said[-1].rstrip(".")
+    collects = any(isinstance(one, events.Phase) and one.name == "collecting" for one in found)
+    return "The function has ended. Its results are written, or what it started is waited for" if collects else ""
 
 
 def _tail(path: Path) -> str:

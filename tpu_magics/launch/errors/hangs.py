@@ -139,8 +139,11 @@ def timed_out(failure: Failure) -> tuple[int | None, Explanation]:
         return None, Explanation(
             f"The run was stopped {after}.",
             f"{_positions(failure)} {base.UNCHANGED}",
-            "If that line was still making progress, give the run more time with --timeout. Otherwise check what it "
-            "waits for.",
+            "End the threads and processes that the function starts before it returns, or give the run more time with "
+            "--timeout."
+            if any(one.after for one in failure.outcomes if one.end is None)
+            else "If that line was still making progress, give the run more time with --timeout. Otherwise check what "
+            "it waits for.",
         )
     verb = "hangs" if len(hanging) == 1 else "hang"
     who = base.ranks([one.rank for one in hanging])
@@ -215,6 +218,9 @@ def position(failure: Failure, outcome: WorkerOutcome) -> str:
         return "had already returned"
     stack = base.stack_of(failure, outcome)
     line = frames.last_user_frame(stack)
+    if outcome.after and outcome.end is None:
+        at = f" ({base.at_line(line).strip()})" if line is not None else ""
+        return f"{outcome.after[0].lower()}{outcome.after[1:]}{at}"
     if line is None:
         return "source line unknown (no stack was written)"
     waits = "" if outcome.end is not None else _waits_in(stack)  # one that was told to stop has finished its step
