@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import concurrent.futures
 import contextlib
 import ctypes
 import os
@@ -20,7 +22,7 @@ import torch
 from tests import framework
 from tests.launch.launching import alive, digest, failed, fake_notebook, interrupt_when, of, run, said, wait_until
 from tpu_magics.errors import TrainingFailed, TrainingInterrupted
-from tpu_magics.launch import process, supervisor
+from tpu_magics.launch import endless_waits, process, supervisor
 from tpu_magics.runs.events import End
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
@@ -137,7 +139,21 @@ def limits_memory(model: Any) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (2**28, hard))
 
 
-@pytest.mark.parametrize("function", [opens_all, closes_the_first, closes_the_others, limits_memory])
+def refuses(*_arguments: Any, **_named: Any) -> Any:
+    raise RuntimeError("replaced")
+
+
+def replaces_builtins(model: Any) -> None:
+    sgd(model)
+    vars(builtins).update(dict.fromkeys(("len", "isinstance", "print", "getattr", "min"), refuses))
+
+
+def replaces_and_raises() -> None:
+    replaces_builtins(net())
+    raise ValueError("boom")
+
+
+@pytest.mark.parametrize("function", [opens_all, closes_the_first, closes_the_others, limits_memory, replaces_builtins])
 def test_what_was_trained_comes_home_all_the_same(function: Callable[..., Any]) -> None:
     model, alone = net(), net()
     result = run(function, model)
@@ -177,6 +193,7 @@ def writes_nothing() -> None:
     ("function", "words"),
     [
         (closes_and_raises, ("Rank 0 raised ValueError: boom",)),
+        (replaces_and_raises, ("Rank 0 raised ValueError: boom",)),
         (is_refused_memory, ("address space is limited to 256 MiB (RLIMIT_AS)",)),
         (is_refused_memory_for_good, ("address space is limited to 256 MiB (RLIMIT_AS)",)),
         (is_refused_memory_in_c, ("address space is limited to 256 MiB (RLIMIT_AS)",)),
@@ -187,6 +204,18 @@ def writes_nothing() -> None:
 def test_what_it_lacked_is_said(function: Callable[..., Any], words: tuple[str, ...]) -> None:
     text = said(failed(function))
     assert all(word in text for word in words) and "os._exit" not in text, text
+
+
+@pytest.mark.skipif(framework.TORCH_TPU, reason="its ranks run in no executor")
+def test_a_rank_whose_thread_ends_without_a_result_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endless_waits, "EVERY", 0.1)
+    monkeypatch.setattr(endless_waits, "GONE", 0.3)
+
+    def trains() -> None:
+        concurrent.futures.Future.set_result = refuses  # type: ignore[method-assign]
+
+    text = said(failed(trains))
+    assert "Rank 0 raised ThreadEnded" in text and "without a result and without an error" in text
 
 
 def test_a_worker_that_cannot_begin_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
 """Ends a worker that waits for what nobody in its process can do, e.g. for a thread that the notebook has and a forked
-worker has not.
+worker has not; and one whose function's thread has ended without a result.
 
 It is no matter of how long a wait takes: a rank is ended only where all its threads wait, without a time limit, for
 something of Python's (a lock, a queue, an event, a future) that only a thread of this process can give, and where no
@@ -26,6 +26,7 @@ from tpu_magics.launch.inherited_threads import is_idle, module_of
 
 EVERY = 1.0  # seconds between looks
 LASTS = 20.0  # seconds without any change, after which the waits are looked at
+GONE = 5.0  # seconds that a worker has to end after the thread of its function
 BUSY = 0.05  # share of one processor: a process that computes more may call Python again from C++
 _LOCK, _RLOCK = type(threading.Lock()), type(threading.RLock())
 _WAITING = {threading.__file__, queue.__file__}  # Python's own code, which has a wait's time limit in a variable
@@ -37,24 +38,36 @@ class WaitsForever(Exception):
     """A rank waits for something that no thread of its process can do."""
 
 
+class ThreadEnded(Exception):
+    """The thread of a rank's function has ended, and nobody was given its result or its error."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the thread of the function ended without a result and without an error. The function, or a library that "
+            "it uses, has replaced a part of Python that threads need (threading, concurrent.futures)"
+        )
+
+
 class EndlessWaits:
     """Looks at the threads of a worker, in a thread of its own. `ranks`: ids of the threads that run the user's
-    function; `server_of(objects)`: the notebook's thread that they belong to, "" for none; `end(frame, text)`: ends
-    the worker, whose function is at this frame."""
+    function; `server_of(objects)`: the notebook's thread that they belong to, "" for none; `end(frame, error)`: ends
+    the worker, whose function is at this frame (None: its thread has ended)."""
 
     def __init__(
         self,
         ranks: Collection[int],
         server_of: Callable[[Sequence[Any]], str],
-        end: Callable[[FrameType, str], None],
+        end: Callable[[FrameType | None, Exception], None],
     ) -> None:
         self._ranks, self._server_of, self._end = ranks, server_of, end
         self._stopped = threading.Event()
         self._since = self._used = 0.0
         self._positions: dict[int, tuple[int, int]] = {}
         self._looked = False
+        self._seen = 0.0
 
     def start(self) -> None:
+        self._seen = time.monotonic()
         threading.Thread(target=self._loop, name="tpu_magics-waits", daemon=True).start()
 
     def stop(self) -> None:
@@ -62,14 +75,19 @@ class EndlessWaits:
 
     def _loop(self) -> None:
         while not self._stopped.wait(EVERY):
-            found = None
+            found: tuple[FrameType | None, Exception] | None = None
             with suppress(Exception):  # a thread that ends meanwhile, an object whose own code raises
-                found = self.look()
+                found = self._lost() or self.look()
             if found is not None and not self._stopped.is_set():
                 self._end(*found)
                 return
 
-    def look(self) -> tuple[FrameType, str] | None:
+    def _lost(self) -> tuple[None, ThreadEnded] | None:
+        if sys._current_frames().keys() >= set(self._ranks):
+            self._seen = time.monotonic()
+        return (None, ThreadEnded()) if time.monotonic() - self._seen > GONE else None
+
+    def look(self) -> tuple[FrameType, WaitsForever] | None:
         """Where a rank waits and for what, if nothing in this process can end the wait."""
         frames = _frames(self._ranks)
         positions = {ident: (id(frame), frame.f_lasti) for ident, frame in frames.items()}
@@ -82,7 +100,7 @@ class EndlessWaits:
         self._looked = True  # until a thread does something
         waits = _all_waits(frames)
         rank = next((ident for ident in self._ranks if ident in waits), None) if waits is not None else None
-        return None if waits is None or rank is None else (frames[rank], self._text(waits[rank]))
+        return None if waits is None or rank is None else (frames[rank], WaitsForever(self._text(waits[rank])))
 
     def _text(self, objects: Sequence[Any]) -> str:
         kind = next((type(one).__name__ for one in reversed(objects)), "lock")

@@ -7,6 +7,7 @@ all that a process can have. Its forked children die with it; programs that it s
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import ctypes
 import faulthandler
@@ -22,7 +23,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import descendants, frames
@@ -267,15 +268,25 @@ RESERVED = 32  # descriptors reserved for writing results
 _ENOUGH_DESCRIPTORS = 256  # with a lower limit, none are reserved
 _MEMORY = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
 _limits_before: dict[int, tuple[int, int]] = {}
+_builtins_before: dict[str, Any] = {}
 
 
 def keep_reserve() -> None:
-    """Before the user code: lower the limit of open files a little, and remember the limits of memory."""
+    """Before the user code: lower the limit of open files a little, and remember the limits of memory and Python's
+    built-in functions."""
+    _builtins_before.update(builtins.__dict__)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     _limits_before.update((number, resource.getrlimit(number)) for number in _MEMORY)
     if soft >= _ENOUGH_DESCRIPTORS:  # not RLIM_INFINITY, which is negative
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft - RESERVED, hard))
+
+
+def restore_builtins() -> None:
+    """After the user code: with a `len` that it has replaced, threads would end without a word. Calls none of them."""
+    for name, value in _builtins_before.items():
+        if builtins.__dict__.get(name) is not value:
+            builtins.__dict__[name] = value
 
 
 def release_descriptors() -> None:

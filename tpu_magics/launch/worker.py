@@ -22,7 +22,7 @@ from tpu_magics.backends.base import (
     WorkerWatcher,
 )
 from tpu_magics.launch import descendants, frames, process, streams
-from tpu_magics.launch.endless_waits import EndlessWaits, WaitsForever, waits_for
+from tpu_magics.launch.endless_waits import EndlessWaits, waits_for
 from tpu_magics.launch.errors.ranks import no_such_rank
 from tpu_magics.launch.inherited_threads import (
     InheritedThreads,
@@ -171,7 +171,10 @@ class _Worker:
 
     def _run_work(self, ordinal: int, replica: int) -> Any:
         with process.forks_end_here():
-            return self.task.work.run(ordinal, replica)
+            try:
+                return self.task.work.run(ordinal, replica)
+            finally:
+                process.restore_builtins()
 
     def _request_stop(self, *_signal: Any) -> None:
         self.stop_requested = True
@@ -382,10 +385,10 @@ class _Worker:
         )
         self.writer.close()
 
-    def _end_waiting(self, frame: FrameType, text: str) -> None:
-        """In another thread: the function waits for what nobody here can do."""
-        stack = frames.from_frame(frame, self.task.cell_names)
-        self._record_end("failed", error_type=WaitsForever.__name__, error_text=text, frames=stack)
+    def _end_waiting(self, frame: FrameType | None, error: Exception) -> None:
+        """In another thread: the function waits for what nobody here can do, or its thread is gone."""
+        stack = frames.from_frame(frame, self.task.cell_names) if frame is not None else ()
+        self._record_end("failed", error_type=type(error).__name__, error_text=str(error), frames=stack)
         os._exit(self._exit_code(FAILED))
 
     def _end_failed(self, error: BaseException) -> None:
