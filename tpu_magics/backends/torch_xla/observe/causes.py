@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tpu_magics.backends import hlo
@@ -217,6 +218,19 @@ def explain(new: TorchCompileEvidence, old: TorchCompileEvidence) -> CompileCaus
 
 
 # -- the rules --------------------------------------------------------------------------------------------------------
+
+
+def _other_model(pair: TorchComparison) -> CompileCause | None:
+    """Another model has the name of the earlier one: a loop over hidden sizes or depths."""
+    new, old = pair.new.report.graph, pair.old.report.graph
+    if new is None or old is None:
+        return None
+    taken, taken_before = (Counter(one.shape for one in graph.parameters) for graph in (new, old))
+    for name, (before, now) in changed(pair.new.snapshot.sizes, pair.old.snapshot.sizes).items():
+        if (now - before) & (taken - taken_before) or (before - now) & (taken_before - taken):
+            what = f"`{name}` has other weights than before: it is another model, or one with other sizes"
+            return pair.new_code(what, "Expected once for each model", True)
+    return None
 
 
 def _mode_switch(pair: TorchComparison) -> CompileCause | None:
@@ -456,6 +470,18 @@ def _averaged(pair: TorchComparison) -> CompileCause | None:
     return pair.new_code(what, "Expected once for each kind of average", True)
 
 
+def _copied_weights(pair: TorchComparison) -> CompileCause | None:
+    """load_state_dict with the weights of another model on the device: the next step reads these instead, and has the
+    copies as results."""
+    new, old = pair.new.facts.loaded, pair.old.facts.loaded
+    change = pair.change
+    if new == old or change is None or change.same_wiring or not _OF_COPIES.issuperset(_changed_ops(change)):
+        return None
+    what = f"The weights that load_state_dict copied into a {', '.join(new or old)} are part of the next step's graph"
+    fix = "Expected once. torch_xla.sync() after load_state_dict makes the copies a graph of their own"
+    return pair.new_code(f"{what}: no sync is between them", fix, True)
+
+
 def _data_branch(pair: TorchComparison) -> CompileCause | None:
     if not pair.new.facts.deciding or not pair.other_ops:
         return None
@@ -470,6 +496,13 @@ def _other_operations(pair: TorchComparison) -> CompileCause | None:
     texts = ", ".join(f"{n} now {new}, before {old}" for n, (old, new) in list(_texts(pair).items())[:2])
     why = f" ({texts})" if texts else ""
     return pair.new_code(f"The operations changed between steps{why}", _BRANCHES)
+
+
+_OF_COPIES = frozenset({"parameter", "tuple", "convert", "constant", "reshape"})
+
+
+def _changed_ops(change: hlo.GraphChange) -> set[str]:
+    return {op for op, _ in (*change.added, *change.removed)}
 
 
 _FIRST_STEP = (
@@ -495,6 +528,7 @@ RULES: tuple[Callable[[TorchComparison], CompileCause | None], ...] = (
     items_read,
     in_constructor,
     batch_statistics,
+    _other_model,
     _optimizer_state,
     compiled_part,
     regrouped,
@@ -512,6 +546,7 @@ RULES: tuple[Callable[[TorchComparison], CompileCause | None], ...] = (
     _cut_elsewhere,
     _data_shape,
     random_state,
+    _copied_weights,
     _live_tensors,
     sum_begun,
     _left_over,

@@ -251,7 +251,7 @@ def _indices(observer: TorchObserver) -> Callable[[], None]:
 
 
 def _training(observer: TorchObserver) -> Callable[[], None]:
-    """Backward passes, optimizer steps, autocast."""
+    """Backward passes, optimizer steps, autocast, copies of weights."""
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -296,6 +296,15 @@ def _training(observer: TorchObserver) -> Callable[[], None]:
 
         return update_parameters
 
+    def load(original: Any) -> Any:
+        @functools.wraps(original)
+        def load_state_dict(module: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(module, state_dict, *args, **kwargs)
+            observer.on_load(module, state_dict)
+            return result
+
+        return load_state_dict
+
     before = register_optimizer_step_pre_hook(observer.before_optimizer_step)
     after = register_optimizer_step_post_hook(observer.after_optimizer_step)
     return all_of(
@@ -305,6 +314,7 @@ def _training(observer: TorchObserver) -> Callable[[], None]:
             *(replace(owner, "zero_grad", clear) for owner in (torch.optim.Optimizer, torch.nn.Module)),
             replace(torch.amp.autocast_mode.autocast, "__enter__", enter),
             replace(torch.optim.swa_utils.AveragedModel, "update_parameters", update),
+            replace(torch.nn.Module, "load_state_dict", load),
         ]
     )
 

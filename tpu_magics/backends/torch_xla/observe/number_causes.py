@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from tpu_magics.backends import hlo
 from tpu_magics.backends.observe.compiles import CompileCause
-from tpu_magics.backends.torch_xla.observe.evidence import TorchComparison
+from tpu_magics.backends.torch_xla.observe.evidence import TorchComparison, TorchCompileEvidence
 from tpu_magics.backends.torch_xla.observe.snapshot import Number
 
 # A Python number becomes an input of torch_xla's graph, except these, which become constants (special scalars).
@@ -30,8 +31,9 @@ def python_number(pair: TorchComparison) -> CompileCause | None:
         return _number(pair, *_likeliest(exact or named))
     if change.same_ops and (change.numbers or change.dims or change.attributes):
         return _number_without_name(pair, change)
-    baked = [(name, old, new) for name, (old, new) in numbers.items() if _baked_now(change, old, new)]
-    sure = baked if changed_ops <= _PLAIN_OPS else [one for one in baked if isinstance(one[1], float) and _kept(one)]
+    baked = [(name, old, new) for name, (old, new) in numbers.items() if _baked_now(pair, old, new)]
+    only = changed_ops <= _PLAIN_OPS and _only_numbers(pair, change)
+    sure = baked if only else [one for one in baked if isinstance(one[1], float) and _kept(one)]
     return _number(pair, *_likeliest(sure)) if sure else None
 
 
@@ -97,7 +99,7 @@ def sum_begun(pair: TorchComparison) -> CompileCause | None:
     small = sum(added.values()) + sum(removed.values()) <= _FEW * abs(more)
     if not small or not added.keys() | removed.keys() <= _PLAIN_OPS:
         return None
-    if any(isinstance(now, float) and _baked_now(change, before, now) for before, now in pair.numbers().values()):
+    if any(isinstance(now, float) and _baked_now(pair, before, now) for before, now in pair.numbers().values()):
         return None
     sums = [one for one in pair.new.snapshot.tensors.values() if one.where == "xla" and one.leaf and not one.shape]
     names = [one.name for one in sums if one.name in pair.old.snapshot.tensors and "[" not in one.name]
@@ -113,17 +115,31 @@ def baked_setting(pair: TorchComparison) -> CompileCause | None:
     change = pair.change
     if change is None or change.same_ops:
         return None
-    numbers = [(name, old, new) for name, (old, new) in pair.numbers().items() if _baked_now(change, old, new)]
+    numbers = [(name, old, new) for name, (old, new) in pair.numbers().items() if _baked_now(pair, old, new)]
     rates = [one for one in numbers if one[0].endswith("['lr']")]
     return _number(pair, *rates[0]) if rates else None
 
 
-def _baked_now(change: hlo.GraphChange, old: Number, new: Number) -> bool:
+def _baked_now(pair: TorchComparison, old: Number, new: Number) -> bool:
     """Whether the number changed from a constant of the graph to an input, or back, as the graph did."""
     if isinstance(new, bool) or _is_baked(old) == _is_baked(new):
         return False
-    more, fewer = dict(change.added).get("parameter", 0), dict(change.removed).get("parameter", 0)
-    return more > fewer if _is_baked(old) else fewer > more
+    more = _inputs(pair.new, scalar=True).total() - _inputs(pair.old, scalar=True).total()
+    return more > 0 if _is_baked(old) else more < 0
+
+
+def _only_numbers(pair: TorchComparison, change: hlo.GraphChange) -> bool:
+    """Whether numbers became constants or inputs, and the tensors that the graph takes in are the same."""
+    added, removed = dict(change.added), dict(change.removed)
+    moved = {"constant", "parameter"} <= added.keys() | removed.keys()
+    same_way = any({"constant", "parameter"} <= ops.keys() for ops in (added, removed))
+    return moved and not same_way and _inputs(pair.new, scalar=False) == _inputs(pair.old, scalar=False)
+
+
+def _inputs(one: TorchCompileEvidence, scalar: bool) -> Counter[hlo.Tensor]:
+    """The graph's parameters without dimensions, which Python numbers are, or the others."""
+    graph = one.report.graph
+    return Counter(each for each in graph.parameters if scalar != bool(each.shape)) if graph else Counter()
 
 
 def _kept(one: tuple[str, Number, Number]) -> bool:

@@ -414,6 +414,11 @@ class TorchObserver(Observer[TorchCompileEvidence]):
             self.failed(error)
 
     @guarded
+    def on_load(self, module: Any, state: Any) -> None:
+        if self.mine():
+            self.events.on_load(module, state)
+
+    @guarded
     def on_autocast(self, context: Any) -> None:
         if getattr(context, "_enabled", False):
             self.events.autocast.add(str(getattr(context, "fast_dtype", "")).removeprefix("torch."))

@@ -45,7 +45,8 @@ class TensorInfo:
 class FrameSnapshot:
     """Values by name; the innermost frame with a name counts. `numbers`: ints, floats and bools of frames, of
     attributes of objects and modules, and of optimizer groups; `training`: the mode of each model; `lengths`: the
-    number of tensors in a list; `functions`: qualified names; `models`: by identity, class and shapes of parameters."""
+    number of tensors in a list; `functions`: qualified names; `models`: by identity, class and shapes of parameters;
+    `sizes`: these shapes by the user's names."""
 
     tensors: dict[str, TensorInfo] = field(default_factory=dict)
     numbers: dict[str, Number] = field(default_factory=dict)
@@ -54,6 +55,7 @@ class FrameSnapshot:
     functions: dict[str, str] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     models: dict[int, tuple[str, Counter[tuple[int, ...]]]] = field(default_factory=dict)
+    sizes: dict[str, Counter[tuple[int, ...]]] = field(default_factory=dict)
 
     def name_of(self, key: int, dtype: str, shape: tuple[int, ...]) -> str:
         """The name of a tensor: by identity, else of a tensor in host memory with the same dtype and shape; "" if
@@ -123,6 +125,8 @@ class _FrameReader:
 
         if issubclass(type(value), torch.nn.Module):
             self.module(name, value)
+            if own and name != "self":
+                self.snapshot.sizes.setdefault(name, _sizes(value))
         elif issubclass(type(value), torch.optim.Optimizer):
             self.optimizer(name, value)
         elif issubclass(type(value), (Mapping, list, tuple)) or type(value).__name__ == "deque":
@@ -155,8 +159,7 @@ class _FrameReader:
     def module(self, name: str, module: Any) -> None:
         self.snapshot.training.setdefault(name, module.training)
         if id(module) not in self.snapshot.models:
-            shapes = Counter(tuple(parameter.shape) for parameter in module.parameters())
-            self.snapshot.models[id(module)] = (type(module).__name__, shapes)
+            self.snapshot.models[id(module)] = (type(module).__name__, _sizes(module))
         for path, one in module.named_modules():
             if len(self.snapshot.numbers) > _ATTRIBUTES:
                 return
@@ -168,6 +171,8 @@ class _FrameReader:
                 self.snapshot.numbers.setdefault(f"{name}.{key}", value)
             elif issubclass(type(value), list) and value and is_tensor(value[0]) and value[0].is_xla:
                 self.snapshot.lengths.setdefault(f"{name}.{key}", len(value))
+            elif _is_module(value):
+                self.snapshot.sizes.setdefault(f"{name}.{key}", _sizes(value))
 
     def optimizer(self, name: str, optimizer: Any) -> None:
         inner = getattr(optimizer, "optimizer", optimizer)  # inside accelerate's wrapper
@@ -175,6 +180,16 @@ class _FrameReader:
             for key, value in group.items():
                 if issubclass(type(value), (bool, int, float)):
                     self.snapshot.numbers.setdefault(f"{name}.param_groups[{number}][{key!r}]", value)
+
+
+def _sizes(module: Any) -> Counter[tuple[int, ...]]:
+    return Counter(tuple(parameter.shape) for parameter in module.parameters())
+
+
+def _is_module(value: Any) -> bool:
+    import torch
+
+    return issubclass(type(value), torch.nn.Module)
 
 
 def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -27,7 +27,8 @@ class StepFacts:
     `grad`: grad mode when it ran; `data_ops`: operations whose shape depends on values; `unsynced`: steps of an
     optimizer so far in a program that never syncs after one, `steps_in_graph`: those of them in this graph;
     `adds`: the backward pass added to gradients that were there; `averaged`: an AveragedModel was updated;
-    `between`: values were computed and read before the step began.
+    `between`: values were computed and read before the step began; `loaded`: modules that load_state_dict copied device
+    tensors into.
     """
 
     cuts: tuple[Site, ...] = ()
@@ -45,6 +46,7 @@ class StepFacts:
     adds: bool = False
     averaged: bool = False
     between: bool = False
+    loaded: tuple[str, ...] = ()
 
 
 class Arrival(NamedTuple):
@@ -124,6 +126,7 @@ class StepEvents:
         self.adds = False
         self.averaged = False
         self.between = False
+        self.loaded: dict[str, None] = {}
         self.steps: Counter[int] = Counter()  # by optimizer
         self.steps_at_run: Counter[int] = Counter()  # when a graph ran last
 
@@ -175,6 +178,11 @@ class StepEvents:
         self.adds = self.adds or self.gradients_left
         self.gradients_left = True
 
+    def on_load(self, module: Any, state: Mapping[str, Any]) -> None:
+        """load_state_dict: what it copies from tensors on the device is computed in the next graph."""
+        if any_on_device(list(state.values())):
+            self.loaded[type(module).__name__] = None
+
     def before_optimizer_step(self, optimizer: Any) -> None:
         """Keep its learning rates: a scheduler may have changed them by the time of the sync."""
         kind = self.optimizer = type(optimizer).__name__
@@ -206,6 +214,7 @@ class StepEvents:
             adds=self.adds,
             averaged=self.averaged,
             between=self.between,
+            loaded=tuple(self.loaded),
         )
 
     def inputs(self, snapshot: FrameSnapshot, parameters: Iterable[tuple[str, tuple[int, ...]]]) -> tuple[Input, ...]:
@@ -245,5 +254,5 @@ def hlo_types(dtype: str) -> tuple[str, ...]:
 
 
 def any_on_device(tensors: Any) -> bool:
-    """Whether any tensor that a backward pass starts from is on the XLA device."""
+    """Whether any of the tensors is on the XLA device."""
     return any(tensor.is_xla for _name, tensor in leaves("", [tensors]))
