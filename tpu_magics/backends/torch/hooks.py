@@ -38,6 +38,8 @@ _UNSYNCED_TEXT = (
     "graph grows until a value is read."
 )
 _UNSYNCED_FIX = "Call torch_xla.sync() after optimizer.step(), in the loop, and read after it."
+_OPTIMIZER_TEXT = "{} reads values in its step (device-to-host reads). Each read splits the step's graph."
+OPTIMIZER_FIX = "{} compiles many graphs on XLA. Use an optimizer that reads no values in its step: AdamW or SGD."
 _OP_FIX = "Keep the full shape (multiply by the mask, divide by its sum), or use an operation that XLA supports."
 
 
@@ -191,6 +193,7 @@ class _Count:
     written: int = 0
     by_op: bool = False
     unsynced: bool = False
+    optimizer: str = ""
 
 
 class ReadCounter:
@@ -203,17 +206,24 @@ class ReadCounter:
         self.seconds = 0.0
 
     def add(
-        self, site: events.Site, seconds: float, cut: bool, by_op: bool = False, count: int = 1, unsynced: bool = False
+        self,
+        site: events.Site,
+        seconds: float,
+        cut: bool,
+        by_op: bool = False,
+        count: int = 1,
+        unsynced: bool = False,
+        optimizer: str = "",
     ) -> None:
         """A read at `site`; `by_op`: not by the user's code, but by an operation that needs the value; `unsynced`: it
-        ran steps that nothing else ends."""
+        ran steps that nothing else ends; `optimizer`: the class of the one that read in its step."""
         self.seconds += seconds
         kind = self.cutting if cut else self.waiting
         one = kind.get(site.id)
         if one is None:
             if len(kind) >= _SITES:
                 return
-            one = kind[site.id] = _Count(site, by_op=by_op)
+            one = kind[site.id] = _Count(site, by_op=by_op, optimizer=optimizer)
         one.count += count
         one.unsynced = unsynced
         one.seconds += seconds
@@ -234,6 +244,8 @@ class ReadCounter:
             text, fix = (_OP_TEXT, _OP_FIX) if one.by_op else (_READ_TEXT, _READ_FIX)
             if one.unsynced:
                 text, fix = _UNSYNCED_TEXT, _UNSYNCED_FIX
+            if one.optimizer:
+                text, fix = _OPTIMIZER_TEXT.format(one.optimizer), OPTIMIZER_FIX.format(one.optimizer)
             self.writer.record(events.Transfer, **fields, text=text, fix=fix)
         else:
             self.writer.record(events.Read, **fields)

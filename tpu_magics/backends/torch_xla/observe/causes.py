@@ -15,6 +15,7 @@ from tpu_magics.backends.observe.compiles import (
     mode_switch,
     unknown,
 )
+from tpu_magics.backends.torch.hooks import OPTIMIZER_FIX
 from tpu_magics.backends.torch_xla.observe.evidence import (
     EXCHANGE,
     NO_ACTION,
@@ -218,6 +219,30 @@ def explain(new: TorchCompileEvidence, old: TorchCompileEvidence) -> CompileCaus
 
 
 # -- the rules --------------------------------------------------------------------------------------------------------
+
+
+def _in_closure(pair: TorchComparison) -> CompileCause | None:
+    """An optimizer runs a closure several times in a step (LBFGS)."""
+    running, new, old = pair.new.running, pair.new.facts, pair.old.facts
+    if running is None or not running.closure or not (new.most_closure_runs > 1 or new.closure_runs > old.closure_runs):
+        return None
+    what = f"{running.kind} runs this closure several times in a step"
+    fix = OPTIMIZER_FIX.format(running.kind)
+    if new.closure_syncs:
+        return pair.new_code(f"{what}. What it computed since its last read is part of this graph", fix.rstrip("."))
+    text = f"{what}, and no torch_xla.sync() ends each run: the graph grows with each."
+    return pair.cause("no-sync", text, f"Call torch_xla.sync() at the end of the closure. {fix}")
+
+
+def _read_by_optimizer(pair: TorchComparison) -> CompileCause | None:
+    running, facts = pair.new.running, pair.new.facts
+    if running is not None and not running.closure and pair.new.trigger == "read":
+        text = f"{running.kind} reads values in its step, and each read compiles its own graph."
+        return pair.cause("early-read", text, OPTIMIZER_FIX.format(running.kind))
+    if facts.read_by and facts.stepped and facts.optimizer in ("", facts.read_by) and pair.other_ops:
+        text = f"{facts.read_by} reads values in its step. What it computed since its last read is part of this graph."
+        return pair.cause("early-read", text, OPTIMIZER_FIX.format(facts.read_by))
+    return None
 
 
 def _other_model(pair: TorchComparison) -> CompileCause | None:
@@ -524,6 +549,8 @@ def _unknown(pair: TorchComparison) -> CompileCause:
 RULES: tuple[Callable[[TorchComparison], CompileCause | None], ...] = (
     exchange_of_ranks,
     collective_alone,
+    _in_closure,
+    _read_by_optimizer,
     _no_sync,
     items_read,
     in_constructor,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tpu_magics.backends import hlo
 from tpu_magics.backends.observe.compiles import (
@@ -174,6 +174,30 @@ def _taken_in(graph: hlo.Graph | None, models: Iterable[tuple[str, Counter[Any]]
     return kind
 
 
+# -- the optimizer whose step is running ------------------------------------------------------------------------------
+
+
+class RunningOptimizer(NamedTuple):
+    """A library's optimizer whose step is running. `closure`: its closure, which is user code, runs."""
+
+    kind: str
+    closure: bool
+
+
+def running_optimizer(frame: FrameType, sites: Sites) -> RunningOptimizer | None:
+    """None if none is running, or one that the user wrote."""
+    import torch
+
+    closure = False
+    for one in outwards(frame):
+        own = sites.is_user_code(one.f_code.co_filename, one.f_code.co_name)
+        closure = closure or own
+        owner = locals_of(one).get("self") if one.f_code.co_name == "step" and not own else None
+        if isinstance(owner, torch.optim.Optimizer):
+            return RunningOptimizer(type(owner).__name__, closure)
+    return None
+
+
 # -- evidence ---------------------------------------------------------------------------------------------------------
 
 
@@ -189,6 +213,7 @@ class TorchCompileEvidence(CompileEvidence):
     facts: StepFacts = field(default_factory=StepFacts)
     snapshot: FrameSnapshot = field(default_factory=FrameSnapshot)
     part: TrainingPart = field(default_factory=TrainingPart)
+    running: RunningOptimizer | None = None
 
 
 def distance(new: TorchCompileEvidence, old: TorchCompileEvidence) -> tuple[bool, bool, int, int, int]:

@@ -138,7 +138,7 @@ class TorchObserver(Observer[TorchCompileEvidence]):
             self.synced = self.synced or self.events.stepped
             self.by_dynamo = False
             self.undecided.decide(self.events.trains or self.events.untrained)  # without training, a sync ends a step
-            self.events.forget()
+            self.events.after_sync()
             self.ran_eagerly = False
             if self.pieces is not None:
                 self.newest_tensor = counters.newest_tensor()
@@ -302,13 +302,17 @@ class TorchObserver(Observer[TorchCompileEvidence]):
             part = evidence.EXCHANGE
         part = replace(part, first=(site.id, part.key) not in self.parts)
         self.parts.add((site.id, part.key))
+        through = self.sites.through(stack)
+        running = evidence.running_optimizer(frame, self.sites)
+        if running is not None and any("/torch/optim/" in path for path, _function in through):
+            running = running._replace(closure=False)  # it ran before the closure, and is recorded now
         return TorchCompileEvidence(
             site,
             self.history.nth(site.id),
             self.steps.total,
             report,
             _trigger(frame, trigger),
-            self.sites.through(stack),
+            through,
             inputs=self.events.inputs(values, report.graph.parameters if report.graph and known else ()),
             short=frozenset(self.batches.short),
             by_rank=self.events.by_rank or self._is_of_one_rank(report, frame),
@@ -316,6 +320,7 @@ class TorchObserver(Observer[TorchCompileEvidence]):
             facts=facts,
             snapshot=values,
             part=part,
+            running=running,
         )
 
     def _is_of_one_rank(self, report: XlaCompileReport, frame: FrameType) -> bool:
@@ -343,7 +348,11 @@ class TorchObserver(Observer[TorchCompileEvidence]):
                 self.events.cuts[site.id] = site
                 self.events.steps_at_run = self.events.steps.copy()
             self.events.on_read(value)
-            if cut and not self.events.trains:
+            running = evidence.running_optimizer(frame, self.sites) if cut else None
+            if running is not None and not running.closure:
+                self.events.read_by = running.kind
+                self.reads.add(site, seconds, cut, optimizer=running.kind)
+            elif cut and not self.events.trains:
                 self.undecided.add(site, seconds, torch.is_grad_enabled())
             else:
                 self.reads.add(site, seconds, cut, unsynced=self.unsynced > 1)

@@ -28,7 +28,9 @@ class StepFacts:
     optimizer so far in a program that never syncs after one, `steps_in_graph`: those of them in this graph;
     `adds`: the backward pass added to gradients that were there; `averaged`: an AveragedModel was updated;
     `between`: values were computed and read before the step began; `loaded`: modules that load_state_dict copied device
-    tensors into.
+    tensors into; `closure_runs`: backward passes since the running step of an optimizer began, in its closure, and
+    `most_closure_runs` in any step; `closure_syncs`: a closure has synced; `read_by`: the class of an optimizer that
+    has read a value in its step.
     """
 
     cuts: tuple[Site, ...] = ()
@@ -47,6 +49,10 @@ class StepFacts:
     averaged: bool = False
     between: bool = False
     loaded: tuple[str, ...] = ()
+    closure_runs: int = 0
+    most_closure_runs: int = 0
+    closure_syncs: bool = False
+    read_by: str = ""
 
 
 class Arrival(NamedTuple):
@@ -108,6 +114,10 @@ class StepEvents:
         self.ops_counted = counters.data_ops()
         self.untrained = True  # no backward pass and no optimizer's step yet, in any step
         self.gradients_left = False  # by a backward pass, and not cleared since
+        self.in_step = False  # of an optimizer
+        self.closure_runs = self.most_closure_runs = 0
+        self.closure_syncs = False
+        self.read_by = ""
         self.forget()
 
     def forget(self) -> None:
@@ -177,6 +187,13 @@ class StepEvents:
         self.backward, self.untrained = True, False
         self.adds = self.adds or self.gradients_left
         self.gradients_left = True
+        if self.in_step:
+            self.closure_runs += 1
+            self.most_closure_runs = max(self.most_closure_runs, self.closure_runs)
+
+    def after_sync(self) -> None:
+        self.closure_syncs = self.closure_syncs or self.in_step
+        self.forget()
 
     def on_load(self, module: Any, state: Mapping[str, Any]) -> None:
         """load_state_dict: what it copies from tensors on the device is computed in the next graph."""
@@ -185,6 +202,7 @@ class StepEvents:
 
     def before_optimizer_step(self, optimizer: Any) -> None:
         """Keep its learning rates: a scheduler may have changed them by the time of the sync."""
+        self.in_step, self.closure_runs = True, 0
         kind = self.optimizer = type(optimizer).__name__
         for number, group in enumerate(optimizer.param_groups):
             rate = group.get("lr")
@@ -192,7 +210,7 @@ class StepEvents:
                 self.rates[f"{kind}.param_groups[{number}]['lr']"] = rate
 
     def after_optimizer_step(self, optimizer: Any, had_state: bool, has_state: bool) -> None:
-        self.stepped, self.untrained = True, False
+        self.stepped, self.untrained, self.in_step = True, False, False
         self.steps[id(optimizer)] += 1
         self.state_created = self.state_created or (has_state and not had_state)
 
@@ -215,6 +233,10 @@ class StepEvents:
             averaged=self.averaged,
             between=self.between,
             loaded=tuple(self.loaded),
+            closure_runs=self.closure_runs,
+            most_closure_runs=self.most_closure_runs,
+            closure_syncs=self.closure_syncs,
+            read_by=self.read_by,
         )
 
     def inputs(self, snapshot: FrameSnapshot, parameters: Iterable[tuple[str, tuple[int, ...]]]) -> tuple[Input, ...]:
