@@ -1,4 +1,4 @@
-"""{"compiles": 3, "recompiles": [{"cause": "new-code", "mentions": ["operations changed"]}]}"""
+"""{"compiles": 3, "recompiles": [{"cause": "new-code", "mentions": ["which of the tensors", "torch_xla.sync()"]}]}"""
 
 import copy
 

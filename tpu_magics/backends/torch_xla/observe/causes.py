@@ -516,6 +516,8 @@ def _data_branch(pair: TorchComparison) -> CompileCause | None:
 def _other_operations(pair: TorchComparison) -> CompileCause | None:
     if pair.change is None or (pair.change.same_ops and pair.change.same_wiring):
         return None
+    if _same_but_operands(pair):
+        return pair.new_code(_OTHER_OPERANDS, _PICKED)
     if pair.new.nth == 1 and pair.old.step == 0 and pair.new.step <= 1 and pair.change.parameters:
         return pair.new_code(_FIRST_STEP, "Expected once", True)
     texts = ", ".join(f"{n} now {new}, before {old}" for n, (old, new) in list(_texts(pair).items())[:2])
@@ -534,6 +536,29 @@ _FIRST_STEP = (
     "The first step is another graph than later ones: what it created (gradients, the state of a scaler or of a "
     "module) is an input of theirs"
 )
+
+
+_OTHER_OPERANDS = "The operations are the same, but which of the tensors on the device they use differs between steps"
+_PICKED = (
+    "Where a batch is picked from tensors that are kept on the device (a replay memory), keep them on the host and "
+    "send the batch, or keep them in one tensor and index it with a tensor. Where tensors were copied, call "
+    "torch_xla.sync() after that"
+)
+
+
+_ENDS = ("parameter", "tuple")  # what goes in and out
+
+
+def _same_but_operands(pair: TorchComparison) -> bool:
+    """Whether the graphs have the same operations of the same shapes, apart from what goes in and out."""
+    new, old = pair.new.report.graph, pair.old.report.graph
+    if new is None or old is None:
+        return False
+    kinds, kinds_before = (
+        Counter((op.opcode, op.results, op.attributes, op.value) for op in graph.ops if op.opcode not in _ENDS)
+        for graph in (new, old)
+    )
+    return kinds == kinds_before
 
 
 def _texts(pair: TorchComparison) -> Mapping[str, tuple[object, object]]:
