@@ -1,8 +1,8 @@
 """{"compiles": 6, "recompiles": [
-  {"cause": ["early-read", "no-sync"]},
-  {"cause": ["early-read", "no-sync"]},
-  {"cause": ["early-read", "no-sync"]},
-  {"cause": ["early-read", "no-sync"]}
+  {"cause": "no-sync"},
+  {"cause": "no-sync"},
+  {"cause": "no-sync"},
+  {"cause": "no-sync"}
 ], "reads": [{"mentions": ["cpu", "torch_xla.sync()"]}]}"""
 
 import torch

@@ -1,7 +1,7 @@
 """{"compiles": 5, "recompiles": [
-  {"cause": ["early-read", "new-code"]},
-  {"cause": ["early-read", "new-code"]},
-  {"cause": ["early-read", "new-code"]}
+  {"cause": "no-sync"},
+  {"cause": "no-sync"},
+  {"cause": "no-sync"}
 ], "reads": [{"mentions": ["item"]}]}"""
 
 import torch

@@ -34,8 +34,8 @@ _READ_FIX = (
     "Read it after the step's sync, or every N steps. To log values, use tpu_magics.log(): it reads after the sync."
 )
 _UNSYNCED_TEXT = (
-    "This read runs all operations since the last one, because no torch_xla.sync() ends the steps of this loop: the "
-    "graph grows until a value is read."
+    "The graph of this read holds all steps before it, because no torch_xla.sync() ends the steps of this loop: it "
+    "grows with each step."
 )
 _UNSYNCED_FIX = "Call torch_xla.sync() after optimizer.step(), in the loop, and read after it."
 _OPTIMIZER_TEXT = "{} reads values in its step (device-to-host reads). Each read splits the step's graph."
@@ -212,11 +212,11 @@ class ReadCounter:
         cut: bool,
         by_op: bool = False,
         count: int = 1,
-        unsynced: bool = False,
+        unsynced: bool | None = None,
         optimizer: str = "",
     ) -> None:
         """A read at `site`; `by_op`: not by the user's code, but by an operation that needs the value; `unsynced`: it
-        ran steps that nothing else ends; `optimizer`: the class of the one that read in its step."""
+        ran steps that nothing else ends (None: as known before); `optimizer`: the class of the one that read in its step."""
         self.seconds += seconds
         kind = self.cutting if cut else self.waiting
         one = kind.get(site.id)
@@ -225,7 +225,8 @@ class ReadCounter:
                 return
             one = kind[site.id] = _Count(site, by_op=by_op, optimizer=optimizer)
         one.count += count
-        one.unsynced = unsynced
+        if unsynced is not None:
+            one.unsynced = unsynced
         one.seconds += seconds
         if one.count >= 2 * one.written:  # each record replaces the one before: a dozen for a thousand reads
             self._write(one, cut)

@@ -323,15 +323,16 @@ _SYNC = "Call torch_xla.sync() after optimizer.step(), in the loop, and read val
 
 
 def _no_sync(pair: TorchComparison) -> CompileCause | None:
-    """Nothing but a read runs the graph, so it holds all steps since the last read."""
-    if pair.new.trigger not in ("read", "finish") or pair.new.facts.unsynced < 2 or not pair.other_ops:
+    """Nothing but reads run graphs. They compute only what is read, so the graph of a read holds all earlier steps."""
+    new, old = pair.new.facts, pair.old.facts
+    if pair.new.trigger not in ("read", "finish") or not new.unsynced or not pair.other_ops:
         return None
-    if max(pair.new.facts.steps_in_graph, pair.old.facts.steps_in_graph) < 2:
+    if max(new.steps_in_graph, old.steps_in_graph) < 2 and not new.steps_at_line:
         return None
     return pair.cause(
         "no-sync",
-        "No torch_xla.sync() ends the steps of this loop: XLA runs nothing until a value is read, and the graph grows "
-        "with each step until then.",
+        "No torch_xla.sync() ends the steps of this loop: XLA runs nothing until a value is read, and the graph of a "
+        "read holds all steps before it.",
         _SYNC,
     )
 

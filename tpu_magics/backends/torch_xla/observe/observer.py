@@ -295,7 +295,7 @@ class TorchObserver(Observer[TorchCompileEvidence]):
         values = snapshot.take(frame, self.sites)
         if self.events.rates:
             values.numbers = {n: v for n, v in values.numbers.items() if not n.endswith("['lr']")} | self.events.rates
-        facts = self.events.facts(torch.is_grad_enabled(), self.sites.decides, self.unsynced)
+        facts = self.events.facts(site, torch.is_grad_enabled(), self.sites.decides, self.unsynced)
         known = report.graph is not None and not facts.data_ops  # the result of such an operation is not an input
         part = evidence.find_part(stack, frame, self.sites, facts, values, report.graph)
         if self.syncs_of_exchange and part.place is None:
@@ -345,8 +345,7 @@ class TorchObserver(Observer[TorchCompileEvidence]):
             if self.pieces is not None:
                 cut = cut or self._read_after_cut(self.pieces, frame, tensor, site)
             if cut:
-                self.events.cuts[site.id] = site
-                self.events.steps_at_run = self.events.steps.copy()
+                self.events.on_cut(site)
             self.events.on_read(value)
             running = evidence.running_optimizer(frame, self.sites) if cut else None
             if running is not None and not running.closure:

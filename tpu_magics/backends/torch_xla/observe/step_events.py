@@ -25,7 +25,8 @@ class StepFacts:
     `values`: numbers that were read; `backward`, `stepped`: there was a backward pass, an optimizer step; `optimizer`:
     its class; `state_created`: the optimizer created its state; `autocast`: the kinds of autocast that were entered;
     `grad`: grad mode when it ran; `data_ops`: operations whose shape depends on values; `unsynced`: steps of an
-    optimizer so far in a program that never syncs after one, `steps_in_graph`: those of them in this graph;
+    optimizer so far in a program that never syncs after one, `steps_in_graph`: those of them since a graph ran last,
+    `steps_at_line`: those since this line read first;
     `adds`: the backward pass added to gradients that were there; `averaged`: an AveragedModel was updated;
     `between`: values were computed and read before the step began; `loaded`: modules that load_state_dict copied device
     tensors into; `closure_runs`: backward passes since the running step of an optimizer began, in its closure, and
@@ -45,6 +46,7 @@ class StepFacts:
     data_ops: tuple[str, ...] = ()
     unsynced: int = 0
     steps_in_graph: int = 0
+    steps_at_line: int = 0
     adds: bool = False
     averaged: bool = False
     between: bool = False
@@ -138,6 +140,7 @@ class StepEvents:
         self.between = False
         self.loaded: dict[str, None] = {}
         self.steps: Counter[int] = Counter()  # by optimizer
+        self.steps_at_first: dict[int, int] = {}  # when a site read first
         self.steps_at_run: Counter[int] = Counter()  # when a graph ran last
 
     @property
@@ -178,6 +181,12 @@ class StepEvents:
         if isinstance(value, (bool, int, float)) and len(self.values) < _KEPT:
             self.values.append(value)
 
+    def on_cut(self, site: Site) -> None:
+        """A read ran a graph."""
+        self.cuts[site.id] = site
+        self.steps_at_first.setdefault(site.id, self.most_steps)
+        self.steps_at_run = self.steps.copy()
+
     def batch_came(self) -> None:
         """What was read before the batch of a step is not read in the step: an evaluation between two epochs."""
         if not self.trains:
@@ -215,7 +224,7 @@ class StepEvents:
         self.state_created = self.state_created or (has_state and not had_state)
 
     # -- evidence ----------------------------------------------------------------------------------------------------
-    def facts(self, grad: bool, deciding: Callable[[Site], bool], unsynced: int = 0) -> StepFacts:
+    def facts(self, site: Site, grad: bool, deciding: Callable[[Site], bool], unsynced: int = 0) -> StepFacts:
         return StepFacts(
             cuts=tuple(self.cuts.values()),
             deciding=tuple(site for site in self.cuts.values() if deciding(site)),
@@ -229,6 +238,7 @@ class StepEvents:
             data_ops=tuple(sorted(self.data_ops)),
             unsynced=unsynced,
             steps_in_graph=self.steps_in_graph,
+            steps_at_line=self.most_steps - self.steps_at_first.get(site.id, self.most_steps),
             adds=self.adds,
             averaged=self.averaged,
             between=self.between,
