@@ -18,17 +18,20 @@ from tpu_magics.runs.writer import EventWriter
 if TYPE_CHECKING:
     from tpu_magics.backends.observe.observer import Observer
 
-# Methods of a tensor that read it on the host.
+# Methods of a tensor that read it on the host, and functions of torch that do (measured with torch_xla 2.9). Where an
+# operation needs a value for the shape of its result, or takes a number and is given a tensor, no read is recorded, but
+# the graph that it runs.
 READS = (
     *("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__", "__array__"),
-    *("__repr__", "__format__"),
+    *("__complex__", "__repr__", "__format__", "allclose", "equal", "is_nonzero"),
 )
+READ_FUNCTIONS = ("allclose", "equal", "is_nonzero")
 
 _SITES = 100  # of each kind that are recorded
 _READ_TEXT = "The host reads a value in the middle of a step (device-to-host read). This splits the step's graph."
 _OP_TEXT = (
-    "This line splits the step's graph: an operation needs a shape that depends on values, or an operation that XLA "
-    "does not support runs on the host."
+    "This line splits the step's graph: an operation needs a number or a shape that depends on values, or an operation "
+    "that XLA does not support runs on the host."
 )
 _READ_FIX = (
     "Read it after the step's sync, or every N steps. To log values, use tpu_magics.log(): it reads after the sync."
@@ -63,6 +66,17 @@ def as_original(wrapper: Any, original: Any) -> Any:
     jit/_script.py)."""
     wrapper.__script_if_tracing_wrapper, wrapper.__original_fn = True, original
     return wrapper
+
+
+def reads(make: Callable[[Any], Any]) -> Callable[[], None]:
+    """Wrap what reads a tensor on the host."""
+    import torch
+
+    methods = [replace(torch.Tensor, name, make) for name in READS]
+    functions = [
+        replace(torch, name, lambda original: as_original(make(original), original)) for name in READ_FUNCTIONS
+    ]
+    return all_of([*methods, *functions])
 
 
 def all_of(undo: list[Callable[[], None]]) -> Callable[[], None]:
@@ -216,7 +230,8 @@ class ReadCounter:
         optimizer: str = "",
     ) -> None:
         """A read at `site`; `by_op`: not by the user's code, but by an operation that needs the value; `unsynced`: it
-        ran steps that nothing else ends (None: as known before); `optimizer`: the class of the one that read in its step."""
+        ran steps that nothing else ends (None: as known before); `optimizer`: the class of the one that read in its
+        step."""
         self.seconds += seconds
         kind = self.cutting if cut else self.waiting
         one = kind.get(site.id)

@@ -17,6 +17,7 @@ from tests.backends.torch_xla.loops import sgd  # noqa: E402
 from tests.backends.torch_xla.rehearsed import launched  # noqa: E402
 from tests.launch.launching import failed, of, run, said  # noqa: E402
 from tests.xla_flags import QUICK  # noqa: E402
+from tpu_magics.backends.torch.hooks import READ_FUNCTIONS, READS  # noqa: E402
 from tpu_magics.backends.torch_xla.observe import hooks, runtime_stats, snapshot, xla_dumps  # noqa: E402
 from tpu_magics.launch import session  # noqa: E402
 from tpu_magics.launch.results import TrainResult  # noqa: E402
@@ -359,7 +360,8 @@ def test_torch_has_what_is_wrapped() -> None:
         (optimizer, "register_optimizer_step_pre_hook"),
         (torch.amp.autocast_mode.autocast, "__enter__"),
         (torch.autograd, "backward"),
-        *((torch.Tensor, name) for name in hooks.READS),
+        *((torch.Tensor, name) for name in READS),
+        *((torch, name) for name in READ_FUNCTIONS),
     ]
     assert [name for owner, name in needed if not callable(getattr(owner, name, None))] == []
 
@@ -369,7 +371,7 @@ def test_the_hooks_come_off() -> None:
 
     def names() -> tuple[Any, ...]:
         functions = torch.nn.functional
-        of_torch = (torch.Tensor.item, torch.Tensor.to, torch.autograd.backward, functions.embedding)
+        of_torch = (torch.Tensor.item, torch.Tensor.to, torch.equal, torch.autograd.backward, functions.embedding)
         return (torch_xla._XLAC._xla_step_marker, *of_torch, functions.cross_entropy)
 
     def inside(observe: Callable[..., Any]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.torch.hooks import READS, accelerate_tracker, all_of, host_loaders, passes, replace
+from tpu_magics.backends.torch.hooks import accelerate_tracker, all_of, host_loaders, passes, reads, replace
 
 if TYPE_CHECKING:
     from tpu_magics.backends.torch_tpu.observe.observer import TpuObserver
@@ -56,8 +56,6 @@ def _steps(observer: TpuObserver) -> Callable[[], None]:
 
 
 def _reads(observer: TpuObserver) -> Callable[[], None]:
-    import torch
-
     def make(original: Any) -> Any:
         @functools.wraps(original)
         def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -73,7 +71,7 @@ def _reads(observer: TpuObserver) -> Callable[[], None]:
 
         return read
 
-    return all_of([replace(torch.Tensor, name, make) for name in READS])
+    return reads(make)
 
 
 def _loaders(observer: TpuObserver) -> Callable[[], None]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.torch.hooks import READS, accelerate_tracker, all_of, host_loaders, passes, replace
+from tpu_magics.backends.torch.hooks import accelerate_tracker, all_of, host_loaders, passes, reads, replace
 from tpu_magics.backends.torch.post_import import PostImport
 from tpu_magics.backends.torch_xla.observe import counters, index_bounds, xla_dumps
 from tpu_magics.backends.torch_xla.rehearse import graph
@@ -181,8 +181,6 @@ def _passes(observer: TorchObserver) -> Callable[[], None]:
 
 
 def _reads(observer: TorchObserver) -> Callable[[], None]:
-    import torch
-
     settled = xla_dumps.settled
 
     def make(original: Any) -> Any:
@@ -203,7 +201,7 @@ def _reads(observer: TorchObserver) -> Callable[[], None]:
 
         return read
 
-    return all_of([replace(torch.Tensor, name, make) for name in READS])
+    return reads(make)
 
 
 _WITHOUT_VALUES = ("FakeTensor", "FunctionalTensor")  # of a function that is being traced
@@ -214,7 +212,8 @@ def _is_on_device(tensor: Any) -> bool:
 
 
 def _moves(observer: TorchObserver) -> Callable[[], None]:
-    """`tensor.to(device)`, in both directions; moving a module is not an input of a step."""
+    """`tensor.to(device)`, in both directions, `tensor.type(torch.FloatTensor)` and `host.copy_(tensor)`; moving a
+    module is not an input of a step."""
     import torch
 
     def make(original: Any) -> Any:
@@ -225,7 +224,7 @@ def _moves(observer: TorchObserver) -> Callable[[], None]:
             there = tensor.is_xla
             started = time.perf_counter() if there else 0.0
             result = original(tensor, *args, **kwargs)
-            if result.is_xla != there:
+            if getattr(result, "is_xla", there) != there:  # type() returns a name
                 if there:
                     observer.on_read(sys._getframe(1), tensor, None, time.perf_counter() - started)
                 else:
@@ -233,6 +232,18 @@ def _moves(observer: TorchObserver) -> Callable[[], None]:
             return result
 
         return to
+
+    def copy_make(original: Any) -> Any:
+        @functools.wraps(original)
+        def copy(tensor: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+            if tensor.is_xla or not getattr(source, "is_xla", False) or observer.reading or not observer.mine():
+                return original(tensor, source, *args, **kwargs)
+            started = time.perf_counter()
+            result = original(tensor, source, *args, **kwargs)
+            observer.on_read(sys._getframe(1), source, None, time.perf_counter() - started)
+            return result
+
+        return copy
 
     def module_make(original: Any) -> Any:
         @functools.wraps(original)
@@ -242,7 +253,11 @@ def _moves(observer: TorchObserver) -> Callable[[], None]:
 
         return apply
 
-    return all_of([replace(torch.Tensor, "to", make), replace(torch.nn.Module, "_apply", module_make)])
+    tensors = [
+        *(replace(torch.Tensor, name, make) for name in ("to", "type")),
+        replace(torch.Tensor, "copy_", copy_make),
+    ]
+    return all_of([*tensors, replace(torch.nn.Module, "_apply", module_make)])
 
 
 def _indices(observer: TorchObserver) -> Callable[[], None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -458,9 +459,18 @@ class TorchObserver(Observer[TorchCompileEvidence]):
     @guarded
     def ended(self) -> None:
         """The user's function has ended: what follows is our own."""
+        if self.ran() and self.pieces is None and not self.eager:
+            self._record_last_runs(sys._getframe())
         self.undecided.decide(self.events.trains)
         self.reads.flush()
         self.sampler.sample()
+
+    def _record_last_runs(self, frame: FrameType) -> None:
+        """Record the graphs that operations of the user's lines ran after the last hook."""
+        count, compiled = self._counted()
+        self.events.count_data_ops()
+        reports = [one for one in self._reports(count, compiled, "library") if self.sites.of_stack(one.frames)]
+        self._cut_by_library(self._record_compiles(reports, frame, "library"), count)
 
     def close(self, read: bool = True) -> None:
         """Write the rest. `read`: also the tensors logged last; only after a last sync."""
