@@ -467,7 +467,7 @@ class TorchState:
         if not _plain(value) or value.untyped_storage().nbytes() <= 2 * self.tensor_bytes(value) + 2**10:
             return None if user_hooks.is_leaf(value) else value.detach()
         copy = value.detach().clone()
-        if issubclass(type(value), torch.nn.Parameter):
+        if isinstance(value, torch.nn.Parameter):  # also a class of its own that torch marks as one
             return torch.nn.Parameter(copy, value.requires_grad)
         return copy.requires_grad_(is_trained(value))
 
