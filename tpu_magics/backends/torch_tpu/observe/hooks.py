@@ -58,13 +58,14 @@ def _steps(observer: TpuObserver) -> Callable[[], None]:
 def _reads(observer: TpuObserver) -> Callable[[], None]:
     def make(original: Any) -> Any:
         @functools.wraps(original)
-        def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        def read(*args: Any, **kwargs: Any) -> Any:
+            tensor = args[0] if args else kwargs.get("input")
             if observer.reading or observer.dynamo.compiling or not observer.reads_of(tensor):
-                return original(tensor, *args, **kwargs)
+                return original(*args, **kwargs)
             observer.reading = True
             started = time.perf_counter()
             try:
-                return original(tensor, *args, **kwargs)
+                return original(*args, **kwargs)
             finally:
                 observer.reading = False
                 observer.on_read(sys._getframe(1), time.perf_counter() - started)

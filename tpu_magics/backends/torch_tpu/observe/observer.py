@@ -229,7 +229,8 @@ class TpuObserver(Observer[TpuCompile]):
     # -- reads, batches -------------------------------------------------------------------------------------------
     def reads_of(self, tensor: Any) -> bool:
         """Whether reading `tensor` waits for the device, in the user's thread."""
-        return tensor.device.type == "tpu" and self.mine()
+        device = getattr(tensor, "device", None)
+        return device is not None and device.type == "tpu" and self.mine()
 
     @guarded
     def on_read(self, frame: FrameType, seconds: float) -> None:

@@ -185,15 +185,14 @@ def _reads(observer: TorchObserver) -> Callable[[], None]:
 
     def make(original: Any) -> Any:
         @functools.wraps(original)
-        def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        def read(*args: Any, **kwargs: Any) -> Any:
+            tensor = args[0] if args else kwargs.get("input")
             if observer.reading or not _is_on_device(tensor) or not observer.mine():
-                return original(tensor, *args, **kwargs)
+                return original(*args, **kwargs)
             observer.reading = True
             started = time.perf_counter()
             try:
-                value = (
-                    original(tensor, *args, **kwargs) if settled else xla_dumps.run(original, tensor, *args, **kwargs)
-                )
+                value = original(*args, **kwargs) if settled else xla_dumps.run(original, *args, **kwargs)
             finally:
                 observer.reading = False
             observer.on_read(sys._getframe(1), tensor, value, time.perf_counter() - started)
@@ -208,7 +207,7 @@ _WITHOUT_VALUES = ("FakeTensor", "FunctionalTensor")  # of a function that is be
 
 
 def _is_on_device(tensor: Any) -> bool:
-    return bool(tensor.is_xla and type(tensor).__name__ not in _WITHOUT_VALUES)
+    return bool(getattr(tensor, "is_xla", False) and type(tensor).__name__ not in _WITHOUT_VALUES)
 
 
 def _moves(observer: TorchObserver) -> Callable[[], None]:
@@ -235,12 +234,12 @@ def _moves(observer: TorchObserver) -> Callable[[], None]:
 
     def copy_make(original: Any) -> Any:
         @functools.wraps(original)
-        def copy(tensor: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
-            if tensor.is_xla or not getattr(source, "is_xla", False) or observer.reading or not observer.mine():
-                return original(tensor, source, *args, **kwargs)
+        def copy(tensor: Any, src: Any, *args: Any, **kwargs: Any) -> Any:
+            if tensor.is_xla or not getattr(src, "is_xla", False) or observer.reading or not observer.mine():
+                return original(tensor, src, *args, **kwargs)
             started = time.perf_counter()
-            result = original(tensor, source, *args, **kwargs)
-            observer.on_read(sys._getframe(1), source, None, time.perf_counter() - started)
+            result = original(tensor, src, *args, **kwargs)
+            observer.on_read(sys._getframe(1), src, None, time.perf_counter() - started)
             return result
 
         return copy
