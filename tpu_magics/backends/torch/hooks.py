@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -63,8 +64,13 @@ def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], N
 
 def as_original(wrapper: Any, original: Any) -> Any:
     """A wrapper for which torch.jit, which compiles the text of functions, takes the original (torch 2.8 and 2.9,
-    jit/_script.py)."""
-    wrapper.__script_if_tracing_wrapper, wrapper.__original_fn = True, original
+    jit/_script.py and jit/_builtins.py)."""
+    if isinstance(original, types.BuiltinFunctionType):
+        from torch.jit import _builtins
+
+        _builtins._register_builtin(wrapper, f"aten::{original.__name__}")
+    else:
+        wrapper.__script_if_tracing_wrapper, wrapper.__original_fn = True, original
     return wrapper
 
 

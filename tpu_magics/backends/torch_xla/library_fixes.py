@@ -269,7 +269,6 @@ def fix_reductions_and_scales() -> None:
     the sizes, and the divisor_override of avg_pool2d. Only for workers. (All other functions that have samples in
     torch.testing's op_db were compared with the CPU, with their gradients.)"""
     import torch
-    from torch.jit import _builtins
 
     functions = torch.nn.functional
 
@@ -279,7 +278,7 @@ def fix_reductions_and_scales() -> None:
             everything = getattr(input, "is_xla", False) and dim in ((), [], None) and input.dim()
             return original(input, tuple(range(input.dim())) if everything else dim, *args, **kwargs)
 
-        return reduce
+        return as_original(reduce, original)
 
     def of_any_order(original: Any) -> Any:
         @functools.wraps(original)
@@ -338,19 +337,13 @@ def fix_reductions_and_scales() -> None:
             sides = kernel_size if isinstance(kernel_size, (tuple, list)) else (kernel_size, kernel_size)
             return original(input, kernel_size, *given, True) * (sides[0] * sides[-1] / divisor_override)
 
-        return avg_pool2d
+        return as_original(avg_pool2d, original)
 
     replace(torch, "norm", of_any_order)
     replace(functions, "interpolate", by_any_factor)
-    for owner, name, make in (
-        (torch, "amax", over_all),
-        (torch, "amin", over_all),
-        (torch.Tensor, "amax", over_all),
-        (torch.Tensor, "amin", over_all),
-        (functions, "avg_pool2d", by_own_divisor),
-    ):
-        replace(owner, name, make)
-        _builtins._register_builtin(getattr(owner, name), f"aten::{name}")  # for torch.jit
+    replace(functions, "avg_pool2d", by_own_divisor)
+    for owner, name in ((torch, "amax"), (torch, "amin"), (torch.Tensor, "amax"), (torch.Tensor, "amin")):
+        replace(owner, name, over_all)
 
 
 _INFINITE = (float("inf"), float("-inf"), "inf", "-inf")
