@@ -31,6 +31,7 @@ def arrange() -> None:
     hook = PostImport()
     hook.when_imported("accelerate.accelerator", _save_loaders)
     hook.when_imported("accelerate.data_loader", _know_last_batches)
+    hook.when_imported("accelerate.accelerator", _cut_what_is_longer)
     hook.when_imported("transformers.trainer", _keep_any_reports)
 
 
@@ -83,6 +84,23 @@ def _know_last_batches(module: Any) -> None:
     wrapper.__iter__ = batches
     if not hasattr(wrapper, "dataset"):
         wrapper.dataset = property(lambda self: self._loader.dataset)  # whose length Trainer asks for
+
+
+def _cut_what_is_longer(module: Any) -> None:
+    """`gather_for_metrics` cuts the last batch to its number of samples: where it has no more of them, that would only
+    be another graph."""
+    original = getattr(module, "recursively_apply", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def apply(function: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(function, "__name__", "") != "_adjust_samples":
+            return original(function, data, *args, **kwargs)
+        samples = module.GradientState().remainder
+        return original(lambda one: function(one) if len(one) > samples else one, data, *args, **kwargs)
+
+    module.recursively_apply = apply
 
 
 class _Unused:
