@@ -910,6 +910,26 @@ def test_weights_that_the_notebook_changed_during_a_background_run(
     assert result.left == {"model": "changed in the notebook during the run"}
 
 
+def test_names_that_the_notebook_gave_to_other_objects_during_a_background_run(
+    notebook: FakeNotebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main, module = sys.modules["__main__"], types.ModuleType("of_the_user")
+    module.__file__ = "/home/user/of_the_user.py"
+    monkeypatch.setitem(sys.modules, "of_the_user", module)
+    module.seen = []  # type: ignore[attr-defined]
+    for name, value in (("hist", []), ("kept", []), ("gone", []), ("of_the_user", module)):
+        monkeypatch.setattr(main, name, value, raising=False)
+    exec("def trains():\n    for one in (hist, kept, gone, of_the_user.seen): one.append(1)\n", vars(main))
+    before = main.hist  # type: ignore[attr-defined]
+    result = run(vars(main).pop("trains"), background=True)
+    main.hist, module.seen = ["new"], ["new"]  # type: ignore[attr-defined]
+    monkeypatch.delattr(main, "gone")
+    result.wait()
+    assert (main.hist, main.kept, module.seen, before) == (["new"], [1], ["new"], [1])  # type: ignore[attr-defined]
+    assert set(result.left) == {"hist", "gone", "of_the_user.seen"}
+    assert result.changed == ["kept", "of_the_user"]
+
+
 def of_every_sort(given: int = 1, *, named: int = 2) -> tuple[int, int]:
     return given, named
 

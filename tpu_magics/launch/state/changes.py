@@ -6,6 +6,8 @@ from __future__ import annotations
 import io
 import pickle
 import re
+import sys
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -399,6 +401,7 @@ def pickling_reason(problem: Exception) -> str:
 
 SHOWN = 5  # names in one line
 DURING = "changed in the notebook during the run"
+ELSEWHERE = "it has another object in the notebook since the run began; the one from before was updated"
 
 
 @dataclass
@@ -417,7 +420,8 @@ class StagedChanges:
 
     @property
     def changed(self) -> list[str]:
-        return list(dict.fromkeys(self.snapshot.root(number) for number in self.contents))
+        names = dict.fromkeys(self.snapshot.root(number) for number in self.contents)
+        return [name for name in names if self.left.get(name) != ELSEWHERE]
 
     def keep_notebook_changes(self) -> None:
         """After a run in the background: do not overwrite what the notebook changed meanwhile."""
@@ -426,12 +430,28 @@ class StagedChanges:
             if node.kind is not None and node.kind.changed(node.value, node.mark):
                 del self.contents[number]
                 self.left[self.snapshot.path(number)] = DURING
+            elif path := self._given_away(number):
+                self.left[path] = ELSEWHERE
         for number in list(self.gradients):
             now = self.adapter.gradient(self.snapshot.nodes[number].value)
             if self.snapshot.gradients.get(number) != (None if now is None else (id(now), now._version)):
                 del self.gradients[number]
         if self.adapter.random_changes(self.snapshot.random) is not None:
             self.random = None
+
+    def _given_away(self, number: int) -> str:
+        """The name, or the attribute of a module, through which the object was reached, if the notebook has another
+        object there now, or none; else ""."""
+        while number >= 0:
+            node = self.snapshot.nodes[number]
+            how, key = node.label
+            above = self.snapshot.nodes[node.above].value if node.above >= 0 else None
+            if how == "name" and self.snapshot.main.get(key) is node.value:
+                return "" if vars(sys.modules["__main__"]).get(key) is node.value else str(key)
+            if how == "attribute" and isinstance(above, types.ModuleType):
+                return "" if vars(above).get(key) is node.value else self.snapshot.path(number)
+            number = node.above
+        return ""
 
     def apply(self) -> Callable[[], None]:
         """Change the objects. Returns a function that undoes all changes; after an error they are undone."""
