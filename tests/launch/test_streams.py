@@ -277,7 +277,7 @@ def test_questions_end_in_a_clear_error(function: Any) -> None:
     error = failed(function)
     text = said(error)
     assert re.search(r"Rank 0 called \S+\(\) at `", error.what), text
-    assert "Ask for the input before the run and pass it as an argument" in text
+    assert "Ask for the input in a cell before" in text
 
 
 def reads_stdin() -> str:
@@ -447,10 +447,21 @@ def cells_with_bars() -> None:
     warnings.simplefilter("ignore")
     InteractiveShell.instance()
     import tqdm.auto
-    import tqdm.notebook  # noqa: F401
+    import tqdm.notebook
 
     notebook = fake_notebook()
     run(bars)
+    earlier = tqdm.notebook.tqdm(total=4, desc="earlier", display=False)
+    result = run(lambda: (earlier.update(4), earlier.refresh())[0])
+    assert (earlier.n, result.left) == (4, {})
+
+    def dies() -> None:
+        with earlier.get_lock():
+            os._exit(1)
+
+    failed(dies)
+    earlier.update(0)
+    earlier.refresh()  # it waited forever for the lock
     assert [kind for _, kind, _ in notebook.shown if kind != "text"] == []
     print(json.dumps(notebook.printed))
 
@@ -458,6 +469,7 @@ def cells_with_bars() -> None:
 def test_notebook_bars_are_text_in_a_worker(tmp_path: Path) -> None:
     out = json.loads(in_forked_notebook(cells_with_bars, tmp_path / "out").splitlines()[-1])
     assert "auto: 100%" in out and "notebook: 100%" in out and "loss=1" in out and "broken:" in out
+    assert "earlier: 100%" in out
 
 
 # -- the notebook's half, by itself -----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -201,14 +201,31 @@ def running_shell() -> Any:
 
 def text_progress_bars() -> None:
     """Turn tqdm's notebook bars into text bars: a worker cannot update widgets. Without the class's own methods those
-    of `tqdm.std` are used, also by existing subclasses (`tqdm.auto`)."""
-    notebook = sys.modules.get("tqdm.notebook")
+    of `tqdm.std` are used, also by existing subclasses (`tqdm.auto`). The lock of all bars is shared by forked
+    processes (tqdm 4): one that ends within a bar would keep it, and the notebook's bars would wait forever."""
+    plain, notebook = sys.modules.get("tqdm.std"), sys.modules.get("tqdm.notebook")
+    if plain is None:
+        return
+    for kind in _with_subclasses(plain.tqdm):
+        if "_lock" in vars(kind):
+            del kind._lock
+    plain.tqdm.set_lock(threading.RLock())
     if notebook is None:
         return
     bar = notebook.tqdm_notebook
     for name in ("status_printer", "display", "colour", "__init__", "__iter__", "update", "close", "clear", "reset"):
         if name in vars(bar):
             delattr(bar, name)
+    for made in list(getattr(plain.tqdm, "_instances", ())):
+        if issubclass(type(made), bar):  # of an earlier cell
+            made.gui, made.fp = False, sys.stderr
+            made.sp, made.colour = made.status_printer(made.fp), vars(made).get("colour")
+
+
+def _with_subclasses(kind: Any) -> Iterator[Any]:
+    yield kind
+    for one in kind.__subclasses__():
+        yield from _with_subclasses(one)
 
 
 class NoInput(RuntimeError):

@@ -278,7 +278,11 @@ class TrainingLoops:
                 "A library's training is gone on from, but not passed over.",
                 f"Call {key}() once in each cell, or train from the beginning, without --resume.",
             )
-        yield wanted.more if wanted is not None and wanted.key == key else None
+        self.in_library = True
+        try:
+            yield wanted.more if wanted is not None and wanted.key == key else None
+        finally:
+            self.in_library = False
         done.append(key)
 
     # -- the items ----------------------------------------------------------------------------------------------------

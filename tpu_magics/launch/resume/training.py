@@ -199,6 +199,8 @@ class TrainingCheckpoints:
     def step_done(self) -> None:
         """An optimizer has stepped."""
         site = self.loops.innermost
+        if site is None and self.loops.in_library:
+            return  # the loop of Model.fit is known from its second batch on
         if site is None:
             self._outside += 1
             if self._outside == (_OUTSIDE if self.code.expected() else 1):

@@ -73,6 +73,7 @@ RULES: dict[str, TypeRule] = {
     "logging.Handler": TypeRule(skip=frozenset({"lock", "_closed"}), quiet=True),
     "threading.Thread": OPAQUE,
     "ipywidgets.widgets.widget.Widget": TypeRule(opaque=True, quiet=True, stays=True),  # no page shows a worker's
+    "tqdm.std.tqdm": TypeRule(only=frozenset({"n", "total", "desc", "postfix"}), quiet=True),  # the rest is its display
     "matplotlib.artist.Artist": TypeRule(named="a figure", counter="artists"),
     "tokenizers.Tokenizer": TypeRule(named="the vocabulary of a tokenizer", counter="vocabulary"),
 }
