@@ -131,6 +131,7 @@ class TrainingLoops:
         self._wanted = list(resume)
         self._running: list[_Running] = []
         self._ended: list[str] = []  # outside of any other
+        self.in_library = False  # in a call of Model.fit or the like, also before its loop is known
 
     def position(self) -> list[LoopLevel]:
         """Where this rank is, in `LoopListener.between_items`."""
