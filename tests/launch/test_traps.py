@@ -287,6 +287,8 @@ def reduces(rank: int, folder: Path) -> None:
     """Three ranks in a real gloo group; one of them is killed while the others wait for it."""
     import torch.distributed as dist
 
+    if dist.is_initialized():  # with TorchTPU, where an Accelerator was made in this process before
+        dist.destroy_process_group()
     store = dist.FileStore(str(folder / "store"), 3)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=3)
     dist.all_reduce(torch.ones(1))

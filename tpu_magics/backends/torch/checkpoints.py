@@ -274,8 +274,13 @@ def _parts(value: Any, seen: set[int], depth: int) -> Iterator[Any]:
 
 
 def _loaders() -> tuple[type, ...]:
-    module = sys.modules.get("torch_xla.distributed.parallel_loader")
-    return (torch.utils.data.DataLoader, *([module.MpDeviceLoader] if module is not None else []))
+    """accelerate's (1.15.0) only say in `__class__` that they are a DataLoader."""
+    more = (
+        ("torch_xla.distributed.parallel_loader", "MpDeviceLoader"),
+        ("accelerate.data_loader", "DataLoaderStateMixin"),
+    )
+    loaded = [(sys.modules[module], name) for module, name in more if module in sys.modules]
+    return (torch.utils.data.DataLoader, *(getattr(module, name) for module, name in loaded if hasattr(module, name)))
 
 
 def _counts_passes(value: Any) -> bool:
