@@ -206,7 +206,6 @@ def test_what_it_lacked_is_said(function: Callable[..., Any], words: tuple[str, 
     assert all(word in text for word in words) and "os._exit" not in text, text
 
 
-@pytest.mark.skipif(framework.TORCH_TPU, reason="its ranks run in no executor")
 def test_a_rank_whose_thread_ends_without_a_result_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endless_waits, "EVERY", 0.1)
     monkeypatch.setattr(endless_waits, "GONE", 0.3)
