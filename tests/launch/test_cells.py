@@ -243,10 +243,12 @@ def test_an_item_that_cannot_come_takes_no_container_with_it(notebook: FakeNoteb
         "normed = parametrizations.weight_norm(torch.nn.Linear(2, 3))\n"
         "found = {4: {'loss': 0.5, 'lock': threading.Lock(), 'net': normed}, 'all': [1, threading.Lock(), 3]}\n"
         "seen = normed(torch.ones(1, 2)).tolist()\n"
+        "ring = {'number': 1, 'lock': threading.Lock()}\nring['self'] = [ring]\n"
     )
     found, normed = notebook.names["found"], notebook.names["normed"]
     assert found[4]["loss"] == 0.5 and list(found[4]) == ["loss", "net"] and found["all"] == [1, None, 3]
-    assert result is not None and set(result.left) == {"found[4]['lock']", "found['all'][1]"}
+    assert result is not None and notebook.names["ring"] == {"number": 1}
+    assert set(result.left) == {"found[4]['lock']", "found['all'][1]", "ring['lock']", "ring['self']"}
     assert torch.allclose(normed(torch.ones(1, 2)), torch.tensor(notebook.names["seen"]))
     assert found[4]["net"] is normed and torch.nn.utils.parametrize.is_parametrized(normed)
 

@@ -192,6 +192,20 @@ if __name__ == "__main__":
     assert notebook.value(f"({TRAINED}, list(_tpu.models))") == (True, ["model"])
 
 
+def test_a_model_that_the_function_builds_is_not_the_notebooks(notebook: Kernel) -> None:
+    """It has the same name, and the notebook's own stays as it is."""
+    notebook.run("before = model.weight.detach().clone()").good()
+    cell = notebook.run(
+        """%%tpu_train
+def own():
+    model = torch.nn.Linear(8, 2)
+    train(model)
+"""
+    ).good()
+    assert "updated in the notebook: the function's own model (_tpu.models['model'])" in cell.printed
+    assert notebook.value("torch.equal(before, model.weight) and _tpu.models['model'] is not model")
+
+
 def test_two_launches_in_one_cell(notebook: Kernel) -> None:
     cell = notebook.run(
         """%%tpu_train

@@ -269,6 +269,7 @@ _ENOUGH_DESCRIPTORS = 256  # with a lower limit, none are reserved
 _MEMORY = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
 _limits_before: dict[int, tuple[int, int]] = {}
 _builtins_before: dict[str, Any] = {}
+replaced_builtins: list[str] = []  # of Python's own, by the user code
 
 
 def keep_reserve() -> None:
@@ -287,6 +288,7 @@ def restore_builtins() -> None:
     for name, value in _builtins_before.items():
         if builtins.__dict__.get(name) is not value:
             builtins.__dict__[name] = value
+            replaced_builtins.append(name)
 
 
 def release_descriptors() -> None:

@@ -61,6 +61,9 @@ class RunResults:
     made: list[str] = field(default_factory=list)
 
 
+Where = Callable[[str, Any], str]
+
+
 def collect_results(
     files: RunFiles,
     ranks: int,
@@ -68,9 +71,11 @@ def collect_results(
     backend: Backend,
     snapshot: StateSnapshot | None = None,
     background: bool = False,
+    where: Where = lambda name, _model: name,
 ) -> RunResults:
     """Read the results, check the weights, then load the weights and apply all changes: all or nothing. `snapshot`: the
-    notebook's objects before the run; `background`: they may have changed since.
+    notebook's objects before the run; `background`: they may have changed since; `where`: how a trained model is called
+    that no name of the notebook leads to.
 
     Raises TpuMagicsError if a rank has no results, or if the weights do not fit the models, which then stay in the run
     folder.
@@ -93,7 +98,7 @@ def collect_results(
         try:
             if staged is not None:
                 loaded = backend.load_weights(staged)
-                results.models = [_name_of(models[name], name, results.names, snapshot) for name in loaded]
+                results.models = [_name_of(models[name], name, results.names, snapshot, where) for name in loaded]
                 results.notes += list(getattr(staged, "notes", ()))
             results.warnings += not_finite_warning(files, getattr(staged, "not_finite", ""))
         except BaseException:
@@ -200,15 +205,21 @@ def _untouched(
     return {name: model for name, model in models.items() if name not in changed}
 
 
-def _name_of(model: Any, name: str, names: Mapping[str, Any], snapshot: StateSnapshot | None) -> str:
+def _name_of(
+    model: Any,
+    name: str,
+    names: Mapping[str, Any],
+    snapshot: StateSnapshot | None,
+    where: Where = lambda name, _model: name,
+) -> str:
     """How a trained model is called: a hoisted one that a cell put into a dict is known by the call that built it."""
-    if snapshot is None or names.get(name) is model:
+    main = vars(sys.modules["__main__"])
+    if snapshot is None or names.get(name) is model or main.get(name) is model:
         return name
     if snapshot.main.get(name) is model:
-        again = vars(sys.modules["__main__"]).get(name) is not model
-        return f"the {name} from before it was assigned again" if again else name
+        return f"the {name} from before it was assigned again"
     found = itertools.chain.from_iterable(itertools.starmap(contents, names.items()))
-    return next((path for path, one in found if one is model), name)
+    return next((path for path, one in found if one is model), None) or where(name, model)
 
 
 def _made(names: Mapping[str, Any], models: Mapping[str, Any], backend: Backend) -> list[str]:

@@ -46,6 +46,7 @@ from tpu_magics.runs.writer import EventWriter
 
 DONE, FAILED = 0, 1  # exit codes of a worker
 FINISHES, FINISHES_FAILED = 60.0, 2.0  # seconds that the function's threads have after its end
+_PYTHONS_OWN = "replaced in the worker; the notebook keeps Python's own"
 
 
 @dataclass(frozen=True)
@@ -321,6 +322,8 @@ class _Worker:
         work = self.task.work
         collector = ChangeCollector(snapshot, work.models, backend.object_state(), self.settings)
         changes = collector.changes()
+        replaced = dict.fromkeys((f"builtins: {name}" for name in process.replaced_builtins), _PYTHONS_OWN)
+        changes.left.update(replaced)
         if ordinal:
             return backend, {"sums": changes.sums}
         if snapshot.mismatched:

@@ -308,10 +308,11 @@ def fix_reductions_and_scales() -> None:
             antialias: bool = False,
         ) -> Any:
             other = mode not in ("nearest", "bilinear") or align_corners or recompute_scale_factor or antialias
-            if scale_factor is None or other or not getattr(input, "is_xla", False) or input.dim() != 4:
+            factors = scale_factor if isinstance(scale_factor, (tuple, list)) else (scale_factor, scale_factor)
+            of_image = getattr(input, "is_xla", False) and input.dim() == 4 and len(factors) == 2
+            if scale_factor is None or size is not None or other or not of_image:
                 given = (size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
                 return original(input, *given)
-            factors = scale_factor if isinstance(scale_factor, (tuple, list)) else (scale_factor, scale_factor)
             sizes = [length * factor for length, factor in zip(input.shape[2:], factors, strict=True)]
             if all(int(one) == one for one in sizes):
                 return original(input, None, scale_factor, mode, align_corners)
@@ -382,7 +383,8 @@ def fix_frozen_batch_norm() -> None:
             eps: float = 1e-5,
         ) -> Any:
             trained = any(one is not None and one.requires_grad for one in (input, weight, bias))
-            if training or not (getattr(input, "is_xla", False) and trained and torch.is_grad_enabled()):
+            plain = training or running_mean is None or running_var is None
+            if plain or not (getattr(input, "is_xla", False) and trained and torch.is_grad_enabled()):
                 return original(input, running_mean, running_var, weight, bias, training, momentum, eps)
             form = (1, -1, *[1] * (input.dim() - 2))
             scale = (running_var + eps).rsqrt() * (1 if weight is None else weight)

@@ -26,7 +26,7 @@ MAX_BYTES = 256 * 2**20  # of all changes together, without optimizers and modul
 STATE, BLOBS = "result-state.pkl", "result-state.bin"
 NAMES_NUMBER = -1  # stands for the names that a cell assigned
 _ALIGNED = 64
-_MANY = 10_000  # items of a list or dict that are tried one by one
+_MANY, _DEEP = 10_000, 20  # items of a list or dict that are tried one by one, and containers within each other
 _MISMATCHED = "its copy, with which the worker began, has another structure"
 
 
@@ -71,6 +71,7 @@ class ChangeCollector:
             if key in known and part is not snapshot.nodes[known[key]].value
         }
         self.tensors: list[Any] = []
+        self._within: list[int] = []  # ids of the containers whose items are tried now
         self._probe = self._new_probe()
 
     def changes(self) -> Changes:
@@ -123,7 +124,7 @@ class ChangeCollector:
         """An object, a dict or a list with the attributes or items that can be pickled; None if it is not their fault.
         The others are named."""
         if type(value) in (dict, list):
-            return self._picklable_items(name, value, changes)
+            return None if id(value) in self._within else self._picklable_items(name, value, changes)
         own = kinds.attributes(value)
         if is_library_type(type(value)) or isinstance(value, type) or not hasattr(value, "__dict__"):
             return None
@@ -143,8 +144,9 @@ class ChangeCollector:
         """In a list, None stands for an item that cannot be pickled: the others keep their places."""
         kept: dict[Any, Any] = {}
         bad: dict[str, str] = {}
-        if len(value) > _MANY:
+        if len(value) > _MANY or len(self._within) > _DEEP:
             return None
+        self._within.append(id(value))
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             problem = None if type(item) in kinds.ATOMS else self._try_pickling(NAMES_NUMBER, (key, item), changes)
             path = f"{name}[{key!r}]" if type(key) in kinds.ATOMS else f"{name}[...]"
@@ -154,6 +156,7 @@ class ChangeCollector:
                 kept[key] = part
             else:
                 bad[path] = pickling_reason(problem)
+        self._within.pop()
         if not kept:
             return None
         changes.left.update(bad)

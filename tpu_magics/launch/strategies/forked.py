@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from dataclasses import replace
@@ -306,7 +307,9 @@ class ForkedStrategy(Strategy):
         backend, background = session.current.backend, run.options.background
         own = run.folder.own  # a pickle is loaded from there only
         try:
-            return results.collect_results(own, ranks, run.models, backend, self.snapshot, background)
+            return results.collect_results(
+                own, ranks, run.models, backend, self.snapshot, background, functools.partial(_where, run)
+            )
         except TpuMagicsError as error:
             raise _as_of(run, own.path, error) from error
 
@@ -331,6 +334,13 @@ class ForkedStrategy(Strategy):
         seconds = max(one.noticed for one in over) - watch.began if watch is not None and over else 0.0
         workers = watch.table() if watch else []
         run.folder.update(status=status, ended=ended, seconds=seconds, workers=workers, **fields)
+
+
+def _where(run: TrainingRun, name: str, model: Any) -> str:
+    """A model that the function builds for itself is not the one that may have its name in the notebook."""
+    hoists = run.work.hoists
+    own = hoists is not None and any(one is model for one in hoists.models.values())
+    return f"the function's own {name} ({run.options.output}.models[{name!r}])" if own and name.isidentifier() else name
 
 
 def _as_of(run: TrainingRun, opened: Path, error: TpuMagicsError) -> TpuMagicsError:

@@ -73,8 +73,8 @@ def installed() -> Callable[[], None]:
     def embedding(original: Any) -> Any:
         @functools.wraps(original)
         def of_ids(input: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002 - torch's name
-            if (bad := sent.outside(input, len(weight))) is not None:
-                raise IndexError(f"index out of range in self: {bad} for an embedding of {len(weight)} rows")
+            if (bad := sent.outside(input, weight.shape[0])) is not None:
+                raise IndexError(f"index out of range in self: {bad} for an embedding of {weight.shape[0]} rows")
             return original(input, weight, *args, **kwargs)
 
         return as_original(of_ids, original)
