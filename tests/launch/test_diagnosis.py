@@ -659,6 +659,19 @@ def test_a_child_that_died_while_memory_was_short(text: str) -> None:
     assert "205 MiB free" in error.why
 
 
+def test_a_loaders_worker_that_died_as_it_sent_a_batch() -> None:
+    """The loader finds a closed connection; elsewhere that is a server's."""
+    loader = Frame("/usr/lib/python3/site-packages/torch/utils/data/dataloader.py", 1251, "_try_get_data", "", True)
+    reset = "[Errno 104] Connection reset by peer"
+    outcome = raising(reset, "ConnectionResetError", frames=(LAUNCHER, USER, loader))
+    error = diagnose(failure(outcome))
+    assert error.what.startswith("A process started by rank 0 died (a DataLoader worker) at ")
+    assert "num_workers=0" in error.todo
+    exited = f"DataLoader worker (pid(s) 7000) exited unexpectedly (caused by ConnectionResetError: {reset})"
+    assert "died (DataLoader worker (pid(s) 7000) exited unexpectedly)" in diagnose(failure(raising(exited))).what
+    assert "could not reach a server" in diagnose(failure(raising(reset, "ConnectionResetError"))).why
+
+
 def test_an_exception_before_the_signal_is_what_happened() -> None:
     outcome = WorkerOutcome(0, signal=signal.SIGSEGV, end=ended("ValueError", "bad shape"))
     assert diagnose(failure(outcome, **SHORT)).what == "Rank 0 raised ValueError: bad shape"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,29 @@ def test_a_call_that_cannot_be_left_is_named() -> None:
     said = in_process.stuck_text(sys._getframe(), {__file__: "In [3]"})  # this line
     assert said.startswith("The run cannot stop yet: TensorFlow is within one call at `said = in_process.stuck_text(")
     assert "(In [3], line " in said and "only a restart of the kernel ends it now" in said
+
+
+def test_an_input_that_waits_is_named() -> None:
+    """TensorFlow calls Python's generators in a thread of its own."""
+    called, ends = threading.Event(), threading.Event()
+    space: dict[str, Any] = {}
+    path = "/usr/lib/python3/site-packages/tensorflow/python/ops/script_ops.py"
+    exec(compile("def call(function): function()", path, "exec"), space)
+
+    def generates() -> None:
+        called.set()
+        ends.wait()
+
+    thread = threading.Thread(target=space["call"], args=(generates,), daemon=True)
+    thread.start()
+    called.wait()
+    try:
+        said = in_process.stuck_text(sys._getframe(), {__file__: "In [3]"})
+    finally:
+        ends.set()
+        thread.join()
+    assert "which waits for the input at `" in said and "in generates)" in said, said
+    assert "jit_compile" not in said and "a time limit" in said
 
 
 # -- what each run tells ----------------------------------------------------------------------------------------------

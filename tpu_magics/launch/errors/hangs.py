@@ -56,8 +56,8 @@ def is_consequence(outcome: WorkerOutcome) -> bool:
         )
     if base.error_type(outcome) in ("CollectiveTimeout", "CollectiveBroken"):  # of a rehearsal (backends/base.py)
         return "different collectives" not in base.error_text(outcome)
-    known = _COLLECTIVE_TYPES.match(base.error_type(outcome))
-    return bool(known and _COLLECTIVE.search(base.error_text(outcome)))
+    known, text = _COLLECTIVE_TYPES.match(base.error_type(outcome)), base.error_text(outcome)
+    return bool(known and _COLLECTIVE.search(text) and "DataLoader worker" not in text)  # whose own connection it was
 
 
 # -- a collective failed, and no rank failed for another reason ---------------------------------------------------

@@ -24,6 +24,7 @@ _CHILD_DIED = re.compile(
     r"|DataLoader worker \(pid\(?s?\)?[ \d,]*\) (?:exited unexpectedly|is killed by signal: (?:Killed|Segmentation))"
     r"|terminated abruptly"
 )
+_CLOSED = ("ConnectionResetError", "BrokenPipeError", "EOFError", "ConnectionRefusedError")
 _REFUSED = (
     re.compile(r"you tried to allocate (?P<bytes>\d+) bytes"),
     re.compile(r"Unable to allocate (?P<text>[\d.]+ [KMGTPE]?i?B)"),
@@ -166,14 +167,24 @@ def died_of_memory(failure: Failure, outcome: WorkerOutcome) -> Explanation | No
 
 def child_died_of_memory(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     """A process that the function started (DataLoader, a pool) died while memory was low."""
-    match = _CHILD_DIED.search(base.error_text(outcome))
-    if not match or not _was_short(failure):
+    died = _dead_child(failure, outcome)
+    if not died or not _was_short(failure):
         return None
     return Explanation(
-        f"A process started by rank {outcome.rank} died ({match[0]}), probably out of host memory.",
+        f"A process started by rank {outcome.rank} died ({died}), probably out of host memory.",
         _memory_text(failure) + _models(failure),
         _use_less_memory(failure),
     )
+
+
+def _dead_child(failure: Failure, outcome: WorkerOutcome) -> str:
+    """What is said of a dead process that the function started; "" for none. Where a DataLoader's worker dies as it
+    sends a batch, the loader finds a closed connection first."""
+    match = _CHILD_DIED.search(base.error_text(outcome))
+    if match:
+        return str(match[0])
+    loads = any("/torch/utils/data/" in frame.path for frame in base.stack_of(failure, outcome))
+    return "a DataLoader worker" if loads and base.error_type(outcome) in _CLOSED else ""
 
 
 def allocation_refused(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
@@ -418,11 +429,11 @@ def late_death(_failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
 
 def child_died(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     """A process that the function started died while enough memory was free."""
-    match = _CHILD_DIED.search(base.error_text(outcome))
-    if not match:
+    died = _dead_child(failure, outcome)
+    if not died:
         return None
     return Explanation(
-        f"A process started by rank {outcome.rank} died ({match[0]}){base.at(failure, outcome)}.",
+        f"A process started by rank {outcome.rank} died ({died}){base.at(failure, outcome)}.",
         f"The library that started it does not report why. {_not_memory(failure)}",
         "Do its work in the function itself to see the error: DataLoader(num_workers=0), no process pool, and no "
         f"xmp.spawn (%%tpu_train starts the workers). The rank's full output: %tpu_logs -r {outcome.rank}",

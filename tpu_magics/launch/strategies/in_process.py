@@ -45,7 +45,7 @@ from tpu_magics.runs import events
 from tpu_magics.runs.events import Frame
 from tpu_magics.runs.folder import RunFolder
 from tpu_magics.runs.meter import MemoryMeter
-from tpu_magics.runs.origin import is_library, is_user_function
+from tpu_magics.runs.origin import is_library, is_user_function, package_of
 from tpu_magics.runs.temporary_folders import make_scratch, remove_scratch
 from tpu_magics.runs.writer import EventWriter
 
@@ -371,20 +371,42 @@ def with_gate(
 
 def stuck_text(frame: FrameType | None, cell_names: Mapping[str, str]) -> str:
     """What the main thread is in that no interrupt ends: a program compiled by XLA is one op for TensorFlow, which can
-    be cancelled between ops only."""
+    be cancelled between ops only; or it waits for Python code of the input, which runs in another thread."""
+    within = f"The run cannot stop yet: TensorFlow is within one call{_user_line(frame, cell_names)}"
+    then = "The run stops, and the models are restored, as soon as"
+    waiting = next(_input_lines(cell_names), "")
+    if waiting:
+        return (
+            f"{within}, which waits for the input{waiting}. {then} that line returns; only a restart of the kernel "
+            "ends it now. Give it a time limit, e.g. queue.get(timeout=10)."
+        )
+    return (
+        f"{within}, and did not cancel it. A loop inside a tf.function with jit_compile=True is one program, which "
+        f"cannot be left. {then} the call returns; only a restart of the kernel ends it now. Without jit_compile=True, "
+        "or with the loop in Python around the tf.function, it stops within a step."
+    )
+
+
+def _user_line(frame: FrameType | None, cell_names: Mapping[str, str]) -> str:
     while frame is not None and is_library(frame.f_code.co_filename, frame.f_code.co_name):
         frame = frame.f_back
-    where = ""
-    if frame is not None:
-        path, line = frame.f_code.co_filename, frame.f_lineno
-        code = linecache.getline(path, line).strip()
-        where = base.at_line(Frame(cell_names.get(path, path), line, frame.f_code.co_name, code))
-    return (
-        f"The run cannot stop yet: TensorFlow is within one call{where}, and did not cancel it. A loop inside a "
-        "tf.function with jit_compile=True is one program, which cannot be left. The run stops, and the models are "
-        "restored, as soon as the call returns; only a restart of the kernel ends it now. Without jit_compile=True, or "
-        "with the loop in Python around the tf.function, it stops within a step."
-    )
+    if frame is None:
+        return ""
+    path, line = frame.f_code.co_filename, frame.f_lineno
+    code = linecache.getline(path, line).strip()
+    return base.at_line(Frame(cell_names.get(path, path), line, frame.f_code.co_name, code))
+
+
+def _input_lines(cell_names: Mapping[str, str]) -> Iterator[str]:
+    """The lines of the user's that other threads run for TensorFlow or Keras: generators, datasets of Python."""
+    for ident, innermost in sys._current_frames().items():
+        callers, frame = set[str](), innermost.f_back
+        while frame is not None:
+            callers.add(package_of(frame.f_code.co_filename, frame.f_code.co_name))
+            frame = frame.f_back
+        of_library = ident != threading.main_thread().ident and callers & {"tensorflow", "keras"}
+        if of_library and (line := _user_line(innermost, cell_names)):
+            yield line
 
 
 # -- disk -------------------------------------------------------------------------------------------------------------
