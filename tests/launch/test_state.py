@@ -34,6 +34,7 @@ import ipywidgets
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils import prune
 
 from tests import framework
 from tests.launch.launching import FakeNotebook, digest, failed, fake_notebook, run, said
@@ -525,17 +526,23 @@ def test_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_copy_on_another_host_has_the_same_structure() -> None:
     """On another host objects have the same numbers if they have the same structure."""
     held = {"a": [{"b": 1}], "c": Slotted()}
-    one = take_snapshot([("held", held)], TorchState(), {}).structure()
-    assert one == take_snapshot([("held", copy.deepcopy(held))], TorchState(), {}).structure() != -1
-    assert take_snapshot([("held", {**held, "d": [1]})], TorchState(), {}).structure() != one
-    assert take_snapshot([("held", {Slotted(), Slotted()})], TorchState(), {}).structure() == -1
 
+    def compared(here: Any, there: Any) -> str:
+        found = take_snapshot([("held", there)], TorchState(), {})
+        found.compare(take_snapshot([("held", here)], TorchState(), {}).structure())
+        return found.mismatched
 
-def test_what_is_not_found_again_in_a_copy_is_left_with_a_reason_that_holds_on_any_host() -> None:
-    snapshot = take_snapshot([("held", {"a": [1]})], TorchState(), {})
-    found = changes.Changes(contents={len(snapshot.nodes) - 1: [2]})
+    assert compared(held, copy.deepcopy(held)) == ""
+    other = "the copy with which the worker began has other parts, first at "
+    assert compared(held, {**held, "d": [1]}) == f"{other}`held['d']`"
+    assert compared(held, {"a": held["a"]}).startswith(other)
+    unordered = {Slotted(), Slotted()}
+    assert compared(unordered, unordered) == "`held` is a set of objects, and has another order in each process"
+    snapshot = take_snapshot([("held", unordered)], TorchState(), {})
+    snapshot.compare(snapshot.structure())
+    found = changes.Changes(contents={0: [2]})
     found.leave_all(snapshot)
-    assert found.left == {"held": "its copy, with which the worker began, has another structure"} and not found.contents
+    assert found.left == {"held": snapshot.mismatched} and not found.contents
 
 
 def shards(model: Any, optimizer: Any) -> None:
@@ -696,7 +703,115 @@ def test_common_python_that_was_lost_or_ended_the_run(notebook: FakeNotebook) ->
         np.set_printoptions(precision=digits)
     assert log == [1] and settings == {"a": 1, "b": 2} and patched.name() == "new" and list(seen) == [patched]
     assert [(error.code, error.detail) for error in errors] == [(1, "more")]
-    assert model[2].p == 0.1 and result.left == {"model.1": "the model has a Tanh in its place"}
+    assert model[2].p == 0.1 and isinstance(model[1], torch.nn.Tanh) and result.left == {}
+
+
+# -- what a model consists of -----------------------------------------------------------------------------------------
+class Doubled(torch.nn.Linear):
+    def forward(self, x: Any) -> Any:
+        return 2 * super().forward(x)
+
+
+class Adapted(torch.nn.Module):
+    def __init__(self, base: torch.nn.Linear) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.low = torch.nn.Parameter(torch.ones(base.out_features, base.in_features) / 10)
+
+    def forward(self, x: Any) -> Any:
+        return self.base(x) + x @ self.low.T
+
+
+class Deep(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.middle = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        self.rest = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4))
+        self.head = torch.nn.Linear(4, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(torch.relu(self.rest(self.middle(self.body(x)))))
+
+
+def new_head(model: Deep) -> None:
+    model.head = torch.nn.Linear(4, 2)
+
+
+def equal_head(model: Deep) -> None:
+    model.head = torch.nn.Linear(4, 3)
+
+
+def more_rows(model: Deep) -> None:
+    model.head.weight = torch.nn.Parameter(torch.cat([model.head.weight.detach(), torch.zeros(1, 4)]))
+    model.head.bias.data = torch.zeros(4)
+    model.head.out_features = 4
+
+
+def fewer(model: Deep) -> None:
+    model.rest = model.rest[:1]
+    del model.middle
+    model.middle = torch.nn.Identity()
+
+
+def exchanged(model: Deep) -> None:
+    model.body, model.middle = model.middle, model.body
+
+
+def adapters(model: Deep) -> None:
+    model.head, model.rest[1] = Adapted(model.head), Adapted(model.rest[1])  # type: ignore[assignment, arg-type]
+
+
+def pruned(model: Deep) -> None:
+    prune.l1_unstructured(model.head, "weight", 0.3)
+    prune.random_unstructured(model.body, "weight", 0.3)
+    prune.remove(model.body, "weight")
+
+
+def parametrized(model: Deep) -> None:
+    torch.nn.utils.parametrizations.orthogonal(model.middle)
+
+
+def another_class(model: Deep) -> None:
+    model.head.__class__ = Doubled
+    model.rest = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model.rest)
+    model.register_buffer("seen", torch.ones(2))
+    model.register_buffer("cache", torch.ones(2), persistent=False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [new_head, equal_head, more_rows, fewer, exchanged, adapters, pruned, parametrized, another_class],
+)
+def test_a_model_consists_of_what_the_function_made_of_it(change: Callable[[Any], None]) -> None:
+    def train(model: Any, device: str) -> None:
+        torch.manual_seed(3)
+        change(model)
+        model.to(device)
+        optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], 0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(inputs.to(device)).square().mean().backward()
+            optimizer.step()
+            if device == framework.TYPE:
+                framework.sync()
+
+    torch.manual_seed(0)
+    model, plain = Deep(), Deep()
+    plain.load_state_dict(model.state_dict())
+    parts, there = dict(model.named_modules()), dict(plain.named_modules())
+    train(plain, "cpu")
+    result = run(train, model, framework.TYPE)
+    assert result.left == {} and "model" in result.run.summary().models
+    assert str(model) == str(plain)
+    assert [type(one).__name__ for one in model.modules()] == [type(one).__name__ for one in plain.modules()]
+    trained, wanted = model.state_dict(), plain.state_dict()
+    assert trained.keys() == wanted.keys()
+    for name, value in trained.items():
+        torch.testing.assert_close(value, wanted[name], rtol=1e-4, atol=1e-5)
+    assert [one.requires_grad for one in model.parameters()] == [one.requires_grad for one in plain.parameters()]
+    torch.testing.assert_close(model(inputs), plain(inputs), rtol=1e-4, atol=1e-5)
+    same = {name: any(part is one for one in plain.modules()) for name, part in there.items()}
+    assert same == {name: any(part is one for one in model.modules()) for name, part in parts.items()}
 
 
 # -- settings of the process ------------------------------------------------------------------------------------------

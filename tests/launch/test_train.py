@@ -286,6 +286,7 @@ def test_the_persons_own_line_is_shown() -> None:
 
 def changes_structure(model: Any) -> None:
     model.append(torch.nn.Linear(2, 2))
+    model[-1].lock = threading.Lock()
     sgd(model)
 
 

@@ -89,18 +89,23 @@ def collect_results(
     models = {name: model for name, model in models.items() if name in packs[0].get("models", models)}
     if background and snapshot is not None:
         models = _untouched(models, snapshot, backend, results)
-    staged = backend.check_weights(models, files.path) if models else None
+    rebuilt = [name for name in packs[0].get("rebuilt", ()) if name in models]
+    staged = backend.check_weights(models, files.path) if models and not rebuilt else None
     state = _stage_state(files, packs, snapshot, backend, results, background)
     with process.interrupts_held():
         put_back = state.apply() if state is not None else None
         if state is not None:
             results.names.update(state.names)
         try:
+            if rebuilt:  # they have the parts now that were trained
+                staged = backend.check_weights(models, files.path, rebuilt)
             if staged is not None:
                 loaded = backend.load_weights(staged)
                 results.models = [_name_of(models[name], name, results.names, snapshot, where) for name in loaded]
                 results.notes += list(getattr(staged, "notes", ()))
             results.warnings += not_finite_warning(files, getattr(staged, "not_finite", ""))
+            if state is not None:
+                state.apply_gradients()
         except BaseException:
             if put_back is not None:
                 put_back()

@@ -135,7 +135,7 @@ class _Worker:
         if ordinal != self.rank:
             self._use_rank(ordinal)
         self.ranks = world_size
-        self.hoisted = self._structures()
+        self.structures = {n: self.task.backend.structure(m) for n, m in self.task.work.models.items()}
         if self.task.snapshot is not None:
             self.task.backend.follow_optimizers(self.task.snapshot.items())
         self.task.work.install(self._note, self.spec.replicas)
@@ -144,11 +144,6 @@ class _Worker:
         for event in self.before:
             self.writer.write(event)
         self.waits.start()
-
-    def _structures(self) -> dict[str, Any]:
-        hoists = self.task.work.hoists
-        own = {id(model) for model in hoists.models.values()} if hoists is not None else set()
-        return {n: self.task.backend.structure(m) for n, m in self.task.work.models.items() if id(m) in own}
 
     def _use_rank(self, ordinal: int) -> None:
         """Use the rank that the runtime assigned: on a TPU it may differ from the number of the process."""
@@ -291,7 +286,6 @@ class _Worker:
         if replica == 0:
             process.restore_memory_limits()
             self._phase("collecting")
-            self._drop_changed_models()
         drain_writers()  # what they write, and count, is compared with the other ranks
         backend, changed = self._collect_changes(ordinal, replica)
         results = self.task.work.results(ordinal, value, backend, **changed)
@@ -317,11 +311,21 @@ class _Worker:
         rank's results, and what to add to them."""
         snapshot = self.task.snapshot
         backend: Any = self.task.backend
-        if snapshot is None or replica:
+        if replica:
+            return backend, {}
+        if snapshot is None:
+            self._drop_models(self._rebuilt_models())
             return backend, {}
         work = self.task.work
-        collector = ChangeCollector(snapshot, work.models, backend.object_state(), self.settings)
+        rebuilt = self._rebuilt_models()
+        known = [name for name in rebuilt if snapshot.knows(name, work.models[name])]
+        collector = ChangeCollector(snapshot, work.models, backend.object_state(), self.settings, known)
         changes = collector.changes()
+        if collector.lost:  # parts that cannot be sent: as if they were unknown
+            known = [name for name in known if name not in collector.lost]
+            collector = ChangeCollector(snapshot, work.models, backend.object_state(), self.settings, known)
+            changes = collector.changes()
+        self._drop_models([name for name in rebuilt if name not in known])
         replaced = dict.fromkeys((f"builtins: {name}" for name in process.replaced_builtins), _PYTHONS_OWN)
         changes.left.update(replaced)
         if ordinal:
@@ -332,14 +336,29 @@ class _Worker:
             backend = ResultPickler(backend, collector)
             collector.add_names(changes, work.assigned())
         collector.write(changes, self.task.files.path)
-        return backend, {"sums": changes.sums, "done": list(changes.names)}
+        return backend, {"sums": changes.sums, "done": list(changes.names), "rebuilt": known}
 
-    def _drop_changed_models(self) -> None:
-        """Do not return a hoisted model whose structure the function changed: without hoisting it would not be returned
+    def _rebuilt_models(self) -> list[str]:
+        """The models of which the function changed the structure, or exchanged parts."""
+        backend, snapshot = self.task.backend, self.task.snapshot
+        state = backend.object_state()
+        return [
+            name
+            for name, model in self.task.work.models.items()
+            if not backend.splits_weights({name: model})
+            and (
+                state.is_rebuilt(model, self.structures.get(name), backend.structure(model))
+                or (snapshot is not None and snapshot.is_exchanged(name, model, state))
+            )
+        ]
+
+    def _drop_models(self, rebuilt: Sequence[str]) -> None:
+        """Do not return hoisted models with parts that cannot be sent: without hoisting they would not be returned
         either. (For a model of the notebook this is an error when the weights are loaded.)"""
-        models = self.task.work.models
-        for name, before in self.hoisted.items():
-            if name in models and self.task.backend.structure(models[name]) != before:
+        hoists, models, backend = self.task.work.hoists, self.task.work.models, self.task.backend
+        own = {id(model) for model in hoists.models.values()} if hoists is not None else set()
+        for name in [name for name in rebuilt if id(models[name]) in own]:
+            if backend.structure(models[name]) != self.structures.get(name):
                 del models[name]
                 self._note("not-home", f"`{name}` is not updated in the notebook: the function changed its structure.")
 

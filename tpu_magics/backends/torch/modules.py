@@ -23,6 +23,8 @@ from tpu_magics.backends.torch.runtime import DEVICE_TYPES
 BUILDERS = frozenset({"from_pretrained", "from_config", "_from_config", "load_from_checkpoint"})
 # classmethods of configs that return a config
 CONFIG_BUILDERS = frozenset({"from_pretrained", "for_model", "from_dict", "from_json_file"})
+# Names and shapes of parameters and buffers.
+Structure = frozenset[tuple[str, tuple[int, ...] | None]]
 # Modules of torch or a library without parameters: users see them as functions, not as models.
 WEIGHTLESS = (
     "torch.nn.modules.loss",
@@ -134,11 +136,19 @@ def tensor_content(value: object) -> tuple[Any, ...] | None:
     return *kind, flat.numpy()
 
 
-def structure(model: Any) -> frozenset[tuple[str, tuple[int, ...] | None]]:
+def structure(model: Any) -> Structure:
     """Names and shapes of a model's parameters and buffers, for comparison (None: not materialized yet). Wrappers
     around its parts, such as FSDP v2, change no name."""
     tensors = (*model.named_parameters(), *model.named_buffers())
     return frozenset((plain_name(name), None if _is_lazy(tensor) else tuple(tensor.shape)) for name, tensor in tensors)
+
+
+def is_rebuilt(model: Any, before: Structure | None, now: Structure) -> bool:
+    """Whether a model has other parts than `before`. What was not materialized may be now, and buffers that are not
+    saved with the model are caches."""
+    caches = {slot.name for slot in slots(model) if slot.kind == "buffer" and not slot.persistent}
+    old, new = ({name: shape for name, shape in one if name not in caches} for one in (before or now, now))
+    return old.keys() != new.keys() or any(shape not in (None, new[name]) for name, shape in old.items())
 
 
 def replace_reference(model: Any, old: object, new: object) -> None:
@@ -352,10 +362,11 @@ def named_modules(model: Any) -> Iterator[tuple[str, Any]]:
 
 def slots(model: Any) -> list[Slot]:
     """Every place in `model` that is registered for a parameter or a buffer, set or not, in the model's order."""
-    return [slot for name, module in named_modules(model) for slot in _own_slots(name, module)]
+    return [slot for name, module in named_modules(model) for slot in own_slots(name, module)]
 
 
-def _own_slots(prefix: str, module: Any) -> Iterator[Slot]:
+def own_slots(prefix: str, module: Any) -> Iterator[Slot]:
+    """Those of one module, which is called `prefix`."""
     for key, _ in module._parameters.items():  # a scripted module's table is not iterable
         if not key.startswith(SHARD_PREFIX):
             yield Slot(_join(prefix, key), module, key, "parameter")

@@ -59,15 +59,21 @@ def recipe(value: Any) -> tuple[Any, ...] | None:
 def _of_parametrized(module: Any) -> tuple[Any, ...] | None:
     """A module with parametrizations is of a class of its own, which refuses pickle; None for any other. (torch 2.9 and
     2.15, nn/utils/parametrize.py)"""
-    parametrize = sys.modules.get("torch.nn.utils.parametrize")
-    if (
-        parametrize is None
-        or type(module).__module__ != parametrize.__name__
-        or not parametrize.is_parametrized(module)
-    ):
-        return None
-    names = tuple(module.parametrizations)
-    return _parametrized, (type(module).__bases__[0], names), dict(vars(module)), None, None, _fill
+    kind = class_recipe(module)
+    return None if kind[1] is None else (_parametrized, kind, dict(vars(module)), None, None, _fill)
+
+
+def class_recipe(module: Any) -> tuple[type, tuple[str, ...] | None]:
+    """Its class, and the names of its parametrizations; None if it has none."""
+    parametrize, cls = sys.modules.get("torch.nn.utils.parametrize"), type(module)
+    own = parametrize is not None and cls.__module__ == parametrize.__name__ and parametrize.is_parametrized(module)
+    return (cls.__bases__[0], tuple(module.parametrizations)) if own else (cls, None)
+
+
+def class_of(kind: tuple[type, tuple[str, ...] | None]) -> type:
+    """The class of such a module."""
+    cls, names = kind
+    return cls if names is None else type(_parametrized(cls, names))
 
 
 def _parametrized(cls: Any, names: tuple[str, ...]) -> Any:

@@ -11,8 +11,16 @@ import numpy as np
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from tpu_magics.backends.torch import lightning, notebook_devices, randomness, recreate, runtime, user_hooks
-from tpu_magics.backends.torch.modules import named_modules, slots
+from tpu_magics.backends.torch import (
+    lightning,
+    module_tables,
+    notebook_devices,
+    randomness,
+    recreate,
+    runtime,
+    user_hooks,
+)
+from tpu_magics.backends.torch.modules import is_rebuilt, named_modules, slots
 from tpu_magics.backends.torch.tensor_transfer import has_own_memory, on_device, settle, to_cpu
 
 Label = tuple[str, Any]
@@ -409,6 +417,12 @@ class TorchState:
     def modules(self, models: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
         """Modules of the models by name."""
         return {(name, inner): module for name, model in models.items() for inner, module in named_modules(model)}
+
+    is_rebuilt = staticmethod(is_rebuilt)
+    tables = staticmethod(module_tables.tables)
+    changed_tables = staticmethod(module_tables.changed_tables)
+    set_tables = staticmethod(module_tables.set_tables)
+    own_tensors = staticmethod(module_tables.own_tensors)
 
     def more_parts(self, value: Any) -> Iterator[tuple[str, Any]]:
         """The parts of a module outside its attributes; the hooks that a handle can remove."""

@@ -28,6 +28,10 @@ _OF_TENSOR = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _ENDS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
 
 
+# torch 2.9: pruning, and weight_norm and spectral_norm of the old form, compute the weight in a hook.
+_REPARAMETRIZES = "torch.nn.utils."
+
+
 def dicts(value: Any) -> Iterator[tuple[str, Any]]:
     """The dicts of its hooks by their names."""
     if issubclass(type(value), torch.Tensor):
@@ -57,7 +61,8 @@ def dict_of(value: Any, name: str) -> Any:
 
 
 class HooksKind:
-    """Compares hooks one by one. Those of libraries are followed only until they are removed: a worker has its own."""
+    """Compares hooks one by one. Those of libraries are followed only until they are removed, as a worker has its own; but
+    those by which a function asked torch to compute a weight."""
 
     named = ""
 
@@ -129,7 +134,8 @@ def _is_of_user(hook: Any) -> bool:
     code = inspect.unwrap(hook)
     if isinstance(code, (types.FunctionType, types.BuiltinFunctionType)):
         return is_user_function(code) or isinstance(code, types.BuiltinFunctionType)
-    return not is_library_type(type(code))
+    kind = type(code)
+    return kind.__module__.startswith(_REPARAMETRIZES) or not is_library_type(kind)
 
 
 HOOKS = HooksKind()

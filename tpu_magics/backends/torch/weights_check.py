@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,10 +67,10 @@ class StagedWeights:
     not_finite: str = ""
 
 
-def check_weights(models: Mapping[str, Any], folder: Path) -> StagedWeights:
+def check_weights(models: Mapping[str, Any], folder: Path, rebuilt: Collection[str] = ()) -> StagedWeights:
     """In the notebook: read what `collect_weights` wrote and compare it with the notebook's models. Changes nothing.
 
-    Names and shapes must be the same, and weights tied here must be equal. If only the dtype differs, the notebook's is
+    Names and shapes must be the same (of `rebuilt` models the names), and weights tied here must be equal. If only the dtype differs, the notebook's is
     kept if it holds every value exactly (bfloat16 in float32); otherwise the trained one is used. `StagedWeights.notes`
     says so.
 
@@ -87,7 +87,7 @@ def check_weights(models: Mapping[str, Any], folder: Path) -> StagedWeights:
             raise TpuMagicsError(
                 f"The worker returned no weights for `{model}`.", f"{folder} has none.", "Train again."
             )
-        matched, different = match(module, there)
+        matched, different = match(module, there, reshaped=model in rebuilt)
         if serious := [text for text, matters in different.items() if matters]:
             raise _other_structure(model, serious, tuple(manifest.models), folder)
         notes.extend(f"{model}: {text}. It is not saved with the model, so it was not updated." for text in different)
@@ -208,7 +208,8 @@ def _how(home: str, target: Any, value: Any) -> str:
     exact = target.dtype == value.dtype or target.dtype in _EXACT_IN.get(value.dtype, ())
     # Several indices of an expanded tensor share memory, which copy_ rejects.
     expanded = dense and any(step == 0 and size > 1 for step, size in zip(target.stride(), target.shape, strict=True))
-    return "copy" if dense and exact and not expanded else "rebind"
+    fits = exact and target.shape == value.shape
+    return "copy" if dense and fits and not expanded else "rebind"
 
 
 def _dtype_notes(pairs: Mapping[tuple[str, str], tuple[Slot, ManifestEntry]]) -> Iterator[str]:
@@ -235,8 +236,11 @@ def _dtype_notes(pairs: Mapping[tuple[str, str], tuple[Slot, ManifestEntry]]) ->
 _STATES = {"none": "None", "lazy": "not initialised", "meta": "without values (meta device)"}
 
 
-def match(module: Any, there: Mapping[str, ManifestEntry]) -> tuple[list[tuple[Slot, ManifestEntry]], dict[str, bool]]:
-    """Slots with their entries, and {difference: whether it matters} of those that do not match.
+def match(
+    module: Any, there: Mapping[str, ManifestEntry], *, reshaped: bool = False
+) -> tuple[list[tuple[Slot, ManifestEntry]], dict[str, bool]]:
+    """Slots with their entries, and {difference: whether it matters} of those that do not match. `reshaped`: tensors
+    may have other shapes now.
 
     A buffer that neither side saves with the model does not matter: it is a cache derived from the model, such as a
     table of angles.
@@ -246,7 +250,7 @@ def match(module: Any, there: Mapping[str, ManifestEntry]) -> tuple[list[tuple[S
     different: dict[str, bool] = {}
     for name in dict.fromkeys((*here, *there)):
         slot, entry = here.get(name), there.get(name)
-        difference = _difference(name, slot, entry)
+        difference = _difference(name, slot, entry, reshaped)
         if difference is not None:
             different[difference] = any(side is not None and _is_saved(side) for side in (slot, entry))
         elif slot is not None and entry is not None:
@@ -258,7 +262,7 @@ def _is_saved(side: Slot | ManifestEntry) -> bool:
     return side.kind == "parameter" or side.persistent
 
 
-def _difference(name: str, slot: Slot | None, entry: ManifestEntry | None) -> str | None:
+def _difference(name: str, slot: Slot | None, entry: ManifestEntry | None, reshaped: bool = False) -> str | None:
     """Why `entry` cannot go to `slot`, as a part of a sentence; None if it matches."""
     if slot is None:
         return f"`{name}` exists only in the worker"
@@ -270,6 +274,8 @@ def _difference(name: str, slot: Slot | None, entry: ManifestEntry | None) -> st
     if home == entry.state != "data" or (slot.kind == "buffer" and "none" in (home, entry.state)):
         return None
     left, right = _form(slot.tensor), _entry_form(entry)
+    if reshaped and home == entry.state == "data" and layout_of(slot.tensor) == entry.layout:
+        return None
     unknown = entry.state == "data" and (home == "meta" or home == "lazy")
     if left == right or (unknown and (home == "lazy" or list(slot.tensor.shape) == list(entry.shape))):
         return None

@@ -111,7 +111,8 @@ def _owned(put: WeightUpdate) -> WeightUpdate:
     """The same with values in their own memory if the model keeps them: not those of the mapped file."""
     if put.how in ("copy", "materialise") or put.value is None:
         return put
-    if put.how == "rebind" and layout_of(put.target) == "strided":  # with the notebook's strides
+    same_shape = put.target is not None and put.target.shape == put.value.shape
+    if put.how == "rebind" and layout_of(put.target) == "strided" and same_shape:  # with the notebook's strides
         return WeightUpdate(put.how, put.slot, torch.empty_like(put.target, dtype=put.value.dtype).copy_(put.value))
     return WeightUpdate(put.how, put.slot, put.value.clone())
 
@@ -137,7 +138,7 @@ def _rebind(put: WeightUpdate, _keep: Callable[[Any], Any]) -> tuple[Callable[[]
         target.data = data
         target.grad = new_grad
 
-    fitting = None if grad is None else grad.to(put.value.dtype)
+    fitting = None if grad is None or grad.shape != put.value.shape else grad.to(put.value.dtype)
     return lambda: point(put.value, fitting), lambda: point(old, grad)
 
 

@@ -84,7 +84,7 @@ def prepare(folder: Path, device: str, count: int, shell: bool) -> worker.Worker
     payload.prepare_process(unpacked, space)
     work = payload.rebuild_work(unpacked, space, folder)
     snapshot = take_snapshot(work.roots(), unpacked.backend.object_state(), work.models)
-    snapshot.mismatched = snapshot.structure() != unpacked.structure or unpacked.structure == -1
+    snapshot.compare(unpacked.structure)
     return worker.WorkerTask(unpacked.backend, work, RunFiles(folder), unpacked.cell_names, unpacked.cell_ids, snapshot)
 
 

@@ -13,7 +13,7 @@ import io
 import linecache
 import os
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,7 +66,7 @@ class Payload:
     names: Mapping[str, Any] = field(default_factory=dict)
     script: bytes | None = None
     state: Any = None
-    structure: int = -1
+    structure: Sequence[int] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     cell_names: Mapping[str, str] = field(default_factory=dict)
     cell_ids: Mapping[str, str] = field(default_factory=dict)

@@ -4,11 +4,12 @@ notebook, after the run, rank 0's changes applied in place, all of them or none.
 from __future__ import annotations
 
 import io
+import itertools
 import pickle
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,6 @@ STATE, BLOBS = "result-state.pkl", "result-state.bin"
 NAMES_NUMBER = -1  # stands for the names that a cell assigned
 _ALIGNED = 64
 _MANY, _DEEP = 10_000, 20  # items of a list or dict that are tried one by one, and containers within each other
-_MISMATCHED = "its copy, with which the worker began, has another structure"
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Changes:
     """What a rank's function changed. `contents`: by number; `names`: what a cell assigned; `left`: what is not updated
     in the notebook, by name, with the reason; `sums`, `sizes`: checksums and bytes by number; `random`: the states of
     random generators, None if none was used; `settings`: of the process; `gradients`: of tensors, by number, None for
-    one that it has no more."""
+    one that it has no more; `tables`: what modules consist of now, by number."""
 
     contents: dict[int, Any] = field(default_factory=dict)
     names: dict[str, Any] = field(default_factory=dict)
@@ -45,31 +45,37 @@ class Changes:
     random: Any = None
     settings: SettingChanges | None = None
     gradients: dict[int, Any] = field(default_factory=dict)
+    tables: dict[int, Any] = field(default_factory=dict)
 
     def leave_all(self, snapshot: StateSnapshot) -> None:
         """Update nothing in the notebook, since the parts of copies cannot be found there again."""
-        self.left.update({snapshot.root(number): _MISMATCHED for number in self.contents})
+        self.left.update({snapshot.root(number): snapshot.mismatched for number in self.contents})
         self.contents.clear()
         self.gradients.clear()
+        self.tables.clear()
 
 
 class ChangeCollector:
     """Compares one rank's objects with the snapshot after its function. `models`: the trained ones of this rank;
-    `before`: the settings of the process when its function began."""
+    `before`: the settings of the process when its function began; `rebuilt`: the models of other parts now: the modules
+    of the notebook are the same objects in them, wherever they stand."""
 
     def __init__(
-        self, snapshot: StateSnapshot, models: Mapping[str, Any], adapter: Any, before: Settings | None = None
+        self,
+        snapshot: StateSnapshot,
+        models: Mapping[str, Any],
+        adapter: Any,
+        before: Settings | None = None,
+        rebuilt: Collection[str] = (),
     ) -> None:
         self.before = before
         self.snapshot = snapshot
         self.adapter = adapter
-        self.numbers = _numbers(snapshot, models, adapter)
-        self.replaced = {
-            known[key]: part
-            for known, now in ((snapshot.slots, adapter.named(models)), (snapshot.modules, adapter.modules(models)))
-            for key, part in now.items()
-            if key in known and part is not snapshot.nodes[known[key]].value
-        }
+        self.rebuilt = {number: model for (model, _), number in snapshot.modules.items() if model in rebuilt}
+        self.lost: set[str] = set()  # the models of `rebuilt` with parts that cannot be pickled
+        parts = [*_parts_in_place(snapshot, models, adapter, rebuilt)]
+        self.numbers = _numbers(snapshot, models, adapter, parts)
+        self.replaced = {number: part for number, part in parts if part is not snapshot.nodes[number].value}
         self.tensors: list[Any] = []
         self._within: list[int] = []  # ids of the containers whose items are tried now
         self._probe = self._new_probe()
@@ -87,7 +93,18 @@ class ChangeCollector:
                 self._leave(number, (), f"the model has a {type(part).__name__} in its place", changes)
         _drop_largest(self.snapshot, changes)
         self._add_gradients(changes)
+        self._add_tables(changes)
         return changes
+
+    def _add_tables(self, changes: Changes) -> None:
+        for number, model in self.rebuilt.items():
+            content = self.adapter.changed_tables(self.snapshot.nodes[number].value, self.snapshot.tables[number])
+            if content is None:
+                continue
+            if self._try_pickling(number, content, changes) is None:
+                changes.tables[number] = content
+            else:
+                self.lost.add(model)
 
     def _add_gradients(self, changes: Changes) -> None:
         """Those that a step did not set to None, as `zero_grad()` at the beginning of a step leaves them."""
@@ -254,7 +271,7 @@ class ChangeCollector:
         temporary = folder / f"{STATE}.tmp"
         try:
             positions = _write_blobs(pickler.blobs, folder / BLOBS)
-            keys = list(changes.contents), list(changes.names), list(changes.gradients)
+            keys = list(changes.contents), list(changes.names), list(changes.gradients), list(changes.tables)
             summary = (keys, changes.left, changes.random, changes.settings)
             record = (file.getvalue(), ends, positions, pickler.inside, summary)
             temporary.write_bytes(pickle.dumps(record))
@@ -273,7 +290,7 @@ class ChangeCollector:
         pickler = StatePickler(file, self.snapshot, self.numbers, self.adapter)
         pickler.fetched = fetched
         ends = []
-        every: tuple[dict[Any, Any], ...] = (changes.contents, changes.names, changes.gradients)
+        every: tuple[dict[Any, Any], ...] = (changes.contents, changes.names, changes.gradients, changes.tables)
         for entries in every:
             for key, entry in entries.items():
                 try:
@@ -323,7 +340,22 @@ def _write_blobs(blobs: list[Any], path: Path) -> list[tuple[int, int]]:
     return positions
 
 
-def _numbers(snapshot: StateSnapshot, models: Mapping[str, Any], adapter: Any) -> dict[int, int | tuple[str, int, str]]:
+def _parts_in_place(
+    snapshot: StateSnapshot, models: Mapping[str, Any], adapter: Any, rebuilt: Collection[str]
+) -> Iterator[tuple[int, Any]]:
+    """The modules and tensors that stand now where those of the notebook did, by their numbers."""
+    same = {name: model for name, model in models.items() if name not in rebuilt}
+    for known, now in ((snapshot.slots, adapter.named(same)), (snapshot.modules, adapter.modules(same))):
+        yield from ((known[key], part) for key, part in now.items() if key in known)
+    for (name, inner), number in snapshot.modules.items():
+        if name in rebuilt:
+            own = adapter.own_tensors(snapshot.nodes[number].value, inner)
+            yield from ((snapshot.slots[name, key], part) for key, part in own if (name, key) in snapshot.slots)
+
+
+def _numbers(
+    snapshot: StateSnapshot, models: Mapping[str, Any], adapter: Any, parts: Iterable[tuple[int, Any]]
+) -> dict[int, int | tuple[str, int, str]]:
     """The numbers by id, also of objects that replaced a part of a model in this worker."""
     numbers: dict[int, int | tuple[str, int, str]] = dict(snapshot.numbers)
     for number, node in enumerate(snapshot.nodes):
@@ -331,8 +363,7 @@ def _numbers(snapshot: StateSnapshot, models: Mapping[str, Any], adapter: Any) -
             numbers.update({id(own): ("own", number, name) for name, own in adapter.own_dicts(node.value)})
     for number in _parts_of_unreturned_models(snapshot, models):
         numbers.pop(id(snapshot.nodes[number].value), None)
-    for known, now in ((snapshot.slots, adapter.named(models)), (snapshot.modules, adapter.modules(models))):
-        numbers.update({id(part): known[key] for key, part in now.items() if key in known})
+    numbers.update({id(part): number for number, part in parts})
     return numbers
 
 
@@ -420,10 +451,11 @@ class StagedChanges:
     random: Any = None
     settings: SettingChanges | None = None
     gradients: dict[int, Any] = field(default_factory=dict)
+    tables: dict[int, Any] = field(default_factory=dict)
 
     @property
     def changed(self) -> list[str]:
-        names = dict.fromkeys(self.snapshot.root(number) for number in self.contents)
+        names = dict.fromkeys(self.snapshot.root(number) for number in (*self.contents, *self.tables))
         return [name for name in names if self.left.get(name) != ELSEWHERE]
 
     def keep_notebook_changes(self) -> None:
@@ -435,6 +467,11 @@ class StagedChanges:
                 self.left[self.snapshot.path(number)] = DURING
             elif path := self._given_away(number):
                 self.left[path] = ELSEWHERE
+        for number in list(self.tables):
+            node = self.snapshot.nodes[number]
+            if self.adapter.changed_tables(node.value, self.snapshot.tables[number]) is not None:
+                del self.tables[number]
+                self.left[self.snapshot.path(number)] = DURING
         for number in list(self.gradients):
             now = self.adapter.gradient(self.snapshot.nodes[number].value)
             if self.snapshot.gradients.get(number) != (None if now is None else (id(now), now._version)):
@@ -465,15 +502,12 @@ class StagedChanges:
                 undo.pop()()
 
         try:
+            for number, content in self.tables.items():
+                undo.append(self.adapter.set_tables(self.snapshot.nodes[number].value, content))
             for number, content in self.contents.items():
                 node = self.snapshot.nodes[number]
                 assert node.kind is not None
                 undo.append(node.kind.put(node.value, content))
-            for number, gradient in self.gradients.items():
-                try:
-                    undo.append(self.adapter.set_gradient(self.snapshot.nodes[number].value, gradient))
-                except (RuntimeError, TypeError) as error:  # the tensor has another shape or type here
-                    self.left[f"{self.snapshot.path(number)}.grad"] = str(error)
             if self.random is not None:
                 undo.append(self.adapter.set_random_state(self.random))
             if self.settings is not None:
@@ -483,6 +517,14 @@ class StagedChanges:
             back()
             raise
         return back
+
+    def apply_gradients(self) -> None:
+        """After the weights are loaded, which have their shapes then."""
+        for number, gradient in self.gradients.items():
+            try:
+                self.adapter.set_gradient(self.snapshot.nodes[number].value, gradient)
+            except (RuntimeError, TypeError) as error:  # the tensor has another shape or type here
+                self.left[f"{self.snapshot.path(number)}.grad"] = str(error)
 
     def _finish(self) -> None:
         """Complete what the worker could only describe. What cannot be is named; no name of the cell is set to it."""
@@ -499,8 +541,7 @@ def stage(snapshot: StateSnapshot, adapter: Any, folder: Path) -> StagedChanges:
     if not (folder / STATE).exists():
         return StagedChanges(snapshot, adapter)
     written, ends, positions, inside, (lists, left, random, changed) = pickle.loads(read_record(folder / STATE))
-    numbers, names, with_gradients = lists
-    keys = [*numbers, *names, *with_gradients]
+    keys = [key for one in lists for key in one]
     with open_record(folder / BLOBS) as file:
 
         def blob(number: int) -> bytearray:
@@ -515,10 +556,11 @@ def stage(snapshot: StateSnapshot, adapter: Any, folder: Path) -> StagedChanges:
     for at, error in problems.items():  # a missing class, or an object's own code
         path = keys[at] if isinstance(keys[at], str) else snapshot.path(keys[at])
         left[path] = f"it could not be loaded in the notebook: {type(error).__name__}: {error}"
-    contents = {number: found[at] for at, number in enumerate(numbers) if at in found}
-    assigned = {name: found[at] for at, name in enumerate(names, len(numbers)) if at in found}
-    gradients = {one: found[at] for at, one in enumerate(with_gradients, len(numbers) + len(names)) if at in found}
-    return StagedChanges(snapshot, adapter, contents, assigned, left, random, changed, gradients)
+    loaded = enumerate(keys)
+    contents, assigned, gradients, tables = [
+        {key: found[at] for at, key in itertools.islice(loaded, len(one)) if at in found} for one in lists
+    ]
+    return StagedChanges(snapshot, adapter, contents, assigned, left, random, changed, gradients, tables)
 
 
 def rank_differences(snapshot: StateSnapshot, sums: Sequence[Mapping[int, int] | None]) -> str:

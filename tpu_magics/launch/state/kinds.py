@@ -442,8 +442,8 @@ class ClassKind(_AttributesKind):
     """The attributes of a class that the user defined."""
 
     def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
-        found = _class_attributes(value, _not_a_descriptor)
-        return ((("attribute", name), _underlying_function(item)) for name, item in found.items())
+        found = sorted(_class_attributes(value, _not_a_descriptor).items())  # cloudpickle's copy has them sorted
+        return ((("attribute", name), _underlying_function(item)) for name, item in found)
 
     def mark(self, value: Any) -> Any:
         return _class_attributes(value, _is_comparable)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
 import marshal
 import sys
 import types
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from tpu_magics.launch.state.type_rules import TypeRule, rule_of
 from tpu_magics.runs.origin import cached_by_type, is_library_module, is_library_type, is_user_function
 
 MAX_OBJECTS = 100_000
+UNORDERED = -1
 LONG_CONTAINER = 20_000  # parts; a longer container of plain data is compared by one checksum
 
 
@@ -39,6 +41,21 @@ class StateAdapter(Protocol):
 
     def modules(self, models: Mapping[str, Any]) -> Mapping[tuple[str, str], Any]:
         """The modules of models, by model and name."""
+
+    def tables(self, module: Any) -> Any:
+        """What a module of `modules` consists of: its class, the modules in it, and the names of its tensors."""
+
+    def own_tensors(self, module: Any, name: str) -> Iterator[tuple[str, Any]]:
+        """The tensors directly in a module that is called `name`, by the names that `named` gives them."""
+
+    def is_rebuilt(self, model: Any, before: Any, now: Any) -> bool:
+        """Whether a model has other parts than `before`; both as `Backend.structure` returns them."""
+
+    def changed_tables(self, module: Any, before: Any) -> Any:
+        """What it consists of now, to be pickled; None if that is as before."""
+
+    def set_tables(self, module: Any, content: Any) -> Callable[[], None]:
+        """In the notebook; returns how to undo it."""
 
     def versions(self, models: Mapping[str, Any], *, contents: bool = False) -> Mapping[tuple[str, str], Any]:
         """Of the tensors of `named`: equal for one that was not written to; with `contents` also in ways that the
@@ -87,8 +104,10 @@ class SnapshotNode:
 class StateSnapshot:
     """The objects that the work reaches. `numbers`: by id; `slots`, `modules`: numbers of the models' parts by model
     and name; `unseen`: names with more objects than the limit; `main`: the names of `__main__`; `random`: the random
-    states; `mismatched`: the objects are copies whose structure is not that of the notebook's; `gradients`: which
-    tensor each tensor with a gradient has, and its version, by number; `versions`: of the weights, by number."""
+    states; `mismatched`: why the notebook's objects cannot be told from these, which are copies; "" if they can;
+    `gradients`: which
+    tensor each tensor with a gradient has, and its version, by number; `versions`: of the weights, by number; `tables`:
+    what each module consists of, by number."""
 
     nodes: list[SnapshotNode] = field(default_factory=list)
     numbers: dict[int, int] = field(default_factory=dict)
@@ -97,20 +116,41 @@ class StateSnapshot:
     unseen: list[str] = field(default_factory=list)
     main: Mapping[str, Any] = field(default_factory=dict)
     random: Any = None
-    mismatched: bool = False
+    mismatched: str = ""
     gradients: dict[int, tuple[int, int]] = field(default_factory=dict)
     versions: dict[int, Any] = field(default_factory=dict)
+    tables: dict[int, Any] = field(default_factory=dict)
 
-    def structure(self) -> int:
-        """A checksum of types and positions, without values, to compare with a copy in another process. -1 if a set
-        makes the order undefined."""
-        checksum = 0
-        for node in self.nodes:
-            kind = type(node.value)
-            if issubclass(kind, (set, frozenset)) and not kinds.only_atoms(node.value):
-                return -1
-            checksum = zlib.crc32(f"{kind.__qualname__} {_label_text(node.label)} {node.above}".encode(), checksum)
-        return checksum
+    def structure(self) -> list[int]:
+        """Checksums of types and positions, without values, to compare with a copy in another process; UNORDERED for a
+        set of objects."""
+        return [
+            UNORDERED
+            if issubclass(type(node.value), (set, frozenset)) and not kinds.only_atoms(node.value)
+            else zlib.crc32(f"{type(node.value).__qualname__} {_label_text(node.label)} {node.above}".encode())
+            for node in self.nodes
+        ]
+
+    def compare(self, structure: Sequence[int]) -> None:
+        """Set `mismatched`, if these are copies of objects with this structure."""
+        for number, (here, there) in enumerate(itertools.zip_longest(self.structure(), structure)):
+            if here == there == UNORDERED:
+                self.mismatched = f"`{self.path(number)}` is a set of objects, and has another order in each process"
+            elif here != there:
+                name = self.path(min(number, len(self.nodes) - 1))
+                self.mismatched = f"the copy with which the worker began has other parts, first at `{name}`"
+            if self.mismatched:
+                return
+
+    def knows(self, name: str, model: Any) -> bool:
+        """Whether a model is the notebook's own object, not a copy."""
+        number = self.modules.get((name, ""))
+        return number is not None and self.nodes[number].value is model and not self.mismatched
+
+    def is_exchanged(self, name: str, model: Any, adapter: StateAdapter) -> bool:
+        """Whether a part of such a model is another object than that of the notebook."""
+        now = adapter.modules({name: model}).items() if self.knows(name, model) else ()
+        return any(key in self.modules and part is not self.nodes[self.modules[key]].value for key, part in now)
 
     def path(self, number: int, *labels: Label) -> str:
         """An object as Python code, such as `held['a'].b`."""
@@ -174,7 +214,8 @@ def take_snapshot(
     walk.run()
     snapshot = walk.snapshot
     for key, module in adapter.modules(models).items():
-        snapshot.modules[key] = snapshot.numbers[id(module)]
+        number = snapshot.modules[key] = snapshot.numbers[id(module)]
+        snapshot.tables[number] = adapter.tables(module)
     found = adapter.versions(models, contents=background)
     snapshot.versions = {number: found[key] for key, number in snapshot.slots.items() if key in found}
     snapshot.main = dict(vars(sys.modules["__main__"]))
