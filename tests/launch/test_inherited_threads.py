@@ -25,7 +25,7 @@ from tensorboardX import SummaryWriter
 
 from tests.launch.launching import FakeNotebook, failed, fake_notebook, run, said
 from tests.panel.event_files import read_back
-from tpu_magics.launch import endless_waits
+from tpu_magics.launch import endless_waits, inherited_threads
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
@@ -285,6 +285,16 @@ def test_threads_and_processes_of_the_function_end_before_their_worker(tmp_path:
         "of a process": "whole",
         "executor": "whole",
     }
+
+
+def test_that_files_take_long_to_close_is_not_told_as_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed, told = threading.Event(), []
+    monkeypatch.setattr(inherited_threads, "UNUSED", -1.0)
+    monkeypatch.setattr(inherited_threads, "_own_threads", list)
+    monkeypatch.setattr(inherited_threads, "_shut_down", lambda _: closed.wait())
+    monkeypatch.setattr(inherited_threads.time, "sleep", lambda _: closed.set())
+    inherited_threads.finish_threads([], 60.0, lambda _: False, told.append)
+    assert closed.is_set() and told == []
 
 
 @pytest.mark.parametrize(

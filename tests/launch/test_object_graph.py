@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -182,3 +183,9 @@ def test_statements_read_their_globals() -> None:
 
 def test_inside() -> None:
     assert [name for name, _ in object_graph.contents("x", {"a": [net()]})][:3] == ["x", "x['a']", "x['a'][0]"]
+
+
+def test_the_stream_of_a_thread_is_the_kernels() -> None:
+    thread = threading.Thread(target=net)
+    names = [name for name, _ in object_graph.contents("own", {"thread": thread})]
+    assert "own['thread']._started" in names and not any("_stderr" in name for name in names)

@@ -826,6 +826,11 @@ def test_options_of_libraries_are_set_and_put_back() -> None:
             torch.is_grad_enabled(),
             torch.get_float32_matmul_precision(),
             gc.isenabled(),
+            gc.get_threshold(),
+            sys.getswitchinterval(),
+            torch.get_num_threads(),
+            torch.backends.cudnn.benchmark,
+            str(torch.ones(1) / 3),
             hasattr(builtins, "of_a_test"),
             [(logger.level, logger.propagate) for logger in (known, logging.getLogger("tpu_magics_test.new"))],
             *mask(),
@@ -846,6 +851,11 @@ def test_options_of_libraries_are_set_and_put_back() -> None:
         torch.set_grad_enabled(False)
         torch.set_float32_matmul_precision("high")
         gc.disable()
+        gc.set_threshold(701, 11, 12)
+        sys.setswitchinterval(0.01)
+        torch.set_num_threads(at_first[10] + 1)  # type: ignore[operator]
+        torch.backends.cudnn.benchmark = True
+        torch.set_printoptions(precision=2)
         os.umask(0o077)
         vars(builtins)["of_a_test"] = 3
         known.setLevel(logging.DEBUG)
@@ -1025,11 +1035,12 @@ def test_weights_that_the_notebook_changed_during_a_background_run(
     assert result.left == {"model": "changed in the notebook during the run"}
 
 
+@pytest.mark.parametrize("file", ["/home/user/of_the_user.py", None])  # None: a module that the notebook made
 def test_names_that_the_notebook_gave_to_other_objects_during_a_background_run(
-    notebook: FakeNotebook, monkeypatch: pytest.MonkeyPatch
+    notebook: FakeNotebook, monkeypatch: pytest.MonkeyPatch, file: str | None
 ) -> None:
     main, module = sys.modules["__main__"], types.ModuleType("of_the_user")
-    module.__file__ = "/home/user/of_the_user.py"
+    module.__file__ = file
     monkeypatch.setitem(sys.modules, "of_the_user", module)
     module.seen = []  # type: ignore[attr-defined]
     for name, value in (("hist", []), ("kept", []), ("gone", []), ("of_the_user", module)):

@@ -4,7 +4,7 @@ the notebook's process (tensorflow). Imports no framework."""
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -294,9 +294,9 @@ class Backend(Protocol):
         """In every worker, after the function: what it trained that is in none of `models`, by the class of the
         optimizer: a checksum, and "NaN" or "Inf" if it contains such values, else ""."""
 
-    def check_weights(self, models: Mapping[str, Any], folder: Path) -> Any:
-        """In the notebook: read what `collect_weights` wrote and check that it matches. Returns the argument of
-        `load_weights`."""
+    def check_weights(self, models: Mapping[str, Any], folder: Path, rebuilt: Collection[str] = ()) -> Any:
+        """In the notebook: read what `collect_weights` wrote and check that it matches; tensors of `rebuilt` models may
+        have other shapes. Returns the argument of `load_weights`."""
 
     def load_weights(self, staged: Any) -> list[str]:
         """In the notebook: copy the checked weights into the models, in place. Returns the names of those that have

@@ -562,12 +562,12 @@ def finish_threads(
     told = False
     while (threads := _own_threads()) or not ended.is_set():
         frames = sys._current_frames()
-        passed, names = time.monotonic() - began, ", ".join(sorted({one.name for one in threads})) or "executors"
+        passed, names = time.monotonic() - began, ", ".join(sorted({one.name for one in threads}))
         busy = [one for one in threads if (frame := frames.get(one.ident or 0)) and not is_waiting(frame)]
-        if passed > seconds or (passed > UNUSED and not busy):
-            say(f"Threads that the function started have not ended, and end with the worker: {names}.")
+        if passed > seconds or (passed > UNUSED and threads and not busy):
+            say(f"Threads that the function started have not ended, and end with the worker: {names or 'executors'}.")
             return
-        if passed > SAID and not told:
+        if passed > SAID and names and not told:
             told = True
             say(f"The function has returned. Waiting for the threads that it started: {names}.")
         time.sleep(POLL)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -116,6 +117,8 @@ def _contents_by_level(name: str, value: Any, depth: int, seen: set[int]) -> Ite
         level = []
 
 
+# The stream for a thread's own error: in a notebook the kernel's, with threads of its own. (CPython 3.10 to 3.14)
+_OF_KERNEL = ("_stderr",)
 _ATOMS = (types.ModuleType, type, str, bytes, int, float)
 
 
@@ -129,7 +132,8 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif kind not in (types.FunctionType, types.MethodType) and not _is_array(value):
         attributes = _attribute(value, "__dict__")
         if type(attributes) is dict:
-            yield from ((f"{name}.{key}", item) for key, item in _first(attributes.items()))
+            of_kernel = _OF_KERNEL if issubclass(kind, threading.Thread) else ()
+            yield from ((f"{name}.{key}", item) for key, item in _first(attributes.items()) if key not in of_kernel)
 
 
 def _first(items: Iterable[Any]) -> list[Any]:

@@ -102,7 +102,10 @@ def is_library_module(name: str) -> bool:
     file = getattr(module, "__file__", None)
     if module is None:
         return False
-    return is_library(file) if file else True
+    if file or getattr(module, "__spec__", None) is not None:
+        return is_library(file) if file else True
+    outer, _, inner = name.rpartition(".")  # made by code: a library's within it, or the user's
+    return bool(inner and outer) and is_library_module(outer)
 
 
 def is_user_function(function: Any) -> bool:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests import forks
-from tests.launch.launching import digest, failed, in_forked_notebook, run
+from tests.launch.launching import digest, failed, in_forked_notebook, run, said
 from tpu_magics.backends.base import WorkerSpec
 from tpu_magics.backends.torch import precision_request
 from tpu_magics.backends.torch import worker as torch_worker
@@ -632,3 +632,30 @@ print(load(), load(map_location={"xla:0": "cpu"}))
 def test_what_a_run_saved_is_loaded_to_the_cpu_by_a_cell_until_the_runtime_runs() -> None:
     lines = forks.run("torch_xla", LOADS_IN_A_NOTEBOOK).strip().splitlines()[-3:]
     assert lines == ["cpu cpu cpu cpu", "False meta", "xla:0 cpu"]
+
+
+class Unreadable(torch.utils.data.Dataset[Any]):
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, number: int) -> Any:
+        if number == 4:
+            raise ValueError(f"cannot decode image {number}")
+        return torch.ones(2)
+
+
+def reads_all(model: Any) -> int:
+    from torch_xla.distributed.parallel_loader import MpDeviceLoader
+
+    loader = MpDeviceLoader(torch.utils.data.DataLoader(Unreadable(), batch_size=2), torch.device("xla:0"))
+    assert len(loader) == 3
+    model.to("xla")
+    for batch in loader:
+        model(batch).sum().backward()
+    return 1
+
+
+def test_an_error_of_a_dataset_ends_the_run() -> None:
+    """torch_xla reads in a thread, and its error ends the loop as if the data had ended."""
+    error = failed(reads_all, torch.nn.Linear(2, 1))
+    assert "ValueError: cannot decode image 4" in error.what and "in reads_all: for batch in loader" in said(error)

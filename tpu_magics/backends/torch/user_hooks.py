@@ -61,8 +61,8 @@ def dict_of(value: Any, name: str) -> Any:
 
 
 class HooksKind:
-    """Compares hooks one by one. Those of libraries are followed only until they are removed, as a worker has its own; but
-    those by which a function asked torch to compute a weight."""
+    """Compares hooks one by one. Those of libraries are followed only until they are removed, as a worker has its own,
+    but for those by which torch computes a weight."""
 
     named = ""
 

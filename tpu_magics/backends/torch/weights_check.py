@@ -70,9 +70,9 @@ class StagedWeights:
 def check_weights(models: Mapping[str, Any], folder: Path, rebuilt: Collection[str] = ()) -> StagedWeights:
     """In the notebook: read what `collect_weights` wrote and compare it with the notebook's models. Changes nothing.
 
-    Names and shapes must be the same (of `rebuilt` models the names), and weights tied here must be equal. If only the dtype differs, the notebook's is
-    kept if it holds every value exactly (bfloat16 in float32); otherwise the trained one is used. `StagedWeights.notes`
-    says so.
+    Names and shapes must be the same (of `rebuilt` models the names), and weights tied here must be equal. If only the
+    dtype differs, the notebook's is kept if it holds every value exactly (bfloat16 in float32); otherwise the trained
+    one is used. `StagedWeights.notes` says so.
 
     Raises:
         TpuMagicsError: the files are incomplete, or do not match; it names the differences and how to load them

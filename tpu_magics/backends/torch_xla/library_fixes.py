@@ -367,10 +367,9 @@ def _resampled(x: Any, dim: int, factor: float, mode: str) -> Any:
 
 
 def fix_batch_norm() -> None:
-    """Let a BatchNorm keep the unbiased variance of its batches, as torch does: torch_xla 2.9 keeps the biased one, which
-    is half of it for batches of two. And let one in evaluation mode be trained through, as where a backbone's statistics
-    are frozen: the backward() of it raises "The size of mean should be compatible with feature count". Only for
-    workers."""
+    """Let a BatchNorm keep the unbiased variance of its batches, as torch does: torch_xla 2.9 keeps the biased one,
+    half of it for batches of two. And let one in evaluation mode be trained through, as where statistics are
+    frozen: the backward() of it raises "The size of mean should be compatible with feature count". Only for workers."""
     import torch
 
     def make(original: Any) -> Any:
@@ -440,6 +439,44 @@ def _unbiased(running_var: Any, momentum: float, count: int) -> Iterator[None]:
         # backward() has it, but does not use its values
         with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(running_var):
             running_var.mul_(factor).add_(before, alpha=(1 - momentum) * (1 - factor))
+
+
+def fix_loaders() -> None:
+    """Raise in the user's loop what a dataset or a collate function raises: torch_xla 2.9 reads ahead in a thread, and
+    its error ends the loop as if the data had ended. Only for workers."""
+    from torch_xla.distributed.parallel_loader import ParallelLoader
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def load(self: Any) -> None:
+            self._cpu_loader = _Telling(self._cpu_loader, self._exception_queue, len(self._devices))
+            original(self)
+
+        return load
+
+    replace(ParallelLoader, "_loader_worker", make)
+
+
+class _Telling:
+    """A loader whose error is put into a queue, for each of `count` loops, and ends the items."""
+
+    def __init__(self, loader: Any, errors: Any, count: int) -> None:
+        self._loader = loader
+        self._errors = errors
+        self._count = count
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            yield from self._loader
+        except BaseException as error:  # also a SystemExit: the thread would end without a word
+            for _ in range(self._count):
+                self._errors.put(error)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
 
 
 def fix_inference_mode() -> None:

@@ -165,6 +165,7 @@ class _FirstDevice:
         library_fixes.fix_batch_norm()
         library_fixes.fix_reductions_and_scales()
         library_fixes.fix_inference_mode()
+        library_fixes.fix_loaders()
         if self.spec.device == "CPU":
             library_fixes.fix_autocast()
         if self.spec.tracing is None:

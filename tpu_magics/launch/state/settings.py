@@ -130,6 +130,23 @@ def _set_deterministic(torch: Any, values: Mapping[str, Any]) -> None:
     torch.use_deterministic_algorithms(new["mode"], warn_only=new["warn_only"])
 
 
+_OF_CUDNN = ("benchmark", "deterministic")
+_OF_PRINTING = ("precision", "threshold", "edgeitems", "linewidth", "sci_mode")
+
+
+def _torch_printing(torch: Any) -> dict[str, Any]:
+    return {name: getattr(torch._tensor_str.PRINT_OPTS, name) for name in _OF_PRINTING}  # torch 2.9
+
+
+def _set_torch_printing(torch: Any, values: Mapping[str, Any]) -> None:
+    _set_each(torch._tensor_str.PRINT_OPTS, values)
+
+
+def _set_each(owner: Any, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        setattr(owner, name, value)
+
+
 def _anomalies(torch: Any) -> dict[str, Any]:
     return {"mode": torch.is_anomaly_enabled(), "check_nan": torch.is_anomaly_check_nan_enabled()}
 
@@ -215,6 +232,21 @@ _OPTIONS: dict[str, tuple[str, Get, Put]] = {
         lambda collector: {"enabled": collector.isenabled()},
         lambda collector, new: collector.enable() if new["enabled"] else collector.disable(),
     ),
+    "garbage collector's thresholds": (
+        "gc",
+        lambda collector: {"counts": collector.get_threshold()},
+        lambda collector, new: collector.set_threshold(*new["counts"]),
+    ),
+    "switches": (
+        "sys",
+        lambda system: {"interval": system.getswitchinterval()},
+        lambda system, new: system.setswitchinterval(new["interval"]),
+    ),
+    "locale": (
+        "locale",
+        lambda locale: {"all": locale.setlocale(locale.LC_ALL)},
+        lambda locale, new: locale.setlocale(locale.LC_ALL, new["all"]),
+    ),
     "files": ("os", lambda _: {"umask": _umask()}, lambda system, new: system.umask(new["umask"])),
     "torch gradients": (
         "torch",
@@ -225,6 +257,17 @@ _OPTIONS: dict[str, tuple[str, Get, Put]] = {
         "torch",
         lambda torch: {"precision": torch.get_float32_matmul_precision()},
         lambda torch, new: torch.set_float32_matmul_precision(new["precision"]),
+    ),
+    "torch printing": ("torch", _torch_printing, _set_torch_printing),
+    "torch threads": (
+        "torch",
+        lambda torch: {"count": torch.get_num_threads()},
+        lambda torch, new: torch.set_num_threads(new["count"]),
+    ),
+    "torch cudnn": (
+        "torch.backends.cudnn",
+        lambda cudnn: {name: getattr(cudnn, name) for name in _OF_CUDNN},
+        _set_each,
     ),
     "torch deterministic": ("torch", _deterministic, _set_deterministic),
     "torch anomaly": ("torch", _anomalies, _set_anomalies),
