@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import logging
 import os
@@ -154,6 +155,25 @@ def test_a_call_that_is_never_reached_trains_nothing(notebook: FakeNotebook, run
 
 
 # -- form 3 -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.process
+def test_a_name_that_the_notebook_assigned_during_a_background_run_is_kept(notebook: FakeNotebook) -> None:
+    notebook.names["both"] = notebook.names["gone"] = 0
+    text = "def more():\n    global counted\n    counted = 5\nboth = gone = 1\nmore()\nnew, taken = 2, 3"
+    result = cell(text, options=dataclasses.replace(OPTIONS, background=True))
+    assert result is not None
+    notebook.names.update(both="mine", taken="mine")
+    del notebook.names["gone"]
+    result.wait()
+    assert {name: notebook.names.get(name) for name in ("both", "gone", "new", "taken", "counted")} == {
+        "both": "mine",
+        "gone": None,
+        "new": 2,
+        "taken": "mine",
+        "counted": 5,
+    }
+    assert result.left == dict.fromkeys(("both", "gone", "taken"), "changed in the notebook during the run")
 
 
 @pytest.mark.process

@@ -92,10 +92,14 @@ def collect_results(
     rebuilt = [name for name in packs[0].get("rebuilt", ()) if name in models]
     staged = backend.check_weights(models, files.path) if models and not rebuilt else None
     state = _stage_state(files, packs, snapshot, backend, results, background)
+    reassigned = _reassigned_names(snapshot) if background and snapshot is not None else set()
     with process.interrupts_held():
         put_back = state.apply() if state is not None else None
         if state is not None:
             results.names.update(state.names)
+        for name in [name for name in results.names if name in reassigned]:
+            del results.names[name]
+            results.unchanged[name] = changes.DURING
         try:
             if rebuilt:  # they have the parts now that were trained
                 staged = backend.check_weights(models, files.path, rebuilt)
@@ -129,7 +133,7 @@ def _stage_state(
         return None
     state = changes.stage(snapshot, backend.object_state(), files.path)
     if background:
-        state.keep_notebook_changes()
+        state.keep_notebook_changes(results.unchanged)
     results.changed = state.changed
     results.unchanged.update(state.left)
     state.left = results.unchanged
@@ -208,6 +212,12 @@ def _untouched(
     changed = {key[0] for key, number in snapshot.slots.items() if now.get(key) != snapshot.versions.get(number)}
     results.unchanged.update({name: changes.DURING for name in models if name in changed})
     return {name: model for name, model in models.items() if name not in changed}
+
+
+def _reassigned_names(snapshot: StateSnapshot) -> set[str]:
+    """The names that the notebook assigned or deleted since the run began."""
+    missing, main = object(), vars(sys.modules["__main__"])
+    return {one for one in {*main, *snapshot.main} if main.get(one, missing) is not snapshot.main.get(one, missing)}
 
 
 def _name_of(

@@ -458,8 +458,11 @@ class StagedChanges:
         names = dict.fromkeys(self.snapshot.root(number) for number in (*self.contents, *self.tables))
         return [name for name in names if self.left.get(name) != ELSEWHERE]
 
-    def keep_notebook_changes(self) -> None:
-        """After a run in the background: do not overwrite what the notebook changed meanwhile."""
+    def keep_notebook_changes(self, models: Collection[str] = ()) -> None:
+        """After a run in the background: do not overwrite what the notebook changed meanwhile. `models`: those of which
+        it changed weights."""
+        of_these = {number for (model, _), number in self.snapshot.modules.items() if model in models}
+        self.tables = {number: content for number, content in self.tables.items() if number not in of_these}
         for number in list(self.contents):
             node = self.snapshot.nodes[number]
             if node.kind is not None and node.kind.changed(node.value, node.mark):
