@@ -341,16 +341,14 @@ class _Worker:
     def _rebuilt_models(self) -> list[str]:
         """The models of which the function changed the structure, or exchanged parts."""
         backend, snapshot = self.task.backend, self.task.snapshot
-        state = backend.object_state()
-        return [
-            name
-            for name, model in self.task.work.models.items()
-            if not backend.splits_weights({name: model})
-            and (
-                state.is_rebuilt(model, self.structures.get(name), backend.structure(model))
-                or (snapshot is not None and snapshot.is_exchanged(name, model, state))
-            )
-        ]
+
+        def is_rebuilt(name: str, model: Any) -> bool:
+            state = backend.object_state()
+            other = state.is_rebuilt(model, self.structures.get(name), backend.structure(model))
+            return other or (snapshot is not None and snapshot.is_exchanged(name, model, state))
+
+        whole = [one for one in self.task.work.models.items() if not backend.splits_weights(dict([one]))]
+        return [name for name, model in whole if is_rebuilt(name, model)]
 
     def _drop_models(self, rebuilt: Sequence[str]) -> None:
         """Do not return hoisted models with parts that cannot be sent: without hoisting they would not be returned
