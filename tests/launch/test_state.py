@@ -726,7 +726,8 @@ class Deep(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body, self.middle = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
-        self.rest = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4))
+        normalized = torch.nn.BatchNorm1d(4, track_running_stats=False)  # torch_tpu 0.2.0 updates no statistics
+        self.rest = torch.nn.Sequential(normalized, torch.nn.Linear(4, 4))
         self.head = torch.nn.Linear(4, 3)
 
     def forward(self, x: Any) -> Any:
@@ -768,7 +769,7 @@ def pruned(model: Deep) -> None:
 
 
 def parametrized(model: Deep) -> None:
-    torch.nn.utils.parametrizations.orthogonal(model.middle)
+    torch.nn.utils.parametrizations.weight_norm(model.middle)
 
 
 def another_class(model: Deep) -> None:
