@@ -34,7 +34,7 @@ import ipywidgets
 import numpy as np
 import pytest
 import torch
-from torch.nn.utils import prune
+from torch.nn.utils import parametrize, prune
 
 from tests import framework
 from tests.launch.launching import FakeNotebook, digest, failed, fake_notebook, run, said
@@ -712,6 +712,11 @@ class Doubled(torch.nn.Linear):
         return 2 * super().forward(x)
 
 
+class Halved(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x / 2
+
+
 class Adapted(torch.nn.Module):
     def __init__(self, base: torch.nn.Linear) -> None:
         super().__init__()
@@ -769,7 +774,7 @@ def pruned(model: Deep) -> None:
 
 
 def parametrized(model: Deep) -> None:
-    torch.nn.utils.parametrizations.weight_norm(model.middle)
+    parametrize.register_parametrization(model.middle, "weight", Halved())
 
 
 def another_class(model: Deep) -> None:
