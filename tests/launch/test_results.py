@@ -229,15 +229,19 @@ def test_a_script_without_mp_fn_runs_as_main(tmp_path: Path, monkeypatch: pytest
 
 def test_what_a_script_wants_at_its_end_is_done(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "script.py"
-    lines = ["import atexit, sys", "@atexit.register", "def last(): print('last')"]
-    more = ["atexit.register(lambda x: 1 / x, 0)", "atexit.register(print, 'of a library')"]
+    lines = ["import atexit, functools, sys", "@atexit.register", "def last(): print('last')"]
+    more = ["atexit.register(lambda x: 1 / x, 0)", "atexit.register(sys.exit, 3)", "atexit.register(print, 'function')"]
+    more += ["class W:\n  def close(self): print('method')\n  def __call__(self): print('object')"]
+    more += ["atexit.register(W().close); atexit.register(W()); atexit.register(functools.partial(print, 'partial'))"]
+    more += ["exec(compile('atexit.register(print, \"library\")', sys.modules['os'].__file__, 'exec'))"]
     ends = ["@atexit.register", "def never(): print('never')", "atexit.unregister(never)", "print('end'); sys.exit()"]
     script.write_text("\n".join([*lines, *more, *ends]))
     register = atexit.register
     ScriptWork(str(script), (), False).run(0, 0)
     atexit.unregister(print)
     shown = capfd.readouterr()
-    assert shown.out.split() == ["end", "last"] and "ZeroDivisionError" in shown.err
+    assert shown.out.split() == ["end", "partial", "object", "method", "function", "last"]
+    assert "ZeroDivisionError" in shown.err and "SystemExit: 3" in shown.err
     assert atexit.register is register
 
 

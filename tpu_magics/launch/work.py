@@ -31,7 +31,7 @@ from tpu_magics.launch.resume import rewrite
 from tpu_magics.launch.resume.rewrite import TrainingCode
 from tpu_magics.launch.state.snapshot import deleted_names, global_names
 from tpu_magics.runs.events import cut_text
-from tpu_magics.runs.origin import is_user_function
+from tpu_magics.runs.origin import is_library, is_user_function
 
 if TYPE_CHECKING:
     from tpu_magics.launch.hoist import HoistPlan
@@ -334,13 +334,14 @@ class ScriptWork:
 
 @contextmanager
 def exit_functions_here() -> Iterator[None]:
-    """Within the block, a function that the user's code gives to `atexit` is called at the end of the block, as at the
-    end of a script. A worker's own end calls none: they would be the notebook's too."""
+    """Within the block, what the user's code gives to `atexit` is called at the end of the block, as at the end of a
+    script. A worker's own end calls none: they would be the notebook's too."""
     given: list[tuple[Callable[..., Any], Callable[[], Any]]] = []
     register, unregister = atexit.register, atexit.unregister
 
     def keep(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        if not is_user_function(function):
+        code = sys._getframe(1).f_code
+        if is_library(code.co_filename, code.co_name) and not is_user_function(function):
             return register(function, *args, **kwargs)
         given.append((function, functools.partial(function, *args, **kwargs)))
         return function
@@ -357,7 +358,7 @@ def exit_functions_here() -> Iterator[None]:
         for _, call in reversed(given):
             try:
                 call()
-            except Exception:  # as Python does at its end
+            except (Exception, SystemExit):  # as Python does at its end
                 traceback.print_exc()
 
 
