@@ -490,6 +490,22 @@ def test_memory_of_each_worker_is_measured() -> None:
     assert set(result.run.summary().peak_memory) == {0, 1}
 
 
+def stops_itself(rank: int, how: int) -> int:
+    if rank == 1:
+        for _ in range(2):
+            os.kill(os.getpid(), how)
+    return rank
+
+
+@pytest.mark.parametrize(("how", "more"), [(signal.SIGSTOP, False), (signal.SIGTTIN, True)])
+def test_a_stopped_rank_is_continued_which_is_said_once(how: signal.Signals, more: bool) -> None:
+    result = run_ranked(stops_itself, int(how), workers=2)
+    assert result.values == [0, 1]
+    texts = [event.text for event in result.run.events("warning") if getattr(event, "code", "") == "continued"]
+    assert len(texts) == 1 and f"Rank 1 was stopped by a signal ({how.name}) and was continued" in texts[0]
+    assert ("the terminal" in texts[0]) is more
+
+
 def test_memory_of_a_process() -> None:
     measured = supervisor.process_memory(os.getpid())
     assert measured is not None and measured[0] > 1 << 20

@@ -43,7 +43,7 @@ WRITES = 600.0  # seconds that it has to write its results
 class WorkerProcess:
     """One worker as its parent knows it. `rank` is its index until the runtime assigns one; `address_space`: its
     RLIMIT_AS at its end, in bytes (None: no limit); `ended`: in unix seconds, by its host's clock; `noticed`: then, by
-    this process's."""
+    this process's; `continued`: it was found stopped, which has been said."""
 
     index: int
     pid: int
@@ -53,6 +53,7 @@ class WorkerProcess:
     ended: float | None = None
     noticed: float = 0.0
     stopped_by_us: bool = False
+    continued: bool = False
     end: End | None = None
     meter: MemoryMeter | None = None
     address_space: int | None = None
@@ -168,13 +169,17 @@ class Supervisor:
             self._note_exit(worker)
 
     def _note_exit(self, worker: WorkerProcess) -> None:
-        """Check whether a worker has ended, without reaping it: its pid must stay valid until its group is killed."""
+        """Check whether a worker has ended or stands, without reaping it: its pid must stay valid until its group is
+        killed."""
         try:
-            status = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            status = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             self._note_lost(worker)
             return
         if status is None:
+            return
+        if status.si_code == os.CLD_STOPPED:
+            self._continue(worker, status.si_status)
             return
         worker.note_end()
         if status.si_code == os.CLD_EXITED:
@@ -187,6 +192,24 @@ class Supervisor:
         descendants.end_marked(descendants.mark_of(self.files.path, worker.pid))
         self._read_events()
         self._note_failure(worker)
+
+    def _continue(self, worker: WorkerProcess, number: int) -> None:
+        """A signal stopped it, and only SIGCONT ends that. The stops of a debugger are not reported to a parent."""
+        stop_group(worker.pid, signal.SIGCONT)
+        if worker.continued:
+            return
+        worker.continued = True
+        text = f"Rank {worker.rank} was stopped by a signal ({signal.Signals(number).name}) and was continued"
+        if number in (signal.SIGTTIN, signal.SIGTTOU):
+            text = (
+                f"{text}: it, or a program that it started, used the terminal, which a worker cannot read. Give such a "
+                "program what it asks for in its options"
+            )
+        self._warn("continued", f"{text}.")
+
+    def _warn(self, code: str, text: str) -> None:
+        self._write(Warned(time.time(), 0, code=code, text=text))
+        self.relay.screen.text(f"tpu_magics: {text}\n")
 
     def _note_lost(self, worker: WorkerProcess) -> None:
         """The notebook reaped the worker itself (SIGCHLD ignored, os.wait()): use its last record. Its pid may belong
@@ -286,8 +309,7 @@ class Supervisor:
             "system, for a device or a network disk. It keeps its memory and its device until it has ended: see "
             f"`ps -o pid,stat,wchan {worker.pid}`."
         )
-        self._write(Warned(time.time(), 0, code="not-ended", text=text))
-        self.relay.screen.text(f"tpu_magics: {text}\n")
+        self._warn("not-ended", text)
 
     def _ask_for_stacks(self, workers: Sequence[WorkerProcess]) -> None:
         """Signal handlers of the workers write them: on a busy machine that takes a while."""
