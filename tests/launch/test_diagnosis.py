@@ -286,6 +286,10 @@ never_entered tpu_magics.backends.base.CollectiveTimeout: waited 60 s in all_red
 different tpu_magics.backends.base.CollectiveBroken: the ranks are in different collectives: rank 0: all_reduce sum of
     float32[3] [794c02fc]; rank 1: all_reduce sum of float32[4] [0bf1a5b2]
   | in different collectives | Rank 0: all_reduce sum of float32[3]; rank 1: all_reduce sum of float32[4]
+closed_socket OSError: [Errno 88] Socket operation on non-socket
+  | Rank 0 used a socket that is closed at `loss.backward()` | multiprocessing.Queue()
+closed_socket redis.exceptions.ConnectionError: Error 88 while writing to socket. Socket operation on non-socket.
+  | connections of clients | Open it in the training function
 exception ValueError: bad shape
   | Rank 0 raised ValueError: bad shape | `loss.backward()` (In [12], line 14, in training_function), inside torch
 descriptors OSError: [Errno 24] Too many open files: 'a.txt'
@@ -394,6 +398,14 @@ def test_a_recorded_exception_is_explained(name: str, kind: str, text: str, part
     assert error.what and error.todo
     if name != "our_own":
         assert "  In [12], line 14, in training_function: loss.backward()\n  ... 1 frame in torch ..." in str(error)
+
+
+@pytest.mark.parametrize(("kind", "text"), [("EOFError", ""), ("OSError", "[Errno 9] Bad file descriptor")])
+def test_a_closed_pipe_is_known_by_where_it_is_used(kind: str, text: str) -> None:
+    inside = Frame("/usr/lib/python3.11/multiprocessing/connection.py", 399, "_recv", "raise EOFError", library=True)
+    error = str(diagnose(failure(raising(text, kind, frames=(LAUNCHER, USER, inside)))))
+    assert "Rank 0 used a pipe that is closed at `loss.backward()`" in error and "Pipe(duplex=False)" in error
+    assert "a pipe that is closed" not in str(diagnose(failure(raising(text, kind))))
 
 
 def test_a_rank_that_waits_for_ones_that_have_returned() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import resource
 import signal
@@ -147,6 +148,14 @@ def test_a_socket_that_python_closes_later_closes_nothing_else() -> None:
             for one in pair:
                 one.close()
     assert result.value == "fine" and "the log is open" in result.run.log(0)
+
+
+def test_what_is_written_to_a_pipe_of_the_notebook_is_not_lost_without_a_word() -> None:
+    """A two-way pipe is a socket, which workers have not."""
+    ours, theirs = multiprocessing.Pipe()
+    with ours, theirs:
+        error = failed(lambda: theirs.send(1))
+    assert "used a pipe that is closed" in error.what and "Open it in the training function" in error.todo
 
 
 def test_the_port_is_free_while_a_worker_lives(tmp_path: Path) -> None:

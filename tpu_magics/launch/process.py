@@ -145,6 +145,7 @@ def become_worker(parent: int, stack_file: Path) -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
     gc.freeze()  # else the garbage collector writes to every inherited page
+    signal.set_wakeup_fd(-1)  # an event loop's, and often a socket
     close_sockets()
     skip_inherited_exit_handlers()
     dump_stacks_to(stack_file)
@@ -177,8 +178,9 @@ def skip_inherited_exit_handlers() -> None:
 def close_sockets() -> None:
     """Close inherited sockets: while a worker has the kernel's ports open, a restart fails with "Address already in
     use". Their descriptors stay in use: the notebook's socket objects still exist here, and if they are closed later,
-    they must not close a file with the same number."""
-    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    they must not close a file with the same number. What is written to one (a multiprocessing.Pipe() writes to its
+    descriptor) is an error, and not lost."""
+    nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     for entry in list(Path("/proc/self/fd").iterdir()):
         try:
             if str(entry.readlink()).startswith("socket:"):

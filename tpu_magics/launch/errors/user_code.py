@@ -221,6 +221,7 @@ _DEVICE = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _OWN_TYPES = ("TpuMagicsError", "TrainingFailed", "TrainingInterrupted")
+_PIPES = "multiprocessing/connection.py"
 _DATALOADER = re.compile(r"Caught (\w+) in DataLoader worker process (\d+)\.")
 
 
@@ -345,6 +346,27 @@ def wrong_device(failure: Failure, outcome: WorkerOutcome) -> Explanation | None
     )
 
 
+def closed_socket(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
+    """A socket of the notebook, which launch/process.py closed; Python's two-way pipe is one. A closed pipe says only
+    EOFError."""
+    text, kind = base.error_text(outcome), base.error_type(outcome)
+    inside = base.stack_of(failure, outcome)[-1:]
+    piped = any(one.path.endswith(_PIPES) for one in inside) and (kind == "EOFError" or "[Errno 9]" in text)
+    if "Socket operation on non-socket" not in text and not piped:
+        return None
+    said = f"{kind}: {base.one_line(text).rstrip('.')}" if text else kind
+    thing = "pipe" if piped else "socket"
+    made_here = " If it was made in the function, the process at its other end has closed it." if piped else ""
+    return Explanation(
+        f"Rank {outcome.rank} used a {thing} that is closed{base.at(failure, outcome)}: {said}.",
+        "Workers have none of the sockets that the notebook opened, because they would keep the kernel's ports in use. "
+        "The connections of clients (databases, HTTP sessions) and multiprocessing.Pipe() are sockets, too."
+        f"{made_here}",
+        "Open it in the training function. To send objects between the function and the notebook, use "
+        f"multiprocessing.Queue() or multiprocessing.Pipe(duplex=False). {base.UNCHANGED}",
+    )
+
+
 # -- any exception ------------------------------------------------------------------------------------------------
 
 
@@ -430,6 +452,7 @@ EXPLAINERS = (
     autograd_threads,
     half_precision,
     wrong_device,
+    closed_socket,
     in_dataloader,
     in_torch_compile,
 )
