@@ -187,7 +187,13 @@ system_exit SystemExit:
 system_exit SystemExit: 2 (x.py: error: unrecognized arguments: --lr)
   | refused: unrecognized arguments: --lr. | In [12], line 14 | parse_args([])
 system_exit SystemExit: 1 (while handling KeyError: 'x')
-  | sys.exit(1).
+  | sys.exit(1). | line 14, in training_function), while handling KeyError: 'x', and ends
+system_exit SystemExit: no data found
+  | Rank 0 ended the program with an error message: no data found | In [12], line 14 | what the message names
+system_exit SystemExit: No config (x: error: y) (caused by OSError: z)
+  | error message: No config (x: error: y) | caused by OSError: z.
+keyboard_interrupt KeyboardInterrupt:
+  | Rank 0 raised KeyboardInterrupt | In [12], line 14 | raised it itself | `return`
 wrong_device RuntimeError: Expected XLA tensor. Got: torch.FloatTensor
   | on the CPU | torch.FloatTensor | x.to(device) | In [12], line 14
 wrong_device RuntimeError: Expected all tensors in the given list to be XLA tensors. Element at index 1 is not an XLA
@@ -398,6 +404,15 @@ def test_a_recorded_exception_is_explained(name: str, kind: str, text: str, part
     assert error.what and error.todo
     if name != "our_own":
         assert "  In [12], line 14, in training_function: loss.backward()\n  ... 1 frame in torch ..." in str(error)
+
+
+@pytest.mark.parametrize(
+    ("path", "part"), [("In [12]", "A cell ends at its last line."), ("/home/me/x.py", "says that the script failed.")]
+)
+def test_the_end_of_a_program_is_no_end_of_a_function(path: str, part: str) -> None:
+    line = Frame(path, 3, "<module>", "sys.exit(3)")
+    error = str(diagnose(failure(raising("3", "SystemExit", frames=(LAUNCHER, line)))))
+    assert "Rank 0 called sys.exit(3)." in error and part in error and "End the function" not in error
 
 
 @pytest.mark.parametrize(("kind", "text"), [("EOFError", ""), ("OSError", "[Errno 9] Bad file descriptor")])

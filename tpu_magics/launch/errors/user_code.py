@@ -12,6 +12,7 @@ from tpu_magics.runs import origin
 
 if TYPE_CHECKING:
     from tpu_magics.launch.errors.failure import Failure, WorkerOutcome
+    from tpu_magics.runs.events import Frame
 
 
 # -- Trainer and Accelerate -------------------------------------------------------------------------------------------
@@ -229,27 +230,71 @@ _DATALOADER = re.compile(r"Caught (\w+) in DataLoader worker process (\d+)\.")
 
 
 def system_exit(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
-    """sys.exit() or exit() in the function."""
+    """sys.exit() or exit() in the function, or in a script."""
     if base.error_type(outcome) != "SystemExit":
         return None
-    refused = re.search(r"\(.*: error: (?P<what>.+)\)", base.one_line(base.error_text(outcome)))
+    text, where = base.error_text(outcome), base.at(failure, outcome)
+    refused = re.match(r"\d+ \(.*: error: (?P<what>.+)\)", base.one_line(text))
     if refused:
         return Explanation(
             f"The command line of the program was refused: {refused['what'].rstrip('.')}.",
-            f"argparse ended rank {outcome.rank}{base.at(failure, outcome)}.",
+            f"argparse ended rank {outcome.rank}{where}.",
             "A script: write its arguments behind its name, %tpu_train script.py --lr 0.1. A cell has no command line: "
             "`parser.parse_args([])` takes the defaults.",
         )
+    said, cause = _and_cause(text)
+    if not _EXIT_CODE.fullmatch(said):
+        return Explanation(
+            f"Rank {outcome.rank} ended the program with an error message: {said}",
+            f"It was given to sys.exit(){where}{cause}. Python counts a program that ends with a text as failed.",
+            f"Mend what the message names, and run the cell again. {base.UNCHANGED} To end without an error, use "
+            "`return` in a function, and sys.exit(0) in a script.",
+            base.rest(text),
+        )
+    why, todo = _EXITS[_place_of_exit(base.user_line(failure, outcome))]
+    return Explanation(f"Rank {outcome.rank} called sys.exit({said}).", f"It happened{where}{cause}, and {why}", todo)
+
+
+_EXIT_CODE = re.compile(r"-?\d*|True|False|None")
+_NO_RESULT = "ends the worker before it has a result."
+_EXITS = {  # by where the line stands: why, and what to do
+    "function": (_NO_RESULT, "End the function with `return`, or raise an exception that names the problem."),
+    "cell": (
+        _NO_RESULT,
+        "A cell ends at its last line. To end it earlier, put its lines into a function that ends with `return`, or "
+        "raise an exception that names the problem.",
+    ),
+    "script": (
+        "says that the script failed.",
+        "Read what the script printed before, here or with %tpu_logs. To end without an error: sys.exit(0).",
+    ),
+}
+
+
+def _place_of_exit(line: Frame | None) -> str:
+    if line is None or line.function != "<module>":
+        return "function"
+    return "cell" if line.path.startswith("In [") else "script"
+
+
+def _and_cause(text: str) -> tuple[str, str]:
+    """The first line of a text without the cause that frames.describe() appended, and ", while handling ..." of it."""
+    said, *cause = re.split(r" ?\((?=(?:caused by|while handling) \w)", base.one_line(text), maxsplit=1)
+    return said, f", {cause[0].removesuffix(')')}" if cause else ""
+
+
+def keyboard_interrupt(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
+    """Code that raises KeyboardInterrupt itself: an interrupt of the run is another reason of its end."""
+    if base.error_type(outcome) != "KeyboardInterrupt":
+        return None
+    said = base.one_line(base.error_text(outcome))
     return Explanation(
-        f"Rank {outcome.rank} called sys.exit({_without_cause(base.error_text(outcome))}).",
-        f"It happened{base.at(failure, outcome)}, and ends the worker before it has a result.",
-        "End the function with `return`, or raise an exception that names the problem.",
+        f"Rank {outcome.rank} raised KeyboardInterrupt{f': {said}' if said else ''}",
+        f"{base.raised_where(failure, outcome)} The code raised it itself: interrupts of the notebook do not reach the "
+        "code of a worker.".strip(),
+        "To end early without an error, use `return` in a function, `break` in a loop, sys.exit(0) in a script. For "
+        "an error, raise an exception that names the problem.",
     )
-
-
-def _without_cause(text: str) -> str:
-    """The text without the cause that frames.describe() appended."""
-    return re.split(r" \((?:caused by|while handling) ", base.one_line(text))[0]
 
 
 def asked_for_input(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
@@ -446,6 +491,7 @@ def exception(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
 EXPLAINERS = (
     our_own,
     system_exit,
+    keyboard_interrupt,
     asked_for_input,
     already_initialized,
     not_in_main,
