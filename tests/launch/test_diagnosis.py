@@ -423,6 +423,16 @@ def test_a_closed_pipe_is_known_by_where_it_is_used(kind: str, text: str) -> Non
     assert "a pipe that is closed" not in str(diagnose(failure(raising(text, kind))))
 
 
+def test_a_loader_without_batches_is_known_by_where_accelerate_divides_it() -> None:
+    text = "'NoneType' object is not iterable"
+    inside = Frame(
+        "/site-packages/accelerate/data_loader.py", 216, "_iter_with_no_split", "for idx, batch in", library=True
+    )
+    error = str(diagnose(failure(raising(text, "TypeError", frames=(LAUNCHER, USER, inside)))))
+    assert "a DataLoader without batches cannot be divided between ranks at `loss.backward()`" in error
+    assert "without batches" not in str(diagnose(failure(raising(text, "TypeError"))))
+
+
 def test_a_rank_that_waits_for_ones_that_have_returned() -> None:
     text = f"in barrier [794c02fc]: {GLOO}pair.cc:547] Connection closed by peer [127.0.0.1]:4311"
     waits = raising(text, "tpu_magics.backends.base.CollectiveBroken")

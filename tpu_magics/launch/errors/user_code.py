@@ -23,6 +23,7 @@ _SPLIT = re.compile(
     r"in `split_batches` mode, the batch size \((\d+|None)\) needs to be a round multiple of the number of processes "
     r"\((\d+)\)"
 )
+_SHARDS = "accelerate/data_loader.py"
 _NONE_FITS = "No executable batch size found, reached zero."
 _EVALUATION = "Evaluation hit an out-of-memory error."
 _CTC_LENGTH = re.compile(r"Expected input_lengths to have value at most (\d+), but got value (\d+)")
@@ -49,6 +50,23 @@ def _nearest(size: str, ranks: int) -> str:
         return ""
     below = int(size) // ranks * ranks
     return f" ({below} or {below + ranks})" if below else f" ({ranks})"
+
+
+def unbatched_loader(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
+    """A DataLoader without a batch sampler, of which accelerate would give each rank some batches."""
+    inside = base.stack_of(failure, outcome)[-1:]
+    if not any(one.path.endswith(_SHARDS) and one.function.startswith("_iter_with") for one in inside):
+        return None
+    if "'NoneType' object is not iterable" not in base.error_text(outcome):
+        return None
+    return Explanation(
+        f"Rank {outcome.rank}: a DataLoader without batches cannot be divided between ranks{base.at(failure, outcome)}.",
+        "It was made with batch_size=None, as for a dataset whose items are batches. accelerate divides the batches of "
+        "the loader's batch sampler, and such a loader has none.",
+        "Give the DataLoader a batch_size and a dataset of single samples. Or do not prepare it: let rank r take the "
+        "items r, r + n, ... (`torch.utils.data.Subset(data, range(accelerator.process_index, len(data), "
+        f"accelerator.num_processes))`), and send them to accelerator.device. {base.UNCHANGED}",
+    )
 
 
 def no_batch_fits(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
@@ -107,7 +125,7 @@ def ctc_length(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     )
 
 
-TRAINER = (split_batches, no_batch_fits, evaluation_does_not_fit, experts_by_histogram, ctc_length)
+TRAINER = (split_batches, unbatched_loader, no_batch_fits, evaluation_does_not_fit, experts_by_histogram, ctc_length)
 
 
 # -- SPMD; texts of torch_xla 2.9.0 -----------------------------------------------------------------------------------
