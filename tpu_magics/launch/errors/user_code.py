@@ -60,7 +60,7 @@ def unbatched_loader(failure: Failure, outcome: WorkerOutcome) -> Explanation | 
     if "'NoneType' object is not iterable" not in base.error_text(outcome):
         return None
     return Explanation(
-        f"Rank {outcome.rank}: a DataLoader without batches cannot be divided between ranks{base.at(failure, outcome)}.",
+        f"Rank {outcome.rank}: a DataLoader without batches cannot be divided by rank{base.at(failure, outcome)}.",
         "It was made with batch_size=None, as for a dataset whose items are batches. accelerate divides the batches of "
         "the loader's batch sampler, and such a loader has none.",
         "Give the DataLoader a batch_size and a dataset of single samples. Or do not prepare it: let rank r take the "
