@@ -352,6 +352,7 @@ NOT_SEEN = {
     "nothing_read_every_third": "every third step",
     "nothing_read_fstring": "every fourth step",
     "nothing_read_predictions": "at one step",
+    "nothing_read_of_results": "cuts no step: it is computed from the results of one",
     "nothing_samples": "every third step",
     "read_at_the_end": "a shape that depends on data",
     "read_comparisons": "some are inside of torch's functions",

@@ -18,7 +18,7 @@ from tests.backends.torch_xla.loops import sgd
 from tests.launch.launching import run
 from tpu_magics.backends.base import ObserverConfig
 from tpu_magics.backends.observe import measurements
-from tpu_magics.backends.torch_xla.observe import hooks
+from tpu_magics.backends.torch_xla.observe import counters, hooks
 from tpu_magics.backends.torch_xla.observe.observer import TorchObserver
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaDumps
 from tpu_magics.backends.torch_xla.precision import TorchPrecisionWatch
@@ -546,30 +546,38 @@ def watched(tmp_path: Path) -> Iterator[tuple[TorchObserver, Callable[[], None]]
         ("sample upload backward sync", 0, 1),
         ("upload sample backward sync", 1, 0),
         ("read upload backward sync", 1, 0),
+        ("backward sync alone alone upload backward sync", 0, 2),
+        ("backward sync alone read backward alone sync", 2, 1),
+        ("backward sync alone batch read sync", 0, 2),
+        ("backward sync alone sync", 0, 1),
+        ("loss backward sync", 1, 0),
     ],
 )
 def test_a_read_splits_a_training_step_but_not_an_evaluation_or_what_is_between_two_steps(
-    tmp_path: Path, what: str, splits: int, waits: int
+    tmp_path: Path, what: str, splits: int, waits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = EventWriter(tmp_path / "rank-0.jsonl", 0)
     precision = TorchPrecisionWatch("", lambda *_args, **_fields: None)
     watcher, executed = TorchObserver(writer, ObserverConfig(), XlaDumps(None), precision), [0]
     watcher.value = lambda name: executed[0] if name == "CachedCompile" else 0
     watcher.cached = watcher.compiled = 0
-    frame, tensor = sys._getframe(), torch.ones(2)
+    frame, tensor = sys._getframe(), torch.ones(2, requires_grad=True)
+    loss, other = tensor.mean(), tensor.sum()
     for one in what.split():
-        executed[0] += one in ("read", "sample", "sync")
+        executed[0] += one in ("read", "sample", "alone", "loss", "sync")
+        alone = one in ("alone", "loss")  # nothing else is left to run
+        monkeypatch.setattr(counters, "only_pending", lambda *_tensors, alone=alone: alone)
         if one == "sync":
             watcher.after_sync(frame)
         elif one == "backward":
-            watcher.events.before_backward()
+            watcher.before_backward((loss * 2).log())
         elif one == "batch":
             watcher.on_device_batch([tensor])
         elif one == "upload":
             watcher.on_upload(tensor)
         else:
-            with torch.set_grad_enabled(one == "read"):
-                watcher.on_read(frame, tensor, 1.0, 0.0)
+            with torch.set_grad_enabled(one != "sample"):
+                watcher.on_read(frame, loss if one == "loss" else other, 1.0, 0.0)
     counted = [sum(one.count for one in kind.values()) for kind in (watcher.reads.cutting, watcher.reads.waiting)]
     assert (counted, watcher.stopped) == ([splits, waits], "")
     writer.close()

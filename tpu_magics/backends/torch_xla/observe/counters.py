@@ -6,7 +6,7 @@ total, samples), times in nanoseconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -72,6 +72,20 @@ def newest_tensor() -> int:
     import torch_xla
 
     return tensor_id(torch.empty((), device=torch_xla.device()))
+
+
+def only_pending(tensor: Any, others: Sequence[Any]) -> bool:
+    """Whether no tensor on the device but these has operations that have not run (2.9.0: a tensor that was read keeps
+    its own until the next sync)."""
+    import torch_xla
+
+    if not tensor.is_xla:
+        return False
+    extension = torch_xla._XLAC
+    own = list({tensor_id(one): one for one in (tensor, *others)}.values())
+    pending: int = sum(extension._check_device_tensor_need_materialization(str(tensor.device)))
+    of_these: int = sum(extension._check_tensor_need_materialization(own))
+    return pending <= of_these
 
 
 def data_ops() -> tuple[int, ...]:

@@ -272,7 +272,8 @@ def _training(observer: TorchObserver) -> Callable[[], None]:
     def backward(original: Any) -> Any:
         @functools.wraps(original)
         def noted(*args: Any, **kwargs: Any) -> Any:
-            observer.events.before_backward()
+            tensors = args[0] if args else kwargs.get("tensors")
+            observer.before_backward(tensors)
             observer.batches.on_backward()
             if observer.ran():
                 observer.on_run(sys._getframe(1), "library", "before backward")
@@ -280,7 +281,7 @@ def _training(observer: TorchObserver) -> Callable[[], None]:
             if observer.ran():
                 observer.on_run(sys._getframe(1), "library", "after backward")
             if not observer.backward_on_device:
-                observer.after_backward(sys._getframe(1), args[0] if args else kwargs.get("tensors"))
+                observer.after_backward(sys._getframe(1), tensors)
             return result
 
         return noted

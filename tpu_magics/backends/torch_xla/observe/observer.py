@@ -138,7 +138,8 @@ class TorchObserver(Observer[TorchCompileEvidence]):
                 self._record_batch()
             self.synced = self.synced or self.events.stepped
             self.by_dynamo = False
-            self.undecided.decide(self.events.trains or self.events.untrained)  # without training, a sync ends a step
+            untrained = self.events.untrained  # without training, a sync or a read before it ends a step
+            self.undecided.decide(self.events.trains or untrained, alone=untrained and not ran)
             self.events.after_sync()
             self.ran_eagerly = False
             if self.pieces is not None:
@@ -183,8 +184,7 @@ class TorchObserver(Observer[TorchCompileEvidence]):
     def _batch_came(self) -> None:
         self.events.batch_came()
         if self.undecided and not self.events.trains:
-            self.undecided.decide(False)
-            self.events.between = True
+            self.events.between = self.undecided.decide(False) or self.events.between
 
     def on_loader(self, frame: FrameType, loader: Any) -> None:
         """A pass over a loader begins."""
@@ -353,11 +353,19 @@ class TorchObserver(Observer[TorchCompileEvidence]):
                 self.events.read_by = running.kind
                 self.reads.add(site, seconds, cut, optimizer=running.kind)
             elif cut and not self.events.trains:
-                self.undecided.add(site, seconds, torch.is_grad_enabled())
+                alone = tensor if self._leaves_nothing(tensor) else None
+                self.undecided.add(site, seconds, torch.is_grad_enabled(), alone)
             else:
                 self.reads.add(site, seconds, cut, unsynced=self.unsynced > 1)
         except Exception as error:
             self.failed(error)
+
+    def _leaves_nothing(self, tensor: Any) -> bool:
+        """Whether nothing is left to run but what leads to the tensors that were read. In a program that does not
+        train, a read of what came since the last sync is of the step all the same."""
+        if self.config.tracing is not None or (self.events.untrained and self.events.arrivals):
+            return False
+        return counters.only_pending(tensor, self.undecided.tensors)
 
     def _read_after_cut(self, pieces: GraphPieces, frame: FrameType, tensor: Any, site: events.Site) -> bool:
         """Whether the tensor was made in this step, and a collective has already run the graph that leads to it."""
@@ -376,9 +384,10 @@ class TorchObserver(Observer[TorchCompileEvidence]):
             return
         try:
             if self.undecided and not self.events.trains:  # samples between two steps: what follows is the next one's
-                for site in self.undecided.between_steps():
+                sites, left = self.undecided.between_steps()
+                for site in sites:
                     self.events.cuts.pop(site, None)
-                    self.events.between = True
+                self.events.between = left or self.events.between
             self.events.on_upload(tensor)
             if self.pieces is not None:
                 self.uploads.add(counters.tensor_id(tensor))
@@ -393,6 +402,12 @@ class TorchObserver(Observer[TorchCompileEvidence]):
             yield
         finally:
             self.moving -= 1
+
+    @guarded
+    def before_backward(self, tensors: Any) -> None:
+        for site in self.undecided.before_backward(tensors):
+            self.events.cuts.pop(site, None)
+        self.events.before_backward()
 
     def after_backward(self, frame: FrameType, tensors: Any) -> None:
         """Until a backward pass was on the device."""

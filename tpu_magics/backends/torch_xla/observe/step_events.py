@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tpu_magics.backends.torch.batches import leaves
@@ -14,6 +15,7 @@ from tpu_magics.backends.torch_xla.observe.snapshot import FrameSnapshot, Number
 from tpu_magics.runs.events import Input, Site
 
 _KEPT = 256  # events of one kind in one step
+_FIRST_NODES = 64  # of a backward pass: the loss that was read may have been scaled or summed
 _UNNAMED = "input"
 
 
@@ -69,44 +71,82 @@ class Arrival(NamedTuple):
 @dataclass
 class UndecidedRead:
     """Reads at one line that ran a graph before it is known whether a training step is around them. `grad`: whether
-    gradients were on."""
+    gradients were on; `alone`: they left no operation to run but those that lead to what was read, `tensors`."""
 
     site: Site
     grad: bool
+    alone: bool
     count: int = 0
     seconds: float = 0.0
+    tensors: list[weakref.ref[Any]] = field(default_factory=list)
 
 
 class UndecidedReads:
     """The reads of one rank that ran a graph since the last sync, before a backward pass or an optimizer's step: part
-    of a training step, or of an evaluation, which they split as little as samples between two steps do."""
+    of a training step, or of an evaluation, which they split as little as samples between two steps do. Nor does a read
+    split the step that computes from what the sync before it ran, and leaves nothing for the step."""
 
     def __init__(self, reads: ReadCounter) -> None:
         self._reads = reads
-        self._waiting: dict[tuple[int, bool], UndecidedRead] = {}
+        self._waiting: dict[tuple[int, bool, bool], UndecidedRead] = {}
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def add(self, site: Site, seconds: float, grad: bool) -> None:
-        one = self._waiting.setdefault((site.id, grad), UndecidedRead(site, grad))
+    @property
+    def tensors(self) -> list[Any]:
+        """What the reads that left nothing else have read, and still exists."""
+        found = [one() for each in self._waiting.values() for one in each.tensors]
+        return [one for one in found if one is not None]
+
+    def add(self, site: Site, seconds: float, grad: bool, alone: Any = None) -> None:
+        """`alone`: the tensor that was read, if nothing else was left to run."""
+        key = site.id, grad, alone is not None
+        one = self._waiting.setdefault(key, UndecidedRead(site, grad, alone is not None))
         one.count += 1
         one.seconds += seconds
+        if alone is not None and len(one.tensors) < _KEPT:
+            one.tensors.append(weakref.ref(alone))
 
-    def decide(self, cut: bool) -> None:
-        """Count all of them, as reads that split a step or not."""
-        self._count(list(self._waiting), cut)
+    def decide(self, cut: bool, alone: bool = False) -> bool:
+        """Count all of them, as reads that split a step or not; `alone`: the same of those that left nothing else.
+        Returns whether any left something."""
+        left = any(not one.alone for one in self._waiting.values())
+        self._count(list(self._waiting), lambda one: alone if one.alone else cut)
+        return left
 
-    def between_steps(self) -> set[int]:
-        """Count those without gradients as reads between two steps; returns the ids of their lines."""
-        without = [key for key, one in self._waiting.items() if not one.grad]
-        self._count(without, False)
-        return {site for site, _grad in without}
+    def between_steps(self) -> tuple[set[int], bool]:
+        """Count those without gradients as reads between two steps; returns the ids of their lines, and whether any
+        left something."""
+        without = {key: one for key, one in self._waiting.items() if not one.grad}
+        return self._count(list(without), lambda _one: False), any(not one.alone for one in without.values())
 
-    def _count(self, keys: list[tuple[int, bool]], cut: bool) -> None:
-        for key in keys:
-            one = self._waiting.pop(key)
-            self._reads.add(one.site, one.seconds, cut, count=one.count)
+    def before_backward(self, tensors: Any) -> set[int]:
+        """Count those that left nothing to the step whose backward pass begins; returns the ids of their lines. A loss
+        that was read is of the step, even if its backward pass needs no other result of the forward pass."""
+        for one in self._waiting.values():
+            one.alone = one.alone and not _leads_to(tensors, one.tensors)
+        sites = self._count([key for key, one in self._waiting.items() if one.alone], lambda _one: False)
+        return sites - {one.site.id for one in self._waiting.values()}
+
+    def _count(self, keys: list[tuple[int, bool, bool]], cut: Callable[[UndecidedRead], bool]) -> set[int]:
+        counted = [self._waiting.pop(key) for key in keys]
+        for one in counted:
+            self._reads.add(one.site, one.seconds, cut(one), count=one.count)
+        return {one.site.id for one in counted}
+
+
+def _leads_to(tensors: Any, read: Iterable[weakref.ref[Any]]) -> bool:
+    """Whether the backward pass of `tensors` goes through one of those that were read, among its first operations."""
+    there = (one() for one in read)
+    wanted = {one.grad_fn for one in there if one is not None and one.grad_fn is not None}
+    nodes = [tensor.grad_fn for _name, tensor in leaves("", [tensors])] if wanted else []
+    for node in nodes:
+        if node in wanted:
+            return True
+        if len(nodes) < _FIRST_NODES:
+            nodes += [following for following, _input in getattr(node, "next_functions", ())]
+    return False
 
 
 class StepEvents:
