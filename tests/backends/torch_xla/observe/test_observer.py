@@ -548,9 +548,10 @@ def watched(tmp_path: Path) -> Iterator[tuple[TorchObserver, Callable[[], None]]
         ("read upload backward sync", 1, 0),
         ("backward sync alone alone upload backward sync", 0, 2),
         ("backward sync alone read backward alone sync", 2, 1),
-        ("backward sync alone batch read sync", 0, 2),
+        ("backward sync alone batch alone sync", 0, 2),
         ("backward sync alone sync", 0, 1),
         ("loss backward sync", 1, 0),
+        ("backward sync upload alone backward sync", 1, 0),
     ],
 )
 def test_a_read_splits_a_training_step_but_not_an_evaluation_or_what_is_between_two_steps(

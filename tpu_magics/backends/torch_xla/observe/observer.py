@@ -361,11 +361,10 @@ class TorchObserver(Observer[TorchCompileEvidence]):
             self.failed(error)
 
     def _leaves_nothing(self, tensor: Any) -> bool:
-        """Whether nothing is left to run but what leads to the tensors that were read. In a program that does not
-        train, a read of what came since the last sync is of the step all the same."""
-        if self.config.tracing is not None or (self.events.untrained and self.events.arrivals):
-            return False
-        return counters.only_pending(tensor, self.undecided.tensors)
+        """Whether nothing is left to run but what leads to the tensors that were read. After the step's inputs have
+        come, a read is of the step all the same: Python may compute its shapes from them."""
+        began = self.config.tracing is not None or self.events.arrivals
+        return not began and counters.only_pending(tensor, self.undecided.tensors)
 
     def _read_after_cut(self, pieces: GraphPieces, frame: FrameType, tensor: Any, site: events.Site) -> bool:
         """Whether the tensor was made in this step, and a collective has already run the graph that leads to it."""
