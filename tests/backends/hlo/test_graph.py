@@ -358,6 +358,30 @@ def test_another_wiring() -> None:
     assert found.lines() == ("the same operations have other operands",)
 
 
+def test_parts_that_share_no_tensor() -> None:
+    """A number that goes into both connects nothing, nor do the results."""
+
+    def graph(*more: str) -> hlo.Graph:
+        lines = (
+            "%rate.1 = f32[] parameter(0)",
+            "%b.2 = f32[4]{0} broadcast(%rate.1), dimensions={}",
+            "%w.3 = f32[4]{0} parameter(1)",
+            "%m.4 = f32[4]{0} multiply(%w.3, %b.2)",
+            *more,
+            "ROOT %t.9 = (f32[4]{0}, f32[2]{0}) tuple(%m.4, %m.4)",
+        )
+        return hlo.parse(
+            "\n".join(("HloModule m", "", "ENTRY %m.10 () -> f32[] {", *(f"  {line}" for line in lines), "}"))
+        )
+
+    other = "%p.5 = f32[2]{0} parameter(2)", "%c.6 = f32[2]{0} broadcast(%rate.1), dimensions={}"
+    alone, both = hlo.parts(graph()), hlo.parts(graph(*other, "%n.7 = f32[2]{0} multiply(%p.5, %c.6)"))
+    (apart,) = (both - alone).elements()
+    assert (alone.total(), both & alone) == (1, alone)
+    assert sorted(op.opcode for op, _count in apart) == ["broadcast", "multiply", "parameter"]
+    assert hlo.parts(graph("%n.5 = f32[4]{0} add(%m.4, %w.3)")).total() == 1
+
+
 def test_a_new_parameter_does_not_shift_the_others(graphs: dict[str, hlo.Graph]) -> None:
     found = change(graphs, "two", "between")
     new = hlo.Tensor("f32", (2,))

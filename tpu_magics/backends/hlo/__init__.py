@@ -6,8 +6,9 @@ attributes, for an analysis of one program.
 
 from __future__ import annotations
 
-from tpu_magics.backends.hlo.compare import GraphChange, compare, distance
+from tpu_magics.backends.hlo.compare import GraphChange, Part, compare, distance, parts
 from tpu_magics.backends.hlo.text import (
+    MULTIPLYING,
     Graph,
     Op,
     Tensor,
@@ -21,9 +22,11 @@ from tpu_magics.backends.hlo.text import (
 )
 
 __all__ = [
+    "MULTIPLYING",
     "Graph",
     "GraphChange",
     "Op",
+    "Part",
     "Tensor",
     "compare",
     "distance",
@@ -33,5 +36,6 @@ __all__ = [
     "multiplications",
     "multiplied_types",
     "parse",
+    "parts",
     "read",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -96,6 +97,43 @@ def distance(new: Graph, old: Graph) -> int:
 
 def _apart(a: Mapping[P, int], b: Mapping[P, int]) -> int:
     return sum(abs(a.get(key, 0) - b.get(key, 0)) for key in a.keys() | b.keys())
+
+
+# -- parts that share nothing -----------------------------------------------------------------------------------
+Part = frozenset[tuple[Op, int]]
+
+
+def parts(graph: Graph) -> Counter[Part]:
+    """The parts of a graph that share no tensor, each as its instructions and how often it has them. A number that goes
+    in or is a constant connects nothing (a learning rate). A part that takes in no tensor is left out."""
+    ops = graph.ops
+    group = list(range(len(ops)))
+
+    def first(at: int) -> int:
+        while group[at] != at:
+            group[at] = at = group[group[at]]
+        return at
+
+    for at, op in enumerate(ops):
+        if op.opcode == "tuple" and at == len(ops) - 1:
+            continue  # what goes out
+        for back in op.operands:
+            if back and not _is_number(ops[at - back]):
+                group[first(at)] = first(at - back)
+    found: dict[int, Counter[Op]] = {}
+    for at, op in enumerate(ops):
+        value = op.value if op.opcode == "constant" else ""
+        found.setdefault(first(at), Counter())[op._replace(operands=(), value=value)] += 1
+    return Counter(frozenset(part.items()) for part in found.values() if any(map(_goes_in, part)))
+
+
+def _is_number(op: Op) -> bool:
+    """Whether it goes in, or is a constant, and is one number; or all that goes in (on a TPU, as one tuple)."""
+    return op.opcode in ("parameter", "constant") and (len(op.results) != 1 or not op.result.shape)
+
+
+def _goes_in(op: Op) -> bool:
+    return op.opcode in ("parameter", "get-tuple-element") and len(op.results) == 1 and bool(op.result.shape)
 
 
 # -- what two instructions have that is not the same ------------------------------------------------------------

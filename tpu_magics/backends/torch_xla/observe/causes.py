@@ -196,6 +196,8 @@ def before_training(pair: TorchComparison) -> CompileCause | None:
 _SHOWN = 6
 _ACCUMULATION = "Expected with gradient accumulation: one graph for each kind of micro-step"
 _ONCE = "Expected once for each graph"
+_FEW_SHAPES = 4  # that are named
+_OFTEN = 4  # compiles of a line
 _COMPILED_PARTS = 3  # of one line: its forward, its backward, and one more where the first step differs
 _STATE = {
     False: "the optimizer state is now an input; before, the step created it",
@@ -256,6 +258,37 @@ def _other_model(pair: TorchComparison) -> CompileCause | None:
             what = f"`{name}` has other weights than before: it is another model, or one with other sizes"
             return pair.new_code(what, "Expected once for each model", True)
     return None
+
+
+def _of_other_code(pair: TorchComparison) -> CompileCause | None:
+    """Operations that other code left since the last sync: a loop over another model that scales its gradients after
+    its sync. They share no tensor with the step, which is otherwise the same."""
+    more, fewer = _parts_apart(pair)
+    apart = more or fewer
+    if not apart or (more and fewer) or pair.new.trigger not in ("sync", "loader", "finish"):
+        return None
+    if _by_id(pair.new.facts.cuts).keys() != _by_id(pair.old.facts.cuts).keys():
+        return None
+    ops = Counter[hlo.Op]()
+    for part, times in apart.items():
+        ops.update({op: count * times for op, count in part})
+    if any(op.opcode in hlo.MULTIPLYING for op in ops):
+        return None  # it may as well be another step
+    total = sum(count for op, count in ops.items() if op.opcode != "parameter")
+    of = ", ".join(sorted({str(op.result) for op in ops if op.opcode == "parameter" and op.result.shape})[:_FEW_SHAPES])
+    have = "this graph has" if more else "the earlier graph has"
+    what = f"Other code left operations that had not run: {have} {total} that share no tensor with the rest of it"
+    fix = "Expected once. torch_xla.sync() after that code makes them a graph of their own"
+    return pair.new_code(f"{what} (of {of})", fix, pair.new.nth <= _OFTEN)
+
+
+def _parts_apart(pair: TorchComparison) -> tuple[Counter[hlo.Part], Counter[hlo.Part]]:
+    """The parts that only the new graph has and that only the earlier one has, where they have others in common."""
+    new, old = pair.new.report.graph, pair.old.report.graph
+    if new is None or old is None or not pair.other_ops:
+        return Counter(), Counter()
+    now, before = hlo.parts(new), hlo.parts(old)
+    return (now - before, before - now) if now & before else (Counter(), Counter())
 
 
 def _mode_switch(pair: TorchComparison) -> CompileCause | None:
@@ -590,6 +623,7 @@ RULES: tuple[Callable[[TorchComparison], CompileCause | None], ...] = (
     between_steps,
     other_function,
     before_training,
+    _of_other_code,
     _mode_switch,
     _averaged,
     _input,
