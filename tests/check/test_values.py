@@ -356,6 +356,7 @@ NOT_SEEN = {
     "nothing_samples": "every third step",
     "read_at_the_end": "a shape that depends on data",
     "read_comparisons": "some are inside of torch's functions",
+    "read_each_parameter": "cuts no step: it is computed from the results of one",
     "read_kept_alive": "every third step",
     "read_optimizer": "inside of torch.optim.LBFGS",
     "shape_trainer": "inside of the Trainer",

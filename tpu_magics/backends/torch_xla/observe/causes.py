@@ -374,8 +374,10 @@ def _cut_elsewhere(pair: TorchComparison) -> CompileCause | None:
     new, old = _by_id(pair.new.facts.cuts), _by_id(pair.old.facts.cuts)
     only_new = [site for key, site in new.items() if key not in old]
     only_old = [site for key, site in old.items() if key not in new]
+    if not only_old and all(site.id == pair.new.site.id for site in only_new) and (again := _read_again(pair)):
+        return again
     if not only_new and not only_old:
-        return _read_again(pair)
+        return None
     site = (only_new or only_old)[0]
     if site in (*pair.new.facts.deciding, *pair.old.facts.deciding) and pair.other_ops:
         return _branch(pair, site)
@@ -394,7 +396,8 @@ def _cut_elsewhere(pair: TorchComparison) -> CompileCause | None:
 
 def _read_again(pair: TorchComparison) -> CompileCause | None:
     again = pair.new.trigger == "read" and pair.new.site.id in _by_id(pair.new.facts.cuts)
-    if not again or pair.new.facts.deciding or not pair.other_ops or pair.new.inputs != pair.old.inputs:
+    another = pair.other_ops or bool(pair.change and pair.change.parameters)
+    if not again or pair.new.facts.deciding or not another or pair.new.inputs != pair.old.inputs:
         return None
     return pair.cause(
         "early-read",
