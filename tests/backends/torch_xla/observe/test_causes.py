@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
+from tpu_magics.backends.torch_xla.observe import causes
 from tpu_magics.backends.torch_xla.observe.causes import new_functions
 from tpu_magics.backends.torch_xla.observe.snapshot import FrameSnapshot, TensorInfo
-from tpu_magics.backends.torch_xla.observe.step_events import StepEvents
+from tpu_magics.backends.torch_xla.observe.step_events import StepEvents, StepFacts
+from tpu_magics.runs.events import Site
 
 TRAIN = ("/site-packages/transformers/trainer.py", "train")
 SYNC = ("/site-packages/torch_xla/core/xla_model.py", "mark_step")
@@ -52,3 +57,26 @@ def test_what_a_method_of_a_tensor_calls_self_is_no_input() -> None:
     weight = torch.zeros(8, 10)
     variables = FrameSnapshot(tensors={"self": seen(weight, "self"), "x": seen(weight, "x")})
     assert [one.name for one in StepEvents().inputs(variables, [("f32", (8, 10))])] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ({1: (False,)}, {1: (False,)}, None),  # the branch was the same one
+        (
+            {1: (5,), 2: (0.5,)},
+            {1: (5,), 2: (0.7,)},
+            "Python may have taken another branch because of a tensor's value, read in line 2 of x.",
+        ),
+        (
+            {1: (1, 2), 2: (True,)},
+            {1: (1, 3), 2: (False,)},
+            "Python took another branch because of a tensor's value, read in line 2 of x.",
+        ),
+        ({}, {1: (True,)}, "Python may have taken another branch because of a tensor's value, read in line 1 of x."),
+    ],
+)
+def test_a_branch_is_the_cause_only_where_another_value_was_read(before: Any, now: Any, said: str | None) -> None:
+    new, old = (SimpleNamespace(facts=StepFacts(outcomes=outcomes)) for outcomes in (now, before))
+    pair: Any = SimpleNamespace(new=new, old=old, cause=lambda _code, text, *_: text)
+    assert causes._branch(pair, [Site(1, "x", 1), Site(2, "x", 2)][: len(now)]) == said

@@ -30,6 +30,7 @@ from tpu_magics.backends.torch_xla.observe.number_causes import (
     random_state,
     sum_begun,
 )
+from tpu_magics.backends.torch_xla.observe.snapshot import Number
 from tpu_magics.runs.events import Site
 
 # -- graphs that a library runs ---------------------------------------------------------------------------------------
@@ -380,7 +381,7 @@ def _cut_elsewhere(pair: TorchComparison) -> CompileCause | None:
         return None
     site = (only_new or only_old)[0]
     if site in (*pair.new.facts.deciding, *pair.old.facts.deciding) and pair.other_ops:
-        return _branch(pair, site)
+        return _branch(pair, [site])
     if pair.inputs and _in_graph(pair):
         return None
     when = "in this step" if only_new else "in an earlier step but not in this one"
@@ -406,13 +407,25 @@ def _read_again(pair: TorchComparison) -> CompileCause | None:
     )
 
 
-def _branch(pair: TorchComparison, site: Site) -> CompileCause:
+def _branch(pair: TorchComparison, deciding: Sequence[Site]) -> CompileCause | None:
+    """The first of these lines that read other values than before. That a truth value is another one shows that Python
+    took another branch; of a number only that it may have."""
+    outcomes = [(site, pair.new.facts.outcomes.get(site.id), pair.old.facts.outcomes.get(site.id)) for site in deciding]
+    other = [(site, new, old) for site, new, old in outcomes if new is None or new != old]
+    if not other:
+        return None
+    site, new, old = next((one for one in other if all(map(_are_truths, one[1:]))), other[0])
+    took = "took" if _are_truths(new) and _are_truths(old) else "may have taken"
     return pair.cause(
         "data-branch",
-        f"Python took another branch because of a tensor's value, read in {_where(site)}.",
+        f"Python {took} another branch because of a tensor's value, read in {_where(site)}.",
         "Compute both branches and select with torch.where, or decide only every N steps.",
         f"{_where(site)}: {site.code}",
     )
+
+
+def _are_truths(values: Sequence[Number] | None) -> bool:
+    return values is not None and all(isinstance(value, bool) for value in values)
 
 
 def _data_shape(pair: TorchComparison) -> CompileCause | None:
@@ -492,8 +505,8 @@ def _accumulation(pair: TorchComparison) -> CompileCause | None:
     new, old = pair.new.facts, pair.old.facts
     if new.stepped == old.stepped or not (new.backward and old.backward) or not pair.other_ops:
         return None
-    if new.deciding:
-        return _branch(pair, new.deciding[0])
+    if new.deciding and (branch := _branch(pair, new.deciding)):
+        return branch
     which = ("runs", "did not") if new.stepped else ("does not run", "did")
     what = f"The optimizer {which[0]} in this step and {which[1]} in the earlier one"
     return pair.new_code(what, _ACCUMULATION, True)
@@ -547,7 +560,7 @@ def _copied_weights(pair: TorchComparison) -> CompileCause | None:
 def _data_branch(pair: TorchComparison) -> CompileCause | None:
     if not pair.new.facts.deciding or not pair.other_ops:
         return None
-    return _branch(pair, pair.new.facts.deciding[0])
+    return _branch(pair, pair.new.facts.deciding)
 
 
 def _other_operations(pair: TorchComparison) -> CompileCause | None:

@@ -346,7 +346,7 @@ class TorchObserver(Observer[TorchCompileEvidence]):
             if self.pieces is not None:
                 cut = cut or self._read_after_cut(self.pieces, frame, tensor, site)
             if cut:
-                self.events.on_cut(site)
+                self.events.on_cut(site, value)
             self.events.on_read(value)
             running = evidence.running_optimizer(frame, self.sites) if cut else None
             if running is not None and not running.closure:

@@ -24,12 +24,12 @@ class StepFacts:
     """What happened since the last step when a graph ran.
 
     `cuts`: sites where the host read a value of this step; `deciding`: those that decide which branch Python takes;
-    `values`: numbers that were read; `backward`, `stepped`: there was a backward pass, an optimizer step; `optimizer`:
-    its class; `state_created`: the optimizer created its state; `autocast`: the kinds of autocast that were entered;
-    `grad`: grad mode when it ran; `data_ops`: operations whose shape depends on values; `unsynced`: steps of an
-    optimizer so far in a program that never syncs after one, `steps_in_graph`: those of them since a graph ran last,
-    `steps_at_line`: those since this line read first;
-    `adds`: the backward pass added to gradients that were there; `averaged`: an AveragedModel was updated;
+    `outcomes`: the numbers that each of `cuts` read, by its id; `values`: numbers that were read; `backward`,
+    `stepped`: there was a backward pass, an optimizer step; `optimizer`: its class; `state_created`: the optimizer
+    created its state; `autocast`: the kinds of autocast that were entered; `grad`: grad mode when it ran; `data_ops`:
+    operations whose shape depends on values; `unsynced`: steps of an optimizer so far in a program that never syncs
+    after one, `steps_in_graph`: those of them since a graph ran last, `steps_at_line`: those since this line read
+    first; `adds`: the backward pass added to gradients that were there; `averaged`: an AveragedModel was updated;
     `between`: values were computed and read before the step began; `loaded`: modules that load_state_dict copied device
     tensors into; `closure_runs`: backward passes since the running step of an optimizer began, in its closure, and
     `most_closure_runs` in any step; `closure_syncs`: a closure has synced; `read_by`: the class of an optimizer that
@@ -38,6 +38,7 @@ class StepFacts:
 
     cuts: tuple[Site, ...] = ()
     deciding: tuple[Site, ...] = ()
+    outcomes: Mapping[int, tuple[Number, ...]] = field(default_factory=dict)
     values: tuple[Number, ...] = ()
     backward: bool = False
     stepped: bool = False
@@ -166,6 +167,7 @@ class StepEvents:
         """Start a new step."""
         self.arrivals: list[Arrival] = []
         self.cuts: dict[int, Site] = {}
+        self.outcomes: dict[int, list[Number]] = {}
         self.values: list[Number] = []
         self.backward = False
         self.stepped = False
@@ -221,8 +223,10 @@ class StepEvents:
         if isinstance(value, (bool, int, float)) and len(self.values) < _KEPT:
             self.values.append(value)
 
-    def on_cut(self, site: Site) -> None:
+    def on_cut(self, site: Site, value: Any) -> None:
         """A read ran a graph."""
+        if isinstance(value, (bool, int, float)):
+            self.outcomes.setdefault(site.id, []).append(value)
         self.cuts[site.id] = site
         self.steps_at_first.setdefault(site.id, self.most_steps)
         self.steps_at_run = self.steps.copy()
@@ -268,6 +272,7 @@ class StepEvents:
         return StepFacts(
             cuts=tuple(self.cuts.values()),
             deciding=tuple(site for site in self.cuts.values() if deciding(site)),
+            outcomes={site: tuple(values) for site, values in self.outcomes.items()},
             values=tuple(self.values),
             backward=self.backward,
             stepped=self.stepped,
