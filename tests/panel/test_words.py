@@ -326,6 +326,17 @@ def test_what_was_measured_keeps_its_fix_where_no_rule_is_of_that_place(
     assert first.site is not None and first.site.line == 14 and first.fix != "Pad to 128."
 
 
+@pytest.mark.parametrize(("line", "joined"), [("line 14 of In [12]", True), ("line 14 of /home/me/net.py", False)])
+def test_a_branch_is_joined_with_the_rule_of_the_line_that_decided(tmp_path: Path, line: str, joined: bool) -> None:
+    text = f"Python took another branch because of a tensor's value, read in {line}."
+    rule = finding(14, "TPU101", name="branch-on-value")
+    measured = recompile(CREATED + 3, 1, cause="data-branch", text=text)
+    view = started(tmp_path, first_compile(CREATED + 2), measured, rule).view()
+    found = page(view).problems
+    assert [one.kind for one in found] == (["recompile"] if joined else ["recompile", "rule"])
+    assert ("TPU101" in found[0].title) == joined
+
+
 def done(tmp_path: Path, *events: Event, steps: int = 8, **info: Any) -> RunView:
     """A run of one rank that has ended, with these events."""
     counted = Steps(CREATED + 4, 0, steps, steps, 3.0)

@@ -69,7 +69,7 @@ def _divergences(view: RunView) -> Iterator[Problem]:
 
 def _recompiles(view: RunView) -> Iterator[Problem]:
     for each in view.causes[:MOST]:
-        yield _explained(_recompile(each), each.newest.cause, view)
+        yield _explained(_recompile(each), each.newest.cause, view, each.newest.text)
 
 
 def _recompile(each: CauseCount) -> Problem:
@@ -263,21 +263,26 @@ _MAKERS: tuple[Callable[[RunView], Iterable[Problem]], ...] = (
 # -- a cause that a rule explains ------------------------------------------------------------------------------------
 
 
-def _explained(one: Problem, cause: str, view: RunView) -> Problem:
+def _explained(one: Problem, cause: str, view: RunView, text: str = "") -> Problem:
     """What was measured keeps its line. A rule that found it in the same statement before the run is the same problem,
-    and its fix names what stands there."""
-    rule = _rule_of(cause, one.site, view.findings)
+    and its fix names what stands there. `text`: what was measured, which may name another line."""
+    rule = _rule_of(cause, one.site, view.findings, text)
     if rule is None:
         return one
     told = problem_of(rule)
     return replace(one, title=f"{one.title} ({told.title})", fix=told.fix or one.fix)
 
 
-def _rule_of(cause: str, site: Site | None, findings: Sequence[RuleFinding]) -> RuleFinding | None:
+def _rule_of(cause: str, site: Site | None, findings: Sequence[RuleFinding], text: str = "") -> RuleFinding | None:
     """The rule of that cause on the same line, else in the same statement."""
     codes = RULES.get(cause, ())
     near = [one for one in findings if one.code in codes and site is not None and _holds(one, site)]
+    if named := _READ_IN.search(text):
+        near = [one for one in near if _holds(one, replace(one.site, line=int(named[1]), path=named[2]))]
     return next((one for one in near if site is not None and one.site.line == site.line), near[0] if near else None)
+
+
+_READ_IN = re.compile(r", read in line (\d+) of (.+)\.$")  # of a branch: backends/torch_xla/observe/causes.py
 
 
 def _holds(one: RuleFinding, site: Site) -> bool:
@@ -288,9 +293,9 @@ def _holds(one: RuleFinding, site: Site) -> bool:
 
 def _explaining(view: RunView) -> Iterator[RuleFinding]:
     """The rules that are joined with what they explain."""
-    causes = [(each.newest.cause, each.newest.site) for each in view.causes[:MOST]]
-    for cause, site in (*causes, *(("early-read", one.site) for one in view.transfers[:MOST])):
-        rule = _rule_of(cause, site, view.findings)
+    causes = [(each.newest.cause, each.newest.site, each.newest.text) for each in view.causes[:MOST]]
+    for cause, site, text in (*causes, *(("early-read", one.site, "") for one in view.transfers[:MOST])):
+        rule = _rule_of(cause, site, view.findings, text)
         if rule is not None:
             yield rule
 
