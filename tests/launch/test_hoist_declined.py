@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("torch_xla")
+
+from tpu_magics.launch.hoist.functions import function_source
 
 from .hoisting import BACKEND, Notebook, in_worker, reasons, same, states
 
@@ -346,3 +351,21 @@ def test_a_model_that_changes_what_another_was_built_from(notebook):
     assert list(plan.models) == ["second"]
     assert reasons(plan) == {"Once(config)": "building a later model changes the same arguments"}
     assert same(notebook, plan)[:2] == (1, 2)
+
+
+def test_the_source_of_a_module_that_was_edited_and_loaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = tmp_path / "edited_by_a_test.py"
+    path.write_text("def build():\n    return 1\n")
+    module = importlib.import_module(path.stem)
+    first = function_source(module.build)
+    assert first is not None
+    path.write_text("# another line\ndef build():\n    return 1\n")
+    again = function_source(module.build)
+    assert again is not None and again.text == first.text  # not loaded again: the lines that were read are its own
+    importlib.reload(module)
+    second = function_source(module.build)
+    assert second is not None and "another line" in second.text and "another" not in first.text
+    monkeypatch.delitem(sys.modules, path.stem)

@@ -734,6 +734,8 @@ class Deep(torch.nn.Module):
         normalized = torch.nn.BatchNorm1d(4, track_running_stats=False)  # torch_tpu 0.2.0 updates no statistics
         self.rest = torch.nn.Sequential(normalized, torch.nn.Linear(4, 4))
         self.head = torch.nn.Linear(4, 3)
+        self.copied, self.more = torch.nn.Linear(4, 4), torch.nn.ModuleList()
+        self.copied.weight = self.rest[1].weight
 
     def forward(self, x: Any) -> Any:
         return self.head(torch.relu(self.rest(self.middle(self.body(x)))))
@@ -784,9 +786,25 @@ def another_class(model: Deep) -> None:
     model.register_buffer("cache", torch.ones(2), persistent=False)
 
 
+def tied(model: Deep) -> None:
+    model.middle.weight = model.body.weight
+
+
+def untied(model: Deep) -> None:
+    model.copied.weight = torch.nn.Parameter(model.rest[1].weight.detach().clone())  # type: ignore[union-attr]
+
+
+def filled(model: Deep) -> None:
+    model.more.append(torch.nn.Tanh())
+    model.more.append(torch.nn.Linear(2, 2))
+
+
 @pytest.mark.parametrize(
     "change",
-    [new_head, equal_head, more_rows, fewer, exchanged, adapters, pruned, parametrized, another_class],
+    [
+        *(new_head, equal_head, more_rows, fewer, exchanged, adapters, pruned, parametrized, another_class),
+        *(tied, untied, filled),
+    ],
 )
 def test_a_model_consists_of_what_the_function_made_of_it(change: Callable[[Any], None]) -> None:
     def train(model: Any, device: str) -> None:
@@ -811,7 +829,8 @@ def test_a_model_consists_of_what_the_function_made_of_it(change: Callable[[Any]
     assert str(model) == str(plain)
     assert [type(one).__name__ for one in model.modules()] == [type(one).__name__ for one in plain.modules()]
     trained, wanted = model.state_dict(), plain.state_dict()
-    assert trained.keys() == wanted.keys()
+    assert list(trained) == list(wanted)
+    assert [*dict(model.named_parameters())] == [*dict(plain.named_parameters())]  # of tied ones the first name
     for name, value in trained.items():
         torch.testing.assert_close(value, wanted[name], rtol=1e-4, atol=1e-5)
     assert [one.requires_grad for one in model.parameters()] == [one.requires_grad for one in plain.parameters()]
@@ -1198,3 +1217,15 @@ def test_objects_whose_own_code_must_not_run(number: int, notebook: FakeNotebook
 
     run(trains, odd)
     assert digest(model) != before and box.number == 3 and not any("Monitoring" in line for line in notebook.lines)
+
+
+def test_a_container_without_tensors_is_filled() -> None:
+    filled, kinds = torch.nn.ModuleList(), torch.nn.ModuleList([torch.nn.ReLU()])
+
+    def train() -> None:
+        filled.append(torch.nn.Linear(2, 2).to(framework.TYPE))
+        kinds.append(torch.nn.Tanh())
+
+    result = run(train)
+    assert [type(one).__name__ for one in (*filled, *kinds)] == ["Linear", "ReLU", "Tanh"] and result.left == {}
+    assert next(filled.parameters()).device.type == "cpu"

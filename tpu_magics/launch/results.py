@@ -104,7 +104,7 @@ def collect_results(
             if rebuilt:  # they have the parts now that were trained
                 staged = backend.check_weights(models, files.path, rebuilt)
             if staged is not None:
-                loaded = backend.load_weights(staged)
+                loaded = [*dict.fromkeys((*backend.load_weights(staged), *rebuilt))]
                 results.models = [_name_of(models[name], name, results.names, snapshot, where) for name in loaded]
                 results.notes += list(getattr(staged, "notes", ()))
             results.warnings += not_finite_warning(files, getattr(staged, "not_finite", ""))

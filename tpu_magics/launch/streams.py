@@ -394,7 +394,7 @@ class Relay:
     def _log_size(self) -> int:
         try:
             return self.files.log_path(0).stat().st_size
-        except FileNotFoundError:
+        except OSError:  # it was removed, or something else stands in its place
             return 0
 
     def _show_text_until(self, end: int | None) -> None:

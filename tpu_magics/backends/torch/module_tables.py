@@ -14,23 +14,31 @@ _REST = "_non_persistent_buffers_set"
 
 
 def tables(module: Any) -> Any:
-    """Its class, the modules directly in it, and the names of its tensors, with whether there is one; None for a
-    scripted module, whose tables are not dicts."""
-    inner, *tensors = (vars(module).get(name) for name in _TABLES)
-    if not all(isinstance(table, dict) for table in (inner, *tensors)):
+    """Its class, the modules and tensors directly in it by name, and which buffers are not saved; None for a scripted
+    module, whose tables are not dicts."""
+    found = [vars(module).get(name) for name in _TABLES]
+    if not all(isinstance(table, dict) for table in found):
         return None
-    names = [{name: tensor is None for name, tensor in table.items()} for table in tensors]
-    return type(module), dict(inner), names, set(vars(module)[_REST])
+    return type(module), [dict(table) for table in found], set(vars(module)[_REST])
 
 
 def changed_tables(module: Any, before: Any) -> Any:
     """What it consists of now, to be pickled: how to get its class (None: its own), its tables, and which buffers are
     not saved. None if nothing was added, removed or exchanged."""
     now = tables(module)
-    if now is None or before is None or (now[0] is before[0] and now[2:] == before[2:] and _same(now[1], before[1])):
+    if now is None or before is None:
+        return None
+    if now[0] is before[0] and now[2] == before[2] and all(map(_same, now[1], before[1])):
         return None
     kind = None if now[0] is before[0] else recreate.class_recipe(module)
-    return kind, {name: dict(vars(module)[name]) for name in _TABLES}, now[3]
+    return kind, dict(zip(_TABLES, now[1], strict=True)), now[2]
+
+
+def is_reordered(module: Any, before: Any) -> bool:
+    """Whether it has the same tensors in another order, as after `prune.remove`."""
+    now = tables(module)
+    pairs = zip(now[1][1:], before[1][1:], strict=True) if now is not None and before is not None else ()
+    return any(new.keys() == old.keys() and list(new) != list(old) for new, old in pairs)
 
 
 def _same(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:

@@ -147,7 +147,9 @@ def is_rebuilt(model: Any, before: Structure | None, now: Structure) -> bool:
     """Whether a model has other parts than `before`. What was not materialized may be now, and buffers that are not
     saved with the model are caches."""
     caches = {slot.name for slot in slots(model) if slot.kind == "buffer" and not slot.persistent}
-    old, new = ({name: shape for name, shape in one if name not in caches} for one in (before or now, now))
+    old, new = (
+        {name: shape for name, shape in one if name not in caches} for one in (now if before is None else before, now)
+    )
     return old.keys() != new.keys() or any(shape not in (None, new[name]) for name, shape in old.items())
 
 

@@ -420,6 +420,7 @@ class TorchState:
 
     is_rebuilt = staticmethod(is_rebuilt)
     tables = staticmethod(module_tables.tables)
+    is_reordered = staticmethod(module_tables.is_reordered)
     changed_tables = staticmethod(module_tables.changed_tables)
     set_tables = staticmethod(module_tables.set_tables)
     own_tensors = staticmethod(module_tables.own_tensors)

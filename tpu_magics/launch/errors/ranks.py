@@ -46,7 +46,9 @@ def no_such_rank(ordinal: int, ranks: int) -> TpuMagicsError:
 
 def _cause(ranks: int) -> tuple[str, str]:
     """Why that is so, and what to do."""
-    found = [f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ]
+    given = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    own = given.get("PJRT_LOCAL_PROCESS_COUNT") == str(ranks)  # torch_xla sets it in each worker
+    found = [f"{name}={value}" for name, value in given.items() if not (own and name == "PJRT_LOCAL_PROCESS_COUNT")]
     why = (
         f"The runtime must give each of the {ranks} workers a rank of its own. Without it, the workers are not one "
         "run: their collectives do not reach each other. "
@@ -72,5 +74,5 @@ def without_result(rank: int, path: Path) -> TpuMagicsError:
         f"Its worker ended without an error, but {path.name} is not in the run folder: the file was removed, or no "
         f"worker had this rank. {base.UNCHANGED}",
         f"See the output of the ranks (%tpu_logs -r {rank}), and run the cell again. If other programs clean up "
-        f"{path.parent.parent}, set TPU_MAGICS_RUNS to another folder.",
+        f"{path.parent.resolve().parent}, set TPU_MAGICS_RUNS to another folder.",
     )

@@ -11,6 +11,7 @@ import inspect
 import linecache
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -43,7 +44,30 @@ class FunctionSource:
 def function_source(function: FunctionType, text: str | None = None) -> FunctionSource | None:
     """The source of `function`, or None. `text` is used instead of the file's text."""
     code = function.__code__
-    text = text if text is not None else "".join(linecache.getlines(code.co_filename, function.__globals__))
+    if text is not None:
+        return _source_in(text, function)
+    found = _source_in("".join(linecache.getlines(code.co_filename, function.__globals__)), function)
+    made = None if found is None else compile_function(found.tree, function)
+    if _is_stale(code.co_filename) and (made is None or not same_code(made, code, compiled=False)):
+        linecache.checkcache(code.co_filename)  # its module was edited and loaded again
+        return _source_in("".join(linecache.getlines(code.co_filename, function.__globals__)), function)
+    return found
+
+
+def _is_stale(path: str) -> bool:
+    """Whether a file has changed since its lines were read."""
+    entry = linecache.cache.get(path, ())
+    if len(entry) != 4 or entry[1] is None:
+        return False
+    try:
+        now = Path(entry[3]).stat()
+    except OSError:
+        return False
+    return (now.st_size, now.st_mtime) != entry[:2]
+
+
+def _source_in(text: str, function: FunctionType) -> FunctionSource | None:
+    code = function.__code__
     entry = linecache.cache.get(code.co_filename, ())
     is_own = len(entry) == 4 and entry[1] is None  # no time of a file
     try:

@@ -195,7 +195,7 @@ def _lost(found: SavedCheckpoint) -> str:
         return ""
     lost, whole = steps - synced, bool(run.events("end", 0))  # one that was killed has steps that are in no record
     if not lost:
-        return "nothing after it is lost" if whole else ""
+        return "its run did nothing after it" if whole else ""
     return f"{'' if whole else 'at least '}{lost:,} step{'s are' if lost > 1 else ' is'} lost after it"
 
 

@@ -343,27 +343,34 @@ def _write_blobs(blobs: list[Any], path: Path) -> list[tuple[int, int]]:
 def _parts_in_place(
     snapshot: StateSnapshot, models: Mapping[str, Any], adapter: Any, rebuilt: Collection[str]
 ) -> Iterator[tuple[int, Any]]:
-    """The modules and tensors that stand now where those of the notebook did, by their numbers."""
+    """The modules and tensors that stand now where those of the notebook did, by their numbers; not a new one in the
+    place of a tensor that stands elsewhere now."""
     same = {name: model for name, model in models.items() if name not in rebuilt}
     for known, now in ((snapshot.slots, adapter.named(same)), (snapshot.modules, adapter.modules(same))):
         yield from ((known[key], part) for key, part in now.items() if key in known)
-    for (name, inner), number in snapshot.modules.items():
-        if name in rebuilt:
-            own = adapter.own_tensors(snapshot.nodes[number].value, inner)
-            yield from ((snapshot.slots[name, key], part) for key, part in own if (name, key) in snapshot.slots)
+    own = [
+        (snapshot.slots.get((name, key)), part)
+        for (name, inner), number in snapshot.modules.items()
+        if name in rebuilt
+        for key, part in adapter.own_tensors(snapshot.nodes[number].value, inner)
+    ]
+    used = {id(part) for part in adapter.named({name: models[name] for name in rebuilt}).values()}
+    for slot, part in own:
+        if slot is not None and (part is snapshot.nodes[slot].value or id(snapshot.nodes[slot].value) not in used):
+            yield slot, part
 
 
 def _numbers(
     snapshot: StateSnapshot, models: Mapping[str, Any], adapter: Any, parts: Iterable[tuple[int, Any]]
 ) -> dict[int, int | tuple[str, int, str]]:
     """The numbers by id, also of objects that replaced a part of a model in this worker."""
-    numbers: dict[int, int | tuple[str, int, str]] = dict(snapshot.numbers)
+    numbers: dict[int, int | tuple[str, int, str]] = {id(part): number for number, part in parts}
+    numbers.update(snapshot.numbers)
     for number, node in enumerate(snapshot.nodes):
         if node.kind is not None:
             numbers.update({id(own): ("own", number, name) for name, own in adapter.own_dicts(node.value)})
     for number in _parts_of_unreturned_models(snapshot, models):
         numbers.pop(id(snapshot.nodes[number].value), None)
-    numbers.update({id(part): number for number, part in parts})
     return numbers
 
 

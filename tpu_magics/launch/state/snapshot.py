@@ -51,6 +51,9 @@ class StateAdapter(Protocol):
     def is_rebuilt(self, model: Any, before: Any, now: Any) -> bool:
         """Whether a model has other parts than `before`; both as `Backend.structure` returns them."""
 
+    def is_reordered(self, module: Any, before: Any) -> bool:
+        """Whether a module has the same tensors as in `tables`, in another order."""
+
     def changed_tables(self, module: Any, before: Any) -> Any:
         """What it consists of now, to be pickled; None if that is as before."""
 
@@ -148,9 +151,24 @@ class StateSnapshot:
         return number is not None and self.nodes[number].value is model and not self.mismatched
 
     def is_exchanged(self, name: str, model: Any, adapter: StateAdapter) -> bool:
-        """Whether a part of such a model is another object than that of the notebook."""
-        now = adapter.modules({name: model}).items() if self.knows(name, model) else ()
-        return any(key in self.modules and part is not self.nodes[self.modules[key]].value for key, part in now)
+        """Whether a part of such a model is another object than that of the notebook, or one of its tensors stands in
+        another place."""
+        if not self.knows(name, model):
+            return False
+        now = adapter.modules({name: model})
+        known = {key: number for key, number in self.modules.items() if key[0] == name}
+        if now.keys() != known.keys() or any(part is not self.nodes[known[key]].value for key, part in now.items()):
+            return True
+        own = [(key[1], number) for key, number in known.items()]
+        return any(
+            adapter.is_reordered(self.nodes[number].value, self.tables[number])
+            or any(
+                self.numbers.get(id(tensor), self.slots.get((name, key))) != self.slots.get((name, key))
+                for key, tensor in adapter.own_tensors(self.nodes[number].value, inner)
+                if (name, key) in self.slots
+            )
+            for inner, number in own
+        )
 
     def path(self, number: int, *labels: Label) -> str:
         """An object as Python code, such as `held['a'].b`."""
