@@ -1229,3 +1229,15 @@ def test_a_container_without_tensors_is_filled() -> None:
     result = run(train)
     assert [type(one).__name__ for one in (*filled, *kinds)] == ["Linear", "ReLU", "Tanh"] and result.left == {}
     assert next(filled.parameters()).device.type == "cpu"
+
+
+def test_a_weak_proxy_is_one_of_the_same_object() -> None:
+    model, holder = torch.nn.Linear(2, 2), types.SimpleNamespace()
+
+    def train() -> None:
+        holder.model, holder.gone = weakref.proxy(model), weakref.proxy(Doubled(1, 1))
+        model.to(framework.TYPE).weight.data.fill_(3)
+
+    assert run(train).left == {}
+    assert type(holder.model) in weakref.ProxyTypes and holder.model.weight is model.weight
+    assert type(holder.gone) in weakref.ProxyTypes

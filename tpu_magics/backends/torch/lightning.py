@@ -25,6 +25,8 @@ RULES: Mapping[str, Mapping[str, Any]] = {
     for rule, fields in (
         (f"{package}.{CONNECTOR}._AcceleratorConnector", {"only": frozenset({"strategy"})}),
         (f"{package}.strategies.strategy.Strategy", {"only": frozenset(STATE)}),
+        # what a loop has logged, with the strategy of its run: the trainer keeps the metrics, and a next fit logs anew
+        (f"{package}.trainer.connectors.logger_connector.result._ResultCollection", {"opaque": True}),
         (f"{package}.callbacks.progress.progress_bar.ProgressBar", {"opaque": True}),
     )
 }

@@ -23,6 +23,9 @@ _WRAPPERS = (
     ("accelerate.scheduler", "AcceleratedScheduler", "scheduler"),
 )
 _LOADERS = ("accelerate.data_loader", ("DataLoaderStateMixin", "MpDeviceLoaderWrapper"))
+_RESULTS = tuple(
+    f"{package}.trainer.connectors.logger_connector.result" for package in ("lightning.pytorch", "pytorch_lightning")
+)
 _LISTS = ("_models", "_optimizers", "_schedulers", "_dataloaders")
 
 # Attributes that belong to the process, and their value in the notebook; _MISSING: none.
@@ -48,6 +51,8 @@ def recipe(value: Any) -> tuple[Any, ...] | None:
             return _of_wrapper(value, vars(value)[inner])
     if any(_is(kind, _LOADERS[0], name) for name in _LOADERS[1]):
         return _of_wrapper(value, cpu_only.given_loaders.get(value))
+    if any(_is(kind, module, "_ResultCollection") for module in _RESULTS):
+        return kind, (value.training,)  # empty: what it has is compared with the strategy of the next run
     if _is(kind, "torch.nn", "Module"):
         return _of_parametrized(value) or _of_module(value)
     for module, name, changed in _OF_PROCESS:

@@ -166,6 +166,19 @@ def make_reference(target: Any) -> Any:
     return weakref.ref(_Gone() if target is None else target)
 
 
+def make_weak_proxy(target: Any) -> Any:
+    """A weak proxy; to nothing where the object has gone."""
+    return weakref.proxy(_Gone() if target is None else target)
+
+
+def _target_of(proxy: Any) -> Any:
+    """What a weak proxy stands for: a method of it is bound to that."""
+    try:
+        return proxy.__reduce_ex__.__self__
+    except ReferenceError:
+        return None
+
+
 class _Gone:
     pass
 
@@ -186,6 +199,8 @@ def reduced_attribute(value: Any) -> Any:
         return _reduced_exception(value)
     if kind is weakref.ref:
         return make_reference, (value(),)
+    if kind in weakref.ProxyTypes:
+        return make_weak_proxy, (_target_of(value),)
     if kind is functools.cached_property:
         return make_cached_property, (value.func, value.attrname)
     if kind is property:
