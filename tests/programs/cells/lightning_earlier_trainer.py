@@ -1,9 +1,9 @@
 # %% [markdown]
-# # Lightning: a module, `Trainer(max_epochs=...)` of an earlier cell, validation, checkpoints and a CSV logger
+# # Lightning: a module, `Trainer(max_epochs=...)` of an earlier cell, validation, checkpoints, a CSV logger, and a second `fit`
 # The form of Lightning's own tutorials: the Trainer says nothing of a device. After the training cell: its metrics, the
 # best checkpoint, a validation and predictions.
 #
-# Plain run: CPU. Compiles: 11, plain torch_xla: 0.
+# Plain run: CPU. Compiles: 11 + 8, plain torch_xla: 0.
 
 # %%
 import lightning as L
@@ -66,6 +66,11 @@ trainer.fit(model, train_loader, val_loader)
 validated = trainer.validate(model, val_loader, verbose=False)
 predicted = torch.cat(trainer.predict(model, val_loader))
 again = Regressor.load_from_checkpoint(best.best_model_path)
+trainer.fit_loop.max_epochs = 3
+
+# %%
+# %%tpu_train
+trainer.fit(model, train_loader, val_loader)
 
 # %%
 compared = {
