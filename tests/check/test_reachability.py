@@ -136,3 +136,13 @@ def test_registered_implementations_go_with_their_function() -> None:
 
 def test_a_cell_that_does_not_parse_is_reported() -> None:
     assert codes("def broken(:\n", TRAIN) == ["TPU001 2"]
+
+
+def test_a_function_that_another_training_cell_called_ran_then() -> None:
+    """What it returned is used; it does not run again, but a function that it made may."""
+    cell = "%%tpu_train\n{}y = first(torch.ones(3, device=torch_xla.device()))\n"
+    then = cell.format("def first(x):\n    return x[x > 0]\n")
+    assert codes(then, "%%tpu_train\nprint(y)\n", name="") == []
+    assert codes(then, "%%tpu_train\nprint(y, first(y))\n", name="") == ["TPU201 2"]
+    made = cell.format("def first(x):\n    def again():\n        return x[x > 0]\n    return again\n")
+    assert codes(made, "%%tpu_train\ny()\n", name="") == ["TPU201 2"]

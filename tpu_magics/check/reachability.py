@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,18 @@ class _Statement:
             return self.lines()
         nodes = (node for head in self.heads for node in nodes_of(head))
         return {line for node in nodes if isinstance(node, ast.Lambda) for line in _lines(node)}
+
+    def lines_of_inner_functions(self) -> set[int]:
+        """Those of functions that it makes, for a definition of those in it."""
+        nodes = (node for head in self.heads for node in nodes_of(head) if node is not self.node)
+        return {line for node in nodes if isinstance(node, _Function) for line in _lines(node)}
+
+    def trained(self) -> set[str]:
+        """The functions that a training cell of its own calls: what they return is used, but they do not run again."""
+        if self.is_definition or self.cell.magic != "tpu_train":
+            return set()
+        calls = (node for head in self.heads for node in nodes_of(head) if isinstance(node, ast.Call))
+        return {call.func.id for call in calls if isinstance(call.func, ast.Name)}
 
     def reads(self) -> set[str]:
         return _names(self.heads)[0]
@@ -91,16 +103,18 @@ def reachable_findings(findings: Sequence[Finding], cells: Sequence[CodeCell], n
     anything, runs_later = set(), set()
     unread = {(cell.path, cell.number) for cell in cells if cell.tree is None}
     names = _Names(cells)
-    starts = _first(names.statements, cells, name)
-    for one in names.followed(starts, _named_by_magics(cells)):
+    starts, words = [*_first(names.statements, cells, name)], _named_by_magics(cells)
+    runs_again = {*names.followed(starts, words, lambda one, word: one.cell is cells[-1] or word not in one.trained())}
+    for one in names.followed(starts, words):
         anything |= {(one.cell.path, one.cell.number, line) for line in one.lines()}
-        runs = one.lines() if one.cell is cells[-1] else one.lines_that_run_later()
+        later = one.lines_that_run_later() if one in runs_again else one.lines_of_inner_functions()
+        runs = one.lines() if one.cell is cells[-1] else later
         runs_later |= {(one.cell.path, one.cell.number, line) for line in runs}
 
     def counts(one: Finding) -> bool:
-        reached = runs_later if one.group in _OF_WHAT_RUNS else anything
+        lines = runs_later if one.group in _OF_WHAT_RUNS else anything
         always = one.code in _OF_THE_PROCESS or (one.path, one.cell) in unread
-        return always or (one.path, one.cell, one.line) in reached
+        return always or (one.path, one.cell, one.line) in lines
 
     return [one for one in findings if counts(one)]
 
@@ -141,8 +155,14 @@ class _Names:
             definitions = [one for one in own if one.is_definition and line in one.lines()]
             yield from definitions or (one for one in own if not one.is_definition)
 
-    def followed(self, starts: Iterable[_Statement], words: Iterable[str]) -> Iterator[_Statement]:
-        """These statements, and all that what they read depends on; `words` are read when all cells have run."""
+    def followed(
+        self,
+        starts: Iterable[_Statement],
+        words: Iterable[str],
+        leads: Callable[[_Statement, str], bool] = lambda _one, _word: True,
+    ) -> Iterator[_Statement]:
+        """These statements, and all that what they read depends on; `words` are read when all cells have run; `leads`:
+        whether a name in a statement is followed."""
         waiting, seen = list(starts), set()
         for word in words:
             waiting += self._in_force(word, len(self.statements))
@@ -152,7 +172,8 @@ class _Names:
                 seen.add(one)
                 yield one
                 now = len(self.statements) if one.is_definition else self._at[one]
-                waiting += [other for word in one.reads() for other in self._in_force(word, now)]
+                names = [word for word in one.reads() if leads(one, word)]
+                waiting += [other for word in names for other in self._in_force(word, now)]
 
     def _in_force(self, word: str, now: int) -> Sequence[_Statement]:
         """The statements that make what a name stands for when statement `now` runs: from the one that bound it anew
