@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Lightning: a module, `Trainer(max_epochs=...)` of an earlier cell, validation, checkpoints, a CSV logger, and a second `fit`
+# # Lightning: `Trainer(max_epochs=...)` of an earlier cell, validation, checkpoints, a CSV logger, a second `fit`
 # The form of Lightning's own tutorials: the Trainer says nothing of a device. After the training cell: its metrics, the
 # best checkpoint, a validation and predictions.
 #
