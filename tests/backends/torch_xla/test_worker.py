@@ -446,15 +446,6 @@ def slopes(device: Any) -> dict[str, list[float]]:
         norm(x).square().sum().backward()
         gradients = [one.grad.flatten().tolist() for one in (x, *norm.parameters())]  # type: ignore[union-attr]
         found[f"frozen statistics, {shape}"] = [number for one in gradients for number in one]
-    for norm in (
-        torch.nn.BatchNorm1d(3),
-        torch.nn.BatchNorm1d(3, momentum=None),
-        torch.nn.InstanceNorm1d(3, 1, 0.3, True, True),
-    ):
-        norm.to(device)
-        for data in torch.arange(36.0).sin().reshape(3, 2, 3, 2):
-            norm(data.to(device)).square().sum().backward()
-        found[f"running statistics, {norm}"] = [*norm.running_mean.tolist(), *norm.running_var.tolist()]
     for name, function in COMPUTED.items():
         x = torch.arange(2.0 * 3 * 8 * 8).reshape(2, 3, 8, 8).mul(1.7).sin().to(device).requires_grad_()
         result = function(x)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -366,10 +365,9 @@ def _resampled(x: Any, dim: int, factor: float, mode: str) -> Any:
     return first * (1 - share) + second * share
 
 
-def fix_batch_norm() -> None:
-    """Let a BatchNorm keep the unbiased variance of its batches, as torch does: torch_xla 2.9 keeps the biased one,
-    half of it for batches of two. And let one in evaluation mode be trained through, as where statistics are
-    frozen: the backward() of it raises "The size of mean should be compatible with feature count". Only for workers."""
+def fix_frozen_batch_norm() -> None:
+    """Let a BatchNorm in evaluation mode be trained through, as where a backbone's statistics are frozen: torch_xla
+    2.9's backward() of it raises "The size of mean should be compatible with feature count". Only for workers."""
     import torch
 
     def make(original: Any) -> Any:
@@ -384,15 +382,10 @@ def fix_batch_norm() -> None:
             momentum: float = 0.1,
             eps: float = 1e-5,
         ) -> Any:
-            given = (running_mean, running_var, weight, bias, training, momentum, eps)
-            if running_mean is None or running_var is None or not getattr(input, "is_xla", False):
-                return original(input, *given)
-            if training:
-                with _unbiased(running_var, momentum, input.numel() // input.shape[1]):
-                    return original(input, *given)
             trained = any(one is not None and one.requires_grad for one in (input, weight, bias))
-            if not (trained and torch.is_grad_enabled()):
-                return original(input, *given)
+            plain = training or running_mean is None or running_var is None
+            if plain or not (getattr(input, "is_xla", False) and trained and torch.is_grad_enabled()):
+                return original(input, running_mean, running_var, weight, bias, training, momentum, eps)
             form = (1, -1, *[1] * (input.dim() - 2))
             scale = (running_var + eps).rsqrt() * (1 if weight is None else weight)
             found = (input - running_mean.view(form)) * scale.view(form)
@@ -400,45 +393,7 @@ def fix_batch_norm() -> None:
 
         return as_original(batch_norm, original)
 
-    def of_instances(original: Any) -> Any:
-        @functools.wraps(original)
-        def instance_norm(
-            input: Any,  # noqa: A002 - torch's name
-            running_mean: Any = None,
-            running_var: Any = None,
-            weight: Any = None,
-            bias: Any = None,
-            use_input_stats: bool = True,
-            momentum: float = 0.1,
-            eps: float = 1e-5,
-        ) -> Any:
-            given = (running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
-            if running_var is None or not use_input_stats or not getattr(input, "is_xla", False):
-                return original(input, *given)
-            with _unbiased(running_var, momentum, math.prod(input.shape[2:])):
-                return original(input, *given)
-
-        return as_original(instance_norm, original)
-
     replace(torch.nn.functional, "batch_norm", make)
-    replace(torch.nn.functional, "instance_norm", of_instances)
-
-
-@contextlib.contextmanager
-def _unbiased(running_var: Any, momentum: float, count: int) -> Iterator[None]:
-    """Within it, a normalization adds the biased variance of `count` values to the running one."""
-    import torch
-
-    if torch.compiler.is_compiling():  # where `momentum` changes, a compiled graph would keep its first value
-        yield
-        return
-    before = running_var.detach().clone()
-    yield
-    if count > 1:
-        factor = count / (count - 1)
-        # backward() has it, but does not use its values
-        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(running_var):
-            running_var.mul_(factor).add_(before, alpha=(1 - momentum) * (1 - factor))
 
 
 def fix_loaders() -> None:

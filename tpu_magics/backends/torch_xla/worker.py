@@ -162,7 +162,7 @@ class _FirstDevice:
         library_fixes.fix_checkpointing()
         library_fixes.fix_elu()
         library_fixes.fix_loss_of_one_row()
-        library_fixes.fix_batch_norm()
+        library_fixes.fix_frozen_batch_norm()
         library_fixes.fix_reductions_and_scales()
         library_fixes.fix_inference_mode()
         library_fixes.fix_loaders()
