@@ -853,9 +853,7 @@ def test_options_of_libraries_are_set_and_put_back() -> None:
             gc.isenabled(),
             gc.get_threshold(),
             sys.getswitchinterval(),
-            torch.get_num_threads(),
             torch.backends.cudnn.benchmark,
-            str(torch.ones(1) / 3),
             hasattr(builtins, "of_a_test"),
             [(logger.level, logger.propagate) for logger in (known, logging.getLogger("tpu_magics_test.new"))],
             *mask(),
@@ -878,9 +876,7 @@ def test_options_of_libraries_are_set_and_put_back() -> None:
         gc.disable()
         gc.set_threshold(701, 11, 12)
         sys.setswitchinterval(0.01)
-        torch.set_num_threads(at_first[10] + 1)  # type: ignore[operator]
         torch.backends.cudnn.benchmark = True
-        torch.set_printoptions(precision=2)
         os.umask(0o077)
         vars(builtins)["of_a_test"] = 3
         known.setLevel(logging.DEBUG)

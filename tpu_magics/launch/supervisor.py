@@ -169,8 +169,8 @@ class Supervisor:
             self._note_exit(worker)
 
     def _note_exit(self, worker: WorkerProcess) -> None:
-        """Check whether a worker has ended or stands, without reaping it: its pid must stay valid until its group is
-        killed."""
+        """Check whether a worker has ended or is stopped, without reaping it: its pid must stay valid until its group
+        is killed."""
         try:
             status = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:

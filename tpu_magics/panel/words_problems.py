@@ -69,7 +69,7 @@ def _divergences(view: RunView) -> Iterator[Problem]:
 
 def _recompiles(view: RunView) -> Iterator[Problem]:
     for each in view.causes[:MOST]:
-        yield _explained(_recompile(each), each.newest.cause, view, each.newest.text)
+        yield _explained(_recompile(each), each.newest.cause, view, each.newest.deciding)
 
 
 def _recompile(each: CauseCount) -> Problem:
@@ -263,26 +263,26 @@ _MAKERS: tuple[Callable[[RunView], Iterable[Problem]], ...] = (
 # -- a cause that a rule explains ------------------------------------------------------------------------------------
 
 
-def _explained(one: Problem, cause: str, view: RunView, text: str = "") -> Problem:
+def _explained(one: Problem, cause: str, view: RunView, deciding: Sequence[Site] = ()) -> Problem:
     """What was measured keeps its line. A rule that found it in the same statement before the run is the same problem,
-    and its fix names what stands there. `text`: what was measured, which may name another line."""
-    rule = _rule_of(cause, one.site, view.findings, text)
+    and its fix names what stands there. `deciding`: see events.Compile."""
+    rule = _rule_of(cause, one.site, view.findings, deciding)
     if rule is None:
         return one
     told = problem_of(rule)
     return replace(one, title=f"{one.title} ({told.title})", fix=told.fix or one.fix)
 
 
-def _rule_of(cause: str, site: Site | None, findings: Sequence[RuleFinding], text: str = "") -> RuleFinding | None:
-    """The rule of that cause on the same line, else in the same statement."""
+def _rule_of(
+    cause: str, site: Site | None, findings: Sequence[RuleFinding], deciding: Sequence[Site] = ()
+) -> RuleFinding | None:
+    """The rule of that cause on the same line, else in the same statement; of a branch, if that is the line that
+    decided."""
     codes = RULES.get(cause, ())
     near = [one for one in findings if one.code in codes and site is not None and _holds(one, site)]
-    if named := _READ_IN.search(text):
-        near = [one for one in near if _holds(one, replace(one.site, line=int(named[1]), path=named[2]))]
+    if deciding:
+        near = [one for one in near if any(_holds(one, line) for line in deciding)]
     return next((one for one in near if site is not None and one.site.line == site.line), near[0] if near else None)
-
-
-_READ_IN = re.compile(r", read in line (\d+) of (.+)\.$")  # of a branch: backends/torch_xla/observe/causes.py
 
 
 def _holds(one: RuleFinding, site: Site) -> bool:
@@ -293,9 +293,10 @@ def _holds(one: RuleFinding, site: Site) -> bool:
 
 def _explaining(view: RunView) -> Iterator[RuleFinding]:
     """The rules that are joined with what they explain."""
-    causes = [(each.newest.cause, each.newest.site, each.newest.text) for each in view.causes[:MOST]]
-    for cause, site, text in (*causes, *(("early-read", one.site, "") for one in view.transfers[:MOST])):
-        rule = _rule_of(cause, site, view.findings, text)
+    newest = [each.newest for each in view.causes[:MOST]]
+    causes = [(one.cause, one.site, one.deciding) for one in newest]
+    for cause, site, deciding in (*causes, *(("early-read", one.site, ()) for one in view.transfers[:MOST])):
+        rule = _rule_of(cause, site, view.findings, deciding)
         if rule is not None:
             yield rule
 

@@ -155,6 +155,7 @@ class Compile(Event):
     `by_rank`: torch_xla itself made it another one for each rank (an all_gather pads by the rank). `trigger`: what ran
     the graph ("sync", "loader", "read", "finish", "library"); `step`: steps done before it. `part`: if a library is
     between the line and the graph, what it did, and its own line. `normal`: it needs no action, whatever the cause.
+    `deciding`: of a branch, the line that read the value.
     """
 
     kind: ClassVar[str] = "compile"
@@ -177,6 +178,7 @@ class Compile(Event):
     by_rank: bool = False
     part: str = ""
     normal: bool = False
+    deciding: tuple[Site, ...] = ()
 
     @property
     def expected(self) -> bool:
@@ -477,7 +479,12 @@ KINDS: dict[str, type[Event]] = {
     )
 }
 # Fields that hold objects of their own: the class, and whether there are many.
-_NESTED: dict[str, tuple[type[Any], bool]] = {"frames": (Frame, True), "site": (Site, False), "inputs": (Input, True)}
+_NESTED: dict[str, tuple[type[Any], bool]] = {
+    "frames": (Frame, True),
+    "site": (Site, False),
+    "deciding": (Site, True),
+    "inputs": (Input, True),
+}
 
 E = TypeVar("E", bound=Event)
 

@@ -638,10 +638,14 @@ class Unreadable(torch.utils.data.Dataset[Any]):
 def reads_all(model: Any) -> int:
     from torch_xla.distributed.parallel_loader import MpDeviceLoader
 
+    from tpu_magics.backends.torch_xla.observe import loaders
+
     loader = MpDeviceLoader(torch.utils.data.DataLoader(Unreadable(), batch_size=2), torch.device("xla:0"))
-    assert len(loader) == 3
     model.to("xla")
-    for batch in loader:
+    batches = iter(loader)
+    model(next(batches)).sum().backward()
+    assert loaders.length(batches) == 3  # known while the thread reads
+    for batch in batches:
         model(batch).sum().backward()
     return 1
 
@@ -649,4 +653,4 @@ def reads_all(model: Any) -> int:
 def test_an_error_of_a_dataset_ends_the_run() -> None:
     """torch_xla reads in a thread, and its error ends the loop as if the data had ended."""
     error = failed(reads_all, torch.nn.Linear(2, 1))
-    assert "ValueError: cannot decode image 4" in error.what and "in reads_all: for batch in loader" in said(error)
+    assert "ValueError: cannot decode image 4" in error.what and "in reads_all: for batch in batches" in said(error)

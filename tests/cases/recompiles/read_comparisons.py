@@ -24,7 +24,7 @@ def train():
         found += [x.allclose(y * 5)]  # read
         found += [torch.is_nonzero(y.sum())]  # read
         found += [(y * 6).type(torch.FloatTensor).is_xla]  # read
-        kept.copy_(src=y * 7)  # read
+        kept.copy_(other=y * 7)  # read
         result = y.mean()
         torch_xla.sync()  # site
         assert found == [False, False, False, False, True, False] and result.type() and kept[0, 0] == 7

@@ -57,13 +57,14 @@ class CompileEvidence:
 @dataclass(frozen=True)
 class CompileCause:
     """Why a graph was compiled: a code of events.CAUSES, a sentence, the fix in a sentence, and what differs. `normal`:
-    correct programs have it, too, and nothing is to be done."""
+    correct programs have it, too, and nothing is to be done; `deciding`: see events.Compile."""
 
     cause: str
     text: str
     fix: str
     difference: tuple[str, ...] = ()
     normal: bool = False
+    deciding: tuple[events.Site, ...] = ()
 
     @property
     def expected(self) -> bool:
@@ -140,6 +141,7 @@ class History(Generic[C]):
             "by_rank": new.by_rank,
             "part": new.part_text[:_LONGEST],
             "normal": cause.normal and new.nth > 0,
+            "deciding": cause.deciding,
             "step": new.step,
         }
 

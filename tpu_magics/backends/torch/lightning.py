@@ -19,6 +19,7 @@ from tpu_magics.runs import events
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 CONNECTOR = "trainer.connectors.accelerator_connector"  # the module that chooses device, strategy and precision
+RESULT = "trainer.connectors.logger_connector.result"  # that of what a loop logs
 RULES: Mapping[str, Mapping[str, Any]] = {
     rule: fields
     for package in PACKAGES
@@ -26,7 +27,7 @@ RULES: Mapping[str, Mapping[str, Any]] = {
         (f"{package}.{CONNECTOR}._AcceleratorConnector", {"only": frozenset({"strategy"})}),
         (f"{package}.strategies.strategy.Strategy", {"only": frozenset(STATE)}),
         # what a loop has logged, with the strategy of its run: the trainer keeps the metrics, and a next fit logs anew
-        (f"{package}.trainer.connectors.logger_connector.result._ResultCollection", {"opaque": True}),
+        (f"{package}.{RESULT}._ResultCollection", {"opaque": True}),
         (f"{package}.callbacks.progress.progress_bar.ProgressBar", {"opaque": True}),
     )
 }

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tpu_magics.backends.torch import cpu_only
+from tpu_magics.backends.torch import cpu_only, lightning
 from tpu_magics.backends.torch.rebuild import GATHERED, PREPARED
 
 TRACKER = "tpu_magics"
@@ -23,9 +23,6 @@ _WRAPPERS = (
     ("accelerate.scheduler", "AcceleratedScheduler", "scheduler"),
 )
 _LOADERS = ("accelerate.data_loader", ("DataLoaderStateMixin", "MpDeviceLoaderWrapper"))
-_RESULTS = tuple(
-    f"{package}.trainer.connectors.logger_connector.result" for package in ("lightning.pytorch", "pytorch_lightning")
-)
 _LISTS = ("_models", "_optimizers", "_schedulers", "_dataloaders")
 
 # Attributes that belong to the process, and their value in the notebook; _MISSING: none.
@@ -51,7 +48,7 @@ def recipe(value: Any) -> tuple[Any, ...] | None:
             return _of_wrapper(value, vars(value)[inner])
     if any(_is(kind, _LOADERS[0], name) for name in _LOADERS[1]):
         return _of_wrapper(value, cpu_only.given_loaders.get(value))
-    if any(_is(kind, module, "_ResultCollection") for module in _RESULTS):
+    if any(_is(kind, f"{package}.{lightning.RESULT}", "_ResultCollection") for package in lightning.PACKAGES):
         return kind, (value.training,)  # empty: what it has is compared with the strategy of the next run
     if _is(kind, "torch.nn", "Module"):
         return _of_parametrized(value) or _of_module(value)

@@ -490,15 +490,9 @@ class TorchState:
         """The gradient that a tensor has; None for none, and for other objects."""
         return value.grad if issubclass(type(value), torch.Tensor) and user_hooks.is_leaf(value) else None
 
-    def set_gradient(self, value: Any, gradient: Any) -> Undo:
+    def set_gradient(self, value: Any, gradient: Any) -> None:
         """In the notebook, after the tensor has its new values."""
-        old = value.grad
         value.grad = gradient
-
-        def back() -> None:
-            value.grad = old
-
-        return back
 
     def storage(self, value: Any) -> tuple[Any, str, int] | None:
         """The bytes of a storage in host memory, how to recreate it, and its address; None for anything else."""

@@ -14,6 +14,7 @@ from typing import Any
 from tpu_magics.backends.torch import notebook_loads, randomness, runtime
 from tpu_magics.backends.torch.hooks import as_original, replace
 from tpu_magics.backends.torch.post_import import PostImport
+from tpu_magics.backends.torch_xla.trainer import AroundLoader
 
 # torch_xla 2.8 and 2.9: the module, and the function in it that works without either.
 _OPTIONAL = (("torch_xla.debug.profiler", "__enter__"), ("torch_xla.distributed.spmd.xla_sharding", "mark_sharding"))
@@ -412,26 +413,20 @@ def fix_loaders() -> None:
     replace(ParallelLoader, "_loader_worker", make)
 
 
-class _Telling:
+class _Telling(AroundLoader):
     """A loader whose error is put into a queue, for each of `count` loops, and ends the items."""
 
-    def __init__(self, loader: Any, errors: Any, count: int) -> None:
-        self._loader = loader
+    def __init__(self, inner: Any, errors: Any, count: int) -> None:
+        super().__init__(inner)
         self._errors = errors
         self._count = count
 
     def __iter__(self) -> Iterator[Any]:
         try:
-            yield from self._loader
+            yield from self.inner
         except BaseException as error:  # also a SystemExit: the thread would end without a word
             for _ in range(self._count):
                 self._errors.put(error)
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
 
 
 def fix_inference_mode() -> None:

@@ -115,23 +115,30 @@ class _Unused:
     _remove_dataloader = _add_dataloader
 
 
-class Ahead:
-    """A loader in the thread that loads ahead. `ends`: of each batch, whether it is the last, and the remainder."""
+class AroundLoader:
+    """Another loader, as the thread that loads ahead sees it."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
-        self.ends: deque[tuple[bool, int]] = deque()
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in self.inner:
-            self.ends.append((self.inner.end_of_dataloader, self.inner.remainder))
-            yield batch
 
     def __len__(self) -> int:
         return len(self.inner)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
+
+
+class Ahead(AroundLoader):
+    """`ends`: of each batch, whether it is the last, and the remainder."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.ends: deque[tuple[bool, int]] = deque()
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.inner:
+            self.ends.append((self.inner.end_of_dataloader, self.inner.remainder))
+            yield batch
 
 
 class _Pass:

@@ -47,11 +47,13 @@ def function_source(function: FunctionType, text: str | None = None) -> Function
     if text is not None:
         return _source_in(text, function)
     found = _source_in("".join(linecache.getlines(code.co_filename, function.__globals__)), function)
+    if not _is_stale(code.co_filename):
+        return found
     made = None if found is None else compile_function(found.tree, function)
-    if _is_stale(code.co_filename) and (made is None or not same_code(made, code, compiled=False)):
-        linecache.checkcache(code.co_filename)  # its module was edited and loaded again
-        return _source_in("".join(linecache.getlines(code.co_filename, function.__globals__)), function)
-    return found
+    if made is not None and same_code(made, code, compiled=False):
+        return found
+    linecache.checkcache(code.co_filename)  # its module was edited and loaded again
+    return _source_in("".join(linecache.getlines(code.co_filename, function.__globals__)), function)
 
 
 def _is_stale(path: str) -> bool:

@@ -364,13 +364,14 @@ def _numbers(
     snapshot: StateSnapshot, models: Mapping[str, Any], adapter: Any, parts: Iterable[tuple[int, Any]]
 ) -> dict[int, int | tuple[str, int, str]]:
     """The numbers by id, also of objects that replaced a part of a model in this worker."""
-    numbers: dict[int, int | tuple[str, int, str]] = {id(part): number for number, part in parts}
-    numbers.update(snapshot.numbers)
+    numbers: dict[int, int | tuple[str, int, str]] = dict(snapshot.numbers)
     for number, node in enumerate(snapshot.nodes):
         if node.kind is not None:
             numbers.update({id(own): ("own", number, name) for name, own in adapter.own_dicts(node.value)})
     for number in _parts_of_unreturned_models(snapshot, models):
         numbers.pop(id(snapshot.nodes[number].value), None)
+    for number, part in parts:
+        numbers.setdefault(id(part), number)
     return numbers
 
 
@@ -533,7 +534,7 @@ class StagedChanges:
         for number, gradient in self.gradients.items():
             try:
                 self.adapter.set_gradient(self.snapshot.nodes[number].value, gradient)
-            except (RuntimeError, TypeError) as error:  # the tensor has another shape or type here
+            except Exception as error:  # the tensor has another shape or type here; the rest is loaded
                 self.left[f"{self.snapshot.path(number)}.grad"] = str(error)
 
     def _finish(self) -> None:

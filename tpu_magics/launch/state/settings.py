@@ -131,15 +131,6 @@ def _set_deterministic(torch: Any, values: Mapping[str, Any]) -> None:
 
 
 _OF_CUDNN = ("benchmark", "deterministic")
-_OF_PRINTING = ("precision", "threshold", "edgeitems", "linewidth", "sci_mode")
-
-
-def _torch_printing(torch: Any) -> dict[str, Any]:
-    return {name: getattr(torch._tensor_str.PRINT_OPTS, name) for name in _OF_PRINTING}  # torch 2.9
-
-
-def _set_torch_printing(torch: Any, values: Mapping[str, Any]) -> None:
-    _set_each(torch._tensor_str.PRINT_OPTS, values)
 
 
 def _set_each(owner: Any, values: Mapping[str, Any]) -> None:
@@ -257,12 +248,6 @@ _OPTIONS: dict[str, tuple[str, Get, Put]] = {
         "torch",
         lambda torch: {"precision": torch.get_float32_matmul_precision()},
         lambda torch, new: torch.set_float32_matmul_precision(new["precision"]),
-    ),
-    "torch printing": ("torch", _torch_printing, _set_torch_printing),
-    "torch threads": (
-        "torch",
-        lambda torch: {"count": torch.get_num_threads()},
-        lambda torch, new: torch.set_num_threads(new["count"]),
     ),
     "torch cudnn": (
         "torch.backends.cudnn",

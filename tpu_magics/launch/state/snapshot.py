@@ -21,7 +21,7 @@ from tpu_magics.launch.state.type_rules import TypeRule, rule_of
 from tpu_magics.runs.origin import cached_by_type, is_library_module, is_library_type, is_user_function
 
 MAX_OBJECTS = 100_000
-UNORDERED = -1
+UNORDERED = -1  # in the place of a checksum
 LONG_CONTAINER = 20_000  # parts; a longer container of plain data is compared by one checksum
 
 
@@ -43,7 +43,7 @@ class StateAdapter(Protocol):
         """The modules of models, by model and name."""
 
     def tables(self, module: Any) -> Any:
-        """What a module of `modules` consists of: its class, the modules in it, and the names of its tensors."""
+        """What a module of `modules` consists of: its class, and the modules and tensors in it."""
 
     def own_tensors(self, module: Any, name: str) -> Iterator[tuple[str, Any]]:
         """The tensors directly in a module that is called `name`, by the names that `named` gives them."""
@@ -107,10 +107,9 @@ class SnapshotNode:
 class StateSnapshot:
     """The objects that the work reaches. `numbers`: by id; `slots`, `modules`: numbers of the models' parts by model
     and name; `unseen`: names with more objects than the limit; `main`: the names of `__main__`; `random`: the random
-    states; `mismatched`: why the notebook's objects cannot be told from these, which are copies; "" if they can;
-    `gradients`: which
-    tensor each tensor with a gradient has, and its version, by number; `versions`: of the weights, by number; `tables`:
-    what each module consists of, by number."""
+    states; `mismatched`: why these, which are copies, do not tell which of the notebook's objects they are, "" if they
+    do; `gradients`: which tensor each tensor with a gradient has, and its version, by number; `versions`: of the
+    weights, by number; `tables`: what each module consists of, by number."""
 
     nodes: list[SnapshotNode] = field(default_factory=list)
     numbers: dict[int, int] = field(default_factory=dict)

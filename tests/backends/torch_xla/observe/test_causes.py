@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tpu_magics.backends.observe.compiles import CompileCause
 from tpu_magics.backends.torch_xla.observe import causes
 from tpu_magics.backends.torch_xla.observe.causes import new_functions
 from tpu_magics.backends.torch_xla.observe.snapshot import FrameSnapshot, TensorInfo
@@ -78,5 +79,7 @@ def test_what_a_method_of_a_tensor_calls_self_is_no_input() -> None:
 )
 def test_a_branch_is_the_cause_only_where_another_value_was_read(before: Any, now: Any, said: str | None) -> None:
     new, old = (SimpleNamespace(facts=StepFacts(outcomes=outcomes)) for outcomes in (now, before))
-    pair: Any = SimpleNamespace(new=new, old=old, cause=lambda _code, text, *_: text)
-    assert causes._branch(pair, [Site(1, "x", 1), Site(2, "x", 2)][: len(now)]) == said
+    pair: Any = SimpleNamespace(new=new, old=old, cause=lambda *parts: CompileCause(*parts[:3]))
+    lines = [Site(1, "x", 1), Site(2, "x", 2)][: len(now)]
+    found = causes._branch(pair, lines)
+    assert (found and found.text) == said and (found is None or f"line {found.deciding[0].line} of x" in found.text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from tpu_magics.backends import hlo
 from tpu_magics.backends.observe.compiles import (
@@ -264,11 +265,13 @@ def _other_model(pair: TorchComparison) -> CompileCause | None:
 def _of_other_code(pair: TorchComparison) -> CompileCause | None:
     """Operations that other code left since the last sync: a loop over another model that scales its gradients after
     its sync. They share no tensor with the step, which is otherwise the same."""
-    more, fewer = _parts_apart(pair)
-    apart = more or fewer
-    if not apart or (more and fewer) or pair.new.trigger not in ("sync", "loader", "finish"):
+    if pair.new.trigger not in ("sync", "loader", "finish"):
         return None
     if _by_id(pair.new.facts.cuts).keys() != _by_id(pair.old.facts.cuts).keys():
+        return None
+    more, fewer = _parts_apart(pair)
+    apart = more or fewer
+    if not apart or (more and fewer):
         return None
     ops = Counter[hlo.Op]()
     for part, times in apart.items():
@@ -416,12 +419,13 @@ def _branch(pair: TorchComparison, deciding: Sequence[Site]) -> CompileCause | N
         return None
     site, new, old = next((one for one in other if all(map(_are_truths, one[1:]))), other[0])
     took = "took" if _are_truths(new) and _are_truths(old) else "may have taken"
-    return pair.cause(
+    found = pair.cause(
         "data-branch",
         f"Python {took} another branch because of a tensor's value, read in {_where(site)}.",
         "Compute both branches and select with torch.where, or decide only every N steps.",
         f"{_where(site)}: {site.code}",
     )
+    return replace(found, deciding=(site,))
 
 
 def _are_truths(values: Sequence[Number] | None) -> bool:

@@ -234,12 +234,13 @@ def _moves(observer: TorchObserver) -> Callable[[], None]:
 
     def copy_make(original: Any) -> Any:
         @functools.wraps(original)
-        def copy(tensor: Any, src: Any, *args: Any, **kwargs: Any) -> Any:
-            if tensor.is_xla or not getattr(src, "is_xla", False) or observer.reading or not observer.mine():
-                return original(tensor, src, *args, **kwargs)
+        def copy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            source = args[0] if args else kwargs.get("other")
+            if tensor.is_xla or not getattr(source, "is_xla", False) or observer.reading or not observer.mine():
+                return original(tensor, *args, **kwargs)
             started = time.perf_counter()
-            result = original(tensor, src, *args, **kwargs)
-            observer.on_read(sys._getframe(1), src, None, time.perf_counter() - started)
+            result = original(tensor, *args, **kwargs)
+            observer.on_read(sys._getframe(1), source, None, time.perf_counter() - started)
             return result
 
         return copy

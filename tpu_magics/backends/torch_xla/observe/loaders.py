@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tpu_magics.backends.torch.batches import length_on_host
-from tpu_magics.backends.torch_xla.trainer import Ahead
+from tpu_magics.backends.torch_xla.trainer import AroundLoader
 
 
 def is_xla_loader(loader: Any) -> bool:
@@ -21,7 +21,7 @@ def length(loader: Any) -> int | None:
 
     if isinstance(loader, MpDeviceLoader):
         return length(loader._loader)
-    if isinstance(loader, Ahead):
+    if isinstance(loader, AroundLoader):
         return length(loader.inner)
     if isinstance(loader, PerDeviceLoader):
         batches = length(loader._loader._cpu_loader)

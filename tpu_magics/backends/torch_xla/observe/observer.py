@@ -384,8 +384,7 @@ class TorchObserver(Observer[TorchCompileEvidence]):
         try:
             if self.undecided and not self.events.trains:  # samples between two steps: what follows is the next one's
                 sites, left = self.undecided.between_steps()
-                for site in sites:
-                    self.events.cuts.pop(site, None)
+                self.events.forget_cuts(sites)
                 self.events.between = left or self.events.between
             self.events.on_upload(tensor)
             if self.pieces is not None:
@@ -404,8 +403,7 @@ class TorchObserver(Observer[TorchCompileEvidence]):
 
     @guarded
     def before_backward(self, tensors: Any) -> None:
-        for site in self.undecided.before_backward(tensors):
-            self.events.cuts.pop(site, None)
+        self.events.forget_cuts(self.undecided.before_backward(tensors))
         self.events.before_backward()
 
     def after_backward(self, frame: FrameType, tensors: Any) -> None:

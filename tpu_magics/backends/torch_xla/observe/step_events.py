@@ -225,8 +225,9 @@ class StepEvents:
 
     def on_cut(self, site: Site, value: Any) -> None:
         """A read ran a graph."""
-        if isinstance(value, (bool, int, float)):
-            self.outcomes.setdefault(site.id, []).append(value)
+        outcomes = self.outcomes.setdefault(site.id, [])
+        if isinstance(value, (bool, int, float)) and len(outcomes) < _KEPT:
+            outcomes.append(value)
         self.cuts[site.id] = site
         self.steps_at_first.setdefault(site.id, self.most_steps)
         self.steps_at_run = self.steps.copy()
@@ -234,7 +235,13 @@ class StepEvents:
     def batch_came(self) -> None:
         """What was read before the batch of a step is not read in the step: an evaluation between two epochs."""
         if not self.trains:
-            self.cuts.clear()
+            self.forget_cuts(set(self.cuts))
+
+    def forget_cuts(self, sites: Iterable[int]) -> None:
+        """What was read at these lines was not of the step."""
+        for site in sites:
+            self.cuts.pop(site, None)
+            self.outcomes.pop(site, None)
 
     def before_backward(self) -> None:
         self.backward, self.untrained = True, False
@@ -272,7 +279,7 @@ class StepEvents:
         return StepFacts(
             cuts=tuple(self.cuts.values()),
             deciding=tuple(site for site in self.cuts.values() if deciding(site)),
-            outcomes={site: tuple(values) for site, values in self.outcomes.items()},
+            outcomes={site: tuple(values) for site, values in self.outcomes.items() if values},
             values=tuple(self.values),
             backward=self.backward,
             stepped=self.stepped,
