@@ -369,3 +369,81 @@ def test_the_source_of_a_module_that_was_edited_and_loaded_again(
     second = function_source(module.build)
     assert second is not None and "another line" in second.text and "another" not in first.text
     monkeypatch.delitem(sys.modules, path.stem)
+
+
+SIDE_EFFECTS = """
+import collections
+class Registry:
+    items = []
+class Catalogue:
+    def __init__(self):
+        self.made = {"a": [1]}
+        self.names = collections.deque(["x"])
+catalogue = Catalogue()
+counts = collections.Counter()
+total = 0
+class Counted(nn.Module):
+    made = 0
+    def __init__(self):
+        super().__init__()
+        type(self).made += 1
+        type(self).last = self
+        self.layer = nn.Linear(2, 2)
+class Sub(Counted):
+    pass
+class Listed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        Registry.items.append(self)
+        Registry.newest = self
+        catalogue.made["a"].append(2)
+        catalogue.names.appendleft("y")
+        catalogue.extra = True
+        counts["made"] += 1
+        self.layer = nn.Linear(2, 2)
+class Global(nn.Module):
+    def __init__(self):
+        super().__init__()
+        global total, new_name
+        total += 1
+        new_name = self
+        self.layer = nn.Linear(2, 2)
+class Failing(Counted):
+    def __init__(self):
+        super().__init__()
+        raise ValueError("no data")
+backbone = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 3))
+parts = nn.ModuleDict({"x": nn.Linear(2, 2)})
+blocks = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+def with_new_head() -> nn.Module:
+    backbone[2] = nn.Linear(2, 4)
+    return backbone
+"""
+
+
+@pytest.mark.parametrize(
+    "build",
+    ["Counted", "Sub", "Listed", "Global", "Failing", "with_new_head", "backbone.pop", "blocks.pop", "parts.pop"],
+)
+def test_what_building_changes_besides_the_model_is_as_before(build: str) -> None:
+    """The notebook's objects are tried out before the run: if that changes them, they are put back, and the worker
+    builds. A method of a model, which may take parts out of it, is not tried."""
+    made = Notebook()
+    made.run(NAMES)
+    made.run(SIDE_EFFECTS)
+    names = made.names
+    registry, catalogue, backbone = names["Registry"], names["catalogue"], names["backbone"]
+
+    def state() -> list[object]:
+        return [
+            *(dict(vars(names[one])) for one in ("Counted", "Sub", "Registry")),
+            *([*registry.items], {**catalogue.made}, [*catalogue.made["a"]], [*catalogue.names], {*vars(catalogue)}),
+            *(dict(names["counts"]), names["total"], "new_name" in names),
+            *([*backbone], [*names["blocks"]], [*names["parts"]]),
+        ]
+
+    before = state()
+    arguments = {"backbone.pop": "-1", "blocks.pop": "0", "parts.pop": '"x"'}.get(build, "")
+    plan = made.plan_of(f"def train():\n    model = {build}({arguments})\n    return 1\n")
+    assert plan.hoisted == ()
+    assert state() == before

@@ -62,6 +62,8 @@ def builds_model(function: object) -> bool:
         return _is_module_class(function) and not _from(function, WRAPPERS) and not _is_weightless_class(function)
     if inspect.ismethod(function) and isinstance(function.__self__, type):
         return function.__name__ in BUILDERS and _is_model_source(function.__self__)
+    if inspect.ismethod(function) and is_model(function.__self__):
+        return False  # nn.ModuleList.pop: what it returns has been a part of that model
     returned = _returned_class(function)
     return returned is not None and _is_module_class(returned)
 

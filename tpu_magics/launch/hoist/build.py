@@ -17,11 +17,13 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.hoist.candidates import Candidate
 from tpu_magics.launch.hoist.fingerprints import (
     NotComparable,
+    SharedState,
     device_use,
     files,
     fingerprint,
     generator_use,
     is_generator,
+    model_use,
     reference_fingerprints,
     same_callee,
 )
@@ -85,11 +87,16 @@ class Builder:
         marks = argument_fingerprints((args, kwargs), backend)
         on_disk = files((args, kwargs))
         before = backend.random_state()
-        model, said = self._call(candidate, args, kwargs)
-        after = backend.random_state()
-        after_marks = argument_fingerprints((args, kwargs), backend)
-        self._check_built(candidate, model, (args, kwargs), reads)
-        _check_changes((args, kwargs), marks, after_marks)
+        shared = SharedState(candidate.callee)
+        try:
+            model, said = self._call(candidate, args, kwargs)
+            after = backend.random_state()
+            after_marks = argument_fingerprints((args, kwargs), backend)
+            self._check_built(candidate, model, (args, kwargs), reads)
+            _check_changes((args, kwargs), marks, after_marks)
+        except NotHoisted:
+            shared.restore()
+            raise
         return Build(
             number=number,
             candidate=candidate,
@@ -138,6 +145,9 @@ class Builder:
         device = device_use(candidate.callee, self.backend)
         if device:
             raise NotHoisted(f"its code uses {device}, which may start the accelerator's runtime in the notebook")
+        model = model_use(candidate.callee, self.backend)
+        if model:
+            raise NotHoisted(f"its code uses the model {model}, which the build might change")
         generator = generator_use(candidate.callee)
         if generator:
             raise NotHoisted(f"its code reads the random generator {generator}")

@@ -5,23 +5,26 @@ They are valid in this process and its forks only: a value without a comparable 
 
 from __future__ import annotations
 
+import builtins
 import hashlib
+import itertools
 import os
 import pickle
 import types
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tpu_magics.launch.hoist.values import HoistBackend
 from tpu_magics.launch.state.snapshot import global_names
-from tpu_magics.runs.origin import is_library
+from tpu_magics.runs.origin import is_library, is_library_type
 
 SIMPLE = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), range)
 BY_IDENTITY = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 GLOBAL_LIMIT = 1 << 20  # bytes: globals with a larger pickle are compared by identity
+SHARED_ITEMS = 1_000_000  # in containers that a builder can change, of which the contents are kept
 FILES = 1000  # of a folder that are compared
 
 
@@ -158,6 +161,11 @@ def reference_fingerprints(callee: object, backend: HoistBackend) -> dict[str, s
     return {read.label: _global_fingerprint(read.value, backend) for read in reads(callee)}
 
 
+def model_use(callee: object, backend: HoistBackend) -> str:
+    """A model of the notebook that the builder's code reads; "" if none."""
+    return next((read.label for read in reads(callee) if backend.is_model(read.value)), "")
+
+
 def generator_use(callee: object) -> str:
     """A random generator of the notebook that the builder's code reads; "" if none."""
     generators = (read.label for read in reads(callee) if is_generator(read.value))
@@ -178,11 +186,14 @@ def device_use(callee: object, backend: HoistBackend) -> str:
     return ""
 
 
-def reads(callee: object, *, names: bool = False) -> Iterator[CodeReference]:
+def reads(
+    callee: object, *, names: bool = False, holders: list[types.FunctionType | type] | None = None
+) -> Iterator[CodeReference]:
     """What the code behind `callee` uses, through functions and classes that do not belong to a library.
 
-    `names`: include the names and strings in the code.
+    `names`: include the names and strings in the code; `holders`: gets these functions and classes.
     """
+    holders = [] if holders is None else holders
     seen: set[int] = set()
     waiting: list[tuple[Any, type | None]] = [(getattr(callee, "__func__", callee), None)]
     if isinstance(getattr(callee, "__self__", None), type):
@@ -193,8 +204,10 @@ def reads(callee: object, *, names: bool = False) -> Iterator[CodeReference]:
             continue
         seen.add(id(value))
         if issubclass(type(value), type):
+            holders += [base for base in value.__mro__ if base not in holders and not is_library_type(base)]
             waiting += [(method, value) for method in _constructors(value)]
         elif issubclass(type(value), types.FunctionType) and not is_library(value.__code__.co_filename):
+            holders.append(value)
             for read in _function_reads(value, owner, names):
                 yield read
                 waiting.append((_plain(read.value), owner if read.label.startswith("self.") else None))
@@ -216,8 +229,116 @@ def _function_reads(function: types.FunctionType, owner: type | None, names: boo
             if name in vars(base) and base is not object:
                 yield CodeReference(f"self.{name} of `{base.__name__}`", vars(base)[name])
                 break
+    for name, used in outer.items():
+        if name in variables and issubclass(type(used), type) and used is not owner and not is_library_type(used):
+            for attribute in _names(function.__code__) & {*vars(used)}:
+                yield CodeReference(f"`{name}.{attribute}`", vars(used)[attribute])
     if names:
         yield from (CodeReference(f'"{text}"', text) for text in _texts(function.__code__))
+
+
+class SharedState:
+    """What the code behind a builder can change besides its arguments, as it is now: the names that it uses, the
+    attributes of the user's classes, and what is in containers and objects below them."""
+
+    def __init__(self, callee: object) -> None:
+        self._tables: list[tuple[dict[str, Any], dict[str, Any]]] = []  # namespaces, and what was in them
+        self._classes: list[tuple[type, dict[str, Any]]] = []
+        self._cells: list[tuple[types.CellType, Any]] = []
+        self._contents: list[tuple[Any, Any]] = []
+        self._seen: set[int] = set()
+        self._items = 0
+        holders: list[types.FunctionType | type] = []
+        waiting = [getattr(callee, "__self__", None), callee]
+        waiting += [read.value for read in reads(callee, holders=holders)]
+        for holder in holders:
+            self._keep_holder(holder)
+        while waiting and self._items < SHARED_ITEMS:
+            waiting += self._keep(waiting.pop())
+
+    def _keep_holder(self, holder: types.FunctionType | type) -> None:
+        if isinstance(holder, type):
+            self._classes.append((holder, dict(vars(holder))))
+            return
+        names = itertools.chain(*global_names(holder.__code__))
+        space = holder.__globals__
+        self._tables.append((space, {name: space.get(name, _MISSING) for name in names}))
+        self._cells += [(cell, _in_cell(cell)) for cell in holder.__closure__ or ()]
+
+    def _keep(self, value: Any) -> list[Any]:
+        """Returns what is in it."""
+        contents = _contents_of(value)
+        if contents is None or id(value) in self._seen:
+            return []
+        self._seen.add(id(value))
+        self._contents.append((value, contents))
+        self._items += len(contents)
+        return [*contents.values()] if isinstance(contents, dict) else list(contents)
+
+    def restore(self) -> None:
+        """Make it what it was."""
+        for space, before in self._tables:
+            for name, value in before.items():
+                if value is not _MISSING:
+                    space[name] = value
+                elif name in space and not hasattr(builtins, name):
+                    del space[name]
+        for cls, attributes in self._classes:
+            for name in [name for name in vars(cls) if name not in attributes]:
+                type.__delattr__(cls, name)
+            for name, value in attributes.items():
+                if vars(cls).get(name) is not value:
+                    type.__setattr__(cls, name, value)
+        for cell, value in self._cells:
+            if value is not _MISSING:
+                cell.cell_contents = value
+        for value, contents in self._contents:
+            _put_contents(value, contents)
+
+
+_MISSING = object()
+
+
+def _in_cell(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _MISSING
+
+
+def _contents_of(value: Any) -> Any:
+    """A copy of what is directly in a container, or of the attributes of an object of the user's."""
+    kind = type(value)
+    for base, copied in _CONTAINERS.items():
+        if issubclass(kind, base):
+            return copied(value)
+    if issubclass(kind, (*BY_IDENTITY, types.MethodType)) or is_library_type(kind):
+        return None
+    attributes = getattr(value, "__dict__", None)
+    return dict(attributes) if type(attributes) is dict else None
+
+
+_CONTAINERS: dict[type, Callable[[Any], Any]] = {
+    list: lambda value: list(list.__iter__(value)),
+    dict: lambda value: dict(dict.items(value)),
+    set: lambda value: set(set.__iter__(value)),
+    deque: lambda value: list(deque.__iter__(value)),
+}
+
+
+def _put_contents(value: Any, contents: Any) -> None:
+    if isinstance(value, list):
+        list.__setitem__(value, slice(None), contents)
+        return
+    if isinstance(value, deque):
+        deque.clear(value)
+        deque.extend(value, contents)
+        return
+    kind: Any = dict if isinstance(value, dict) else set if isinstance(value, set) else None
+    target = value if kind is not None else value.__dict__
+    kind = kind or dict
+    kind.clear(target)
+    kind.update(target, contents)
 
 
 def _names(code: types.CodeType) -> set[str]:
