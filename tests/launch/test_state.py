@@ -664,6 +664,23 @@ def test_an_attribute_of_a_parameter_that_a_graph_holds(notebook: FakeNotebook) 
     assert close(held["loss"], model(inputs).sum())
 
 
+def test_tensors_of_the_notebook_can_be_resized() -> None:
+    """In the function, and afterwards in the notebook: to compare a tensor leaves it as it is."""
+    held = [torch.zeros(3), torch.zeros(3, dtype=torch.bfloat16), torch.zeros(2, 2).t(), torch.zeros(0)]
+    kept, typed = torch.ones(2), torch.ones(2).untyped_storage()
+
+    def train() -> None:
+        for one in held:
+            one.resize_(5).fill_(1)
+        torch.add(torch.ones(3), 1, out=held[-1])
+
+    assert run(train).left == {}
+    assert [one.tolist() for one in held] == [[1.0] * 5] * 3 + [[2.0] * 3]
+    kept.resize_(4)
+    typed.resize_(64)
+    held[0].resize_(7)
+
+
 class Attributes(dict[str, Any]):
     __getattr__ = dict.__getitem__
 
@@ -691,6 +708,7 @@ def test_common_python_that_was_lost_or_ended_the_run(notebook: FakeNotebook) ->
         settings["b"] = 2
         errors.append(Given(1, "more"))
         type(patched).name = lambda self: "new"  # type: ignore[method-assign]
+        type(patched).__len__ = lambda self: 7  # type: ignore[attr-defined]
         seen.add(patched)
         model[1], model[2] = torch.nn.Tanh(), torch.nn.Dropout(0.1)
         np.set_printoptions(precision=3)
@@ -701,7 +719,13 @@ def test_common_python_that_was_lost_or_ended_the_run(notebook: FakeNotebook) ->
         assert np.get_printoptions()["precision"] == 3
     finally:
         np.set_printoptions(precision=digits)
-    assert log == [1] and settings == {"a": 1, "b": 2} and patched.name() == "new" and list(seen) == [patched]
+    assert (
+        log == [1]
+        and settings == {"a": 1, "b": 2}
+        and patched.name() == "new"
+        and len(patched) == 7
+        and list(seen) == [patched]
+    )
     assert [(error.code, error.detail) for error in errors] == [(1, "more")]
     assert model[2].p == 0.1 and isinstance(model[1], torch.nn.Tanh) and result.left == {}
 
@@ -837,6 +861,36 @@ def test_a_model_consists_of_what_the_function_made_of_it(change: Callable[[Any]
     torch.testing.assert_close(model(inputs), plain(inputs), rtol=1e-4, atol=1e-5)
     same = {name: any(part is one for one in plain.modules()) for name, part in there.items()}
     assert same == {name: any(part is one for one in model.modules()) for name, part in parts.items()}
+
+
+def test_a_part_that_was_trained_before_it_was_taken_out_has_its_weights() -> None:
+    """It is held by another name, and its weights by an optimizer."""
+
+    def train(model: Any, optimizer: Any, device: str) -> None:
+        model.to(device)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(inputs.to(device)).square().mean().backward()
+            optimizer.step()
+            if device == framework.TYPE:
+                framework.sync()
+        model.head = torch.nn.Linear(4, 5)
+
+    torch.manual_seed(0)
+    heads = []
+    for device in ("cpu", framework.TYPE):
+        torch.manual_seed(0)
+        model = Deep()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        head, untrained = model.head, model.head.weight.detach().clone()
+        if device == "cpu":
+            train(model, optimizer, device)
+        else:
+            assert run(train, model, optimizer, device).left == {}
+        assert model.head is not head and any(one is head.weight for one in optimizer.param_groups[0]["params"])
+        assert not torch.equal(head.weight, untrained) and head.weight.device.type == "cpu"
+        heads.append(head)
+    torch.testing.assert_close(heads[0].state_dict(), heads[1].state_dict(), rtol=1e-4, atol=1e-5)
 
 
 # -- settings of the process ------------------------------------------------------------------------------------------

@@ -124,7 +124,9 @@ def check_function(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 def _needed(signature: inspect.Signature) -> list[str]:
-    return [p.name for p in signature.parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    forms = {inspect.Parameter.POSITIONAL_OR_KEYWORD: "{0}", inspect.Parameter.KEYWORD_ONLY: "{0}={0}"}
+    needed = [one for one in signature.parameters.values() if one.default is one.empty]
+    return [forms[one.kind].format(one.name) for one in needed if one.kind in forms]
 
 
 def _refuse_kinds(function: Any, name: str) -> None:

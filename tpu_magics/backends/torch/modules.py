@@ -133,9 +133,12 @@ def tensor_content(value: object) -> tuple[Any, ...] | None:
     if _address(value) is None or not hasattr(value, "requires_grad"):
         return None
     tensor: Any = value
-    flat = tensor.detach().contiguous().reshape(-1).view(sys.modules["torch"].uint8)
+    import numpy as np
+
+    from tpu_magics.backends.torch.tensor_transfer import memory_of
+
     kind = type(tensor), str(tensor.dtype), tuple(tensor.shape), tensor.stride(), tensor.requires_grad
-    return *kind, flat.numpy()
+    return *kind, np.asarray(memory_of(tensor.detach().contiguous()))
 
 
 def structure(model: Any) -> Structure:

@@ -21,7 +21,7 @@ from tpu_magics.backends.torch import (
     user_hooks,
 )
 from tpu_magics.backends.torch.modules import is_rebuilt, named_modules, slots
-from tpu_magics.backends.torch.tensor_transfer import has_own_memory, on_device, settle, to_cpu
+from tpu_magics.backends.torch.tensor_transfer import has_own_memory, memory_of, on_device, settle, to_cpu
 
 Label = tuple[str, Any]
 Undo = Callable[[], None]
@@ -91,18 +91,7 @@ def checksum(data: Any) -> tuple[int, ...]:
 
 def _bytes_of(tensor: Any) -> Any:
     """The values of a CPU tensor as bytes."""
-    if _is_simple(tensor):
-        return tensor.detach().numpy()
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())
-
-
-def _is_simple(tensor: Any) -> bool:
-    """Whether NumPy accepts it as it is."""
-    return tensor.dtype in _NUMPYS and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
-
-
-_NUMPYS = frozenset({torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool, torch.float16})
+    return memory_of(tensor.detach().resolve_conj().resolve_neg().contiguous())
 
 
 def _plain(tensor: Any) -> bool:
@@ -490,6 +479,10 @@ class TorchState:
         """The gradient that a tensor has; None for none, and for other objects."""
         return value.grad if issubclass(type(value), torch.Tensor) and user_hooks.is_leaf(value) else None
 
+    def put_weight(self, value: Any, data: Any) -> Undo:
+        """In the notebook: the values of a tensor that is in no model any more."""
+        return TensorKind().put(value, (value.requires_grad, data, {}, []))
+
     def set_gradient(self, value: Any, gradient: Any) -> None:
         """In the notebook, after the tensor has its new values."""
         value.grad = gradient
@@ -503,7 +496,7 @@ class TorchState:
         if whole.device.type != "cpu":
             return None
         dtype = "" if value is whole else str(value.dtype).removeprefix("torch.")
-        return memoryview(torch.empty(0, dtype=torch.uint8).set_(whole).numpy()), dtype, int(whole.data_ptr())
+        return memory_of(torch.empty(0, dtype=torch.uint8).set_(whole)), dtype, int(whole.data_ptr())
 
     def is_unchanged_on_device(self, value: Any, mark: Any, content: Any, fetched: Mapping[int, Any]) -> bool:
         """Whether a tensor that moved to the device has the same values."""
@@ -558,7 +551,9 @@ class TorchState:
     def make_storage(self, content: Any, dtype: str) -> Any:
         """A writable storage of these bytes."""
         whole = (
-            torch.frombuffer(content, dtype=torch.uint8).untyped_storage() if len(content) else torch.UntypedStorage(0)
+            torch.frombuffer(content, dtype=torch.uint8).clone().untyped_storage()  # its own: it can be resized
+            if len(content)
+            else torch.UntypedStorage(0)
         )
         if not dtype:
             return whole

@@ -4,9 +4,11 @@ Python objects."""
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.weak import TensorWeakRef
 
@@ -44,6 +46,15 @@ def unwrap(tensor: Any) -> Any:
     if type(detached) is not torch.Tensor and has_own_memory(detached):
         return detached.as_subclass(torch.Tensor)
     return detached
+
+
+def memory_of(tensor: Any) -> memoryview:
+    """The bytes of a contiguous CPU tensor, readable and writable. Not by `numpy()`: after that, the tensor cannot be
+    resized any more (torch 2.9)."""
+    held = tensor.detach()
+    memory = (ctypes.c_char * (held.numel() * held.element_size())).from_address(held.data_ptr())
+    memory.tensor = held
+    return memoryview(np.frombuffer(memory, np.uint8) if len(memory) else np.empty(0, np.uint8))
 
 
 def has_own_memory(tensor: Any) -> bool:

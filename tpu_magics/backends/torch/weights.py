@@ -15,7 +15,7 @@ from typing import Any
 
 from tpu_magics.backends.torch import optimizers, weights_files
 from tpu_magics.backends.torch.modules import slots
-from tpu_magics.backends.torch.tensor_transfer import settle, unwrap
+from tpu_magics.backends.torch.tensor_transfer import memory_of, settle, unwrap
 from tpu_magics.backends.torch.weights_check import StagedWeights, check_weights, layout_of, state_of
 from tpu_magics.backends.torch.weights_files import ManifestEntry
 from tpu_magics.backends.torch.weights_load import load_weights
@@ -112,9 +112,7 @@ def _digest(model: Any) -> str:
 
 
 def _checksum(values: Any, before: int) -> int:
-    import torch
-
-    return zlib.crc32(memoryview(values.contiguous().reshape(-1).view(torch.uint8).numpy()), before)
+    return zlib.crc32(memory_of(values.contiguous()), before)
 
 
 def trained_elsewhere(models: Mapping[str, Any]) -> dict[str, tuple[str, str]]:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from tpu_magics.backends.threads import begin_thread
-from tpu_magics.backends.torch.tensor_transfer import has_own_memory, one_by_one, tensor_bytes, to_cpu
+from tpu_magics.backends.torch.tensor_transfer import has_own_memory, memory_of, one_by_one, tensor_bytes, to_cpu
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.runs.files import open_record, read_record
 
@@ -316,11 +316,6 @@ def _summing() -> Iterator[Callable[[memoryview], Callable[[], int]]]:
         return
     with ThreadPoolExecutor(1) as beside:
         yield lambda memory: beside.submit(_checksum, _blocks(memory)).result
-
-
-def memory_of(tensor: Any) -> memoryview:
-    """The bytes of a contiguous CPU tensor, readable and writable."""
-    return memoryview(tensor.detach().view(-1).view(torch.uint8).numpy())
 
 
 def read_regions(file: int) -> dict[str, Region]:

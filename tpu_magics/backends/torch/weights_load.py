@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from tpu_magics.backends.torch import weights_files
-from tpu_magics.backends.torch.tensor_transfer import has_own_memory, tensor_bytes
+from tpu_magics.backends.torch.tensor_transfer import has_own_memory, memory_of, tensor_bytes
 from tpu_magics.backends.torch.tied_weights import same_bits
 from tpu_magics.backends.torch.weights_check import StagedWeights, WeightUpdate, layout_of
-from tpu_magics.backends.torch.weights_files import PLAIN, Region, memory_of, read_regions
+from tpu_magics.backends.torch.weights_files import PLAIN, Region, read_regions
 from tpu_magics.errors import TpuMagicsError
 
 _UNDO = "result-undo.tmp"

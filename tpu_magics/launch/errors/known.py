@@ -342,7 +342,7 @@ LIBRARIES = (
     ),
     KnownError(
         "collate",
-        r"stack expects each tensor to be equal size|[Tt]rying to resize storage that is not resizable"
+        r"stack expects each tensor to be equal size|DataLoader worker(?s:.+)resize storage that is not resizable"
         r"|each element in list of batch should be of equal size|inhomogeneous shape",
         "has items of different sizes in one batch.",
         "A batch is one tensor. {said}.",

@@ -35,7 +35,8 @@ class Changes:
     """What a rank's function changed. `contents`: by number; `names`: what a cell assigned; `left`: what is not updated
     in the notebook, by name, with the reason; `sums`, `sizes`: checksums and bytes by number; `random`: the states of
     random generators, None if none was used; `settings`: of the process; `gradients`: of tensors, by number, None for
-    one that it has no more; `tables`: what modules consist of now, by number."""
+    one that it has no more; `tables`: what modules consist of now, by number; `weights`: the values of tensors that are
+    in no model any more, by number."""
 
     contents: dict[int, Any] = field(default_factory=dict)
     names: dict[str, Any] = field(default_factory=dict)
@@ -46,13 +47,18 @@ class Changes:
     settings: SettingChanges | None = None
     gradients: dict[int, Any] = field(default_factory=dict)
     tables: dict[int, Any] = field(default_factory=dict)
+    weights: dict[int, Any] = field(default_factory=dict)
+
+    @property
+    def entries(self) -> tuple[dict[Any, Any], ...]:
+        """What is pickled one by one, each by its key."""
+        return self.contents, self.names, self.gradients, self.tables, self.weights
 
     def leave_all(self, snapshot: StateSnapshot) -> None:
         """Update nothing in the notebook, since the parts of copies cannot be found there again."""
         self.left.update({snapshot.root(number): snapshot.mismatched for number in self.contents})
-        self.contents.clear()
-        self.gradients.clear()
-        self.tables.clear()
+        for entries in (self.contents, self.gradients, self.tables, self.weights):
+            entries.clear()
 
 
 class ChangeCollector:
@@ -71,6 +77,7 @@ class ChangeCollector:
         self.before = before
         self.snapshot = snapshot
         self.adapter = adapter
+        self.models = models
         self.rebuilt = {number: model for (model, _), number in snapshot.modules.items() if model in rebuilt}
         self.lost: set[str] = set()  # the models of `rebuilt` with parts that cannot be pickled
         parts = [*_parts_in_place(snapshot, models, adapter, rebuilt)]
@@ -94,6 +101,7 @@ class ChangeCollector:
         _drop_largest(self.snapshot, changes)
         self._add_gradients(changes)
         self._add_tables(changes)
+        self._add_removed_weights(changes)
         return changes
 
     def _add_tables(self, changes: Changes) -> None:
@@ -105,6 +113,17 @@ class ChangeCollector:
                 changes.tables[number] = content
             else:
                 self.lost.add(model)
+
+    def _add_removed_weights(self, changes: Changes) -> None:
+        """An optimizer, or another name of the notebook, may have those of a part that was taken out of its model."""
+        now = {id(tensor) for tensor in self.adapter.named(self.models).values()} if self.rebuilt else set()
+        for (model, _), number in self.snapshot.slots.items():
+            value = self.snapshot.nodes[number].value
+            if model not in self.rebuilt.values() or number in self.replaced or id(value) in now:
+                continue
+            content = value.detach()
+            if self._try_pickling(number, content, changes) is None:
+                changes.weights[number] = content
 
     def _add_gradients(self, changes: Changes) -> None:
         """Those that a step did not set to None, as `zero_grad()` at the beginning of a step leaves them."""
@@ -271,7 +290,7 @@ class ChangeCollector:
         temporary = folder / f"{STATE}.tmp"
         try:
             positions = _write_blobs(pickler.blobs, folder / BLOBS)
-            keys = list(changes.contents), list(changes.names), list(changes.gradients), list(changes.tables)
+            keys = [list(entries) for entries in changes.entries]
             summary = (keys, changes.left, changes.random, changes.settings)
             record = (file.getvalue(), ends, positions, pickler.inside, summary)
             temporary.write_bytes(pickle.dumps(record))
@@ -290,8 +309,7 @@ class ChangeCollector:
         pickler = StatePickler(file, self.snapshot, self.numbers, self.adapter)
         pickler.fetched = fetched
         ends = []
-        every: tuple[dict[Any, Any], ...] = (changes.contents, changes.names, changes.gradients, changes.tables)
-        for entries in every:
+        for entries in changes.entries:
             for key, entry in entries.items():
                 try:
                     pickler.dump(entry)
@@ -460,6 +478,7 @@ class StagedChanges:
     settings: SettingChanges | None = None
     gradients: dict[int, Any] = field(default_factory=dict)
     tables: dict[int, Any] = field(default_factory=dict)
+    weights: dict[int, Any] = field(default_factory=dict)
 
     @property
     def changed(self) -> list[str]:
@@ -471,6 +490,8 @@ class StagedChanges:
         it changed weights."""
         of_these = {number for (model, _), number in self.snapshot.modules.items() if model in models}
         self.tables = {number: content for number, content in self.tables.items() if number not in of_these}
+        of_these = {number for (model, _), number in self.snapshot.slots.items() if model in models}
+        self.weights = {number: content for number, content in self.weights.items() if number not in of_these}
         for number in list(self.contents):
             node = self.snapshot.nodes[number]
             if node.kind is not None and node.kind.changed(node.value, node.mark):
@@ -515,6 +536,8 @@ class StagedChanges:
         try:
             for number, content in self.tables.items():
                 undo.append(self.adapter.set_tables(self.snapshot.nodes[number].value, content))
+            for number, content in self.weights.items():
+                undo.append(self.adapter.put_weight(self.snapshot.nodes[number].value, content))
             for number, content in self.contents.items():
                 node = self.snapshot.nodes[number]
                 assert node.kind is not None
@@ -568,10 +591,10 @@ def stage(snapshot: StateSnapshot, adapter: Any, folder: Path) -> StagedChanges:
         path = keys[at] if isinstance(keys[at], str) else snapshot.path(keys[at])
         left[path] = f"it could not be loaded in the notebook: {type(error).__name__}: {error}"
     loaded = enumerate(keys)
-    contents, assigned, gradients, tables = [
+    contents, assigned, gradients, tables, weights = [
         {key: found[at] for at, key in itertools.islice(loaded, len(one)) if at in found} for one in lists
     ]
-    return StagedChanges(snapshot, adapter, contents, assigned, left, random, changed, gradients, tables)
+    return StagedChanges(snapshot, adapter, contents, assigned, left, random, changed, gradients, tables, weights)
 
 
 def rank_differences(snapshot: StateSnapshot, sums: Sequence[Mapping[int, int] | None]) -> str:

@@ -473,7 +473,14 @@ def _is_comparable(item: Any) -> bool:
 
 
 def _class_attributes(kind: type, wanted: Callable[[Any], bool]) -> dict[str, Any]:
-    return {name: item for name, item in vars(kind).items() if not name.startswith(("__", "_abc_")) and wanted(item)}
+    """Of the names that Python gives a class itself, only methods (`__len__`)."""
+    return {
+        name: item
+        for name, item in vars(kind).items()
+        if not name.startswith("_abc_")
+        and (not name.startswith("__") or issubclass(type(_underlying_function(item)), types.FunctionType))
+        and wanted(item)
+    }
 
 
 def _underlying_function(item: Any) -> Any:

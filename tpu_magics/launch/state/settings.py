@@ -244,6 +244,11 @@ _OPTIONS: dict[str, tuple[str, Get, Put]] = {
         lambda torch: {"enabled": torch.is_grad_enabled()},
         lambda torch, new: torch.set_grad_enabled(new["enabled"]),
     ),
+    "torch printing": (
+        "torch._tensor_str",
+        lambda printing: printing.get_printoptions(),
+        lambda printing, new: printing.set_printoptions(**new),
+    ),
     "torch matmul": (
         "torch",
         lambda torch: {"precision": torch.get_float32_matmul_precision()},

@@ -60,6 +60,9 @@ class StateAdapter(Protocol):
     def set_tables(self, module: Any, content: Any) -> Callable[[], None]:
         """In the notebook; returns how to undo it."""
 
+    def put_weight(self, value: Any, data: Any) -> Callable[[], None]:
+        """Write the values of a tensor that is in no model any more; returns how to undo it."""
+
     def versions(self, models: Mapping[str, Any], *, contents: bool = False) -> Mapping[tuple[str, str], Any]:
         """Of the tensors of `named`: equal for one that was not written to; with `contents` also in ways that the
         framework does not count, which takes as long as reading them."""
@@ -313,8 +316,12 @@ class _Walk:
             of_stream = node.label == ("attribute", "stream") and is_library_type(
                 type(outer.value)
             )  # of a log's handler
+            of_library = rule_of(type(node.value)) is type_rules.LOCK and _has_own_locks(type(outer.value))
             node.quiet = (
-                outer.quiet or of_stream or (node.label[0] == "attribute" and _is_private(outer.value, node.label[1]))
+                outer.quiet
+                or of_stream
+                or of_library
+                or (node.label[0] == "attribute" and _is_private(outer.value, node.label[1]))
             )
         node.unlimited = node.unlimited or rule_of(type(node.value)).unlimited
 
@@ -484,6 +491,11 @@ def _of_wrapper(function: types.FunctionType) -> Iterator[tuple[Label, Any]]:
         if content is not kinds.MISSING:
             yield ("", ""), content
     yield from ((("attribute", name), part) for name, part in vars(function).items())
+
+
+def _has_own_locks(kind: type) -> bool:
+    """Whether the locks in its instances are a library's, whose threads may hold them at any time."""
+    return is_library_type(kind) and kind.__module__ != "builtins"
 
 
 def _counted_by(name: str) -> Callable[[Any], Any]:
