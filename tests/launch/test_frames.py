@@ -201,6 +201,13 @@ def test_deep_recursion_is_bounded_and_counted() -> None:
     assert len(text) < 8
 
 
+def test_the_users_outermost_call_is_shown_whatever_called_it() -> None:
+    calling = [Frame("/lib/a.py", number, "launch", library=True) for number in range(50)]
+    first, again = Frame("In [1]", 4, "train"), Frame("In [1]", 3, "visit")
+    stack = frames._bounded([*calling, first, *[again] * 900])
+    assert stack[: len(calling) + 1] == (*calling, first) and len(stack) == 50 + 101
+
+
 # -- crash dumps --------------------------------------------------------------------------------------------------
 
 

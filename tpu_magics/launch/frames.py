@@ -46,7 +46,8 @@ _ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 
 
 def from_exception(exc: BaseException, cell_names: Mapping[str, str]) -> tuple[Frame, ...]:
-    """The stack of an exception, and the position of a SyntaxError; at most 101 frames.
+    """The stack of an exception, and the position of a SyntaxError; of a long one the outermost of
+    the user's code, and the innermost.
 
     Args:
         exc: the exception, with its traceback.
@@ -180,10 +181,11 @@ def _frame(path: str, line: int | None, function: str, cell_names: Mapping[str, 
 
 
 def _bounded(frames: Sequence[Frame]) -> tuple[Frame, ...]:
-    left_out = len(frames) - _OUTER - _INNER
+    outer = _OUTER + next((number for number, frame in enumerate(frames) if not frame.library), 0)
+    left_out = len(frames) - outer - _INNER
     if left_out <= 0:
         return tuple(frames)
-    return (*frames[:_OUTER], Frame(LEFT_OUT, left_out, "", library=True), *frames[-_INNER:])
+    return (*frames[:outer], Frame(LEFT_OUT, left_out, "", library=True), *frames[-_INNER:])
 
 
 # -- stacks from faulthandler -------------------------------------------------------------------------------------
