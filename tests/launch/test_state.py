@@ -681,6 +681,73 @@ def test_tensors_of_the_notebook_can_be_resized() -> None:
     held[0].resize_(7)
 
 
+class Twice(torch.optim.SGD):
+    """An optimizer with another one in it, as SAM has."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr=lr)
+        self.inner = torch.optim.SGD(self.param_groups, lr=lr)
+        self.rho = 0.5
+
+
+def test_an_optimizer_that_the_function_made_has_its_own_attributes() -> None:
+    """torch's `__getstate__` leaves them out: LBFGS without its parameters cannot step."""
+
+    def train() -> Any:
+        model = torch.nn.Linear(4, 1).to(framework.TYPE)
+        twice, lbfgs = Twice(model.parameters(), 0.1), torch.optim.LBFGS(model.parameters())
+        twice.register_step_post_hook(lambda *_: None)
+        scheduler = torch.optim.lr_scheduler.StepLR(twice, 1)
+        model(inputs.to(framework.TYPE)).sum().backward()
+        twice.step()
+        scheduler.step()
+        framework.sync()
+        return model, twice, lbfgs, scheduler
+
+    model, twice, lbfgs, scheduler = run(train).value
+    assert twice.rho == 0.5 and twice.inner.param_groups[0]["params"][0] is model.weight
+    assert scheduler.optimizer is twice and twice.param_groups[0]["lr"] == pytest.approx(0.01)
+    model(inputs).square().mean().backward()
+    twice.step()
+    lbfgs.step(lambda: model(inputs).square().mean())
+
+
+class Accessed:
+    def __init__(self) -> None:
+        made.append(1)
+
+    def __getitem__(self, index: int) -> int:
+        made.append(index)
+        return index
+
+    @property
+    def value(self) -> int:
+        return 0
+
+    @value.setter
+    def value(self, new: int) -> None:
+        made.append(new)
+
+    @functools.cached_property
+    def slow(self) -> int:
+        made.append(4)
+        return 4
+
+
+made: list[int] = []
+
+
+def test_what_special_methods_and_setters_change() -> None:
+    def train() -> int:
+        one = Accessed()
+        one.value = 3
+        return one[2] + one.slow
+
+    made.clear()
+    assert run(train).value == 6
+    assert made == [1, 3, 2, 4]
+
+
 class Attributes(dict[str, Any]):
     __getattr__ = dict.__getitem__
 

@@ -1,4 +1,5 @@
-"""Accelerators and Trainers that a worker made, created again in the notebook for its CPU (rebuild.py: the way there).
+"""Accelerators, Trainers and optimizers that a worker made, created again in the notebook for its CPU (rebuild.py: the
+way there).
 
 They are pickled without what belongs to the worker's process. In the notebook each is an empty object until all changes
 are applied; then `finish` fills it as its own class does. accelerate 1.15.0 and transformers 5.23.0.
@@ -6,8 +7,10 @@ are applied; then `finish` fills it as its own class does. accelerate 1.15.0 and
 
 from __future__ import annotations
 
+import copyreg
 import pickle
 import sys
+import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +41,16 @@ _OF_PROCESS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
 
 
 # -- in the worker ----------------------------------------------------------------------------------------------------
+# Attributes of optimizers that belong to a process (torch 2.9 and 2.15).
+OPTIMIZER_SKIPS = frozenset(
+    {
+        *("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_optimizer_state_dict_pre_hooks"),
+        *("_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_pre_hooks"),
+        *("_optimizer_load_state_dict_post_hooks", "_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured"),
+    }
+)
+
+
 def recipe(value: Any) -> tuple[Any, ...] | None:
     """How to create it in the notebook, as `__reduce__` returns it; None if pickle may take it as it is."""
     kind = type(value)
@@ -50,12 +63,29 @@ def recipe(value: Any) -> tuple[Any, ...] | None:
         return _of_wrapper(value, cpu_only.given_loaders.get(value))
     if any(_is(kind, f"{package}.{lightning.RESULT}", "_ResultCollection") for package in lightning.PACKAGES):
         return kind, (value.training,)  # empty: what it has is compared with the strategy of the next run
+    if _is(kind, "torch.optim.optimizer", "Optimizer"):
+        return _of_optimizer(value)
     if _is(kind, "torch.nn", "Module"):
         return _of_parametrized(value) or _of_module(value)
     for module, name, changed in _OF_PROCESS:
         if _is(kind, module, name):
             return _with_attributes(value, changed)
     return None
+
+
+def _of_optimizer(optimizer: Any) -> tuple[Any, ...] | None:
+    """With its own attributes, which torch's `Optimizer.__getstate__` leaves out (LBFGS has its parameters there); None
+    for one with a way of its own. Not what belongs to a process: hooks, and a `step` that a scheduler has wrapped."""
+    kind = type(optimizer)
+    plain = sys.modules["torch.optim.optimizer"].Optimizer
+    if any(getattr(kind, name) is not getattr(plain, name) for name in ("__getstate__", "__reduce_ex__", "__reduce__")):
+        return None
+    own = {
+        name: item
+        for name, item in vars(optimizer).items()
+        if name not in OPTIMIZER_SKIPS and not isinstance(item, types.MethodType)
+    }
+    return copyreg.__newobj__, (kind,), own  # type: ignore[attr-defined]
 
 
 def _of_parametrized(module: Any) -> tuple[Any, ...] | None:

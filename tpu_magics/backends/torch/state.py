@@ -38,13 +38,6 @@ _MODULE_SKIPS = frozenset(
         *("forward", "_original_forward", "_old_forward", "_hf_hook", "_tpu_magics_wrapper"),
     }
 )
-_OPTIMIZER_SKIPS = frozenset(
-    {
-        *("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_optimizer_state_dict_pre_hooks"),
-        *("_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_pre_hooks"),
-        *("_optimizer_load_state_dict_post_hooks", "_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured"),
-    }
-)
 # Attributes of TrainingArguments that belong to a process (transformers 5.23.0; cpu_only.py).
 _ARGUMENTS_SKIPS = frozenset({"_setup_devices", "distributed_state", "_n_gpu", "_tpu_magics_process"})
 _HANDLER_SKIPS = frozenset({"train_dataloader", "eval_dataloader"})  # for callbacks of the current run
@@ -54,7 +47,7 @@ _LOADER = frozenset({"dataset", "sampler", "batch_sampler", "generator", "collat
 RULES: Mapping[str, Mapping[str, Any]] = {
     "torch.device": {"constant": True, "opaque": True},
     "torch.nn.modules.module.Module": {"skip": _MODULE_SKIPS, "unlimited": True},
-    "torch.optim.optimizer.Optimizer": {"skip": _OPTIMIZER_SKIPS, "unlimited": True},
+    "torch.optim.optimizer.Optimizer": {"skip": recreate.OPTIMIZER_SKIPS, "unlimited": True},
     "torch.utils.data.dataloader.DataLoader": {"only": _LOADER, "quiet": True},
     "torch.utils.data.dataloader._BaseDataLoaderIter": {"named": "an iterator", "counter": "_num_yielded"},
     "torch.utils.hooks.RemovableHandle": {"only": frozenset()},

@@ -443,7 +443,7 @@ class ClassKind(_AttributesKind):
 
     def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
         found = sorted(_class_attributes(value, _not_a_descriptor).items())  # cloudpickle's copy has them sorted
-        return ((("attribute", name), _underlying_function(item)) for name, item in found)
+        return ((("attribute", name), one) for name, item in found for one in _functions_in(item))
 
     def mark(self, value: Any) -> Any:
         return _class_attributes(value, _is_comparable)
@@ -485,9 +485,15 @@ def _class_attributes(kind: type, wanted: Callable[[Any], bool]) -> dict[str, An
 
 def _underlying_function(item: Any) -> Any:
     """The function in a descriptor."""
+    return _functions_in(item)[0]
+
+
+def _functions_in(item: Any) -> tuple[Any, ...]:
     if issubclass(type(item), (classmethod, staticmethod)):
-        return item.__func__
-    return item.fget if issubclass(type(item), property) else item
+        return (item.__func__,)
+    if issubclass(type(item), functools.cached_property):
+        return (item.func,)
+    return (item.fget, item.fset, item.fdel) if issubclass(type(item), property) else (item,)
 
 
 class NamespaceEntry:

@@ -378,8 +378,11 @@ def _cut_elsewhere(pair: TorchComparison) -> CompileCause | None:
     new, old = _by_id(pair.new.facts.cuts), _by_id(pair.old.facts.cuts)
     only_new = [site for key, site in new.items() if key not in old]
     only_old = [site for key, site in old.items() if key not in new]
-    if not only_old and all(site.id == pair.new.site.id for site in only_new) and (again := _read_again(pair)):
-        return again
+    if not only_old and all(site.id == pair.new.site.id for site in only_new):
+        if again := _read_again(pair):
+            return again
+        if pair.change is not None and pair.change.same_ops and pair.change.numbers:
+            return None  # the reads before were of this line too: another constant makes the other graph
     if not only_new and not only_old:
         return None
     site = (only_new or only_old)[0]

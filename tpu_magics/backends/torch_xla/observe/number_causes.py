@@ -181,6 +181,21 @@ def _likeliest(named: list[tuple[str, Number, Number]]) -> tuple[str, Number, Nu
     return min(named, key=lambda one: ("[" not in one[0]) + ("." not in one[0]) + (not isinstance(one[2], float)))
 
 
+# torch_xla 2.9 makes a tensor without dimensions that is 0 or 1 a constant too.
+_TO_TENSOR = (
+    "Make it a tensor with a dimension on the device (`torch.tensor([x], device=device)`), or use the same value in "
+    "every step."
+)
+_TO_SLICE = (
+    "Slice on the host, before the data goes to the device; or select by a tensor: `x[torch.arange(size, "
+    "device=device) + torch.tensor([start], device=device)]`."
+)
+
+
+def _slices(one: TorchCompileEvidence) -> bool:
+    return one.report.graph is not None and bool(one.report.graph.counts["slice"])
+
+
 def _number(pair: TorchComparison, name: str, old: Number, new: Number) -> CompileCause:
     baked = (
         " (torch_xla makes 0 and 1 constants of the graph, other numbers are inputs)"
@@ -190,7 +205,7 @@ def _number(pair: TorchComparison, name: str, old: Number, new: Number) -> Compi
     return pair.cause(
         "python-number",
         f"A Python number is a constant in the graph: {name} is now {new:g}, before {old:g}{baked}.",
-        "Make it a tensor on the device, or use the same value in every step.",
+        _TO_SLICE if _slices(pair.new) else _TO_TENSOR,
         f"{name} now {new:g}, before {old:g}",
     )
 
@@ -203,5 +218,5 @@ def _number_without_name(pair: TorchComparison, change: hlo.GraphChange) -> Comp
     return pair.cause(
         "python-number",
         f"A number in the graph changed: now {new}, before {old}. Its name in your code was not found.",
-        "Look for a Python number that this step uses. Make it a tensor, or use the same value in every step.",
+        "Look for a Python number that this step uses. Make it a tensor with a dimension, or use the same value.",
     )
