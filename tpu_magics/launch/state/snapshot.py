@@ -316,12 +316,8 @@ class _Walk:
             of_stream = node.label == ("attribute", "stream") and is_library_type(
                 type(outer.value)
             )  # of a log's handler
-            of_library = rule_of(type(node.value)) is type_rules.LOCK and _has_own_locks(type(outer.value))
             node.quiet = (
-                outer.quiet
-                or of_stream
-                or of_library
-                or (node.label[0] == "attribute" and _is_private(outer.value, node.label[1]))
+                outer.quiet or of_stream or (node.label[0] == "attribute" and _is_private(outer.value, node.label[1]))
             )
         node.unlimited = node.unlimited or rule_of(type(node.value)).unlimited
 
@@ -491,11 +487,6 @@ def _of_wrapper(function: types.FunctionType) -> Iterator[tuple[Label, Any]]:
         if content is not kinds.MISSING:
             yield ("", ""), content
     yield from ((("attribute", name), part) for name, part in vars(function).items())
-
-
-def _has_own_locks(kind: type) -> bool:
-    """Whether the locks in its instances are a library's, whose threads may hold them at any time."""
-    return is_library_type(kind) and kind.__module__ != "builtins"
 
 
 def _counted_by(name: str) -> Callable[[Any], Any]:

@@ -66,7 +66,6 @@ WHOLE_PACKAGES = frozenset({"pandas", "polars", "PIL", "xarray"})
 # `prepare` does not move an object).
 LIBRARY_MARKS = frozenset({"_is_accelerate_prepared"})
 
-LOCK = TypeRule(named="a lock", counter="lock")
 RULES: dict[str, TypeRule] = {
     "logging.Logger": TypeRule(
         only=frozenset({"level", "handlers", "filters", "disabled", "propagate", "parent"}), quiet=True
@@ -77,8 +76,6 @@ RULES: dict[str, TypeRule] = {
     "tqdm.std.tqdm": TypeRule(only=frozenset({"n", "total", "desc", "postfix"}), quiet=True),  # the rest is its display
     "matplotlib.artist.Artist": TypeRule(named="a figure", counter="artists"),
     "tokenizers.Tokenizer": TypeRule(named="the vocabulary of a tokenizer", counter="vocabulary"),
-    "_thread.lock": LOCK,
-    "_thread.RLock": LOCK,
 }
 
 
@@ -92,7 +89,6 @@ def _artists(value: Any) -> Any:
 
 COUNTERS: Mapping[str, Callable[[Any], Any]] = {
     "artists": _artists,
-    "lock": lambda value: value.locked() if hasattr(value, "locked") else value._is_owned(),
     "vocabulary": lambda value: value.get_vocab_size(with_added_tokens=True),
 }
 """Values that differ after a change, for a rule's `counter` that is no attribute."""
