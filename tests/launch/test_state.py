@@ -1085,12 +1085,13 @@ def test_a_file_behind_a_writer(tmp_path: Path, notebook: FakeNotebook) -> None:
 @pytest.mark.parametrize("first", [True, False])
 def test_gradients_are_as_after_the_last_step(first: bool) -> None:
     """`zero_grad()` at the beginning of a step leaves them, and the next backward() adds to them."""
+    torch.manual_seed(0)
     model, held = torch.nn.Linear(4, 1), torch.ones(4, requires_grad=True)
     plain, plain_held = copy.deepcopy(model), torch.ones(4, requires_grad=True)
 
     def step(model: Any, held: Any, device: str) -> None:
         model.to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         for _ in range(2):
             if first:
                 optimizer.zero_grad()
