@@ -128,4 +128,4 @@ install:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
 	    echo "tpu_magics needs Python 3.10 or newer, and '$(PYTHON)' is: $$($(PYTHON) --version 2>&1)"; \
 	    echo "What to do: name a newer one: make $(GOAL) PYTHON=/path/to/python3.11"; exit 1; }
-	@GOAL=$(GOAL) $(PYTHON) scripts/install.py torch,preflight,pods,dev
+	@GOAL=$(GOAL) $(PYTHON) scripts/install.py torch,rehearsal,preflight,pods,dev

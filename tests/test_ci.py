@@ -128,7 +128,7 @@ def test_an_install_that_fails_is_done_again_and_one_that_is_up_to_date_is_left_
     assert "PyTorch comes from its own index" in second.stdout
     assert not marker.exists()
     # As if the download had succeeded.
-    code = "import install; install.STAMP.write_text(install.key('torch,preflight,pods,dev'))"
+    code = "import install; install.STAMP.write_text(install.key('torch,rehearsal,preflight,pods,dev'))"
     subprocess.run([sys.executable, "-c", code], cwd=tree / "scripts", check=True)
     again = make(tree, "install", python(tree))
     assert again.returncode == 0, again.stderr
@@ -136,7 +136,7 @@ def test_an_install_that_fails_is_done_again_and_one_that_is_up_to_date_is_left_
     with (tree / "pyproject.toml").open("a") as file:
         file.write("\n# one more extra\n")
     changed = make(tree, "install", python(tree))
-    assert "installing tpu_magics with extras torch,preflight,pods,dev" in changed.stdout
+    assert "installing tpu_magics with extras torch,rehearsal,preflight,pods,dev" in changed.stdout
     assert "making .venv" not in changed.stdout
 
 

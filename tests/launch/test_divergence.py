@@ -51,9 +51,7 @@ def test_graphs_without_a_name_are_not_compared() -> None:
 
 
 def trains(length: int, own: bool) -> None:
-    import os
-
-    rank = int(os.environ["LOCAL_RANK"])
+    rank = torch_xla.runtime.global_ordinal()
     x = torch.ones(8, length + (rank if own else 0), device=torch_xla.device())
     for _ in range(2):
         x = x * 2 + 1

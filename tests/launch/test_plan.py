@@ -142,6 +142,7 @@ def test_the_plan_is_recorded() -> None:
     result = run(int, timeout=33.0, precision="bf16")
     assert result.run.info["plan"] == {
         "device": "CPU",
+        "branch": "",
         "workers": 1,
         "replicas": 1,
         "precision": "bf16",

@@ -26,13 +26,15 @@ class WorkerSpec:
     """What one worker needs to become a rank.
 
     `index`: number of the worker on this host, from 0; `count`: workers on this host; `device`: "CPU" or "TPU";
-    `precision`: "", "fp32", "bf16" or "bf16-downcast"; `environment`: variables to set (or, if None, to unset) in the
-    worker only; `max_steps`: stop cleanly after this many steps, `max_recompiles`: fail at the first recompile above it
-    (None: no limit; expected ones are not counted); `replicas`: devices of one worker; `scratch`: a folder for
-    temporary files of this worker; `cache`: the folder of the persistent compile cache ("": none). `meeting`: the
-    folder in which the ranks of a rehearsal find each other (None: no rehearsal); `first`: the rank of this host's
-    first worker, `world`: ranks of all hosts (0: those of this one), `store`: where rank 0 listens for the other hosts
-    of a rehearsal, `address`: where they reach this one ("": this is the only host); `collective_timeout`: seconds that
+    `branch`: what the framework and other libraries take the device for, "TPU" also where XLA:CPU is in a TPU's place
+    (backends/pjrt_stand_in.py); `precision`: "", "fp32", "bf16" or "bf16-downcast"; `environment`: variables to set
+    (or, if None, to unset) in the worker only; `max_steps`: stop cleanly after this many steps, `max_recompiles`: fail
+    at the first recompile above it (None: no limit; expected ones are not counted); `replicas`: devices of one worker;
+    `scratch`: a folder for temporary files of this worker; `cache`: the folder of the persistent compile cache ("":
+    none). `meeting`: the folder in which the ranks of a rehearsal find each other (None: no rehearsal); `first`: the
+    rank of this host's first worker, `world`: ranks of all hosts (0: those of this one), `store`: where rank 0 listens
+    for the other hosts of a rehearsal, `address`: where they reach this one ("": this is the only host);
+    `collective_timeout`: seconds that
     a rank of a rehearsal waits for the others in a collective; `spmd`: devices of one SPMD worker (None: not SPMD; 0:
     all devices of the host). `tracing`: nothing runs, the graphs are written (None: a run). `keep_partial`: after a
     failure, the changes so far are returned; `strict`: training only on the host is an error; `checkpoints`: how the
@@ -60,6 +62,16 @@ class WorkerSpec:
     keep_partial: bool = False
     strict: bool = False
     checkpoints: CheckpointPlan | None = None
+    branch: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.branch:
+            object.__setattr__(self, "branch", self.device)
+
+    @property
+    def in_tpus_place(self) -> bool:
+        """Whether XLA:CPU is in a TPU's place."""
+        return self.device == "CPU" and self.branch == "TPU"
 
     @property
     def number(self) -> int:
@@ -193,6 +205,10 @@ class Backend(Protocol):
 
     def rehearsal_problem(self) -> str:
         """Why the installed packages cannot rehearse several ranks on XLA:CPU; "" if they can."""
+
+    def load_stand_in(self) -> None:
+        """In the notebook's process, on a host without a TPU: load what takes its place in workers of the TPU branch
+        (WorkerSpec.branch). No runtime starts. Raises TpuMagicsError if it cannot be loaded."""
 
     def runtime_initialized(self) -> bool:
         """Whether the accelerator's runtime is running in this process. Never starts it, imports nothing."""

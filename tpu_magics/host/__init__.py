@@ -68,10 +68,10 @@ class Host:
 
     `generation`: None without a TPU or where it is unknown; then `tpu` names what is known ("" without a TPU);
     `chips`: as PCI shows them; `devices`: their device files; `device`: "TPU" or "CPU", what cells train on;
-    `workers`: processes to start; `replicas`: devices in each; `pjrt_device`: PJRT_DEVICE as it was found;
-    `unseen`: processes of other accounts that could not be inspected; `cpus`: None: not available;
-    `framework`: what cells are trained with, "torch" or "tensorflow", which has one process and no workers;
-    `problems`: those that stop training first; `notes`: sentences that need no action.
+    `branch`: what libraries take it for ("": what it is; WorkerSpec.branch); `workers`: processes to start; `replicas`:
+    devices in each; `pjrt_device`: PJRT_DEVICE as it was found; `unseen`: processes of other accounts that could not be
+    inspected; `cpus`: None: not available; `framework`: what cells are trained with, "torch" or "tensorflow", which has
+    one process and no workers; `problems`: those that stop training first; `notes`: sentences that need no action.
     """
 
     environment: Environment
@@ -93,6 +93,7 @@ class Host:
     problems: tuple[HostProblem, ...]
     notes: tuple[str, ...]
     framework: str = "torch"
+    branch: str = ""
 
     @property
     def worker_environment(self) -> dict[str, str | None]:

@@ -110,7 +110,7 @@ def check_choice(option: str, value: str | None, choices: tuple[str, ...]) -> No
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a run. `workers`: processes; `replicas`: devices of each."""
+    """The plan of a run. `branch`: as in WorkerSpec; `workers`: processes; `replicas`: devices of each."""
 
     device: str
     workers: int
@@ -126,6 +126,7 @@ class Plan:
     keep_partial: bool = False
     strict: bool = False
     checkpoints: CheckpointPlan | None = None
+    branch: str = ""
 
     @classmethod
     def from_options(
@@ -155,6 +156,7 @@ class Plan:
             index=index,
             count=self.workers,
             device=self.device,
+            branch=self.branch,
             precision=self.precision,
             environment=self.environment,
             max_steps=self.steps,
@@ -178,6 +180,7 @@ class Plan:
         """For run.json."""
         return {
             "device": self.device,
+            "branch": self.branch,
             "workers": self.workers,
             "replicas": self.replicas,
             "precision": self.precision,
@@ -208,6 +211,7 @@ def make_plan(
         precision,
         collective_timeout,
         device=host.device,
+        branch=host.branch,
         workers=workers,
         replicas=host.replicas if workers == host.workers and options.spmd is None else 1,
         environment={**host.worker_environment, **meeting, **options.environment},

@@ -6,7 +6,7 @@ import ast
 import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.base import Backend, LocalBackend, Placement
@@ -42,7 +42,7 @@ class Session:
     `last`: the newest run's result; `framework` and `tpu`: as given to %tpu_init; `placed`: where a framework trains
     that runs in this process (None: not connected yet); `pod`: the hosts of runs (None: this host); `spawns`: workers
     are new processes, because forks could not use the device; `checkpoints`: where those of runs are ("": nowhere);
-    `slice`: the TPU slice that was requested for `pod`."""
+    `slice`: the TPU slice that was requested for `pod`; `tpu_branch`: XLA:CPU is in a TPU's place in workers."""
 
     notebook: NotebookInterface = field(default_factory=PlainProgram)
     precision: str = ""
@@ -57,6 +57,7 @@ class Session:
     spawns: bool = False
     checkpoints: str = ""
     slice: Slice | None = None
+    tpu_branch: bool = False
     host: Host | None = None
     fork_blockers: ForkBlockers = field(default_factory=ForkBlockers)
     active_run: TrainingRun | None = None
@@ -195,6 +196,7 @@ def initialise(
     hosts: str = "",
     wanted: Slice | None = None,
     checkpoints: str | None = None,
+    tpu_branch: bool = False,
 ) -> Host:
     """Set up the session, as `%tpu_init` does: inspect the host, set the defaults and this process's PJRT_DEVICE.
 
@@ -209,6 +211,7 @@ def initialise(
         hosts: the Ray cluster to train on ("ray", "ray://HOST:PORT", "HOST:PORT"; "" and "off": this host).
         wanted: the TPU slice to request from the cluster.
         checkpoints: where those of runs are kept, a folder or an address, or "off"; None keeps what the session has.
+        tpu_branch: without a TPU, XLA:CPU takes its place, so that libraries take their TPU branch.
     """
     from tpu_magics.launch.pods import host_selection
 
@@ -229,12 +232,14 @@ def initialise(
     current.backend.refuse(options.precision or "", options.spmd, cache or "", hosts)
     current.pod = host_selection.join_pod(current, hosts, wanted, options)  # releases what the session had before
     current.slice = wanted
-    host = _initialise_workers(options, cache, alone=current.pod is None)
+    host = _initialise_workers(options, cache, alone=current.pod is None, tpu_branch=tpu_branch)
     current.framework, current.placed = framework, None
     return host
 
 
-def _initialise_workers(options: Options, cache: str | None = None, alone: bool = True) -> Host:
+def _initialise_workers(
+    options: Options, cache: str | None = None, alone: bool = True, tpu_branch: bool = False
+) -> Host:
     """`initialise` for a framework that trains in forked workers. `alone`: on this host only, whose devices limit the
     number of workers."""
     host = inspect_host()
@@ -242,8 +247,9 @@ def _initialise_workers(options: Options, cache: str | None = None, alone: bool 
         count_workers(host, options.processes, options.spmd)
     if cache is not None:
         current.cache = cache_folder(cache)
+    current.tpu_branch = tpu_branch and _takes_tpus_place(host)
     os.environ.update(notebook_environment(host))
-    current.host = host
+    current.host = host = _on_branch(host)
     current.precision = options.precision or ""
     current.processes = options.processes
     current.spmd = options.spmd
@@ -251,6 +257,24 @@ def _initialise_workers(options: Options, cache: str | None = None, alone: bool 
     current.backend.prepare_notebook()
     current.initialised = True
     return host
+
+
+def _on_branch(host: Host) -> Host:
+    """The host as libraries in the workers see it."""
+    return replace(host, branch="TPU") if current.tpu_branch else host
+
+
+def _takes_tpus_place(host: Host) -> bool:
+    """Whether XLA:CPU can take a TPU's place on this host. If not, the notebook says why."""
+    if host.chips:
+        current.notebook.say("--tpu-branch has no effect: this host has a TPU.")
+        return False
+    try:
+        current.backend.load_stand_in()
+    except TpuMagicsError as error:
+        current.notebook.say(f"Libraries do not take their TPU branch in this rehearsal. {error}")
+        return False
+    return True
 
 
 def _initialise_local(framework: str, tpu: str, precision: str) -> Host:
@@ -283,5 +307,5 @@ def known_host() -> Host:
     """Inspect the host again: another process may use the TPU by now. Without %tpu_init, set up the session first."""
     if not current.initialised:
         return _initialise_workers(Options())
-    current.host = inspect_host()
+    current.host = _on_branch(inspect_host())
     return current.host

@@ -77,6 +77,7 @@ class _Worker:
         self.spec = spec
         self.rank = spec.number
         self.began = time.monotonic()
+        self.environ = dict(os.environ)  # the notebook's
         self.writer = EventWriter(task.files.events_path(self.rank), self.rank)
         self.steps = 0
         self.compiles: int | None = None
@@ -127,7 +128,7 @@ class _Worker:
     # -- on the rank's thread -----------------------------------------------------------------------------------
     def _ready(self, ordinal: int, world_size: int, device: str) -> None:
         if not 0 <= ordinal < self.spec.ranks:
-            raise no_such_rank(ordinal, self.spec.ranks)
+            raise no_such_rank(ordinal, self.spec.ranks, self.environ)
         scratch = self.spec.scratch.parent if self.spec.scratch is not None else None
         self.spec = replace(self.spec, checkpoints=files_of(self.spec.checkpoints, scratch))
         self.before = records_before(self.spec.checkpoints, ordinal)

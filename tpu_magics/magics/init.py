@@ -28,10 +28,13 @@ def initialise(
     hosts: str = "",
     target: str = "",
     checkpoints: str | None = None,
+    tpu_branch: bool = False,
 ) -> Host:
     """Set up the session and show the table; then import the framework, so that the first run starts faster."""
     current = session.current
-    host = init(precision, processes, cache, spmd, collective_timeout, framework, tpu, hosts, target, checkpoints)
+    host = init(
+        precision, processes, cache, spmd, collective_timeout, framework, tpu, hosts, target, checkpoints, tpu_branch
+    )
     chosen = current.torch if host.framework == "torch" else None
     show_table(host_table(host, processes, spmd, current.placed, current.pod, chosen))
     if current.pod is not None:
@@ -72,6 +75,7 @@ def init(
     hosts: str = "",
     target: str = "",
     checkpoints: str | None = None,
+    tpu_branch: bool = False,
 ) -> Host:
     """What `%tpu_init` does, without its table: look at the host, set the session's defaults.
 
@@ -88,11 +92,13 @@ def init(
         target: with `hosts`, the TPU slice to request from the cluster ("v5litepod-16").
         checkpoints: where those of the runs to come are kept: a folder, an address ("gs://bucket/run1"), or "off"; None
             leaves it as it is.
+        tpu_branch: without a TPU, XLA:CPU takes its place in the workers, so that torch_xla, accelerate, transformers
+            and Lightning take their TPU branch.
 
     Raises:
         TpuMagicsError: a setting is not possible here.
     """
     wanted = wanted_slice(target, hosts)
     return session.initialise(
-        precision, processes, cache, spmd, collective_timeout, framework, tpu, hosts, wanted, checkpoints
+        precision, processes, cache, spmd, collective_timeout, framework, tpu, hosts, wanted, checkpoints, tpu_branch
     )

@@ -85,6 +85,11 @@ def init_parser() -> MagicParser:
         help="one worker that drives N devices as a mesh (N, 1) with axes data and model; virtual devices on XLA:CPU",
     )
     parser.add_argument(
+        "--tpu-branch",
+        action="store_true",
+        help="without a TPU: XLA:CPU takes its place, so that torch_xla, accelerate and Trainer take their TPU branch",
+    )
+    parser.add_argument(
         "--cache",
         metavar="DIR",
         help='cache compiled programs in DIR for later runs (on a TPU; "off" disables it)',

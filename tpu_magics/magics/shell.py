@@ -193,6 +193,7 @@ class TpuMagics(Magics):
             found.hosts,
             found.target,
             found.checkpoints,
+            found.tpu_branch,
         )
 
     @no_var_expand

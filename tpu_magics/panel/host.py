@@ -149,7 +149,8 @@ def _training(host: Host, processes: int | None, spmd: int | None) -> str:
         return f"{host.device}: 1 worker (SPMD), which drives {plural(spmd, _kind(host))}"
     if host.device == "CPU":
         ranks = processes or host.workers
-        return f"CPU: {plural(ranks, 'worker')}{f', a rehearsal of {ranks} ranks' if ranks > 1 else ''}"
+        place = " in a TPU's place (libraries take their TPU branch)" if host.branch == "TPU" else ""
+        return f"CPU{place}: {plural(ranks, 'worker')}{f', a rehearsal of {ranks} ranks' if ranks > 1 else ''}"
     if processes == 1:
         return "TPU: 1 worker"
     workers = plural(host.workers, "worker")

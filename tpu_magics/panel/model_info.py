@@ -15,7 +15,9 @@ def device_name(plan: Mapping[str, Any], host: Mapping[str, Any], lead: RankReco
     told = as_text(plan.get("device")) or as_text(host.get("device"))
     if not told and lead.start is not None and "cpu" in lead.start.device.lower():
         told = "CPU"
-    return "XLA:CPU" if told == "CPU" else told
+    if told == "CPU":
+        return "XLA:CPU in a TPU's place" if as_text(plan.get("branch")) == "TPU" else "XLA:CPU"
+    return told
 
 
 def host_name(info: Mapping[str, Any], rank: int, worker: Mapping[str, Any]) -> str:

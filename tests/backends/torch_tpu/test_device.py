@@ -137,7 +137,8 @@ def test_a_wrong_variable_does_not_look_for_a_tpu_that_is_not_there() -> None:
     """PJRT_DEVICE=TPU on a machine without one: libtpu would wait for it."""
     program = (
         "import os\nos.environ['PJRT_DEVICE'] = 'TPU'\n"
-        "from tpu_magics.backends.torch_tpu import device, plugin\ndevice.register()\nprint(plugin.replacement())"
+        "from tpu_magics.backends import pjrt_stand_in\nfrom tpu_magics.backends.torch_tpu import device\n"
+        "device.register()\nprint(pjrt_stand_in.replacement())"
     )
     assert "libpjrt_cpu.so" in forks.run("os", program)
 

@@ -39,7 +39,7 @@ def may_die(step: int) -> None:
     if who == "kernel":
         os.kill(os.getppid(), number)
         time.sleep(30)
-    elif who == "all" or os.environ.get("LOCAL_RANK", "0") == "0":
+    elif who == "all" or framework.rank() == 0:
         os.kill(os.getpid(), number)
         time.sleep(30)
 

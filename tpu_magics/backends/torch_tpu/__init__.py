@@ -28,6 +28,9 @@ class TorchTpu(TorchBackend):
             import_module(f"{__name__}.{name}")
         import_shared()
 
+    def load_stand_in(self) -> None:
+        """`prepare` loads it: TorchTPU has no other branch."""
+
     prepare_notebook = method_of("torch_tpu.device", "prepare_notebook")
     refuse = method_of("torch_tpu.options", "refuse")
     run_worker = method_of("torch_tpu.worker", "run_worker")

@@ -19,10 +19,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from tpu_magics.backends import pjrt_stand_in
 from tpu_magics.backends.torch import randomness, runtime
 from tpu_magics.backends.torch.post_import import PostImport
 from tpu_magics.backends.torch.worker import hidden_device, set_variables
-from tpu_magics.backends.torch_tpu import plugin
 from tpu_magics.errors import TpuMagicsError
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # "0": `import torch` does not import torch_tpu
@@ -72,7 +72,7 @@ def register() -> None:
     with quiet(), _variables({LOG_LEVEL: os.environ.get(LOG_LEVEL, "1"), AUTOLOAD: "0"}):
         rehearsal = rehearsed()
         if rehearsal:
-            plugin.replace_libtpu()
+            pjrt_stand_in.replace_libtpu(pjrt_stand_in.TORCH_TPU)
         loader = _imported()
         randomness.look_again()
         _raise_log_level()
@@ -86,7 +86,7 @@ def register() -> None:
 
 def use_cpu() -> None:
     """Make "tpu" XLA:CPU in this process, before the runtime starts; also on a host with a TPU."""
-    plugin.replace_libtpu()
+    pjrt_stand_in.replace_libtpu(pjrt_stand_in.TORCH_TPU)
     _hardware().get_tpu_device_count = _one
 
 

@@ -38,6 +38,7 @@ class TorchXla(TorchBackend):
         import_shared()
 
     prepare_notebook = method_of("torch_xla.library_fixes", "prepare_notebook")
+    load_stand_in = method_of("torch_xla.tpu_branch", "load")
 
     # -- results --------------------------------------------------------------------------------------------------
     splits_weights = method_of("torch_xla.fsdp_shards", "spread")

@@ -19,7 +19,7 @@ from tpu_magics.backends.torch.worker import (
     thread_modes,
     use_up_autograds_start,
 )
-from tpu_magics.backends.torch_xla import graph_cache, observe, spmd
+from tpu_magics.backends.torch_xla import graph_cache, observe, spmd, tpu_branch
 
 
 def apply_environment(spec: WorkerSpec) -> None:
@@ -31,12 +31,14 @@ def apply_environment(spec: WorkerSpec) -> None:
         "PJRT_DEVICE": spec.device,
         "FORK_LAUNCHED": "1",  # what accelerate's PrepareForLaunch sets
         graph_cache.NAME: os.environ.get(graph_cache.NAME, ""),
-        **({"LOCAL_RANK": str(spec.index)} if spec.device == "CPU" else {}),
+        **({"LOCAL_RANK": str(spec.index)} if spec.branch == "CPU" else {}),
         **spec.environment,
+        **tpu_branch.variables(spec),
     }
     found = {**os.environ, **{name: value or "" for name, value in changes.items()}}
     changes.update(variables(spec.precision, found))
     set_variables(changes)
+    tpu_branch.enter(spec)
 
 
 def run_worker(
@@ -112,6 +114,8 @@ def _start(spec: WorkerSpec) -> Callable[[int, int], None]:
     torch_xla's launcher does."""
     from torch_xla._internal import pjrt
 
+    if spec.in_tpus_place:
+        return tpu_branch.start
     if spec.spmd is not None:
         return spmd.start
     return _start_one_chip if spec.count == 1 and spec.device == "TPU" else pjrt.initialize_multiprocess
@@ -166,7 +170,7 @@ class _FirstDevice:
         library_fixes.fix_reductions_and_scales()
         library_fixes.fix_inference_mode()
         library_fixes.fix_loaders()
-        if self.spec.device == "CPU":
+        if self.spec.branch == "CPU":
             library_fixes.fix_autocast()
         if self.spec.tracing is None:
             graph_cache.guard(_kept_names(self.spec))

@@ -4,6 +4,7 @@ result."""
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,15 +39,17 @@ def claimed_twice(failure: Failure) -> Explanation:
     )
 
 
-def no_such_rank(ordinal: int, ranks: int) -> TpuMagicsError:
-    """In a worker: the runtime gave it a rank that the run does not have."""
+def no_such_rank(ordinal: int, ranks: int, environ: Mapping[str, str]) -> TpuMagicsError:
+    """In a worker: the runtime gave it a rank that the run does not have. `environ`: the notebook's variables."""
     has = "the one rank 0" if ranks == 1 else f"ranks 0 to {ranks - 1}"
-    return TpuMagicsError(f"The runtime gave this worker rank {ordinal}, but the run has {has}.", *_cause(ranks))
+    return TpuMagicsError(
+        f"The runtime gave this worker rank {ordinal}, but the run has {has}.", *_cause(ranks, environ)
+    )
 
 
-def _cause(ranks: int) -> tuple[str, str]:
+def _cause(ranks: int, environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
     """Why that is so, and what to do."""
-    given = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    given = {name: environ[name] for name in _VARIABLES if name in environ}
     own = given.get("PJRT_LOCAL_PROCESS_COUNT") == str(ranks)  # torch_xla sets it in each worker
     found = [f"{name}={value}" for name, value in given.items() if not (own and name == "PJRT_LOCAL_PROCESS_COUNT")]
     why = (

@@ -82,7 +82,7 @@ def _values_read(folder: Path) -> Iterator[str]:
 
 def at_home(host: Host) -> Host:
     """The host as if it had no TPU: tracing uses none."""
-    return replace(host, device="CPU", workers=1, replicas=1, variable_changes=())
+    return replace(host, device="CPU", branch="", workers=1, replicas=1, variable_changes=())
 
 
 def _run_with_memory_limit(task: worker.WorkerTask, spec: WorkerSpec) -> int:

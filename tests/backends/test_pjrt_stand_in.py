@@ -1,10 +1,13 @@
-"""XLA's CPU plugin in libtpu's place: which file is taken, what is refused, and what the two replaced entries of its
-table do. The table here is a fake one with the layout of pjrt_c_api.h, version 0.106."""
+"""XLA's CPU plugin in libtpu's place: which file is taken, what is refused, and what the replaced entries of its table
+do. The table here is a fake one with the layout of pjrt_c_api.h, version 0.106."""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import mmap
+import os
+import platform
 import sys
 import types
 from collections.abc import Callable
@@ -14,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tpu_magics.backends.torch_tpu import plugin
+from tpu_magics.backends import pjrt_stand_in as plugin
 from tpu_magics.errors import TpuMagicsError
 
 TABLE = 1128  # bytes of the table of version 0.106
@@ -29,6 +32,11 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugin, "_replacement", [])
 
 
+@pytest.fixture(params=plugin.ENTRIES)
+def framework(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 # -- which file -------------------------------------------------------------------------------------------------------
 def package(monkeypatch: pytest.MonkeyPatch, folder: Path, version: str = plugin.PACKAGE.version) -> Path:
     """An installed package whose plugin has these bytes."""
@@ -40,14 +48,14 @@ def package(monkeypatch: pytest.MonkeyPatch, folder: Path, version: str = plugin
     return library
 
 
-def test_without_a_plugin_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_plugin_it_is_said_what_to_install(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "distribution", missing)
     with pytest.raises(TpuMagicsError, match="XLA's plugin for the CPU is not installed") as caught:
-        plugin.replace_libtpu()
-    assert plugin.INSTALL in caught.value.todo
+        plugin.replace_libtpu(framework)
+    assert plugin.install(framework) in caught.value.todo
     assert plugin.OWN_PLUGIN in caught.value.todo
     assert plugin.replacement() is None
 
@@ -58,33 +66,33 @@ def test_the_tested_file_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         plugin.PACKAGE.name, plugin.PACKAGE.version, plugin.PACKAGE.library, hashlib.sha256(b"a plugin").hexdigest()
     )
     monkeypatch.setattr(plugin, "PACKAGE", tested)
-    assert plugin.find() == library
+    assert plugin.find(plugin.TORCH_XLA) == library
 
 
 @pytest.mark.parametrize("version", [plugin.PACKAGE.version, "2027.1.1"])
 def test_a_file_with_another_content_is_not_loaded(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str
+    framework: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str
 ) -> None:
     library = package(monkeypatch, tmp_path, version)
     with pytest.raises(TpuMagicsError, match=f"{version} is not the one that was tested, and is not loaded") as caught:
-        plugin.replace_libtpu()
+        plugin.replace_libtpu(framework)
     assert f"{plugin.PACKAGE.name}=={plugin.PACKAGE.version}" in caught.value.todo
     assert f"%env {plugin.OWN_PLUGIN}={library}" in caught.value.todo
     assert plugin.replacement() is None
 
 
-def test_an_own_build_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_own_build_that_is_not_there(framework: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(plugin.OWN_PLUGIN, str(tmp_path / "gone.so"))
     with pytest.raises(TpuMagicsError, match=r"gone\.so names no file"):
-        plugin.replace_libtpu()
+        plugin.replace_libtpu(framework)
 
 
-def test_an_own_build_that_is_no_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_own_build_that_is_no_library(framework: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     own = tmp_path / "own.so"
     own.write_text("not a library")
     monkeypatch.setenv(plugin.OWN_PLUGIN, str(own))
     with pytest.raises(TpuMagicsError, match=r"own\.so cannot take the place of a TPU") as caught:
-        plugin.replace_libtpu()
+        plugin.replace_libtpu(framework)
     assert "cannot be loaded" in caught.value.why
     assert f"unset {plugin.OWN_PLUGIN}" in caught.value.todo
 
@@ -104,6 +112,8 @@ class FakePlugin:
         ctypes.c_int.from_address(self.address + 36).value = minor
         self.put(120, self.create)
         self.put(392, self.num_outputs)
+        self.put(480, self.execute)
+        self.executed: list[tuple[bytes, int]] = []
 
     def put(self, place: int, function: Callable[[int], int]) -> None:
         kept = plugin._FUNCTION(function)
@@ -123,7 +133,13 @@ class FakePlugin:
         asked.num_outputs = OUTPUTS
         return 0
 
-    def call(self, place: int, asked: ctypes.Structure) -> int:
+    def execute(self, address: int) -> int:
+        """Keeps the 112 bytes of options that this version reads."""
+        options = int(ctypes.c_void_p.from_address(address + 24).value or 0)
+        self.executed.append((ctypes.string_at(options, 112), options))
+        return 0xE if ctypes.c_int64.from_address(options + 40).value == -1 else 0
+
+    def call(self, place: int, asked: Any) -> int:
         """The function that the table has now."""
         function = plugin._FUNCTION(ctypes.c_void_p.from_address(self.address + place).value or 0)
         return int(function(ctypes.addressof(asked)) or 0)
@@ -159,20 +175,22 @@ def own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[FakePlugin
     return name
 
 
-def test_the_client_has_one_device_and_no_option_of_libtpu(own: Callable[[FakePlugin], Path]) -> None:
+def test_the_client_has_one_device_and_no_option_of_libtpu(framework: str, own: Callable[[FakePlugin], Path]) -> None:
     fake = FakePlugin()
     path = own(fake)
-    assert plugin.replace_libtpu() == plugin.replace_libtpu() == plugin.replacement() == path  # twice is once
+    assert (
+        plugin.replace_libtpu(framework) == plugin.replace_libtpu(framework) == plugin.replacement() == path
+    )  # twice is once
     theirs = (plugin._NamedValue * 2)()  # what torch_tpu passes
     asked = plugin._Create(ctypes.sizeof(plugin._Create), None, ctypes.addressof(theirs), 2)
     assert fake.call(120, asked) == 0
     assert fake.options == [(b"cpu_device_count", 1)]
 
 
-def test_each_output_is_on_the_device(own: Callable[[FakePlugin], Path]) -> None:
+def test_each_output_is_on_the_device(framework: str, own: Callable[[FakePlugin], Path]) -> None:
     fake = FakePlugin()
     own(fake)
-    plugin.replace_libtpu()
+    plugin.replace_libtpu(framework)
     asked = plugin._MemoryKinds(ctypes.sizeof(plugin._MemoryKinds), None, 0x600D, 0, None, None)
     assert fake.call(416, asked) == 0
     kinds = (ctypes.c_char_p * OUTPUTS).from_address(asked.kinds)
@@ -180,28 +198,30 @@ def test_each_output_is_on_the_device(own: Callable[[FakePlugin], Path]) -> None
     assert (asked.num_outputs, list(kinds), list(sizes)) == (OUTPUTS, [b"device"] * OUTPUTS, [6] * OUTPUTS)
 
 
-def test_an_error_of_the_plugin_is_passed_on(own: Callable[[FakePlugin], Path]) -> None:
+def test_an_error_of_the_plugin_is_passed_on(framework: str, own: Callable[[FakePlugin], Path]) -> None:
     fake = FakePlugin()
     own(fake)
-    plugin.replace_libtpu()
+    plugin.replace_libtpu(framework)
     asked = plugin._MemoryKinds(ctypes.sizeof(plugin._MemoryKinds), None, 0xBAD, 0, None, None)
     assert fake.call(416, asked) == 0xE
 
 
 @pytest.mark.parametrize(("major", "minor"), [(1, 106), (0, 12), (0, 900)])
-def test_another_version_of_the_interface_is_refused(own: Callable[[FakePlugin], Path], major: int, minor: int) -> None:
+def test_another_version_of_the_interface_is_refused(
+    framework: str, own: Callable[[FakePlugin], Path], major: int, minor: int
+) -> None:
     fake = FakePlugin(minor, major)
     own(fake)
     before = fake.memory.raw
     with pytest.raises(TpuMagicsError, match="cannot take the place of a TPU") as caught:
-        plugin.replace_libtpu()
+        plugin.replace_libtpu(framework)
     assert f"version {major}.{minor} of the PJRT interface" in caught.value.why
     assert fake.memory.raw == before
     assert plugin.replacement() is None
 
 
 def test_where_torch_tpu_has_loaded_libtpu_its_table_is_overwritten(
-    own: Callable[[FakePlugin], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    framework: str, own: Callable[[FakePlugin], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     fake, theirs = FakePlugin(), FakePlugin(117)
     path = own(fake)
@@ -216,5 +236,85 @@ def test_where_torch_tpu_has_loaded_libtpu_its_table_is_overwritten(
     monkeypatch.setattr(ctypes, "CDLL", load)
     monkeypatch.setitem(sys.modules, "torch_tpu", types.ModuleType("torch_tpu"))
     monkeypatch.setenv(plugin.LIBRARY_PATH, str(libtpu))
-    assert plugin.replace_libtpu() == path
+    assert plugin.replace_libtpu(framework) == path
     assert theirs.memory.raw == fake.memory.raw
+
+
+def test_torch_xla_has_as_many_devices_as_its_worker_asks_for(own: Callable[[FakePlugin], Path]) -> None:
+    fake = FakePlugin()
+    own(fake)
+    plugin.load(plugin.TORCH_XLA)
+    assert plugin.LIBRARY_PATH not in os.environ  # the notebook's own environment stays
+    plugin.replace_libtpu(plugin.TORCH_XLA, 4)
+    assert fake.call(120, plugin._Create(ctypes.sizeof(plugin._Create), None, None, 0)) == 0
+    assert fake.options == [(b"cpu_device_count", 4)]
+    assert os.environ[plugin.LIBRARY_PATH].endswith("plugin.so")
+
+
+def test_torch_xla_is_told_that_the_platform_is_a_tpu(own: Callable[[FakePlugin], Path]) -> None:
+    fake = FakePlugin()
+    own(fake)
+    plugin.replace_libtpu(plugin.TORCH_XLA)
+    asked = plugin._PlatformName(ctypes.sizeof(plugin._PlatformName), None, None, None, 0)
+    assert fake.call(136, asked) == 0
+    assert ctypes.string_at(asked.name, asked.name_size) == b"tpu"
+
+
+def test_torch_tpu_asks_for_neither(own: Callable[[FakePlugin], Path]) -> None:
+    fake = FakePlugin()
+    own(fake)
+    before = fake.memory.raw
+    plugin.replace_libtpu(plugin.TORCH_TPU)
+    changed = [
+        place for place in range(40, TABLE, 8) if fake.memory.raw[place : place + 8] != before[place : place + 8]
+    ]
+    assert changed == [120, 416]
+
+
+@pytest.mark.parametrize("size", [80, 112, 256, 320], ids="{} bytes".format)
+def test_options_of_any_size_are_followed_by_zeros(own: Callable[[FakePlugin], Path], size: int) -> None:
+    """torch_xla 2.9 passes 80 bytes, this version of the plugin reads 112: what lies behind them in memory is none of
+    the options. They are as they were afterwards, and the function's error is passed on."""
+    fake = FakePlugin()
+    own(fake)
+    plugin.replace_libtpu(plugin.TORCH_XLA)
+    theirs = ctypes.create_string_buffer(b"\x55" * 400, 400)
+    ctypes.c_size_t.from_buffer(theirs).value = size
+    asked = (ctypes.c_void_p * 10)(80, None, 0xABC, ctypes.addressof(theirs))
+    before = theirs.raw, bytes(asked)
+    for _ in range(3):
+        assert fake.call(480, asked) == 0
+    assert (theirs.raw, bytes(asked)) == before
+    read, place = fake.executed[0]
+    assert fake.executed == [(read, place)] * 3 and place != ctypes.addressof(theirs)
+    assert int.from_bytes(read[:8], "little") == 256
+    assert read[8:] == (b"\x55" * (min(size, 112) - 8)).ljust(104, b"\0")
+    ctypes.c_int64.from_buffer(theirs, 40).value = -1
+    assert fake.call(480, asked) == 0xE
+
+
+@pytest.mark.parametrize("machine", ["aarch64", "x86_64"])
+def test_where_no_code_can_be_made_it_is_refused_and_nothing_is_changed(
+    own: Callable[[FakePlugin], Path], monkeypatch: pytest.MonkeyPatch, machine: str
+) -> None:
+    def forbidden(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    fake = FakePlugin()
+    own(fake)
+    before = fake.memory.raw
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(mmap, "mmap", forbidden)
+    with pytest.raises(TpuMagicsError, match="cannot take the place of a TPU") as caught:
+        plugin.load(plugin.TORCH_XLA)
+    assert {"aarch64": "not x86-64", "x86_64": "Permission denied"}[machine] in caught.value.why
+    assert fake.memory.raw == before
+
+
+def test_a_table_without_the_entries_is_refused(own: Callable[[FakePlugin], Path]) -> None:
+    fake = FakePlugin()
+    own(fake)
+    ctypes.c_size_t.from_address(fake.address).value = 480
+    with pytest.raises(TpuMagicsError, match="cannot take the place of a TPU") as caught:
+        plugin.load(plugin.TORCH_XLA)
+    assert "has 480 bytes" in caught.value.why

@@ -1,0 +1,172 @@
+"""Runs in which XLA:CPU is in a TPU's place: what libraries take the device for, and what they do only there."""
+
+from __future__ import annotations
+
+import os
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("torch_xla")
+
+from tests.host import fake_hosts
+from tests.launch.launching import failed, fake_notebook, run, said
+from tpu_magics.backends import pjrt_stand_in
+from tpu_magics.backends.torch_xla import tpu_branch
+from tpu_magics.host import inspect_host
+from tpu_magics.launch import session
+from tpu_magics.panel import words
+from tpu_magics.panel.host import host_table
+from tpu_magics.panel.model import SharedView
+from tpu_magics.runs.events import Precision, only
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
+
+
+# -- in a run ----------------------------------------------------------------------------------------------------------
+def what_it_is() -> dict[str, Any]:
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+    import torch_xla.runtime as xr
+    from accelerate.utils import is_torch_xla_available
+
+    x = torch.arange(6.0, device=torch_xla.device())
+    total = xm.all_reduce("sum", x.sum())
+    torch_xla.sync()
+    return {
+        "kind": (xr.device_type(), xm.xla_device_hw(torch_xla.device()), is_torch_xla_available(check_is_tpu=True)),
+        "rank": (xr.global_ordinal(), xr.world_size(), xr.local_ordinal()),
+        "devices": xr.global_runtime_device_count(),
+        "total": float(total),
+        "variables": {name: value for name, value in os.environ.items() if name in ("PJRT_DEVICE", "LOCAL_RANK")},
+    }
+
+
+@pytest.mark.parametrize(("ranks", "spmd"), [(1, None), (2, None), (1, 4)])
+def test_libraries_take_it_for_a_tpu(ranks: int, spmd: int | None) -> None:
+    from accelerate.utils import is_torch_xla_available
+
+    assert is_torch_xla_available(check_is_tpu=True) is False  # which accelerate keeps, also across the fork
+    before = dict(os.environ)
+    session.initialise(tpu_branch=True, processes=ranks if spmd is None else None, spmd=spmd)
+    result = run(what_it_is, spmd=spmd)
+    for rank, told in enumerate(result.values):
+        assert told["kind"] == ("TPU", "TPU", True) and told["rank"] == (rank, ranks, rank)
+        assert told["devices"] == (spmd or ranks) and told["total"] == 15.0 * ranks
+        assert told["variables"] == {"PJRT_DEVICE": "TPU"}
+        assert result.run.log(rank) == ""  # neither the plugin nor torch_xla greets
+    assert len(result.values) == ranks and dict(os.environ) == before
+    plan = result.run.info["plan"]
+    assert (plan["device"], plan["branch"]) == ("CPU", "TPU")
+    assert words.where(SharedView(result.run).anew()).endswith(" on XLA:CPU in a TPU's place")
+
+
+def trains_in_bf16(model: Any) -> str:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(mixed_precision="bf16")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = torch.utils.data.DataLoader(torch.ones(8, 4), batch_size=4)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for batch in loader:
+        accelerator.backward(model(batch).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+    return os.environ.get("XLA_USE_BF16", "")
+
+
+@pytest.mark.parametrize("branch", [True, False])
+def test_accelerates_bf16_is_in_the_graphs(branch: bool) -> None:
+    """There by accelerate itself, in a plain rehearsal by torch/precision_request.py."""
+    session.initialise(tpu_branch=branch)
+    result = run(trains_in_bf16, torch.nn.Linear(4, 4))
+    assert result.value == "1"
+    assert {event.share for event in only(result.run.events("precision"), Precision) if event.ops} == {1.0}
+
+
+def profiles() -> None:
+    import torch_xla.debug.profiler as xp
+
+    xp.start_server(9012)
+
+
+def test_the_profiler_which_would_crash_is_refused() -> None:
+    session.initialise(tpu_branch=True)
+    text = said(failed(profiles))
+    assert "profiler" in text and "without --tpu-branch" in text
+
+
+def counts_as_on_a_tpu(steps: int) -> int:
+    """Accelerate's micro-batches: on a TPU each update begins with a sync."""
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+    import torch_xla.debug.metrics as met
+    from accelerate import Accelerator
+
+    accelerator = Accelerator()
+    x = torch.ones(2, device=torch_xla.device())
+    for _ in range(steps):
+        x = x * 2
+        accelerator.gradient_state._set_sync_gradients(True)
+    xm.wait_device_ops()
+    return int((met.metric_data("ExecuteTime") or [0])[0])
+
+
+def test_accelerate_ends_a_step_only_there() -> None:
+    executed = []
+    for branch in (True, False):
+        session.initialise(tpu_branch=branch)
+        executed.append(run(counts_as_on_a_tpu, 3).value)
+    assert executed == [3, 0]
+
+
+# -- where it cannot be ------------------------------------------------------------------------------------------------
+def test_a_host_with_a_tpu_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = fake_notebook()
+    host = inspect_host(**fake_hosts.tpu_vm_v5e(tmp_path).arguments())
+    monkeypatch.setattr(session, "inspect_host", lambda: host)
+    monkeypatch.setattr(pjrt_stand_in, "load", lambda _framework: pytest.fail("it is never loaded there"))
+    assert session.initialise(tpu_branch=True).branch == ""
+    assert notebook.lines == ["--tpu-branch has no effect: this host has a TPU."]
+
+
+@pytest.mark.parametrize("fault", ["missing", "changed", "version"])
+def test_where_the_plugin_does_not_fit_the_plain_road_goes_on(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = fake_notebook()
+    version, distribution = metadata.version, metadata.distribution
+
+    def found(name: str) -> metadata.Distribution:
+        if name == pjrt_stand_in.PACKAGE.name:
+            raise metadata.PackageNotFoundError(name)
+        return distribution(name)
+
+    monkeypatch.setattr(pjrt_stand_in, "_replacement", [])
+    if fault == "missing":
+        monkeypatch.setattr(metadata, "distribution", found)
+    elif fault == "changed":
+        monkeypatch.setattr(pjrt_stand_in, "_digest", lambda _path: "0" * 64)
+    else:
+        monkeypatch.setattr(metadata, "version", lambda name: "2.8.0" if name == "torch_xla" else version(name))
+    host = session.initialise(tpu_branch=True)
+    [line] = notebook.lines
+    assert line.startswith("Libraries do not take their TPU branch in this rehearsal.")
+    said_why = {
+        "missing": "is not installed",
+        "changed": "is not the one that was tested",
+        "version": "torch_xla is 2.8.0",
+    }
+    assert said_why[fault] in line and host.branch == ""
+    assert run(what_it_is).value["kind"] == ("CPU", "CPU", False)
+
+
+def test_the_table_says_it() -> None:
+    host = session.initialise(tpu_branch=True)
+    rows = dict(row.cells for row in host_table(host).rows)
+    assert rows["Device"] == "CPU in a TPU's place (libraries take their TPU branch): 1 worker"
+
+
+def test_only_torch_xlas_last_version_was_tried() -> None:
+    assert metadata.version("torch_xla").startswith(f"{tpu_branch.VERSION}.")

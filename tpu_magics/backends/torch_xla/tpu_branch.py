@@ -1,0 +1,118 @@
+"""torch_xla's own TPU branch on a machine without a TPU: its workers are told PJRT_DEVICE=TPU, and XLA:CPU takes
+libtpu's place (backends/pjrt_stand_in.py). So torch_xla, accelerate, transformers and Lightning do what they do on a
+TPU wherever they ask for one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from typing import Any
+
+from tpu_magics.backends import pjrt_stand_in
+from tpu_magics.backends.base import WorkerSpec
+from tpu_magics.backends.torch.post_import import PostImport
+from tpu_magics.errors import TpuMagicsError
+
+VERSION = "2.9"  # of torch_xla, the last one
+# What a TPU VM has in its environment for a worker with one chip: torch_xla then asks neither the metadata server nor
+# the runtime for a topology. None: variables of Colab's and Kaggle's images, and of torch_xla's own launcher.
+_VARIABLES: Mapping[str, str | None] = {
+    "PJRT_DEVICE": "TPU",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "TPU_PROCESS_BOUNDS": "1,1,1",
+    "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
+    "TPU_CHIPS_PER_HOST_BOUNDS": "1,1,1",
+    "TPU_HOST_BOUNDS": None,
+    "TPU_VISIBLE_CHIPS": None,
+    "TPU_VISIBLE_DEVICES": None,
+    "TPU_PROCESS_ADDRESSES": None,
+    "TPU_PROCESS_PORT": None,
+    "CLOUD_TPU_TASK_ID": None,
+}
+
+
+def load() -> None:
+    """Load and adapt the plugin in the notebook's process, whose forks inherit it. No runtime starts.
+
+    Raises:
+        TpuMagicsError: there is no plugin, or it does not fit, or torch_xla is another one.
+    """
+    try:
+        version = metadata.version("torch_xla")
+    except metadata.PackageNotFoundError:
+        version = "missing"
+    if not version.startswith(f"{VERSION}."):
+        raise TpuMagicsError(
+            f"torch_xla's TPU branch cannot be rehearsed here: torch_xla is {version}.",
+            f"XLA's plugin for the CPU was tried with torch_xla {VERSION}, the last one.",
+            f"Install torch_xla {VERSION}.0 with torch {VERSION}.0, then restart the kernel.",
+        )
+    pjrt_stand_in.load(pjrt_stand_in.TORCH_XLA)
+
+
+def _ask_anew(module: Any) -> None:
+    """accelerate (1.15) keeps the answer to "is this a TPU?": the notebook may have asked, where there is none."""
+    question = module.is_torch_xla_available
+    while not hasattr(question, "cache_clear"):  # cpu_only.py wraps it
+        question = question.__wrapped__
+    question.cache_clear()
+
+
+def variables(spec: WorkerSpec) -> Mapping[str, str | None]:
+    """The variables of a worker in which XLA:CPU is in a TPU's place; of others none."""
+    return _VARIABLES if spec.in_tpus_place else {}
+
+
+def enter(spec: WorkerSpec) -> None:
+    """Put the plugin in libtpu's place in a worker, before its runtime starts."""
+    if spec.in_tpus_place:
+        devices = spec.spmd or int(os.environ.get("CPU_NUM_DEVICES", "1"))
+        pjrt_stand_in.replace_libtpu(pjrt_stand_in.TORCH_XLA, devices)
+        PostImport().when_imported("accelerate.utils.imports", _ask_anew)
+        PostImport().when_imported("torch_xla.debug.profiler", _refuse_profiler)
+
+
+def start(local_rank: int, local_world_size: int) -> None:
+    """How the runtime starts for `_run_thread_per_device`: as with torch_xla's own launcher, but without asking for the
+    topology of a host with several chips, and without its warning "Profiler API not found for PJRT plugin"."""
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+    import torch_xla.runtime as xr
+    from torch_xla._internal import pjrt
+
+    pjrt._initialize_single_process(local_rank, local_world_size)
+    with _no_stderr():
+        devices = xm.get_xla_supported_devices()
+        if not xr.is_spmd():
+            xm.set_replication(torch_xla.device(), devices if local_world_size > 1 else [])
+
+
+@contextlib.contextmanager
+def _no_stderr() -> Iterator[None]:
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _refuse_profiler(module: Any) -> None:
+    """The plugin has no profiler: torch_xla 2.9 would end the process (SIGSEGV)."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise TpuMagicsError(
+            "torch_xla's profiler was called, which a rehearsal of the TPU branch does not have.",
+            "XLA's plugin for the CPU, which is in libtpu's place, has no profiler.",
+            "Leave the call out here, or rehearse without --tpu-branch; on a TPU it works.",
+        )
+
+    for name in ("start_server", "trace", "trace_detached"):
+        setattr(module, name, refuse)
