@@ -221,4 +221,4 @@ def _updated(result: TrainResult) -> str:
         return f"updated in the notebook: {', '.join(names)}"
     if result.made:  # the cell built it, and it was not hoisted
         return f"set in the notebook: {', '.join(result.made)}"
-    return "no model of the notebook was changed" if result.models else "no model to update"
+    return "no weights of the notebook were changed" if result.models else "no model to update"
