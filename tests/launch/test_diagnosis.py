@@ -354,6 +354,18 @@ EXCEPTIONS: list[tuple[str, str, str, tuple[str, ...]]] = [
             'raise ValueError("bad item',
         ),
     ),
+    *(
+        (
+            "in_dataloader",
+            "RuntimeError",
+            DATALOADER.replace("ValueError", "RuntimeError").replace("bad item 0", said),
+            (f"DataLoader worker raised RuntimeError: {said}", "Pad in a collate_fn", "With num_workers=0"),
+        )
+        for said in (
+            "stack expects each tensor to be equal size, but got [1] at entry 0 and [2] at entry 1",
+            "Trying to resize storage that is not resizable",
+        )
+    ),
     (
         "our_own",
         "tpu_magics.errors.TpuMagicsError",

@@ -205,7 +205,10 @@ def test_the_users_outermost_call_is_shown_whatever_called_it() -> None:
     calling = [Frame("/lib/a.py", number, "launch", library=True) for number in range(50)]
     first, again = Frame("In [1]", 4, "train"), Frame("In [1]", 3, "visit")
     stack = frames._bounded([*calling, first, *[again] * 900])
-    assert stack[: len(calling) + 1] == (*calling, first) and len(stack) == 50 + 101
+    assert stack[0].path == origin.LEFT_OUT and stack[0].line == 48 and stack[1:4] == (*calling[48:], first)
+    assert len(stack) == 101 and sum(one.line if one.path == origin.LEFT_OUT else 1 for one in stack) == 951
+    of_library = frames._bounded([*calling * 4, *[again] * 80])  # the user's code is among the innermost frames
+    assert len(of_library) == 101 and of_library[:20] == tuple(calling[:20]) and of_library[-80:] == (again,) * 80
 
 
 # -- crash dumps --------------------------------------------------------------------------------------------------

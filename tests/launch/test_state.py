@@ -890,6 +890,15 @@ def filled(model: Deep) -> None:
     model.more.append(torch.nn.Linear(2, 2))
 
 
+def two_steps(model: Any, optimizer: Any, device: str) -> None:
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(inputs.to(device)).square().mean().backward()
+        optimizer.step()
+        if device == framework.TYPE:
+            framework.sync()
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -903,12 +912,7 @@ def test_a_model_consists_of_what_the_function_made_of_it(change: Callable[[Any]
         change(model)
         model.to(device)
         optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], 0.1)
-        for _ in range(2):
-            optimizer.zero_grad()
-            model(inputs.to(device)).square().mean().backward()
-            optimizer.step()
-            if device == framework.TYPE:
-                framework.sync()
+        two_steps(model, optimizer, device)
 
     torch.manual_seed(0)
     model, plain = Deep(), Deep()
@@ -935,12 +939,7 @@ def test_a_part_that_was_trained_before_it_was_taken_out_has_its_weights() -> No
 
     def train(model: Any, optimizer: Any, device: str) -> None:
         model.to(device)
-        for _ in range(2):
-            optimizer.zero_grad()
-            model(inputs.to(device)).square().mean().backward()
-            optimizer.step()
-            if device == framework.TYPE:
-                framework.sync()
+        two_steps(model, optimizer, device)
         model.head = torch.nn.Linear(4, 5)
 
     torch.manual_seed(0)

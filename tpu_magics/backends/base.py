@@ -34,11 +34,10 @@ class WorkerSpec:
     none). `meeting`: the folder in which the ranks of a rehearsal find each other (None: no rehearsal); `first`: the
     rank of this host's first worker, `world`: ranks of all hosts (0: those of this one), `store`: where rank 0 listens
     for the other hosts of a rehearsal, `address`: where they reach this one ("": this is the only host);
-    `collective_timeout`: seconds that
-    a rank of a rehearsal waits for the others in a collective; `spmd`: devices of one SPMD worker (None: not SPMD; 0:
-    all devices of the host). `tracing`: nothing runs, the graphs are written (None: a run). `keep_partial`: after a
-    failure, the changes so far are returned; `strict`: training only on the host is an error; `checkpoints`: how the
-    state is saved meanwhile (None: it is not).
+    `collective_timeout`: seconds that a rank of a rehearsal waits for the others in a collective; `spmd`: devices of
+    one SPMD worker (None: not SPMD; 0: all devices of the host). `tracing`: nothing runs, the graphs are written (None:
+    a run). `keep_partial`: after a failure, the changes so far are returned; `strict`: training only on the host is an
+    error; `checkpoints`: how the state is saved meanwhile (None: it is not).
     """
 
     index: int

@@ -31,7 +31,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tpu_magics.backends.torch.worker import set_variables
+from tpu_magics.backends.torch.worker import LOG_LEVEL, only_errors, set_variables
 from tpu_magics.errors import TpuMagicsError
 
 LIBRARY_PATH = "TPU_LIBRARY_PATH"
@@ -98,9 +98,6 @@ class _PlatformName(ctypes.Structure):
     ]
 
 
-# XLA reads it as it is loaded. At level WARNING the plugin says at each compile for several devices that its
-# partitioner will be replaced one day. torch_xla and torch_tpu/device.py set it to 1; another value is the user's own.
-_LOG_LEVEL, _TORCH_XLAS_OWN, _ERRORS = "TF_CPP_MIN_LOG_LEVEL", "1", "2"
 _INT64 = 1  # PJRT_NamedValue_Type
 
 _kept: list[Any] = []  # what the table points to must live as long as the process
@@ -209,15 +206,15 @@ def _size(table: int) -> int:
 
 def _adapted(path: Path, framework: str) -> int:
     """The address of the plugin's table, in which the framework's entries are replaced."""
-    level = os.environ.get(_LOG_LEVEL)
-    os.environ[_LOG_LEVEL] = _ERRORS if level in (None, _TORCH_XLAS_OWN) else level
+    level = os.environ.get(LOG_LEVEL)
+    only_errors()  # XLA reads it as it is loaded
     try:
         library = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
         get_table = library.GetPjrtApi
     except (OSError, AttributeError) as error:
         raise _unfit(path, framework, f"it cannot be loaded: {error}") from error
     finally:
-        set_variables({_LOG_LEVEL: level})
+        set_variables({LOG_LEVEL: level})
     get_table.restype = _POINTER
     table = int(get_table())
     major, minor = (ctypes.c_int.from_address(table + place).value for place in (_MAJOR, _MINOR))
@@ -252,9 +249,7 @@ def _kept_function(function: Callable[[int], int]) -> int:
 _OPTION = b"cpu_device_count"
 _TPU = b"tpu"
 _KIND = b"device"
-_arrays: dict[int, tuple[Any, Any]] = {}  # number of outputs -> the arrays that plugin's callers read
-
-
+_arrays: dict[int, tuple[Any, Any]] = {}  # number of outputs -> the arrays that the plugin's callers read
 _DEVICES = _NamedValue(ctypes.sizeof(_NamedValue), None, _OPTION, len(_OPTION), _INT64, 1, 1)
 
 

@@ -22,7 +22,7 @@ from tpu_magics.runs.events import LONGEST_TEXT, Frame, cut_text, plain_text
 from tpu_magics.runs.files import working_folder
 from tpu_magics.runs.origin import LEFT_OUT, OWN, is_library, package_of, under
 
-_OUTER, _INNER = 20, 80
+_OUTER, _INNER, _CALLERS = 20, 80, 2
 # TensorFlow's stack of an op, which begins at the kernel's start.
 _OP_STACK = re.compile(r"^(?:Stack trace for op definition|The op is created at): *\n(?:File .*\n)+\s*", re.MULTILINE)
 _CODE_LENGTH = 200
@@ -46,8 +46,8 @@ _ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 
 
 def from_exception(exc: BaseException, cell_names: Mapping[str, str]) -> tuple[Frame, ...]:
-    """The stack of an exception, and the position of a SyntaxError; of a long one the outermost of
-    the user's code, and the innermost.
+    """The stack of an exception, and the position of a SyntaxError; at most 101 frames: of a long
+    stack those from the user's outermost call on, and the innermost.
 
     Args:
         exc: the exception, with its traceback.
@@ -181,11 +181,17 @@ def _frame(path: str, line: int | None, function: str, cell_names: Mapping[str, 
 
 
 def _bounded(frames: Sequence[Frame]) -> tuple[Frame, ...]:
-    outer = _OUTER + next((number for number, frame in enumerate(frames) if not frame.library), 0)
-    left_out = len(frames) - outer - _INNER
-    if left_out <= 0:
+    if len(frames) <= _OUTER + _INNER:
         return tuple(frames)
-    return (*frames[:outer], Frame(LEFT_OUT, left_out, "", library=True), *frames[-_INNER:])
+    inner = len(frames) - _INNER
+    first = next((number for number, frame in enumerate(frames[:inner]) if not frame.library), 0)  # of the user's code
+    begin = max(0, min(first - _CALLERS, inner - _OUTER))
+    end = begin + _OUTER - bool(begin)
+    return (*_left_out(begin), *frames[begin:end], *_left_out(inner - end), *frames[inner:])
+
+
+def _left_out(count: int) -> tuple[Frame, ...]:
+    return (Frame(LEFT_OUT, count, "", library=True),) if count else ()
 
 
 # -- stacks from faulthandler -------------------------------------------------------------------------------------

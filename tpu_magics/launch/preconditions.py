@@ -210,6 +210,16 @@ def refuse_cache(cache: str | None) -> None:
         )
 
 
+def refuse_tpu_branch(asked: bool) -> None:
+    """Raise TpuMagicsError for --tpu-branch with TensorFlow."""
+    if asked:
+        raise TpuMagicsError(
+            "--tpu-branch is not supported for TensorFlow.",
+            "It is about PyTorch/XLA, accelerate, transformers and Lightning, which ask whether there is a TPU.",
+            "Omit --tpu-branch, or train with PyTorch: %tpu_init --framework torch --tpu-branch.",
+        )
+
+
 def refuse_tpu(tpu: str) -> None:
     """Raise TpuMagicsError for --tpu with PyTorch."""
     if tpu:

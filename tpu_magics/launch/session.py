@@ -225,6 +225,7 @@ def initialise(
     if new.is_local():
         preconditions.refuse_forked_options(options)
         preconditions.refuse_cache(cache)
+        preconditions.refuse_tpu_branch(tpu_branch)
         host_selection.require_pytorch(hosts)
         host_selection.leave_pod(current)
         return _initialise_local(framework, tpu, precision or "")
@@ -247,7 +248,7 @@ def _initialise_workers(
         count_workers(host, options.processes, options.spmd)
     if cache is not None:
         current.cache = cache_folder(cache)
-    current.tpu_branch = tpu_branch and _takes_tpus_place(host)
+    current.tpu_branch = tpu_branch and _takes_tpus_place(host, alone)
     os.environ.update(notebook_environment(host))
     current.host = host = _on_branch(host)
     current.precision = options.precision or ""
@@ -264,10 +265,12 @@ def _on_branch(host: Host) -> Host:
     return replace(host, branch="TPU") if current.tpu_branch else host
 
 
-def _takes_tpus_place(host: Host) -> bool:
-    """Whether XLA:CPU can take a TPU's place on this host. If not, the notebook says why."""
-    if host.chips:
-        current.notebook.say("--tpu-branch has no effect: this host has a TPU.")
+def _takes_tpus_place(host: Host, alone: bool) -> bool:
+    """Whether XLA:CPU can take a TPU's place on this host, or, not `alone`, on others. If not, the notebook says
+    why."""
+    if host.chips or not alone:
+        why = "this host has a TPU" if host.chips else "it is for runs on this host, without --hosts"
+        current.notebook.say(f"--tpu-branch has no effect: {why}.")
         return False
     try:
         current.backend.load_stand_in()

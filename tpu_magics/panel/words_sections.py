@@ -319,7 +319,7 @@ def hbm_memory(view: RunView) -> str:
     """The TPU's own memory: the fullest rank; or why there is no figure."""
     fullest = fullest_hbm(view)
     if fullest is None:
-        if view.device == CPU:
+        if view.device.startswith(CPU):
             return f"{NOT_AVAILABLE} on {CPU}"
         return not_available("no sample yet" if view.live else "not reported by the runtime")
     used, total = fullest.hbm_used or 0, fullest.hbm_total

@@ -15,12 +15,13 @@ pytest.importorskip("torch_xla")
 from tests.host import fake_hosts
 from tests.launch.launching import failed, fake_notebook, run, said
 from tpu_magics.backends import pjrt_stand_in
-from tpu_magics.backends.torch_xla import tpu_branch
+from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import inspect_host
 from tpu_magics.launch import session
 from tpu_magics.panel import words
 from tpu_magics.panel.host import host_table
 from tpu_magics.panel.model import SharedView
+from tpu_magics.panel.words_sections import hbm_memory
 from tpu_magics.runs.events import Precision, only
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
@@ -61,7 +62,8 @@ def test_libraries_take_it_for_a_tpu(ranks: int, spmd: int | None) -> None:
     assert len(result.values) == ranks and dict(os.environ) == before
     plan = result.run.info["plan"]
     assert (plan["device"], plan["branch"]) == ("CPU", "TPU")
-    assert words.where(SharedView(result.run).anew()).endswith(" on XLA:CPU in a TPU's place")
+    view = SharedView(result.run).anew()
+    assert words.where(view).endswith(" on XLA:CPU in a TPU's place") and hbm_memory(view) == "n/a on XLA:CPU"
 
 
 def trains_in_bf16(model: Any) -> str:
@@ -168,5 +170,9 @@ def test_the_table_says_it() -> None:
     assert rows["Device"] == "CPU in a TPU's place (libraries take their TPU branch): 1 worker"
 
 
-def test_only_torch_xlas_last_version_was_tried() -> None:
-    assert metadata.version("torch_xla").startswith(f"{tpu_branch.VERSION}.")
+def test_with_other_hosts_it_has_no_effect_and_tensorflow_refuses_it() -> None:
+    notebook = fake_notebook()
+    assert session._takes_tpus_place(inspect_host(), alone=False) is False
+    assert notebook.lines == ["--tpu-branch has no effect: it is for runs on this host, without --hosts."]
+    with pytest.raises(TpuMagicsError, match="--tpu-branch is not supported for TensorFlow"):
+        session.initialise(framework="tensorflow", tpu_branch=True)

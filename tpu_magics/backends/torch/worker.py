@@ -34,6 +34,16 @@ def set_variables(changes: Mapping[str, str | None]) -> None:
             os.environ[name] = value
 
 
+LOG_LEVEL, _WARNINGS, _ERRORS = "TF_CPP_MIN_LOG_LEVEL", "1", "2"
+
+
+def only_errors() -> None:
+    """XLA and torch_xla write errors only, unless the user chose a level: torch_xla sets it to warnings as it is
+    imported. (Its partitioner warns at each compile for several devices that it will be replaced one day.)"""
+    if os.environ.get(LOG_LEVEL, _WARNINGS) == _WARNINGS:
+        os.environ[LOG_LEVEL] = _ERRORS
+
+
 def in_new_thread(body: Callable[[], T]) -> T:
     """Call `body` in a new thread; what it raises is raised here."""
     outcome: dict[str, Any] = {}

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpu_magics.backends.base import WorkerSpec
+from tpu_magics.backends.torch.worker import only_errors
 from tpu_magics.errors import TpuMagicsError
 
 AXES = ("data", "model")
@@ -22,7 +23,6 @@ AXES = ("data", "model")
 _TILES = re.compile(r"\{devices=\[([\d,]+)\]([^}]*(?:\{[^}]*\})?)")
 _WHOLE = re.compile(r"|\{replicated\}|\{maximal device=\d+\}")
 _VARIABLE = "XLA_USE_SPMD"
-_QUIET, _TORCH_XLAS_OWN = "2", "1"
 
 
 # -- the start ---------------------------------------------------------------------------------------------------------
@@ -60,10 +60,7 @@ def arrange(spec: WorkerSpec) -> None:
 
     if spec.device == "CPU":
         os.environ["CPU_NUM_DEVICES"] = str(spec.spmd)
-    # The partitioner warns at each compile that it will be replaced one day. torch_xla sets this variable as it is
-    # imported; another value is the user's own.
-    if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == _TORCH_XLAS_OWN:
-        os.environ["TF_CPP_MIN_LOG_LEVEL"] = _QUIET
+    only_errors()
     os.environ.pop(_VARIABLE, None)  # else use_spmd(), which sets it, warns that the notebook has set it
     use_spmd = xr.use_spmd
     use_spmd()

@@ -4,15 +4,15 @@ TPU wherever they ask for one."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
 from tpu_magics.backends import pjrt_stand_in
 from tpu_magics.backends.base import WorkerSpec
 from tpu_magics.backends.torch.post_import import PostImport
+from tpu_magics.backends.torch.worker import only_errors
 from tpu_magics.errors import TpuMagicsError
 
 VERSION = "2.9"  # of torch_xla, the last one
@@ -73,35 +73,22 @@ def enter(spec: WorkerSpec) -> None:
     if spec.in_tpus_place:
         devices = spec.spmd or int(os.environ.get("CPU_NUM_DEVICES", "1"))
         pjrt_stand_in.replace_libtpu(pjrt_stand_in.TORCH_XLA, devices)
+        only_errors()  # torch_xla warns that the plugin has no profiler
         PostImport().when_imported("accelerate.utils.imports", _ask_anew)
         PostImport().when_imported("torch_xla.debug.profiler", _refuse_profiler)
 
 
 def start(local_rank: int, local_world_size: int) -> None:
     """How the runtime starts for `_run_thread_per_device`: as with torch_xla's own launcher, but without asking for the
-    topology of a host with several chips, and without its warning "Profiler API not found for PJRT plugin"."""
+    topology of a host with several chips."""
     import torch_xla
     import torch_xla.core.xla_model as xm
     import torch_xla.runtime as xr
     from torch_xla._internal import pjrt
 
     pjrt._initialize_single_process(local_rank, local_world_size)
-    with _no_stderr():
-        devices = xm.get_xla_supported_devices()
-        if not xr.is_spmd():
-            xm.set_replication(torch_xla.device(), devices if local_world_size > 1 else [])
-
-
-@contextlib.contextmanager
-def _no_stderr() -> Iterator[None]:
-    kept = os.dup(2)
-    with open(os.devnull, "wb") as null:
-        os.dup2(null.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+    if not xr.is_spmd():
+        xm.set_replication(torch_xla.device(), xm.get_xla_supported_devices() if local_world_size > 1 else [])
 
 
 def _refuse_profiler(module: Any) -> None:

@@ -38,10 +38,9 @@ class KnownError:
         if not base.raised(outcome) or (self.framework and not _has(failure, self.framework)):
             return None
         kind, text = base.error_type(outcome), base.error_text(outcome)
-        match = re.search(self.pattern, f"{kind}: {text}", re.DOTALL)
-        if match is None:
+        words = self.words(f"{kind}: {text}", failure, outcome)
+        if words is None:
             return None
-        words = {**_words(failure, outcome), **{name: value or "" for name, value in match.groupdict().items()}}
         what, why, todo = (_filled(part, words) for part in (self.what, self.why, self.todo))
         said = f"{kind}: {base.one_line(text)}" if text else kind
         return Explanation(
@@ -50,6 +49,21 @@ class KnownError:
             f"{todo} {base.UNCHANGED}",
             base.rest(text),
         )
+
+    def words(self, error: str, failure: Failure, outcome: WorkerOutcome) -> dict[str, str] | None:
+        """What stands for the names in its texts, for an error with its type; None if it is another one."""
+        match = re.search(self.pattern, error, re.DOTALL)
+        if match is None:
+            return None
+        return {**_words(failure, outcome), **{name: value or "" for name, value in match.groupdict().items()}}
+
+
+def advice(error: str, failure: Failure, outcome: WorkerOutcome) -> str:
+    """What to do about an error, given with its type, that another process of the rank raised; "" if none is known."""
+    for one in EXPLAINERS:
+        if (not one.framework or _has(failure, one.framework)) and (words := one.words(error, failure, outcome)):
+            return _filled(one.todo, words)
+    return ""
 
 
 def _words(failure: Failure, outcome: WorkerOutcome) -> dict[str, str]:
@@ -342,13 +356,20 @@ LIBRARIES = (
     ),
     KnownError(
         "collate",
-        r"stack expects each tensor to be equal size|DataLoader worker(?s:.+)resize storage that is not resizable"
+        r"stack expects each tensor to be equal size|resize storage that is not resizable in a DataLoader worker"
         r"|each element in list of batch should be of equal size|inhomogeneous shape",
         "has items of different sizes in one batch.",
         "A batch is one tensor. {said}.",
         "Pad in a collate_fn: DataLoader(..., collate_fn=...), with torch.nn.utils.rnn.pad_sequence, and to a "
         "fixed length: "
         "each new length is another compile.",
+    ),
+    KnownError(
+        "not_resizable",
+        r"[Tt]rying to resize storage that is not resizable",
+        "resized a tensor (`resize_`, `out=`) whose memory is not its own.",
+        "Its memory is NumPy's or a file's, or NumPy has had a view of it (`x.numpy()`).",
+        "Resize a copy: x = x.clone(). Or give `out=` a tensor of the size of the result.",
     ),
     KnownError(
         "collate_type",

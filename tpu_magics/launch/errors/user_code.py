@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from tpu_magics.launch.errors import base
+from tpu_magics.launch.errors import base, known
 from tpu_magics.launch.errors.base import Explanation
 from tpu_magics.runs import origin
 
@@ -450,10 +450,11 @@ def in_dataloader(failure: Failure, outcome: WorkerOutcome) -> Explanation | Non
     if not match:
         return None
     said = base.line_with(rf"^(?:\w+\.)*{match[1]}\b", text) or match[1]
+    advice = known.advice(f"{said} in a DataLoader worker", failure, outcome) or "Fix it and run the cell again."
     return Explanation(
         f"Rank {outcome.rank}: a DataLoader worker raised {said}",
         _raised_at(text, failure),
-        f"Fix it and run the cell again. {base.UNCHANGED} With num_workers=0 you see the full stack.",
+        f"{advice} {base.UNCHANGED} With num_workers=0 you see the full stack.",
     )
 
 

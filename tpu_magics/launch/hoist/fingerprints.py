@@ -5,7 +5,6 @@ They are valid in this process and its forks only: a value without a comparable 
 
 from __future__ import annotations
 
-import builtins
 import hashlib
 import itertools
 import os
@@ -281,7 +280,7 @@ class SharedState:
             for name, value in before.items():
                 if value is not _MISSING:
                     space[name] = value
-                elif name in space and not hasattr(builtins, name):
+                elif name in space:
                     del space[name]
         for cls, attributes in self._classes:
             for name in [name for name in vars(cls) if name not in attributes]:
@@ -326,7 +325,15 @@ _CONTAINERS: dict[type, Callable[[Any], Any]] = {
 }
 
 
+def _same_contents(now: Any, before: Any) -> bool:
+    if isinstance(before, dict):
+        return [*map(id, now), *map(id, now.values())] == [*map(id, before), *map(id, before.values())]
+    return [*map(id, now)] == [*map(id, before)]
+
+
 def _put_contents(value: Any, contents: Any) -> None:
+    if _same_contents(_contents_of(value), contents):
+        return  # another thread may use it
     if isinstance(value, list):
         list.__setitem__(value, slice(None), contents)
         return

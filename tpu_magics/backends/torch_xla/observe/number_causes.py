@@ -150,8 +150,15 @@ def _kept(one: tuple[str, Number, Number]) -> bool:
 def _in_change(change: hlo.GraphChange, old: Number, new: Number) -> bool:
     if isinstance(old, bool) or isinstance(new, bool):
         return False
-    dims = (old, new) in change.dims or any(b - a == new - old and _derived(a, old) for a, b in change.dims)
-    return dims or any(
+    return _in_dims(change, old, new) or _in_constants(change, old, new)
+
+
+def _in_dims(change: hlo.GraphChange, old: Number, new: Number) -> bool:
+    return (old, new) in change.dims or any(b - a == new - old and _derived(a, old) for a, b in change.dims)
+
+
+def _in_constants(change: hlo.GraphChange, old: Number, new: Number) -> bool:
+    return any(
         (_same(a, old) and _same(b, new)) or (_same(a, 1 - old) and _same(b, 1 - new)) for a, b in change.numbers
     )  # dropout uses 1 - p
 
@@ -192,8 +199,12 @@ _TO_SLICE = (
 )
 
 
-def _slices(one: TorchCompileEvidence) -> bool:
-    return one.report.graph is not None and bool(one.report.graph.counts["slice"])
+def _limits_a_slice(pair: TorchComparison, old: Number, new: Number) -> bool:
+    """Whether the graph has slices, and the number is in its sizes and limits, not among its constants."""
+    graph, change = pair.new.report.graph, pair.change
+    if graph is None or change is None or not graph.counts["slice"]:
+        return False
+    return _in_dims(change, old, new) and not _in_constants(change, old, new)
 
 
 def _number(pair: TorchComparison, name: str, old: Number, new: Number) -> CompileCause:
@@ -205,7 +216,7 @@ def _number(pair: TorchComparison, name: str, old: Number, new: Number) -> Compi
     return pair.cause(
         "python-number",
         f"A Python number is a constant in the graph: {name} is now {new:g}, before {old:g}{baked}.",
-        _TO_SLICE if _slices(pair.new) else _TO_TENSOR,
+        _TO_SLICE if _limits_a_slice(pair, old, new) else _TO_TENSOR,
         f"{name} now {new:g}, before {old:g}",
     )
 
