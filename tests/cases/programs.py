@@ -2,7 +2,8 @@
 
 A mark is a comment: `# site` on a line that triggers a step, `# read` on one that reads a value from the device. A word
 after it is the mark's name (`# site evaluation`), by which an entry of `recompiles` or `reads` may name the line:
-{"cause": "input-shape", "at": "evaluation"}.
+{"cause": "input-shape", "at": "evaluation"}. An entry with "branch": "TPU" is for runs in which libraries take their TPU
+branch; `compiles` does not count it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,14 @@ class Mark:
 @dataclass(frozen=True)
 class Expected:
     """A recompile or a read that must be reported: its allowed causes (none for a read), the words that the report must
-    hold, and the name of the mark where it must be, or ""; whether it needs no action (None: it is not looked at)."""
+    hold, and the name of the mark where it must be, or ""; whether it needs no action (None: it is not looked at);
+    whether it is only there where libraries take their TPU branch."""
 
     causes: tuple[str, ...]
     mentions: tuple[str, ...]
     at: str
     normal: bool | None = None
+    on_tpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,11 @@ class Program:
     def lines(self, kind: str, name: str = "") -> set[int]:
         """The lines that are marked so."""
         return {mark.line for mark in self.marks if mark.kind == kind and name in ("", mark.name)}
+
+    def on(self, branch: str) -> Program:
+        """What must be reported of a run on this branch of libraries ("TPU")."""
+        told = tuple(one for one in self.recompiles if branch == "TPU" or not one.on_tpu)
+        return replace(self, recompiles=told, compiles=self.compiles + sum(one.on_tpu for one in told))
 
     def train(self) -> Callable[[], Any]:
         """Its training function, from a module of its own."""
@@ -86,7 +94,8 @@ def read_program(path: Path) -> Program:
 def _expected(entries: list[dict[str, Any]]) -> tuple[Expected, ...]:
     return tuple(
         Expected(
-            _many(entry.get("cause", [])), _many(entry.get("mentions", [])), entry.get("at", ""), entry.get("normal")
+            *(_many(entry.get("cause", [])), _many(entry.get("mentions", [])), entry.get("at", "")),
+            *(entry.get("normal"), entry.get("branch") == "TPU"),
         )
         for entry in entries
     )

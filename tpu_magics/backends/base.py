@@ -70,7 +70,8 @@ class WorkerSpec:
     @property
     def in_tpus_place(self) -> bool:
         """Whether XLA:CPU is in a TPU's place."""
-        return self.device == "CPU" and self.branch == "TPU"
+        loaded = self.tracing is None or self.tracing.stand_in
+        return self.device == "CPU" and self.branch == "TPU" and loaded
 
     @property
     def number(self) -> int:
@@ -94,13 +95,15 @@ DATA, FSDP, MODEL = MESH_AXES = ("data", "fsdp", "model")  # of a mesh (backends
 class TraceSpec:
     """How a worker traces its function instead of running it. `folder`: where it writes the graphs; `world`: the number
     of ranks, although the others do not exist; `devices`: of an SPMD worker; `steps`: the most steps to trace;
-    `changes`: of the function, as backends/torch_xla/trace/step_changes.py has them."""
+    `changes`: of the function, as backends/torch_xla/trace/step_changes.py has them; `stand_in`: what takes a TPU's
+    place is loaded (Backend.load_stand_in)."""
 
     folder: Path
     world: int = 1
     devices: int = 1
     steps: int = STEPS
     changes: tuple[str, ...] = ()
+    stand_in: bool = False
 
 
 @dataclass(frozen=True)
@@ -205,9 +208,10 @@ class Backend(Protocol):
     def rehearsal_problem(self) -> str:
         """Why the installed packages cannot rehearse several ranks on XLA:CPU; "" if they can."""
 
-    def load_stand_in(self) -> None:
+    def load_stand_in(self, asked: bool) -> bool:
         """In the notebook's process, on a host without a TPU: load what takes its place in workers of the TPU branch
-        (WorkerSpec.branch). No runtime starts. Raises TpuMagicsError if it cannot be loaded."""
+        (WorkerSpec.branch). No runtime starts. False if there is none; if it was `asked` for, or is there and cannot be
+        loaded, TpuMagicsError."""
 
     def runtime_initialized(self) -> bool:
         """Whether the accelerator's runtime is running in this process. Never starts it, imports nothing."""

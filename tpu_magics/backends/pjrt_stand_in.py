@@ -109,6 +109,14 @@ def install(framework: str) -> str:
     return f"%pip install 'tpu-magics[{_EXTRAS[framework]}]'"
 
 
+def is_installed() -> bool:
+    """Whether there is a plugin, of whatever build."""
+    try:
+        return bool(os.environ.get(OWN_PLUGIN)) or metadata.distribution(PACKAGE.name) is not None
+    except metadata.PackageNotFoundError:
+        return False
+
+
 def find(framework: str) -> Path:
     """The plugin: of the user's own build, else of the package.
 

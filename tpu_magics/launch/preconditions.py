@@ -210,7 +210,7 @@ def refuse_cache(cache: str | None) -> None:
         )
 
 
-def refuse_tpu_branch(asked: bool) -> None:
+def refuse_tpu_branch(asked: bool | None) -> None:
     """Raise TpuMagicsError for --tpu-branch with TensorFlow."""
     if asked:
         raise TpuMagicsError(

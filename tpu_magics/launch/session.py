@@ -196,7 +196,7 @@ def initialise(
     hosts: str = "",
     wanted: Slice | None = None,
     checkpoints: str | None = None,
-    tpu_branch: bool = False,
+    tpu_branch: bool | None = None,
 ) -> Host:
     """Set up the session, as `%tpu_init` does: inspect the host, set the defaults and this process's PJRT_DEVICE.
 
@@ -211,7 +211,8 @@ def initialise(
         hosts: the Ray cluster to train on ("ray", "ray://HOST:PORT", "HOST:PORT"; "" and "off": this host).
         wanted: the TPU slice to request from the cluster.
         checkpoints: where those of runs are kept, a folder or an address, or "off"; None keeps what the session has.
-        tpu_branch: without a TPU, XLA:CPU takes its place, so that libraries take their TPU branch.
+        tpu_branch: whether, without a TPU, XLA:CPU takes its place, so that libraries take their TPU branch; None:
+            where its plugin is installed.
     """
     from tpu_magics.launch.pods import host_selection
 
@@ -239,7 +240,7 @@ def initialise(
 
 
 def _initialise_workers(
-    options: Options, cache: str | None = None, alone: bool = True, tpu_branch: bool = False
+    options: Options, cache: str | None = None, alone: bool = True, tpu_branch: bool | None = None
 ) -> Host:
     """`initialise` for a framework that trains in forked workers. `alone`: on this host only, whose devices limit the
     number of workers."""
@@ -248,7 +249,7 @@ def _initialise_workers(
         count_workers(host, options.processes, options.spmd)
     if cache is not None:
         current.cache = cache_folder(cache)
-    current.tpu_branch = tpu_branch and _takes_tpus_place(host, alone)
+    current.tpu_branch = tpu_branch is not False and _takes_tpus_place(host, alone, asked=bool(tpu_branch))
     os.environ.update(notebook_environment(host))
     current.host = host = _on_branch(host)
     current.precision = options.precision or ""
@@ -265,19 +266,27 @@ def _on_branch(host: Host) -> Host:
     return replace(host, branch="TPU") if current.tpu_branch else host
 
 
-def _takes_tpus_place(host: Host, alone: bool) -> bool:
-    """Whether XLA:CPU can take a TPU's place on this host, or, not `alone`, on others. If not, the notebook says
-    why."""
-    if host.chips or not alone:
-        why = "this host has a TPU" if host.chips else "it is for runs on this host, without --hosts"
-        current.notebook.say(f"--tpu-branch has no effect: {why}.")
-        return False
+def _takes_tpus_place(host: Host, alone: bool, asked: bool) -> bool:
+    """Whether XLA:CPU can take a TPU's place on this host, or, not `alone`, on others. If not, the notebook says why if
+    that was `asked` for, or what is installed does not fit."""
+    why = "this host has a TPU" if host.chips else "" if alone else "it is for runs on this host, without --hosts"
     try:
-        current.backend.load_stand_in()
+        if not why and not current.backend.load_stand_in(asked):
+            why = f"{current.backend.name} has no other"
     except TpuMagicsError as error:
         current.notebook.say(f"Libraries do not take their TPU branch in this rehearsal. {error}")
         return False
-    return True
+    if why and asked:
+        current.notebook.say(f"--tpu-branch has no effect: {why}.")
+    return not why
+
+
+def has_stand_in(host: Host) -> bool:
+    """Whether what takes a TPU's place is loaded: never on a host with a TPU."""
+    try:
+        return not host.chips and current.backend.load_stand_in(asked=False)
+    except TpuMagicsError:
+        return False
 
 
 def _initialise_local(framework: str, tpu: str, precision: str) -> Host:

@@ -28,7 +28,7 @@ def initialise(
     hosts: str = "",
     target: str = "",
     checkpoints: str | None = None,
-    tpu_branch: bool = False,
+    tpu_branch: bool | None = None,
 ) -> Host:
     """Set up the session and show the table; then import the framework, so that the first run starts faster."""
     current = session.current
@@ -75,7 +75,7 @@ def init(
     hosts: str = "",
     target: str = "",
     checkpoints: str | None = None,
-    tpu_branch: bool = False,
+    tpu_branch: bool | None = None,
 ) -> Host:
     """What `%tpu_init` does, without its table: look at the host, set the session's defaults.
 
@@ -92,8 +92,8 @@ def init(
         target: with `hosts`, the TPU slice to request from the cluster ("v5litepod-16").
         checkpoints: where those of the runs to come are kept: a folder, an address ("gs://bucket/run1"), or "off"; None
             leaves it as it is.
-        tpu_branch: without a TPU, XLA:CPU takes its place in the workers, so that torch_xla, accelerate, transformers
-            and Lightning take their TPU branch.
+        tpu_branch: whether, without a TPU, XLA:CPU takes its place in the workers, so that torch_xla, accelerate,
+            transformers and Lightning take their TPU branch; None: where its plugin is installed.
 
     Raises:
         TpuMagicsError: a setting is not possible here.

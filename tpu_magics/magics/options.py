@@ -86,8 +86,9 @@ def init_parser() -> MagicParser:
     )
     parser.add_argument(
         "--tpu-branch",
-        action="store_true",
-        help="without a TPU: XLA:CPU takes its place, so that torch_xla, accelerate and Trainer take their TPU branch",
+        action=argparse.BooleanOptionalAction,
+        help="without a TPU: XLA:CPU takes its place, so that torch_xla, accelerate and Trainer take their TPU branch "
+        "(default: where its plugin is installed)",
     )
     parser.add_argument(
         "--cache",

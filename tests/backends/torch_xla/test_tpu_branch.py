@@ -98,7 +98,7 @@ def profiles() -> None:
 def test_the_profiler_which_would_crash_is_refused() -> None:
     session.initialise(tpu_branch=True)
     text = said(failed(profiles))
-    assert "profiler" in text and "without --tpu-branch" in text
+    assert "profiler" in text and "--no-tpu-branch" in text
 
 
 def counts_as_on_a_tpu(steps: int) -> int:
@@ -172,7 +172,7 @@ def test_the_table_says_it() -> None:
 
 def test_with_other_hosts_it_has_no_effect_and_tensorflow_refuses_it() -> None:
     notebook = fake_notebook()
-    assert session._takes_tpus_place(inspect_host(), alone=False) is False
+    assert session._takes_tpus_place(inspect_host(), alone=False, asked=True) is False
     assert notebook.lines == ["--tpu-branch has no effect: it is for runs on this host, without --hosts."]
     with pytest.raises(TpuMagicsError, match="--tpu-branch is not supported for TensorFlow"):
         session.initialise(framework="tensorflow", tpu_branch=True)

@@ -15,6 +15,7 @@ pytest.importorskip("accelerate")
 
 from tests.backends.torch_xla.traced import compiled, same, taken, traced, trained
 from tpu_magics.backends.lowered import TraceResult
+from tpu_magics.preflight.roofline import turn
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 DEVICES = 8
@@ -53,7 +54,7 @@ def fully_sharded(model: Any, folder: Path) -> None:
 
 def assert_mask_is_told(found: TraceResult) -> None:
     [read] = found.reads
-    assert read.known and read.count == found.syncs - (found.rows[0] is None)
+    assert read.known and read.count == 3
     assert read.place is not None and read.place.path == __file__ and read.place.code.endswith(".train()")
     assert read.inside is not None and read.inside.path == "transformers/masking_utils.py" and read.inside.line > 1
 
@@ -62,7 +63,9 @@ def test_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = same(with_trainer, bert(), tmp_path / "output", reads=1)
     assert found.settled and found.batch == 4 and found.notes == ()
-    assert found.sequence[-2] == found.sequence[-1] == len(found.graphs) - 1 and found.graphs[-1].steady
+    # On a TPU accelerate ends a step before the forward pass: a small graph, which counts the labels, and the step.
+    assert found.sequence[-4:] == (1, 3, 1, 3) and turn(found) == (1, 3) and found.rows == (None, 4, None, None)
+    assert [one.steady for one in found.graphs] == [False, False, False, True] and found.graphs[1].parameters
     assert any(name.endswith("exp_avg of classifier.weight") for name in found.graphs[-1].parameters)
     assert_mask_is_told(found)
 
@@ -72,6 +75,6 @@ def test_fsdp_v2_of_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     found = traced(fully_sharded, bert(), tmp_path / "output", devices=DEVICES)
     real = compiled(trained(fully_sharded, bert(), tmp_path / "output", devices=DEVICES))
-    assert len(found.graphs) == 2 and set(taken(found)) <= set(real)
+    assert len(found.graphs) == 3 and set(taken(found)) <= set(real)
     assert found.settled and {one.partitions for one in found.graphs} == {DEVICES}
     assert_mask_is_told(found)

@@ -1,4 +1,5 @@
 """{"compiles": 19, "recompiles": [
+  {"cause": "new-part", "mentions": ["between two steps", "_set_sync_gradients"], "branch": "TPU"},
   {"cause": "early-read", "mentions": ["forward of BertForSequenceClassification"]},
   {"cause": "new-part", "mentions": ["training step of BertForSequenceClassification"]},
   {"cause": "optimizer-state"},

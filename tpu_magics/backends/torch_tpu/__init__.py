@@ -28,8 +28,9 @@ class TorchTpu(TorchBackend):
             import_module(f"{__name__}.{name}")
         import_shared()
 
-    def load_stand_in(self) -> None:
-        """`prepare` loads it: TorchTPU has no other branch."""
+    def load_stand_in(self, asked: bool) -> bool:  # noqa: ARG002
+        """False: TorchTPU has no other branch, and `prepare` loads what that one needs."""
+        return False
 
     prepare_notebook = method_of("torch_tpu.device", "prepare_notebook")
     refuse = method_of("torch_tpu.options", "refuse")

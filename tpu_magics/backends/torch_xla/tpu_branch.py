@@ -1,6 +1,6 @@
 """torch_xla's own TPU branch on a machine without a TPU: its workers are told PJRT_DEVICE=TPU, and XLA:CPU takes
 libtpu's place (backends/pjrt_stand_in.py). So torch_xla, accelerate, transformers and Lightning do what they do on a
-TPU wherever they ask for one."""
+TPU wherever they ask for one. A worker that traces runs nothing: there it is enough that torch_xla says TPU."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ _VARIABLES: Mapping[str, str | None] = {
 }
 
 
-def load() -> None:
-    """Load and adapt the plugin in the notebook's process, whose forks inherit it. No runtime starts.
+def load(asked: bool) -> bool:
+    """Load and adapt the plugin in the notebook's process, whose forks inherit it. No runtime starts. False if it was
+    not `asked` for and nothing is installed that it would be for, or from.
 
     Raises:
         TpuMagicsError: there is no plugin, or it does not fit, or torch_xla is another one.
@@ -46,6 +47,8 @@ def load() -> None:
         version = metadata.version("torch_xla")
     except metadata.PackageNotFoundError:
         version = "missing"
+    if not asked and (version == "missing" or not pjrt_stand_in.is_installed()):
+        return False
     if not version.startswith(f"{VERSION}."):
         raise TpuMagicsError(
             f"torch_xla's TPU branch cannot be rehearsed here: torch_xla is {version}.",
@@ -53,6 +56,7 @@ def load() -> None:
             f"Install torch_xla {VERSION}.0 with torch {VERSION}.0, then restart the kernel.",
         )
     pjrt_stand_in.load(pjrt_stand_in.TORCH_XLA)
+    return True
 
 
 def _ask_anew(module: Any) -> None:
@@ -64,8 +68,10 @@ def _ask_anew(module: Any) -> None:
 
 
 def variables(spec: WorkerSpec) -> Mapping[str, str | None]:
-    """The variables of a worker in which XLA:CPU is in a TPU's place; of others none."""
-    return _VARIABLES if spec.in_tpus_place else {}
+    """The variables of a worker on the TPU branch without a TPU; of others none."""
+    if spec.device == spec.branch:
+        return {}
+    return _VARIABLES if spec.in_tpus_place else {**_VARIABLES, "PJRT_DEVICE": spec.device}
 
 
 def enter(spec: WorkerSpec) -> None:
@@ -74,8 +80,34 @@ def enter(spec: WorkerSpec) -> None:
         devices = spec.spmd or int(os.environ.get("CPU_NUM_DEVICES", "1"))
         pjrt_stand_in.replace_libtpu(pjrt_stand_in.TORCH_XLA, devices)
         only_errors()  # torch_xla warns that the plugin has no profiler
-        PostImport().when_imported("accelerate.utils.imports", _ask_anew)
         PostImport().when_imported("torch_xla.debug.profiler", _refuse_profiler)
+    elif spec.device != spec.branch:
+        PostImport().when_imported("torch_xla.runtime", _say_type)
+        PostImport().when_imported("torch_xla.core.xla_model", _say_hardware)
+    if spec.device != spec.branch:
+        PostImport().when_imported("accelerate.utils.imports", _ask_anew)
+
+
+def arrange(spec: WorkerSpec) -> None:
+    """What a TPU's lowerings need here. The runtime is up."""
+    from tpu_magics.backends.torch_xla import tpu_kernels
+
+    if spec.branch != "TPU":
+        return
+    if spec.device == "CPU" and not spec.in_tpus_place:
+        tpu_kernels.as_on_tpu()
+        return
+    tpu_kernels.correct()
+    if spec.in_tpus_place and spec.tracing is None:
+        tpu_kernels.without_libtpu()
+
+
+def _say_type(module: Any) -> None:
+    module.device_type = lambda: "TPU"
+
+
+def _say_hardware(module: Any) -> None:
+    module.xla_device_hw = lambda device: "TPU" if str(device).startswith("xla") else "CPU"
 
 
 def start(local_rank: int, local_world_size: int) -> None:
@@ -98,7 +130,7 @@ def _refuse_profiler(module: Any) -> None:
         raise TpuMagicsError(
             "torch_xla's profiler was called, which a rehearsal of the TPU branch does not have.",
             "XLA's plugin for the CPU, which is in libtpu's place, has no profiler.",
-            "Leave the call out here, or rehearse without --tpu-branch; on a TPU it works.",
+            "Leave the call out here, or rehearse with %tpu_init --no-tpu-branch; on a TPU it works.",
         )
 
     for name in ("start_server", "trace", "trace_detached"):

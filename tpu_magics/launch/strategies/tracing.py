@@ -81,8 +81,8 @@ def _values_read(folder: Path) -> Iterator[str]:
 
 
 def at_home(host: Host) -> Host:
-    """The host as if it had no TPU: tracing uses none."""
-    return replace(host, device="CPU", branch="", workers=1, replicas=1, variable_changes=())
+    """The host as if it had no TPU: tracing uses none, but takes libraries to their TPU branch."""
+    return replace(host, device="CPU", branch="TPU", workers=1, replicas=1, variable_changes=())
 
 
 def _run_with_memory_limit(task: worker.WorkerTask, spec: WorkerSpec) -> int:
@@ -111,9 +111,11 @@ class TracingStrategy(ForkedStrategy):
         self._options = options
         self._root = root
         self.graphs = root / "graphs"
+        self._stand_in = False
 
     def plan(self, options: Options) -> tuple[Host, Plan]:
         host = at_home(session.known_host())
+        self._stand_in = session.has_stand_in(host)
         return host, plan.make_plan(host, options, session.current.precision, 1)
 
     def create_folder(self, name: str) -> RunFolder:  # noqa: ARG002
@@ -137,7 +139,7 @@ class TracingStrategy(ForkedStrategy):
     def fork_worker(self, run: TrainingRun, task: worker.WorkerTask, index: int, scratch: Path) -> int:  # noqa: ARG002
         world, devices = self._options.world, self._options.devices
         ranks, steps = 1 if devices else world, self._options.steps
-        tracing = TraceSpec(self.graphs, ranks, devices or 1, steps, self._options.changes)
+        tracing = TraceSpec(self.graphs, ranks, devices or 1, steps, self._options.changes, self._stand_in)
         spec = replace(run.plan.spec(index), tracing=tracing)
         return process.fork_worker(lambda: _run_with_memory_limit(task, spec), run.folder.stacks_path(index))
 

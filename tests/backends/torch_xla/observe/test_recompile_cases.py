@@ -101,6 +101,7 @@ def test_torch_xla_itself_counts_as_many_compiles() -> None:
 )
 def test_a_run_tells_what_the_program_does(program: Program) -> None:
     result = run(program.train(), workers=1)
+    program = program.on(result.run.info["plan"]["branch"])
     problems = [*wrong_counts(program, result), *wrong_recompiles(program, result), *wrong_reads(program, result)]
     assert not problems, "\n".join([*problems, "what was told:", *told(result)])
 

@@ -245,6 +245,7 @@ class TorchObserver(Observer[TorchCompileEvidence]):
             return self._record_eager_run(count, compiled) and trigger == "sync"
         if not count and not (trigger == "sync" and self.pieces is not None and self.pieces.current):
             return False
+        self.events.ran = True
         if trigger != "sync" or compiled:
             self.events.count_data_ops()
         if trigger == "library" and self.by_dynamo:

@@ -166,6 +166,7 @@ class StepEvents:
     def forget(self) -> None:
         """Start a new step."""
         self.arrivals: list[Arrival] = []
+        self.ran = False  # a graph
         self.cuts: dict[int, Site] = {}
         self.outcomes: dict[int, list[Number]] = {}
         self.values: list[Number] = []
@@ -252,8 +253,12 @@ class StepEvents:
             self.most_closure_runs = max(self.most_closure_runs, self.closure_runs)
 
     def after_sync(self) -> None:
+        """What has come from the host is for the step after a sync that had nothing to run: on a TPU, accelerate's
+        `accumulate` syncs between the batch and its step."""
         self.closure_syncs = self.closure_syncs or self.in_step
+        arrivals = [] if self.ran else self.arrivals
         self.forget()
+        self.arrivals = arrivals
 
     def on_load(self, module: Any, state: Mapping[str, Any]) -> None:
         """load_state_dict: what it copies from tensors on the device is computed in the next graph."""

@@ -290,13 +290,14 @@ class KernelOverrides:
         self._library: Any = None
 
     def replace(self, name: str, kernel: Kernel) -> Kernel:
-        """Run `kernel` for aten's operation `name` (its first overload) on XLA; returns the original. Both take the
-        dispatcher's keys, then the operation's arguments."""
+        """Run `kernel` for aten's operation `name` ("scatter.value"; without a point its first overload) on XLA; returns
+        the original. Both take the dispatcher's keys, then the operation's arguments."""
         import torch
 
         if self._library is None:
             self._library = torch.library.Library("aten", "IMPL")
-        operation = getattr(torch.ops.aten, name).default
+        base, _, overload = name.partition(".")
+        operation = getattr(getattr(torch.ops.aten, base), overload or "default")
         original: Kernel
         if hasattr(torch.library, "get_kernel"):
             original = torch.library.get_kernel(f"aten::{name}", "XLA").call_boxed

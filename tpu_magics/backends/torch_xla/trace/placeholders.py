@@ -190,7 +190,7 @@ OPERATIONS = 256
 ELEMENTS = 1 << 22  # of the largest tensor on the way
 _LINE = re.compile(r"^  %\d+ = (.*?) [\w:]+\(", re.MULTILINE)
 _TOGETHER = re.compile(r"cross_replica|all_gather|all_reduce|all_to_all|reduce_scatter|collective|xla::(?:send|recv)")
-_CUSTOM_CALL = "xla::custom_call"
+_OF_LIBTPU = re.compile(r"xla::custom_call|upsample_(?:nearest|bilinear)2d")
 _SHAPE = re.compile(r"\[([\d,<=]*)\]")
 
 
@@ -227,7 +227,7 @@ def _is_small(tensor: Any, alone: bool) -> bool:
 
     text = torch_xla._XLAC._get_xla_tensors_text([tensor])
     # Nothing here runs a custom call of a TPU, and the other ranks are not there.
-    if _CUSTOM_CALL in text or (alone and _TOGETHER.search(text)):
+    if _OF_LIBTPU.search(text) or (alone and _TOGETHER.search(text)):
         return False
     types = _LINE.findall(text)
     shapes = [shape for type_ in types for shape in _SHAPE.findall(type_)]

@@ -25,7 +25,6 @@ from tpu_magics.backends.torch_xla.trace.host_reads import HostReadLog, ReadKern
 from tpu_magics.backends.torch_xla.trace.live_tensors import inner, number
 from tpu_magics.backends.torch_xla.trace.op_scopes import OpScopes
 from tpu_magics.backends.torch_xla.trace.placeholders import Uploads
-from tpu_magics.backends.torch_xla.trace.tpu_kernels import TpuKernels
 from tpu_magics.errors import TpuMagicsError
 
 if TYPE_CHECKING:
@@ -55,7 +54,6 @@ class Tracer:
         # Under SPMD uploads are sharded, which placeholders cannot be.
         self.uploads = Uploads(self.names.moving) if tracing.devices == 1 else None
         self.reads = ReadKernels(self.host_reads, tracing.world, self.uploads)
-        self.tpu_kernels = TpuKernels()
         self.events = TraceStepEvents()
         self.steady_state = SteadyStateDetector(tracing.steps)
         self.notes: list[str] = []
@@ -108,7 +106,6 @@ class Tracer:
         self.scopes.install()
         step_changes.install(self.tracing.changes, self.scopes, self.names.moving)
         self.reads.install()
-        self.tpu_kernels.install()
         if self.uploads is not None:
             self.uploads.install()
 
