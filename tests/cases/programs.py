@@ -2,8 +2,8 @@
 
 A mark is a comment: `# site` on a line that triggers a step, `# read` on one that reads a value from the device. A word
 after it is the mark's name (`# site evaluation`), by which an entry of `recompiles` or `reads` may name the line:
-{"cause": "input-shape", "at": "evaluation"}. An entry with "branch": "TPU" is for runs in which libraries take their TPU
-branch; `compiles` does not count it.
+{"cause": "input-shape", "at": "evaluation"}. An entry with "branch": "TPU" is for runs in which libraries take their
+TPU branch; `compiles` does not count it.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tpu_magics.backends.base import Backend, LocalBackend, Placement
 from tpu_magics.checkpoints.store import tried_place
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.host import Host, inspect_host, notebook_environment
+from tpu_magics.host import Host, VariableChange, inspect_host, notebook_environment
 from tpu_magics.launch import preconditions, tee
 from tpu_magics.launch.framework import (
     AUTO,
@@ -42,7 +42,8 @@ class Session:
     `last`: the newest run's result; `framework` and `tpu`: as given to %tpu_init; `placed`: where a framework trains
     that runs in this process (None: not connected yet); `pod`: the hosts of runs (None: this host); `spawns`: workers
     are new processes, because forks could not use the device; `checkpoints`: where those of runs are ("": nowhere);
-    `slice`: the TPU slice that was requested for `pod`; `tpu_branch`: XLA:CPU is in a TPU's place in workers."""
+    `slice`: the TPU slice that was requested for `pod`; `tpu_branch`: XLA:CPU is in a TPU's place in workers;
+    `stands_for`: the TPU that is rehearsed (None: one with as many chips as ranks)."""
 
     notebook: NotebookInterface = field(default_factory=PlainProgram)
     precision: str = ""
@@ -58,6 +59,7 @@ class Session:
     checkpoints: str = ""
     slice: Slice | None = None
     tpu_branch: bool = False
+    stands_for: Slice | None = None
     host: Host | None = None
     fork_blockers: ForkBlockers = field(default_factory=ForkBlockers)
     active_run: TrainingRun | None = None
@@ -182,6 +184,8 @@ def _make_backend(package: str) -> Backend:
     return TorchXla()
 
 
+ACCELERATOR = "TPU_ACCELERATOR_TYPE"  # the variable that tells libraries the type of the TPU
+
 current = Session()
 
 
@@ -197,6 +201,7 @@ def initialise(
     wanted: Slice | None = None,
     checkpoints: str | None = None,
     tpu_branch: bool | None = None,
+    stands_for: Slice | None = None,
 ) -> Host:
     """Set up the session, as `%tpu_init` does: inspect the host, set the defaults and this process's PJRT_DEVICE.
 
@@ -213,6 +218,7 @@ def initialise(
         checkpoints: where those of runs are kept, a folder or an address, or "off"; None keeps what the session has.
         tpu_branch: whether, without a TPU, XLA:CPU takes its place, so that libraries take their TPU branch; None:
             where its plugin is installed.
+        stands_for: the TPU that is rehearsed without one: its ranks, and what libraries are told of it.
     """
     from tpu_magics.launch.pods import host_selection
 
@@ -226,7 +232,7 @@ def initialise(
     if new.is_local():
         preconditions.refuse_forked_options(options)
         preconditions.refuse_cache(cache)
-        preconditions.refuse_tpu_branch(tpu_branch)
+        preconditions.refuse_tpu_branch(tpu_branch or stands_for is not None)
         host_selection.require_pytorch(hosts)
         host_selection.leave_pod(current)
         return _initialise_local(framework, tpu, precision or "")
@@ -234,6 +240,7 @@ def initialise(
     current.backend.refuse(options.precision or "", options.spmd, cache or "", hosts)
     current.pod = host_selection.join_pod(current, hosts, wanted, options)  # releases what the session had before
     current.slice = wanted
+    current.stands_for = stands_for
     host = _initialise_workers(options, cache, alone=current.pod is None, tpu_branch=tpu_branch)
     current.framework, current.placed = framework, None
     return host
@@ -245,11 +252,16 @@ def _initialise_workers(
     """`initialise` for a framework that trains in forked workers. `alone`: on this host only, whose devices limit the
     number of workers."""
     host = inspect_host()
+    likeness = None if host.chips else current.stands_for
+    if likeness is not None and options.processes is None and options.spmd is None:
+        options = replace(options, processes=likeness.all_chips * likeness.generation.devices)
     if alone:
         count_workers(host, options.processes, options.spmd)
     if cache is not None:
         current.cache = cache_folder(cache)
-    current.tpu_branch = tpu_branch is not False and _takes_tpus_place(host, alone, asked=bool(tpu_branch))
+    current.tpu_branch = tpu_branch is not False and _takes_tpus_place(
+        host, alone, asked=bool(tpu_branch) or current.stands_for is not None
+    )
     os.environ.update(notebook_environment(host))
     current.host = host = _on_branch(host)
     current.precision = options.precision or ""
@@ -263,7 +275,13 @@ def _initialise_workers(
 
 def _on_branch(host: Host) -> Host:
     """The host as libraries in the workers see it."""
-    return replace(host, branch="TPU") if current.tpu_branch else host
+    if not current.tpu_branch:
+        return host
+    likeness, changes = current.stands_for, host.variable_changes
+    if likeness is not None:
+        before = os.environ.get(ACCELERATOR, "")
+        changes = (*changes, VariableChange(ACCELERATOR, likeness.name, "it is rehearsed (--as)", before))
+    return replace(host, branch="TPU", variable_changes=changes)
 
 
 def _takes_tpus_place(host: Host, alone: bool, asked: bool) -> bool:
@@ -277,7 +295,8 @@ def _takes_tpus_place(host: Host, alone: bool, asked: bool) -> bool:
         current.notebook.say(f"Libraries do not take their TPU branch in this rehearsal. {error}")
         return False
     if why and asked:
-        current.notebook.say(f"--tpu-branch has no effect: {why}.")
+        option = "--tpu-branch" if current.stands_for is None else "--as"
+        current.notebook.say(f"{option} has no effect: {why}.")
     return not why
 
 

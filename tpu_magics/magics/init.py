@@ -12,7 +12,7 @@ from tpu_magics.launch import session, tee
 from tpu_magics.launch.preconditions import require_alone
 from tpu_magics.magics.display import show_table
 from tpu_magics.magics.lab import say_hello
-from tpu_magics.magics.pod import wanted_slice
+from tpu_magics.magics.pod import rehearsed_slice, wanted_slice
 from tpu_magics.panel.host import host_table
 from tpu_magics.panel.pod import pod_table
 
@@ -29,14 +29,14 @@ def initialise(
     target: str = "",
     checkpoints: str | None = None,
     tpu_branch: bool | None = None,
+    stands_for: str = "",
 ) -> Host:
     """Set up the session and show the table; then import the framework, so that the first run starts faster."""
     current = session.current
-    host = init(
-        precision, processes, cache, spmd, collective_timeout, framework, tpu, hosts, target, checkpoints, tpu_branch
-    )
+    settings = (precision, processes, cache, spmd, collective_timeout, framework, tpu, hosts, target, checkpoints)
+    host = init(*settings, tpu_branch, stands_for)
     chosen = current.torch if host.framework == "torch" else None
-    show_table(host_table(host, processes, spmd, current.placed, current.pod, chosen))
+    show_table(host_table(host, current.processes, spmd, current.placed, current.pod, chosen))
     if current.pod is not None:
         show_table(pod_table(current.pod))
     say_hello()
@@ -76,6 +76,7 @@ def init(
     target: str = "",
     checkpoints: str | None = None,
     tpu_branch: bool | None = None,
+    stands_for: str = "",
 ) -> Host:
     """What `%tpu_init` does, without its table: look at the host, set the session's defaults.
 
@@ -94,11 +95,11 @@ def init(
             leaves it as it is.
         tpu_branch: whether, without a TPU, XLA:CPU takes its place in the workers, so that torch_xla, accelerate,
             transformers and Lightning take their TPU branch; None: where its plugin is installed.
+        stands_for: without a TPU, the TPU that is rehearsed, "v5e-8": its ranks, and what libraries are told of it.
 
     Raises:
         TpuMagicsError: a setting is not possible here.
     """
     wanted = wanted_slice(target, hosts)
-    return session.initialise(
-        precision, processes, cache, spmd, collective_timeout, framework, tpu, hosts, wanted, checkpoints, tpu_branch
-    )
+    settings = (precision, processes, cache, spmd, collective_timeout, framework, tpu, hosts, wanted, checkpoints)
+    return session.initialise(*settings, tpu_branch, rehearsed_slice(stands_for, hosts))

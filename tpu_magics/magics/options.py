@@ -91,6 +91,13 @@ def init_parser() -> MagicParser:
         "(default: where its plugin is installed)",
     )
     parser.add_argument(
+        "--as",
+        dest="stands_for",
+        default="",
+        metavar="TARGET",
+        help="without a TPU: rehearse the ranks of that TPU, v5e-8 for example, and tell libraries its type",
+    )
+    parser.add_argument(
         "--cache",
         metavar="DIR",
         help='cache compiled programs in DIR for later runs (on a TPU; "off" disables it)',

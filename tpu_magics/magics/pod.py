@@ -94,6 +94,26 @@ def wanted_slice(target: str, hosts: str) -> Slice | None:
     return slice_of(target)
 
 
+def rehearsed_slice(name: str, hosts: str) -> Slice | None:
+    """The slice that `--as` names; None for none."""
+    if not name:
+        return None
+    found = slice_of(name)
+    if not is_off(hosts):
+        raise TpuMagicsError(
+            "--as is not supported together with --hosts.",
+            "It is about rehearsals on this host.",
+            "Omit one of them; %tpu_pod --target T shows the plan for such a slice.",
+        )
+    if found.hosts > 1:
+        raise TpuMagicsError(
+            f"--as {name} cannot be rehearsed: {found.text}.",
+            "A rehearsal is that of one host.",
+            "Choose a slice of one host, v5e-8 for example; %tpu_preflight --target takes larger ones.",
+        )
+    return found
+
+
 def slice_of(target: str) -> Slice:
     """A slice by its name. Raises TpuMagicsError where no TPU has that name."""
     from tpu_magics.preflight.targets import parse

@@ -194,6 +194,7 @@ class TpuMagics(Magics):
             found.target,
             found.checkpoints,
             found.tpu_branch,
+            found.stands_for,
         )
 
     @no_var_expand

@@ -149,7 +149,9 @@ def _training(host: Host, processes: int | None, spmd: int | None) -> str:
         return f"{host.device}: 1 worker (SPMD), which drives {plural(spmd, _kind(host))}"
     if host.device == "CPU":
         ranks = processes or host.workers
-        place = " in a TPU's place (libraries take their TPU branch)" if host.branch == "TPU" else ""
+        kind = next((one.value for one in host.variable_changes if one.name == "TPU_ACCELERATOR_TYPE"), None)
+        tpu = f"the place of a {kind}" if kind else "a TPU's place"
+        place = f" in {tpu} (libraries take their TPU branch)" if host.branch == "TPU" else ""
         return f"CPU{place}: {plural(ranks, 'worker')}{f', a rehearsal of {ranks} ranks' if ranks > 1 else ''}"
     if processes == 1:
         return "TPU: 1 worker"
@@ -238,7 +240,7 @@ def _holder(holder: DeviceOwner) -> str:
 
 def _repair(repair: VariableChange) -> str:
     change = f"{repair.name} is unset" if repair.value is None else f"{repair.name}={repair.value}"
-    return f"{change} (it is {repair.before!r} here): {repair.reason}."
+    return f"{change} ({f'it is {repair.before!r}' if repair.before else 'not set'} here): {repair.reason}."
 
 
 def _problem(problem: HostProblem) -> Row:

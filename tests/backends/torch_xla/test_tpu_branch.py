@@ -18,6 +18,7 @@ from tpu_magics.backends import pjrt_stand_in
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import inspect_host
 from tpu_magics.launch import session
+from tpu_magics.magics import init
 from tpu_magics.panel import words
 from tpu_magics.panel.host import host_table
 from tpu_magics.panel.model import SharedView
@@ -168,6 +169,41 @@ def test_the_table_says_it() -> None:
     host = session.initialise(tpu_branch=True)
     rows = dict(row.cells for row in host_table(host).rows)
     assert rows["Device"] == "CPU in a TPU's place (libraries take their TPU branch): 1 worker"
+
+
+def of_the_tpu() -> tuple[Any, ...]:
+    import torch_xla.runtime as xr
+    from torch_xla._internal import tpu
+
+    kind = tpu.version(), tpu.get_tpu_type(), tpu.num_available_chips()
+    return kind, xr.world_size(), xr.host_index(), xr.get_master_ip()
+
+
+@pytest.mark.parametrize(("name", "kind", "ranks"), [("v5e-4", (5, "v5litepod", 4), 4), ("v4-8", (4, "v4", 4), 4)])
+def test_a_host_that_is_rehearsed(name: str, kind: tuple[int, str, int], ranks: int) -> None:
+    notebook = fake_notebook()
+    host = init.init(stands_for=name)
+    result = run(of_the_tpu)
+    assert result.values == [(kind, ranks, 0, "localhost")] * ranks and notebook.lines == []
+    device = dict(row.cells for row in host_table(host, session.current.processes).rows)["Device"]
+    assert device.startswith("CPU in the place of a ") and device.endswith(f"a rehearsal of {ranks} ranks")
+    init.init(processes=1)
+    assert run(of_the_tpu).value == ((5, "v5litepod", 1), 1, 0, "localhost")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"stands_for": "v5e-16"}, "4 hosts with 4 chips each"),
+        ({"stands_for": "v99"}, 'There is no TPU named "v99"'),
+        ({"stands_for": "v5e-8", "hosts": "ray"}, "--as is not supported together with --hosts"),
+        ({"stands_for": "v5e-8", "framework": "tensorflow"}, "not supported for TensorFlow"),
+    ],
+)
+def test_what_cannot_be_rehearsed_so(options: dict[str, str], words: str) -> None:
+    with pytest.raises(TpuMagicsError) as error:
+        init.init(**options)
+    assert words in str(error.value)
 
 
 def test_with_other_hosts_it_has_no_effect_and_tensorflow_refuses_it() -> None:

@@ -178,7 +178,15 @@ def _run_tracker() -> Any:
             """Called by accelerate on the main process."""
             self._record(values)
 
+        def __reduce__(self) -> Any:
+            return _tracker_of_a_copy, ()
+
     return RunTracker
+
+
+def _tracker_of_a_copy() -> Any:
+    """That of a pickled or copied accelerator: nothing is recorded twice."""
+    return _run_tracker()(lambda _values: None)
 
 
 # -- logged values ----------------------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ VERSION = "2.9"  # of torch_xla, the last one
 _VARIABLES: Mapping[str, str | None] = {
     "PJRT_DEVICE": "TPU",
     "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_WORKER_ID": "0",
     "TPU_PROCESS_BOUNDS": "1,1,1",
@@ -71,7 +70,9 @@ def variables(spec: WorkerSpec) -> Mapping[str, str | None]:
     """The variables of a worker on the TPU branch without a TPU; of others none."""
     if spec.device == spec.branch:
         return {}
-    return _VARIABLES if spec.in_tpus_place else {**_VARIABLES, "PJRT_DEVICE": spec.device}
+    tracing = {} if spec.in_tpus_place else {"PJRT_DEVICE": spec.device}
+    chips = spec.spmd or spec.ranks
+    return {**_VARIABLES, "TPU_ACCELERATOR_TYPE": f"v5litepod-{chips}", **tracing}
 
 
 def enter(spec: WorkerSpec) -> None:
@@ -80,6 +81,7 @@ def enter(spec: WorkerSpec) -> None:
         devices = spec.spmd or int(os.environ.get("CPU_NUM_DEVICES", "1"))
         pjrt_stand_in.replace_libtpu(pjrt_stand_in.TORCH_XLA, devices)
         only_errors()  # torch_xla warns that the plugin has no profiler
+        PostImport().when_imported("torch_xla._internal.tpu", _has_chips)
         PostImport().when_imported("torch_xla.debug.profiler", _refuse_profiler)
     elif spec.device != spec.branch:
         PostImport().when_imported("torch_xla.runtime", _say_type)
@@ -100,6 +102,13 @@ def arrange(spec: WorkerSpec) -> None:
     tpu_kernels.correct()
     if spec.in_tpus_place and spec.tracing is None:
         tpu_kernels.without_libtpu()
+
+
+def _has_chips(module: Any) -> None:
+    """As many as the type of the TPU has: torch_xla 2.9 counts those that PCI shows."""
+    number = int(os.environ["TPU_ACCELERATOR_TYPE"].rpartition("-")[2])
+    cores = module.version() in (2, 3, 4)
+    module.num_available_chips = lambda: number // 2 if cores else number
 
 
 def _say_type(module: Any) -> None:

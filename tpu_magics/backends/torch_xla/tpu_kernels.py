@@ -125,7 +125,9 @@ def _dense_gather(original: Kernel) -> Kernel:
             return original(keys, x, dim, index, **options)
         dim %= x.dim()
         mask = _mask(dim, index, x.shape[dim])
-        found = torch.where(mask, torch.unsqueeze_copy(_cut(x, index, dim), dim + 1), torch.zeros((), dtype=x.dtype, device=x.device))
+        found = torch.where(
+            mask, torch.unsqueeze_copy(_cut(x, index, dim), dim + 1), torch.zeros((), dtype=x.dtype, device=x.device)
+        )
         return found.any(dim) if x.dtype == torch.bool else found.sum(dim).to(x.dtype)
 
     return gather

@@ -32,8 +32,8 @@ def apply_environment(spec: WorkerSpec) -> None:
         "FORK_LAUNCHED": "1",  # what accelerate's PrepareForLaunch sets
         graph_cache.NAME: os.environ.get(graph_cache.NAME, ""),
         **({"LOCAL_RANK": str(spec.index)} if spec.branch == "CPU" else {}),
-        **spec.environment,
         **tpu_branch.variables(spec),
+        **spec.environment,
     }
     found = {**os.environ, **{name: value or "" for name, value in changes.items()}}
     changes.update(variables(spec.precision, found))

@@ -290,8 +290,8 @@ class KernelOverrides:
         self._library: Any = None
 
     def replace(self, name: str, kernel: Kernel) -> Kernel:
-        """Run `kernel` for aten's operation `name` ("scatter.value"; without a point its first overload) on XLA; returns
-        the original. Both take the dispatcher's keys, then the operation's arguments."""
+        """Run `kernel` for aten's operation `name` ("scatter.value"; without a point its first overload) on XLA.
+        Returns the original. Both take the dispatcher's keys, then the operation's arguments."""
         import torch
 
         if self._library is None:
