@@ -157,6 +157,21 @@ class FakeFunction:
         return self.address
 
 
+class MemoryKinds(ctypes.Structure):
+    """The arguments of PJRT_Executable_OutputMemoryKinds."""
+
+    _fields_ = [*plugin._NumOutputs._fields_, ("kinds", ctypes.c_void_p), ("sizes", ctypes.c_void_p)]
+
+
+class PlatformName(ctypes.Structure):
+    """The arguments of PJRT_Client_PlatformName."""
+
+    _fields_ = [
+        *(("struct_size", ctypes.c_size_t), ("extension", ctypes.c_void_p), ("client", ctypes.c_void_p)),
+        *(("name", ctypes.c_void_p), ("name_size", ctypes.c_size_t)),
+    ]
+
+
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[FakePlugin], Path]:
     """Name a plugin with this table as the user's own build."""
@@ -191,7 +206,7 @@ def test_each_output_is_on_the_device(framework: str, own: Callable[[FakePlugin]
     fake = FakePlugin()
     own(fake)
     plugin.replace_libtpu(framework)
-    asked = plugin._MemoryKinds(ctypes.sizeof(plugin._MemoryKinds), None, 0x600D, 0, None, None)
+    asked = MemoryKinds(ctypes.sizeof(MemoryKinds), None, 0x600D, 0, None, None)
     assert fake.call(416, asked) == 0
     kinds = (ctypes.c_char_p * OUTPUTS).from_address(asked.kinds)
     sizes = (ctypes.c_size_t * OUTPUTS).from_address(asked.sizes)
@@ -202,7 +217,7 @@ def test_an_error_of_the_plugin_is_passed_on(framework: str, own: Callable[[Fake
     fake = FakePlugin()
     own(fake)
     plugin.replace_libtpu(framework)
-    asked = plugin._MemoryKinds(ctypes.sizeof(plugin._MemoryKinds), None, 0xBAD, 0, None, None)
+    asked = MemoryKinds(ctypes.sizeof(MemoryKinds), None, 0xBAD, 0, None, None)
     assert fake.call(416, asked) == 0xE
 
 
@@ -255,7 +270,7 @@ def test_torch_xla_is_told_that_the_platform_is_a_tpu(own: Callable[[FakePlugin]
     fake = FakePlugin()
     own(fake)
     plugin.replace_libtpu(plugin.TORCH_XLA)
-    asked = plugin._PlatformName(ctypes.sizeof(plugin._PlatformName), None, None, None, 0)
+    asked = PlatformName(ctypes.sizeof(PlatformName), None, None, None, 0)
     assert fake.call(136, asked) == 0
     assert ctypes.string_at(asked.name, asked.name_size) == b"tpu"
 

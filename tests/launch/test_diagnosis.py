@@ -334,6 +334,12 @@ EXCEPTIONS: list[tuple[str, str, str, tuple[str, ...]]] = [
             "TPU v5e",
         ),
     ),
+    (
+        "no_device_memory",
+        "RuntimeError",
+        "Bad StatusOr access: UNIMPLEMENTED: GetAllocatorStats is not supported",
+        ("xm.get_memory_info", "Only a TPU reports that", "%tpu_preflight"),
+    ),
     ("autograd_threads", "RuntimeError", ASSERT, ("backward()", "Restart the kernel")),
     (
         "evaluation_does_not_fit",

@@ -106,7 +106,7 @@ def test_the_notebook_is_told_what_to_train_on(tmp_path: Path, monkeypatch: pyte
         monkeypatch.delenv("PJRT_DEVICE", raising=False)
         host = inspect(build(tmp_path / device))
         monkeypatch.setattr(session, "inspect_host", lambda host=host: host)
-        assert session.initialise() is host and os.environ["PJRT_DEVICE"] == device
+        assert session.initialise(tpu_branch=False) is host and os.environ["PJRT_DEVICE"] == device
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
 
 
@@ -142,7 +142,7 @@ def test_the_plan_is_recorded() -> None:
     result = run(int, timeout=33.0, precision="bf16")
     assert result.run.info["plan"] == {
         "device": "CPU",
-        "branch": "",
+        "branch": session.known_host().branch,
         "workers": 1,
         "replicas": 1,
         "precision": "bf16",

@@ -9,8 +9,7 @@ a few of its functions. Their entries in the plugin's table (a static struct in 
 - PJRT_Executable_OutputMemoryKinds, which the plugin does not implement: each output lies on the device.
 - PJRT_Client_PlatformName: "tpu", so that torch_xla.core.xla_model.xla_device_hw says TPU.
 - PJRT_LoadedExecutable_Execute: the options of torch_xla 2.9 have fewer fields (80 bytes) than the plugin reads, so
-  they are copied into zeros. That is machine code and not Python, because each step calls it in another thread: a
-  Python function would wait for the interpreter's lock, up to the switch interval of 5 ms.
+  they are copied into zeros.
 
 Call `replace_libtpu` before the framework's first tensor is on the device; forked processes inherit what it (or
 `load`, before them) has loaded. `import torch_tpu` loads the plugin that TPU_LIBRARY_PATH names at that moment, or else
@@ -25,7 +24,7 @@ import mmap
 import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -76,10 +75,6 @@ class _NumOutputs(ctypes.Structure):
     _fields_ = [("struct_size", _SIZE), ("extension", _POINTER), ("executable", _POINTER), ("num_outputs", _SIZE)]
 
 
-class _MemoryKinds(ctypes.Structure):
-    _fields_ = [*_NumOutputs._fields_, ("kinds", _POINTER), ("sizes", _POINTER)]
-
-
 class _Create(ctypes.Structure):
     _fields_ = [("struct_size", _SIZE), ("extension", _POINTER), ("options", _POINTER), ("num_options", _SIZE)]
 
@@ -88,13 +83,6 @@ class _NamedValue(ctypes.Structure):
     _fields_ = [
         *(("struct_size", _SIZE), ("extension", _POINTER), ("name", ctypes.c_char_p), ("name_size", _SIZE)),
         *(("type", ctypes.c_int), ("value", ctypes.c_int64), ("value_size", _SIZE)),
-    ]
-
-
-class _PlatformName(ctypes.Structure):
-    _fields_ = [
-        *(("struct_size", _SIZE), ("extension", _POINTER), ("client", _POINTER)),
-        *(("name", _POINTER), ("name_size", _SIZE)),
     ]
 
 
@@ -232,9 +220,9 @@ def _adapted(path: Path, framework: str) -> int:
         raise _unfit(path, framework, f"its table of functions has {_size(table)} bytes")
     makers: dict[int, Callable[[], int]] = {
         CREATE: lambda: _kept_function(_create(_FUNCTION(_address(table, CREATE)))),
-        PLATFORM_NAME: lambda: _kept_function(_platform_name),
-        MEMORY_KINDS: lambda: _kept_function(_memory_kinds(_FUNCTION(_address(table, NUM_OUTPUTS)))),
-        EXECUTE: lambda: _machine_code(path, framework, _address(table, EXECUTE)),
+        PLATFORM_NAME: lambda: _machine_code(path, framework, _platform_name()),
+        MEMORY_KINDS: lambda: _machine_code(path, framework, _memory_kinds(_address(table, NUM_OUTPUTS))),
+        EXECUTE: lambda: _machine_code(path, framework, _execute(_address(table, EXECUTE))),
     }
     made = {place: makers[place]() for place in ENTRIES[framework]}
     for place, address in made.items():  # once all are made: a plugin that does not fit stays as it is
@@ -257,7 +245,7 @@ def _kept_function(function: Callable[[int], int]) -> int:
 _OPTION = b"cpu_device_count"
 _TPU = b"tpu"
 _KIND = b"device"
-_arrays: dict[int, tuple[Any, Any]] = {}  # number of outputs -> the arrays that the plugin's callers read
+_OUTPUTS = 1 << 17  # of one program, at most
 _DEVICES = _NamedValue(ctypes.sizeof(_NamedValue), None, _OPTION, len(_OPTION), _INT64, 1, 1)
 
 
@@ -271,82 +259,84 @@ def _create(original: Callable[[int], Any]) -> Callable[[int], int]:
 
 
 _platform = ctypes.create_string_buffer(_TPU)
+_names = (ctypes.c_char_p * _OUTPUTS)(*[_KIND] * _OUTPUTS)
+_lengths = (_SIZE * _OUTPUTS)(*[len(_KIND)] * _OUTPUTS)
+
+# Functions for x86-64 (System V). They are not in Python, because several threads call them, and some hold locks of
+# XLA's then: a Python function would wait for the interpreter's lock, 5 ms at times, and forever for a thread that has
+# it and waits for XLA. An integer stands for an address.
+_Code = Sequence[str | int]
 
 
-def _platform_name(address: int) -> int:
-    asked = _PlatformName.from_address(address)
-    asked.name, asked.name_size = ctypes.addressof(_platform), len(_TPU)
-    return 0
+def _platform_name() -> _Code:
+    """Writes the name and its length, at 24 and 32 in the arguments."""
+    return (
+        *("48b8", ctypes.addressof(_platform)),  # mov rax, the name
+        "48894718",  # mov [rdi+24], rax
+        f"48c74720{_int(len(_TPU))}",  # mov qword [rdi+32], its length
+        "31c0c3",  # xor eax, eax; ret
+    )
 
 
-def _memory_kinds(num_outputs: Callable[[int], Any]) -> Callable[[int], int]:
-    def memory_kinds(address: int) -> int:
-        asked = _MemoryKinds.from_address(address)
-        count = _NumOutputs(ctypes.sizeof(_NumOutputs), None, asked.executable, 0)
-        error = num_outputs(ctypes.addressof(count))
-        if error:
-            return int(error)
-        kinds, sizes = _kinds(count.num_outputs)
-        asked.num_outputs, asked.kinds, asked.sizes = count.num_outputs, kinds, sizes
-        return 0
-
-    return memory_kinds
-
-
-def _kinds(count: int) -> tuple[int, int]:
-    """The addresses of `count` names of a memory kind, and of their lengths."""
-    if count not in _arrays:
-        size = max(1, count)
-        _arrays[count] = (ctypes.c_char_p * size)(*[_KIND] * size), (_SIZE * size)(*[len(_KIND)] * size)
-    kinds, sizes = _arrays[count]
-    return ctypes.addressof(kinds), ctypes.addressof(sizes)
+def _memory_kinds(num_outputs: int) -> _Code:
+    """Asks for the number of outputs, and writes it, the names and their lengths, from 24 in the arguments; the
+    executable stands at 16."""
+    return (
+        "534883ec304889fb",  # push rbx; sub rsp, 48; mov rbx, rdi
+        f"48c70424{_int(ctypes.sizeof(_NumOutputs))}",  # mov qword [rsp], the size of the arguments
+        "48c744240800000000488b431048894424104889e7",  # no extension; the executable; mov rdi, rsp
+        *("48b8", num_outputs, "ffd0"),  # mov rax, the function; call rax
+        "4885c07527",  # test rax, rax; jne to the end: an error
+        "488b4c241848894b18",  # mov rcx, [rsp+24]; mov [rbx+24], rcx
+        *("48b8", ctypes.addressof(_names), "48894320"),  # mov rax, the names; mov [rbx+32], rax
+        *("48b8", ctypes.addressof(_lengths), "48894328"),  # mov rax, the lengths; mov [rbx+40], rax
+        "31c0",  # xor eax, eax
+        "4883c4305bc3",  # the end: add rsp, 48; pop rbx; ret
+    )
 
 
-# PJRT_LoadedExecutable_Execute for x86-64 (System V): calls the plugin's function with a copy of the options in 256
-# bytes, the rest of which are zeros, the default of each later field. The address of the options stands at 24 in the
-# arguments, and their size at their beginning.
-_EXECUTE = (
-    bytes.fromhex(
-        "53"  # push rbx
-        "4881ec10010000"  # sub rsp, 272
-        "4889fb"  # mov rbx, rdi: the arguments
-        "488b5718"  # mov rdx, [rdi+24]: the options
-        "4889e7"  # mov rdi, rsp
-        "31c0"  # xor eax, eax
-        "b920000000"  # mov ecx, 32
-        "f348ab"  # rep stosq: 256 bytes of zeros
-        "4889e7"  # mov rdi, rsp
-        "4889d6"  # mov rsi, rdx
-        "488b0a"  # mov rcx, [rdx]: their size
-        "48c1e903"  # shr rcx, 3
-        "4883f920"  # cmp rcx, 32
-        "7605"  # jbe +5
-        "b920000000"  # mov ecx, 32
-        "f348a5"  # rep movsq
-        "48c7042400010000"  # mov qword [rsp], 256
-        "48899424"
-        "00010000"  # mov [rsp+256], rdx
-        "48896318"  # mov [rbx+24], rsp
-        "4889df"  # mov rdi, rbx
-        "48b8"  # mov rax, the plugin's function
-    ),
-    bytes.fromhex(
-        "ffd0"  # call rax
-        "488b9424"
-        "00010000"  # mov rdx, [rsp+256]
-        "48895318"  # mov [rbx+24], rdx
-        "4881c410010000"  # add rsp, 272
-        "5b"  # pop rbx
-        "c3"  # ret
-    ),
-)
+def _int(value: int) -> str:
+    return value.to_bytes(4, "little").hex()
 
 
-def _machine_code(path: Path, framework: str, original: int) -> int:
-    """The address of `_EXECUTE` before the function at `original`."""
+def _execute(original: int) -> _Code:
+    """Calls the plugin's function with a copy of the options in 256 bytes, the rest of which are zeros, the default of
+    each later field. The address of the options stands at 24 in the arguments, their size at their beginning."""
+    return (
+        "53",  # push rbx
+        "4881ec10010000",  # sub rsp, 272
+        "4889fb",  # mov rbx, rdi: the arguments
+        "488b5718",  # mov rdx, [rdi+24]: the options
+        "4889e7",  # mov rdi, rsp
+        "31c0",  # xor eax, eax
+        "b920000000",  # mov ecx, 32
+        "f348ab",  # rep stosq: 256 bytes of zeros
+        "4889e7",  # mov rdi, rsp
+        "4889d6",  # mov rsi, rdx
+        "488b0a",  # mov rcx, [rdx]: their size
+        "48c1e903",  # shr rcx, 3
+        "4883f920",  # cmp rcx, 32
+        "7605",  # jbe +5
+        "b920000000",  # mov ecx, 32
+        "f348a5",  # rep movsq
+        "48c7042400010000",  # mov qword [rsp], 256
+        "4889942400010000",  # mov [rsp+256], rdx
+        "48896318",  # mov [rbx+24], rsp
+        "4889df",  # mov rdi, rbx
+        *("48b8", original, "ffd0"),  # mov rax, the plugin's function; call rax
+        "488b942400010000",  # mov rdx, [rsp+256]
+        "48895318",  # mov [rbx+24], rdx
+        "4881c410010000",  # add rsp, 272
+        "5b",  # pop rbx
+        "c3",  # ret
+    )
+
+
+def _machine_code(path: Path, framework: str, parts: _Code) -> int:
+    """The address of that function."""
     if platform.machine() != "x86_64":
         raise _unfit(path, framework, f"this machine is {platform.machine()}, not x86-64")
-    code = original.to_bytes(8, "little").join(_EXECUTE)
+    code = b"".join(part.to_bytes(8, "little") if isinstance(part, int) else bytes.fromhex(part) for part in parts)
     try:
         memory = mmap.mmap(-1, len(code), prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     except (OSError, PermissionError) as error:  # forbidden, by SELinux for example

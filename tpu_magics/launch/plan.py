@@ -14,6 +14,7 @@ from tpu_magics.backends.base import COLLECTIVE_TIMEOUT, CheckpointPlan, WorkerS
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host, free_disk
 from tpu_magics.host.memory import host_memory
+from tpu_magics.host.problem import plural
 
 if TYPE_CHECKING:
     from tpu_magics.launch.notebook import RunObserver
@@ -305,7 +306,7 @@ def count_workers(host: Host, requested: int | None, spmd: int | None = None) ->
         return requested
     ranks = host.workers * host.replicas
     raise TpuMagicsError(
-        f"-n {requested} is not supported on this host: it has {len(host.chips)} TPU chips.",
+        f"-n {requested} is not supported on this host: it has {plural(len(host.chips), 'TPU chip')}.",
         "torch_xla starts either one process for each chip or a single process.",
         f"Omit -n for {ranks} ranks, or use -n 1.",
     )

@@ -384,8 +384,8 @@ def _supported_processes(requested: Any, options: Options) -> int | None:
         )
         return requested
     session.current.notebook.say(
-        f"The call requests {requested} processes; this host has {len(host.chips)} TPU chips, so {ranks} ranks are "
-        "started."
+        f"The call requests {requested} processes; this host has {plural(len(host.chips), 'TPU chip')}, so "
+        f"{plural(ranks, 'rank')} {'is' if ranks == 1 else 'are'} started."
     )
     return None
 

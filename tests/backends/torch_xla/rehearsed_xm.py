@@ -420,9 +420,9 @@ def _messages() -> Iterator[Case]:
             *(xr.global_ordinal(), xr.local_ordinal(), xr.process_index()),
             *(xr.world_size(), xr.process_count(), xr.local_process_count()),
             *(xr.global_device_count(), xr.global_runtime_device_count(), xr.addressable_device_count()),
-            *(xm.is_master_ordinal(), xm.is_master_ordinal(local=False), xr.device_type()),
+            *(xm.is_master_ordinal(), xm.is_master_ordinal(local=False)),
         ],
-        lambda rank, size: [rank, rank, rank, size, size, size, size, size, 1, rank == 0, rank == 0, "CPU"],
+        lambda rank, size: [rank, rank, rank, size, size, size, size, size, 1, rank == 0, rank == 0],
     )
 
 

@@ -21,7 +21,7 @@ from tpu_magics.backends.base import WorkerSpec
 from tpu_magics.backends.torch import precision_request
 from tpu_magics.backends.torch import worker as torch_worker
 from tpu_magics.backends.torch_xla import worker
-from tpu_magics.launch import plan, train
+from tpu_magics.launch import plan, session, train
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
@@ -263,9 +263,10 @@ class Trainer:
 
 
 @pytest.fixture
-def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def two_devices(fresh_session: session.Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each worker has two, as a process of v2 and v3 has; here XLA:CPU shows two."""
     monkeypatch.setenv("CPU_NUM_DEVICES", "2")
+    session.initialise(tpu_branch=False)  # XLA:CPU in a TPU's place has one device in each process
     made = plan.make_plan
     monkeypatch.setattr(plan, "make_plan", lambda *args: replace(made(*args), replicas=2))
 

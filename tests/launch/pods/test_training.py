@@ -36,6 +36,7 @@ def test_two_hosts_with_two_ranks_train_as_one_host_with_four(pod: session.Sessi
     on_hosts = run(trains_and_describes_the_world, there, timeout=300.0)
     assert notebook.printed == "".join(f"step {step}\n" for step in range(5))
     pod.pod = None
+    session.initialise(tpu_branch=False)  # hosts of a cluster have no other branch
     on_one = run(trains_and_describes_the_world, here, processes=4)
     assert [losses for losses, _ in on_hosts.values] == [losses for losses, _ in on_one.values]
     assert weights(there) == weights(here) != weights(net())

@@ -44,7 +44,7 @@ def the_world() -> dict[str, Any]:
     return {
         "rank": xr.global_ordinal(),
         "size": (xr.world_size(), xr.global_device_count(), xr.process_count()),
-        "local": (xr.local_ordinal(), xm.get_local_ordinal(), os.environ["LOCAL_RANK"]),
+        "local": (xr.local_ordinal(), xm.get_local_ordinal(), os.environ.get("LOCAL_RANK", str(xr.local_ordinal()))),
         "master": (xm.is_master_ordinal(local=False), xm.is_master_ordinal()),
         "removed names": (xm.get_ordinal(), xm.xrt_world_size()),
         "parent": os.getppid(),

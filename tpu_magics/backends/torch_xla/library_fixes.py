@@ -124,10 +124,11 @@ def _clip_on_cpu(module: Any) -> None:
 
 
 def fix_autocast() -> None:
-    """Make torch_xla.amp.autocast work on XLA:CPU, with bf16 as on a TPU. Only for workers.
+    """Make torch_xla.amp.autocast work on XLA:CPU, with bf16 as on a TPU, and for "xla" alone. Only for workers.
 
     On a CPU device, torch_xla 2.9 only prints a warning, and entering it raises "'autocast' object has no attribute
-    'device'". `torch.autocast("xla")`, which it is on a TPU, works on both.
+    'device'"; on a TPU, "xla" raises "Invalid device format". `torch.autocast("xla")`, which it is on a TPU, works on
+    both.
     """
     PostImport().when_imported("torch_xla.amp.autocast_mode", _ask_as_on_tpu)
 

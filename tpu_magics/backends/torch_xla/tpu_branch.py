@@ -59,11 +59,12 @@ def load(asked: bool) -> bool:
 
 
 def _ask_anew(module: Any) -> None:
-    """accelerate (1.15) keeps the answer to "is this a TPU?": the notebook may have asked, where there is none."""
+    """accelerate (1.15) keeps the answer to "is this a TPU?": the notebook may have asked, before there was one."""
     question = module.is_torch_xla_available
-    while not hasattr(question, "cache_clear"):  # cpu_only.py wraps it
-        question = question.__wrapped__
-    question.cache_clear()
+    while question is not None and not hasattr(question, "cache_clear"):  # cpu_only.py wraps it
+        question = getattr(question, "__wrapped__", None)
+    if question is not None:
+        question.cache_clear()
 
 
 def variables(spec: WorkerSpec) -> Mapping[str, str | None]:
@@ -78,16 +79,14 @@ def variables(spec: WorkerSpec) -> Mapping[str, str | None]:
 def enter(spec: WorkerSpec) -> None:
     """Put the plugin in libtpu's place in a worker, before its runtime starts."""
     if spec.in_tpus_place:
-        devices = spec.spmd or int(os.environ.get("CPU_NUM_DEVICES", "1"))
-        pjrt_stand_in.replace_libtpu(pjrt_stand_in.TORCH_XLA, devices)
+        pjrt_stand_in.replace_libtpu(pjrt_stand_in.TORCH_XLA, devices=spec.spmd or 1)
         only_errors()  # torch_xla warns that the plugin has no profiler
         PostImport().when_imported("torch_xla._internal.tpu", _has_chips)
         PostImport().when_imported("torch_xla.debug.profiler", _refuse_profiler)
     elif spec.device != spec.branch:
         PostImport().when_imported("torch_xla.runtime", _say_type)
         PostImport().when_imported("torch_xla.core.xla_model", _say_hardware)
-    if spec.device != spec.branch:
-        PostImport().when_imported("accelerate.utils.imports", _ask_anew)
+    PostImport().when_imported("accelerate.utils.imports", _ask_anew)
 
 
 def arrange(spec: WorkerSpec) -> None:

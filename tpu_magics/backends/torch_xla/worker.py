@@ -170,8 +170,7 @@ class _FirstDevice:
         library_fixes.fix_reductions_and_scales()
         library_fixes.fix_inference_mode()
         library_fixes.fix_loaders()
-        if self.spec.branch == "CPU":
-            library_fixes.fix_autocast()
+        library_fixes.fix_autocast()
         tpu_branch.arrange(self.spec)
         if self.spec.tracing is None:
             graph_cache.guard(_kept_names(self.spec))

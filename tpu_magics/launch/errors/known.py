@@ -117,6 +117,14 @@ COMPILER = (
 )
 DEVICES = (
     KnownError(
+        "no_device_memory",
+        r"GetAllocatorStats is not supported",
+        "asked how much memory its device uses (xm.get_memory_info).",
+        "Only a TPU reports that: XLA:CPU uses the host's memory.",
+        "Ask only there (`if xm.xla_device_kind() != 'cpu':`); %tpu_preflight tells the memory that a step needs on a "
+        "TPU.",
+    ),
+    KnownError(
         "torch_xla_missing",
         r"No module named 'torch_xla",
         "imports torch_xla, which is not installed: here TorchTPU trains.",
