@@ -23,7 +23,7 @@ from tpu_magics.panel import words
 from tpu_magics.panel.host import host_table
 from tpu_magics.panel.model import SharedView
 from tpu_magics.panel.words_sections import hbm_memory
-from tpu_magics.runs.events import Precision, only
+from tpu_magics.runs.events import Compile, Precision, only
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
@@ -124,6 +124,43 @@ def test_accelerate_ends_a_step_only_there() -> None:
         session.initialise(tpu_branch=branch)
         executed.append(run(counts_as_on_a_tpu, 3).value)
     assert executed == [3, 0]
+
+
+def accumulates_over_lengths(model: Any) -> None:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = [torch.ones(4, length, 4) for length in (3, 3, 5, 5, 7, 7)]
+    loader = torch.utils.data.DataLoader(batches, batch_size=None)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for batch in loader:
+        with accelerator.accumulate(model):  # on a TPU it syncs before the last micro-batch: the batch is there already
+            accelerator.backward(model(batch).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("branch", [True, False])
+def test_a_batch_that_came_before_a_sync_is_known_as_the_cause(branch: bool) -> None:
+    session.initialise(tpu_branch=branch)
+    result = run(accumulates_over_lengths, torch.nn.Linear(4, 4))
+    recompiles = [event for event in only(result.run.events(), Compile) if event.recompile]
+    assert len(recompiles) == 5 and {event.cause for event in recompiles[1:]} == {"input-shape"}
+    assert all("float32[4,7,4]" in event.text for event in recompiles[-2:])
+
+
+def shows_little() -> Any:
+    import torch_xla.core.xla_model as xm
+    import torch_xla.debug.profiler as xp
+
+    with xp.Trace("a step"):  # a name for the profiler, which needs none
+        return xm.xla_device_kind()
+
+
+def test_names_for_a_profiler_need_none() -> None:
+    session.initialise(tpu_branch=True)
+    assert run(shows_little).value == "cpu"
 
 
 # -- where it cannot be ------------------------------------------------------------------------------------------------
