@@ -335,6 +335,12 @@ EXCEPTIONS: list[tuple[str, str, str, tuple[str, ...]]] = [
         ),
     ),
     (
+        "another_plugin",
+        "RuntimeError",
+        "Unexpected option name passed to PJRT_Client_Create: cpu_device_count",
+        ("TPU_MAGICS_PJRT_CPU", "--no-tpu-branch"),
+    ),
+    (
         "no_device_memory",
         "RuntimeError",
         "Bad StatusOr access: UNIMPLEMENTED: GetAllocatorStats is not supported",

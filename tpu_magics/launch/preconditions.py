@@ -210,13 +210,28 @@ def refuse_cache(cache: str | None) -> None:
         )
 
 
-def refuse_tpu_branch(asked: bool | None) -> None:
-    """Raise TpuMagicsError for --tpu-branch with TensorFlow."""
-    if asked:
+def refuse_tpu_branch(option: str) -> None:
+    """Raise TpuMagicsError for --tpu-branch or --as ("": neither) with TensorFlow."""
+    if option:
         raise TpuMagicsError(
-            "--tpu-branch is not supported for TensorFlow.",
+            f"{option} is not supported for TensorFlow.",
             "It is about PyTorch/XLA, accelerate, transformers and Lightning, which ask whether there is a TPU.",
-            "Omit --tpu-branch, or train with PyTorch: %tpu_init --framework torch --tpu-branch.",
+            f"Omit {option}, or train with PyTorch: %tpu_init --framework torch {option}.",
+        )
+
+
+def refuse_other_ranks(name: str, ranks: int, options: Options, tpu_branch: bool | None) -> None:
+    """Raise TpuMagicsError for options that contradict `--as name`, a TPU with so many ranks."""
+    other = [
+        *([f"-n {options.processes}"] if options.processes not in (None, ranks) else []),
+        *([f"--spmd {options.spmd}"] if options.spmd not in (None, ranks) else []),
+        *(["--no-tpu-branch"] if tpu_branch is False else []),
+    ]
+    if other:
+        raise TpuMagicsError(
+            f"--as {name} is not supported together with {' and '.join(other)}.",
+            f"A {name} has {ranks} ranks, and libraries take their TPU branch there.",
+            f"Omit {' and '.join(other)} or --as.",
         )
 
 

@@ -232,7 +232,7 @@ def initialise(
     if new.is_local():
         preconditions.refuse_forked_options(options)
         preconditions.refuse_cache(cache)
-        preconditions.refuse_tpu_branch(tpu_branch or stands_for is not None)
+        preconditions.refuse_tpu_branch("--as" if stands_for is not None else "--tpu-branch" if tpu_branch else "")
         host_selection.require_pytorch(hosts)
         host_selection.leave_pod(current)
         return _initialise_local(framework, tpu, precision or "")
@@ -240,6 +240,8 @@ def initialise(
     current.backend.refuse(options.precision or "", options.spmd, cache or "", hosts)
     current.pod = host_selection.join_pod(current, hosts, wanted, options)  # releases what the session had before
     current.slice = wanted
+    if stands_for is not None:
+        preconditions.refuse_other_ranks(stands_for.name, _ranks_of(stands_for), options, tpu_branch)
     current.stands_for = stands_for
     host = _initialise_workers(options, cache, alone=current.pod is None, tpu_branch=tpu_branch)
     current.framework, current.placed = framework, None
@@ -254,7 +256,7 @@ def _initialise_workers(
     host = inspect_host()
     likeness = None if host.chips else current.stands_for
     if likeness is not None and options.processes is None and options.spmd is None:
-        options = replace(options, processes=likeness.all_chips * likeness.generation.devices)
+        options = replace(options, processes=_ranks_of(likeness))
     if alone:
         count_workers(host, options.processes, options.spmd)
     if cache is not None:
@@ -271,6 +273,10 @@ def _initialise_workers(
     current.backend.prepare_notebook()
     current.initialised = True
     return host
+
+
+def _ranks_of(tpu: Slice) -> int:
+    return tpu.all_chips * tpu.generation.devices
 
 
 def _on_branch(host: Host) -> Host:

@@ -98,7 +98,10 @@ def rehearsed_slice(name: str, hosts: str) -> Slice | None:
     """The slice that `--as` names; None for none."""
     if not name:
         return None
-    found = slice_of(name)
+    try:
+        found = slice_of(name)
+    except TpuMagicsError as error:
+        raise TpuMagicsError(error.what, error.why, error.todo.replace("--target", "--as")) from None
     if not is_off(hosts):
         raise TpuMagicsError(
             "--as is not supported together with --hosts.",

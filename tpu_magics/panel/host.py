@@ -145,13 +145,13 @@ def _on_pod(pod: Pod) -> str:
 
 
 def _training(host: Host, processes: int | None, spmd: int | None) -> str:
+    kind = next((one.value for one in host.variable_changes if one.name == "TPU_ACCELERATOR_TYPE"), None)
+    tpu = f"the place of a {kind}" if kind else "a TPU's place"
+    place = f" in {tpu} (libraries take their TPU branch)" if (host.device, host.branch) == ("CPU", "TPU") else ""
     if spmd is not None:
-        return f"{host.device}: 1 worker (SPMD), which drives {plural(spmd, _kind(host))}"
+        return f"{host.device}{place}: 1 worker (SPMD), which drives {plural(spmd, _kind(host))}"
     if host.device == "CPU":
         ranks = processes or host.workers
-        kind = next((one.value for one in host.variable_changes if one.name == "TPU_ACCELERATOR_TYPE"), None)
-        tpu = f"the place of a {kind}" if kind else "a TPU's place"
-        place = f" in {tpu} (libraries take their TPU branch)" if host.branch == "TPU" else ""
         return f"CPU{place}: {plural(ranks, 'worker')}{f', a rehearsal of {ranks} ranks' if ranks > 1 else ''}"
     if processes == 1:
         return "TPU: 1 worker"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import random
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -363,3 +364,25 @@ def test_graphs_differ_only_where_an_input_stands_elsewhere() -> None:
         GRAPH.replace("add(f32[] %x.1", "add(f32[] %y.2"),
     ):
         assert other != GRAPH and graph_cache.wiring_of(other) != same
+
+
+def reads_in_threads() -> list[float]:
+    import torch_xla
+
+    found: list[float] = []
+
+    def read(number: int) -> None:
+        for more in range(3):
+            x = torch.arange(20.0 + number, device=torch_xla.device())
+            found.append(x.gather(0, torch.arange(3 + more, device=x.device)).sum().item())
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(6)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    return sorted(found)
+
+
+def test_threads_that_read_do_not_wait_for_each_other_forever() -> None:
+    assert run(reads_in_threads).value == [3.0] * 6 + [6.0] * 6 + [10.0] * 6

@@ -90,15 +90,16 @@ def test_accelerates_bf16_is_in_the_graphs(branch: bool) -> None:
     assert {event.share for event in only(result.run.events("precision"), Precision) if event.ops} == {1.0}
 
 
-def profiles() -> None:
+def profiles(name: str) -> None:
     import torch_xla.debug.profiler as xp
 
-    xp.start_server(9012)
+    getattr(xp, name)("localhost:9012")
 
 
-def test_the_profiler_which_would_crash_is_refused() -> None:
+@pytest.mark.parametrize("name", ["start_server", "start_trace", "trace"])
+def test_the_profiler_which_would_crash_is_refused(name: str) -> None:
     session.initialise(tpu_branch=True)
-    text = said(failed(profiles))
+    text = said(failed(profiles, name))
     assert "profiler" in text and "--no-tpu-branch" in text
 
 
@@ -206,6 +207,8 @@ def test_the_table_says_it() -> None:
     host = session.initialise(tpu_branch=True)
     rows = dict(row.cells for row in host_table(host).rows)
     assert rows["Device"] == "CPU in a TPU's place (libraries take their TPU branch): 1 worker"
+    rows = dict(row.cells for row in host_table(session.initialise(tpu_branch=True, spmd=4), spmd=4).rows)
+    assert rows["Device"].startswith("CPU in a TPU's place (libraries take their TPU branch): 1 worker (SPMD), which")
 
 
 def of_the_tpu() -> tuple[Any, ...]:
@@ -234,10 +237,14 @@ def test_a_host_that_is_rehearsed(name: str, kind: tuple[int, str, int], ranks: 
         ({"stands_for": "v5e-16"}, "4 hosts with 4 chips each"),
         ({"stands_for": "v99"}, 'There is no TPU named "v99"'),
         ({"stands_for": "v5e-8", "hosts": "ray"}, "--as is not supported together with --hosts"),
-        ({"stands_for": "v5e-8", "framework": "tensorflow"}, "not supported for TensorFlow"),
+        ({"stands_for": "v5e-8", "framework": "tensorflow"}, "--as is not supported for TensorFlow"),
+        ({"stands_for": "v5e-7"}, "The nearest: v5e-4 and v5e-8"),
+        ({"stands_for": "v5e-8", "processes": 2}, "--as v5litepod-8 is not supported together with -n 2"),
+        ({"stands_for": "v5e-8", "spmd": 4}, "--as v5litepod-8 is not supported together with --spmd 4"),
+        ({"stands_for": "v5e-8", "tpu_branch": False}, "together with --no-tpu-branch"),
     ],
 )
-def test_what_cannot_be_rehearsed_so(options: dict[str, str], words: str) -> None:
+def test_what_cannot_be_rehearsed_so(options: dict[str, Any], words: str) -> None:
     with pytest.raises(TpuMagicsError) as error:
         init.init(**options)
     assert words in str(error.value)

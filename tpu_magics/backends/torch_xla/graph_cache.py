@@ -73,6 +73,7 @@ class GraphCache:
         self._untold: list[tuple[None, str, str]] = []
         self._told = False
         self._naming = threading.RLock()
+        self._reading = threading.RLock()
         self._reads: dict[tuple[str, Place], int] = {}  # since the last sync
         self._most: dict[tuple[str, Place], int] = {}  # of these that were compared
         self._compared: Counter[tuple[str, Place]] = Counter()  # how often a graph was compared there, "" for a sync
@@ -81,12 +82,16 @@ class GraphCache:
 
     # -- what may run a graph ---------------------------------------------------------------------------------------
     def read(self, tensors: Iterable[Any], run: Callable[[], Any], always: bool = False) -> Any:
-        """`run`, which computes these tensors. `always`: compare even a graph that is known at this place."""
-        name = self._guarded(lambda: self._name_of_read(tensors, always))
-        if not name:
-            return run()
-        with self._named(name):
-            return run()
+        """`run`, which computes these tensors. `always`: compare even a graph that is known at this place.
+
+        One thread after the other: a kernel that Python calls keeps the interpreter's lock where torch_xla waits for
+        the device's, and a thread that has the device's needs the interpreter's as soon as it has its values."""
+        with self._reading:
+            name = self._guarded(lambda: self._name_of_read(tensors, always))
+            if not name:
+                return run()
+            with self._named(name):
+                return run()
 
     def sync(self, device: str, run: Callable[[], Any]) -> Any:
         """`run`, which computes everything that is pending on the device ("": the default one)."""
@@ -113,7 +118,7 @@ class GraphCache:
         try:
             return find()
         except Exception as error:
-            self.stopped = f"{type(error).__name__}: {error}"
+            self.stopped = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
             self._say(None, "graphs-not-compared", _STOPPED.format(self.stopped))
             return ""
 

@@ -141,5 +141,6 @@ def _refuse_profiler(module: Any) -> None:
             "Leave the call out here, or rehearse with %tpu_init --no-tpu-branch; on a TPU it works.",
         )
 
-    for name in ("start_server", "trace", "trace_detached"):
-        setattr(module, name, refuse)
+    for name in ("start_server", "start_trace", "stop_trace", "trace", "trace_detached"):
+        if hasattr(module, name):
+            setattr(module, name, refuse)

@@ -29,7 +29,7 @@ def correct() -> None:
 
 
 def without_libtpu() -> None:
-    """Interpolate without libtpu: with a matrix of weights for each direction."""
+    """Interpolate without libtpu: by rows, or with a matrix of weights for each direction."""
     _install(
         {
             "upsample_nearest2d": _of_kernel(_resized(nearest=True)),
@@ -88,7 +88,21 @@ def _factor(name: str, default: int) -> int:
 
 
 def _is_dense(x: Any, index: Any) -> bool:
-    return bool(index.numel() * _factor(_SCATTER, 100) >= x.numel() > 0 and x.dim() and index.numel())
+    """Whether torch_xla makes a dense program, for arguments that torch takes."""
+    import torch
+
+    taken = 0 < x.dim() == index.dim() and index.dtype in (torch.int64, torch.int32) and index.numel()
+    return bool(taken and index.numel() * _factor(_SCATTER, 100) >= x.numel() > 0)
+
+
+def _of_one(x: Any, *others: Any) -> tuple[Any, ...]:
+    """A single index or value for a row of numbers, as a row: torch takes both."""
+    import torch
+
+    return tuple(
+        torch.view_copy(one, (1,)) if x.dim() == 1 and isinstance(one, torch.Tensor) and not one.dim() else one
+        for one in others
+    )
 
 
 def _mask(dim: int, index: Any, count: int) -> Any:
@@ -139,6 +153,7 @@ def _dense_scatter(kind: str) -> Callable[[Kernel], Kernel]:
 
     def make(original: Kernel) -> Kernel:
         def scatter(keys: Any, x: Any, dim: int, index: Any, source: Any, **options: Any) -> Any:
+            index, source = _of_one(x, index, source)
             if not _is_dense(x, index) or x.dtype == torch.bool:
                 return original(keys, x, dim, index, source, **options)
             return _reduced(x, dim % x.dim(), index, source, kind, include_self=True)
@@ -155,14 +170,20 @@ def _reduced(x: Any, dim: int, index: Any, source: Any, kind: str, include_self:
     start = _start(kind, x.dtype)
     first = torch.full((), start, dtype=x.dtype, device=x.device)
     chosen = torch.where(mask, torch.unsqueeze_copy(_cut(source, index, -1), dim), first)
-    found = _REDUCE[kind](chosen, dim + 1).to(x.dtype)
-    hit = mask.any(dim + 1)
-    rest = [count for pair in zip(x.shape, hit.shape, strict=True) for count in (0, pair[0] - pair[1])]
-    padding = [count for place in reversed(range(x.dim())) for count in rest[2 * place : 2 * place + 2]]
-    if any(padding):
-        found = torch.constant_pad_nd(found, padding, start)
-        hit = torch.constant_pad_nd(hit, padding, False)
-    return torch.where(hit, _JOIN[kind](x, found) if include_self else found, x)
+    rest = [count - one for count, one in zip(x.shape, _cut(x, index, dim).shape, strict=True)]
+    padding = [count for one in reversed(rest) for count in (0, one)]
+
+    def whole(part: Any, value: float) -> Any:
+        return torch.constant_pad_nd(part, padding, value) if any(padding) else part
+
+    found = whole(_REDUCE[kind](chosen, dim + 1).to(x.dtype), start)
+    hit = whole(mask.any(dim + 1), False)
+    result = torch.where(hit, _JOIN[kind](x, found) if include_self else found, x)
+    if kind in ("amax", "amin") and x.dtype.is_floating_point:  # XLA leaves NaN out
+        lost = whole(chosen.isnan().any(dim + 1), False)
+        lost = lost | (hit & x.isnan()) if include_self else lost
+        result = torch.where(lost, torch.full((), math.nan, dtype=x.dtype, device=x.device), result)
+    return result
 
 
 def _start(kind: str, dtype: Any) -> Any:
@@ -194,6 +215,7 @@ def _written(original: Kernel) -> Kernel:
     def scatter(keys: Any, x: Any, dim: int, index: Any, source: Any, **options: Any) -> Any:
         import torch
 
+        index, source = _of_one(x, index, source)
         if not _is_dense(x, index) or index.shape[dim] == 1:
             return original(keys, x, dim, index, source, **options)
         dim %= x.dim()
@@ -242,10 +264,13 @@ def _reducing(original: Kernel) -> Kernel:
     ) -> Any:
         reduce = options.get("reduce", args[0] if args else "")
         kind = _REDUCTIONS.get(reduce)
-        if kind is None or not _is_dense(x, index) or x.dtype == torch.bool:
+        index, source = _of_one(x, index, source)
+        if kind is None or not _is_dense(x, index):
             more = {} if include_self else {"include_self": False}
             return original(keys, x, dim, index, source, *args, **options, **more)
         values = source if isinstance(source, torch.Tensor) else torch.full_like(index, source, dtype=x.dtype)
+        if x.dtype == torch.bool:
+            return _reduced(x.int(), dim % x.dim(), index, values.int(), kind, include_self).bool()
         return _reduced(x, dim % x.dim(), index, values, kind, include_self)
 
     return scatter
@@ -269,28 +294,47 @@ def _weights(length: int, size: int, nearest: bool, align: bool, like: Any) -> A
     import torch
 
     options = {"device": like.device, "dtype": torch.float32}
-    places = torch.arange(size, **options)
     rows = torch.view_copy(torch.arange(length, **options), (1, -1))
     if nearest:
-        low = (places * (length / size)).floor().clamp(max=length - 1)
-        return (torch.view_copy(low, (-1, 1)) == rows).to(like.dtype)
+        places = _nearest_rows(length, size, like).to(torch.float32)
+        return (torch.view_copy(places, (-1, 1)) == rows).to(_exact(like.dtype))
+    places = torch.arange(size, **options)
     if align:
         places = places * ((length - 1) / (size - 1) if size > 1 else 0.0)
     else:
         places = ((places + 0.5) * (length / size) - 0.5).clamp(min=0)
     away = (torch.view_copy(places.clamp(max=length - 1), (-1, 1)) - rows).abs()
-    return (1 - away).clamp(min=0).to(like.dtype)
+    return (1 - away).clamp(min=0).to(_exact(like.dtype))
+
+
+def _nearest_rows(length: int, size: int, like: Any) -> Any:
+    import torch
+
+    places = torch.arange(size, device=like.device, dtype=torch.float32)
+    return (places * (length / size)).floor().clamp(max=length - 1).long()
+
+
+def _exact(dtype: Any) -> Any:
+    """The type to compute in."""
+    import torch
+
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _resized(nearest: bool) -> Kernel:
     import torch
 
-    def forward(_keys: Any, image: Any, size: Sequence[int], *rest: Any) -> Any:
-        align = not nearest and bool(rest[0])
-        high, wide = (_weights(image.shape[2 + n], size[n], nearest, align, image) for n in (0, 1))
-        return high.matmul(image).matmul(torch.t_copy(wide))
+    def rows(_keys: Any, image: Any, size: Sequence[int], *_scales: Any) -> Any:
+        for one, length in zip((2, 3), size, strict=True):
+            image = torch.index_select(image, one, _nearest_rows(image.shape[one], length, image))
+        return image
 
-    return forward
+    def forward(_keys: Any, image: Any, size: Sequence[int], *rest: Any) -> Any:
+        high, wide = (_weights(image.shape[2 + n], size[n], False, bool(rest[0]), image) for n in (0, 1))
+        found = high.matmul(image.to(high.dtype)).matmul(torch.t_copy(wide))
+        return (found if image.dtype.is_floating_point else found.round()).to(image.dtype)
+
+    return rows if nearest else forward
 
 
 def _resized_gradient(nearest: bool) -> Kernel:
@@ -299,7 +343,7 @@ def _resized_gradient(nearest: bool) -> Kernel:
     def backward(_keys: Any, gradient: Any, size: Sequence[int], shape: Sequence[int], *rest: Any) -> Any:
         align = not nearest and bool(rest[0])
         high, wide = (_weights(shape[2 + n], size[n], nearest, align, gradient) for n in (0, 1))
-        return torch.t_copy(high).matmul(gradient).matmul(wide)
+        return torch.t_copy(high).matmul(gradient.to(high.dtype)).matmul(wide).to(gradient.dtype)
 
     return backward
 

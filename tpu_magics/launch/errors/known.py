@@ -117,6 +117,14 @@ COMPILER = (
 )
 DEVICES = (
     KnownError(
+        "another_plugin",
+        r"Unexpected option name passed to PJRT_Client_Create: cpu_device_count",
+        "could not start XLA in a TPU's place.",
+        "The plugin that TPU_MAGICS_PJRT_CPU names is not XLA's plugin for the CPU.",
+        "Correct TPU_MAGICS_PJRT_CPU, or unset it, and restart the kernel; or rehearse without: "
+        "%tpu_init --no-tpu-branch.",
+    ),
+    KnownError(
         "no_device_memory",
         r"GetAllocatorStats is not supported",
         "asked how much memory its device uses (xm.get_memory_info).",
