@@ -238,10 +238,10 @@ def initialise(
         return _initialise_local(framework, tpu, precision or "")
     preconditions.refuse_tpu(tpu)
     current.backend.refuse(options.precision or "", options.spmd, cache or "", hosts)
-    current.pod = host_selection.join_pod(current, hosts, wanted, options)  # releases what the session had before
-    current.slice = wanted
     if stands_for is not None:
         preconditions.refuse_other_ranks(stands_for.name, _ranks_of(stands_for), options, tpu_branch)
+    current.pod = host_selection.join_pod(current, hosts, wanted, options)  # releases what the session had before
+    current.slice = wanted
     current.stands_for = stands_for
     host = _initialise_workers(options, cache, alone=current.pod is None, tpu_branch=tpu_branch)
     current.framework, current.placed = framework, None

@@ -219,7 +219,10 @@ def of_the_tpu() -> tuple[Any, ...]:
     return kind, xr.world_size(), xr.host_index(), xr.get_master_ip()
 
 
-@pytest.mark.parametrize(("name", "kind", "ranks"), [("v5e-4", (5, "v5litepod", 4), 4), ("v4-8", (4, "v4", 4), 4)])
+@pytest.mark.parametrize(
+    ("name", "kind", "ranks"),
+    [("v5e-4", (5, "v5litepod", 4), 4), ("v4-8", (4, "v4", 4), 4), ("v5p-8", (5, "v5p", 4), 4)],
+)
 def test_a_host_that_is_rehearsed(name: str, kind: tuple[int, str, int], ranks: int) -> None:
     notebook = fake_notebook()
     host = init.init(stands_for=name)

@@ -14,6 +14,7 @@ from tpu_magics.backends.base import WorkerSpec
 from tpu_magics.backends.torch.post_import import PostImport
 from tpu_magics.backends.torch.worker import only_errors
 from tpu_magics.errors import TpuMagicsError
+from tpu_magics.host.chips import GENERATIONS
 
 VERSION = "2.9"  # of torch_xla, the last one
 # What a TPU VM has in its environment for a worker with one chip: torch_xla then asks neither the metadata server nor
@@ -105,9 +106,10 @@ def arrange(spec: WorkerSpec) -> None:
 
 def _has_chips(module: Any) -> None:
     """As many as the type of the TPU has: torch_xla 2.9 counts those that PCI shows."""
-    number = int(os.environ["TPU_ACCELERATOR_TYPE"].rpartition("-")[2])
-    cores = module.version() in (2, 3, 4)
-    module.num_available_chips = lambda: number // 2 if cores else number
+    prefix, _, number = os.environ["TPU_ACCELERATOR_TYPE"].rpartition("-")
+    kind = next(one for one in GENERATIONS if one.prefix == prefix)
+    chips = int(number) // (kind.cores if kind.counts == "cores" else 1)
+    module.num_available_chips = lambda: chips
 
 
 def _say_type(module: Any) -> None:
