@@ -14,7 +14,6 @@ from tpu_magics.backends.base import WorkerSpec
 from tpu_magics.backends.torch.post_import import PostImport
 from tpu_magics.backends.torch.worker import only_errors
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.host.chips import GENERATIONS
 
 VERSION = "2.9"  # of torch_xla, the last one
 # What a TPU VM has in its environment for a worker with one chip: torch_xla then asks neither the metadata server nor
@@ -107,8 +106,7 @@ def arrange(spec: WorkerSpec) -> None:
 def _has_chips(module: Any) -> None:
     """As many as the type of the TPU has: torch_xla 2.9 counts those that PCI shows."""
     prefix, _, number = os.environ["TPU_ACCELERATOR_TYPE"].rpartition("-")
-    kind = next(one for one in GENERATIONS if one.prefix == prefix)
-    chips = int(number) // (kind.cores if kind.counts == "cores" else 1)
+    chips = int(number) if prefix in ("v5litepod", "v6e") else int(number) // 2  # the others' types count TensorCores
     module.num_available_chips = lambda: chips
 
 
