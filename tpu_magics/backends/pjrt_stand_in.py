@@ -259,8 +259,6 @@ def _create(original: Callable[[int], Any]) -> Callable[[int], int]:
 
 
 _platform = ctypes.create_string_buffer(_TPU)
-_names = (ctypes.c_char_p * _OUTPUTS)(*[_KIND] * _OUTPUTS)
-_lengths = (_SIZE * _OUTPUTS)(*[len(_KIND)] * _OUTPUTS)
 
 # Functions for x86-64 (System V). They are not in Python, because several threads call them, and some hold locks of
 # XLA's then: a Python function would wait for the interpreter's lock, 5 ms at times, and forever for a thread that has
@@ -281,6 +279,9 @@ def _platform_name() -> _Code:
 def _memory_kinds(num_outputs: int) -> _Code:
     """Asks for the number of outputs, and writes it, the names and their lengths, from 24 in the arguments; the
     executable stands at 16."""
+    names = (ctypes.c_char_p * _OUTPUTS)(*[_KIND] * _OUTPUTS)
+    lengths = (_SIZE * _OUTPUTS)(*[len(_KIND)] * _OUTPUTS)
+    _kept.extend((names, lengths))
     return (
         "534883ec304889fb",  # push rbx; sub rsp, 48; mov rbx, rdi
         f"48c70424{_int(ctypes.sizeof(_NumOutputs))}",  # mov qword [rsp], the size of the arguments
@@ -288,8 +289,8 @@ def _memory_kinds(num_outputs: int) -> _Code:
         *("48b8", num_outputs, "ffd0"),  # mov rax, the function; call rax
         "4885c07527",  # test rax, rax; jne to the end: an error
         "488b4c241848894b18",  # mov rcx, [rsp+24]; mov [rbx+24], rcx
-        *("48b8", ctypes.addressof(_names), "48894320"),  # mov rax, the names; mov [rbx+32], rax
-        *("48b8", ctypes.addressof(_lengths), "48894328"),  # mov rax, the lengths; mov [rbx+40], rax
+        *("48b8", ctypes.addressof(names), "48894320"),  # mov rax, the names; mov [rbx+32], rax
+        *("48b8", ctypes.addressof(lengths), "48894328"),  # mov rax, the lengths; mov [rbx+40], rax
         "31c0",  # xor eax, eax
         "4883c4305bc3",  # the end: add rsp, 48; pop rbx; ret
     )

@@ -161,6 +161,7 @@ _FINDERS: tuple[Callable[[_Signs], Environment | None], ...] = (_kaggle, _colab,
 
 
 PJRT = "PJRT_DEVICE"
+ACCELERATOR_TYPE = "TPU_ACCELERATOR_TYPE"  # tells libraries which TPU it is
 
 
 @dataclass(frozen=True)

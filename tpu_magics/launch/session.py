@@ -13,6 +13,7 @@ from tpu_magics.backends.base import Backend, LocalBackend, Placement
 from tpu_magics.checkpoints.store import tried_place
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host, VariableChange, inspect_host, notebook_environment
+from tpu_magics.host.environments import ACCELERATOR_TYPE
 from tpu_magics.launch import preconditions, tee
 from tpu_magics.launch.framework import (
     AUTO,
@@ -184,8 +185,6 @@ def _make_backend(package: str) -> Backend:
     return TorchXla()
 
 
-ACCELERATOR = "TPU_ACCELERATOR_TYPE"  # the variable that tells libraries the type of the TPU
-
 current = Session()
 
 
@@ -285,8 +284,8 @@ def _on_branch(host: Host) -> Host:
         return host
     likeness, changes = current.stands_for, host.variable_changes
     if likeness is not None:
-        before = os.environ.get(ACCELERATOR, "")
-        changes = (*changes, VariableChange(ACCELERATOR, likeness.name, "it is rehearsed (--as)", before))
+        before = os.environ.get(ACCELERATOR_TYPE, "")
+        changes = (*changes, VariableChange(ACCELERATOR_TYPE, likeness.name, "it is rehearsed (--as)", before))
     return replace(host, branch="TPU", variable_changes=changes)
 
 

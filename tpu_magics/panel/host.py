@@ -19,6 +19,7 @@ from tpu_magics.host import (
     notebook_environment,
 )
 from tpu_magics.host.device_owners import DeviceOwner
+from tpu_magics.host.environments import ACCELERATOR_TYPE
 from tpu_magics.host.problem import plural
 from tpu_magics.launch.framework import TORCH_TPU, TorchChoice
 from tpu_magics.launch.pods.pod import Pod
@@ -145,7 +146,7 @@ def _on_pod(pod: Pod) -> str:
 
 
 def _training(host: Host, processes: int | None, spmd: int | None) -> str:
-    kind = next((one.value for one in host.variable_changes if one.name == "TPU_ACCELERATOR_TYPE"), None)
+    kind = next((one.value for one in host.variable_changes if one.name == ACCELERATOR_TYPE), None)
     tpu = f"the place of a {kind}" if kind else "a TPU's place"
     place = f" in {tpu} (libraries take their TPU branch)" if (host.device, host.branch) == ("CPU", "TPU") else ""
     if spmd is not None:

@@ -183,10 +183,9 @@ def gathers_and_scatters(count: int) -> None:
     for _ in range(4):
         labels = torch.zeros(2, 1, dtype=torch.long).to(device)
         chances = layer(torch.ones(2, 4).to(device)).log_softmax(-1)
-        loss = (
-            -chances.gather(1, labels).mean() + torch.zeros_like(chances).scatter_add(1, labels, chances[:, :1]).mean()
-        )
-        loss.backward()
+        spread = torch.zeros_like(chances).scatter_add(1, labels, chances[:, :1])
+        spread = spread.scatter_reduce(1, labels, chances[:, :1], "sum")
+        (spread.mean() - chances.gather(1, labels).mean()).backward()
         optimizer.step()
         optimizer.zero_grad()
         torch_xla.sync()

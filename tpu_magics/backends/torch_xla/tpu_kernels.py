@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tpu_magics.backends.torch_xla.trace.host_reads import KernelOverrides
@@ -49,8 +49,9 @@ def as_on_tpu() -> None:
             "upsample_bilinear2d": _of_kernel(_bilinear),
             "upsample_bilinear2d_backward": _of_kernel(_bilinear_gradient),
             "gather": _dense_gather,
-            "scatter_add": _dense_scatter("sum"),
+            "scatter_add": _added,
             **_SCATTERS,
+            **dict.fromkeys(_REDUCING, functools.partial(_reducing, kinds={**_WRONG, "add": "sum", "sum": "sum"})),
             "put": _put,
         }
     )
@@ -147,20 +148,17 @@ def _dense_gather(original: Kernel) -> Kernel:
     return gather
 
 
-def _dense_scatter(kind: str) -> Callable[[Kernel], Kernel]:
-    """`scatter_add` (kind "sum") or `scatter_reduce` with that reduction, from its own start and with the input."""
+def _added(original: Kernel) -> Kernel:
+    """`scatter_add`, which is right on a TPU."""
     import torch
 
-    def make(original: Kernel) -> Kernel:
-        def scatter(keys: Any, x: Any, dim: int, index: Any, source: Any, **options: Any) -> Any:
-            index, source = _of_one(x, index, source)
-            if not _is_dense(x, index) or x.dtype == torch.bool:
-                return original(keys, x, dim, index, source, **options)
-            return _reduced(x, dim % x.dim(), index, source, kind, include_self=True)
+    def scatter_add(keys: Any, x: Any, dim: int, index: Any, source: Any) -> Any:
+        index, source = _of_one(x, index, source)
+        if not _is_dense(x, index) or x.dtype == torch.bool:
+            return original(keys, x, dim, index, source)
+        return _reduced(x, dim % x.dim(), index, source, "sum", include_self=True)
 
-        return scatter
-
-    return make
+    return scatter_add
 
 
 def _reduced(x: Any, dim: int, index: Any, source: Any, kind: str, include_self: bool) -> Any:
@@ -252,18 +250,18 @@ def _put(original: Kernel) -> Kernel:
     return put
 
 
-_REDUCTIONS = {"multiply": "prod", "prod": "prod", "amax": "amax", "amin": "amin"}
+_WRONG = {"multiply": "prod", "prod": "prod", "amax": "amax", "amin": "amin"}  # reductions, by torch's names
 
 
-def _reducing(original: Kernel) -> Kernel:
-    """`scatter` and `scatter_reduce` with a reduction."""
+def _reducing(original: Kernel, kinds: Mapping[str, str] = _WRONG) -> Kernel:
+    """`scatter` and `scatter_reduce` with one of these reductions."""
     import torch
 
     def scatter(
         keys: Any, x: Any, dim: int, index: Any, source: Any, *args: Any, include_self: bool = True, **options: Any
     ) -> Any:
         reduce = options.get("reduce", args[0] if args else "")
-        kind = _REDUCTIONS.get(reduce)
+        kind = kinds.get(reduce)
         index, source = _of_one(x, index, source)
         if kind is None or not _is_dense(x, index):
             more = {} if include_self else {"include_self": False}
@@ -276,12 +274,10 @@ def _reducing(original: Kernel) -> Kernel:
     return scatter
 
 
+_REDUCING = ("scatter.reduce", "scatter.value_reduce", "scatter_reduce.two")
 _SCATTERS: dict[str, Callable[[Kernel], Kernel]] = {
-    "scatter.src": _written,
-    "scatter.value": _written,
-    "scatter.reduce": _reducing,
-    "scatter.value_reduce": _reducing,
-    "scatter_reduce.two": _reducing,
+    **dict.fromkeys(("scatter.src", "scatter.value"), _written),
+    **dict.fromkeys(_REDUCING, _reducing),
 }
 
 

@@ -14,13 +14,13 @@ from tpu_magics.host.chips import GOOGLE, V2, V3
 from tpu_magics.host.doctor.check import BROKEN, NOT_AVAILABLE, OK, WARNING, Check, VariableFix, from_problem
 from tpu_magics.host.doctor.commands import change
 from tpu_magics.host.doctor.facts import Answer, HostFacts
+from tpu_magics.host.environments import ACCELERATOR_TYPE as TYPE
 from tpu_magics.host.environments import PJRT, judge_pjrt
 from tpu_magics.host.memory import names, read
 from tpu_magics.host.problem import plural
 
 VARIABLES = "Environment variables"
 SKIPS = "TPU_SKIP_MDS_QUERY"
-TYPE = "TPU_ACCELERATOR_TYPE"
 ONE_HOST = "check the values: they are for a slice of one host, and torch_xla reads them when it is imported"
 _CHOOSING = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_PROCESS_BOUNDS")
 _ADDRESSES, _NUMBER = "TPU_PROCESS_ADDRESSES", "CLOUD_TPU_TASK_ID"

@@ -222,7 +222,8 @@ def position(failure: Failure, outcome: WorkerOutcome) -> str:
         at = f" ({base.at_line(line).strip()})" if line is not None else ""
         return f"{outcome.after[0].lower()}{outcome.after[1:]}{at}"
     if line is None:
-        return "source line unknown (no stack was written)"
+        why = "the innermost calls are all of libraries" if stack else "no stack was written"
+        return f"source line unknown ({why})"
     waits = "" if outcome.end is not None else _waits_in(stack)  # one that was told to stop has finished its step
     return f"{base.at_line(line).strip()}{f', waiting in {waits}' if waits else ''}"
 

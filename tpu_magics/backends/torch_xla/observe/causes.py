@@ -104,7 +104,8 @@ def _library_read(pair: TorchComparison) -> CompileCause:
         "early-read",
         f"A library reads a value in the middle of a step: {within}{part.line}. This splits the step's graph.",
         "Each line that reads costs one compile, and the step waits for the value. Use a setting that avoids the read "
-        "(Trainer: a larger logging_steps; transformers models: no attention_mask if nothing is padded).",
+        "(Trainer: a larger logging_steps; transformers models: no attention_mask if nothing is padded; causal ones, "
+        "such as GPT-2 and Llama: an attention_mask, and attn_implementation='eager').",
     )
 
 
