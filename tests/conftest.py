@@ -130,9 +130,11 @@ def pytest_runtest_setup() -> Iterator[None]:
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """A test that starts a process says so, else `make check` would become slow without anyone noticing."""
     yield
-    if _started and item.get_closest_marker("process") is None:
+    # matplotlib lists the machine's fonts once, and keeps the list.
+    started = [text for text in _started if "font_manager.py" not in text]
+    if started and item.get_closest_marker("process") is None:
         pytest.fail(
-            f"It starts a process ({_started[0]}) and has no pytest.mark.process (tests/README.md).", pytrace=False
+            f"It starts a process ({started[0]}) and has no pytest.mark.process (tests/README.md).", pytrace=False
         )
 
 

@@ -399,6 +399,40 @@ def test_a_script_finds_logging_as_a_new_python_has_it(notebook: FakeNotebook, t
     assert lines == ["INFO:root:from the root", "once and once", "INFO:of.the.notebook:once and once"]
 
 
+ARGUMENTS = """
+import os, sys, torch
+import torch_xla
+import torch_xla.distributed.xla_multiprocessing as xmp
+def _mp_fn(index, flags):
+    print("rank", index, flags)
+if __name__ == "__main__":
+    os.environ["OF_THE_SCRIPT"] = "1"
+    torch.set_grad_enabled(False)
+    torch.manual_seed(7)
+    torch_xla.launch(_mp_fn, args=(sys.argv[1:],))
+    xmp.spawn(_mp_fn, ("again",), nprocs=2)
+"""
+
+
+@pytest.mark.process
+def test_a_script_launches_with_its_own_arguments(notebook: FakeNotebook, tmp_path: Path) -> None:
+    """Nothing of it stays in the notebook."""
+    (tmp_path / "own.py").write_text(ARGUMENTS)
+    state = torch.get_rng_state()
+    session.initialise(processes=2)
+    train.train_function(["own.py", "--x"], OPTIONS)
+    printed = [next(tmp_path.glob(f"runs/*/rank-{rank}.log")).read_text().splitlines() for rank in (0, 1)]
+    assert printed == [[f"rank {rank} ['--x']", f"rank {rank} again"] for rank in (0, 1)]
+    assert torch.is_grad_enabled() and "OF_THE_SCRIPT" not in os.environ and torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.process
+def test_a_launch_in_a_rank_is_for_as_many(notebook: FakeNotebook, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(ARGUMENTS)
+    with pytest.raises(TrainingFailed, match="nprocs=2, inside the function"):
+        train.train_function(["own.py"], OPTIONS)
+
+
 @pytest.mark.process
 def test_a_script_that_fails_shows_its_line(notebook: FakeNotebook, tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("x = 1\ndef _mp_fn(index):\n    raise ValueError('here')\n")

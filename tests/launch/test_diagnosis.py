@@ -21,7 +21,7 @@ from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupte
 from tpu_magics.launch import frames
 from tpu_magics.launch.errors import known
 from tpu_magics.launch.errors.diagnosis import EXPLAINERS, blame, diagnose, explain
-from tpu_magics.launch.errors.failure import Failure, WorkerOutcome
+from tpu_magics.launch.errors.failure import DEVICE_RUNS, Failure, WorkerOutcome
 from tpu_magics.runs.events import End, Frame
 
 GIB = 2**30
@@ -270,6 +270,9 @@ unpicklable AttributeError: Can't pickle local object 'f.<locals>.A'
   | 'f.<locals>.A'
 unpicklable AttributeError: Can't get local object 'f.<locals>.A'
   | 'f.<locals>.A'
+in_compiled RuntimeError: A collective inside a torch.compile(backend="openxla") function cannot be rehearsed on
+    XLA:CPU: the function becomes one graph
+  | inside a torch.compile function | between graphs | Leave out fullgraph
 collective RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer
     [127.0.0.1]:63168
   | waited in a collective | In [12], line 14 | same number of times
@@ -1082,6 +1085,12 @@ class TestStopped:
         assert "End the threads and processes" in error.todo
         finished_step = WorkerOutcome(0, end=ended("", status="stopped"), after=after)
         assert after[1:] not in diagnose(failure(finished_step, reason="timeout", timeout=5.0)).why
+
+    def test_a_rank_whose_device_is_not_done(self) -> None:
+        waiting = killed(9, stopped_by_us=True, after=DEVICE_RUNS)
+        error = diagnose(failure(waiting, reason="timeout", timeout=5.0))
+        assert f"Rank 0: t{DEVICE_RUNS[1:]}. The notebook" in error.why
+        assert "--timeout: the device takes longer" in error.todo
 
     def test_an_interrupt_blames_nobody(self) -> None:
         error = diagnose(failure(stopped(0, 5, "all_reduce"), stopped(1, 8), reason="interrupt"))

@@ -59,6 +59,19 @@ def test_the_results_are_those_of_forks(spawning: None) -> None:
             assert spawned == pytest.approx(forked)
 
 
+def builds() -> float:
+    model = nn.Linear(3, 1).to(framework.device())
+    model.weight.data.fill_(2)
+    loss = model(torch.ones(4, 3).to(framework.device())).sum()
+    framework.sync()
+    return float(loss - 4 * model.bias.sum())
+
+
+def test_a_model_that_is_built_in_the_function(spawning: None) -> None:
+    found = run(builds, hoist="auto")
+    assert found.value == 24 and found.models["model"].weight.tolist() == [[2, 2, 2]]
+
+
 def notebook_with_a_runtime() -> None:
     """Its later runs go on, in new processes."""
     torch.ones(1).to(framework.device())

@@ -31,7 +31,7 @@ def main(truth: str, folder: str, *names: str) -> None:
     if truth == "CPU":
         sys.modules["torch_xla"] = None  # type: ignore[assignment]  # its import fails, and find_spec() finds none
     else:
-        import torch_xla  # noqa: F401
+        _import_torch_xla()
     import accelerate  # noqa: F401 - imported once, for all programs
     import transformers.trainer
     from IPython.core.interactiveshell import InteractiveShell  # noqa: F401
@@ -39,6 +39,22 @@ def main(truth: str, folder: str, *names: str) -> None:
     assert transformers.trainer.is_torch_xla_available() is (truth != "CPU")
     for name in names:
         print(json.dumps(_in_fork(read_program(FOLDER / f"{name}.py"), Path(folder))), flush=True)
+
+
+def _import_torch_xla() -> None:
+    """On its TPU branch where that is rehearsed, as the runs that are compared: libraries compile otherwise there."""
+    from tpu_magics.backends import pjrt_stand_in
+    from tpu_magics.backends.base import WorkerSpec
+    from tpu_magics.backends.torch.worker import set_variables
+    from tpu_magics.backends.torch_xla import tpu_branch, tpu_kernels
+
+    spec = WorkerSpec(0, 1, "CPU", branch="TPU" if pjrt_stand_in.is_installed() else "CPU")
+    set_variables(tpu_branch.variables(spec))
+    tpu_branch.enter(spec)
+    import torch_xla  # noqa: F401
+
+    if spec.in_tpus_place:
+        tpu_kernels.without_libtpu()
 
 
 def _in_fork(program: Program, folder: Path) -> dict[str, Any]:

@@ -427,6 +427,13 @@ def _statements(read: cell.Cell, source: CellSource, namespace: dict[str, Any]) 
 # -- scripts ----------------------------------------------------------------------------------------------------------
 
 
+def _takes_the_rank(function: ast.FunctionDef) -> bool:
+    """Whether it is an `_mp_fn(index)`. Others get their arguments under the script's `if __name__ == "__main__"`."""
+    places = len(function.args.posonlyargs) + len(function.args.args)
+    required = places - len(function.args.defaults)
+    return function.name == "_mp_fn" and required <= 1 <= places + (function.args.vararg is not None)
+
+
 def _script(path: str, argv: Sequence[str]) -> Request:
     file = Path(path).expanduser()
     try:
@@ -444,7 +451,7 @@ def _script(path: str, argv: Sequence[str]) -> Request:
         ) from error
     except ValueError as error:  # null bytes, in Python 3.10 and 3.11
         raise TpuMagicsError(f"The script {path} is not valid Python: {error}.", "", "Fix the script.") from error
-    has_mp_fn = any(isinstance(node, ast.FunctionDef) and node.name == "_mp_fn" for node in tree.body)
+    has_mp_fn = any(isinstance(node, ast.FunctionDef) and _takes_the_rank(node) for node in tree.body)
 
     def make(models: dict[str, Any], _hoists: hoist.HoistPlan | None) -> Work:
         return ScriptWork(str(file.absolute()), tuple(argv), has_mp_fn, models)

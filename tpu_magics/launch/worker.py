@@ -38,7 +38,7 @@ from tpu_magics.launch.state.kinds import LocalKind
 from tpu_magics.launch.state.settings import Settings
 from tpu_magics.launch.state.settings import current as current_settings
 from tpu_magics.launch.state.snapshot import StateSnapshot
-from tpu_magics.launch.work import Work
+from tpu_magics.launch.work import ScriptWork, Work
 from tpu_magics.runs import events
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.origin import is_user_function
@@ -232,6 +232,7 @@ class _Worker:
                 self.steps = watcher.total_steps
                 self.compiles, self.recompiles = watcher.compiles, watcher.recompiles
                 watcher.ended()
+        self._phase("finishing")
         if (backend.finish() or watcher.unsynced) and not self.steps:
             self._note("no-sync", backend.no_step)
         elif text := watcher.trained_on_host():
@@ -314,10 +315,10 @@ class _Worker:
         backend: Any = self.task.backend
         if replica:
             return backend, {}
-        if snapshot is None:
+        work = self.task.work
+        if snapshot is None or isinstance(work, ScriptWork):  # a script's settings are its own
             self._drop_models(self._rebuilt_models())
             return backend, {}
-        work = self.task.work
         rebuilt = self._rebuilt_models()
         known = [name for name in rebuilt if snapshot.knows(name, work.models[name])]
         collector = ChangeCollector(snapshot, work.models, backend.object_state(), self.settings, known)

@@ -124,7 +124,7 @@ class RankRecords:
         """The state of the rank while the run is active, from its records."""
         if self.phase == "collecting" or self.end is not None:
             return COLLECTING
-        if self.phase != "training":
+        if self.phase not in ("training", "finishing"):
             return STARTING
         return COMPILING if self.total is None or self.only_compiled or self.compiled_since else TRAINING
 

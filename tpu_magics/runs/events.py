@@ -65,7 +65,8 @@ class Start(Event):
 
 @dataclass(frozen=True)
 class Phase(Event):
-    """A worker entered a phase: "starting", "training", "collecting" (transferring weights to the notebook)."""
+    """A worker entered a phase: "starting", "training", "finishing" (the function has ended, the device runs what is
+    queued), "collecting" (transferring weights to the notebook)."""
 
     kind: ClassVar[str] = "phase"
     name: str = ""

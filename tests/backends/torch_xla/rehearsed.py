@@ -30,13 +30,15 @@ SHAPE = (2, 3)
 
 @dataclass(frozen=True)
 class Case:
-    """`error`: words of the exception that each rank must get instead of a value; `sizes`: the worlds it is run in."""
+    """`error`: words of the exception that each rank must get instead of a value; `sizes`: the worlds it is run in;
+    `tolerance`: of float32."""
 
     name: str
     run: Callable[[int, int], Any]
     expected: Callable[[int, int], Any]
     error: str = ""
     sizes: tuple[int, ...] = SIZES
+    tolerance: float = 1e-6
 
 
 def refused(name: str, run: Callable[[int, int], Any], error: str) -> Case:
@@ -98,20 +100,26 @@ def home(value: Any) -> Any:
     return value
 
 
-def differences(found: Any, expected: Any, at: str = "") -> list[str]:
-    """What is not as expected: types and shapes, and values exactly, those of float32 to 1e-6."""
+def differences(found: Any, expected: Any, tolerance: float, at: str = "") -> list[str]:
+    """What is not as expected: types and shapes, and values exactly, but for those of float32."""
     if isinstance(expected, (list, tuple)):
         if not isinstance(found, list) or len(found) != len(expected):
             return [f"{at}: {found}, expected {expected}"]
         pairs = zip(found, expected, strict=True)
-        return [text for place, (one, other) in enumerate(pairs) for text in differences(one, other, f"{at}[{place}]")]
+        return [
+            text
+            for place, (one, other) in enumerate(pairs)
+            for text in differences(one, other, tolerance, f"{at}[{place}]")
+        ]
     if not isinstance(expected, Tensor):
         return [] if found == expected else [f"{at}: {found!r}, expected {expected!r}"]
     if not isinstance(found, Tensor):
         return [f"{at}: {found!r}, expected a tensor"]
     if (found.dtype, found.shape) != (expected.dtype, expected.shape):
         return [f"{at}: {found.dtype}{list(found.shape)}, expected {expected.dtype}{list(expected.shape)}"]
-    same = torch.allclose(found, expected, 1e-6, 1e-6) if found.dtype == torch.float32 else found.equal(expected)
+    same = (
+        torch.allclose(found, expected, tolerance, tolerance) if found.dtype == torch.float32 else found.equal(expected)
+    )
     return [] if same else [f"{at}: {found}, expected {expected}"]
 
 

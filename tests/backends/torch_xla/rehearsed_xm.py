@@ -39,7 +39,7 @@ OTHER_TYPES = (torch.float64, torch.float16, torch.uint8, torch.int8, torch.int1
 def cases() -> Iterator[Case]:
     for add in (_all_reduces, _all_reduce_more, _all_reduce_forms, _all_gathers, _all_to_alls, _permutes, _broadcasts):
         yield from add()
-    for add in (_reduce_scatters, _messages, _gradients, _autograd, _graphs, _modes):
+    for add in (_reduce_scatters, _messages, _gradients, _autograd, _graphs, _compiled, _modes):
         yield from add()
 
 
@@ -325,6 +325,7 @@ def _reduce_scatters() -> Iterator[Case]:
         for kind, scale, dim in (("sum", 1.0, 0), ("max", 0.5, 1), ("mul", 1.0, 0)):
             yield _reduce_scatter(dtype, kind, scale, dim)
     yield Case("reduce_scatter-lists, output, bucketized", _scattered_lists, _scattered_lists_expected)
+    yield Case("outputs of other sizes", _other_sizes, _other_sizes_expected)
     yield grouped(
         "reduce_scatter-groups",
         lambda rank, size: xm.reduce_scatter(
@@ -374,6 +375,21 @@ def _scattered_lists_expected(rank: int, size: int) -> Any:
     first = _part(rank, size, of_all(size, (size, 2)), scale=2.0)
     second = _part(rank, size, of_all(size, (2 * size,), torch.int32), scale=2.0)
     return [[first, second], [first, second], first, [first, second], [first, second]]
+
+
+def _other_sizes(rank: int, size: int) -> Any:
+    """torch_xla gives an output of another shape the new one."""
+    output, outputs = zeros(3, dtype=torch.int32), [zeros(5, 5)]
+    xm.reduce_scatter("sum", on_device(rank, (size, 2)), 1.0, 0, size, output=output)
+    xm.reduce_scatter("sum", [on_device(rank, (2 * size,))], 1.0, 0, size, output=outputs)
+    gathered = zeros(1)
+    xm.all_gather(on_device(rank, (2, 2)), output=gathered, pin_layout=False)
+    return [output, list(output.shape), *outputs, gathered]
+
+
+def _other_sizes_expected(rank: int, size: int) -> Any:
+    first = _part(rank, size, of_all(size, (size, 2))).to(torch.int32)
+    return [first, [1, 2], _part(rank, size, of_all(size, (2 * size,))), torch.cat(of_all(size, (2, 2)))]
 
 
 # -- rendezvous and what is built on it -------------------------------------------------------------------------------
@@ -571,6 +587,26 @@ def _graphs() -> Iterator[Case]:
         return x
 
     yield Case("all_reduce-twenty in a row", many, lambda _rank, size: reduced("max", of_all(size)) + 20)
+
+
+def _compiled() -> Iterator[Case]:
+    def compiled(rank: int, _size: int) -> Any:
+        """Two pieces: what is before the collective, and what is after it."""
+        reduce = torch.compile(lambda x: xm.all_reduce("sum", x * 2) + 1, backend="openxla")
+        gather = torch.compile(lambda x: xm.all_gather(x * 2) + 1, backend="openxla")
+        return [reduce(on_device(rank)), gather(on_device(rank))]
+
+    def expected(_rank: int, size: int) -> Any:
+        return [total(size) * 2 + 1, torch.cat(of_all(size)) * 2 + 1]
+
+    yield Case("torch.compile splits at collectives", compiled, expected)
+    yield refused(
+        "torch.compile of one graph",
+        lambda rank, _size: torch.compile(lambda x: xm.all_gather(x), backend="openxla", fullgraph=True)(
+            on_device(rank)
+        ),
+        "A collective inside a torch.compile",
+    )
 
 
 def _modes() -> Iterator[Case]:

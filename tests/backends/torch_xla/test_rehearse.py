@@ -21,13 +21,13 @@ import torch
 pytest.importorskip("torch_xla")
 
 from tests import forks
-from tests.backends.torch_xla import rehearsed, rehearsed_distributed, rehearsed_xm
+from tests.backends.torch_xla import rehearsed, rehearsed_distributed, rehearsed_library, rehearsed_xm
 from tests.backends.torch_xla.rehearsed import Case, differences, launched
 from tests.launch.launching import failed, said
 from tpu_magics.backends.torch.rehearsal import group
 from tpu_magics.backends.torch_xla.rehearse import collectives
 
-CASES = [*rehearsed_xm.cases(), *rehearsed_distributed.cases()]
+CASES = [*rehearsed_xm.cases(), *rehearsed_distributed.cases(), *rehearsed_library.cases()]
 
 
 def of_size(size: int) -> list[Case]:
@@ -43,12 +43,12 @@ def problems(case: Case, rank: int, size: int, found: tuple[str, Any]) -> list[s
     kind, value = found
     if case.error:
         return [] if kind == "error" and case.error in value else [f"{kind}: {value}, and not {case.error}"]
-    return differences(value, case.expected(rank, size)) if kind == "value" else [value]
+    return differences(value, case.expected(rank, size), case.tolerance) if kind == "value" else [value]
 
 
 @pytest.mark.process
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("size", [2, 4, *(pytest.param(size, marks=pytest.mark.long) for size in (3, 8))])
+@pytest.mark.parametrize("size", [1, 2, 4, *(pytest.param(size, marks=pytest.mark.long) for size in (3, 8))])
 def test_every_rank_gets_what_plain_torch_gives(size: int, tmp_path: Path) -> None:
     ranks = launched(all_cases, size, tmp_path, size).values
     assert len(ranks) == size

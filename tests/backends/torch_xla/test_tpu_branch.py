@@ -67,6 +67,19 @@ def test_libraries_take_it_for_a_tpu(ranks: int, spmd: int | None) -> None:
     assert words.where(view).endswith(" on XLA:CPU in a TPU's place") and hbm_memory(view) == "n/a on XLA:CPU"
 
 
+def computes() -> float:
+    return float(torch.ones(3, device="xla").sum())
+
+
+@pytest.mark.parametrize("branch", [True, False])
+def test_an_option_of_libtpus_compiler(branch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA:CPU would refuse every compile."""
+    monkeypatch.setenv("ENABLE_COLLECTIVE_MATMUL_IN_MP", "1")
+    session.initialise(tpu_branch=branch)
+    assert run(computes).value == 3
+    assert os.environ["ENABLE_COLLECTIVE_MATMUL_IN_MP"] == "1"
+
+
 def trains_in_bf16(model: Any) -> str:
     from accelerate import Accelerator
 

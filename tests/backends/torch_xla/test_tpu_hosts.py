@@ -27,7 +27,8 @@ from tpu_magics.backends import pjrt_stand_in
 from tpu_magics.backends.torch_xla.rehearse import join
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import inspect_host
-from tpu_magics.launch import session
+from tpu_magics.launch import session, train
+from tpu_magics.launch.plan import Options
 from tpu_magics.launch.strategies import forked
 from tpu_magics.panel import words
 from tpu_magics.panel.model import SharedView
@@ -154,6 +155,48 @@ def test_each_chip_has_its_rank(
         assert (topology["TPU_VISIBLE_CHIPS"], topology["CLOUD_TPU_TASK_ID"]) == (str(rank), str(rank))
         assert topology["TPU_CHIPS_PER_PROCESS_BOUNDS"] == "1,1,1"
         assert topology["TPU_PROCESS_ADDRESSES"].count("localhost:") == chips
+
+
+LAUNCHERS = {
+    "notebook_launcher": """
+from accelerate import Accelerator, notebook_launcher
+def train(flags):
+    accelerator = Accelerator()
+    total = accelerator.gather(torch.ones(1, device=accelerator.device)).sum()
+    return flags, (accelerator.process_index, accelerator.num_processes), float(total), os.environ.get("XLA_USE_BF16")
+notebook_launcher(train, ("f",), num_processes=CHIPS, mixed_precision="bf16")
+""",
+    "xmp.spawn": """
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.distributed.xla_multiprocessing as xmp
+import torch_xla.runtime as xr
+def train(index, flags):
+    total = xm.all_reduce("sum", torch.ones((), device=torch_xla.device()))
+    return flags, (index, xr.world_size()), float(total), os.environ.get("XLA_USE_BF16")
+xmp.spawn(train, args=("f",), start_method="fork")
+""",
+}
+LAUNCHERS["torch_xla.launch"] = LAUNCHERS["xmp.spawn"].replace(
+    'xmp.spawn(train, args=("f",), start_method="fork")', 'torch_xla.launch(train, args=("f",))'
+)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(("build", "chips"), [(fake_hosts.colab_v5e_1, 1), (tpu_vm, 4)])
+def test_a_cell_with_a_launcher(
+    on: Callable[[Build], FakeHost], build: Build, chips: int, launcher: str, fake_slice: None
+) -> None:
+    """Cells as people have them: nothing of them is changed."""
+    notebook = fake_notebook()
+    notebook.names.update(os=os, torch=torch, CHIPS=chips)
+    on(build)
+    session.initialise()
+    cell = train.CellSource(f"\n{LAUNCHERS[launcher]}", "<cell>")
+    result = train.train_cell(cell, (), Options(hoist="off", timeout=60.0))
+    assert result is not None
+    bf16 = "1" if launcher == "notebook_launcher" else None
+    assert result.values == [("f", (rank, chips), float(chips), bf16) for rank in range(chips)]
 
 
 # -- programs ----------------------------------------------------------------------------------------------------------

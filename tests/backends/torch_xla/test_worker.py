@@ -564,13 +564,20 @@ layer, x = torch.nn.Linear(4, 1), torch.ones(2, 4, requires_grad=True)
 with autocast(torch.device("cpu"), dtype=torch.bfloat16):
     kind = layer(x).dtype
 checkpoint(layer, x).sum().backward()
+import torch_xla
+import torch_xla.core.xla_model as xm
+xm.mark_step()  # as a pipeline of diffusers
 print(kind, x.grad is not None, runtime.running())
+x.to("xla")
+torch_xla.sync()
+print(runtime.running())
 """
 
 
 @pytest.mark.process
-def test_cells_use_checkpoint_and_autocast_on_the_cpu_without_the_runtime() -> None:
-    assert forks.run("torch_xla", IN_A_NOTEBOOK).strip().splitlines()[-1] == "torch.bfloat16 True False"
+def test_cells_use_checkpoint_autocast_and_syncs_on_the_cpu_without_the_runtime() -> None:
+    lines = forks.run("torch_xla", IN_A_NOTEBOOK).strip().splitlines()[-2:]
+    assert lines == ["torch.bfloat16 True False", "True"]
 
 
 REPLACED_IN_A_NOTEBOOK = """

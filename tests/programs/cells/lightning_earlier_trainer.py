@@ -3,7 +3,7 @@
 # The form of Lightning's own tutorials: the Trainer says nothing of a device. After the training cell: its metrics, the
 # best checkpoint, a validation and predictions.
 #
-# Plain run: CPU. Compiles: 11 + 8, plain torch_xla: 0.
+# Plain run: CPU. Compiles: 11 + 8, plain torch_xla: 12 + 0.
 
 # %%
 import lightning as L

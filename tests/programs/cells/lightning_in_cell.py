@@ -2,7 +2,7 @@
 # # Lightning: module, Trainer, `fit` and `test` in one training cell
 # Nothing of it is in an earlier cell but the data; the cells below use what the training cell has made.
 #
-# Plain run: CPU. Compiles: 13, plain torch_xla: 0.
+# Plain run: CPU. Compiles: 13, plain torch_xla: 14.
 
 # %%
 import lightning as L

@@ -3,7 +3,7 @@
 # The form of most Trainer notebooks: data, model, arguments and `Trainer(...)` in cells of their own, `trainer.train()`
 # in the next, then evaluation, predictions and the loss curve from `trainer.state.log_history`.
 #
-# Plain run: CPU. Compiles: 16.
+# Plain run: CPU. Compiles: 17.
 
 # %%
 import numpy as np

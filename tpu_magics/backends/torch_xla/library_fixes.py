@@ -27,6 +27,7 @@ def prepare_notebook() -> None:
     randomness.defer_seeds()
     _restoring.when_imported("torch._utils", notebook_loads.load_on_cpu)
     _restoring.when_imported(randomness.XLA_MODEL, _restore_names)
+    _restoring.when_imported("torch_xla", _sync_nothing)
     _restoring.when_imported("torch_xla.utils.checkpoint", _checkpoint_on_cpu)
     _restoring.when_imported("torch_xla.amp.autocast_mode", _autocast_on_cpu)
     _restoring.when_imported("torch_xla.experimental.gru", _gru_on_cpu)
@@ -49,6 +50,21 @@ def _of_runtime(name: str, defval: object = None) -> Any:  # noqa: ARG001 - the 
     import torch_xla.runtime
 
     return getattr(torch_xla.runtime, name)()
+
+
+def _sync_nothing(torch_xla: Any) -> None:
+    """Without the runtime nothing waits on a device: diffusers' (0.42) pipelines sync wherever torch_xla is installed,
+    which would start it."""
+    original = torch_xla.sync
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def sync(*args: Any, **kwargs: Any) -> None:
+        if runtime.running():
+            original(*args, **kwargs)
+
+    torch_xla.sync = sync
 
 
 def _checkpoint_on_cpu(module: Any) -> None:
@@ -152,6 +168,27 @@ class _Model:
 
         found = str(self._model.xla_device_hw(torch_xla.device() if str(device) == "xla" else device))
         return "TPU" if found == "CPU" else found
+
+
+def launch_here() -> None:
+    """A launch in a rank, as scripts have it under `if __name__ == "__main__"`, runs its function in this rank: each
+    has got there. Asked for another number of processes, torch_xla refuses."""
+    PostImport().when_imported("torch_xla.distributed.xla_multiprocessing", _spawn_here)
+
+
+def _spawn_here(xmp: Any) -> None:
+    original = xmp.spawn
+
+    @functools.wraps(original)
+    def spawn(fn: Callable[..., Any], args: Sequence[Any] = (), nprocs: int | None = None, **options: Any) -> Any:
+        import torch_xla.runtime as xr
+
+        if nprocs not in (None, xr.world_size()):
+            return original(fn, args, nprocs, **options)
+        fn(xr.global_ordinal(), *args)
+        return None
+
+    xmp.spawn = spawn
 
 
 def hide_torchax() -> None:

@@ -35,6 +35,10 @@ _VARIABLES: Mapping[str, str | None] = {
 }
 
 
+# A compile option of libtpu's, which XLA:CPU does not know (torch_xla 2.9: pjrt_computation_client.cpp).
+_LIBTPUS: Mapping[str, str | None] = {"ENABLE_COLLECTIVE_MATMUL_IN_MP": None}
+
+
 def load(asked: bool) -> bool:
     """Load and adapt the plugin in the notebook's process, whose forks inherit it. No runtime starts. False if it was
     not `asked` for and nothing is installed that it would be for, or from.
@@ -68,12 +72,12 @@ def _ask_anew(module: Any) -> None:
 
 
 def variables(spec: WorkerSpec) -> Mapping[str, str | None]:
-    """The variables of a worker on the TPU branch without a TPU; of others none."""
+    """The variables of a worker on the TPU branch without a TPU; of others, what XLA:CPU cannot do."""
     if spec.device == spec.branch:
-        return {}
+        return _LIBTPUS if spec.device == "CPU" else {}
     tracing = {} if spec.in_tpus_place else {"PJRT_DEVICE": spec.device}
     chips = spec.spmd or spec.ranks
-    return {**_VARIABLES, "TPU_ACCELERATOR_TYPE": f"v5litepod-{chips}", **tracing}
+    return {**_VARIABLES, **_LIBTPUS, "TPU_ACCELERATOR_TYPE": f"v5litepod-{chips}", **tracing}
 
 
 def enter(spec: WorkerSpec) -> None:

@@ -161,6 +161,7 @@ class _FirstDevice:
         trainer.arrange()
         library_fixes.arrange_fsdp()
         optimizers.arrange(keep=self.spec.device == "CPU" and self.spec.tracing is None and self.spec.spmd is None)
+        library_fixes.launch_here()
         library_fixes.hide_torchax()
         library_fixes.skip_jax()
         library_fixes.fix_checkpointing()

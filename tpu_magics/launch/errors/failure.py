@@ -149,13 +149,20 @@ def _outcome(files: RunFiles, one: supervisor.WorkerProcess) -> WorkerOutcome:
     )
 
 
+DEVICE_RUNS = "The function has ended. The device still ran the steps that it had queued"
+_ENDED = {
+    "finishing": DEVICE_RUNS,
+    "collecting": "The function has ended. Its results are written, or what it started is waited for",
+}
+
+
 def _after_function(files: RunFiles, rank: int) -> str:
     found = Tail(files.events_path(rank)).read()
     said = [one.text for one in found if isinstance(one, events.Warned) and one.code == "threads"]
     if said:
         return said[-1].rstrip(".")
-    collects = any(isinstance(one, events.Phase) and one.name == "collecting" for one in found)
-    return "The function has ended. Its results are written, or what it started is waited for" if collects else ""
+    phases = [one.name for one in found if isinstance(one, events.Phase)]
+    return _ENDED.get(phases[-1], "") if phases else ""
 
 
 def _tail(path: Path) -> str:

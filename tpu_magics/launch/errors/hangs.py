@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from tpu_magics.launch import frames
 from tpu_magics.launch.errors import base
 from tpu_magics.launch.errors.base import Explanation
+from tpu_magics.launch.errors.failure import DEVICE_RUNS
 from tpu_magics.runs.events import CAUSES, STOPPED, Compile, Frame, only
 from tpu_magics.runs.reader import Run
 
@@ -139,8 +140,10 @@ def timed_out(failure: Failure) -> tuple[int | None, Explanation]:
         return None, Explanation(
             f"The run was stopped {after}.",
             f"{_positions(failure)} {base.UNCHANGED}",
-            "End the threads and processes that the function starts before it returns, or give the run more time with "
-            "--timeout."
+            "Give the run more time with --timeout: the device takes longer than the function, which waits for nothing."
+            if any(one.after == DEVICE_RUNS for one in failure.outcomes if one.end is None)
+            else "End the threads and processes that the function starts before it returns, or give the run more time "
+            "with --timeout."
             if any(one.after for one in failure.outcomes if one.end is None)
             else "If that line was still making progress, give the run more time with --timeout. Otherwise check what "
             "it waits for.",
@@ -351,7 +354,19 @@ def collective_text(outcome: WorkerOutcome) -> str:
     return f"in {_CHECKSUM.sub('', doing)}"
 
 
-EXPLAINERS = (waits_forever, never_entered, different, left, collective)
+def in_compiled(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
+    """torch.compile would keep the first values of a collective that a rehearsal carries."""
+    if "cannot be rehearsed on XLA:CPU: the function becomes one graph" not in base.error_text(outcome):
+        return None
+    return Explanation(
+        f"Rank {outcome.rank} called a collective inside a torch.compile function{base.at(failure, outcome)}.",
+        "The function becomes one graph, and a rehearsal carries collectives between graphs, on the host.",
+        "Leave out fullgraph=True: xm's collectives then split the graph. Those of torch.distributed have to be called "
+        "outside of the function.",
+    )
+
+
+EXPLAINERS = (in_compiled, waits_forever, never_entered, different, left, collective)
 
 
 # -- --max-recompiles -------------------------------------------------------------------------------------------------

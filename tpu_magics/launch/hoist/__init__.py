@@ -70,7 +70,8 @@ class HoistedModel:
 class HoistPlan:
     """The models built in the notebook, the calls that stay in the function, and the function with its calls replaced.
 
-    `function` and `code`: None for a cell's tree, which `replace_calls` changes.
+    `function` and `code`: None for a cell's tree, which `replace_calls` changes. `pid`: the notebook, whose function
+    must not change (0: this process has a function of its own).
     """
 
     backend: HoistBackend

@@ -189,7 +189,7 @@ def _rebuild_hoists(payload: Payload, main: dict[str, Any]) -> hoist.HoistPlan |
         source=payload.source if payload.tree is not None else None,
     )
     same = [one.line for one in hoists.hoisted] == [line for _, line in payload.hoisted]
-    return hoists if same else None
+    return replace(hoists, pid=0) if same else None
 
 
 def _script_work(work: ScriptWork, text: bytes, folder: Path) -> ScriptWork:

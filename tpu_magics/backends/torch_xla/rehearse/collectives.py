@@ -35,6 +35,7 @@ def install(group: Group) -> None:
     for name in _NAMES:
         setattr(torch_xla._XLAC, f"_xla_{name}", getattr(ours, name))
     xla_model._all_gather_using_all_reduce = ours.gather_padded
+    graph.split_compiled()
     library = torch.library.Library("_c10d_functional", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # "Overriding a previously registered kernel": that is intended

@@ -41,6 +41,17 @@ _CAPTURED = (
     "becomes one graph, and a rehearsal runs collectives on the host, outside of graphs. Move the collective out of "
     "the function (e.g. call xm.optimizer_step after it), or use torch_xla.compile(step)."
 )
+_COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "collective_permute", "reduce_scatter")  # of xla_model
+
+
+def split_compiled() -> None:
+    """torch.compile splits its graph at xla_model's collectives, which then run as elsewhere; with fullgraph=True it
+    raises."""
+    import torch
+    from torch_xla.core import xla_model
+
+    for name in _COLLECTIVES:
+        setattr(xla_model, name, torch._dynamo.disable(getattr(xla_model, name), reason=_CAPTURED))
 
 
 def refuse_captured() -> None:
@@ -126,8 +137,9 @@ def _on_device(tensors: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor
 
 def put_into(tensors: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
     """Give `targets`, on the device, the values of `tensors`; in the graph they become inputs, no operation is
-    added."""
+    added. A target of another shape gets the new one, as with torch_xla, and keeps its type."""
     import torch
+    import torch_xla
 
     for target, new in zip(targets, _on_device(tensors, targets), strict=True):
         if target._is_view():
@@ -135,4 +147,7 @@ def put_into(tensors: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
         # As torch_xla does: autograd must not treat its saved tensors as changed.
         saved = nullcontext() if target.is_inference() else torch.autograd._unsafe_preserve_version_counter(target)
         with torch.no_grad(), saved:
-            target.copy_(new)
+            if target.shape == new.shape:
+                target.copy_(new)
+            else:
+                torch_xla._XLAC._replace_xla_tensor(target, new.to(target.dtype))
