@@ -67,6 +67,26 @@ def test_libraries_take_it_for_a_tpu(ranks: int, spmd: int | None) -> None:
     assert words.where(view).endswith(" on XLA:CPU in a TPU's place") and hbm_memory(view) == "n/a on XLA:CPU"
 
 
+def where_chips_are() -> Any:
+    import torch_xla.distributed.spmd as xs
+    import torch_xla.runtime as xr
+
+    chips = xr.global_runtime_device_attributes()
+    assert {frozenset(chip) for chip in chips} == {frozenset(("name", "coords", "core_on_chip", "num_cores"))}
+    mesh = xs.HybridMesh(ici_mesh_shape=(2, 4), axis_names=("data", "model")) if xr.is_spmd() else None
+    own = xr.runtime_device_attributes("xla:0")
+    return [chip["coords"][:2] for chip in chips], own["coords"], None if mesh is None else mesh.get_logical_mesh()
+
+
+def test_chips_have_places() -> None:
+    session.initialise(tpu_branch=True)
+    places, _, mesh = run(where_chips_are, spmd=8).value
+    assert places == [[0, 0], [1, 0], [0, 1], [1, 1], [0, 2], [1, 2], [0, 3], [1, 3]]
+    assert mesh.tolist() == [[0, 2, 4, 6], [1, 3, 5, 7]]  # rows along the longer direction
+    ranks = run(where_chips_are, workers=2).values
+    assert [own for _, own, _ in ranks] == [[0, 0, 0], [0, 1, 0]]
+
+
 def computes() -> float:
     return float(torch.ones(3, device="xla").sum())
 

@@ -4,6 +4,7 @@ TPU wherever they ask for one. A worker that traces runs nothing: there it is en
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from importlib import metadata
@@ -90,6 +91,8 @@ def enter(spec: WorkerSpec) -> None:
     elif spec.device != spec.branch:
         PostImport().when_imported("torch_xla.runtime", _say_type)
         PostImport().when_imported("torch_xla.core.xla_model", _say_hardware)
+    if spec.branch != spec.device:
+        PostImport().when_imported("torch_xla.runtime", _has_places)
     PostImport().when_imported("accelerate.utils.imports", _ask_anew)
 
 
@@ -112,6 +115,24 @@ def _has_chips(module: Any) -> None:
     prefix, _, number = os.environ["TPU_ACCELERATOR_TYPE"].rpartition("-")
     chips = int(number) if prefix in ("v5litepod", "v6e") else int(number) // 2  # the others' types count TensorCores
     module.num_available_chips = lambda: chips
+
+
+def _has_places(module: Any) -> None:
+    """Attributes of devices by the names that a TPU's have (torch_xla 2.9: its test_runtime_tpu.py): HybridMesh arranges
+    chips by their coordinates. The plugin has none; these are those of one slice."""
+
+    def every() -> list[dict[str, Any]]:
+        count = module.global_runtime_device_count()
+        width = next(width for width in range(math.isqrt(count), 0, -1) if count % width == 0)
+        chip = {"core_on_chip": 0, "num_cores": 1}
+        return [{"name": f"TPU:{n}", "coords": [n % width, n // width, 0], **chip} for n in range(count)]
+
+    def own(device: str) -> dict[str, Any]:  # noqa: ARG001 - a process of ranks has one
+        found = every()[module.global_ordinal()]
+        del found["name"]
+        return found
+
+    module.global_runtime_device_attributes, module.runtime_device_attributes = every, own
 
 
 def _say_type(module: Any) -> None:
