@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from tpu_magics import check as check
+    from tpu_magics import padding as padding
+    from tpu_magics import tf as tf
     from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
     from tpu_magics.launch.results import TrainResult
     from tpu_magics.launch.resume.loops import resumable
@@ -65,13 +68,15 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in ("padding", "check", "tf"):  # the rooms that people's own code uses by their names
-        return import_module(f"tpu_magics.{name}")
-    if name not in _WHERE:
-        raise AttributeError(f"module 'tpu_magics' has no attribute {name!r}")
-    module, attribute = _WHERE[name]
-    return getattr(import_module(module), attribute)
+if not TYPE_CHECKING:  # else every name would be one of this module's
+
+    def __getattr__(name: str) -> Any:
+        if name in ("padding", "check", "tf"):  # the rooms that people's own code uses by their names
+            return import_module(f"tpu_magics.{name}")
+        if name not in _WHERE:
+            raise AttributeError(f"module 'tpu_magics' has no attribute {name!r}")
+        module, attribute = _WHERE[name]
+        return getattr(import_module(module), attribute)
 
 
 def _preflight() -> Any:

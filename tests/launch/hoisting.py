@@ -22,28 +22,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tpu_magics.backends.torch import modules, randomness
 from tpu_magics.backends.torch_xla import TorchXla
 from tpu_magics.launch.hoist import HoistPlan, plan_hoists, replace_calls
 
 NUMBERS = itertools.count(1)
 
 
-class Torch(TorchXla):
-    """The backend with all that hoisting asks of it."""
-
-    builds_weightless = staticmethod(modules.builds_weightless)
-    touches_device = staticmethod(modules.touches_device)
-    shares_memory = staticmethod(modules.shares_memory)
-    tensor_content = staticmethod(modules.tensor_content)
-    replace_reference = staticmethod(modules.replace_reference)
-    same_modes = staticmethod(randomness.same_modes)
-    drawn = staticmethod(randomness.drawn)
-    same_drawn = staticmethod(randomness.same_drawn)
-    seeds_device_only = staticmethod(randomness.seeds_device_only)
-
-
-BACKEND = Torch()
+BACKEND = TorchXla()
 
 NOTEBOOK = """
 import random, os, copy, functools, types
@@ -224,7 +209,7 @@ def run_cell(notebook: Notebook, tree: ast.Module, plan: HoistPlan, result: str,
 
 def states() -> Any:
     """Random states and environment, comparable."""
-    state = BACKEND.random_state()
+    state = BACKEND.randomness.random_state()
     environ = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     numbers = pickle.dumps((state.python, state.numpy, state.torch.numpy(), state.modes))
     return hashlib.sha256(numbers).hexdigest(), environ

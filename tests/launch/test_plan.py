@@ -198,7 +198,7 @@ def test_a_run_that_does_not_fit_in_memory_is_refused_with_numbers(
 
 def test_memory_is_asked_for_before_anything_is_made(monkeypatch: pytest.MonkeyPatch, runs: Path) -> None:
     """A model that is larger than this machine, as far as its parameters say."""
-    monkeypatch.setattr(type(session.current.backend), "model_bytes", lambda _self, _model: 10**15)
+    monkeypatch.setattr(session.current.backend.models, "model_bytes", lambda _model: 10**15)
     model = torch.nn.Linear(2, 2)
     error = refused(len, [model])
     assert "Not enough host memory (estimate): the run needs 2,000,000" in error.what

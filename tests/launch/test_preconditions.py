@@ -161,7 +161,7 @@ def takes(*args: Any, **kwargs: Any) -> None:
 
 def test_a_model_on_a_device_already(monkeypatch: pytest.MonkeyPatch) -> None:
     forks_nothing(monkeypatch)
-    monkeypatch.setattr(type(session.current.backend), "model_device", lambda _self, _model: "xla")
+    monkeypatch.setattr(session.current.backend.models, "model_device", lambda _model: "xla")
     error = refused(takes, torch.nn.Linear(2, 2))
     assert "is already on the device 'xla'" in error.what
     assert "move it inside the training function" in error.todo

@@ -38,6 +38,7 @@ class FakeBackend:
     def __init__(self, fails: str = "") -> None:
         self.fails = fails
         self.calls: list[str] = []
+        self.results = self.models = self  # its own parts
 
     def dumps(self, value: Any) -> bytes:
         return pickle.dumps(value)

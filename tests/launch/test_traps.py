@@ -244,16 +244,16 @@ def test_trap_08_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
     process group: workers lead their own and ignore it, see test_process.py.)"""
     model, twin = net(), net()
     run(steps, twin)
-    backend = type(session.current.backend)
-    load = backend.load_weights
+    results = session.current.backend.results
+    load = results.load_weights
 
-    def interrupted(self: Any, staged: Any) -> Any:
+    def interrupted(staged: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.05)
-        return load(self, staged)
+        return load(staged)
 
     with monkeypatch.context() as patch:
-        patch.setattr(backend, "load_weights", interrupted)
+        patch.setattr(results, "load_weights", interrupted)
         with pytest.raises(tpu_magics.TrainingInterrupted) as caught:
             run(steps, model)
     assert "they are in the notebook, all of them" in said(caught.value)

@@ -30,6 +30,7 @@ class FakeBackend:
     def __init__(self, ordinals: tuple[int, ...] = (0,), refuses: BaseException | None = None) -> None:
         self.ordinals = ordinals
         self.refuses = refuses
+        self.results = self
 
     def run_worker(
         self, spec: WorkerSpec, on_ready: Callable[[int, int, str], None], function: Callable[[int, int], Any]

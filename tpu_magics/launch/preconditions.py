@@ -10,7 +10,7 @@ from importlib import metadata
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from tpu_magics.backends.base import Backend
+from tpu_magics.backends.protocols import Backend
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host
 from tpu_magics.host.problem import IN_USE
@@ -118,7 +118,7 @@ def tpu_is_free(s: LaunchContext) -> None:
 
 def models_on_cpu(s: LaunchContext) -> None:
     for name, model in s.models.items():
-        device = s.backend.model_device(model)
+        device = s.backend.models.model_device(model)
         if device not in ("cpu", "meta"):
             raise TpuMagicsError(
                 f"The model `{name}` is already on the device {device!r}.",

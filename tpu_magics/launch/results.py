@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.base import Backend
+from tpu_magics.backends.protocols import Backend
 from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.launch import process
 from tpu_magics.launch.errors import base
@@ -90,7 +90,7 @@ def collect_results(
     if background and snapshot is not None:
         models = _untouched(models, snapshot, backend, results)
     rebuilt = [name for name in packs[0].get("rebuilt", ()) if name in models]
-    staged = backend.check_weights(models, files.path) if models and not rebuilt else None
+    staged = backend.results.check_weights(models, files.path) if models and not rebuilt else None
     state = _stage_state(files, packs, snapshot, backend, results, background)
     reassigned = _reassigned_names(snapshot) if background and snapshot is not None else set()
     with process.interrupts_held():
@@ -102,9 +102,9 @@ def collect_results(
             results.unchanged[name] = changes.DURING
         try:
             if rebuilt:  # they have the parts now that were trained
-                staged = backend.check_weights(models, files.path, rebuilt)
+                staged = backend.results.check_weights(models, files.path, rebuilt)
             if staged is not None:
-                loaded = [*dict.fromkeys((*backend.load_weights(staged), *rebuilt))]
+                loaded = [*dict.fromkeys((*backend.results.load_weights(staged), *rebuilt))]
                 results.models = [_name_of(models[name], name, results.names, snapshot, where) for name in loaded]
                 results.notes += list(getattr(staged, "notes", ()))
             results.warnings += not_finite_warning(files, getattr(staged, "not_finite", ""))
@@ -240,8 +240,8 @@ def _name_of(
 def _made(names: Mapping[str, Any], models: Mapping[str, Any], backend: Backend) -> list[str]:
     """The names of models with weights that are not among `models`, nor a part of another one."""
     known = set(map(id, models.values()))
-    found = find_models(iter(names.items()), backend.is_model)
-    return [name for name, model in found.items() if id(model) not in known and backend.structure(model)]
+    found = find_models(iter(names.items()), backend.models.is_model)
+    return [name for name, model in found.items() if id(model) not in known and backend.results.structure(model)]
 
 
 def _load_name(name: str, load: Callable[[], Any], results: RunResults) -> None:

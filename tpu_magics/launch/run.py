@@ -309,7 +309,7 @@ def prepare(request: Request, options: Options, strategy: Strategy) -> TrainingR
     hoists = _plan_hoists(request, options, planned) if strategy.hoists else None
     if hoists is not None:
         models = {**models, **{free_name(name, models): model for name, model in hoists.models.items()}}
-    size = sum(session.current.backend.model_bytes(model) for model in models.values())
+    size = sum(session.current.backend.models.model_bytes(model) for model in models.values())
     strategy.require_memory(planned, size, options.force)
     folder = strategy.create_folder(options.run_name or request.folder_name)
     lock = None

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tpu_magics.backends.base import Backend
+from tpu_magics.backends.protocols import Backend
 from tpu_magics.launch import object_graph
 
 _LONGEST = 60  # characters of a line that are shown
@@ -60,7 +60,7 @@ def _uses_of_device(node: ast.AST, names: Mapping[str, Any], backend: Backend) -
     if isinstance(node, ast.Call):
         given = (*node.args, *(keyword.value for keyword in node.keywords))
         callee = _resolved(node.func, names)
-        if (callee is not None and backend.touches_device(callee)) or any(
+        if (callee is not None and backend.models.touches_device(callee)) or any(
             isinstance(one, ast.Constant) and _names_device(one.value, backend) for one in given
         ):
             yield node.lineno
@@ -84,16 +84,16 @@ def _names_device(value: object, backend: Backend) -> bool:
         isinstance(value, str)
         and re.fullmatch(r"[a-z]+(:\d+)?", value) is not None
         and value not in sys.modules
-        and backend.touches_device(value)
+        and backend.models.touches_device(value)
     )
 
 
 def _on_device(name: str, value: Any, backend: Backend) -> Iterator[str]:
     """The name of `value` if it is a device, or a tensor or model on one; those of its parts that are text."""
     device = getattr(value, "device", None) if hasattr(type(value), "dtype") else value
-    if type(device).__name__ == "device" and backend.touches_device(device):
+    if type(device).__name__ == "device" and backend.models.touches_device(device):
         yield name
-    if backend.is_model(value) and backend.model_device(value) not in ("cpu", "meta"):
+    if backend.models.is_model(value) and backend.models.model_device(value) not in ("cpu", "meta"):
         yield name
     if isinstance(value, dict):
         parts = {f"{name}[{key!r}]": item for key, item in value.items()}

@@ -9,7 +9,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.base import Backend, LocalBackend, Placement
+from tpu_magics.backends.base import Placement
+from tpu_magics.backends.protocols import Backend, LocalBackend
 from tpu_magics.checkpoints.store import tried_place
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host, VariableChange, inspect_host, notebook_environment
@@ -103,7 +104,7 @@ class Session:
         if self.framework != AUTO:
             return self.framework == TENSORFLOW
         kinds = {TENSORFLOW for _, value in items if self.local.is_model(value)}
-        kinds |= {TORCH for _, value in items if self.backend.is_model(value)}
+        kinds |= {TORCH for _, value in items if self.backend.models.is_model(value)}
         if launcher and not kinds:
             return False
         cells = map(str, self.notebook.namespace.get("In", ()))

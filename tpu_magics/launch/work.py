@@ -40,7 +40,7 @@ Note = Callable[[str, str], None]
 
 
 class Pickles(Protocol):
-    """Pickles results: a Backend."""
+    """Pickles results: those of a Backend, or a ResultPickler."""
 
     def dumps(self, value: Any) -> bytes:
         """Pickle `value`. Raises what pickle raises."""
@@ -74,7 +74,7 @@ class Work(Protocol):
     def run(self, ordinal: int, replica: int) -> Any:
         """Run on one device, in its thread."""
 
-    def results(self, ordinal: int, value: Any, backend: Pickles, **more: Any) -> bytes:
+    def results(self, ordinal: int, value: Any, pickles: Pickles, **more: Any) -> bytes:
         """The packed results of this rank, with `more`. `done`: assigned names that are sent in another way."""
 
 
@@ -94,15 +94,15 @@ def _install_hoists(hoists: HoistPlan | None, models: dict[str, Any], note: Note
     hoists.install(declined, replicas=replicas, on_built=built)
 
 
-def packed(value: Any, backend: Pickles, **more: Any) -> bytes:
+def packed(value: Any, pickles: Pickles, **more: Any) -> bytes:
     """A rank's results. A value that cannot be pickled is omitted, with the reason; it does not fail the run."""
-    data, problem = _try_dumps(value, backend)
+    data, problem = _try_dumps(value, pickles)
     return pickle.dumps({"value": data, "problem": problem, **more})
 
 
-def _try_dumps(value: Any, backend: Pickles) -> tuple[bytes | None, str]:
+def _try_dumps(value: Any, pickles: Pickles) -> tuple[bytes | None, str]:
     try:
-        return backend.dumps(value), ""
+        return pickles.dumps(value), ""
     except TpuMagicsError as error:
         return None, error.what
     except Exception as error:
@@ -156,8 +156,8 @@ class FunctionWork:
     def run(self, ordinal: int, replica: int) -> Any:
         return self.calls[replica](*((ordinal,) if self.index_first else ()))
 
-    def results(self, ordinal: int, value: Any, backend: Pickles, **more: Any) -> bytes:  # noqa: ARG002
-        return packed(value, backend, models=list(self.models), **more)
+    def results(self, ordinal: int, value: Any, pickles: Pickles, **more: Any) -> bytes:  # noqa: ARG002
+        return packed(value, pickles, models=list(self.models), **more)
 
 
 def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *first: Any) -> Any:
@@ -217,10 +217,10 @@ class CellWork:
                 _display(value)
         return None
 
-    def results(self, ordinal: int, value: Any, backend: Pickles, **more: Any) -> bytes:
+    def results(self, ordinal: int, value: Any, pickles: Pickles, **more: Any) -> bytes:
         done = frozenset(more.pop("done", ()))
         if ordinal != 0:
-            return packed(value, backend, models=list(self.models), **more)
+            return packed(value, pickles, models=list(self.models), **more)
         names: dict[str, bytes] = {}
         modules: dict[str, str] = {}
         same: dict[str, str] = {}
@@ -234,13 +234,13 @@ class CellWork:
             elif id(item) in known:
                 same[name] = known[id(item)]
             else:
-                data, problem = _try_dumps(item, backend)
+                data, problem = _try_dumps(item, pickles)
                 if data is None:
                     left[name] = problem
                 else:
                     names[name] = data
         return packed(
-            None, backend, models=list(self.models), names=names, modules=modules, same=same, left=left, **more
+            None, pickles, models=list(self.models), names=names, modules=modules, same=same, left=left, **more
         )
 
     def assigned(self) -> Mapping[str, Any]:
@@ -328,8 +328,8 @@ class ScriptWork:
             if folder in sys.path:
                 sys.path.remove(folder)  # it is the script's, not a change for the notebook
 
-    def results(self, ordinal: int, value: Any, backend: Pickles, **more: Any) -> bytes:  # noqa: ARG002
-        return packed(value, backend, models=list(self.models), **more)
+    def results(self, ordinal: int, value: Any, pickles: Pickles, **more: Any) -> bytes:  # noqa: ARG002
+        return packed(value, pickles, models=list(self.models), **more)
 
 
 @contextmanager

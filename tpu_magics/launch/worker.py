@@ -13,14 +13,13 @@ from types import FrameType
 from typing import Any
 
 from tpu_magics.backends.base import (
-    Backend,
     HostTrainingError,
     ObserverConfig,
     StepLimit,
     StopRequested,
     WorkerSpec,
-    WorkerWatcher,
 )
+from tpu_magics.backends.protocols import Backend, WorkerWatcher
 from tpu_magics.launch import descendants, frames, process, streams
 from tpu_magics.launch.endless_waits import EndlessWaits, waits_for
 from tpu_magics.launch.errors.ranks import no_such_rank
@@ -38,7 +37,7 @@ from tpu_magics.launch.state.kinds import LocalKind
 from tpu_magics.launch.state.settings import Settings
 from tpu_magics.launch.state.settings import current as current_settings
 from tpu_magics.launch.state.snapshot import StateSnapshot
-from tpu_magics.launch.work import ScriptWork, Work
+from tpu_magics.launch.work import Pickles, ScriptWork, Work
 from tpu_magics.runs import events
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.origin import is_user_function
@@ -136,7 +135,7 @@ class _Worker:
         if ordinal != self.rank:
             self._use_rank(ordinal)
         self.ranks = world_size
-        self.structures = {n: self.task.backend.structure(m) for n, m in self.task.work.models.items()}
+        self.structures = {n: self.task.backend.results.structure(m) for n, m in self.task.work.models.items()}
         if self.task.snapshot is not None:
             self.task.backend.follow_optimizers(self.task.snapshot.items())
         self.task.work.install(self._note, self.spec.replicas)
@@ -197,7 +196,7 @@ class _Worker:
     def _reason_not_keepable(self) -> str:
         if not self.steps:
             return NO_STEP
-        spread = self.spec.replicas > 1 or self.task.backend.splits_weights(self.task.work.models)
+        spread = self.spec.replicas > 1 or self.task.backend.results.splits_weights(self.task.work.models)
         return SHARDED if spread else ""
 
     def _enter_thread(self) -> None:
@@ -289,36 +288,36 @@ class _Worker:
             process.restore_memory_limits()
             self._phase("collecting")
         drain_writers()  # what they write, and count, is compared with the other ranks
-        backend, changed = self._collect_changes(ordinal, replica)
-        results = self.task.work.results(ordinal, value, backend, **changed)
+        pickles, changed = self._collect_changes(ordinal, replica)
+        results = self.task.work.results(ordinal, value, pickles, **changed)
         _write_whole(self.task.files, ordinal, results)
         models = self.task.work.models
         if replica == 0:
             self._check_trained(ordinal, models)
             if models:
-                self.task.backend.collect_weights(models, self.task.files.path, ordinal)
+                self.task.backend.results.collect_weights(models, self.task.files.path, ordinal)
 
     def _check_trained(self, ordinal: int, models: Mapping[str, Any]) -> None:
         """Checks of what was trained: the notebook's models are also checked as they are loaded there."""
-        elsewhere = self.task.backend.trained_elsewhere(models)
+        elsewhere = self.task.backend.results.trained_elsewhere(models)
         if self.spec.meeting is not None and (models or elsewhere):
             sums = {name: checksum for name, (checksum, _) in elsewhere.items()}
-            self._write(events.Digest, models=dict(self.task.backend.digests(models)), optimizers=sums)
+            self._write(events.Digest, models=dict(self.task.backend.results.digests(models)), optimizers=sums)
         for name, (_, bad) in elsewhere.items():
             if bad and ordinal == 0:
                 self._note(NOT_FINITE, f"The trained weights are not finite: what `{name}` trained contains {bad}.")
 
-    def _collect_changes(self, ordinal: int, replica: int) -> tuple[Any, dict[str, Any]]:
+    def _collect_changes(self, ordinal: int, replica: int) -> tuple[Pickles, dict[str, Any]]:
         """The changes besides weights: rank 0 writes them, the others only checksums. Returns the pickler of this
         rank's results, and what to add to them."""
         snapshot = self.task.snapshot
-        backend: Any = self.task.backend
+        backend = self.task.backend
         if replica:
-            return backend, {}
+            return backend.results, {}
         work = self.task.work
         if snapshot is None or isinstance(work, ScriptWork):  # a script's settings are its own
             self._drop_models(self._rebuilt_models())
-            return backend, {}
+            return backend.results, {}
         rebuilt = self._rebuilt_models()
         known = [name for name in rebuilt if snapshot.knows(name, work.models[name])]
         collector = ChangeCollector(snapshot, work.models, backend.object_state(), self.settings, known)
@@ -331,14 +330,15 @@ class _Worker:
         replaced = dict.fromkeys((f"builtins: {name}" for name in process.replaced_builtins), _PYTHONS_OWN)
         changes.left.update(replaced)
         if ordinal:
-            return backend, {"sums": changes.sums}
+            return backend.results, {"sums": changes.sums}
+        pickles: Pickles = backend.results
         if snapshot.mismatched:
             changes.leave_all(snapshot)
         else:
-            backend = ResultPickler(backend, collector)
+            pickles = ResultPickler(backend.results, collector)
             collector.add_names(changes, work.assigned())
         collector.write(changes, self.task.files.path)
-        return backend, {"sums": changes.sums, "done": list(changes.names), "rebuilt": known}
+        return pickles, {"sums": changes.sums, "done": list(changes.names), "rebuilt": known}
 
     def _rebuilt_models(self) -> list[str]:
         """The models of which the function changed the structure, or exchanged parts."""
@@ -346,10 +346,10 @@ class _Worker:
 
         def is_rebuilt(name: str, model: Any) -> bool:
             state = backend.object_state()
-            other = state.is_rebuilt(model, self.structures.get(name), backend.structure(model))
+            other = state.is_rebuilt(model, self.structures.get(name), backend.results.structure(model))
             return other or (snapshot is not None and snapshot.is_exchanged(name, model, state))
 
-        whole = [one for one in self.task.work.models.items() if not backend.splits_weights(dict([one]))]
+        whole = [one for one in self.task.work.models.items() if not backend.results.splits_weights(dict([one]))]
         return [name for name, model in whole if is_rebuilt(name, model)]
 
     def _drop_models(self, rebuilt: Sequence[str]) -> None:
@@ -358,7 +358,7 @@ class _Worker:
         hoists, models, backend = self.task.work.hoists, self.task.work.models, self.task.backend
         own = {id(model) for model in hoists.models.values()} if hoists is not None else set()
         for name in [name for name in rebuilt if id(models[name]) in own]:
-            if backend.structure(models[name]) != self.structures.get(name):
+            if backend.results.structure(models[name]) != self.structures.get(name):
                 del models[name]
                 self._note("not-home", f"`{name}` is not updated in the notebook: the function changed its structure.")
 

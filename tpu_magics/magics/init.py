@@ -59,7 +59,7 @@ def initialise(
             logging.root.handlers[:] = handlers  # a warning of torch_xla adds one, and basicConfig() then does nothing
         except TpuMagicsError as error:
             print(f"tpu_magics: {error}", flush=True)
-        for problem in current.backend.deferral_problems():
+        for problem in current.backend.randomness.deferral_problems():
             print(f"tpu_magics: {problem}", flush=True)
     return host
 

@@ -6,12 +6,12 @@ import ast
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from importlib import import_module
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.base import DEFAULT, ObserverConfig, Placement, SavedState, TrainingProblem, Watcher
+from tpu_magics.backends.base import DEFAULT, ObserverConfig, Placement, TrainingProblem
+from tpu_magics.backends.protocols import SavedState, Watcher
 from tpu_magics.errors import TpuMagicsError
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ _NAMES = ("tensorflow", "keras")
 
 
 class TensorFlow:
-    """The backend of TensorFlow and Keras 3 (LocalBackend in base.py)."""
+    """The backend of TensorFlow and Keras 3 (LocalBackend in protocols.py). A module of this folder is imported when it
+    is first needed."""
 
     name = "tensorflow"
 
@@ -32,10 +33,14 @@ class TensorFlow:
         self._on_colab = False  # how to log in to a bucket differs on Colab
 
     def prepare(self) -> None:
-        self._part("runtime").prepare()
+        from tpu_magics.backends.tensorflow import runtime
+
+        runtime.prepare()
 
     def initialise(self, asked: str = "", precision: str = "", host: Any = None) -> Placement:
-        placed: Placement = self._part("runtime").initialise(asked, precision, host=host)
+        from tpu_magics.backends.tensorflow import runtime
+
+        placed: Placement = runtime.initialise(asked, precision, host=host)
         self._placed = placed
         self._on_colab = getattr(getattr(host, "environment", None), "key", "") == "colab"
         return placed
@@ -54,22 +59,34 @@ class TensorFlow:
         return isinstance(value, _classes("keras:Model", "tensorflow:Module")) and not _is_part(value)
 
     def state_bytes(self, items: Sequence[tuple[str, Any]]) -> int:
-        return self._part("snapshot").state_bytes(items)  # type: ignore[no-any-return]
+        from tpu_magics.backends.tensorflow import snapshot
+
+        return snapshot.state_bytes(items)
 
     def save_state(self, items: Sequence[tuple[str, Any]], folder: Path) -> SavedState:
-        return self._part("snapshot").TrainingSnapshot(items, folder)  # type: ignore[no-any-return]
+        from tpu_magics.backends.tensorflow import snapshot
+
+        return snapshot.TrainingSnapshot(items, folder)
 
     def precision(self, asked: str) -> AbstractContextManager[None]:
-        return self._part("keras_settings").within_precision(asked)  # type: ignore[no-any-return]
+        from tpu_magics.backends.tensorflow import keras_settings
+
+        return keras_settings.within_precision(asked)
 
     def precision_notes(self, models: Mapping[str, Any], asked: str) -> Sequence[str]:
-        return self._part("keras_settings").models_with_other_policy(models, asked)  # type: ignore[no-any-return]
+        from tpu_magics.backends.tensorflow import keras_settings
+
+        return keras_settings.models_with_other_policy(models, asked)
 
     def not_finite(self, models: Mapping[str, Any]) -> str:
-        return self._part("snapshot").not_finite(models)  # type: ignore[no-any-return]
+        from tpu_magics.backends.tensorflow import snapshot
+
+        return snapshot.not_finite(models)
 
     def jit(self, how: str, cells: Mapping[str, str]) -> AbstractContextManager[Callable[[], Sequence[str]]]:
-        policy: AbstractContextManager[Callable[[], Sequence[str]]] = self._part("jit").policy(how, self.placed, cells)
+        from tpu_magics.backends.tensorflow import jit
+
+        policy: AbstractContextManager[Callable[[], Sequence[str]]] = jit.policy(how, self.placed, cells)
         return self._remember(policy)
 
     @contextmanager
@@ -80,54 +97,70 @@ class TensorFlow:
             yield self._changed
 
     def placement_problems(self, items: Sequence[tuple[str, Any]]) -> Sequence[TrainingProblem]:
-        return self._part("snapshot").placement_problems(items, self.placed)  # type: ignore[no-any-return]
+        from tpu_magics.backends.tensorflow import snapshot
+
+        return snapshot.placement_problems(items, self.placed)
 
     def data_problems(self, items: Sequence[tuple[str, Any]], cells: Mapping[str, str]) -> Sequence[TrainingProblem]:
-        paths = self._part("checkpoints").path_problems(items, self.placed, self._on_colab)
-        return [*self._part("data_checks").problems(items, self.placed, cells), *paths]
+        from tpu_magics.backends.tensorflow import checkpoints, data_checks
+
+        paths = checkpoints.path_problems(items, self.placed, self._on_colab)
+        return [*data_checks.problems(items, self.placed, cells), *paths]
 
     def saving_problems(self, tree: ast.AST, names: Mapping[str, Any]) -> Sequence[TrainingProblem]:
-        return self._part("checkpoints").saving_problems(  # type: ignore[no-any-return]
-            tree, names, self.placed, self._on_colab
-        )
+        from tpu_magics.backends.tensorflow import checkpoints
+
+        return checkpoints.saving_problems(tree, names, self.placed, self._on_colab)
 
     def watching_data(
         self, tell: Callable[[TrainingProblem], None], items: Sequence[tuple[str, Any]], cells: Mapping[str, str]
     ) -> AbstractContextManager[None]:
-        return self._part("data_checks").checking_fits(  # type: ignore[no-any-return]
-            self.placed, tell, items, cells, self._on_colab
-        )
+        from tpu_magics.backends.tensorflow import data_checks
+
+        return data_checks.checking_fits(self.placed, tell, items, cells, self._on_colab)
 
     def before_first_step(
         self, ask: Callable[[TraceResult], None], precision: str, cells: Mapping[str, str]
     ) -> AbstractContextManager[Callable[[], bool]]:
-        return self._part("lower").before_first_step(ask, precision, cells)  # type: ignore[no-any-return]
+        from tpu_magics.backends.tensorflow import lower
+
+        return lower.before_first_step(ask, precision, cells)
 
     def observing(self, writer: EventWriter, config: ObserverConfig) -> AbstractContextManager[Watcher]:
-        return self._part("observe").observing(writer, config)  # type: ignore[no-any-return]
+        from tpu_magics.backends.tensorflow import observe
+
+        return observe.observing(writer, config)
 
     def cancelling(self) -> AbstractContextManager[Callable[[], None]]:
-        return self._part("runtime").cancelling()  # type: ignore[no-any-return]
+        from tpu_magics.backends.tensorflow import runtime
+
+        return runtime.cancelling()
 
     def checkpoint_store(self) -> Any:
-        return self._part("resume").TensorFlowStore()
+        from tpu_magics.backends.tensorflow import resume
+
+        return resume.TensorFlowStore()
 
     def object_state(self) -> Any:
-        return self._part("resume").TensorFlowObjects()
+        from tpu_magics.backends.tensorflow import resume
 
-    def random_states(self, objects: Iterable[Any]) -> Any:
-        return self._part("resume").TensorFlowRandomStates(objects)
+        return resume.TensorFlowObjects()
+
+    def loop_random_states(self, objects: Iterable[Any]) -> Any:
+        from tpu_magics.backends.tensorflow import resume
+
+        return resume.TensorFlowRandomStates(objects)
 
     def following_libraries(self, loops: Any) -> AbstractContextManager[None]:
-        return self._part("resume").following_fits(loops)  # type: ignore[no-any-return]
+        from tpu_magics.backends.tensorflow import resume
+
+        return resume.following_fits(loops)
 
     def explained(self, error: BaseException, cells: Mapping[str, str]) -> TpuMagicsError | None:
-        jit_enabled = self._part("jit").has_enabled_jit(self._changed())
-        return self._part("error_messages").explain(error, cells, jit_enabled)  # type: ignore[no-any-return]
+        from tpu_magics.backends.tensorflow import error_messages, jit
 
-    def _part(self, name: str) -> Any:
-        """A module of this folder. They import TensorFlow, so each is imported on first use."""
-        return import_module(f"{__name__}.{name}")
+        jit_enabled = jit.has_enabled_jit(self._changed())
+        return error_messages.explain(error, cells, jit_enabled)
 
 
 def _classes(*names: str) -> tuple[type, ...]:

@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tpu_magics.backends.base import Watcher
+from tpu_magics.backends.protocols import Watcher
 from tpu_magics.backends.tensorflow import trackables
 from tpu_magics.backends.tensorflow.snapshot import random_states
 
@@ -32,7 +32,7 @@ _SKIPPED = frozenset({"_model", "_params", "model", "params", "validation_data"}
 
 
 class TensorFlowStore:
-    """The `StateStore` of launch/resume/objects.py. Its tensors are NumPy arrays and TensorFlow's variables."""
+    """The `StateStore` of backends/protocols.py. Its tensors are NumPy arrays and TensorFlow's variables."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -169,11 +169,11 @@ _VARIABLE, _HOLDER, _ARRAY = _VariableKind(), _HolderKind(), _ArrayKind()
 
 
 class TensorFlowObjects:
-    """The `StateAdapter` of launch/state/snapshot.py for objects in this process."""
+    """The `StateAdapter` of backends/protocols.py for objects in this process."""
 
     rules: Mapping[str, Mapping[str, Any]] = {_CALLBACKS: {"skip": _SKIPPED, "quiet": True}}
 
-    def kind(self, kind: type, rule: Any) -> Any:  # noqa: ARG002
+    def kind(self, kind: type) -> Any:
         if issubclass(kind, tf.Variable):
             return _VARIABLE
         if issubclass(kind, np.ndarray):
@@ -217,7 +217,7 @@ class TensorFlowObjects:
 
 
 class TensorFlowRandomStates:
-    """The `LoopRandomStates` of launch/resume/loops.py."""
+    """The `LoopRandomStates` of backends/protocols.py."""
 
     def __init__(self, objects: Iterable[Any] = ()) -> None:
         """Those of the process only: generators of the program are variables."""

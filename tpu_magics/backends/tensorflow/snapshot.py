@@ -60,7 +60,7 @@ class _StoredVariable:
 
 
 class TrainingSnapshot:
-    """Everything reachable from `items` that training can change (Kept in base.py).
+    """Everything reachable from `items` that training can change (SavedState in backends/protocols.py).
 
     Raises OSError if it cannot be written; then nothing is left in `folder`.
     """

@@ -4,23 +4,25 @@ transformers. What differs between the two is in runtime.py. Importing this modu
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-
-def method_of(module: str, name: str) -> Any:
-    """A method that is a function of a module of tpu_magics.backends, imported at its first call."""
-
-    def method(_self: object, *args: Any, **kwargs: Any) -> Any:
-        return getattr(import_module(f"tpu_magics.backends.{module}"), name)(*args, **kwargs)
-
-    return method
+from tpu_magics.backends.protocols import (
+    LibraryLoops,
+    LoopRandomStates,
+    Models,
+    NotebookState,
+    Randomness,
+    Results,
+    StateStore,
+)
 
 
 class TorchBackend:
-    """The part of a Backend (base.py) that is the same for every framework of PyTorch."""
+    """The part of a Backend (protocols.py) that is the same for every framework of PyTorch. A module of this folder is
+    imported when it is first needed."""
 
     # -- the notebook's process -----------------------------------------------------------------------------------
     def runtime_initialized(self) -> bool:
@@ -39,66 +41,68 @@ class TorchBackend:
             found.append("cuda")
         return found
 
+    def device_holder(self) -> str:
+        from tpu_magics.backends.torch import cpu_only
+
+        return cpu_only.device_holder()
+
     def refuse(self, precision: str = "", spmd: int | None = None, cache: str = "", hosts: str = "") -> None:
         """All of it is supported."""
 
-    rehearsal_problem = method_of("torch.rehearsal", "problem")
-    device_holder = method_of("torch.cpu_only", "device_holder")
-    deferral_problems = method_of("torch.randomness", "deferral_problems")
+    def rehearsal_problem(self) -> str:
+        from tpu_magics.backends.torch import rehearsal
 
-    # -- models ---------------------------------------------------------------------------------------------------
-    is_model = method_of("torch.modules", "is_model")
-    builds_model = method_of("torch.modules", "builds_model")
-    builds_weightless = method_of("torch.modules", "builds_weightless")
-    builds_config = method_of("torch.modules", "builds_config")
-    touches_device = method_of("torch.modules", "touches_device")
-    model_bytes = method_of("torch.modules", "model_bytes")
-    model_device = method_of("torch.modules", "model_device")
-    shares_memory = method_of("torch.modules", "shares_memory")
-    structure = method_of("torch.modules", "structure")
-    tensor_content = method_of("torch.modules", "tensor_content")
-    replace_reference = method_of("torch.modules", "replace_reference")
+        return rehearsal.problem()
 
-    # -- random states --------------------------------------------------------------------------------------------
-    random_state = method_of("torch.randomness", "random_state")
-    set_random_state = method_of("torch.randomness", "set_random_state")
-    same_modes = method_of("torch.randomness", "same_modes")
-    drawn = method_of("torch.randomness", "drawn")
-    same_drawn = method_of("torch.randomness", "same_drawn")
-    is_seed_call = method_of("torch.randomness", "is_seed_call")
-    seeds_device_only = method_of("torch.randomness", "seeds_device_only")
-    seeds_without_runtime = method_of("torch.randomness", "seeds_without_runtime")
-    process_state = method_of("torch.randomness", "process_state")
-    set_process_state = method_of("torch.randomness", "set_process_state")
+    # -- its parts ------------------------------------------------------------------------------------------------
+    @property
+    def models(self) -> Models:
+        from tpu_magics.backends.torch import modules
 
-    # -- results --------------------------------------------------------------------------------------------------
-    check_weights = method_of("torch.weights", "check_weights")
-    load_weights = method_of("torch.weights", "load_weights")
-    digests = method_of("torch.weights", "digests")
-    trained_elsewhere = method_of("torch.weights", "trained_elsewhere")
-    dumps = method_of("torch.pickling", "dumps")
-    follow_optimizers = method_of("torch.optimizers", "follow")
-    checkpoint_store = method_of("torch.checkpoints", "TorchStore")
-    follow_library_loops = method_of("torch.trainer_loops", "arrange")
-    random_states = method_of("torch.checkpoints", "TorchRandomStates")
+        return modules
 
-    def object_state(self) -> Any:
+    @property
+    def randomness(self) -> Randomness:
+        from tpu_magics.backends.torch import randomness
+
+        return randomness
+
+    @property
+    def results(self) -> Results:
+        from tpu_magics.backends.torch import results
+
+        return results
+
+    def object_state(self) -> NotebookState:
         from tpu_magics.backends.torch.state import TorchState
 
         return TorchState()
 
-    def splits_weights(self, models: Mapping[str, Any]) -> bool:  # noqa: ARG002 - where nothing can be sharded
-        return False
+    def checkpoint_store(self) -> StateStore:
+        from tpu_magics.backends.torch.checkpoints import TorchStore
 
-    def collect_weights(self, models: Mapping[str, Any], folder: Path, rank: int) -> None:
-        from tpu_magics.backends.torch import runtime, weights
+        return TorchStore()
 
-        runtime.settle()
-        if rank == 0:
-            weights.collect_weights(models, folder)
+    def loop_random_states(self, objects: Iterable[Any]) -> LoopRandomStates:
+        from tpu_magics.backends.torch.checkpoints import TorchRandomStates
+
+        return TorchRandomStates(objects)
 
     # -- the worker -----------------------------------------------------------------------------------------------
-    rebuild = method_of("torch.rebuild", "rebuild")
+    def follow_library_loops(self, loops: LibraryLoops, folder: Path) -> None:
+        from tpu_magics.backends.torch import trainer_loops
+
+        trainer_loops.arrange(loops, folder)
+
+    def follow_optimizers(self, items: Sequence[tuple[str, Any]]) -> None:
+        from tpu_magics.backends.torch import optimizers
+
+        optimizers.follow(items)
+
+    def rebuild(self, items: Sequence[tuple[str, Any]], replicas: int) -> None:
+        from tpu_magics.backends.torch import rebuild
+
+        rebuild.rebuild(items, replicas)
 
 
 SHARED_MODULES = (
@@ -107,6 +111,7 @@ SHARED_MODULES = (
     "randomness",
     "rebuild",
     "recreate",
+    "results",
     "state",
     "tied_weights",
     "trainer",

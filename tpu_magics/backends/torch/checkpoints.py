@@ -23,7 +23,7 @@ _SHARDED = "XlaFullyShardedDataParallel"  # torch_xla 2.9.0: each rank has its p
 
 
 class TorchStore:
-    """The `StateStore` of launch/resume/objects.py."""
+    """The `StateStore` of backends/protocols.py."""
 
     def __init__(self) -> None:
         self._steps = optimizers.steps_done()
@@ -188,7 +188,7 @@ _PARTS = ("_loader", "base_dataloader", "dataset", "sampler", "batch_sampler", "
 
 
 class TorchRandomStates:
-    """The `LoopRandomStates` of launch/resume/loops.py. `objects`: those of the program, among which are generators,
+    """The `LoopRandomStates` of backends/protocols.py. `objects`: those of the program, among which are generators,
     and loaders, which have some and may count their passes."""
 
     def __init__(self, objects: Iterable[Any] = ()) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from tpu_magics.backends.protocols import Label, Undo
 from tpu_magics.backends.torch import (
     lightning,
     module_tables,
@@ -22,9 +23,6 @@ from tpu_magics.backends.torch import (
 )
 from tpu_magics.backends.torch.modules import is_rebuilt, named_modules, slots
 from tpu_magics.backends.torch.tensor_transfer import has_own_memory, memory_of, on_device, settle, to_cpu
-
-Label = tuple[str, Any]
-Undo = Callable[[], None]
 
 # Attributes of a module that torch keeps for itself (torch 2.9.0, torch/nn/modules/module.py and rnn.py), or that
 # accelerate puts there (1.15.0).
@@ -349,12 +347,12 @@ _KINDS: tuple[tuple[type, Any], ...] = (
 
 
 class TorchState:
-    """The `Adapter` of launch/state/snapshot.py for torch and NumPy objects."""
+    """The NotebookState (backends/protocols.py) of torch and NumPy objects."""
 
     rules = RULES
 
     # -- the notebook's process, before the fork -------------------------------------------------------------------
-    def kind(self, kind: type, rule: Any) -> Any:  # noqa: ARG002
+    def kind(self, kind: type) -> Any:
         """The kind of tensors, arrays and generators, and of the hooks of modules and optimizers; None for everything
         else."""
         if issubclass(kind, (torch.nn.Module, torch.optim.Optimizer)):

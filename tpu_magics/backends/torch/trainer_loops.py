@@ -9,33 +9,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from tpu_magics.backends.protocols import LibraryLoops
 from tpu_magics.backends.torch.post_import import PostImport
 
 LOOP = "Trainer.train"
 _STATE = "trainer_state.json"
 _LOADS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_scaler", "_load_rng_state")
-
-
-class LibraryLoops(Protocol):
-    """What a library's loop tells (launch/resume/loops.py)."""
-
-    def begin_library(self, key: str, more: Any, *objects: tuple[str, Any]) -> None:
-        """A pass over the data begins. `more`: read when the run is saved; `objects`: what it trains, all attributes of
-        which are saved."""
-
-    def library_item(self, items: Any) -> None:
-        """An item was taken, and its work is about to begin."""
-
-    def end_library(self) -> None:
-        """A pass has ended."""
-
-    def library_call(self, key: str) -> AbstractContextManager[Any]:
-        """Around all passes. Yields what `more` returned when the run was saved in one; None if it does not go on in
-        one. Raises TpuMagicsError where it cannot."""
 
 
 def arrange(loops: LibraryLoops, folder: Path) -> None:

@@ -1,16 +1,22 @@
-"""The TorchTPU backend; base.py documents each method. Importing this module imports no framework."""
+"""The TorchTPU backend; protocols.py documents each method. Importing this module imports no framework."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.torch import TorchBackend, import_shared, method_of
+from tpu_magics.backends.base import ObserverConfig, WorkerSpec
+from tpu_magics.backends.protocols import OnReady, Trained, WorkerWatcher
+from tpu_magics.backends.torch import TorchBackend, import_shared
+
+if TYPE_CHECKING:
+    from tpu_magics.runs.writer import EventWriter
 
 
 class TorchTpu(TorchBackend):
-    """The backend of TorchTPU (Backend in base.py)."""
+    """The backend of TorchTPU (Backend in protocols.py)."""
 
     name = "torch_tpu"
     runtime = "TorchTPU runtime"
@@ -32,16 +38,34 @@ class TorchTpu(TorchBackend):
         """False: TorchTPU has no other branch, and `prepare` loads what that one needs."""
         return False
 
-    prepare_notebook = method_of("torch_tpu.device", "prepare_notebook")
-    refuse = method_of("torch_tpu.options", "refuse")
-    run_worker = method_of("torch_tpu.worker", "run_worker")
+    def prepare_notebook(self) -> None:
+        from tpu_magics.backends.torch_tpu import device
+
+        device.prepare_notebook()
+
+    def refuse(self, precision: str = "", spmd: int | None = None, cache: str = "", hosts: str = "") -> None:
+        from tpu_magics.backends.torch_tpu import options
+
+        options.refuse(precision, spmd, cache, hosts)
+
+    # -- the worker -----------------------------------------------------------------------------------------------
+    def run_worker(self, spec: WorkerSpec, on_ready: OnReady, function: Trained) -> Mapping[int, Any]:
+        from tpu_magics.backends.torch_tpu import worker
+
+        return worker.run_worker(spec, on_ready, function)
 
     def rebuild(self, items: Sequence[tuple[str, Any]], replicas: int) -> None:
-        from tpu_magics.backends.torch import rebuild
         from tpu_magics.backends.torch_tpu.observe import batch_norm
 
-        rebuild.rebuild(items, replicas)
+        super().rebuild(items, replicas)
         batch_norm.remember(items)
 
-    observing = method_of("torch_tpu.observe", "observing")
-    finish = method_of("torch_tpu.observe", "finish")
+    def observing(self, writer: EventWriter, config: ObserverConfig) -> AbstractContextManager[WorkerWatcher]:
+        from tpu_magics.backends.torch_tpu import observe
+
+        return observe.observing(writer, config)
+
+    def finish(self) -> bool:
+        from tpu_magics.backends.torch_tpu import observe
+
+        return observe.finish()

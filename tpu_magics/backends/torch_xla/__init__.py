@@ -1,18 +1,23 @@
-"""The PyTorch/XLA backend; base.py documents each method. Importing this module imports no framework."""
+"""The PyTorch/XLA backend; protocols.py documents each method. Importing this module imports no framework."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from importlib import import_module
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.torch import TorchBackend, import_shared, method_of
+from tpu_magics.backends.base import ObserverConfig, WorkerSpec
+from tpu_magics.backends.protocols import OnReady, Results, Trained, WorkerWatcher
+from tpu_magics.backends.torch import TorchBackend, import_shared
 from tpu_magics.errors import TpuMagicsError
+
+if TYPE_CHECKING:
+    from tpu_magics.runs.writer import EventWriter
 
 
 class TorchXla(TorchBackend):
-    """The backend of PyTorch/XLA (Backend in base.py)."""
+    """The backend of PyTorch/XLA (Backend in protocols.py)."""
 
     name = "torch_xla"
     runtime = "XLA runtime"
@@ -33,39 +38,41 @@ class TorchXla(TorchBackend):
             raise _cannot_import(error) from error
         for name in ("torch_xla.runtime", "torch_xla._internal.pjrt", "torch_xla.distributed.parallel_loader"):
             import_module(name)
-        for name in ("observe.hooks", "observe.observer", "rehearse.join", "fsdp_shards", "trainer", "worker"):
+        for name in ("observe.hooks", "observe.observer", "rehearse.join", "results", "trainer", "worker"):
             import_module(f"{__name__}.{name}")
         import_shared()
 
-    prepare_notebook = method_of("torch_xla.library_fixes", "prepare_notebook")
-    load_stand_in = method_of("torch_xla.tpu_branch", "load")
+    def prepare_notebook(self) -> None:
+        from tpu_magics.backends.torch_xla import library_fixes
 
-    # -- results --------------------------------------------------------------------------------------------------
-    splits_weights = method_of("torch_xla.fsdp_shards", "spread")
-    structure = method_of("torch_xla.fsdp_shards", "structure")
+        library_fixes.prepare_notebook()
 
-    def digests(self, models: Mapping[str, Any]) -> Mapping[str, str]:
-        from tpu_magics.backends.torch import weights
-        from tpu_magics.backends.torch_xla import fsdp_shards
+    def load_stand_in(self, asked: bool) -> bool:
+        from tpu_magics.backends.torch_xla import tpu_branch
 
-        return weights.digests({name: one for name, one in models.items() if not fsdp_shards.spread({name: one})})
+        return tpu_branch.load(asked)
 
-    def collect_weights(self, models: Mapping[str, Any], folder: Path, rank: int) -> None:
-        from tpu_magics.backends.torch import weights
-        from tpu_magics.backends.torch_xla import fsdp_shards
+    @property
+    def results(self) -> Results:
+        from tpu_magics.backends.torch_xla import results
 
-        fsdp_shards.collect_shards(models, folder, rank)
-        if fsdp_shards.spread(models):
-            import torch_xla.core.xla_model as xm
-
-            xm.rendezvous("tpu_magics-shards")
-        if rank == 0:
-            weights.collect_weights(models, folder, fsdp_shards.full_weights)
+        return results
 
     # -- the worker -----------------------------------------------------------------------------------------------
-    run_worker = method_of("torch_xla.worker", "run_worker")
-    observing = method_of("torch_xla.observe", "observing")
-    finish = method_of("torch_xla.observe", "finish")
+    def run_worker(self, spec: WorkerSpec, on_ready: OnReady, function: Trained) -> Mapping[int, Any]:
+        from tpu_magics.backends.torch_xla import worker
+
+        return worker.run_worker(spec, on_ready, function)
+
+    def observing(self, writer: EventWriter, config: ObserverConfig) -> AbstractContextManager[WorkerWatcher]:
+        from tpu_magics.backends.torch_xla import observe
+
+        return observe.observing(writer, config)
+
+    def finish(self) -> bool:
+        from tpu_magics.backends.torch_xla import observe
+
+        return observe.finish()
 
 
 def _cannot_import(error: ImportError) -> TpuMagicsError:

@@ -118,8 +118,8 @@ def _has_chips(module: Any) -> None:
 
 
 def _has_places(module: Any) -> None:
-    """Attributes of devices by the names that a TPU's have (torch_xla 2.9: its test_runtime_tpu.py): HybridMesh arranges
-    chips by their coordinates. The plugin has none; these are those of one slice."""
+    """Attributes of devices by the names that a TPU's have (torch_xla 2.9: its test_runtime_tpu.py): HybridMesh
+    arranges chips by their coordinates. The plugin has none; these are those of one slice."""
 
     def every() -> list[dict[str, Any]]:
         count = module.global_runtime_device_count()
@@ -128,9 +128,8 @@ def _has_places(module: Any) -> None:
         return [{"name": f"TPU:{n}", "coords": [n % width, n // width, 0], **chip} for n in range(count)]
 
     def own(device: str) -> dict[str, Any]:  # noqa: ARG001 - a process of ranks has one
-        found = every()[module.global_ordinal()]
-        del found["name"]
-        return found
+        found = every()[module.global_ordinal()].items()
+        return {name: value for name, value in found if name != "name"}
 
     module.global_runtime_device_attributes, module.runtime_device_attributes = every, own
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from types import CodeType, FunctionType
 from typing import Any
 
+from tpu_magics.backends.protocols import Backend
 from tpu_magics.launch.hoist.build import (
     Build,
     Builder,
@@ -37,7 +38,6 @@ from tpu_magics.launch.hoist.functions import (
 )
 from tpu_magics.launch.hoist.values import (
     FunctionScope,
-    HoistBackend,
     SourceText,
     UnknownValue,
     arguments_of,
@@ -74,7 +74,7 @@ class HoistPlan:
     must not change (0: this process has a function of its own).
     """
 
-    backend: HoistBackend
+    backend: Backend
     namespace: dict[str, Any]
     hoisted: tuple[HoistedModel, ...] = ()
     declined: tuple[DeclinedCall, ...] = ()
@@ -130,7 +130,7 @@ def plan_hoists(
     *,
     arguments: Mapping[str, Any],
     namespace: dict[str, Any],
-    backend: HoistBackend,
+    backend: Backend,
     source: str | None = None,
 ) -> HoistPlan:
     """Find the models that a training function, or the statements of a cell, build themselves, and build them here.
@@ -196,7 +196,7 @@ def _with_code(plan: HoistPlan, source: FunctionSource | None) -> HoistPlan:
 class _PlanBuilder:
     """Builds the models of a plan, in order."""
 
-    def __init__(self, backend: HoistBackend, first_line: int) -> None:
+    def __init__(self, backend: Backend, first_line: int) -> None:
         self.backend = backend
         self.builder = Builder(backend)
         self.numbers = itertools.count()
@@ -287,7 +287,7 @@ class _PlanBuilder:
             self.roots.remove(number)
             reason = "building a later model changes the same arguments"
             self.declined.append(self.builds[number].candidate.declined(reason))
-        sizes = {number: self.backend.model_bytes(self.builds[number].model) for number in self.roots}
+        sizes = {number: self.backend.models.model_bytes(self.builds[number].model) for number in self.roots}
         roots = [number for number in self.roots if sizes[number]]
         names = unique_names(self.builds[number].candidate.name for number in roots)
         hoisted = tuple(
@@ -339,14 +339,14 @@ def size(nbytes: int) -> str:
 
 # -- restoring the notebook -----------------------------------------------------------------------------------------
 @contextmanager
-def _restored_state(backend: HoistBackend) -> Iterator[None]:
+def _restored_state(backend: Backend) -> Iterator[None]:
     """Restore the notebook's random state and environment afterwards; meanwhile seeds do not start the accelerator."""
-    state, environ = backend.random_state(), dict(os.environ)
+    state, environ = backend.randomness.random_state(), dict(os.environ)
     try:
-        with backend.seeds_without_runtime():
+        with backend.randomness.seeds_without_runtime():
             yield
     finally:
-        backend.set_random_state(state)
+        backend.randomness.set_random_state(state)
         for name in [name for name in os.environ if name not in environ]:
             del os.environ[name]
         os.environ.update(environ)
@@ -359,9 +359,9 @@ def _set_environ(step: EnvironmentSetting) -> None:
         return
 
 
-def _without_source(function: FunctionType, backend: HoistBackend) -> Iterator[DeclinedCall]:
+def _without_source(function: FunctionType, backend: Backend) -> Iterator[DeclinedCall]:
     """The declined calls of a function without source."""
     code = function.__code__
     for name in code.co_names:
-        if backend.builds_model(function.__globals__.get(name)):
+        if backend.models.builds_model(function.__globals__.get(name)):
             yield DeclinedCall(code.co_firstlineno, name, "the source of the function is not available")

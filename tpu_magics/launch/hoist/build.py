@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tpu_magics.backends.protocols import Backend
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.hoist.candidates import Candidate
 from tpu_magics.launch.hoist.fingerprints import (
@@ -28,7 +29,7 @@ from tpu_magics.launch.hoist.fingerprints import (
     same_callee,
 )
 from tpu_magics.launch.hoist.functions import SourcePosition, position_of
-from tpu_magics.launch.hoist.values import HoistBackend, UnknownValue, arguments_of
+from tpu_magics.launch.hoist.values import UnknownValue, arguments_of
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -76,7 +77,7 @@ class Build:
 class Builder:
     """Builds candidates, in this process."""
 
-    backend: HoistBackend
+    backend: Backend
 
     def build(self, candidate: Candidate, number: int, parts: Sequence[Build], since: int) -> Build:
         """Call the builder. Raises NotHoisted if that is not possible or would have side effects."""
@@ -86,11 +87,11 @@ class Builder:
         reads = reference_fingerprints(candidate.callee, backend)
         marks = argument_fingerprints((args, kwargs), backend)
         on_disk = files((args, kwargs))
-        before = backend.random_state()
+        before = backend.randomness.random_state()
         shared = SharedState(candidate.callee)
         try:
             model, said = self._call(candidate, args, kwargs)
-            after = backend.random_state()
+            after = backend.randomness.random_state()
             after_marks = argument_fingerprints((args, kwargs), backend)
             self._check_built(candidate, model, (args, kwargs), reads)
             _check_changes((args, kwargs), marks, after_marks)
@@ -108,7 +109,7 @@ class Builder:
             reads=reads,
             files=on_disk,
             modes=before,
-            drawn=backend.drawn(before, after),
+            drawn=backend.randomness.drawn(before, after),
             said=said,
             since=since,
             parts=tuple(part.number for part in parts),
@@ -134,11 +135,11 @@ class Builder:
         return args, kwargs
 
     def _check_argument(self, value: object) -> None:
-        if self.backend.is_model(value):
+        if self.backend.models.is_model(value):
             raise NotHoisted("one of its arguments is a model, which the build might change")
         if is_generator(value):
             raise NotHoisted("one of its arguments is a random generator")
-        if self.backend.touches_device(value):
+        if self.backend.models.touches_device(value):
             raise NotHoisted("one of its arguments depends on the device")
 
     def _check_builder(self, candidate: Candidate) -> None:
@@ -179,13 +180,13 @@ class Builder:
         )
 
     def _check_built(self, candidate: Candidate, model: Any, arguments: Arguments, reads: Mapping[str, str]) -> None:
-        if not self.backend.is_model(model):
+        if not self.backend.models.is_model(model):
             raise NotHoisted(f"it gave a {type(model).__name__}, not a model", called=True)
         after = reference_fingerprints(candidate.callee, self.backend)
         changed = next((label for label in reads if after.get(label) != reads[label]), "")
         if changed:
             raise NotHoisted(f"building it changes {changed}", called=True)
-        if any(self.backend.shares_memory(model, value) for value in leaves(arguments)):
+        if any(self.backend.models.shares_memory(model, value) for value in leaves(arguments)):
             raise NotHoisted("the model lies in the memory of one of its arguments, so nothing is copied", called=True)
 
 
@@ -201,7 +202,7 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def argument_fingerprints(
-    arguments: Arguments, backend: HoistBackend, alias: Mapping[int, int] | None = None
+    arguments: Arguments, backend: Backend, alias: Mapping[int, int] | None = None
 ) -> dict[str, str]:
     """Fingerprints of all arguments, by position or name. Raises NotHoisted for values that cannot be compared."""
     fingerprints: dict[str, str] = {}
@@ -267,7 +268,7 @@ class InheritedModels:
         self,
         builds: Mapping[int, Build],
         reported: Mapping[int, int],
-        backend: HoistBackend,
+        backend: Backend,
         on_declined: OnDeclined,
         replicas: int = 1,
         on_built: OnBuilt | None = None,
@@ -313,14 +314,14 @@ class InheritedModels:
             return "more threads run the function than the worker has devices"
         if build.number in replica.called:
             return "the line ran again, and each run builds a model of its own"
-        now = self.backend.random_state()
+        now = self.backend.randomness.random_state()
         if not same_callee(callee, build.callee):
             return (
                 f"`{build.candidate.scope.source.code(build.candidate.call.func)}` is not what it was in the notebook"
             )
-        if not self.backend.same_modes(build.modes, now):
+        if not self.backend.randomness.same_modes(build.modes, now):
             return "the default dtype, the default device or the gradient mode is not what it was in the notebook"
-        if build.drawn is not None and not self.backend.same_drawn(build.drawn[0], now):
+        if build.drawn is not None and not self.backend.randomness.same_drawn(build.drawn[0], now):
             return f"random numbers were drawn or seeded between line {build.since} and the build"
         return self._argument_difference(build, replica, arguments) or self._other_difference(build, arguments)
 
@@ -350,14 +351,14 @@ class InheritedModels:
         for name, value in named_arguments(arguments):
             self._adopt(model, own[name], value)
         if build.drawn is not None:
-            self.backend.set_random_state(build.drawn[1])
+            self.backend.randomness.set_random_state(build.drawn[1])
         if build.said:
             print(build.said, end="")
         return model
 
     def _adopt(self, model: Any, old: Any, new: Any) -> None:
         """Make the model refer to `new` instead of `old`, so that later changes of the argument reach the model."""
-        if old is new or self.backend.is_model(new):
+        if old is new or self.backend.models.is_model(new):
             return
         if has_plain_state(new):
             object.__setattr__(new, "__dict__", old.__dict__)  # configs and frozen dataclasses have a __setattr__
@@ -366,7 +367,7 @@ class InheritedModels:
             new.update(old)
         elif type(new) is list:
             new[:] = old
-        self.backend.replace_reference(model, old, new)
+        self.backend.models.replace_reference(model, old, new)
 
     # -- built in the worker
     # --------------------------------------------------------------------------------------------
@@ -401,9 +402,9 @@ class InheritedModels:
         taken = [self.builds[part] for part in build.parts if id(replica.models[part]) in given]
         if not taken:
             return arguments
-        now = self.backend.random_state()
+        now = self.backend.randomness.random_state()
         fresh = {id(replica.models[part.number]): self._rebuilt(part, replica) for part in taken}
-        self.backend.set_random_state(now)
+        self.backend.randomness.set_random_state(now)
         args, kwargs = _replaced(arguments, fresh)
         return args, kwargs
 
@@ -411,7 +412,7 @@ class InheritedModels:
         callee, arguments = replica.called[part.number]
         args, kwargs = self._with_fresh_parts(part, replica, arguments)
         if part.drawn is not None:
-            self.backend.set_random_state(part.drawn[0])
+            self.backend.randomness.set_random_state(part.drawn[0])
         return callee(*args, **kwargs)
 
 

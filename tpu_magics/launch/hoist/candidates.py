@@ -79,9 +79,9 @@ def _call(call: ast.Call, scope: FunctionScope, line: int, depth: int) -> Steps 
     callee = scope.resolve(call.func)
     if callee is None:
         return None
-    if scope.backend.seeds_device_only(callee):
+    if scope.backend.randomness.seeds_device_only(callee):
         return []
-    if scope.backend.is_seed_call(callee):
+    if scope.backend.randomness.is_seed_call(callee):
         return None if scope.problem(arguments_of(call)) else [SeedCall(call, scope.frozen(), line)]
     return _helper(call, callee, scope, line, depth) if depth < DEPTH else None
 
@@ -96,7 +96,7 @@ def _assignment(statement: ast.Assign, scope: FunctionScope, line: int) -> Steps
         return [EnvironmentSetting(target.slice, statement.value, scope.frozen())] if known else None
     if isinstance(target, ast.Name) and isinstance(statement.value, ast.Call):
         callee = scope.resolve(statement.value.func)
-        return _call(statement.value, scope, line, DEPTH) if scope.backend.is_seed_call(callee) else None
+        return _call(statement.value, scope, line, DEPTH) if scope.backend.randomness.is_seed_call(callee) else None
     return None
 
 
@@ -293,7 +293,7 @@ class _Statement:
 
     def _call(self, call: ast.Call, inner: list[Step], context: str) -> list[Step]:
         callee = self.scope.resolve(call.func)
-        weightless = callee is not None and self.backend.builds_weightless(callee)
+        weightless = callee is not None and self.backend.models.builds_weightless(callee)
         problem = self._definition_problem(call)
         if not weightless and not problem and not self._builds(callee):
             return inner
@@ -310,7 +310,7 @@ class _Statement:
         return [self._candidate(call, callee, parts, weightless)]
 
     def _builds(self, callee: object) -> bool:
-        return callee is not None and (self.backend.builds_model(callee) or is_helper(callee, self.backend))
+        return callee is not None and (self.backend.models.builds_model(callee) or is_helper(callee, self.backend))
 
     def _definition_problem(self, call: ast.Call) -> str:
         """Why a class that the function defines itself cannot be hoisted."""
@@ -318,7 +318,7 @@ class _Statement:
         if binding is None or binding.definition is None:
             return ""
         bases = [self.scope.resolve(base) for base in binding.definition.bases]
-        if not any(base is not None and self.backend.builds_model(base) for base in bases):
+        if not any(base is not None and self.backend.models.builds_model(base) for base in bases):
             return ""
         return f"its class is defined in the code that is trained (line {binding.line}), not before"
 
@@ -326,7 +326,7 @@ class _Statement:
         function = self.scope.problem(call.func)
         if function:
             return f"it {function}"
-        problem = "" if self.backend.builds_model(callee) else helper_problem(callee, self.backend)
+        problem = "" if self.backend.models.builds_model(callee) else helper_problem(callee, self.backend)
         built = [id(part.call) for part in parts]
         for argument in [*call.args, *(keyword.value for keyword in call.keywords)]:
             found = self.scope.problem(argument, built)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tpu_magics.launch.hoist.values import HoistBackend
+from tpu_magics.backends.protocols import Backend
 from tpu_magics.launch.state.snapshot import global_names
 from tpu_magics.runs.origin import is_library, is_library_type
 
@@ -33,7 +33,7 @@ class NotComparable(Exception):
 
 # -- values ---------------------------------------------------------------------------------------------------------
 def fingerprint(
-    value: object, backend: HoistBackend, alias: Mapping[int, int] | None = None, limit: int | None = None
+    value: object, backend: Backend, alias: Mapping[int, int] | None = None, limit: int | None = None
 ) -> str:
     """A text that is equal for equal values. Models, functions and classes are compared by identity.
 
@@ -69,7 +69,7 @@ class _Sink:
         self.write("\0".join([*map(str, words), "\1"]).encode("utf-8", "surrogatepass"))
 
 
-def _feed(value: Any, sink: _Sink, backend: HoistBackend, alias: Mapping[int, int]) -> None:
+def _feed(value: Any, sink: _Sink, backend: Backend, alias: Mapping[int, int]) -> None:
     kind = type(value)
     if kind in SIMPLE:
         sink.text(kind.__name__, repr(value))
@@ -85,14 +85,14 @@ def _feed(value: Any, sink: _Sink, backend: HoistBackend, alias: Mapping[int, in
         sink.text(kind.__name__, *sorted(fingerprint(item, backend, alias) for item in value))
     elif issubclass(type(value), types.MethodType):
         sink.text("method", alias.get(id(value.__self__), id(value.__self__)), id(value.__func__))
-    elif issubclass(type(value), BY_IDENTITY) or backend.is_model(value):
+    elif issubclass(type(value), BY_IDENTITY) or backend.models.is_model(value):
         sink.text("identity", alias.get(id(value), id(value)))
     else:
         sink.text("pickle", id(kind))
         _pickle(value, sink, backend)
 
 
-def _pickle(value: object, sink: _Sink, backend: HoistBackend) -> None:
+def _pickle(value: object, sink: _Sink, backend: Backend) -> None:
     """First without the memo, so that equal values give equal bytes however they share their parts."""
     start, size = sink.hash.copy(), sink.size
     try:
@@ -105,13 +105,13 @@ def _pickle(value: object, sink: _Sink, backend: HoistBackend) -> None:
 class _Pickler(pickle.Pickler):
     """Writes equal bytes for equal tensors."""
 
-    def __init__(self, sink: _Sink, backend: HoistBackend, *, fast: bool) -> None:
+    def __init__(self, sink: _Sink, backend: Backend, *, fast: bool) -> None:
         super().__init__(sink, protocol=pickle.HIGHEST_PROTOCOL)
         self.fast = fast
         self.backend = backend
 
     def reducer_override(self, value: Any) -> Any:
-        content = self.backend.tensor_content(value)
+        content = self.backend.models.tensor_content(value)
         return NotImplemented if content is None else (tuple, (list(content),))
 
 
@@ -155,14 +155,14 @@ class CodeReference:
     value: Any
 
 
-def reference_fingerprints(callee: object, backend: HoistBackend) -> dict[str, str]:
+def reference_fingerprints(callee: object, backend: Backend) -> dict[str, str]:
     """Fingerprints of all that the user code behind `callee` can read besides its arguments."""
     return {read.label: _global_fingerprint(read.value, backend) for read in reads(callee)}
 
 
-def model_use(callee: object, backend: HoistBackend) -> str:
+def model_use(callee: object, backend: Backend) -> str:
     """A model of the notebook that the builder's code reads; "" if none."""
-    return next((read.label for read in reads(callee) if backend.is_model(read.value)), "")
+    return next((read.label for read in reads(callee) if backend.models.is_model(read.value)), "")
 
 
 def generator_use(callee: object) -> str:
@@ -177,10 +177,10 @@ def is_generator(value: object) -> bool:
     return not issubclass(type(value), type) and bool(names & {"Random", "Generator", "RandomState"})
 
 
-def device_use(callee: object, backend: HoistBackend) -> str:
+def device_use(callee: object, backend: Backend) -> str:
     """What in the user code behind `callee` may start the accelerator's runtime; "" if nothing."""
     for read in reads(callee, names=True):
-        if backend.touches_device(read.value):
+        if backend.models.touches_device(read.value):
             return read.label
     return ""
 
@@ -378,7 +378,7 @@ def _plain(value: Any) -> Any:
     return value.fget if issubclass(type(value), property) else value
 
 
-def _global_fingerprint(value: Any, backend: HoistBackend) -> str:
+def _global_fingerprint(value: Any, backend: Backend) -> str:
     """By value if that is cheap, else by identity."""
     try:
         return fingerprint(_plain(value), backend, limit=GLOBAL_LIMIT)

@@ -15,8 +15,9 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
+from tpu_magics.backends.protocols import Backend
 from tpu_magics.check.hoisting import MUTATORS
-from tpu_magics.launch.hoist.values import HoistBackend, SourceText, function_scope, import_bindings
+from tpu_magics.launch.hoist.values import SourceText, function_scope, import_bindings
 from tpu_magics.runs.origin import is_library
 
 FUTURES = functools.reduce(
@@ -220,13 +221,13 @@ DEPTH = 4
 INNER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
-def is_helper(function: object, backend: HoistBackend) -> bool:
+def is_helper(function: object, backend: Backend) -> bool:
     """Whether a function returns a model, or an object that contains one; needs its source."""
     helper = _Helper.of(function, backend, 0)
     return helper is not None and any(helper.has_model(value) for value in helper.returns)
 
 
-def helper_problem(function: object, backend: HoistBackend) -> str:
+def helper_problem(function: object, backend: Backend) -> str:
     """Why a helper cannot be called in the notebook; "" if it can."""
     helper = _Helper.of(function, backend, 0)
     return helper.problem() if helper is not None else ""
@@ -235,7 +236,7 @@ def helper_problem(function: object, backend: HoistBackend) -> str:
 class _Helper:
     """A parsed helper function."""
 
-    def __init__(self, function: FunctionType, source: FunctionSource, backend: HoistBackend, depth: int) -> None:
+    def __init__(self, function: FunctionType, source: FunctionSource, backend: Backend, depth: int) -> None:
         self.name = function.__name__
         self.depth = depth
         self.backend = backend
@@ -249,7 +250,7 @@ class _Helper:
         self.assigned = _assigned(self.nodes)
 
     @classmethod
-    def of(cls, function: object, backend: HoistBackend, depth: int) -> _Helper | None:
+    def of(cls, function: object, backend: Backend, depth: int) -> _Helper | None:
         """None if it is not a user's function, or has no source."""
         if not isinstance(function, FunctionType) or is_library(function.__code__.co_filename) or depth > DEPTH:
             return None
@@ -277,7 +278,7 @@ class _Helper:
 
     def _builds(self, call: ast.Call) -> bool:
         callee = self.scope.resolve(call.func)
-        if callee is None or self.backend.builds_model(callee):
+        if callee is None or self.backend.models.builds_model(callee):
             return callee is not None
         inner = _Helper.of(callee, self.backend, self.depth + 1)
         return inner is not None and any(inner.is_model(value) for value in inner.returns)

@@ -16,11 +16,11 @@ import re
 import sys
 from collections import ChainMap, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from types import FunctionType
-from typing import Any, Protocol
+from typing import Any
 
+from tpu_magics.backends.protocols import Backend
 from tpu_magics.check import hoisting
 
 PURE = (*(getattr(builtins, name) for name in hoisting.PURE_BUILTINS), OrderedDict)
@@ -34,31 +34,6 @@ READING = (
 CODE_LENGTH = 80
 # Packages that start threads or use the accelerator when imported or used.
 NOT_IMPORTED = frozenset(["tensorflow", "tensorflow_datasets", "keras", "jax", "jaxlib", "flax", "ray"])
-
-
-class HoistBackend(Protocol):
-    """What hoisting needs from a framework (see backends/torch_xla/modules.py and randomness.py for the meaning of
-    each)."""
-
-    def runtime_initialized(self) -> bool: ...
-    def is_model(self, value: object) -> bool: ...
-    def builds_model(self, function: object) -> bool: ...
-    def builds_weightless(self, function: object) -> bool: ...
-    def builds_config(self, function: object) -> bool: ...
-    def touches_device(self, value: object) -> bool: ...
-    def model_bytes(self, model: Any) -> int: ...
-    def shares_memory(self, model: Any, value: object) -> bool: ...
-    def tensor_content(self, value: object) -> tuple[Any, ...] | None: ...
-    def structure(self, model: Any) -> frozenset[Any]: ...
-    def replace_reference(self, model: Any, old: object, new: object) -> None: ...
-    def random_state(self) -> Any: ...
-    def set_random_state(self, state: Any) -> None: ...
-    def same_modes(self, left: Any, right: Any) -> bool: ...
-    def drawn(self, before: Any, after: Any) -> tuple[Any, Any] | None: ...
-    def same_drawn(self, before: Any, now: Any) -> bool: ...
-    def is_seed_call(self, function: object) -> bool: ...
-    def seeds_device_only(self, function: object) -> bool: ...
-    def seeds_without_runtime(self) -> AbstractContextManager[None]: ...
 
 
 PENDING = object()
@@ -123,7 +98,7 @@ class FunctionScope:
     outer: Mapping[str, Any]
     parameters: Mapping[str, Any]
     own: frozenset[str]
-    backend: HoistBackend
+    backend: Backend
     source: SourceText
     package: str | None = None
     bindings: dict[str, NameBinding] = field(default_factory=dict)
@@ -176,11 +151,11 @@ class FunctionScope:
     def _call_problem(self, call: ast.Call) -> str:
         callee = self.resolve(call.func)
         pure = any(callee is one for one in PURE)
-        if callee is not None and (pure or self.backend.builds_config(callee)):
+        if callee is not None and (pure or self.backend.models.builds_config(callee)):
             return ""
         if self._is_pure_method(call.func):
             return ""
-        if callee is not None and self.backend.touches_device(callee):
+        if callee is not None and self.backend.models.touches_device(callee):
             return hoisting.ON_DEVICE
         return hoisting.UNKNOWN_RESULT.format(code=self.source.code(call.func))
 
@@ -238,7 +213,7 @@ class FunctionScope:
 
     def _once(self, node: ast.expr, value: Any) -> Any:
         """Keep settings objects: each name for one must refer to the same object, which is none of the notebook's."""
-        if isinstance(node, ast.Call) and self.backend.builds_config(self.resolve(node.func)):
+        if isinstance(node, ast.Call) and self.backend.models.builds_config(self.resolve(node.func)):
             value = self.results[id(node)] = self.own_copy(value)
         return value
 
@@ -278,7 +253,7 @@ class FunctionScope:
 
 
 def function_scope(
-    function: FunctionType, known: Mapping[str, Any], backend: HoistBackend, source: SourceText
+    function: FunctionType, known: Mapping[str, Any], backend: Backend, source: SourceText
 ) -> FunctionScope:
     """The scope of a function's body, with `known` as its parameters."""
     code = function.__code__

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tpu_magics.backends.protocols import Backend
 from tpu_magics.launch import object_graph, session
 from tpu_magics.launch.pods import host_selection
 from tpu_magics.launch.pods.pod import Pod
@@ -66,14 +67,18 @@ class DryRun:
 
 
 def payload_size(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], backend: Any, labels: Sequence[str]
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    backend: Backend,
+    labels: Sequence[str],
 ) -> PayloadSize:
     """What a training of `function(*args, **kwargs)` sends. Raises TpuMagicsError if it cannot be pickled."""
 
     request = function_request(function, args, kwargs, labels=labels)
-    models = object_graph.find_models(iter(request.items), backend.is_model)
+    models = object_graph.find_models(iter(request.items), backend.models.is_model)
     bundle = _pack(request.make(models, None))
-    weights = sum(backend.model_bytes(model) for model in models.values())
+    weights = sum(backend.models.model_bytes(model) for model in models.values())
     return PayloadSize(request.name, len(bundle.data), bundle.array_bytes, weights)
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.base import Backend
+from tpu_magics.backends.protocols import Backend
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import hoist, session
 from tpu_magics.launch.pods.bundle import Bundle, BundlePickler, pack
@@ -92,7 +92,7 @@ def gather(
         work=_without_hoists(work, models),
         models=models,
         hoisted=tuple((name, lines[id(model)]) for name, model in names.items()),
-        state=backend.process_state(),
+        state=backend.randomness.process_state(),
         environment=dict(_environment()),
         cell_names=cell_names or {},
         cell_ids=cell_ids or {},
@@ -157,7 +157,7 @@ def prepare_process(payload: Payload, main: dict[str, Any]) -> None:
     main.update(payload.names)
     payload.backend.prepare()
     payload.backend.prepare_notebook()
-    payload.backend.set_process_state(payload.state)
+    payload.backend.randomness.set_process_state(payload.state)
 
 
 def rebuild_work(payload: Payload, main: dict[str, Any], folder: Path) -> Work:

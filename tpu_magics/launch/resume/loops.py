@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 from tpu_magics.backends.observe.sites import outwards
+from tpu_magics.backends.protocols import LoopRandomStates
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.resume import locals as local_names
 from tpu_magics.launch.resume.rewrite import LoopSite
@@ -30,28 +31,6 @@ _DEPTH = 4  # references to follow in search of one
 _UNDRAWN = (range, list, tuple)  # taking their items draws no random number
 _LOOKED_BACK = 3  # items before which the random states are known: loaders of accelerate take one ahead
 _WATCHED = 3  # items at which is looked whether their random numbers are the body's
-
-
-class LoopRandomStates(Protocol):
-    """The random generators of a rank (backends/torch/checkpoints.py)."""
-
-    def read(self, device: bool = True) -> Any:
-        """Their states, and the numbers of passes that loaders have counted. `device`: also those that are there."""
-
-    def write(self, states: Any) -> None:
-        """Set them."""
-
-    def write_unmoved(self, states: Any, before: Any) -> None:
-        """Set those that are as in `before`: nothing has drawn from them since."""
-
-    def moved(self, before: Any, now: Any) -> set[str]:
-        """The generators of the process ("python", "numpy", ...) that something has drawn from in between."""
-
-    def loader_state(self, loader: Any) -> Any:
-        """Where a loader that can tell it is in its items, for `set_loader_state`; None for others."""
-
-    def set_loader_state(self, loader: Any, state: Any) -> None:
-        """Its next pass begins there."""
 
 
 @dataclass

@@ -16,10 +16,11 @@ import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from tpu_magics.backends.protocols import Label, StateAdapter, StateStore
 from tpu_magics.launch.state import kinds
-from tpu_magics.launch.state.kinds import Fields, Label
+from tpu_magics.launch.state.kinds import Fields
 from tpu_magics.launch.state.snapshot import SnapshotNode, StateSnapshot, take_snapshot
 
 Data = Any
@@ -48,41 +49,6 @@ class Misfit(Exception):
     """A checkpoint does not fit the objects here; the text says where."""
 
 
-class StateStore(Protocol):
-    """The framework's part (backends/torch/checkpoints.py)."""
-
-    def is_tensor(self, value: Any) -> bool:
-        """Whether it is a tensor."""
-
-    def describe(self, tensor: Any) -> Mapping[str, Data]:
-        """Where a tensor is and what it is, for `make`."""
-
-    def make(self, content: Any, described: Mapping[str, Data]) -> Any:
-        """A new tensor of this content, where the old one was."""
-
-    def put(self, tensor: Any, content: Any, described: Mapping[str, Data]) -> None:
-        """Give a tensor of the program another content, in place."""
-
-    def plain(self, value: Any) -> tuple[str, Any] | None:
-        """What json cannot write of the framework's small values, as a name and JSON or a tensor; None for others."""
-
-    def from_plain(self, name: str, value: Any) -> Any:
-        """The opposite of `plain`."""
-
-    def tables(self, value: Any) -> Iterable[tuple[str, dict[str, Any]]]:
-        """Of a module: the dicts of its tensors, by attribute."""
-
-    def wrapped(self, value: Any) -> Any:
-        """What is in a wrapper that a run of several ranks has around it, and one of a single rank has not; None for
-        other objects."""
-
-    def gradients(self, values: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
-        """The gradients of the tensors among these, with their keys."""
-
-    def set_gradient(self, tensor: Any, gradient: Any) -> None:
-        """Of a tensor."""
-
-
 @dataclass
 class Document:
     """`data`: JSON; `tensors`: by key, on any device; `left`: what is not in it, by path, with the reason."""
@@ -100,7 +66,7 @@ class TrackedObjects:
     def __init__(
         self,
         roots: Sequence[tuple[str, Any]],
-        adapter: Any,
+        adapter: StateAdapter,
         store: StateStore,
         whole: Sequence[Any] = (),
         before: TrackedObjects | None = None,

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics.backends.base import CheckpointPlan
+from tpu_magics.backends.protocols import StateStore
 from tpu_magics.checkpoints.lock import PlaceLost
 from tpu_magics.checkpoints.store import Board, CheckpointStore, FolderBoard, open_place
 from tpu_magics.errors import TpuMagicsError
@@ -267,7 +268,7 @@ class SaveThread:
     """Writes what a rank has copied. `store`: how tensors are written (backends/torch/checkpoints.py); `tell`: called
     in the thread with each report, of rank 0 only."""
 
-    def __init__(self, clock: SaveClock, store: Any, tell: Callable[[SaveReport], None]) -> None:
+    def __init__(self, clock: SaveClock, store: StateStore, tell: Callable[[SaveReport], None]) -> None:
         self.clock = clock
         self.store = store
         self.tell = tell

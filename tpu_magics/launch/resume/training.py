@@ -12,7 +12,8 @@ from pathlib import Path
 from types import FrameType, FunctionType
 from typing import Any
 
-from tpu_magics.backends.base import CheckpointPlan, StopRequested, Watcher
+from tpu_magics.backends.base import CheckpointPlan, StopRequested
+from tpu_magics.backends.protocols import Backend, LocalBackend, StateStore, Watcher
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.resume import locals as local_names
 from tpu_magics.launch.resume.loops import LoopLevel, TrainingLoops, following
@@ -63,7 +64,7 @@ def records_before(plan: CheckpointPlan | None, rank: int) -> list[Event]:
     return [*found, Resumed(time.time(), rank, **plan.about["resumed"])]
 
 
-def read_state(folder: Path, rank: int, store: Any) -> ResumedState:
+def read_state(folder: Path, rank: int, store: StateStore) -> ResumedState:
     """The state of a rank, from a folder with the files of a checkpoint. What is the same on all ranks is in rank 0's
     file only. Raises Misfit, OSError."""
     path = folder / STATE.format(rank)
@@ -103,7 +104,7 @@ class TrainingCheckpoints:
         plan: CheckpointPlan,
         code: TrainingCode,
         functions: Sequence[FunctionType],
-        backend: Any,
+        backend: Backend | LocalBackend,
         roots: Sequence[tuple[str, Any]],
         place: tuple[int, int],
         scratch: Path,
@@ -167,7 +168,7 @@ class TrainingCheckpoints:
         local = [(f"{n}:{name}", value) for n, one in enumerate(names) for name, value in one.items()]
         roots = [*objects, *local, *self.roots]
         self.objects = TrackedObjects(roots, self.backend.object_state(), self.store, whole, self.objects)
-        return self.backend.random_states([node.value for node in self.objects.snapshot.nodes])
+        return self.backend.loop_random_states([node.value for node in self.objects.snapshot.nodes])
 
     def between_items(self, loops: TrainingLoops, frames: Sequence[FrameType]) -> None:
         self._in_item = 0

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tpu_magics.backends.protocols import Label, NotebookState, Results
 from tpu_magics.launch.state import kinds, settings
-from tpu_magics.launch.state.kinds import Label
 from tpu_magics.launch.state.pickling import MARK, SizeProbe, StatePickler, WorkerOnlyError, dumps, load_entries
 from tpu_magics.launch.state.settings import SettingChanges, Settings
 from tpu_magics.launch.state.snapshot import SnapshotNode, StateSnapshot
@@ -70,7 +70,7 @@ class ChangeCollector:
         self,
         snapshot: StateSnapshot,
         models: Mapping[str, Any],
-        adapter: Any,
+        adapter: NotebookState,
         before: Settings | None = None,
         rebuilt: Collection[str] = (),
     ) -> None:
@@ -332,8 +332,8 @@ class ChangeCollector:
 class ResultPickler:
     """Pickles what rank 0 returns, with references to the notebook's objects."""
 
-    def __init__(self, backend: Any, collector: ChangeCollector) -> None:
-        self._backend = backend
+    def __init__(self, pickles: Results, collector: ChangeCollector) -> None:
+        self._pickles = pickles
         self._collector = collector
 
     def dumps(self, value: Any) -> bytes:
@@ -342,7 +342,7 @@ class ResultPickler:
         try:
             return MARK + dumps(value, one.snapshot, one.numbers, one.adapter)
         except Exception:
-            data: bytes = self._backend.dumps(value)
+            data: bytes = self._pickles.dumps(value)
             return data
 
 
@@ -359,7 +359,7 @@ def _write_blobs(blobs: list[Any], path: Path) -> list[tuple[int, int]]:
 
 
 def _parts_in_place(
-    snapshot: StateSnapshot, models: Mapping[str, Any], adapter: Any, rebuilt: Collection[str]
+    snapshot: StateSnapshot, models: Mapping[str, Any], adapter: NotebookState, rebuilt: Collection[str]
 ) -> Iterator[tuple[int, Any]]:
     """The modules and tensors that stand now where those of the notebook did, by their numbers; not a new one in the
     place of a tensor that stands elsewhere now."""
@@ -379,7 +379,7 @@ def _parts_in_place(
 
 
 def _numbers(
-    snapshot: StateSnapshot, models: Mapping[str, Any], adapter: Any, parts: Iterable[tuple[int, Any]]
+    snapshot: StateSnapshot, models: Mapping[str, Any], adapter: NotebookState, parts: Iterable[tuple[int, Any]]
 ) -> dict[int, int | tuple[str, int, str]]:
     """The numbers by id, also of objects that replaced a part of a model in this worker."""
     numbers: dict[int, int | tuple[str, int, str]] = dict(snapshot.numbers)
@@ -470,7 +470,7 @@ class StagedChanges:
     with the reason."""
 
     snapshot: StateSnapshot
-    adapter: Any
+    adapter: NotebookState
     contents: dict[int, Any] = field(default_factory=dict)
     names: dict[str, Any] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
@@ -569,7 +569,7 @@ class StagedChanges:
             self.left.update(dict.fromkeys(names or [type(value).__name__], f"it could not be created here: {why}"))
 
 
-def stage(snapshot: StateSnapshot, adapter: Any, folder: Path) -> StagedChanges:
+def stage(snapshot: StateSnapshot, adapter: NotebookState, folder: Path) -> StagedChanges:
     """Read what rank 0 wrote, without changing anything."""
     adapter.begin()
     if not (folder / STATE).exists():

@@ -16,8 +16,9 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from tpu_magics.backends.protocols import Kind, Label, Undo
 from tpu_magics.launch.state import fingerprints
 from tpu_magics.launch.state.type_rules import PLAIN, TypeRule, rule_of
 from tpu_magics.runs.origin import cached_by_type, is_library_type, is_user_function
@@ -25,37 +26,7 @@ from tpu_magics.runs.origin import cached_by_type, is_library_type, is_user_func
 ATOMS = frozenset(
     {int, float, complex, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range, slice}
 )
-Label = tuple[str, Any]
-"""The position of a part: ("item", key), ("attribute", name), ("name", name) or ("", "")."""
-Undo = Callable[[], None]
 MISSING: Any = object()
-
-
-class Kind(Protocol):
-    """One kind of object. `named`: a description for an object that can never be updated, else ""."""
-
-    named: str
-
-    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
-        """The objects that it contains."""
-
-    def mark(self, value: Any) -> Any:
-        """What `changed` compares with: a shallow copy or a checksum."""
-
-    def changed(self, value: Any, mark: Any) -> bool:
-        """Whether the object differs from its mark."""
-
-    def content(self, value: Any, mark: Any) -> Any:
-        """The new content, for `put`."""
-
-    def pieces(self, content: Any) -> list[tuple[Label, Any]]:
-        """The parts of a content that can be left out separately."""
-
-    def without(self, content: Any, mark: Any, labels: set[Any]) -> Any:
-        """The content without the pieces of these labels; None if nothing is left."""
-
-    def put(self, value: Any, content: Any) -> Undo:
-        """Change `value` in place. Returns a function that undoes the change."""
 
 
 @dataclass

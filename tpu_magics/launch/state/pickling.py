@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tpu_magics.backends.protocols import NotebookState
 from tpu_magics.launch.state import by_code
 from tpu_magics.launch.state.snapshot import StateSnapshot
 from tpu_magics.launch.state.type_rules import rule_of
@@ -34,7 +35,7 @@ class StatePickler(pickle.Pickler):
     `numbers`: of the notebook's objects, by id; `fetched`: copies of device tensors on the CPU, by the tensors' ids.
     """
 
-    def __init__(self, file: Any, snapshot: StateSnapshot, numbers: Numbers, adapter: Any) -> None:
+    def __init__(self, file: Any, snapshot: StateSnapshot, numbers: Numbers, adapter: NotebookState) -> None:
         super().__init__(file, PROTOCOL, buffer_callback=self._outside)
         self.snapshot = snapshot
         self.numbers = numbers
@@ -127,7 +128,7 @@ def _is_importable(value: Any) -> bool:
 class SizeProbe(StatePickler):
     """Writes nothing: counts bytes, computes a checksum, and records the tensors on the device."""
 
-    def __init__(self, snapshot: StateSnapshot, numbers: Numbers, adapter: Any) -> None:
+    def __init__(self, snapshot: StateSnapshot, numbers: Numbers, adapter: NotebookState) -> None:
         self.sink = _Sink()
         super().__init__(self.sink, snapshot, numbers, adapter)
         self.tensors: list[Any] = []
@@ -175,7 +176,7 @@ class StateUnpickler(pickle.Unpickler):
     """Reads what StatePickler wrote. `blob(number)`: writable bytes from beside the pickle."""
 
     def __init__(
-        self, file: Any, snapshot: StateSnapshot, adapter: Any, blob: Callable[[int], Any], buffers: Any
+        self, file: Any, snapshot: StateSnapshot, adapter: NotebookState, blob: Callable[[int], Any], buffers: Any
     ) -> None:
         super().__init__(file, buffers=buffers)
         self.snapshot = snapshot
@@ -204,7 +205,7 @@ def load_entries(
     ends: Sequence[tuple[int, int]],
     buffers: Sequence[Any],
     snapshot: StateSnapshot,
-    adapter: Any,
+    adapter: NotebookState,
     blob: Callable[[int], Any],
 ) -> Entries:
     """Load what one StatePickler dumped one after the other, so that they share objects. `ends`: after each, the
@@ -244,7 +245,7 @@ class _TolerantUnpickler(pickle._Unpickler):
         ends: Sequence[tuple[int, int]],
         buffers: Sequence[Any],
         snapshot: StateSnapshot,
-        adapter: Any,
+        adapter: NotebookState,
         blob: Callable[[int], Any],
     ) -> None:
         self._written, self._ends, self._given = written, ends, buffers
@@ -299,7 +300,7 @@ def _near(item: Any) -> set[int]:
     return {id(part) for part in (*parts, *(one for part in inner for one in gc.get_referents(part)))}
 
 
-def dumps(value: Any, snapshot: StateSnapshot, numbers: Numbers, adapter: Any) -> bytes:
+def dumps(value: Any, snapshot: StateSnapshot, numbers: Numbers, adapter: NotebookState) -> bytes:
     """Pickle `value` with its arrays, for `loads`. Raises what pickle raises."""
     file = io.BytesIO()
     pickler = StatePickler(file, snapshot, numbers, adapter)
@@ -308,9 +309,9 @@ def dumps(value: Any, snapshot: StateSnapshot, numbers: Numbers, adapter: Any) -
     return pickle.dumps((file.getvalue(), [bytes(blob) for blob in pickler.blobs], inside), PROTOCOL)
 
 
-def loads(data: bytes, snapshot: StateSnapshot | None, adapter: Any) -> Any:
+def loads(data: bytes, snapshot: StateSnapshot | None, adapter: NotebookState | None) -> Any:
     """Unpickle; numbers become the notebook's objects."""
-    if snapshot is None or not data.startswith(MARK):
+    if snapshot is None or adapter is None or not data.startswith(MARK):
         return pickle.loads(data)
     data = data[len(MARK) :]
     written, blobs, inside = pickle.loads(data)

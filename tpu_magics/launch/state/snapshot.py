@@ -13,83 +13,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
+from tpu_magics.backends.protocols import Kind, Label, StateAdapter
 from tpu_magics.launch.state import fingerprints, kinds, type_rules
-from tpu_magics.launch.state.kinds import ATOMS, Kind, Label, ModuleKind, NamespaceEntry, ObjectKind
+from tpu_magics.launch.state.kinds import ATOMS, ModuleKind, NamespaceEntry, ObjectKind
 from tpu_magics.launch.state.type_rules import TypeRule, rule_of
 from tpu_magics.runs.origin import cached_by_type, is_library_module, is_library_type, is_user_function
 
 MAX_OBJECTS = 100_000
 UNORDERED = -1  # in the place of a checksum
 LONG_CONTAINER = 20_000  # parts; a longer container of plain data is compared by one checksum
-
-
-class StateAdapter(Protocol):
-    """A framework's part. `rules`: the fields of a TypeRule by the full name of a type."""
-
-    rules: Mapping[str, Mapping[str, Any]]
-
-    def kind(self, kind: type, rule: TypeRule) -> Kind | None:
-        """The kind for the framework's own objects, else None."""
-
-    def weight(self, value: Any) -> Kind | None:
-        """The kind for a tensor of `named`; weights are returned separately."""
-
-    def named(self, models: Mapping[str, Any]) -> Mapping[tuple[str, str], Any]:
-        """The tensors of models, by model and name."""
-
-    def modules(self, models: Mapping[str, Any]) -> Mapping[tuple[str, str], Any]:
-        """The modules of models, by model and name."""
-
-    def tables(self, module: Any) -> Any:
-        """What a module of `modules` consists of: its class, and the modules and tensors in it."""
-
-    def own_tensors(self, module: Any, name: str) -> Iterator[tuple[str, Any]]:
-        """The tensors directly in a module that is called `name`, by the names that `named` gives them."""
-
-    def is_rebuilt(self, model: Any, before: Any, now: Any) -> bool:
-        """Whether a model has other parts than `before`; both as `Backend.structure` returns them."""
-
-    def is_reordered(self, module: Any, before: Any) -> bool:
-        """Whether a module has the same tensors as in `tables`, in another order."""
-
-    def changed_tables(self, module: Any, before: Any) -> Any:
-        """What it consists of now, to be pickled; None if that is as before."""
-
-    def set_tables(self, module: Any, content: Any) -> Callable[[], None]:
-        """In the notebook; returns how to undo it."""
-
-    def put_weight(self, value: Any, data: Any) -> Callable[[], None]:
-        """Write the values of a tensor that is in no model any more; returns how to undo it."""
-
-    def versions(self, models: Mapping[str, Any], *, contents: bool = False) -> Mapping[tuple[str, str], Any]:
-        """Of the tensors of `named`: equal for one that was not written to; with `contents` also in ways that the
-        framework does not count, which takes as long as reading them."""
-
-    def more_parts(self, value: Any) -> Iterator[tuple[str, Any]]:
-        """Parts of an object that are not attributes."""
-
-    def extra_state(self, kind: type) -> tuple[str, str] | None:
-        """The names of the methods that get and set an extra state; None if there are none."""
-
-    def has_fields(self, kind: type) -> bool:
-        """Whether values of a class that `kind` knows have attributes that are followed too."""
-
-    def own_dicts(self, value: Any) -> Iterator[tuple[str, Any]]:
-        """The dicts of an object that other objects refer to, and that are not numbered."""
-
-    def own_dict(self, value: Any, name: str) -> Any:
-        """One of them."""
-
-    def random_state(self) -> Any:
-        """All random states of this process."""
-
-    def gradient(self, value: Any) -> Any:
-        """The gradient of a tensor; None for none."""
-
-    def reduced(self, value: Any) -> tuple[Any, ...] | None:
-        """How a constant that only a worker can use is pickled for the notebook, else None."""
 
 
 @dataclass(slots=True)
@@ -350,7 +284,7 @@ class _Walk:
         rule = rule_of(kind)
         if kind in _KINDS:
             return _KINDS[kind]
-        found = self.adapter.kind(kind, rule)
+        found = self.adapter.kind(kind)
         if found is not None and self.adapter.has_fields(kind):
             return kinds.SubclassKind(found, self._object_kind(kind, rule))
         if found is None and (not rule.opaque or kind.__module__ in ("builtins", "collections", "array")):

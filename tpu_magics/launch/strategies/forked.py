@@ -68,7 +68,7 @@ class ForkedStrategy(Strategy):
             preconditions.require_rehearsal(current.backend, planned.ranks)
         if self.says_tpu_menu:
             _say_tpu_menu(host)
-        models = object_graph.find_models(iter(request.items), current.backend.is_model)
+        models = object_graph.find_models(iter(request.items), current.backend.models.is_model)
         blockers = current.fork_blockers
         self._forks = not self._needs_processes(host)
         preconditions.check(

@@ -1,4 +1,4 @@
-"""The notebook's own process, for a framework that does not work after a fork (backends/base.py, LocalBackend): save
+"""The notebook's own process, for a framework that does not work after a fork (LocalBackend of backends/protocols.py): save
 the state, train in the strategy's scope, then keep the result or restore the state."""
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ from types import FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.base import (
-    LocalBackend,
     ObserverConfig,
     Placement,
-    SavedState,
     StepLimit,
     StopRequested,
     TrainingProblem,
-    Watcher,
 )
+from tpu_magics.backends.protocols import LocalBackend, SavedState, Watcher
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host, free_disk
 from tpu_magics.launch import frames, preconditions, process, results, session, tee

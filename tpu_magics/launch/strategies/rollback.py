@@ -7,7 +7,8 @@ from itertools import zip_longest
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.base import LocalBackend, RecompileLimit, SavedState
+from tpu_magics.backends.base import RecompileLimit
+from tpu_magics.backends.protocols import LocalBackend, SavedState
 from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
 from tpu_magics.launch import frames
 from tpu_magics.launch.errors import base, hangs
