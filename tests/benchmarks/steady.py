@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tpu_magics.launch import session
-from tpu_magics.launch.plan import Options
+from tpu_magics.launch.options import Options
 from tpu_magics.launch.request import function_request
 from tpu_magics.launch.strategies.tracing import TracingOptions
 from tpu_magics.preflight.compilation import compile_graphs

@@ -50,7 +50,7 @@ def notebook_session() -> Any:
 def train(function: Callable[..., Any], args: tuple[Any, ...], workers: int, **options: Any) -> Any:
     """A run in this session. `%%tpu_train` itself starts one worker on this machine; the launcher takes any number."""
     from tpu_magics.launch import train
-    from tpu_magics.launch.plan import Options
+    from tpu_magics.launch.options import Options
 
     return train.start(train.function_request(function, args), Options(**options), workers=workers)
 

@@ -16,6 +16,7 @@ from tests.magics.kernel import LOAD, running_kernel
 from tpu_magics.host import Host, inspect_host, notebook_environment
 from tpu_magics.host.versions import installed, version_of
 from tpu_magics.launch import plan
+from tpu_magics.launch.options import Options
 from tpu_magics.panel.host import host_table
 from tpu_magics.panel.table import to_text
 
@@ -63,7 +64,7 @@ def test_nothing_is_wrong_there(host: Host) -> None:
 
 
 def test_the_plan(host: Host) -> None:
-    made = plan.make_plan(host, plan.Options(), "bf16", plan.count_workers(host, None))
+    made = plan.make_plan(host, Options(), "bf16", plan.count_workers(host, None))
     workers = {"colab": 1, "kaggle": 8}[host.environment.key]
     unset = {"colab": {}, "kaggle": {"TPU_PROCESS_ADDRESSES": None, "CLOUD_TPU_TASK_ID": None}}[host.environment.key]
     assert (made.device, made.workers, made.replicas, made.ranks) == ("TPU", workers, 1, workers)

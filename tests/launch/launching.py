@@ -21,7 +21,7 @@ import pytest
 from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.launch import session, train
 from tpu_magics.launch.notebook import PlainProgram
-from tpu_magics.launch.plan import Options
+from tpu_magics.launch.options import Options
 from tpu_magics.launch.results import TrainResult
 from tpu_magics.runs.reader import Run
 

@@ -17,7 +17,7 @@ import torch
 from tests.launch.launching import FakeNotebook, digest, error_of, fake_notebook
 from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.launch import session, train
-from tpu_magics.launch.plan import Options
+from tpu_magics.launch.options import Options
 from tpu_magics.launch.results import TrainResult
 from tpu_magics.launch.work import fresh_logging
 

@@ -16,7 +16,8 @@ from tests.launch.launching import fake_notebook, refused, run, said
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host, inspect_host
 from tpu_magics.launch import plan, session
-from tpu_magics.launch.plan import Options, Plan
+from tpu_magics.launch.options import Options
+from tpu_magics.launch.plan import Plan
 from tpu_magics.runs.reader import list_runs
 
 pytestmark = pytest.mark.usefixtures("fresh_session")
@@ -169,11 +170,11 @@ GB = 10**9
     [("CPU", 1, 1, 2), ("CPU", 4, 1, 9), ("TPU", 8, 1, 9), ("TPU", 4, 2, 9)],
 )
 def test_the_forecast_counts_copies(device: str, workers: int, replicas: int, copies: int) -> None:
-    expected = plan.forecast(Plan(device, workers, replicas, "", {}, None, None), 3 * GB)
+    expected = plan.forecast(Plan(device, workers, replicas, "", {}), 3 * GB)
     assert expected.copies == copies
     assert expected.needed == workers * plan.PER_WORKER + copies * 3 * GB
     assert f"{copies} x 3,000 MB for copies of the models" in expected.text()
-    saving = plan.forecast(Plan(device, workers, replicas, "", {}, None, None), 3 * GB, saves=True)
+    saving = plan.forecast(Plan(device, workers, replicas, "", {}), 3 * GB, saves=True)
     assert saving.copies == copies + 1
 
 
@@ -181,7 +182,7 @@ def test_a_run_that_does_not_fit_in_memory_is_refused_with_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_hosts.add_memory(tmp_path, total_kb=4_000_000, available_kb=1_500_000)
-    small = Plan("CPU", 1, 1, "", {}, None, None)
+    small = Plan("CPU", 1, 1, "", {})
     plan.require_memory(small, GB // 2, False, tmp_path)
     plan.require_memory(small, GB, True, tmp_path)  # --force
     with pytest.raises(TpuMagicsError) as caught:

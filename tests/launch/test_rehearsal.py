@@ -17,7 +17,8 @@ import torch_xla.runtime as xr
 from tests.launch.launching import failed, fake_notebook, place_of, refused, run, said
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import plan, session
-from tpu_magics.launch.plan import Options, Plan
+from tpu_magics.launch.options import ALL_DEVICES, NO_SPMD, Options, spmd_option
+from tpu_magics.launch.plan import Plan
 from tpu_magics.runs.events import Start, only
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
@@ -362,11 +363,11 @@ def test_ranks_and_spmd_exclude_each_other() -> None:
 
 
 def test_spmd_as_it_may_be_given() -> None:
-    assert [plan.spmd_option(one) for one in (None, True, False, 4)] == [None, plan.ALL_DEVICES, plan.NO_SPMD, 4]
+    assert [spmd_option(one) for one in (None, True, False, 4)] == [None, ALL_DEVICES, NO_SPMD, 4]
     with pytest.raises(TpuMagicsError, match="--spmd 0 is not valid"):
-        plan.spmd_option(0)
+        spmd_option(0)
     session.initialise(spmd=4)
-    assert run(the_world, spmd=plan.NO_SPMD).run.info["plan"]["spmd"] is None
+    assert run(the_world, spmd=NO_SPMD).run.info["plan"]["spmd"] is None
     assert run(the_world, processes=2).run.info["plan"]["spmd"] is None
 
 
@@ -408,7 +409,7 @@ def test_a_pytorch_without_gloo_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_plan_of_a_rehearsal_gives_the_workers_a_place_to_meet(tmp_path: Path) -> None:
-    made = Plan("CPU", 3, 1, "", {}, None, None)
+    made = Plan("CPU", 3, 1, "", {})
     assert made.rehearsed and made.spec(1, tmp_path).meeting == tmp_path
-    assert Plan("CPU", 1, 1, "", {}, None, None).spec(0, tmp_path).meeting is None
-    assert Plan("TPU", 8, 1, "", {}, None, None).spec(0, tmp_path).meeting is None
+    assert Plan("CPU", 1, 1, "", {}).spec(0, tmp_path).meeting is None
+    assert Plan("TPU", 8, 1, "", {}).spec(0, tmp_path).meeting is None

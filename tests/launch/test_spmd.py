@@ -17,7 +17,7 @@ pytest.importorskip("torch_xla")
 
 from tests.launch.launching import digest, failed, of, run, said  # noqa: E402
 from tpu_magics.launch import session, train  # noqa: E402
-from tpu_magics.launch.plan import Options  # noqa: E402
+from tpu_magics.launch.options import Options  # noqa: E402
 from tpu_magics.launch.results import TrainResult  # noqa: E402
 from tpu_magics.runs.events import Batch, Compile, Mesh, Precision, Start, Times, Warned, only  # noqa: E402
 

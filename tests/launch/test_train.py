@@ -19,7 +19,7 @@ from tests import framework
 from tests.launch.launching import digest, failed, fake_notebook, of, refused, run, said, waits_for
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import results, session
-from tpu_magics.launch.plan import Options
+from tpu_magics.launch.options import Options
 from tpu_magics.launch.strategies import forked
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]

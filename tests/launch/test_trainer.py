@@ -18,7 +18,7 @@ pytest.importorskip("transformers.trainer")  # here, as in a notebook: else ever
 from tests import framework
 from tests.launch.launching import FakeNotebook, digest, failed, fake_notebook, run
 from tests.launch.test_diagnosis import HBM_USED
-from tpu_magics.launch.plan import Options
+from tpu_magics.launch.options import Options
 from tpu_magics.launch.results import TrainResult
 from tpu_magics.launch.train import CellSource, train_cell
 from tpu_magics.runs.events import Batch, Metrics, Precision, Read, Value, Warned, only

@@ -35,7 +35,7 @@ from tests.launch.launching import (
 )
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session, streams, train
-from tpu_magics.launch.plan import Options
+from tpu_magics.launch.options import Options
 from tpu_magics.runs.files import runs_root
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
@@ -418,7 +418,7 @@ assert not slow, slow
 session.current.backend.prepare()
 assert "NAME" in sys.modules and not session.current.backend.runtime_initialized()
 assert threading.active_count() == 1
-from tpu_magics.launch.plan import Options
+from tpu_magics.launch.options import Options
 def trains():
     return "NAME" in sys.modules
 result = train.start(train.function_request(trains), Options(hoist="off", timeout=60.0))

@@ -213,7 +213,7 @@ def test_only_rank_0_is_in_the_cell(kernel: Kernel) -> None:
     cell = kernel.run(
         """
 from tpu_magics.launch import train
-from tpu_magics.launch.plan import Options
+from tpu_magics.launch.options import Options
 from IPython.display import display
 import os
 def talks():

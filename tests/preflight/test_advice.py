@@ -10,7 +10,7 @@ import pytest
 from tests.panel import preflights
 from tests.panel.preflights import ATTENTION, GIB, STEP, result, traced
 from tpu_magics.errors import TpuMagicsError, TrainingInterrupted
-from tpu_magics.launch.plan import ALL_DEVICES, Options
+from tpu_magics.launch.options import ALL_DEVICES, Options
 from tpu_magics.magics.preflight import preflight
 from tpu_magics.preflight.advice import (
     PROPOSALS,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 
 from tpu_magics.launch import session
-from tpu_magics.launch.plan import Options
+from tpu_magics.launch.options import Options
 from tpu_magics.launch.request import function_request
 from tpu_magics.launch.strategies.tracing import TracingOptions
 from tpu_magics.preflight.compilation import compile_graphs

@@ -13,7 +13,7 @@ import pytest
 
 from tpu_magics.backends.lowered import TRACED, HostRead, LoweredGraph, SourceLine, write_trace
 from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
-from tpu_magics.launch.plan import Options
+from tpu_magics.launch.options import Options
 from tpu_magics.launch.request import Request, function_request
 from tpu_magics.launch.strategies.tracing import TracingOptions
 from tpu_magics.preflight import pipeline

@@ -24,7 +24,7 @@ from tests.preflight.planted import (
     tiny_batch,
     unaligned_heads,
 )
-from tpu_magics.launch.plan import Options
+from tpu_magics.launch.options import Options
 from tpu_magics.preflight.advice import WORTH, Proposal, proposals, subject_of, try_out
 from tpu_magics.preflight.pipeline import Callbacks, PreflightPipeline, TrainingCall
 from tpu_magics.preflight.report import TargetResult, TriedChange

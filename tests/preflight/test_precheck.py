@@ -14,7 +14,7 @@ import pytest
 from tests.launch.launching import said
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session, train
-from tpu_magics.launch.plan import NO_SPMD, Options
+from tpu_magics.launch.options import NO_SPMD, Options
 from tpu_magics.launch.request import function_request
 from tpu_magics.preflight import run as gates
 from tpu_magics.preflight.report import Preflight

@@ -4,7 +4,7 @@ Imports no framework."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,23 +16,38 @@ COLLECTIVE_TIMEOUT = 60.0  # seconds
 STEPS = 5  # the most steps to trace
 
 
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """The options of a run that its workers follow (launch/options.py declares them). `steps`: stop cleanly after this
+    many; `max_recompiles`: fail at the first recompile above it (None: no limit; expected ones are not counted);
+    `collective_timeout`: seconds that a rank of a rehearsal waits for the others in a collective; `keep_partial`: after
+    a failure, the changes so far are returned; `strict`: training only on the host is an error."""
+
+    steps: int | None = None
+    max_recompiles: int | None = None
+    collective_timeout: float = COLLECTIVE_TIMEOUT
+    keep_partial: bool = False
+    strict: bool = False
+
+    def options(self) -> dict[str, Any]:
+        """These alone, for another one."""
+        return {one.name: getattr(self, one.name) for one in fields(WorkerOptions)}
+
+
 @dataclass(frozen=True)
-class WorkerSpec:
+class WorkerSpec(WorkerOptions):
     """What one worker needs to become a rank.
 
     `index`: number of the worker on this host, from 0; `count`: workers on this host; `device`: "CPU" or "TPU";
     `branch`: what the framework and other libraries take the device for, "TPU" also where XLA:CPU is in a TPU's place
     (backends/pjrt_stand_in.py); `precision`: "", "fp32", "bf16" or "bf16-downcast"; `environment`: variables to set
-    (or, if None, to unset) in the worker only; `max_steps`: stop cleanly after this many steps, `max_recompiles`: fail
-    at the first recompile above it (None: no limit; expected ones are not counted); `replicas`: devices of one worker;
+    (or, if None, to unset) in the worker only; `replicas`: devices of one worker;
     `scratch`: a folder for temporary files of this worker; `cache`: the folder of the persistent compile cache ("":
     none). `meeting`: the folder in which the ranks of a rehearsal find each other (None: no rehearsal); `first`: the
     rank of this host's first worker, `world`: ranks of all hosts (0: those of this one), `store`: where rank 0 listens
-    for the other hosts of a rehearsal, `address`: where they reach this one ("": this is the only host);
-    `collective_timeout`: seconds that a rank of a rehearsal waits for the others in a collective; `spmd`: devices of
-    one SPMD worker (None: not SPMD; 0: all devices of the host). `tracing`: nothing runs, the graphs are written (None:
-    a run). `keep_partial`: after a failure, the changes so far are returned; `strict`: training only on the host is an
-    error; `checkpoints`: how the state is saved meanwhile (None: it is not).
+    for the other hosts of a rehearsal, `address`: where they reach this one ("": this is the only host); `spmd`:
+    devices of one SPMD worker (None: not SPMD; 0: all devices of the host). `tracing`: nothing runs, the graphs are
+    written (None: a run); `checkpoints`: how the state is saved meanwhile (None: it is not).
     """
 
     index: int
@@ -40,9 +55,7 @@ class WorkerSpec:
     device: str
     precision: str = ""
     environment: Mapping[str, str | None] = field(default_factory=dict)
-    max_steps: int | None = None
     replicas: int = 1
-    max_recompiles: int | None = None
     scratch: Path | None = None
     cache: str = ""
     meeting: Path | None = None
@@ -50,11 +63,8 @@ class WorkerSpec:
     world: int = 0
     store: tuple[str, int] | None = None
     address: str = ""
-    collective_timeout: float = COLLECTIVE_TIMEOUT
     spmd: int | None = None
     tracing: TraceSpec | None = None
-    keep_partial: bool = False
-    strict: bool = False
     checkpoints: CheckpointPlan | None = None
     branch: str = ""
 
@@ -146,7 +156,7 @@ class RecompileLimit(BaseException):
 
 
 @dataclass(frozen=True)
-class ObserverConfig:
+class ObserverConfig(WorkerOptions):
     """How a rank is observed. `device`: "CPU" or "TPU"; `ranks`: world size; `precision`, `cache`: as in WorkerSpec;
     `cell_names`: file names of cells -> "In [n]"; `cell_ids`: "In [n]" -> the front end's id of that cell; `rehearsed`:
     collectives run on the host and split the graphs; `spmd`: one worker drives several devices; `tracing`: as in
@@ -156,8 +166,6 @@ class ObserverConfig:
     device: str = "CPU"
     ranks: int = 1
     precision: str = ""
-    max_steps: int | None = None
-    max_recompiles: int | None = None
     cache: str = ""
     cell_names: Mapping[str, str] = field(default_factory=dict)
     cell_ids: Mapping[str, str] = field(default_factory=dict)

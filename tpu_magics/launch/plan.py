@@ -5,112 +5,29 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.base import COLLECTIVE_TIMEOUT, CheckpointPlan, WorkerSpec
+from tpu_magics.backends.base import CheckpointPlan, WorkerOptions, WorkerSpec
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host, free_disk
 from tpu_magics.host.memory import host_memory
 from tpu_magics.host.problem import plural
+from tpu_magics.launch.options import Options
 
 if TYPE_CHECKING:
-    from tpu_magics.launch.notebook import RunObserver
-    from tpu_magics.runs.files import RunFiles
+    pass
 
 # Host memory of a worker without models, in bytes: its private memory after 30 steps of a small net on XLA:CPU with
 # torch 2.9, compiled programs included (median; docs/benchmarks.md, tests/benchmarks/bench_worker.py).
 PER_WORKER = 75_000_000
-LONGEST = 1e9  # seconds
-# Values of Options.spmd: all devices, or the session's number; no SPMD, whatever the session has.
-ALL_DEVICES, NO_SPMD = 0, -1
 SPMD_DEVICES = 8  # virtual devices of an SPMD worker on XLA:CPU by default
-PRECISION_NAMES = ("fp32", "bf16", "bf16-downcast")
 
 
 @dataclass(frozen=True)
-class Options:
-    """Options of a run; None: the session's default. `gate`: called with the request before anything forks; an
-    exception stops the run. `observe`: makes one more observer of the run, besides the panel. `jit`: only for
-    TensorFlow (launch/strategies/in_process.py). `resume`, `save_every`, `keep`: launch/resume/notebook.py;
-    `retries`: how often a run that was killed starts again; `output`: the name that gets the result."""
-
-    processes: int | None = None
-    precision: str | None = None
-    hoist: str = "auto"
-    background: bool = False
-    steps: int | None = None
-    timeout: float | None = None
-    force: bool = False
-    run_name: str | None = None
-    plain: bool = False
-    max_recompiles: int | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    spmd: int | None = None
-    collective_timeout: float | None = None
-    strict: bool = False
-    gate: Callable[[Any, Options], None] | None = None
-    jit: str = "auto"
-    keep_partial: bool = False
-    observe: Callable[[RunFiles], RunObserver] | None = None
-    resume: bool = False
-    save_every: str | int | None = None
-    keep: int | None = None
-    retries: int = 0
-    output: str = "_tpu"
-
-    def check(self) -> None:
-        """Raise TpuMagicsError for invalid values."""
-        devices = self.spmd if self.spmd not in (NO_SPMD, ALL_DEVICES) else None
-        for name, value in (("-n", self.processes), ("--steps", self.steps), ("--spmd", devices)):
-            if value is not None and value < 1:
-                raise TpuMagicsError(
-                    f"{name} {value} is not valid.", "The smallest value is 1.", f"Use {name} 1 or more, or omit it."
-                )
-        if self.max_recompiles is not None and self.max_recompiles < 0:
-            raise TpuMagicsError(
-                f"--max-recompiles {self.max_recompiles} is not valid.",
-                "It is the number of recompiles that a run may have.",
-                "Use --max-recompiles 0 or more, or omit it for no limit.",
-            )
-        for name, seconds in (("--timeout", self.timeout), ("--collective-timeout", self.collective_timeout)):
-            if seconds is not None and not 0 < seconds < LONGEST:
-                raise TpuMagicsError(
-                    f"{name} {seconds:g} is not valid.",
-                    f"It must be a number of seconds above 0 and below {LONGEST:,.0f}.",
-                    f"Use {name} with a number of seconds, or omit it.",
-                )
-        if self.retries < 0 or (self.retries and self.background):
-            raise TpuMagicsError(
-                f"--retries {self.retries} is not valid{' with --background' if self.background else ''}.",
-                "It is how often a run that was killed starts again, in the cell that waits for it.",
-                "Use --retries 1 or more in a cell that waits, or omit it.",
-            )
-        if self.spmd not in (None, NO_SPMD) and self.processes is not None:
-            raise TpuMagicsError(
-                f"-n {self.processes} and --spmd cannot be combined.",
-                "-n starts one process for each rank; --spmd drives all devices from a single process.",
-                "Use only one of them.",
-            )
-        check_choice("--precision", self.precision, PRECISION_NAMES)
-        check_choice("--hoist", self.hoist, ("auto", "off"))
-        check_choice("--jit", self.jit, ("auto", "keep"))
-
-
-def check_choice(option: str, value: str | None, choices: tuple[str, ...]) -> None:
-    """Raise TpuMagicsError if the option has no such choice."""
-    if value is not None and value not in choices:
-        raise TpuMagicsError(
-            f"{option} {value} is not valid.",
-            f"The choices are: {', '.join(choices)}.",
-            f"Use one of them for {option}.",
-        )
-
-
-@dataclass(frozen=True)
-class Plan:
+class Plan(WorkerOptions):
     """The plan of a run. `branch`: as in WorkerSpec; `workers`: processes; `replicas`: devices of each."""
 
     device: str
@@ -118,14 +35,9 @@ class Plan:
     replicas: int
     precision: str
     environment: Mapping[str, str | None]
-    steps: int | None
-    timeout: float | None
-    max_recompiles: int | None = None
+    timeout: float | None = None
     cache: str = ""
     spmd: int | None = None
-    collective_timeout: float = COLLECTIVE_TIMEOUT
-    keep_partial: bool = False
-    strict: bool = False
     checkpoints: CheckpointPlan | None = None
     branch: str = ""
 
@@ -135,16 +47,9 @@ class Plan:
     ) -> Plan:
         """A plan with these options. `precision`, `collective_timeout`: the session's, used if the options have
         none."""
-        return cls(
-            precision=options.precision or precision,
-            steps=options.steps,
-            timeout=options.timeout,
-            max_recompiles=options.max_recompiles,
-            collective_timeout=options.collective_timeout or collective_timeout or COLLECTIVE_TIMEOUT,
-            keep_partial=options.keep_partial,
-            strict=options.strict,
-            **fields,
-        )
+        session = {} if collective_timeout is None else {"collective_timeout": collective_timeout}
+        own = {**session, **options.for_workers()}
+        return cls(precision=options.precision or precision, timeout=options.timeout, **own, **fields)
 
     @property
     def rehearsed(self) -> bool:
@@ -160,17 +65,13 @@ class Plan:
             branch=self.branch,
             precision=self.precision,
             environment=self.environment,
-            max_steps=self.steps,
             replicas=self.replicas,
-            max_recompiles=self.max_recompiles,
             scratch=None if scratch is None else scratch / f"worker-{index}",
             cache=self.cache,
             meeting=scratch if self.rehearsed else None,
-            collective_timeout=self.collective_timeout,
             spmd=self.spmd,
-            keep_partial=self.keep_partial,
-            strict=self.strict,
             checkpoints=self.checkpoints,
+            **self.options(),
         )
 
     @property
@@ -219,17 +120,6 @@ def make_plan(
         cache=cache,
         spmd=options.spmd,
     )
-
-
-def spmd_option(spmd: int | bool | None) -> int | None:
-    """The value of Options.spmd for `tpu_magics.train(spmd=...)`. Raises TpuMagicsError for numbers below 1."""
-    if spmd is None or isinstance(spmd, bool):
-        return None if spmd is None else ALL_DEVICES if spmd else NO_SPMD
-    if spmd < 1:
-        raise TpuMagicsError(
-            f"--spmd {spmd} is not valid.", "The smallest value is 1.", "Use --spmd 1 or more, or omit it."
-        )
-    return spmd
 
 
 def spmd_devices(host: Host, requested: int | None, session: int | None) -> int | None:

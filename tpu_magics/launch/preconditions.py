@@ -14,7 +14,7 @@ from tpu_magics.backends.protocols import Backend
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host
 from tpu_magics.host.problem import IN_USE
-from tpu_magics.launch.plan import NO_SPMD, Options
+from tpu_magics.launch.options import NO_SPMD, Options
 from tpu_magics.launch.runtime_start import RuntimeStart, find_start
 
 

@@ -18,7 +18,8 @@ from tpu_magics.host import Host
 from tpu_magics.launch import hoist, process, results, session
 from tpu_magics.launch.errors import failure as failures
 from tpu_magics.launch.notebook import FREE, TRAINS, WAITS, NullObserver, ObserverGroup, RunObserver, open_observer
-from tpu_magics.launch.plan import Options, Plan
+from tpu_magics.launch.options import Options
+from tpu_magics.launch.plan import Plan
 from tpu_magics.launch.request import LONGEST_READ, Request
 from tpu_magics.launch.resume import saving
 from tpu_magics.launch.resume.ending import EndWatch

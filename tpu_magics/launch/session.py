@@ -28,7 +28,8 @@ from tpu_magics.launch.framework import (
     packages_of_tree,
 )
 from tpu_magics.launch.notebook import NotebookInterface, PlainProgram
-from tpu_magics.launch.plan import Options, cache_folder, check_choice, count_workers
+from tpu_magics.launch.options import Options, check_choice
+from tpu_magics.launch.plan import cache_folder, count_workers
 from tpu_magics.launch.preconditions import ForkBlockers, forbid_torch_xla
 
 if TYPE_CHECKING:

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
 from tpu_magics.host.problem import plural
-from tpu_magics.launch import cell, hoist, object_graph, plan, process, results, rule_check, session
+from tpu_magics.launch import cell, hoist, object_graph, process, results, rule_check, session
 from tpu_magics.launch.framework import TENSORFLOW, calls_use_spmd, packages_of_code, packages_of_tree
-from tpu_magics.launch.notebook import RunObserver
-from tpu_magics.launch.plan import Options
+from tpu_magics.launch.options import ALL_DEVICES, Options, made_options
 from tpu_magics.launch.request import Request, function_request
 from tpu_magics.launch.results import TrainResult
 from tpu_magics.launch.run import Strategy, prepare
@@ -23,7 +22,7 @@ from tpu_magics.launch.strategies.forked import ForkedStrategy
 from tpu_magics.launch.strategies.in_process import InProcessStrategy
 from tpu_magics.launch.work import ScriptWork, Work, statements_work
 from tpu_magics.runs.events import End, only
-from tpu_magics.runs.files import RunFiles, read_regular, working_folder
+from tpu_magics.runs.files import read_regular, working_folder
 from tpu_magics.runs.folder import check_name
 from tpu_magics.runs.reader import Run
 
@@ -32,75 +31,11 @@ if TYPE_CHECKING:
 
 
 def train(
-    function: Callable[..., Any],
-    *args: Any,
-    kwargs: Mapping[str, Any] | None = None,
-    processes: int | None = None,
-    precision: str | None = None,
-    hoist: str = "auto",
-    background: bool = False,
-    steps: int | None = None,
-    timeout: float | None = None,
-    force: bool = False,
-    run_name: str | None = None,
-    plain: bool = False,
-    max_recompiles: int | None = None,
-    spmd: int | bool | None = None,
-    collective_timeout: float | None = None,
-    strict: bool = False,
-    gate: Callable[[Request, Options], None] | None = None,
-    jit: str = "auto",
-    keep_partial: bool = False,
-    observe: Callable[[RunFiles], RunObserver] | None = None,
-    resume: bool = False,
-    save_every: str | int | None = None,
-    keep: int | None = None,
-    retries: int = 0,
+    function: Callable[..., Any], *args: Any, kwargs: Mapping[str, Any] | None = None, **options: Any
 ) -> results.TrainResult:
-    """Train `function(*args, **kwargs)` on every rank, as `%%tpu_train` does.
-
-    Args:
-        function: the training function; models among its arguments and globals are updated in the notebook.
-        args: its arguments, evaluated in the notebook and inherited by the workers.
-        kwargs: its keyword arguments.
-        processes: number of ranks (default: one for each TPU device; one on XLA:CPU, where more are a rehearsal).
-        precision: "fp32", "bf16" or "bf16-downcast" (default: the session's).
-        hoist: "auto" builds models of the function once, in the notebook; "off" does not.
-        background: return at once; `.wait()` loads the results.
-        steps: stop after this number of steps; the notebook's models stay unchanged.
-        timeout: stop after this number of seconds.
-        force: run even if the estimate says that memory or disk is not enough.
-        run_name: name of the run folder (default: the function's).
-        plain: show a summary without times, ids and sizes.
-        max_recompiles: stop the run at the first recompile above this number (expected ones are not counted), with the
-            table of causes.
-        spmd: one worker that drives this number of devices as a mesh (True: all, or the session's number; False: no
-            SPMD, whatever the session has).
-        collective_timeout: seconds that a rank of a rehearsal waits for the others in a collective (default: 60).
-        strict: do not start if the code breaks a rule (see `%tpu_check`), and fail if no step ran on the XLA device.
-        gate: called before anything forks; an exception stops the run.
-        jit: for TensorFlow: "auto" compiles with XLA without a TPU, and leaves compiling to the strategy on a TPU;
-            "keep" does not change the models' jit_compile.
-        keep_partial: after a failure, an interrupt or the time limit, keep the weights and state of rank 0's last step.
-        observe: makes one more observer of the run, besides the panel.
-        resume: go on from the newest checkpoint of this function in the session's place for checkpoints.
-        save_every: how often a checkpoint is saved there: "5m", "90s", or a number of steps (default: "5m").
-        keep: how many checkpoints are kept (default: 2).
-        retries: how often a run whose workers were killed, or whose host was lost, starts again from its newest
-            checkpoint, on the hosts that are left.
-
-    A TensorFlow function trains in this process, inside `strategy.scope()`.
-
-    Raises:
-        TpuMagicsError: the run cannot start.
-        TrainingFailed: a worker failed; the notebook's models are unchanged.
-    """
+    """Train `function(*args, **kwargs)` on every rank. `options`: those of Options, by name."""
     __tracebackhide__ = True
-    options = Options(processes, precision, hoist, background, steps, timeout, force, run_name, plain, max_recompiles)
-    options = replace(options, spmd=plan.spmd_option(spmd), collective_timeout=collective_timeout)
-    options = replace(options, strict=strict, gate=gate, jit=jit, keep_partial=keep_partial, observe=observe)
-    options = replace(options, resume=resume, save_every=save_every, keep=keep, retries=retries)
-    return start(function_request(function, args, kwargs), options)
+    return start(function_request(function, args, kwargs), made_options(**options))
 
 
 def start(request: Request, options: Options, workers: int | None = None) -> results.TrainResult:
@@ -174,7 +109,7 @@ def _with_its_spmd(request: Request, options: Options) -> Options:
     if chosen or request.launcher or not calls_use_spmd(request.source):
         return options
     current.notebook.say("The code calls use_spmd(): one worker drives all devices, as with --spmd.")
-    return replace(options, processes=None, spmd=plan.ALL_DEVICES)
+    return replace(options, processes=None, spmd=ALL_DEVICES)
 
 
 def choose_strategy(request: Request, workers: int | None = None) -> Strategy:

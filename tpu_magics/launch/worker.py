@@ -270,14 +270,14 @@ class _Worker:
 
     def _observer_config(self) -> ObserverConfig:
         spec, task = self.spec, self.task
-        bounds = {"cache": spec.cache, "max_steps": spec.max_steps, "max_recompiles": spec.max_recompiles}
         cells = {"cell_names": task.cell_names, "cell_ids": task.cell_ids}
         kind = {"rehearsed": spec.meeting is not None, "spmd": spec.spmd is not None, "tracing": spec.tracing}
         before = sum(one.synced for one in events.only(self.before, events.Resumed))
         options: dict[str, Any] = {
-            **bounds,
+            **spec.options(),
             **cells,
             **kind,
+            "cache": spec.cache,
             "steps_before": before,
             "stop_requested": lambda: self.stop_requested,
         }

@@ -21,7 +21,7 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.launch.cell import evaluate_all, parse_arguments
 from tpu_magics.launch.notebook import PlainProgram
-from tpu_magics.launch.plan import Options
+from tpu_magics.launch.options import Options
 from tpu_magics.launch.request import check_function
 from tpu_magics.launch.work import execute, new_module
 from tpu_magics.magics import headless

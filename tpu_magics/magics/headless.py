@@ -24,7 +24,7 @@ from tpu_magics.check.cells import CodeCell, NotANotebook, cell_of, read_noteboo
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session, train
 from tpu_magics.launch.cell import LAUNCHERS
-from tpu_magics.launch.plan import Options
+from tpu_magics.launch.options import Options
 from tpu_magics.launch.request import Request
 from tpu_magics.launch.work import FunctionWork, ScriptWork
 from tpu_magics.magics.notebook import ShellNotebook

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from tpu_magics.backends.base import STEPS
+from tpu_magics.launch.options import given_options
 from tpu_magics.magics.parser import (
     Definition,
     Expression,
@@ -17,7 +19,6 @@ from tpu_magics.magics.parser import (
     Script,
     Size,
     Targets,
-    add_precision,
     count,
     counts,
     positive,
@@ -44,20 +45,22 @@ __all__ = [
 
 def add_shared(parser: MagicParser) -> None:
     """What %tpu_init sets for the session and %%tpu_train for one run."""
-    parser.add_argument(
-        "-n",
-        "--processes",
-        type=count,
-        metavar="N",
-        help="number of ranks (default: all TPU devices; 1 on XLA:CPU, where more ranks are a rehearsal)",
-    )
-    parser.add_argument(
-        "--collective-timeout",
-        type=seconds,
-        metavar="S",
-        help="in a rehearsal, stop the run when a rank has waited S seconds in a collective (default: 60)",
-    )
-    add_precision(parser)
+    for name in ("processes", "collective_timeout", "precision"):
+        add_option(parser, name)
+
+
+def add_option(parser: argparse.ArgumentParser, name: str) -> None:
+    """An option of a training, as launch/options.py declares it."""
+    one, declared = next(each for each in given_options() if each[0].name == name)
+    more: dict[str, Any] = {"action": "store_true"} if one.default is False or name == "spmd" else {}
+    if not more:
+        kind = _KINDS.get(declared.kind)
+        more = {"default": one.default, "metavar": declared.metavar, "choices": declared.choices or None}
+        more |= {} if kind is None else {"type": kind}
+    parser.add_argument(*declared.flags, help=declared.help, dest=name, **more)
+
+
+_KINDS: Mapping[str, Callable[[str], Any]] = {"count": count, "seconds": seconds, "targets": Targets}
 
 
 def init_parser() -> MagicParser:
@@ -146,94 +149,9 @@ def train_parser(prog: str) -> MagicParser:
     kind, metavar = (Expression, "ARG") if prog == "%%tpu_train" else (Script, "FUNCTION ARG")
     text = "expressions, evaluated in the notebook; key=expr too"
     parser.add_argument("args", nargs="*", type=kind, metavar=metavar, help=text)
-    add_shared(parser)
-    parser.add_argument(
-        "--spmd",
-        action="store_true",
-        help="one worker that drives all devices as a mesh; on XLA:CPU 8 virtual ones, or those of %%tpu_init --spmd N",
-    )
-    parser.add_argument(
-        "--hoist",
-        choices=("auto", "off"),
-        default="auto",
-        help="build models of the function once, in the notebook (default: auto)",
-    )
-    parser.add_argument(
-        "-o", "--output", default="_tpu", metavar="NAME", help="the name that gets the result (default: _tpu)"
-    )
-    parser.add_argument("--background", action="store_true", help="return at once; NAME.wait() loads the results")
-    _add_limits(parser)
-    parser.add_argument(
-        "--preflight",
-        type=Targets,
-        metavar="T",
-        help="compile for this TPU first (v5e-8, ...), and do not start if the program does not fit",
-    )
-    parser.add_argument(
-        "--strict",
-        action="store_true",
-        help="do not start if the code breaks a rule of XLA or of launching (%%tpu_check shows them), and fail "
-        "if no step ran on the XLA device",
-    )
-    parser.add_argument(
-        "--jit",
-        choices=("auto", "keep"),
-        default="auto",
-        help="TensorFlow: compile steps with XLA on this machine and leave it to the strategy on a TPU (auto), or "
-        "change nothing (keep)",
-    )
-    parser.add_argument(
-        "--keep-partial",
-        action="store_true",
-        help="after a failure, an interrupt or the time limit, keep the weights of the last step, not the old ones",
-    )
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="go on from the newest checkpoint of this training in the place of %%tpu_init --checkpoints",
-    )
-    parser.add_argument(
-        "--save-every",
-        metavar="T",
-        help="save a checkpoint there every T: a time (90s, 5m, 1h) or a number of steps (default: 5m)",
-    )
-    parser.add_argument(
-        "--retries",
-        type=count,
-        default=0,
-        metavar="N",
-        help="start a run whose workers were killed, or whose host was lost, again from its newest checkpoint",
-    )
-    parser.add_argument("--keep", type=count, metavar="K", help="how many checkpoints are kept (default: 2)")
-    parser.add_argument("--run-name", metavar="NAME", help="name of the run (default: the function's)")
-    parser.add_argument(
-        "--tensorboard",
-        metavar="DIR",
-        help="write logged values, step times and compiles to DIR for TensorBoard while the run goes on",
-    )
-    parser.add_argument(
-        "--plain",
-        action="store_true",
-        help="no panel; end with a summary without times, ids and sizes, for comparing",
-    )
+    for one, _ in given_options():
+        add_option(parser, one.name)
     return parser
-
-
-def _add_limits(parser: MagicParser) -> None:
-    """When a run is stopped, or not started."""
-    parser.add_argument(
-        "--steps", type=count, metavar="N", help="stop after N steps, with the notebook's models unchanged"
-    )
-    parser.add_argument("--timeout", type=seconds, metavar="S", help="stop the run after S seconds")
-    parser.add_argument(
-        "--force", action="store_true", help="run even if there is not enough memory or disk (estimate)"
-    )
-    parser.add_argument(
-        "--max-recompiles",
-        type=count,
-        metavar="N",
-        help="stop the run at recompile N+1 (expected ones are not counted), with the table of causes",
-    )
 
 
 def check_parser(prog: str) -> MagicParser:
@@ -472,7 +390,7 @@ def add_preflight(parser: argparse.ArgumentParser, required: bool = False) -> No
     parser.add_argument(
         "--steps", type=count, default=STEPS, metavar="N", help=f"trace at most N steps (default: {STEPS})"
     )
-    add_precision(parser)
+    add_option(parser, "precision")
     parser.add_argument(
         "-n", "--processes", type=count, metavar="N", help="number of ranks (default: those of the target)"
     )

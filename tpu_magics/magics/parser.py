@@ -99,13 +99,3 @@ def seconds(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
-
-
-def add_precision(parser: argparse.ArgumentParser) -> None:
-    """--precision, for training and for a preflight."""
-    parser.add_argument(
-        "--precision",
-        choices=("fp32", "bf16", "bf16-downcast"),
-        help="bf16: float and double become bfloat16 (TensorFlow: Keras' mixed_bfloat16); bf16-downcast: float becomes "
-        "bfloat16, double float32",
-    )

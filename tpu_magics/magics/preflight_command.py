@@ -111,7 +111,7 @@ def _say(line: str) -> None:
 def _check_early(found: argparse.Namespace) -> None:
     """Errors of the options, before the cells run for minutes."""
     from tpu_magics.launch.cell import parse_arguments
-    from tpu_magics.launch.plan import ALL_DEVICES, Options
+    from tpu_magics.launch.options import ALL_DEVICES, Options
     from tpu_magics.preflight import targets
     from tpu_magics.preflight.run import require_compiler
 

@@ -14,7 +14,8 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.launch import train as launcher
 from tpu_magics.launch.notebook import RunObserver
-from tpu_magics.launch.plan import Options
+from tpu_magics.launch.options import Options, given_options, keyword_docs, made_options
+from tpu_magics.launch.request import function_request
 from tpu_magics.launch.results import TrainResult
 from tpu_magics.magics.call_spec import require_result_name
 from tpu_magics.magics.options import MagicParser
@@ -45,7 +46,7 @@ def run(notebook: ShellNotebook, found: argparse.Namespace, args: Sequence[str],
     gate = preflight_first(found.preflight, found.plain, notebook.namespace)
     observe = for_tensorboard(found.tensorboard, None if found.plain else notebook.say)
     try:
-        result = _train(notebook, replace(_options(found), gate=gate, observe=observe), args, line, cell)
+        result = _train(notebook, _followed(_options(found), gate, observe), args, line, cell)
     finally:
         if session.current.last is not before:
             notebook.namespace[found.output] = session.current.last
@@ -83,74 +84,55 @@ def for_tensorboard(
 
 
 def train(
-    function: Callable[..., Any],
-    *args: Any,
-    preflight: str | Sequence[str] | None = None,
-    tensorboard: str | Path | None = None,
-    **options: Any,
+    function: Callable[..., Any], *args: Any, kwargs: Mapping[str, Any] | None = None, **options: Any
 ) -> TrainResult:
-    """preflight: the name of a TPU ("v5e-8"), or several: compile for it first, and do not start if the program does
-            not fit.
-    tensorboard: a folder: write logged values, step times and compiles there for TensorBoard while the run goes on."""
-    _refuse_unknown(options)
-    gate = preflight_first(preflight, bool(options.get("plain")))
-    return launcher.train(function, *args, gate=gate, observe=for_tensorboard(tensorboard), **options)
+    """Train `function(*args, **kwargs)` on every rank, as `%%tpu_train` does.
+
+    Args:
+        function: the training function; models among its arguments and globals are updated in the notebook.
+        args: its arguments, evaluated in the notebook and inherited by the workers.
+        kwargs: its keyword arguments.
+        OPTIONS
+
+    A TensorFlow function trains in this process, inside `strategy.scope()`.
+
+    Raises:
+        TpuMagicsError: the run cannot start.
+        TrainingFailed: a worker failed; the notebook's models are unchanged.
+    """
+    __tracebackhide__ = True
+    found = made_options(**options)
+    gate, observe = preflight_first(found.preflight, found.plain), for_tensorboard(found.tensorboard)
+    return launcher.start(function_request(function, args, kwargs), _followed(found, gate, observe))
 
 
-def _refuse_unknown(options: Mapping[str, Any]) -> None:
-    for name in options:
-        if name not in _public().parameters:
-            raise TpuMagicsError(
-                f"tpu_magics.train has no option {name}.",
-                "Its keywords are options of the run, not arguments of the function.",
-                f"Pass keyword arguments of the function as a dict: tpu_magics.train(f, ..., kwargs=dict({name}=...))",
-            )
+def _followed(
+    options: Options,
+    gate: Callable[[Any, Options], None] | None,
+    observe: Callable[[RunFiles], RunObserver] | None,
+) -> Options:
+    """With what --preflight and --tensorboard do, besides what was given."""
+    return replace(options, gate=gate or options.gate, observe=observe or options.observe)
 
 
-def _public() -> inspect.Signature:
-    """The launcher's options by their names, with the texts that `gate` and `observe` are made of in their place."""
-    given = inspect.signature(launcher.train)
-    kept = [one for one in given.parameters.values() if one.name not in ("gate", "observe")]
-    own = inspect.signature(train).parameters
-    return given.replace(parameters=[*kept, own["preflight"], own["tensorboard"]])
+def _signature() -> inspect.Signature:
+    """With every option as a keyword."""
+    *own, _ = inspect.signature(train).parameters.values()
+    keywords = [
+        inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.type)
+        for one, declared in given_options()
+        if declared.doc != "-"
+    ]
+    return inspect.Signature([*own, *keywords], return_annotation="TrainResult")
 
 
-def _public_doc() -> str:
-    """The launcher's docstring with these two options."""
-    found = inspect.cleandoc(launcher.train.__doc__ or "")  # Python 3.13 has done that
-    gate = "gate: called before anything forks; an exception stops the run."
-    observe = "observe: makes one more observer of the run, besides the panel."
-    preflight, tensorboard = inspect.cleandoc(train.__doc__ or "").split("\ntensorboard", 1)
-    return found.replace(gate, preflight).replace(observe, f"tensorboard{tensorboard}")
-
-
-train.__doc__ = _public_doc()
-train.__signature__ = _public()  # type: ignore[attr-defined]
+train.__doc__ = inspect.cleandoc(train.__doc__ or "").replace("OPTIONS", keyword_docs().replace("\n", "\n    "))
+train.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
 def _options(found: argparse.Namespace) -> Options:
-    return Options(
-        processes=found.processes,
-        precision=found.precision,
-        hoist=found.hoist,
-        background=found.background,
-        steps=found.steps,
-        timeout=found.timeout,
-        force=found.force,
-        run_name=found.run_name,
-        plain=found.plain,
-        max_recompiles=found.max_recompiles,
-        spmd=0 if found.spmd else None,
-        collective_timeout=found.collective_timeout,
-        strict=found.strict,
-        jit=found.jit,
-        keep_partial=found.keep_partial,
-        resume=found.resume,
-        save_every=found.save_every,
-        keep=found.keep,
-        retries=found.retries,
-        output=found.output,
-    )
+    given = {one.name: getattr(found, one.name) for one, _ in given_options()}
+    return made_options(**{**given, "spmd": found.spmd or None})
 
 
 def _train(

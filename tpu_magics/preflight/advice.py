@@ -16,7 +16,7 @@ from typing import Any
 
 from tpu_magics.backends.base import BF16, FLASH, HEADS, OFF, ON, PAD, REMAT, TRANSPOSE, VECTORS
 from tpu_magics.backends.lowered import RECOMPUTE, SourceLine
-from tpu_magics.launch.plan import Options
+from tpu_magics.launch.options import Options
 from tpu_magics.preflight.compile_result import COLLECTIVE, COPY, GATHER, MATMUL, SCATTER
 from tpu_magics.preflight.pipeline import PreflightPipeline, TrainingCall
 from tpu_magics.preflight.profile import ProfiledOp

@@ -15,7 +15,7 @@ from tpu_magics.backends.base import STEPS
 from tpu_magics.backends.lowered import NUMBERED, TRACED
 from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
 from tpu_magics.launch import session
-from tpu_magics.launch.plan import Options
+from tpu_magics.launch.options import Options
 from tpu_magics.launch.request import Request, function_request
 from tpu_magics.launch.strategies import tracing
 from tpu_magics.launch.strategies.tracing import TracingOptions

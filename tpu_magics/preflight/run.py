@@ -11,7 +11,7 @@ from typing import Any
 from tpu_magics.backends.base import REMAT, STEPS
 from tpu_magics.errors import TpuMagicsError, TrainingInterrupted
 from tpu_magics.launch import session
-from tpu_magics.launch.plan import ALL_DEVICES, NO_SPMD, Options
+from tpu_magics.launch.options import ALL_DEVICES, NO_SPMD, Options
 from tpu_magics.launch.request import Request
 from tpu_magics.launch.strategies.tracing import TracingOptions
 from tpu_magics.launch.watchdog import interruptible
@@ -225,7 +225,9 @@ def preflight(
     Raises SearchInterrupted, with the results so far, where the user interrupts the search that `fit` asks for.
     """
     targets = parse_all(target)
-    options = Options(processes, precision, steps=steps, force=force, spmd=ALL_DEVICES if spmd else None)
+    options = Options(
+        processes=processes, precision=precision, steps=steps, force=force, spmd=ALL_DEVICES if spmd else None
+    )
     options.check()
     _require_ranks(targets, processes)
     require_compiler(packages)

@@ -16,7 +16,7 @@ from typing import Any
 
 from tpu_magics.backends.base import MESH, MESH_AXES, OFF, ON, REMAT
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch.plan import ALL_DEVICES, PRECISION_NAMES, Options
+from tpu_magics.launch.options import ALL_DEVICES, PRECISION_NAMES, Options
 from tpu_magics.preflight.fit import Size
 from tpu_magics.preflight.pipeline import PreflightPipeline, TrainingCall
 from tpu_magics.preflight.report import Variant, VariantResult

@@ -112,7 +112,7 @@ def events_of(writer: EventWriter) -> list[Event]:
 
 
 def test_steps_are_counted_until_a_limit(writer: EventWriter) -> None:
-    one = observer(writer, max_steps=3)
+    one = observer(writer, steps=3)
     one.count_steps(2)
     with pytest.raises(StepLimit):
         one.count_steps()

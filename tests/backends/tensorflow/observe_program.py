@@ -468,7 +468,7 @@ def all_watched() -> dict[str, Any]:
             found[program.__name__] = watched(program)
         except Exception:
             found[program.__name__] = {"error": traceback.format_exc()}
-    found["two steps"] = watched(keras_last_batch, max_steps=2)
+    found["two steps"] = watched(keras_last_batch, steps=2)
     found["no recompiles"] = watched(evaluated, max_recompiles=0)
     found["one too many"] = watched(fitted_twice, max_recompiles=0)
     found["broken"] = broken()

@@ -15,7 +15,7 @@ import tpu_magics
 from tests.launch.launching import run, said
 from tpu_magics.backends.lowered import LoweredGraph, TraceResult
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch.plan import Options
+from tpu_magics.launch.options import Options
 from tpu_magics.launch.request import function_request
 from tpu_magics.launch.strategies.tracing import TracingOptions
 from tpu_magics.panel.preflight import to_html, to_text

@@ -28,7 +28,7 @@ from tpu_magics.backends.torch_xla.rehearse import join
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import inspect_host
 from tpu_magics.launch import session, train
-from tpu_magics.launch.plan import Options
+from tpu_magics.launch.options import Options
 from tpu_magics.launch.strategies import forked
 from tpu_magics.panel import words
 from tpu_magics.panel.model import SharedView

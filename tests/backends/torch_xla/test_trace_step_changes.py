@@ -17,7 +17,7 @@ from tests.backends.torch_xla.traced import steady
 from tpu_magics.backends.lowered import LoweredGraph
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import train
-from tpu_magics.launch.plan import Options
+from tpu_magics.launch.options import Options
 from tpu_magics.launch.strategies.tracing import TracingOptions
 from tpu_magics.preflight.pipeline import trace
 

@@ -22,6 +22,7 @@ from tpu_magics.backends.torch import precision_request
 from tpu_magics.backends.torch import worker as torch_worker
 from tpu_magics.backends.torch_xla import worker
 from tpu_magics.launch import plan, session, train
+from tpu_magics.launch.options import PRECISION_NAMES
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
@@ -65,7 +66,7 @@ def test_names_that_torch_xla_has_removed_are_there() -> None:
 
 def test_every_precision_of_the_options_is_known() -> None:
     on = {"XLA_USE_BF16": "1", "XLA_DOWNCAST_BF16": "1"}
-    told = {name: tuple(sorted(precision_request.variables(name, on).items())) for name in plan.PRECISION_NAMES}
+    told = {name: tuple(sorted(precision_request.variables(name, on).items())) for name in PRECISION_NAMES}
     assert len(set(told.values())) == len(told), told  # each turns on and off what it means
     assert precision_request.variables("", on) == {}
 

@@ -17,7 +17,7 @@ from tests.xla_flags import QUICK
 from tpu_magics.backends import hlo
 from tpu_magics.backends.lowered import LoweredGraph, TraceResult
 from tpu_magics.launch import session, train
-from tpu_magics.launch.plan import Options
+from tpu_magics.launch.options import Options
 from tpu_magics.launch.strategies.tracing import TracingOptions
 from tpu_magics.preflight.pipeline import trace
 

@@ -17,7 +17,7 @@ from tests.launch.pods.test_training import weights
 from tests.launch.pods.trained import net
 from tpu_magics.errors import TrainingFailed, TrainingInterrupted
 from tpu_magics.launch import session, train
-from tpu_magics.launch.plan import Options
+from tpu_magics.launch.options import Options
 from tpu_magics.launch.pods.host_start import CLOSED
 
 pytestmark = pytest.mark.process

@@ -316,7 +316,7 @@ def test_a_host_trains_from_its_bundle_and_leaves_nothing(
     fresh_session.backend.prepare()
     gathered = payload.gather(FunctionWork(train, (table,)), fresh_session.backend)
     packed = pack_payload(gathered, {"__name__": "__main__"}, {})
-    task = HostTask(0, "w0", 1, 1, Plan("CPU", 1, 1, "", {}, None, None), arrays=len(packed.arrays))
+    task = HostTask(0, "w0", 1, 1, Plan("CPU", 1, 1, "", {}), arrays=len(packed.arrays))
     actor.start(task, packed.data, *packed.arrays)
     link, until = watch.links[0], time.monotonic() + 60
     while not actor._state()["exit"] == 0 and time.monotonic() < until:

@@ -15,7 +15,7 @@ from tests.launch.launching import error_of, refused
 from tests.launch.pods.nodes import free_port, mute
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
-from tpu_magics.launch.plan import Options
+from tpu_magics.launch.options import Options
 from tpu_magics.launch.pods import address, cluster, host_selection, payload, slices
 from tpu_magics.launch.pods.address import Address
 from tpu_magics.launch.pods.cluster import ClusterNode

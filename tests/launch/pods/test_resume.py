@@ -24,7 +24,8 @@ from tests.launch.launching import error_of, failed, of, run, said, wait_until
 from tests.launch.pods.clusters import Nodes
 from tpu_magics.errors import TpuMagicsError, TrainingInterrupted
 from tpu_magics.launch import session, train
-from tpu_magics.launch.plan import PER_WORKER, Options
+from tpu_magics.launch.options import Options
+from tpu_magics.launch.plan import PER_WORKER
 from tpu_magics.launch.pods import host_selection
 from tpu_magics.launch.pods.pod import Pod, PodHost
 from tpu_magics.launch.results import TrainResult

@@ -27,7 +27,7 @@ from tests.launch.launching import FakeNotebook
 from tests.launch.strategies.signalled import Signal
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session, train, watchdog
-from tpu_magics.launch.plan import Options
+from tpu_magics.launch.options import Options
 from tpu_magics.launch.strategies import in_process
 from tpu_magics.launch.train import CellSource
 

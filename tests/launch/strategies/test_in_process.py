@@ -14,7 +14,7 @@ import pytest
 from tests import overlay
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import framework, preconditions
-from tpu_magics.launch.plan import Options
+from tpu_magics.launch.options import Options
 from tpu_magics.launch.strategies import in_process
 
 pytestmark = pytest.mark.process

@@ -66,7 +66,7 @@ class Observer(Generic[C]):
         self.precision = precision
         self.sites = Sites(config.cell_names, config.cell_ids, libraries)
         self.steps = StepMeter(writer, total=config.steps_before)
-        self.progress = TrainingProgress(writer, self.steps, self.sites, config.max_steps)
+        self.progress = TrainingProgress(writer, self.steps, self.sites, config.steps)
         self.progress.stopped = config.steps_before > 0  # what the run before knew of the total is in the records
         self.thread = threading.get_ident()
         self.compiled_in_step = False
@@ -125,7 +125,7 @@ class Observer(Generic[C]):
         self.after_steps()
         if time.monotonic() >= self.sampler.due:
             self.sample()
-        limit = self.config.max_steps
+        limit = self.config.steps
         if limit is not None and self.steps.total >= limit:
             raise StepLimit
         if self.config.stop_requested():

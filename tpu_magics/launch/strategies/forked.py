@@ -17,7 +17,8 @@ from tpu_magics.launch.errors import base, diagnosis
 from tpu_magics.launch.errors import failure as failures
 from tpu_magics.launch.inherited_threads import InheritedThreads
 from tpu_magics.launch.notebook import RunObserver
-from tpu_magics.launch.plan import Options, Plan
+from tpu_magics.launch.options import NO_SPMD, Options
+from tpu_magics.launch.plan import Plan
 from tpu_magics.launch.request import Request
 from tpu_magics.launch.run import Strategy, TrainingRun, show_results
 from tpu_magics.launch.state.snapshot import StateSnapshot, take_snapshot
@@ -370,7 +371,7 @@ def _ended_outside(run: TrainingRun) -> TrainingFailed:
 def _with_session(options: Options, host: Host) -> Options:
     """The options, with the session's ranks or devices if the cell has neither."""
     current = session.current
-    if options.spmd == plan.NO_SPMD:
+    if options.spmd == NO_SPMD:
         return replace(options, spmd=None, processes=options.processes or current.processes)
     if options.processes is None and options.spmd is None:
         options = replace(options, processes=current.processes, spmd=current.spmd)

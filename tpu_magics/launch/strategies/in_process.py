@@ -1,5 +1,5 @@
-"""The notebook's own process, for a framework that does not work after a fork (LocalBackend of backends/protocols.py): save
-the state, train in the strategy's scope, then keep the result or restore the state."""
+"""The notebook's own process, for a framework that does not work after a fork (LocalBackend of
+backends/protocols.py): save the state, train in the strategy's scope, then keep the result or restore the state."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from tpu_magics.launch import frames, preconditions, process, results, session, 
 from tpu_magics.launch.errors import base
 from tpu_magics.launch.hoist.functions import unwrap_function
 from tpu_magics.launch.notebook import RunObserver
-from tpu_magics.launch.plan import Options, Plan, mb
+from tpu_magics.launch.options import Options
+from tpu_magics.launch.plan import Plan, mb
 from tpu_magics.launch.request import Request
 from tpu_magics.launch.resume import saving
 from tpu_magics.launch.resume.training import RunRecords, TrainingCheckpoints, records_before
@@ -292,9 +293,15 @@ class InProcessStrategy(Strategy):
 
 def _observer_config(run: TrainingRun) -> ObserverConfig:
     before = sum(one.synced for one in events.only(records_before(run.plan.checkpoints, 0), events.Resumed))
-    limits = {"max_steps": run.plan.steps, "max_recompiles": run.plan.max_recompiles, "steps_before": before}
-    cells = {"cell_names": run.cell_names, "cell_ids": run.cell_ids}
-    return ObserverConfig(run.plan.device, 1, run.plan.precision, **limits, **cells)  # type: ignore[arg-type]
+    return ObserverConfig(
+        run.plan.device,
+        1,
+        run.plan.precision,
+        cell_names=run.cell_names,
+        cell_ids=run.cell_ids,
+        steps_before=before,
+        **run.plan.options(),
+    )
 
 
 @contextmanager

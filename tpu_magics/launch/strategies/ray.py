@@ -10,10 +10,11 @@ from typing import Any
 
 from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.host import Host
-from tpu_magics.launch import plan, process, session, streams, supervisor
+from tpu_magics.launch import process, session, streams, supervisor
 from tpu_magics.launch.errors import diagnosis
 from tpu_magics.launch.errors import failure as failures
-from tpu_magics.launch.plan import Options, Plan
+from tpu_magics.launch.options import NO_SPMD, Options
+from tpu_magics.launch.plan import Plan
 from tpu_magics.launch.pods import cluster, host_selection, host_start
 from tpu_magics.launch.pods.bundle import Bundle
 from tpu_magics.launch.pods.payload import HOSTS, pack_run
@@ -139,7 +140,7 @@ def require_alive(pod: Pod) -> None:
 
 def with_options(pod: Pod, options: Options) -> Pod:
     """The pod with this cell's number of ranks. Raises TpuMagicsError for options that need one host."""
-    if options.spmd not in (None, plan.NO_SPMD):
+    if options.spmd not in (None, NO_SPMD):
         raise TpuMagicsError(
             "--spmd is not available on several hosts.",
             "Each host has its own processes, one for each chip.",

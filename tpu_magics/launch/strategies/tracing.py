@@ -17,7 +17,8 @@ from tpu_magics.host import Host
 from tpu_magics.host.memory import host_memory
 from tpu_magics.launch import plan, process, results, session, worker
 from tpu_magics.launch.inherited_threads import InheritedThreads
-from tpu_magics.launch.plan import Options, Plan
+from tpu_magics.launch.options import Options
+from tpu_magics.launch.plan import Plan
 from tpu_magics.launch.request import Request
 from tpu_magics.launch.run import TrainingRun, prepare
 from tpu_magics.launch.strategies.forked import ForkedStrategy
