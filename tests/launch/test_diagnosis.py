@@ -471,6 +471,13 @@ def test_a_rank_that_waits_for_ones_that_have_returned() -> None:
     assert "that ranks 1 and 2 never entered: they had already returned." in error
 
 
+def test_a_flag_that_xla_does_not_know() -> None:
+    """XLA's words (torch_xla 2.9), which end the process with an exit code."""
+    line = "F0000 00:00:1 parse_flags_from_env.cc:234] Unknown flag in XLA_FLAGS: --xla_nonsense=3"
+    error = diagnose(failure(WorkerOutcome(0, exit_code=1, log_tail=f"{line}\nPerhaps you meant to specify")))
+    assert "Unknown here: --xla_nonsense=3." in error.why and "XLA_FLAGS" in error.todo
+
+
 def test_few_errors_have_no_answer() -> None:
     """Below one in ten of the errors that we have: "Fix it" is all that their explanation says."""
     named = [name for name, *_ in EXCEPTIONS]
@@ -482,6 +489,7 @@ def test_few_errors_have_no_answer() -> None:
 
 def test_every_explainer_of_exceptions_has_a_recorded_text() -> None:
     by_signal = {"died_of_memory", "crashed", "killed", "silent_exit", "unknown_exit", "late_death"}
+    by_signal.add("unknown_flags")
     by_the_others = {"left", "child_died_of_memory", "host_trained", "unbatched_loader"}  # test_host_training.py; above
     # by the process's limits and exit codes (test_endings.py)
     by_signal |= {"allocation_limited", "machinery", "unrecorded"}

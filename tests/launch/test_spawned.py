@@ -59,6 +59,44 @@ def test_the_results_are_those_of_forks(spawning: None) -> None:
             assert spawned == pytest.approx(forked)
 
 
+def schedules(optimizer: Any, scheduler: Any, count: Any) -> float:
+    device = framework.device()
+    [weight] = optimizer.param_groups[0]["params"]
+    moved = weight.detach().to(device)
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    scheduler.step()
+    return float((count() * moved).sum().item())
+
+
+def counter() -> tuple[Any, Any]:
+    """Two functions with a variable in common; one of them is in it."""
+    number = 0
+
+    def count() -> int:
+        nonlocal number
+        number += 1
+        return number
+
+    def reads() -> tuple[int, bool]:
+        return number, count.reads is reads  # type: ignore[attr-defined]
+
+    count.reads = reads  # type: ignore[attr-defined]
+    return count, reads
+
+
+def test_schedulers_and_functions_with_a_variable_in_common(spawning: None) -> None:
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.5, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    count, reads = counter()
+    notebook = fake_notebook()
+    assert run(schedules, optimizer, scheduler, count).value == 2
+    assert weight.tolist() == [0.5, 0.5] and optimizer.param_groups[0]["lr"] == 0.25 and len(optimizer.state) == 1
+    assert scheduler.last_epoch == 1 and reads() == (1, True) and not notebook.printed, notebook.printed
+    optimizer.step()  # the notebook's own wrapper is there
+
+
 def builds() -> float:
     model = nn.Linear(3, 1).to(framework.device())
     model.weight.data.fill_(2)
@@ -72,6 +110,12 @@ def test_a_model_that_is_built_in_the_function(spawning: None) -> None:
     assert found.value == 24 and found.models["model"].weight.tolist() == [[2, 2, 2]]
 
 
+def doubled(there: Any) -> list[Any]:
+    there.mul_(2)
+    framework.sync()
+    return [there.sum().item(), there.device.type == framework.device().type]
+
+
 def notebook_with_a_runtime() -> None:
     """Its later runs go on, in new processes."""
     torch.ones(1).to(framework.device())
@@ -80,6 +124,9 @@ def notebook_with_a_runtime() -> None:
     before = model.weight.clone()
     assert run(trains, model, optimizer, steps).value[0] == os.getpid()
     assert steps == [0, 1, 2] and not torch.equal(before, model.weight) and len(optimizer.state) == 2
+    there = torch.full((2,), 3.0).to(framework.device())
+    assert run(doubled, there).value == [12.0, True]  # it is on the device there, too
+    assert there.tolist() == [6, 6] and there.device.type == framework.device().type
     told = " ".join(notebook.lines)
     assert "runtime already runs in this notebook, started by code that ran before" in told
     assert "On a TPU the run would be refused" in told

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
+
+from tpu_magics.errors import TrainingInterrupted
+from tpu_magics.magics import train
+from tpu_magics.magics.options import train_parser
 
 from .kernel import SLEEPING, Kernel, alive
 from .samples import LOADING, MODEL, TRAIN, TRAINED
@@ -107,3 +114,12 @@ def test_a_run_that_takes_too_long_is_stopped(notebook: Kernel) -> None:
     assert "In [" in cell.said and "time.sleep(1000)" in cell.said, "the place where it was is not shown"
     assert cell.seconds < 30
     assert notebook.value(f"(_tpu.status, {TRAINED})") == ("timeout", False)
+
+
+def test_an_interrupt_before_the_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In our own checks: there is no line of the person's to show."""
+    monkeypatch.setattr(train.launcher, "train_function", Mock(side_effect=KeyboardInterrupt))
+    found, args = train.read(train_parser("%tpu_train"), ["f"])
+    notebook: Any = SimpleNamespace(namespace={}, say=print)
+    with pytest.raises(TrainingInterrupted, match="interrupted before its run started"):
+        train.run(notebook, found, args, "f", None)

@@ -502,7 +502,8 @@ def weight_differences(digests: Mapping[int, Digest]) -> str:
     named = [*models, *(f"what {one.replace(' (', ' trained (', 1)}" for one in elsewhere)]
     return (
         f"Some ranks ended with different weights than rank 0{kept}: {', '.join(named)}. The gradients were not "
-        "averaged: use accelerator.backward() and a prepared optimizer, or xm.optimizer_step()."
+        "averaged in the last step: use accelerator.backward() and a prepared optimizer, or xm.optimizer_step(). Where "
+        "the code averages weights now and then (local SGD), average them once more at the end."
     )
 
 

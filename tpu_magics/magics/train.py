@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import inspect
 import shlex
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.errors import TpuMagicsError
+from tpu_magics.errors import TpuMagicsError, TrainingInterrupted
 from tpu_magics.launch import session
 from tpu_magics.launch import train as launcher
 from tpu_magics.launch.notebook import RunObserver
@@ -23,6 +24,7 @@ from tpu_magics.panel.findings import codes, headline, recorded_finding
 from tpu_magics.panel.formats import count
 from tpu_magics.panel.runs import plain_summary, rehearsal
 from tpu_magics.runs.files import RunFiles
+from tpu_magics.runs.origin import is_library
 
 if TYPE_CHECKING:
     from tpu_magics.magics.notebook import ShellNotebook
@@ -42,6 +44,20 @@ def run(notebook: ShellNotebook, found: argparse.Namespace, args: Sequence[str],
     __tracebackhide__ = True
     of_function = () if any(word.endswith(".py") for word in args[:1]) else args
     require_result_name(found.output, of_function if found.output != "_tpu" else ())
+    before = session.current.last
+    try:
+        _run(notebook, found, args, line, cell)
+    except KeyboardInterrupt as error:
+        of_cell = any(not is_library(one.f_code.co_filename) for one, _ in traceback.walk_tb(error.__traceback__))
+        if isinstance(error, TpuMagicsError) or session.current.last is not before or of_cell:
+            raise
+        raise TrainingInterrupted(
+            "The cell was interrupted before its run started.", "No rank had started.", "Run the cell again."
+        ) from None
+
+
+def _run(notebook: ShellNotebook, found: argparse.Namespace, args: Sequence[str], line: str, cell: str | None) -> None:
+    __tracebackhide__ = True
     before = session.current.last
     gate = preflight_first(found.preflight, found.plain, notebook.namespace)
     observe = for_tensorboard(found.tensorboard, None if found.plain else notebook.say)

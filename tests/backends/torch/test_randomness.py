@@ -377,5 +377,23 @@ def scenario_a_trainer_with_arguments_of_the_notebook():
     assert not runtime_up()
 
 
+def scenario_a_trainer_made_before():
+    """It started the runtime, and goes on as it was."""
+    from transformers import Trainer, TrainingArguments
+
+    arguments = TrainingArguments(output_dir="unused", report_to=[], disable_tqdm=True)
+    rows = [{"x": torch.ones(2), "labels": torch.ones(1)}] * 8
+
+    class Model(torch.nn.Module):
+        def forward(self, x, labels=None):
+            return {"loss": (x.sum() - labels.sum()) ** 2, "logits": x}
+
+    trainer = Trainer(Model(), arguments, eval_dataset=rows)
+    before = trainer.evaluate()["eval_loss"]
+    assert runtime_up()
+    randomness.defer_seeds()
+    assert trainer.evaluate()["eval_loss"] == before
+
+
 def test_scenario(scenario, outcomes):
     assert outcomes[scenario] == ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -39,7 +41,9 @@ OTHER_TYPES = (torch.float64, torch.float16, torch.uint8, torch.int8, torch.int1
 def cases() -> Iterator[Case]:
     for add in (_all_reduces, _all_reduce_more, _all_reduce_forms, _all_gathers, _all_to_alls, _permutes, _broadcasts):
         yield from add()
-    for add in (_reduce_scatters, _messages, _gradients, _autograd, _graphs, _compiled, _modes):
+    for add in (_reduce_scatters, _messages, _gradients, _autograd, _graphs, _modes):
+        yield from add()
+    for add in (_compiled, _computed_again, _of_several_threads, _not_numbers):
         yield from add()
 
 
@@ -587,6 +591,71 @@ def _graphs() -> Iterator[Case]:
         return x
 
     yield Case("all_reduce-twenty in a row", many, lambda _rank, size: reduced("max", of_all(size)) + 20)
+
+
+def _of_several_threads() -> Iterator[Case]:
+    """One after the other, if they come in the same order on all ranks."""
+
+    def run(rank: int, _size: int) -> Any:
+        found: list[Any] = [None] * 4
+        turn = threading.Condition()
+
+        def reduce(number: int) -> None:
+            with turn:
+                turn.wait_for(lambda: number == 0 or found[number - 1] is not None)
+                found[number] = xm.all_reduce("sum", on_device(rank, seed=number)) + number
+                turn.notify_all()
+
+        threads = [threading.Thread(target=reduce, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return found
+
+    yield Case("threads", run, lambda _rank, size: [total(size, seed=number) + number for number in range(4)])
+
+
+def _not_numbers() -> Iterator[Case]:
+    def of(rank: int, size: int) -> Tensor:
+        return torch.tensor([math.nan if rank == size - 1 else 1.0, float(rank), math.nan if rank == 0 else 2.0])
+
+    for dtype in (torch.float32, torch.bfloat16):
+        for kind in ("min", "max", "sum"):
+            yield Case(
+                f"all_reduce-NaN-{kind}-{short(dtype)}",
+                lambda rank, size, kind=kind, dtype=dtype: torch.isnan(
+                    xm.all_reduce(kind, of(rank, size).to(dtype).to("xla"))
+                ),
+                lambda _rank, _size: torch.tensor([True, False, True]),
+            )
+
+
+def _computed_again() -> Iterator[Case]:
+    """A collective that checkpoint runs a second time, in the backward pass."""
+
+    class AllReduce(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx: Any, x: Tensor) -> Tensor:
+            return xm.all_reduce("sum", x)
+
+        @staticmethod
+        def backward(_ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient
+
+    def run(_rank: int, _size: int) -> Any:
+        from torch.utils.checkpoint import checkpoint
+
+        x = torch.full((3,), 2.0, device="xla", requires_grad=True)
+        y = checkpoint(lambda x: AllReduce.apply(x * x) ** 2, x, use_reentrant=False).sum()
+        y.backward()
+        return [y, x.grad]
+
+    def expected(_rank: int, size: int) -> Any:
+        whole = torch.full((3,), 4.0 * size)
+        return [(whole**2).sum(), 2 * whole * 4.0]
+
+    yield Case("autograd-a collective that checkpoint computes again", run, expected)
 
 
 def _compiled() -> Iterator[Case]:

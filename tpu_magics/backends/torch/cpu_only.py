@@ -230,6 +230,9 @@ def patch_training_arguments(module: Any, in_notebook: Callable[[], bool]) -> Ca
             "TrainingArguments in this version of transformers has no `_setup_devices` (5.23 has it), so creating "
             "one may start the XLA runtime in the notebook. Create it inside the training function."
         )
+    for made in gc.get_objects():  # those that a cell has made before are set up
+        if cls is not None and issubclass(type(made), cls) and DEVICE in vars(made):
+            vars(made).setdefault(PROCESS, os.getpid())
     setattr(cls, DEVICE, DeviceDescriptor(function, in_notebook))
     setattr(cls, STATE, StateDescriptor())
 

@@ -64,7 +64,7 @@ def recipe(value: Any) -> tuple[Any, ...] | None:
     if any(_is(kind, f"{package}.{lightning.RESULT}", "_ResultCollection") for package in lightning.PACKAGES):
         return kind, (value.training,)  # empty: what it has is compared with the strategy of the next run
     if _is(kind, "torch.optim.optimizer", "Optimizer"):
-        return _of_optimizer(value)
+        return of_optimizer(value)
     if _is(kind, "torch.nn", "Module"):
         return _of_parametrized(value) or _of_module(value)
     for module, name, changed in _OF_PROCESS:
@@ -73,7 +73,7 @@ def recipe(value: Any) -> tuple[Any, ...] | None:
     return None
 
 
-def _of_optimizer(optimizer: Any) -> tuple[Any, ...] | None:
+def of_optimizer(optimizer: Any) -> tuple[Any, ...] | None:
     """With its own attributes, which torch's `Optimizer.__getstate__` leaves out (LBFGS has its parameters there); None
     for one with a way of its own. Not what belongs to a process: hooks, and a `step` that a scheduler has wrapped."""
     kind = type(optimizer)

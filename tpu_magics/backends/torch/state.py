@@ -135,6 +135,8 @@ class TensorKind(_Kind):
 
     def put(self, value: Any, content: Any) -> Undo:
         requires_grad, new, attributes, gone = content
+        if on_device(value):  # a cell has started the runtime
+            new = new.to(value.device)
         back = _set_attributes(value, attributes, gone)
         old_flag, old = value.requires_grad, value.detach()
         fits = _form(value)[:3] == _form(new)[:3] and value.layout is torch.strided

@@ -14,6 +14,7 @@ from typing import Any
 from tpu_magics.backends.torch import notebook_loads, randomness, runtime
 from tpu_magics.backends.torch.hooks import as_original, replace
 from tpu_magics.backends.torch.post_import import PostImport
+from tpu_magics.backends.torch_xla.trace import live_tensors
 from tpu_magics.backends.torch_xla.trainer import AroundLoader
 
 # torch_xla 2.8 and 2.9: the module, and the function in it that works without either.
@@ -245,6 +246,7 @@ def fix_checkpointing() -> None:
     import torch
     import torch.utils.checkpoint as checkpoint
 
+    live_tensors.watch_hooks()
     if not hasattr(torch, "xla"):
         torch._register_device_module("xla", _device_module())
     with contextlib.suppress(AttributeError):  # another version: without barriers

@@ -179,10 +179,9 @@ def nprocs(_failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
         return None
     return Explanation(
         f"Rank {outcome.rank} called xmp.spawn or torch_xla.launch with nprocs={match[1]}, inside the function.",
-        "torch_xla starts one process (nprocs=1) or one for each chip (nprocs=None). This function already runs in a "
-        "worker.",
-        "Move the call out of the function to the top level of the %%tpu_train cell, or train the inner function with "
-        f"%%tpu_train -n {match[1]}.",
+        "torch_xla starts one process (nprocs=1) or one for each chip (nprocs=None). The code already runs in each "
+        "rank, where a call without nprocs runs its function.",
+        f"Omit nprocs, or start as many ranks: %%tpu_train -n {match[1]}, for a script %tpu_train -n {match[1]} FILE.",
     )
 
 

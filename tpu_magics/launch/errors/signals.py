@@ -340,6 +340,21 @@ def killed(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     )
 
 
+_FLAGS = re.compile(r"Unknown flags? in XLA_FLAGS: (.+)")
+
+
+def unknown_flags(_failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
+    """XLA ends the process for a flag that it does not know."""
+    match = _FLAGS.search(base.plain(outcome.log_tail))
+    if match is None or outcome.end is not None:
+        return None
+    return Explanation(
+        f"XLA ended rank {outcome.rank}: XLA_FLAGS has flags that it does not know.",
+        f"Unknown here: {match[1].strip()}. XLA ends the process then, before anything runs.",
+        "Correct or remove them in a cell, then train again: import os; os.environ['XLA_FLAGS'] = ''",
+    )
+
+
 def silent_exit(_failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     """The process exited without a report: os._exit, or exit() in native code."""
     if outcome.exit_code is None or outcome.end is not None:
@@ -441,6 +456,7 @@ def child_died(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
 
 
 EXPLAINERS = (
+    unknown_flags,
     shared_memory,
     allocation_limited,
     died_of_memory,

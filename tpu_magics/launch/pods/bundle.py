@@ -84,15 +84,36 @@ class BundlePickler(cloudpickle.Pickler):
             name = value.__qualname__
             if name.isidentifier():
                 self.defined.setdefault(name, value)
+        elif isinstance(value, types.CellType):
+            return _cell_reduce(value)
         elif isinstance(value, types.CodeType):
             self.files.add(value.co_filename)
             # cloudpickle 3.1 writes "<dynamic-code>" for the file: the code would not be known as the user's.
             return marshal.loads, (marshal.dumps(value),)
-        elif type(value).__module__ == "torch" and type(value).__name__ == "device":
-            from tpu_magics.backends.torch import notebook_devices
+        elif (torch := sys.modules.get("torch")) is not None and isinstance(
+            value, (torch.device, torch.Tensor, torch.optim.Optimizer)
+        ):
+            from tpu_magics.backends.torch import sending
 
-            return notebook_devices.reduced(value) or NotImplemented
+            return sending.reduced(value) or NotImplemented
         return super().reducer_override(value)
+
+    def _function_getnewargs(self, func: types.FunctionType) -> Any:
+        """With its own cells: functions that share a variable share it there. (cloudpickle 3.1 makes new ones.)"""
+        *others, _ = super()._function_getnewargs(func)
+        return (*others, func.__closure__)
+
+
+def _cell_reduce(cell: types.CellType) -> tuple[Any, ...]:
+    """Filled after it was made: its function may be in it."""
+    try:
+        return types.CellType, (), (cell.cell_contents,), None, None, _fill_cell
+    except ValueError:
+        return types.CellType, ()
+
+
+def _fill_cell(cell: types.CellType, content: tuple[Any]) -> None:
+    (cell.cell_contents,) = content
 
 
 def pack(value: Any, main: dict[str, Any], texts: Mapping[str, list[str]] | None = None) -> Bundle:

@@ -37,6 +37,7 @@ class Group:
         self.seconds = 0.0
         self.count = 0
         self.address = address
+        self.failed: BaseException | None = None  # of any thread
         self._store = store
         self._groups: dict[tuple[int, ...], Any] = {}
 
@@ -68,17 +69,27 @@ class Group:
         message[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else message[:0]
         texts = [bytes(one.tolist()).rstrip(b"\0") for one in self._gather(members, message, doing)]
         if any(one != text for one in texts):
-            raise CollectiveBroken(_differ(members, [one.decode("utf-8", "replace") for one in texts]))
+            self.failed = CollectiveBroken(_differ(members, [one.decode("utf-8", "replace") for one in texts]))
+            raise self.failed
 
     def reduce(self, members: Sequence[int], flat: Tensor, kind: str, doing: str) -> None:
         """Reduce in place: `kind` is "sum", "mul", "min", "max", "and" or "or"; the type must be one that gloo
         supports."""
+        import torch
         import torch.distributed as dist
+
+        if kind in ("min", "max") and flat.is_floating_point():  # gloo compares, so that a rank's NaN may be lost
+            missing = flat.isnan().to(torch.uint8)
+            self.reduce(members, missing, "max", doing)
+        else:
+            missing = None
 
         kinds = {"sum": "SUM", "mul": "PRODUCT", "min": "MIN", "max": "MAX", "and": "BAND", "or": "BOR"}
         options = dist.AllreduceOptions()
         options.reduceOp = getattr(dist.ReduceOp, kinds[kind])
         self._wait(members, lambda group: group.allreduce([flat], options), doing)
+        if missing is not None:
+            flat.masked_fill_(missing.bool(), torch.nan)
 
     def gather(self, members: Sequence[int], tensor: Tensor, doing: str) -> list[Tensor]:
         """The tensors of all members, in their order; all have the same shape and type."""
@@ -135,6 +146,7 @@ class Group:
             said = _said(error, doing, time.monotonic() - started, self.timeout)
             if said is None:
                 raise
+            self.failed = said
             raise said from None
 
     def _connected(self, members: tuple[int, ...]) -> Any:

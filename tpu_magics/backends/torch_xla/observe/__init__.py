@@ -79,15 +79,18 @@ def observing(writer: EventWriter, config: ObserverConfig) -> Iterator[TorchObse
 
 def finish() -> bool:
     """Run pending operations and wait for them, once: fetching tensors one by one would split the graph at each of
-    them."""
+    them. Raises what a collective of a rehearsal raised, if the function went on after it, or it was in a thread."""
     import torch_xla
     import torch_xla.core.xla_model as xm
 
     from tpu_magics.backends.torch_xla import trace
+    from tpu_magics.backends.torch_xla.rehearse import join
 
     tracer = trace.active()
     if tracer is not None:
         return tracer.finish()
+    if (broken := join.failure()) is not None:
+        raise broken
     before = graphs_executed()
     torch_xla.sync()
     xm.wait_device_ops()

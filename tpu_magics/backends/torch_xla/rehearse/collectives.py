@@ -7,10 +7,12 @@ collectives within a graph; here they run in call order, and it is returned unch
 
 from __future__ import annotations
 
+import functools
+import threading
 import time
 import warnings
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.torch.rehearsal.group import Group, check_kind, gloo_dtype, gloo_kind, scaled
@@ -33,14 +35,14 @@ def install(group: Group) -> None:
 
     ours = Collectives(group)
     for name in _NAMES:
-        setattr(torch_xla._XLAC, f"_xla_{name}", getattr(ours, name))
-    xla_model._all_gather_using_all_reduce = ours.gather_padded
+        setattr(torch_xla._XLAC, f"_xla_{name}", ours.alone(getattr(ours, name)))
+    xla_model._all_gather_using_all_reduce = ours.alone(ours.gather_padded)
     graph.split_compiled()
     library = torch.library.Library("_c10d_functional", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # "Overriding a previously registered kernel": that is intended
         for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"):
-            library.impl(name, getattr(ours, f"functional_{name}"), "XLA", allow_override=True)
+            library.impl(name, ours.alone(getattr(ours, f"functional_{name}")), "XLA", allow_override=True)
     _library.append(library)
     # torch_xla's own does nothing, but a user who calls it wants to wait.
     xla_backend.ProcessGroupXla.barrier = lambda group, opts: ours.barrier(group)  # noqa: ARG005 (its name is given)
@@ -51,6 +53,17 @@ class Collectives:
 
     def __init__(self, group: Group) -> None:
         self.group = group
+        self._one = threading.RLock()
+
+    def alone(self, carry: Callable[..., Any]) -> Callable[..., Any]:
+        """A collective, in one thread at a time: each runs what is pending on the device."""
+
+        @functools.wraps(carry)
+        def carried(*args: Any, **kwargs: Any) -> Any:
+            with self._one:
+                return carry(*args, **kwargs)
+
+        return carried
 
     # -- reductions -----------------------------------------------------------------------------------------------
     def all_reduce(self, kind: str, tensor: Tensor, scale: float, groups: Groups, _pin: bool) -> Tensor:

@@ -35,6 +35,11 @@ def carried() -> tuple[int, float]:
     return (_joined[0].count, _joined[0].seconds) if _joined else (0, 0.0)
 
 
+def failure() -> BaseException | None:
+    """What ended a collective of this rank, in any thread; None if none failed."""
+    return _joined[0].failed if _joined else None
+
+
 # -- rank and world size ----------------------------------------------------------------------------------------------
 
 

@@ -32,10 +32,28 @@ def tensors() -> list[Any]:
     found = _by_id(map(inner, outer))
     if len(found) != alive():
         found |= _by_id(_in_storages(outer))
-    if len(found) != alive():
+    if len(found) != alive() and not _hooked:
         saved = list(_saved(outer))
         found |= _by_id([*map(inner, saved), *_in_storages(saved)])
     return [found[number] for number in sorted(found)]
+
+
+_hooked: list[bool] = []
+
+
+def watch_hooks() -> None:
+    """Know of hooks of saved tensors (checkpoint's compute a layer again): they run where a tensor is only looked at,
+    so none is from then on. torch 2.9."""
+    from torch.autograd.graph import saved_tensors_hooks
+
+    original = saved_tensors_hooks.__enter__
+
+    @functools.wraps(original)
+    def enter(hooks: Any) -> Any:
+        _hooked[:] = [True]
+        return original(hooks)
+
+    saved_tensors_hooks.__enter__ = enter
 
 
 def outer_tensors() -> list[Any]:
